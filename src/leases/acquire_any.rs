@@ -4,10 +4,10 @@
 //! after the statement's snapshot: that one's holder may have finished the work, which the statement has read as it was
 //! before (`pg_fence_rules::snapshot`).
 
-use super::free_slot::{self, LockedSlot};
+use super::free_slot;
+use super::queue;
 use super::request::{Request, Tried};
-use super::try_acquire::write;
-use super::{guard, queue};
+use super::try_acquire::grant;
 use crate::errors::{Refusal, SqlState};
 use crate::pg::memory::Scratch;
 use crate::pg::session::server;
@@ -15,7 +15,6 @@ use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
-use crate::tokens;
 use pg_fence_rules::grant::Phase;
 use pg_fence_rules::names::Level;
 use pg_fence_rules::snapshot::{self, LastGrant};
@@ -32,8 +31,10 @@ pub fn acquire_any(
     most: usize,
     request: &mut Request,
 ) -> Result<Vec<Claim>, Refusal> {
-    role_prefix::require_each(names.iter().copied(), Level::Worker)?;
     let mut claims = Vec::new();
+    if !role_prefix::require_each(names.iter().copied(), Level::Worker, IfLocked::GiveUp)? {
+        return Ok(claims);
+    }
     let Some(table) = LeaseTable::try_open(Access::Write, IfLocked::GiveUp)? else {
         return Ok(claims);
     };
@@ -55,10 +56,6 @@ pub fn acquire_any(
             Err(refusal) => return Err(refusal),
         }
     }
-    if let Some((n, _)) = claims.first() {
-        // One warning is enough for all.
-        guard::warn_of_older_reads(names[*n]);
-    }
     Ok(claims)
 }
 
@@ -79,9 +76,7 @@ fn claim(table: &LeaseTable, request: &Request) -> Result<Option<Token>, Refusal
     if !had_ended(table, &request.name) {
         return Ok(None);
     }
-    let token = tokens::draw(LockedSlot::above(&chosen))?;
-    write(table, request, &chosen.keep(), token)?;
-    Ok(Some(token))
+    grant(table, std::slice::from_ref(request), vec![chosen]).map(Some)
 }
 
 /// What was won. None for what is taken, and for a name of which `lease_acquire` would say that it is not for such a

@@ -1,8 +1,9 @@
-//! Renewing and ending a grant: what its own holder does with one of its tokens, and what an administrator does.
+//! Changing a grant by one of its tokens, and ending it: by its own holder, and by an administrator.
 
 use super::locks::{Locked, Locks};
 use super::{queue, session_leases};
 use crate::errors::{self, Refusal};
+use crate::known_bugs;
 use crate::pg::session::commit;
 use crate::pg::session::role;
 use crate::pg::session::server;
@@ -13,30 +14,9 @@ use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
-use pg_fence_rules::locks::CHANGE;
-use pg_fence_rules::{Instant, Span, Token};
+use pg_fence_rules::locks::{LockStep, CHANGE};
+use pg_fence_rules::{Instant, Token};
 use pgrx::pg_sys::TransactionId;
-
-/// The grant that this token may renew, locked, and the time of the decision.
-pub fn renewable<'a>(
-    table: &LeaseTable,
-    name: &'a [u8],
-    token: Token,
-) -> Result<Option<(Locked<'a>, Instant)>, Refusal> {
-    let found = changeable(table, name, token, |row| {
-        let now = server::now();
-        row.grant.renewable(token, now).then_some(now)
-    })?;
-    match &found {
-        Some((locked, _)) => {
-            check_role(|| Some(name), &locked.row, false)?;
-            refuse_adopted(&locked.row)?;
-        }
-        // It may have another token, or none.
-        None => table.rows(name, AsOf::Now).iter().try_for_each(refuse_adopted)?,
-    }
-    Ok(found)
-}
 
 /// 55000 where somebody else has made the grant, and the caller may know of it.
 pub fn refuse_adopted(row: &Row) -> Result<(), Refusal> {
@@ -46,59 +26,64 @@ pub fn refuse_adopted(row: &Row) -> Result<(), Refusal> {
     }
 }
 
-/// The token that closes a grant: one that is drawn, greater than all of its own. Nothing is drawn for a grant that
+/// The token that closes these grants: one that is drawn, greater than all of their own. Nothing is drawn for a grant that
 /// somebody else has made: its own number closes it, and never becomes one of the sequence.
-pub fn closing_token(row: &Row) -> Result<Token, Refusal> {
-    match row.grant.adopted {
-        Some(_) => Ok(row.grant.tokens.latest()),
-        None => tokens::draw(row.grant.greatest()),
+fn closing_token(rows: &[&Row]) -> Result<Token, Refusal> {
+    match rows {
+        [row] if row.grant.adopted.is_some() => Ok(row.grant.tokens.latest()),
+        _ => tokens::draw(greatest(rows.iter().copied())),
     }
 }
 
-/// Writes a renewal of a row whose lock is kept, by default for the ttl last asked for. `fresh` is its token.
-pub fn renew(
-    table: &LeaseTable,
-    row: &Row,
-    fresh: Token,
-    now: Instant,
-    ttl: Option<Span>,
-) -> Result<(), Refusal> {
-    let ttl = ttl.unwrap_or(row.ttl);
-    table.renew(row, fresh, now, ttl)?;
-    statistics::count(Counter::Renewals);
-    if now + ttl < row.grant.expires_at {
-        // The head of the queue may sleep for too long.
-        queue::changed(row.name());
+/// Releases the grants that this token is of: all of them or, where it is of none in one lease, none. Their closing token.
+pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal> {
+    let table = LeaseTable::open(Access::Write)?;
+    let mut current = Vec::with_capacity(names.len());
+    let mut closed_before = Vec::new();
+    for name in names {
+        // What is locked so far is given back where one is lost.
+        let found = changeable(&table, name, token, CHANGE, |row| {
+            let release = row.grant.release(token, server::now());
+            (release != Release::Lost).then_some(release)
+        })?;
+        let Some((locked, release)) = found.locked()? else { return Ok(None) };
+        check_role(|| Some(name), &locked.row, false)?;
+        match release {
+            Release::Again(closing) => closed_before.push((locked.keep(), closing)),
+            _ => current.push(locked),
+        }
     }
-    Ok(())
-}
-
-/// What a release has found, its grant locked.
-pub enum Releasable<'a> {
-    /// A current grant, to be closed with a token that is yet to be drawn.
-    Close(Box<Locked<'a>>),
-    /// One that this transaction has closed, and its closing token.
-    Again(Box<Locked<'a>>, Token),
-    /// The token is none of a current grant's.
-    Lost,
-}
-
-/// Finds the grant that this token releases.
-pub fn releasable<'a>(
-    table: &LeaseTable,
-    name: &'a [u8],
-    token: Token,
-) -> Result<Releasable<'a>, Refusal> {
-    let found = changeable(table, name, token, |row| {
-        let release = row.grant.release(token, server::now());
-        (release != Release::Lost).then_some(release)
-    })?;
-    let Some((locked, release)) = found else { return Ok(Releasable::Lost) };
-    check_role(|| Some(name), &locked.row, false)?;
-    Ok(match release {
-        Release::Again(closing) => Releasable::Again(Box::new(locked), closing),
-        _ => Releasable::Close(Box::new(locked)),
-    })
+    if names.len() > 1 {
+        // Several leases under one number of somebody else's are released one by one.
+        current
+            .iter()
+            .map(|f| &f.row)
+            .chain(closed_before.iter().map(|(row, _)| row))
+            .try_for_each(refuse_adopted)?;
+    }
+    let now = server::now();
+    if !current.iter().all(|f| f.row.grant.renewable(token, now)) {
+        return Ok(None);
+    }
+    if let [(_, first), others @ ..] = closed_before.as_slice() {
+        if current.is_empty() && others.iter().all(|(_, closing)| closing == first) {
+            return Ok(Some(*first));
+        }
+    }
+    // What this transaction released one by one gets the closing token of all.
+    let closing = closing_token(
+        &current
+            .iter()
+            .map(|f| &f.row)
+            .chain(closed_before.iter().map(|(row, _)| row))
+            .collect::<Vec<_>>(),
+    )?;
+    let rows: Vec<Row> = current.into_iter().map(Locked::keep).collect();
+    rows.iter()
+        .chain(closed_before.iter().map(|(row, _)| row))
+        .try_for_each(|row| close(&table, row, closing, now))?;
+    statistics::add(Counter::Releases, rows.len());
+    Ok(Some(closing))
 }
 
 /// Closes a grant whose lock stays until the transaction ends; that wakes the head of the queue.
@@ -149,10 +134,7 @@ pub fn revoke(
     if rows.is_empty() {
         return Ok(None);
     }
-    let closing = match rows.as_slice() {
-        [row] => closing_token(row)?,
-        _ => tokens::draw(greatest(&rows))?,
-    };
+    let closing = closing_token(&rows.iter().collect::<Vec<_>>())?;
     locks.keep();
     let now = server::now();
     rows.iter().try_for_each(|row| close(table, row, closing, now))?;
@@ -160,34 +142,64 @@ pub fn revoke(
     Ok(Some(closing))
 }
 
-/// Locks the grant that has this token against other changes, waiting for an open transaction that has
-/// changed it, reads it again and decides. None, and nothing locked, when there is no such grant, now or
-/// after the wait, the decision is against it, or the caller may not know of it.
-fn changeable<'a, T>(
-    table: &LeaseTable,
-    name: &'a [u8],
-    token: Token,
-    decide: impl Fn(&Row) -> Option<T>,
-) -> Result<Option<(Locked<'a>, T)>, Refusal> {
-    loop {
-        let Some(seen) = look(table, name, token, &decide) else { return Ok(None) };
-        let has_token = |row: &Row| row.grant.has(token);
-        let unlocked_writer = match Locked::grant(table, name, seen.grant.slot, CHANGE, has_token)?
-        {
-            Some(locked) => match (decide(&locked.row), locked.row.open_writer()) {
-                (Some(_), Some(writer)) => Some(writer),
-                (decision, _) => return Ok(decision.map(|decision| (locked, decision))),
-            },
-            // Where the grant is not there any more, another one may have the token by now.
-            None => unlocked_writer(table, name, token),
-        };
-        wait_for(unlocked_writer);
+/// What is found of a grant that is to be changed.
+pub enum Found<'a, T> {
+    /// It is locked, and this was decided.
+    Locked(Locked<'a>, T),
+    /// There is no such grant, now or after the wait, the decision is against it, or the caller may not know of it. Nothing
+    /// is locked.
+    Lost,
+    /// An open transaction is changing it, and the step does not wait. As it was seen.
+    InTheWay(Row),
+    /// There is no room in the lock table for it. As it was seen.
+    NoRoom(Row, Refusal),
+}
+
+impl<'a, T> Found<'a, T> {
+    /// For who waits: what is locked. Errors: 53200.
+    pub fn locked(self) -> Result<Option<(Locked<'a>, T)>, Refusal> {
+        match self {
+            Found::Locked(locked, decision) => Ok(Some((locked, decision))),
+            Found::NoRoom(_, refusal) => Err(refusal),
+            Found::Lost | Found::InTheWay(_) => Ok(None),
+        }
     }
 }
 
-/// Who is just putting this token's grant there without its lock, as one does that loads a dump.
-pub fn unlocked_writer(table: &LeaseTable, name: &[u8], token: Token) -> Option<TransactionId> {
-    find(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer)
+/// Locks the grant that has this token against other changes, waiting for an open transaction that has changed it where
+/// the step waits, reads it again and decides.
+pub fn changeable<'a, T>(
+    table: &LeaseTable,
+    name: &'a [u8],
+    token: Token,
+    step: LockStep,
+    decide: impl Fn(&Row) -> Option<T>,
+) -> Result<Found<'a, T>, Refusal> {
+    loop {
+        let Some(seen) = look(table, name, token, &decide) else { return Ok(Found::Lost) };
+        let mut locks = Locks::of(name);
+        if step.waits || !known_bugs::KEEP_WITHOUT_LOCK {
+            match locks.take(step, seen.grant.slot) {
+                Ok(true) => {}
+                Ok(false) => return Ok(Found::InTheWay(seen)),
+                Err(refusal) => return Ok(Found::NoRoom(seen, refusal)),
+            }
+        }
+        let has_token = |row: &Row| row.grant.has(token);
+        let unlocked_writer = match Locked::under(locks, table, seen.grant.slot, has_token) {
+            Some(locked) => match (decide(&locked.row), locked.row.open_writer()) {
+                (Some(_), Some(writer)) => Some(writer),
+                (Some(decision), None) => return Ok(Found::Locked(locked, decision)),
+                (None, _) => return Ok(Found::Lost),
+            },
+            // Where the grant is not there any more, another one may have the token by now.
+            None => find(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer),
+        };
+        if unlocked_writer.is_some() && !step.waits {
+            return Ok(Found::InTheWay(seen));
+        }
+        wait_for(unlocked_writer);
+    }
 }
 
 /// Waits for a transaction that has written a row without the grant's lock, as one does that loads a dump.
@@ -200,7 +212,7 @@ fn wait_for(unlocked_writer: Option<TransactionId>) {
 
 /// The grant that has this token, as it is seen without its lock; None where it is not worth locking, or the caller may
 /// not know of it.
-pub fn look<T>(
+fn look<T>(
     table: &LeaseTable,
     name: &[u8],
     token: Token,

@@ -179,7 +179,7 @@ fn exclusive_slot(
     locks: &mut Locks,
 ) -> Result<Tried<FreeSlot>, Refusal> {
     let name = &request.name;
-    if !locks.take_at_once(ACQUIRE_ALONE, 0)? {
+    if !locks.take(ACQUIRE_ALONE, 0)? {
         return Ok(Tried::BY_ANOTHER);
     }
     let Some(mut rows) = settled_rows(table, name) else {
@@ -189,7 +189,7 @@ fn exclusive_slot(
     if !others.is_empty() {
         // No slot is added meanwhile: that takes the lock of slot 0, too, which is ours.
         for slot in others {
-            if !locks.take_at_once(ACQUIRE_ALONE, slot)? {
+            if !locks.take(ACQUIRE_ALONE, slot)? {
                 return Ok(Tried::BY_ANOTHER);
             }
         }

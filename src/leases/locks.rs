@@ -36,17 +36,6 @@ impl<'a> Locks<'a> {
         Ok(taken)
     }
 
-    /// Takes one that is not waited for; the server raises nothing. (Nobody may wait for one that this mode conflicts with
-    /// while nobody has one.) Errors: 53200.
-    pub fn take_at_once(&mut self, step: LockStep, slot: i32) -> Result<bool, Refusal> {
-        let tag = LockTag::new(step.lock, self.name, slot);
-        let taken = tag.take_at_once(step.mode)?;
-        if taken {
-            self.note(tag, step.mode);
-        }
-        Ok(taken)
-    }
-
     /// Takes one at once, or waits for the one that is in the way; false where that takes too long. Who asks for a lock
     /// that this one excludes waits behind it. Errors: 53200, and those of a wait that is broken off.
     pub fn take_within(

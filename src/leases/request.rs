@@ -5,6 +5,7 @@ use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Instant, Span};
 
 /// Who asks for what.
+#[derive(Clone)]
 pub struct Request {
     /// The lease, in the database's encoding.
     pub name: Vec<u8>,

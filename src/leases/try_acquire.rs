@@ -21,10 +21,11 @@ use pg_fence_rules::{Span, Token};
 /// How soon to look again where maintenance waits for the table, or works on it.
 const LOOK_AFTER_MAINTENANCE: Span = Span::from_micros(100_000);
 
-/// One try, with a token of its own. With `behind_the_queue`, those who wait come first. `if_locked` says what to do about
+/// One try to acquire leases under one token: all, or none. The requests are in the order of their names, so that two such
+/// calls never hold up each other. With `behind_the_queue`, those who wait come first. `if_locked` says what to do about
 /// maintenance of the table. Errors: 22023, 42501, 53200, 55000.
 pub fn try_acquire(
-    request: &Request,
+    requests: &[Request],
     behind_the_queue: bool,
     if_locked: IfLocked,
 ) -> Result<Tried<Token>, Refusal> {
@@ -33,64 +34,46 @@ pub fn try_acquire(
         return in_maintenance();
     };
     // At each try: a prefix may be taken away while its role waits.
-    if !role_prefix::try_require(&request.name, Level::Worker, if_locked)? {
+    let names = requests.iter().map(|request| request.name.as_slice());
+    if !role_prefix::require_each(names, Level::Worker, if_locked)? {
         return in_maintenance();
     }
-    let free = match free_slot::look(&table, request)? {
-        Tried::Won(free) => free,
-        Tried::Lost { until } => return Ok(Tried::Lost { until }),
-    };
-    if behind_the_queue && !free.reclaims && queue::somebody_waits(&request.name) {
-        return Ok(Tried::BY_ANOTHER);
-    }
-    match free_slot::find(&table, request)? {
-        Tried::Lost { until } => Ok(Tried::Lost { until }),
-        Tried::Won(chosen) => {
-            let token = known_bugs::early_or(|| tokens::draw(chosen.above()))?;
-            write(&table, request, &chosen.keep(), token)?;
-            guard::warn_of_older_reads(&request.name);
-            Ok(Tried::Won(token))
-        }
-    }
-}
-
-/// One try to acquire several leases under one token: all, or none (then None). The requests are in the order of their
-/// names, so that two such calls never hold up each other. Errors: as `try_acquire`.
-pub fn try_acquire_all(requests: &[Request]) -> Result<Option<Token>, Refusal> {
-    let Some(table) = LeaseTable::try_open(Access::Write, IfLocked::WaitForHolders)? else {
-        return Ok(None);
-    };
     for request in requests {
-        if !role_prefix::try_require(&request.name, Level::Worker, IfLocked::WaitForHolders)? {
-            return Ok(None);
+        let free = match free_slot::look(&table, request)? {
+            Tried::Won(free) => free,
+            Tried::Lost { until } => return Ok(Tried::Lost { until }),
+        };
+        if behind_the_queue && !free.reclaims && queue::somebody_waits(&request.name) {
+            return Ok(Tried::BY_ANOTHER);
         }
     }
-    for request in requests {
-        let looks_free = matches!(free_slot::look(&table, request)?, Tried::Won(_));
-        if !looks_free || queue::somebody_waits(&request.name) {
-            return Ok(None);
-        }
-    }
-    let mut chosen_slots: Vec<LockedSlot> = Vec::with_capacity(requests.len());
+    let mut chosen: Vec<LockedSlot> = Vec::with_capacity(requests.len());
     for request in requests {
         match free_slot::find(&table, request)? {
-            Tried::Won(chosen) => chosen_slots.push(chosen),
+            Tried::Won(slot) => chosen.push(slot),
             // Those that are locked so far are given back.
-            Tried::Lost { .. } => return Ok(None),
+            Tried::Lost { until } => return Ok(Tried::Lost { until }),
         }
     }
-    let above = chosen_slots.iter().map(LockedSlot::above).max().unwrap_or(Token::BEFORE_ALL);
-    let token = tokens::draw(above)?;
+    grant(&table, requests, chosen).map(Tried::Won)
+}
+
+/// Draws a token and writes the grants into the slots that were found for them.
+pub fn grant(
+    table: &LeaseTable,
+    requests: &[Request],
+    chosen: Vec<LockedSlot>,
+) -> Result<Token, Refusal> {
+    let above = chosen.iter().map(LockedSlot::above).max().unwrap_or(Token::BEFORE_ALL);
+    let token = known_bugs::early_or(|| tokens::draw(above))?;
     // All before the first is written: an error must find no lock that is still to be given back.
-    let chosen_slots: Vec<FreeSlot> = chosen_slots.into_iter().map(LockedSlot::keep).collect();
-    for (request, chosen) in requests.iter().zip(&chosen_slots) {
-        write(&table, request, chosen, token)?;
+    let chosen: Vec<FreeSlot> = chosen.into_iter().map(LockedSlot::keep).collect();
+    for (request, slot) in requests.iter().zip(&chosen) {
+        write(table, request, slot, token)?;
     }
     // One warning is enough for all.
-    if let Some(request) = requests.first() {
-        guard::warn_of_older_reads(&request.name);
-    }
-    Ok(Some(token))
+    requests.iter().take(1).for_each(|request| guard::warn_of_older_reads(&request.name));
+    Ok(token)
 }
 
 /// Has the lease a grant that a crash may bring back? Asked under the new grant's locks, before it is written.
@@ -106,7 +89,7 @@ fn some_may_come_back(table: &LeaseTable, name: &[u8]) -> bool {
 }
 
 /// Writes the grant into its slot.
-pub fn write(
+fn write(
     table: &LeaseTable,
     request: &Request,
     chosen: &FreeSlot,

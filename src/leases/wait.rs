@@ -17,14 +17,19 @@ use std::time::Duration;
 /// nothing of leases, and the server's clock may be set.
 const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// Waits in the queue for up to `wait`, then gives up: None.
+/// Tries, and waits in the queue for up to `wait`, then gives up: None. Only for one lease is waited.
 ///
 /// How long the head has waited is measured by a clock that nobody can set; those behind it, by Postgres's timeouts.
 /// When a grant is over is told by the server's clock. The table is closed while the session sleeps, and open for each
 /// look only: maintenance waits for nobody who waits.
-pub fn until_granted(request: &Request, wait: Duration) -> Result<Option<Token>, Refusal> {
-    if let Tried::Won(token) = try_acquire(request, true, IfLocked::GiveUp)? {
+pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Token>, Refusal> {
+    let if_locked = if wait.is_zero() { IfLocked::WaitForHolders } else { IfLocked::GiveUp };
+    if let Tried::Won(token) = try_acquire(requests, true, if_locked)? {
         return Ok(Some(token));
+    }
+    let [request] = requests else { return Ok(None) };
+    if wait.is_zero() {
+        return Ok(None);
     }
     let waiting = Waiting::since_now(wait);
     let _counted = statistics::stands_in_queue();
@@ -42,7 +47,9 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusa
     loop {
         // Before the look, so that a wake-up after it is not lost.
         wait::begin_look();
-        let until = match scratch.turn(|| try_acquire(request, false, IfLocked::GiveUp))? {
+        let until = match scratch
+            .turn(|| try_acquire(std::slice::from_ref(request), false, IfLocked::GiveUp))?
+        {
             Tried::Won(token) => return Ok(Some(token)),
             Tried::Lost { until } => until,
         };

@@ -35,12 +35,8 @@ pub const NAMES_MAX: usize = 1_000;
 /// A lease's name: 1 to 512 bytes.
 pub fn name(args: &Args, n: usize) -> Result<Vec<u8>, Refusal> {
     let name = args.text(n, NAME_MAX).map_err(|_| long_name("name"))?;
-    checked_name(name, "name")
-}
-
-fn checked_name(name: Option<Vec<u8>>, argument: &'static str) -> Result<Vec<u8>, Refusal> {
-    let name = name.ok_or_else(|| errors::null_argument(argument))?;
-    check_name(&name, argument).map(|()| name)
+    let name = name.ok_or_else(|| errors::null_argument("name"))?;
+    check_name(&name, "name").map(|()| name)
 }
 
 fn check_name(name: &[u8], argument: &'static str) -> Result<(), Refusal> {
@@ -63,7 +59,7 @@ fn long_name(argument: &'static str) -> Refusal {
 }
 
 /// Who asks, where it names itself: at most 512 bytes, for errors and logs show it.
-pub fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
+fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
     args.text(n, HOLDER_MAX).map_err(|_| {
         errors::bad_argument(
             "holder",
@@ -74,7 +70,7 @@ pub fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
 }
 
 /// What the caller wishes to be shown: at most 64 kB, for every renewal writes it again.
-pub fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusal> {
+fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusal> {
     if args.raw_size(n) > METADATA_MAX {
         return Err(errors::bad_argument(
             "metadata",
@@ -87,15 +83,7 @@ pub fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Re
 
 /// Names of leases, sorted, each once; at least one and, with those that come again, at most 1000.
 pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
-    let names = args.texts(n, NAMES_MAX, NAME_MAX).map_err(|unfit| match unfit {
-        Unfit::TooLong => long_name("names"),
-        Unfit::TooMany => errors::bad_argument(
-            "names",
-            "at most 1000 leases can be taken at once",
-            "Take one lease for the whole set, or several calls.",
-        ),
-    })?;
-    let names = names.ok_or_else(|| errors::null_argument("names"))?;
+    let names = listed(args, n, NAMES_MAX)?;
     if names.is_empty() {
         return Err(errors::bad_argument(
             "names",
@@ -103,34 +91,37 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
             "Pass the names of the leases.",
         ));
     }
-    let copied = |name: Option<Text>| checked_name(name.map(|n| n.bytes().to_vec()), "names");
-    let mut checked = names.into_iter().map(copied).collect::<Result<Vec<_>, _>>()?;
-    checked.sort_unstable();
-    checked.dedup();
-    Ok(checked)
+    let mut names: Vec<Vec<u8>> = names.iter().map(|name| name.bytes().to_vec()).collect();
+    names.sort_unstable();
+    names.dedup();
+    Ok(names)
 }
 
-fn check_listed(count: usize) -> Result<(), Refusal> {
-    if count <= LISTED_MAX {
-        return Ok(());
-    }
-    Err(errors::bad_argument(
+/// Names of leases as they were given, where they are: at most so many.
+fn listed(args: &Args, n: usize, most: usize) -> Result<Vec<Text>, Refusal> {
+    let names = args.texts(n, most, NAME_MAX).map_err(|unfit| match unfit {
+        Unfit::TooLong => long_name("names"),
+        Unfit::TooMany => too_many(most),
+    })?;
+    let checked = |name: Option<Text>| {
+        let name = name.ok_or_else(|| errors::null_argument("names"))?;
+        check_name(name.bytes(), "names").map(|()| name)
+    };
+    names.ok_or_else(|| errors::null_argument("names"))?.into_iter().map(checked).collect()
+}
+
+fn too_many(most: usize) -> Refusal {
+    errors::bad_argument(
         "names",
-        "names must have at most 10000 elements",
-        "Send the others in another call.",
-    ))
+        &format!("names must have at most {most} elements"),
+        "Pass the others in another call.",
+    )
 }
 
 /// The arguments of `lease_acquire_any(names, n, holder, ttl, metadata, session)`: the names, how many of them are
 /// wanted, and what is asked for; its name is still to be filled in.
 pub fn acquire_any(args: &Args) -> Result<(Vec<Text>, usize, Request), Refusal> {
-    check_listed(args.count(0))?;
-    let names = args.texts_in_place(0).ok_or_else(|| errors::null_argument("names"))?;
-    let checked = |name: Option<Text>| {
-        let name = name.ok_or_else(|| errors::null_argument("names"))?;
-        check_name(name.bytes(), "names").map(|()| name)
-    };
-    let names = names.into_iter().map(checked).collect::<Result<Vec<_>, _>>()?;
+    let names = listed(args, 0, LISTED_MAX)?;
     let most = usize::try_from(args.int4(1).unwrap_or(1)).unwrap_or(0);
     if !(1..=NAMES_MAX).contains(&most) {
         return Err(errors::bad_argument(
@@ -139,16 +130,21 @@ pub fn acquire_any(args: &Args) -> Result<(Vec<Text>, usize, Request), Refusal> 
             "n is how many of the names are wanted at most.",
         ));
     }
-    let session = args.boolean(5).unwrap_or(false);
-    let request = Request {
+    Ok((names, most, exclusive(args, 2)?))
+}
+
+/// What is asked for with an exclusive grant, of which the holder is argument number `n`, and ttl, metadata and session
+/// follow; its name is still to be filled in.
+pub fn exclusive(args: &Args, n: usize) -> Result<Request, Refusal> {
+    let session = args.boolean(n + 3).unwrap_or(false);
+    Ok(Request {
         name: Vec::new(),
-        holder: holder(args, 2)?,
-        ttl: first_ttl(args, 3, session)?,
-        metadata: metadata(args, 4)?,
+        holder: holder(args, n)?,
+        ttl: first_ttl(args, n + 1, session)?,
+        metadata: metadata(args, n + 2)?,
         session,
         ask: Ask { mode: Mode::Exclusive, reclaim: false },
-    };
-    Ok((names, most, request))
+    })
 }
 
 /// The pairs of `lease_keep(names, tokens)`, as they were given. Their number is asked before any is copied.
@@ -163,7 +159,9 @@ pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
             "Pass one token for each name, in the same order.",
         ));
     }
-    check_listed(count)?;
+    if count > LISTED_MAX {
+        return Err(too_many(LISTED_MAX));
+    }
     let (names, tokens) = (args.texts_in_place(0), args.bigints(1));
     let pair = |(name, token): (Option<Text>, Option<i64>)| {
         let name = name.ok_or_else(|| errors::null_argument("names"))?;
@@ -193,7 +191,7 @@ pub fn token(args: &Args, n: usize) -> Result<Token, Refusal> {
 }
 
 /// The ttl of a new grant: positive and at most 366 days, or more where the grant ends with its session.
-pub fn first_ttl(args: &Args, n: usize, session: bool) -> Result<Span, Refusal> {
+fn first_ttl(args: &Args, n: usize, session: bool) -> Result<Span, Refusal> {
     let ttl = args.interval_us(n).map_or(TTL_DEFAULT, Span::from_micros);
     check_ttl(ttl, session)?;
     Ok(ttl)

@@ -22,14 +22,20 @@ pub fn keep(args: Args) -> Result<Answer, Refusal> {
         keep::keep(&pairs).map(|(answers, losable)| (answers, is_losable(losable)))
     })?;
     for ((name, token), answer) in given.into_iter().zip(answers) {
+        let (outcome, renewed, remaining, code) = match answer {
+            keep::Answer::Kept(token, ttl) => ("kept", Some(token), Some(ttl), None),
+            keep::Answer::Lost => ("lost", None, None, None),
+            keep::Answer::Later(code, left) => ("later", None, left, Some(code)),
+            keep::Answer::Refused(code) => ("refused", None, None, Some(code)),
+        };
         rows.put([
             Some(name.datum()),
             Some(token.bigint().into()),
-            Some(text_datum(answer.outcome.as_bytes())),
-            answer.renewed.map(|token| token.bigint().into()),
-            answer.remaining.map(interval_datum),
-            answer.again_in.map(interval_datum),
-            answer.code.map(|code| text_datum(code.code().as_bytes())),
+            Some(text_datum(outcome.as_bytes())),
+            renewed.map(|token| token.bigint().into()),
+            remaining.map(interval_datum),
+            answer.again_in().map(interval_datum),
+            code.map(|code| text_datum(code.code().as_bytes())),
         ]);
     }
     Ok(Answer::Null)

@@ -1,12 +1,11 @@
-//! The functions on one lease.
+//! The functions on one lease, and on several under one token: all of them or none.
 
 use super::arguments;
 use crate::errors::{self, Refusal};
-use crate::leases::change::{self, Releasable};
+use crate::leases::locks::Locked;
 use crate::leases::prune::prune_row;
-use crate::leases::request::{Request, Tried};
-use crate::leases::try_acquire::try_acquire;
-use crate::leases::{adopt, guard, wait};
+use crate::leases::request::Request;
+use crate::leases::{adopt, change, guard, renew, wait};
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::call::evaluation::Evaluation;
 use crate::pg::session::commit;
@@ -14,12 +13,12 @@ use crate::pg::session::server;
 use crate::pg::session::settings;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
-use crate::pg::state::opened::IfLocked;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::Mode;
-use pg_fence_rules::{Instant, Span, Token};
+use pg_fence_rules::{Instant, Token};
+use std::ffi::CStr;
 use std::time::Duration;
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
@@ -28,13 +27,29 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire_request(&args)?;
     server::writable(c"lease_acquire()");
     known_bugs::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
+    acquire_each(&args, &[request], longest)
+}
+
+/// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
+/// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
+pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
+    let names = arguments::names(&args, 0)?;
+    let one = arguments::exclusive(&args, 1)?;
+    server::writable(c"lease_acquire_all()");
+    let requests = names.into_iter().map(|name| Request { name, ..one.clone() });
+    acquire_each(&args, &requests.collect::<Vec<_>>(), Duration::ZERO)
+}
+
+/// Acquires all of them under one token, or none; the first alone may be waited for.
+fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Answer, Refusal> {
     let acquire = || {
-        let acquire = || Ok((acquire_one(&request, longest)?, is_losable(request.session)));
-        commit::losable(acquire)
+        let session = requests.iter().all(|request| request.session);
+        commit::losable(|| Ok((wait::until_granted(requests, wait)?, is_losable(session))))
     };
-    let token = match request.ask.mode {
-        Mode::Exclusive => once_for_each_row(&args, &[&request.name], acquire)?,
-        _ => acquire()?,
+    let is_alone = |request: &Request| request.ask.mode == Mode::Exclusive;
+    let token = match requests.iter().all(is_alone) {
+        true => once_for_each_row(args, requests, acquire)?,
+        false => acquire()?,
     };
     if token.is_none() {
         statistics::count(Counter::TriesLost);
@@ -44,16 +59,17 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
 
 /// Acquires leases for a row, and answers the same token where READ COMMITTED evaluates the row anew, unless that token is
 /// over: for the call itself would find them taken, by its own grant.
-pub fn once_for_each_row(
+fn once_for_each_row(
     args: &Args,
-    names: &[&Vec<u8>],
+    requests: &[Request],
     acquire: impl FnOnce() -> Result<Option<Token>, Refusal>,
 ) -> Result<Option<Token>, Refusal> {
     let evaluation = Evaluation::of(args);
     // No name contains a zero.
-    let asked = names.iter().map(|name| name.as_slice()).collect::<Vec<_>>().join(&0);
+    let names = || requests.iter().map(|request| request.name.as_slice());
+    let asked = names().collect::<Vec<_>>().join(&0);
     if let Some(token) = evaluation.repeats(&asked) {
-        let speaks = names.iter().map(|name| change::speaks(name, token));
+        let speaks = names().map(|name| change::speaks(name, token));
         if speaks.collect::<Result<Vec<_>, _>>()?.iter().all(|speaks| *speaks) {
             return Ok(Some(token));
         }
@@ -67,16 +83,6 @@ pub fn once_for_each_row(
 /// session.
 pub fn is_losable(session: bool) -> bool {
     session && !commit::waits_for_standbys()
-}
-
-fn acquire_one(request: &Request, longest: Duration) -> Result<Option<Token>, Refusal> {
-    if !longest.is_zero() {
-        return wait::until_granted(request, longest);
-    }
-    Ok(match try_acquire(request, true, IfLocked::WaitForHolders)? {
-        Tried::Won(token) => Some(token),
-        Tried::Lost { .. } => None,
-    })
 }
 
 /// `lease_adopt(name, token, holder, wait, metadata) → bigint`: the token, which somebody else has granted; NULL when a
@@ -95,52 +101,50 @@ pub fn adopt(args: Args) -> Result<Answer, Refusal> {
 /// `lease_renew(name, token, ttl) → bigint`: a new, greater token and a deadline of now + ttl; NULL when the
 /// token does not speak for the lease. Errors: 22004, 22023, 25006, 42501, 55000.
 pub fn renew(args: Args) -> Result<Answer, Refusal> {
-    let name = arguments::name(&args, 0)?;
-    let token = arguments::token(&args, 1)?;
-    let ttl = arguments::ttl(&args, 2)?;
-    server::writable(c"lease_renew()");
-    commit::losable(|| renew_one(&name, token, ttl))
+    renew_each(&args, &[arguments::name(&args, 0)?], c"lease_renew()")
 }
 
-/// The answer, and whether a crash may lose it.
-fn renew_one(name: &[u8], token: Token, ttl: Option<Span>) -> Result<(Answer, bool), Refusal> {
-    let table = LeaseTable::open(Access::Write)?;
-    let Some((locked, now)) = change::renewable(&table, name, token)? else {
-        arguments::check_lost_ttl(ttl, &table, name)?;
-        statistics::count(Counter::RenewalsLost);
-        return Ok((Answer::Null, false));
-    };
-    arguments::check_renewed_ttl(ttl, &locked.row)?;
-    let fresh = tokens::draw(locked.row.grant.greatest())?;
-    let row = locked.keep();
-    change::renew(&table, &row, fresh, now, ttl)?;
-    Ok((fresh.into(), is_losable(row.ends_with_session())))
+/// `lease_renew_all(names, token, ttl) → bigint`: one new token for all of them, or NULL and none renewed.
+/// Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
+    renew_each(&args, &arguments::names(&args, 0)?, c"lease_renew_all()")
+}
+
+fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Refusal> {
+    let token = arguments::token(args, 1)?;
+    let ttl = arguments::ttl(args, 2)?;
+    server::writable(call);
+    commit::losable(|| {
+        let table = LeaseTable::open(Access::Write)?;
+        let Some((found, now)) = renew::all_renewable(&table, names, token)? else {
+            names.iter().try_for_each(|name| arguments::check_lost_ttl(ttl, &table, name))?;
+            statistics::count(Counter::RenewalsLost);
+            return Ok((Answer::Null, false));
+        };
+        let of_grant = |locked: &Locked| arguments::check_renewed_ttl(ttl, &locked.row);
+        found.iter().try_for_each(of_grant)?;
+        let renewed = renew::renew(&table, found, now, ttl)?;
+        let session = renewed.iter().all(|one| one.ends_with_session);
+        Ok((renewed.first().map(|one| one.token).into(), is_losable(session)))
+    })
 }
 
 /// `lease_release(name, token) → bigint`: the closing token; NULL when the token is none of a current grant's.
 /// Errors: 22004, 22023, 25006, 42501, 55000.
 pub fn release(args: Args) -> Result<Answer, Refusal> {
-    let name = arguments::name(&args, 0)?;
-    let token = arguments::token(&args, 1)?;
-    server::writable(c"lease_release()");
-    commit::losable(|| Ok((release_one(&name, token)?, true)))
+    release_each(&args, &[arguments::name(&args, 0)?], c"lease_release()")
 }
 
-fn release_one(name: &[u8], token: Token) -> Result<Answer, Refusal> {
-    let table = LeaseTable::open(Access::Write)?;
-    match change::releasable(&table, name, token)? {
-        Releasable::Lost => Ok(Answer::Null),
-        Releasable::Again(locked, closing) => {
-            locked.keep();
-            Ok(closing.into())
-        }
-        Releasable::Close(locked) => {
-            let closing = change::closing_token(&locked.row)?;
-            change::close(&table, &locked.keep(), closing, server::now())?;
-            statistics::count(Counter::Releases);
-            Ok(closing.into())
-        }
-    }
+/// `lease_release_all(names, token) → bigint`: the closing token of all of them, or NULL and none released.
+/// Errors: 22004, 22023, 25006, 42501, 55000.
+pub fn release_all(args: Args) -> Result<Answer, Refusal> {
+    release_each(&args, &arguments::names(&args, 0)?, c"lease_release_all()")
+}
+
+fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Refusal> {
+    let token = arguments::token(args, 1)?;
+    server::writable(call);
+    commit::losable(|| Ok((change::release(names, token)?.into(), true)))
 }
 
 /// `lease_revoke(name) → bigint`: the closing token of whatever grants are current; NULL when none is.
@@ -166,12 +170,22 @@ pub fn evict(args: Args) -> Result<Answer, Refusal> {
 /// the lease, and the token is the transaction's `pg_fence.token`. Errors: PF004, 22004, 22023, 25006,
 /// 40001, 42501, 55000.
 pub fn guard(args: Args) -> Result<Answer, Refusal> {
-    let name = arguments::name(&args, 0)?;
-    let token = arguments::token(&args, 1)?;
-    server::writable(c"lease_guard()");
-    guard::require_in_call(&name, token)?;
+    guard_each(&args, vec![arguments::name(&args, 0)?], c"lease_guard()")
+}
+
+/// `lease_guard_all(names, token) → bigint`: the same for all of them. Errors: as `guard`, and 53200.
+pub fn guard_all(args: Args) -> Result<Answer, Refusal> {
+    guard_each(&args, arguments::names(&args, 0)?, c"lease_guard_all()")
+}
+
+fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, Refusal> {
+    let token = arguments::token(args, 1)?;
+    server::writable(call);
+    // In the order of the names, as every call on several leases: so two such calls never wait for each other.
+    names.iter().try_for_each(|name| guard::require_in_call(name, token))?;
     settings::set_local(token);
-    guard::note_call(name);
+    // One warning is enough for all.
+    names.into_iter().take(1).for_each(guard::note_call);
     Ok(token.into())
 }
 

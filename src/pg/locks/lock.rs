@@ -48,6 +48,9 @@ impl PartialEq for LockTag {
 
 impl Eq for LockTag {}
 
+/// How often a lock that nobody seems to have is asked for until the table is believed to be full.
+const MOST_LOOKS: usize = 100;
+
 /// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
 /// what is written under them. (Within a cursor they would be the cursor's, and go when that fails in a later
 /// savepoint, or stay when an earlier one is rolled back.)
@@ -99,27 +102,25 @@ impl LockTag {
 
     /// Takes the lock until the transaction (or the savepoint) ends. With `wait`, waits for it, which
     /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
-    /// was to be had. 53200 where the session has its share of the lock table already.
+    /// was to be had, and the server raises nothing. 53200 where the session has its share of the lock table already, or
+    /// there is no room in it.
     pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Refusal> {
-        lock_count::take(self.entry(), || {
-            let _owner = TransactionOwns::now();
-            // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
-            let result = unsafe { pg_sys::LockAcquire(&self.0, mode.number(), false, !wait) };
-            result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
-        })
-    }
-
-    /// Takes the lock until the transaction (or the savepoint) ends, if it is to be had at once; false where somebody is
-    /// in the way. The server raises nothing. 53200 where the session has its share of the lock table already, or there is
-    /// no room in it.
-    pub fn take_at_once(&self, mode: LockMode) -> Result<bool, Refusal> {
-        // The server tells a lock that is in somebody's hands and a full table apart by raising only. Who was in the way
-        // may have gone between the two looks.
-        for _ in 0..2 {
+        if wait {
+            return lock_count::take(self.entry(), || {
+                let _owner = TransactionOwns::now();
+                // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
+                unsafe { pg_sys::LockAcquire(&self.0, mode.number(), false, false) };
+                true
+            });
+        }
+        // The server does not tell a lock that is in somebody's hands from a full table. Who was in the way may have gone
+        // between the two looks, and another one may have come.
+        for _ in 0..MOST_LOOKS {
             if lock_count::take(self.entry(), || self.take_quietly(mode))? {
                 return Ok(true);
             }
-            if self.has_conflicts(mode) {
+            // SAFETY: the tag is complete; looks it up in the server's lock table.
+            if unsafe { pg_sys::LockWaiterCount(&self.0) } > 0 {
                 return Ok(false);
             }
         }
