@@ -12,6 +12,8 @@ mod fence;
 mod growth;
 mod handover;
 mod instructions;
+mod jobs;
+mod keep;
 mod lite;
 mod prefixes;
 mod startup;
@@ -34,6 +36,8 @@ const fn subject(name: &'static str, measure: fn(&Workbench) -> Result<Section>)
 pub const ALL: &[Subject] = &[
     subject("uncontended", uncontended::measure),
     subject("contended", contended::measure),
+    subject("jobs", jobs::measure),
+    subject("keep", keep::measure),
     subject("handover", handover::measure),
     subject("death", death::measure),
     subject("fence", fence::measure),

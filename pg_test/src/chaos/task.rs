@@ -5,6 +5,7 @@ use super::record::{Event, Outcome, What, TTL_MS};
 use super::resolver;
 use super::worker::{ChaosWorker, Held, Step, Stop, Task};
 use crate::client::Rows;
+use crate::edition;
 use rand::RngExt;
 
 /// What a transaction changes in what its worker believes, once it is committed: the grants that it has, and
@@ -26,10 +27,7 @@ impl ChaosWorker {
             (What::Release, Some(held)) if Kind::of(task.lease) == Kind::Adopted => {
                 self.release_adopted(task.lease, held)?
             }
-            (What::Renew, Some(held)) => {
-                let token = self.draw("renew", task.lease, held)?;
-                vec![(task.lease, Some(Held { token, ..held }))]
-            }
+            (What::Renew, Some(held)) => self.renew(task, held)?,
             (What::Release, Some(held)) => {
                 self.draw("release", task.lease, held)?;
                 vec![(task.lease, None)]
@@ -163,6 +161,38 @@ impl ChaosWorker {
         let mut change = Vec::new();
         for lease in leases.into_iter().flatten() {
             self.note(lease, "acquire", held, &rows[0][0])?;
+            change.push((lease, Some(held)));
+        }
+        Ok(change)
+    }
+
+    /// Renews by one call or the other; what was acquired at once is kept at once.
+    fn renew(&mut self, task: Task, held: Held) -> Step<Change> {
+        if task.also.is_none() && (edition::is_lite() || self.rng.random_bool(0.5)) {
+            let token = self.draw("renew", task.lease, held)?;
+            return Ok(vec![(task.lease, Some(Held { token, ..held }))]);
+        }
+        let token_of = |lease| self.held.get(&lease).map_or(held.token, |held| held.token);
+        let leases: Vec<i32> = [Some(task.lease), task.also].into_iter().flatten().collect();
+        let names: Vec<_> = leases.iter().map(|lease| format!("job:{lease}")).collect();
+        let tokens: Vec<_> = leases.iter().map(|lease| token_of(*lease).to_string()).collect();
+        let rows = self.sql(&format!(
+            "SELECT clock_timestamp(), renewed, outcome FROM lease_keep('{{{}}}', '{{{}}}')",
+            names.join(","),
+            tokens.join(",")
+        ))?;
+        let outcomes: Vec<_> = rows.iter().map(|row| row[2].as_deref().unwrap_or("")).collect();
+        match outcomes.as_slice() {
+            ["lost", ..] => return Err(Stop::Lost),
+            all if all.iter().all(|outcome| *outcome == "kept") => {}
+            // Somebody is at one of them.
+            _ => return Err(Stop::RolledBack),
+        }
+        let token = self.seen(&rows[0][1])?;
+        let mut change = Vec::new();
+        for lease in leases {
+            let held = Held { token, ..held };
+            self.note(lease, "renew", held, &rows[0][0])?;
             change.push((lease, Some(held)));
         }
         Ok(change)

@@ -93,7 +93,7 @@ pub(super) type Step<T> = std::result::Result<T, Stop>;
 pub(super) struct Task {
     pub what: What,
     pub lease: i32,
-    /// The second lease, where two are acquired at once.
+    /// The second lease, where two are acquired at once, or kept.
     pub also: Option<i32>,
     /// A grant is to end with the session.
     pub session: bool,
@@ -239,7 +239,7 @@ impl ChaosWorker {
                 // To the lock service a heartbeat; here it may turn out to be another grant.
                 70..87 if kind == Kind::Adopted => What::Adopt,
                 52..70 => unguarded,
-                70..87 => What::Renew,
+                70..87 => return Task { also: self.acquired_with(lease), ..task(What::Renew) },
                 87..97 => What::Release,
                 _ => What::Lazy,
             }),
@@ -302,6 +302,14 @@ impl ChaosWorker {
             std::thread::sleep(Duration::from_millis(self.rng.random_range(5..40)));
         }
         Ok(())
+    }
+
+    /// Another lease that was acquired together with this one.
+    fn acquired_with(&self, lease: i32) -> Option<i32> {
+        let first = self.held.get(&lease)?.first;
+        let mut others =
+            self.held.iter().filter(|(other, held)| **other != lease && held.first == first);
+        others.next().map(|(other, _)| *other)
     }
 
     /// It has the lease no longer, and knows.

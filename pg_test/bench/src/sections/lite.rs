@@ -75,7 +75,7 @@ fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Resu
 }
 
 /// How long a server process has been at work, in nanoseconds: what else the machine does is not in it.
-fn work_of(session: &Session) -> Result<f64> {
+pub(super) fn work_of(session: &Session) -> Result<f64> {
     let path = format!("/proc/{}/schedstat", session.pid());
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;
     let word = text.split_whitespace().next().with_context(|| path.clone())?;

@@ -104,6 +104,7 @@ fn a_name_is_granted_here_or_adopted(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut session = db.connect()?;
     adopted(&mut session, "theirs", 7)?;
+    adopted(&mut session, "also", 7)?;
     let drawn = session.acquire("ours", "1 h")?;
     for call in [
         "lease_acquire('theirs')",
@@ -115,7 +116,7 @@ fn a_name_is_granted_here_or_adopted(lab: &Lab) -> Result<()> {
         "lease_renew('theirs', 7)",
         "lease_renew('theirs', 8)",
         "lease_renew_all('{theirs}', 7)",
-        "lease_release_all('{theirs}', 7)",
+        "lease_release_all('{theirs, also}', 7)",
         "lease_adopt('ours', 7)",
         "lease_adopt('ours', 9000000000000000000)",
         "lease_forget('ours')",

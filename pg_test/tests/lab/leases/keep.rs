@@ -1,7 +1,9 @@
 //! The heartbeat of a process: one call renews all of its leases, and says of each what became of it.
 
+use nix::sys::signal::Signal;
 use pg_test::client::literal;
-use pg_test::{ensure, lab_test, Calls, Context, Lab, Result, Session};
+use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Background, Calls, Context, Lab, Result, Session};
 
 /// A row of the answer.
 #[derive(Debug, Clone, PartialEq)]
@@ -227,5 +229,162 @@ fn nothing_kept_is_nothing_written(lab: &Lab) -> Result<()> {
     )?;
     ensure!(locks == 0 && session.last_token()? == drawn);
     session.run("COMMIT")?;
+    Ok(())
+}
+
+#[lab_test]
+fn maintenance_is_not_waited_for(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut other) = (db.connect()?, db.connect()?);
+    let token = session.acquire("a", "1 h")?;
+    session.run("SET lock_timeout = '10 s'")?;
+    let is_later = |session: &mut Session| -> Result<()> {
+        let rows = keep(session, &[("a", token), ("", 1)])?;
+        ensure!(outcomes(&rows) == ["later 55006", "refused 22023"], "{rows:?}");
+        ensure!((rows[0].remaining, rows[0].again_in) == (None, Some(10_000)), "{rows:?}");
+        Ok(())
+    };
+    for work in [
+        "VACUUM FULL fence.lease",
+        "REINDEX TABLE fence.lease",
+        "CLUSTER fence.lease USING lease_pkey",
+    ] {
+        // One that waits for an open transaction, and one that is at work.
+        other.run("BEGIN")?;
+        other.acquire("b", "1 h")?;
+        let mut maintenance = Background::connect(&db.conninfo())?;
+        maintenance.send(work)?;
+        maintenance.wait_until_blocked()?;
+        is_later(&mut session)?;
+        other.run("ROLLBACK")?;
+        maintenance.rows()?;
+        ensure!(outcomes(&keep(&mut session, &[("a", token)])?) == ["kept"], "after {work}");
+    }
+    other.run("BEGIN; LOCK TABLE fence.lease")?;
+    is_later(&mut session)?;
+    other.run("COMMIT; BEGIN; REINDEX TABLE fence.lease")?;
+    is_later(&mut session)?;
+    other.run("COMMIT")?;
+    ensure!(outcomes(&keep(&mut session, &[("a", token)])?) == ["kept"]);
+    Ok(())
+}
+
+#[lab_test]
+fn open_transactions_of_any_kind_are_left_for_later(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut other) = (db.connect()?, db.connect()?);
+    session.run("SET lock_timeout = '10 s'")?;
+    let token = session.acquire("a", "1 h")?;
+    for begin in [
+        format!("SELECT lease_renew('a', {token})"),
+        format!("SELECT lease_release('a', {token})"),
+        "SELECT lease_revoke('a')".to_owned(),
+        format!("SELECT * FROM lease_keep('{{a}}', '{{{token}}}')"),
+        // Without the lease's lock, as a data-only restore does.
+        "UPDATE fence.lease SET renewals = 7".to_owned(),
+    ] {
+        other.run(&format!("BEGIN; {begin}"))?;
+        ensure!(outcomes(&keep(&mut session, &[("a", token)])?) == ["later 55P03"], "{begin}");
+        other.run("ROLLBACK")?;
+    }
+    other.run(&format!("BEGIN; SELECT lease_renew('a', {token}); PREPARE TRANSACTION 'keep'"))?;
+    ensure!(outcomes(&keep(&mut session, &[("a", token)])?) == ["later 55P03"], "it is prepared");
+    other.run("COMMIT PREPARED 'keep'")?;
+    // A guard holds up no heartbeat, and a token of an acquire that is not committed is not lost.
+    other.run(&format!("BEGIN; SELECT lease_guard('a', {token})"))?;
+    let new = other.acquire("new", "1 h")?;
+    let rows = keep(&mut session, &[("a", token), ("new", new)])?;
+    ensure!(outcomes(&rows) == ["kept", "later 55P03"], "{rows:?}");
+    other.run("COMMIT")?;
+    // By an older snapshot as by any.
+    session.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
+    other.renew("a", token)?.context("held")?;
+    ensure!(outcomes(&keep(&mut session, &[("a", token), ("new", new)])?) == ["kept", "kept"]);
+    session.run("COMMIT")?;
+    Ok(())
+}
+
+#[lab_test]
+fn after_a_jump_the_first_call_lets_the_tokens_speak_again(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut session = db.connect()?;
+    let (a, b) = (session.acquire("a", "1 h")?, session.acquire("b", "1 h")?);
+    session.run("SELECT fence_new_epoch()")?;
+    ensure!(!session.speaks("a", a)? && !session.speaks("b", b)?);
+    let rows = keep(&mut session, &[("a", a), ("b", b)])?;
+    ensure!(
+        outcomes(&rows) == ["kept", "kept"] && session.speaks("a", a)? && session.speaks("b", b)?
+    );
+    Ok(())
+}
+
+#[lab_test]
+fn ten_thousand_are_kept_in_as_many_calls_as_their_locks_take(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let (mut session, mut pruner) = (db.connect()?, db.connect()?);
+    session
+        .run("CREATE TABLE held (name text PRIMARY KEY, token bigint, done bool DEFAULT false)")?;
+    session.run(
+        "DO $$ BEGIN FOR n IN 0..99 LOOP
+             INSERT INTO held SELECT name, token FROM lease_acquire_any(
+                 ARRAY(SELECT 'job' || n * 100 + i FROM generate_series(1, 100) i), 100, ttl => '1 h');
+             COMMIT;
+         END LOOP; END $$",
+    )?;
+    // Every tenth has been lost, and is pruned while the others are kept.
+    session.run("DO $$ BEGIN FOR n IN 1..1000 LOOP PERFORM lease_revoke('job' || n * 10); COMMIT; END LOOP; END $$")?;
+    let mut calls = 0;
+    let mut left = 10_000;
+    while left > 0 {
+        let prune = std::thread::spawn(move || {
+            let pruned = pruner.granted("SELECT lease_prune('0')");
+            (pruner, pruned)
+        });
+        let answered = session.granted(
+            "WITH k AS MATERIALIZED (SELECT k.* FROM (SELECT array_agg(name) n, array_agg(token) t FROM held WHERE NOT done) h,
+                  lease_keep(h.n, h.t) k),
+                  u AS (UPDATE held SET done = true FROM k WHERE k.name = held.name AND k.outcome IN ('kept', 'lost'))
+             SELECT count(*) FROM k WHERE outcome IN ('kept', 'lost')",
+        )?;
+        let (again, pruned) = prune.join().expect("it does not panic");
+        (pruner, calls, left) = (again, calls + 1, left - answered);
+        pruned?;
+        ensure!(answered > 0 && calls < 40, "{left} are left after {calls} calls");
+    }
+    ensure!(session.granted("SELECT count(*) FROM fence.leases WHERE renewals = 1")? == 9_000);
+    ensure!(session.granted("SELECT renewals FROM fence.stats")? == 9_000);
+    ensure!(session.granted("SELECT renewals_lost FROM fence.stats")? == 1_000);
+    Ok(())
+}
+
+#[lab_test]
+fn what_was_kept_before_a_crash_is_kept_though_nobody_was_told(lab: &Lab) -> Result<()> {
+    let cluster = lab.builder().start()?;
+    let mut local = cluster.connect("postgres")?;
+    local.run("CREATE EXTENSION pg_fence; SET synchronous_commit = local")?;
+    let (a, b) = (local.acquire("a", "1 h")?, local.acquire("b", "1 h")?);
+    // One that never answers: the commit is on disk, and the client waits for its answer.
+    cluster.configure(&[("synchronous_standby_names", "nobody")])?;
+    cluster.reload()?;
+    let keep_both = call(&[("a", a), ("b", b)]);
+    let mut client = Background::connect(&cluster.conninfo("postgres"))?;
+    wait_until("who asks for a standby waits for it", PATIENCE, || {
+        if client.is_finished() {
+            let _ = client.rows();
+        }
+        let _ = client.send(&format!("SELECT * FROM {keep_both}"));
+        client.waits_for().is_some_and(|(_, event)| event == "SyncRep")
+    })?;
+    process::signal(client.pid(), Signal::SIGKILL)?;
+    wait_until("the server has started again", PATIENCE, || {
+        local.run("SELECT 1").is_err() && cluster.connect("postgres").is_ok()
+    })?;
+    let mut local = cluster.connect("postgres")?;
+    local.run("SET synchronous_commit = local")?;
+    let before = local.granted("SELECT min(renewals) FROM fence.leases")?;
+    let token = local.granted("SELECT max(token) FROM fence.leases")?;
+    ensure!(before >= 1 && local.speaks("a", a)? && local.speaks("b", b)?, "the commit is lost");
+    let rows = keep(&mut local, &[("a", a), ("b", b)])?;
+    ensure!(rows.iter().all(|row| row.outcome == "kept" && row.renewed > Some(token)), "{rows:?}");
     Ok(())
 }
