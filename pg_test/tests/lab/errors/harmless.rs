@@ -138,8 +138,11 @@ fn a_trigger_s_arguments_and_a_row_s_columns_may_have_any_size(lab: &Lab) -> Res
     Ok(())
 }
 
+/// What is done to a page, and how it is called.
+type Damage = (&'static str, fn(&mut [u8]));
+
 /// How a page can look that was damaged.
-const DAMAGES: [(&str, fn(&mut [u8])); 4] = [
+const DAMAGES: [Damage; 4] = [
     ("zeroes", |page| page.fill(0)),
     ("no magic number", |page| page[8184..].fill(0)),
     ("an item beyond the page", |page| page[24..28].copy_from_slice(&[0xff, 0xff, 0x7f, 0x00])),
