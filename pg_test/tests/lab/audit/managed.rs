@@ -101,7 +101,7 @@ fn an_insert_that_fills_a_managed_column_is_found(lab: &Lab) -> Result<()> {
         after: "PF002",
         ..HOLE
     }])?;
-    // Where rows are created without a lease, their column stays empty all the same.
+    // Where rows are created without a lease, none brings a fence all the same, and their column stays empty.
     audited.stage(HOLE.table, "")?;
     audited.owner.run(
         "SELECT fence_unprotect('orders'); DELETE FROM orders;
@@ -122,6 +122,8 @@ fn an_insert_that_fills_a_managed_column_is_found(lab: &Lab) -> Result<()> {
         audited.owner.run(remedy)?;
     }
     ensure!(audited.audit("'orders'")?.is_empty() && audited.audit("")?.is_empty());
+    audited.owner.refused(created, "PF002")?;
+    let created = "INSERT INTO orders (v) VALUES (33) RETURNING fence IS NULL";
     ensure!(audited.owner.one::<bool>(created, &[])?);
     Ok(())
 }
