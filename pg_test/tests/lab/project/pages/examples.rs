@@ -183,8 +183,11 @@ fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
         // Any other mark would hide an example from the tests.
         for mark in markdown::blocks(&text).into_iter().map(|block| block.mark) {
             ensure!(
-                ["sql", "sh", "text", "python", "js", "rust", "ruby", "php", "csharp", "elixir"]
-                    .contains(&&*mark),
+                [
+                    "sql", "sh", "text", "python", "js", "rust", "ts", "ruby", "php", "csharp",
+                    "elixir"
+                ]
+                .contains(&&*mark),
                 "{path}: a block of {mark:?}"
             );
         }
