@@ -1,2001 +1,1294 @@
--- pg_fence_lite: the calls of pg_fence in SQL and PL/pgSQL, for servers where no library can be installed.
+-- pg_fence_lite: leases, fencing tokens and fenced tables in SQL and PL/pgSQL, for servers where no library can be installed.
 --
 --   psql -1 -f pg_fence_lite.sql       as the owner of the database; again for a newer version
 --   SELECT fence.uninstall();          takes all of it away
 --
--- It needs PostgreSQL 15 or newer and a role with CREATE on the database and on the first schema of its search_path,
--- where the calls go; no superuser. It has no psql commands, so any migration tool runs it, and pg_tle.
+-- It needs PostgreSQL 15 or newer, and a role with CREATE on the database and on the first schema of its search_path, where the calls go.
+-- Any migration tool can run it, in one transaction. docs/reference/lite.md says what is weaker than in the extension.
 --
--- How it works. fence.lease has a row for each lease. Three advisory locks exclude each other:
---   acquire   tries the exclusive lock of the lease's name, keeps it until its transaction ends, and looks again
---   guard     takes the same lock shared: while its transaction is open, nobody else can be granted the lease
---   wait      a second lock of the name is the queue: its owner alone looks, and a try that finds it taken gives up
---   adopt     waits for the exclusive lock, so that who would guard the older grant waits behind it
--- Renew, release and revoke go by the row's own lock. Time is clock_timestamp(), read after the lock.
--- A new grant deletes the row and inserts another: so a transaction at REPEATABLE READ that locks the row FOR KEY SHARE
--- gets 40001 for a newer grant, and for a mere renewal not.
--- Tokens come from fence.token_seq. Each start of the server, and each copy of the database, moves it on to the clock.
---
--- What is weaker than in the extension (docs/reference/lite.md has all of it, and the tests that show it):
---   any role can take advisory locks, and so hold up an acquire or a guard. A stale write never lands by that
---   the owner of the schema fence can write the state: let applications use other roles
---   the caller is the role of SET ROLE, else the session's: not the owner of a SECURITY DEFINER function in between
---   a waiter looks up to 20 times a second, and its snapshot holds back vacuum while it waits
---   DISCARD ALL gives back a guard that was taken while a statement was planned (behind any other it is refused)
---   who has used a lease holds up VACUUM FULL, CLUSTER and REINDEX of fence.lease until its transaction ends
---   a data-only restore over the live state looks like no restore: call fence_new_epoch() after it
---   tokens move on by the clock alone after a crash: a clock set back by hand across a crash can repeat tokens
---   a trigger made by hand cannot tell whether the statement names the fence column: use fence_protect
---   fence_audit finds less, and fence_protect and fence_grant say less of what they did
---   no shared leases, slots, session leases, several at once, verify, counters, refusals: 0A000
---
--- The one schema name that bodies rely on is fence, whose owner alone can rename it.
+-- fence.lease has a row for each lease, and PostgreSQL's locks of that row, which only the owner of all this can take, do the rest:
+--   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
+--   renew, release   FOR NO KEY UPDATE: they wait for each other; neither for guards, nor guards for them
+--   acquire          FOR UPDATE SKIP LOCKED: it waits for nobody, and what somebody else has locked is taken
+-- A token that is none of the row's locks nothing. The row is read after it is locked, and the clock after that. At REPEATABLE READ
+-- PostgreSQL refuses to lock FOR KEY SHARE what another transaction has locked FOR UPDATE and changed since the snapshot: so an acquire
+-- does that, and updates the row in place. An advisory lock, which any role can take, only orders those who wait, and the first grants
+-- of a new name. Nothing is remembered from one call to the next, and no setting is believed.
 
--- Operators and functions of others, where they may create such, must not get into these. So names are looked up in
--- pg_catalog alone, but while the calls are created: in those no expression is read until they run.
-DO $home$
+-- What others may have created must not get into these: so names are looked up in pg_catalog alone, until the calls are created. (A body
+-- is not read before it runs.)
+DO $$
 BEGIN
-    PERFORM pg_catalog.set_config('pg_fence.path', pg_catalog.current_setting('search_path'), false),
-            pg_catalog.set_config('pg_fence.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false);
+  PERFORM pg_catalog.set_config('fence_lite.path', pg_catalog.current_setting('search_path'), false),
+      pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false);
 END
-$home$;
+$$;
 SET search_path = pg_catalog, pg_temp;
+SET check_function_bodies = off;
 
-DO $install$
+DO $$
 DECLARE
-    call regprocedure;
+  own CONSTANT oid := to_regrole(quote_ident(current_user));
+  home CONSTANT oid := to_regnamespace(current_setting('fence_lite.home'));
+  elsewhere text;
+  others text;
+  fault text[];
 BEGIN
-    IF current_setting('server_version_num')::integer < 150000 THEN
-        RAISE EXCEPTION USING ERRCODE = '0A000', MESSAGE = 'pg_fence_lite needs PostgreSQL 15 or newer';
-    ELSIF EXISTS (SELECT FROM pg_catalog.pg_extension e WHERE e.extname = 'pg_fence') THEN
-        RAISE EXCEPTION USING ERRCODE = '42710', MESSAGE = 'the extension pg_fence is installed here already',
-            HINT = 'It has all that pg_fence_lite has. Nothing was changed.';
-    ELSIF EXISTS (SELECT FROM pg_catalog.pg_proc p WHERE p.pronamespace = to_regnamespace(current_setting('pg_fence.home'))
-               AND p.proname ~ ('^(fenced|fence_(protect|unprotect|audit|grant|revoke|status|new_epoch|stats_reset)|'
-                   'lease_(acquire|renew|release|guard|check|info|revoke|prune|adopt|forget))')
-               AND p.proowner <> to_regrole(quote_ident(current_user))) THEN
-        -- CREATE OR REPLACE would leave it to its owner, who could change it.
-        RAISE EXCEPTION USING ERRCODE = '42723', MESSAGE = 'there is a function of somebody else''s with the name of one of these calls',
-            HINT = 'Drop it, or install into another schema: SET search_path.';
-    ELSIF to_regnamespace('fence') IS NULL THEN
-        CREATE SCHEMA fence;
-        COMMENT ON SCHEMA fence IS 'pg_fence_lite: state of leases and tokens; read fence.leases, write nothing here';
-    ELSIF NOT EXISTS (SELECT FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
-               AND n.nspowner = to_regrole(quote_ident(current_user))
-               AND starts_with(obj_description(n.oid, 'pg_namespace'), 'pg_fence_lite')) THEN
-        RAISE EXCEPTION USING ERRCODE = '42P06', MESSAGE = 'there is a schema fence that is not pg_fence_lite''s',
-            HINT = 'Rename or drop it, or install as its owner.';
-    END IF;
-    -- What an older file made and this one does not, stays without a comment, and is dropped in the end.
-    FOR call IN SELECT p.oid FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'fence'::regnamespace LOOP
-        EXECUTE format('COMMENT ON FUNCTION %s IS NULL', call);
-    END LOOP;
+  SELECT min(p.pronamespace::regnamespace::text) FILTER (WHERE p.pronamespace <> home AND obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)'),
+      string_agg(p.oid::regprocedure::text, ', ') FILTER (WHERE p.pronamespace = home AND p.proowner <> own)
+   INTO elsewhere, others FROM pg_proc p WHERE p.proname ~ '^(fenced$|fence_|lease_)';
+  fault := CASE
+    WHEN current_setting('server_version_num')::integer < 150000 THEN '{0A000,pg_fence_lite needs PostgreSQL 15 or newer}'::text[]
+    WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_fence') THEN '{42710,the extension pg_fence is installed here already}'
+    WHEN home IS NULL THEN '{3F000,search_path has no schema for the calls}'
+    WHEN elsewhere IS NOT NULL THEN ARRAY['42723', format('the calls of pg_fence_lite are in schema %s: SET search_path to that', elsewhere)]
+    WHEN others IS NOT NULL THEN ARRAY['42723', 'functions of somebody else look like calls: ' || others]  -- and would stay that role's
+    WHEN EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = 'fence' AND (n.nspowner <> own
+         OR obj_description(n.oid, 'pg_namespace') LIKE 'pg_fence_lite%' IS NOT TRUE))
+    THEN '{42P06,there is a schema fence that is not this role''s pg_fence_lite}' END;
+  IF fault IS NOT NULL THEN
+    RAISE EXCEPTION USING ERRCODE = fault[1], MESSAGE = fault[2], HINT = 'Nothing was changed.';
+  END IF;
+  -- Before the first installation nobody was let in by fence_grant.
+  PERFORM set_config('fence_lite.is_new', (to_regnamespace('fence') IS NULL)::text, false);
+  CREATE SCHEMA IF NOT EXISTS fence;
+  COMMENT ON SCHEMA fence IS 'pg_fence_lite: state of leases and tokens; read fence.leases, write nothing here';
 END
-$install$;
+$$;
 
 
--- State -------------------------------------------------------------------------------------------------------------
--- The names and columns are those of the extension, so that moving up keeps them. Two columns are lite's own.
+-- State, under the names of the extension, so that moving up keeps it --------
 
-CREATE SEQUENCE IF NOT EXISTS fence.token_seq AS bigint INCREMENT 1 MINVALUE 1 START 1 CACHE 1 NO CYCLE;
-CREATE SEQUENCE IF NOT EXISTS fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.verdict_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
+CREATE SEQUENCE IF NOT EXISTS fence.token_seq AS bigint CACHE 1 NO CYCLE;
+CREATE SEQUENCE IF NOT EXISTS fence.database_identity_seq AS bigint;
+CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq AS bigint;
+CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq AS bigint;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint;
 COMMENT ON SEQUENCE fence.token_seq IS 'every fencing token; must stay logged, CACHE 1, NO CYCLE and ascending';
-COMMENT ON SEQUENCE fence.database_identity_seq IS 'mark of the database: another one means that this is a copy';
-COMMENT ON SEQUENCE fence.jump_token_seq IS 'where the latest jump went to: a token up to it speaks once its holder has renewed';
-COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often the tokens jumped: for a copy of the database, or by fence_new_epoch()';
 COMMENT ON SEQUENCE fence.server_start_seq IS 'mark of the latest start; must stay unlogged, so that any recovery empties it';
-COMMENT ON SEQUENCE fence.server_start_token_seq IS 'where that start moved the tokens on to: below it they are older ones';
-COMMENT ON SEQUENCE fence.verdict_seq IS 'its currval is what a session remembers of its latest verdict; the value means nothing';
 
-CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.sweep_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.sweep_seq IS 'how often rows were deleted, or adopted: what a session remembers from before counts no more';
+COMMENT ON SEQUENCE fence.database_identity_seq IS 'mark of the database: another one means that this is a copy';
+COMMENT ON SEQUENCE fence.jump_token_seq IS 'a token up to it speaks once its holder has renewed';
+COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often the tokens jumped';
+COMMENT ON SEQUENCE fence.server_start_seq IS 'mark of the latest start: any recovery empties it';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
-    name        text COLLATE "C" PRIMARY KEY,
-    holder      text,
-    session_label text NOT NULL,
-    role        name NOT NULL,
-    first_token bigint NOT NULL,
-    renewal_tokens bigint[] NOT NULL DEFAULT '{}',
-    closing_token bigint,
-    acquired_at timestamptz NOT NULL,
-    renewed_at  timestamptz NOT NULL,
-    expires_at  timestamptz NOT NULL,
-    ended_at    timestamptz,
-    ttl_us      bigint NOT NULL,
-    renewals    bigint NOT NULL DEFAULT 0,
-    metadata    jsonb,
-    adopted_floor bigint,
-    granted_in  xid8,
-    closed_in   xid8
-) WITH (fillfactor = 50, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
+  name text COLLATE "C" PRIMARY KEY,
+  holder text,
+  session_label text NOT NULL,
+  role name NOT NULL,                             -- session_user; shown, and never asked
+  first_token bigint NOT NULL,
+  renewal_tokens bigint[] NOT NULL DEFAULT '{}',  -- of the latest 16 renewals
+  closing_token bigint,                           -- NULL while the grant is current
+  acquired_at timestamptz NOT NULL,
+  renewed_at timestamptz NOT NULL,
+  expires_at timestamptz NOT NULL,
+  ended_at timestamptz,                           -- released or revoked
+  ttl_us bigint NOT NULL,
+  renewals bigint NOT NULL DEFAULT 0,
+  metadata jsonb,
+  granted_in xid8,                                -- transaction, which cannot rely on the grant at REPEATABLE READ
+  closed_in xid8                                  -- transaction, until whose end the closing token speaks
+) WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leases, write nothing here';
-COMMENT ON COLUMN fence.lease.name IS 'the lease';
-COMMENT ON COLUMN fence.lease.holder IS 'as it named itself';
-COMMENT ON COLUMN fence.lease.session_label IS 'application_name and process id';
-COMMENT ON COLUMN fence.lease.role IS 'by name: oids mean other roles elsewhere';
-COMMENT ON COLUMN fence.lease.first_token IS 'of the grant';
-COMMENT ON COLUMN fence.lease.renewal_tokens IS 'of the latest 16 renewals';
-COMMENT ON COLUMN fence.lease.closing_token IS 'NULL while the grant is current';
-COMMENT ON COLUMN fence.lease.acquired_at IS 'when it was granted';
-COMMENT ON COLUMN fence.lease.renewed_at IS 'or granted, or adopted';
-COMMENT ON COLUMN fence.lease.expires_at IS 'the deadline';
-COMMENT ON COLUMN fence.lease.ended_at IS 'released or revoked';
-COMMENT ON COLUMN fence.lease.ttl_us IS 'the ttl in microseconds';
-COMMENT ON COLUMN fence.lease.renewals IS 'how many';
-COMMENT ON COLUMN fence.lease.metadata IS 'the caller''s';
-COMMENT ON COLUMN fence.lease.adopted_floor IS 'of an adopted lease: the latest jump at that time';
-COMMENT ON COLUMN fence.lease.granted_in IS 'transaction, which cannot rely on the grant at REPEATABLE READ';
-COMMENT ON COLUMN fence.lease.closed_in IS 'transaction, for the rest of which the closing token speaks';
-COMMENT ON INDEX fence.lease_pkey IS 'finds a lease';
-
-CREATE TABLE IF NOT EXISTS fence.role_prefix (
-    role   name NOT NULL,
-    prefix text COLLATE "C" NOT NULL,
-    level  text COLLATE "C" NOT NULL CHECK (level IN ('monitor', 'worker', 'adopter', 'admin')),
-    PRIMARY KEY (role, prefix)
-);
-COMMENT ON TABLE fence.role_prefix IS 'which leases a role may see and take; written by fence_grant and fence_revoke';
-COMMENT ON COLUMN fence.role_prefix.role IS 'by name';
-COMMENT ON COLUMN fence.role_prefix.prefix IS 'what names begin with; empty for all';
-COMMENT ON COLUMN fence.role_prefix.level IS 'monitor, worker, adopter or admin';
-COMMENT ON INDEX fence.role_prefix_pkey IS 'one level for each prefix of a role';
+CREATE TABLE IF NOT EXISTS fence.turn ();
+COMMENT ON TABLE fence.turn IS 'empty: locked by who moves the tokens on; and by who waits, who so is told from a stranger';
 
 
--- Who calls, and how a refusal is raised ------------------------------------------------------------------------------
-
--- A function with RETURN means the operators that it was made with, whatever search_path its caller has, and becomes a part of
--- the expression that calls it. In PL/pgSQL without a search_path of its own, variables have types of pg_catalog by name: what a
--- session has compiled with a type of its caller's stays, and would run the CHECK of his domain with the owner's rights.
-
--- Inside SECURITY DEFINER current_user is the owner of pg_fence_lite, so the caller is told from the session.
-CREATE OR REPLACE FUNCTION fence.caller() RETURNS name LANGUAGE sql STABLE
-    RETURN CASE current_setting('role') WHEN 'none' THEN session_user ELSE current_setting('role')::name END;
-COMMENT ON FUNCTION fence.caller IS 'the role that calls: that of SET ROLE, else that of the session';
-
-CREATE OR REPLACE FUNCTION fence.acts_for(role name) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT EXISTS (SELECT FROM pg_roles c LEFT JOIN pg_roles r ON r.rolname = acts_for.role
-                    WHERE c.rolname = fence.caller() AND (c.rolsuper OR r.oid IS NOT NULL AND (pg_has_role(c.oid, r.oid, 'USAGE')
-                       OR pg_has_role(c.oid, r.oid,
-                              CASE WHEN current_setting('server_version_num') < '160000' THEN 'MEMBER' ELSE 'SET' END))))
-$$;
-COMMENT ON FUNCTION fence.acts_for IS 'may the caller use the grants of this role, as a member of it or a superuser?';
-
-CREATE OR REPLACE FUNCTION fence.rank(level text) RETURNS integer LANGUAGE sql IMMUTABLE
-    RETURN array_position('{monitor,worker,adopter,admin}', level);
-COMMENT ON FUNCTION fence.rank IS 'the levels of fence_grant in their order; NULL for another word';
-
-CREATE OR REPLACE FUNCTION fence.may_name(lease text, least_rank integer DEFAULT 1) RETURNS boolean
-LANGUAGE plpgsql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    IF pg_has_role(fence.caller(), current_user, 'USAGE') THEN
-        RETURN true;
-    END IF;
-    -- What is recorded counts for a role that was itself given fence.leases: one made later under the same name was not.
-    PERFORM FROM fence.role_prefix p
-       JOIN aclexplode((SELECT c.relacl FROM pg_class c WHERE c.oid = 'fence.leases'::regclass)) AS a
-         ON a.grantee <> 0 AND pg_get_userbyid(a.grantee) = p.role
-      WHERE starts_with(lease, p.prefix) AND fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), a.grantee, 'USAGE');
-    RETURN FOUND;
-END
-$$;
-COMMENT ON FUNCTION fence.may_name IS
-    'may the caller use this lease at that level: see it, take it, adopt it? Prefixes are compared byte by byte';
-
-CREATE OR REPLACE FUNCTION fence.may_be_told(lease text) RETURNS boolean LANGUAGE sql STABLE
-    RETURN has_table_privilege(fence.caller(), 'fence.leases', 'SELECT') AND fence.may_name(lease);
-COMMENT ON FUNCTION fence.may_be_told IS 'may an error tell the caller of this lease?';
+-- Refusals --------
+-- A function with RETURN keeps the operators that it was made with, and becomes a part of the expression that calls it. All others have
+-- a search_path of their own, or are the owner's alone (see the end): else a session could compile them with types of its own making.
 
 CREATE OR REPLACE FUNCTION fence.quoted(text) RETURNS text LANGUAGE sql IMMUTABLE
-    RETURN '"' || replace(replace(replace($1, E'\n', '\n'), E'\r', '\r'), E'\t', '\t') || '"';
-COMMENT ON FUNCTION fence.quoted IS 'a name as a message shows it: in quotes, on one line';
+  RETURN '"' || replace(replace(replace($1, E'\n', E'\\n'), E'\r', E'\\r'), E'\t', E'\\t') || '"';
 
-CREATE OR REPLACE FUNCTION fence.cut(text, most integer DEFAULT 256) RETURNS text LANGUAGE sql STABLE AS $$
-    SELECT CASE WHEN octet_length(convert_to(to_json($1)::text, 'UTF8')) - 2 <= most THEN $1
-                ELSE (SELECT left($1, max(n)) || '...' FROM generate_series(0, most) AS n
-                       WHERE octet_length(convert_to(to_json(left($1, n))::text, 'UTF8')) + 1 <= most) END
-$$;
-COMMENT ON FUNCTION fence.cut IS 'as much of a text as DETAIL shows: what JSON writes in so many bytes';
-
-CREATE OR REPLACE FUNCTION fence.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void
-LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
+  col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  place record;
 BEGIN
-    IF jsonb_strip_nulls(detail) = '{}' THEN
-        RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint;
-    END IF;
-    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = jsonb_strip_nulls(detail);
+  SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+  IF FOUND THEN
+    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, SCHEMA = place.nspname, TABLE = place.relname, COLUMN = coalesce(col, ''),
+      DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', format('%I.%I', place.nspname, place.relname)));
+  END IF;
+  RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = jsonb_strip_nulls(detail);
 END
 $$;
-COMMENT ON FUNCTION fence.refuse IS 'raises an error with DETAIL in JSON';
 
-CREATE OR REPLACE FUNCTION fence.bad_argument(argument text, message text, hint text, code text DEFAULT '22023') RETURNS void
-LANGUAGE sql AS $$
-    SELECT fence.refuse(code, message, hint, jsonb_build_object('argument', argument))
+CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM fence.refuse('0A000', what || ' is not in pg_fence_lite', 'The extension pg_fence has it: where its library is installed, '
+    'pg_fence_lite--pg_fence.sql moves this database up, leases and fences included.');
+END
 $$;
-COMMENT ON FUNCTION fence.bad_argument IS 'refuses an argument';
 
-CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS void LANGUAGE sql AS $$
-    SELECT fence.refuse('0A000', what || ' is not in pg_fence_lite',
-        'The extension pg_fence has it: CREATE EXTENSION pg_fence, where its library can be installed, keeps the leases of pg_fence_lite.')
-$$;
-COMMENT ON FUNCTION fence.left_out IS 'refuses what only the extension has (0A000)';
-
-CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS numeric LANGUAGE sql IMMUTABLE
-    RETURN (extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000;
-COMMENT ON FUNCTION fence.microseconds IS 'an interval in microseconds; a month counts as 30 days';
+CREATE OR REPLACE FUNCTION fence.bad(argument text, message text, hint text, code text DEFAULT '22023') RETURNS void LANGUAGE sql
+  RETURN fence.refuse(code, message, hint, jsonb_build_object('argument', argument));
 
 -- `writes` is the call, where it is one that writes.
 CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
-    wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+  wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF name IS NULL THEN
-        PERFORM fence.bad_argument('name', 'name must not be NULL', 'Pass a value.', '22004');
-    ELSIF octet_length(name) NOT BETWEEN 1 AND 512 THEN
-        PERFORM fence.bad_argument('name', 'the name of a lease is 1 to 512 bytes long',
-            'Name what only one may do at a time, as ''invoice-run'' or ''order:7''; for a longer name, use a hash of it.');
-    ELSIF token IS NULL THEN
-        PERFORM fence.bad_argument('token', 'token must not be NULL', 'NULL often means that '
-            || CASE writes WHEN 'lease_adopt' THEN 'the other lock service has not granted the lease: adopt only what it grants.'
-               ELSE 'lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.' END, '22004');
-    ELSIF token < 1 THEN
-        PERFORM fence.bad_argument('token', 'a fencing token is at least 1', 'Pass what lease_acquire or lease_renew returned.');
-    ELSIF ttl <= '0' OR ttl > '366 days' THEN
-        PERFORM fence.bad_argument('ttl', 'ttl must be positive and at most 366 days', 'Three to ten times the heartbeat is usual.');
-    ELSIF wait < '0' OR wait >= '290000 years' THEN
-        PERFORM fence.bad_argument('wait', 'wait must be finite and not negative', 'Zero tries once; ''10 s'' waits in line.');
-    ELSIF octet_length(holder) > 512 THEN
-        PERFORM fence.bad_argument('holder', 'a holder is at most 512 bytes long', 'Name the worker, as ''invoices@host7''.');
-    ELSIF octet_length(metadata::text) > 65536 THEN
-        PERFORM fence.bad_argument('metadata', 'metadata is at most 64 kB', 'Keep the work''s data in a table of its own.');
-    ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
-        RAISE EXCEPTION USING ERRCODE = '25006', MESSAGE = format('cannot execute %s() %s', writes,
-            CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END);
-    END IF;
+  IF name IS NULL OR token IS NULL THEN
+    PERFORM fence.bad(CASE WHEN name IS NULL THEN 'name' ELSE 'token' END, 'neither name nor token may be NULL',
+      'A NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.', '22004');
+  ELSIF octet_length(name) NOT BETWEEN 1 AND 512 THEN
+    PERFORM fence.bad('name', 'the name of a lease is 1 to 512 bytes long', 'Name what only one may do at a time, as ''order:7''.');
+  ELSIF token < 1 THEN
+    PERFORM fence.bad('token', 'a fencing token is at least 1', 'Pass what lease_acquire or lease_renew returned.');
+  ELSIF ttl <= '0' OR ttl > '366 days' THEN
+    PERFORM fence.bad('ttl', 'ttl must be positive and at most 366 days', 'Three to ten times the heartbeat is usual.');
+  ELSIF wait < '0' OR wait >= '290000 years' THEN
+    PERFORM fence.bad('wait', 'wait must be finite and not negative', 'Zero tries once; ''10 s'' waits in line.');
+  ELSIF octet_length(holder) > 512 THEN
+    PERFORM fence.bad('holder', 'a holder is at most 512 bytes long', 'Name the worker, as ''invoices@host7''.');
+  ELSIF octet_length(metadata::text) > 65536 THEN
+    PERFORM fence.bad('metadata', 'metadata is at most 64 kB', 'Keep the work''s data in a table of its own.');
+  ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
+    PERFORM fence.refuse('25006', format('cannot execute %s() %s', writes,
+      CASE WHEN pg_is_in_recovery() THEN 'during recovery' ELSE 'in a read-only transaction' END), '');
+  END IF;
 END
 $$;
-COMMENT ON FUNCTION fence.check IS 'refuses bad arguments, and a call that writes where nothing can be written';
 
 CREATE OR REPLACE FUNCTION fence.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
-    RETURN current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
-COMMENT ON FUNCTION fence.keeps_snapshot IS 'is this transaction at REPEATABLE READ or above?';
+  RETURN current_setting('transaction_isolation') IN ('repeatable read', 'serializable');
 
-CREATE OR REPLACE FUNCTION fence.lock_key(lease text, kind bigint DEFAULT 1) RETURNS bigint LANGUAGE sql IMMUTABLE
-    RETURN hashtextextended(lease, 7382 + kind);
-COMMENT ON FUNCTION fence.lock_key IS 'the advisory lock of a leases name; kind 2 is the queue of those who wait';
+-- A month counts as 30 days.
+CREATE OR REPLACE FUNCTION fence.microseconds(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE
+  RETURN ((extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000)::bigint;
 
 
--- Tokens --------------------------------------------------------------------------------------------------------------
+-- Tokens --------
+-- 2^20 numbers are a second. A start of the server moves the sequence on by so many, or to the clock; and it is never a minute behind
+-- the clock when a token is drawn. So whatever sets it back (a crash, a failover, a dump) is outrun, while the clock goes forward.
 
+CREATE OR REPLACE FUNCTION fence.clock() RETURNS bigint LANGUAGE sql VOLATILE
+  RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
+CREATE OR REPLACE FUNCTION fence.last_token() RETURNS bigint LANGUAGE sql VOLATILE
+  RETURN coalesce(pg_sequence_last_value('fence.token_seq'), 0);
 CREATE OR REPLACE FUNCTION fence.floor() RETURNS bigint LANGUAGE sql VOLATILE
-    RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
-COMMENT ON FUNCTION fence.floor IS 'where the latest jump went to';
+  RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
 
--- A hash as a value of a sequence is at least 1. The path of the file has the oid of the database in it, and changes with
--- each ALTER SEQUENCE. With the oids of both sequences, marks that a dump has loaded are not taken for this database's own;
--- with the latest jump, a jump that was loaded over a later one is noticed.
+-- This start of the server. The path of the file names the database, and changes with each ALTER SEQUENCE.
 CREATE OR REPLACE FUNCTION fence.start_mark(floor bigint) RETURNS bigint LANGUAGE sql VOLATILE
-    RETURN greatest(1, 9223372036854775807 & hashtextextended(pg_relation_filepath('fence.token_seq'::regclass)
-        || ' ' || 'fence.server_start_seq'::regclass::oid || ' ' || 'fence.token_seq'::regclass::oid
-        || ' ' || floor || ' ' || extract(epoch FROM pg_postmaster_start_time()), 0));
-COMMENT ON FUNCTION fence.start_mark IS 'this start of the server, in this database, with this sequence';
-
-CREATE OR REPLACE FUNCTION fence.identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
-LANGUAGE plpgsql STABLE AS $$
-BEGIN
-    BEGIN
-        SELECT s.system_identifier INTO system_identifier FROM pg_control_system() AS s;
-    EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
-        system_identifier := 0;
-    END;
-    BEGIN
-        IF pg_is_in_recovery() THEN
-            SELECT c.timeline_id INTO timeline FROM pg_control_checkpoint() AS c;
-        ELSE
-            timeline := ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer;
-        END IF;
-    EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
-        timeline := 0;
-    END;
-    mark := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
-        (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
-END
-$$;
-COMMENT ON FUNCTION fence.identity IS
-    'what tells this database from a copy of it. Where a platform does not let an ordinary role ask, 0 stands for it';
-
+  RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
+    extract(epoch FROM pg_postmaster_start_time())), 0));
 CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql VOLATILE
-    RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark(fence.floor())
-       AND pg_sequence_last_value('fence.token_seq') >= pg_sequence_last_value('fence.server_start_token_seq'), false);
-COMMENT ON FUNCTION fence.has_begun IS 'has this life begun, and has nobody altered the sequence since? That is all that a draw asks';
+  RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark(fence.floor()), false);
 
-CREATE OR REPLACE FUNCTION fence.is_copy() RETURNS boolean LANGUAGE sql VOLATILE AS $$
-    SELECT pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM i.mark
-        OR coalesce(pg_sequence_last_value('fence.token_seq') < pg_sequence_last_value('fence.server_start_token_seq'), false)
-      FROM fence.identity(fence.floor()) AS i
-$$;
-COMMENT ON FUNCTION fence.is_copy IS
-    'is this another database than the one that drew last, or an older one? Then no earlier token speaks until renewed';
-
--- What is set of a sequence stays set when a transaction is rolled back; so the lock is given back at once, by an error that
--- is caught here.
-CREATE OR REPLACE FUNCTION fence.move_on(jumps boolean, above bigint DEFAULT 0) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    stride CONSTANT bigint := 1048576;
-    zero CONSTANT pg_catalog.timestamptz := '2026-01-01 00:00:00+00';
-    fault pg_catalog.text;
-    jump boolean;
-    floor bigint;
-    last bigint;
-    by_clock bigint;
+-- What tells this database from a copy of it. Where a platform does not let an ordinary role ask, 0 stands for it.
+CREATE OR REPLACE FUNCTION fence.identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint) LANGUAGE plpgsql STABLE AS $$
 BEGIN
-    PERFORM pg_advisory_xact_lock(fence.lock_key('', 3));
-    IF fence.has_begun() AND NOT jumps THEN
-        RAISE SQLSTATE 'PF999';
-    END IF;
-    SELECT CASE WHEN c.relpersistence <> 'p' THEN 'is not logged' WHEN s.seqincrement < 1 THEN 'does not ascend'
-                WHEN s.seqcache <> 1 THEN 'has a CACHE above 1' WHEN s.seqcycle THEN 'may CYCLE' END INTO fault
-      FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid WHERE s.seqrelid = 'fence.token_seq'::regclass;
-    IF fault IS NOT NULL THEN
-        PERFORM fence.refuse('55000', format('fence.token_seq %s, so its values are no fencing tokens', fault),
-            'Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq '
-            'SET LOGGED where it is unlogged. Commit that first.');
-    END IF;
-    floor := fence.floor();
-    jump := jumps OR fence.is_copy();
-    last := greatest(pg_sequence_last_value('fence.token_seq'), pg_sequence_last_value('fence.server_start_token_seq'), above, 0);
-    by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
-    -- Two moves within a second would take the sequence ahead of the clock, and a copy made between them behind it.
-    IF last + stride - by_clock BETWEEN 1 AND 2 * stride THEN
-        PERFORM pg_sleep((last + stride - by_clock)::float8 * 0.00000095367431640625 + 0.000001);  -- of 1048576 in a second
-        by_clock := floor(extract(epoch FROM clock_timestamp() - zero) * stride);
-    END IF;
-    last := setval('fence.token_seq', greatest(last + stride, by_clock));
-    IF jump THEN
-        floor := last;
-        PERFORM setval('fence.jump_token_seq', floor),
-                setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
-    END IF;
-    -- Marks of the jump that was looked at: what a restore may have loaded over it meanwhile is noticed.
-    PERFORM setval('fence.database_identity_seq', i.mark) FROM fence.identity(floor) AS i;
-    PERFORM setval('fence.server_start_token_seq', last);
-    -- On disk before anything is drawn; older servers have no call for it, and rely on the clock.
-    IF current_setting('server_version_num')::integer >= 170000 THEN
-        EXECUTE 'SELECT pg_logical_emit_message(false, ''pg_fence_lite'', '''', true)';
-    END IF;
-    -- The mark of the start comes last, for with it the rest is believed.
-    PERFORM setval('fence.server_start_seq', fence.start_mark(floor));
+  BEGIN
+    SELECT s.system_identifier, CASE WHEN pg_is_in_recovery() THEN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c)
+          ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer END
+     INTO system_identifier, timeline FROM pg_control_system() AS s;
+  EXCEPTION WHEN insufficient_privilege OR feature_not_supported OR undefined_function THEN
+    system_identifier := 0;
+    timeline := 0;
+  END;
+  mark := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
+    (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
+END
+$$;
+-- Then no earlier token speaks until its holder has renewed.
+CREATE OR REPLACE FUNCTION fence.is_copy() RETURNS boolean LANGUAGE sql VOLATILE
+  RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (fence.identity(fence.floor())).mark;
+
+-- What is set of a sequence stays set when a transaction is rolled back. So the lock is given back at once, by an error that is caught.
+-- `why`: 'start' (which is 'jump' where a dump was loaded over this very life); 'back', where a draw was set back; or 'lag', where there is
+-- more than a second to the clock, so that no racing draw is overtaken.
+CREATE OR REPLACE FUNCTION fence.move_on(why text, above bigint DEFAULT 0) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  second CONSTANT bigint := 1048576;
+  floor bigint;
+  last bigint;
+BEGIN
+  LOCK TABLE fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
+  PERFORM fence.refuse('55000', 'fence.token_seq was altered, so its values are no fencing tokens',
+      'Mend it, and commit that: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; ALTER SEQUENCE ... SET LOGGED.')
+    FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
+   WHERE s.seqrelid = 'fence.token_seq'::regclass AND NOT (c.relpersistence = 'p' AND s.seqincrement > 0 AND s.seqcache = 1 AND NOT s.seqcycle);
+  last := greatest(fence.last_token(), above);
+  IF why = 'lag' THEN
+    PERFORM setval('fence.token_seq', fence.clock()) WHERE last + second < fence.clock();
     RAISE SQLSTATE 'PF999';
+  ELSIF why = 'start' AND fence.has_begun() THEN
+    why := 'jump';
+    PERFORM FROM fence.server_start_seq AS s WHERE s.log_cnt > 0;
+    IF FOUND THEN
+      RAISE SQLSTATE 'PF999';
+    END IF;
+  END IF;
+  -- Two moves within a second would take the sequence ahead of the clock, and a copy made between them behind it.
+  IF last + second - fence.clock() BETWEEN 1 AND 2 * second THEN
+    PERFORM pg_sleep((last + second - fence.clock())::float8 / second + 0.000001);
+  END IF;
+  floor := fence.floor();
+  last := setval('fence.token_seq', greatest(last + second, fence.clock()));
+  IF why = 'jump' OR fence.is_copy() THEN
+    floor := setval('fence.jump_token_seq', last);
+    PERFORM setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
+  END IF;
+  -- The mark of the start comes last, for with it the rest is believed.
+  PERFORM setval('fence.database_identity_seq', (fence.identity(floor)).mark),
+      setval('fence.server_start_seq', fence.start_mark(floor) - 1), nextval('fence.server_start_seq');
+  RAISE SQLSTATE 'PF999';
 EXCEPTION WHEN SQLSTATE 'PF999' THEN
-    NULL;
+  NULL;
 END
 $$;
-COMMENT ON FUNCTION fence.move_on IS 'moves the sequence on to the greater of its last value + 2^20 and the clock';
 
-CREATE OR REPLACE FUNCTION fence.settle() RETURNS void
-LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- What setval has set has a log_cnt of 0 until the next nextval, which sets the mark last: so a dump that was loaded over it shows.
+CREATE OR REPLACE FUNCTION fence.start() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF NOT fence.has_begun() THEN
-        PERFORM fence.move_on(false);
-    END IF;
+  PERFORM FROM fence.server_start_seq AS s WHERE s.log_cnt > 0 AND fence.has_begun();
+  IF NOT FOUND THEN
+    PERFORM fence.move_on('start');
+  END IF;
 END
 $$;
-COMMENT ON FUNCTION fence.settle IS 'has the sequence moved on after a start; also for the trigger, which cannot write it';
 
+-- The last token drawn, since this start; for the trigger, which cannot move it itself.
+CREATE OR REPLACE FUNCTION fence.settle() RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM fence.start();
+  RETURN fence.last_token();
+END
+$$;
+
+-- For who has locked the lease's row; `above` is the greatest that the lease has had.
 CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-    IF NOT fence.has_begun() THEN
-        PERFORM fence.move_on(false);
-    END IF;
-    IF pg_sequence_last_value('fence.token_seq') < above THEN
-        PERFORM fence.move_on(true, above);  -- somebody has set it back
-    END IF;
-    RETURN nextval('fence.token_seq');
-END
-$$;
-COMMENT ON FUNCTION fence.draw IS 'the next token, for who has the lease''s lock; `above` is the greatest that the lease has had';
-
-
--- Leases --------------------------------------------------------------------------------------------------------------
-
--- The tokens by which this transaction guards leases, {"name": token}, in a setting, which goes with a savepoint as its
--- locks do. It is no proof, for anybody may set it: what it shows is judged like any other token.
-CREATE OR REPLACE FUNCTION fence.noted(lease text) RETURNS bigint LANGUAGE sql STABLE
-    RETURN (nullif(current_setting('pg_fence.guards', true), '')::jsonb ->> lease)::bigint;
-COMMENT ON FUNCTION fence.noted IS 'the token by which this transaction guards a lease, as the setting says: no proof';
-
-CREATE OR REPLACE FUNCTION fence.latest(first_token bigint, renewal_tokens bigint[]) RETURNS bigint LANGUAGE sql IMMUTABLE
-    RETURN coalesce(renewal_tokens[cardinality(renewal_tokens)], first_token);
-COMMENT ON FUNCTION fence.latest IS 'the latest token of a grant, but for the one that closed it';
-
-CREATE OR REPLACE FUNCTION fence.outlived_jump(adopted_floor bigint, latest bigint) RETURNS boolean LANGUAGE sql VOLATILE
-    RETURN CASE WHEN adopted_floor IS NULL THEN latest > fence.floor() ELSE adopted_floor = fence.floor() END;
-COMMENT ON FUNCTION fence.outlived_jump IS 'was a grant made, renewed or adopted since the latest jump?';
-
-CREATE OR REPLACE FUNCTION fence.check_given(name text, least_rank integer) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    prefixes pg_catalog.text;
+  second CONSTANT bigint := 1048576;
+  last bigint;
+  drawn bigint;
+  was_set boolean;  -- or it is the 33rd time
+  has_begun boolean;
 BEGIN
-    IF fence.may_name(name, least_rank) THEN
-        RETURN;
+  LOOP
+    SELECT t.last_value, t.log_cnt = 0, s.log_cnt > 0 AND fence.has_begun() INTO last, was_set, has_begun
+     FROM fence.token_seq AS t, fence.server_start_seq AS s;
+    IF NOT has_begun THEN
+      PERFORM fence.move_on('start');
+      CONTINUE;
+    ELSIF last < fence.clock() - (CASE WHEN was_set THEN 1 ELSE 60 END) * second THEN
+      PERFORM fence.move_on('lag');
     END IF;
-    SELECT array_to_string((array_agg(fence.quoted(p.prefix) ORDER BY p.prefix))[:10]
-               || CASE WHEN count(*) > 10 THEN ARRAY[count(*) - 10 || ' more'] END, ' or ') INTO prefixes FROM fence.role_prefix p
-     WHERE fence.rank(p.level) >= least_rank AND pg_has_role(fence.caller(), to_regrole(quote_ident(p.role)), 'USAGE');
-    PERFORM fence.refuse('42501', format('lease %s is not for this role', fence.quoted(name)),
-        format(CASE WHEN prefixes IS NULL THEN 'Role "%s" may take no lease yet: an administrator gives it names by fence_grant.'
-                    ELSE 'Role "%s" may take names that begin with %s.' END, fence.caller(), prefixes),
-        jsonb_build_object('lease', fence.cut(name), 'role', fence.caller()));
+    drawn := nextval('fence.token_seq');
+    EXIT WHEN drawn > last AND drawn > above;
+    PERFORM fence.move_on('back', greatest(last, above));
+  END LOOP;
+  RETURN drawn;
 END
 $$;
-COMMENT ON FUNCTION fence.check_given IS '42501 where no prefix lets the caller take this lease (2), or adopt it (3)';
 
-CREATE OR REPLACE FUNCTION fence.refuse_kind(lease text, is_adopted boolean) RETURNS void LANGUAGE sql AS $$
-    SELECT fence.refuse('55000',
-        format(CASE WHEN is_adopted THEN 'lease %s is granted by somebody else, and adopted here'
-                    ELSE 'lease %s is granted here, and cannot be adopted' END, fence.quoted(lease)),
-        CASE WHEN is_adopted THEN 'Adopt the number that its own service grants. For leases of this database take another name.'
-             ELSE 'Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)' END,
-        jsonb_build_object('lease', fence.cut(lease)))
-$$;
-COMMENT ON FUNCTION fence.refuse_kind IS 'refuses a call for a lease that is granted here, or that somebody else grants (55000)';
 
-CREATE OR REPLACE FUNCTION fence.put(lease text, holder text, token bigint, ttl_us bigint, metadata jsonb, adopted_floor bigint)
-RETURNS bigint LANGUAGE plpgsql AS $$
+-- Leases --------
+
+CREATE OR REPLACE FUNCTION fence.latest(l fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE
+  RETURN coalesce(l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token);
+CREATE OR REPLACE FUNCTION fence.is_live(l fence.lease) RETURNS boolean LANGUAGE sql VOLATILE
+  RETURN l.closing_token IS NULL AND l.expires_at > clock_timestamp();
+CREATE OR REPLACE FUNCTION fence.has(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE
+  RETURN token = l.first_token OR token = ANY (l.renewal_tokens);
+CREATE OR REPLACE FUNCTION fence.is_closed_here(l fence.lease) RETURNS boolean LANGUAGE sql VOLATILE
+  RETURN coalesce(l.closed_in = pg_current_xact_id_if_assigned(), false);
+-- But for a jump.
+CREATE OR REPLACE FUNCTION fence.speaks(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql VOLATILE
+  RETURN fence.has(l, token) AND fence.is_live(l) OR token = l.closing_token AND fence.is_closed_here(l);
+
+-- Has the grant ended, but after this snapshot? (A row that a restore has brought names transactions that this server has not had.)
+CREATE OR REPLACE FUNCTION fence.ended_since(l fence.lease, as_of pg_snapshot) RETURNS boolean LANGUAGE sql VOLATILE
+  RETURN as_of IS NOT NULL AND coalesce(CASE WHEN l.closing_token IS NULL THEN l.expires_at > greatest(now(), statement_timestamp())
+    ELSE NOT pg_visible_in_snapshot(l.closed_in, as_of) AND pg_visible_in_snapshot(l.closed_in, pg_current_snapshot()) END, false);
+
+-- The key of those who wait for a lease: of a hash that cannot be run backwards, so that nobody finds a name with the key of another's.
+CREATE OR REPLACE FUNCTION fence.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
+  RETURN ('x' || left(encode(sha256(replace('pg_fence_lite ' || lease, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
+
+-- Who waits, and who grants a new name, has the key and a lock of fence.turn, which no stranger can have.
+CREATE OR REPLACE FUNCTION fence.nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE
-    time CONSTANT pg_catalog.timestamptz := clock_timestamp();
+  key CONSTANT bigint := fence.lock_key(lease);
 BEGIN
-    INSERT INTO fence.lease (name, holder, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us,
-                             metadata, adopted_floor, granted_in)
-    VALUES (lease, holder, coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']',
-            fence.caller(), token, time, time, CASE WHEN adopted_floor IS NULL THEN time + ttl_us * interval '1 us' ELSE 'infinity' END,
-            ttl_us, metadata, adopted_floor, pg_current_xact_id());
-    IF fence.keeps_snapshot() THEN
-        RAISE WARNING USING ERRCODE = '01000',
-            MESSAGE = format('this transaction''s reads may be older than its grant of lease %s', fence.quoted(lease)),
-            DETAIL = jsonb_build_object('lease', fence.cut(lease)),
-            HINT = 'At REPEATABLE READ and above it can neither guard this grant nor write what is bound to the lease: '
-                'commit first, then begin the transaction that works under it.';
-    END IF;
-    RETURN token;
+  IF pg_try_advisory_lock_shared(key) THEN
+    RETURN pg_advisory_unlock_shared(key);  -- given back at once; nothing can come between the two
+  END IF;
+  RETURN NOT EXISTS (
+    SELECT FROM pg_locks q JOIN pg_locks t ON t.virtualtransaction = q.virtualtransaction
+     WHERE q.locktype = 'advisory' AND q.objsubid = 1 AND (q.classid::bigint << 32) | q.objid::bigint = key AND q.granted
+      AND t.relation = 'fence.turn'::regclass AND t.mode = 'AccessShareLock');
 END
 $$;
-COMMENT ON FUNCTION fence.put IS 'writes the row of a new grant, whose lock the caller has, and whose old row is gone';
 
-CREATE OR REPLACE FUNCTION fence.attempt(
-    lease text, holder text, ttl interval, metadata jsonb, reclaim boolean, is_head boolean) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    old fence.lease;
-    is_held boolean;
-    is_mine boolean;  -- to be reclaimed
-BEGIN
-    -- A try that loses mostly loses here, and has written nothing and locked nothing.
-    SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;
-    is_held := coalesce(old.closing_token IS NULL AND old.expires_at > clock_timestamp(), false);
-    is_mine := is_held AND reclaim AND coalesce(old.holder = attempt.holder AND old.role = fence.caller(), false);
-    IF old.adopted_floor IS NOT NULL THEN
-        PERFORM fence.refuse_kind(lease, true);
-    ELSIF is_held AND NOT is_mine THEN
-        IF is_head AND fence.keeps_snapshot() THEN
-            PERFORM fence.check_snapshot(lease);  -- which shows the same for ever
-        END IF;
-        RETURN NULL;
-    END IF;
-    -- The lock, if it is taken in vain, goes with the block that an error ends.
-    BEGIN
-        IF NOT (is_head OR is_mine OR fence.nobody_waits(lease)) OR NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN
-            RETURN NULL;
-        END IF;
-        SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;
-        IF FOUND AND old.closing_token IS NULL THEN
-            -- Its holder may be about to renew it: then it is taken. So it is where this very transaction relies on it.
-            SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease FOR UPDATE SKIP LOCKED;
-            IF NOT FOUND OR old.first_token = fence.noted(lease) OR fence.noted(lease) = ANY (old.renewal_tokens)
-               OR old.closing_token IS NULL AND old.expires_at > clock_timestamp()
-                  AND NOT coalesce(reclaim AND old.holder = attempt.holder AND old.role = fence.caller(), false) THEN
-                RAISE SQLSTATE 'PF999';
-            END IF;
-        END IF;
-    EXCEPTION WHEN SQLSTATE 'PF999' THEN
-        RETURN NULL;
-    END;
-    IF old.adopted_floor IS NOT NULL THEN
-        PERFORM fence.refuse_kind(lease, true);
-    ELSIF old.name IS NOT NULL THEN
-        DELETE FROM fence.lease l WHERE l.name = attempt.lease;
-    ELSIF fence.keeps_snapshot() THEN
-        PERFORM fence.check_snapshot(lease);
-    END IF;
-    RETURN fence.put(lease, holder, fence.draw(greatest(fence.latest(old.first_token, old.renewal_tokens), old.closing_token, 0)),
-                     fence.microseconds(ttl)::bigint, metadata, NULL);
-END
-$$;
-COMMENT ON FUNCTION fence.attempt IS
-    'one try. It blocks nowhere: what somebody else has locked is taken. `is_head` is for who owns the queue''s lock';
-
--- Taken and given back at once; nothing can come between the two.
-CREATE OR REPLACE FUNCTION fence.nobody_waits(lease text) RETURNS boolean LANGUAGE sql AS $$
-    SELECT CASE WHEN pg_try_advisory_lock_shared(fence.lock_key(lease, 2)) THEN pg_advisory_unlock_shared(fence.lock_key(lease, 2))
-                ELSE false END
-$$;
-COMMENT ON FUNCTION fence.nobody_waits IS 'does nobody own the lock of the leases queue?';
-
-CREATE OR REPLACE FUNCTION fence.wait_for(key bigint, row_of text, longest_us numeric) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    patience CONSTANT pg_catalog.text := current_setting('lock_timeout');
-BEGIN
-    PERFORM set_config('lock_timeout', least(nullif(extract(epoch FROM patience::interval) * 1000, 0),
-        greatest(ceil(longest_us / 1000), 1), 2147483647)::integer::text, true);
-    PERFORM pg_advisory_xact_lock(key);
-    IF row_of IS NOT NULL THEN
-        PERFORM FROM fence.lease l WHERE l.name = row_of FOR UPDATE;
-    END IF;
-    PERFORM set_config('lock_timeout', patience, true);
-END
-$$;
-COMMENT ON FUNCTION fence.wait_for IS
-    'waits for a lock, and then for that of a lease''s row; raises 55P03 when either takes longer than it may';
-
--- (Who catches 55P03 has lost a statement_timeout that was due with it.)
-CREATE OR REPLACE FUNCTION fence.is_out_of_patience(began timestamptz) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE
-    longest CONSTANT interval := nullif(current_setting('statement_timeout'), '0');
-    patience CONSTANT interval := nullif(current_setting('lock_timeout'), '0');
-BEGIN
-    IF clock_timestamp() - statement_timestamp() >= longest THEN
-        RAISE query_canceled USING MESSAGE = 'canceling statement due to statement timeout';
-    END IF;
-    RETURN coalesce(clock_timestamp() - began >= patience, false);
-END
-$$;
-COMMENT ON FUNCTION fence.is_out_of_patience IS 'is the caller''s lock_timeout over, which counts for a whole call?';
-
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION lease_acquire(
-    name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
-    metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1,
-    reclaim boolean DEFAULT false, session boolean DEFAULT false)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    longest CONSTANT interval := coalesce(ttl, '30 s');
-    again CONSTANT boolean := coalesce(reclaim, false);
-    left_us numeric;
-    token bigint;
-    began timestamptz;
-    pause float8 := 0.005;
-    is_head boolean := false;
-BEGIN
-    PERFORM fence.check('lease_acquire', name, 1, longest, wait, holder, metadata);
-    IF slots < 1 OR shared AND slots > 1 THEN
-        PERFORM fence.bad_argument('slots', 'slots must be at least 1, and shared excludes more', 'shared has no limit; slots has one.');
-    ELSIF again AND holder IS NULL THEN
-        PERFORM fence.bad_argument('reclaim', 'reclaim needs a holder', 'Only a holder that names itself can be known again.');
-    ELSIF shared OR slots > 1 OR session THEN
-        PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN slots > 1 THEN 'slots' ELSE 'session' END);
-    END IF;
-    IF NOT pg_has_role(fence.caller(), current_user, 'USAGE') THEN
-        PERFORM fence.check_given(name, 2);
-    END IF;
-    token := fence.attempt(name, holder, longest, metadata, again, false);
-    IF token IS NOT NULL OR coalesce(wait, '0') = '0' THEN
-        RETURN token;
-    END IF;
-
-    -- In the queue: its lock is had by one waiter at a time, in the order in which they came, and he alone looks.
-    began := clock_timestamp();
-    BEGIN
-        LOOP
-            left_us := fence.microseconds(wait) - extract(epoch FROM clock_timestamp() - began) * 1000000;
-            IF left_us <= 0 AND is_head THEN
-                RAISE SQLSTATE 'PF999';
-            ELSIF fence.is_out_of_patience(began) THEN
-                RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
-            ELSIF NOT is_head THEN
-                PERFORM fence.wait_for(fence.lock_key(name, 2), NULL, left_us);
-                is_head := true;
-            ELSE
-                PERFORM pg_sleep(least(pause, left_us::float8 * 0.000001));
-                pause := least(pause * 1.5, 0.05);
-            END IF;
-            PERFORM fence.check_given(name, 2);  -- a prefix may be taken away meanwhile
-            token := fence.attempt(name, holder, longest, metadata, again, true);
-            EXIT WHEN token IS NOT NULL;
-        END LOOP;
-    EXCEPTION
-        WHEN SQLSTATE 'PF999' THEN
-            RETURN NULL;
-        WHEN lock_not_available THEN
-            IF fence.is_out_of_patience(began) THEN
-                RAISE;
-            END IF;
-            RETURN NULL;
-    END;
-    RETURN token;
-END
-$$;
-COMMENT ON FUNCTION lease_acquire IS 'a fencing token when the lease is granted, NULL when it is taken (and stayed so for wait)';
-SET search_path = pg_catalog, pg_temp;
-
-CREATE OR REPLACE FUNCTION fence.not_your_lease(lease text, role name) RETURNS void LANGUAGE sql AS $$
-    SELECT fence.refuse('42501', format('lease %s was granted to another role', fence.quoted(lease)),
-        'Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody''s.',
-        jsonb_build_object('lease', fence.cut(lease), 'role', role))
-     WHERE fence.may_be_told(lease)
-$$;
-COMMENT ON FUNCTION fence.not_your_lease IS 'refuses a grant of another role, where the caller may be told of it';
-
-CREATE OR REPLACE FUNCTION fence.commit_durably() RETURNS void LANGUAGE sql AS $$
-    SELECT set_config('synchronous_commit', 'local', true) WHERE current_setting('synchronous_commit') = 'off'
-$$;
-COMMENT ON FUNCTION fence.commit_durably IS
-    'a commit that waits for the disk, whatever the session says: nobody acquires next who would make it durable';
-
-CREATE OR REPLACE FUNCTION fence.change(call text, lease text, token bigint, ttl interval) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    held fence.lease;
-    time pg_catalog.timestamptz;
-    fresh bigint;
-BEGIN
-    -- Who is too late locks nothing. Who is not waits for an open transaction that has changed the lease.
-    SELECT l.* INTO held FROM fence.lease l WHERE l.name = change.lease
-       AND (l.closing_token IS NULL AND l.expires_at > clock_timestamp()
-            OR call = 'lease_release' AND l.closed_in = pg_current_xact_id_if_assigned())
-       AND (call = 'lease_revoke' OR token IN (l.first_token, l.closing_token) OR token = ANY (l.renewal_tokens))
-       FOR NO KEY UPDATE;
-    time := clock_timestamp();
-    IF held.name IS NULL OR held.closing_token IS NULL AND held.expires_at <= time THEN
-        IF call = 'lease_renew' AND fence.may_be_told(lease)
-           AND EXISTS (SELECT FROM fence.lease l WHERE l.name = change.lease AND l.adopted_floor IS NOT NULL) THEN
-            PERFORM fence.refuse_kind(lease, true);
-        END IF;
-        RETURN NULL;
-    ELSIF call <> 'lease_revoke' AND held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
-        PERFORM fence.not_your_lease(lease, held.role);
-        RETURN NULL;  -- who may not see the lease does not learn that it is a token of it
-    ELSIF held.closing_token IS NOT NULL THEN
-        RETURN held.closing_token;
-    ELSIF held.adopted_floor IS NOT NULL THEN
-        IF call = 'lease_renew' THEN
-            PERFORM fence.refuse_kind(lease, true);
-        END IF;
-        fresh := held.first_token;  -- which closes it: nothing is drawn for an adopted lease
-        PERFORM fence.commit_durably();
-    ELSE
-        fresh := fence.draw(fence.latest(held.first_token, held.renewal_tokens));
-    END IF;
-    IF call = 'lease_renew' THEN
-        UPDATE fence.lease l
-           SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh,
-               renewals = l.renewals + 1, renewed_at = time, ttl_us = coalesce(fence.microseconds(ttl)::bigint, l.ttl_us),
-               expires_at = time + coalesce(fence.microseconds(ttl)::bigint, l.ttl_us) * interval '1 us'
-         WHERE l.name = change.lease;
-    ELSE
-        UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = change.lease;
-    END IF;
-    RETURN fresh;
-END
-$$;
-COMMENT ON FUNCTION fence.change IS
-    'renews or ends the grant that the token is of; NULL where there is none. lease_revoke has no token, and means any';
-
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM fence.check('lease_renew', name, token, ttl);
-    RETURN fence.change('lease_renew', name, token, ttl);
-END
-$$;
-COMMENT ON FUNCTION lease_renew IS 'a new, greater token, and a deadline of now + ttl; NULL when the lease was lost: stop';
-
-CREATE OR REPLACE FUNCTION lease_release(name text, token bigint)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM fence.check('lease_release', name, token);
-    RETURN fence.change('lease_release', name, token, NULL);
-END
-$$;
-COMMENT ON FUNCTION lease_release IS 'ends the grant: a closing token, good for a last write in this transaction; NULL when it was lost';
-
-CREATE OR REPLACE FUNCTION lease_revoke(name text)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    closing bigint;
-BEGIN
-    PERFORM fence.check('lease_revoke', name);
-    -- Waits for an acquire in an open transaction, and lets none begin until this transaction ends. In vain, it locks nothing.
-    BEGIN
-        PERFORM pg_advisory_xact_lock_shared(fence.lock_key(name));
-        closing := fence.change('lease_revoke', name, NULL, NULL);
-        IF closing IS NULL THEN
-            RAISE SQLSTATE 'PF999';
-        END IF;
-    EXCEPTION WHEN SQLSTATE 'PF999' THEN
-        NULL;
-    END;
-    RETURN closing;
-END
-$$;
-COMMENT ON FUNCTION lease_revoke IS 'ends the grant, also that of another role, and returns the closing token; NULL when there was none';
-SET search_path = pg_catalog, pg_temp;
-
--- At REPEATABLE READ and above a plain read shows an old grant. Locking what has changed since is 40001, and a row that is
--- newer than the snapshot shows by its key.
+-- 40001 where the row of a lease is another by now than the snapshot shows: to lock what has changed since is refused, and so is to
+-- insert what a newer row has. What is locked and inserted goes with the block.
 CREATE OR REPLACE FUNCTION fence.check_snapshot(lease text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM FROM fence.lease l WHERE l.name = lease FOR NO KEY UPDATE SKIP LOCKED;
-    IF NOT FOUND AND NOT EXISTS (SELECT FROM fence.lease l WHERE l.name = lease) THEN
-        INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
-        VALUES (lease, '', '', 1, now(), now(), now(), 1);
-    END IF;
-    RAISE SQLSTATE 'PF999';
-EXCEPTION
-    WHEN SQLSTATE 'PF999' THEN
-        NULL;
-    WHEN unique_violation THEN
-        RAISE serialization_failure USING MESSAGE = 'could not serialize access due to concurrent update';
+  PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
+  IF NOT FOUND AND NOT EXISTS (SELECT FROM fence.lease l WHERE l.name = lease) AND pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN
+    INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
+    VALUES (lease, '', '', 0, now(), now(), now(), 0) ON CONFLICT DO NOTHING;
+  END IF;
+  RAISE SQLSTATE 'PF999';
+EXCEPTION WHEN SQLSTATE 'PF999' THEN
+  NULL;
 END
 $$;
-COMMENT ON FUNCTION fence.check_snapshot IS '40001 where the row of a lease is another by now than the snapshot shows; keeps no lock';
 
--- May a transaction rely on this token from now until it ends? NULL when it may, else what to refuse it with. It takes the
--- lock that keeps everybody else from being granted the lease, and only then looks.
-CREATE OR REPLACE FUNCTION fence.verdict(lease text, token bigint)
-RETURNS jsonb LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- One try: the token, or NULL. `is_head` is for the head of the queue. What has ended, but after `as_of`, counts as taken.
+CREATE OR REPLACE FUNCTION fence.attempt(lease text, by text, ttl interval, data jsonb, reclaim boolean, is_head boolean,
+  as_of pg_snapshot DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    keeps_snapshot CONSTANT boolean := fence.keeps_snapshot();
-    guards CONSTANT text := nullif(current_setting('pg_fence.guards', true), '');
-    noted CONSTANT bigint := fence.noted(lease);
-    key CONSTANT bigint := fence.lock_key(lease);
-    held fence.lease;
-    is_own boolean;  -- a token of the grant, which is neither closed nor over
-    outlived boolean;  -- the latest jump; NULL where it is not the grant's
-    sees boolean;
+  us CONSTANT bigint := fence.microseconds(ttl);
+  old fence.lease;
+  is_mine boolean;  -- to be reclaimed
+  token bigint;
+  time timestamptz;
 BEGIN
-    IF noted IS NULL AND NOT fence.has_begun() THEN
-        PERFORM fence.move_on(false);
+  -- A try that loses mostly loses here, and has written nothing and locked nothing.
+  SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease;
+  is_mine := coalesce(reclaim AND old.holder = by AND fence.is_live(old), false);
+  IF fence.is_live(old) AND NOT is_mine OR fence.ended_since(old, as_of)
+    OR NOT is_head AND NOT is_mine AND NOT fence.nobody_waits(lease) THEN
+    RETURN NULL;
+  END IF;
+  -- What is locked in vain is given back with this block.
+  BEGIN
+    IF old.name IS NULL THEN
+      LOCK TABLE fence.turn IN ACCESS SHARE MODE;
+      IF NOT is_head AND NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) AND NOT fence.nobody_waits(lease) THEN
+        RAISE SQLSTATE 'PF999';  -- somebody is just granted this name for the first time
+      END IF;
+      INSERT INTO fence.lease (name, session_label, role, first_token, acquired_at, renewed_at, expires_at, ttl_us)
+      VALUES (lease, '', '', 0, now(), now(), now(), 0) ON CONFLICT DO NOTHING;
     END IF;
-    -- In a block of its own the lock is the transaction's: else it would go with a cursor that calls this and fails. Of a
-    -- verdict that refuses nothing is left.
-    BEGIN
-        PERFORM pg_advisory_xact_lock_shared(key);
-        IF keeps_snapshot THEN
-            -- A new grant deletes the row that the snapshot has, so that this is 40001; a renewal does not.
-            SELECT l.* INTO held FROM fence.lease l WHERE l.name = verdict.lease FOR KEY SHARE;
-            IF NOT FOUND OR held.closing_token IS NULL AND (held.expires_at <= clock_timestamp()
-                   OR token <> held.first_token AND token <> ALL (held.renewal_tokens)) THEN
-                PERFORM fence.check_snapshot(lease);  -- the token may be a renewal's that it does not know
-            END IF;
-        ELSE
-            SELECT l.* INTO held FROM fence.lease l WHERE l.name = verdict.lease;
-        END IF;
-        -- A grant that this transaction guards cannot have been replaced, whatever has ended it meanwhile. (Who only pretends
-        -- to guard it has the lock now, and the row shows that nobody else was granted the lease before.)
-        is_own := (token = held.first_token OR token = ANY (held.renewal_tokens))
-                  AND (held.closing_token IS NULL AND held.expires_at > clock_timestamp()
-                       OR coalesce(noted = held.first_token OR noted = ANY (held.renewal_tokens), false))
-               OR token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
-        outlived := CASE WHEN is_own THEN
-            fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens)) END;
-        IF NOT coalesce(outlived AND (held.role = fence.caller() OR fence.acts_for(held.role)), false) THEN
-            RAISE SQLSTATE 'PF999';
-        ELSIF keeps_snapshot AND held.granted_in = pg_current_xact_id_if_assigned() THEN
-            RETURN '{"code": "55000"}';
-        END IF;
-        PERFORM set_config('pg_fence.relied', gen_random_uuid() || ' ' || token || ' ' || lease, true),
-                setval('fence.verdict_seq', CASE WHEN held.adopted_floor IS NOT NULL THEN 1
-                    ELSE fence.seal(lease, token, pg_sequence_last_value('fence.token_seq')) END),
-                -- Of a transaction that guards very many, the latest are noted.
-                set_config('pg_fence.guards', (coalesce(CASE WHEN length(guards) < 8000 THEN guards::jsonb END, '{}')
-                    || jsonb_build_object(lease, token))::text, true);
-        RETURN NULL;
-    EXCEPTION
-        WHEN SQLSTATE 'PF999' THEN
-            NULL;
-        WHEN serialization_failure THEN
-            RETURN '{"code": "40001"}';
-    END;
-    sees := fence.may_be_told(lease);
-    IF outlived AND sees THEN
-        RETURN jsonb_build_object('code', '42501', 'role', held.role);
+    SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease FOR UPDATE SKIP LOCKED;
+    IF NOT FOUND OR fence.is_live(old) AND NOT coalesce(reclaim AND old.holder = by, false) OR fence.ended_since(old, as_of) THEN
+      RAISE SQLSTATE 'PF999';
     END IF;
-    RETURN jsonb_strip_nulls(jsonb_build_object('code', 'PF004',
-        'renew_first', CASE WHEN NOT outlived AND (sees OR held.role = fence.caller() OR fence.acts_for(held.role)) THEN true END,
-        'holder', CASE WHEN sees THEN fence.cut(coalesce(held.holder, held.session_label)) END,
-        'expires_at', CASE WHEN sees AND isfinite(held.expires_at)
-                           THEN to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"') END));
+    token := fence.draw(greatest(fence.latest(old), old.closing_token));
+    time := clock_timestamp();
+    UPDATE fence.lease l
+      SET holder = by, role = session_user, first_token = token, renewal_tokens = '{}', closing_token = NULL,
+        session_label = coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']',
+        acquired_at = time, renewed_at = time, expires_at = time + us * interval '1 us', ended_at = NULL, ttl_us = us, renewals = 0,
+        metadata = data, granted_in = pg_current_xact_id(), closed_in = NULL
+     WHERE l.name = lease;
+  EXCEPTION WHEN SQLSTATE 'PF999' THEN
+    RETURN NULL;
+  END;
+  IF fence.keeps_snapshot() THEN
+    RAISE WARNING USING ERRCODE = '01000', DETAIL = jsonb_build_object('lease', lease),
+      MESSAGE = 'this transaction''s reads may be older than its grant of lease ' || fence.quoted(lease),
+      HINT = 'At REPEATABLE READ and above it can neither guard this grant nor write what is bound to the lease: commit first.';
+  END IF;
+  RETURN token;
 END
 $$;
-COMMENT ON FUNCTION fence.verdict IS 'may a transaction rely on this token from now until it ends?';
 
--- What fence.verdict was content with is remembered where nobody else can write: in the value that this session has of a
--- sequence. The role, the transaction, the last token drawn and the last sweep are a part of it: while they are the same,
--- nobody was granted anything, and no name was made free for an adoption. A lock that goes with a savepoint takes the setting
--- pg_fence.relied with it. What begins that setting is drawn for each verdict: so nobody can look beforehand for a lease of his
--- own whose hash is that of another's, which half of the bits of a hash would make easy.
-CREATE OR REPLACE FUNCTION fence.seal(lease text, token bigint, last bigint) RETURNS bigint LANGUAGE sql VOLATILE
-    RETURN 1 + (9223372036854775806 & hashtextextended(encode(sha256(
-        replace(concat_ws(' ', left(current_setting('pg_fence.relied', true), 36), last,
-                coalesce(pg_sequence_last_value('fence.sweep_seq'), 0), token, octet_length(lease), lease, fence.caller()),
-            '\', '\\')::bytea), 'hex'),
-        (date_part('epoch', now()) * 1000000)::bigint));
-COMMENT ON FUNCTION fence.seal IS 'what is remembered of a verdict, for this role and transaction; `last` is the last token drawn';
+-- 57014 or 55P03 where the caller's own time is up. (Who catches 55P03 has lost a statement_timeout that was due with it.)
+CREATE OR REPLACE FUNCTION fence.check_timeouts(began timestamptz) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF clock_timestamp() - statement_timestamp() >= nullif(current_setting('statement_timeout'), '0')::interval THEN
+    RAISE query_canceled USING MESSAGE = 'canceling statement due to statement timeout';
+  ELSIF clock_timestamp() - began >= nullif(current_setting('lock_timeout'), '0')::interval THEN
+    RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
+  END IF;
+END
+$$;
 
-CREATE OR REPLACE FUNCTION fence.last_behind_lock(lease text) RETURNS bigint LANGUAGE sql VOLATILE
-    RETURN CASE WHEN lease = '' OR pg_try_advisory_xact_lock_shared(fence.lock_key(lease))
-                THEN pg_sequence_last_value('fence.token_seq') END;
-COMMENT ON FUNCTION fence.last_behind_lock IS 'the last token drawn, read behind the lock of the lease; NULL where that is not free';
+-- Of leases whose rows are locked.
+CREATE OR REPLACE FUNCTION fence.renew(names text[], fresh bigint, moment timestamptz, us bigint) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  UPDATE fence.lease l
+    SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh, renewals = l.renewals + 1,
+      renewed_at = moment, ttl_us = coalesce(us, l.ttl_us), expires_at = moment + coalesce(us, l.ttl_us) * interval '1 us'
+   WHERE l.name = ANY (names);
+END
+$$;
 
-CREATE OR REPLACE FUNCTION fence.remembers(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE
-    RETURN CASE WHEN substr(current_setting('pg_fence.relied', true), 38) = token || ' ' || lease
-                THEN currval('fence.verdict_seq') = fence.seal(lease, token, last) END;
-COMMENT ON FUNCTION fence.remembers IS 'true where fence.verdict was content with this a moment ago, and still would be';
-
-CREATE OR REPLACE FUNCTION fence.words(verdict jsonb, named text, token bigint, OUT message text, OUT hint text, OUT detail jsonb)
-LANGUAGE plpgsql AS $$
+-- Renews or ends the grant that the token is of; NULL where there is none. lease_revoke means any.
+CREATE OR REPLACE FUNCTION fence.change(call text, lease text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    lease CONSTANT pg_catalog.text := coalesce('lease ' || fence.quoted(named), 'the row''s lease');
+  held fence.lease;
+  time timestamptz;
+  fresh bigint;
 BEGIN
-    detail := verdict - 'code' || jsonb_build_object('lease', fence.cut(named));
-    CASE verdict ->> 'code'
-    WHEN '40001' THEN
-        message := format('could not serialize access to %s due to concurrent changes', lease);
-        hint := 'The grant is newer than the transaction''s snapshot: retry the transaction.';
-    WHEN '55000' THEN
-        message := format('this transaction''s snapshot is older than its grant of %s', lease);
-        hint := 'Acquire in a transaction of its own and commit it, then begin this one.';
-    WHEN '42501' THEN
-        message := format('%s was granted to another role', lease);
-        hint := 'Only the role that acquired a lease, a member of it or a superuser may use its tokens.';
-    ELSE
-        message := format('fencing token%s does not speak for %s', ' ' || token, lease);
-        detail := jsonb_build_object('presented', token) || detail;
-        hint := CASE WHEN verdict ? 'renew_first' THEN 'The database has failed over, or been restored or copied, since the grant was '
-                     'last renewed: call lease_renew with this token, and go on with the one it returns. NULL means: stop.'
-                ELSE 'The lease has expired, been released, revoked or taken over, or was never granted with it: stop.' END;
-    END CASE;
+  PERFORM fence.check(call, lease, token, ttl);
+  -- It waits for an open transaction that has changed the lease.
+  SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease AND (call = 'lease_revoke' OR fence.speaks(l, token)
+    OR call = 'lease_release' AND fence.has(l, token) AND fence.is_closed_here(l)) FOR NO KEY UPDATE;
+  time := clock_timestamp();
+  IF held.closing_token IS NOT NULL OR held.expires_at <= time OR held.name IS NULL THEN
+    RETURN CASE WHEN call = 'lease_release' THEN held.closing_token END;
+  END IF;
+  fresh := fence.draw(fence.latest(held));
+  IF call = 'lease_renew' THEN
+    PERFORM fence.renew(ARRAY[lease], fresh, time, fence.microseconds(ttl));
+  ELSE
+    UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = lease;
+  END IF;
+  RETURN fresh;
 END
 $$;
-COMMENT ON FUNCTION fence.words IS 'the words of a verdict; `named` is the lease where the caller may know its name';
 
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- 0: until this transaction ends nobody else is granted the lease, for which the token speaks. Else -6, PF004; -7, PF004 until it is
+-- renewed; -8, 55000. It takes the lock that keeps others from being granted the lease, and only then looks.
+CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint) RETURNS integer LANGUAGE plpgsql AS $$
 DECLARE
-    verdict jsonb;
+  held fence.lease;
 BEGIN
-    PERFORM fence.check('lease_guard', name, token);
-    verdict := fence.verdict(name, token);
-    IF verdict IS NOT NULL THEN
-        PERFORM fence.refuse(verdict ->> 'code', w.message, w.hint, w.detail) FROM fence.words(verdict, name, token) AS w;
-    END IF;
-    PERFORM set_config('pg_fence.token', token::text, true);
-    RETURN token;
+  IF NOT fence.has_begun() THEN
+    PERFORM fence.move_on('start');
+  END IF;
+  PERFORM FROM fence.lease l WHERE l.name = lease AND fence.speaks(l, token) FOR KEY SHARE;
+  IF fence.keeps_snapshot() THEN
+    PERFORM fence.check_snapshot(lease);
+  ELSIF NOT FOUND THEN
+    RETURN -6;
+  END IF;
+  SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease AND fence.speaks(l, token);
+  RETURN CASE WHEN held.name IS NULL THEN -6 WHEN fence.latest(held) <= fence.floor() THEN -7
+        WHEN held.granted_in = pg_current_xact_id_if_assigned() AND fence.keeps_snapshot() THEN -8 ELSE 0 END;
 END
 $$;
-COMMENT ON FUNCTION lease_guard IS 'the token, or PF004; nobody else can be granted the lease until this transaction ends';
 
-CREATE OR REPLACE FUNCTION lease_check(name text, token bigint)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+-- What an error tells of the latest grant, to those who may use leases.
+CREATE OR REPLACE FUNCTION fence.told(lease text) RETURNS jsonb LANGUAGE sql AS $$
+  SELECT jsonb_build_object('holder', coalesce(l.holder, l.session_label),
+        'expires_at', to_char(l.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"')) FROM fence.lease l WHERE l.name = lease
+$$;
+
+-- Refuses a guard or a write by what fence.relies says; `lease` is NULL where its name may not be shown.
+CREATE OR REPLACE FUNCTION fence.refuse_reliance(verdict bigint, lease text, token bigint, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
+  col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    held fence.lease;
+  named CONSTANT text := coalesce('lease ' || fence.quoted(lease), 'the row''s lease');
 BEGIN
-    PERFORM fence.check('', name, token);
-    SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_check.name;
-    IF NOT FOUND OR NOT fence.outlived_jump(held.adopted_floor, fence.latest(held.first_token, held.renewal_tokens))
-       OR NOT fence.may_name(name) OR NOT pg_is_in_recovery() AND NOT fence.has_begun() AND fence.is_copy() THEN
-        RETURN false;
-    ELSIF held.closing_token IS NOT NULL THEN
-        RETURN token = held.closing_token AND coalesce(held.closed_in = pg_current_xact_id_if_assigned(), false);
-    END IF;
-    RETURN (token = held.first_token OR token = ANY (held.renewal_tokens)) AND held.expires_at > clock_timestamp();
+  detail := detail || jsonb_build_object('lease', lease);
+  IF verdict = -8 THEN
+    PERFORM fence.refuse('55000', 'this transaction''s snapshot is older than its grant of ' || named,
+      'Acquire in a transaction of its own and commit it, then begin this one.', detail, relation, col);
+  END IF;
+  PERFORM fence.refuse('PF004', format('fencing token%s does not speak for %s', ' ' || token, named), CASE verdict
+      WHEN -7 THEN 'The database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this '
+        'token, and go on with the one it returns. NULL means: stop.'
+      ELSE 'The lease has expired, been released, revoked or taken over, or was never granted with it: stop.' END,
+    detail || coalesce(fence.told(lease), '{}')
+        || jsonb_build_object('presented', token, 'renew_first', CASE verdict WHEN -7 THEN true END), relation, col);
 END
 $$;
-COMMENT ON FUNCTION lease_check IS 'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
-SET search_path = pg_catalog, pg_temp;
 
-CREATE OR REPLACE FUNCTION fence.adopts(lease text, token bigint, held fence.lease) RETURNS text LANGUAGE plpgsql AS $$
+-- The sessions whose open transactions keep a lease from being granted; 0 for a prepared one. xmax is who locked the row last, or a
+-- multixact of several; a number that is neither any longer finds nobody.
+CREATE OR REPLACE FUNCTION fence.blocking_pids(locker xid) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
 DECLARE
-    had CONSTANT bigint := greatest(held.first_token, held.closing_token);
+  lockers xid[] := ARRAY[locker];
 BEGIN
-    PERFORM fence.check_given(lease, 3);  -- at each look: a prefix may be taken away while its role waits
-    IF held.name IS NULL THEN
-        RETURN 'greater';
-    ELSIF held.adopted_floor IS NULL THEN
-        PERFORM fence.refuse_kind(lease, false);
-    ELSIF held.closing_token IS NULL AND token = held.first_token THEN
-        IF held.role <> fence.caller() AND NOT fence.acts_for(held.role) THEN
-            PERFORM fence.not_your_lease(lease, held.role);
-        END IF;
-        RETURN CASE WHEN held.adopted_floor = fence.floor() THEN 'current' ELSE 'again' END;
-    ELSIF token > held.first_token AND token >= had THEN
-        RETURN 'greater';
-    END IF;
-    PERFORM fence.refuse('PF001',
-        format(CASE WHEN token < had THEN 'stale fencing token %s: lease %s has had %s'
-                    ELSE 'stale fencing token %s: it was released or revoked' END, token, fence.quoted(lease), had),
-        'Stop, and do not retry with this token: adopt the number of a new grant. After a mistake: lease_revoke, then lease_forget.',
-        jsonb_build_object('lease', fence.cut(lease), 'presented', token, 'stored', had));
+  IF locker = '0' THEN
+    RETURN '{}';
+  END IF;
+  BEGIN
+    lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) AS m);
+  EXCEPTION WHEN OTHERS THEN
+    NULL;
+  END;
+  RETURN ARRAY(SELECT DISTINCT coalesce(x.pid, 0) FROM pg_locks x JOIN pg_locks t ON t.virtualtransaction = x.virtualtransaction
+         WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid = ANY (lockers)
+          AND t.relation = 'fence.lease'::regclass AND t.mode IN ('RowShareLock', 'RowExclusiveLock'));
 END
 $$;
-COMMENT ON FUNCTION fence.adopts IS
-    'what becomes of a number that somebody else has granted: greater than all, current, again (after a jump); else it is refused';
 
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION lease_adopt(
-    name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    began CONSTANT timestamptz := clock_timestamp();
-    relies CONSTANT boolean := fence.noted(name) IS NOT NULL;
-    left_us numeric;
-    held fence.lease;
-    finds text;
-BEGIN
-    PERFORM fence.check('lease_adopt', name, token, NULL, wait, holder, metadata), fence.settle();
-    LOOP
-        SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
-        finds := fence.adopts(name, token, held);
-        left_us := fence.microseconds(coalesce(wait, '0')) - extract(epoch FROM clock_timestamp() - began) * 1000000;
-        -- What is locked in vain is given back with the block.
-        BEGIN
-            IF finds = 'current' THEN
-                RETURN token;
-            ELSIF finds = 'again' THEN
-                -- One fellow makes it known, and the others wait for that. Guards are not held up.
-                PERFORM pg_advisory_xact_lock(fence.lock_key(name, 2));
-                SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
-                IF fence.adopts(name, token, held) <> 'again' THEN
-                    RAISE SQLSTATE 'PF999';
-                END IF;
-                UPDATE fence.lease l SET adopted_floor = fence.floor(), renewed_at = clock_timestamp() WHERE l.name = lease_adopt.name;
-                PERFORM fence.commit_durably();
-                RETURN token;
-            ELSIF relies THEN
-                RAISE lock_not_available;  -- a transaction does not exclude itself
-            END IF;
-            -- Who would guard the older grant meanwhile waits behind this.
-            IF left_us > 0 THEN
-                PERFORM fence.wait_for(fence.lock_key(name), name, left_us);
-            ELSIF pg_try_advisory_xact_lock(fence.lock_key(name)) THEN
-                PERFORM FROM fence.lease l WHERE l.name = lease_adopt.name FOR UPDATE NOWAIT;
-            ELSE
-                RAISE lock_not_available;
-            END IF;
-            SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_adopt.name;
-            IF fence.adopts(name, token, held) <> 'greater' THEN
-                RAISE SQLSTATE 'PF999';
-            ELSIF held.name IS NOT NULL THEN
-                DELETE FROM fence.lease l WHERE l.name = lease_adopt.name;
-            ELSIF fence.keeps_snapshot() THEN
-                PERFORM fence.check_snapshot(name);
-            END IF;
-            PERFORM fence.put(name, holder, token, 0, metadata, fence.floor()), fence.commit_durably(), nextval('fence.sweep_seq');
-            RETURN token;
-        EXCEPTION
-            WHEN SQLSTATE 'PF999' THEN
-                NULL;
-            WHEN lock_not_available THEN
-                IF fence.is_out_of_patience(began) THEN
-                    RAISE;
-                END IF;
-                -- The older grant is ended all the same: so guards that overlap are over some time.
-                SELECT l.* INTO held FROM fence.lease l
-                 WHERE l.name = lease_adopt.name AND (l.closing_token IS NULL OR l.closing_token < token) FOR NO KEY UPDATE SKIP LOCKED;
-                IF FOUND AND fence.adopts(name, token, held) = 'greater' THEN
-                    UPDATE fence.lease l SET closing_token = token, ended_at = clock_timestamp(), closed_in = NULL
-                     WHERE l.name = lease_adopt.name;
-                    PERFORM fence.commit_durably();
-                END IF;
-                RETURN NULL;
-            WHEN serialization_failure THEN
-                PERFORM fence.refuse('40001', w.message, w.hint, w.detail) FROM fence.words('{"code": "40001"}', name, token) AS w;
-        END;
-    END LOOP;
-END
-$$;
-COMMENT ON FUNCTION lease_adopt IS 'makes known what somebody else has granted: the token, or NULL while an older grant is relied on';
-SET search_path = pg_catalog, pg_temp;
-
--- Up to 1000, for each takes a lock. Who is guarding a lease, or just acquiring it, has its lock.
-CREATE OR REPLACE FUNCTION fence.sweep(call text, only_name text, older_than interval) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    horizon pg_catalog.timestamptz;
-    swept bigint;
-BEGIN
-    IF older_than IS NULL THEN
-        PERFORM fence.bad_argument('older_than', 'older_than must not be NULL', 'Pass a value.', '22004');
-    ELSIF older_than < interval '0' THEN
-        PERFORM fence.bad_argument('older_than', 'older_than must not be negative', '''1 day'' keeps what ended within the last day.');
-    END IF;
-    PERFORM fence.check(call, coalesce(only_name, 'any'));
-    horizon := CASE WHEN fence.microseconds(older_than) > 60000000000000000 THEN '-infinity'  -- before all time
-                    ELSE clock_timestamp() - older_than END;
-    WITH over AS MATERIALIZED (
-        SELECT l.name FROM fence.lease l
-         WHERE (only_name IS NULL OR l.name = only_name) AND (l.adopted_floor IS NOT NULL) = (call = 'lease_forget')
-           AND coalesce(l.ended_at, l.expires_at) < horizon AND fence.noted(l.name) IS NULL
-         LIMIT 1000),
-    gone AS MATERIALIZED (
-        SELECT l.name FROM fence.lease l
-         WHERE l.name IN (SELECT o.name FROM over o WHERE pg_try_advisory_xact_lock(fence.lock_key(o.name)))
-           AND coalesce(l.ended_at, l.expires_at) < horizon
-           FOR UPDATE SKIP LOCKED)
-    DELETE FROM fence.lease l USING gone g WHERE l.name = g.name;
-    GET DIAGNOSTICS swept = ROW_COUNT;
-    PERFORM nextval('fence.sweep_seq') WHERE swept > 0;
-    RETURN swept;
-END
-$$;
-COMMENT ON FUNCTION fence.sweep IS 'deletes rows of leases that ended longer ago, up to 1000, and tells how many';
-
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
-RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT fence.sweep('lease_prune', NULL, coalesce(older_than, '1 day'))
-$$;
-COMMENT ON FUNCTION lease_prune IS 'deletes up to 1000 rows of grants that ended more than older_than ago, and returns how many';
-
-CREATE OR REPLACE FUNCTION lease_forget(name text)
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM fence.check('lease_forget', name);
-    PERFORM fence.refuse_kind(l.name, false) FROM fence.lease l WHERE l.name = lease_forget.name AND l.adopted_floor IS NULL;
-    RETURN fence.sweep('lease_forget', name, '0');
-END
-$$;
-COMMENT ON FUNCTION lease_forget(text) IS 'deletes the row of an adopted lease that is free, so that any token can be adopted again';
-
-CREATE OR REPLACE FUNCTION lease_forget_older(than interval)
-RETURNS bigint LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT fence.sweep('lease_forget', NULL, than)
-$$;
-COMMENT ON FUNCTION lease_forget_older(interval) IS 'the same of up to 1000 adopted leases that have been free for longer; returns how many';
-SET search_path = pg_catalog, pg_temp;
-
--- A barrier: a condition of the caller's must not see the leases that the caller may not.
-CREATE OR REPLACE VIEW fence.leases WITH (security_barrier) AS
-SELECT l.name, 'exclusive'::text AS mode,
-       CASE WHEN l.closing_token IS NOT NULL THEN 'free'
-            WHEN l.expires_at <= clock_timestamp() THEN 'expired' ELSE 'held' END AS state,
-       coalesce(l.holder, l.session_label) AS holder, l.role,
-       coalesce(l.closing_token, fence.latest(l.first_token, l.renewal_tokens)) AS token,
-       l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
-       CASE WHEN l.closing_token IS NOT NULL THEN interval '0' WHEN isfinite(l.expires_at)
-            THEN greatest(l.expires_at - clock_timestamp(), interval '0') END AS remaining,
-       l.renewals, l.metadata, coalesce(b.pids, '{}') AS blocking_pids, l.adopted_floor IS NOT NULL AS adopted
-  FROM fence.lease l
-  LEFT JOIN (SELECT (p.classid::bigint << 32) | p.objid::bigint AS key, array_agg(DISTINCT coalesce(p.pid, 0)) AS pids
-               FROM pg_locks p WHERE p.locktype = 'advisory' AND p.objsubid = 1 AND p.granted
-                AND p.database = (SELECT d.oid FROM pg_database d WHERE d.datname = current_database())
-              GROUP BY 1) AS b ON b.key = fence.lock_key(l.name) WHERE fence.may_name(l.name);
+CREATE OR REPLACE VIEW fence.leases AS
+SELECT l.name, 'exclusive'::text AS mode, CASE WHEN l.closing_token IS NOT NULL THEN 'free' WHEN fence.is_live(l) THEN 'held' ELSE 'expired' END AS state,
+    coalesce(l.holder, l.session_label) AS holder, l.role, coalesce(l.closing_token, fence.latest(l)) AS token,
+    l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
+    CASE WHEN l.closing_token IS NULL THEN greatest(l.expires_at - clock_timestamp(), '0') ELSE '0' END AS remaining,
+    l.renewals, l.metadata, fence.blocking_pids(l.xmax) AS blocking_pids, false AS adopted
+ FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'one row per lease: who holds what until when, and who holds up a take-over';
 
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
-RETURNS SETOF fence.leases LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+
+-- The fence --------
+-- fence_protect writes a trigger function for the table (fence.trigger_body), which hands its columns to fence.judge. All runs with the
+-- rights of the writer, but for fence.relies, which only those may call that may use leases.
+
+-- Returns the fence that the row is to have, 0 for NULL, NULL to leave it as it is; or what refuses it: -1 to -3 for PF001 to PF003, -4
+-- and -5 for a row that names no lease, and less for what fence.relies says. In a bound or partitioned table pg_fence.token becomes the
+-- token of the write, as in lease_guard: a row that moves to another partition is deleted there and inserted here.
+CREATE OR REPLACE FUNCTION fence.judge(op text, relation oid, mode text, is_bound boolean, is_partitioned boolean, is_free boolean,
+  stored bigint, shown bigint, old_lease text, lease text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  presents CONSTANT boolean := mode <> 'managed' AND op <> 'DELETE' AND shown IS DISTINCT FROM stored;
+  ambient CONSTANT text := coalesce(current_setting('pg_fence.token', true), '');
+  named boolean := false;  -- with the value that is stored
+  token bigint;
+  is_stale boolean;
+  verdict integer;
 BEGIN
-    PERFORM fence.check('', name, coalesce(token, 1));
-    RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name;
+  IF op = 'UPDATE' AND current_setting('fence_lite.named', true) = relation || ' ' || pg_trigger_depth() THEN
+    named := mode <> 'managed' AND NOT presents;  -- anybody may set it, and gains what a statement has that names the column
+    PERFORM set_config('fence_lite.named', '', true);
+  END IF;
+  IF current_setting('session_replication_role') = 'replica' THEN
+    RETURN CASE WHEN op <> 'UPDATE' OR stored IS NULL OR shown > stored OR shown = stored AND mode <> 'strict' THEN NULL
+          WHEN shown IS NULL THEN -2 ELSE -1 END;  -- the publisher has judged the rest
+  END IF;
+  token := CASE WHEN presents THEN shown WHEN ambient <> '' THEN ambient::bigint WHEN named AND mode = 'monotonic' THEN stored END;
+  IF token IS NULL THEN
+    -- A managed row may be created without a token, but no fence is blanked in silence.
+    RETURN CASE WHEN mode = 'managed' AND op = 'INSERT' AND is_free AND coalesce(shown, 0) <= 0 THEN 0
+          WHEN mode = 'strict' AND named AND stored IS NOT NULL THEN -1 ELSE -2 END;
+  ELSIF is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN
+    RETURN -5;
+  ELSIF is_bound AND (octet_length(lease) NOT BETWEEN 1 AND 512 OR octet_length(old_lease) NOT BETWEEN 1 AND 512) THEN
+    RETURN -4;
+  ELSIF NOT token BETWEEN 1 AND pg_sequence_last_value('fence.token_seq') AND NOT token BETWEEN 1 AND fence.settle() THEN
+    RETURN -3;
+  END IF;
+  is_stale := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
+  IF is_stale AND (mode = 'strict' OR NOT is_bound) THEN
+    RETURN -1;
+  ELSIF is_bound THEN
+    IF NOT has_function_privilege('fence.relies(text, bigint)'::regprocedure, 'EXECUTE') THEN
+      PERFORM fence.refuse('42501', format('role "%s" may not use leases, nor write what is bound to one', current_user),
+        'The owner of pg_fence_lite lets it by fence_grant.', jsonb_build_object('role', current_user), relation);
+    END IF;
+    verdict := fence.relies(coalesce(lease, old_lease), token);
+    IF verdict = 0 AND old_lease <> lease THEN
+      verdict := fence.relies(old_lease, token);
+    END IF;
+    IF verdict < 0 THEN
+      RETURN CASE WHEN is_stale AND verdict = -6 THEN -1 ELSE verdict END;
+    END IF;
+  END IF;
+  IF (is_bound OR is_partitioned) AND token::text <> ambient THEN
+    PERFORM set_config('pg_fence.token', token::text, true);
+  END IF;
+  -- Nobody who excludes a token that speaks was granted the lease since the row was written: it keeps the greater one.
+  RETURN greatest(token, CASE WHEN is_bound THEN stored END);
+END
+$$;
+
+-- May the writer read these columns in every row? The current user and the session's both must.
+CREATE OR REPLACE FUNCTION fence.may_read(relation oid, columns text[]) RETURNS boolean LANGUAGE sql STABLE
+  RETURN NOT row_security_active(relation) AND NOT EXISTS (
+    SELECT FROM unnest(columns) AS c (name), (VALUES (current_user), (session_user)) AS u (role)
+     WHERE NOT has_column_privilege(u.role, relation, c.name, 'SELECT'));
+
+-- Refuses a row by what fence.judge says.
+CREATE OR REPLACE FUNCTION fence.refuse_write(verdict bigint, relation oid, col text, mode text, lease_columns text[], stored bigint,
+  shown bigint, old_lease text, lease text, data jsonb) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+  own CONSTANT bigint := nullif(current_setting('pg_fence.token', true), '')::bigint;
+  seen CONSTANT bigint := CASE WHEN fence.may_read(relation, ARRAY[col]) THEN stored END;
+  token CONSTANT bigint := coalesce(CASE WHEN mode <> 'managed' AND shown IS DISTINCT FROM stored THEN shown END, own, seen);
+  detail jsonb := (SELECT jsonb_build_object('key', jsonb_object_agg(a.attname, CASE jsonb_typeof(data -> a.attname)
+        WHEN 'string' THEN to_jsonb(left(data ->> a.attname, 100)) ELSE data -> a.attname END))
+     FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY ((i.indkey::smallint[])[:i.indnkeyatts - 1])
+     WHERE i.indrelid = relation AND i.indisprimary HAVING fence.may_read(relation, array_agg(a.attname)));
+  e text[];
+BEGIN
+  e := CASE verdict
+    WHEN -1 THEN ARRAY['PF001', 'stale fencing token' || CASE
+        WHEN token = seen THEN format(': the row has already been written with token %s', seen)
+        WHEN token <> seen THEN format(' %s: the row has already seen %s', token, seen)
+        ELSE format('%s: the row has seen the same or a greater one', ' ' || token) END,
+      CASE WHEN token = seen THEN 'Nobody newer is at work; but in strict mode use lease_renew''s token, or monotonic mode.'
+         WHEN own >= seen THEN 'The statement wrote an older value, which counts before the transaction''s own token.'
+         ELSE 'A newer holder may have taken the lease over: stop, and do not retry with this token.' END]
+    WHEN -2 THEN ARRAY['PF002', 'no fencing token presented', CASE
+      WHEN mode = 'managed' AND stored IS NULL AND shown > 0 THEN 'A managed fence is never blanked: load data before fence_protect.'
+      ELSE 'In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard. A NULL often means that '
+         'lease_renew or lease_release found the lease lost: stop.' END]
+    WHEN -3 THEN ARRAY['PF003', format('fencing token %s was never issued by this database', token),
+      'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun others.']
+    WHEN -4 THEN ARRAY['22023', 'the row''s columns make no lease name of 1 to 512 bytes', 'Bind the table by other columns.']
+    WHEN -5 THEN ARRAY['22004', format('column %s is NULL, so the row names no lease', (SELECT string_agg(fence.quoted(c), ' or ')
+      FROM unnest(lease_columns) AS c)), 'Give it a value. The owner can mend it in one '
+      'transaction: fence_unprotect, UPDATE, ALTER COLUMN ... SET NOT NULL, fence_protect.'] END;
+  detail := coalesce(detail, '{}') || jsonb_build_object('presented', CASE WHEN verdict IN (-1, -3) THEN token END, 'stored',
+    CASE WHEN verdict >= -2 THEN seen END, 'column', CASE verdict WHEN -5 THEN lease_columns[1] END);
+  PERFORM fence.refuse(e[1], e[2], e[3], detail, relation, col) WHERE e IS NOT NULL;
+  lease := CASE WHEN old_lease <> lease AND fence.relies(lease, token) = 0 THEN old_lease ELSE coalesce(lease, old_lease) END;
+  PERFORM fence.refuse_reliance(verdict, CASE WHEN fence.may_read(relation, lease_columns) THEN lease END, token, detail, relation, col);
+END
+$$;
+
+-- Refuses a write where a column is not there that the trigger names, or a TRUNCATE.
+CREATE OR REPLACE FUNCTION fence.refuse_statement(relation oid, columns text[]) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM fence.refuse('42703', 'the trigger fenced finds no column ' || fence.quoted(c), 'Was it renamed or dropped? Call fence_protect '
+    'again with the present name; until then no write can land.', jsonb_build_object('column', c), relation, c)
+    FROM unnest(columns) AS c WHERE NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = c AND a.attnum > 0);
+  PERFORM fence.refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token', 'Use DELETE with a token, or let the owner call '
+    'fence_unprotect, truncate and fence_protect in one transaction.', '{}', relation)
+   WHERE current_setting('session_replication_role') <> 'replica';
+END
+$$;
+
+-- PL/pgSQL does not see which columns a statement names. This trigger, BEFORE UPDATE OF the fence column and by its name the first of
+-- all, notes that it names it with the value that is stored.
+CREATE OR REPLACE FUNCTION fence.note_named() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM set_config('fence_lite.named', TG_RELID || ' ' || pg_trigger_depth(), true);
+  RETURN NEW;
+END
+$$;
+
+-- The name of a row's lease, taken apart: columns, literal text, and braces that do not pair.
+CREATE OR REPLACE FUNCTION fence.pieces(template text, OUT col text, OUT literal text, OUT is_odd boolean) RETURNS SETOF record
+LANGUAGE sql IMMUTABLE AS $$
+  SELECT CASE WHEN m[1] ~ '^[{].+[}]$' THEN btrim(m[1], '{}') END,
+      CASE WHEN m[1] IN ('{{', '}}') THEN left(m[1], 1) WHEN m[1] !~ '^[{}]' THEN m[1] END, m[1] IN ('{', '}')
+   FROM regexp_matches(template, '([{][{]|[}][}]|[{][^{}]+[}]|[^{}]+|.)', 'g') AS m
+$$;
+CREATE OR REPLACE FUNCTION fence.columns_of(template text) RETURNS text[] LANGUAGE sql IMMUTABLE
+  RETURN ARRAY(SELECT p.col FROM fence.pieces(template) AS p WHERE p.col IS NOT NULL);
+
+-- The text of a table's trigger function. Names and texts get into it by format() alone, which quotes them for PL/pgSQL as for SQL.
+CREATE OR REPLACE FUNCTION fence.trigger_body(relation oid, col text, mode text, lease text, events text) RETURNS text
+LANGUAGE sql STABLE AS $$
+  SELECT format($body$
+DECLARE
+  stored bigint; shown bigint; old_lease text; lease text; judged bigint;
+BEGIN
+  IF TG_OP = 'TRUNCATE' THEN
+    PERFORM fence.refuse_statement(TG_RELID, '{}');
+    RETURN NULL;
+  END IF;
+  BEGIN
+    stored := OLD.%1$I; shown := NEW.%1$I; old_lease := %2$s; lease := %3$s;
+  EXCEPTION WHEN undefined_column THEN
+    PERFORM fence.refuse_statement(TG_RELID, %4$L);
+  END;
+  judged := fence.judge(TG_OP, TG_RELID, %5$L, %6$L, %7$L, %8$L, stored, shown, old_lease, lease);
+  IF judged < 0 THEN
+    PERFORM fence.refuse_write(judged, TG_RELID, %1$L, %5$L, %9$L, stored, shown, old_lease, lease, coalesce(to_jsonb(OLD), to_jsonb(NEW)));
+  ELSIF TG_OP = 'DELETE' THEN
+    RETURN OLD;
+  ELSIF judged <> coalesce(shown, -1) THEN
+    NEW.%1$I := nullif(judged, 0);
+  END IF;
+  RETURN NEW;
+END $body$, col, coalesce(string_agg(format(p.form, 'OLD', p.piece), ' || ' ORDER BY p.n), 'NULL'),
+      coalesce(string_agg(format(p.form, 'NEW', p.piece), ' || ' ORDER BY p.n), 'NULL'), col || fence.columns_of(lease), mode,
+      lease IS NOT NULL, (SELECT c.relkind = 'p' FROM pg_class c WHERE c.oid = relation),
+      lease IS NULL OR events <> '' AND events !~ 'insert', fence.columns_of(lease))
+   FROM (SELECT CASE WHEN p.col IS NULL THEN '%2$L' ELSE '%1$s.%2$I::text' END AS form, coalesce(p.col, p.literal) AS piece, p.n
+       FROM fence.pieces(lease) WITH ORDINALITY AS p (col, literal, is_odd, n)) AS p
+$$;
+CREATE OR REPLACE FUNCTION fence.put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  EXECUTE format('CREATE OR REPLACE FUNCTION %s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS %L', name, body);
+  EXECUTE format('COMMENT ON FUNCTION %s() IS %L', name, 'the fence of a table, written by fence_protect');
+END
+$$;
+-- Of what the same arguments make, the name is the same: so nobody can have another's function replaced.
+CREATE OR REPLACE FUNCTION fence.write_trigger(relation oid, col text, mode text, lease text, events text) RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+  body CONSTANT text := fence.trigger_body(relation, col, mode, lease, events);
+  name CONSTANT text := format('fence.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
+BEGIN
+  PERFORM fence.put_function(name, body);
+  RETURN name;
+END
+$$;
+-- Once no trigger calls it any longer.
+CREATE OR REPLACE FUNCTION fence.drop_function(function regproc) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  IF function::text ~ '^fence[.]fenced_[0-9]+_' AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = function) THEN
+    EXECUTE format('DROP FUNCTION %s()', function);
+  END IF;
+END
+$$;
+
+-- The triggers of fences. Their arguments are fence column, mode, lease and events: all that their function is made of.
+CREATE OR REPLACE FUNCTION fence.triggers(OUT relation regclass, OUT name name, OUT is_own boolean, OUT type integer, OUT enabled "char",
+  OUT parent oid, OUT function regproc, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE AS $$
+  SELECT t.tgrelid, t.tgname, p.proname <> 'note_named', t.tgtype::integer, t.tgenabled, t.tgparentid, t.tgfoid, ARRAY(
+      SELECT convert_from(decode(replace(x.part, ' ', ''), 'hex'), getdatabaseencoding())
+       FROM unnest(string_to_array(regexp_replace(encode(t.tgargs, 'hex'), '(..)', E'\\1 ', 'g'), '00 ')) WITH ORDINALITY AS x (part, n)
+      WHERE x.n <= t.tgnargs ORDER BY x.n)
+   FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE p.pronamespace = 'fence'::regnamespace
+$$;
+CREATE OR REPLACE FUNCTION fence.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
+  SELECT relation UNION SELECT p.relid FROM pg_partition_tree(relation) AS p
+$$;
+CREATE OR REPLACE FUNCTION fence.take_off(table_name regclass) RETURNS integer LANGUAGE plpgsql AS $$
+DECLARE
+  item record;
+  dropped integer := 0;
+BEGIN
+  FOR item IN SELECT t.* FROM fence.triggers() AS t WHERE t.parent = 0 AND t.relation IN (SELECT fence.family(table_name)) LOOP
+    EXECUTE format('DROP TRIGGER %I ON %s', item.name, item.relation);
+    PERFORM fence.drop_function(item.function);
+    dropped := dropped + 1;
+  END LOOP;
+  RETURN dropped;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.refuse_table(relation regclass, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void
+LANGUAGE sql RETURN fence.refuse(code, format('cannot fence %s: %s', coalesce(relation::text, 'a table'), fault), hint,
+  jsonb_build_object('column', col), relation, col);
+CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, is_new boolean) RETURNS void LANGUAGE sql AS $$
+  SELECT fence.refuse_table(relation, r.code, r.fault, r.hint)
+   FROM (VALUES (1)) AS once LEFT JOIN pg_class c ON c.oid = relation
+   CROSS JOIN LATERAL (VALUES
+    (c.oid IS NULL, CASE WHEN relation IS NULL THEN '22004' ELSE '42P01' END, 'there is no such table', 'Name a table that exists.'),
+    (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+    (is_new AND (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace OR c.relkind NOT IN ('r', 'p')
+      OR EXISTS (SELECT FROM fence.family(relation) AS p JOIN pg_class pc ON pc.oid = p WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p')),
+     '42809', 'it is no logged table of this server', 'Fence the table that stores the rows; a crash empties an unlogged one, fences and all.'),
+    (is_new AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is a partition or an inheritance child',
+     'Protect the table above it, which covers its partitions.')
+   ) AS r (applies, code, fault, hint) WHERE r.applies LIMIT 1
+$$;
+
+
+-- The calls --------
+
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('fence_lite.home'), false); END $$;
+CREATE OR REPLACE FUNCTION lease_acquire(name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
+  metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1, reclaim boolean DEFAULT false,
+  session boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  longest CONSTANT interval := coalesce(ttl, '30 s');
+  patience CONSTANT text := current_setting('lock_timeout');
+  left_us numeric;
+  token bigint;
+  began timestamptz;
+  pause float8 := 0.005;
+  is_head boolean := false;
+BEGIN
+  PERFORM fence.check('lease_acquire', name, 1, longest, wait, holder, metadata);
+  IF slots < 1 OR shared AND slots > 1 THEN
+    PERFORM fence.bad('slots', 'slots must be at least 1, and shared excludes more', 'Neither is in pg_fence_lite.');
+  ELSIF reclaim AND holder IS NULL THEN
+    PERFORM fence.bad('reclaim', 'reclaim needs a holder', 'Only a holder that names itself can be known again.');
+  ELSIF shared OR slots > 1 OR session THEN
+    PERFORM fence.left_out(CASE WHEN shared THEN 'shared' WHEN session THEN 'session' ELSE 'slots' END);
+  END IF;
+  token := fence.attempt(name, holder, longest, metadata, reclaim, false);
+  IF token IS NOT NULL OR coalesce(wait, '0') = '0' THEN
+    RETURN token;
+  ELSIF fence.keeps_snapshot() THEN
+    PERFORM fence.check_snapshot(name), fence.left_out('a wait at REPEATABLE READ, where the lease stays as the snapshot shows it,');
+  END IF;
+
+  -- In the queue: its lock is had by one waiter at a time, in the order in which they came, and that one alone looks.
+  began := clock_timestamp();
+  BEGIN
+    LOCK TABLE fence.turn IN ACCESS SHARE MODE;
+    LOOP
+      left_us := fence.microseconds(wait) - extract(epoch FROM clock_timestamp() - began) * 1000000;
+      PERFORM fence.check_timeouts(began);
+      IF NOT is_head THEN
+        PERFORM set_config('lock_timeout', least(nullif(extract(epoch FROM patience::interval) * 1000, 0),
+          greatest(ceil(left_us / 1000), 1), 2147483647)::integer::text, true);
+        PERFORM pg_advisory_xact_lock(fence.lock_key(name)), set_config('lock_timeout', patience, true);
+        is_head := true;
+      ELSIF left_us <= 0 THEN
+        RAISE SQLSTATE 'PF999';
+      ELSE
+        PERFORM pg_sleep(least(pause, left_us::float8 * 0.000001));
+        pause := least(pause * 1.5, 0.05);
+      END IF;
+      token := fence.attempt(name, holder, longest, metadata, reclaim, true);
+      EXIT WHEN token IS NOT NULL;
+    END LOOP;
+  EXCEPTION
+    WHEN SQLSTATE 'PF999' THEN
+      RETURN NULL;
+    WHEN lock_not_available THEN
+      PERFORM fence.check_timeouts(began);
+      -- Where a stranger has the queue's lock, its time is all that this costs.
+      RETURN fence.attempt(name, holder, longest, metadata, reclaim, false);
+  END;
+  RETURN token;
+END
+$$;
+COMMENT ON FUNCTION lease_acquire IS 'a fencing token when the lease is granted, NULL when it is taken, and stayed so for wait (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION lease_acquire_any(names text[], n integer DEFAULT 1, holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
+  metadata jsonb DEFAULT NULL, session boolean DEFAULT false, as_of pg_snapshot DEFAULT pg_current_snapshot())
+RETURNS TABLE (name text, token bigint, place integer) LANGUAGE plpgsql ROWS 1 AS $$
+#variable_conflict use_variable
+DECLARE
+  granted integer := 0;
+BEGIN
+  PERFORM fence.left_out('session') WHERE session;
+  PERFORM fence.check('lease_acquire_any', u, 1, coalesce(ttl, '30 s'), NULL, holder, metadata) FROM unnest(names || 'any'::text) AS u;
+  IF names IS NULL THEN
+    PERFORM fence.bad('names', 'names must not be NULL', 'Pass the names of leases.', '22004');
+  ELSIF cardinality(names) > 10000 THEN
+    PERFORM fence.bad('names', 'at most 10000 names may come at once', 'Pass those that come first.');
+  ELSIF n NOT BETWEEN 1 AND 1000 THEN
+    PERFORM fence.bad('n', 'n must be 1 to 1000', 'Take what one worker can do within the ttl.');
+  END IF;
+  FOR name, place IN SELECT u.u, min(u.n) FROM unnest(names) WITH ORDINALITY AS u (u, n) GROUP BY 1 ORDER BY 2 LOOP
+    token := fence.attempt(name, holder, coalesce(ttl, '30 s'), metadata, false, false, coalesce(as_of, pg_current_snapshot()));
+    IF token IS NOT NULL THEN
+      RETURN NEXT;
+      granted := granted + 1;
+      EXIT WHEN granted = coalesce(n, 1);
+    END IF;
+  END LOOP;
+END
+$$;
+COMMENT ON FUNCTION lease_acquire_any IS
+  'the first n of these leases that are free, a row each; as_of is the snapshot of the calling statement: leave it out (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN fence.change('lease_renew', name, token, ttl);
+END
+$$;
+COMMENT ON FUNCTION lease_renew IS 'a new, greater token, and a deadline of now + ttl; NULL when the lease was lost: stop (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION lease_release(name text, token bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+BEGIN
+  RETURN fence.change('lease_release', name, token);
+END
+$$;
+COMMENT ON FUNCTION lease_release IS
+  'ends the grant: a closing token, good for a last write in this transaction; NULL when it was lost (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION lease_revoke(name text) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  closing bigint;
+BEGIN
+  closing := fence.change('lease_revoke', name, 1);
+  IF closing IS NULL THEN
+    RAISE SQLSTATE 'PF999';
+  END IF;
+  RETURN closing;
+EXCEPTION WHEN SQLSTATE 'PF999' THEN
+  RETURN NULL;  -- what was locked in vain is given back
+END
+$$;
+COMMENT ON FUNCTION lease_revoke IS 'ends the grant, whoever has it, and returns the closing token; NULL when there was none (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION lease_keep(names text[], tokens bigint[])
+RETURNS TABLE (name text, token bigint, outcome text, renewed bigint, remaining interval, again_in interval, code text) LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+  us CONSTANT interval := '1 us';
+  locked bigint[];  -- the places of the pairs whose leases are
+  kept text[];
+  above bigint;
+  time timestamptz;
+  fresh bigint;
+BEGIN
+  PERFORM fence.check('lease_keep', 'any');
+  IF names IS NULL OR tokens IS NULL OR EXISTS (SELECT FROM unnest(names, tokens) AS p (name, token)
+      WHERE (p.name IS NULL OR p.token IS NULL) AND cardinality(names) = cardinality(tokens)) THEN
+    PERFORM fence.bad('names', 'names and tokens must not be NULL', 'NULL often means that a lease was never granted.', '22004');
+  ELSIF cardinality(names) <> cardinality(tokens) OR cardinality(names) > 10000 THEN
+    PERFORM fence.bad('names', 'names and tokens must be as many, and at most 10000', 'Pass a token for each name.');
+  END IF;
+  SELECT array_agg(x.n) INTO locked FROM (
+    SELECT p.n FROM unnest(names, tokens) WITH ORDINALITY AS p (name, token, n) JOIN fence.lease l ON l.name = p.name
+     WHERE fence.has(l, p.token) AND fence.is_live(l) FOR NO KEY UPDATE OF l SKIP LOCKED) AS x;
+  time := clock_timestamp();
+  SELECT array_agg(l.name), max(fence.latest(l)) INTO kept, above FROM fence.lease l
+   WHERE l.expires_at > time AND l.name IN (
+    SELECT p.name FROM unnest(names) WITH ORDINALITY AS p (name, n) JOIN unnest(locked) AS m (n) USING (n));
+  IF kept IS NOT NULL THEN
+    fresh := fence.draw(above);
+    PERFORM fence.renew(kept, fresh, time, NULL);
+  END IF;
+  RETURN QUERY
+  SELECT p.name, p.token, o.outcome, CASE o.outcome WHEN 'kept' THEN fresh END,
+      CASE o.outcome WHEN 'kept' THEN l.ttl_us * us WHEN 'later' THEN greatest(l.expires_at - time, '0') END,
+      CASE o.outcome WHEN 'kept' THEN least(l.ttl_us / 3, 86400000000) * us WHEN 'later' THEN greatest((l.expires_at - time) / 10, '10 ms') END,
+      CASE o.outcome WHEN 'later' THEN '55P03' WHEN 'refused' THEN '22023' END
+   FROM unnest(names, tokens) WITH ORDINALITY AS p (name, token, n)
+   LEFT JOIN fence.lease l ON l.name = p.name
+   LEFT JOIN unnest(locked) AS m (n) ON m.n = p.n
+   CROSS JOIN LATERAL (SELECT CASE
+      WHEN octet_length(p.name) NOT BETWEEN 1 AND 512 OR p.token < 1 THEN 'refused'
+      WHEN m.n IS NOT NULL AND fence.latest(l) = fresh THEN 'kept'
+      WHEN m.n IS NULL AND fence.has(l, p.token) AND fence.is_live(l) THEN 'later' ELSE 'lost' END) AS o (outcome)
+   ORDER BY p.n;
+END
+$$;
+COMMENT ON FUNCTION lease_keep IS
+  'the heartbeat of a process: renews what can be renewed at once, and says of each pair what became of it (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+  verdict integer;
+BEGIN
+  PERFORM fence.check('lease_guard', name, token);
+  verdict := fence.relies(name, token);
+  PERFORM fence.refuse_reliance(verdict, name, token) WHERE verdict < 0;
+  PERFORM set_config('pg_fence.token', token::text, true);
+  RETURN token;
+END
+$$;
+COMMENT ON FUNCTION lease_guard IS 'the token, or PF004; nobody else can be granted the lease until this transaction ends (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION lease_check(name text, token bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE
+  held fence.lease;
+BEGIN
+  PERFORM fence.check('', name, token);
+  PERFORM fence.left_out('lease_check() at REPEATABLE READ, where the lease is not seen as it is now,') WHERE fence.keeps_snapshot();
+  SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease_check.name AND fence.speaks(l, token);
+  IF held.name IS NULL OR fence.latest(held) <= fence.floor() OR pg_is_in_recovery() THEN
+    RETURN held.name IS NOT NULL AND fence.latest(held) > fence.floor();
+  ELSIF fence.has_begun() THEN
+    PERFORM FROM fence.server_start_seq AS s WHERE s.log_cnt > 0;
+    RETURN FOUND;
+  END IF;
+  RETURN NOT fence.is_copy();
+END
+$$;
+COMMENT ON FUNCTION lease_check IS 'does the token speak for the lease at this instant? Takes no lock, promises nothing beyond it (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL) RETURNS SETOF fence.leases LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM fence.check('', name, coalesce(token, 1));
+  RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name;
 END
 $$;
 COMMENT ON FUNCTION lease_info IS
-    'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
+  'the rows of fence.leases for one lease, as of this call; with a token from the same statement, also what that has granted (pg_fence_lite)';
 
-CREATE OR REPLACE FUNCTION fence_new_epoch()
-RETURNS bigint LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM fence.check('fence_new_epoch', 'any');
-    PERFORM fence.move_on(true);
-    RETURN fence.floor();
-END
-$$;
-COMMENT ON FUNCTION fence_new_epoch IS 'makes the token sequence jump, for copies of a database that nothing can see from inside';
-
-CREATE OR REPLACE FUNCTION fence_status(
-    OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
-    OUT in_recovery boolean, OUT library_version text, OUT sql_version text)
-LANGUAGE sql VOLATILE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT CASE WHEN NOT pg_is_in_recovery() THEN coalesce(pg_sequence_last_value('fence.token_seq'), 0) END,
-           i.timeline, i.system_identifier, coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0),
-           pg_is_in_recovery(), 'none: pg_fence_lite', '0.1.0' FROM fence.identity(fence.floor()) AS i
-$$;
-COMMENT ON FUNCTION fence_status IS 'the token sequence, the identity of the database and the versions; last_token is NULL on a standby';
-SET search_path = pg_catalog, pg_temp;
-
-
--- The fence -----------------------------------------------------------------------------------------------------------
-
--- These run with the rights of the role that writes the table.
-
-CREATE OR REPLACE FUNCTION fence.may_read(relation oid, columns text[]) RETURNS boolean LANGUAGE sql STABLE AS $$
-    SELECT NOT row_security_active(relation) AND NOT EXISTS (
-        SELECT FROM unnest(columns) AS c (name), (VALUES (current_user), (fence.caller())) AS u (role)
-         WHERE NOT has_column_privilege(u.role, relation, c.name, 'SELECT'))
-$$;
-COMMENT ON FUNCTION fence.may_read IS 'may the caller read these columns in every row? The current user and the session''s role both must';
-
-CREATE OR REPLACE FUNCTION fence.refuse_row(
-    code text, relation oid, data jsonb, col text, message text, hint text, detail jsonb DEFAULT '{}') RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day') RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-    place pg_catalog.record;
-    key_columns CONSTANT pg_catalog.text[] := ARRAY (
-        SELECT a.attname FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::smallint[])
-         WHERE i.indrelid = relation AND i.indisprimary AND array_position(i.indkey::smallint[], a.attnum) < i.indnkeyatts
-         ORDER BY a.attnum);
-    shown CONSTANT integer := least(greatest(cardinality(key_columns), 1), 8);
-    key pg_catalog.jsonb;
+  age CONSTANT interval := coalesce(older_than, '1 day');
+  pruned bigint;
 BEGIN
-    SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
-    IF data IS NOT NULL AND fence.may_read(relation, key_columns) THEN
-        SELECT jsonb_object_agg(fence.cut(k, 64), CASE jsonb_typeof(data -> k)
-                   WHEN 'string' THEN to_jsonb(fence.cut(data ->> k, least(256, 512 / shown)))
-                   WHEN 'boolean' THEN to_jsonb(left(data ->> k, 1))
-                   WHEN 'number' THEN CASE WHEN data ->> k ~ '^-?[0-9]{1,19}$' THEN data -> k ELSE to_jsonb(data ->> k) END
-                   ELSE data -> k END)
-          INTO key FROM unnest(key_columns[:8]) AS k;
-        IF cardinality(key_columns) > shown THEN
-            key := key || jsonb_build_object('...', format('%s more columns', cardinality(key_columns) - shown));
-        END IF;
-    END IF;
-    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint,
-        DETAIL = jsonb_strip_nulls(detail || jsonb_build_object(
-            'relation', fence.cut(format('%I.%I', place.nspname, place.relname)), 'key', key)),
-        SCHEMA = place.nspname, TABLE = place.relname, COLUMN = coalesce(col, '');
+  PERFORM fence.check('lease_prune', 'any');
+  PERFORM fence.bad('older_than', 'older_than must not be negative', '''1 day'' keeps what ended within the last day.') WHERE age < '0';
+  WITH gone AS MATERIALIZED (SELECT l.name FROM fence.lease l
+     WHERE age < '1900 years' AND coalesce(l.ended_at, l.expires_at) < clock_timestamp() - age FOR UPDATE SKIP LOCKED)
+  DELETE FROM fence.lease l USING gone g WHERE l.name = g.name;
+  GET DIAGNOSTICS pruned = ROW_COUNT;
+  RETURN pruned;
 END
 $$;
-COMMENT ON FUNCTION fence.refuse_row IS 'refuses a row: `data` is it, `col` its fence column';
+COMMENT ON FUNCTION lease_prune IS 'deletes rows of grants that ended more than older_than ago, and returns how many (pg_fence_lite)';
 
-CREATE OR REPLACE FUNCTION fence.lease_of(template text, data jsonb, relation oid, fence_column text) RETURNS text
-LANGUAGE plpgsql STABLE AS $$
-DECLARE
-    piece pg_catalog.text;
-    name pg_catalog.text := '';
+CREATE OR REPLACE FUNCTION fence_new_epoch() RETURNS bigint LANGUAGE plpgsql AS $$
 BEGIN
-    IF template IS NULL OR data IS NULL THEN
-        RETURN NULL;
-    END IF;
-    FOR piece IN SELECT m[1] FROM regexp_matches(template, '(\{\{|\}\}|\{[^{}]+\}|[^{}]+|.)', 'g') AS m LOOP
-        name := name || CASE WHEN piece ~ '^\{.+\}$' THEN data ->> btrim(piece, '{}')
-                             WHEN piece IN ('{{', '}}') THEN left(piece, 1) WHEN piece NOT IN ('{', '}') THEN piece END;
-        IF name IS NULL AND data ? btrim(piece, '{}') THEN
-            PERFORM fence.refuse_row('22004', relation, data, fence_column,
-                format('column %s is NULL, so the row names no lease', fence.quoted(btrim(piece, '{}'))),
-                'Give it a value. Rows that have none are mended by the table''s owner, in one transaction: fence_unprotect, '
-                'UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.',
-                jsonb_build_object('column', fence.cut(btrim(piece, '{}'))));
-        ELSIF name IS NULL THEN
-            PERFORM fence.refuse_row(CASE WHEN length(piece) > 1 THEN '42703' ELSE '22023' END, relation, data, fence_column,
-                format('the lease %s cannot be worked out: %s is no column', fence.quoted(template), fence.quoted(piece)),
-                'Call fence_protect again with the present names; until then no write can land.',
-                jsonb_build_object('column', fence.cut(nullif(btrim(piece, '{}'), ''))));
-        END IF;
-    END LOOP;
-    IF octet_length(name) NOT BETWEEN 1 AND 512 THEN
-        PERFORM fence.refuse_row('22023', relation, data, fence_column, 'the row''s columns make no lease name of 1 to 512 bytes',
-            'Bind the table to a lease by shorter columns.');
-    END IF;
-    RETURN name;
+  PERFORM fence.check('fence_new_epoch', 'any'), fence.move_on('jump');
+  RETURN fence.floor();
 END
 $$;
-COMMENT ON FUNCTION fence.lease_of IS 'the name of a row''s lease; NULL where there is no row, or the table is bound to none';
+COMMENT ON FUNCTION fence_new_epoch IS 'makes the tokens jump, for copies of a database that nothing can see from inside (pg_fence_lite)';
 
--- `is_shown`: the token is the statement's or the transaction's own, so that nobody learns it by this.
-CREATE OR REPLACE FUNCTION fence.refuse_write(code text, relation oid, data jsonb, col text, mode text, stored bigint, token bigint,
-    is_shown boolean) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    reads CONSTANT boolean := fence.may_read(relation, ARRAY[col]);
-    seen CONSTANT bigint := CASE WHEN reads THEN stored END;
-    presented CONSTANT bigint := CASE WHEN reads OR is_shown THEN token END;
-    own CONSTANT bigint := substring(current_setting('pg_fence.token', true) FROM '^[0-9]{1,18}$')::bigint;
+CREATE OR REPLACE FUNCTION fence_status(OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
+  OUT in_recovery boolean, OUT library_version text, OUT sql_version text) LANGUAGE sql VOLATILE AS $$
+  SELECT CASE WHEN NOT pg_is_in_recovery() THEN fence.last_token() END, i.timeline, i.system_identifier,
+      coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0), pg_is_in_recovery(), 'none: pg_fence_lite', '0.2.0'
+   FROM fence.identity(fence.floor()) AS i
+$$;
+COMMENT ON FUNCTION fence_status IS 'the token sequence, the identity of the database, the versions; last_token is NULL on a standby (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF code = 'PF002' THEN
-        PERFORM fence.refuse_row(code, relation, data, col, 'no fencing token presented',
-            format('In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard, %s. '
-                   'A NULL often means that lease_renew or lease_release found the lease lost: stop.',
-                   format(CASE mode WHEN 'managed' THEN 'for column %s is managed: what a statement writes there is ignored'
-                                    ELSE 'or set column %s to it; for a client that writes NULL there, use managed mode' END,
-                          fence.quoted(col))), jsonb_build_object('stored', seen));
-    END IF;
-    PERFORM fence.refuse_row(code, relation, data, col,
-        CASE WHEN presented = seen THEN format('stale fencing token: the row has already been written with token %s', seen)
-             WHEN presented <> seen THEN format('stale fencing token %s: the row has already seen %s', presented, seen)
-             ELSE format('stale fencing token%s: the row has seen the same or a greater one', ' ' || presented) END,
-        CASE WHEN presented = seen THEN 'Nobody newer is at work; but in strict mode use lease_renew''s token, or monotonic mode.'
-             WHEN own >= seen THEN 'The statement wrote an older value, which counts before the transaction''s own token.'
-             ELSE 'A newer holder may have taken the lease over: stop, and do not retry with this token.' END
-        || CASE mode WHEN 'managed' THEN '' ELSE format(' A client that writes column %s back as it had read it: leave the column out, '
-                     'or use managed mode.', fence.quoted(col)) END,
-        jsonb_build_object('presented', presented, 'stored', seen));
+  PERFORM fence.left_out('a prefix') WHERE prefix <> '';
+  PERFORM fence.left_out(format('the level "%s"', level)) WHERE level <> 'worker';
+  PERFORM fence.let(role, 'GRANT %s ON %s TO %s');
 END
 $$;
-COMMENT ON FUNCTION fence.refuse_write IS 'refuses a row for a token that is stale (PF001) or missing (PF002)';
+COMMENT ON FUNCTION fence_grant IS 'lets a role use leases, all of them; such roles trust each other (pg_fence_lite)';
 
--- fenced(fence column; strict, monotonic or managed; lease; '' or 'partitioned'; events).
---
--- It judges all that the short way in fenced() leaves to it, by way of JSON, with the rights of the writer: a column's type may
--- bring code of its own. What it needs of the state it asks of fence.verdict. It returns what to replace in the new row.
-CREATE OR REPLACE FUNCTION fence.judge(
-    op text, level text, moment text, arguments text[], n integer, relation oid, old_row jsonb, new_row jsonb) RETURNS jsonb
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    col CONSTANT text := coalesce(nullif(arguments[0], ''), 'fence');
-    mode CONSTANT text := coalesce(nullif(arguments[1], ''), 'strict');
-    template CONSTANT text := nullif(arguments[2], '');
-    data CONSTANT jsonb := coalesce(old_row, new_row);
-    is_replica CONSTANT boolean := current_setting('session_replication_role') = 'replica';
-    stored bigint;     -- the fence of the old row
-    shown bigint;      -- and of the new one
-    named boolean := true;
-    presents boolean;  -- the column itself presents a token, or a NULL
-    ambient bigint;    -- what the transaction has beside the column
-    token bigint;      -- what the write presents
-    fence bigint;      -- what the row's fence is to be
-    lease text;        -- of the new row
-    old_lease text;    -- of the old one; NULL where it is the same
-    each text;
-    moving bigint[];
-    arrives boolean := false;
-    is_stale boolean;
-    type CONSTANT oid := (SELECT a.atttypid FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0);
-    verdict jsonb;
+CREATE OR REPLACE FUNCTION fence_revoke(role regrole, prefix text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF op = 'TRUNCATE' AND is_replica THEN
-        RETURN NULL;
-    ELSIF op = 'TRUNCATE' THEN
-        PERFORM fence.refuse_row('PF005', relation, NULL, NULL, 'TRUNCATE cannot be fenced: it shows no token',
-            'Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.');
-    END IF;
-    IF level <> 'ROW' OR moment <> 'BEFORE' THEN
-        PERFORM fence.refuse('39P01', 'fenced() must fire BEFORE the write and FOR EACH ROW', 'Call fence_protect, which attaches it.');
-    ELSIF arguments[3] = 'verify' THEN
-        PERFORM fence.left_out('verify');
-    ELSIF n > 5 OR mode NOT IN ('strict', 'monotonic', 'managed') OR arguments[3] NOT IN ('', 'partitioned')
-          OR arguments[4] !~ '^((insert|update|delete|truncate)(,(?!$)|$))*$' THEN
-        PERFORM fence.refuse('22023', format('fenced() does not know these arguments: %s', fence.quoted(arguments::text)),
-            'Call fence_protect, which attaches it.');
-    ELSIF type IS DISTINCT FROM 'bigint'::regtype THEN
-        PERFORM fence.refuse_row(CASE WHEN type IS NULL THEN '42703' ELSE '42804' END, relation, NULL, col,
-            format('the trigger fenced finds no column %s of type bigint', fence.quoted(col)),
-            'Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.',
-            jsonb_build_object('column', fence.cut(col)));
-    END IF;
-    stored := old_row ->> col;
-    shown := new_row ->> col;
-    IF op = 'UPDATE' THEN
-        named := mode <> 'managed' AND coalesce(current_setting('pg_fence.named', true), '') = relation || ' ' || pg_trigger_depth();
-        PERFORM set_config('pg_fence.named', '', true) WHERE named;
-    END IF;
-    presents := mode <> 'managed' AND CASE op WHEN 'INSERT' THEN shown IS NOT NULL
-                                              WHEN 'UPDATE' THEN shown IS DISTINCT FROM stored ELSE false END;
-    IF is_replica THEN
-        -- The publisher has judged the rest.
-        IF op = 'UPDATE' AND stored IS NOT NULL AND NOT coalesce(shown > stored OR shown = stored AND mode <> 'strict', false) THEN
-            PERFORM fence.refuse_write(CASE WHEN shown IS NULL THEN 'PF002' ELSE 'PF001' END, relation, data, col, mode, stored, shown,
-                shown IS DISTINCT FROM stored);
-        END IF;
-        RETURN NULL;
-    END IF;
-
-    -- The update of a row of a partition, whose DELETE here and INSERT there may follow: its token, the row, its fence, its lease.
-    IF arguments[3] = 'partitioned' AND op <> 'UPDATE' THEN
-        moving := string_to_array(nullif(current_setting('pg_fence.moving', true), ''), ' ')::bigint[];
-        arrives := template IS NOT NULL AND op = 'INSERT' AND coalesce(shown = moving[3], false);
-    END IF;
-    IF mode = 'managed' AND op = 'INSERT' AND NOT arrives
-       AND (arguments[4] <> '' AND 'insert' <> ALL (string_to_array(arguments[4], ','))
-            OR template IS NULL AND coalesce(current_setting('pg_fence.token', true), '') = '') THEN
-        -- Who creates a row needs no token here, and no fence that it brings is blanked in silence.
-        IF shown > 0 THEN
-            PERFORM fence.refuse_row('PF002', relation, data, col, 'no fencing token presented',
-                format('The row brings a fence, and column %s is managed: it would be lost. To load rows with their fences, have the '
-                       'triggers not fire (pg_restore --disable-triggers, SET session_replication_role = replica). To create rows, '
-                       'leave the column out.', fence.quoted(col)), '{}');
-        END IF;
-        RETURN jsonb_build_object(col, NULL);
-    END IF;
-    lease := fence.lease_of(template, new_row, relation, col);
-    old_lease := fence.lease_of(template, old_row, relation, col);
-    IF lease IS NULL OR lease = old_lease THEN
-        lease := coalesce(lease, old_lease);
-        old_lease := NULL;
-    END IF;
-
-    -- Else it has that fence by chance. (The setting is no proof: anybody may set it, to any number.)
-    arrives := arrives AND moving[4] = hashtext(lease)
-               AND (shown <= pg_sequence_last_value('fence.token_seq') OR fence.is_adopted(lease));
-    IF arrives THEN
-        token := moving[1];
-    ELSIF presents THEN
-        token := shown;
-    ELSE
-        -- A row that leaves its partition was judged a moment ago: it presents the same token again.
-        ambient := coalesce(fence.noted(lease), fence.noted(old_lease),
-                            CASE WHEN op = 'DELETE' AND moving[2] = hashtext(old_row::text) THEN moving[1] END);
-        IF ambient IS NULL AND current_setting('pg_fence.token', true) <> '' THEN
-            -- No backslash d, for standard_conforming_strings may be off.
-            IF current_setting('pg_fence.token') !~ '^[[:space:]]*[0-9]{1,19}[[:space:]]*$' THEN
-                PERFORM fence.refuse('22023', format('invalid value for parameter "pg_fence.token": %s',
-                    fence.quoted(current_setting('pg_fence.token'))), 'It is a fencing token, or empty for none.');
-            END IF;
-            ambient := current_setting('pg_fence.token')::bigint;
-        END IF;
-        token := coalesce(ambient, CASE WHEN mode = 'monotonic' AND named AND op = 'UPDATE' THEN stored END);
-    END IF;
-    IF token IS NULL THEN
-        PERFORM fence.refuse_write(CASE WHEN mode = 'strict' AND NOT presents AND named AND stored IS NOT NULL AND op = 'UPDATE'
-            THEN 'PF001' ELSE 'PF002' END, relation, data, col, mode, stored, CASE WHEN NOT presents THEN stored END, false);
-    END IF;
-
-    fence := CASE WHEN arrives THEN shown ELSE token END;
-    is_stale := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
-    IF is_stale OR NOT token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0) THEN
-        -- It is refused, unless a start has lost the latest of the sequence, or the row is bound to a lease.
-        PERFORM fence.settle();
-        -- A number of somebody else's may be adopted; and who may not see leases is told the same of each that does not speak.
-        IF NOT token BETWEEN 1 AND coalesce(pg_sequence_last_value('fence.token_seq'), 0)
-           AND (lease IS NULL OR fence.may_be_told(lease)
-                                 AND NOT (fence.is_adopted(lease) OR old_lease IS NOT NULL AND fence.is_adopted(old_lease))) THEN
-            PERFORM fence.refuse_row('PF003', relation, data, col, format('fencing token %s was never issued by this database', token),
-                'Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun others.',
-                jsonb_build_object('presented', token));
-        ELSIF is_stale AND (lease IS NULL OR mode = 'strict') THEN
-            PERFORM fence.refuse_write('PF001', relation, data, col, mode, stored, token, presents OR ambient IS NOT NULL);
-        ELSIF is_stale THEN
-            -- Nobody who excludes a token that speaks was granted the lease since: the row keeps the greater one.
-            fence := stored;
-        END IF;
-    END IF;
-
-    FOREACH each IN ARRAY array_remove(ARRAY[lease, old_lease], NULL) LOOP
-        verdict := CASE WHEN fence.remembers(each, token, fence.last_behind_lock(each)) THEN NULL ELSE fence.verdict(each, token) END;
-        IF stored > token AND verdict ->> 'code' = 'PF004' AND NOT verdict ? 'renew_first' THEN
-            PERFORM fence.refuse_write('PF001', relation, data, col, mode, stored, token, presents OR ambient IS NOT NULL);
-        ELSIF verdict IS NOT NULL THEN
-            PERFORM fence.refuse_row(verdict ->> 'code', relation, data, col, w.message, w.hint, w.detail)
-              FROM fence.words(verdict,
-                  CASE WHEN fence.may_read(relation, fence.template_columns(template)) THEN each END,
-                  CASE WHEN presents OR ambient IS NOT NULL OR fence.may_read(relation, ARRAY[col]) THEN token END) AS w;
-        END IF;
-    END LOOP;
-    IF op = 'UPDATE' AND arguments[3] = 'partitioned' THEN
-        PERFORM set_config('pg_fence.moving', concat_ws(' ', token, hashtext(old_row::text), fence, hashtext(lease)), true);
-    END IF;
-    RETURN CASE WHEN shown IS DISTINCT FROM fence THEN jsonb_build_object(col, fence) END;
+  PERFORM fence.left_out('a prefix') WHERE prefix <> '';
+  PERFORM fence.let(role, 'REVOKE %s ON %s FROM %s');
 END
 $$;
-COMMENT ON FUNCTION fence.judge IS 'refuses the write of a row, or returns what is to be replaced in it';
+COMMENT ON FUNCTION fence_revoke IS 'takes back what fence_grant gave to a role (pg_fence_lite)';
 
--- The short way, for a column "fence" and a lease that is one for all rows or made of a column "id". It has no search_path
--- set, so all that it calls is named in full, and has its operators from RETURN.
-
-CREATE OR REPLACE FUNCTION fence.plain_lease(op text, level text, moment text, n integer, arguments text[]) RETURNS text
-LANGUAGE sql IMMUTABLE
-    RETURN CASE WHEN op IN ('UPDATE', 'INSERT') AND n < 4 AND level = 'ROW' AND moment = 'BEFORE'
-                     AND coalesce(arguments[0], 'fence') = 'fence'
-                     AND coalesce(arguments[1], 'strict') IN ('strict', 'monotonic', 'managed')
-                THEN coalesce(arguments[2], '') END;
-COMMENT ON FUNCTION fence.plain_lease IS 'the lease of a trigger that can go the short way, empty where it has none; NULL where it cannot';
-
-CREATE OR REPLACE FUNCTION fence.with_id(template text, op text, old_id text, new_id text) RETURNS text LANGUAGE sql IMMUTABLE
-    RETURN CASE WHEN op = 'INSERT' OR old_id = new_id THEN nullif(replace(template, '{id}', new_id), '') END;
-COMMENT ON FUNCTION fence.with_id IS 'the lease of a row; NULL where the write changes it, or it would be empty';
-
-CREATE OR REPLACE FUNCTION fence.plain_token(mode text, lease text, stored bigint, shown bigint) RETURNS bigint LANGUAGE sql STABLE
-    RETURN CASE WHEN lease IS NULL OR lease LIKE '%{%' OR lease LIKE '%}%' THEN NULL
-                WHEN mode <> 'managed' AND shown IS DISTINCT FROM stored THEN shown
-                WHEN coalesce(current_setting('pg_fence.named', true), '') <> ''
-                     OR current_setting('session_replication_role') = 'replica' THEN NULL
-                ELSE coalesce(fence.noted(lease), CASE WHEN current_setting('pg_fence.token', true) ~ '^\d{1,18}$'
-                                                       THEN current_setting('pg_fence.token', true)::bigint END) END;
-COMMENT ON FUNCTION fence.plain_token IS 'what the write presents, where that is plain';
-
-CREATE OR REPLACE FUNCTION fence.passes(mode text, type regtype, stored bigint, token bigint, last bigint) RETURNS boolean
-LANGUAGE sql STABLE
-    RETURN token > 0 AND token <= last AND type = 'bigint'::regtype
-       AND (stored IS NULL OR token > stored OR token = stored AND mode <> 'strict');
-COMMENT ON FUNCTION fence.passes IS 'is the token one of this database, and not stale?';
-
-CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint, last bigint) RETURNS boolean LANGUAGE sql VOLATILE
-    RETURN lease = '' OR fence.remembers(lease, token, last) OR current_setting('session_replication_role') = 'replica'
-        OR fence.verdict(lease, token) IS NULL;
-COMMENT ON FUNCTION fence.relies IS 'may the transaction rely on it from now until it ends? It need not where there is no lease';
-
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
 CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS $$
-DECLARE
-    lease pg_catalog.text := fence.plain_lease(TG_OP, TG_LEVEL, TG_WHEN, TG_NARGS, TG_ARGV);
-    token bigint;
-    last bigint;
-    replaced pg_catalog.jsonb;
 BEGIN
-    IF lease IS NOT NULL THEN
-        IF pg_catalog.strpos(lease, '{id}') OPERATOR(pg_catalog.>) 0 THEN
-            lease := fence.with_id(lease, TG_OP, OLD.id::pg_catalog.text, NEW.id::pg_catalog.text);
-        END IF;
-        token := fence.plain_token(coalesce(TG_ARGV[1], 'strict'), lease, OLD.fence, NEW.fence);
-        last := fence.last_behind_lock(lease);
-        IF fence.passes(coalesce(TG_ARGV[1], 'strict'), pg_catalog.pg_typeof(NEW.fence), OLD.fence, token, last)
-           AND fence.relies(lease, token, last) THEN
-            IF pg_catalog.int8eq(NEW.fence, token) IS NOT TRUE THEN
-                NEW.fence := token;
-            END IF;
-            RETURN NEW;
-        END IF;
-    END IF;
-    IF TG_LEVEL OPERATOR(pg_catalog.=) 'STATEMENT' THEN
-        PERFORM fence.judge(TG_OP, TG_LEVEL, TG_WHEN, TG_ARGV, TG_NARGS, TG_RELID, NULL, NULL);
-        RETURN NULL;
-    END IF;
-    replaced := fence.judge(TG_OP, TG_LEVEL, TG_WHEN, TG_ARGV, TG_NARGS, TG_RELID, pg_catalog.to_jsonb(OLD), pg_catalog.to_jsonb(NEW));
-    IF replaced IS NOT NULL THEN
-        NEW := pg_catalog.jsonb_populate_record(NEW, replaced);
-    END IF;
-    IF TG_OP OPERATOR(pg_catalog.=) 'DELETE' THEN
-        RETURN OLD;
-    END IF;
-    RETURN NEW;
+  PERFORM fence.left_out('fenced() in a trigger made by hand, where fence_protect would attach one,');
 END
 $$;
-COMMENT ON FUNCTION fenced IS
-'trigger function, which fence_protect attaches: refuses a write whose token is stale, missing or never issued';
-SET search_path = pg_catalog, pg_temp;
+COMMENT ON FUNCTION fenced IS 'refused with 0A000: let fence_protect attach the triggers (pg_fence_lite)';
 
-CREATE OR REPLACE FUNCTION fence.is_adopted(lease text DEFAULT NULL) RETURNS boolean
-LANGUAGE sql STABLE SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
-    SELECT (lease IS NULL OR fence.may_be_told(lease))
-       AND EXISTS (SELECT FROM fence.lease l WHERE l.name = coalesce(is_adopted.lease, l.name) AND l.adopted_floor IS NOT NULL)
-$$;
-COMMENT ON FUNCTION fence.is_adopted IS 'is it adopted, as far as the caller may know? Is any?';
-
--- PL/pgSQL does not see which columns a statement names. This trigger, BEFORE UPDATE OF the fence column and by its name
--- the first of all, notes that it does.
-CREATE OR REPLACE FUNCTION fence.note_named() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
+CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    PERFORM set_config('pg_fence.named', TG_RELID || ' ' || pg_trigger_depth(), true);
-    RETURN NEW;
-END
-$$;
-COMMENT ON FUNCTION fence.note_named IS 'notes that the statement names the fence column, which PL/pgSQL does not see';
-
-CREATE OR REPLACE FUNCTION fence.template_columns(template text) RETURNS text[] LANGUAGE sql IMMUTABLE AS $$
-    SELECT CASE WHEN template ~ '^(\{\{|\}\}|\{[^{}]+\}|[^{}])*$' THEN ARRAY (
-        SELECT m[1] FROM regexp_matches(template, '\{\{|\}\}|\{([^{}]+)\}|[^{}]+', 'g') AS m WHERE m[1] IS NOT NULL) END
-$$;
-COMMENT ON FUNCTION fence.template_columns IS 'the columns that the name of a lease is made of; NULL where its braces do not pair';
-
-CREATE OR REPLACE FUNCTION fence.trigger_arguments(tgargs bytea, tgnargs smallint) RETURNS text[] LANGUAGE sql STABLE
-    RETURN ARRAY (SELECT convert_from(decode(replace(x.part, ' ', ''), 'hex'), getdatabaseencoding())
-                    FROM unnest(string_to_array(regexp_replace(encode(tgargs, 'hex'), '(..)', '\1 ', 'g'), '00 '))
-                         WITH ORDINALITY AS x (part, n) WHERE x.n <= tgnargs ORDER BY x.n);
-COMMENT ON FUNCTION fence.trigger_arguments IS 'the arguments of a trigger, between which pg_trigger has zero bytes';
-
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION fence.trigger_function() RETURNS regproc LANGUAGE sql STABLE
-    RETURN 'fenced'::regproc;
-SET search_path = pg_catalog, pg_temp;
-COMMENT ON FUNCTION fence.trigger_function IS 'fenced(), wherever the calls are';
-
-
--- Fencing a table -----------------------------------------------------------------------------------------------------
--- With the rights of the caller, so that PostgreSQL itself stands behind every check.
-
-CREATE OR REPLACE FUNCTION fence.refuse_table(
-    relation regclass, doing text, code text, fault text, hint text, col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
-DECLARE
-    place pg_catalog.record;
-BEGIN
-    SELECT n.nspname, c.relname INTO place FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
-    RAISE EXCEPTION USING ERRCODE = code, HINT = hint,
-        MESSAGE = format('cannot %s %s: %s', doing, coalesce(relation::text, 'a table'), fault),
-        DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', relation::text, 'column', col)),
-        SCHEMA = coalesce(place.nspname, ''), TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, '');
-END
-$$;
-COMMENT ON FUNCTION fence.refuse_table IS 'what neither fence_protect nor fence_unprotect can do';
-
-CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, doing text) RETURNS void LANGUAGE sql AS $$
-    SELECT fence.refuse_table(relation, doing, r.code, r.fault, r.hint)
-      FROM (VALUES (1)) AS once
-      LEFT JOIN pg_class c ON c.oid = relation
-     CROSS JOIN LATERAL (VALUES
-        (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
-        (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
-        (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may', format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
-        (doing = 'fence' AND (c.oid < 16384 OR c.relnamespace = 'fence'::regnamespace), '42809',
-         'it belongs to Postgres or to pg_fence itself', 'Fence tables of your own.'),
-        (doing = 'fence' AND c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
-         'Fence the table that stores the rows.'),
-        (doing = 'fence' AND c.relpersistence <> 'p', '42809', 'it is temporary, or unlogged: a crash would empty it, fences and all',
-         format('ALTER TABLE %s SET LOGGED;', relation)),
-        (doing = 'fence' AND c.relispartition, '42809', 'it is a partition: rows could move around a fence on it alone',
-         format('Protect %s, which covers its partitions.', pg_partition_root(c.oid))),
-        (doing = 'fence' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
-         'Protect the parent, and give the child a trigger of its own.')
-     ) AS r (applies, code, fault, hint) WHERE r.applies LIMIT 1
-$$;
-COMMENT ON FUNCTION fence.check_table IS 'refuses a table that is not there, not the callers, or of no kind that can be fenced';
-
-CREATE OR REPLACE FUNCTION fence.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
-    SELECT relation UNION SELECT p.relid FROM pg_partition_tree(relation) AS p
-$$;
-COMMENT ON FUNCTION fence.family IS 'a table and its partitions';
-
-CREATE OR REPLACE FUNCTION fence.take_off(relation regclass) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-    item pg_catalog.record;
-    dropped bigint := 0;
-BEGIN
-    FOR item IN SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
-                 WHERE t.tgfoid IN (fence.trigger_function(), 'fence.note_named'::regproc) AND t.tgparentid = 0
-                   AND t.tgrelid IN (SELECT fence.family(relation)) LOOP
-        EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
-        dropped := dropped + 1;
-    END LOOP;
-    RETURN dropped;
-END
-$$;
-COMMENT ON FUNCTION fence.take_off IS 'drops the triggers of a table and its partitions, and tells how many there were';
-
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DEFAULT 'fence', mode text DEFAULT NULL,
-    lease text DEFAULT NULL, events text DEFAULT NULL, verify boolean DEFAULT false, always boolean DEFAULT false)
-RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    ours CONSTANT oid := fence.trigger_function();
-    mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
-    table_name CONSTANT text := relation::text;
-    had record;       -- the fence that the table has
-    refusal record;
-    col name;
-    judged_as text;
-    bound_to text;
-    kept_events text;
-    on_events text[];
-    free_insert boolean;  -- of a managed table: a row may be created without its lease
-    chosen text;
-    item record;
-BEGIN
-    IF verify THEN
-        PERFORM fence.left_out('verify');
-    END IF;
-    PERFORM fence.check_table(relation, 'fence');
+  PERFORM fence.check_table(relation, 'take the fence off');
+  IF EXISTS (SELECT FROM fence.triggers() AS t WHERE t.relation IN (SELECT fence.family(fence_unprotect.relation))) THEN
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
-    PERFORM fence.check_table(relation, 'fence');  -- what was seen before the lock may have changed meanwhile
-    IF relation::text <> table_name THEN
-        PERFORM fence.refuse_table(relation, 'fence', '40001', 'it was renamed meanwhile', 'Call fence_protect again.');
-    END IF;
-
-    -- What the table has stays, where the call does not say otherwise. A call that binds the table, or unbinds it, takes
-    -- the other default: a leased row may be written often under one token; without a lease only strict is safe.
-    SELECT count(*) > 0 AS is_fenced, max(a.arguments[1]) AS fence_column, max(nullif(a.arguments[2], '')) AS mode,
-           max(nullif(a.arguments[3], '')) AS lease, max(nullif(a.arguments[5], '')) AS events,
-           bool_or(t.tgname = 'fenced' AND t.tgtype & 4 <> 0) AS inserts, coalesce(bool_or(t.tgenabled = 'A'), false) AS fires_always
-      INTO had
-      FROM pg_trigger t CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS a (arguments)
-     WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2 AND t.tgname IN ('fenced', 'fenced_truncate');
-    col := coalesce(fence_column, had.fence_column, 'fence');
-    bound_to := CASE WHEN lease = '' AND had.is_fenced THEN NULL ELSE coalesce(lease, had.lease) END;
-    judged_as := lower(coalesce(mode,
-        CASE WHEN had.mode = 'managed' OR (bound_to IS NULL) = (had.lease IS NULL) THEN had.mode END,
-        CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END));
-    kept_events := CASE WHEN bound_to IS NULL OR had.lease IS NOT NULL THEN had.events END;
-    on_events := regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))), '[[:space:]]*,[[:space:]]*')
-        || CASE WHEN events IS NULL AND kept_events IS NULL
-                     AND (bound_to IS NOT NULL OR had.lease IS NOT NULL OR had.mode = 'managed' OR had.inserts)
-                  OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END;
-    free_insert := judged_as = 'managed' AND 'insert' <> ALL (on_events);
-    chosen := CASE WHEN NOT (on_events @> '{update,delete,truncate}'
-            AND ('insert' = ANY (on_events)) = (bound_to IS NOT NULL OR judged_as = 'managed'))
-        THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END;
-
-    SELECT r.*, c.relkind = 'p' AS is_partitioned, f.attnum IS NOT NULL AS has_column INTO refusal
-      FROM pg_class c
-      LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = col
-      LEFT JOIN LATERAL (
-           SELECT p.name, a.attnum, a.attgenerated FROM unnest(fence.template_columns(bound_to)) AS p (name)
-             LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name AND a.attnum > 0 AND NOT a.attisdropped
-            WHERE a.attnum IS NULL OR a.attgenerated <> ''
-               OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[])
-            LIMIT 1) AS unfit ON true
-      LEFT JOIN LATERAL (SELECT * FROM (VALUES
-        (col = '', '22023', 'the fence column needs a name', 'Leave fence_column out for a column "fence".', NULL),
-        (judged_as NOT IN ('strict', 'monotonic', 'managed'), '22023', format('there is no mode "%s"', judged_as),
-         'The modes are strict, monotonic and managed.', NULL),
-        (NOT on_events <@ '{insert,update,delete,truncate}', '22023', format('events "%s" are not known', events),
-         'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
-        (free_insert AND c.relkind = 'p' AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
-         'a managed partitioned table needs delete among the events',
-         'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-        (bound_to IS NOT NULL AND (fence.template_columns(bound_to) IS NULL
-            OR octet_length(regexp_replace(bound_to, '\{[^{}]+\}', '', 'g')) NOT BETWEEN (bound_to !~ '\{')::integer AND 512), '22023',
-         format('"%s" is no name for a lease', bound_to),
-         'Write 1 to 512 bytes, {column} for the value of a column, {{ and }} for braces.', NULL),
-        (col = ANY (fence.template_columns(bound_to)), '22023', 'the lease of a row cannot depend on its fence column',
-         'Use the columns that identify the row.', col),
-        (EXISTS (SELECT FROM fence.family(relation) AS p JOIN pg_class pc ON pc.oid = p
-                  WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
-         'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
-        (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid NOT IN (ours, 'fence.note_named'::regproc)
-                    AND t.tgname IN ('fence_named', 'fenced', 'fenced_truncate', 'fenced_verify')
-                    AND t.tgrelid IN (SELECT fence.family(relation))), '42710',
-         'another trigger bears the name fenced, fenced_truncate, fenced_verify or fence_named', 'Rename that trigger.', NULL),
-        (f.attnum IS NULL AND c.reloftype <> 0, '42809', format('its type has no attribute "%s"', col),
-         format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, col), col),
-        (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', col), 'Give the fence column another name.', col),
-        (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', col,
-         format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', col),
-        (f.attgenerated <> '' OR f.atthasdef OR f.attidentity <> '', '42611',
-         format('column "%s" is generated, or has a default, which would pass for a token', col),
-         'Name a plain bigint column as fence_column, or drop the default.', col),
-        (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703', format('the lease names {%s}, no column of it', unfit.name),
-         'Write a column exactly as it is stored, capitals included.', unfit.name),
-        (unfit.name IS NOT NULL, CASE unfit.attgenerated WHEN '' THEN '42804' ELSE '42611' END,
-         format('the lease names {%s}, which is generated or of a type that is not fit', unfit.name),
-         'Fit are smallint, integer, bigint, text, character varying, uuid, boolean: no setting changes their text.', unfit.name)
-        ) AS v (applies, code, fault, hint, about) WHERE v.applies LIMIT 1) AS r ON true
-     WHERE c.oid = relation;
-    IF refusal.code IS NOT NULL THEN
-        PERFORM fence.refuse_table(relation, 'fence', refusal.code, refusal.fault, refusal.hint, refusal.about);
-    END IF;
-    IF NOT refusal.has_column THEN
-        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, col);
-        FOR item IN SELECT a.attname FROM pg_attribute a
-                     WHERE a.attrelid = relation AND col_description(relation, a.attnum) = mark LOOP
-            RAISE WARNING USING MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', col, item.attname),
-                HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
-        END LOOP;
-    END IF;
-    EXECUTE (SELECT format('COMMENT ON COLUMN %s.%I IS %L', relation, col, coalesce(col_description(relation, a.attnum), mark))
-               FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col);
-
-    PERFORM fence.take_off(relation);
-    -- Postgres copies a row trigger to every partition, present and future, but no statement trigger. fence_named comes
-    -- before fenced by its name, and only where the column is written with the value that it has.
-    FOR item IN
-        SELECT 'fence_named' AS tgname, relation AS rel, 'fence.note_named()' AS call,
-               format('BEFORE UPDATE OF %I ON %s FOR EACH ROW WHEN (NEW.%I IS NOT DISTINCT FROM OLD.%I)', col, relation, col, col) AS at
-         WHERE on_events && '{update}' AND judged_as <> 'managed'
-        UNION ALL
-        SELECT t.tgname, t.rel, format(CASE WHEN t.use <> '' OR chosen IS NOT NULL THEN '%s(%L, %L, %L, %L, %L)' ELSE '%s(%L, %L, %L)' END,
-                                       ours::regproc, col, judged_as, coalesce(bound_to, ''), t.use, coalesce(chosen, '')), t.at
-          FROM (SELECT 'fenced', relation, format('BEFORE %s ON %s FOR EACH ROW', string_agg(DISTINCT e, ' OR '), relation),
-                       CASE WHEN refusal.is_partitioned THEN 'partitioned' ELSE '' END
-                  FROM unnest(on_events || CASE WHEN free_insert THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
-                UNION ALL
-                SELECT 'fenced_truncate', part, format('BEFORE TRUNCATE ON %s FOR EACH STATEMENT', part), ''
-                  FROM fence.family(relation) AS part WHERE 'truncate' = ANY (on_events)) AS t (tgname, rel, at, use)
-    LOOP
-        EXECUTE format('CREATE TRIGGER %I %s EXECUTE FUNCTION %s', item.tgname, item.at, item.call);
-        IF coalesce(always, had.fires_always) THEN
-            EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
-        END IF;
-    END LOOP;
-
-    IF bound_to IS NULL THEN
-        RAISE NOTICE USING MESSAGE = format('%s is bound to no lease: the holder of any lease can write it', relation),
-            HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.', relation);
-    END IF;
-    IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = relation AND NOT c.relispartition) THEN
-        RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
-            HINT = format('fence_audit(%L) names them; each needs a trigger of its own.', relation);
-    END IF;
+  END IF;
+  IF fence.take_off(relation) = 0 THEN
+    RAISE NOTICE '% is not fenced', relation;
+  END IF;
 END
 $$;
-COMMENT ON FUNCTION fence_protect IS 'fences a table, or again; what is left out or NULL stays as it was; lease => '''' unbinds it';
+COMMENT ON FUNCTION fence_unprotect IS 'takes the triggers of pg_fence off a table and its partitions; the fence column stays (pg_fence_lite)';
 
-CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-BEGIN
-    PERFORM fence.check_table(relation, 'take the fence off');
-    IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = fence.trigger_function() AND t.tgparentid <> 0) THEN
-        PERFORM fence.refuse_table(relation, 'take the fence off', '42809', 'it is fenced as a partition',
-            format('Take the fence off %s.', pg_partition_root(relation)));
-    ELSIF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid IN (SELECT fence.family(relation)) AND t.tgfoid = fence.trigger_function()) THEN
-        EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
-    END IF;
-    IF fence.take_off(relation) = 0 THEN
-        RAISE NOTICE '% is not fenced', relation;
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION fence_unprotect IS 'takes the triggers of pg_fence off a table and its partitions; the fence column stays';
-SET search_path = pg_catalog, pg_temp;
-
--- Shorter than the extension's: the ways around a fence that are met most.
-DO $type$
-BEGIN
-    IF to_regtype('fence.audit_finding') IS NULL THEN
-        CREATE TYPE fence.audit_finding AS (relation regclass, severity text, finding text, remedy text);
-        COMMENT ON TYPE fence.audit_finding IS 'what fence_audit finds, and the statement that mends it';
-    END IF;
-END
-$type$;
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-#variable_conflict use_column
+CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DEFAULT 'fence', mode text DEFAULT NULL, lease text DEFAULT NULL,
+  events text DEFAULT NULL, verify boolean DEFAULT false, always boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-    ours CONSTANT oid := fence.trigger_function();
-    home CONSTANT text := (SELECT p.pronamespace::regnamespace FROM pg_proc p WHERE p.oid = ours);
-    last CONSTANT bigint := CASE WHEN NOT pg_is_in_recovery() THEN pg_sequence_last_value('fence.token_seq') END;
-    item record;
-    highest bigint;
+  mark CONSTANT text := 'fencing token of the latest write (pg_fence)';
+  table_name CONSTANT text := relation::text;
+  had record;  -- the fence that the table has
+  amiss record;
+  col name;
+  judged_as text;
+  bound_to text;
+  chosen text;  -- events
+  on_events text[];
+  function text;
+  item record;
 BEGIN
-    PERFORM fence.check_table(fence_audit.relation, 'audit') WHERE fence_audit.relation IS NOT NULL;
-    RETURN QUERY
-    WITH RECURSIVE own AS (
-        SELECT t.tgrelid, t.tgname, t.tgenabled, t.tgtype, t.tgparentid,
-               coalesce(nullif(a.arguments[2], ''), 'strict') AS mode, nullif(a.arguments[3], '') AS lease
-          FROM pg_trigger t CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS a (arguments)
-         WHERE t.tgfoid = ours),
-    root AS (
-        SELECT DISTINCT ON (c.oid) c.oid, c.oid::regclass AS rel, o.mode, o.lease, o.tgrelid IS NOT NULL AS is_fenced
-          FROM pg_class c LEFT JOIN own o ON o.tgrelid = c.oid
-         WHERE (c.oid = fence_audit.relation OR fence_audit.relation IS NULL AND o.tgrelid IS NOT NULL AND o.tgparentid = 0
-                AND NOT EXISTS (SELECT FROM pg_inherits i JOIN own p ON p.tgrelid = i.inhparent WHERE i.inhrelid = c.oid))
-           AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.tgtype & 1 DESC),
-    part (root, oid) AS (
-        SELECT r.oid, r.oid FROM root r UNION SELECT p.root, i.inhrelid FROM part p JOIN pg_inherits i ON i.inhparent = p.oid),
-    tree AS (
-        SELECT c.*, c.oid::regclass AS rel, r.rel AS root, r.mode, r.lease
-          FROM part p JOIN pg_class c ON c.oid = p.oid JOIN root r ON r.oid = p.root WHERE r.is_fenced),
-    found (rel, severity, finding, remedy) AS (
-        SELECT r.rel, 'hole', 'no trigger of pg_fence is on this table', format('SELECT %s.fence_protect(%L);', home, r.rel)
-          FROM root r WHERE NOT r.is_fenced
-        UNION ALL
-        SELECT m.rel, 'notice', 'this table is unlogged: a crash empties it, fences and all', format('ALTER TABLE %s SET LOGGED;', m.rel)
-          FROM tree m WHERE m.relpersistence = 'u'
-        UNION ALL
-        SELECT m.rel, 'hole', 'this table is foreign: nothing fences it on its own server', 'Detach it.' FROM tree m WHERE m.relkind = 'f'
-        UNION ALL
-        SELECT m.rel, 'hole', format('no trigger of pg_fence fires on %s of this table', string_agg(e.name, ', ' ORDER BY e.n)),
-               format('SELECT %s.fence_protect(%L);', home, m.root)
-          FROM tree m
-         CROSS JOIN (VALUES (1, 'insert', 4, 3), (2, 'update', 16, 3), (3, 'delete', 8, 3), (4, 'truncate', 32, 2))
-                 AS e (n, name, flag, bits)
-         WHERE m.relkind IN ('r', 'p') AND (e.name <> 'insert' OR m.lease IS NOT NULL OR m.mode = 'managed')
-           AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 3 = e.bits AND o.tgtype & e.flag <> 0)
-         GROUP BY m.rel, m.root
-        UNION ALL
-        SELECT m.rel, 'hole', format('trigger "%s" is disabled or fires for apply workers only', o.tgname),
-               format('ALTER TABLE %s ENABLE TRIGGER %I;', m.rel, o.tgname)
-          FROM own o JOIN tree m ON m.oid = o.tgrelid WHERE o.tgenabled NOT IN ('O', 'A')
-        UNION ALL
-        SELECT m.rel, 'hole', format('trigger "%s" runs after the fence and may change what it judged', t.tgname),
-               format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, m.rel, 'a_' || t.tgname)
-          FROM pg_trigger t JOIN tree m ON m.oid = t.tgrelid
-         WHERE t.tgfoid <> ours AND NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D'
-           AND t.tgname > 'fenced'
-        UNION ALL
-        SELECT m.rel, 'hole',
-               format('%s may %s this table', g.name, CASE a.privilege_type WHEN 'TRIGGER' THEN 'create triggers on' ELSE 'truncate' END),
-               format('REVOKE %s ON %s FROM %s;', a.privilege_type, m.rel, g.name)
-          FROM tree m CROSS JOIN aclexplode(m.relacl) AS a
-         CROSS JOIN LATERAL (SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END) AS g (name)
-         WHERE a.grantee <> m.relowner AND (a.privilege_type = 'TRIGGER' OR a.privilege_type = 'TRUNCATE'
-               AND NOT EXISTS (SELECT FROM own o WHERE o.tgrelid = m.oid AND o.tgtype & 32 <> 0))
-        UNION ALL
-        SELECT r.rel, 'notice', 'this table is bound to no lease: the holder of any lease can write it',
-               format('SELECT %s.fence_protect(%L, lease => ''order:{id}'');', home, r.rel)
-          FROM root r WHERE r.is_fenced AND r.lease IS NULL
-        UNION ALL
-        SELECT r.rel, 'hole', 'monotonic mode without a lease: a client passes with a token that it has read',
-               format('SELECT %s.fence_protect(%L, mode => ''strict'');', home, r.rel)
-          FROM root r WHERE r.is_fenced AND r.lease IS NULL AND r.mode = 'monotonic'
-        UNION ALL
-        SELECT r.rel, 'notice', format('column "%s", which the lease names, may be NULL: nobody can write such a row', a.attname),
-               format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', r.rel, a.attname)
-          FROM root r JOIN pg_attribute a ON a.attrelid = r.oid AND NOT a.attnotnull AND a.attname = ANY (fence.template_columns(r.lease)))
-    SELECT f.rel, f.severity, f.finding, f.remedy FROM found f ORDER BY f.rel::text, f.severity, f.finding;
+  PERFORM fence.left_out('verify') WHERE verify;
+  PERFORM fence.check_table(relation, true);
+  EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
+  PERFORM fence.check_table(relation, true);  -- it may have changed meanwhile
+  PERFORM fence.refuse_table(relation, '40001', 'it was renamed meanwhile', 'Call fence_protect again.') WHERE relation::text <> table_name;
 
-    FOR item IN
-        SELECT DISTINCT t.tgrelid::regclass AS rel, a.attname
-          FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-         CROSS JOIN LATERAL (SELECT fence.trigger_arguments(t.tgargs, t.tgnargs)) AS g (arguments)
-          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = coalesce(nullif(g.arguments[1], ''), 'fence')
-         WHERE t.tgfoid = ours AND t.tgparentid = 0 AND t.tgrelid = coalesce(fence_audit.relation, t.tgrelid)
-           AND NOT (fence.is_adopted() AND coalesce(g.arguments[3], '') <> '' AND g.arguments[2] <> 'strict')  -- adopted numbers
-           AND c.relowner = to_regrole(quote_ident(current_user))  -- to read a table of somebody else's may run code of his
-    LOOP
-        EXECUTE format('SELECT max(%I) FROM %s', item.attname, item.rel) INTO highest;
-        RETURN QUERY SELECT item.rel, 'notice'::text,
-            format('rows hold fences up to %s, above the last token drawn here, %s', highest, last),
-            format('SELECT %s.fence_new_epoch();', home) WHERE highest > last;
-    END LOOP;
-END
-$$;
-COMMENT ON FUNCTION fence_audit IS 'the ways around the fence of a table, or of all of the caller''s, each with its remedy';
-SET search_path = pg_catalog, pg_temp;
+  -- What the table has stays, where the call does not say otherwise. A call that binds it, or unbinds it, takes the other default: a
+  -- leased row may be written often under one token; without a lease only strict is safe.
+  SELECT max(t.arguments[1]) AS col, max(t.arguments[2]) AS mode, max(nullif(t.arguments[3], '')) AS lease,
+      max(nullif(t.arguments[4], '')) AS events, coalesce(bool_or(t.enabled = 'A'), false) AS always
+   INTO had FROM fence.triggers() AS t WHERE t.relation = fence_protect.relation AND t.is_own;
+  col := coalesce(fence_column, had.col, 'fence');
+  bound_to := nullif(coalesce(lease, had.lease), '');
+  judged_as := lower(coalesce(mode, CASE WHEN had.mode = 'managed' OR (bound_to IS NULL) = (had.lease IS NULL) THEN had.mode END,
+                CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END));
+  chosen := lower(replace(coalesce(events, CASE WHEN (bound_to IS NULL) = (had.lease IS NULL) THEN had.events END), ' ', ''));
+  on_events := string_to_array(coalesce(chosen, 'update,delete,truncate'
+    || CASE WHEN bound_to IS NULL AND judged_as <> 'managed' THEN '' ELSE ',insert' END), ',');
 
+  SELECT r.*, f.attnum IS NOT NULL AS has_column INTO amiss
+   FROM pg_class c LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = col
+   LEFT JOIN pg_attribute marked ON marked.attrelid = c.oid AND f.attnum IS NULL AND col_description(c.oid, marked.attnum) = mark
+   LEFT JOIN LATERAL (
+      SELECT p.name, CASE WHEN a.attnum IS NULL THEN '42703' WHEN a.attgenerated <> '' THEN '42611' ELSE '42804' END AS code
+       FROM unnest(fence.columns_of(bound_to)) AS p (name)
+       LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = p.name AND a.attnum > 0
+      WHERE a.attnum IS NULL OR a.attgenerated <> '' OR a.attname = col
+        OR a.atttypid <> ALL ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]) LIMIT 1) AS unfit ON true
+   LEFT JOIN LATERAL (VALUES
+    (col = '' OR judged_as NOT IN ('strict', 'monotonic', 'managed') OR NOT on_events <@ '{insert,update,delete,truncate}' OR on_events = '{}',
+     '22023',
+     'a column, mode or event is not known', 'The modes are strict, monotonic and managed, the events insert, update, delete, truncate.', NULL),
+    (lease = '' AND had.mode IS NULL OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM fence.pieces(bound_to) AS p), '22023',
+     format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column} for a column''s value, {{ and }} for braces.', NULL),
+    (marked.attname IS NOT NULL, '42703', format('it has no column "%s": the tokens seen so far are in "%s"', col, marked.attname),
+     format('Call fence_protect with fence_column => %L.', marked.attname), col),
+    (f.atttypid <> 'int8'::regtype, CASE WHEN f.attnum < 0 THEN '42701' ELSE '42804' END, format('column "%s" is of type %s, not bigint', col, format_type(f.atttypid, f.atttypmod)),
+     'Make it bigint, or name another fence_column.', col),
+    (f.attgenerated <> '' OR f.atthasdef OR f.attidentity <> '', '42611', format('column "%s" is generated, or has a default', col),
+     'That would pass for a token: drop the default, or name another fence_column.', col),
+    (unfit.name IS NOT NULL, unfit.code, format('the lease names {%s}, no column that is fit', unfit.name),
+     'Fit are plain columns of type smallint, integer, bigint, text, varchar, uuid, boolean, written as they are stored.', unfit.name)
+    ) AS r (applies, code, fault, hint, about) ON r.applies
+   WHERE c.oid = relation LIMIT 1;
+  IF amiss.applies THEN
+    PERFORM fence.refuse_table(relation, amiss.code, amiss.fault, amiss.hint, amiss.about);
+  ELSIF NOT amiss.has_column THEN
+    EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, col);
+  END IF;
+  EXECUTE (SELECT format('COMMENT ON COLUMN %s.%I IS %L', relation, col, coalesce(col_description(relation, a.attnum), mark))
+        FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col);
 
--- Who may do what -----------------------------------------------------------------------------------------------------
-
-CREATE OR REPLACE FUNCTION fence.calls(OUT call regprocedure, OUT rank integer) RETURNS SETOF record
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT p.oid::regprocedure, g.rank
-      FROM (VALUES (0, '{fenced,fence_protect,fence_unprotect,fence_audit}'::name[]), (1, '{lease_info,lease_check,fence_status}'),
-                   (2, '{lease_acquire,lease_renew,lease_release,lease_guard}'),
-                   (2, '{lease_acquire_all,lease_renew_all,lease_release_all,lease_guard_all}'),
-                   (3, '{lease_adopt}'), (4, '{lease_revoke,lease_prune,lease_forget,lease_forget_older,fence_new_epoch,fence_stats_reset}'),
-                   (5, '{fence_grant,fence_revoke}')) AS g (rank, names)
-      JOIN pg_proc p ON p.proname = ANY (g.names)
-      JOIN pg_proc t ON t.oid = fence.trigger_function() AND p.pronamespace = t.pronamespace AND p.proowner = t.proowner
-$$;
-COMMENT ON FUNCTION fence.calls IS 'the calls, and from which level on a role has them: 0 all roles, 5 the owner alone';
-
-CREATE OR REPLACE FUNCTION fence.grants(OUT kind text, OUT object text, OUT rank integer) RETURNS SETOF record
-LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp AS $$
-    SELECT 'FUNCTION', c.call::text, c.rank FROM fence.calls() AS c WHERE c.rank BETWEEN 1 AND 4
+  PERFORM fence.take_off(relation);
+  function := fence.write_trigger(relation, col, judged_as, bound_to, chosen);
+  -- Postgres copies a row trigger to every partition, present and future, but no statement trigger.
+  FOR item IN
+    SELECT 'fence_named' AS name, format('BEFORE UPDATE OF %I', col) AS at, relation AS rel,
+        format('ROW WHEN (NEW.%1$I IS NOT DISTINCT FROM OLD.%1$I) EXECUTE FUNCTION fence.note_named()', col) AS call
+     WHERE on_events && '{update}' AND judged_as <> 'managed'
     UNION ALL
-    SELECT 'TABLE', 'fence.leases', 1
+    SELECT t.name, t.at, t.rel, format('%s EXECUTE FUNCTION %s(%L, %L, %L, %L)', t.level, function, col, judged_as,
+        coalesce(bound_to, ''), coalesce(chosen, ''))
+     FROM (SELECT 'fenced', 'BEFORE ' || string_agg(DISTINCT e, ' OR '), relation, 'ROW' FROM unnest(on_events
+            || CASE WHEN judged_as = 'managed' THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
+        UNION ALL
+        SELECT 'fenced_truncate', 'BEFORE TRUNCATE', part, 'STATEMENT' FROM fence.family(relation) AS part
+         WHERE on_events && '{truncate}') AS t (name, at, rel, level)
+  LOOP
+    EXECUTE format('CREATE TRIGGER %I %s ON %s FOR EACH %s', item.name, item.at, item.rel, item.call);
+    IF coalesce(always, had.always) THEN
+      EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.name);
+    END IF;
+  END LOOP;
+  IF bound_to IS NULL THEN
+    RAISE NOTICE USING MESSAGE = format('%s is bound to no lease: the holder of any lease can write it', relation),
+      HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.', relation);
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION fence_protect IS 'fences a table, or again; what is left out or NULL stays as it was; lease => '''' unbinds it (pg_fence_lite)';
+
+CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM fence.check_table(relation, false);
+  PERFORM fence.refuse_table(t.relation, '42809', 'it is fenced as a partition',
+    format('Take the fence off %s.', pg_partition_root(t.relation)))
+    FROM fence.triggers() AS t WHERE t.relation = fence_unprotect.relation AND t.parent <> 0;
+  IF EXISTS (SELECT FROM fence.triggers() AS t WHERE t.relation IN (SELECT fence.family(fence_unprotect.relation))) THEN
+    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
+  END IF;
+  IF fence.take_off(relation) = 0 THEN
+    RAISE NOTICE '% is not fenced', relation;
+  END IF;
+END
+$$;
+COMMENT ON FUNCTION fence_unprotect IS 'takes the triggers of pg_fence off a table and its partitions; the fence column stays (pg_fence_lite)';
+
+
+-- The ways around a fence that are met most; the extension finds more.
+CREATE OR REPLACE FUNCTION fence_audit(INOUT relation regclass DEFAULT NULL, OUT severity text, OUT finding text, OUT remedy text)
+RETURNS SETOF record LANGUAGE sql AS $$
+  SELECT fence.check_table(relation, false) WHERE relation IS NOT NULL;
+  WITH RECURSIVE home AS (SELECT format('SELECT %s.fence_protect(%%L%%s);', p.pronamespace::regnamespace) AS protect
+               FROM pg_proc p JOIN fence.calls() AS c ON c.call = p.oid WHERE p.proname = 'fenced'),
+  own AS (SELECT t.* FROM fence.triggers() AS t WHERE t.is_own),
+  tree (oid, root, col, mode, lease) AS (
+    SELECT * FROM (SELECT DISTINCT ON (c.oid) c.oid, c.oid::regclass, o.arguments[1], o.arguments[2], nullif(o.arguments[3], '')
+       FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
+       WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0) AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.type & 1 DESC) AS r
+    UNION
+    SELECT i.inhrelid, p.root, p.col, p.mode, p.lease FROM tree p JOIN pg_inherits i ON i.inhparent = p.oid)
+  SELECT DISTINCT m.oid::regclass, f.* FROM tree m JOIN pg_class c ON c.oid = m.oid CROSS JOIN home h CROSS JOIN LATERAL (
+    SELECT 'hole', 'no trigger of pg_fence fires on ' || string_agg(e.name, ', '), format(h.protect, m.root, '')
+     FROM (VALUES ('insert', 4, 3), ('update', 16, 3), ('delete', 8, 3), ('truncate', 32, 2)) AS e (name, flag, bits)
+     WHERE (e.name <> 'insert' OR m.lease IS NOT NULL OR m.mode = 'managed')
+      AND NOT EXISTS (SELECT FROM own o WHERE o.relation = m.oid AND o.type & 3 = e.bits AND o.type & e.flag <> 0) HAVING count(*) > 0
     UNION ALL
-    SELECT 'TABLE', c.oid::regclass::text, 4 FROM pg_class c
-     WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'S')  -- what a dump reads
+    SELECT 'hole', format('trigger %s %s', fence.quoted(t.tgname), CASE WHEN p.pronamespace = 'fence'::regnamespace
+        THEN 'is disabled or fires for apply workers only' ELSE 'runs after the fence and may change what it judged' END),
+        format(CASE WHEN p.pronamespace = 'fence'::regnamespace THEN 'ALTER TABLE %2$s ENABLE TRIGGER %1$I;'
+        ELSE 'ALTER TRIGGER %1$I ON %2$s RENAME TO %3$I;' END, t.tgname, m.oid::regclass, 'a_' || t.tgname)
+     FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+     WHERE t.tgrelid = m.oid AND CASE WHEN p.pronamespace = 'fence'::regnamespace THEN t.tgenabled NOT IN ('O', 'A')
+        ELSE NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D' AND t.tgname > 'fenced' END
+    UNION ALL
+    SELECT 'hole', format('%s has the privilege TRIGGER', g.name), format('REVOKE TRIGGER ON %s FROM %s;', m.oid::regclass, g.name)
+     FROM aclexplode(c.relacl) AS a CROSS JOIN LATERAL (
+        SELECT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END) AS g (name)
+     WHERE a.grantee <> c.relowner AND a.privilege_type = 'TRIGGER'
+    UNION ALL
+    SELECT 'notice', 'it is unlogged: a crash empties it, fences and all', format('ALTER TABLE %s SET LOGGED;', m.oid::regclass)
+     WHERE c.relpersistence = 'u'
+    UNION ALL
+    SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it'
+        || CASE m.mode WHEN 'monotonic' THEN ', and a client with a token that it has read' ELSE '' END,
+        format(h.protect, m.root, ', lease => ''order:{id}''') WHERE m.oid = m.root AND m.lease IS NULL AND m.mode <> ''
+    UNION ALL
+    SELECT 'notice', format(CASE WHEN a.attname IS NULL THEN 'column %s, which the trigger names, is not there: no write can land'
+        ELSE 'column %s, which the lease names, may be NULL: nobody can write such a row' END, fence.quoted(n)),
+        CASE WHEN a.attname IS NOT NULL THEN format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', m.root, n) END
+     FROM unnest(m.col || fence.columns_of(m.lease)) AS n LEFT JOIN pg_attribute a ON a.attrelid = m.oid AND a.attname = n AND a.attnum > 0
+     WHERE m.oid = m.root AND (a.attname IS NULL OR NOT a.attnotnull AND n <> m.col)
+  ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
-COMMENT ON FUNCTION fence.grants IS 'all that fence_grant gives, from which level on';
+COMMENT ON FUNCTION fence_audit IS 'the ways around the fence of a table, or of all of the caller''s, each with its remedy (pg_fence_lite)';
 
-CREATE OR REPLACE FUNCTION fence.check_role(role regrole, hint text) RETURNS name LANGUAGE plpgsql STABLE AS $$
+
+DO $$
 DECLARE
-    name CONSTANT pg_catalog.name := (SELECT r.rolname FROM pg_roles r WHERE r.oid = role);
+  item record;
 BEGIN
-    IF role IS NULL THEN
-        PERFORM fence.refuse('22004', 'role must not be NULL', hint);
-    ELSIF name IS NULL THEN
-        PERFORM fence.refuse('42704', format('there is no role %s', role), 'Name one role: leases are not for PUBLIC.');
-    END IF;
-    RETURN name;
+  FOR item IN SELECT * FROM (VALUES ('lease_acquire_all', 'names text[], holder text DEFAULT NULL, ttl interval DEFAULT ''30 s'', '
+      'metadata jsonb DEFAULT NULL, session boolean DEFAULT false'),
+    ('lease_renew_all', 'names text[], token bigint, ttl interval DEFAULT NULL'), ('lease_release_all', 'names text[], token bigint'),
+    ('lease_guard_all', 'names text[], token bigint'), ('lease_evict', 'name text, token bigint'), ('lease_adopt',
+      'name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT ''0'', metadata jsonb DEFAULT NULL'),
+    ('lease_forget', 'name text'), ('lease_forget_older', 'than interval'), ('fence_stats_reset', '')) AS v (name, arguments) LOOP
+    EXECUTE pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT fence.left_out(''''%1$s()'''')''; '
+      'COMMENT ON FUNCTION %1$I IS ''refused with 0A000: only the extension has it (pg_fence_lite)''', item.name, item.arguments);
+  END LOOP;
 END
 $$;
-COMMENT ON FUNCTION fence.check_role IS 'the name of a role; refuses NULL and what is none';
-
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.home'), false); END $$;
-CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    grantee CONSTANT name := fence.check_role(role, 'Name the role that is to use leases.');
-    asked CONSTANT text := coalesce(level, 'worker');
-    beginning CONSTANT text := coalesce(prefix, '');
-    item record;
-BEGIN
-    IF fence.rank(asked) IS NULL THEN
-        PERFORM fence.bad_argument('level', format('there is no level "%s"', asked), 'A level is monitor, worker, adopter or admin.');
-    ELSIF asked = 'admin' AND beginning <> '' THEN
-        PERFORM fence.bad_argument('prefix', 'an admin has all names, and no prefix',
-            'What an admin does is done to all leases. Give the names of one prefix to a worker.');
-    ELSIF octet_length(beginning) > 512 THEN
-        PERFORM fence.bad_argument('prefix', 'a prefix is at most 512 bytes long', 'No name of a lease is longer.');
-    END IF;
-    -- What is recorded for a role without any privilege was recorded for an earlier role of that name.
-    DELETE FROM fence.role_prefix p WHERE p.role = grantee AND NOT has_table_privilege(fence_grant.role, 'fence.leases', 'SELECT');
-    INSERT INTO fence.role_prefix AS p VALUES (grantee, beginning, asked)
-        ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
-        WHERE fence.rank(p.level) < fence.rank(EXCLUDED.level);
-    FOR item IN SELECT g.* FROM fence.grants() AS g WHERE g.rank <= fence.rank(asked) LOOP
-        EXECUTE format('GRANT %s ON %s %s TO %I', CASE item.kind WHEN 'TABLE' THEN 'SELECT' ELSE 'EXECUTE' END,
-                       item.kind, item.object, grantee);
-    END LOOP;
-END
-$$;
-COMMENT ON FUNCTION fence_grant IS
-    'lets a role see leases (monitor), use (worker), adopt (adopter) or administer them (admin): those with this prefix, or all';
-
-CREATE OR REPLACE FUNCTION fence_revoke(role regrole, prefix text DEFAULT NULL) RETURNS void
-LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    grantee CONSTANT name := fence.check_role(role, 'Name the role that is no longer to use leases.');
-    item record;
-BEGIN
-    DELETE FROM fence.role_prefix p WHERE p.role = grantee AND p.prefix = coalesce(fence_revoke.prefix, p.prefix);
-    IF prefix IS NOT NULL AND NOT FOUND THEN
-        RAISE NOTICE USING MESSAGE = format('%I does not have the prefix "%s"', grantee, prefix),
-            HINT = 'Only a prefix that was granted can be taken back, by its exact text.';
-    ELSIF prefix IS NULL THEN
-        FOR item IN SELECT g.* FROM fence.grants() AS g LOOP
-            EXECUTE format('REVOKE ALL ON %s %s FROM %I', item.kind, item.object, grantee);
-        END LOOP;
-    END IF;
-END
-$$;
-COMMENT ON FUNCTION fence_revoke IS 'takes back all that fence_grant gave to a role, or the names of one prefix';
-
-
--- What is left to the extension -----------------------------------------------------------------------------------------
-
-CREATE OR REPLACE FUNCTION lease_acquire_all(names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
-    metadata jsonb DEFAULT NULL, session boolean DEFAULT false) RETURNS bigint LANGUAGE sql SECURITY DEFINER
-    SET search_path = pg_catalog, pg_temp AS $$ SELECT fence.left_out('lease_acquire_all()'); SELECT NULL::bigint $$;
-COMMENT ON FUNCTION lease_acquire_all IS 'refused with 0A000: only the extension pg_fence has it';
-CREATE OR REPLACE FUNCTION lease_renew_all(names text[], token bigint, ttl interval DEFAULT NULL) RETURNS bigint LANGUAGE sql
-    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT fence.left_out('lease_renew_all()'); SELECT NULL::bigint $$;
-COMMENT ON FUNCTION lease_renew_all IS 'refused with 0A000';
-CREATE OR REPLACE FUNCTION lease_release_all(names text[], token bigint) RETURNS bigint LANGUAGE sql
-    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT fence.left_out('lease_release_all()'); SELECT NULL::bigint $$;
-COMMENT ON FUNCTION lease_release_all IS 'refused with 0A000';
-CREATE OR REPLACE FUNCTION lease_guard_all(names text[], token bigint) RETURNS bigint LANGUAGE sql
-    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$ SELECT fence.left_out('lease_guard_all()'); SELECT NULL::bigint $$;
-COMMENT ON FUNCTION lease_guard_all IS 'refused with 0A000';
-CREATE OR REPLACE FUNCTION fence_stats_reset() RETURNS void LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
-    AS $$ SELECT fence.left_out('fence_stats_reset()') $$;
-COMMENT ON FUNCTION fence_stats_reset IS 'refused with 0A000';
 SET search_path = pg_catalog, pg_temp;
 
 
--- Taking it away --------------------------------------------------------------------------------------------------------
+-- Who may do what, and taking it away --------
 
-CREATE OR REPLACE FUNCTION fence.uninstall() RETURNS void LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS $$
-DECLARE
-    fenced_tables CONSTANT text := (SELECT string_agg(DISTINCT t.tgrelid::regclass::text, ', ') FROM pg_trigger t
-                                     WHERE t.tgfoid = fence.trigger_function() AND t.tgparentid = 0);
-    calls CONSTANT text[] := ARRAY (SELECT c.call::text FROM fence.calls() AS c);
-    call text;
+-- The calls, known by their comments, and what else fence_grant gives.
+CREATE OR REPLACE FUNCTION fence.calls(OUT call regprocedure, OUT is_given boolean) RETURNS SETOF record LANGUAGE sql STABLE AS $$
+  SELECT p.oid, p.proname NOT IN ('fenced', 'fence_protect', 'fence_unprotect', 'fence_audit', 'fence_grant', 'fence_revoke')
+   FROM pg_proc p JOIN pg_namespace n ON n.nspname = 'fence' AND n.nspowner = p.proowner
+   WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)'
+  UNION ALL
+  SELECT f, true FROM unnest('{"fence.relies(text,bigint)","fence.told(text)"}'::regprocedure[]) AS f
+$$;
+
+CREATE OR REPLACE FUNCTION fence.let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-    IF fenced_tables IS NOT NULL THEN
-        PERFORM fence.refuse('2BP01', format('cannot uninstall pg_fence_lite: these tables are fenced: %s', fenced_tables),
-            'Call fence_unprotect for each of them first.');
-    END IF;
-    DROP SCHEMA fence CASCADE;
-    FOREACH call IN ARRAY calls LOOP
-        EXECUTE format('DROP FUNCTION IF EXISTS %s', call);
-    END LOOP;
+  PERFORM fence.refuse('42704', 'there is no such role', 'Leases are not for PUBLIC.') WHERE NOT EXISTS (SELECT FROM pg_roles r WHERE r.oid = role);
+  EXECUTE format(doing, 'SELECT', 'fence.leases', role);
+  EXECUTE format(doing, 'EXECUTE', (SELECT 'FUNCTION ' || string_agg(c.call::text, ', ') FROM fence.calls() AS c WHERE c.is_given), role);
+END
+$$;
+
+CREATE OR REPLACE FUNCTION fence.uninstall() RETURNS void LANGUAGE plpgsql AS $$
+BEGIN
+  PERFORM fence.refuse('2BP01', 'cannot uninstall pg_fence_lite: these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
+    'Call fence_unprotect for each of them first.') FROM fence.triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
+  EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(c.call::text, ', ') FROM fence.calls() AS c WHERE c.call::text NOT LIKE 'fence.%');
+  DROP SCHEMA fence CASCADE;
 END
 $$;
 COMMENT ON FUNCTION fence.uninstall IS 'takes pg_fence_lite out of the database, leases and all; refuses while a table is fenced';
 
--- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let others in, even to
--- the state (Supabase has such for the roles of its API). Who was not let in by fence_grant goes. The functions of the schema
--- fence stay open: triggers and fence_audit call them with the rights of their callers, and where one runs with the owner's it
--- changes nothing and tells only what the caller may know. (The last token is no secret: PF003 tells it, too.)
 DO $close$
 DECLARE
-    statement text;
-    relation regclass;
+  -- Run with the rights of the owner: the calls that are given, and these.
+  definers CONSTANT text[] := '{drop_function,relies,settle,told,write_trigger}';
+  -- The owner's functions alone call these: so they need no search_path. Who calls the others has no more rights by them.
+  closed CONSTANT text[] := '{attempt,change,check,check_snapshot,check_timeouts,draw,identity,move_on,nobody_waits,put_function,renew,start}';
+  calls CONSTANT text := (SELECT string_agg(c.call::text, ', ') FROM fence.calls() AS c);
+  given CONSTANT oid[] := ARRAY(SELECT a.grantee FROM fence.calls() AS c JOIN pg_proc p ON p.oid = c.call CROSS JOIN aclexplode(p.proacl) AS a
+    WHERE p.proname = 'lease_acquire' AND a.grantee NOT IN (0, p.proowner) AND current_setting('fence_lite.is_new') = 'false');
+  item record;
 BEGIN
-    FOR statement IN
-        WITH given AS (
-            SELECT CASE g.kind WHEN 'FUNCTION' THEN g.object::regprocedure::oid ELSE g.object::regclass::oid END AS oid, p.role
-              FROM fence.grants() AS g JOIN fence.role_prefix p ON fence.rank(p.level) >= g.rank),
-        object AS (
-            SELECT 'SCHEMA' AS kind, n.oid, n.oid::regnamespace::text AS name, n.nspowner AS owner, n.nspacl AS acl
-              FROM pg_catalog.pg_namespace n WHERE n.nspname = 'fence'
-            UNION ALL
-            SELECT 'FUNCTION', p.oid, c.call::text, p.proowner, coalesce(p.proacl, acldefault('f', p.proowner))
-              FROM fence.calls() AS c JOIN pg_catalog.pg_proc p ON p.oid = c.call WHERE c.rank > 0
-            UNION ALL
-            SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END, c.oid, c.oid::regclass::text, c.relowner, c.relacl
-              FROM pg_catalog.pg_class c WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'v', 'S'))
-        SELECT DISTINCT format('REVOKE ALL ON %s %s FROM %s', o.kind, o.name,
-                   CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END)
-          FROM object o CROSS JOIN aclexplode(o.acl) AS a
-         WHERE a.grantee <> o.owner AND NOT EXISTS (SELECT FROM given g WHERE g.oid = o.oid AND g.role = pg_get_userbyid(a.grantee))
-    LOOP
-        EXECUTE statement;
-    END LOOP;
-    SELECT 'DROP FUNCTION ' || string_agg(p.oid::regprocedure::text, ', ') INTO statement
-      FROM pg_catalog.pg_proc p WHERE p.pronamespace = 'fence'::regnamespace AND obj_description(p.oid, 'pg_proc') IS NULL;
-    IF statement IS NOT NULL THEN
-        EXECUTE statement;
+  -- Every role may execute a new function, and default privileges of the installer's may have let roles in, even to the state (Supabase
+  -- has such for those of its API). Whoever was not let in by fence_grant, before this run, goes.
+  FOR item IN SELECT DISTINCT CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE quote_ident(pg_get_userbyid(a.grantee)) END AS role
+         FROM (SELECT n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname = 'fence'
+            UNION ALL SELECT p.proowner, coalesce(p.proacl, acldefault('f', p.proowner)) FROM pg_proc p JOIN fence.calls() AS c ON c.call = p.oid
+            UNION ALL SELECT c.relowner, c.relacl FROM pg_class c WHERE c.relnamespace = 'fence'::regnamespace) AS o (owner, acl)
+         CROSS JOIN aclexplode(o.acl) AS a WHERE a.grantee <> o.owner LOOP
+    EXECUTE format('REVOKE ALL ON SCHEMA fence FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL SEQUENCES '
+      'IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence FROM %1$s; REVOKE ALL ON FUNCTION %2$s FROM %1$s', item.role, calls);
+  END LOOP;
+  GRANT USAGE ON SCHEMA fence TO PUBLIC;
+  GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
+  GRANT EXECUTE ON ALL FUNCTIONS IN SCHEMA fence TO PUBLIC;  -- but for those below
+  FOR item IN SELECT p.oid::regprocedure AS call, CASE WHEN c.is_given OR p.proname = ANY (definers) THEN 'DEFINER' ELSE 'INVOKER' END AS rights,
+            CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed) THEN ' SET search_path = pg_catalog, pg_temp' END AS path,
+            c.is_given OR p.proname = ANY (closed || '{fence_grant,fence_revoke,uninstall}'::text[]) AS is_closed
+         FROM pg_proc p LEFT JOIN fence.calls() AS c ON c.call = p.oid
+         WHERE c.call IS NOT NULL OR p.pronamespace = 'fence'::regnamespace AND p.proname !~ '^fenced_' LOOP
+    EXECUTE format('ALTER FUNCTION %1$s SECURITY %2$s%3$s; GRANT EXECUTE ON FUNCTION %1$s TO PUBLIC', item.call, item.rights, item.path);
+    IF item.is_closed THEN
+      EXECUTE format('REVOKE ALL ON FUNCTION %s FROM PUBLIC', item.call);
     END IF;
-    GRANT USAGE ON SCHEMA fence TO PUBLIC;
-    GRANT SELECT ON SEQUENCE fence.token_seq, fence.verdict_seq, fence.sweep_seq TO PUBLIC;
-    -- As an extension of pg_tle: a dump is to carry the state, but not the marks of a start.
-    BEGIN
-        FOREACH relation IN ARRAY '{fence.token_seq,fence.database_identity_seq,fence.jump_token_seq,fence.jump_count_seq,
-                                     fence.lease,fence.role_prefix}'::regclass[] LOOP
-            PERFORM pg_extension_config_dump(relation, '');
-        END LOOP;
-    EXCEPTION WHEN feature_not_supported OR object_not_in_prerequisite_state OR insufficient_privilege THEN
-        NULL;
-    END;
-    -- Where nothing was drawn yet: what a restore loads over this is another life's.
-    IF pg_sequence_last_value('fence.token_seq') IS NULL THEN
-        PERFORM fence.move_on(true);
-        PERFORM setval('fence.jump_count_seq', 1, false);
-    END IF;
+  END LOOP;
+  PERFORM fence.let(g::regrole, 'GRANT %s ON %s TO %s') FROM unnest(given) AS g;
+
+  -- Trigger functions are written anew; those of tables that are gone go.
+  FOR item IN SELECT DISTINCT ON (p.oid) p.oid::regproc AS function, t.relation, t.arguments AS a
+         FROM pg_proc p LEFT JOIN fence.triggers() AS t ON t.function = p.oid
+         WHERE p.pronamespace = 'fence'::regnamespace AND p.proname ~ '^fenced_' ORDER BY p.oid, t.parent LOOP
+    PERFORM fence.drop_function(item.function) WHERE item.relation IS NULL;
+    PERFORM fence.put_function(item.function::text, fence.trigger_body(item.relation, item.a[1], item.a[2], nullif(item.a[3], ''), item.a[4]))
+     WHERE item.relation IS NOT NULL;
+  END LOOP;
+  -- Where nothing was drawn yet: what a restore loads over this is another life's.
+  IF fence.last_token() = 0 THEN
+    PERFORM fence.move_on('jump'), setval('fence.jump_count_seq', 1, false);
+  END IF;
 END
 $close$;
 
-DO $$ BEGIN PERFORM set_config('search_path', current_setting('pg_fence.path'), false); END $$;
+RESET check_function_bodies;
+DO $$ BEGIN PERFORM set_config('search_path', current_setting('fence_lite.path'), false); END $$;

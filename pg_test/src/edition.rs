@@ -145,24 +145,24 @@ type Change = (&'static str, &'static str);
 /// Bugs that tests must catch.
 pub const BUGS: &[(&str, &[Change])] = &[
     // A guard that excludes nobody: a take-over meanwhile is not held up.
+    ("no-guard-lock", &[("fence.speaks(l, token) FOR KEY SHARE", "fence.speaks(l, token)")]),
+    // A start of the server is not seen: tokens that a crash has lost are drawn again.
     (
-        "no-guard-lock",
+        "no-start-move",
         &[
-            ("    key CONSTANT bigint := fence.lock_key(lease);\n", "    key CONSTANT bigint := pg_backend_pid();\n"),
-            ("OR pg_try_advisory_xact_lock_shared(fence.lock_key(lease))\n                THEN", "OR true\n                THEN"),
+            ("IF NOT has_begun THEN", "IF false THEN"),
+            ("(CASE WHEN was_set THEN 1 ELSE 60 END)", "60"),
         ],
     ),
-    // A start of the server is not seen: tokens that a crash has lost are drawn again.
-    ("no-start-move", &[("    IF NOT fence.has_begun() THEN", "    IF false THEN")]),
     // The time of the transaction's start decides, not that after the lock.
     ("now", &[("clock_timestamp()", "now()")]),
     // An acquire decides by what it saw before it waited for the lock: a holder meanwhile is forgotten.
     (
         "decision-before-lock",
-        &[
-            ("OR NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN", "OR pg_advisory_xact_lock(fence.lock_key(lease)) IS NULL THEN"),
-            ("        SELECT l.* INTO old FROM fence.lease l WHERE l.name = attempt.lease;\n        IF FOUND AND old.closing_token IS NULL THEN\n            -- Its holder", "        IF false THEN\n            -- Its holder"),
-        ],
+        &[(
+            "FOR UPDATE SKIP LOCKED;\n    IF NOT FOUND OR fence.is_live(old)",
+            "FOR UPDATE;\n    IF false AND fence.is_live(old)",
+        )],
     ),
 ];
 

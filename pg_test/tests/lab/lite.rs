@@ -1,7 +1,6 @@
 //! `sql/pg_fence_lite.sql` by itself: how it is installed and taken away, what is weaker in it, how it is left for the
 //! extension. That it keeps the promises of the extension is shown by the other tests, with `--edition lite`.
 
-use crate::guards::pipelines::is_taken_after_discard;
 use pg_test::edition::{self, lite_script, move_up_script, with_bug};
 use pg_test::extension::source_root;
 use pg_test::process::{wait_until, PATIENCE};
@@ -33,14 +32,10 @@ fn an_ordinary_owner_installs_it_again_and_takes_it_away(lab: &Lab) -> Result<()
     ensure!(!session.truth("SELECT rolsuper FROM pg_roles WHERE rolname = current_user")?);
     session.run(ORDERS)?;
     let token = session.acquire("order:1", "1 h")?;
-    // Of an older file nothing stays that this one has not: it would be open to all, and nobody mends it.
-    session.run(
-        "CREATE FUNCTION fence.older() RETURNS int LANGUAGE sql SECURITY DEFINER RETURN 1;
-         CREATE FUNCTION fence.on_it() RETURNS int LANGUAGE sql RETURN fence.older()",
-    )?;
+    session.run("CREATE TABLE gone (id int); SELECT fence_protect('gone'); DROP TABLE gone")?;
     session.run(&lite_script()?)?;
-    ensure!(session
-        .truth("SELECT to_regproc('fence.older') IS NULL AND to_regproc('fence.on_it') IS NULL")?);
+    let functions = "SELECT count(*) FROM pg_proc WHERE proname ~ '^fenced_[0-9]'";
+    ensure!(session.granted(functions)? == 1, "the function of a table that is gone has stayed");
     session.run(&format!("UPDATE orders SET v = 1, fence = {token} WHERE id = 1"))?;
     ensure!(session.speaks("order:1", token)?, "a second installation keeps the leases");
 
@@ -53,16 +48,6 @@ fn an_ordinary_owner_installs_it_again_and_takes_it_away(lab: &Lab) -> Result<()
     ensure!(left.as_deref() == Some("0"), "{left:?} functions are left");
     session.run(&lite_script()?)?;
     ensure!(session.acquire("order:1", "1 h")? > token, "a token was handed out again");
-    Ok(())
-}
-
-#[lab_test]
-fn a_schema_of_somebody_else_stops_the_installation(lab: &Lab) -> Result<()> {
-    let db = lab.bare_database()?;
-    let other = db.role("other")?;
-    let mut session = db.connect()?;
-    session.run(&format!("CREATE SCHEMA fence AUTHORIZATION {other}"))?;
-    session.refused(&lite_script()?, "42P06")?;
     Ok(())
 }
 
@@ -86,7 +71,7 @@ fn what_others_have_made_beside_the_calls_gets_into_none(lab: &Lab) -> Result<()
     keeper.run("RESET search_path")?;
     keeper.run(&lite_script()?)?;
     keeper.run(ORDERS)?;
-    keeper.run(&format!("SELECT fence_grant('{role}', prefix => 'order:'), fence_audit()"))?;
+    keeper.run(&format!("SELECT fence_grant('{role}'), fence_audit()"))?;
     let token = rogue.acquire("order:1", "1 h")?;
     keeper.acquire("job", "1 h")?;
     if edition::is_lite() {
@@ -122,167 +107,437 @@ CREATE FUNCTION public.quote_ident(name) RETURNS text LANGUAGE sql AS 'SELECT pu
 CREATE FUNCTION public.to_regnamespace(name) RETURNS regnamespace LANGUAGE sql AS 'SELECT public.evil()::text::regnamespace';
 CREATE FUNCTION public.starts_with(text, name) RETURNS boolean LANGUAGE sql AS 'SELECT public.evil()';"#;
 
+/// Comments are where people look: at the calls, the state, and what `\df+` shows of a fenced table.
 #[lab_test]
-fn what_it_has_not_is_refused_with_a_hint(lab: &Lab) -> Result<()> {
+fn what_people_look_at_has_a_comment_and_the_file_an_hour_s_length(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
     let mut session = db.connect_as(&owner)?;
-    session.run("CREATE TABLE t (id int PRIMARY KEY, fence bigint)")?;
+    session.run(ORDERS)?;
+    let bare = session.rows(
+        "SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.proowner = current_user::regrole
+            AND (p.pronamespace <> 'fence'::regnamespace OR p.proname ~ '^fenced_') AND obj_description(p.oid, 'pg_proc') IS NULL
+         UNION ALL
+         SELECT c.oid::regclass::text FROM pg_class c
+          WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind IN ('r', 'v', 'S') AND obj_description(c.oid, 'pg_class') IS NULL",
+    )?;
+    ensure!(bare.is_empty(), "{bare:?}");
+    let script = lite_script()?;
+    let (lines, widest) =
+        (script.lines().count(), script.lines().map(|line| line.chars().count()).max());
+    ensure!(
+        lines <= 1_300 && script.len() <= 80_000,
+        "{lines} lines, {} bytes, {widest:?}",
+        script.len()
+    );
+    Ok(())
+}
+
+#[lab_test]
+fn what_it_has_not_is_refused_with_the_way_up(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run("CREATE TABLE t (id int PRIMARY KEY, fence bigint); CREATE TABLE by_hand (id int, fence bigint);
+        CREATE TRIGGER fenced BEFORE INSERT ON by_hand FOR EACH ROW EXECUTE FUNCTION fenced()")?;
+    session.acquire("held", "1 h")?;
+    let snapshot = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT";
     for sql in [
-        "SELECT lease_acquire('a', shared => true)",
-        "SELECT lease_acquire('a', slots => 2)",
-        "SELECT lease_acquire('a', session => true)",
-        "SELECT lease_acquire_all('{a,b}')",
-        "SELECT lease_renew_all('{a,b}', 1)",
-        "SELECT lease_release_all('{a,b}', 1)",
-        "SELECT lease_guard_all('{a,b}', 1)",
-        "SELECT fence_stats_reset()",
-        "SELECT fence_protect('t', verify=>true)",
+        "SELECT lease_acquire('a', shared => true)".to_owned(),
+        "SELECT lease_acquire('a', slots => 2)".to_owned(),
+        "SELECT lease_acquire('a', session => true)".to_owned(),
+        "SELECT * FROM lease_acquire_any('{a,b}', session => true)".to_owned(),
+        "SELECT lease_acquire_all('{a,b}')".to_owned(),
+        "SELECT lease_renew_all('{a,b}', 1)".to_owned(),
+        "SELECT lease_release_all('{a,b}', 1)".to_owned(),
+        "SELECT lease_guard_all('{a,b}', 1)".to_owned(),
+        "SELECT lease_adopt('a', 1)".to_owned(),
+        "SELECT lease_forget('a')".to_owned(),
+        "SELECT lease_forget_older('1 day')".to_owned(),
+        "SELECT lease_evict('a', 1)".to_owned(),
+        "SELECT fence_stats_reset()".to_owned(),
+        "SELECT fence_protect('t', verify=>true)".to_owned(),
+        format!("SELECT fence_grant('{owner}', 'admin')"),
+        format!("SELECT fence_grant('{owner}', prefix => 'a:')"),
+        format!("SELECT fence_revoke('{owner}', 'a:')"),
+        "INSERT INTO by_hand VALUES (1, 1)".to_owned(),
+        format!("{snapshot} lease_acquire('held', wait => '1 s')"),
+        format!("{snapshot} lease_check('held', 1)"),
     ] {
-        let fault = session.refused(sql, "0A000")?;
+        let fault = session.refused(&sql, "0A000")?;
+        session.run("ROLLBACK")?;
+        let hint = fault.hint.clone().unwrap_or_default();
         ensure!(
-            fault.hint.as_deref().is_some_and(|hint| hint.contains("CREATE EXTENSION")),
-            "{fault}"
+            hint.contains("pg_fence_lite--pg_fence.sql") && !hint.contains("CREATE EXTENSION"),
+            "{sql}: {fault}"
         );
     }
+    Ok(())
+}
+
+/// One schema has the calls: run again for another, or where others have functions of such names, the file changes nothing.
+#[lab_test]
+fn it_is_installed_once_in_one_schema(lab: &Lab) -> Result<()> {
+    let db = lab.bare_database()?;
+    let (owner, other) = (db.role("keeper")?, db.role("other")?);
+    let mut admin = db.connect()?;
+    admin.run(&format!("ALTER DATABASE {} OWNER TO {owner}", db.name()))?;
+    let mut keeper = db.connect_as(&owner)?;
+    let script = lite_script()?;
+    for (obstacle, code, way_out) in [
+        (format!("CREATE SCHEMA fence AUTHORIZATION {other}"), "42P06", "DROP SCHEMA fence"),
+        ("CREATE SCHEMA fence".to_owned(), "42P06", "DROP SCHEMA fence"),
+        (
+            format!(
+                "CREATE FUNCTION public.lease_acquire(text, int) RETURNS int LANGUAGE sql RETURN 1;
+                     ALTER FUNCTION public.lease_acquire(text, int) OWNER TO {other}"
+            ),
+            "42723",
+            "DROP FUNCTION public.lease_acquire(text, int)",
+        ),
+    ] {
+        admin.run(&obstacle)?;
+        keeper.refused(&script, code)?;
+        admin.run(way_out)?;
+    }
+    keeper.run("SET search_path = nowhere")?;
+    keeper.refused(&script, "3F000")?;
+    keeper.run("CREATE SCHEMA calls; CREATE SCHEMA second; SET search_path = calls")?;
+    keeper.run(&script)?;
+    let token = keeper.acquire("job", "1 h")?;
+    keeper.run("SET search_path = second")?;
+    keeper.refused(&script, "42723")?;
+    keeper.run("SET search_path = calls")?;
+    ensure!(keeper.speaks("job", token)?, "the calls of the one schema go on");
+    ensure!(keeper
+        .truth("SELECT count(*) = 0 FROM pg_proc WHERE pronamespace = 'second'::regnamespace")?);
+    Ok(())
+}
+
+/// Run again while sessions acquire, guard, write and release: none of their calls fails.
+#[lab_test]
+fn it_is_run_again_over_itself_under_load(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut keeper = db.connect_as(&owner)?;
+    keeper.run(ORDERS)?;
+    let work = "DO $$ DECLARE t bigint; BEGIN FOR i IN 1..400 LOOP
+            t := lease_acquire('order:' || 1 + i % 2, ttl => '1 h', wait => '1 min');
+            UPDATE orders SET v = v + 1, fence = t WHERE id = 1 + i % 2;
+            PERFORM lease_release('order:' || 1 + i % 2, t); COMMIT;
+        END LOOP; END $$";
+    let mut workers = Vec::new();
+    for _ in 0..2 {
+        let mut worker = Background::connect(&db.conninfo().user(&owner))?;
+        worker.send(work)?;
+        workers.push(worker);
+    }
+    for _ in 0..5 {
+        keeper.run(&format!("BEGIN; {}; COMMIT", lite_script()?))?;
+    }
+    for worker in &mut workers {
+        worker.rows()?;
+    }
+    ensure!(keeper.granted("SELECT sum(v) FROM orders")? == 800);
+    Ok(())
+}
+
+/// A role without rights, one with them but without the token, and one whose lease was revoked: what each tries against a
+/// holder locks nothing and writes nothing.
+#[lab_test]
+fn who_has_no_token_locks_nothing_and_no_setting_is_believed(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut keeper, worker, stranger) =
+        (db.connect_as(&owner)?, db.role("worker")?, db.role("stranger")?);
+    keeper.run(ORDERS)?;
+    keeper.run(&format!(
+        "GRANT ALL ON orders TO {worker}, {stranger}; SELECT fence_grant('{worker}')"
+    ))?;
+    let (mut worker, mut stranger) = (db.connect_as(&worker)?, db.connect_as(&stranger)?);
+    let old = worker.acquire("order:1", "1 h")?;
+    keeper.run("SELECT lease_revoke('order:1')")?;
+    let token = keeper.acquire("order:1", "1 h")?;
+    worker.run(&format!(
+        "SET pg_fence.guards = '{{\"order:1\": {old}}}'; SET pg_fence.relied = '{old} order:1'; SET fence_lite.named = 'orders 1';
+         SET pg_fence.token = '{old}'; BEGIN; SAVEPOINT s"
+    ))?;
+    for call in ["lease_release", "lease_renew"] {
+        worker.nothing(&format!("SELECT {call}('order:1', {old})"))?;
+    }
+    ensure!(
+        worker.granted(&format!(
+            "SELECT count(*) FROM lease_keep('{{order:1}}', '{{{old}}}') WHERE outcome = 'lost'"
+        ))? == 1
+    );
+    for write in [
+        "UPDATE orders SET v = 9 WHERE id = 1".to_owned(),
+        format!("UPDATE orders SET v = 9, fence = {old} WHERE id = 1"),
+        format!("SELECT lease_guard('order:1', {old})"),
+    ] {
+        worker.refused(&write, "PF004")?;
+        worker.run("ROLLBACK TO s")?;
+    }
+    stranger.run("BEGIN; SAVEPOINT s")?;
+    for attack in [
+        format!("UPDATE orders SET v = 9, fence = {token} WHERE id = 1"),
+        format!("SELECT lease_guard('order:1', {token})"),
+        format!("SELECT fence.relies('order:1', {token})"),
+        "SELECT fence.told('order:1')".to_owned(),
+        "SELECT FROM fence.lease FOR UPDATE".to_owned(),
+        "LOCK TABLE fence.lease IN ACCESS SHARE MODE".to_owned(),
+        "LOCK TABLE fence.turn IN ACCESS SHARE MODE".to_owned(),
+        "SELECT fence.move_on('jump')".to_owned(),
+        "SELECT fence.draw(0)".to_owned(),
+        "SELECT fence.attempt('x', 'me', '1 h', NULL, false, true)".to_owned(),
+        "SELECT fence.put_function('fence.mine', 'BEGIN END')".to_owned(),
+        "SELECT nextval('fence.token_seq')".to_owned(),
+        "SELECT lease_revoke('order:1')".to_owned(),
+        "SELECT FROM fence.leases".to_owned(),
+    ] {
+        stranger.refused(&attack, "42501")?;
+        stranger.run("ROLLBACK TO s")?;
+    }
+    // Beside both open transactions.
+    keeper.run("SET lock_timeout = '1 s'")?;
+    let renewed = keeper.renew("order:1", token)?.context("a renewal waits for nobody")?;
+    keeper.run(&format!("UPDATE orders SET v = 1, fence = {renewed} WHERE id = 1"))?;
+    keeper.release("order:1", token)?;
+    ensure!(keeper.acquire("order:1", "1 h")? > renewed);
+    Ok(())
+}
+
+/// Any role can take advisory locks. It costs a waiter its own time, and a try nothing; a renewal, a guard and a write do not
+/// know of them.
+#[lab_test]
+fn an_advisory_lock_of_a_stranger_s_is_a_nuisance_with_a_bound(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut holder, stranger) = (db.connect_as(&owner)?, db.role("stranger")?);
+    holder.run(ORDERS)?;
+    let mut stranger = db.connect_as(&stranger)?;
+    for lease in ["order:1", "order:2"] {
+        let key = key(&mut holder, lease)?;
+        stranger.run(&format!("SELECT pg_advisory_lock({key})"))?;
+    }
+    let token = holder.acquire("order:1", "1 h")?;
+    holder.run(&format!("BEGIN; SELECT lease_guard('order:1', {token}); UPDATE orders SET v = 1 WHERE id = 1; COMMIT"))?;
+    ensure!(holder.renew("order:1", token)?.is_some());
+    ensure!(holder.granted("SELECT lease_acquire('order:2', wait => '1 min')")? > token);
+    holder.nothing("SELECT lease_acquire('order:2', wait => '10 ms')")?;
+    let expiring = holder
+        .granted("SELECT lease_acquire('order:2', ttl => '1 us', holder => 'me', reclaim => true)");
+    ensure!(expiring.is_err() || expiring? > token);
+    Ok(())
+}
+
+/// The owner of a table has code of theirs run by others: by an index under ANALYZE, by a trigger under a cascade. It gets no lease,
+/// for nobody is asked who the session is, and the privilege is that of the role that runs it.
+#[lab_test]
+fn code_that_others_run_gets_no_lease(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let rogue = db.role("rogue")?;
+    let mut admin = db.connect()?;
+    admin.run(&format!("CREATE SCHEMA own AUTHORIZATION {rogue}"))?;
+    let token = db.connect_as(&owner)?.acquire("job", "1 h")?;
+    db.connect_as(&rogue)?.run(&format!(
+        "CREATE TABLE own.t (id int); INSERT INTO own.t VALUES (1);
+         CREATE FUNCTION own.evil(n int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
+             BEGIN PERFORM public.lease_release('job', {token}); EXCEPTION WHEN insufficient_privilege THEN NULL; END;
+             BEGIN PERFORM public.lease_acquire('prey', ttl => '300 days'); EXCEPTION WHEN insufficient_privilege THEN NULL; END;
+             RETURN n; END $$;
+         CREATE INDEX ON own.t (own.evil(id))"
+    ))?;
+    for maintenance in ["ANALYZE own.t", "VACUUM own.t", "REINDEX TABLE own.t"] {
+        admin.run(maintenance)?;
+    }
+    let mut keeper = db.connect_as(&owner)?;
+    ensure!(keeper.speaks("job", token)?, "released by an index");
+    ensure!(keeper.acquire("prey", "1 h")? > token);
+    Ok(())
+}
+
+/// Names with all that quotes, in tables, columns and leases, read back under either setting of the client's.
+#[lab_test]
+fn hostile_names_are_quoted(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    let evil = "x'y\"z\\\n$$ $body$ %s %1$I; DROP TABLE t --";
+    let ident = |name: &str| format!("\"{}\"", name.replace('"', "\"\""));
+    let text = |text: &str| format!("E'{}'", text.replace('\\', "\\\\").replace('\'', "\\'"));
+    let short = |prefix: &str| format!("{prefix}{}", &evil[..40]);
+    let (table, key, fence) = (short("t"), short("k"), short("f"));
+    let named = text(&ident(&table));
+    session.run(&format!(
+        "CREATE TABLE {} ({} text PRIMARY KEY, v int);
+         SELECT fence_protect({named}, {}, lease => {})",
+        ident(&table),
+        ident(&key),
+        text(&fence),
+        text(&format!("{evil}{{{{{{{key}}}}}}}"))
+    ))?;
+    let lease = format!("{evil}{{{evil}}}");
+    let token =
+        session.granted(&format!("SELECT lease_acquire({}, ttl => '1 h')", text(&lease)))?;
+    for conforming in ["on", "off"] {
+        session.run(&format!(
+            "SET standard_conforming_strings = {conforming}; SET escape_string_warning = off"
+        ))?;
+        let row = format!("{} VALUES ({}, 1, {token})", ident(&table), text(evil));
+        session
+            .run(&format!("INSERT INTO {row} ON CONFLICT ({}) DO UPDATE SET v = 2", ident(&key)))?;
+        let fault = session.refused(
+            &format!("INSERT INTO {} VALUES ('other', 1, {token})", ident(&table)),
+            "PF004",
+        )?;
+        ensure!(fault.json()?["key"][&key] == "other", "{fault}");
+        session.rows(&format!("SELECT fence_audit({named})"))?;
+    }
+    session.run(&format!(
+        "SET pg_fence.token = {token}; DELETE FROM {}; SELECT fence_unprotect({named})",
+        ident(&table)
+    ))?;
+    Ok(())
+}
+
+/// What plpgsql may be told to refuse: a session that develops functions of its own goes on.
+#[lab_test]
+fn extra_errors_of_plpgsql_change_nothing(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run(&format!(
+        "SET plpgsql.extra_errors = 'all'; SET plpgsql.variable_conflict = use_column; {ORDERS}"
+    ))?;
+    let token = session.acquire("order:1", "1 h")?;
+    session.run(&format!(
+        "BEGIN; SELECT lease_guard('order:1', {token}); UPDATE orders SET v = 1 WHERE id = 1; COMMIT;
+         SELECT * FROM lease_keep('{{order:1}}', '{{{token}}}'), lease_acquire_any('{{a,b}}', 2), fence_audit(), fence_status(), fence.leases;
+         SELECT lease_check('order:1', {token}), lease_renew('order:1', {token}); SELECT lease_release('order:1', {token});
+         SELECT lease_prune('0'), lease_acquire('c', wait => '10 ms'), lease_revoke('c'); SELECT fence_unprotect('orders')"
+    ))?;
+    Ok(())
+}
+
+#[lab_test]
+fn a_renamed_column_is_told_by_the_error_and_by_the_audit(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.run(ORDERS)?;
+    let token = session.acquire("order:1", "1 h")?;
+    for (from, to) in [("id", "number"), ("fence", "token")] {
+        session.run(&format!("ALTER TABLE orders RENAME {from} TO {to}"))?;
+        let fault = session.refused(
+            &format!(
+                "UPDATE orders SET v = 1, {} = {token}",
+                if to == "token" { to } else { "fence" }
+            ),
+            "42703",
+        )?;
+        ensure!(
+            fault.hint.as_deref().is_some_and(|hint| hint.contains("fence_protect again")),
+            "{fault}"
+        );
+        let told = format!("SELECT count(*) FROM fence_audit('orders') WHERE finding LIKE '%\"{from}\"%not there%'");
+        ensure!(session.granted(&told)? == 1, "{from}");
+        session.run(&format!("ALTER TABLE orders RENAME {to} TO {from}"))?;
+    }
+    session.run("ALTER TABLE orders RENAME fence TO token")?;
+    let fault = session.refused("SELECT fence_protect('orders')", "42703")?;
+    ensure!(
+        fault.hint.as_deref().is_some_and(|hint| hint.contains("fence_column => 'token'")),
+        "{fault}"
+    );
+    session.run("SELECT fence_protect('orders', 'token')")?;
+    session.run(&format!("UPDATE orders SET v = 1, token = {token} WHERE id = 1"))?;
+    Ok(())
+}
+
+/// Loaded over the live state, by itself or in part, a dump gives no token twice.
+#[lab_test]
+fn a_dump_of_the_data_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let mut session = db.connect_as(&owner)?;
+    session.acquire("job", "1 h")?;
+    let dump = dump(lab, &db, &["--data-only", "--schema=fence"])?;
+    let seen = session.acquire("after the dump", "1 h")?;
+    session.run("TRUNCATE fence.lease")?;
+    restore(lab, &db, &owner, &dump)?;
+    ensure!(session.acquire("again", "1 h")? > seen);
+    // The tokens' sequence alone, as it was some time ago.
+    session.run("SELECT setval('fence.token_seq', fence.clock() - 61 * 1048576)")?;
+    let then = session.acquire("then", "1 h")?;
+    ensure!(then > seen, "{then} after {seen}");
+    Ok(())
+}
+
+/// At REPEATABLE READ what has changed since the snapshot asks for a retry, one's own heartbeat too; what has not is relied on.
+#[lab_test]
+fn at_repeatable_read_what_has_changed_asks_for_a_retry(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut inside, mut other) = (db.connect_as(&owner)?, db.connect_as(&owner)?);
+    other.run(ORDERS)?;
+    other.run("SET lock_timeout = '10 s'")?;
+    let mut token = other.acquire("order:1", "1 h")?;
+    for change in [
+        "SELECT lease_renew('order:1', $)",
+        "SELECT lease_release('order:1', $)",
+        "SELECT lease_revoke('order:1')",
+        "SELECT lease_acquire('order:1', 'me', reclaim => true)",
+        "SELECT lease_release('order:1', $); SELECT lease_prune('0')",
+    ] {
+        inside.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
+        inside.run(&format!("SELECT lease_guard('order:1', {token})"))?;
+        ensure!(other.is_taken("order:1")?, "granted beside a guard");
+        ensure!(other.renew("order:1", token)?.is_some(), "a guard holds up no heartbeat");
+        inside.run("COMMIT; BEGIN ISOLATION LEVEL SERIALIZABLE; SELECT 1; SAVEPOINT s")?;
+        other.run(&change.replace('$', &token.to_string()))?;
+        let now: Option<i64> = other.one("SELECT max(token) FROM fence.leases", &[])?;
+        let next = other.token("SELECT lease_acquire('order:1', 'me')")?;
+        for stale in [Some(token), now, next].into_iter().flatten() {
+            for sql in [
+                format!("SELECT lease_guard('order:1', {stale})"),
+                format!("UPDATE orders SET v = 1, fence = {stale} WHERE id = 1"),
+            ] {
+                inside.refused(&sql, "40001")?;
+                inside.run("ROLLBACK TO s")?;
+            }
+        }
+        inside.run("ROLLBACK")?;
+        other.run("SELECT lease_revoke('order:1')")?;
+        token = other.granted("SELECT lease_acquire('order:1', 'me', '1 h')")?;
+    }
+    // One that the snapshot does not show at all, one that nobody has, and one's own.
+    inside.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1; SAVEPOINT s")?;
+    let new = other.acquire("new", "1 h")?;
+    inside.refused(&format!("SELECT lease_guard('new', {new})"), "40001")?;
+    inside.run("ROLLBACK TO s")?;
+    inside.refused("SELECT lease_guard('never', 7)", "PF004")?;
+    inside.run("ROLLBACK TO s")?;
+    let own = inside.acquire("own", "1 h")?;
+    inside.refused(&format!("SELECT lease_guard('own', {own})"), "55000")?;
+    inside.run("ROLLBACK")
+}
+
+/// A lease that was given back after the statement began is passed over: the statement may have read what its holder changed.
+#[lab_test]
+fn acquire_any_passes_over_what_was_just_finished(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut claims, mut other) =
+        (Background::connect(&db.conninfo().user(&owner))?, db.connect_as(&owner)?);
+    for lease in ["a", "b", "c"] {
+        let token = other.acquire(lease, "1 h")?;
+        if lease != "b" {
+            other.release(lease, token)?;
+        }
+    }
+    other.run("SELECT pg_advisory_lock(7)")?;
+    claims.send("SELECT name FROM (SELECT pg_advisory_lock(7) IS NULL OFFSET 0) AS x (no), LATERAL lease_acquire_any('{b,a,c,a}', CASE WHEN no THEN 9 ELSE 2 END)")?;
+    claims.wait_until_blocked()?;
+    other.run("SELECT lease_revoke('b'); SELECT pg_advisory_unlock(7)")?;
+    ensure!(claims.rows()? == [[Some("a".to_owned())], [Some("c".to_owned())]]);
+    ensure!(other.granted("SELECT place FROM lease_acquire_any('{a,c,b}')")? == 3);
+    ensure!(other.rows("SELECT FROM lease_acquire_any('{a,b,c}', 3)")?.is_empty());
     Ok(())
 }
 
 /// The key of a lease's advisory lock, which anybody can compute.
 fn key(session: &mut Session, lease: &str) -> Result<i64> {
     session.granted(&format!("SELECT fence.lock_key('{lease}')"))
-}
-
-/// Any role can take the advisory lock of a lease. It holds up an acquire by that, and a guard; it ends nobody's grant,
-/// and lets no stale write in.
-#[lab_test]
-fn a_foreign_advisory_lock_is_a_nuisance_and_never_a_stale_write(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let (mut holder, stranger) = (db.connect_as(&owner)?, db.role("stranger")?);
-    holder.run(ORDERS)?;
-    holder.run(&format!("GRANT ALL ON orders TO {stranger}"))?;
-    let mut stranger = db.connect_as(&stranger)?;
-    let key = key(&mut holder, "order:1")?;
-
-    stranger.run(&format!("SELECT pg_advisory_lock({key})"))?;
-    holder.nothing("SELECT lease_acquire('order:1')")?;
-    stranger.run(&format!("SELECT pg_advisory_unlock({key})"))?;
-    let old = holder.acquire("order:1", "1 h")?;
-    stranger.run(&format!("SELECT pg_advisory_lock({key})"))?;
-    holder.run("SET lock_timeout = '100 ms'")?;
-    holder.refused(&format!("SELECT lease_guard('order:1', {old})"), "55P03")?;
-    ensure!(holder.renew("order:1", old)?.is_some(), "a renewal goes by the row alone");
-    stranger.run("SELECT pg_advisory_unlock_all()")?;
-
-    // Who has the lock, and says that it guards the lease, has not got the lease.
-    holder.run("SELECT lease_revoke('order:1')")?;
-    let new = holder.acquire("order:1", "1 h")?;
-    stranger.run(&format!(
-        "BEGIN; SELECT pg_advisory_xact_lock_shared({key});
-         SELECT set_config('pg_fence.guards', '{{\"order:1\": {old}}}', true), set_config('pg_fence.token', '{old}', true)"
-    ))?;
-    for write in [
-        format!("UPDATE orders SET v = 9, fence = {old} WHERE id = 1"),
-        "UPDATE orders SET v = 9 WHERE id = 1".to_owned(),
-        "DELETE FROM orders WHERE id = 1".to_owned(),
-        // Not his, though it speaks for the lease.
-        format!("UPDATE orders SET v = 9, fence = {new} WHERE id = 1"),
-    ] {
-        stranger.run("SAVEPOINT s")?;
-        stranger.refused(&write, "PF004")?;
-        stranger.run("ROLLBACK TO s")?;
-    }
-    Ok(())
-}
-
-/// What the trigger remembers of the row before is in a setting, which anybody can set: it is not believed.
-#[lab_test]
-fn what_a_session_says_of_its_own_guards_is_not_believed(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let (mut keeper, role) = (db.connect_as(&owner)?, db.role("stranger")?);
-    keeper.run(ORDERS)?;
-    keeper.run(&format!("GRANT ALL ON orders TO {role}; SELECT fence_grant('{role}')"))?;
-    let mut stranger = db.connect_as(&role)?;
-    let pretend = |token: i64| {
-        format!(
-            "SELECT set_config('pg_fence.relied', '{token} order:1', true),
-                    set_config('pg_fence.guards', '{{\"order:1\": {token}}}', true)"
-        )
-    };
-    let write = |token: i64| format!("UPDATE orders SET v = 9, fence = {token} WHERE id = 1");
-
-    // It was his, until he gave the guard back with a savepoint.
-    let old = stranger.acquire("order:1", "1 h")?;
-    stranger.run("BEGIN; SAVEPOINT s")?;
-    stranger.run(&write(old))?;
-    stranger.run("ROLLBACK TO s")?;
-    keeper.run("SELECT lease_revoke('order:1')")?;
-    let new = keeper.acquire("order:1", "1 h")?;
-    // His own of before, and that of the keeper.
-    for (token, code) in [(old, "PF004"), (new, "42501")] {
-        stranger.run("SAVEPOINT t")?;
-        stranger.run(&pretend(token))?;
-        stranger.refused(&write(token), code)?;
-        stranger.run("ROLLBACK TO t")?;
-    }
-    stranger.run("COMMIT")?;
-    keeper.run(&format!("SELECT lease_release('order:1', {new})"))?;
-
-    // No token is drawn for a grant that expires, nor for the adoption of its name once its row was pruned.
-    let old = stranger.acquire("order:1", "1 s")?;
-    stranger.run("BEGIN; SAVEPOINT s")?;
-    stranger.run(&write(old))?;
-    stranger.run("ROLLBACK TO s")?;
-    keeper.wait_expired("order:1")?;
-    ensure!(keeper.granted("SELECT lease_prune('0')")? == 1);
-    keeper.run("SELECT lease_adopt('order:1', 5)")?;
-    stranger.run(&pretend(old))?;
-    stranger.refused(&write(old), "PF004")?;
-    stranger.run("ROLLBACK")?;
-    keeper.run("SELECT lease_revoke('order:1'), lease_forget('order:1')")?;
-
-    // The snapshot of a transaction shows his grant, which is another's meanwhile.
-    let old = stranger.acquire("order:1", "1 h")?;
-    stranger.run("BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1")?;
-    keeper.run("SELECT lease_revoke('order:1')")?;
-    keeper.acquire("order:1", "1 h")?;
-    stranger.run(&pretend(old))?;
-    stranger.refused(&write(old), "40001")?;
-    stranger.run("ROLLBACK")?;
-    ensure!(keeper.granted("SELECT v FROM orders WHERE id = 1")? == 0);
-    Ok(())
-}
-
-/// The memory of the last verdict is the session's own: nobody can write it, and it is of one lease, one role and one token.
-#[lab_test]
-fn what_a_session_remembers_cannot_be_made_up(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let (mut keeper, role) = (db.connect_as(&owner)?, db.role("stranger")?);
-    keeper.run(ORDERS)?;
-    keeper.run(&format!("GRANT ALL ON orders TO {role}; SELECT fence_grant('{role}')"))?;
-    let mut stranger = db.connect_as(&role)?;
-    for call in ["setval('fence.verdict_seq', 5)", "nextval('fence.verdict_seq')"] {
-        stranger.refused(&format!("SELECT {call}"), "42501")?;
-    }
-    // A verdict on a lease of his own speaks for no other lease, though no token was drawn since.
-    let kept = keeper.acquire("order:1", "1 h")?;
-    let own = stranger.acquire("order:2", "1 h")?;
-    stranger.run(&format!("BEGIN; UPDATE orders SET v = 1, fence = {own} WHERE id = 2"))?;
-    for (token, code) in [(own, "PF004"), (kept, "42501")] {
-        stranger.run("SAVEPOINT s")?;
-        stranger.run(&format!("SELECT set_config('pg_fence.relied', '{token} order:1', true)"))?;
-        stranger
-            .refused(&format!("UPDATE orders SET v = 9, fence = {token} WHERE id = 1"), code)?;
-        stranger.run("ROLLBACK TO s")?;
-    }
-    stranger.run("COMMIT")?;
-    // The next transaction judges again: no token is drawn when a lease expires.
-    let renewed = stranger.renew("order:2", own)?.context("its own")?;
-    stranger.run(&format!("SELECT lease_renew('order:2', {renewed}, '1 s')"))?;
-    let write = format!("UPDATE orders SET v = 9, fence = {renewed} WHERE id = 2");
-    stranger.run(&write)?;
-    stranger.wait_expired("order:2")?;
-    stranger.refused(&write, "PF004")?;
-    Ok(())
 }
 
 /// The trigger's short way has no search_path of its own: what somebody puts before pg_catalog is not called.
@@ -293,7 +548,7 @@ fn operators_and_functions_of_the_writer_change_no_verdict(lab: &Lab) -> Result<
     keeper.run(ORDERS)?;
     keeper.run(&format!(
         "CREATE TABLE plain (id int PRIMARY KEY, fence bigint); INSERT INTO plain VALUES (1, NULL);
-         SELECT fence_protect('plain'); GRANT ALL ON orders, plain TO {role}"
+         SELECT fence_protect('plain'); GRANT ALL ON orders, plain TO {role}; SELECT fence_grant('{role}')"
     ))?;
     db.connect()?.run(&format!("CREATE SCHEMA own AUTHORIZATION {role}"))?;
     let old = keeper.acquire("order:1", "1 h")?;
@@ -348,7 +603,7 @@ fn types_of_the_caller_s_change_nothing_and_run_nothing(lab: &Lab) -> Result<()>
     let (mut keeper, role) = (db.connect_as(&owner)?, db.role("rogue")?);
     keeper.run(&format!(
         "CREATE TABLE invoices (id int PRIMARY KEY, fence bigint);
-         SELECT fence_protect('invoices', lease => 'invoice'), fence_grant('{role}', 'admin');
+         SELECT fence_protect('invoices', lease => 'invoice'), fence_grant('{role}');
          GRANT ALL ON invoices TO {role}"
     ))?;
     keeper.acquire("invoice", "1 h")?;
@@ -378,9 +633,7 @@ fn types_of_the_caller_s_change_nothing_and_run_nothing(lab: &Lab) -> Result<()>
     let token = rogue.acquire("a", "1 h")?;
     rogue.nothing("SELECT lease_acquire('invoice', wait => '10 ms')")?;
     rogue.renew("a", token)?;
-    for call in
-        ["fence_new_epoch()", "lease_revoke('a')", "lease_prune('0')", "lease_adopt('b', 7)"]
-    {
+    for call in ["fence_new_epoch()", "lease_revoke('a')", "lease_prune('0')"] {
         rogue.run(&format!("SELECT {call}"))?;
     }
     Ok(())
@@ -411,92 +664,13 @@ fn backslashes_that_the_client_reads_otherwise_change_nothing(lab: &Lab) -> Resu
     Ok(())
 }
 
-/// No token is drawn for an adoption: what a savepoint took back is judged again behind it.
-#[lab_test]
-fn what_is_remembered_ends_with_an_adoption(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let (mut keeper, mut rogue) = (db.connect_as(&owner)?, db.connect_as(&owner)?);
-    keeper.run(ORDERS)?;
-    rogue.run("BEGIN; SAVEPOINT s")?;
-    let token = rogue.acquire("order:1", "1 h")?;
-    rogue.run(&format!("SELECT lease_guard('order:1', {token})"))?;
-    let relied = rogue.text("SELECT current_setting('pg_fence.relied')")?.context("a setting")?;
-    rogue.run("ROLLBACK TO s")?;
-    keeper.run("SELECT lease_adopt('order:1', 7)")?;
-    rogue.run(&format!("SELECT set_config('pg_fence.relied', '{relied}', true)"))?;
-    rogue.refused(&format!("UPDATE orders SET fence = {token} WHERE id = 1"), "PF004")?;
-    Ok(())
-}
-
-/// Which row is on its way to another partition is noted in a setting, which anybody can set.
-#[lab_test]
-fn no_row_arrives_with_a_fence_that_was_never_issued(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut session = db.connect_as(&owner)?;
-    session.run(
-        "CREATE TABLE t (id int) PARTITION BY LIST (id); CREATE TABLE t1 PARTITION OF t FOR VALUES IN (1);
-         SELECT fence_protect('t', lease => 'order:{id}')",
-    )?;
-    let token = session.acquire("order:1", "1 h")?;
-    session.run(&format!(
-        "SET pg_fence.token = {token};
-         SELECT set_config('pg_fence.moving', concat_ws(' ', {token}, 0, {0}, hashtext('order:1')), false)",
-        i64::MAX
-    ))?;
-    session.refused(&format!("INSERT INTO t VALUES (1, {})", i64::MAX), "PF003")?;
-    Ok(())
-}
-
-#[lab_test]
-fn every_object_has_a_comment(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let bare = db.connect_as(&owner)?.rows(
-        "SELECT p.oid::regprocedure::text FROM pg_proc p WHERE p.proowner = current_user::regrole
-            AND obj_description(p.oid, 'pg_proc') IS NULL
-         UNION ALL
-         SELECT c.oid::regclass::text FROM pg_class c
-          WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind <> 'c' AND obj_description(c.oid, 'pg_class') IS NULL
-         UNION ALL
-         SELECT format('%s.%s', a.attrelid::regclass, a.attname) FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid
-          WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind = 'r' AND a.attnum > 0 AND NOT a.attisdropped
-            AND col_description(c.oid, a.attnum) IS NULL
-         UNION ALL
-         SELECT t.oid::regtype::text FROM pg_type t JOIN pg_class c ON c.oid = t.typrelid
-          WHERE c.relnamespace = 'fence'::regnamespace AND c.relkind = 'c' AND obj_description(t.oid, 'pg_type') IS NULL",
-    )?;
-    ensure!(bare.is_empty(), "{bare:?}");
-    Ok(())
-}
-
-/// Inside SECURITY DEFINER the caller is the role of SET ROLE, else the session's: not the function's owner.
-#[lab_test]
-fn the_caller_is_the_role_of_the_session(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let (worker, app) = (db.role("worker")?, db.role("app")?);
-    let mut admin = db.connect_as(&owner)?;
-    admin.run(&format!("SELECT fence_grant('{worker}'), fence_grant('{app}')"))?;
-    let mut superuser = db.connect()?;
-    superuser.run(&format!(
-        "CREATE FUNCTION take() RETURNS bigint LANGUAGE sql SECURITY DEFINER AS 'SELECT lease_acquire(''job'')';
-         ALTER FUNCTION take() OWNER TO {app}; GRANT {worker} TO {app}"
-    ))?;
-    let shown = "SELECT role FROM lease_info('job')";
-    db.connect_as(&worker)?.granted("SELECT take()")?;
-    ensure!(admin.text(shown)?.as_deref() == Some(worker.as_str()));
-    admin.run("SELECT lease_revoke('job')")?;
-    let mut session = db.connect_as(&app)?;
-    session.run(&format!("SET ROLE {worker}"))?;
-    session.granted("SELECT lease_acquire('job')")?;
-    ensure!(admin.text(shown)?.as_deref() == Some(worker.as_str()));
-    Ok(())
-}
-
 /// The trigger makes text of the row, and a type may bring a cast with code of its own: it runs with the writer's rights.
 #[lab_test]
 fn a_cast_of_the_table_s_owner_gets_no_rights_by_the_trigger(lab: &Lab) -> Result<()> {
-    let (db, _) = lite(lab)?;
+    let (db, owner) = lite(lab)?;
     let rogue = db.role("rogue")?;
     db.connect()?.run(&format!("CREATE SCHEMA own AUTHORIZATION {rogue}"))?;
+    db.connect_as(&owner)?.run(&format!("SELECT fence_grant('{rogue}')"))?;
     let mut session = db.connect_as(&rogue)?;
     session.run(
         "SET search_path = own, public;
@@ -538,25 +712,6 @@ fn a_dump_restored_within_the_same_life_is_known_as_a_copy(lab: &Lab) -> Result<
     ensure!(renewed.is_some_and(|renewed| renewed > seen), "{renewed:?}");
     session.run(&format!("UPDATE orders SET fence = {token} WHERE id = 1"))?;
     ensure!(session.granted("SELECT jumps FROM fence_status()")? == 1);
-    Ok(())
-}
-
-/// A limit: loaded over the live state, the data alone looks like no restore. Who does that calls fence_new_epoch().
-#[lab_test]
-fn a_data_only_restore_needs_a_new_epoch(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut session = db.connect_as(&owner)?;
-    session.acquire("job", "1 h")?;
-    let dump = dump(lab, &db, &["--data-only", "--schema=fence"])?;
-    let seen = session.acquire("after the dump", "1 h")?;
-    session.run("TRUNCATE fence.lease, fence.role_prefix")?;
-    restore(lab, &db, &owner, &dump)?;
-    ensure!(
-        session.acquire("again", "1 h")? <= seen,
-        "no limit: then say so in docs/reference/lite.md"
-    );
-    session.run("SELECT fence_new_epoch()")?;
-    ensure!(session.acquire("then", "1 h")? > seen);
     Ok(())
 }
 
@@ -602,107 +757,6 @@ fn restore(lab: &Lab, db: &Database, owner: &str, dump: &str) -> Result<()> {
     let file = file.display().to_string();
     // Not as a superuser; what only one could do of the schema public is left.
     lab.run("psql", &["--no-psqlrc", "--dbname", &conninfo, "--quiet", "--file", &file]).map(drop)
-}
-
-/// A limit: at REPEATABLE READ a token of a renewal that the snapshot does not show asks for a retry, and so does an
-/// acquire of a lease that has changed since. No such transaction relies on a grant that it cannot see.
-#[lab_test]
-fn at_repeatable_read_what_the_snapshot_lacks_asks_for_a_retry(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let (mut inside, mut other) = (db.connect_as(&owner)?, db.connect_as(&owner)?);
-    let token = other.acquire("job", "1 h")?;
-    let begin = "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT 1";
-    inside.run(begin)?;
-    let renewed = other.renew("job", token)?.unwrap_or_default();
-    inside.run("SAVEPOINT s")?;
-    inside.refused(&format!("SELECT lease_guard('job', {renewed})"), "40001")?;
-    inside.run("ROLLBACK TO s")?;
-    inside.run(&format!("SELECT lease_guard('job', {token})"))?;
-    other.run("SET lock_timeout = '10 s'")?;
-    ensure!(other.renew("job", token)?.is_some(), "a guard does not hold up its holder's renewals");
-    inside.run("COMMIT")?;
-
-    inside.run(begin)?;
-    other.run("SELECT lease_revoke('job')")?;
-    let next = other.acquire("job", "1 h")?;
-    for stale in [token, renewed, next] {
-        inside.run("SAVEPOINT s")?;
-        inside.refused(&format!("SELECT lease_guard('job', {stale})"), "40001")?;
-        inside.run("ROLLBACK TO s")?;
-    }
-    inside.run("COMMIT")
-}
-
-/// A limit: at REPEATABLE READ a waiter never sees by its snapshot that the lease is free, and is told to retry.
-#[lab_test]
-fn a_waiter_at_repeatable_read_is_told_to_retry(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut holder = db.connect_as(&owner)?;
-    let token = holder.acquire("job", "1 h")?;
-    let mut waits = Background::connect(&db.conninfo().user(&owner))?;
-    waits.run("BEGIN ISOLATION LEVEL REPEATABLE READ")?;
-    waits.send("SELECT lease_acquire('job', wait => '10 min')")?;
-    wait_until("the waiter sleeps between its looks", PATIENCE, || {
-        waits.waits_for().is_some_and(|(_, event)| event == "PgSleep")
-    })?;
-    holder.release("job", token)?;
-    waits.refused("40001")?;
-    waits.run("ROLLBACK")?;
-    ensure!(!holder.is_taken("job")?, "it has left something behind");
-    Ok(())
-}
-
-/// A limit: DISCARD ALL gives all advisory locks back. PostgreSQL refuses it behind any other statement of a transaction,
-/// but not behind what planning a statement has run, by a function that was falsely called immutable.
-#[lab_test]
-fn discard_all_gives_back_only_a_guard_that_planning_took(lab: &Lab) -> Result<()> {
-    if !edition::is_lite() {
-        return left_out("it is shown with --edition lite");
-    }
-    ensure!(!is_taken_after_discard(lab)?, "no limit: then say so in docs/reference/lite.md");
-    Ok(())
-}
-
-/// Adopted numbers beside calls for leases that are granted here, and in tables of each mode.
-#[lab_test]
-fn adopted_numbers_fence_as_tokens_do(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut session = db.connect_as(&owner)?;
-    session.run(
-        "CREATE TABLE strict (id int PRIMARY KEY); CREATE TABLE mono (id int PRIMARY KEY) PARTITION BY LIST (id);
-         CREATE TABLE mono_1 PARTITION OF mono FOR VALUES IN (1); CREATE TABLE mono_2 PARTITION OF mono FOR VALUES IN (2);
-         CREATE TABLE managed (id int PRIMARY KEY);
-         INSERT INTO strict VALUES (1); INSERT INTO mono VALUES (1); INSERT INTO managed VALUES (1);
-         SELECT fence_protect('strict', mode => 'strict', lease => 'job'), fence_protect('mono', lease => 'job'),
-                fence_protect('managed', mode => 'managed', lease => 'job')",
-    )?;
-    for token in [33, 34] {
-        session.run(&format!(
-            "BEGIN; SELECT lease_guard('job', lease_adopt('job', {token})); UPDATE strict SET fence = {token};
-             UPDATE mono SET id = 3 - id, fence = {token}; UPDATE managed SET id = 1; COMMIT"
-        ))?;
-        session.refused(&format!("UPDATE strict SET fence = {token}"), "PF001")?;
-    }
-    for table in ["strict", "mono"] {
-        session.refused(&format!("UPDATE {table} SET fence = 33"), "PF001")?;
-    }
-    let all = "SELECT fence FROM strict UNION ALL SELECT fence FROM mono UNION ALL SELECT fence FROM managed";
-    ensure!(session.rows(all)? == vec![vec![Some("34".to_owned())]; 3]);
-
-    let ours = session.acquire("ours", "1 h")?;
-    for call in [
-        "lease_acquire('job')",
-        "lease_acquire('job', wait => '1 h')",
-        "lease_acquire('job', holder => 'me', reclaim => true)",
-        "lease_renew('job', 34)",
-        "lease_renew('job', 35)",
-        "lease_adopt('ours', 7)",
-        "lease_forget('ours')",
-    ] {
-        session.refused(&format!("SELECT {call}"), "55000")?;
-    }
-    ensure!(session.speaks("job", 34)? && session.speaks("ours", ours)?);
-    Ok(())
 }
 
 /// Beside a guard nobody is granted the lease.
@@ -809,15 +863,12 @@ fn moving_up_to_the_extension_keeps_leases_tokens_fences_and_grants(lab: &Lab) -
     keeper.run(&format!(
         "CREATE TABLE plain (id int PRIMARY KEY, token bigint);
          SELECT fence_protect('plain', fence_column => 'token', events => 'update'); INSERT INTO plain VALUES (1, 5);
-         CREATE TABLE by_hand (id int PRIMARY KEY, fence bigint);
-         CREATE TRIGGER fenced BEFORE UPDATE ON by_hand FOR EACH ROW EXECUTE FUNCTION fenced();
-         GRANT ALL ON orders, plain, by_hand TO {worker}; SELECT fence_grant('{worker}', prefix => 'order:')"
+         GRANT ALL ON orders, plain TO {worker}; SELECT fence_grant('{worker}')"
     ))?;
     let mut holder = db.connect_as(&worker)?;
     let token = holder.acquire("order:1", "1 h")?;
     holder.run(&format!("UPDATE orders SET v = 1, fence = {token} WHERE id = 1"))?;
     let last = keeper.last_token()?;
-    keeper.run("SELECT lease_adopt('theirs', 33), lease_adopt('given back', 7); SELECT lease_release('given back', 7)")?;
 
     // It waits for a guarded transaction.
     holder.run(&format!("BEGIN; SELECT lease_guard('order:1', {token})"))?;
@@ -835,20 +886,14 @@ fn moving_up_to_the_extension_keeps_leases_tokens_fences_and_grants(lab: &Lab) -
     holder.refused(&format!("UPDATE orders SET v = 4, fence = {token} WHERE id = 2"), "PF004")?;
     let renewed = holder.renew("order:1", token)?;
     ensure!(renewed.is_some_and(|renewed| renewed > last), "{renewed:?} after {last}");
-    holder.refused("SELECT lease_acquire('other')", "42501")?;
-    ensure!(admin.speaks("theirs", 33)?, "an adopted number was silenced");
-    admin.refused("SELECT lease_adopt('theirs', 32)", "PF001")?;
-    admin.refused("SELECT lease_adopt('given back', 7)", "PF001")?;
+    holder.refused("SELECT lease_revoke('order:1')", "42501")?;
     holder.refused("UPDATE plain SET token = 4", "PF001")?;
-    holder.run("INSERT INTO by_hand VALUES (1, NULL)")?;
-    holder.refused("UPDATE by_hand SET fence = NULL", "PF002")?;
     let triggers = admin.text(
         "SELECT string_agg(tgrelid::regclass || ' ' || tgname, ', ' ORDER BY tgrelid::regclass::text, tgname) FROM pg_trigger t JOIN pg_proc p ON p.oid = tgfoid
           WHERE p.proname = 'fenced' AND p.prolang = (SELECT oid FROM pg_language WHERE lanname = 'c')",
     )?;
     ensure!(
-        triggers.as_deref()
-            == Some("by_hand fenced, orders fenced, orders fenced_truncate, plain fenced"),
+        triggers.as_deref() == Some("orders fenced, orders fenced_truncate, plain fenced"),
         "{triggers:?}"
     );
     Ok(())
@@ -877,7 +922,7 @@ fn its_audit_finds_what_is_met_most(lab: &Lab) -> Result<()> {
     for (hole, says) in [
         ("ALTER TABLE orders DISABLE TRIGGER fenced", "disabled"),
         ("DROP TRIGGER fenced_truncate ON orders", "truncate"),
-        ("GRANT TRIGGER ON orders TO PUBLIC", "create triggers"),
+        ("GRANT TRIGGER ON orders TO PUBLIC", "privilege TRIGGER"),
         ("ALTER TABLE orders SET UNLOGGED", "unlogged"),
         (
             "CREATE FUNCTION later() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
@@ -891,24 +936,6 @@ fn its_audit_finds_what_is_met_most(lab: &Lab) -> Result<()> {
         session.run("ROLLBACK")?;
         ensure!(found.iter().any(|finding| finding.contains(says)), "{hole}: {found:?}");
     }
-    Ok(())
-}
-
-/// A limit: what it added or dropped is not said, nor what a role lacks beside the grant.
-#[lab_test]
-fn it_says_less_of_what_it_did(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut session = db.connect_as(&owner)?;
-    let role = db.role("worker")?;
-    session.run("CREATE TABLE orders (id int PRIMARY KEY)")?;
-    session.notices();
-    session.run("SELECT fence_protect('orders', always => true)")?;
-    let said = session.notices();
-    ensure!(said.len() == 1 && said[0].message.contains("bound to no lease"), "{said:?}");
-    session.run("SELECT fence_protect('orders', always => false, lease => 'order:{id}')")?;
-    session.run(&format!("SELECT fence_grant('{role}')"))?;
-    let said = session.notices();
-    ensure!(said.is_empty(), "{said:?}");
     Ok(())
 }
 
@@ -928,19 +955,6 @@ fn its_page_names_tests_that_there_are(_lab: &Lab) -> Result<()> {
         ensure!(names.iter().any(|test| is_shown(&test)), "{name} is no test that lite plays");
         shown += 1;
     }
-    ensure!(shown > 30, "only {shown} tests are named");
-    Ok(())
-}
-
-/// A limit: a call deletes a thousand rows.
-#[lab_test]
-fn a_prune_takes_a_thousand_rows_a_call(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut session = db.connect_as(&owner)?;
-    session.run("DO $$ BEGIN FOR i IN 1..1200 LOOP PERFORM lease_acquire('l' || i, ttl => '1 us'); END LOOP; END $$")?;
-    let pruned = |session: &mut Session| session.granted("SELECT lease_prune('0')");
-    ensure!(
-        [pruned(&mut session)?, pruned(&mut session)?, pruned(&mut session)?] == [1000, 200, 0]
-    );
+    ensure!(shown > 20, "only {shown} tests are named");
     Ok(())
 }
