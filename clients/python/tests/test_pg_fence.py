@@ -515,6 +515,8 @@ class Shape(OnOrders):
 
     def test_claims_leading_and_blocks_that_lose(self) -> None:
         with pg_fence.Fence(URL) as fence:
+            with fence.claim(["a", "b", "c"], n=2) as claimed:
+                self.assertEqual([lease.names for lease in claimed], [("a",), ("b",)])
             self.assertEqual(fence.lead("job", lambda lease: lease.token > 0), True)
             with self.assertRaises(ZeroDivisionError):
                 fence.lead("job", lambda lease: 1 // 0)

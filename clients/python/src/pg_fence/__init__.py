@@ -5,23 +5,16 @@
             connection.execute("UPDATE orders SET status = 'paid' WHERE id = 7")
 """
 
-from .aio import AsyncFence, AsyncLease
-from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, NotInstalled, Refused, TransactionLost
-from .fence import Fence, Lease, options
-from .keeper import Event
-
-__all__ = [
-    "AsyncFence",
-    "AsyncLease",
-    "Event",
-    "Fence",
-    "FenceError",
-    "Lease",
-    "LeaseLost",
-    "LeaseTaken",
-    "NotGranted",
-    "NotInstalled",
-    "Refused",
-    "TransactionLost",
-    "options",
-]
+from .aio import AsyncFence as AsyncFence
+from .aio import AsyncLease as AsyncLease
+from .errors import FenceError as FenceError
+from .errors import LeaseLost as LeaseLost
+from .errors import LeaseTaken as LeaseTaken
+from .errors import NotGranted as NotGranted
+from .errors import NotInstalled as NotInstalled
+from .errors import Refused as Refused
+from .errors import TransactionLost as TransactionLost
+from .fence import Fence as Fence
+from .fence import Lease as Lease
+from .fence import options as options
+from .keeper import Event as Event

@@ -10,9 +10,9 @@ from datetime import timedelta
 from typing import Any, Self, TypeVar
 
 from .asked import Asked
-from .clock import in_thread
 from .fence import HALF_A_MINUTE, Held, Leases, goes_on, leading
 from .keeper import Grant, Keeper
+from .line import in_thread
 
 _T = TypeVar("_T")
 
@@ -121,7 +121,7 @@ class AsyncFence(Leases[AsyncLease]):
             except Exception as error:
                 if self._keeper.is_closed or not goes_on(error, grant):
                     raise
-                await unless(stop, asyncio.sleep(asked.seconds / 12))
+                await unless(stop, asyncio.sleep(asked.ttl / 12))
         return None
 
     async def close(self) -> None:

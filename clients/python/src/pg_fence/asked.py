@@ -15,12 +15,14 @@ Call = tuple[str, list[Any]]
 
 #: A shorter ttl leaves no time for a renewal.
 SHORTEST_TTL = timedelta(milliseconds=100)
-
 #: No portion of a wait takes longer, in seconds: its snapshot would hold back vacuum.
 PORTION = 2.0
-
-#: Several names have no queue: so often they are tried, in seconds.
-TRY_AGAIN = 0.25
+# As text, whatever the role's IntervalStyle; and a wait that is below the role's timeouts, whatever these are.
+_SPAN = "%s::text::interval"
+_WAIT = (
+    f"least({_SPAN}, nullif(current_setting('statement_timeout'), '0')::interval / 2,"
+    " nullif(current_setting('lock_timeout'), '0')::interval / 2)"
+)
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Asked:
     """An acquire. `wait` is in seconds, and may be infinite."""
 
     names: tuple[str, ...]
-    ttl: timedelta
+    ttl: float
     wait: float
     holder: str
     metadata: str | None = None
@@ -37,51 +39,43 @@ class Asked:
     reclaim: bool = False
     session: bool = False
 
-    @property
-    def seconds(self) -> float:
-        return self.ttl.total_seconds()
-
     def call(self, prefix: str, portion: float) -> Call:
         """One try, or a portion of the wait."""
         if len(self.names) > 1:
             sql = f"SELECT {prefix}lease_acquire_all(%s::text[], %s::text, {_SPAN}, %s::text::jsonb, %s::boolean)"
-            return sql, [list(self.names), self.holder, span(self.seconds), self.metadata, self.session]
-        sql = (
-            f"SELECT {prefix}lease_acquire(%s::text, %s::text, {_SPAN}, {_PORTION}, %s::text::jsonb, %s::boolean,"
-            " %s::integer, %s::boolean, %s::boolean)"
-        )
-        first = [*self.names, self.holder, span(self.seconds), span(portion)]
-        return sql, [*first, self.metadata, self.shared, self.slots, self.reclaim, self.session]
+            return sql, [list(self.names), self.holder, span(self.ttl), self.metadata, self.session]
+        types = "%s::text::jsonb, %s::boolean, %s::integer, %s::boolean, %s::boolean"
+        sql = f"SELECT {prefix}lease_acquire(%s::text, %s::text, {_SPAN}, {_WAIT}, {types})"
+        options = [self.metadata, self.shared, self.slots, self.reclaim, self.session]
+        return sql, [*self.names, self.holder, span(self.ttl), span(portion), *options]
 
     def portion(self, remains: float, smallest: float) -> float:
-        """How long the next one waits, in seconds. A session lease waits on the connection that keeps the others, the
-        smallest ttl of which is that."""
-        longest = min(PORTION, smallest / 3) if self.session else PORTION
-        return max(0.0, min(remains, longest))
-
-
-# As text, whatever the role's IntervalStyle.
-_SPAN = "%s::text::interval"
-# Below the role's timeouts, whatever these are.
-_PORTION = (
-    f"least({_SPAN}, nullif(current_setting('statement_timeout'), '0')::interval / 2,"
-    " nullif(current_setting('lock_timeout'), '0')::interval / 2)"
-)
+        """How long the next one waits. A session lease waits on the connection that keeps the others, the smallest ttl
+        of which is that."""
+        return max(0.0, min(remains, PORTION, smallest / 3 if self.session else PORTION))
 
 
 def span(seconds: float) -> str:
     return f"{round(seconds * 1_000_000)} microseconds"
 
 
-def keep(prefix: str, names: list[str], tokens: list[int]) -> Call:
-    sql = (
-        "SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8, code"
-        f" FROM {prefix}lease_keep(%s::text[], %s::bigint[])"
-    )
-    return sql, [names, tokens]
+def keep(prefix: str, pairs: list[tuple[str, int]]) -> Call:
+    spans = "extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8"
+    sql = f"SELECT outcome, {spans}, code FROM {prefix}lease_keep(%s::text[], %s::bigint[])"
+    return sql, [[name for name, _ in pairs], [token for _, token in pairs]]
 
 
-def release(prefix: str, names: tuple[str, ...], token: int) -> Call:
+def guard(prefix: str, name: str, token: int) -> Call:
+    return f"SELECT {prefix}lease_guard(%s::text, %s::bigint)", [name, token]
+
+
+def guard_adopted(prefix: str, name: str, token: int) -> Call:
+    """Each transaction makes the number known."""
+    adopt = f"(SELECT {prefix}lease_adopt(%s::text, %s::bigint))"
+    return f"SELECT {prefix}lease_guard(%s::text, {adopt})", [name, name, token]
+
+
+def release(prefix: str, names: Sequence[str], token: int) -> Call:
     """Within a transaction of the work."""
     if len(names) > 1:
         return f"SELECT {prefix}lease_release_all(%s::text[], %s::bigint)", [list(names), token]
@@ -90,73 +84,39 @@ def release(prefix: str, names: tuple[str, ...], token: int) -> Call:
 
 def release_aside(prefix: str, pairs: list[tuple[str, int]], lock_limit: float) -> Call:
     """In a transaction of its own, which waits no longer than that for the lock of somebody's open transaction."""
-    sql = (
-        f"SELECT {prefix}lease_release(x.name, x.token) FROM set_config('lock_timeout', %s, true),"
-        " unnest(%s::text[], %s::bigint[]) AS x(name, token)"
-    )
-    return sql, [str(max(10, round(lock_limit * 1000))), [name for name, _ in pairs], [token for _, token in pairs]]
+    limit = f"set_config('lock_timeout', '{max(10, round(lock_limit * 1000))}', true)"
+    sql = f"SELECT {prefix}lease_release(x.name, x.token) FROM {limit}, unnest(%s::text[], %s::bigint[]) AS x(name, token)"
+    return sql, [[name for name, _ in pairs], [token for _, token in pairs]]
 
 
 def holder_of(prefix: str, names: tuple[str, ...]) -> Call:
-    sql = (
-        f"SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM unnest(%s::text[]) AS n(name),"
-        f" {prefix}lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted')"
-        " ORDER BY i.remaining DESC NULLS LAST LIMIT 1"
-    )
-    return sql, [list(names)]
+    of = f"unnest(%s::text[]) AS n(name), {prefix}lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted')"
+    sql = f"SELECT i.holder, i.remaining FROM {of} ORDER BY i.remaining DESC NULLS LAST LIMIT 1"
+    return sql.replace("i.remaining FROM", "extract(epoch FROM i.remaining)::float8 FROM"), [list(names)]
 
 
-def claim(prefix: str, names: tuple[str, ...], n: int, holder: str, ttl: timedelta) -> Call:
+def claim(prefix: str, names: Sequence[str], n: int, holder: str, ttl: float) -> Call:
     sql = f"SELECT name, token FROM {prefix}lease_acquire_any(%s::text[], %s::integer, %s::text, {_SPAN})"
-    return sql, [list(names), n, holder, span(ttl.total_seconds())]
+    return sql, [list(names), n, holder, span(ttl)]
 
 
 def unique_holder() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
 
 
-def acquire(
-    names: str | Sequence[str],
-    ttl: timedelta,
-    wait: timedelta,
-    holder: str | None,
-    reclaim: bool,
-    session: bool,
-    shared: bool,
-    slots: int,
-    metadata: Any,
-) -> Asked:
-    """What was asked for, or a TypeError or ValueError that names what is wrong."""
-    all_names = list_of_names(names)
-    for what, flag in {"reclaim": reclaim, "session": session, "shared": shared}.items():
-        if not isinstance(flag, bool):
-            raise TypeError(f"{what} is True or False, and not {flag!r}")
-    if not isinstance(slots, int) or isinstance(slots, bool):
-        raise TypeError(f"slots is an int, and not {slots!r}")
-    if len(all_names) > 1 and (shared or slots != 1 or reclaim):
-        raise ValueError("several names at once are exclusive: no shared, slots or reclaim")
-    if reclaim and holder is None:
-        raise ValueError("reclaim takes a holder: whose lease is it?")
-    if time_of("wait", wait) < timedelta(0):
-        raise ValueError(f"wait is not negative: {wait!r}")
-    texts = text_of("holder", holder) or unique_holder(), json_of(metadata)
-    return Asked(all_names, ttl_of(ttl), wait.total_seconds(), *texts, shared, slots, reclaim, session)
-
-
 def list_of_names(names: str | Sequence[str]) -> tuple[str, ...]:
-    given: list[object] = list(names) if isinstance(names, (list, tuple)) else [names]
+    given: list[Any] = list(names) if isinstance(names, (list, tuple)) else [names]
     if not given:
         raise ValueError("a lease needs a name")
-    for name in given:
-        if not isinstance(name, str):
-            raise TypeError(f"the name of a lease is a str, and not {name!r}")
-    return tuple(map(str, given))
+    return tuple(checked("the name of a lease", name, str) for name in given)
 
 
-def text_of(what: str, text: str | None) -> str | None:
-    if text is not None and not isinstance(text, str):
-        raise TypeError(f"{what} is a str, and not {text!r}")
-    return text
+def checked(what: str, value: Any, kind: type) -> Any:
+    """The value, or a TypeError that names it. A bool is no int."""
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        unit = ", for a bare number has no unit" if kind is timedelta else ""
+        raise TypeError(f"{what} is a {kind.__name__}{unit}: not {value!r}")
+    return value
 
 
 def json_of(metadata: Any) -> str | None:
@@ -166,19 +126,7 @@ def json_of(metadata: Any) -> str | None:
         raise TypeError(f"metadata has no JSON: {error}") from None
 
 
-def time_of(what: str, time: timedelta) -> timedelta:
-    if not isinstance(time, timedelta):
-        raise TypeError(f"{what} is a timedelta, for a bare number has no unit: not {time!r}")
-    return time
-
-
-def ttl_of(ttl: timedelta) -> timedelta:
-    if time_of("ttl", ttl) < SHORTEST_TTL:
+def ttl_of(ttl: timedelta) -> float:
+    if checked("ttl", ttl, timedelta) < SHORTEST_TTL:
         raise ValueError(f"ttl is {SHORTEST_TTL.total_seconds()} s or more, for it is renewed meanwhile: not {ttl!r}")
-    return ttl
-
-
-def token_of(token: int) -> int:
-    if not isinstance(token, int) or isinstance(token, bool):
-        raise TypeError(f"a token is an int, and not {token!r}")
-    return token
+    return ttl.total_seconds()

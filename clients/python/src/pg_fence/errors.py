@@ -9,12 +9,11 @@ from typing import Any
 
 
 class FenceError(Exception):
-    """The base of all. By itself: the server has not answered in time, or the fence cannot work."""
+    """The base of all. By itself: the server has not answered in time, or the fence is closed."""
 
 
 class LeaseTaken(FenceError):
-    """Somebody else has the lease, and kept it for as long as we waited: `holder`, for `remaining` at the most. Both
-    are None where that cannot be seen."""
+    """Somebody else has the lease: `holder`, for `remaining` at the most. Both are None where that cannot be seen."""
 
     def __init__(self, names: tuple[str, ...], holder: str | None = None, remaining: timedelta | None = None):
         by = "" if holder is None else f" by {holder}"
@@ -28,8 +27,7 @@ class LeaseLost(FenceError):
 
     `reason` is `deadline` (it could not be renewed in time), `gone` (the server says so), `refused` (the server will
     never renew it), `session` (the connection of a session lease has ended), `keeper` (what kept it has died) or
-    `released` (by its holder). `in_doubt`: it met a commit, which may have landed.
-    """
+    `released` (by its holder). `in_doubt`: it met a commit, which may have landed."""
 
     in_doubt = False
 
@@ -63,12 +61,11 @@ class NotGranted(FenceError):
     """The role may not use this lease."""
 
 
-#: The session, and with it the transaction, has ended: idle in transaction, transaction_timeout, terminated, crashed,
-#: idle. And all of class 08.
+#: The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting, idle; and class 08.
 _ENDED = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
 
 
-def chain(error: BaseException | None) -> Iterator[BaseException]:
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """The error and what it wraps: SQLAlchemy keeps the driver's in `orig`, Django in `__cause__`."""
     seen: list[BaseException] = []
     while error is not None and error not in seen:
@@ -78,68 +75,49 @@ def chain(error: BaseException | None) -> Iterator[BaseException]:
         error = inner if isinstance(inner, BaseException) else error.__cause__
 
 
-def sqlstate_of(error: BaseException) -> str | None:
+def sqlstate_of(error: BaseException) -> str:
     """That of the server, however deep it is wrapped."""
-    for one in chain(error):
-        state = getattr(one, "sqlstate", None) or getattr(one, "pgcode", None)
-        if isinstance(state, str):
-            return state
-    return None
+    states = (getattr(one, "sqlstate", None) or getattr(one, "pgcode", None) for one in _chain(error))
+    return next((state for state in states if isinstance(state, str)), "")
 
 
 def session_ended(error: BaseException) -> bool:
     """Whether the error says that a session has ended, or could not be had."""
-    state = sqlstate_of(error)
-    if state is not None:
+    if state := sqlstate_of(error):
         return state.startswith(_ENDED)
-    return any(isinstance(one, ConnectionError) or _is_broken(one) for one in chain(error))
+    # Drivers raise one of these without an SQLSTATE when the connection is gone.
+    broken = {"OperationalError", "InterfaceError", "ConnectionTimeout"}
+    modules = ("psycopg", "asyncpg")
+    return any(
+        isinstance(one, ConnectionError) or (type(one).__module__.startswith(modules) and type(one).__name__ in broken)
+        for one in _chain(error)
+    )
 
 
-def _is_broken(error: BaseException) -> bool:
-    """Drivers raise one of these without an SQLSTATE when the connection is gone."""
-    of_driver = type(error).__module__.partition(".")[0] in {"psycopg", "psycopg2", "asyncpg"}
-    return of_driver and type(error).__name__ in {"OperationalError", "InterfaceError", "ConnectionTimeout"}
+def told_of_work(error: Exception) -> Exception:
+    """What an error of the work's own statements means: a refusal of the fence, or itself."""
+    return _refusal(error) if sqlstate_of(error).startswith("PF") else error
 
 
-def refused(error: BaseException) -> Refused | None:
-    """The refusal of the fence in it, if there is one: PF001 to PF005."""
-    state = sqlstate_of(error) or ""
-    return _refusal(error, state) if state.startswith("PF") else None
-
-
-def told_by_call(error: Exception, role: str | None) -> Exception:
+def told_of_call(error: Exception, role: str | None) -> Exception:
     """What an error of one of our own statements means."""
-    state = sqlstate_of(error) or ""
-    if isinstance(error, FenceError) or not state:
-        return error
+    state = sqlstate_of(error)
     if state in {"42883", "3F000"}:
-        return NotInstalled(
-            "pg_fence is not installed in this database, or not on the search_path: CREATE EXTENSION pg_fence, or name "
-            f"the schema that it is in, Fence(…, schema=…) ({_message(error)})"
-        )
+        where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"
+        return NotInstalled(f"pg_fence is not installed in this database, or not on the search_path: {where} ({error})")
     if state == "42501":
-        who = "the role" if role is None else f"the role {role}"
-        grant = "fence_grant(…)" if role is None else f"SELECT fence_grant('{role}')"
-        return NotGranted(f"{who} may not use the lease: {_message(error)}. An administrator grants it: {grant}")
-    if state.startswith(("PF", "22", "55", "0A", "53")) and state != "55P03":
-        return _refusal(error, state)
-    return error
+        grant = f"SELECT fence_grant('{role or '…'}')"
+        return NotGranted(f"the role {role or ''} may not use the lease: {error}; an administrator grants it: {grant}")
+    return _refusal(error) if state.startswith(("PF", "22", "55", "0A", "53")) and state != "55P03" else error
 
 
-def _refusal(error: BaseException, state: str) -> Refused:
-    one = next((one for one in chain(error) if getattr(one, "diag", None) or getattr(one, "hint", None)), error)
-    diag = getattr(one, "diag", None)
-    detail = getattr(diag, "message_detail", None) or getattr(one, "detail", None)
-    hint = getattr(diag, "message_hint", None) or getattr(one, "hint", None)
+def _refusal(error: BaseException) -> Refused:
+    one = next(one for one in _chain(error) if getattr(one, "sqlstate", None) or getattr(one, "pgcode", None))
+    diag: Any = getattr(one, "diag", None)
+    detail = diag.message_detail if diag else getattr(one, "detail", None)
     try:
         parsed = json.loads(detail or "")
-    except (ValueError, TypeError):
+    except ValueError:
         parsed = None
-    return Refused(_message(error), state, parsed if isinstance(parsed, dict) else {}, hint)
-
-
-def _message(error: BaseException) -> str:
-    for one in chain(error):
-        if message := getattr(getattr(one, "diag", None), "message_primary", None):
-            return str(message)
-    return str(list(chain(error))[-1])
+    message, hint = (diag.message_primary, diag.message_hint) if diag else (str(one), getattr(one, "hint", None))
+    return Refused(str(message), sqlstate_of(one), parsed if isinstance(parsed, dict) else {}, hint)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterable, Sequence
 from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
 
-from . import asked as checked
-from .asked import Asked
-from .clock import in_thread
+from . import asked as statements
+from .asked import Asked, checked, json_of, list_of_names, ttl_of, unique_holder
 from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended
-from .guard import C, Guard, adopting, under
+from .guard import C, Guard, under
 from .keeper import Event, Grant, Keeper
+from .line import in_thread
 from .source import opener
 
 _T = TypeVar("_T")
@@ -54,8 +54,7 @@ class Held:
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
         """A transaction, entered by `with` or, on an asynchronous connection, by `async with`: on psycopg, asyncpg,
         Django, or a Connection or Session of SQLAlchemy. With `release` it gives the lease back."""
-        grants = [self._granted()]
-        return Guard(self._keeper, grants, *under(self._keeper, grants, release), connection)
+        return under(self._keeper, [self._granted()], release, connection)
 
     def _end(self, error: BaseException | None) -> None:
         if error is None and self._granted().is_lost:
@@ -80,7 +79,9 @@ class Adopted:
 
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
         """The same as a lease's. With `release` the number is refused from then on."""
-        return Guard(self._keeper, [], *adopting(self._keeper, self.name, self.token, release), connection)
+        begins = [statements.guard_adopted(self._keeper.prefix, self.name, self.token)]
+        ends = [statements.release(self._keeper.prefix, [self.name], self.token)] if release else []
+        return Guard(self._keeper, [], begins, ends, connection)
 
 
 class Leases(Generic[L]):
@@ -108,22 +109,34 @@ class Leases(Generic[L]):
         metadata: Any = None,
     ) -> L:
         """A lease of one name, or of several at once, all or none. Entering it raises LeaseTaken."""
-        asked = checked.acquire(names, ttl, wait, holder, reclaim, session, shared, slots, metadata)
+        flags = {"reclaim": reclaim, "session": session, "shared": shared}
+        for what, flag in flags.items():
+            checked(what, flag, bool)
+        if len(list_of_names(names)) > 1 and (shared or slots != 1 or reclaim):
+            raise ValueError("several names at once are exclusive: no shared, slots or reclaim")
+        if reclaim and holder is None:
+            raise ValueError("reclaim takes a holder: whose lease is it?")
+        if checked("wait", wait, timedelta) < timedelta(0):
+            raise ValueError(f"wait is not negative: {wait!r}")
+        who, width = _holder(holder), checked("slots", slots, int)
+        asked = Asked(list_of_names(names), ttl_of(ttl), wait.total_seconds(), who, json_of(metadata), slots=width, **flags)
         return self._kind(self._keeper, asked, None)
 
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """A transaction that is guarded by several leases at once."""
-        grants = [lease._granted() for lease in leases]
-        return Guard(self._keeper, grants, *under(self._keeper, grants, release), connection)
+        return under(self._keeper, [lease._granted() for lease in leases], release, connection)
 
     def adopted(self, name: str, token: int) -> Adopted:
         """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there."""
-        return Adopted(self._keeper, checked.list_of_names([name])[0], checked.token_of(token))
+        return Adopted(self._keeper, checked("the name of a lease", name, str), checked("a token", token, int))
 
     def _claim(self, names: Sequence[str], n: int, ttl: timedelta, holder: str | None) -> Callable[[], list[L]]:
-        all_names, who = checked.list_of_names(names), checked.text_of("holder", holder) or checked.unique_holder()
-        span, keeper = checked.ttl_of(ttl), self._keeper
-        return lambda: [self._kind(keeper, None, grant) for grant in keeper.claim(all_names, n, span, who)]
+        wanted = list_of_names(names), checked("n", n, int), ttl_of(ttl), _holder(holder)
+        return lambda: [self._kind(self._keeper, None, grant) for grant in self._keeper.claim(*wanted)]
+
+
+def _holder(holder: str | None) -> str:
+    return unique_holder() if holder is None else checked("holder", holder, str)
 
 
 class Lease(Held):
@@ -206,7 +219,7 @@ class Fence(Leases[Lease]):
             except Exception as error:
                 if self._keeper.is_closed or not goes_on(error, grant):
                     raise
-                stop.wait(asked.seconds / 12)
+                stop.wait(asked.ttl / 12)
         return None
 
     def close(self) -> None:
@@ -222,8 +235,7 @@ class Fence(Leases[Lease]):
 
 def leading(name: str, ttl: timedelta) -> Asked:
     """If the answer to an acquire was lost, its own holder takes the grant over."""
-    holder = checked.unique_holder()
-    return Asked(checked.list_of_names(name), checked.ttl_of(ttl), float("inf"), holder, reclaim=True)
+    return Asked(list_of_names(name), ttl_of(ttl), float("inf"), unique_holder(), reclaim=True)
 
 
 def goes_on(error: Exception, grant: Grant | None) -> bool:

@@ -14,10 +14,10 @@ from .errors import (
     LeaseLost,
     LeaseTaken,
     TransactionLost,
-    refused,
     session_ended,
     sqlstate_of,
-    told_by_call,
+    told_of_call,
+    told_of_work,
 )
 from .keeper import Grant, Keeper
 from .line import Handle
@@ -30,19 +30,17 @@ class Guard(Generic[C]):
     """A transaction under leases, to be entered by `with` or, on an asynchronous connection, by `async with`. Its steps are
     coroutines; those of a synchronous connection never wait."""
 
-    def __init__(self, keeper: Keeper, grants: Sequence[Grant], calls: list[Call], ends: list[Call], connection: C):
-        self._keeper, self._grants, self._calls, self._connection = keeper, grants, calls, connection
-        #: The releases, where this is the last transaction.
-        self._ends = ends
-        self._driver = driver_of(connection)
+    def __init__(self, keeper: Keeper, grants: Sequence[Grant], begins: list[Call], ends: list[Call], connection: C):
+        self._keeper, self._grants, self._begins, self._ends = keeper, grants, begins, ends
+        self._connection, self._driver = connection, driver_of(connection)
         self._handle: Handle | None = None
 
     def __enter__(self) -> C:
         self._expect(is_async=False)
-        return at_once(self._begin())
+        return _at_once(self._begin())
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        return at_once(self._finish(error))
+        return _at_once(self._finish(error))
 
     async def __aenter__(self) -> C:
         self._expect(is_async=True)
@@ -55,28 +53,25 @@ class Guard(Generic[C]):
         if self._driver.is_async != is_async:
             raise TypeError("`async with` for an asynchronous connection, and `with` for any other")
 
-    async def _begin(self) -> C:
-        has_renewed = False
-        while True:
-            for grant in self._grants:
-                self._keeper.check(grant)
-            try:
-                await self._driver.begin(self._register)
-                for call in self._calls:
-                    await self._driver.value(*call)
-                return self._connection
-            except BaseException as error:
-                told = self._told(error, is_ours=True)
-                with contextlib.suppress(Exception):
-                    await self._end(error)
+    async def _begin(self, is_first: bool = True) -> C:
+        for grant in self._grants:
+            self._keeper.check(grant)
+        try:
+            await self._driver.begin(self._register)
+            for call in self._begins:
+                await self._driver.value(*call)
+            return self._connection
+        except BaseException as error:
+            told = self._told(error, is_ours=True)
+            with contextlib.suppress(Exception):
+                await self._roll_back(error)
+            if sqlstate_of(error) == "PF004" and is_first and not self._driver.is_inner and self._grants:
                 # After a failover no token speaks until its holder has renewed.
-                if sqlstate_of(error) == "PF004" and not (has_renewed or self._driver.is_inner) and self._grants:
-                    has_renewed = True
-                    await self._driver.blocking(lambda: self._keeper.keep(list(self._grants)))
-                    continue
-                if told is error:
-                    raise
-                raise told from error
+                await self._driver.blocking(lambda: self._keeper.keep(list(self._grants)))
+                return await self._begin(is_first=False)
+            if told is error:
+                raise
+            raise told from error
 
     def _register(self, connection: Any) -> None:
         """From here on a loss breaks the connection off, where it hangs, too."""
@@ -87,9 +82,8 @@ class Guard(Generic[C]):
 
     async def _finish(self, error: BaseException | None) -> bool:
         """Whether the error has done its part: psycopg.Rollback only rolls back."""
-        for grant in self._grants if self._ends else ():
-            grant.keeping.resting += 1
         is_committing = False
+        self._rest(1)
         try:
             if error is not None:
                 raise error
@@ -97,26 +91,29 @@ class Guard(Generic[C]):
             await self._release()
             is_committing = True
             await self._driver.commit()
-            for grant in self._grants if self._ends else ():
-                self._keeper.end([grant], "released")
-                self._keeper.was_released(grant, True)
-            return False
         except BaseException as raised:
             told = self._told(raised, is_ours=raised is not error)
             if is_committing and isinstance(told, (LeaseLost, TransactionLost)):
                 # The server has ended an idle transaction before it read the commit.
                 told.in_doubt = sqlstate_of(raised) not in {"25P03", "25P04"}
-            if await self._end(raised):
+            if await self._roll_back(raised):
                 return True
-            if told is raised:
-                if raised is error:
-                    return False
+            if told is not raised:
+                raise told from raised
+            if raised is not error:
                 raise
-            raise told from raised
+        else:
+            released = self._keeper.end(self._grants, "released") if self._ends else []
+            self._keeper.tell("released", released)
         finally:
-            for grant in self._grants if self._ends else ():
-                grant.keeping.resting -= 1
+            self._rest(-1)
             self._unregister()
+        return False
+
+    def _rest(self, more: int) -> None:
+        """The heartbeat leaves out what is about to be released."""
+        for grant in self._grants if self._ends else ():
+            grant.keeping.resting += more
 
     async def _release(self) -> None:
         if self._ends:
@@ -135,38 +132,38 @@ class Guard(Generic[C]):
             told = "the work has ended the transaction itself: what it did after that was not guarded"
             raise TransactionLost(told, in_doubt=True)
 
-    async def _end(self, error: BaseException) -> bool:
-        """Rolls back. A connection on which that fails, or is interrupted, ends."""
+    async def _roll_back(self, error: BaseException) -> bool:
+        """A connection on which that fails, or is interrupted, ends."""
+        done = False
         try:
             done = await self._driver.rollback(error)
-            if self._driver.is_open():
-                await self._driver.abort()
-            return done
         except Exception:  # noqa: BLE001
             # The error that led here is the one to tell.
             await self._driver.abort()
-            return False
         except BaseException:
             await self._driver.abort()
             raise
+        else:
+            if self._driver.is_open():
+                await self._driver.abort()
         finally:
             self._unregister()
+        return done
 
     def _told(self, error: BaseException, is_ours: bool) -> BaseException:
         """The typed error, where it is one. A connection that was broken off because of a loss tells the loss."""
         if isinstance(error, FenceError) or not isinstance(error, Exception):
             return error
-        if session_ended(error) and (sqlstate_of(error) or self._driver.is_closed()):
-            for grant in self._grants:
-                if grant.is_lost:
-                    return grant.lost()
-            return TransactionLost(f"the session ended under the transaction: {error}".strip())
-        if sqlstate_of(error) in {"PF001", "PF004"}:
-            self._keeper.beat_soon(list(self._grants))
-        if is_ours and not self._grants and sqlstate_of(error) == "22004":
+        state = sqlstate_of(error)
+        if session_ended(error) and (state or self._driver.is_closed()):
+            lost = [grant.lost() for grant in self._grants if grant.is_lost]
+            return lost[0] if lost else TransactionLost(f"the session ended under the transaction: {error}")
+        if state in {"PF001", "PF004"}:
+            self._keeper.beat_soon(self._grants)
+        if is_ours and not self._grants and state == "22004":
             # NULL from lease_adopt: an older number is guarded.
-            return LeaseTaken((str(self._calls[0][1][0]),))
-        return told_by_call(error, self._driver.role()) if is_ours else refused(error) or error
+            return LeaseTaken(tuple(self._begins[0][1][:1]))
+        return told_of_call(error, self._driver.role()) if is_ours else told_of_work(error)
 
     def _unregister(self) -> None:
         handle, self._handle = self._handle, None
@@ -176,7 +173,15 @@ class Guard(Generic[C]):
             handle.close()
 
 
-def at_once(work: Coroutine[Any, Any, _T]) -> _T:
+def under(keeper: Keeper, grants: Sequence[Grant], release: bool, connection: C) -> Guard[C]:
+    """The leases are guarded in the same order everywhere, so that no two wait for each other."""
+    pairs = sorted((name.encode(), name, grant.token) for grant in grants for name in grant.names)
+    begins = [asked.guard(keeper.prefix, name, token) for _, name, token in pairs]
+    ends = [asked.release(keeper.prefix, grant.names, grant.token) for grant in grants if release]
+    return Guard(keeper, grants, begins, ends, connection)
+
+
+def _at_once(work: Coroutine[Any, Any, _T]) -> _T:
     """Runs what never waits, because its connection does not either."""
     try:
         work.send(None)
@@ -185,19 +190,3 @@ def at_once(work: Coroutine[Any, Any, _T]) -> _T:
         return value
     work.close()
     raise RuntimeError("a synchronous connection waited")
-
-
-def under(keeper: Keeper, grants: Sequence[Grant], release: bool) -> tuple[list[Call], list[Call]]:
-    """What begins, and what ends, a transaction under these: in the same order everywhere, so that no two wait for each
-    other."""
-    pairs = sorted((name.encode(), name, grant.token) for grant in grants for name in grant.names)
-    guard = f"SELECT {keeper.prefix}lease_guard(%s::text, %s::bigint)"
-    begins: list[Call] = [(guard, [name, token]) for _, name, token in pairs]
-    return begins, [asked.release(keeper.prefix, grant.names, grant.token) for grant in grants if release]
-
-
-def adopting(keeper: Keeper, name: str, token: int, release: bool) -> tuple[list[Call], list[Call]]:
-    """The same by a number that somebody else grants, which each transaction makes known."""
-    adopt = f"{keeper.prefix}lease_adopt(%s::text, %s::bigint)"
-    call: Call = f"SELECT {keeper.prefix}lease_guard(%s::text, (SELECT {adopt}))", [name, name, token]
-    return [call], [asked.release(keeper.prefix, (name,), token)] if release else []

@@ -19,9 +19,8 @@ import psycopg
 
 from . import asked as statements
 from .asked import Asked
-from .clock import now
-from .errors import FenceError, LeaseLost, LeaseTaken, sqlstate_of, told_by_call
-from .keeping import Answer, Keeping, due, goes_along
+from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, NotInstalled, sqlstate_of
+from .keeping import Answer, Keeping, now
 from .line import Handle, Line
 from .source import Opener
 
@@ -29,21 +28,25 @@ _log = logging.getLogger("pg_fence")
 
 #: Timers may stand still while the machine sleeps, and nothing tells that a session has ended: look again, in seconds.
 LOOK_AGAIN = 1.0
-
+#: No call takes longer, in seconds, whatever the ttl.
+LONGEST = 10.0
+#: Several names have no queue: so often they are tried, in seconds.
+TRY_AGAIN = 0.25
 #: What `lease_keep` takes at once; and how many are released in one transaction, which has its share of locks.
 MOST_PAIRS, MOST_RELEASED = 10_000, 200
+
+Kind = Literal["acquired", "renewed", "lost", "released"]
 
 
 @dataclass(frozen=True)
 class Event:
-    """What `on_event` is told, in whatever thread it happens; it must not block."""
+    """What `on_event` is told, in whatever thread it happens; it must not block. A loss has a `reason`."""
 
-    kind: Literal["acquired", "renewed", "lost", "released"]
+    kind: Kind
     names: tuple[str, ...]
     token: int
     remaining: timedelta
-    #: Of a loss.
-    reason: str | None = None
+    reason: str | None
 
 
 @dataclass(eq=False)
@@ -63,8 +66,7 @@ class Grant:
 
     @property
     def remaining(self) -> timedelta:
-        left = self.keeping.deadline - now() if self.reason is None else 0.0
-        return timedelta(seconds=max(0.0, left))
+        return timedelta(seconds=max(0.0, self.keeping.deadline - now() if self.reason is None else 0.0))
 
     @property
     def is_lost(self) -> bool:
@@ -88,18 +90,18 @@ class Keeper:
         #: When calls that are under way are to be broken off.
         self._alarms: dict[Handle, float] = {}
         self._line = Line(self._open, self._alarm)
-        #: Calls that are under way, and the waits among them.
+        #: Calls that are under way.
         self._users = 0
-        self._waits: set[threading.Event] = set()
         #: Both threads run as long as this is theirs.
         self._run: object | None = None
-        self._is_out = self.is_closed = False
+        #: The heartbeat fails; and a loss by that is in the log: one line an outage, however many leases there are.
+        self._is_out = self._has_told = self.is_closed = False
 
     # What a fence asks of it. All of these block.
 
     def acquire(self, asked: Asked, given_up: threading.Event) -> Grant:
         """Raises LeaseTaken. A wait ends soon after `given_up` is set."""
-        with self._in_use(given_up):
+        with self._in_use(begins=True):
             if not asked.wait or asked.session:
                 return self._acquire(self._line, asked, given_up)
             # The others are renewed meanwhile.
@@ -109,12 +111,11 @@ class Keeper:
             finally:
                 own.close()
 
-    def claim(self, names: tuple[str, ...], n: int, ttl: timedelta, holder: str) -> list[Grant]:
-        with self._in_use(), self._telling(self._line):
+    def claim(self, names: tuple[str, ...], n: int, ttl: float, holder: str) -> list[Grant]:
+        with self._in_use(begins=True):
             before = now()
-            limit = self._smallest(ttl.total_seconds()) / 3
-            rows = self._line.rows(statements.claim(self.prefix, names, n, holder, ttl), limit)
-            return [self._granted((name,), token, before, ttl.total_seconds()) for name, token in rows]
+            rows = self._line.rows(statements.claim(self.prefix, names, n, holder, ttl), self._limit(ttl))
+            return [self._granted(Grant((name,), token, Keeping.granted(before, ttl))) for name, token in rows]
 
     def release(self, grants: list[Grant]) -> None:
         """No error where that fails: then they end at their ttl."""
@@ -124,35 +125,6 @@ class Keeper:
             if not self._release(some):
                 return
 
-    def _release(self, grants: list[Grant]) -> bool:
-        """In one transaction. Whether the server could be asked at all."""
-        pairs = [(name, grant.token) for grant in grants for name in grant.names]
-        ttl = self._smallest(min(grant.keeping.ttl for grant in grants))
-        until, call = now() + ttl / 3, statements.release_aside(self.prefix, pairs, ttl / 12)
-        while True:
-            try:
-                with self._in_use():
-                    answers = iter(self._line.rows(call, ttl / 3, repeats=True))
-                break
-            except Exception as error:  # noqa: BLE001
-                # Somebody's open transaction has changed one of them.
-                is_locked = sqlstate_of(error) == "55P03"
-                if is_locked and len(grants) > 1:
-                    return [self._release([grant]) for grant in grants].count(False) == 0
-                if not is_locked or now() > until:
-                    _log.warning("%s not released, and ends at its ttl: %s", _all_of(grants), error)
-                    return sqlstate_of(error) is not None
-                time.sleep(ttl / 12)
-        for grant in grants:
-            self.was_released(grant, None not in [next(answers)[0] for _ in grant.names])
-        return True
-
-    def was_released(self, grant: Grant, is_ours: bool) -> None:
-        if not is_ours:
-            grant.reason = "gone"
-            _log.warning("%s lost (gone)", _all_of([grant]))
-        self._tell("released" if is_ours else "lost", [grant])
-
     def keep(self, grants: list[Grant]) -> None:
         """Renews them now."""
         pairs = [(name, grant.token) for grant in grants for name in grant.names]
@@ -160,92 +132,31 @@ class Keeper:
         answers: list[Answer] = []
         try:
             for some in (pairs[i : i + MOST_PAIRS] for i in range(0, len(pairs), MOST_PAIRS)):
-                call = statements.keep(self.prefix, [name for name, _ in some], [token for _, token in some])
-                answers += (Answer(*row) for row in self._line.rows(call, smallest / 3, urgent=True, repeats=True))
+                call = statements.keep(self.prefix, some)
+                rows = self._line.rows(call, min(smallest / 3, LONGEST), urgent=True, repeats=True)
+                answers += (Answer(*row) for row in rows)
+        except (NotGranted, NotInstalled):
+            # The statement itself: trying again cannot help.
+            self.end(grants, "refused")
         except Exception as error:  # noqa: BLE001
             for grant in grants:
-                grant.keeping.failed(now(), smallest)
-            self._log_outage(error)
-            return
-        self._log_outage(None)
-        self._take(grants, answers, before)
+                grant.keeping.failed(smallest)
+            if not self._is_out:
+                _log.warning("leases are not renewed, and it is tried again: %s", error)
+            self._is_out = True
+        else:
+            self._is_out = self._has_told = False
+            self._take(grants, answers, before)
 
     def close(self) -> None:
-        """Gives everything back, and ends the waits."""
+        """Gives everything back, and ends the waits after their portions."""
         with self._changed:
             self.is_closed = True
-            for given_up in self._waits:
-                given_up.set()
             grants = list(self._grants)
         self.release(grants)
         with self._changed:
             self._changed.notify_all()
             self._changed.wait_for(lambda: self._run is None, 3 * LOOK_AGAIN)
-
-    # How a lease comes
-
-    def _acquire(self, line: Line, asked: Asked, given_up: threading.Event) -> Grant:
-        until = now() + asked.wait
-        while True:
-            before = now()
-            smallest = self._smallest(asked.seconds)
-            portion = asked.portion(until - before, smallest)
-            with self._telling(line):
-                # An acquire alone hangs no longer than its own ttl suggests.
-                limit = portion + (smallest if line is self._line else asked.seconds) / 3
-                token = self._try(line, asked, portion, limit)
-            if token is not None:
-                session = line.session if asked.session else None
-                return self._granted(asked.names, token, before, asked.seconds, session)
-            if now() >= until or given_up.is_set():
-                raise self._taken(line, asked)
-            if len(asked.names) > 1:
-                given_up.wait(max(0.0, min(until - now(), statements.TRY_AGAIN)))
-
-    def _try(self, line: Line, asked: Asked, portion: float, limit: float) -> int | None:
-        until = now() + limit
-        while True:
-            try:
-                token: int | None = line.value(asked.call(self.prefix, portion), limit)
-                return token
-            except psycopg.errors.SerializationFailure:
-                # The role's transactions are SERIALIZABLE.
-                if now() > until:
-                    raise
-
-    def _granted(self, names: tuple[str, ...], token: int, before: float, ttl: float, session: int | None = None) -> Grant:
-        grant = Grant(names, token, Keeping.granted(before, ttl), session)
-        if now() > grant.keeping.beat_at:
-            # The call has waited, and the server counts from a later moment.
-            self.keep([grant])
-        with self._changed:
-            if grant.reason is None and not self.is_closed:
-                self._grants.add(grant)
-                self._wake(grant.keeping.beat_at)
-        if self.is_closed:
-            self.release([grant])
-        self.check(grant)
-        self._tell("acquired", [grant])
-        return grant
-
-    def _taken(self, line: Line, asked: Asked) -> LeaseTaken:
-        """By whom, where that can be seen."""
-        with contextlib.suppress(psycopg.Error, FenceError):
-            for holder, left in line.rows(statements.holder_of(self.prefix, asked.names), asked.seconds / 3):
-                return LeaseTaken(asked.names, holder, None if left is None else timedelta(seconds=left))
-        return LeaseTaken(asked.names)
-
-    @contextlib.contextmanager
-    def _telling(self, line: Line) -> Iterator[None]:
-        try:
-            yield
-        except psycopg.Error as error:
-            told = told_by_call(error, line.role)
-            if told is error:
-                raise
-            raise told from error
-
-    # How it ends
 
     def check(self, grant: Grant) -> None:
         """Raises LeaseLost where it is over, whatever the threads do."""
@@ -253,6 +164,13 @@ class Keeper:
             self.end([grant], "deadline")
         if grant.reason is not None:
             raise grant.lost()
+
+    def beat_soon(self, grants: Iterable[Grant]) -> None:
+        """Has the next renewal tell whether they are lost."""
+        with self._changed:
+            for grant in grants:
+                grant.keeping.beat_at = -math.inf
+            self._changed.notify_all()
 
     def end(self, grants: Iterable[Grant], reason: str) -> list[Grant]:
         """Those that were not over before."""
@@ -263,33 +181,125 @@ class Keeper:
                 self._grants.discard(grant)
             cuts = [handle for grant in ended for handle in grant.guards if reason != "released"]
             self._changed.notify_all()
+        for grant in ended:
+            grant.on_end()
         for handle in cuts:
             handle.cut()
         if ended and reason != "released":
-            _log.warning("%s lost (%s)", _all_of(ended), reason)
-            self._tell("lost", ended)
-        for grant in ended:
-            grant.on_end()
+            by_outage = self._is_out and reason == "deadline"
+            _log.log(logging.DEBUG if by_outage and self._has_told else logging.WARNING, "%s lost (%s)", _all_of(ended), reason)
+            self._has_told = by_outage
+            self.tell("lost", ended)
         return ended
 
-    # Its threads
+    def tell(self, kind: Kind, grants: list[Grant]) -> None:
+        for grant in grants if self._on_event else ():
+            try:
+                self._on_event(Event(kind, grant.names, grant.token, grant.remaining, grant.reason))  # type: ignore[misc]
+            except Exception:  # noqa: BLE001
+                _log.exception("on_event failed")
+
+    # Calls
+
+    def _acquire(self, line: Line, asked: Asked, given_up: threading.Event) -> Grant:
+        until = now() + asked.wait
+        while True:
+            before = now()
+            portion = asked.portion(until - before, 3 * self._limit(asked.ttl))
+            limit = self._limit(asked.ttl) if line is self._line else min(asked.ttl / 3, LONGEST)
+            try:
+                ((token,),) = line.rows(asked.call(self.prefix, portion), portion + limit)
+            except psycopg.errors.SerializationFailure:
+                # The role's transactions are SERIALIZABLE.
+                continue
+            if token is not None:
+                keeping = Keeping.granted(before, asked.ttl)
+                return self._granted(Grant(asked.names, token, keeping, line.session if asked.session else None))
+            if now() >= until or given_up.is_set() or self.is_closed:
+                raise self._taken(line, asked, limit)
+            if len(asked.names) > 1:
+                given_up.wait(max(0.0, min(until - now(), TRY_AGAIN)))
+
+    def _granted(self, grant: Grant) -> Grant:
+        if now() > grant.keeping.beat_at:
+            # The call has waited, and the server counts from a later moment.
+            self.keep([grant])
+        with self._changed:
+            if grant.reason is None and not self.is_closed:
+                self._grants.add(grant)
+                self._wake(grant.keeping.beat_at)
+        if self.is_closed:
+            self.release([grant])
+        self.check(grant)
+        self.tell("acquired", [grant])
+        return grant
+
+    def _taken(self, line: Line, asked: Asked, limit: float) -> LeaseTaken:
+        """By whom, where that can be seen."""
+        with contextlib.suppress(psycopg.Error, FenceError):
+            for holder, left in line.rows(statements.holder_of(self.prefix, asked.names), limit):
+                return LeaseTaken(asked.names, holder, None if left is None else timedelta(seconds=left))
+        return LeaseTaken(asked.names)
+
+    def _release(self, grants: list[Grant]) -> bool:
+        """In one transaction. Whether the server could be asked at all."""
+        limit = self._limit(min(grant.keeping.ttl for grant in grants))
+        pairs = [(name, grant.token) for grant in grants for name in grant.names]
+        until, call = now() + limit, statements.release_aside(self.prefix, pairs, limit / 4)
+        while True:
+            try:
+                with self._in_use():
+                    answers = iter(self._line.rows(call, limit, repeats=True))
+                break
+            except Exception as error:  # noqa: BLE001
+                # Somebody's open transaction has changed one of them.
+                is_locked = sqlstate_of(error) == "55P03"
+                if is_locked and len(grants) > 1:
+                    return [self._release([grant]) for grant in grants].count(False) == 0
+                if not is_locked or now() > until:
+                    _log.warning("%s not released, and ends at its ttl: %s", _all_of(grants), error)
+                    return sqlstate_of(error) != ""
+                time.sleep(limit / 4)
+        for grant in grants:
+            if None in [next(answers)[0] for _ in grant.names]:
+                grant.reason = "gone"
+                _log.warning("%s lost (gone)", _all_of([grant]))
+            self.tell("lost" if grant.is_lost else "released", [grant])
+        return True
+
+    def _take(self, grants: list[Grant], answers: list[Answer], before: float) -> None:
+        got_on = any(answer.outcome == "kept" for answer in answers)
+        rows = iter(answers)
+        losses: dict[str, list[Grant]] = {}
+        for grant in grants:
+            mine = [next(rows) for _ in grant.names]
+            reason = grant.keeping.answered(mine, before, got_on)
+            if reason is not None:
+                losses.setdefault(reason, []).append(grant)
+            elif grant.reason is None and all(answer.outcome == "kept" for answer in mine):
+                self.tell("renewed", [grant])
+        for reason, lost in losses.items():
+            self.end(lost, reason)
+
+    def _limit(self, ttl: float) -> float:
+        """How long a call may take: a third of that ttl and of all that are kept."""
+        with self._changed:
+            return min([LONGEST, ttl / 3, *(grant.keeping.ttl / 3 for grant in self._grants)])
+
+    # Threads
 
     @contextlib.contextmanager
-    def _in_use(self, wait: threading.Event | None = None) -> Iterator[None]:
+    def _in_use(self, begins: bool = False) -> Iterator[None]:
         with self._changed:
-            if wait is not None and self.is_closed:
+            if begins and self.is_closed:
                 raise FenceError("the fence is closed")
             self._users += 1
-            if wait is not None:
-                self._waits.add(wait)
         try:
             self._start()
             yield
         finally:
             with self._changed:
                 self._users -= 1
-                if wait is not None:
-                    self._waits.discard(wait)
                 if not self._users and not self._grants:
                     self._changed.notify_all()
 
@@ -300,12 +310,12 @@ class Keeper:
             run = self._run = object()
         try:
             for body in (self._beat, self._watch):
-                threading.Thread(target=self._guarded, args=[body, run], name="pg_fence", daemon=True).start()
+                threading.Thread(target=self._until_death, args=[body, run], name="pg_fence", daemon=True).start()
         except BaseException:
             self._died(run)
             raise
 
-    def _guarded(self, body: Callable[[object], None], run: object) -> None:
+    def _until_death(self, body: Callable[[object], None], run: object) -> None:
         try:
             body(run)
         except BaseException:  # noqa: BLE001
@@ -317,11 +327,10 @@ class Keeper:
         with self._changed:
             if self._run is not run:
                 return
-            self._run = None
-            grants = list(self._grants)
+            self._run, grants = None, list(self._grants)
+            if not self._users:
+                self._line.close()
         self.end(grants, "keeper")
-        if not self._users:
-            self._line.close()
 
     def _beat(self, run: object) -> None:
         while True:
@@ -333,13 +342,17 @@ class Keeper:
                     self._line.close()
                     self._changed.notify_all()
                     return
-                is_due, at = due((grant.keeping for grant in self._grants), now())
-                if not is_due:
-                    self._sleep(at)
-                some = [grant for grant in self._grants if is_due and goes_along(grant.keeping, now())]
-            self._look_at_sessions()
-            if some:
-                self.keep(some)
+                first = min((grant.keeping.due_at for grant in self._grants), default=math.inf)
+                due = [grant for grant in self._grants if first <= now() and grant.keeping.goes_along]
+                if not due:
+                    self._sleep(first)
+                bound = [grant for grant in self._grants if grant.session is not None]
+            if bound:
+                # A session lease ends with its connection.
+                self._line.look()
+                self.end([grant for grant in bound if grant.session != self._line.session], "session")
+            if due:
+                self.keep(due)
 
     def _watch(self, run: object) -> None:
         while True:
@@ -374,60 +387,6 @@ class Keeper:
             with self._changed:
                 self._alarms.pop(handle, None)
 
-    def _look_at_sessions(self) -> None:
-        """A session lease ends with its connection."""
-        with self._changed:
-            bound = [grant for grant in self._grants if grant.session is not None]
-        if bound:
-            self._line.look()
-            self.end([grant for grant in bound if grant.session != self._line.session], "session")
-
-    # Answers
-
-    def _take(self, grants: list[Grant], answers: list[Answer], before: float) -> None:
-        got_on = any(answer.outcome == "kept" for answer in answers)
-        rows = iter(answers)
-        losses: dict[str, list[Grant]] = {}
-        renewed: list[Grant] = []
-        for grant in grants:
-            mine = [next(rows) for _ in grant.names]
-            reason = grant.keeping.answered(mine, before, now(), got_on)
-            if reason is not None:
-                losses.setdefault(reason, []).append(grant)
-            elif grant.reason is None and all(answer.outcome == "kept" for answer in mine):
-                renewed.append(grant)
-        for reason, lost in losses.items():
-            self.end(lost, reason)
-        self._tell("renewed", renewed)
-
-    def beat_soon(self, grants: list[Grant]) -> None:
-        """Has the next renewal tell whether they are lost."""
-        with self._changed:
-            for grant in grants:
-                grant.keeping.soon()
-            self._changed.notify_all()
-
-    def _smallest(self, ttl: float) -> float:
-        """Of that and the ttls that are kept: no call may take longer than a third of it."""
-        with self._changed:
-            return min([ttl, *(grant.keeping.ttl for grant in self._grants)])
-
-    def _log_outage(self, error: Exception | None) -> None:
-        if error is not None and not self._is_out:
-            _log.warning("leases are not renewed, and it is tried again: %s", error)
-        elif error is None and self._is_out:
-            _log.info("leases are renewed again")
-        self._is_out = error is not None
-
-    def _tell(self, kind: Literal["acquired", "renewed", "lost", "released"], grants: list[Grant]) -> None:
-        if self._on_event is None:
-            return
-        for grant in grants:
-            try:
-                self._on_event(Event(kind, grant.names, grant.token, grant.remaining, grant.reason))
-            except Exception:  # noqa: BLE001
-                _log.exception("on_event failed")
-
     def forked(self) -> None:
         """In the child there are no threads. The leases, and their session, are its parent's."""
         for grant in self._grants:
@@ -443,18 +402,6 @@ def _all_of(grants: list[Grant]) -> str:
 
 
 _all: weakref.WeakSet[Keeper] = weakref.WeakSet()
-
-
-def _at_exit() -> None:
-    for keeper in list(_all):
-        keeper.close()
-
-
-def _after_fork() -> None:
-    for keeper in list(_all):
-        keeper.forked()
-
-
-atexit.register(_at_exit)
+atexit.register(lambda: [keeper.close() for keeper in list(_all)])
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)
+    os.register_at_fork(after_in_child=lambda: [keeper.forked() for keeper in list(_all)])

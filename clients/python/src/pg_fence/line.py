@@ -1,4 +1,4 @@
-"""A connection of the fence's own, and handles that end what hangs on a connection."""
+"""A connection of the fence's own; handles that end what hangs on a connection; and calls in threads of their own."""
 
 from __future__ import annotations
 
@@ -6,23 +6,28 @@ import contextlib
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 import psycopg
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .asked import Call
-from .errors import FenceError, session_ended
+from .errors import FenceError, session_ended, told_of_call
 from .source import Opener
+
+_T = TypeVar("_T")
 
 
 class Handle:
     """A second handle on a connection's socket, to end what hangs on it from another thread."""
 
     def __init__(self, connection: Any):
+        # asyncpg shows its socket nowhere else.
+        socket_of = connection if hasattr(connection, "fileno") else connection._transport.get_extra_info("socket")
         # Its own: the number of the connection's may be another file's by the time of the cut.
-        self._socket = socket.fromfd(_fileno(connection), socket.AF_INET, socket.SOCK_STREAM)
+        self._socket = socket.fromfd(socket_of.fileno(), socket.AF_INET, socket.SOCK_STREAM)
         self.was_cut = False
 
     def cut(self) -> None:
@@ -32,13 +37,6 @@ class Handle:
 
     def close(self) -> None:
         self._socket.close()
-
-
-def _fileno(connection: Any) -> int:
-    if hasattr(connection, "fileno"):
-        return int(connection.fileno())
-    # asyncpg shows its socket nowhere else.
-    return int(connection._transport.get_extra_info("socket").fileno())
 
 
 #: Cuts a handle in so many seconds, unless the block has ended by then.
@@ -53,8 +51,6 @@ class Line:
         self._free = threading.Condition()
         self._is_busy, self._urgent = False, 0
         self._connection: psycopg.Connection[Any] | None = None
-        #: The role, for errors.
-        self.role: str | None = None
         #: Which connection it is: another number after each.
         self.session = 0
 
@@ -71,7 +67,8 @@ class Line:
                 return self._rows(call, limit)
 
     def _rows(self, call: Call, limit: float) -> list[tuple[Any, ...]]:
-        connection = self._ready(limit)
+        self._end_if_ended()
+        connection = self._connection = self._connection or self._open(limit)
         handle = Handle(connection)
         try:
             # What the connection makes of rows is the program's.
@@ -80,15 +77,14 @@ class Line:
         except psycopg.Error as error:
             if handle.was_cut:
                 raise FenceError(f"the server has not answered within {limit:.1f} s") from error
-            raise
+            told = told_of_call(error, connection.info.user)
+            if told is error:
+                raise
+            raise told from error
         finally:
             handle.close()
             if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
                 self.close()
-
-    def value(self, call: Call, limit: float, repeats: bool = False) -> Any:
-        """The first value of the only row."""
-        return self.rows(call, limit, repeats=repeats)[0][0]
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -98,33 +94,18 @@ class Line:
 
     def look(self) -> None:
         """Closes it where the server has ended it, unless it is in use."""
-        with self._free:
-            if self._is_busy or self._connection is None:
-                return
-            self._is_busy = True
-        try:
-            self._end_if_ended(self._connection)
-        finally:
-            self._leave()
+        if self._free.acquire(blocking=False):
+            try:
+                if not self._is_busy:
+                    self._end_if_ended()
+            finally:
+                self._free.release()
 
-    def abandon(self) -> None:
-        """In a process that was forked: the session is the parent's, and goes on."""
-        _of_the_parent.append(self._connection)
-        self._connection = None
-
-    def _ready(self, limit: float) -> psycopg.Connection[Any]:
-        if self._connection is not None:
-            self._end_if_ended(self._connection)
-        if self._connection is None:
-            self._connection = self._open(limit)
-            self.role = self._connection.info.user
-        return self._connection
-
-    def _end_if_ended(self, connection: psycopg.Connection[Any]) -> None:
+    def _end_if_ended(self) -> None:
         try:
             # The reason, then the end.
-            connection.pgconn.consume_input()
-            connection.pgconn.consume_input()
+            for _ in range(2 if self._connection else 0):
+                self._connection.pgconn.consume_input()  # type: ignore[union-attr]
         except psycopg.Error:
             self.close()
 
@@ -133,21 +114,40 @@ class Line:
         with self._free:
             self._urgent += urgent
             try:
-                while self._is_busy or (self._urgent and not urgent):
-                    self._free.wait()
+                self._free.wait_for(lambda: not self._is_busy and (urgent or not self._urgent))
             finally:
                 self._urgent -= urgent
             self._is_busy = True
         try:
             yield
         finally:
-            self._leave()
+            with self._free:
+                self._is_busy = False
+                self._free.notify_all()
 
-    def _leave(self) -> None:
-        with self._free:
-            self._is_busy = False
-            self._free.notify_all()
+    def abandon(self) -> None:
+        """In a process that was forked: the session is the parent's, and goes on."""
+        _of_the_parent.append(self._connection)
+        self._connection = None
 
 
 #: Kept, so that nobody closes them in a process that was forked.
 _of_the_parent: list[Any] = []
+
+
+def in_thread(call: Callable[[], _T]) -> Future[_T]:
+    """Runs a call that blocks where no signal's exception can interrupt it, and no loop waits for it."""
+    future: Future[_T] = Future()
+    # Nobody who gives up takes the outcome away.
+    future.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            result = call()
+        except BaseException as error:  # noqa: BLE001
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    threading.Thread(target=run, name="pg_fence call", daemon=True).start()
+    return future

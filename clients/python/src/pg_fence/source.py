@@ -16,17 +16,17 @@ Opener = Callable[[float], "psycopg.Connection[Any]"]
 
 def opener(source: Any) -> Opener:
     """Of a connection string, a URL, a function, an engine of SQLAlchemy's, or a connection of Django's."""
+    url: Any = getattr(source, "url", None)
     if isinstance(source, str):
         # As SQLAlchemy writes it: postgresql+psycopg://…
         return _of_parameters(conninfo.conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", source)))
     if hasattr(source, "get_connection_params"):
         return _of_parameters(source.get_connection_params())
-    url: Any = getattr(source, "url", None)
     if hasattr(url, "translate_connect_args"):
-        parameters = url.translate_connect_args(username="user", database="dbname")
-        return _of_parameters(parameters | (dict(url.query) if "psycopg" in url.drivername else {}))
+        options = dict(url.query) if "psycopg" in url.drivername else {}
+        return _of_parameters(url.translate_connect_args(username="user", database="dbname") | options)
     if callable(source):
-        return lambda _: _ready(_checked(source()))
+        return lambda _: _ready(source())
     takes = "a connection string, a URL, a function that opens a psycopg.Connection, an engine, or Django's connection"
     raise TypeError(f"a fence takes {takes}, and not {kind_of(source)}")
 
@@ -35,23 +35,18 @@ def _of_parameters(given: dict[str, Any]) -> Opener:
     # Django's and SQLAlchemy's have some that are not libpq's.
     known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
     parameters = {key: value for key, value in given.items() if key in known and value is not None}
-    parameters.setdefault("client_encoding", "utf8")
 
     def open(limit: float) -> psycopg.Connection[Any]:
         # libpq counts in whole seconds, two at least.
-        timeout: dict[str, Any] = {"connect_timeout": max(2, math.ceil(min(limit, 3600.0)))}
-        return _ready(psycopg.connect(**(timeout | parameters)))
+        defaults: dict[str, Any] = {"connect_timeout": max(2, math.ceil(limit)), "client_encoding": "utf8"}
+        return _ready(psycopg.connect(**(defaults | parameters)))
 
     return open
 
 
-def _checked(connection: Any) -> psycopg.Connection[Any]:
+def _ready(connection: Any) -> psycopg.Connection[Any]:
     if not isinstance(connection, psycopg.Connection):
         raise TypeError(f"the function of a fence opens a psycopg.Connection, and not {kind_of(connection)}")
-    return connection
-
-
-def _ready(connection: psycopg.Connection[Any]) -> psycopg.Connection[Any]:
     connection.autocommit = True
     # A pooler in transaction mode hands each transaction to a server that may not know the statement.
     connection.prepare_threshold = None

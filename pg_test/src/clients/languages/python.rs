@@ -4,9 +4,10 @@ use super::{Check, Language, Program, Programs};
 use crate::extension::{source_root, target_dir};
 use crate::orm::{self, Runtime, PYTHON};
 use crate::process::output_of;
-use anyhow::Result;
+use anyhow::{ensure, Result};
+use serde_json::json;
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 pub const LANGUAGE: Language = Language {
@@ -67,10 +68,13 @@ fn checks() -> Result<Vec<Check>> {
     };
     let mut ruff = tool("ruff", &["check", "--no-cache"]);
     ruff.command.arg(client());
-    let mut pyright = Command::new("node");
-    pyright.arg(orm::fetch(PYRIGHT)?.join("node_modules/pyright/index.js"));
-    pyright.arg("--pythonpath").arg(orm::fetch(PYTHON)?.join("bin/python"));
-    pyright.arg("--project").arg(client());
+    let pyright = |project: PathBuf| -> Result<Command> {
+        let mut pyright = Command::new("node");
+        pyright.arg(orm::fetch(PYRIGHT)?.join("node_modules/pyright/index.js"));
+        pyright.arg("--pythonpath").arg(orm::fetch(PYTHON)?.join("bin/python"));
+        pyright.arg("--project").arg(project);
+        Ok(pyright)
+    };
     // What builds it leaves files beside the source.
     let home = target_dir().join("clients/python");
     if home.exists() {
@@ -88,8 +92,41 @@ fn checks() -> Result<Vec<Check>> {
     contents.command.arg(&dist);
     let mut licence = tool("python", &["-c", HAS_LICENCE]);
     licence.command.args(&built).arg(source_root().join("LICENSE"));
-    Ok(vec![ruff, Check { name: "pyright", command: pyright }, twine, contents, licence])
+    let page = Check { name: "the page", command: pyright(examples_of_the_page(&home)?)? };
+    let pyright = Check { name: "pyright", command: pyright(client())? };
+    Ok(vec![ruff, pyright, page, twine, contents, licence])
 }
+
+/// What its README shows, as a program that strict types must hold for.
+fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
+    let page = fs::read_to_string(client().join("README.md"))?;
+    let blocks = page.split("```python\n").skip(1).filter_map(|block| block.split_once("```"));
+    let code: Vec<&str> = blocks.map(|(code, _)| code).collect();
+    ensure!(code.len() > 5, "only {} examples were found", code.len());
+    let dir = home.join("page");
+    fs::create_dir_all(&dir)?;
+    fs::write(dir.join("page.py"), format!("{PRELUDE}{}", code.concat()))?;
+    let rules = json!({
+        "include": ["page.py"], "extraPaths": [client().join("src")], "typeCheckingMode": "strict",
+        // Each example begins anew, and asyncpg has no types.
+        "reportDuplicateImport": false, "reportMissingTypeStubs": false, "reportUnknownLambdaType": false,
+        "reportUnknownMemberType": false, "reportUnknownVariableType": false,
+        "reportUnknownArgumentType": false,
+    });
+    fs::write(dir.join("pyrightconfig.json"), rules.to_string())?;
+    Ok(dir)
+}
+
+const PRELUDE: &str = "
+import threading
+from datetime import timedelta
+import asyncpg
+import psycopg
+import pg_fence
+fence = pg_fence.Fence('')
+conn = psycopg.connect('')
+lease = first = second = fence.lease('')
+";
 
 /// The wheel has the project's licence.
 const HAS_LICENCE: &str = "
