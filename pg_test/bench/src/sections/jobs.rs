@@ -8,6 +8,7 @@ use crate::workbench::Workbench;
 use anyhow::{Context, Result};
 use pg_test::{Database, Session};
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::Instant;
 
 const OURS: &str = "pg_fence";
@@ -78,17 +79,15 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     for clients in [1, 8, 32] {
         let at_once = race::at_once(clients);
         bench.progress(&format!("jobs: {at_once}"));
-        let (claims, wasted) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let counts = [(&claims, &wasted), (&AtomicUsize::new(0), &AtomicUsize::new(0))];
+        let counts = [Counts::default(), Counts::default()];
         let contenders: Vec<Contender> = QUEUES
             .iter()
-            .zip(counts)
+            .zip(&counts)
             .map(|(queue, counts)| worker(queue, &database, counts))
             .collect();
         let tracks = race::run(&contenders, bench.options.rules(clients))?;
         let (ours, by_hand) = (find(&tracks, OURS)?, find(&tracks, BY_HAND)?);
-        let of_claims =
-            wasted.load(Ordering::Relaxed) as f64 / claims.load(Ordering::Relaxed) as f64;
+        let of_claims = counts[0].share_wasted();
         table.rows.push(vec![
             Cell::Number(clients as f64, 0),
             Cell::Spread(ours.rate(), 0),
@@ -106,17 +105,27 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
+/// How often a queue was asked, and how often that brought no job.
+#[derive(Clone, Default)]
+struct Counts {
+    claims: Arc<AtomicUsize>,
+    wasted: Arc<AtomicUsize>,
+}
+
+impl Counts {
+    fn share_wasted(&self) -> f64 {
+        self.wasted.load(Ordering::Relaxed) as f64 / self.claims.load(Ordering::Relaxed) as f64
+    }
+}
+
 /// Claims a job and finishes it; counts the claims, and those that brought none.
-fn worker<'a>(
-    queue: &'a Queue,
-    database: &'a Database,
-    (claims, wasted): (&'a AtomicUsize, &'a AtomicUsize),
-) -> Contender<'a> {
+fn worker<'a>(queue: &'a Queue, database: &'a Database, counts: &'a Counts) -> Contender<'a> {
     Contender::new(queue.name, move |client| {
         let mut session = database.connect()?;
         let claim = session.prepare(queue.claim)?;
         let finish = session.prepare(queue.finish)?;
         let name = format!("worker {client}");
+        let Counts { claims, wasted } = counts.clone();
         Ok(Box::new(move || {
             claims.fetch_add(1, Ordering::Relaxed);
             let row = session.query_opt(&claim, &[&name])?;
