@@ -1,13 +1,12 @@
 use pg_fence_client::{Error, Fence, connect};
-use std::time::Duration;
 
 #[tokio::main]
 async fn main() -> Result<(), Error> {
     let url = std::env::args().nth(1).expect("where to connect");
-    let order = Fence::new(&url)?.lease("order:7").ttl(Duration::from_secs(30));
-    let work = order.hold(async |lease| {
+    let fence = Fence::new(&url)?;
+    let work = fence.lease("order:7").hold(async |lease| {
         let mut client = connect(&url, tokio_postgres::NoTls).await?;
-        tokio::time::sleep(Duration::from_secs(2)).await; // long work: the lease is kept meanwhile
+        tokio::time::sleep(std::time::Duration::from_secs(2)).await; // long work: the lease is kept meanwhile
         let transaction = lease.guard(&mut client).await?;
         transaction.execute("UPDATE orders SET status = 'paid' WHERE id = 7", &[]).await?;
         transaction.commit().await?;
@@ -15,9 +14,10 @@ async fn main() -> Result<(), Error> {
         Ok(())
     });
     match work.await {
-        Err(Error::LeaseTaken(taken)) => println!("another worker is at it: {taken}"),
-        Err(Error::LeaseLost(loss)) => println!("stop, and report no failure: {loss}"),
+        Err(taken @ Error::LeaseTaken(_)) => println!("another worker is at it: {taken}"),
+        Err(loss @ Error::LeaseLost(_)) => println!("stop, and report no failure: {loss}"),
         done => done?,
     }
+    fence.close().await;
     Ok(())
 }

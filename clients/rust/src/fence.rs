@@ -1,40 +1,32 @@
-//! Where leases come from.
+//! Where leases come from, and how they are held.
 
-use crate::adopted::AdoptRequest;
-use crate::calls::interval;
-use crate::claim::ClaimRequest;
+use crate::asked::{Asked, Names, unique_holder};
+use crate::clock;
 use crate::connected::{Connected, Tls};
-use crate::error::{Error, LeaseLost, Reason};
-use crate::hooks::{Hooks, NoHooks};
-use crate::keeping::Keeping;
-use crate::lease::Lease;
-use crate::names::Names;
-use crate::observe::Observer;
+use crate::error::{Error, LeaseLost, LeaseTaken, Reason, classify};
+use crate::guard::{Guard, Guardable, Under};
+use crate::keeper::{Event, Grant, Keeper};
+use crate::line::Opener;
 use crate::open::open;
-use crate::own::{Call, Opener, argument};
-use crate::request::{LeaseRequest, checked_ttl};
-use crate::state::{Shared, Terms};
-use crate::waiting::Waiting;
+use serde_json::Value;
+use std::error::Error as StdError;
+use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::runtime::Handle;
 use tokio::sync::oneshot;
-use tokio_postgres::types::Type;
 use tokio_postgres::{Config, NoTls};
+use tokio_util::sync::CancellationToken;
 
-/// Where leases come from. It and its clones share one connection, and two tasks, for all leases that are held: they
-/// are there from the first lease to the last.
+/// Where leases come from: one for a process. Its clones are the same. It has one connection, and one thread, while it holds
+/// leases, and none otherwise.
 #[derive(Clone)]
-pub struct Fence {
-    pub(crate) keeping: Arc<Keeping>,
-    pub(crate) schema: String,
-}
+pub struct Fence(pub(crate) Arc<Keeper>);
 
 impl Fence {
-    /// By a connection string, without encryption.
+    /// By a connection string or URL, without encryption.
     pub fn new(url: &str) -> Result<Fence, Error> {
-        Ok(Fence::with_tls(url.parse().map_err(Error::unclassified)?, NoTls))
+        Ok(Fence::with_tls(url.parse()?, NoTls))
     }
 
     /// By whatever encrypts connections.
@@ -43,7 +35,6 @@ impl Fence {
     }
 
     /// At the first of these that takes us.
-    #[doc(hidden)]
     pub fn at(configs: Vec<Config>, tls: impl Tls) -> Fence {
         Fence::opening(Arc::new(move |limit| {
             let (configs, tls) = (configs.clone(), tls.clone());
@@ -60,106 +51,364 @@ impl Fence {
         Fence::opening(Arc::new(move |_| Box::pin(opener())))
     }
 
-    fn opening(opener: Opener) -> Fence {
-        let keeping = Keeping::new(opener, None, Arc::new(NoHooks));
-        Fence { keeping: Arc::new(keeping), schema: String::new() }
+    fn opening(open: Opener) -> Fence {
+        Fence(Arc::new(Keeper::new(open)))
+    }
+
+    fn changed(self, change: impl FnOnce(&mut Keeper)) -> Fence {
+        let mut keeper = Keeper::new(self.0.open.clone());
+        keeper.schema.clone_from(&self.0.schema);
+        keeper.on_event.clone_from(&self.0.on_event);
+        keeper.lab.clone_from(&self.0.lab);
+        change(&mut keeper);
+        Fence(Arc::new(keeper))
     }
 
     /// Another one, for an extension in a schema that is not in the search path.
     pub fn in_schema(self, schema: &str) -> Fence {
-        let (runtime, hooks) = (self.keeping.runtime.clone(), self.keeping.hooks.clone());
-        let schema = format!("\"{}\".", schema.replace('"', "\"\""));
-        Fence { schema, ..self.of(runtime, hooks) }
+        self.changed(|keeper| keeper.schema = format!("\"{}\".", schema.replace('"', "\"\"")))
     }
 
-    /// Another one, whose heartbeat and timers run on that runtime, and not on the one that acquires first: so work
-    /// that blocks its own runtime does not lose its leases.
-    pub fn on(self, runtime: Handle) -> Fence {
-        let hooks = self.keeping.hooks.clone();
-        self.of(Some(runtime), hooks)
+    /// Another one, which tells what becomes of leases.
+    pub fn on_event(self, told: impl Fn(&Event) + Send + Sync + 'static) -> Fence {
+        self.changed(|keeper| keeper.on_event = Some(Arc::new(told)))
     }
 
+    #[cfg(feature = "lab")]
     #[doc(hidden)]
-    pub fn with_hooks(self, hooks: Arc<dyn Hooks>) -> Fence {
-        let runtime = self.keeping.runtime.clone();
-        self.of(runtime, hooks)
-    }
-
-    /// It has a heartbeat of its own.
-    fn of(self, runtime: Option<Handle>, hooks: Arc<dyn Hooks>) -> Fence {
-        let keeping = Keeping::new(self.keeping.open.clone(), runtime, hooks);
-        Fence { keeping: Arc::new(keeping), schema: self.schema }
+    pub fn in_lab(self, lab: crate::keeper::Lab) -> Fence {
+        self.changed(|keeper| keeper.lab = Some(lab))
     }
 
     /// A lease of a name; or of several names (`["order:7", "order:8"]`, a slice, a `Vec`) at once, all or none.
     pub fn lease(&self, names: impl Into<Names>) -> LeaseRequest {
-        LeaseRequest::new(self.clone(), names.into())
+        LeaseRequest { keeper: self.0.clone(), asked: Asked::new(names.into()) }
     }
 
-    /// Goes on with a lease that another process has acquired and [detached](Lease::detach), or handed over otherwise:
-    /// `token` is one of its tokens. It is renewed at once; [`LeaseLost`] where it is held no more.
-    pub async fn resume(
+    /// The first `n` of these names that are free, in their order, as leases that are held. The names come from a query of
+    /// your own: ask for what it said again inside the guard.
+    pub async fn claim(
         &self,
         names: impl Into<Names>,
-        token: i64,
+        n: u32,
         ttl: Duration,
-    ) -> Result<Lease, Error> {
-        let names = names.into().0;
-        checked_ttl(ttl)?;
-        let shared = self.shared(names.clone(), Terms::of(ttl));
-        let (answer, resumed) = oneshot::channel();
-        let call = resumes(&shared, token)?;
-        let keeping = self.keeping.clone();
-        let (wait, wait_argument) = (Duration::ZERO, None);
-        let waiting = Waiting { keeping, shared: shared.clone(), call, wait, wait_argument };
-        self.keeping.spawn(waiting.wait(answer));
-        let lease = Lease::new(shared);
-        match resumed.await.unwrap_or_else(|gone| Err(Error::other(gone)))? {
-            true => Ok(lease),
-            false => Err(LeaseLost::new(Reason::Gone, &names, None).into()),
+    ) -> Result<Vec<Lease>, Error> {
+        let (_alive, gone) = oneshot::channel();
+        let asked = Asked { ttl, ..Asked::new(names.into()) }.checked()?;
+        let n = n.try_into().map_err(Error::other)?;
+        let grants = self.0.run(self.0.clone().claim(asked, n, gone)).await?;
+        Ok(grants.into_iter().map(|grant| Lease::new(&self.0, grant)).collect())
+    }
+
+    /// Does `work` whenever this process leads, and again after each loss, also of the server, the connection or the
+    /// transaction. It ends when the work returns, with an error of the work's own, or when `stop` is cancelled, which the
+    /// work is to look at: it is waited for, and the lease is given back after it. None: it was stopped before it led.
+    ///
+    /// On a loss the work is dropped where it waits.
+    pub async fn lead<T, W>(
+        &self,
+        name: &str,
+        ttl: Duration,
+        stop: &CancellationToken,
+        mut work: impl FnMut(Lease) -> W,
+    ) -> Result<Option<T>, BoxError>
+    where
+        W: Future<Output = Result<T, BoxError>>,
+    {
+        let request = self.lease(name).ttl(ttl).reclaim(unique_holder()).wait(Duration::MAX);
+        while !stop.is_cancelled() {
+            let acquired = tokio::select! {
+                acquired = request.clone().acquire() => acquired,
+                () = stop.cancelled() => return Ok(None),
+            };
+            let ended = match acquired {
+                Ok(lease) => {
+                    let done = lease.run(work(lease.clone())).await;
+                    let is_lost = !lease.held();
+                    lease.release().await.ok();
+                    match done {
+                        Ok(Ok(done)) => return Ok(Some(done)),
+                        Ok(Err(error)) if !is_lost && !goes_on(error.as_ref()) => {
+                            return Err(error);
+                        }
+                        Ok(Err(error)) => error,
+                        Err(loss) => loss.into(),
+                    }
+                }
+                Err(error) if goes_on(&error) => error.into(),
+                Err(error) => return Err(error.into()),
+            };
+            log::info!("leading {name} goes on after: {ended}");
+            let _ = clock::within(ttl / 12, stop.cancelled()).await;
         }
+        Ok(None)
     }
 
-    /// The first of a query's rows whose leases are free, by one statement. The query's first column is the lease's
-    /// name.
-    pub fn claim(&self, query: &str, limit: u32) -> ClaimRequest {
-        ClaimRequest::new(self.clone(), query, limit)
+    /// A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the number that it has there.
+    pub fn adopted(&self, name: impl Into<String>, token: i64) -> Adopted {
+        Adopted { keeper: self.0.clone(), name: name.into(), token }
     }
 
-    /// Who has the lease of that name, now and after each change, by looking each second.
-    pub fn observe(&self, name: impl Into<String>) -> Observer {
-        Observer::new(self, name.into())
+    /// A transaction that is guarded by several leases at once; see [`Lease::guard`].
+    pub async fn guard<'c, 'l>(
+        &self,
+        connection: &'c mut impl Guardable,
+        leases: impl IntoIterator<Item = &'l Lease>,
+    ) -> Result<Guard<'c>, Error> {
+        let grants = leases.into_iter().map(|lease| lease.grant().clone()).collect();
+        Guard::begin(Under::leases(&self.0, grants), connection).await
     }
 
-    /// A lease that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the number that it has
-    /// there.
-    pub fn adopt(&self, name: impl Into<String>, token: i64) -> AdoptRequest {
-        AdoptRequest::new(self.clone(), name.into(), token)
-    }
-    pub(crate) fn shared(&self, names: Arc<[String]>, terms: Terms) -> Arc<Shared> {
-        let keeping = Arc::downgrade(&self.keeping);
-        let hooks = self.keeping.hooks.clone();
-        Arc::new(Shared::new(names, terms, self.schema.clone(), hooks, keeping))
+    /// Gives everything back, ends all waits, and closes the connection. For SIGTERM, and the end of `main`.
+    pub async fn close(&self) {
+        let _ = self.0.run(self.0.clone().close()).await;
+        let _ = clock::within(Duration::from_secs(3), self.0.until_idle()).await;
     }
 }
 
-/// A renewal, which answers the token of the acquire: that serves for as long as the lease is held.
-fn resumes(shared: &Shared, token: i64) -> Result<Call, Error> {
-    let (renew, name) = match shared.names.len() {
-        0 => return Err(Error::other("a lease needs a name")),
-        1 => ("lease_renew($1[1], $2::bigint, $3::text::interval)", "$1[1]"),
-        _ => ("lease_renew_all($1::text[], $2::bigint, $3::text::interval)", "$1[1]"),
-    };
-    let (renew, info) = (shared.function(renew), shared.function("lease_info"));
-    let sql = format!(
-        "SELECT CASE WHEN t IS NOT NULL THEN \
-             coalesce((SELECT i.first_token FROM {info}({name}, t) AS i WHERE i.token = t), t) END \
-         FROM {renew} AS t"
-    );
-    let arguments = vec![
-        argument(shared.names.to_vec(), Type::TEXT_ARRAY),
-        argument(token, Type::INT8),
-        argument(interval(shared.terms.ttl), Type::TEXT),
-    ];
-    Ok(Call { sql, arguments })
+/// Any error of the work.
+pub type BoxError = Box<dyn StdError + Send + Sync>;
+
+/// Whether leading goes on after it: it is of the server, the connection, or the fence, and passes.
+fn goes_on(error: &(dyn StdError + 'static)) -> bool {
+    match classify(error) {
+        Some(Error::LeaseLost(_) | Error::TransactionLost(_) | Error::LeaseTaken(_)) => true,
+        Some(Error::NotConnected(_) | Error::NoAnswer(_)) => true,
+        Some(Error::Refused(refused)) => matches!(&*refused.sqlstate, "PF001" | "PF004" | "53200"),
+        _ => false,
+    }
+}
+
+/// How a lease is asked for: `fence.lease("order:7").ttl(Duration::from_secs(30)).acquire()`.
+#[derive(Clone)]
+#[must_use = "a lease is not acquired before `acquire` or `hold`"]
+pub struct LeaseRequest {
+    keeper: Arc<Keeper>,
+    asked: Asked,
+}
+
+impl LeaseRequest {
+    fn with(mut self, change: impl FnOnce(&mut Asked)) -> LeaseRequest {
+        change(&mut self.asked);
+        self
+    }
+
+    /// How long it is held without a renewal: 30 s unless said otherwise, at least 100 ms.
+    pub fn ttl(self, ttl: Duration) -> LeaseRequest {
+        self.with(|asked| asked.ttl = ttl)
+    }
+
+    /// How long to wait for it: not at all unless said otherwise.
+    pub fn wait(self, wait: Duration) -> LeaseRequest {
+        self.with(|asked| asked.wait = wait)
+    }
+
+    /// Who has it, for the view of all leases; by default a text that is unique for each acquire.
+    pub fn holder(self, holder: impl Into<String>) -> LeaseRequest {
+        self.with(|asked| asked.holder = Some(holder.into()))
+    }
+
+    /// Where that holder has it already, it gets a new grant at once.
+    pub fn reclaim(self, holder: impl Into<String>) -> LeaseRequest {
+        self.holder(holder).with(|asked| asked.reclaim = true)
+    }
+
+    /// It ends with its session, too. Not through a pooler.
+    pub fn session(self) -> LeaseRequest {
+        self.with(|asked| asked.session = true)
+    }
+
+    /// Others may have it shared at the same time.
+    pub fn shared(self) -> LeaseRequest {
+        self.with(|asked| asked.shared = true)
+    }
+
+    /// So many may have it at the same time.
+    pub fn slots(self, slots: i32) -> LeaseRequest {
+        self.with(|asked| asked.slots = slots)
+    }
+
+    /// For the view of all leases.
+    pub fn metadata(self, metadata: Value) -> LeaseRequest {
+        self.with(|asked| asked.metadata = Some(metadata))
+    }
+
+    /// Acquires it; [`Error::LeaseTaken`] where it is taken, and stayed so for as long as we waited. Dropped while it waits,
+    /// it gives up; a grant that comes all the same is given back.
+    pub async fn acquire(self) -> Result<Lease, Error> {
+        // Dropped with this.
+        let (_alive, gone) = oneshot::channel();
+        let asked = self.asked.checked()?;
+        let grant = self.keeper.run(self.keeper.clone().acquire(asked, gone)).await?;
+        Ok(Lease::new(&self.keeper, grant))
+    }
+
+    /// As [`acquire`](LeaseRequest::acquire); or who has it.
+    pub async fn try_acquire(self) -> Result<Result<Lease, LeaseTaken>, Error> {
+        match self.acquire().await {
+            Err(Error::LeaseTaken(taken)) => Ok(Err(taken)),
+            acquired => acquired.map(Ok),
+        }
+    }
+
+    /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits, and the answer is
+    /// [`Error::LeaseLost`]; so it is after a loss that the work did not notice. An error of the work comes out unchanged.
+    pub async fn hold<T, E, W>(self, work: impl FnOnce(Lease) -> W) -> Result<T, E>
+    where
+        W: Future<Output = Result<T, E>>,
+        E: From<Error>,
+    {
+        let lease = self.acquire().await?;
+        let outcome = lease.run(work(lease.clone())).await;
+        let released = lease.release().await;
+        let done = outcome??;
+        released?;
+        Ok(done)
+    }
+}
+
+/// A lease that is kept until it is released or lost, by the heartbeat that all leases of a [`Fence`] share.
+///
+/// Clones are the same lease, for other tasks. When the last one is dropped, it is given back in the background.
+#[derive(Clone)]
+pub struct Lease(Arc<Held>);
+
+struct Held {
+    keeper: Arc<Keeper>,
+    grant: Arc<Grant>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.grant.reason().is_none() {
+            let (keeper, grant) = (self.keeper.clone(), self.grant.clone());
+            self.keeper.run_aside(async move { keeper.release(&[grant]).await });
+        }
+    }
+}
+
+impl Lease {
+    fn new(keeper: &Arc<Keeper>, grant: Arc<Grant>) -> Lease {
+        Lease(Arc::new(Held { keeper: keeper.clone(), grant }))
+    }
+
+    fn grant(&self) -> &Arc<Grant> {
+        &self.0.grant
+    }
+
+    /// What it is a lease of.
+    pub fn names(&self) -> &[String] {
+        &self.grant().names
+    }
+
+    /// The token that the acquire returned; it serves for as long as the lease is held.
+    pub fn token(&self) -> i64 {
+        self.grant().token
+    }
+
+    /// Whether it is ours at this moment, by our own clock.
+    pub fn held(&self) -> bool {
+        !self.remaining().is_zero()
+    }
+
+    /// How long it is ours if no renewal comes through any more.
+    pub fn remaining(&self) -> Duration {
+        self.grant().remaining()
+    }
+
+    /// Fails when it is ours no more. For long steps between transactions, and before each call to the outside.
+    pub fn check(&self) -> Result<(), Error> {
+        self.0.keeper.check(self.grant())
+    }
+
+    /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends without a loss.
+    pub fn lost(&self) -> impl Future<Output = Option<LeaseLost>> + Send + use<> {
+        let (grant, mut ended) = (self.grant().clone(), self.grant().ended.subscribe());
+        async move {
+            let reason = *ended.wait_for(Option::is_some).await.ok()?;
+            reason.filter(|reason| *reason != Reason::Released).map(|reason| grant.loss(reason))
+        }
+    }
+
+    /// What `work` comes to, unless the lease is lost before: then the work is dropped where it waits.
+    pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
+        tokio::select! {
+            biased;
+            done = work => Ok(done),
+            Some(loss) = self.lost() => Err(Error::LeaseLost(loss)),
+        }
+    }
+
+    /// A transaction during which nobody else is granted the lease, and whose writes present its token. It does not
+    /// begin when the lease is lost.
+    ///
+    /// `connection` is a tokio-postgres `Client`, a [`Connected`], or a `Transaction` or [`Guard`] that is open: that is
+    /// guarded from here on by a savepoint, and the code that began it ends it.
+    pub async fn guard<'c>(&self, connection: &'c mut impl Guardable) -> Result<Guard<'c>, Error> {
+        let under = Under::leases(&self.0.keeper, vec![self.grant().clone()]);
+        Guard::begin(under, connection).await
+    }
+
+    #[cfg(feature = "sqlx")]
+    pub(crate) fn under(&self) -> Under {
+        Under::leases(&self.0.keeper, vec![self.grant().clone()])
+    }
+
+    /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be reached, it
+    /// ends at its ttl. Dropped while it waits, it goes on in the background.
+    pub async fn release(&self) -> Result<(), Error> {
+        let (keeper, grant) = (self.0.keeper.clone(), self.grant().clone());
+        if self.grant().reason().is_none() {
+            let released = async move {
+                keeper.release(&[grant]).await;
+                Ok(())
+            };
+            self.0.keeper.run(released).await?;
+        }
+        match self.grant().reason() {
+            Some(Reason::Released) | None => Ok(()),
+            Some(reason) => Err(Error::LeaseLost(self.grant().loss(reason))),
+        }
+    }
+}
+
+impl fmt::Debug for Lease {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (names, token) = (self.names(), self.token());
+        f.debug_struct("Lease")
+            .field("names", &names)
+            .field("token", &token)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a connection is opened with (`options` of libpq and of most drivers, `PGOPTIONS`), so that all that it writes
+/// presents the token: for code that knows nothing of fences. Not through a pooler, which takes no options.
+pub fn options(lease: &Lease) -> String {
+    format!("-c pg_fence.token={}", lease.token())
+}
+
+/// A lease that somebody else grants. It has no heartbeat and nothing to close: the service says when it ends.
+#[derive(Debug, Clone)]
+pub struct Adopted {
+    keeper: Arc<Keeper>,
+    name: String,
+    token: i64,
+}
+
+impl Adopted {
+    /// As [`Lease::guard`]. [`Error::LeaseTaken`]: a transaction guards an older number, try again.
+    pub async fn guard<'c>(&self, connection: &'c mut impl Guardable) -> Result<Guard<'c>, Error> {
+        Guard::begin(self.under(), connection).await
+    }
+
+    pub(crate) fn under(&self) -> Under {
+        Under::adopted(&self.keeper, &self.name, self.token)
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keeper")
+    }
 }

@@ -2,12 +2,11 @@
 //!
 //! ```no_run
 //! # async fn work() -> Result<(), pg_fence_client::Error> {
-//! # use pg_fence_client::{Error, Fence, connect};
-//! # use std::time::Duration;
+//! # use pg_fence_client::{Fence, connect};
 //! # use tokio_postgres::NoTls;
 //! let url = "postgresql://localhost/shop";
 //! let fence = Fence::new(url)?;
-//! let lease = fence.lease("order:7").ttl(Duration::from_secs(30)).acquire().await?;
+//! let lease = fence.lease("order:7").acquire().await?;
 //! let mut client = connect(url, NoTls).await?;
 //! let order = lease.guard(&mut client).await?;
 //! order.execute("UPDATE orders SET status = 'paid' WHERE id = 7", &[]).await?;
@@ -23,53 +22,29 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod adopted;
-mod calls;
-mod claim;
+mod asked;
 mod clock;
 mod connected;
 mod error;
 mod fence;
-mod guarded;
-mod holding;
+mod guard;
 mod keeper;
-mod keeping;
-mod lead;
-mod lease;
-mod names;
-mod observe;
+mod line;
 mod open;
-mod options;
-mod own;
-mod request;
 #[cfg(feature = "sqlx")]
 mod sqlx;
-mod state;
-mod telemetry;
-#[cfg(feature = "rustls")]
-pub mod tls;
-mod waiting;
 
-#[doc(hidden)]
-pub mod hooks;
-
-pub use adopted::{AdoptRequest, Adopted};
-pub use claim::{ClaimRequest, Claimed};
-#[doc(hidden)]
-pub use clock::Moment;
+pub use asked::Names;
 pub use connected::{Connected, Tls, connect};
 pub use error::{
-    AcquireTimeout, Error, LeaseLost, LeaseTaken, NotConnected, NotInstalled, Reason, Refusal,
-    TransactionLost, classify,
+    Error, LeaseLost, LeaseTaken, NotConnected, Reason, Refused, TransactionLost, classify,
 };
-pub use fence::Fence;
-pub use guarded::{Guardable, Guarded, guard_all};
-pub use lease::Lease;
-pub use names::Names;
-pub use observe::{Leader, Observer};
+pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
+pub use guard::{Guard, Guardable};
+#[cfg(feature = "lab")]
 #[doc(hidden)]
+pub use keeper::{Answer, Lab};
+pub use keeper::{Event, EventKind};
 pub use open::open;
-pub use options::options;
-pub use request::LeaseRequest;
 #[cfg(feature = "sqlx")]
-pub use sqlx::SqlxGuarded;
+pub use sqlx::SqlxGuard;

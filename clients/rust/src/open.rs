@@ -31,7 +31,7 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
         let part = until.remaining() / left;
         let limit = config.get_connect_timeout().map_or(part, |limit| part.min(*limit));
         match clock::within(limit, config.connect(tls.clone())).await {
-            Some(Ok((client, connection))) => return Ok(Connected::new(client, connection, tls)),
+            Some(Ok((client, connection))) => return Ok(Connected::new(client, connection)),
             Some(Err(error)) => failed.add(place(config), Some(error)),
             None => failed.add(place(config), None),
         }

@@ -96,9 +96,8 @@ pub const ALL: &[Scenario] = &[
     played("The cable swallows the answers", |scene| lost::cut(scene, Way::Answers)),
     left_out("Cut while it waits in line", "it asks as a client does"),
     left_out("Closed while the cable is cut", "a run ends with its program"),
-    played("A cut that is mended in time", lost::a_cut_that_is_mended_in_time_ends_nothing)
-        .catches(&["error-is-loss"]),
-    played("Slow answers", lost::slow_answers).catches(&["deadline-from-answer"]),
+    played("A cut that is mended in time", lost::a_cut_that_is_mended_in_time_ends_nothing),
+    played("Slow answers", lost::slow_answers),
     played("Renewals are nobody else's business", lost::renewed_beside_an_open_transaction),
     played("The server is restarted", lost::the_server_is_restarted_and_the_command_goes_on),
     played("The server fails over", lost::the_server_fails_over_and_the_command_goes_on),

@@ -50,7 +50,7 @@ pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
     ensure_target(&triple)?;
     eprintln!("building the command {NAME} for packages");
     let status = extension::cargo()
-        .current_dir(source.join("clients/rust"))
+        .current_dir(source)
         .args(["build", "--release", "--locked", "--package", "pg-fence-cli", "--target", &triple])
         .env("CARGO_TARGET_DIR", &target)
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")

@@ -38,7 +38,7 @@ pub fn third_party(major: &str) -> Result<String> {
 
 /// The same of the command.
 pub fn third_party_of_command() -> Result<String> {
-    let manifest = "clients/rust/Cargo.toml";
+    let manifest = "clients/rust/cli/Cargo.toml";
     let mut text = notices_of(&format!("The command {NAME}"), manifest, "pg-fence-cli", &[])?;
     // The packages' has a C library in it, too.
     text.push_str(&format!("\n{}\n{C_LIBRARY}", "=".repeat(72)));

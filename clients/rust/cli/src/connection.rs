@@ -6,14 +6,15 @@ mod parameters;
 mod passfile;
 mod service;
 mod settings;
+mod tls;
 
 use crate::failure::{Failure, Result};
 use clap::Args;
-use pg_fence_client::tls::MakeRustlsConnect;
 use pg_fence_client::{Connected, Fence, open};
 use settings::{Environment, Settings};
 use std::time::Duration;
 use tokio_postgres::Config;
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// Where to connect. What is not said here comes from the service file, the PG* variables and ~/.pgpass.
 #[derive(Debug, Clone, Default, Args)]

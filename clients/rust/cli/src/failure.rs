@@ -52,16 +52,19 @@ impl Failure {
 
     /// What the client says, of a call that is not about a lease lost or taken.
     pub fn of_client(error: &Error) -> Failure {
-        if let Error::NotConnected(failed) = error
-            && failed.to_string().contains(PASSWORD_MISSING)
-        {
-            return Failure::new(
-                status::REFUSED,
-                failed.to_string().replace(PASSWORD_MISSING, NO_PASSWORD),
-            );
+        let text = told(error);
+        match error {
+            Error::NotConnected(_) if text.contains(PASSWORD_MISSING) => {
+                Failure::new(status::REFUSED, text.replace(PASSWORD_MISSING, NO_PASSWORD))
+            }
+            Error::NotInstalled(_) => {
+                let asks =
+                    "(is pg_fence created in this database? In a schema of its own: --schema)";
+                Failure::new(status::REFUSED, format!("{text} {asks}"))
+            }
+            Error::NotGranted(_) | Error::Invalid(_) => Failure::new(status::REFUSED, text),
+            error => Failure::new(status_of(error.sqlstate().as_deref()), text),
         }
-        let state = error.sqlstate();
-        Failure::new(status_of(state), told(error, state))
     }
 
     pub fn of_driver(error: tokio_postgres::Error) -> Failure {
@@ -101,22 +104,14 @@ fn status_of(sqlstate: Option<&str>) -> u8 {
     if is_permanent { status::REFUSED } else { status::UNAVAILABLE }
 }
 
-/// With the cause, where the driver's own words name none, and with what may help.
-fn told(error: &Error, sqlstate: Option<&str>) -> String {
-    // The client's words are for programs that are written with it.
-    let error = match error {
-        Error::NotInstalled(missing) => missing.cause(),
-        error => error,
-    };
+/// With the cause, where the driver's own words name none.
+fn told(error: &Error) -> String {
     let mut text = error.to_string();
     for cause in causes(error) {
         let words = cause.to_string();
         if !text.contains(&words) && words != "db error" {
             text = format!("{text}: {words}");
         }
-    }
-    if matches!(sqlstate, Some("42883" | "3F000")) {
-        text.push_str(" (is pg_fence created in this database? In a schema of its own: --schema)");
     }
     text
 }

@@ -15,9 +15,5 @@ pub const RELEASE_FIRST: bool = cfg!(planted = "release-first");
 pub const NO_TOKEN: bool = cfg!(planted = "no-token");
 /// No cgroup is made.
 pub const NO_CGROUP: bool = cfg!(planted = "no-cgroup");
-/// A renewal that failed is a loss already.
-pub const ERROR_IS_LOSS: bool = cfg!(planted = "error-is-loss");
-/// The ttl counts from the answer.
-pub const DEADLINE_FROM_ANSWER: bool = cfg!(planted = "deadline-from-answer");
 /// What is left is looked for once.
 pub const ONE_LOOK: bool = cfg!(planted = "one-look");

@@ -13,6 +13,7 @@
 mod adopted;
 mod cgroup;
 mod keeper;
+mod line;
 mod messages;
 mod processes;
 pub mod start;

@@ -1,27 +1,46 @@
 //! The laboratory's worker in Rust: does what it reads, a JSON object a line, and says what became of it.
 //!
 //! What it is told and what it says is the same for the clients of all languages, and written down in
-//! `clients/README.md`. `--plant` builds in a known fault, which the laboratory must catch.
+//! `clients/new-language.md`. `--plant` builds in a known fault, which the laboratory must catch.
 
-mod observed;
+mod heartbeat;
 
-use observed::{Observed, RENEW_IN_WORK};
+use heartbeat::{Heartbeat, Kept};
 use pg_fence_client::{
-    Adopted, Connected, Error, Fence, Guarded, Lease, LeaseLost, classify, connect, guard_all,
+    Adopted, BoxError, Connected, Error, Event, EventKind, Fence, Guard, Lease, classify, connect,
+    options,
 };
 use serde_json::{Value, json};
 use std::error::Error as StdError;
+use std::future::Future;
 use std::io::BufRead;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Handle;
-use tokio::sync::{mpsc, oneshot};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_postgres::NoTls;
-use tokio_postgres::types::Type;
+use tokio_postgres::{Config, NoTls};
+use tokio_util::sync::CancellationToken;
 
-type Outcome = Result<(), Box<dyn StdError>>;
+type Outcome = Result<(), BoxError>;
 type Orders = mpsc::UnboundedReceiver<Value>;
+
+struct Logger;
+
+impl log::Log for Logger {
+    fn enabled(&self, metadata: &log::Metadata) -> bool {
+        metadata.target().starts_with("pg_fence") && metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record) {
+        if self.enabled(record.metadata()) {
+            eprintln!("{}", record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}
 
 fn main() -> Outcome {
     let plant = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
@@ -29,13 +48,15 @@ fn main() -> Outcome {
         [flag, plant] if flag == "--plant" => Some(plant.clone()),
         _ => return Err("what?".into()),
     };
-    let observed = Arc::new(Observed::new(plant.as_deref())?);
+    log::set_logger(&Logger).map_err(|error| error.to_string())?;
+    log::set_max_level(log::LevelFilter::Warn);
+    let heartbeat = Arc::new(Heartbeat::new(plant.as_deref())?);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(serve(observed))
+    runtime.block_on(serve(heartbeat))
 }
 
-async fn serve(observed: Arc<Observed>) -> Outcome {
+async fn serve(heartbeat: Arc<Heartbeat>) -> Outcome {
     let (send, mut orders) = mpsc::unbounded_channel();
     // Tokio's own standard input would be counted as a task, and keep the process from ending.
     std::thread::spawn(move || {
@@ -46,14 +67,22 @@ async fn serve(observed: Arc<Observed>) -> Outcome {
             }
         }
     });
+    let mut terminated = signal(SignalKind::terminate())?;
     let place = orders.recv().await.ok_or("no order")?;
-    let mut worker = Worker::new(&place, observed)?;
+    let mut worker = Worker::new(&place, heartbeat)?;
     say("connected", json!({}));
-    while let Some(order) = orders.recv().await {
+    loop {
+        // As the page shows it: whatever ends the program, the fence is closed.
+        let order = tokio::select! {
+            order = orders.recv() => order,
+            _ = terminated.recv() => None,
+        };
+        let Some(order) = order else { break };
         if let Err(error) = worker.follow(&order, &mut orders).await {
             refused(error.as_ref());
         }
     }
+    worker.fence.close().await;
     Ok(())
 }
 
@@ -83,33 +112,46 @@ fn say_granted(event: &str, lease: &Lease) {
 
 fn refused(error: &(dyn StdError + 'static)) {
     let told = classify(error);
-    let kind = match &told {
+    let told = told.as_ref().or(error.downcast_ref());
+    let state = told.and_then(Error::sqlstate);
+    let kind = match told {
         None if error.is::<Nothing>() => "lost",
-        Some(Error::StaleToken(_)) => "stale",
-        Some(Error::NoToken(_)) => "no-token",
-        Some(Error::NeverIssued(_)) => "never-issued",
-        Some(Error::NotSpeaking(_)) => "not-speaking",
-        Some(Error::CannotBeFenced(_)) => "cannot-be-fenced",
-        Some(Error::LeaseLost(_)) => "lost",
+        None if error.is::<Deadline>() => "deadline",
+        Some(Error::TransactionLost(lost)) if lost.in_doubt => "in-doubt",
         Some(Error::TransactionLost(_)) => "transaction-lost",
+        Some(Error::LeaseTaken(_)) => "taken",
+        Some(Error::LeaseLost(_)) => "lost",
+        Some(Error::NotInstalled(_)) => "not-installed",
+        Some(Error::NotGranted(_)) => "not-granted",
+        Some(Error::NoAnswer(_) | Error::NotConnected(_)) => "no-answer",
+        Some(_) if state.is_some() => "refused",
+        _ if error.is::<Wrong>() => "type",
         _ => "other",
     };
-    let ours = told.as_ref().or(error.downcast_ref());
-    let sqlstate = ours.and_then(Error::sqlstate);
-    say("refused", json!({ "error": kind, "sqlstate": sqlstate, "message": error.to_string() }));
+    say("refused", json!({ "error": kind, "sqlstate": state, "message": error.to_string() }));
 }
 
-/// As the common page calls an order that has no lease or no transaction.
-#[derive(Debug)]
-struct Nothing;
+macro_rules! errors {
+    ($($name:ident: $words:literal),*) => {$(
+        #[derive(Debug)]
+        struct $name;
 
-impl std::fmt::Display for Nothing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("there is no lease, or its transaction has ended")
-    }
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.write_str($words)
+            }
+        }
+
+        impl StdError for $name {}
+    )*};
 }
 
-impl StdError for Nothing {}
+errors! {
+    Nothing: "there is no lease, or its transaction has ended",
+    Deadline: "the caller's own deadline has passed",
+    Wrong: "the compiler refuses it",
+    Failure: "an error of the work's own"
+}
 
 /// What it writes under.
 #[derive(Clone)]
@@ -119,24 +161,10 @@ enum Held {
 }
 
 impl Held {
-    async fn guard<'c>(&self, connection: &'c mut Connected) -> Result<Guarded<'c>, Error> {
+    async fn guard<'c>(&self, connection: &'c mut Connected) -> Result<Guard<'c>, Error> {
         match self {
             Held::Lease(lease) => lease.guard(connection).await,
             Held::Adopted(adopted) => adopted.guard(connection).await,
-        }
-    }
-
-    async fn present<'c>(&self, connection: &'c mut Connected) -> Result<Guarded<'c>, Error> {
-        match self {
-            Held::Lease(lease) => lease.present(connection).await,
-            Held::Adopted(adopted) => adopted.present(connection).await,
-        }
-    }
-
-    async fn release(&self) -> Result<(), LeaseLost> {
-        match self {
-            Held::Lease(lease) => lease.release().await,
-            Held::Adopted(adopted) => adopted.release().await,
         }
     }
 }
@@ -144,19 +172,22 @@ impl Held {
 // What it is told
 
 struct Worker {
+    config: Config,
     url: String,
     fence: Fence,
-    observed: Arc<Observed>,
+    heartbeat: Arc<Heartbeat>,
     /// The leader's, too.
     held: Arc<Mutex<Option<Held>>>,
-    leading: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+    leading: Option<JoinHandle<()>>,
+    stop: CancellationToken,
+    how: Arc<Mutex<Option<String>>>,
     /// Of `hold` and `claim`.
     crowd: Vec<Lease>,
-    observing: Option<JoinHandle<()>>,
+    crowd_names: Arc<Mutex<Vec<String>>>,
 }
 
 impl Worker {
-    fn new(place: &Value, observed: Arc<Observed>) -> Result<Worker, Box<dyn StdError>> {
+    fn new(place: &Value, heartbeat: Arc<Heartbeat>) -> Result<Worker, BoxError> {
         let part = |key: &str| place[key].to_string().replace('"', "");
         let url = format!(
             "host={} port={} user={} dbname={} application_name={}",
@@ -166,71 +197,109 @@ impl Worker {
             part("dbname"),
             part("application")
         );
-        let fence = Fence::new(&url)?.with_hooks(observed.clone());
-        let (held, crowd) = (Arc::default(), Vec::new());
-        Ok(Worker { url, fence, observed, held, leading: None, crowd, observing: None })
+        let crowd_names: Arc<Mutex<Vec<String>>> = Arc::default();
+        let crowd = crowd_names.clone();
+        let fence = Fence::new(&url)?.in_lab(heartbeat.clone().lab());
+        let fence = fence.on_event(move |event| tell(event, &lock(&crowd)));
+        Ok(Worker {
+            config: url.parse()?,
+            url,
+            fence,
+            heartbeat,
+            held: Arc::default(),
+            leading: None,
+            stop: CancellationToken::new(),
+            how: Arc::default(),
+            crowd: Vec::new(),
+            crowd_names,
+        })
     }
 
     async fn follow(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
         match order["do"].as_str().unwrap_or_default() {
             "acquire" => return self.acquire(order).await,
-            "resume" => return self.resume(order).await,
-            "detach" => {
-                let lease = self.held_lease()?;
-                *lock(&self.held) = None;
-                say("detached", json!({ "token": lease.detach()? }));
-            }
             "hold" => return self.hold(order).await,
             "claim" => return self.claim(order).await,
-            "holding" => {
-                let held = self.crowd.iter().filter(|lease| lease.held()).count();
-                say("holding", json!({ "count": held }));
-            }
+            "holding" => self.say_holding(),
             "release-all" => {
-                self.release_all().await;
+                for lease in std::mem::take(&mut self.crowd) {
+                    // A loss has been told before.
+                    let _ = lease.release().await;
+                }
                 say("released", json!({}));
             }
-            "guard-all" => return self.guard_all(orders).await,
-            "observe" => self.observe(order),
-            "adopt" => return self.adopt(order).await,
-            "check" => {
-                self.held_lease()?.check()?;
-                say("held", json!({}));
+            "adopted" => {
+                let name = order["name"].as_str().unwrap_or_default();
+                let token = order["token"].as_i64().unwrap_or_default();
+                *lock(&self.held) = Some(Held::Adopted(self.fence.adopted(name, token)));
+                say("adopted", json!({ "token": token }));
             }
-            "renew" => {
-                self.held_lease()?.renew().await?;
-                say("done", json!({}));
+            "check" => {
+                if let Held::Lease(lease) = self.held()? {
+                    lease.check()?;
+                }
+                say("held", json!({}));
             }
             "release" => {
                 if let Held::Lease(lease) = self.held()? {
                     lease.check()?;
+                    lease.release().await?;
                 }
-                self.held()?.release().await?;
                 say("released", json!({}));
             }
             "write" => return self.write(order).await,
-            "guard" | "present" => return self.transaction(order, orders).await,
-            "truncate" => {
-                let held = self.held()?;
-                let mut client = connect(&self.url, NoTls).await?;
-                let guarded = held.guard(&mut client).await?;
-                guarded.batch_execute("TRUNCATE work").await?;
-                guarded.commit().await?;
-                say("wrote", json!({}));
-            }
             "unfenced" => {
                 let client = connect(&self.url, NoTls).await?;
                 client.batch_execute(&update(order)).await?;
+                client.close().await;
                 say("wrote", json!({}));
             }
+            "truncate" => {
+                let held = self.held()?;
+                let mut client = connect(&self.url, NoTls).await?;
+                let guard = held.guard(&mut client).await?;
+                guard.batch_execute("TRUNCATE work").await?;
+                guard.commit().await?;
+                say("wrote", json!({}));
+            }
+            "guard" => {
+                let held = self.held()?;
+                let mut client = connect(&self.url, NoTls).await?;
+                let guard = held.guard(&mut client).await?;
+                self.until_its_end(guard, orders).await?;
+                client.close().await;
+            }
+            "guard-all" => {
+                let mut client = connect(&self.url, NoTls).await?;
+                let guard = self.fence.guard(&mut client, &self.crowd).await?;
+                self.until_its_end(guard, orders).await?;
+                client.close().await;
+            }
+            "present" => return self.present(orders).await,
             "starve" => {
-                self.observed.starve();
+                self.heartbeat.starve();
+                say("done", json!({}));
+            }
+            "break" => {
+                self.heartbeat.break_once();
                 say("done", json!({}));
             }
             "lead" => self.lead(order),
+            "work" => {
+                *lock(&self.how) = order["how"].as_str().map(str::to_owned);
+                say("done", json!({}));
+            }
+            "stop" => {
+                self.stop.cancel();
+                say("done", json!({}));
+            }
+            // The compiler refuses all of these.
+            "wrong" => return Err(Wrong.into()),
             "census" => say("census", json!({ "tasks": census() })),
             "close" => self.close().await,
-            "update" | "sleep" | "commit" | "rollback" => return Err(Nothing.into()),
+            "update" | "sleep" | "commit" | "rollback" | "commit-itself" | "fail-and-go-on" => {
+                return Err(Nothing.into());
+            }
             _ => return Err("unknown order".into()),
         }
         Ok(())
@@ -240,17 +309,14 @@ impl Worker {
         lock(&self.held).clone().ok_or(Nothing)
     }
 
-    fn held_lease(&self) -> Result<Lease, Nothing> {
-        match self.held()? {
-            Held::Lease(lease) => Ok(lease),
-            Held::Adopted(_) => Err(Nothing),
-        }
-    }
-
     async fn acquire(&mut self, order: &Value) -> Outcome {
-        self.give_back().await;
-        let mut request = self.fence.lease(names(order));
-        request = request.ttl(ms(&order["ttl_ms"])).wait(ms(&order["wait_ms"]));
+        let before = lock(&self.held).take();
+        if let Some(Held::Lease(lease)) = before {
+            // A loss has been told before.
+            let _ = lease.release().await;
+        }
+        let mut request = self.fence.lease(names(order)).ttl(ms(&order["ttl_ms"]));
+        request = request.wait(ms(&order["wait_ms"]));
         if order["session"] == true {
             request = request.session();
         }
@@ -260,233 +326,249 @@ impl Worker {
         if let Some(slots) = order["slots"].as_i64() {
             request = request.slots(slots.try_into()?);
         }
-        if order["hold_at_most_ms"].is_u64() {
-            request = request.hold_at_most(ms(&order["hold_at_most_ms"]));
+        if let Some(holder) = order["holder"].as_str() {
+            let reclaims = order["reclaim"] == true;
+            request = if reclaims { request.reclaim(holder) } else { request.holder(holder) };
         }
-        if order["hold_at_least_ms"].is_u64() {
-            request = request.hold_at_least(ms(&order["hold_at_least_ms"]));
+        match within(order, request.try_acquire()).await?? {
+            Ok(lease) => {
+                self.heartbeat.feed();
+                say_granted("acquired", &lease);
+                *lock(&self.held) = Some(Held::Lease(lease));
+            }
+            Err(_) => say("taken", json!({})),
         }
-        match request.try_acquire().await? {
-            Some(lease) => self.acquired(lease),
-            None => say("taken", json!({})),
-        }
-        Ok(())
-    }
-
-    fn acquired(&self, lease: Lease) {
-        self.observed.acquired(lease.names());
-        say_granted("acquired", &lease);
-        *lock(&self.held) = Some(Held::Lease(lease));
-    }
-
-    async fn resume(&mut self, order: &Value) -> Outcome {
-        self.give_back().await;
-        let name = order["name"].as_str().unwrap_or_default();
-        let token = order["token"].as_i64().unwrap_or_default();
-        let lease = self.fence.resume(name, token, ms(&order["ttl_ms"])).await?;
-        self.acquired(lease);
         Ok(())
     }
 
     // Many leases
 
     async fn hold(&mut self, order: &Value) -> Outcome {
+        lock(&self.crowd_names).extend(names(order));
         for name in names(order) {
-            let request = self.fence.lease(name).ttl(ms(&order["ttl_ms"]));
-            let Some(lease) = request.try_acquire().await? else {
-                say("taken", json!({}));
-                return Ok(());
-            };
-            self.crowd.push(lease);
+            match self.fence.lease(name).ttl(ms(&order["ttl_ms"])).try_acquire().await? {
+                Ok(lease) => self.crowd.push(lease),
+                Err(_) => {
+                    say("taken", json!({}));
+                    return Ok(());
+                }
+            }
         }
-        say("holding", json!({ "count": self.crowd.len() }));
+        self.say_holding();
         Ok(())
     }
 
     async fn claim(&mut self, order: &Value) -> Outcome {
-        let limit = order["n"].as_u64().unwrap_or_default().try_into()?;
-        let claim = self.fence.claim("SELECT unnest($1::text[])", limit);
-        let claim = claim.bind(names(order), Type::TEXT_ARRAY).ttl(ms(&order["ttl_ms"]));
-        let claimed = claim.acquire().await?;
-        let leases: Vec<Lease> = claimed.into_iter().map(|claimed| claimed.lease).collect();
-        let names: Vec<&String> = leases.iter().flat_map(Lease::names).collect();
-        say("claimed", json!({ "names": names }));
+        lock(&self.crowd_names).extend(names(order));
+        let n = order["n"].as_u64().unwrap_or_default().try_into()?;
+        let leases = self.fence.claim(names(order), n, ms(&order["ttl_ms"])).await?;
+        let claimed: Vec<&String> = leases.iter().flat_map(Lease::names).collect();
+        say("claimed", json!({ "names": claimed }));
         self.crowd.extend(leases);
         Ok(())
     }
 
-    async fn release_all(&mut self) {
-        for lease in self.crowd.drain(..) {
-            // A loss has been told before.
-            let _ = lease.release().await;
-        }
+    fn say_holding(&self) {
+        let held = self.crowd.iter().filter(|lease| lease.held()).count();
+        say("holding", json!({ "count": held }));
     }
 
-    async fn guard_all(&mut self, orders: &mut Orders) -> Outcome {
-        let mut client = connect(&self.url, NoTls).await?;
-        let guarded = guard_all(&self.crowd, &mut client).await?;
-        say("guarded", json!({}));
-        self.until_its_end(guarded, orders).await
-    }
-
-    fn observe(&mut self, order: &Value) {
-        let name = order["name"].as_str().unwrap_or_default().to_owned();
-        let mut observer = self.fence.observe(name.as_str());
-        self.observing = Some(tokio::spawn(async move {
-            while let Ok(leader) = observer.changed().await {
-                let (holder, token) = (leader.holder, leader.token);
-                say("leader", json!({ "name": name, "holder": holder, "token": token }));
-            }
-        }));
-        say("done", json!({}));
-    }
-
-    async fn adopt(&mut self, order: &Value) -> Outcome {
-        let name = order["name"].as_str().unwrap_or_default();
-        let request = self.fence.adopt(name, order["token"].as_i64().unwrap_or_default());
-        match request.wait(ms(&order["wait_ms"])).try_acquire().await? {
-            Some(adopted) => {
-                say("adopted", json!({ "token": adopted.token() }));
-                *lock(&self.held) = Some(Held::Adopted(adopted));
-            }
-            None => say("taken", json!({})),
-        }
-        Ok(())
-    }
+    // Transactions
 
     /// A whole transaction; with `release`, the last one.
     async fn write(&mut self, order: &Value) -> Outcome {
         let held = self.held()?;
         let mut client = connect(&self.url, NoTls).await?;
-        let guarded = match order["by"].as_str() {
-            Some("present") => held.present(&mut client).await?,
-            _ => held.guard(&mut client).await?,
-        };
-        guarded.batch_execute(&update(order)).await?;
+        if order["read_first"] == true {
+            client.batch_execute("SELECT 1").await?;
+        }
+        let guard = held.guard(&mut client).await?;
+        guard.batch_execute(&update(order)).await?;
         if order["release"] == true {
-            guarded.commit_and_release().await?;
+            guard.commit_and_release().await?;
         } else {
-            guarded.commit().await?;
+            guard.commit().await?;
         }
         client.close().await;
         say("wrote", json!({}));
         Ok(())
     }
 
-    /// Until it reads `commit` or `rollback`, what it does is one transaction.
-    async fn transaction(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
-        let held = self.held()?;
-        let mut client = connect(&self.url, NoTls).await?;
-        let guarded = if order["do"] == "guard" {
-            let guarded = held.guard(&mut client).await?;
-            say("guarded", json!({}));
-            guarded
-        } else {
-            let guarded = held.present(&mut client).await?;
-            say("presented", json!({}));
-            guarded
-        };
-        self.until_its_end(guarded, orders).await
+    async fn until_its_end(&self, guard: Guard<'_>, orders: &mut Orders) -> Outcome {
+        say("guarded", json!({}));
+        let mut renewals = self.heartbeat.transaction_is_open();
+        let commits = self.steps(guard, orders, &mut renewals).await;
+        self.heartbeat.transaction_has_ended();
+        commits
     }
 
-    async fn until_its_end(&self, guarded: Guarded<'_>, orders: &mut Orders) -> Outcome {
-        let mut renewals = self.observed.transaction_is_open();
-        let commits = steps(&guarded, orders, &mut renewals).await;
-        self.observed.transaction_has_ended();
-        if commits? {
-            guarded.commit().await?;
-            say("committed", json!({}));
-        } else {
-            guarded.rollback().await?;
-            say("rolled-back", json!({}));
+    /// Until it reads `commit` or `rollback`, what it does is one transaction.
+    async fn steps(
+        &self,
+        mut guard: Guard<'_>,
+        orders: &mut Orders,
+        renewals: &mut Kept,
+    ) -> Outcome {
+        loop {
+            let order = tokio::select! {
+                order = orders.recv() => order.ok_or("no order")?,
+                Some(renewal) = renewals.recv() => {
+                    renewal.within(&guard).await;
+                    continue;
+                }
+            };
+            match order["do"].as_str().unwrap_or_default() {
+                "guard" => {
+                    let Held::Lease(lease) = self.held()? else { return Err(Nothing.into()) };
+                    let inner = lease.guard(&mut guard).await?;
+                    say("guarded", json!({}));
+                    Box::pin(self.steps(inner, orders, renewals)).await?;
+                }
+                "commit" => {
+                    guard.commit().await?;
+                    say("committed", json!({}));
+                    return Ok(());
+                }
+                "rollback" => {
+                    guard.rollback().await?;
+                    say("rolled-back", json!({}));
+                    return Ok(());
+                }
+                "commit-itself" => {
+                    guard.batch_execute("COMMIT").await?;
+                    say("done", json!({}));
+                }
+                "fail-and-go-on" => {
+                    let _ = guard.batch_execute("SELECT 1 / 0").await;
+                    say("done", json!({}));
+                }
+                _ => {
+                    let (sql, said) = step(&order)?;
+                    within(&order, guard.batch_execute(&sql)).await??;
+                    say(said, json!({}));
+                }
+            }
         }
-        Ok(())
     }
+
+    async fn present(&self, orders: &mut Orders) -> Outcome {
+        let Held::Lease(lease) = self.held()? else { return Err(Nothing.into()) };
+        let mut config = self.config.clone();
+        config.options(options(&lease));
+        let (client, connection) = config.connect(NoTls).await?;
+        let mut connected = Connected::new(client, connection);
+        let transaction = connected.transaction().await?;
+        say("presented", json!({}));
+        loop {
+            let order = orders.recv().await.ok_or("no order")?;
+            match order["do"].as_str().unwrap_or_default() {
+                "commit" => {
+                    transaction.commit().await?;
+                    say("committed", json!({}));
+                    return Ok(());
+                }
+                "rollback" => {
+                    transaction.rollback().await?;
+                    say("rolled-back", json!({}));
+                    return Ok(());
+                }
+                _ => {
+                    let (sql, said) = step(&order)?;
+                    transaction.batch_execute(&sql).await?;
+                    say(said, json!({}));
+                }
+            }
+        }
+    }
+
+    // Leading
 
     fn lead(&mut self, order: &Value) {
-        let request =
-            self.fence.lease(order["name"].as_str().unwrap_or_default()).ttl(ms(&order["ttl_ms"]));
-        let (stop, stopped) = oneshot::channel::<()>();
-        let (place, observed) = (self.held.clone(), self.observed.clone());
-        let leading = tokio::spawn(async move {
-            let work = async |lease: Lease| {
-                observed.acquired(lease.names());
+        self.stop = CancellationToken::new();
+        *lock(&self.how) = None;
+        let (fence, stop, held) = (self.fence.clone(), self.stop.clone(), self.held.clone());
+        let (how, heartbeat, url) = (self.how.clone(), self.heartbeat.clone(), self.url.clone());
+        let name = order["name"].as_str().unwrap_or_default().to_owned();
+        let ttl = ms(&order["ttl_ms"]);
+        self.leading = Some(tokio::spawn(async move {
+            let work = |lease: Lease| {
+                heartbeat.feed();
                 say_granted("leading", &lease);
-                *lock(&place) = Some(Held::Lease(lease));
-                std::future::pending::<Result<(), Error>>().await
+                *lock(&held) = Some(Held::Lease(lease.clone()));
+                works(stop.clone(), how.clone(), url.clone())
             };
-            let told = async { drop(stopped.await) };
-            match request.lead_until(told, work).await {
-                Ok(None) => {}
-                ended => say("stopped", json!({ "message": format!("{ended:?}") })),
+            match fence.lead(&name, ttl, &stop, work).await {
+                Ok(_) => say("stopped", json!({})),
+                Err(error) if error.is::<Failure>() => say("stopped", json!({ "reason": "fails" })),
+                Err(error) => say("stopped", json!({ "reason": error.to_string() })),
             }
-        });
-        self.leading = Some((stop, leading));
+        }));
         say("done", json!({}));
     }
 
     async fn close(&mut self) {
-        if let Some((stop, leading)) = self.leading.take() {
-            drop(stop);
+        self.stop.cancel();
+        if let Some(leading) = self.leading.take() {
             let _ = leading.await;
         }
-        if let Some(observing) = self.observing.take() {
-            observing.abort();
-            let _ = observing.await;
-        }
-        self.give_back().await;
-        self.release_all().await;
+        self.fence.close().await;
+        *lock(&self.held) = None;
+        self.crowd.clear();
         say("closed", json!({}));
-    }
-
-    async fn give_back(&mut self) {
-        let held = lock(&self.held).take();
-        if let Some(held) = held {
-            // A caller that closes has been told of a loss before.
-            let _ = held.release().await;
-        }
     }
 }
 
-/// What is read within a transaction; whether it is to be committed.
-async fn steps(
-    guarded: &Guarded<'_>,
-    orders: &mut Orders,
-    renewals: &mut mpsc::UnboundedReceiver<observed::Renewal>,
-) -> Result<bool, Box<dyn StdError>> {
-    loop {
-        let order = tokio::select! {
-            order = orders.recv() => order.ok_or("no order")?,
-            Some((token, answer)) = renewals.recv() => {
-                let renewed = guarded.query_one(RENEW_IN_WORK, &[&token]).await;
-                let _ = answer.send(renewed.map(|row| row.get(0)));
-                continue;
+async fn works(stop: CancellationToken, how: Arc<Mutex<Option<String>>>, url: String) -> Outcome {
+    while !stop.is_cancelled() {
+        let how = lock(&how).take();
+        match how.as_deref() {
+            Some("returns") => return Ok(()),
+            Some("fails") => return Err(Failure.into()),
+            Some("loses-connection") => {
+                let client = connect(&url, NoTls).await?;
+                client.batch_execute("SELECT pg_terminate_backend(pg_backend_pid())").await?;
             }
-        };
-        match order["do"].as_str().unwrap_or_default() {
-            "update" => {
-                guarded.batch_execute(&update(&order)).await?;
-                say("updated", json!({}));
-            }
-            "sleep" => {
-                // In the server, so that the work hangs in its connection.
-                let seconds = ms(&order["ms"]).as_secs_f64();
-                guarded.batch_execute(&format!("SELECT pg_sleep({seconds})")).await?;
-                say("slept", json!({}));
-            }
-            "commit" => return Ok(true),
-            "rollback" => return Ok(false),
-            _ => return Err("what?".into()),
+            _ => {}
         }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+fn tell(event: &Event, crowd: &[String]) {
+    let (wall, name) = (now_ms(), &event.names[0]);
+    match event.kind {
+        EventKind::Lost(reason) => say("lost", json!({ "name": name, "reason": reason.as_str() })),
+        EventKind::Renewed if !crowd.contains(name) => {
+            let deadline = until(wall, event.remaining);
+            say("renewed", json!({ "token": event.token, "deadline": deadline }));
+        }
+        _ => {}
+    }
+}
+
+/// What it comes to, unless the caller's own deadline comes first.
+async fn within<T>(order: &Value, work: impl Future<Output = T>) -> Result<T, Deadline> {
+    if !order["within_ms"].is_u64() {
+        return Ok(work.await);
+    }
+    tokio::time::timeout(ms(&order["within_ms"]), work).await.map_err(|_| Deadline)
+}
+
+/// A statement within a transaction, and what is said after it.
+fn step(order: &Value) -> Result<(String, &'static str), BoxError> {
+    match order["do"].as_str().unwrap_or_default() {
+        "update" => Ok((update(order), "updated")),
+        // In the server, so that the work hangs in its connection.
+        "sleep" => Ok((format!("SELECT pg_sleep({})", ms(&order["ms"]).as_secs_f64()), "slept")),
+        _ => Err("unknown order".into()),
     }
 }
 
 /// As one text: a statement that is prepared is none for a pooler.
 fn update(order: &Value) -> String {
-    format!(
-        "UPDATE work SET value = '{}' WHERE id = 1",
-        order["value"].as_str().unwrap_or_default()
-    )
+    let value = order["value"].as_str().unwrap_or_default();
+    format!("UPDATE work SET value = '{value}' WHERE id = 1")
 }
 
 fn names(order: &Value) -> Vec<String> {
@@ -498,10 +580,12 @@ fn ms(value: &Value) -> Duration {
     Duration::from_millis(value.as_u64().unwrap_or(0))
 }
 
-/// Tasks, and files that are open, as sockets are.
+/// Tasks, threads, and files that are open, as sockets are.
 fn census() -> usize {
-    let files = std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
-    Handle::current().metrics().num_alive_tasks() + files
+    let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+    Handle::current().metrics().num_alive_tasks()
+        + count("/proc/self/fd")
+        + count("/proc/self/task")
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {

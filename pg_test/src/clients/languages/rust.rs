@@ -22,9 +22,10 @@ fn prepare() -> Result<Programs> {
     let program = |path: &str| Program { program: built().join(path).into(), ..Program::default() };
     let tests = Program {
         program: "cargo".into(),
-        arguments: ["test", "--locked", "--workspace", "--all-features", "--manifest-path"]
-            .map(Into::into)
+        arguments: ["test", "--locked", "--all-features", "--package", "pg-fence-client"]
             .into_iter()
+            .chain(["--package", "pg-fence-cli", "--manifest-path"])
+            .map(Into::into)
             .chain([manifest().into()])
             .collect(),
         environment: vec![("CARGO_TARGET_DIR".into(), home().into())],
@@ -36,9 +37,13 @@ fn prepare() -> Result<Programs> {
     })
 }
 
+/// Of the client's directory: itself, its worker, and the command that stands on it.
+const PACKAGES: [&str; 3] = ["pg-fence-client", "pg-fence-client-lab", "pg-fence-cli"];
+
 fn build() -> Result<()> {
     let mut build = cargo();
-    build.args(["build", "--locked", "--workspace", "--bins", "--examples", "--manifest-path"]);
+    build.args(["build", "--locked", "--bins", "--examples"]);
+    build.args(PACKAGES.iter().flat_map(|package| ["--package", package])).arg("--manifest-path");
     build.arg(manifest()).env("CARGO_TARGET_DIR", home());
     output_of(&mut build).context("the client in Rust cannot be built").map(drop)
 }
@@ -48,7 +53,7 @@ fn checks() -> Result<Vec<Check>> {
     let check = |name, words: &str| {
         let mut command = cargo();
         let (words, of_tool) = words.split_once(" -- ").unwrap_or((words, ""));
-        command.args(words.split(' ')).arg("--manifest-path").arg(manifest());
+        command.args(words.split_whitespace()).arg("--manifest-path").arg(manifest());
         command.env("CARGO_TARGET_DIR", home()).env("RUSTDOCFLAGS", "-D warnings");
         if !of_tool.is_empty() {
             command.arg("--").args(of_tool.split(' '));
@@ -56,10 +61,11 @@ fn checks() -> Result<Vec<Check>> {
         Check { name, command }
     };
     Ok(vec![
-        check("rustfmt", "fmt --all --check"),
+        check("rustfmt", "fmt --check"),
         check(
             "clippy",
-            "clippy --locked --workspace --all-targets --all-features -- -D warnings",
+            "clippy --locked --package pg-fence-client --package pg-fence-client-lab --package pg-fence-cli \
+             --all-targets --all-features -- -D warnings",
         ),
         check("rustdoc", "doc --locked --no-deps --all-features --package pg-fence-client"),
         check(
@@ -103,7 +109,7 @@ fn manifest() -> PathBuf {
     source_root().join("clients/rust/Cargo.toml")
 }
 
-/// A target directory of its own: other packages, and other features of the same.
+/// A target directory of its own: a lab that runs has the other one locked.
 fn home() -> PathBuf {
     target_dir().join("clients/rust")
 }

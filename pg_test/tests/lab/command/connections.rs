@@ -1,9 +1,11 @@
 //! Connections as users of libpq expect them: service file, password file, TLS with verification.
 
-use pg_test::clients::command::stage::{program, Stage};
+use pg_test::clients::cable::Cable;
+use pg_test::clients::command::stage::{program, Run, Stage};
+use pg_test::clients::scenario::{CableState, Way};
 use pg_test::extension::source_root;
 use pg_test::orm;
-use pg_test::process::{as_server_user, output_of};
+use pg_test::process::{as_server_user, output_of, wait_until, PATIENCE};
 use pg_test::setup::{self, Package};
 use pg_test::test_case::left_out;
 use pg_test::{ensure, lab_test, Cluster, Context, Lab, Result};
@@ -11,7 +13,7 @@ use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 /// A server that asks for TLS and a password, and a directory with the certificates.
 fn guarded_server(lab: &Lab) -> Result<(Cluster, PathBuf)> {
@@ -215,6 +217,45 @@ fn a_silent_server_leaves_time_for_the_next_one(lab: &Lab) -> Result<()> {
         command.args(["-d", &format!("{both}{options}"), "run", "job"]);
         let output = command.args(given.split(' ')).args(["--", "true"]).output()?;
         ensure!(output.status.success(), "{options} {given}: {output:?}");
+    }
+    Ok(())
+}
+
+/// The first of two servers falls silent while the program runs: a renewal finds the second one in time.
+#[lab_test]
+fn a_renewal_finds_the_next_server_in_time(lab: &Lab) -> Result<()> {
+    let stage = Stage::new(lab)?;
+    let cluster = lab.cluster();
+    let cable = Cable::lay(cluster.port())?;
+    let (port, dbname) = (cluster.port(), stage.database().name());
+    let both = format!(
+        "host=127.0.0.1,127.0.0.1 port={},{port} user={} dbname={dbname}",
+        cable.port(),
+        stage.role()
+    );
+    for options in ["", " connect_timeout=2"] {
+        let mut command = lab.rundir().command(program()?);
+        command.args(["-d", &format!("{both}{options}"), "run", "job", "--ttl", "15s", "--"]);
+        command.args([
+            "sh",
+            "-c",
+            "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; exit 6",
+        ]);
+        command.env("DIR", stage.dir()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let run = Run::start(command)?;
+        stage.pid("pid")?;
+        cable.set(CableState::Swallows(Way::Both));
+        let before = stage.renewals()?;
+        // The second renewal is by the second server.
+        wait_until("it is renewed twice", PATIENCE, || {
+            stage.renewals().is_ok_and(|now| now > before + 1)
+        })?;
+        stage.touch("go")?;
+        run.ends_with(6)?;
+        cable.set(CableState::Mended);
+        for file in ["pid", "go"] {
+            fs::remove_file(stage.dir().join(file))?;
+        }
     }
     Ok(())
 }

@@ -165,7 +165,7 @@ fn who_has_a_lease_that_is_taken_is_said(lab: &Lab) -> Result<()> {
     let taken = said("job")?;
     ensure!(taken.contains("job is taken: held by web-3, for "), "{taken}");
     let taken = said("other job --wait 500ms")?;
-    ensure!(taken.contains("other, job is taken: job is held by web-3"), "{taken}");
+    ensure!(taken.contains("other, job is taken: held by web-3"), "{taken}");
     ensure!(said("job --quiet")?.is_empty());
     // Nobody has it, and an open transaction keeps it all the same.
     holder.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;

@@ -2,10 +2,10 @@
 
 use super::conninfo::Pairs;
 use super::parameters::{self, Meaning};
+use super::tls::{Check, Trust, Versions, connector};
 use super::{passfile, service};
 use crate::failure::{Failure, Result};
 use nix::unistd::{User, geteuid};
-use pg_fence_client::tls::{Check, MakeRustlsConnect, Trust, Versions, connector};
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
@@ -16,6 +16,7 @@ use std::str::FromStr;
 use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, SslMode, SslNegotiation, TargetSessionAttrs};
+use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// What connections are called where nobody has named them.
 pub const APPLICATION_NAME: &str = "pg_fence";
@@ -168,8 +169,7 @@ impl Settings {
         config.ssl_mode(mode);
         let client = self.client_certificate()?;
         let client = client.as_ref().map(|(cert, key)| (&**cert, &**key));
-        let tls = connector(&check, client, self.versions()?);
-        let tls = tls.map_err(|error| Failure::usage(error.to_string()))?;
+        let tls = connector(&check, client, self.versions()?)?;
         let mut configs = Vec::new();
         for wanted in self.sessions()? {
             for place in self.places()? {

@@ -1,18 +1,74 @@
 //! A lease that somebody else grants: etcd, ZooKeeper, another database. Their token is made known here, and there is no
 //! deadline: the service that grants it tells its end, by ending this command, or by a greater token.
 
+use crate::connection::Server;
 use crate::failure::{Failure, Result, status};
-use pg_fence_client::{AdoptRequest, Error};
+use pg_fence_client::Connected;
 use std::time::Duration;
+use tokio_postgres::types::Type;
 
-/// Makes the token known, or finds that it still is; a failover is mended by it. False where transactions of the one
-/// before go on for longer than `wait`. Each call is bounded by `limit` beyond that.
-pub async fn adopt(request: AdoptRequest, wait: Duration, limit: Duration) -> Result<bool> {
-    let adopting = request.wait(wait).try_acquire();
-    match tokio::time::timeout(wait.saturating_add(limit), adopting).await {
-        Ok(Ok(adopted)) => Ok(adopted.is_some()),
-        Ok(Err(Error::StaleToken(stale))) => Err(Failure::new(status::LOST, stale.message())),
-        Ok(Err(error)) => Err(Failure::of_client(&error)),
-        Err(_) => Err(Failure::new(status::UNAVAILABLE, "the server did not answer in time")),
+pub struct Adopting<'s> {
+    server: &'s Server,
+    connected: Option<Connected>,
+    name: String,
+    token: i64,
+    holder: String,
+}
+
+impl<'s> Adopting<'s> {
+    pub fn new(server: &'s Server, name: &str, token: i64, holder: String) -> Adopting<'s> {
+        Adopting { server, connected: None, name: name.to_owned(), token, holder }
+    }
+
+    /// Makes the token known, and waits so long for the end of transactions that are under the one before.
+    pub async fn wait(&mut self, wait: Duration, limit: Duration) -> Result<()> {
+        match self.adopt(wait, limit).await? {
+            true => Ok(()),
+            false => {
+                let taken = format!("{} is guarded by an older token", self.name);
+                Err(Failure::new(status::TAKEN, taken))
+            }
+        }
+    }
+
+    /// Finds that it still is; a failover is mended by it.
+    pub async fn look(&mut self, limit: Duration) -> Result<bool> {
+        self.adopt(Duration::ZERO, limit).await
+    }
+
+    /// Each call is bounded by `limit` beyond the wait.
+    async fn adopt(&mut self, wait: Duration, limit: Duration) -> Result<bool> {
+        let adopted = tokio::time::timeout(wait.saturating_add(limit), self.call(wait)).await;
+        let late = || Failure::new(status::UNAVAILABLE, "the server did not answer in time");
+        let adopted = adopted.unwrap_or_else(|_| Err(late()));
+        if adopted.as_ref().is_err_and(Failure::is_passing) {
+            // Another connection next time.
+            self.connected = None;
+        }
+        adopted
+    }
+
+    async fn call(&mut self, wait: Duration) -> Result<bool> {
+        let connected = match self.connected.take() {
+            Some(connected) => connected,
+            None => self.server.connect().await?,
+        };
+        let connected = self.connected.insert(connected);
+        let adopt = self.server.function("lease_adopt($1, $2, $3, $4::text::interval)");
+        let wait = format!("{} microseconds", wait.as_micros());
+        let arguments: crate::views::Arguments = &[
+            (&self.name, Type::TEXT),
+            (&self.token, Type::INT8),
+            (&self.holder, Type::TEXT),
+            (&wait, Type::TEXT),
+        ];
+        let row = connected.query_typed_one(&format!("SELECT {adopt}"), arguments).await;
+        let token: std::result::Result<Option<i64>, _> = row.and_then(|row| row.try_get(0));
+        token.map(|token| token.is_some()).map_err(|error| match error.as_db_error() {
+            Some(told) if told.code().code() == "PF001" => {
+                Failure::new(status::LOST, told.message())
+            }
+            _ => Failure::of_driver(error),
+        })
     }
 }

@@ -3,11 +3,10 @@
 //! Signals are blocked in it, and it is in no terminal's process group: as long as the command runs the lease is
 //! renewed, whatever becomes of the supervisor. Where that is frozen or dead, it ends the command itself.
 
-use super::adopted::adopt;
 use super::cgroup::Cgroup;
 use super::messages::{Order, Told};
 use super::times::Times;
-use super::{Options, processes};
+use super::{Options, adopted, line, processes};
 use crate::arguments;
 use crate::clock::Moment;
 use crate::connection::Server;
@@ -16,16 +15,14 @@ use crate::{logger, planted};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
 use nix::unistd::gethostname;
-use pg_fence_client::hooks::Hooks;
-use pg_fence_client::{Connected, Lease, LeaseRequest, Moment as ClientMoment};
+use pg_fence_client::{EventKind, Fence, Lease, LeaseRequest, LeaseTaken};
 use std::io::{BufRead, IsTerminal, Write, stderr, stdin, stdout};
 use std::sync::{Arc, Mutex, mpsc as std_mpsc};
 use std::time::Duration;
-use tokio::runtime::{Builder, Handle};
-use tokio::sync::{Notify, mpsc};
+use tokio::runtime::Builder;
+use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
-use tokio_postgres::Row;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::Type;
 
 /// Tokio's timers stand still while the machine sleeps: each wait looks at the clock again after this.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
@@ -76,44 +73,54 @@ struct Keeper {
 
 impl Keeper {
     async fn keep(mut self) {
-        if let Err(Failure { status, message }) = self.try_to_keep().await {
+        let fence = self.fence();
+        if let Err(Failure { status, message }) = self.try_to_keep(&fence).await {
             self.said.say(Told::Failed { status, message });
         }
     }
 
-    async fn try_to_keep(&mut self) -> Result<()> {
+    async fn try_to_keep(&mut self, fence: &Fence) -> Result<()> {
         if let Some(token) = self.options.adopt {
             return self.keep_adopted(token).await;
         }
-        if let Some(lease) = self.acquire().await? {
+        if let Some(lease) = self.acquire(fence).await? {
             self.hold(lease).await;
         }
         Ok(())
     }
 
+    /// Its renewals are told from its own thread.
+    fn fence(&self) -> Fence {
+        let said = self.said.clone();
+        self.server.fence().on_event(move |event| {
+            if let (EventKind::Renewed, Ok(now)) = (event.kind, Moment::now()) {
+                said.say(Told::Renewed { deadline: now + event.remaining });
+            }
+        })
+    }
+
     // For the lease
 
     /// Nothing where the supervisor wants it no more.
-    async fn acquire(&mut self) -> Result<Option<Lease>> {
+    async fn acquire(&mut self, fence: &Fence) -> Result<Option<Lease>> {
         let until = Moment::now()? + self.options.wait.0;
         let stop = |shown: &Option<JoinHandle<()>>| shown.iter().for_each(JoinHandle::abort);
         let shown = self.show_who_has_it();
-        let mut request = self.request();
+        let mut request = self.request(fence);
         // The same is not told again and again.
         let mut told = String::new();
         let granted = loop {
-            let wait = until.remaining()?;
-            let acquiring = request.clone().wait(wait).try_acquire();
             let granted = tokio::select! {
-                granted = acquiring => granted.map_err(|error| Failure::of_client(&error)),
+                granted = request.clone().wait(until.remaining()?).try_acquire() => granted,
                 // Release, or the end: nobody wants it any more.
                 _ = self.orders.recv() => {
                     stop(&shown);
-                    until_tasks_have_ended().await;
+                    // What is granted all the same is given back.
+                    let _ = tokio::time::timeout(GIVING_UP, fence.close()).await;
                     return Ok(None);
                 }
             };
-            match granted {
+            match granted.map_err(|error| Failure::of_client(&error)) {
                 Err(failure) if failure.is_passing() && !until.has_passed()? => {
                     if failure.message != told {
                         log::warn!("{failure}: it is tried again");
@@ -128,30 +135,27 @@ impl Keeper {
         };
         stop(&shown);
         match granted {
-            Some(lease) => Ok(Some(lease)),
-            None => Err(Failure::new(status::TAKEN, self.taken().await)),
+            Ok(lease) => Ok(Some(lease)),
+            Err(taken) => Err(Failure::new(status::TAKEN, self.taken(taken).await)),
         }
     }
 
     /// Says who has it, where that can be seen.
-    async fn taken(&self) -> String {
+    async fn taken(&self, taken: LeaseTaken) -> String {
         let plain = format!("{} is taken", self.options.lease());
-        if self.options.quiet {
-            return plain;
-        }
-        let why = async {
-            let connected = self.server.connect().await.ok()?;
-            why_taken(&connected, &self.options.names).await.ok()?
+        let why = match (taken.holder, taken.remaining) {
+            _ if self.options.quiet => None,
+            (Some(holder), Some(left)) => {
+                let left = Duration::from_secs(left.as_secs().max(1));
+                Some(format!("held by {holder}, for {} more", humantime::format_duration(left)))
+            }
+            _ => line::kept_by(&self.server, &self.options.names, GIVING_UP).await,
         };
-        match tokio::time::timeout(GIVING_UP, why).await {
-            Ok(Some(why)) => format!("{plain}: {why}"),
-            _ => plain,
-        }
+        why.map_or_else(|| plain.clone(), |why| format!("{plain}: {why}"))
     }
 
-    fn request(&self) -> LeaseRequest {
+    fn request(&self, fence: &Fence) -> LeaseRequest {
         let options = &self.options;
-        let fence = self.server.fence().with_hooks(self.said.clone());
         let mut request = fence.lease(options.names.as_slice());
         request = request.ttl(self.times.ttl).holder(self.holder());
         if options.shared {
@@ -165,8 +169,7 @@ impl Keeper {
         }
         if let Some(arguments::Duration(at_least)) = options.at_least {
             // By that a lease that runs out as it should is told from one whose holder has died.
-            let metadata = serde_json::json!({ "at_least": at_least.as_secs_f64() });
-            request = request.hold_at_least(at_least).metadata(metadata);
+            request = request.metadata(serde_json::json!({ "at_least": at_least.as_secs_f64() }));
         }
         request
     }
@@ -200,7 +203,8 @@ impl Keeper {
         Some(tokio::spawn(async move {
             tokio::time::sleep(SHOW_AFTER).await;
             let Ok(connected) = server.connect().await else { return };
-            while let Ok(told) = who_has(&connected, &names, server.application_name()).await {
+            while let Ok(told) = line::who_has(&connected, &names, server.application_name()).await
+            {
                 if let Some(told) = told {
                     said.say(told);
                 }
@@ -212,11 +216,13 @@ impl Keeper {
     // With the lease
 
     async fn hold(&mut self, lease: Lease) {
-        let Some(mut deadline) = deadline_of(&lease) else { return };
-        self.said.say(Told::Granted { token: lease.token(), deadline: Some(deadline) });
+        let Some(granted) = deadline_of(&lease) else { return };
+        self.said.say(Told::Granted { token: lease.token(), deadline: Some(granted) });
+        let since = Moment::now().ok();
         let mut group = None;
         let mut lost = std::pin::pin!(lease.lost());
         let order = loop {
+            let deadline = deadline_of(&lease).unwrap_or(granted);
             let enforce_at = self.times.enforce_at(deadline);
             tokio::select! {
                 biased;
@@ -229,16 +235,16 @@ impl Keeper {
                         self.said.say(Told::Lost);
                     }
                     let until = Moment::now().map(|now| now + self.times.patience());
-                    return self.see_it_ended(group, until.map_or(enforce_at, |at| at.min(enforce_at))).await;
+                    let by = until.map_or(enforce_at, |at| at.min(enforce_at));
+                    return self.see_it_ended(group, by).await;
                 }
-                () = self.said.renewed.notified() => {
-                    deadline = deadline_of(&lease).unwrap_or(deadline);
-                    self.said.say(Told::Renewed { deadline });
-                }
-                // The client itself tells the loss at the deadline, which is too late for this.
+                // The client itself tells the loss at the deadline, which is too late for this. It may have been renewed.
                 () = sleep_until(enforce_at), if !planted::NO_DEADLINE => {
-                    self.said.say(Told::Lost);
-                    return self.see_it_ended(group, enforce_at).await;
+                    let is_over = deadline_of(&lease).is_none_or(|now| now <= deadline);
+                    if is_over {
+                        self.said.say(Told::Lost);
+                        return self.see_it_ended(group, enforce_at).await;
+                    }
                 }
             }
         };
@@ -248,6 +254,7 @@ impl Keeper {
             Some(_) => {}
             // The supervisor is dead.
             None => {
+                let deadline = deadline_of(&lease).unwrap_or(granted);
                 let kill_at = Moment::now().map(|now| now + self.times.grace);
                 let kill_at = kill_at.map_or(deadline, |at| at.min(self.times.kill_at(deadline)));
                 if !self.end(group, Signal::SIGTERM, kill_at).await {
@@ -255,23 +262,41 @@ impl Keeper {
                 }
             }
         }
-        // What goes wrong has been logged; then the lease ends at its ttl.
-        let _ = lease.release().await;
+        let left = since.zip(self.options.at_least).map(|(since, least)| since + least.0);
+        match left.and_then(|until| until.remaining().ok()).filter(|left| !left.is_zero()) {
+            None => drop(lease.release().await),
+            Some(left) => self.leave(lease, left).await,
+        }
+    }
+
+    /// Has it live on for so long.
+    async fn leave(&self, lease: Lease, left: Duration) {
+        let renew = self.server.function("lease_renew(n, $2, $3::text::interval)");
+        let sql = format!("SELECT {renew} FROM unnest($1::text[]) AS n");
+        let renewed = async {
+            let connected = self.server.connect().await?;
+            let (names, token) = (lease.names().to_vec(), lease.token());
+            let left = format!("{} microseconds", left.as_micros());
+            let arguments: crate::views::Arguments =
+                &[(&names, Type::TEXT_ARRAY), (&token, Type::INT8), (&left, Type::TEXT)];
+            connected.query_typed(&sql, arguments).await.map_err(Failure::of_driver)
+        };
+        match tokio::time::timeout(self.times.ttl / 3, renewed).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(failure)) => log::warn!("the lease ends at its ttl: {failure}"),
+            Err(_) => log::warn!("the lease ends at its ttl: the server did not answer in time"),
+        }
+        std::mem::forget(lease);
     }
 
     // With a lease that somebody else grants
 
     /// Nothing is given back at the end: the token is theirs, and so is its end.
     async fn keep_adopted(&mut self, token: i64) -> Result<()> {
-        let name = self.options.names[0].clone();
-        let request = self.server.fence().adopt(&name, token).holder(self.holder());
+        let mut adopting =
+            adopted::Adopting::new(&self.server, &self.options.names[0], token, self.holder());
         let limit = self.times.ttl / 3;
-        if !adopt(request.clone(), self.options.wait.0, limit).await? {
-            return Err(Failure::new(
-                status::TAKEN,
-                format!("{name} is guarded by an older token"),
-            ));
-        }
+        adopting.wait(self.options.wait.0, limit).await?;
         self.said.say(Told::Granted { token, deadline: None });
         let mut group = None;
         let mut look_at = Moment::now()? + limit;
@@ -288,7 +313,7 @@ impl Keeper {
                     }
                 },
                 () = sleep_until(look_at) => {
-                    match adopt(request.clone(), Duration::ZERO, limit).await {
+                    match adopting.look(limit).await {
                         Err(failure) if !failure.is_passing() => {
                             log::warn!("{failure}");
                             self.said.say(Told::Lost);
@@ -360,83 +385,6 @@ impl Keeper {
     }
 }
 
-/// Who holds up the one that waits: of several names, and several grants, the one that lasts longest. And our place: how
-/// many stand in line for the same lock before us, and we. (Its tag is that of docs/internals/locking.md. For several names at once
-/// there is no line.)
-async fn who_has(connected: &Connected, names: &[String], own: &str) -> Result<Option<Told>> {
-    // The first in line has the lock, and asks for it once more to sleep on it.
-    let sql = "WITH own AS (
-            SELECT locktype, database, classid, objid, objsubid, pid,
-                   bool_or(granted) AS is_first, min(waitstart) AS since
-            FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid)
-            WHERE a.application_name = $2 AND a.usename = current_user AND a.datname = current_database()
-              AND l.locktype = 'advisory' AND l.objsubid = 20552
-            GROUP BY locktype, l.database, classid, objid, objsubid, pid
-        ), place AS (
-            SELECT nullif(count(DISTINCT l.pid), 0) AS place FROM own JOIN pg_locks AS l
-                USING (locktype, database, classid, objid, objsubid)
-            WHERE l.pid = own.pid OR NOT own.is_first AND (l.granted OR l.waitstart < own.since)
-        )
-        SELECT holder, (extract(epoch FROM remaining) * 1000)::bigint, place FROM fence.leases, place
-        WHERE name = ANY ($1) AND state IN ('held', 'uncommitted') ORDER BY remaining DESC LIMIT 1";
-    let names = names.to_vec();
-    let arguments: [(&(dyn ToSql + Sync), Type); 2] =
-        [(&names, Type::TEXT_ARRAY), (&own, Type::TEXT)];
-    let rows = connected.query_typed(sql, &arguments).await;
-    let rows = rows.map_err(Failure::of_driver)?;
-    let told = |row: &Row| {
-        let (holder, remaining): (Option<String>, i64) =
-            (row.try_get(0).ok()?, row.try_get(1).ok()?);
-        Some(Told::Waiting {
-            holder: holder.unwrap_or_default(),
-            remaining_ms: remaining.try_into().unwrap_or(0),
-            place: row.try_get(2).ok()?,
-        })
-    };
-    Ok(rows.first().and_then(told))
-}
-
-/// Who has what was not granted, for people: of several names, and several grants, the one that lasts longest; or the open
-/// transaction that keeps it.
-async fn why_taken(connected: &Connected, names: &[String]) -> Result<Option<String>> {
-    let sql = "SELECT name, holder, state, extract(epoch FROM remaining)::bigint,
-                      array_to_string(blocking_pids, ', ')
-                 FROM fence.leases WHERE name = ANY ($1) AND (state = 'held' OR blocking_pids <> '{}')
-                ORDER BY remaining DESC LIMIT 1";
-    let names_of = names.to_vec();
-    let rows = connected.query_typed(sql, &[(&names_of, Type::TEXT_ARRAY)]).await;
-    let why = |row: &Row| -> std::result::Result<String, tokio_postgres::Error> {
-        let name: String = row.try_get(0)?;
-        let which = if names.len() > 1 { format!("{name} is ") } else { String::new() };
-        let holder: Option<String> = row.try_get(1)?;
-        let holder = holder.unwrap_or_default();
-        let (state, seconds): (String, Option<i64>) = (row.try_get(2)?, row.try_get(3)?);
-        let pids: String = row.try_get(4)?;
-        let left = Duration::from_secs(seconds.and_then(|left| left.try_into().ok()).unwrap_or(0));
-        Ok(match state.as_str() {
-            "held" => {
-                format!("{which}held by {holder}, for {} more", humantime::format_duration(left))
-            }
-            _ => format!(
-                "{which}kept from all by an open transaction (pid {pids}; {state}, {holder})"
-            ),
-        })
-    };
-    let rows = rows.map_err(Failure::of_driver)?;
-    rows.first().map(why).transpose().map_err(Failure::of_driver)
-}
-
-/// What was dropped is given up in the background: by tasks of the client's.
-async fn until_tasks_have_ended() {
-    let ended = async {
-        while Handle::current().metrics().num_alive_tasks() > 0 {
-            tokio::time::sleep(DYING).await;
-        }
-    };
-    // A server that does not answer is not waited for: what it grants ends at its ttl.
-    let _ = tokio::time::timeout(GIVING_UP, ended).await;
-}
-
 async fn sleep_until(moment: Moment) {
     while !moment.has_passed().unwrap_or(true) {
         tokio::time::sleep(moment.remaining().unwrap_or_default().min(LOOK_AGAIN)).await;
@@ -467,8 +415,6 @@ fn listen() -> mpsc::UnboundedReceiver<Order> {
 struct Said {
     words: std_mpsc::Sender<Option<Told>>,
     written: Mutex<std_mpsc::Receiver<()>>,
-    /// The lease has been renewed since this was looked at.
-    renewed: Notify,
 }
 
 impl Said {
@@ -485,7 +431,7 @@ impl Said {
             // Nobody waits any more where it took too long.
             let _ = end.send(());
         });
-        Said { words, written: Mutex::new(written), renewed: Notify::new() }
+        Said { words, written: Mutex::new(written) }
     }
 
     fn say(&self, told: Told) {
@@ -499,19 +445,5 @@ impl Said {
         if let Ok(written) = self.written.lock() {
             let _ = written.recv_timeout(GIVING_UP);
         }
-    }
-}
-
-impl Hooks for Said {
-    fn renewed(&self, _names: &[String], _token: i64, _remaining: Duration) {
-        self.renewed.notify_one();
-    }
-
-    fn counts_from(&self, before: ClientMoment) -> ClientMoment {
-        if planted::DEADLINE_FROM_ANSWER { ClientMoment::now() } else { before }
-    }
-
-    fn takes_failure_for_loss(&self) -> bool {
-        planted::ERROR_IS_LOSS
     }
 }

@@ -1,16 +1,6 @@
-//! Encryption by rustls (feature `rustls`), and what of the server's certificate is checked.
-//!
-//! ```no_run
-//! # fn fence() -> Result<(), Box<dyn std::error::Error>> {
-//! use pg_fence_client::Fence;
-//! use pg_fence_client::tls::{Check, Trust, Versions, connector};
-//! let tls = connector(&Check::IssuerAndName(Trust::System), None, Versions::All)?;
-//! let fence = Fence::with_tls("host=db.example.org sslmode=require".parse()?, tls);
-//! # Ok(())
-//! # }
-//! ```
+//! Encryption by rustls, and what of the server's certificate is checked.
 
-use crate::error::Error;
+use crate::failure::{Failure, Result};
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::verify_server_cert_signed_by_trust_anchor;
 use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_signature};
@@ -62,7 +52,7 @@ pub fn connector(
     check: &Check,
     client: Option<(&Path, &Path)>,
     versions: Versions,
-) -> Result<MakeRustlsConnect, Error> {
+) -> Result<MakeRustlsConnect> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
     let versions: &[_] = match versions {
@@ -94,7 +84,7 @@ pub fn connector(
     Ok(MakeRustlsConnect::new(config))
 }
 
-fn roots(trust: &Trust) -> Result<RootCertStore, Error> {
+fn roots(trust: &Trust) -> Result<RootCertStore> {
     let mut roots = RootCertStore::empty();
     match trust {
         Trust::File(path) => {
@@ -108,22 +98,22 @@ fn roots(trust: &Trust) -> Result<RootCertStore, Error> {
         }
     }
     if roots.is_empty() {
-        return Err(Error::other("there is no certificate to trust"));
+        return Err(Failure::usage("there is no certificate to trust"));
     }
     Ok(roots)
 }
 
-fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>, Error> {
+fn certificates_in(path: &Path) -> Result<Vec<CertificateDer<'static>>> {
     let found = CertificateDer::pem_file_iter(path).and_then(Iterator::collect);
     found.map_err(|error| unread(path, &error))
 }
 
-fn unread(path: &Path, error: &dyn std::fmt::Display) -> Error {
-    Error::other(format!("{}: {error}", path.display()))
+fn unread(path: &Path, error: &dyn std::fmt::Display) -> Failure {
+    Failure::usage(format!("{}: {error}", path.display()))
 }
 
-fn unfit(error: TlsError) -> Error {
-    Error::other(format!("TLS: {error}"))
+fn unfit(error: TlsError) -> Failure {
+    Failure::usage(format!("TLS: {error}"))
 }
 
 /// Looks at no name; without roots, at no issuer either.
@@ -141,7 +131,7 @@ impl ServerCertVerifier for Lenient {
         _: &ServerName<'_>,
         _: &[u8],
         now: UnixTime,
-    ) -> Result<ServerCertVerified, TlsError> {
+    ) -> std::result::Result<ServerCertVerified, TlsError> {
         if let Some(roots) = &self.roots {
             verify_server_cert_signed_by_trust_anchor(
                 &ParsedCertificate::try_from(end_entity)?,
@@ -159,7 +149,7 @@ impl ServerCertVerifier for Lenient {
         message: &[u8],
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
+    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
         let algorithms = &self.provider.signature_verification_algorithms;
         verify_tls12_signature(message, cert, signed, algorithms)
     }
@@ -169,7 +159,7 @@ impl ServerCertVerifier for Lenient {
         message: &[u8],
         cert: &CertificateDer<'_>,
         signed: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, TlsError> {
+    ) -> std::result::Result<HandshakeSignatureValid, TlsError> {
         let algorithms = &self.provider.signature_verification_algorithms;
         verify_tls13_signature(message, cert, signed, algorithms)
     }

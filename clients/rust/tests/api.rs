@@ -1,0 +1,254 @@
+//! What the scenarios of all clients do not show: what is Rust's own.
+//!
+//! `DATABASE_URL=postgresql://… cargo test`. The database has the extension and is otherwise of no use: each test
+//! makes a table in it.
+
+use pg_fence_client::{
+    Connected, Error, Event, EventKind, Fence, Lease, Reason, classify, connect, options,
+};
+use std::error::Error as StdError;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio_postgres::{Config, NoTls};
+use tokio_util::sync::CancellationToken;
+
+const LONG: Duration = Duration::from_secs(300);
+
+fn url() -> String {
+    std::env::var("DATABASE_URL").expect("DATABASE_URL is set")
+}
+
+async fn client() -> Connected {
+    connect(&url(), NoTls).await.unwrap()
+}
+
+/// A table of one order, bound to its lease.
+struct Shop {
+    admin: Connected,
+    fence: Fence,
+    name: &'static str,
+}
+
+impl Shop {
+    async fn new(name: &'static str) -> Shop {
+        let admin = client().await;
+        let sql = format!(
+            "DROP TABLE IF EXISTS {name};
+             CREATE TABLE {name} (id bigint PRIMARY KEY, status text);
+             INSERT INTO {name} VALUES (7, 'new');
+             SELECT fence_protect('{name}', lease => '{name}:{{id}}');
+             SELECT lease_revoke('{name}:7')"
+        );
+        admin.batch_execute(&sql).await.unwrap();
+        Shop { admin, fence: Fence::new(&url()).unwrap(), name }
+    }
+
+    fn order(&self) -> String {
+        format!("{}:7", self.name)
+    }
+
+    async fn lease(&self) -> Lease {
+        self.fence.lease(self.order()).ttl(LONG).acquire().await.unwrap()
+    }
+
+    fn set(&self, status: &str) -> String {
+        format!("UPDATE {} SET status = '{status}' WHERE id = 7", self.name)
+    }
+
+    async fn status(&self) -> String {
+        let sql = format!("SELECT status FROM {}", self.name);
+        self.admin.query_one(&sql, &[]).await.unwrap().get(0)
+    }
+
+    async fn state(&self, name: &str) -> Option<String> {
+        let row = self.admin.query_opt("SELECT state FROM lease_info($1)", &[&name]).await.unwrap();
+        row.map(|row| row.get(0))
+    }
+
+    async fn revoke(&self) {
+        self.admin.execute("SELECT lease_revoke($1)", &[&self.order()]).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_lease_is_held_until_it_is_dropped_and_a_fence_that_was_closed_gives_none() {
+    let shop = Shop::new("dropped").await;
+    let lease = shop.lease().await;
+    assert!(lease.held() && lease.check().is_ok() && lease.remaining() > LONG / 2);
+    let other = shop.fence.lease(shop.order()).holder("other").try_acquire().await.unwrap();
+    let taken = other.err().unwrap();
+    assert!(taken.holder.is_some_and(|holder| holder.contains('/')));
+    assert!(taken.remaining.is_some_and(|left| left > LONG / 2));
+    let clone = lease.clone();
+    drop(lease);
+    assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("held"));
+    drop(clone);
+    // In the background.
+    shop.fence.lease(shop.order()).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+    shop.fence.close().await;
+    assert!(matches!(shop.fence.lease("x").acquire().await, Err(Error::Invalid(_))));
+}
+
+#[tokio::test]
+async fn guards_commit_release_and_roll_back() {
+    let shop = Shop::new("guards").await;
+    let lease = shop.lease().await;
+    let mut client = client().await;
+    let guard = lease.guard(&mut client).await.unwrap();
+    guard.execute(&shop.set("undone"), &[]).await.unwrap();
+    drop(guard);
+    assert_eq!(shop.status().await, "new");
+    // In a transaction that is open it is a savepoint, and its end is left to the code that began it.
+    let mut outer = client.transaction().await.unwrap();
+    let guard = lease.guard(&mut outer).await.unwrap();
+    guard.execute(&shop.set("paid"), &[]).await.unwrap();
+    guard.commit().await.unwrap();
+    assert_eq!(shop.status().await, "new");
+    outer.commit().await.unwrap();
+    assert_eq!(shop.status().await, "paid");
+    let guard = lease.guard(&mut client).await.unwrap();
+    guard.batch_execute(&shop.set("sent")).await.unwrap();
+    guard.commit_and_release().await.unwrap();
+    assert_eq!(shop.status().await, "sent");
+    assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("free"));
+    assert!(
+        matches!(lease.check(), Err(Error::LeaseLost(lost)) if lost.reason == Reason::Released)
+    );
+}
+
+#[tokio::test]
+async fn a_loss_ends_what_hangs_and_comes_out_as_a_type() {
+    let shop = Shop::new("losses").await;
+    let request = shop.fence.lease(shop.order()).ttl(Duration::from_secs(1));
+    let lost = request.clone().hold(async |lease: Lease| {
+        shop.revoke().await;
+        lease.run(pending::<()>()).await?;
+        Ok::<(), Error>(())
+    });
+    assert!(matches!(lost.await, Err(Error::LeaseLost(lost)) if lost.reason == Reason::Gone));
+    let lease = request.acquire().await.unwrap();
+    let mut client = client().await;
+    let guard = lease.guard(&mut client).await.unwrap();
+    shop.revoke().await;
+    let hangs = guard.batch_execute("SELECT pg_sleep(300)").await;
+    assert!(matches!(hangs, Err(Error::LeaseLost(_))), "{hangs:?}");
+}
+
+#[tokio::test]
+async fn errors_are_found_however_deep_they_are() {
+    let shop = Shop::new("deep").await;
+    let refused = shop.admin.batch_execute(&shop.set("unfenced")).await.unwrap_err();
+    let wrapped: Box<dyn StdError + Send + Sync> = Box::new(Error::other(refused));
+    let Some(Error::Refused(refused)) = classify(&Error::other(wrapped)) else { panic!() };
+    assert_eq!(refused.sqlstate, "PF002");
+    assert_eq!(refused.detail["relation"], format!("public.{}", shop.name));
+    assert!(refused.hint.is_some());
+    let other = shop.admin.batch_execute("SELECT 1 / 0").await.unwrap_err();
+    assert!(classify(&other).is_none());
+    let elsewhere = Fence::new(&url()).unwrap().in_schema("nowhere");
+    assert!(matches!(elsewhere.lease("x").acquire().await, Err(Error::NotInstalled(_))));
+    let nobody = Fence::new("host=127.0.0.1 port=1 user=me").unwrap();
+    let Err(Error::NotConnected(failed)) = nobody.lease("x").acquire().await else { panic!() };
+    assert!(failed.to_string().contains("\"127.0.0.1\", port 1, as user \"me\""), "{failed}");
+}
+
+#[tokio::test]
+async fn several_are_taken_claimed_and_guarded_at_once() {
+    let shop = Shop::new("several").await;
+    let fence = &shop.fence;
+    let both = fence.lease(["several:a", "several:7"]).acquire().await.unwrap();
+    assert_eq!(both.names().len(), 2);
+    let claimed = fence.claim(["several:a", "several:b", "several:c"], 1, LONG).await.unwrap();
+    assert_eq!(claimed[0].names(), ["several:b"]);
+    let mut client = client().await;
+    let guard = fence.guard(&mut client, [&both, &claimed[0]]).await.unwrap();
+    guard.execute(&shop.set("both"), &[]).await.unwrap();
+    guard.commit().await.unwrap();
+    assert_eq!(shop.status().await, "both");
+    both.release().await.unwrap();
+    assert_eq!(shop.state("several:a").await.as_deref(), Some("free"));
+    fence.close().await;
+    assert_eq!(shop.state("several:b").await.as_deref(), Some("free"));
+}
+
+#[tokio::test]
+async fn a_connection_that_knows_nothing_of_fences_presents_the_token() {
+    let shop = Shop::new("options").await;
+    let lease = shop.lease().await;
+    let mut config: Config = url().parse().unwrap();
+    config.options(options(&lease));
+    let (client, connection) = config.connect(NoTls).await.unwrap();
+    Connected::new(client, connection).batch_execute(&shop.set("paid")).await.unwrap();
+    assert_eq!(shop.status().await, "paid");
+}
+
+#[tokio::test]
+async fn events_are_told_in_their_order() {
+    let shop = Shop::new("events").await;
+    let told: Arc<Mutex<Vec<EventKind>>> = Arc::default();
+    let hears = told.clone();
+    let hears = move |event: &Event| hears.lock().unwrap().push(event.kind);
+    let fence = shop.fence.clone().on_event(hears);
+    let request = fence.lease(shop.order()).ttl(Duration::from_millis(900));
+    let lease = request.acquire().await.unwrap();
+    while told.lock().unwrap().len() < 2 {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    lease.release().await.unwrap();
+    let mut told = told.lock().unwrap().clone();
+    told.dedup();
+    assert_eq!(told, [EventKind::Acquired, EventKind::Renewed, EventKind::Released]);
+}
+
+/// Which the program's own runtime may: the heartbeat has a thread of its own.
+#[tokio::test(flavor = "current_thread")]
+async fn work_that_blocks_does_not_lose_its_lease() {
+    let shop = Shop::new("blocks").await;
+    let request = shop.fence.lease(shop.order()).ttl(Duration::from_millis(600));
+    let lease = request.acquire().await.unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    lease.check().unwrap();
+    lease.release().await.unwrap();
+}
+
+#[tokio::test]
+async fn leading_waits_for_the_work_that_was_stopped() {
+    let shop = Shop::new("leads").await;
+    let (name, stop) = (shop.order(), CancellationToken::new());
+    let led = shop.fence.lead(&name, LONG, &stop, async |lease: Lease| {
+        stop.cancel();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        lease.check()?;
+        Ok(lease.token())
+    });
+    assert!(led.await.unwrap().is_some());
+    assert_eq!(shop.state(&name).await.as_deref(), Some("free"));
+    let stop = CancellationToken::new();
+    let fails = shop.fence.lead(&name, LONG, &stop, async |_| Err::<(), _>("its own".into()));
+    assert_eq!(fails.await.unwrap_err().to_string(), "its own");
+}
+
+#[cfg(feature = "sqlx")]
+#[tokio::test]
+async fn a_connection_of_sqlx_is_guarded_alike() {
+    use sqlx::{Connection, Executor, PgConnection};
+    let shop = Shop::new("of_sqlx").await;
+    let lease = shop.lease().await;
+    let mut connection = PgConnection::connect(&url()).await.unwrap();
+    let refused = connection.execute(shop.set("unfenced").as_str()).await.unwrap_err();
+    assert!(matches!(Error::from(refused), Error::Refused(refused) if refused.sqlstate == "PF002"));
+    let mut guard = lease.guard_sqlx(&mut connection).await.unwrap();
+    guard.execute(shop.set("paid").as_str()).await.unwrap();
+    guard.commit().await.unwrap();
+    assert_eq!(shop.status().await, "paid");
+    let mut guard = lease.guard_sqlx(&mut connection).await.unwrap();
+    guard.execute("SELECT 1 / 0").await.unwrap_err();
+    assert!(matches!(guard.commit().await, Err(Error::TransactionLost(lost)) if !lost.in_doubt));
+    let mut guard = lease.guard_sqlx(&mut connection).await.unwrap();
+    let set = shop.set("sent");
+    guard.run(async |on| on.execute(set.as_str()).await).await.unwrap();
+    guard.commit_and_release().await.unwrap();
+    assert_eq!(shop.status().await, "sent");
+    assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("free"));
+}
