@@ -176,23 +176,25 @@ impl ChaosWorker {
         let leases: Vec<i32> = [Some(task.lease), task.also].into_iter().flatten().collect();
         let names: Vec<_> = leases.iter().map(|lease| format!("job:{lease}")).collect();
         let tokens: Vec<_> = leases.iter().map(|lease| token_of(*lease).to_string()).collect();
+        // In a statement of its own: in that one it would be read when the rows are there.
+        let asked = self.sql("SELECT clock_timestamp()")?.remove(0).remove(0);
         let rows = self.sql(&format!(
-            "SELECT clock_timestamp(), renewed, outcome FROM lease_keep('{{{}}}', '{{{}}}')",
+            "SELECT renewed, outcome FROM lease_keep('{{{}}}', '{{{}}}')",
             names.join(","),
             tokens.join(",")
         ))?;
-        let outcomes: Vec<_> = rows.iter().map(|row| row[2].as_deref().unwrap_or("")).collect();
+        let outcomes: Vec<_> = rows.iter().map(|row| row[1].as_deref().unwrap_or("")).collect();
         match outcomes.as_slice() {
             ["lost", ..] => return Err(Stop::Lost),
             all if all.iter().all(|outcome| *outcome == "kept") => {}
             // Somebody is at one of them.
             _ => return Err(Stop::RolledBack),
         }
-        let token = self.seen(&rows[0][1])?;
+        let token = self.seen(&rows[0][0])?;
         let mut change = Vec::new();
         for lease in leases {
             let held = Held { token, ..held };
-            self.note(lease, "renew", held, &rows[0][0])?;
+            self.note(lease, "renew", held, &asked)?;
             change.push((lease, Some(held)));
         }
         Ok(change)
