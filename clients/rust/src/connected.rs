@@ -2,15 +2,17 @@
 
 use crate::clock;
 use crate::error::Error;
+use crate::line::BoxFuture;
 use crate::open::open;
 use std::ops::{Deref, DerefMut};
 use std::pin::pin;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres::{Client, Config, Connection, Socket};
+use tokio_postgres::{CancelToken, Client, Config, Connection, NoTls, Socket};
 
 /// How long a connection that is not needed any more may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -47,6 +49,18 @@ pub struct Connected {
     task: JoinHandle<()>,
     /// Dropped with it, which the task sees.
     _in_use: oneshot::Sender<()>,
+    cancel: Cancel,
+}
+
+/// Asks the server to end the statement that is under way.
+pub(crate) type Cancel = Arc<dyn Fn(CancelToken) -> BoxFuture<()> + Send + Sync>;
+
+/// As one that is encrypted so.
+pub(crate) fn cancel_by(tls: impl Tls) -> Cancel {
+    Arc::new(move |token: CancelToken| {
+        let tls = tls.clone();
+        Box::pin(async move { drop(clock::within(GOODBYE, token.cancel_query(tls)).await) })
+    })
 }
 
 /// Opens a connection, and drives it in a task of its own.
@@ -70,12 +84,20 @@ impl Connected {
                 _ = dropped => drop(clock::within(GOODBYE, connection).await),
             }
         });
-        Connected { client, task, _in_use: in_use }
+        Connected { client, task, _in_use: in_use, cancel: cancel_by(NoTls) }
+    }
+
+    pub(crate) fn cancelled_by(self, cancel: Cancel) -> Connected {
+        Connected { cancel, ..self }
+    }
+
+    pub(crate) fn cancel(&self) -> BoxFuture<()> {
+        (self.cancel)(self.client.cancel_token())
     }
 
     /// Closes it, and waits for that.
     pub async fn close(self) {
-        let Connected { client, task, _in_use } = self;
+        let Connected { client, task, _in_use, .. } = self;
         drop((client, _in_use));
         // It is bounded by itself; and whether it was broken off is of no interest any more.
         let _ = task.await;

@@ -2,13 +2,13 @@
 
 use crate::connected::Connected;
 use crate::error::{Error, LeaseLost, LeaseTaken, Reason, TransactionLost};
-use crate::keeper::{Breaker, Grant, Keeper};
-use crate::line::Call;
+use crate::keeper::{Breaker, Grant, Keeper, lock};
+use crate::line::{BoxFuture, Call};
 use std::future::Future;
 use std::mem;
 use std::ops::{Deref, DerefMut};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
@@ -22,7 +22,7 @@ impl<T: sealed::Begins> Guardable for T {}
 type Begun<'c> = Result<Transaction<'c>, tokio_postgres::Error>;
 
 mod sealed {
-    use super::{AbortHandle, Begun, Client, Connected, Future, Guard, Transaction};
+    use super::{AbortHandle, Begun, BoxFuture, Client, Connected, Future, Guard, Transaction};
 
     pub trait Begins: Send {
         /// Whether it begins a transaction of its own, and not a savepoint.
@@ -32,6 +32,11 @@ mod sealed {
 
         /// What breaks it off.
         fn breaker(&self) -> Option<AbortHandle> {
+            None
+        }
+
+        /// What ends its statement in the server.
+        fn cancel(&self) -> Option<BoxFuture<()>> {
             None
         }
     }
@@ -53,6 +58,10 @@ mod sealed {
 
         fn breaker(&self) -> Option<AbortHandle> {
             Some(Connected::breaker(self))
+        }
+
+        fn cancel(&self) -> Option<BoxFuture<()>> {
+            Some(Connected::cancel(self))
         }
     }
 
@@ -83,6 +92,9 @@ pub(crate) struct Under {
     begins: &'static str,
     key: u64,
     loss: watch::Sender<Option<LeaseLost>>,
+    /// A statement is under way; or was dropped where it was.
+    hangs: AtomicBool,
+    cancel: Mutex<Option<BoxFuture<()>>>,
 }
 
 impl Under {
@@ -116,7 +128,8 @@ impl Under {
         let (names, tokens) = pairs.into_iter().unzip();
         let key = KEYS.fetch_add(1, Ordering::Relaxed);
         let loss = watch::Sender::new(None);
-        Under { keeper: keeper.clone(), grants, names, tokens, begins, key, loss }
+        let (keeper, hangs) = (keeper.clone(), AtomicBool::new(false));
+        Under { keeper, grants, names, tokens, begins, key, loss, hangs, cancel: Mutex::default() }
     }
 
     /// Of a function of the names `$1` and the tokens `$2`: how often its answer is not NULL.
@@ -153,6 +166,12 @@ impl Under {
         Error: From<E>,
     {
         let mut loss = self.loss.subscribe();
+        self.hangs.store(true, Ordering::Relaxed);
+        let call = async {
+            let done = call.await;
+            self.hangs.store(false, Ordering::Relaxed);
+            done
+        };
         tokio::select! {
             biased;
             done = call => done.map_err(|error| self.told(error.into())),
@@ -258,6 +277,13 @@ impl Under {
 impl Drop for Under {
     fn drop(&mut self) {
         self.grants.iter().for_each(|grant| grant.leave(self.key));
+        // Whoever gave up a statement is not to be held up by it.
+        if let (true, Some(cancel)) =
+            (self.hangs.load(Ordering::Relaxed), lock(&self.cancel).take())
+            && let Ok(runtime) = tokio::runtime::Handle::try_current()
+        {
+            runtime.spawn(cancel);
+        }
     }
 }
 
@@ -277,9 +303,10 @@ pub struct Guard<'c> {
 
 impl<'c> Guard<'c> {
     pub(crate) async fn begin<C: Guardable>(
-        under: Under,
+        mut under: Under,
         connection: &'c mut C,
     ) -> Result<Guard<'c>, Error> {
+        under.cancel = Mutex::new(connection.cancel());
         under.enter(connection.breaker())?;
         let transaction = under.or_loss(connection.begin()).await?;
         let guard = Guard { transaction, under, is_whole: C::IS_WHOLE };

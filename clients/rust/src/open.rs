@@ -1,7 +1,7 @@
 //! Connecting: each server, and each of its addresses, has a time of its own.
 
 use crate::clock::{self, Moment};
-use crate::connected::{Connected, Tls};
+use crate::connected::{Connected, Tls, cancel_by};
 use crate::error::{Error, NotConnected};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
@@ -31,7 +31,9 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
         let part = until.remaining() / left;
         let limit = config.get_connect_timeout().map_or(part, |limit| part.min(*limit));
         match clock::within(limit, config.connect(tls.clone())).await {
-            Some(Ok((client, connection))) => return Ok(Connected::new(client, connection)),
+            Some(Ok((client, connection))) => {
+                return Ok(Connected::new(client, connection).cancelled_by(cancel_by(tls)));
+            }
             Some(Err(error)) => failed.add(place(config), Some(error)),
             None => failed.add(place(config), None),
         }
