@@ -52,7 +52,7 @@ const QUEUES: [Queue; 2] = [
             RETURNING id, attempts::bigint",
         finish: "
             UPDATE by_hand SET state = 'done', result = 'r'
-             WHERE id = $1 AND state = 'running' AND attempts = $2 AND lease_until > now()",
+             WHERE id = $1 AND state = 'running' AND attempts = $2::bigint AND lease_until > now()",
     },
 ];
 
