@@ -126,11 +126,16 @@ impl<'a> Overtaken<'a> {
     }
 }
 
+/// By an error of the lease, or by what a client tells as soon as it is lost.
+fn tells_a_loss(said: &str) -> bool {
+    said.contains("LeaseLost") || said.contains("kind='lost'")
+}
+
 fn a_frozen_worker_comes_back(lab: &Lab, queue: &Queue) -> Result<()> {
     let Overtaken { mut scene, mut first, _second, to_second, job } =
         Overtaken::worker(lab, queue, &[])?;
     let said = first.leaves_with_failure(PATIENCE)?;
-    ensure!(said.contains("the job is another's now") && said.contains("LeaseLost"), "{said}");
+    ensure!(said.contains("the job is another's now") && tells_a_loss(&said), "{said}");
     let left = scene.job()?;
     ensure!(left == job, "the late worker has told the queue something: {job} became {left}");
 
@@ -164,7 +169,10 @@ fn a_worker_whose_lease_was_revoked_writes_nothing(lab: &Lab, queue: &Queue) -> 
     scene.admin.run("SELECT lease_revoke(name) FROM fence.leases WHERE name LIKE 'job:%'")?;
     to_first.answer(1)?;
     let said = first.leaves_with_failure(PATIENCE)?;
-    ensure!(said.contains("NotSpeaking") || said.contains("LeaseLost"), "{said}");
+    ensure!(
+        said.contains("NotSpeaking") || said.contains("Refused") || tells_a_loss(&said),
+        "{said}"
+    );
     ensure!(scene.job()? == job, "it has told the queue something");
     ensure!(scene.admin.one::<i64>("SELECT count(*) FROM totals", &[])? == 0, "it has written");
     Ok(())

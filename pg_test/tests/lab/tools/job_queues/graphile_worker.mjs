@@ -5,6 +5,7 @@ import { classify, Fence, LeaseLost, NotSpeaking, StaleToken } from "pg_fence/pg
 const [connectionString, url] = process.argv.slice(2);
 const ttl = { seconds: Number(process.env.LEASE_SECONDS ?? 30) };
 const pool = new pg.Pool({ connectionString });
+pool.on("error", (error) => console.error(error));     // an idle connection broke; the pool makes another
 const fence = new Fence(pool);
 
 /** The job is another's by now: neither a result nor a failure of ours may reach the queue. */
