@@ -716,7 +716,7 @@ impl Keeper {
             return self.tell(EventKind::Released, grant);
         }
         grant.ended.send_replace(Some(Reason::Gone));
-        log::warn!("the lease is {}: lost (gone)", grant.names.join(", "));
+        log::warn!("the lease {} is lost (gone)", grant.names.join(", "));
         self.tell(EventKind::Lost(Reason::Gone), grant);
     }
 
@@ -757,8 +757,10 @@ fn all_of(grants: &[Arc<Grant>]) -> String {
         grants.iter().take(5).flat_map(|grant| &grant.names).map(String::as_str).collect();
     let more = grants.len().saturating_sub(5);
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    let what = if grants.len() == 1 { "the lease is" } else { "leases are" };
-    format!("{what} {}{more}:", names.join(", "))
+    match grants.len() {
+        1 => format!("the lease {} is", names.join(", ")),
+        _ => format!("the leases {}{more} are", names.join(", ")),
+    }
 }
 
 fn is_locked(error: &Error) -> bool {

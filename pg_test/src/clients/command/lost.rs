@@ -476,6 +476,6 @@ pub fn denied(scene: &Scene) -> Result<()> {
     has_ended(pid)?;
     has_ended(escaped)?;
     let ended = run.ends_with(70)?;
-    ensure!(ended.stderr.contains("denied"), "{ended:?}");
+    ensure!(ended.stderr.contains("refused"), "{ended:?}");
     Ok(())
 }
