@@ -311,10 +311,11 @@ fn an_exclusive_grant_pays_nothing_for_them(lab: &Lab) -> Result<()> {
     let mut session = db.connect()?;
     // A new name, and one that others have shared before.
     session.granted("SELECT lease_acquire('once shared', ttl => '1 us', shared => true)")?;
-    for name in ["new", "once shared"] {
+    // A name that has no row is looked up once more: somebody may just be loading one.
+    for (name, look_ups) in [("new", 3), ("once shared", 2)] {
         let taken = takes(&mut session, name, "")?;
         // The second look-up falls away where no transaction has ended since the first.
-        ensure!(taken.0 == [GRANT] && taken.1 <= 2, "{name}: {taken:?}");
+        ensure!(taken.0 == [GRANT] && taken.1 <= look_ups, "{name}: {taken:?}");
     }
     let (locks, _) = takes(&mut session, "read", ", shared => true")?;
     ensure!(locks == [GRANT, GRANT, SHAPE], "{locks:?}");

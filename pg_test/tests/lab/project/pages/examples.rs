@@ -50,7 +50,7 @@ pages![
 ];
 
 /// Those whose examples need more than a server; tests of the tools beside which they run play them.
-const RUN_ELSEWHERE: &[&str] = &["docs/operations/citus.md"];
+const RUN_ELSEWHERE: &[&str] = &["docs/operations/citus.md", "docs/recipes/work-table.md"];
 
 /// The sessions of the workers in the examples, and what they have kept.
 struct Page {
