@@ -29,7 +29,7 @@ SET check_function_bodies = off;
 DO $$
 DECLARE
   own CONSTANT oid := to_regrole(quote_ident(current_user));
-  home CONSTANT oid := to_regnamespace(current_setting('fence_lite.home'));
+  home CONSTANT oid := to_regnamespace(nullif(current_setting('fence_lite.home'), ''));
   elsewhere text;
   others text;
   fault text[];
