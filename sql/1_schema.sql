@@ -41,7 +41,8 @@ CREATE SEQUENCE fence.lock_key_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.lock_key_seq IS
     'the secret key of the locks of leases: whoever knows it can find a name whose locks are those of another; must stay logged, and what it is';
 SELECT pg_catalog.setval('fence.lock_key_seq',
-    ('x' || pg_catalog.left(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 16))::bit(64)::bigint & 9223372036854775807);
+    ('x' OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.md5(pg_catalog.gen_random_uuid()::pg_catalog.text), 16))::bit(64)::bigint
+        OPERATOR(pg_catalog.&) 9223372036854775807);
 
 -- Leases ---------------------------------------------------------------------------------------------------
 

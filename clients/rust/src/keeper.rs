@@ -325,12 +325,12 @@ impl Keeper {
     }
 
     /// What it keeps; or the connection that is left, where there is nothing to do any more.
-    fn at_work(&self) -> Result<Vec<Arc<Grant>>, Option<Connected>> {
+    fn at_work(&self) -> Result<Vec<Arc<Grant>>, Option<Box<Connected>>> {
         let mut state = self.state();
         if state.grants.is_empty() && state.users == 0 {
             state.runtime = None;
             // No call is under way.
-            return Err(self.line.try_lock().ok().and_then(|mut line| line.take()));
+            return Err(self.line.try_lock().ok().and_then(|mut line| line.take()).map(Box::new));
         }
         Ok(state.grants.clone())
     }
@@ -704,8 +704,9 @@ impl Keeper {
         let mut rows = rows.iter();
         for grant in grants {
             let mine = rows.by_ref().take(grant.names.len());
-            let is_ours = mine.fold(true, |all, row| all && row.get::<_, Option<i64>>(0).is_some());
-            self.was_released(grant, is_ours || has_repeated);
+            // All of its rows are passed over, whatever they say.
+            let gone = mine.filter(|row| row.get::<_, Option<i64>>(0).is_none()).count();
+            self.was_released(grant, gone == 0 || has_repeated);
         }
         Ok(())
     }

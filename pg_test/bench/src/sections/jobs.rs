@@ -1,6 +1,7 @@
 //! Claiming a job from a table of work and finishing it, beside the same written by hand.
 
 use super::uncontended::find;
+use crate::plot::Plot;
 use crate::race::{self, Contender, Op};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
@@ -87,6 +88,8 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
             .collect();
         let tracks = race::run(&contenders, bench.options.rules(clients))?;
         let (ours, by_hand) = (find(&tracks, OURS)?, find(&tracks, BY_HAND)?);
+        let title = format!("jobs claimed and finished a second, {at_once}");
+        section.plots.push(Plot::of_rates(format!("jobs_{clients}"), title, &tracks));
         let of_claims = counts[0].share_wasted();
         table.rows.push(vec![
             Cell::Number(clients as f64, 0),
