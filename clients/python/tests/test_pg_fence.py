@@ -526,6 +526,17 @@ class Shape(OnOrders):
                 self.admin.execute("SELECT lease_revoke('job')")
                 1 / 0
 
+    def test_a_guard_that_finds_its_lease_gone_leaves_no_connection(self) -> None:
+        sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leaves'"
+        source = psycopg.conninfo.make_conninfo(URL, application_name="leaves")
+        with pg_fence.Fence(source) as fence:
+            for _ in range(30):
+                with contextlib.suppress(pg_fence.LeaseLost), fence.lease("job") as lease, on_psycopg() as connection:
+                    self.admin.execute("SELECT lease_revoke('job')")
+                    with lease.guard(connection):
+                        self.fail("it began")
+                self.comes_true(lambda: self.value(sessions) == 0)
+
     def test_a_forgotten_lease_is_told_and_released(self) -> None:
         fence = pg_fence.Fence(URL)
         lease = fence.lease("job").__enter__()

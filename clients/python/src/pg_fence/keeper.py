@@ -133,7 +133,9 @@ class Keeper:
         try:
             for some in (pairs[i : i + MOST_PAIRS] for i in range(0, len(pairs), MOST_PAIRS)):
                 call = statements.keep(self.prefix, some)
-                rows = self._line.rows(call, min(smallest / 3, LONGEST), urgent=True, repeats=True)
+                # A guard may ask for it while the threads end.
+                with self._in_use():
+                    rows = self._line.rows(call, min(smallest / 3, LONGEST), urgent=True, repeats=True)
                 answers += (Answer(*row) for row in rows)
         except (NotGranted, NotInstalled):
             # The statement itself: trying again cannot help.
@@ -302,6 +304,8 @@ class Keeper:
                 self._users -= 1
                 if not self._users and not self._grants:
                     self._changed.notify_all()
+                    if self._run is None:
+                        self._line.close()
 
     def _start(self) -> None:
         with self._changed:
