@@ -268,20 +268,22 @@ DECLARE
   was_set boolean;  -- or it is the 33rd time
   has_begun boolean;
 BEGIN
-  LOOP
+  FOR n IN 1..4 LOOP
     SELECT t.last_value, t.log_cnt = 0, s.log_cnt > 0 AND fence.has_begun() INTO last, was_set, has_begun
      FROM fence.token_seq AS t, fence.server_start_seq AS s;
-    IF NOT has_begun THEN
+    IF has_begun IS NOT TRUE THEN
       PERFORM fence.move_on('start');
       CONTINUE;
     ELSIF last < fence.clock() - (CASE WHEN was_set THEN 1 ELSE 60 END) * second THEN
       PERFORM fence.move_on('lag');
     END IF;
     drawn := nextval('fence.token_seq');
-    EXIT WHEN drawn > last AND drawn > above;
+    IF drawn > last AND drawn > above THEN
+      RETURN drawn;
+    END IF;
     PERFORM fence.move_on('back', greatest(last, above));
   END LOOP;
-  RETURN drawn;
+  PERFORM fence.refuse('55000', 'the sequences of the schema fence do not keep what is set', 'Restore them, or install anew.');
 END
 $$;
 
@@ -539,10 +541,10 @@ BEGIN
           WHEN shown IS NULL THEN -2 ELSE -1 END;  -- the publisher has judged the rest
   END IF;
   token := CASE WHEN presents THEN shown WHEN ambient <> '' THEN ambient::bigint WHEN named AND mode = 'monotonic' THEN stored END;
-  IF token IS NULL THEN
-    -- A managed row may be created without a token, but no fence is blanked in silence.
-    RETURN CASE WHEN mode = 'managed' AND op = 'INSERT' AND is_free AND coalesce(shown, 0) <= 0 THEN 0
-          WHEN mode = 'strict' AND named AND stored IS NOT NULL THEN -1 ELSE -2 END;
+  IF mode = 'managed' AND op = 'INSERT' AND is_free AND (token IS NULL OR is_bound AND NOT (is_partitioned AND shown IS NOT DISTINCT FROM token)) THEN
+    RETURN CASE WHEN shown > 0 THEN -2 ELSE 0 END;  -- such a row is created without a token, but no fence is blanked in silence
+  ELSIF token IS NULL THEN
+    RETURN CASE WHEN mode = 'strict' AND named AND stored IS NOT NULL THEN -1 ELSE -2 END;
   ELSIF is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN
     RETURN -5;
   ELSIF is_bound AND (octet_length(lease) NOT BETWEEN 1 AND 512 OR octet_length(old_lease) NOT BETWEEN 1 AND 512) THEN
@@ -602,7 +604,8 @@ BEGIN
          WHEN own >= seen THEN 'The statement wrote an older value, which counts before the transaction''s own token.'
          ELSE 'A newer holder may have taken the lease over: stop, and do not retry with this token.' END]
     WHEN -2 THEN ARRAY['PF002', 'no fencing token presented', CASE
-      WHEN mode = 'managed' AND stored IS NULL AND shown > 0 THEN 'A managed fence is never blanked: load data before fence_protect.'
+      WHEN mode = 'managed' AND stored IS NULL AND shown > 0 THEN 'A managed fence is never blanked: load data (pg_restore) before fence_protect, '
+        'or under session_replication_role = replica.'
       ELSE 'In this transaction, SET LOCAL pg_fence.token to the token of your lease, or call lease_guard. A NULL often means that '
          'lease_renew or lease_release found the lease lost: stop.' END]
     WHEN -3 THEN ARRAY['PF003', format('fencing token %s was never issued by this database', token),
@@ -671,7 +674,7 @@ BEGIN
     PERFORM fence.refuse_write(judged, TG_RELID, %1$L, %5$L, %9$L, stored, shown, old_lease, lease, coalesce(to_jsonb(OLD), to_jsonb(NEW)));
   ELSIF TG_OP = 'DELETE' THEN
     RETURN OLD;
-  ELSIF judged <> coalesce(shown, -1) THEN
+  ELSIF judged IS NOT NULL AND nullif(judged, 0) IS DISTINCT FROM shown THEN
     NEW.%1$I := nullif(judged, 0);
   END IF;
   RETURN NEW;
@@ -823,7 +826,8 @@ DECLARE
   granted integer := 0;
 BEGIN
   PERFORM fence.left_out('session') WHERE session;
-  PERFORM fence.check('lease_acquire_any', u, 1, coalesce(ttl, '30 s'), NULL, holder, metadata) FROM unnest(names || 'any'::text) AS u;
+  PERFORM fence.check('lease_acquire_any', u, 1, coalesce(ttl, '30 s'), NULL, holder, metadata)
+    FROM (SELECT unnest(names) UNION ALL SELECT 'any') AS u (u);
   IF names IS NULL THEN
     PERFORM fence.bad('names', 'names must not be NULL', 'Pass the names of leases.', '22004');
   ELSIF cardinality(names) > 10000 THEN

@@ -150,7 +150,7 @@ pub const BUGS: &[(&str, &[Change])] = &[
     (
         "no-start-move",
         &[
-            ("IF NOT has_begun THEN", "IF false THEN"),
+            ("IF has_begun IS NOT TRUE THEN", "IF false THEN"),
             ("(CASE WHEN was_set THEN 1 ELSE 60 END)", "60"),
         ],
     ),

@@ -109,7 +109,7 @@ impl Servers {
         session.run("SELECT fence_protect('desk', lease => 'job:{lease}')")?;
         if edition::is_lite() {
             session.run(&format!(
-                "SELECT fence_grant('{WORKER}', level => 'adopter');
+                "SELECT fence_grant('{WORKER}');
                  GRANT ALL ON bound, free, desk, line, grants, writes TO {WORKER}"
             ))?;
         }
