@@ -11,14 +11,14 @@ fn server(lab: &Lab) -> Result<(Cluster, Session)> {
 }
 
 /// The session may take so many megabytes more than it has now, as under `ulimit -v` or without overcommitment. The server's
-/// own user says so.
+/// own user says so. (`cat`, since PostgreSQL complains of a program that ends before it has read.)
 fn limit_memory(admin: &mut Session, session: &Session, megabytes: u64) -> Result<()> {
     let pid = session.pid();
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
     let has = status.lines().find_map(|line| line.strip_prefix("VmSize:")).context("a size")?;
     let kilobytes: u64 = has.split_whitespace().next().context("a number")?.parse()?;
     let bytes = (kilobytes + megabytes * 1024) * 1024;
-    admin.run(&format!("COPY (SELECT) TO PROGRAM 'prlimit --pid={pid} --as={bytes}'"))
+    admin.run(&format!("COPY (SELECT) TO PROGRAM 'cat; prlimit --pid={pid} --as={bytes}'"))
 }
 
 /// Each call that takes a text or an array, `{}` where that stands.
