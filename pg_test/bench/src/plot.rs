@@ -8,6 +8,15 @@ use plotters::style::text_anchor::{HPos, Pos, VPos};
 use serde::Serialize;
 use std::path::Path;
 
+/// Which bar is the good one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+pub enum Better {
+    /// The longest.
+    Higher,
+    /// The shortest.
+    Lower,
+}
+
 /// A bar chart, drawn as SVG.
 #[derive(Debug, Clone, Serialize)]
 pub struct Plot {
@@ -15,13 +24,17 @@ pub struct Plot {
     pub file: String,
     /// What it shows, and in which unit.
     pub title: String,
+    /// Which bar is the good one; drawn below the title.
+    pub better: Better,
     /// The label and the value of each bar.
     pub bars: Vec<(String, Spread)>,
 }
 
-const WIDTH: i32 = 760;
-const LEFT: i32 = 270;
-const ROW: i32 = 26;
+// Narrow, and in large letters, for a phone shows it at half the size.
+const WIDTH: i32 = 600;
+const LEFT: i32 = 250;
+const TOP: i32 = 60;
+const ROW: i32 = 28;
 const OURS: RGBColor = RGBColor(0x1f, 0x6f, 0xb4);
 const LIMIT: RGBColor = RGBColor(0x99, 0x99, 0x99);
 const OTHER: RGBColor = RGBColor(0xc8, 0xa0, 0x5a);
@@ -36,12 +49,12 @@ impl Plot {
     /// One of how fast contenders were.
     pub fn of_rates(file: impl Into<String>, title: String, tracks: &[Track]) -> Plot {
         let bars = tracks.iter().map(|track| (track.name.clone(), track.rate())).collect();
-        Plot { file: file.into(), title, bars }
+        Plot { file: file.into(), title, better: Better::Higher, bars }
     }
 
     /// Writes it into a directory.
     pub fn draw(&self, dir: &Path) -> Result<()> {
-        let height = 66 + ROW * self.bars.len() as i32;
+        let height = TOP + 34 + ROW * self.bars.len() as i32;
         let mut svg = String::new();
         let area = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32));
         let drawn = self.draw_on(&area.into_drawing_area());
@@ -55,12 +68,17 @@ impl Plot {
     ) -> Result<(), Box<dyn std::error::Error + 'a>> {
         area.fill(&WHITE)?;
         let font = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
-        area.draw(&Text::new(self.title.clone(), (10, 10), font(16)))?;
+        area.draw(&Text::new(self.title.clone(), (10, 10), font(18)))?;
+        let better = match self.better {
+            Better::Higher => "higher is better",
+            Better::Lower => "lower is better",
+        };
+        area.draw(&Text::new(better, (10, 34), font(15)))?;
         let longest = self.bars.iter().map(|(_, bar)| bar.high).fold(f64::MIN_POSITIVE, f64::max);
         let room = f64::from(WIDTH - LEFT - 90);
         let x = |value: f64| LEFT + (value.max(0.0) / longest * room) as i32;
         for (index, (name, bar)) in self.bars.iter().enumerate() {
-            let top = 38 + ROW * index as i32;
+            let top = TOP + ROW * index as i32;
             let middle = top + ROW / 2 - 2;
             let color = match name {
                 name if name.starts_with("pg_fence") => OURS,
@@ -68,7 +86,7 @@ impl Plot {
                 _ => OTHER,
             };
             let right = Pos::new(HPos::Right, VPos::Center);
-            area.draw(&Text::new(name.clone(), (LEFT - 8, middle), font(13).pos(right)))?;
+            area.draw(&Text::new(name.clone(), (LEFT - 8, middle), font(16).pos(right)))?;
             let corners = [(LEFT, top), (x(bar.median), top + ROW - 5)];
             area.draw(&Rectangle::new(corners, color.filled()))?;
             let spread = vec![(x(bar.low), middle), (x(bar.high), middle)];
@@ -79,12 +97,12 @@ impl Plot {
             area.draw(&Text::new(
                 shown,
                 (x(bar.high.max(bar.median)) + 8, middle),
-                font(13).pos(left),
+                font(16).pos(left),
             ))?;
         }
-        let caption = "bar: median of the rounds; line across: their middle half (p25 to p75)";
-        let bottom = 44 + ROW * self.bars.len() as i32;
-        area.draw(&Text::new(caption, (LEFT, bottom), font(11)))?;
+        let caption = "median of the rounds; the line: their middle half";
+        let bottom = TOP + 8 + ROW * self.bars.len() as i32;
+        area.draw(&Text::new(caption, (LEFT, bottom), font(13)))?;
         area.present()?;
         Ok(())
     }

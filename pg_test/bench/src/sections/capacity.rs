@@ -1,6 +1,6 @@
 //! What one more of each costs the server: a call, a worker, a lease, a waiter; and how many leases it carries.
 
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op, WARM_UP};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
@@ -266,6 +266,7 @@ fn carried(bench: &Workbench, section: &mut Section) -> Result<()> {
     }
     section.tables.push(table);
     section.plots.push(Plot {
+        better: Better::Higher,
         file: "capacity".to_owned(),
         title: "leases that half of the machine keeps alive".to_owned(),
         bars,

@@ -2,7 +2,7 @@
 
 use super::instructions;
 use super::uncontended::find;
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op, Track};
 use crate::report::{Cell, Section, Table};
 use crate::workbench::{Workbench, NAMES};
@@ -67,6 +67,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         instructions::count_adopting(bench, &mut section);
     }
     section.plots.push(Plot {
+        better: Better::Higher,
         file: "databases".to_owned(),
         title: "adopt + guard over guard alone; pairs with an adoption over pairs".to_owned(),
         bars: plot,

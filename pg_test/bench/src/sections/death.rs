@@ -2,7 +2,7 @@
 
 use crate::peer::Locker;
 use crate::peers::*;
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::report::{Cell, Section, Table};
 use crate::spread::{Latencies, Spread};
 use crate::workbench::Workbench;
@@ -199,6 +199,7 @@ fn report(section: &mut Section, tracks: &[Track]) {
         }
     }
     section.plots.push(Plot {
+        better: Better::Lower,
         file: "death".to_owned(),
         title: "from a holder's death to the next answer, p50 in ms".to_owned(),
         bars: tracks.iter().map(|t| (t.way.name().to_owned(), Spread::of(&t.medians))).collect(),

@@ -1,6 +1,6 @@
 //! What the fence adds to an UPDATE, beside other triggers and none.
 
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
@@ -192,7 +192,7 @@ fn report_rows(section: &mut Section, checks: &[&Check], nanos: &[Vec<f64>], row
     }
     section.tables.push(table);
     let title = format!("UPDATE of {rows} rows, ns a row");
-    section.plots.push(Plot { file: "fence".to_owned(), title, bars });
+    section.plots.push(Plot { better: Better::Lower, file: "fence".to_owned(), title, bars });
     for (name, bound) in [(UNBOUND, 1.05), (BOUND, 1.15)] {
         if let (Some(index), Some(minimal)) = (place(name), &minimal) {
             let ratio = Spread::of_ratios(&added(index), minimal);

@@ -2,7 +2,7 @@
 
 use crate::peer::{self, Peer, Prepare};
 use crate::peers::*;
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race;
 use crate::report::{Cell, Section, Table};
 use crate::spread::{Latencies, Spread};
@@ -82,6 +82,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         section.at_most(&aim, ratio, 1.2);
     }
     section.plots.push(Plot {
+        better: Better::Lower,
         file: "handover".to_owned(),
         title: "hand-over, p50 in ms".to_owned(),
         bars: tracks.iter().map(|(name, _, p50)| (name.clone(), Spread::of(p50))).collect(),

@@ -1,6 +1,6 @@
 //! Instructions that are carried out, counted by valgrind's callgrind: figures without the noise of times.
 
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
@@ -267,7 +267,7 @@ fn show(section: &mut Section, counts: &[Counted]) {
             Kind::Calls | Kind::OneRow => continue,
         };
         let title = format!("instructions: {title}");
-        section.plots.push(Plot { file: file.to_owned(), title, bars });
+        section.plots.push(Plot { better: Better::Lower, file: file.to_owned(), title, bars });
     }
     let added = |kind, name| Some(of(kind, name)? - of(kind, NONE)?);
     for (name, bound) in [("pg_fence, unbound", 1.05), ("pg_fence, bound to one lease", 1.15)] {

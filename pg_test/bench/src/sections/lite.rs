@@ -4,7 +4,7 @@ use super::fence::{check, Check, PLPGSQL};
 use super::uncontended::{find, pairs, table};
 use crate::peer::{self, Locker, Peer, Prepare};
 use crate::peers::*;
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race::{self, Contender};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
@@ -257,5 +257,5 @@ fn report_rows(section: &mut Section, all: &[Updates], rows: i64) {
         section.at_most(&aim, Spread::of_ratios(nanos, simple), OF_A_ROW);
     }
     let title = format!("UPDATE of {rows} rows, ns a row");
-    section.plots.push(Plot { file: "lite_rows".to_owned(), title, bars });
+    section.plots.push(Plot { better: Better::Lower, file: "lite_rows".to_owned(), title, bars });
 }

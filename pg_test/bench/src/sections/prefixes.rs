@@ -4,7 +4,7 @@
 use super::uncontended::{find, pairs};
 use crate::peer::{Locker, Peer};
 use crate::peers::ours;
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op, Track};
 use crate::report::{Cell, Section, Table};
 use crate::workbench::Workbench;
@@ -64,6 +64,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         plot.push((what.to_owned(), ten));
     }
     section.plots.push(Plot {
+        better: Better::Higher,
         file: "prefixes".to_owned(),
         title: "a role with ten prefixes over one with all names".to_owned(),
         bars: plot,

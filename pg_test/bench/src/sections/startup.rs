@@ -1,7 +1,7 @@
 //! What the first call in a new connection costs beside later ones, and what stays in memory.
 
 use crate::peers::plpgsql;
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::report::{Cell, Section, Table};
 use crate::sections::fence::PLPGSQL;
 use crate::spread::Spread;
@@ -190,6 +190,7 @@ fn times(section: &mut Section, seen: &[Seen]) {
         section.at_most(&format!("first call, {ours} over {theirs}: at most 1"), ratio, 1.0);
     }
     section.plots.push(Plot {
+        better: Better::Lower,
         file: "startup".to_owned(),
         title: "the first call in a new connection, µs".to_owned(),
         bars,

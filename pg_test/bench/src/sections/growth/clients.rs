@@ -1,7 +1,7 @@
 //! From one client to two hundred.
 
 use crate::peers::{ours, two_updates, update_first};
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op, Rules};
 use crate::report::{Cell, Section, Table};
 use crate::sections::uncontended::pairs;
@@ -75,6 +75,7 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
     ensure!(closing.is_some(), "the lease was lost");
     section.tables.push(table);
     section.plots.push(Plot {
+        better: Better::Higher,
         file: "clients".to_owned(),
         title: "calls a second over the limit's, by the number of clients".to_owned(),
         bars,

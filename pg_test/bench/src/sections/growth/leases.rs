@@ -1,6 +1,6 @@
 //! From a thousand leases to a million, each size in a database of its own.
 
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op, Rules, Track};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
@@ -190,6 +190,7 @@ fn costs(section: &mut Section, sizes: &[usize], tracks: &[Track]) {
         })
     });
     section.plots.push(Plot {
+        better: Better::Lower,
         file: "growth".to_owned(),
         title: "µs a call, one client, by the number of leases (rows)".to_owned(),
         bars: bars.collect(),

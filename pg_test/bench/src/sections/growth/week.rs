@@ -1,6 +1,6 @@
 //! A week of renewals by a thousand holders, with and without an old snapshot held open.
 
-use crate::plot::Plot;
+use crate::plot::{Better, Plot};
 use crate::race;
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
@@ -96,6 +96,7 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
     week(bench, days, section, &mut bars)?;
     snapshot(bench, section, &mut bars)?;
     section.plots.push(Plot {
+        better: Better::Lower,
         file: "renewals".to_owned(),
         title: "1,000 holders renewing: µs a call, the commit included".to_owned(),
         bars,
