@@ -4,7 +4,7 @@ use crate::support::test_database::{shown, shows, TestDatabase};
 use pg_test::{ensure, lab_test, Background, Context, Lab, Result};
 
 const JOBS: &str =
-    "CREATE TABLE jobs (id int PRIMARY KEY, tries int NOT NULL DEFAULT 0, token bigint, other bigint)";
+    "CREATE TABLE jobs (id int PRIMARY KEY, tries int NOT NULL DEFAULT 0, token bigint, other bigint, at timestamptz)";
 /// The grants that live, each with whether its only token is the one in the rows.
 const HELD: &str =
     "SELECT name, count(*), bool_and(token = ALL (SELECT j.token FROM jobs j WHERE j.token > 0))
@@ -25,7 +25,7 @@ fn beside_a_change(
     other.run("BEGIN; SELECT pg_advisory_lock(7); UPDATE jobs SET tries = tries + 1")?;
     worker.send(statement)?;
     worker.wait_until_blocked()?;
-    other.run("COMMIT; SELECT pg_advisory_unlock(7)")?;
+    other.run("UPDATE jobs SET at = clock_timestamp(); COMMIT; SELECT pg_advisory_unlock(7)")?;
     let answer = worker.rows()?;
     let cells = answer.concat().into_iter().map(|cell| if cell.is_some() { "token" } else { "-" });
     let cells = cells.collect::<Vec<_>>().join(" ");
@@ -51,7 +51,8 @@ fn an_exclusive_acquire_answers_the_token_of_the_first_evaluation(lab: &Lab) -> 
         (1, "UPDATE jobs SET token = lease_acquire('same'), other = lease_acquire('same') RETURNING token, other",
          "token -", "same|1|t"),
         // One that is over meanwhile is granted anew.
-        (1, "UPDATE jobs SET token = lease_acquire('j:1', ttl => '1 us') RETURNING token", "token", ""),
+        (1, "UPDATE jobs SET token = lease_acquire('j:1', ttl => '1 us') \
+             RETURNING nullif((SELECT acquired_at FROM lease_info('j:1', token)) > at, false)", "token", ""),
         // A shared grant takes another place.
         (1, "UPDATE jobs SET token = lease_acquire('s', shared => true) RETURNING token", "token", "s|2|f"),
     ] {
