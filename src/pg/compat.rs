@@ -3,6 +3,7 @@
 //! Where it differs, the older versions are named: a new one is taken for the newest, and stands here only where something
 //! changes with it.
 
+use crate::pg::raw;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -65,6 +66,20 @@ pub unsafe fn acts_as(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
         #[cfg(not(feature = "pg15"))]
         return pg_sys::has_privs_of_role(member, role)
             || pg_sys::member_can_set_role(member, role);
+    }
+}
+
+/// Locks a page to be read.
+///
+/// # Safety
+/// It must be pinned; whoever calls this runs inside `guarded`.
+pub unsafe fn lock_page(page: pg_sys::Buffer) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+        raw::LockBuffer(page, pg_sys::BUFFER_LOCK_SHARE as c_int);
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+        raw::LockBufferInternal(page, pg_sys::BufferLockMode::BUFFER_LOCK_SHARE);
     }
 }
 

@@ -32,6 +32,7 @@ pub mod session {
     pub mod scope;
     pub mod server;
     pub mod settings;
+    pub mod signal;
     pub mod xact;
 }
 

@@ -13,13 +13,13 @@ use std::ffi::{c_char, c_int, c_void};
 
 /// Declares functions, and pins each to pgrx's binding of the same name.
 macro_rules! without_guard {
-    ($($(#[$doc:meta])* pub fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
+    ($($(#[$only:meta])* pub fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
         extern "C-unwind" {
-            $($(#[$doc])* pub fn $name($($argument: $type),*) $(-> $result)?;)*
+            $($(#[$only])* pub fn $name($($argument: $type),*) $(-> $result)?;)*
         }
 
         const _: () = {
-            $(let _: unsafe fn($($type),*) $(-> $result)? = pgrx::pg_sys::$name;)*
+            $($(#[$only])* let _: unsafe fn($($type),*) $(-> $result)? = pgrx::pg_sys::$name;)*
         };
     };
 }
@@ -85,7 +85,10 @@ without_guard! {
 
     // storage/bufmgr.h
     pub fn ReadBuffer(relation: Relation, block: BlockNumber) -> Buffer;
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
     pub fn LockBuffer(buffer: Buffer, mode: c_int);
+    #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+    pub fn LockBufferInternal(buffer: Buffer, mode: pgrx::pg_sys::BufferLockMode::Type);
     pub fn BufferGetLSNAtomic(buffer: Buffer) -> XLogRecPtr;
     pub fn UnlockReleaseBuffer(buffer: Buffer);
 
@@ -113,7 +116,4 @@ without_guard! {
     pub fn GetCurrentSubTransactionId() -> SubTransactionId;
     pub fn TransactionIdIsCurrentTransactionId(xid: TransactionId) -> bool;
     pub fn GetCurrentTimestamp() -> TimestampTz;
-
-    // tcop/tcopprot.h
-    pub fn StatementCancelHandler(signal: c_int);
 }

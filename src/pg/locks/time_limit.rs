@@ -4,17 +4,19 @@
 //! cancel or `statement_timeout` raises none beside it, and code that catches it has lost them. So the time is kept by
 //! a timeout of our own, which ends the wait as a cancel does, but without a signal. Whatever else ends a statement
 //! sends this process SIGINT. That is noted on its way to Postgres's handler, and never caught.
+//!
+//! Without that a cancel would be lost that comes after our timeout and before the wait ends: of both there is one flag,
+//! which Postgres lowers before it raises, and nothing of ours runs in between.
 
 use crate::pg::compat;
-use crate::pg::raw;
+use crate::pg::session::signal::{self, SigintNoted};
 use crate::pg::session::xact::Savepoint;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
-use std::ffi::{c_int, c_void};
+use std::ffi::c_int;
 use std::panic::AssertUnwindSafe;
-use std::ptr::null_mut;
-use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
 /// Does what waits in the lock manager, for so many milliseconds of the server's clock at most. None where they are
 /// over and nothing else has come; then it is undone.
@@ -44,32 +46,18 @@ pub fn at_most<T>(ms: c_int, wait: impl FnOnce() -> T) -> Option<T> {
 
 /// The limit was reached, and has asked for a cancel.
 static REACHED: AtomicBool = AtomicBool::new(false);
-/// A SIGINT has come.
-static SIGNALLED: AtomicBool = AtomicBool::new(false);
-/// Postgres's handler of SIGINT, or that of another extension before it.
-static NEXT_HANDLER: AtomicPtr<c_void> = AtomicPtr::new(null_mut());
 
-// signal.h
-const SIGINT: c_int = 2;
-extern "C" {
-    fn signal(number: c_int, handler: *mut c_void) -> *mut c_void;
+struct Limit {
+    sigint: SigintNoted,
 }
-
-/// SIGINT is noted as long as this lives.
-struct Limit;
 
 impl Limit {
     fn begin(ms: c_int) -> Self {
         REACHED.store(false, SeqCst);
-        SIGNALLED.store(false, SeqCst);
-        let noted: extern "C" fn(c_int) = note_signal;
-        // SAFETY: a handler that lives as long as the process; the one before is put back on drop. The timeout is
-        // stopped before that.
-        unsafe {
-            NEXT_HANDLER.store(signal(SIGINT, noted as *mut c_void), SeqCst);
-            compat::enable_timeout_after(timeout(), ms);
-        }
-        Limit
+        let limit = Limit { sigint: SigintNoted::begin() };
+        // SAFETY: one that was registered; it is stopped before the signal is no longer noted.
+        unsafe { compat::enable_timeout_after(timeout(), ms) };
+        limit
     }
 
     /// From now on it is not reached.
@@ -90,20 +78,13 @@ impl Limit {
         })
         .catch_others(Some)
         .execute();
-        if !SIGNALLED.load(SeqCst) {
+        if !self.sigint.any() {
             return is_cancel(error);
         }
         match pending {
             Some(pending) => pending.rethrow(),
             None => false,
         }
-    }
-}
-
-impl Drop for Limit {
-    fn drop(&mut self) {
-        // SAFETY: what was there before.
-        unsafe { signal(SIGINT, NEXT_HANDLER.load(SeqCst)) };
     }
 }
 
@@ -126,28 +107,12 @@ fn timeout() -> u32 {
 /// Called by Postgres's handler of SIGALRM, which also wakes this process.
 extern "C" fn reach() {
     // A cancel ends the wait by itself.
-    if !SIGNALLED.load(SeqCst) {
+    if !signal::has_come() {
         REACHED.store(true, SeqCst);
         // SAFETY: flags that are there for handlers of signals to set.
         unsafe {
             pg_sys::InterruptPending = 1;
             pg_sys::QueryCancelPending = 1;
-        }
-    }
-}
-
-/// Handles SIGINT.
-extern "C" fn note_signal(number: c_int) {
-    SIGNALLED.store(true, SeqCst);
-    // SAFETY: it is called as the system would.
-    unsafe {
-        match NEXT_HANDLER.load(SeqCst) {
-            // Not known yet; or SIG_IGN, in a process whose owner did not think of statements that wait.
-            next if next.addr() <= 1 => raw::StatementCancelHandler(number),
-            next => {
-                let next: unsafe extern "C" fn(c_int) = std::mem::transmute(next);
-                next(number);
-            }
         }
     }
 }

@@ -94,7 +94,7 @@ fn read_page(sequence: &Opened) -> Option<State> {
     unsafe {
         compat::guarded(|| {
             let buffer = raw::ReadBuffer(sequence.relation, 0);
-            raw::LockBuffer(buffer, pg_sys::BUFFER_LOCK_SHARE as i32);
+            compat::lock_page(buffer);
             let data = compat::sequence_tuple(pg_sys::BufferGetPage(buffer));
             let last = data.map(|data| {
                 let data = &*data.cast::<SequenceData>();

@@ -1,5 +1,6 @@
 //! Leaving the queue: cancelled, timed out, terminated, gone. The queue goes on and nothing is left behind.
 
+use crate::support::c_module;
 use crate::support::concurrency::{
     gets_nothing, nothing_is_left, rounds, still_wait, token_of, waiting, with_time_enough, WAIT,
 };
@@ -469,6 +470,87 @@ fn frozen_over_its_wait(db: &Database, setting: &str, cancelled: bool) -> Result
         signal(pid, Signal::SIGCONT)?;
         frozen.map(|()| in_time.then_some(waiter))
     })
+}
+
+/// Another extension, which handles SIGINT before Postgres does, and wants to know its sender.
+const HANDLES_SIGINT: &str = r#"
+#include "postgres.h"
+#include "fmgr.h"
+#include <signal.h>
+
+PG_MODULE_MAGIC;
+PG_FUNCTION_INFO_V1(handle_sigint);
+PG_FUNCTION_INFO_V1(sender_of_sigint);
+
+static struct sigaction before;
+static volatile int sender;
+
+static void
+handle(int number, siginfo_t *info, void *context)
+{
+    sender = info->si_pid;
+    if (before.sa_flags & SA_SIGINFO)
+        before.sa_sigaction(number, info, context);
+    else
+        before.sa_handler(number);
+}
+
+Datum
+handle_sigint(PG_FUNCTION_ARGS)
+{
+    struct sigaction own;
+
+    sigaction(SIGINT, NULL, &before);
+    own = before;
+    own.sa_sigaction = handle;
+    own.sa_flags |= SA_SIGINFO;
+    sigaddset(&own.sa_mask, SIGUSR2);
+    sigaction(SIGINT, &own, NULL);
+    PG_RETURN_VOID();
+}
+
+/* NULL where the handler is no longer as it was installed. */
+Datum
+sender_of_sigint(PG_FUNCTION_ARGS)
+{
+    struct sigaction now;
+
+    sigaction(SIGINT, NULL, &now);
+    if (now.sa_sigaction != handle || !(now.sa_flags & SA_SIGINFO)
+        || !sigismember(&now.sa_mask, SIGUSR2))
+        PG_RETURN_NULL();
+    PG_RETURN_INT32(sender);
+}
+"#;
+
+#[lab_test]
+fn a_wait_leaves_another_extension_s_handler_of_cancels_as_it_was(lab: &Lab) -> Result<()> {
+    let library = c_module::build(lab, "handles_sigint", HANDLES_SIGINT)?;
+    let queue = Queue::new(lab)?;
+    let (mut admin, _head) = (queue.db.connect()?, waiting(&queue.db, WAIT)?);
+    for (function, answer) in [("handle_sigint", "void"), ("sender_of_sigint", "int")] {
+        admin.run(&format!(
+            "CREATE FUNCTION {function}() RETURNS {answer} LANGUAGE c AS '{}'",
+            library.display()
+        ))?;
+    }
+    let mut waiter = Background::connect(&queue.db.conninfo())?;
+    waiter.run("SELECT handle_sigint()")?;
+    let sender = |waiter: &mut Background| -> Result<Option<String>> {
+        Ok(waiter.run("SELECT sender_of_sigint()")?[0][0].clone())
+    };
+    waiter.run("SELECT lease_acquire('job', wait => '10 ms')")?;
+    ensure!(sender(&mut waiter)?.as_deref() == Some("0"), "after a wait that was over");
+    // It is told while somebody waits, and afterwards.
+    for statement in [WAIT, "SELECT pg_sleep(600)"] {
+        waiter.send(statement)?;
+        wait_until("it waits", PATIENCE, || waiter.waits_for().is_some())?;
+        admin.run(&format!("SELECT pg_cancel_backend({})", waiter.pid()))?;
+        is_cancelled(&mut waiter, BY_USER)?;
+        let told = sender(&mut waiter)?;
+        ensure!(told == Some(admin.pid().to_string()), "{statement}: {told:?}");
+    }
+    Ok(())
 }
 
 #[lab_test]
