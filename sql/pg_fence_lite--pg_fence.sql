@@ -56,7 +56,7 @@ BEGIN
     FOR item IN SELECT m.* FROM moved_lease m LOOP
         INSERT INTO fence.lease (name, slot, mode, slots, holder, session_label, role, first_token, renewal_tokens, closing_token,
                                  acquired_at, renewed_at, expires_at, ended_at, ttl_us, renewals, metadata, session_bound, adopted_floor)
-        VALUES (item.name, 0, 'x', 0, item.holder, item.session_label, item.role, item.first_token,
+        VALUES (item.name, 0, 'x', 0, item.holder, '', item.role, item.first_token,
                 CASE WHEN item.closing_token IS NOT NULL THEN item.renewal_tokens
                      ELSE item.renewal_tokens[greatest(cardinality(item.renewal_tokens) - 14, 1):] || nextval('fence.token_seq') END,
                 item.closing_token, item.acquired_at, item.renewed_at, item.expires_at, item.ended_at, item.ttl_us, item.renewals,
@@ -65,8 +65,8 @@ BEGIN
 
     -- All arguments, with their types: so it is no function of the same name that somebody has put beside it.
     FOR item IN
-        SELECT f.relation, max(f.arguments[1]) AS col, max(f.arguments[2]) AS mode, max(nullif(f.arguments[3], '')) AS lease,
-               max(nullif(f.arguments[4], '')) AS events, bool_or(f.enabled = 'A') AS fires_always FROM moved_fence f WHERE f.is_own GROUP BY f.relation
+        SELECT f.relation, max(f.arguments[1]) AS col, max(f.arguments[2]) AS mode, max(f.arguments[3]) AS lease,
+               max(f.arguments[4]) AS events, bool_or(f.enabled = 'A') AS fires_always FROM moved_fence f WHERE f.is_own GROUP BY f.relation
     LOOP
         EXECUTE format('SELECT %s.fence_protect(%L::regclass, %L::name, %L::text, %L::text, %L::text, false, %L::boolean)',
             home, item.relation, item.col, item.mode, item.lease, item.events, item.fires_always);
