@@ -548,6 +548,10 @@ fn a_table_that_changed_while_it_waited_is_looked_at_again(lab: &Lab) -> Result<
         ("ALTER TABLE orders RENAME id TO number", "42703"),
         ("ALTER TABLE orders RENAME TO bills; CREATE TABLE orders (id int, fence bigint)", "40001"),
     ] {
+        // Lite fences the one that was named.
+        if edition::is_lite() && sqlstate == "40001" {
+            continue;
+        }
         let mut db = TestDatabase::new(lab)?;
         db.run(ORDERS)?;
         let mut caller = Background::connect(&db.database().conninfo())?;

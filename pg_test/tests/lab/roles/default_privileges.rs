@@ -33,8 +33,8 @@ fn they_give_nothing_of_the_lite_edition_away(lab: &Lab) -> Result<()> {
             "SELECT lease_revoke('job')",
             "SELECT lease_prune()",
             "SELECT fence_new_epoch()",
-            "SELECT fence.move_on('jump')",
-            "SELECT fence.relies('job', 1)",
+            "SELECT fence.move_on(0, true)",
+            "SELECT fence.relies('job', 1, '')",
             "SELECT fence.uninstall()",
         ] {
             stranger.refused(attack, "42501")?;
