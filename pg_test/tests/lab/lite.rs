@@ -1,6 +1,8 @@
 //! `sql/pg_fence_lite.sql` by itself: how it is installed and taken away, what is weaker in it, how it is left for the
 //! extension. That it keeps the promises of the extension is shown by the other tests, with `--edition lite`.
 
+automod::dir!(pub "tests/lab/lite");
+
 use pg_test::edition::{self, lite_script, move_up_script, with_bug};
 use pg_test::extension::source_root;
 use pg_test::process::{wait_until, PATIENCE};
@@ -332,16 +334,30 @@ fn code_that_others_run_gets_no_lease(lab: &Lab) -> Result<()> {
     admin.run(&format!("CREATE SCHEMA own AUTHORIZATION {rogue}"))?;
     let token = db.connect_as(&owner)?.acquire("job", "1 h")?;
     db.connect_as(&rogue)?.run(&format!(
-        "CREATE TABLE own.t (id int); INSERT INTO own.t VALUES (1);
+        "CREATE TABLE own.parent (id int PRIMARY KEY); CREATE TABLE own.t (id int); INSERT INTO own.t VALUES (1);
          CREATE FUNCTION own.evil(n int) RETURNS int LANGUAGE plpgsql IMMUTABLE AS $$ BEGIN
              BEGIN PERFORM public.lease_release('job', {token}); EXCEPTION WHEN insufficient_privilege THEN NULL; END;
              BEGIN PERFORM public.lease_acquire('prey', ttl => '300 days'); EXCEPTION WHEN insufficient_privilege THEN NULL; END;
              RETURN n; END $$;
-         CREATE INDEX ON own.t (own.evil(id))"
+         CREATE INDEX ON own.t (own.evil(id));
+         CREATE TABLE own.child (id int REFERENCES own.parent ON DELETE CASCADE ON UPDATE CASCADE);
+         INSERT INTO own.parent VALUES (1), (2); INSERT INTO own.child VALUES (1), (2);
+         CREATE FUNCTION own.evil_trigger() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+             PERFORM own.evil(1); RAISE NOTICE 'as %', current_user; RETURN coalesce(NEW, OLD); END $$;
+         CREATE TRIGGER t BEFORE UPDATE OR DELETE ON own.child FOR EACH ROW EXECUTE FUNCTION own.evil_trigger()"
     ))?;
-    for maintenance in ["ANALYZE own.t", "VACUUM own.t", "REINDEX TABLE own.t"] {
-        admin.run(maintenance)?;
+    for code in [
+        "ANALYZE own.t",
+        "VACUUM own.t",
+        "REINDEX TABLE own.t",
+        "UPDATE own.parent SET id = 3 WHERE id = 1",
+        "DELETE FROM own.parent",
+    ] {
+        admin.run(code)?;
     }
+    // The cascades have run it, as the owner of the table.
+    let runs: Vec<String> = admin.notices().iter().map(|n| n.message.clone()).collect();
+    ensure!(runs.len() == 3 && runs.iter().all(|run| *run == format!("as {rogue}")), "{runs:?}");
     let mut keeper = db.connect_as(&owner)?;
     ensure!(keeper.speaks("job", token)?, "released by an index");
     ensure!(keeper.acquire("prey", "1 h")? > token);
@@ -434,10 +450,7 @@ fn a_renamed_column_is_told_by_the_error_and_by_the_audit(lab: &Lab) -> Result<(
     }
     session.run("ALTER TABLE orders RENAME fence TO token")?;
     let fault = session.refused("SELECT fence_protect('orders')", "42703")?;
-    ensure!(
-        fault.hint.as_deref().is_some_and(|hint| hint.contains("fence_column")),
-        "{fault}"
-    );
+    ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains("fence_column")), "{fault}");
     session.run("SELECT fence_protect('orders', 'token')")?;
     session.run(&format!("UPDATE orders SET v = 1, token = {token} WHERE id = 1"))?;
     Ok(())
