@@ -197,7 +197,7 @@ $$;
 CREATE OR REPLACE FUNCTION fence.settle() RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM fence.move_on() WHERE NOT fence.has_begun(); RETURN fence.last_token(); END $$;
 
--- For a lease whose row is locked, and has had no token above this one.
+-- For a lease whose row is locked and had no token above this.
 CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   last bigint; drawn bigint; has_begun boolean;
@@ -276,7 +276,6 @@ DECLARE
   old fence.lease; token bigint; time timestamptz;
   is_mine boolean;  -- to be reclaimed
 BEGIN
-  -- A try that loses mostly loses here, and has locked nothing.
   SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease;
   is_mine := (reclaim AND old.holder = by AND fence.is_live(old)) IS TRUE;
   IF fence.is_live(old) AND NOT is_mine OR fence.ended_since(old, as_of)
@@ -372,11 +371,11 @@ BEGIN
     CASE WHEN is_locked THEN 'The database has failed over, or been restored or copied: call lease_renew with this token; NULL means: stop.'
     ELSE 'It has expired, been released, revoked or taken over, or was never granted: stop.' END,
     jsonb_build_object('lease', shown, 'presented', token, 'renew_first', nullif(is_locked, false), 'holder', held.holder,
-      'expires_at', held.expires_at)::text];
+      'expires_at', to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))::text];
 END
 $$;
 
--- Whose open transactions keep a lease from being granted; 0 for a prepared one. xmax may be a multixact.
+-- Whose open transactions keep a lease from being granted; 0 for a prepared one.
 CREATE OR REPLACE FUNCTION fence.blocking_pids(locker xid) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
@@ -507,12 +506,12 @@ $$;
 CREATE OR REPLACE FUNCTION fence.columns_of(template text) RETURNS text[] LANGUAGE sql IMMUTABLE
   RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT p.col FROM fence.pieces(template) AS p WHERE p.col IS NOT NULL) END;
 
--- The name of OLD's or NEW's lease, as code. Names and texts get into code by format() alone, which quotes them.
+-- The name of OLD's or NEW's lease, as code; into which names get by format() alone, which quotes them.
 CREATE OR REPLACE FUNCTION fence.lease_of(side text, template text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT coalesce(string_agg(CASE WHEN p.col IS NULL THEN format('%L', p.literal) ELSE format('%s.%I::text', side, p.col) END,
       ' || ' ORDER BY p.n), 'NULL') FROM fence.pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
 $$;
-CREATE OR REPLACE FUNCTION fence.trigger_body(relation oid, arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence.trigger_body(arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT format($body$-- %5$s
 DECLARE stored bigint; shown bigint; old_lease text; lease text; judged bigint;
 BEGIN
@@ -532,8 +531,8 @@ BEGIN
   END IF;
   RETURN NEW;
 END $body$, arguments[1], fence.lease_of('OLD', arguments[3]), fence.lease_of('NEW', arguments[3]),
-      format('%L, %L, %L, %L, %L', arguments[1], arguments[2], fence.columns_of(arguments[3]), (SELECT c.relkind = 'p' FROM pg_class c
-        WHERE c.oid = relation), arguments[3] IS NULL OR coalesce(arguments[4] !~ 'insert', false)), to_jsonb(arguments))
+      format('%L, %L, %L, %L, %L', arguments[1], arguments[2], fence.columns_of(arguments[3]), arguments[5],
+        arguments[3] IS NULL OR coalesce(arguments[4] !~ 'insert', false)), to_jsonb(arguments))
 $$;
 CREATE OR REPLACE FUNCTION fence.put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -544,13 +543,13 @@ END
 $$;
 -- The name is of the text: so nobody can have another's function replaced.
 CREATE OR REPLACE FUNCTION fence.write_trigger(relation oid, arguments text[]) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE
-  body text := fence.trigger_body(relation, arguments);
-  name text := format('fence.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
+DECLARE body text; name text;
 BEGIN
-  PERFORM fence.refuse('42501', 'only the table''s owner may', 'Ask its owner.')
-   WHERE NOT EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND pg_has_role(session_user, c.relowner, 'MEMBER'));
-  PERFORM fence.put_function(name, body);
+  SELECT fence.trigger_body(arguments || (c.relkind = 'p')::text) INTO body FROM pg_class c
+   WHERE c.oid = relation AND pg_has_role(session_user, c.relowner, 'MEMBER');
+  PERFORM fence.refuse('42501', 'only the table''s owner may', 'Ask its owner.') WHERE body IS NULL;
+  name := format('fence.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
+  PERFORM fence.sweep(), fence.put_function(name, body);
   RETURN name;
 END
 $$;
@@ -561,7 +560,7 @@ BEGIN
 END
 $$;
 
--- The triggers of fences. A function's first line is its arguments: fence column, mode, lease and events.
+-- The triggers of fences. A function's first line: fence column, mode, lease, events, is it partitioned.
 CREATE OR REPLACE FUNCTION fence.triggers(OUT relation regclass, OUT name name, OUT type integer, OUT enabled "char",
   OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE AS $$
   SELECT t.tgrelid, t.tgname, t.tgtype::integer, t.tgenabled, t.tgparentid, 'fence.' || p.proname,
@@ -767,7 +766,7 @@ BEGIN
   PERFORM fence.check('lease_prune', 'any');
   PERFORM fence.bad('older_than', 'older_than must not be negative') WHERE age < '0';
   DELETE FROM fence.lease l WHERE l.name IN (SELECT x.name FROM fence.lease x
-    WHERE coalesce(x.ended_at, x.expires_at) < clock_timestamp() - age FOR UPDATE SKIP LOCKED);
+    WHERE coalesce(x.ended_at, x.expires_at) < clock_timestamp() - least(age, '1900 years') FOR UPDATE SKIP LOCKED);
   GET DIAGNOSTICS pruned = ROW_COUNT;
   RETURN pruned;
 END
@@ -798,7 +797,7 @@ CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DE
 LANGUAGE plpgsql AS $$
 DECLARE
   col text := coalesce(fence_column, 'fence'); had record;  -- the fence that the table has
-  judged_as text; bound_to text; chosen text; on_events text[]; fault text[]; item record;
+  judged_as text; bound_to text; chosen text; on_events text[]; stays boolean; fault text[]; item record;
 BEGIN
   PERFORM fence.left_out('verify') WHERE verify;
   PERFORM fence.check_table(relation, true);
@@ -809,22 +808,22 @@ BEGIN
   SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events INTO had
    FROM fence.triggers() AS t WHERE t.relation = fence_protect.relation;
   bound_to := nullif(coalesce(lease, had.lease), '');
-  IF (bound_to IS NULL) <> (had.lease IS NULL) THEN
-    had.mode := CASE had.mode WHEN 'managed' THEN had.mode END;
-    had.events := NULL;
-  END IF;
-  judged_as := lower(coalesce(mode, had.mode, CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END));
-  chosen := lower(replace(coalesce(events, had.events), ' ', ''));
+  stays := (bound_to IS NULL) = (had.lease IS NULL);
+  judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
+    CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END));
+  chosen := lower(replace(coalesce(events, CASE WHEN stays THEN had.events END), ' ', ''));
   on_events := string_to_array(coalesce(chosen, 'update,delete,truncate'
     || CASE WHEN bound_to IS NULL AND judged_as <> 'managed' THEN '' ELSE ',insert' END), ',');
 
   SELECT CASE
-    WHEN judged_as NOT IN ('strict', 'monotonic', 'managed') OR NOT on_events <@ '{insert,update,delete,truncate}' OR on_events = '{}'
+    WHEN col = '' OR judged_as NOT IN ('strict', 'monotonic', 'managed')
+      OR NOT on_events <@ '{insert,update,delete,truncate}' OR on_events = '{}'
     THEN ARRAY['22023', 'a mode or event is not known', 'Modes: strict, monotonic, managed; events: insert, update, delete, truncate']
-    WHEN (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM fence.pieces(bound_to) AS p)
+    WHEN lease = '' AND had.mode IS NULL
+      OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM fence.pieces(bound_to) AS p)
     THEN ARRAY['22023', format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column} for its value, {{ and }} for braces.']
     WHEN f.attnum IS NULL AND had.mode IS NOT NULL
-    THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Pass the one with the tokens as fence_column.', col]
+    THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
     WHEN f.atttypid <> 'int8'::regtype THEN ARRAY['42804', format('column "%s" is no bigint', col), 'Name another fence_column.', col]
     WHEN f.atthasdef OR f.attidentity <> '' THEN ARRAY['42611', format('column "%s" has a default', col), 'Drop that.', col]
     WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
@@ -842,7 +841,7 @@ BEGIN
   END IF;
 
   PERFORM fence.take_off(relation);
-  -- PostgreSQL copies a row trigger to every partition, but no statement trigger.
+  -- PostgreSQL copies no statement trigger to partitions.
   FOR item IN
     SELECT 'fence_named' AS name, format('UPDATE OF %I', col) AS event, relation AS rel,
         format('ROW WHEN (NEW.%1$I IS NOT DISTINCT FROM OLD.%1$I) EXECUTE FUNCTION fence.note_named', col) AS call
@@ -869,7 +868,8 @@ $$;
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM fence.check_table(relation, false);
-  PERFORM fence.refuse_table(t.relation, ARRAY['42809', 'it is a partition', 'Take the fence off the table above it.'])
+  PERFORM fence.refuse_table(t.relation, ARRAY['42809', 'it is a partition',
+      format('Take the fence off %s.', pg_partition_root(t.relation))])
     FROM fence.triggers() AS t WHERE t.relation = fence_unprotect.relation AND t.parent <> 0;
   IF EXISTS (SELECT FROM fence.triggers() AS t WHERE t.relation IN (SELECT fence.family(fence_unprotect.relation))) THEN
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
@@ -910,7 +910,7 @@ RETURNS SETOF record LANGUAGE sql AS $$
   ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
--- The calls that only the extension has; and comments, by whose end the calls are known.
+-- Calls that only the extension has; comments, by whose end the calls are known.
 DO $$
 BEGIN
   EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT '
@@ -989,7 +989,7 @@ BEGIN
      FROM pg_proc p LEFT JOIN fence.calls() AS c ON c.call = p.oid
      WHERE c.call IS NOT NULL OR p.pronamespace = 'fence'::regnamespace AND p.proname !~ '^fenced_');
   PERFORM fence.let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
-  PERFORM fence.put_function(t.function, fence.trigger_body(t.relation, t.arguments))
+  PERFORM fence.put_function(t.function, fence.trigger_body(t.arguments))
     FROM fence.triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
   PERFORM fence.sweep(), fence.settle();
 END

@@ -285,6 +285,7 @@ fn who_has_no_token_locks_nothing_and_no_setting_is_believed(lab: &Lab) -> Resul
         "SELECT fence.draw(0)".to_owned(),
         "SELECT fence.attempt('x', 'me', '1 h', NULL, false, true)".to_owned(),
         "SELECT fence.put_function('fence.mine', 'BEGIN END')".to_owned(),
+        "SELECT fence.write_trigger('orders'::regclass, '{fence,strict}')".to_owned(),
         "SELECT nextval('fence.token_seq')".to_owned(),
         "SELECT lease_revoke('order:1')".to_owned(),
         "SELECT FROM fence.leases".to_owned(),
@@ -361,6 +362,32 @@ fn code_that_others_run_gets_no_lease(lab: &Lab) -> Result<()> {
     let mut keeper = db.connect_as(&owner)?;
     ensure!(keeper.speaks("job", token)?, "released by an index");
     ensure!(keeper.acquire("prey", "1 h")? > token);
+    Ok(())
+}
+
+/// Whoever has a table can have another's trigger function called for it, and functions of his own written for it.
+#[lab_test]
+fn a_table_owner_changes_no_other_s_fence(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut keeper, rogue) = (db.connect_as(&owner)?, db.role("rogue")?);
+    keeper.run(ORDERS)?;
+    db.connect()?.run(&format!("CREATE SCHEMA own AUTHORIZATION {rogue}"))?;
+    let texts = "SELECT string_agg(p.proname || p.prosrc, '' ORDER BY p.proname) FROM pg_proc p WHERE p.proname ~ '^fenced_'";
+    let before = keeper.text(texts)?;
+    let mut rogue = db.connect_as(&rogue)?;
+    rogue.run(
+        "CREATE TABLE own.t (id int, fence bigint) PARTITION BY LIST (id); CREATE TEMPORARY TABLE mine (id int);
+         DO $$ BEGIN
+             EXECUTE (SELECT format('CREATE TRIGGER a BEFORE UPDATE ON own.t FOR EACH ROW EXECUTE FUNCTION fence.%I()', p.proname)
+                FROM pg_proc p WHERE p.proname ~ '^fenced_');
+             FOR n IN 1..20 LOOP PERFORM fence.write_trigger('mine'::regclass, ARRAY['fence', n::text]); END LOOP;
+         END $$",
+    )?;
+    keeper.run(&lite_script()?)?;
+    ensure!(keeper.text(texts)? == before, "{before:?}");
+    rogue.run("DROP TABLE own.t")?;
+    keeper.run("SELECT fence_unprotect('orders')")?;
+    ensure!(keeper.text(texts)?.is_none(), "functions are left");
     Ok(())
 }
 
@@ -449,6 +476,7 @@ fn a_renamed_column_is_told_by_the_error_and_by_the_audit(lab: &Lab) -> Result<(
         session.run(&format!("ALTER TABLE orders RENAME {to} TO {from}"))?;
     }
     session.run("ALTER TABLE orders RENAME fence TO token")?;
+    session.refused("SELECT fence_protect('orders', lease => '')", "42703")?;
     let fault = session.refused("SELECT fence_protect('orders')", "42703")?;
     ensure!(fault.hint.as_deref().is_some_and(|hint| hint.contains("fence_column")), "{fault}");
     session.run("SELECT fence_protect('orders', 'token')")?;

@@ -101,11 +101,9 @@ enum Kind {
     Call,
     Acquire,
     Prune,
-    /// Guards, or writes what is bound; by the token in the column, or not.
+    /// Guards, or writes what is bound.
     Rely,
-    Write {
-        has_token: bool,
-    },
+    Write,
 }
 
 struct Step {
@@ -128,7 +126,7 @@ fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
     let table = NAMES[rng.random_range(0..NAMES.len())];
     let bound = ["bound", "held", "kept"].contains(&table);
     let row = format!("UPDATE {table} SET v = v + 1");
-    let write = |has_token: bool| if bound { Kind::Rely } else { Kind::Write { has_token } };
+    let write = if bound { Kind::Rely } else { Kind::Write };
     let (sql, kind) = match rng.random_range(0..if tokens == 0 { 12 } else { 34 }) {
         0..3 => ("BEGIN".to_owned(), Kind::Control),
         3 => (["COMMIT", "ROLLBACK"][rng.random_range(0..2)].to_owned(), Kind::Control),
@@ -156,16 +154,16 @@ fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
         ),
         20 => ("SELECT count(*) FROM (SELECT lease_prune('0')) AS x".to_owned(), Kind::Prune),
         21..24 => (format!("SELECT lease_guard('{name}', ${token})"), Kind::Rely),
-        24..28 => (format!("{row}, fence = ${token} WHERE id = '{name}' RETURNING fence"), write(true)),
-        28 => (format!("{row} WHERE id = '{name}' RETURNING fence"), write(false)),
+        24..28 => (format!("{row}, fence = ${token} WHERE id = '{name}' RETURNING fence"), write),
+        28 => (format!("{row} WHERE id = '{name}' RETURNING fence"), write),
         29 => (
             format!("UPDATE {table} SET fence = lease_release('{name}', ${token}) WHERE id = '{name}' RETURNING fence"),
-            write(true),
+            write,
         ),
-        30 => (format!("DELETE FROM {table} WHERE id = '{name}'"), write(false)),
+        30 => (format!("DELETE FROM {table} WHERE id = '{name}'"), write),
         31 => (
             format!("INSERT INTO {table} VALUES ('{name}', 0, ${token}) ON CONFLICT (id) DO UPDATE SET v = 9, fence = excluded.fence RETURNING fence"),
-            write(true),
+            write,
         ),
         32 => (format!("SET pg_fence.token = ${token}"), Kind::Control),
         _ => ("RESET pg_fence.token".to_owned(), Kind::Control),
@@ -181,13 +179,13 @@ fn reason(step: &Step, open: &[Open; 2], answers: [&str; 2]) -> Option<&'static 
     let refused = answers[1].starts_with("PF00");
     match step.kind {
         Kind::Rely if relied_here && refused => Some("the row of the lease is asked each time"),
-        Kind::Rely | Kind::Write { has_token: false } if own.wrote || tokens.len() > 1 => {
+        Kind::Rely | Kind::Write if own.wrote || tokens.len() > 1 => {
             Some("beside the column a transaction has one token")
         }
         Kind::Acquire | Kind::Prune if !own.relied.is_empty() => {
             Some("a transaction does not exclude itself")
         }
-        Kind::Call | Kind::Prune | Kind::Rely | Kind::Write { .. } if other.has_drawn => {
+        Kind::Call | Kind::Prune | Kind::Rely | Kind::Write if other.has_drawn => {
             Some("what is not committed is not seen")
         }
         _ => None,
