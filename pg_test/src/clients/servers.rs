@@ -5,7 +5,7 @@ use crate::clock::Clock;
 use crate::lab::Lab;
 use crate::pooler::Pooler;
 use crate::process::{cpu_time, wait_until, PATIENCE};
-use crate::{Cluster, Database, Session};
+use crate::{edition, Cluster, Database, Session};
 use anyhow::{bail, ensure, Context, Result};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -77,8 +77,9 @@ impl<'a> Servers<'a> {
         let role = database.role("worker")?;
         let mut admin = database.connect()?;
         admin.run(TABLES)?;
+        let level = if edition::is_lite() { "" } else { ", 'adopter'" };
         admin.run(&format!(
-            "SELECT fence_grant('{role}', 'adopter'); GRANT SELECT, UPDATE, TRUNCATE ON work TO {role}"
+            "SELECT fence_grant('{role}'{level}); GRANT SELECT, UPDATE, TRUNCATE ON work TO {role}"
         ))?;
         for (name, value) in &scenario.role_settings {
             admin.run(&format!("ALTER ROLE {role} SET {name} = '{value}'"))?;
