@@ -79,14 +79,16 @@ fn claim(table: &LeaseTable, request: &Request) -> Result<Option<Token>, Refusal
     grant(table, std::slice::from_ref(request), vec![chosen]).map(Some)
 }
 
-/// What was won. None for what is taken, and for a name of which `lease_acquire` would say that it is not for such a
-/// grant: adopted, or in use with slots.
+/// What was won. None for a name that is taken, adopted (55000) or in use with slots (22023).
 fn unless_passed_over<T>(tried: Result<Tried<T>, Refusal>) -> Result<Option<T>, Refusal> {
+    use SqlState::{InvalidParameterValue, ObjectNotInPrerequisiteState};
     match tried {
         Ok(Tried::Won(won)) => Ok(Some(won)),
         Ok(Tried::Lost { .. }) => Ok(None),
-        Err(refusal) if is_short_of_locks(&refusal) => Err(refusal),
-        Err(_) => Ok(None),
+        Err(refusal) => match refusal.sqlstate {
+            ObjectNotInPrerequisiteState | InvalidParameterValue => Ok(None),
+            _ => Err(refusal),
+        },
     }
 }
 

@@ -116,7 +116,7 @@ pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
 }
 
 fn is_guarded_by_others(name: &[u8], slot: i32) -> bool {
-    LockTag::new(IS_GUARDED.lock, name, slot).is_blocked(IS_GUARDED.mode)
+    LockTag::new(IS_GUARDED.lock, name, slot).has_conflicts(IS_GUARDED.mode)
 }
 
 /// The rows of the lease as the rules see them. `guarded` tells of a slot whether an open transaction relies on the grant

@@ -48,7 +48,7 @@ impl PartialEq for LockTag {
 
 impl Eq for LockTag {}
 
-/// How often a lock that nobody seems to have is asked for until the table is believed to be full.
+/// How often to ask for a lock that nobody has, and that is not to be had.
 const MOST_LOOKS: usize = 100;
 
 /// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
@@ -113,18 +113,23 @@ impl LockTag {
                 true
             });
         }
-        // The server does not tell a lock that is in somebody's hands from a full table. Who was in the way may have gone
-        // between the two looks, and another one may have come.
+        // Whoever was in the way may have gone between the two looks, and somebody else may have come.
         for _ in 0..MOST_LOOKS {
             if lock_count::take(self.entry(), || self.take_quietly(mode))? {
                 return Ok(true);
             }
-            // SAFETY: the tag is complete; looks it up in the server's lock table.
-            if unsafe { pg_sys::LockWaiterCount(&self.0) } > 0 {
+            if self.has_conflicts(mode) {
                 return Ok(false);
             }
         }
-        Err(errors::lock_table_full())
+        // Nobody has it: either somebody waits for it, or the table has no room for any lock.
+        // SAFETY: set once when the process starts.
+        let another = LockTag::by_key(Lock::Move, u64::from(unsafe { pg_sys::MyProcPid } as u32));
+        if !another.take_quietly(mode) {
+            return Err(errors::lock_table_full());
+        }
+        another.give_quietly(mode);
+        Ok(false)
     }
 
     /// Takes the lock for an instant, if it is to be had at once. It is false, and no error, where the lock table is
@@ -147,20 +152,6 @@ impl LockTag {
         // SAFETY: only called for a lock that this transaction has taken.
         unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
         lock_count::given_back(self.entry());
-    }
-
-    /// Would another transaction's lock keep this one from having it in that mode? Asks by taking it for an instant.
-    pub fn is_blocked(&self, mode: LockMode) -> bool {
-        let _owner = TransactionOwns::now();
-        // SAFETY: the tag is complete.
-        unsafe {
-            let taken = pg_sys::LockAcquire(&self.0, mode.number(), false, true);
-            let blocked = taken == pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
-            if !blocked {
-                pg_sys::LockRelease(&self.0, mode.number(), false);
-            }
-            blocked
-        }
     }
 
     /// Has another transaction a lock that keeps this one from being had in that mode? Nothing is taken to find that

@@ -99,81 +99,101 @@ fn a_dump_from_before_a_jump_makes_no_silenced_token_speak(lab: &Lab) -> Result<
     Ok(())
 }
 
-/// A server whose clock is a minute behind that of the lab.
-fn behind(lab: &Lab) -> Result<Clocked> {
-    let clocked = Clocked::start(lab.builder(), &lab.prefix().new_dir("clock")?)?;
-    clocked.step(-60)?;
-    Ok(clocked)
+/// A dump of a database with a history, and a server whose clock is a minute behind.
+struct Behind {
+    history: History,
+    file: String,
+    clocked: Clocked,
+    admin: Session,
+}
+
+impl Behind {
+    fn begin(lab: &Lab) -> Result<Self> {
+        let db = lab.database()?;
+        let mut session = db.connect()?;
+        let mut history = History::begin(&mut session)?;
+        history.draw_more(&mut session, 100)?;
+        let file = dump(lab, lab.cluster(), db.name())?;
+        let clocked = Clocked::start(lab.builder(), &lab.prefix().new_dir("clock")?)?;
+        clocked.step(-60)?;
+        let admin = clocked.cluster().connect("postgres")?;
+        Ok(Behind { history, file, clocked, admin })
+    }
+
+    /// Restores the dump there, as far as the options say, and drops the database after the work.
+    fn restored(
+        &mut self,
+        lab: &Lab,
+        options: &[&str],
+        work: impl FnOnce(&mut Self) -> Result<Session>,
+    ) -> Result<()> {
+        self.admin.run("CREATE DATABASE restored")?;
+        restore(lab, self.clocked.cluster(), "restored", &self.file, options)?;
+        let mut session = work(self)?;
+        ensure!(jumps(&mut session)? == 1);
+        drop(session);
+        self.admin.run("DROP DATABASE restored WITH (FORCE)")
+    }
+
+    fn connect(&self) -> Result<Session> {
+        self.clocked.cluster().connect("restored")
+    }
 }
 
 #[lab_test]
 fn a_dump_goes_on_where_the_clock_is_a_minute_behind(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let mut history = History::begin(&mut session)?;
-    history.draw_more(&mut session, 100)?;
-    let file = dump(lab, lab.cluster(), db.name())?;
-    let clocked = behind(lab)?;
-    let mut admin = clocked.cluster().connect("postgres")?;
-    for way in ["", "-j3", "after a restart"] {
-        admin.run("CREATE DATABASE restored")?;
-        let options: &[&str] = if way == "-j3" { &["-j", "3"] } else { &[] };
-        restore(lab, clocked.cluster(), "restored", &file, options)?;
-        if way == "after a restart" {
-            clocked.cluster().restart()?;
-            admin = clocked.cluster().connect("postgres")?;
-        }
-        let mut session = clocked.cluster().connect("restored")?;
-        ensure!(by_clock(&mut session)? < history.token, "the clock is not behind");
-        // Both were issued where the rows come from: none is PF003.
-        session.refused("UPDATE parcels SET total = 2, fence = fence - 1", "PF001")?;
-        session.run(&format!("UPDATE parcels SET total = 2, fence = {}", history.seen))?;
-        history.goes_on(&mut session)?;
-        ensure!(jumps(&mut session)? == 1, "{way:?}");
-        drop(session);
-        admin.run("DROP DATABASE restored WITH (FORCE)")?;
+    let mut behind = Behind::begin(lab)?;
+    let both: [(&[&str], bool); 3] = [(&[], false), (&["-j", "3"], false), (&[], true)];
+    for (options, restarts) in both {
+        behind.restored(lab, options, |behind| {
+            if restarts {
+                behind.clocked.cluster().restart()?;
+                behind.admin = behind.clocked.cluster().connect("postgres")?;
+            }
+            let (mut session, history) = (behind.connect()?, &behind.history);
+            ensure!(by_clock(&mut session)? < history.token, "the clock is not behind");
+            // Both were issued where the rows come from: none is PF003.
+            session.refused("UPDATE parcels SET total = 2, fence = fence - 1", "PF001")?;
+            session.run(&format!("UPDATE parcels SET total = 2, fence = {}", history.seen))?;
+            history.goes_on(&mut session)?;
+            Ok(session)
+        })?;
     }
     Ok(())
 }
 
 #[lab_test]
 fn a_session_that_was_there_before_the_dump_goes_on_above_it(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let mut history = History::begin(&mut session)?;
-    history.draw_more(&mut session, 100)?;
-    let file = dump(lab, lab.cluster(), db.name())?;
-    let clocked = behind(lab)?;
-    let mut admin = clocked.cluster().connect("postgres")?;
+    let mut behind = Behind::begin(lab)?;
     // What the one that was there does first.
     for first in ["draw", "judge", "guard", "check"] {
         for way in &WAYS[2..6] {
-            admin.run("CREATE DATABASE restored")?;
-            restore(lab, clocked.cluster(), "restored", &file, &["--section=pre-data"])?;
-            let mut early = clocked.cluster().connect("restored")?;
-            let before = draw(&mut early)?;
-            ensure!(before < history.token, "{before}: the clock is not behind");
-            load(lab, clocked.cluster(), "restored", &file, way);
-            match first {
-                "judge" => early.run(&format!(
-                    "CREATE TABLE t (id int, fence bigint); SELECT fence_protect('t', events => 'insert');
-                     INSERT INTO t VALUES (1, {})",
-                    history.seen
-                ))?,
-                "guard" => {
-                    let guard = format!("SELECT lease_guard('order:7', {})", history.token);
-                    early.refused(&guard, "PF004").map(drop)?;
+            behind.restored(lab, &["--section=pre-data"], |behind| {
+                let (mut early, history) = (behind.connect()?, &behind.history);
+                let before = draw(&mut early)?;
+                ensure!(before < history.token, "{before}: the clock is not behind");
+                load(lab, behind.clocked.cluster(), "restored", &behind.file, way);
+                match first {
+                    "judge" => early.run(&format!(
+                        "CREATE TABLE t (id int, fence bigint); SELECT fence_protect('t', events => 'insert');
+                         INSERT INTO t VALUES (1, {})",
+                        history.seen
+                    ))?,
+                    "guard" => {
+                        let guard = format!("SELECT lease_guard('order:7', {})", history.token);
+                        early.refused(&guard, "PF004").map(drop)?;
+                    }
+                    "check" => {
+                        ensure!(!early.speaks("order:7", history.token)?, "{way:?}: it speaks");
+                    }
+                    _ => {}
                 }
-                "check" => ensure!(!early.speaks("order:7", history.token)?, "{way:?}: it speaks"),
-                _ => {}
-            }
-            for session in [&mut early, &mut clocked.cluster().connect("restored")?] {
-                let next = draw(session)?;
-                ensure!(next > history.seen, "{first}, {way:?}: {next} after {}", history.seen);
-            }
-            ensure!(jumps(&mut early)? == 1, "{first}, {way:?}");
-            drop(early);
-            admin.run("DROP DATABASE restored WITH (FORCE)")?;
+                for session in [&mut early, &mut behind.connect()?] {
+                    let next = draw(session)?;
+                    ensure!(next > history.seen, "{first}, {way:?}: {next} after {}", history.seen);
+                }
+                Ok(early)
+            })?;
         }
     }
     Ok(())

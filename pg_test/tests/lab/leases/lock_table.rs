@@ -239,6 +239,31 @@ fn a_session_lease_is_looked_at_where_the_lock_table_is_full(lab: &Lab) -> Resul
 }
 
 #[lab_test]
+fn a_full_table_is_told_from_a_lease_in_somebody_s_hands(lab: &Lab) -> Result<()> {
+    let (cluster, mut session) = small(lab)?;
+    let token = session.acquire("job", "1 h")?;
+    let keep = format!("SELECT code FROM lease_keep(ARRAY['job'], ARRAY[{token}])");
+    // A guard keeps no renewal off.
+    let mut guard = cluster.connect("postgres")?;
+    guard.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
+    ensure!(session.text(&keep)?.is_none());
+    // Entries of one lock for several sessions fill the table, too.
+    let mut hogs = Vec::new();
+    for _ in 0..10 {
+        hogs.push(cluster.connect("postgres")?);
+    }
+    let mut locks = 0;
+    while hogs[0].try_rows(&format!("SELECT pg_advisory_lock_shared({locks})")).is_ok() {
+        locks += 1;
+    }
+    let all = format!("SELECT pg_advisory_lock_shared(n) FROM generate_series(0, {locks} - 1) n");
+    ensure!(!hogs.iter_mut().skip(1).all(|hog| hog.try_rows(&all).is_ok()), "it is not full");
+    let code = session.text(&keep)?;
+    ensure!(code.as_deref() == Some("53200"), "{code:?}");
+    Ok(())
+}
+
+#[lab_test]
 fn who_claims_more_than_there_is_room_for_gets_what_there_is(lab: &Lab) -> Result<()> {
     let (_cluster, mut session) = small(lab)?;
     let quarter = quarter(&mut session)?;
