@@ -9,8 +9,9 @@
 //! | `leases`, `fence` | granting, changing, guarding and waiting; the trigger |
 //! | `tokens` | where tokens come from, and when the sequence moves on |
 //! | `statistics` | what is counted, and where all sessions see it |
-//! | `pg` | PostgreSQL: tables, locks, transactions, settings; the only one with `unsafe` |
-//! | `errors` | every refusal, in words: SQLSTATE, message, detail, hint. Of `pg` it names `encoding` alone, its ground floor |
+//! | `pg` | PostgreSQL: tables, locks, transactions, settings; the only one with `unsafe`, but for `encoding` |
+//! | `errors` | every refusal, in words: SQLSTATE, message, detail, hint |
+//! | `encoding` | texts in the database's encoding and in UTF-8 |
 //! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |
 //!
 //! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,
@@ -18,6 +19,7 @@
 //!
 //! What is deliberately absent: `docs/internals/architecture.md` says it.
 
+mod encoding;
 mod errors;
 mod fence;
 mod known_bugs;
@@ -30,7 +32,7 @@ mod transaction_end;
 
 ::pgrx::pg_module_magic!(name, version);
 
-pg::load::on_load!(transaction_end::TransactionEnd);
+pg::load::on_load!(transaction_end::LISTENER);
 
 // The parts of the install script, for `cargo pgrx`.
 ::pgrx::extension_sql_file!("../sql/1_schema.sql", name = "schema");

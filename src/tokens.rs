@@ -4,7 +4,9 @@ use crate::errors::{self, Refusal};
 use crate::known_bugs;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait;
+use crate::pg::session::clock;
 use crate::pg::session::server;
+use crate::pg::session::xact;
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence;
 use crate::statistics::{self, Counter};
@@ -69,7 +71,7 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
     let oid = sequence()?;
     check_fit(oid)?;
     loop {
-        server::serve_interrupts();
+        xact::serve_interrupts();
         let life = settled(oid)?;
         let above = above.max(life.passed);
         let token = Token::from_bigint(sequence::next(oid));
@@ -135,7 +137,7 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
     if !server::in_recovery() {
         let oid = sequence()?;
         let life = Life::of(oid);
-        if !(life.has_begun() && life.dumped == dumped()?) && look(oid)?.0 == Due::Jump {
+        if !(life.has_begun() && life.dumped == dumped()?) && what_is_due(oid)?.0 == Due::Jump {
             return Ok(Floor::ABOVE_ALL);
         }
     }
@@ -216,11 +218,11 @@ pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
 
 #[cold]
 fn begin(oid: Oid) -> Result<(), Refusal> {
-    let (due, seen) = look(oid)?;
+    let (due, seen) = what_is_due(oid)?;
     let mut jumped = false;
     let life = match due {
         Due::Nothing => seen,
-        _ => under_move_lock(|| match look(oid)? {
+        _ => under_move_lock(|| match what_is_due(oid)? {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, _) => record(oid, move_on(oid)?),
             (Due::Jump, _) => {
@@ -246,7 +248,7 @@ fn under_move_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Re
 }
 
 /// What is due, and what was seen of the sequence when that was decided.
-fn look(oid: Oid) -> Result<(Due, Life), Refusal> {
+fn what_is_due(oid: Oid) -> Result<(Due, Life), Refusal> {
     let life = Life::of(oid);
     // Before the sequence, which every move sets first: so it is behind this one only where a dump was loaded.
     let dumped = dumped()?;
@@ -303,8 +305,8 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
     check_fit(oid)?;
     let last = last_of(oid).max(Life::of(oid).passed).max(dumped()?);
     // Once: where the clock does not go on, the last value decides.
-    wait::pause(moves::wait_for_clock(last, server::now()));
-    let target = moves::target(last, server::now()).ok_or_else(errors::tokens_exhausted)?;
+    wait::pause(moves::wait_for_clock(last, clock::now()));
+    let target = moves::target(last, clock::now()).ok_or_else(errors::tokens_exhausted)?;
     sequence::set_durably(oid, target.bigint());
     Ok(target)
 }

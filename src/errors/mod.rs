@@ -6,7 +6,7 @@ mod sqlstate;
 pub use abbreviate::cut_key as abbreviated_key;
 pub use sqlstate::SqlState;
 
-use crate::pg::encoding::{to_utf8, within};
+use crate::encoding::{to_utf8, within};
 use pg_fence_rules::{Span, Token};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -154,22 +154,22 @@ fn lease_in_words(name: Option<&[u8]>) -> String {
 
 /// 22004: NULL where a value is needed.
 pub fn null_argument(argument: &'static str) -> Refusal {
-    Refusal::new(
-        SqlState::NullValueNotAllowed,
-        format!("{argument} must not be NULL"),
-        "Pass a value.",
-    )
-    .detailed(|d| d.argument = Some(argument))
+    null(argument, "Pass a value.")
 }
 
 /// 22004: a token that is NULL, which mostly is a lease lost.
 pub fn null_token() -> Refusal {
-    Refusal::new(
-        SqlState::NullValueNotAllowed,
-        "token must not be NULL".into(),
-        "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.",
-    )
-    .detailed(|d| d.argument = Some("token"))
+    null("token", "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.")
+}
+
+/// 22004: NULL is no number to be adopted.
+pub fn null_number() -> Refusal {
+    null("token", "Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.")
+}
+
+fn null(argument: &'static str, hint: &'static str) -> Refusal {
+    Refusal::new(SqlState::NullValueNotAllowed, format!("{argument} must not be NULL"), hint)
+        .detailed(|d| d.argument = Some(argument))
 }
 
 /// 22023: an argument out of its range.
@@ -300,16 +300,6 @@ pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
     })
 }
 
-/// 22004: NULL is no number to be adopted.
-pub fn null_number() -> Refusal {
-    Refusal::new(
-        SqlState::NullValueNotAllowed,
-        "token must not be NULL".to_owned(),
-        "Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.",
-    )
-    .detailed(|d| d.argument = Some("token"))
-}
-
 /// 55000: an acquire or a renewal of a lease that somebody else grants.
 pub fn adopted_name(name: &[u8]) -> Refusal {
     Refusal::new(
@@ -389,11 +379,6 @@ pub fn other_version(library: &str, sql: &str) -> Refusal {
             "Run ALTER EXTENSION pg_fence UPDATE TO '{library}', or install the library of {sql} and reconnect."
         ),
     )
-}
-
-/// 53200: there is no memory for something large.
-pub fn out_of_memory() -> Refusal {
-    Refusal::new(SqlState::OutOfMemory, "out of memory".into(), "")
 }
 
 /// XX001: the page of a sequence of the state is none.

@@ -51,12 +51,6 @@ impl Binding {
         Ok(Binding(pieces.into_iter().map(part).collect::<Result<_, _>>()?))
     }
 
-    /// Have all rows the same lease?
-    #[inline(always)]
-    pub fn is_one(&self) -> bool {
-        matches!(self.0.as_slice(), [Part::Literal(_)])
-    }
-
     /// The columns in its placeholders.
     pub fn columns(&self) -> impl Iterator<Item = &Attribute> {
         self.0.iter().filter_map(|part| match part {
@@ -85,42 +79,20 @@ impl Binding {
         Ok(Cow::Owned(name))
     }
 
-    /// Finds the leases of a write, and puts them into `found`, which has none yet.
-    #[inline]
-    pub fn find_leases<'a>(
-        &'a self,
+    /// The leases of a write.
+    pub fn leases(
+        &self,
         columns: &Columns,
         old: Option<Tuple>,
         new: Option<Tuple>,
-        found: &mut WriteLeases<'a>,
-    ) -> Result<(), Refusal> {
-        if let [Part::Literal(name)] = self.0.as_slice() {
-            found.new = Some(Cow::Borrowed(checked(name)?));
-            return Ok(());
-        }
-        self.fill_in(columns, old, new, found)
-    }
-
-    /// As `find_leases`, from the columns of the rows.
-    fn fill_in<'a>(
-        &'a self,
-        columns: &Columns,
-        old: Option<Tuple>,
-        new: Option<Tuple>,
-        found: &mut WriteLeases<'a>,
-    ) -> Result<(), Refusal> {
-        if let Some(new) = new {
-            found.new = Some(self.lease(columns, new)?);
-        }
-        let Some(old) = old.filter(|old| !new.is_some_and(|new| self.same(columns, *old, new)))
-        else {
-            return Ok(());
-        };
-        let name = self.lease(columns, old)?;
-        if found.new.as_ref() != Some(&name) {
-            found.old = Some(name);
-        }
-        Ok(())
+    ) -> Result<WriteLeases<'_>, Refusal> {
+        let new_lease = new.map(|new| self.lease(columns, new)).transpose()?;
+        let old = old.filter(|old| !new.is_some_and(|new| self.same(columns, *old, new)));
+        let old_lease = old.map(|old| self.lease(columns, old)).transpose()?;
+        Ok(WriteLeases {
+            old: old_lease.filter(|old| new_lease.as_ref() != Some(old)),
+            new: new_lease,
+        })
     }
 
     /// Do both rows have the same numbers in the placeholders? (Other types are compared by the names.)

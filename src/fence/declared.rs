@@ -5,12 +5,11 @@ use crate::errors::{self, Refusal};
 use crate::leases::adopt;
 use crate::pg::call::args::{text_datum, Answer, Args};
 use crate::pg::call::composite::{self, row_array, text_array, type_array, RowAnswer};
-use crate::pg::call::rust_memory;
 use crate::pg::call::state_function::{self, StateFunction};
 use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::trigger::PLACEHOLDER_TYPES;
 use crate::pg::fenced_table::trigger_catalog::{self, Trigger};
-use crate::pg::session::server;
+use crate::pg::session::clock;
 use crate::pg::state::role_prefix;
 use crate::tokens;
 use pg_fence_rules::moves;
@@ -40,7 +39,7 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
         // To tell of tables that share its leases, those of all tables are asked for.
         let table = args.oid(0).filter(|_| !is_locked);
         let triggers = trigger_catalog::triggers_calling(fenced, table);
-        let declared = Declared::new(fenced, triggers, lease.clone());
+        let declared = Declared { fenced, triggers, asked: lease.clone() };
         function
             .call(args, &declared.arguments(&function, args, PROTECT, &[Some(is_locked.into())]));
     }
@@ -72,10 +71,11 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         check_table(args, "fence_audit", fenced)?;
     }
     // Parents and children of the table count as well.
-    let declared = Declared::new(fenced, trigger_catalog::triggers_calling(fenced, None), None);
+    let triggers = trigger_catalog::triggers_calling(fenced, None);
+    let declared = Declared { fenced, triggers, asked: None };
     let mut last = tokens::last()?;
     let drawn = last.map(|last| last.bigint().into());
-    let far_ahead = last.and_then(|last| moves::far_ahead(last, server::now()));
+    let far_ahead = last.and_then(|last| moves::far_ahead(last, clock::now()));
     let far_ahead = far_ahead.map(|then| then.micros().into());
     let adopts = Some(adopt::is_used_here().into());
     let arguments = declared.arguments(&function, args, AUDIT, &[drawn, far_ahead, adopts]);
@@ -108,7 +108,7 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         let text = format!(
             "rows hold fences up to {highest}, above the last token drawn here, {last}{whose}"
         );
-        let in_reach = moves::target(last, server::now()).is_some_and(|target| highest <= target);
+        let in_reach = moves::target(last, clock::now()).is_some_and(|target| highest <= target);
         let remedy = jump.filter(|_| in_reach).or(remedy);
         answer.put([relation, severity, Some(text_datum(text.as_bytes())), remedy]);
         Ok(())
@@ -165,21 +165,13 @@ struct Declared {
     /// The trigger function that they call.
     fenced: Oid,
     triggers: Vec<Trigger>,
-    /// The templates of leases in them, each once.
-    leases: BTreeSet<Vec<u8>>,
+    /// A template of leases that a call asks for.
+    asked: Option<Vec<u8>>,
 }
 
 impl Declared {
     /// How many arguments it makes.
     const ARGUMENTS: usize = 5;
-
-    /// Of these triggers, with a template that a call asks for.
-    fn new(fenced: Oid, triggers: Vec<Trigger>, asked: Option<Vec<u8>>) -> Self {
-        let leases =
-            triggers.iter().filter_map(|trigger| read(trigger).lease.map(rust_memory::copied));
-        let leases = leases.chain(asked).collect();
-        Declared { fenced, triggers, leases }
-    }
 
     /// As an array of `fence.trigger_arguments`.
     fn triggers(&self, array_type: Oid) -> Datum {
@@ -197,9 +189,11 @@ impl Declared {
         row_array(array_type, rows)
     }
 
-    /// As an array of `fence.lease_template`.
+    /// The templates of leases, each once, as an array of `fence.lease_template`.
     fn leases(&self, array_type: Oid) -> Datum {
-        let rows = self.leases.iter().map(|lease| {
+        let leases = self.triggers.iter().filter_map(|trigger| read(trigger).lease);
+        let leases: BTreeSet<&[u8]> = leases.chain(self.asked.as_deref()).collect();
+        let rows = leases.into_iter().map(|lease| {
             let pieces = template::parse(lease);
             let (mut columns, mut literal_bytes) = (Vec::new(), 0);
             for piece in pieces.iter().flatten() {
@@ -243,5 +237,5 @@ impl Declared {
 }
 
 fn read(trigger: &Trigger) -> TriggerArguments<'_> {
-    TriggerArguments::new(trigger.arguments.iter().map(Vec::as_slice))
+    TriggerArguments::new(trigger.arguments())
 }

@@ -96,13 +96,9 @@ fn what_to_do(tried: &TriedWrite) -> String {
              --data-only with --disable-triggers; else SET session_replication_role = replica). To create rows, \
              leave the column out."
         ),
-        (true, Wrote::Value, _) => {
-            format!("What was written into column {column} was ignored, for it is managed. {DO}.")
+        (true, ..) => {
+            format!("Column {column} is managed: whatever a statement writes there is ignored. {DO}.")
         }
-        (true, Wrote::Null, _) => {
-            format!("The NULL written into column {column} was ignored, for it is managed. {DO}.")
-        }
-        (true, Wrote::Nothing, _) => format!("Column {column} is managed. {DO}."),
         (false, Wrote::Null, Some(_)) => format!(
             "The statement wrote NULL into column {column}, which counts before the transaction's own token: \
              leave the column out, or use managed mode for a client that writes every column back."

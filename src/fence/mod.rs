@@ -14,6 +14,12 @@ mod trigger;
 mod written;
 
 pub use declared::{audit, protect, unprotect};
-pub use row_moves::ROW_MOVES;
-pub use trigger::{fenced, lands_again};
-pub use written::WRITTEN_ROWS;
+pub use trigger::fenced;
+
+use crate::pg::session::scope::Moment;
+
+/// What is known of the rows of this transaction goes with it.
+pub fn follow(moment: Moment) {
+    row_moves::follow(moment);
+    written::follow(moment);
+}

@@ -3,14 +3,12 @@
 use super::binding::Binding;
 use super::row_moves;
 use crate::errors::{self, Refusal};
-use crate::pg::fenced_table::trigger::{Attribute, Cached, Columns, Timing, TriggerCall};
+use crate::pg::fenced_table::trigger::{Attribute, Columns, TriggerCall};
 use crate::statistics;
 use crate::tokens;
 use pg_fence_rules::fence::Order;
 use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
-use pg_fence_rules::Token;
 use pgrx::pg_sys;
-use std::cell::Cell;
 
 /// What the arguments of a trigger mean for its table.
 pub struct Plan {
@@ -30,13 +28,6 @@ pub struct Plan {
     pub verified: bool,
     /// How many triggers deep the statement is, where that matters: on a partition.
     pub depth: usize,
-    /// The token shows all that is to be judged, and there is at most one lease, that of all rows.
-    pub plain: bool,
-    /// The token that the latest row of the statement has landed with: it was drawn, and stands for that row's lease
-    /// until the transaction ends, or the savepoint that the statement is in.
-    pub landed: Cell<Option<Token>>,
-    /// How many rows had been inserted when the statement last offered one; None after an update.
-    pub offered: Cell<Option<i64>>,
 }
 
 /// What a trigger is there for.
@@ -60,12 +51,6 @@ pub enum NullInsert {
     Always,
 }
 
-impl Cached for Plan {
-    fn needs_drop(&self) -> bool {
-        self.moves || self.lease.is_some()
-    }
-}
-
 impl Drop for Plan {
     /// The statement is over: no row of it is still on its way to another partition.
     fn drop(&mut self) {
@@ -76,17 +61,14 @@ impl Drop for Plan {
 }
 
 impl Plan {
-    /// Does the INSERT of a row that moves always look at what the row left its partition with?
-    pub fn judges_arrivals(&self) -> bool {
-        self.verified || matches!(self.duty, Duty::Manage { .. })
+    /// Is a row created without its lease, whatever token is at hand?
+    pub fn creates_freely(&self) -> bool {
+        self.duty == Duty::Manage { unfenced_insert: true }
     }
 
     /// Are rows inserted without a token, and without a fence?
     pub fn inserts_freely(&self) -> bool {
-        match self.duty {
-            Duty::Manage { unfenced_insert } => unfenced_insert || self.lease.is_none(),
-            _ => false,
-        }
+        matches!(self.duty, Duty::Manage { .. }) && (self.creates_freely() || self.lease.is_none())
     }
 
     /// Reads the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
@@ -105,7 +87,6 @@ impl Plan {
         let duty = Duty::new(&arguments, managed)?;
         statistics::prepare();
         let moves = declaration.on_partition;
-        let one_lease = lease.as_ref().is_none_or(Binding::is_one);
         Ok(Plan {
             column,
             duty,
@@ -115,10 +96,7 @@ impl Plan {
             moves,
             sees_leaving: declaration.fires_on_delete,
             verified: declaration.has_twin,
-            plain: duty == Duty::Judge && call.timing == Timing::Before && !moves && one_lease,
             depth: if moves { call.depth() } else { 0 },
-            landed: Cell::new(None),
-            offered: Cell::new(None),
         })
     }
 }

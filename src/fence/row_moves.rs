@@ -2,7 +2,7 @@
 //! The UPDATE has been judged, so its two halves are known again and let pass.
 
 use crate::pg::fenced_table::trigger::RowId;
-use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
 use pg_fence_rules::fence::Landing;
 use std::cell::RefCell;
@@ -13,8 +13,10 @@ thread_local! {
     static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Those of this transaction, which go with it.
-pub const ROW_MOVES: &dyn Follower = &ACCEPTED;
+/// What was accepted goes with its transaction.
+pub fn follow(moment: Moment) {
+    ACCEPTED.with_borrow_mut(|accepted| accepted.follow(moment));
+}
 
 /// What was accepted at one depth of triggers.
 #[derive(Clone, Copy, Default)]
@@ -23,8 +25,6 @@ struct Accepted {
     row: Option<(RowId, Landing)>,
     /// What a row was updated with that has left its partition and arrives in another next.
     under_way: Option<Landing>,
-    /// A row has left its partition, and its arrival is not counted as another write.
-    counted: bool,
     /// The savepoint that it was accepted in, whose rollback undoes it.
     savepoint: SavepointId,
 }
@@ -32,35 +32,25 @@ struct Accepted {
 /// Remembers the version whose UPDATE was accepted, and what it lands with.
 pub fn accept(depth: usize, row: RowId, landing: Landing) {
     let (row, savepoint) = (Some((row, landing)), xact::savepoint());
-    let accepted = Accepted { row, under_way: None, counted: false, savepoint };
-    at_depth(depth, |last| *last = accepted);
+    at_depth(depth, |last| *last = Accepted { row, under_way: None, savepoint });
 }
 
-/// Is the DELETE of this version the first half of a move, whose UPDATE was just accepted? With `judged`, or where the row
-/// keeps a token that it was not updated with, the INSERT that follows asks what it landed with.
-pub fn leaves(depth: usize, row: RowId, judged: bool) -> bool {
-    at_depth(depth, |accepted| match accepted.row.take() {
-        Some((id, landing)) if id == row => {
-            accepted.under_way = (judged || landing.keeps_greater()).then_some(landing);
-            accepted.counted = true;
-            true
-        }
-        _ => false,
+/// The DELETE of this version is the first half of a move if its UPDATE was just accepted: then it leaves.
+pub fn leaves(depth: usize, row: RowId) -> bool {
+    at_depth(depth, |accepted| {
+        let moves = accepted.row.take().filter(|(id, _)| *id == row);
+        accepted.under_way = moves.map(|(_, landing)| landing).or(accepted.under_way);
+        moves.is_some()
     })
 }
 
-/// Is this INSERT the second half of a move? Told once.
-pub fn arrives(depth: usize) -> bool {
-    at_depth(depth, |accepted| std::mem::take(&mut accepted.counted))
-}
-
-/// What the row that arrives was updated with where it left. Told once.
-pub fn under_way(depth: usize) -> Option<Landing> {
+/// What the row that arrives was updated with where it left; it has arrived then.
+pub fn take_under_way(depth: usize) -> Option<Landing> {
     at_depth(depth, |accepted| accepted.under_way.take())
 }
 
-/// What the row was updated with whose UPDATE was accepted last, and of which nobody has seen it leave. Told once.
-pub fn accepted_last(depth: usize) -> Option<Landing> {
+/// What the row was updated with whose UPDATE was accepted last, and of which nobody has seen it leave; it has arrived then.
+pub fn take_accepted(depth: usize) -> Option<Landing> {
     at_depth(depth, |accepted| accepted.row.take().map(|(_, landing)| landing))
 }
 

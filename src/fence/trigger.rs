@@ -1,20 +1,18 @@
 //! The trigger function `fenced(fence_column, mode, lease, 'verify', events)`.
 //!
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
-//! statement, and whether a token speaks for a lease once per transaction. A row that shows the token of the row before it
-//! takes a short way.
+//! statement, and whether a token speaks for a lease once per transaction.
 
 use super::binding::WriteLeases;
 use super::hint::{self, TriedWrite, Wrote};
 use super::plan::{Duty, NullInsert, Plan};
 use super::{row_moves, written};
 use crate::errors::{self, Refusal, SqlState};
-use crate::known_bugs;
-use crate::leases::guard::{self, Caller, MaySee};
+use crate::leases::guard;
+use crate::leases::known::{self, Caller, MaySee};
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Event, Timing, TriggerCall, Tuple};
-use crate::pg::session::server;
 use crate::pg::session::settings;
 use crate::pg::state::role_prefix;
 use crate::statistics::{self, Known};
@@ -22,32 +20,6 @@ use crate::tokens;
 use pg_fence_rules::fence::{self, Landing, Order, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
-
-/// Lets a row of an UPDATE through that shows the token with which the row before it has landed, as most do: that token was
-/// drawn, and the transaction guards the lease. Left to be asked is whether it may replace the stored one. None where more
-/// is to be asked.
-///
-/// It neither raises nor panics, so that it may be called where an error is not expected.
-#[inline(always)]
-pub fn lands_again(args: Args) -> Option<pg_sys::Datum> {
-    let call = TriggerCall::new(args)?;
-    let plan: &Plan = call.cached()?;
-    let landed = plan.landed.get()?;
-    if !plan.plain || call.event != Event::Update || plan.offered.get().is_some() {
-        return None;
-    }
-    let (columns, old, new) = (call.columns, call.old, call.new);
-    let (stored, shown) = (columns.token(old?, &plan.column), columns.token(new?, &plan.column));
-    let write = Write { old: Some(stored), new: Some(shown), named: false, ambient: None };
-    // One that keeps a greater fence needs that put back: it is not for the short way.
-    match fence::judge(&write, plan.order, false, |token| token == landed) {
-        Verdict::Land(_) => {
-            statistics::judged_row();
-            Some(call.pass(new))
-        }
-        _ => None,
-    }
-}
 
 /// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
 pub fn fenced(args: Args) -> Result<Answer, Refusal> {
@@ -72,14 +44,14 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     };
     row.map(Answer::Value).map_err(|refusal| {
         let refusal = describe::at_row(refusal, &call, &plan.column);
-        statistics::refused(&refusal, || known(&call, plan, &refusal));
+        statistics::refused(&refusal, || told(&call, plan, &refusal));
         refusal
     })
 }
 
 fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
     // Under apply, the publisher has judged.
-    if server::replica() {
+    if settings::is_replica() {
         return Ok(Answer::Value(call.pass(None)));
     }
     statistics::judged_row();
@@ -91,35 +63,38 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
 /// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
 fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let (old, new) = (call.old, call.new);
-    // Most rows are updated or deleted by a statement that has inserted none.
-    count(call, plan, old.is_none() || plan.offered.get().is_some());
     let fence = |row| call.columns.token(row, &plan.column);
     // Others get copies of it, so that it need not lie in memory.
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
-    if server::replica() {
+    if settings::is_replica() {
+        statistics::judged_row();
         write.named = names_fence(call, plan);
         return replicated(call, plan, write);
     }
-    if plan.moves && call.event == Event::Delete && leaves(call, plan, old) {
-        statistics::row_was_judged_before();
+    let leaves = |old: Tuple| row_moves::leaves(plan.depth, old.id(call));
+    if plan.moves && call.event == Event::Delete && old.is_some_and(leaves) {
         return Ok(call.pass(old));
     }
-    let moves_here = plan.moves && call.event == Event::Insert;
-    let arriving = if moves_here { arriving::<MANAGED>(plan, write)? } else { None };
-    if MANAGED && old.is_none() && arriving.is_none() {
-        if let Duty::Manage { unfenced_insert: true } = plan.duty {
-            if write.brings_fence() {
-                return Err(refusal(call, plan, write, Verdict::Unfenced));
-            }
+    let arriving = match plan.moves && call.event == Event::Insert {
+        true => arriving::<MANAGED>(plan, write)?,
+        false => None,
+    };
+    if arriving.is_none() {
+        statistics::judged_row();
+        let is_free = MANAGED && old.is_none() && plan.creates_freely();
+        if is_free && write.brings_fence() {
+            return Err(refusal(call, plan, write, Verdict::Unfenced));
+        }
+        if is_free {
             return Ok(call.pass(new.map(|row| without(call, plan, row))));
         }
     }
-    let mut leases = WriteLeases::default();
-    if let Some(binding) = &plan.lease {
-        binding.find_leases(&call.columns, old, new, &mut leases)?;
-    }
+    let leases = match &plan.lease {
+        Some(binding) => binding.leases(&call.columns, old, new)?,
+        None => WriteLeases::default(),
+    };
+    // What arrives was judged where it left.
     let landing = match arriving {
-        // It was judged where it left.
         Some(landing) => landing,
         None => {
             if MANAGED || !write.column_presents() {
@@ -146,7 +121,6 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
 /// Lets the row through with the fence that it lands with, and notes what later rows and triggers ask for.
 #[inline(always)]
 fn land(call: &TriggerCall, plan: &Plan, write: Write, landing: Landing) -> pg_sys::Datum {
-    plan.landed.set(Some(landing.token));
     if plan.verified {
         written::note(call.table, landing);
     }
@@ -175,7 +149,7 @@ fn names_fence(call: &TriggerCall, plan: &Plan) -> bool {
 fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Landing>, Refusal> {
     let fence = write.new.flatten();
     let is_same = |landing: &Landing| fence == Some(landing.fence);
-    if let Some(landing) = row_moves::under_way(plan.depth) {
+    if let Some(landing) = row_moves::take_under_way(plan.depth) {
         if !MANAGED && plan.verified && !is_same(&landing) {
             return Err(errors::changed_behind(fence));
         }
@@ -185,7 +159,7 @@ fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Lan
         return Ok(None);
     }
     // Nobody has seen the row leave: that it is the one with the greater fence is all that tells.
-    let last = row_moves::accepted_last(plan.depth);
+    let last = row_moves::take_accepted(plan.depth);
     Ok(last.filter(|landing| landing.keeps_greater() && is_same(landing)))
 }
 
@@ -243,7 +217,7 @@ fn never_issued_or(plan: &Plan, leases: &WriteLeases, refused: Verdict) -> Verdi
 /// Was the token neither drawn here nor can it have been adopted for one of these leases?
 #[cold]
 fn is_never_issued(plan: &Plan, leases: &WriteLeases, token: Token) -> bool {
-    !tokens::issued(plan.tokens, token) && !leases.iter().any(guard::is_adopted)
+    !tokens::issued(plan.tokens, token) && !leases.iter().any(known::is_adopted)
 }
 
 /// Is it PF004, and not one that a renewal mends? (Who gets that one must be told of it.)
@@ -252,34 +226,9 @@ fn is_lost(silent: &Refusal) -> bool {
     silent.sqlstate == SqlState::TokenDoesNotSpeak && silent.details.renew_first.is_none()
 }
 
-/// Counts a row that is judged, unless a closer look finds that it was counted before.
-#[inline(always)]
-fn count(call: &TriggerCall, plan: &Plan, look_closer: bool) {
-    if !known_bugs::NO_COUNTING && (!look_closer || is_new(call, plan)) {
-        statistics::judged_row();
-    }
-}
-
-/// Has the row not been counted yet? One that arrives from another partition was when it was updated there. One that is
-/// offered and then updated instead (ON CONFLICT) was when it was offered: nothing was inserted in between.
-#[inline(never)]
-fn is_new(call: &TriggerCall, plan: &Plan) -> bool {
-    match call.event {
-        Event::Insert if plan.moves && row_moves::arrives(plan.depth) => false,
-        Event::Insert => {
-            plan.offered.set(Some(call.rows_inserted()));
-            true
-        }
-        event => {
-            let offered = plan.offered.take();
-            event != Event::Update || offered != Some(call.rows_inserted())
-        }
-    }
-}
-
 /// What administrators may know of a refused write, whatever its writer may.
 #[cold]
-fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
+fn told(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let columns = call.columns;
     let fence = |row: Tuple| columns.token(row, &plan.column);
     let (old, new) = (call.old, call.new);
@@ -290,19 +239,16 @@ fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
     let lease = leases.iter().find(|name| !stands(name)).or(leases.iter().next());
     let lease = lease.map(<[u8]>::to_vec);
-    let holder = lease.as_deref().and_then(guard::holder);
+    let holder = lease.as_deref().and_then(known::holder);
     Known { key: describe::key(call), lease, holder, presented, stored }
 }
 
 /// The leases of a write, as far as they can be told.
 #[cold]
 fn leases<'a>(call: &TriggerCall, plan: &'a Plan) -> WriteLeases<'a> {
-    let mut leases = WriteLeases::default();
-    if let Some(binding) = &plan.lease {
-        let (old, new) = (call.old, call.new);
-        let _ = binding.find_leases(&call.columns, old, new, &mut leases);
-    }
-    leases
+    let leases =
+        plan.lease.as_ref().map(|binding| binding.leases(&call.columns, call.old, call.new));
+    leases.and_then(Result::ok).unwrap_or_default()
 }
 
 /// The token that a transaction has beside the fence column.
@@ -338,7 +284,7 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
             // For those who may not see leases, each token that does not speak is like any other.
             Some(name) if !role_prefix::may_be_told(name) => {
                 let may_see = || may_see(call, plan, shown);
-                guard::not_speaking(name, presented, Caller::Trigger(&may_see))
+                known::not_speaking(name, presented, Caller::Trigger(&may_see))
             }
             _ => errors::never_issued(presented),
         },
@@ -390,11 +336,6 @@ fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
     }
 }
 
-/// Is this DELETE the first half of a move to another partition, whose UPDATE was just accepted?
-fn leaves(call: &TriggerCall, plan: &Plan, old: Option<Tuple>) -> bool {
-    old.is_some_and(|old| row_moves::leaves(plan.depth, old.id(call), plan.judges_arrivals()))
-}
-
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
 #[inline(never)]
 fn replicated(call: &TriggerCall, plan: &Plan, write: Write) -> Result<pg_sys::Datum, Refusal> {
@@ -422,7 +363,7 @@ fn verify(
         return Err(errors::misplaced("fenced(..., 'verify') must fire AFTER INSERT OR UPDATE"));
     }
     let passed = call.pass(call.new);
-    let Some(new) = call.new.filter(|_| !server::replica()) else { return Ok(passed) };
+    let Some(new) = call.new.filter(|_| !settings::is_replica()) else { return Ok(passed) };
     let columns = call.columns;
     let fence = |row: Tuple| columns.token(row, &plan.column);
     let found = fence(new);

@@ -1,7 +1,7 @@
 //! Under which tokens this transaction has written rows, and which fences it left in them: what the check behind the other
 //! triggers knows its rows by.
 
-use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction};
 use pg_fence_rules::fence::Landing;
 use pg_fence_rules::Token;
 use pgrx::pg_sys::Oid;
@@ -22,8 +22,10 @@ thread_local! {
     static WRITTEN: RefCell<Written> = RefCell::default();
 }
 
-/// What this transaction has written, which goes with it.
-pub const WRITTEN_ROWS: &dyn Follower = &WRITTEN;
+/// What this transaction has written goes with it.
+pub fn follow(moment: Moment) {
+    WRITTEN.with_borrow_mut(|written| written.follow(moment));
+}
 
 /// Remembers what a row of the table has landed with.
 pub fn note(table: Oid, landing: Landing) {
@@ -47,14 +49,8 @@ pub fn under(table: Oid, fence: Token, asked_for: impl Fn(Token) -> bool) -> Opt
     })
 }
 
-impl OfSavepoint for Written {
-    fn savepoint_released(&mut self, _: SavepointId, _: SavepointId) {}
-
-    /// What is undone is not looked at again.
-    fn survives_rollback(&mut self, _: SavepointId) -> bool {
-        true
-    }
-}
+// What a rollback undoes is not looked at again.
+impl OfSavepoint for Written {}
 
 impl OfTransaction for Written {
     fn transaction_ended(&mut self, _: Ending) {

@@ -10,7 +10,7 @@ use super::request::{Request, Tried};
 use super::try_acquire::grant;
 use crate::errors::{Refusal, SqlState};
 use crate::pg::memory::Scratch;
-use crate::pg::session::server;
+use crate::pg::session::clock;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
@@ -46,7 +46,7 @@ pub fn acquire_any(
         if !seen.insert(*name) {
             continue;
         }
-        server::serve_interrupts();
+        xact::serve_interrupts();
         request.name.clear();
         request.name.extend_from_slice(name);
         match scratch.turn(|| claim(&table, request)) {
@@ -65,12 +65,12 @@ fn is_short_of_locks(refusal: &Refusal) -> bool {
 
 /// Acquires one name, if it is to be had.
 fn claim(table: &LeaseTable, request: &Request) -> Result<Option<Token>, Refusal> {
-    let looks_free = unless_passed_over(free_slot::look(table, request))?.is_some();
+    let looks_free = unless_passed_over(free_slot::looks_free(table, request))?.is_some();
     // Asked before the lock, too: who wants it by a later snapshot must not find it in the hands of one who passes it over.
     if !looks_free || queue::somebody_waits(&request.name) || !had_ended(table, &request.name) {
         return Ok(None);
     }
-    let Some(chosen) = unless_passed_over(free_slot::find(table, request))? else {
+    let Some(chosen) = unless_passed_over(free_slot::lock_one(table, request))? else {
         return Ok(None);
     };
     if !had_ended(table, &request.name) {
@@ -101,7 +101,7 @@ fn had_ended(table: &LeaseTable, name: &[u8]) -> bool {
         && now.iter().all(|row| {
             let last = LastGrant {
                 shown: shown.iter().any(|shown| shown.version() == row.version()),
-                ended_by_clock: (row.grant.phase(server::now()) == Phase::Expired)
+                ended_by_clock: (row.grant.phase(clock::now()) == Phase::Expired)
                     .then_some(row.grant.expires_at),
             };
             snapshot::had_ended(&last, taken_after)

@@ -6,19 +6,20 @@
 //! grant is ended all the same and the answer is "not yet": from that commit on nobody guards it again, so that even guards
 //! that overlap without end are over soon.
 
-use super::change::check_role;
 use super::free_slot::{is_being_loaded, settled_rows};
 use super::guard;
+use super::known::check_role;
 use super::locks::{Locked, Locks};
 use crate::errors::{self, Refusal};
 use crate::pg::locks::wait::{self, Waiting};
+use crate::pg::session::client;
+use crate::pg::session::clock;
 use crate::pg::session::commit;
 use crate::pg::session::role;
-use crate::pg::session::server;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
-use crate::pg::state::row::{Deleter, Life, NewGrant, Row};
+use crate::pg::state::row::{Deleter, Lifetime, NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::{self, Adopt, Grant, Mode};
@@ -65,7 +66,7 @@ struct Found {
 /// Makes it known; false where an open transaction has relied on an older grant, or has been adopting, for all of `wait`.
 /// Errors: PF001, 42501, 53200, 55000.
 pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
-    let found = look(&LeaseTable::open(Access::Read)?, adoption)?;
+    let found = judged(&LeaseTable::open(Access::Read)?, adoption)?;
     match found.adopt {
         Adopt::Current => return Ok(true),
         Adopt::AfterJump => return adopt_again(adoption),
@@ -99,7 +100,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
     if settled_rows(&table, &adoption.name).is_none() {
         return Ok(None);
     }
-    let Found { adopt, row, floor } = look(&table, adoption)?;
+    let Found { adopt, row, floor } = judged(&table, adoption)?;
     if row.is_none() && is_being_loaded(&table, &adoption.name, |grant| grant.slot == 0) {
         return Ok(None);
     }
@@ -115,7 +116,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
 
 /// Reads what the name has. Refuses a token that is no longer, or not, to be adopted by this caller; and a name that is not
 /// the caller's: it is asked at each look, for a prefix may be taken away while its role waits.
-fn look(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
+fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
     role_prefix::require(&adoption.name, Level::Adopter)?;
     let floor = tokens::floor()?;
     let rows = table.rows(&adoption.name, AsOf::Now);
@@ -144,8 +145,8 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
         matches!(found, Adopt::Current | Adopt::AfterJump)
     };
     let Some(locked) = Locked::grant(&table, &adoption.name, 0, CHANGE, is_current)? else {
-        // It has ended meanwhile: then looking again refuses it.
-        return look(&table, adoption).map(|_| false);
+        // It has ended meanwhile, so `judged` refuses the token.
+        return judged(&table, adoption).map(|_| false);
     };
     check_role(|| Some(&adoption.name), &locked.row, false)?;
     if grant::adopt(&[locked.row.grant], adoption.token, floor) == Adopt::Current {
@@ -154,7 +155,7 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
     }
     let row = locked.keep();
     commit::force();
-    table.adopt_again(&row, floor, server::now())?;
+    table.adopt_again(&row, floor, clock::now())?;
     Ok(true)
 }
 
@@ -164,12 +165,12 @@ fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Refusal> {
     let Some(locked) = Locked::grant(table, &adoption.name, 0, END_OLDER, is_there)? else {
         return Ok(());
     };
-    look(table, adoption)?;
+    judged(table, adoption)?;
     let row = locked.row;
     if row.grant.closing.is_none_or(|closing| closing < adoption.token) {
         locked.keep();
         commit::force();
-        table.close(&row, adoption.token, server::now())?;
+        table.close(&row, adoption.token, clock::now())?;
     }
     Ok(())
 }
@@ -180,7 +181,7 @@ fn write(
     over: Option<&Row>,
     floor: Floor,
 ) -> Result<(), Refusal> {
-    let (session, role) = (server::session(), role::current());
+    let (session, role) = (client::label(), role::current());
     let new = NewGrant {
         name: &adoption.name,
         slot: 0,
@@ -189,8 +190,8 @@ fn write(
         session: &session,
         role: &role,
         token: adoption.token,
-        now: server::now(),
-        life: Life::Adopted(floor),
+        now: clock::now(),
+        lifetime: Lifetime::Adopted(floor),
         metadata: adoption.metadata,
     };
     // The caller may then write on another server, or tell another that does.

@@ -1,15 +1,14 @@
 //! Changing a grant by one of its tokens, and ending it: by its own holder, and by an administrator.
 
+use super::known::{check_role, greatest, may_know_of, of_token, refuse_adopted};
 use super::locks::{Locked, Locks};
 use super::{queue, session_leases};
-use crate::errors::{self, Refusal};
+use crate::errors::Refusal;
 use crate::known_bugs;
+use crate::pg::session::clock;
 use crate::pg::session::commit;
-use crate::pg::session::role;
-use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
-use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::tokens;
@@ -17,14 +16,6 @@ use pg_fence_rules::grant::{Phase, Release};
 use pg_fence_rules::locks::{LockStep, CHANGE};
 use pg_fence_rules::{Instant, Token};
 use pgrx::pg_sys::TransactionId;
-
-/// 55000 where somebody else has made the grant, and the caller may know of it.
-pub fn refuse_adopted(row: &Row) -> Result<(), Refusal> {
-    match row.grant.adopted.is_some() && may_know_of(row, false) {
-        true => Err(errors::adopted_name(row.name())),
-        false => Ok(()),
-    }
-}
 
 /// The token that closes these grants: one that is drawn, greater than all of their own. Nothing is drawn for a grant that
 /// somebody else has made: its own number closes it, and never becomes one of the sequence.
@@ -38,51 +29,37 @@ fn closing_token(rows: &[&Row]) -> Result<Token, Refusal> {
 /// Releases the grants that this token is of: all of them or, where it is of none in one lease, none. Their closing token.
 pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal> {
     let table = LeaseTable::open(Access::Write)?;
-    let mut current = Vec::with_capacity(names.len());
-    let mut closed_before = Vec::new();
+    let mut found = Vec::with_capacity(names.len());
     for name in names {
         // What is locked so far is given back where one is lost.
-        let found = changeable(&table, name, token, CHANGE, |row| {
-            let release = row.grant.release(token, server::now());
+        let grant = changeable(&table, name, token, CHANGE, |row| {
+            let release = row.grant.release(token, clock::now());
             (release != Release::Lost).then_some(release)
         })?;
-        let Some((locked, release)) = found.locked()? else { return Ok(None) };
+        let Some((locked, release)) = grant.locked()? else { return Ok(None) };
         check_role(|| Some(name), &locked.row, false)?;
-        match release {
-            Release::Again(closing) => closed_before.push((locked.keep(), closing)),
-            _ => current.push(locked),
-        }
+        found.push((locked, release));
     }
     if names.len() > 1 {
         // Several leases under one number of somebody else's are released one by one.
-        current
-            .iter()
-            .map(|f| &f.row)
-            .chain(closed_before.iter().map(|(row, _)| row))
-            .try_for_each(refuse_adopted)?;
+        found.iter().try_for_each(|(locked, _)| refuse_adopted(&locked.row))?;
     }
-    let now = server::now();
-    if !current.iter().all(|f| f.row.grant.renewable(token, now)) {
+    let now = clock::now();
+    let is_current = |(_, release): &&(Locked, Release)| *release == Release::Close;
+    if !found.iter().filter(is_current).all(|(locked, _)| locked.row.grant.renewable(token, now)) {
         return Ok(None);
     }
-    if let [(_, first), others @ ..] = closed_before.as_slice() {
-        if current.is_empty() && others.iter().all(|(_, closing)| closing == first) {
-            return Ok(Some(*first));
+    if let [(_, first @ Release::Again(closing)), others @ ..] = found.as_slice() {
+        if others.iter().all(|(_, release)| release == first) {
+            return Ok(Some(*closing));
         }
     }
+    let current = found.iter().filter(is_current).count();
     // What this transaction released one by one gets the closing token of all.
-    let closing = closing_token(
-        &current
-            .iter()
-            .map(|f| &f.row)
-            .chain(closed_before.iter().map(|(row, _)| row))
-            .collect::<Vec<_>>(),
-    )?;
-    let rows: Vec<Row> = current.into_iter().map(Locked::keep).collect();
-    rows.iter()
-        .chain(closed_before.iter().map(|(row, _)| row))
-        .try_for_each(|row| close(&table, row, closing, now))?;
-    statistics::add(Counter::Releases, rows.len());
+    let closing = closing_token(&found.iter().map(|(locked, _)| &locked.row).collect::<Vec<_>>())?;
+    let rows: Vec<Row> = found.into_iter().map(|(locked, _)| locked.keep()).collect();
+    rows.iter().try_for_each(|row| close(&table, row, closing, now))?;
+    statistics::add(Counter::Releases, current);
     Ok(Some(closing))
 }
 
@@ -106,7 +83,7 @@ pub fn revoke(
     such: impl Fn(&Row) -> bool,
 ) -> Result<Option<Token>, Refusal> {
     let held = |rows: Vec<Row>| -> Vec<Row> {
-        let now = server::now();
+        let now = clock::now();
         rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held && such(r)).collect()
     };
     // Grants in the making count: their transactions are waited for.
@@ -136,7 +113,7 @@ pub fn revoke(
     }
     let closing = closing_token(&rows.iter().collect::<Vec<_>>())?;
     locks.keep();
-    let now = server::now();
+    let now = clock::now();
     rows.iter().try_for_each(|row| close(table, row, closing, now))?;
     statistics::add(Counter::Revocations, rows.len());
     Ok(Some(closing))
@@ -176,7 +153,7 @@ pub fn changeable<'a, T>(
     decide: impl Fn(&Row) -> Option<T>,
 ) -> Result<Found<'a, T>, Refusal> {
     loop {
-        let Some(seen) = look(table, name, token, &decide) else { return Ok(Found::Lost) };
+        let Some(seen) = seen(table, name, token, &decide) else { return Ok(Found::Lost) };
         let mut locks = Locks::of(name);
         if step.waits || !known_bugs::KEEP_WITHOUT_LOCK {
             match locks.take(step, seen.grant.slot) {
@@ -193,7 +170,7 @@ pub fn changeable<'a, T>(
                 (None, _) => return Ok(Found::Lost),
             },
             // Where the grant is not there any more, another one may have the token by now.
-            None => find(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer),
+            None => of_token(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer),
         };
         if unlocked_writer.is_some() && !step.waits {
             return Ok(Found::InTheWay(seen));
@@ -204,7 +181,7 @@ pub fn changeable<'a, T>(
 
 /// Waits for a transaction that has written a row without the grant's lock, as one does that loads a dump.
 fn wait_for(unlocked_writer: Option<TransactionId>) {
-    server::serve_interrupts();
+    xact::serve_interrupts();
     if let Some(writer) = unlocked_writer {
         xact::wait_for(writer);
     }
@@ -212,58 +189,20 @@ fn wait_for(unlocked_writer: Option<TransactionId>) {
 
 /// The grant that has this token, as it is seen without its lock; None where it is not worth locking, or the caller may
 /// not know of it.
-fn look<T>(
+fn seen<T>(
     table: &LeaseTable,
     name: &[u8],
     token: Token,
     decide: impl Fn(&Row) -> Option<T>,
 ) -> Option<Row> {
-    let seen = find(&table.rows(name, AsOf::Now), token).copied();
+    let seen = of_token(&table.rows(name, AsOf::Now), token).copied();
     let seen = match &seen {
         // What is over does not come back: a caller who is too late locks nothing, and so keeps the
         // lease from nobody.
         Some(row) if decide(row).is_none() && row.open_writer().is_none() => return None,
         Some(_) => seen,
         // A token of an uncommitted grant may have been passed on: its transaction is waited for.
-        None => find(&table.rows(name, AsOf::InFlight), token).copied(),
+        None => of_token(&table.rows(name, AsOf::InFlight), token).copied(),
     };
     seen.filter(|row| may_know_of(row, false))
-}
-
-/// The greatest token that any of these grants is known to have had.
-pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
-    rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(Token::BEFORE_ALL)
-}
-
-/// Does the token speak for the lease at this instant? No, where the caller may not see the lease.
-pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
-    let floor = tokens::floor_seen()?;
-    let rows = LeaseTable::open(Access::Read)?.rows(name, AsOf::Now);
-    let now = server::now();
-    Ok(role_prefix::shows(name) && rows.iter().any(|row| row.grant.speaks(token, now, floor)))
-}
-
-/// The grant that this token is of.
-pub fn find(rows: &[Row], token: Token) -> Option<&Row> {
-    rows.iter().find(|r| r.grant.has(token))
-}
-
-/// May the caller learn that there is such a grant? A caller that may not is answered as if the token were any number.
-pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
-    role::acts_for(row.role(), in_trigger) || role_prefix::may_be_told(row.name())
-}
-
-/// 42501 unless the caller may act for the role that was granted the lease. In a trigger, the session's role may stand
-/// in for the current one. `lease` gives its name, where the error may show it.
-pub fn check_role<'a>(
-    lease: impl FnOnce() -> Option<&'a [u8]>,
-    row: &Row,
-    in_trigger: bool,
-) -> Result<(), Refusal> {
-    let role = row.role();
-    if role::acts_for(role, in_trigger) {
-        return Ok(());
-    }
-    let shown = role_prefix::may_be_told(row.name()).then_some(role);
-    Err(errors::not_your_lease(lease(), shown))
 }

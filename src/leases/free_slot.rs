@@ -9,8 +9,9 @@ use super::locks::Locks;
 use super::request::{Request, Tried};
 use crate::errors::{self, Refusal};
 use crate::pg::locks::lock::LockTag;
+use crate::pg::session::clock;
 use crate::pg::session::role;
-use crate::pg::session::server;
+use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Grant, Mode, Phase};
@@ -70,9 +71,9 @@ pub struct LooksFree {
 }
 
 /// Tells without a lock whether it is worth trying: a losing try reads only. Errors: 22023, 55000.
-pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
+pub fn looks_free(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
     let existing = existing(request, &table.rows(&request.name, AsOf::Now), |_| false);
-    let now = server::now();
+    let now = clock::now();
     Ok(match admit(request, &existing, now)? {
         Tried::Lost { until } => Tried::Lost { until },
         Tried::Won(_) => {
@@ -83,14 +84,14 @@ pub fn look(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, R
 }
 
 /// Finds a free slot and locks it.
-pub fn find<'a>(
+pub fn lock_one<'a>(
     table: &LeaseTable,
     request: &'a Request,
 ) -> Result<Tried<LockedSlot<'a>>, Refusal> {
     let mut locks = Locks::of(&request.name);
     let found = match request.ask.mode {
         Mode::Exclusive => exclusive_slot(table, request, &mut locks)?,
-        _ => BesideOthers { table, request, busy: Vec::new() }.find(&mut locks)?,
+        _ => BesideOthers { table, request, busy: Vec::new() }.search(&mut locks)?,
     };
     match found {
         // It may yet be rolled back.
@@ -105,7 +106,7 @@ pub fn find<'a>(
 /// counts while it is guarded: it may have been made, guarded and have ended since the slot was chosen.
 pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
     let Mode::Slots(asked) = request.ask.mode else { return None };
-    let now = server::now();
+    let now = clock::now();
     let is_in_force = |row: &Row| {
         row.grant.phase(now) == Phase::Held || is_guarded_by_others(&request.name, row.grant.slot)
     };
@@ -155,7 +156,7 @@ fn decide(
     rows: &[Row],
     existing: &[ExistingGrant],
 ) -> Result<Tried<FreeSlot>, Refusal> {
-    let now = server::now();
+    let now = clock::now();
     let slot = match admit(request, existing, now)? {
         Tried::Won(slot) => slot,
         Tried::Lost { until } => return Ok(Tried::Lost { until }),
@@ -206,7 +207,7 @@ fn exclusive_slot(
 /// lock).
 pub fn settled_rows(table: &LeaseTable, name: &[u8]) -> Option<Vec<Row>> {
     loop {
-        server::serve_interrupts();
+        xact::serve_interrupts();
         let rows = table.rows(name, AsOf::Now);
         let deleters: Vec<Deleter> = rows.iter().map(Row::deleter).collect();
         if deleters.iter().any(|deleter| matches!(deleter, Deleter::Open(_))) {
@@ -268,12 +269,12 @@ enum Settled {
 }
 
 impl BesideOthers<'_> {
-    fn find(mut self, locks: &mut Locks) -> Result<Tried<FreeSlot>, Refusal> {
+    fn search(mut self, locks: &mut Locks) -> Result<Tried<FreeSlot>, Refusal> {
         if !self.exclude_other_kinds(locks)? {
             return Ok(Tried::BY_ANOTHER);
         }
         loop {
-            server::serve_interrupts();
+            xact::serve_interrupts();
             let rows = self.table.rows(&self.request.name, AsOf::Now);
             let mut chosen = match decide(self.request, &rows, &self.existing(&rows))? {
                 Tried::Won(chosen) => chosen,
@@ -315,7 +316,7 @@ impl BesideOthers<'_> {
 
     /// The grants that are there, and those that others are writing.
     fn existing(&self, rows: &[Row]) -> Vec<ExistingGrant> {
-        let now = server::now();
+        let now = clock::now();
         let is_live = |row: &Row| row.grant.phase(now) == Phase::Held;
         let is_relied_on = |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live);
         let mut existing = existing(self.request, rows, is_relied_on);

@@ -3,28 +3,24 @@
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
 //! once per lease and transaction. A guard goes when its lock goes: with a rolled-back savepoint at once.
 
-use super::change::{check_role, find, may_know_of};
+use super::known::{check_role, may_know_of, not_speaking, of_token, Caller};
 use super::locks::Locks;
 use super::queue;
-use crate::errors::{self, Refusal, Shown};
+use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
-use crate::pg::encoding;
-use crate::pg::hash::Quick;
-use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::session::server;
+use crate::pg::session::clock;
+use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
-use crate::pg::state::opened::IfLocked;
-use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter, Known};
 use crate::{known_bugs, tokens};
-use pg_fence_rules::grant::{Mode, Phase};
+use pg_fence_rules::grant::Mode;
 use pg_fence_rules::locks::{GUARD, GUARD_BESIDE_OTHERS};
-use pg_fence_rules::snapshot::{self, Age};
-use pg_fence_rules::{Floor, Instant, Token};
+use pg_fence_rules::snapshot::{self, InSnapshot};
+use pg_fence_rules::{Instant, Token};
 use std::cell::RefCell;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// A grant that this transaction guards.
 #[derive(Clone, Copy)]
@@ -36,7 +32,7 @@ struct Guard {
 
 #[derive(Default)]
 struct Guards {
-    by_lease: HashMap<Vec<u8>, Vec<Guard>, Quick>,
+    by_lease: BTreeMap<Vec<u8>, Vec<Guard>>,
     /// The guard that was asked for last: most writes of a transaction are under one.
     last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
@@ -47,11 +43,10 @@ thread_local! {
     static GUARDS: RefCell<Guards> = RefCell::default();
 }
 
-/// Those of this transaction, which go with it.
-pub const TRANSACTION_GUARDS: &dyn Follower = &GUARDS;
-
-/// A session keeps room for so many leases that a transaction guards.
-const MOST_KEPT: usize = 16;
+/// The guards of this transaction go with it.
+pub fn follow(moment: Moment) {
+    GUARDS.with_borrow_mut(|guards| guards.follow(moment));
+}
 
 /// Notes a `lease_guard`: where the transaction turns out to end with that statement, its caller is warned.
 pub fn note_call(name: Vec<u8>) {
@@ -61,57 +56,13 @@ pub fn note_call(name: Vec<u8>) {
     }
 }
 
-/// The lease of a guard that ends with its own statement, in a transaction that has written nothing: it has
-/// guarded nothing at all, and mostly the caller thinks that it has.
-fn guarded_nothing() -> Option<Vec<u8>> {
-    let (name, began) = GUARDS.with_borrow_mut(|g| g.outside_block.take())?;
-    // Another statement in the same transaction: the client sends its messages in a pipeline.
-    let alone = began == xact::statement_started_at();
-    (alone && !xact::has_written()).then_some(name)
-}
-
-/// May the transaction have guarded nothing?
-pub fn is_perhaps_in_vain() -> bool {
-    GUARDS.with_borrow(|g| g.outside_block.is_some())
-}
-
-/// Warns a caller whose transaction ends now and has guarded nothing.
+/// Warns a caller whose transaction ends now and has guarded nothing: the guard ends with its own statement, nothing was
+/// written, and mostly the caller thinks that it has the lease.
 pub fn warn_if_in_vain() {
-    if let Some(name) = guarded_nothing() {
+    let Some((name, began)) = GUARDS.with_borrow_mut(|g| g.outside_block.take()) else { return };
+    // Another statement in the same transaction: the client sends its messages in a pipeline.
+    if began == xact::statement_started_at() && !xact::has_written() {
         raise::warn(errors::guarded_nothing(&name));
-    }
-}
-
-/// Who asks for a guard, and what an error may show to it.
-#[derive(Clone, Copy)]
-pub enum Caller<'a> {
-    /// A call, which has named the lease and the token itself.
-    Function,
-    /// The trigger, for a row. The session's role may stand in for the current one; what the writer may know is found
-    /// out only where there is an error.
-    Trigger(&'a dyn Fn() -> MaySee),
-}
-
-/// What the writer of a row may know.
-#[derive(Clone, Copy)]
-pub struct MaySee {
-    /// The name of the row's lease.
-    pub lease: bool,
-    /// The token that is judged.
-    pub token: bool,
-}
-
-impl Caller<'_> {
-    fn in_trigger(&self) -> bool {
-        matches!(self, Caller::Trigger(_))
-    }
-
-    fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
-        let may_see = match self {
-            Caller::Function => MaySee { lease: true, token: true },
-            Caller::Trigger(may_see) => may_see(),
-        };
-        Shown { lease: may_see.lease.then_some(name), token: may_see.token.then_some(token) }
     }
 }
 
@@ -129,7 +80,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     let held = guards_slot(name, slot)
         && row.grant.closing.is_none()
         && floor.is_below(row.grant.tokens.latest());
-    if !held && !row.grant.speaks(token, server::now(), floor) {
+    if !held && !row.grant.speaks(token, clock::now(), floor) {
         drop(locks);
         return Err(not_speaking(name, token, caller));
     }
@@ -156,10 +107,10 @@ fn check_snapshot<'a>(
         return Ok(());
     }
     let shows = |as_of| table.rows(name, as_of).iter().any(|r| r.is_of_same_grant(row));
-    match snapshot::age(shows(AsOf::Snapshot), || shows(AsOf::Committed)) {
-        Age::Shown => Ok(()),
-        Age::Later => Err(errors::snapshot_too_early(shown())),
-        Age::Own => Err(errors::own_grant_after_snapshot(shown())),
+    match snapshot::in_snapshot(shows(AsOf::Snapshot), || shows(AsOf::Committed)) {
+        InSnapshot::Shown => Ok(()),
+        InSnapshot::Later => Err(errors::snapshot_too_early(shown())),
+        InSnapshot::Own => Err(errors::own_grant_after_snapshot(shown())),
     }
 }
 
@@ -186,7 +137,7 @@ fn locked<'a>(
     caller: Caller,
 ) -> Result<Option<(Row, Locks<'a>)>, Refusal> {
     let rows = table.rows(name, AsOf::Now);
-    let seen = find(&rows, token).filter(|row| may_know_of(row, caller.in_trigger()));
+    let seen = of_token(&rows, token).filter(|row| may_know_of(row, caller.in_trigger()));
     let Some(seen) = seen else { return Ok(None) };
     let locks = lock(name, seen)?;
     let row = locks.read_again(table, seen.grant.slot, |row| row.grant.has(token));
@@ -255,49 +206,6 @@ impl OfSavepoint for Guards {
 
 impl OfTransaction for Guards {
     fn transaction_ended(&mut self, _: Ending) {
-        // Cleared, not replaced: the next transaction needs the room again.
-        if !self.by_lease.is_empty() {
-            self.by_lease.clear();
-            self.by_lease.shrink_to(MOST_KEPT);
-            self.last = None;
-        }
-        self.outside_block = None;
+        *self = Guards::default();
     }
-}
-
-/// Does somebody else grant the lease, so that its tokens are none of the sequence?
-pub fn is_adopted(name: &[u8]) -> bool {
-    let Ok(table) = LeaseTable::open(Access::Read) else { return false };
-    table.rows(name, AsOf::Now).iter().any(|row| row.grant.adopted.is_some())
-}
-
-/// Who holds a lease now, in words; None also where that cannot be told without waiting.
-pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
-    let table = LeaseTable::try_open(Access::Read, IfLocked::GiveUp).ok()??;
-    let now = server::now();
-    let rows = table.rows(name, AsOf::Now);
-    let held = rows.iter().find(|row| row.grant.phase(now) == Phase::Held)?;
-    Some(held.holder().unwrap_or_else(|| held.session()).to_vec())
-}
-
-/// PF004, with all that the caller may know.
-pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
-    let mut refusal = errors::not_speaking(caller.shown(name, token));
-    let Ok(table) = LeaseTable::open(Access::Read) else { return refusal };
-    let rows = table.rows(name, AsOf::Now);
-    let (now, floor) = (server::now(), tokens::floor().unwrap_or(Floor::NONE));
-    let awaits_renewal = |row: &Row| row.grant.awaits_renewal(token, now, floor);
-    let may_be_told = |row: &Row| may_know_of(row, caller.in_trigger());
-    if find(&rows, token).is_some_and(|row| awaits_renewal(row) && may_be_told(row)) {
-        refusal = errors::renew_first(refusal);
-    }
-    if !role_prefix::may_be_told(name) {
-        return refusal;
-    }
-    let Some(row) = find(&rows, token).or(rows.first()) else { return refusal };
-    refusal.detailed(|d| {
-        d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session())));
-        let deadline = Some(row.grant.expires_at).filter(|at| *at < Instant::LATEST);
-        d.expires_at = deadline.map(Instant::iso);
-    })
 }

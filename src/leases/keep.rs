@@ -6,7 +6,8 @@ use super::change::Found;
 use super::locks::Locked;
 use super::renew::{self, renewable};
 use crate::errors::{Refusal, SqlState};
-use crate::pg::session::server;
+use crate::pg::session::clock;
+use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, LeaseTable};
 use crate::pg::state::opened::IfLocked;
 use crate::pg::state::row::Row;
@@ -60,7 +61,7 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
     // Of each pair the number of its grant, or why there is none.
     let mut found = Vec::with_capacity(pairs.len());
     for n in order {
-        server::serve_interrupts();
+        xact::serve_interrupts();
         let Some((name, token)) = &pairs[n] else {
             found.push((n, Err(unfit)));
             continue;
@@ -75,7 +76,7 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
         found.push((n, grant));
     }
     // The locks were taken one by one: the time of the decision is after the last. What is over is given back.
-    let now = server::now();
+    let now = clock::now();
     let lives = |locked: &Locked| locked.row.grant.phase(now) == Phase::Held;
     let alive: Vec<bool> = grants.iter().map(lives).collect();
     grants.retain(lives);
@@ -111,7 +112,7 @@ fn lock<'a>(
     if let Err(refusal) = renew::check(table, name, &found) {
         return Ok(Err(Answer::Refused(refusal.sqlstate)));
     }
-    let left = |row: &Row| Some(row.grant.expires_at.since(server::now()).max(Span::ZERO));
+    let left = |row: &Row| Some(row.grant.expires_at.since(clock::now()).max(Span::ZERO));
     Ok(match found {
         Found::Locked(locked, ()) => Ok(locked),
         Found::Lost => Err(Answer::Lost),

@@ -15,24 +15,20 @@ use pg_fence_rules::locks::{LockMode, LockStep};
 /// then the head of the lease's queue is woken, for a look of its in between found the lease locked.
 pub struct Locks<'a> {
     name: &'a [u8],
-    // Mostly there is one, which takes no allocation.
-    first: Option<(LockTag, LockMode)>,
-    others: Vec<(LockTag, LockMode)>,
+    taken: Vec<(LockTag, LockMode)>,
 }
 
 impl<'a> Locks<'a> {
     /// None yet, of this lease.
     pub fn of(name: &'a [u8]) -> Self {
-        Locks { name, first: None, others: Vec::new() }
+        Locks { name, taken: Vec::new() }
     }
 
     /// Takes one; false where somebody is in the way of a lock that is not waited for. Errors: 53200.
     pub fn take(&mut self, step: LockStep, slot: i32) -> Result<bool, Refusal> {
         let tag = LockTag::new(step.lock, self.name, slot);
         let taken = tag.take(step.mode, step.waits)?;
-        if taken {
-            self.note(tag, step.mode);
-        }
+        self.taken.extend(taken.then_some((tag, step.mode)));
         Ok(taken)
     }
 
@@ -46,17 +42,8 @@ impl<'a> Locks<'a> {
     ) -> Result<bool, Refusal> {
         let tag = LockTag::new(step.lock, self.name, slot);
         let taken = wait::take_within(&tag, step.mode, waiting)?;
-        if taken {
-            self.note(tag, step.mode);
-        }
+        self.taken.extend(taken.then_some((tag, step.mode)));
         Ok(taken)
-    }
-
-    fn note(&mut self, tag: LockTag, mode: LockMode) {
-        match self.first {
-            None => self.first = Some((tag, mode)),
-            Some(_) => self.others.push((tag, mode)),
-        }
     }
 
     /// Reads the row of a slot again, now that it is locked: what was seen before the lock may be outdated.
@@ -72,43 +59,26 @@ impl<'a> Locks<'a> {
 
     /// How many there are.
     pub fn count(&self) -> usize {
-        usize::from(self.first.is_some()) + self.others.len()
+        self.taken.len()
     }
 
     /// Gives back all but so many that were taken first. Nobody is woken yet: the search goes on.
     pub fn give_back_all_but(&mut self, first: usize) {
-        for (tag, mode) in self.others.drain(first.saturating_sub(1)..).rev() {
+        for (tag, mode) in self.taken.drain(first..).rev() {
             tag.give(mode);
-        }
-        if first == 0 {
-            if let Some((tag, mode)) = self.first.take() {
-                tag.give(mode);
-            }
         }
     }
 
     /// Keeps them until the transaction, or the savepoint, ends.
     pub fn keep(mut self) {
-        self.first = None;
-        self.others.clear();
-    }
-
-    /// Does work under them and gives them back. Where it fails they stay, until the transaction is rolled back: an
-    /// error of the server's may have left something behind that giving back a lock stumbles over.
-    pub fn then_give_back<T, E>(self, work: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
-        let done = work();
-        match done {
-            Ok(_) => drop(self),
-            Err(_) => self.keep(),
-        }
-        done
+        self.taken.clear();
     }
 }
 
 impl Drop for Locks<'_> {
     fn drop(&mut self) {
         // An error's clean-up gives them back by itself, and wakes nobody too early.
-        if self.first.is_none() || std::thread::panicking() {
+        if self.taken.is_empty() || std::thread::panicking() {
             return;
         }
         self.give_back_all_but(0);
@@ -155,10 +125,5 @@ impl<'a> Locked<'a> {
     pub fn keep(self) -> Row {
         self.locks.keep();
         self.row
-    }
-
-    /// Does work on the row and gives the lock back, unless that fails.
-    pub fn then_give_back<T, E>(self, work: impl FnOnce(&Row) -> Result<T, E>) -> Result<T, E> {
-        self.locks.then_give_back(|| work(&self.row))
     }
 }

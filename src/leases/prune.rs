@@ -25,5 +25,5 @@ pub fn prune_row(
     };
     // The next acquire finds no row that tells whether the end of this grant is on disk.
     commit::force();
-    locked.then_give_back(|row| table.delete(row))
+    Ok(table.delete(&locked.row))
 }

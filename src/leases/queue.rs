@@ -6,7 +6,7 @@
 //! visible and its own locks are gone.
 
 use crate::pg::locks::lock::LockTag;
-use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
 use pg_fence_rules::locks::{HEAD_OF_QUEUE, SOMEBODY_WAITS};
 use std::cell::RefCell;
@@ -16,11 +16,10 @@ thread_local! {
     static CHANGED: RefCell<Vec<Changed>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Those of this transaction, which go when its locks are gone.
-pub const CHANGED_LEASES: &dyn Follower = &CHANGED;
-
-/// A session keeps room for so many of them.
-const MOST_KEPT: usize = 16;
+/// The leases that this transaction has changed stay until its locks are gone.
+pub fn follow(moment: Moment) {
+    CHANGED.with_borrow_mut(|changed| changed.follow(moment));
+}
 
 /// A lease that was changed or guarded.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -74,16 +73,10 @@ impl OfTransaction for Vec<Changed> {
 /// Wakes the heads of the queues of leases whose locks are gone: with the transaction, or with a savepoint that was rolled
 /// back.
 pub fn wake_heads(transaction_is_over: bool) {
+    let is_due = |changed: &mut Changed| changed.undone || transaction_is_over;
     CHANGED.with_borrow_mut(|all| {
-        all.retain(|changed| {
-            let tell = changed.undone || transaction_is_over;
-            if tell {
-                changed.queue.wake(HEAD_OF_QUEUE.mode);
-            }
-            !tell
-        });
-        if transaction_is_over && all.capacity() > MOST_KEPT {
-            *all = Vec::new();
+        for changed in all.extract_if(.., is_due) {
+            changed.queue.wake(HEAD_OF_QUEUE.mode);
         }
     });
 }

@@ -2,11 +2,12 @@
 //!
 //! One pass locks, in the order of names; then the clock is read, one token is drawn, and what is locked is written.
 
-use super::change::{changeable, check_role, greatest, refuse_adopted, Found};
+use super::change::{changeable, Found};
+use super::known::{check_role, greatest, refuse_adopted};
 use super::locks::Locked;
 use super::queue;
 use crate::errors::Refusal;
-use crate::pg::session::server;
+use crate::pg::session::clock;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
@@ -43,7 +44,7 @@ pub fn all_renewable<'a>(
         }
     }
     // The locks were waited for one by one: the time of the decision is after the last.
-    let now = server::now();
+    let now = clock::now();
     let holds = all.iter().all(|locked| locked.row.grant.renewable(token, now));
     Ok(holds.then_some((all, now)))
 }
@@ -56,7 +57,7 @@ pub fn renewable<'a>(
     step: LockStep,
 ) -> Result<Found<'a, ()>, Refusal> {
     changeable(table, name, token, step, |row| {
-        row.grant.renewable(token, server::now()).then_some(())
+        row.grant.renewable(token, clock::now()).then_some(())
     })
 }
 

@@ -9,8 +9,8 @@ use super::queue;
 use crate::errors::{self, Refusal};
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
-use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
-use crate::pg::session::server;
+use crate::pg::session::clock;
+use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use pg_fence_rules::grant::Phase;
@@ -36,12 +36,9 @@ thread_local! {
     static LEASES: RefCell<SessionLeases> = const { RefCell::new(SessionLeases(Vec::new())) };
 }
 
-/// Those of this session, which hear of the ends of its transactions.
-pub const SESSION_LEASES: &dyn Follower = &LEASES;
-
-/// Has this session any?
-pub fn are_there() -> bool {
-    LEASES.with_borrow(|leases| !leases.0.is_empty())
+/// The leases of this session hear of the ends of its transactions.
+pub fn follow(moment: Moment) {
+    LEASES.with_borrow_mut(|leases| leases.follow(moment));
 }
 
 /// Binds a grant that is about to be written to this session. Several leases acquired under one token share a lock.
@@ -84,7 +81,7 @@ pub fn check_prepare(prepares: bool) -> Result<(), Refusal> {
 
 /// Gives back the locks of grants that are over: others may have ended them, or the clock.
 fn forget_ended(table: &LeaseTable) {
-    let now = server::now();
+    let now = clock::now();
     let lives = |name: &[u8], first: Token| {
         table
             .rows(name, AsOf::Now)

@@ -4,13 +4,14 @@ use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
 use super::{guard, queue, session_leases};
 use crate::errors::Refusal;
+use crate::pg::session::client;
+use crate::pg::session::clock;
 use crate::pg::session::commit;
 use crate::pg::session::role;
-use crate::pg::session::server;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
-use crate::pg::state::row::{Life, NewGrant, Row};
+use crate::pg::state::row::{Lifetime, NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
 use pg_fence_rules::durability::{self, Predecessor};
@@ -29,7 +30,7 @@ pub fn try_acquire(
     behind_the_queue: bool,
     if_locked: IfLocked,
 ) -> Result<Tried<Token>, Refusal> {
-    let in_maintenance = || Ok(Tried::Lost { until: Some(server::now() + LOOK_AFTER_MAINTENANCE) });
+    let in_maintenance = || Ok(Tried::Lost { until: Some(clock::now() + LOOK_AFTER_MAINTENANCE) });
     let Some(table) = LeaseTable::try_open(Access::Write, if_locked)? else {
         return in_maintenance();
     };
@@ -39,7 +40,7 @@ pub fn try_acquire(
         return in_maintenance();
     }
     for request in requests {
-        let free = match free_slot::look(&table, request)? {
+        let free = match free_slot::looks_free(&table, request)? {
             Tried::Won(free) => free,
             Tried::Lost { until } => return Ok(Tried::Lost { until }),
         };
@@ -49,7 +50,7 @@ pub fn try_acquire(
     }
     let mut chosen: Vec<LockedSlot> = Vec::with_capacity(requests.len());
     for request in requests {
-        match free_slot::find(&table, request)? {
+        match free_slot::lock_one(&table, request)? {
             Tried::Won(slot) => chosen.push(slot),
             // Those that are locked so far are given back.
             Tried::Lost { until } => return Ok(Tried::Lost { until }),
@@ -78,7 +79,7 @@ pub fn grant(
 
 /// Has the lease a grant that a crash may bring back? Asked under the new grant's locks, before it is written.
 fn some_may_come_back(table: &LeaseTable, name: &[u8]) -> bool {
-    let now = server::now();
+    let now = clock::now();
     table.rows(name, AsOf::Now).iter().any(|row| {
         durability::may_come_back(&Predecessor {
             ends_with_session: row.ends_with_session(),
@@ -102,7 +103,7 @@ fn write(
             commit::force();
         }
     }
-    let now = server::now();
+    let now = clock::now();
     let is_over = |row: &Row| matches!(row.grant.phase(now), Phase::Expired | Phase::Abandoned);
     let takes_over = ended.iter().chain(over).any(is_over);
     for row in ended {
@@ -111,7 +112,7 @@ fn write(
     for row in ended.iter().chain(over) {
         session_leases::grant_ended(&request.name, row.grant.tokens.first());
     }
-    let (session, role) = (server::session(), role::current());
+    let (session, role) = (client::label(), role::current());
     let new = NewGrant {
         name: &request.name,
         slot: *slot,
@@ -121,7 +122,7 @@ fn write(
         role: &role,
         token,
         now,
-        life: Life::Ttl { ttl: request.ttl, session_bound: request.session },
+        lifetime: Lifetime::Ttl { ttl: request.ttl, session_bound: request.session },
         metadata: request.metadata,
     };
     table.grant(&new, over.as_ref())?;

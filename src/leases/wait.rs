@@ -6,7 +6,7 @@ use crate::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::memory::Scratch;
-use crate::pg::session::server;
+use crate::pg::session::clock;
 use crate::pg::state::opened::IfLocked;
 use crate::statistics;
 use pg_fence_rules::locks::HEAD_OF_QUEUE;
@@ -53,7 +53,7 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusa
             Tried::Won(token) => return Ok(Some(token)),
             Tried::Lost { until } => until,
         };
-        if !waiting.sleep(server::span_until(until).min(LOOK_AT_LEAST))? {
+        if !waiting.sleep(clock::span_until(until).min(LOOK_AT_LEAST))? {
             return Ok(None);
         }
     }

@@ -117,30 +117,19 @@ pub unsafe fn sequence_tuple(page: pg_sys::Page) -> Option<*mut u8> {
     }
 }
 
-/// Has the relation a file?
+/// Has the relation a first page?
 ///
 /// # Safety
 /// The relation must be open.
-pub unsafe fn has_file(rel: pg_sys::Relation) -> bool {
-    // SAFETY: the caller's promise.
+pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
+    const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
+    // SAFETY: the caller's promise; a standby has no file of what is unlogged.
     unsafe {
         #[cfg(feature = "pg15")]
         let file = pg_sys::smgropen((*rel).rd_node, (*rel).rd_backend);
         #[cfg(not(feature = "pg15"))]
         let file = pg_sys::smgropen((*rel).rd_locator, (*rel).rd_backend);
-        pg_sys::smgrexists(file, pg_sys::ForkNumber::MAIN_FORKNUM)
-    }
-}
-
-/// Has the relation a first page?
-///
-/// # Safety
-/// The relation must be open, and of this server: a standby has no file of what is unlogged.
-pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe {
-        const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
-        has_file(rel) && pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) > 0
+        pg_sys::smgrexists(file, MAIN) && pg_sys::RelationGetNumberOfBlocksInFork(rel, MAIN) > 0
     }
 }
 
@@ -163,23 +152,6 @@ pub unsafe fn attribute(
             .add((*columns).natts as usize)
             .cast::<pg_sys::FormData_pg_attribute>();
         first.add(n)
-    }
-}
-
-/// Where in a row without NULLs a column begins, counted from where the row's columns begin; None where that depends on
-/// the row, or was not looked for yet.
-///
-/// # Safety
-/// As for `attribute`.
-#[inline(always)]
-pub unsafe fn fixed_offset(columns: pg_sys::TupleDesc, n: usize) -> Option<usize> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
-        let offset = (*attribute(columns, n)).attcacheoff;
-        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
-        let offset = (*(*columns).compact_attrs.as_ptr().add(n)).attcacheoff;
-        usize::try_from(offset).ok()
     }
 }
 
@@ -266,22 +238,6 @@ pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int, session: bool) -> bool {
         result
     };
     result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
-}
-
-/// How many rows this transaction has inserted into the table, as the server's own statistics count them; 0 where
-/// they are off. Only a change of it means anything.
-///
-/// # Safety
-/// The table must be open.
-pub unsafe fn rows_inserted(table: pg_sys::Relation) -> i64 {
-    // SAFETY: the caller's promise; either pointer is NULL until there is something to count.
-    unsafe {
-        let counts = (*table).pgstat_info;
-        if counts.is_null() || (*counts).trans.is_null() {
-            return 0;
-        }
-        (*(*counts).trans).tuples_inserted
-    }
 }
 
 /// Can a wait have a name of our own in `pg_stat_activity`?

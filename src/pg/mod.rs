@@ -6,8 +6,6 @@
 #![allow(unsafe_code)]
 
 pub mod compat;
-pub mod encoding;
-pub mod hash;
 pub mod memory;
 pub mod own;
 mod raw;
@@ -27,6 +25,8 @@ pub mod call {
 
 /// The session and its transaction: who calls, with which settings, what lasts until the transaction's end.
 pub mod session {
+    pub mod client;
+    pub mod clock;
     pub mod commit;
     pub mod role;
     pub mod scope;

@@ -109,7 +109,6 @@ without_guard! {
         values: *mut Datum,
         nulls: *mut bool,
     );
-    pub fn nocachegetattr(tuple: HeapTuple, number: c_int, columns: TupleDesc) -> Datum;
 
     // miscadmin.h, access/xact.h, utils/timestamp.h
     pub fn GetUserId() -> Oid;

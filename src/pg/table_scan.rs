@@ -3,53 +3,75 @@
 use crate::pg::memory::Scratch;
 use pgrx::pg_sys::{self, AttrNumber, Datum, HeapTuple, Oid, RegProcedure, Snapshot, TupleDesc};
 
-/// Shows every row that is committed now, or that this transaction has written, until one is refused. What Postgres
-/// allocates while a row is shown is given back before the next one.
+/// Calls `show` for every row that is committed now, or that this transaction has written, until one is refused. What
+/// Postgres allocates meanwhile is given back before the next row.
 ///
 /// # Safety
 /// The relation must be an open table; a row must not be used after it was shown.
 pub unsafe fn each_row<E>(
     table: pg_sys::Relation,
-    show: impl FnMut(pg_sys::HeapTuple) -> Result<(), E>,
-) -> Result<(), E> {
-    // SAFETY: the caller's promise.
-    unsafe { each_row_of(table, pg_sys::GetLatestSnapshot(), show) }
-}
-
-/// The same, of the rows that a snapshot shows.
-///
-/// # Safety
-/// As `each_row`.
-pub unsafe fn each_row_of<E>(
-    table: pg_sys::Relation,
-    snapshot: Snapshot,
-    mut show: impl FnMut(pg_sys::HeapTuple) -> Result<(), E>,
+    mut show: impl FnMut(HeapTuple) -> Result<(), E>,
 ) -> Result<(), E> {
     // SAFETY: the caller's promise; the snapshot outlives the scan.
     unsafe {
-        let snapshot = pg_sys::RegisterSnapshot(snapshot);
-        let none = std::ptr::null_mut();
-        let scan = pg_sys::systable_beginscan(table, pg_sys::InvalidOid, false, snapshot, 0, none);
+        let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
         let scratch = Scratch::new();
-        let result = loop {
-            pgrx::check_for_interrupts!();
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break Ok(());
-            }
-            let shown = scratch.turn(|| show(tuple));
-            if shown.is_err() {
-                break shown;
-            }
-        };
-        pg_sys::systable_endscan(scan);
+        let mut result = Ok(());
+        scan(table, snapshot, |tuple| {
+            result = scratch.turn(|| show(tuple));
+            result.is_ok()
+        });
         pg_sys::UnregisterSnapshot(snapshot);
         result
     }
 }
 
-/// Shows every row of a catalog whose columns are equal to these values, each with its equality function: along the index,
-/// where one is given. Without a snapshot, as a look-up of the catalog sees it now.
+/// Copies of the rows that a snapshot shows and that are wanted.
+///
+/// # Safety
+/// The relation must be an open table, the snapshot good for as long as the scan.
+pub unsafe fn copies(
+    table: pg_sys::Relation,
+    snapshot: Snapshot,
+    wants: impl Fn(HeapTuple) -> bool,
+) -> Vec<HeapTuple> {
+    let mut found = Vec::new();
+    // SAFETY: the caller's promise.
+    unsafe {
+        scan(table, snapshot, |tuple| {
+            if wants(tuple) {
+                found.push(pg_sys::heap_copytuple(tuple));
+            }
+            true
+        });
+    }
+    found
+}
+
+/// # Safety
+/// As for `copies`.
+unsafe fn scan(
+    table: pg_sys::Relation,
+    snapshot: Snapshot,
+    mut goes_on: impl FnMut(HeapTuple) -> bool,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let (heap, none) = (pg_sys::InvalidOid, std::ptr::null_mut());
+        let scan = pg_sys::systable_beginscan(table, heap, false, snapshot, 0, none);
+        loop {
+            pgrx::check_for_interrupts!();
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() || !goes_on(tuple) {
+                break;
+            }
+        }
+        pg_sys::systable_endscan(scan);
+    }
+}
+
+/// Calls `show` for each row of a catalog whose columns equal these values, each by its equality function. Uses the index
+/// if one is given, and the catalog's own snapshot if none is.
 ///
 /// # Safety
 /// The index must be the catalog's and begin with those columns; a row must not be used after it was shown.

@@ -3,8 +3,6 @@
 //! Nothing here reads a clock, takes a lock, draws a token or knows that Postgres exists, so the same code
 //! is called by the extension, by property tests and by the model checker. It is a crate of its own so that the
 //! compiler sees to that: it depends on nothing. Time is always an argument.
-//!
-//! The ring that the latest refused writes are kept in (`ring`) is here for the same reason: tests run it without a server.
 #![forbid(unsafe_code)]
 
 pub mod durability;
@@ -14,7 +12,7 @@ pub mod keep;
 pub mod locks;
 pub mod moves;
 pub mod names;
-pub mod ring;
+pub mod shares;
 pub mod snapshot;
 pub mod template;
 mod time;

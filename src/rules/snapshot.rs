@@ -12,7 +12,7 @@ use crate::Instant;
 
 /// A grant, as a transaction's snapshot has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Age {
+pub enum InSnapshot {
     /// The snapshot shows it: the transaction may rely on it.
     Shown,
     /// It was committed after the snapshot. A retry has a newer one.
@@ -23,13 +23,13 @@ pub enum Age {
 
 /// What the grant is to the transaction. `shown`: its snapshot shows the grant; `committed`: what is committed now does.
 /// Both without what the transaction has written: so its own renewal, or release, hides nothing.
-pub fn age(shown: bool, committed: impl FnOnce() -> bool) -> Age {
+pub fn in_snapshot(shown: bool, committed: impl FnOnce() -> bool) -> InSnapshot {
     if shown {
-        Age::Shown
+        InSnapshot::Shown
     } else if committed() {
-        Age::Later
+        InSnapshot::Later
     } else {
-        Age::Own
+        InSnapshot::Own
     }
 }
 

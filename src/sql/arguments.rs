@@ -99,10 +99,7 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
 
 /// Names of leases as they were given, where they are: at most so many.
 fn listed(args: &Args, n: usize, most: usize) -> Result<Vec<Text>, Refusal> {
-    let names = args.texts(n, most, NAME_MAX).map_err(|unfit| match unfit {
-        Unfit::TooLong => long_name("names"),
-        Unfit::TooMany => too_many(most),
-    })?;
+    let names = args.texts(n, most, NAME_MAX).map_err(|unfit| unfit_names(unfit, most))?;
     let checked = |name: Option<Text>| {
         let name = name.ok_or_else(|| errors::null_argument("names"))?;
         check_name(name.bytes(), "names").map(|()| name)
@@ -110,12 +107,15 @@ fn listed(args: &Args, n: usize, most: usize) -> Result<Vec<Text>, Refusal> {
     names.ok_or_else(|| errors::null_argument("names"))?.into_iter().map(checked).collect()
 }
 
-fn too_many(most: usize) -> Refusal {
-    errors::bad_argument(
-        "names",
-        &format!("names must have at most {most} elements"),
-        "Pass the others in another call.",
-    )
+fn unfit_names(unfit: Unfit, most: usize) -> Refusal {
+    match unfit {
+        Unfit::TooLong => long_name("names"),
+        Unfit::TooMany => errors::bad_argument(
+            "names",
+            &format!("names must have at most {most} elements"),
+            "Pass the others in another call.",
+        ),
+    }
 }
 
 /// The arguments of `lease_acquire_any(names, n, holder, ttl, metadata, session)`: the names, how many of them are
@@ -147,27 +147,25 @@ pub fn exclusive(args: &Args, n: usize) -> Result<Request, Refusal> {
     })
 }
 
-/// The pairs of `lease_keep(names, tokens)`, as they were given. Their number is asked before any is copied.
+/// The pairs of `lease_keep(names, tokens)`, as they were given.
 pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
     args.datum(0).ok_or_else(|| errors::null_argument("names"))?;
     args.datum(1).ok_or_else(|| errors::null_argument("tokens"))?;
-    let count = args.count(0);
-    if count != args.count(1) {
+    if args.count(0) != args.count(1) {
         return Err(errors::bad_argument(
             "tokens",
             "names and tokens must have as many elements",
             "Pass one token for each name, in the same order.",
         ));
     }
-    if count > LISTED_MAX {
-        return Err(too_many(LISTED_MAX));
-    }
-    let (names, tokens) = (args.texts_in_place(0), args.bigints(1));
+    // One that is too long for a name has an answer of its own.
+    let names = args.texts(0, LISTED_MAX, i32::MAX as usize);
+    let names = names.map_err(|unfit| unfit_names(unfit, LISTED_MAX))?;
     let pair = |(name, token): (Option<Text>, Option<i64>)| {
         let name = name.ok_or_else(|| errors::null_argument("names"))?;
         Ok((name, token.map(Token::from_bigint).ok_or_else(errors::null_token)?))
     };
-    names.into_iter().flatten().zip(tokens.into_iter().flatten()).map(pair).collect()
+    names.into_iter().flatten().zip(args.bigints(1).into_iter().flatten()).map(pair).collect()
 }
 
 /// A pair that may be a lease and its token; None for any other.

@@ -8,14 +8,14 @@ use crate::leases::keep;
 use crate::pg::call::args::{interval_datum, text_datum, Answer, Args, Text};
 use crate::pg::call::composite::RowAnswer;
 use crate::pg::session::commit;
-use crate::pg::session::server;
+use crate::pg::session::xact;
 use crate::statistics::{self, Counter};
 
 /// `lease_keep(names, tokens) → rows`: renews what can be renewed at once, and says of each pair what became of it and
 /// when to send it again. Errors: 22004, 22023, 25006, 55000.
 pub fn keep(args: Args) -> Result<Answer, Refusal> {
     let given = arguments::pairs(&args)?;
-    server::writable(c"lease_keep()");
+    xact::writable(c"lease_keep()");
     let rows = RowAnswer::begin(args);
     let pairs: Vec<keep::Pair> = given.iter().map(arguments::fit_pair).collect();
     let answers = commit::losable(|| {
@@ -46,7 +46,7 @@ pub fn keep(args: Args) -> Result<Answer, Refusal> {
 /// 55000.
 pub fn acquire_any(args: Args) -> Result<Answer, Refusal> {
     let (names, most, mut request) = arguments::acquire_any(&args)?;
-    server::writable(c"lease_acquire_any()");
+    xact::writable(c"lease_acquire_any()");
     let rows = RowAnswer::begin(args);
     let bytes: Vec<&[u8]> = names.iter().map(Text::bytes).collect();
     let claims =

@@ -5,11 +5,11 @@ use crate::errors::{self, Refusal};
 use crate::leases::locks::Locked;
 use crate::leases::prune::prune_row;
 use crate::leases::request::Request;
-use crate::leases::{adopt, change, guard, renew, wait};
+use crate::leases::{adopt, change, guard, known, renew, wait};
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::call::evaluation::Evaluation;
+use crate::pg::session::clock;
 use crate::pg::session::commit;
-use crate::pg::session::server;
 use crate::pg::session::settings;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
 pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire_request(&args)?;
-    server::writable(c"lease_acquire()");
+    xact::writable(c"lease_acquire()");
     known_bugs::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
     acquire_each(&args, &[request], longest)
 }
@@ -35,7 +35,7 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let names = arguments::names(&args, 0)?;
     let one = arguments::exclusive(&args, 1)?;
-    server::writable(c"lease_acquire_all()");
+    xact::writable(c"lease_acquire_all()");
     let requests = names.into_iter().map(|name| Request { name, ..one.clone() });
     acquire_each(&args, &requests.collect::<Vec<_>>(), Duration::ZERO)
 }
@@ -69,7 +69,7 @@ fn once_for_each_row(
     let names = || requests.iter().map(|request| request.name.as_slice());
     let asked = names().collect::<Vec<_>>().join(&0);
     if let Some(token) = evaluation.repeats(&asked) {
-        let speaks = names().map(|name| change::speaks(name, token));
+        let speaks = names().map(|name| known::speaks(name, token));
         if speaks.collect::<Result<Vec<_>, _>>()?.iter().all(|speaks| *speaks) {
             return Ok(Some(token));
         }
@@ -89,7 +89,7 @@ pub fn is_losable(session: bool) -> bool {
 /// transaction relied on an older grant for all of `wait`. Errors: PF001, 22004, 22023, 25006, 42501, 55000.
 pub fn adopt(args: Args) -> Result<Answer, Refusal> {
     let (adoption, longest) = arguments::adopt(&args)?;
-    server::writable(c"lease_adopt()");
+    xact::writable(c"lease_adopt()");
     if adopt::adopt(&adoption, longest)? {
         Ok(adoption.token.into())
     } else {
@@ -113,7 +113,7 @@ pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
 fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Refusal> {
     let token = arguments::token(args, 1)?;
     let ttl = arguments::ttl(args, 2)?;
-    server::writable(call);
+    xact::writable(call);
     commit::losable(|| {
         let table = LeaseTable::open(Access::Write)?;
         let Some((found, now)) = renew::all_renewable(&table, names, token)? else {
@@ -143,7 +143,7 @@ pub fn release_all(args: Args) -> Result<Answer, Refusal> {
 
 fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Refusal> {
     let token = arguments::token(args, 1)?;
-    server::writable(call);
+    xact::writable(call);
     commit::losable(|| Ok((change::release(names, token)?.into(), true)))
 }
 
@@ -151,7 +151,7 @@ fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, R
 /// Errors: 22004, 22023, 25006, 55000.
 pub fn revoke(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
-    server::writable(c"lease_revoke()");
+    xact::writable(c"lease_revoke()");
     let table = LeaseTable::open(Access::Write)?;
     Ok(change::revoke(&table, &name, |_| true)?.into())
 }
@@ -161,7 +161,7 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
 pub fn evict(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
-    server::writable(c"lease_evict()");
+    xact::writable(c"lease_evict()");
     let table = LeaseTable::open(Access::Write)?;
     Ok(change::revoke(&table, &name, |row| row.grant.tokens.contains(token))?.into())
 }
@@ -180,7 +180,7 @@ pub fn guard_all(args: Args) -> Result<Answer, Refusal> {
 
 fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, Refusal> {
     let token = arguments::token(args, 1)?;
-    server::writable(call);
+    xact::writable(call);
     // In the order of the names, as every call on several leases: so two such calls never wait for each other.
     names.iter().try_for_each(|name| guard::require_in_call(name, token))?;
     settings::set_local(token);
@@ -194,16 +194,16 @@ fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, R
 pub fn check(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
-    Ok(change::speaks(&name, token)?.into())
+    Ok(known::speaks(&name, token)?.into())
 }
 
 /// `lease_prune(older_than) → bigint`: deletes rows of grants that ended longer ago, never a guarded one, and
 /// gives back their number. Errors: 22004, 22023, 25006.
 pub fn prune(args: Args) -> Result<Answer, Refusal> {
     let older_than = arguments::older_than(&args, 0)?;
-    server::writable(c"lease_prune()");
+    xact::writable(c"lease_prune()");
     let table = LeaseTable::open(Access::Write)?;
-    let horizon = server::now() - older_than;
+    let horizon = clock::now() - older_than;
     // What was adopted is remembered: it tells which numbers are stale.
     let pruned =
         prune_all(&table, |row| row.grant.adopted.is_none() && row.over_since() < horizon)?;
@@ -214,7 +214,7 @@ pub fn prune(args: Args) -> Result<Answer, Refusal> {
 /// Errors: 22004, 22023, 25006, 55000.
 pub fn forget(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
-    server::writable(c"lease_forget()");
+    xact::writable(c"lease_forget()");
     let table = LeaseTable::open(Access::Write)?;
     let mut forgotten = 0i64;
     for row in table.rows(&name, AsOf::Now) {
@@ -232,9 +232,9 @@ pub fn forget(args: Args) -> Result<Answer, Refusal> {
 /// their number. Errors: 22004, 22023, 25006.
 pub fn forget_older(args: Args) -> Result<Answer, Refusal> {
     let older_than = arguments::age(&args, 0)?;
-    server::writable(c"lease_forget_older()");
+    xact::writable(c"lease_forget_older()");
     let table = LeaseTable::open(Access::Write)?;
-    let horizon = server::now() - older_than;
+    let horizon = clock::now() - older_than;
     Ok(prune_all(&table, |row| is_forgettable(row, horizon))?.into())
 }
 

@@ -1,9 +1,10 @@
 //! What was counted, shown and reset.
 
+use crate::encoding::in_server_encoding;
 use crate::errors::Refusal;
 use crate::pg::call::args::{text_datum, Answer, Args};
 use crate::pg::call::composite;
-use crate::pg::session::server;
+use crate::pg::session::xact;
 use crate::statistics::{self, Counter};
 use pgrx::pg_sys::Datum;
 
@@ -28,22 +29,22 @@ pub fn read_stats(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence.read_refusals()`: a row for each refused write that is kept, newest first.
 pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
-    let rows = statistics::refusals().into_iter().map(|refused| {
+    let rows = statistics::refusals().into_iter().map(|(at, pid, presented, stored, texts)| {
         let [sqlstate, relation, lease, holder, role, application, address, key] =
-            refused.texts.map(|text| text.map(|text| text_datum(&text)));
+            texts.map(|text| text.map(|text| text_datum(&in_server_encoding(text))));
         [
-            Some(refused.at.micros().into()),
+            Some(at.into()),
             sqlstate,
             relation,
             key,
             lease,
-            refused.presented.map(|token| token.bigint().into()),
-            refused.stored.map(|token| token.bigint().into()),
+            presented.map(Datum::from),
+            stored.map(Datum::from),
             holder,
             role,
             application,
             address,
-            Some(refused.pid.into()),
+            Some(pid.into()),
         ]
     });
     Ok(composite::value_rows(args, rows))
@@ -51,7 +52,7 @@ pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence_stats_reset()`: counts from zero. Errors: 25006.
 pub fn reset(_: Args) -> Result<Answer, Refusal> {
-    server::writable(c"fence_stats_reset()");
+    xact::writable(c"fence_stats_reset()");
     statistics::reset();
     Ok(Answer::Null)
 }

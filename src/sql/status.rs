@@ -6,7 +6,9 @@ use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
 use crate::pg::call::composite;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::session_lock::SessionLock;
+use crate::pg::session::clock;
 use crate::pg::session::server;
+use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::relation;
 use crate::pg::state::role_prefix;
@@ -23,7 +25,7 @@ fn name(args: &Args) -> Option<Vec<u8>> {
 
 /// `fence_new_epoch() → bigint`: makes the token sequence jump, and gives back where to. Errors: 25006, 55000.
 pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
-    server::writable(c"fence_new_epoch()");
+    xact::writable(c"fence_new_epoch()");
     Ok(tokens::jump_now()?.into())
 }
 
@@ -68,10 +70,11 @@ pub fn as_shown(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(mode), Some(first)) = (name(&args), args.char(1), args.token(2)) else {
         return Ok(Answer::Null);
     };
-    let (Some(renewals), Some(expires_at)) = (args.tokens(3, RENEWALS_KEPT), args.instant(5))
-    else {
-        return Ok(Answer::Null);
-    };
+    let Some(expires_at) = args.instant(5) else { return Ok(Answer::Null) };
+    // What has more of them is no row of ours.
+    let renewals = (args.count(3) <= RENEWALS_KEPT).then(|| args.bigints(3)).flatten();
+    let renewals: Vec<Token> =
+        renewals.into_iter().flatten().flatten().map(Token::from_bigint).collect();
     let mode = row::mode(mode, 0);
     let mut grant = Grant {
         slot: 0,
@@ -83,7 +86,7 @@ pub fn as_shown(args: Args) -> Result<Answer, Refusal> {
         abandoned: false,
         adopted: None,
     };
-    let now = server::now();
+    let now = clock::now();
     if grant.phase(now) == Phase::Held && args.boolean(6) == Some(true) {
         grant.abandoned = !session_lives(&name, first)?;
     }
@@ -94,26 +97,32 @@ pub fn as_shown(args: Args) -> Result<Answer, Refusal> {
         Phase::Held => Some(expires_at.since(now)),
         _ => Some(Span::ZERO),
     };
-    let mode_name = match mode {
-        Mode::Exclusive => "exclusive",
-        Mode::Shared => "shared",
-        Mode::Slots(_) => "slots",
-    };
-    let state = match phase {
-        Phase::Held => "held",
-        Phase::Expired => "expired",
-        Phase::Abandoned => "abandoned",
-        Phase::Free => "free",
-    };
     Ok(composite::row(
         args,
         &[
-            Some(text_datum(mode_name.as_bytes())),
-            Some(text_datum(state.as_bytes())),
+            Some(text_datum(name_of_mode(mode).as_bytes())),
+            Some(text_datum(name_of_state(phase).as_bytes())),
             Some(grant.greatest().bigint().into()),
             remaining.map(interval_datum),
         ],
     ))
+}
+
+fn name_of_mode(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Exclusive => "exclusive",
+        Mode::Shared => "shared",
+        Mode::Slots(_) => "slots",
+    }
+}
+
+fn name_of_state(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Held => "held",
+        Phase::Expired => "expired",
+        Phase::Abandoned => "abandoned",
+        Phase::Free => "free",
+    }
 }
 
 /// Does the session live that acquired the grant with this first token, as `session => true` asks? Who may not see all

@@ -8,6 +8,7 @@
 mod counter;
 mod known_segments;
 mod refused_write;
+mod ring;
 mod segment;
 
 pub use counter::Counter;
@@ -18,19 +19,10 @@ use crate::known_bugs;
 use crate::pg::session::settings;
 use pg_fence_rules::Instant;
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// What this session has counted and not yet added. (A backend has one thread: these are plain additions.)
 static PENDING: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
-/// Which of them are not zero, a bit each, so that a transaction's end need not look at all. The rows that were judged
-/// have no bit here, for setting it would cost each row; their number is looked at instead.
-static CALLS: AtomicU32 = AtomicU32::new(0);
-
-/// The bit of a counter among those of all.
-const fn bit(counter: Counter) -> u32 {
-    const { assert!(COUNTERS <= u32::BITS as usize) };
-    1 << counter as u32
-}
 
 thread_local! {
     /// Since when this session stands in the queue: a session that is terminated there has waited, too.
@@ -49,7 +41,7 @@ pub fn add(counter: Counter, number: usize) {
     if known_bugs::NO_COUNTING {
         return;
     }
-    pend_call(counter, number as u64);
+    pend(counter, number as u64);
     prepare();
 }
 
@@ -59,20 +51,6 @@ pub fn judged_row() {
     if !known_bugs::NO_COUNTING {
         pend(Counter::WritesChecked, 1);
     }
-}
-
-/// Takes back what `judged_row` has just counted: the row was counted earlier in the same statement.
-pub fn row_was_judged_before() {
-    if !known_bugs::NO_COUNTING {
-        // One less: the sum wraps around.
-        pend(Counter::WritesChecked, u64::MAX);
-    }
-}
-
-#[inline]
-fn pend_call(counter: Counter, number: u64) {
-    pend(counter, number);
-    CALLS.store(CALLS.load(Ordering::Relaxed) | bit(counter), Ordering::Relaxed);
 }
 
 #[inline(always)]
@@ -107,41 +85,22 @@ impl Drop for InQueue {
 
 fn leave_queue() {
     if let Some(since) = WAITING.take() {
-        pend_call(
-            Counter::WaitTime,
-            u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX),
-        );
+        pend(Counter::WaitTime, u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX));
     }
 }
 
 /// Adds what is pending to the segment; called at the end of each transaction, when nothing may fail any more.
 pub fn flush() {
-    if CALLS.load(Ordering::Relaxed) & bit(Counter::Waits) != 0 {
-        leave_queue();
+    leave_queue();
+    if PENDING.iter().all(|pending| pending.load(Ordering::Relaxed) == 0) {
+        return;
     }
-    let mut pending = CALLS.load(Ordering::Relaxed);
-    if PENDING[Counter::WritesChecked as usize].load(Ordering::Relaxed) != 0 {
-        pending |= bit(Counter::WritesChecked);
+    if settings::statistics() {
+        // Without a segment they stay pending.
+        segment::add(&PENDING);
+    } else {
+        PENDING.iter().for_each(|pending| pending.store(0, Ordering::Relaxed));
     }
-    if pending != 0 {
-        if settings::statistics() {
-            // Without a segment they stay pending.
-            if segment::add(pending, &PENDING) {
-                CALLS.store(0, Ordering::Relaxed);
-            }
-        } else {
-            forget_pending();
-        }
-    }
-}
-
-/// Throws away what this session has counted and not yet added.
-#[cold]
-fn forget_pending() {
-    for pending in &PENDING {
-        pending.store(0, Ordering::Relaxed);
-    }
-    CALLS.store(0, Ordering::Relaxed);
 }
 
 /// What fence.stats shows.
@@ -174,7 +133,11 @@ pub fn snapshot() -> Snapshot {
 pub fn refusals() -> Vec<RefusedWrite> {
     segment::open(segment::Missing::IsLeft);
     let entries = segment::with(|segment| segment.refusals());
-    entries.unwrap_or_default().iter().filter_map(|entry| RefusedWrite::read(entry)).collect()
+    entries
+        .unwrap_or_default()
+        .iter()
+        .filter_map(|entry| serde_json::from_slice(entry).ok())
+        .collect()
 }
 
 /// Counts from zero.

@@ -7,9 +7,11 @@
 
 use super::counter::COUNTERS;
 use super::known_segments;
+use super::ring::{Ring, CELL_WORDS};
 use crate::errors;
 use crate::pg::call::raise;
 use crate::pg::locks::lock::LockTag;
+use crate::pg::session::clock;
 use crate::pg::session::server;
 use crate::pg::session::settings;
 use crate::pg::session::xact;
@@ -17,14 +19,13 @@ use crate::pg::shared_memory::{self, Attached};
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence;
 use pg_fence_rules::locks::MAKE_STATISTICS;
-use pg_fence_rules::ring::{Ring, CELL_WORDS};
 use pg_fence_rules::Instant;
 use pgrx::pg_sys::Oid;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Tells a segment of ours, and its layout, from any other; a new layout has a new last byte.
-const MAGIC: u64 = u64::from_le_bytes(*b"pgfence\x02");
+const MAGIC: u64 = u64::from_le_bytes(*b"pgfence\x03");
 
 /// Where in the segment each word is. The counters follow, then the ring.
 #[derive(Clone, Copy)]
@@ -37,10 +38,9 @@ enum Word {
     Kept,
     /// Since when is counted.
     ResetAt,
-    /// How many writes were refused.
-    Tickets,
-    /// How many of them before the last reset.
-    TicketsAtReset,
+    /// How many writes were refused, and the lock under which that is changed.
+    Refusals,
+    RefusalsLock,
 }
 
 /// Where the counters begin.
@@ -48,7 +48,7 @@ const FIRST_COUNTER: usize = 16;
 /// Where the ring begins.
 const FIRST_CELL: usize = 64;
 
-const _: () = assert!(Word::TicketsAtReset as usize + 1 < FIRST_COUNTER);
+const _: () = assert!(Word::RefusalsLock as usize + 1 < FIRST_COUNTER);
 const _: () = assert!(FIRST_COUNTER + COUNTERS <= FIRST_CELL);
 
 /// How long to do without where there is no memory, or no room for a segment.
@@ -98,19 +98,18 @@ pub fn with<T>(work: impl FnOnce(Segment) -> T) -> Option<T> {
     shared_memory::with(|words| work(Segment(words)))
 }
 
-/// Moves the counters that have these bits into the attached segment; false where there is none.
-pub fn add(mut bits: u32, pending: &[AtomicU64; COUNTERS]) -> bool {
-    let added = with(|segment| {
-        let shared = segment.counters();
-        while bits != 0 {
-            let at = bits.trailing_zeros() as usize;
+/// Moves what was counted into the attached segment, if there is one.
+pub fn add(pending: &[AtomicU64; COUNTERS]) {
+    with(|segment| {
+        for (shared, pending) in segment.counters().iter().zip(pending) {
             // Only this session's thread changes what is pending.
-            shared[at].fetch_add(pending[at].load(Ordering::Relaxed), Ordering::Relaxed);
-            pending[at].store(0, Ordering::Relaxed);
-            bits &= bits - 1;
+            let number = pending.load(Ordering::Relaxed);
+            if number != 0 {
+                shared.fetch_add(number, Ordering::Relaxed);
+                pending.store(0, Ordering::Relaxed);
+            }
         }
     });
-    added.is_some()
 }
 
 /// The segment of this database, attached to this session.
@@ -141,7 +140,7 @@ impl<'a> Segment<'a> {
     fn ring(&self) -> Ring<'a> {
         let cells = self.read(Word::Kept) as usize * CELL_WORDS;
         let cells = &self.0[FIRST_CELL..FIRST_CELL + cells];
-        Ring::new(self.word(Word::Tickets), cells, self.read(Word::TicketsAtReset))
+        Ring { lock: self.word(Word::RefusalsLock), count: self.word(Word::Refusals), cells }
     }
 
     /// Puts a refused write of this role into the ring.
@@ -156,12 +155,11 @@ impl<'a> Segment<'a> {
 
     /// Counts from zero.
     pub fn reset(&self) {
-        let tickets = self.ring().tickets();
-        self.word(Word::TicketsAtReset).store(tickets, Ordering::Relaxed);
+        self.ring().clear();
         for counter in self.counters() {
             counter.store(0, Ordering::Relaxed);
         }
-        self.word(Word::ResetAt).store(server::now().micros() as u64, Ordering::Relaxed);
+        self.word(Word::ResetAt).store(clock::now().micros() as u64, Ordering::Relaxed);
     }
 
     /// Is it that of this sequence, in this life of the server?
@@ -205,7 +203,7 @@ fn attach_or_make(missing: Missing) {
     }
     // That of an extension that was dropped.
     leave();
-    if server::now().micros() < RETRY_AT.load(Ordering::Relaxed) {
+    if clock::now().micros() < RETRY_AT.load(Ordering::Relaxed) {
         return;
     }
     let outcome = match attach(sequence) {
@@ -217,7 +215,7 @@ fn attach_or_make(missing: Missing) {
     match outcome {
         Found::Attached => FOUND_AT.store(changes, Ordering::Relaxed),
         Found::Impossible(why) => {
-            RETRY_AT.store(server::now().micros() + RETRY_AFTER_US, Ordering::Relaxed);
+            RETRY_AT.store(clock::now().micros() + RETRY_AFTER_US, Ordering::Relaxed);
             if xact::may_begin_savepoint() && alone(known_segments::is_to_be_told) == Some(true) {
                 raise::log(errors::not_counted(&server::database_name(), &why));
             }

@@ -11,7 +11,7 @@ use crate::locking::Kind;
 use crate::search::{self, holds};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase, Tokens};
 use pg_test::rules::locks::*;
-use pg_test::rules::snapshot::{age, Age};
+use pg_test::rules::snapshot::{in_snapshot, InSnapshot};
 use pg_test::rules::{Floor, Instant, Token};
 use stateright::{Model, Property};
 use Kind::{Alone, Shared, Slots};
@@ -279,10 +279,10 @@ impl Lease {
             _ => other.grant == row.grant,
         };
         let shows = |world: &World| world.rows.iter().any(is_it);
-        match age(shows(snapshot), || shows(&state.world)) {
-            Age::Shown => true,
-            Age::Later => self.rule == Rule::Any,
-            Age::Own => matches!(self.rule, Rule::Any | Rule::ShownOrOwn),
+        match in_snapshot(shows(snapshot), || shows(&state.world)) {
+            InSnapshot::Shown => true,
+            InSnapshot::Later => self.rule == Rule::Any,
+            InSnapshot::Own => matches!(self.rule, Rule::Any | Rule::ShownOrOwn),
         }
     }
 

@@ -8,9 +8,9 @@ use std::ffi::{c_char, c_int};
 #[derive(Clone, Copy)]
 pub struct Args(pg_sys::FunctionCallInfo);
 
-/// A text of an argument, where it is. It lives as long as the call.
+/// A text of an argument or of a catalog, where it is. It lives as long as the call.
 #[derive(Clone, Copy)]
-pub struct Text(pg_sys::Datum);
+pub struct Text(pub(in crate::pg) pg_sys::Datum);
 
 impl Text {
     /// As a value to be answered.
@@ -111,17 +111,6 @@ impl Args {
         self.datum(n).map(|d| Token::from_bigint(d.value() as i64))
     }
 
-    /// A bigint[] argument of at most so many tokens; none in one that has more, NULLs or more dimensions.
-    pub fn tokens(&self, n: usize, most: usize) -> Option<Vec<Token>> {
-        // SAFETY: the SQL declares it as bigint[].
-        self.datum(n).map(|d| unsafe {
-            match raw_len(d) > ARRAY_HEADER + most * size_of::<i64>() {
-                true => Vec::new(),
-                false => read_token_array(d),
-            }
-        })
-    }
-
     /// An argument that the SQL declares as timestamptz.
     pub fn instant(&self, n: usize) -> Option<Instant> {
         self.datum(n).map(|d| Instant::from_micros(d.value() as i64))
@@ -168,13 +157,6 @@ impl Args {
         })
     }
 
-    /// A text[] argument's elements, where they are: None for NULL, an element None for a NULL in it.
-    pub fn texts_in_place(&self, n: usize) -> Option<Vec<Option<Text>>> {
-        // SAFETY: the SQL declares it as text[].
-        let elements = self.datum(n).map(|array| unsafe { elements_of(array, TEXTS) })?;
-        Some(elements.into_iter().map(|element| element.map(Text)).collect())
-    }
-
     /// A bigint[] argument's elements: None for NULL, an element None for a NULL in it.
     pub fn bigints(&self, n: usize) -> Option<Vec<Option<i64>>> {
         // SAFETY: the SQL declares it as bigint[].
@@ -182,7 +164,8 @@ impl Args {
         Some(elements.into_iter().map(|element| element.map(|d| d.value() as i64)).collect())
     }
 
-    /// As `texts_in_place`; refused unread where there are more than so many elements, or longer ones.
+    /// A text[] argument's elements, where they are: None for NULL, an element None for a NULL in it. Refused unread where
+    /// there are more than so many elements, or longer ones.
     pub fn texts(
         &self,
         n: usize,
@@ -198,14 +181,15 @@ impl Args {
         }
         let header = ARRAY_HEADER + 8 * pg_sys::MAXDIM as usize + count / 8 + 8;
         // SAFETY: the SQL declares it as text[].
-        if unsafe { raw_len(array) } > header + count * (longest + BESIDE) {
-            return Err(Unfit::TooLong);
-        }
-        let texts = self.texts_in_place(n);
-        let is_long = |text: &Text| text.bytes().len() > longest;
-        match texts.iter().flatten().flatten().any(is_long) {
+        let texts: Vec<Option<Text>> = unsafe {
+            if raw_len(array) > header + count * (longest + BESIDE) {
+                return Err(Unfit::TooLong);
+            }
+            elements_of(array, TEXTS).into_iter().map(|text| text.map(Text)).collect()
+        };
+        match texts.iter().flatten().any(|text| text.bytes().len() > longest) {
             true => Err(Unfit::TooLong),
-            false => Ok(texts),
+            false => Ok(Some(texts)),
         }
     }
 }
@@ -352,15 +336,6 @@ pub(in crate::pg) fn array(mut values: Vec<pg_sys::Datum>, elements: Elements) -
 pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
     let values = tokens.iter().map(|token| token.bigint().into()).collect();
     array(values, BIGINTS)
-}
-
-/// The tokens of a bigint[] of one dimension without NULLs; of another array, none.
-///
-/// # Safety
-/// The datum must be a bigint[].
-pub unsafe fn read_token_array(datum: pg_sys::Datum) -> Vec<Token> {
-    // SAFETY: the caller's promise.
-    unsafe { read_array(datum) }.into_iter().map(Token::from_bigint).collect()
 }
 
 /// The elements of an array of one dimension without NULLs; of another array, none.

@@ -30,35 +30,8 @@ pub unsafe fn enter(
     }
 }
 
-/// Serves a call of an SQL function that has a short way: `quick` answers what it can, and neither raises nor panics.
-///
-/// # Safety
-/// As for `enter`.
-#[inline(always)]
-pub unsafe fn enter_quickly(
-    fcinfo: pg_sys::FunctionCallInfo,
-    quick: impl FnOnce(Args) -> Option<pg_sys::Datum>,
-    work: impl FnOnce(Args) -> Result<Answer, Refusal>,
-) -> pg_sys::Datum {
-    #[inline(never)]
-    unsafe fn rest(
-        fcinfo: pg_sys::FunctionCallInfo,
-        work: impl FnOnce(Args) -> Result<Answer, Refusal>,
-    ) -> pg_sys::Datum {
-        // SAFETY: the caller's promise.
-        unsafe { enter(fcinfo, work) }
-    }
-    // SAFETY: the caller's promise.
-    unsafe {
-        match quick(Args::new(fcinfo)) {
-            Some(datum) => datum,
-            None => rest(fcinfo, work),
-        }
-    }
-}
-
 macro_rules! sql_functions {
-    ($($name:ident, $info:ident => $work:path $(, quickly $quick:path)?;)*) => {$(
+    ($($name:ident, $info:ident => $work:path;)*) => {$(
         #[no_mangle]
         #[doc(hidden)]
         #[allow(unsafe_code)]
@@ -77,18 +50,9 @@ macro_rules! sql_functions {
             fcinfo: pgrx::pg_sys::FunctionCallInfo,
         ) -> pgrx::pg_sys::Datum {
             // SAFETY: Postgres's call.
-            unsafe { $crate::pg::call::entry::serve!(fcinfo, $($quick,)? $work) }
+            unsafe { $crate::pg::call::entry::enter(fcinfo, $work) }
         }
     )*};
 }
 
-macro_rules! serve {
-    ($fcinfo:ident, $work:path) => {
-        $crate::pg::call::entry::enter($fcinfo, $work)
-    };
-    ($fcinfo:ident, $quick:path, $work:path) => {
-        $crate::pg::call::entry::enter_quickly($fcinfo, $quick, $work)
-    };
-}
-
-pub(crate) use {serve, sql_functions};
+pub(crate) use sql_functions;

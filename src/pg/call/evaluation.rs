@@ -62,21 +62,20 @@ impl Evaluation {
     /// Remembers the answer for as long as the query runs; after None, the next evaluation finds out by itself.
     pub fn answers(&self, asked: Vec<u8>, token: Option<Token>) {
         let memory = self.memory as usize;
-        ANSWERED.with_borrow_mut(|answered| match token {
-            None if answered.is_empty() => {}
-            None => drop(answered.remove(&(memory, self.expression, asked))),
-            Some(_) if self.expression == 0 => {}
-            Some(token) => {
-                if answered.len() >= MOST_KEPT {
-                    answered.clear();
-                }
-                if answered.range((memory, 0, Vec::new())..).next().map(|(key, _)| key.0)
-                    != Some(memory)
-                {
-                    self.forget_with_memory();
-                }
-                answered.insert((memory, self.expression, asked), token);
+        let key = (memory, self.expression, asked);
+        ANSWERED.with_borrow_mut(|answered| {
+            let Some(token) = token.filter(|_| self.expression != 0) else {
+                answered.remove(&key);
+                return;
+            };
+            if answered.len() >= MOST_KEPT {
+                answered.clear();
             }
+            let others = answered.range((memory, 0, Vec::new())..).next();
+            if others.is_none_or(|(other, _)| other.0 != memory) {
+                self.forget_with_memory();
+            }
+            answered.insert(key, token);
         });
     }
 

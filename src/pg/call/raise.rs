@@ -5,8 +5,8 @@
 //! raised, and the copy is thrown again, after all Rust work is done: Postgres leaves by longjmp, which no destructor
 //! may meet.
 
+use crate::encoding::{c_string, in_server_encoding, keeps_utf8};
 use crate::errors::{Refusal, SqlState};
-use crate::pg::encoding::{c_string, in_server_encoding, keeps_utf8};
 use crate::pg::raw;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};

@@ -1,8 +1,9 @@
 //! A refused write in words: what an error may show of its table and row.
 
+use crate::encoding::{to_utf8, within};
 use crate::errors::{Location, Refusal};
-use crate::pg::encoding::{to_utf8, within};
 use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
+use crate::pg::state::relation::quoted_name;
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};
@@ -26,13 +27,8 @@ fn location(call: &TriggerCall) -> Location {
 
 /// The table as SQL names it.
 fn relation(call: &TriggerCall) -> String {
-    // SAFETY: an open relation has its catalog row; the names are NUL-terminated.
-    let name = unsafe {
-        let form = (*call.relation()).rd_rel;
-        let schema = pg_sys::get_namespace_name((*form).relnamespace);
-        c_bytes(pg_sys::quote_qualified_identifier(schema, (*form).relname.data.as_ptr()))
-    };
-    to_utf8(&name)
+    // SAFETY: open for as long as the call.
+    unsafe { quoted_name(call.relation()) }
 }
 
 /// The refusal with the table.

@@ -1,8 +1,8 @@
 //! What the trigger is called with.
 
+use crate::encoding::push_number;
 use crate::pg::call::args::{bytes_within, Args};
 use crate::pg::compat;
-use crate::pg::encoding::push_number;
 use crate::pg::raw;
 use crate::pg::state::row::RowVersion;
 use pg_fence_rules::{Token, NAME_MAX};
@@ -66,12 +66,6 @@ impl Attribute {
     fn is_number(&self) -> bool {
         [pg_sys::INT2OID, pg_sys::INT4OID, pg_sys::INT8OID].contains(&self.type_oid)
     }
-}
-
-/// What can be cached for a statement.
-pub trait Cached {
-    /// Must something be given back when the statement is over?
-    fn needs_drop(&self) -> bool;
 }
 
 /// When it fires.
@@ -181,12 +175,6 @@ impl TriggerCall {
         }
     }
 
-    /// How many rows this transaction has inserted into the table; only a change of it means anything.
-    pub fn rows_inserted(&self) -> i64 {
-        // SAFETY: as above.
-        unsafe { compat::rows_inserted((*self.data).tg_relation) }
-    }
-
     /// Does the UPDATE name this column? (Of a MERGE: does one of its actions?)
     #[inline]
     pub fn names(&self, attribute: &Attribute) -> bool {
@@ -195,38 +183,24 @@ impl TriggerCall {
         unsafe { raw::bms_is_member(bit, (*self.data).tg_updatedcols) }
     }
 
-    /// What is cached for this trigger in this statement, if anything was.
+    /// What is kept for this trigger as long as the statement runs, made at its first row.
     #[inline]
-    pub fn cached<T>(&self) -> Option<&T> {
-        // SAFETY: flinfo lives as long as the statement's trigger state; fn_extra is this function's own, and is where
-        // `cache` puts it.
-        unsafe { (*(*self.fcinfo).flinfo).fn_extra.cast::<T>().as_ref() }
-    }
-
-    /// What is cached for this trigger in this statement, made at its first row.
-    #[inline]
-    pub fn cache<T: Cached, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
-        match self.cached() {
+    pub fn cache<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
+        // SAFETY: flinfo lives as long as the statement's trigger state; fn_extra is this function's own.
+        match unsafe { (*(*self.fcinfo).flinfo).fn_extra.cast::<T>().as_ref() } {
             Some(cached) => Ok(cached),
             None => self.make_and_cache(make),
         }
     }
 
     #[cold]
-    fn make_and_cache<T: Cached, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
-        const { assert!(align_of::<T>() <= pg_sys::MAXIMUM_ALIGNOF as usize) };
+    fn make_and_cache<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let made = make()?;
-        // SAFETY: fn_mcxt lives as long as flinfo; memory of that size, aligned for anything of Postgres's.
+        // SAFETY: fn_mcxt lives as long as flinfo, and what is put there is dropped when it goes.
         unsafe {
             let flinfo = (*self.fcinfo).flinfo;
             let mut memory = pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt);
-            let cached = if made.needs_drop() {
-                memory.leak_and_drop_on_delete(made)
-            } else {
-                let cached = memory.palloc(size_of::<T>()).cast::<T>();
-                cached.write(made);
-                cached
-            };
+            let cached = memory.leak_and_drop_on_delete(made);
             (*flinfo).fn_extra = cached.cast();
             Ok(&*cached)
         }
@@ -277,13 +251,16 @@ impl Columns {
     /// A column's value, None for NULL.
     #[inline]
     pub fn value(&self, row: Tuple, attribute: &Attribute) -> Option<pg_sys::Datum> {
+        let mut null = false;
         // SAFETY: the row is one of this table, the number one of its columns.
-        unsafe {
-            if !row.has(attribute) {
-                return self.value_since_added(attribute);
-            }
-            (!row.is_null(attribute)).then(|| raw::nocachegetattr(row.0, attribute.number, self.0))
-        }
+        let value = unsafe { pg_sys::heap_getattr(row.0, attribute.number, self.0, &mut null) };
+        (!null).then_some(value)
+    }
+
+    /// The token in a bigint column, None for NULL.
+    #[inline]
+    pub fn token(&self, row: Tuple, attribute: &Attribute) -> Option<Token> {
+        self.value(row, attribute).map(|d| Token::from_bigint(d.value() as i64))
     }
 
     /// Appends the text of a column that fits a placeholder; false where it is NULL.
@@ -323,70 +300,9 @@ impl Columns {
                 _ => false,
             }
     }
-
-    /// The value of a column that was added to the table when the row was there already. Raises for none that is passed by
-    /// value.
-    #[cold]
-    fn value_since_added(&self, attribute: &Attribute) -> Option<pg_sys::Datum> {
-        let mut null = false;
-        // SAFETY: the number is one of the table's columns.
-        let value = unsafe { pg_sys::getmissingattr(self.0, attribute.number, &mut null) };
-        (!null).then_some(value)
-    }
-
-    /// The token in a bigint column, None for NULL.
-    #[inline(always)]
-    pub fn token(&self, row: Tuple, attribute: &Attribute) -> Option<Token> {
-        // Mostly it is at the same place in each row.
-        // SAFETY: the row is one of this table, the column a bigint that the row has.
-        unsafe {
-            if row.has(attribute) && !row.has_nulls() {
-                if let Some(offset) = compat::fixed_offset(self.0, attribute.number as usize - 1) {
-                    let at = row.first_column().add(offset);
-                    return Some(Token::from_bigint(at.cast::<i64>().read()));
-                }
-            }
-        }
-        self.value(row, attribute).map(|d| Token::from_bigint(d.value() as i64))
-    }
 }
 
 impl Tuple {
-    #[inline(always)]
-    fn header(&self) -> &pg_sys::HeapTupleHeaderData {
-        // SAFETY: a row has its header.
-        unsafe { &*(*self.0).t_data }
-    }
-
-    /// Had the table the column already when the row was written?
-    #[inline(always)]
-    fn has(&self, attribute: &Attribute) -> bool {
-        let columns = u32::from(self.header().t_infomask2) & pg_sys::HEAP_NATTS_MASK;
-        attribute.number as u32 <= columns
-    }
-
-    /// Is one of its columns NULL?
-    #[inline(always)]
-    fn has_nulls(&self) -> bool {
-        u32::from(self.header().t_infomask) & pg_sys::HEAP_HASNULL != 0
-    }
-
-    /// Is this column NULL, which the row has?
-    #[inline(always)]
-    fn is_null(&self, attribute: &Attribute) -> bool {
-        let n = attribute.number as usize - 1;
-        // SAFETY: a row with NULLs has a bit for each column, which is 0 for NULL.
-        self.has_nulls()
-            && unsafe { *self.header().t_bits.as_ptr().add(n / 8) } & (1 << (n % 8)) == 0
-    }
-
-    /// Where its columns begin.
-    #[inline(always)]
-    fn first_column(&self) -> *const u8 {
-        // SAFETY: the header says how far that is.
-        unsafe { (*self.0).t_data.cast::<u8>().add(self.header().t_hoff.into()) }
-    }
-
     /// Which version of which row it is.
     #[inline]
     pub fn id(&self, call: &TriggerCall) -> RowId {

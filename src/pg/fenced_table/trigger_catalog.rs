@@ -1,14 +1,22 @@
 //! The triggers that call a function, as pg_trigger has them.
 
-use crate::pg::call::args::bytes_of;
-use crate::pg::call::rust_memory;
+use crate::pg::call::args::Text;
 use crate::pg::table_scan;
 use pgrx::pg_sys;
 
 /// A trigger and the arguments that it was made with.
 pub struct Trigger {
     pub oid: pg_sys::Oid,
-    pub arguments: Vec<Vec<u8>>,
+    /// Each argument ends in a zero byte.
+    all: Text,
+    count: usize,
+}
+
+impl Trigger {
+    /// In their order.
+    pub fn arguments(&self) -> impl Iterator<Item = &[u8]> {
+        self.all.bytes().split(|byte| *byte == 0).take(self.count)
+    }
 }
 
 /// Those that call the function: of one table, or of all. Seen as a statement of this transaction would see them.
@@ -28,27 +36,14 @@ pub fn triggers_calling(function: pg_sys::Oid, table: Option<pg_sys::Oid>) -> Ve
         table_scan::each_catalog_row(catalog, index, wanted, snapshot, |tuple, columns| {
             let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_trigger>();
             if form.tgfoid == function {
-                let arguments = arguments(tuple, columns, form.tgnargs);
-                found.push(Trigger { oid: form.oid, arguments });
+                let (column, mut null) = (pg_sys::Anum_pg_trigger_tgargs as i32, false);
+                // A bytea, never NULL.
+                let all = pg_sys::heap_getattr(tuple, column, columns, &mut null);
+                let all = Text(pg_sys::pg_detoast_datum_copy(all.cast_mut_ptr()).into());
+                found.push(Trigger { oid: form.oid, all, count: form.tgnargs as usize });
             }
         });
         pg_sys::UnregisterSnapshot(snapshot);
     }
     found
-}
-
-/// # Safety
-/// The tuple must be a row of pg_trigger.
-unsafe fn arguments(
-    tuple: pg_sys::HeapTuple,
-    columns: pg_sys::TupleDesc,
-    count: i16,
-) -> Vec<Vec<u8>> {
-    let mut null = false;
-    // SAFETY: the caller's promise; tgargs is a bytea, never NULL, in which each argument ends in a zero byte.
-    unsafe {
-        let column = pg_sys::Anum_pg_trigger_tgargs as i32;
-        let all = bytes_of(pg_sys::heap_getattr(tuple, column, columns, &mut null));
-        all.split(|byte| *byte == 0).take(count as usize).map(rust_memory::copied).collect()
-    }
 }

@@ -24,6 +24,19 @@ const fn kind(lock: Lock) -> u16 {
     }
 }
 
+/// A tag of ours, in this database.
+pub(in crate::pg) fn tag(kind: u16, key: u64, method: u32) -> pg_sys::LOCKTAG {
+    pg_sys::LOCKTAG {
+        // SAFETY: set once when the backend starts.
+        locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
+        locktag_field2: (key >> 32) as u32,
+        locktag_field3: key as u32,
+        locktag_field4: kind,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
+        locktag_lockmethodid: method as u8,
+    }
+}
+
 // The rules' table is written in PostgreSQL's numbers; another number would have other conflicts.
 const _: () = {
     assert!(LockMode::AccessShare.number() == pg_sys::AccessShareLock as i32);
@@ -88,16 +101,8 @@ impl LockTag {
     }
 
     pub(in crate::pg) fn by_key(lock: Lock, key: u64) -> Self {
-        LockTag(pg_sys::LOCKTAG {
-            // SAFETY: set once when the backend starts.
-            locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
-            locktag_field2: (key >> 32) as u32,
-            locktag_field3: key as u32,
-            locktag_field4: kind(lock),
-            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
-            // Not that of users' locks: DISCARD ALL gives those back in mid-transaction.
-            locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
-        })
+        // Not the method of users' locks: DISCARD ALL gives those back in mid-transaction.
+        LockTag(tag(kind(lock), key, pg_sys::DEFAULT_LOCKMETHOD))
     }
 
     /// Takes the lock until the transaction (or the savepoint) ends. With `wait`, waits for it, which
@@ -148,9 +153,7 @@ impl LockTag {
 
     /// Gives back one `take`.
     pub fn give(&self, mode: LockMode) {
-        let _owner = TransactionOwns::now();
-        // SAFETY: only called for a lock that this transaction has taken.
-        unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
+        self.give_quietly(mode);
         lock_count::given_back(self.entry());
     }
 

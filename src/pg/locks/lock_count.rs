@@ -6,12 +6,11 @@
 
 use crate::errors::{self, Refusal};
 use crate::pg::compat;
-use crate::pg::hash::Quick;
-use crate::pg::session::scope::{Ending, Follower, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
 use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 
 /// An entry of the lock table, by its tag's kind and key. A session has one for each tag, in however many modes it holds
 /// it.
@@ -26,16 +25,15 @@ struct Taken {
 }
 
 thread_local! {
-    static TAKEN: RefCell<HashMap<Entry, Taken, Quick>> = RefCell::default();
+    static TAKEN: RefCell<BTreeMap<Entry, Taken>> = const { RefCell::new(BTreeMap::new()) };
     /// Entries that the session keeps beyond the transaction.
     static SESSION: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The entries of this transaction, which go with it.
-pub const TAKEN_ENTRIES: &dyn Follower = &TAKEN;
-
-/// Room for so many is kept from one transaction to the next.
-const KEPT: usize = 64;
+/// The entries of this transaction go with it.
+pub fn follow(moment: Moment) {
+    TAKEN.with_borrow_mut(|taken| taken.follow(moment));
+}
 
 /// Takes an entry, and counts it in the innermost savepoint; false where it is not to be had. 53200 when it would be one
 /// too many.
@@ -63,7 +61,7 @@ pub fn require_one_more() -> Result<(), Refusal> {
 
 /// Has this session a quarter of the table?
 pub fn is_full() -> bool {
-    TAKEN.with_borrow(HashMap::len) + SESSION.get() >= at_most()
+    TAKEN.with_borrow(BTreeMap::len) + SESSION.get() >= at_most()
 }
 
 /// The session keeps one entry more.
@@ -108,9 +106,8 @@ impl OfSavepoint for Taken {
     }
 }
 
-impl OfTransaction for HashMap<Entry, Taken, Quick> {
+impl OfTransaction for BTreeMap<Entry, Taken> {
     fn transaction_ended(&mut self, _: Ending) {
         self.clear();
-        self.shrink_to(KEPT);
     }
 }

@@ -8,7 +8,7 @@
 use crate::errors::{self, Refusal};
 use crate::known_bugs;
 use crate::pg::compat;
-use crate::pg::locks::lock_count;
+use crate::pg::locks::{lock, lock_count};
 use crate::pg::session::server;
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
@@ -27,16 +27,7 @@ pub struct SessionLock(pg_sys::LOCKTAG);
 impl SessionLock {
     /// That of the grant with this first token.
     pub fn of(first: Token) -> Self {
-        let key = first.bigint() as u64;
-        SessionLock(pg_sys::LOCKTAG {
-            // SAFETY: set once when the backend starts.
-            locktag_field1: unsafe { pg_sys::MyDatabaseId }.to_u32(),
-            locktag_field2: (key >> 32) as u32,
-            locktag_field3: key as u32,
-            locktag_field4: KIND,
-            locktag_type: pg_sys::LockTagType::LOCKTAG_ADVISORY as u8,
-            locktag_lockmethodid: pg_sys::USER_LOCKMETHOD as u8,
-        })
+        SessionLock(lock::tag(KIND, first.bigint() as u64, pg_sys::USER_LOCKMETHOD))
     }
 
     /// Takes it for this session. Nobody else can have it: the token was just drawn. 53200 where the session has its

@@ -75,13 +75,8 @@ impl Waiting {
         self.check_lock_timeout()?;
         let until_timeout = lock_timeout().map(|t| t.saturating_sub(self.since.elapsed()));
         let span = span.min(self.left()).min(until_timeout.unwrap_or(Duration::MAX));
-        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-        let (ms, event) = (in_ms(span).into(), FOR_A_LEASE.number());
-        // SAFETY: this process's latch; interrupts are served where no lock of ours is half taken.
-        unsafe {
-            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event);
-            pgrx::check_for_interrupts!();
-        }
+        wait_for_latch(span, &FOR_A_LEASE);
+        pgrx::check_for_interrupts!();
         Ok(true)
     }
 }
@@ -91,15 +86,17 @@ pub fn pause(span: Span) {
     let span = Duration::from_micros(span.micros().max(0).unsigned_abs());
     let since = Instant::now();
     while let Some(left) = span.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) {
-        let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-        let (ms, event) = (in_ms(left).into(), FOR_THE_CLOCK.number());
-        // SAFETY: this process's latch.
-        unsafe {
-            pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event);
-            pg_sys::ResetLatch(pg_sys::MyLatch);
-            pgrx::check_for_interrupts!();
-        }
+        wait_for_latch(left, &FOR_THE_CLOCK);
+        reset();
     }
+}
+
+/// Sleeps for so long, or until woken.
+fn wait_for_latch(span: Duration, event: &WaitEvent) {
+    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+    let (ms, event) = (in_ms(span).into(), event.number());
+    // SAFETY: this process's latch.
+    unsafe { pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event) };
 }
 
 /// Whole milliseconds that are not less.

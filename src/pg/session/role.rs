@@ -1,7 +1,7 @@
 //! Who calls, by name, as rows of the state name roles.
 
+use crate::encoding;
 use crate::pg::compat;
-use crate::pg::encoding;
 use crate::pg::raw;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};

@@ -1,15 +1,14 @@
 //! What lasts as long as a transaction, or a savepoint of it: one mechanism for all that is kept that long.
 //!
-//! A module that keeps something implements `OfTransaction` for it. `crate::transaction_end` lists all of them, and what
-//! else is done when a transaction ends, in order; it is called from here.
+//! A module that keeps something implements `OfTransaction` for it, and has a `follow` of its own. `crate::transaction_end`
+//! calls all of them, and what else is done when a transaction ends, in order; it is called from here.
 
 use crate::errors::Refusal;
 use crate::pg::call::raise;
 use pgrx::pg_sys;
-use std::cell::RefCell;
-use std::collections::HashMap;
+use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::thread::LocalKey;
 
 /// A savepoint (or the transaction itself), by number.
 pub type SavepointId = pg_sys::SubTransactionId;
@@ -23,13 +22,39 @@ pub enum Ending {
     Other,
 }
 
+/// What has become of the transaction, or of a savepoint of it. Postgres is past the point where it could stop: nothing
+/// that is done then may raise.
+#[derive(Clone, Copy)]
+pub enum Moment {
+    /// The commit's record is written next.
+    CommitBegins,
+    /// The transaction is over, or prepared: its changes are visible, its locks are still held.
+    Ended(Ending),
+    /// The locks of the transaction are gone, or, where it goes on, those of the savepoint that was rolled back.
+    LocksGone {
+        /// It does not go on.
+        transaction_is_over: bool,
+    },
+    /// A savepoint was released: what belongs to it, its locks too, belongs to its parent now.
+    SavepointReleased {
+        /// That one.
+        savepoint: SavepointId,
+        /// What is around it.
+        parent: SavepointId,
+    },
+    /// A savepoint was rolled back; its locks go next.
+    SavepointRolledBack(SavepointId),
+}
+
 /// Something that belongs to a savepoint.
 pub trait OfSavepoint {
-    /// A savepoint was released: what belongs to it, its locks too, belongs to its parent now.
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId);
+    /// A savepoint was released.
+    fn savepoint_released(&mut self, _savepoint: SavepointId, _parent: SavepointId) {}
 
-    /// A savepoint was rolled back, and its locks go next. False where this goes with it.
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool;
+    /// A savepoint was rolled back. False where this goes with it.
+    fn survives_rollback(&mut self, _savepoint: SavepointId) -> bool {
+        true
+    }
 }
 
 impl OfSavepoint for SavepointId {
@@ -55,7 +80,7 @@ impl<T: OfSavepoint> OfSavepoint for Vec<T> {
     }
 }
 
-impl<K, T: OfSavepoint, S> OfSavepoint for HashMap<K, T, S> {
+impl<K: Ord, T: OfSavepoint> OfSavepoint for BTreeMap<K, T> {
     fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
         self.values_mut().for_each(|entry| entry.savepoint_released(savepoint, parent));
     }
@@ -68,125 +93,106 @@ impl<K, T: OfSavepoint, S> OfSavepoint for HashMap<K, T, S> {
 
 /// Something that lasts as long as the transaction.
 pub trait OfTransaction: OfSavepoint {
-    /// The transaction is over, or prepared; its locks are still held. Nothing here may raise: Postgres is past the point
-    /// where it could stop.
+    /// The transaction is over, or prepared.
     fn transaction_ended(&mut self, ending: Ending);
-}
 
-/// Something that is kept, in a thread-local of the module that keeps it.
-pub trait Follower: Sync {
-    /// As of `OfSavepoint`.
-    fn savepoint_released(&'static self, savepoint: SavepointId, parent: SavepointId);
-    /// As `OfSavepoint::survives_rollback`.
-    fn savepoint_rolled_back(&'static self, savepoint: SavepointId);
-    /// As of `OfTransaction`.
-    fn transaction_ended(&'static self, ending: Ending);
-}
-
-impl<T: OfTransaction + 'static> Follower for LocalKey<RefCell<T>> {
-    fn savepoint_released(&'static self, savepoint: SavepointId, parent: SavepointId) {
-        self.with_borrow_mut(|kept| kept.savepoint_released(savepoint, parent));
-    }
-
-    fn savepoint_rolled_back(&'static self, savepoint: SavepointId) {
-        self.with_borrow_mut(|kept| {
-            kept.survives_rollback(savepoint);
-        });
-    }
-
-    fn transaction_ended(&'static self, ending: Ending) {
-        self.with_borrow_mut(|kept| kept.transaction_ended(ending));
+    /// Does what is to be done with it at that moment.
+    fn follow(&mut self, moment: Moment) {
+        match moment {
+            Moment::Ended(ending) => self.transaction_ended(ending),
+            Moment::SavepointReleased { savepoint, parent } => {
+                self.savepoint_released(savepoint, parent);
+            }
+            Moment::SavepointRolledBack(savepoint) => {
+                self.survives_rollback(savepoint);
+            }
+            Moment::CommitBegins | Moment::LocksGone { .. } => {}
+        }
     }
 }
 
-/// What is done at the ends of transactions and savepoints. Only `before_commit` may raise: later Postgres is past the
-/// point where it could stop.
-pub trait Ends {
-    /// Is there something to do before a commit? Most transactions end without.
-    fn is_due() -> bool;
-
-    /// The last moment at which a transaction can still write, or refuse to commit, or to be prepared.
-    fn before_commit(prepares: bool) -> Result<(), Refusal>;
-
-    /// The commit's record is written next.
-    fn commit_begins();
-
-    /// The transaction is over, or prepared: its changes are visible, its locks are still held.
-    fn ended(ending: Ending);
-
-    /// The locks of the transaction are gone, or, where it goes on, those of the savepoint that was rolled back.
-    fn locks_gone(transaction_is_over: bool);
-
-    /// A savepoint was released: what belongs to it belongs to its parent now.
-    fn savepoint_released(savepoint: SavepointId, parent: SavepointId);
-
-    /// A savepoint was rolled back; its locks go next.
-    fn savepoint_rolled_back(savepoint: SavepointId);
+/// Who is told of the ends of transactions and savepoints.
+#[derive(Clone, Copy)]
+pub struct Listener {
+    /// The last moment at which a transaction can still write, or refuse to commit or (then it is true) to be prepared.
+    pub before_commit: fn(bool) -> Result<(), Refusal>,
+    /// All that comes after that.
+    pub at: fn(Moment),
 }
 
-/// Listens to the ends of transactions and savepoints; called once, when the library is loaded.
-pub fn register<E: Ends>() {
+thread_local! {
+    static LISTENER: Cell<Option<Listener>> = const { Cell::new(None) };
+}
+
+/// Lets it listen; called once, when the library is loaded.
+pub fn register(listener: Listener) {
+    LISTENER.set(Some(listener));
     // SAFETY: registered once; the functions raise only where a transaction can still fail.
     unsafe {
-        pg_sys::RegisterXactCallback(Some(transaction_event::<E>), std::ptr::null_mut());
-        pg_sys::RegisterSubXactCallback(Some(savepoint_event::<E>), std::ptr::null_mut());
-        pg_sys::RegisterResourceReleaseCallback(Some(release_event::<E>), std::ptr::null_mut());
+        pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(savepoint_event), std::ptr::null_mut());
+        pg_sys::RegisterResourceReleaseCallback(Some(release_event), std::ptr::null_mut());
     }
 }
 
-unsafe extern "C-unwind" fn transaction_event<E: Ends>(
-    event: pg_sys::XactEvent::Type,
-    _: *mut c_void,
-) {
+fn tell(moment: Moment) {
+    if let Some(listener) = LISTENER.get() {
+        (listener.at)(moment);
+    }
+}
+
+unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _: *mut c_void) {
     use pg_sys::XactEvent as X;
     match event {
         X::XACT_EVENT_PRE_COMMIT => {
-            do_before_commit::<E>(false);
-            E::commit_begins();
+            before_commit(false);
+            tell(Moment::CommitBegins);
         }
-        X::XACT_EVENT_PRE_PREPARE => do_before_commit::<E>(true),
-        X::XACT_EVENT_COMMIT => E::ended(Ending::Committed),
+        X::XACT_EVENT_PRE_PREPARE => before_commit(true),
+        X::XACT_EVENT_COMMIT => tell(Moment::Ended(Ending::Committed)),
         X::XACT_EVENT_PARALLEL_COMMIT
         | X::XACT_EVENT_ABORT
         | X::XACT_EVENT_PARALLEL_ABORT
-        | X::XACT_EVENT_PREPARE => E::ended(Ending::Other),
+        | X::XACT_EVENT_PREPARE => tell(Moment::Ended(Ending::Other)),
         _ => {}
     }
 }
 
-/// Raises what the work refuses: an error here aborts the transaction, as one of a deferred trigger would.
-fn do_before_commit<E: Ends>(prepares: bool) {
-    if !E::is_due() {
-        return;
-    }
-    if let Err(error) = raise::caught(|| E::before_commit(prepares)) {
+/// Raises what is refused: an error here aborts the transaction, as one of a deferred trigger would.
+fn before_commit(prepares: bool) {
+    let Some(listener) = LISTENER.get() else { return };
+    if let Err(error) = raise::caught(|| (listener.before_commit)(prepares)) {
         // SAFETY: nothing is left to drop when it leaves.
         unsafe { raise::throw(error) }
     }
 }
 
-unsafe extern "C-unwind" fn savepoint_event<E: Ends>(
+unsafe extern "C-unwind" fn savepoint_event(
     event: pg_sys::SubXactEvent::Type,
-    mine: SavepointId,
+    savepoint: SavepointId,
     parent: SavepointId,
     _: *mut c_void,
 ) {
     match event {
-        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => E::savepoint_released(mine, parent),
-        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => E::savepoint_rolled_back(mine),
+        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+            tell(Moment::SavepointReleased { savepoint, parent });
+        }
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+            tell(Moment::SavepointRolledBack(savepoint));
+        }
         _ => {}
     }
 }
 
-unsafe extern "C-unwind" fn release_event<E: Ends>(
+unsafe extern "C-unwind" fn release_event(
     phase: pg_sys::ResourceReleasePhase::Type,
     commit: bool,
-    top_level: bool,
+    transaction_is_over: bool,
     _: *mut c_void,
 ) {
     // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
-    if after && (top_level || !commit) {
-        E::locks_gone(top_level);
+    if after && (transaction_is_over || !commit) {
+        tell(Moment::LocksGone { transaction_is_over });
     }
 }

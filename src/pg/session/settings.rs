@@ -1,120 +1,86 @@
 //! The settings `pg_fence.token`, `pg_fence.max_ttl`, `pg_fence.statistics` and `pg_fence.refusals_kept`.
 
+use crate::encoding::{c_string, push_number};
 use crate::pg::call::args::texts_of;
-use crate::pg::encoding::{c_string, push_number};
 use crate::pg::table_scan;
 use pg_fence_rules::{Span, Token};
 use pgrx::pg_sys::{self, Oid};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 use std::cell::Cell;
-use std::ffi::{c_char, c_int, c_void, CStr};
+use std::ffi::{c_char, c_void, CStr, CString};
 
 const MAX_TTL_NAME: &CStr = c"pg_fence.max_ttl";
 
-static mut TOKEN: *mut c_char = std::ptr::null_mut();
-static mut MAX_TTL: c_int = 0;
-static mut STATISTICS: bool = true;
-static mut REFUSALS_KEPT: c_int = 0;
+static TOKEN: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(0);
+static STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
+static REFUSALS_KEPT: GucSetting<i32> = GucSetting::<i32>::new(256);
 
 /// The most refused writes that can be kept: about 10 MB.
-const REFUSALS_MAX: c_int = 10_000;
+const REFUSALS_MAX: i32 = 10_000;
 
 /// Declares the settings; called once, when the library is loaded.
 pub fn declare() {
-    declare_token();
-    declare_statistics();
-    declare_number(
-        MAX_TTL_NAME,
-        c"The longest ttl that a call may ask for.",
-        c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
-        // It binds who may not lift it.
-        Number { place: &raw mut MAX_TTL, default: 0, most: c_int::MAX, unit: pg_sys::GUC_UNIT_S },
-    );
-    declare_number(
-        c"pg_fence.refusals_kept",
-        c"How many refused writes fence.refusals keeps.",
-        c"Read when the first session of a database counts something after a start of the server; each takes 1 kB of shared memory.",
-        // It takes memory of the whole server.
-        Number { place: &raw mut REFUSALS_KEPT, default: 256, most: REFUSALS_MAX, unit: 0 },
-    );
-    // SAFETY: a name that outlives the process.
-    unsafe { pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr()) };
-}
-
-fn declare_token() {
-    // SAFETY: it is only ever written by Postgres, on this one thread.
+    // SAFETY: the check neither raises nor panics.
     unsafe {
-        pg_sys::DefineCustomStringVariable(
-            c"pg_fence.token".as_ptr(),
-            c"The fencing token that writes of this session or transaction present.".as_ptr(),
-            c"A positive bigint, or empty for none. Use SET LOCAL behind a connection pooler: a session-level SET leaks to other clients."
-                .as_ptr(),
-            &raw mut TOKEN,
-            c"".as_ptr(),
-            pg_sys::GucContext::PGC_USERSET,
+        GucRegistry::define_string_guc_with_hooks(
+            c"pg_fence.token",
+            c"The fencing token that writes of this session or transaction present.",
+            c"A positive bigint, or empty for none. Use SET LOCAL behind a connection pooler: a session-level SET leaks to other clients.",
+            &TOKEN,
+            GucContext::Userset,
             // A token for the whole server would be everybody's.
-            (pg_sys::GUC_DISALLOW_IN_FILE | pg_sys::GUC_NOT_IN_SAMPLE) as i32,
+            GucFlags::DISALLOW_IN_FILE,
             Some(check),
             None,
             None,
         );
     }
+    // The others are for superusers. Whoever is refused must not keep that from being seen.
+    GucRegistry::define_bool_guc(
+        c"pg_fence.statistics",
+        c"Counts for fence.stats and keeps refused writes for fence.refusals.",
+        c"Where it is off, no shared memory is taken.",
+        &STATISTICS,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    // It binds those who may not lift it.
+    GucRegistry::define_int_guc(
+        MAX_TTL_NAME,
+        c"The longest ttl that a call may ask for.",
+        c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
+        &MAX_TTL,
+        0,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::UNIT_S,
+    );
+    // It takes memory of the whole server.
+    GucRegistry::define_int_guc(
+        c"pg_fence.refusals_kept",
+        c"How many refused writes fence.refusals keeps.",
+        c"Read when the first session of a database counts something after a start of the server; each takes 1 kB of shared memory.",
+        &REFUSALS_KEPT,
+        0,
+        REFUSALS_MAX,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    // SAFETY: a name that outlives the process.
+    unsafe { pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr()) };
 }
 
-fn declare_statistics() {
-    // SAFETY: as above.
-    unsafe {
-        pg_sys::DefineCustomBoolVariable(
-            c"pg_fence.statistics".as_ptr(),
-            c"Counts for fence.stats and keeps refused writes for fence.refusals.".as_ptr(),
-            c"Where it is off, no shared memory is taken.".as_ptr(),
-            &raw mut STATISTICS,
-            true,
-            // Who is refused must not keep that from being seen.
-            pg_sys::GucContext::PGC_SUSET,
-            pg_sys::GUC_NOT_IN_SAMPLE as i32,
-            None,
-            None,
-            None,
-        );
-    }
-}
-
-/// A setting that is a number from 0 on, for superusers and those whom they let.
-struct Number {
-    place: *mut c_int,
-    default: c_int,
-    most: c_int,
-    unit: u32,
-}
-
-fn declare_number(name: &'static CStr, what: &'static CStr, more: &'static CStr, number: Number) {
-    let (context, flags) = (pg_sys::GucContext::PGC_SUSET, number.unit | pg_sys::GUC_NOT_IN_SAMPLE);
-    let Number { place, default, most, .. } = number;
-    let (name, what, more) = (name.as_ptr(), what.as_ptr(), more.as_ptr());
-    // SAFETY: as above; all texts outlive the process.
-    unsafe {
-        pg_sys::DefineCustomIntVariable(
-            name,
-            what,
-            more,
-            place,
-            default,
-            0,
-            most,
-            context,
-            flags as i32,
-            None,
-            None,
-            None,
-        );
-    }
-}
-
-/// Is to be counted?
+/// Is counting switched on?
 #[inline]
 pub fn statistics() -> bool {
+    STATISTICS.get()
+}
+
+/// Is this session an apply worker or restoring (`session_replication_role = replica`)?
+pub fn is_replica() -> bool {
     // SAFETY: reads a setting.
-    unsafe { STATISTICS }
+    unsafe { pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA }
 }
 
 /// The longest ttl that may be asked for; None where the setting sets no limit.
@@ -122,12 +88,10 @@ pub fn max_ttl() -> Option<Span> {
     thread_local! {
         static SOUGHT: Cell<bool> = const { Cell::new(false) };
     }
-    // SAFETY: reads a setting.
-    if unsafe { MAX_TTL } == 0 && !SOUGHT.replace(true) {
+    if MAX_TTL.get() == 0 && !SOUGHT.replace(true) {
         set_as_recorded();
     }
-    // SAFETY: reads a setting.
-    let seconds = unsafe { MAX_TTL };
+    let seconds = MAX_TTL.get();
     (seconds > 0).then(|| Span::from_secs(seconds.into()))
 }
 
@@ -202,19 +166,14 @@ fn value_of(text: &[u8], name: &[u8]) -> Option<Vec<u8>> {
 
 /// How many refused writes are to be kept.
 pub fn refusals_kept() -> usize {
-    // SAFETY: reads a setting.
-    usize::try_from(unsafe { REFUSALS_KEPT }).unwrap_or(0)
+    usize::try_from(REFUSALS_KEPT.get()).unwrap_or(0)
 }
 
 /// The token that the session or the transaction has set.
 pub fn token() -> Option<Token> {
-    // SAFETY: Postgres keeps the value NUL-terminated.
-    unsafe {
-        if TOKEN.is_null() || *TOKEN == 0 {
-            return None;
-        }
-        parse(CStr::from_ptr(TOKEN).to_bytes())
-    }
+    // SAFETY: Postgres keeps the value NUL-terminated; it is read where it is, for each row may ask.
+    let text = unsafe { (*TOKEN.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
+    text.and_then(|text| parse(text.to_bytes()))
 }
 
 /// Sets it until the transaction, or the savepoint, ends.

@@ -1,12 +1,14 @@
 //! The transaction: isolation, snapshots, savepoints.
 
 use crate::pg::call::raise;
+use crate::pg::compat;
 use crate::pg::raw;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 // By its full path: from 18 on `pg_sys` has another one of that name, which nothing defines.
 use pgrx::pg_sys::htup::HeapTupleHeaderGetXmin;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
+use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 
 pub use crate::pg::session::scope::SavepointId;
@@ -48,6 +50,22 @@ pub fn statement_started_at() -> Instant {
 pub fn may_look_up() -> bool {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::IsTransactionState() }
+}
+
+/// Raises 25006 in a read-only transaction and on a standby.
+pub fn writable(function: &CStr) {
+    // SAFETY: raise or return.
+    unsafe {
+        compat::guarded(|| {
+            raw::PreventCommandIfReadOnly(function.as_ptr());
+            raw::PreventCommandDuringRecovery(function.as_ptr());
+        });
+    }
+}
+
+/// Raises what a cancel or a termination raises.
+pub fn serve_interrupts() {
+    pgrx::check_for_interrupts!();
 }
 
 /// Has this transaction written anything?

@@ -95,23 +95,17 @@ impl LeaseTable {
 
     /// Is it a heap with our columns first, and the index what we search by?
     fn has_known_shape(&self) -> bool {
-        // SAFETY: both are open; the columns' number is checked first.
-        unsafe {
-            let (table, index) = (self.relation(), self.index.relation);
-            let class = &*(*table).rd_rel;
-            let (key, columns) = (&*(*index).rd_index, (*table).rd_att);
-            class.relkind as u8 == pg_sys::RELKIND_RELATION
-                && class.relam == pg_sys::HEAP_TABLE_AM_OID
-                && (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
-                && key.indrelid == (*table).rd_id
-                && key.indnatts >= 2
-                && key.indkey.values.as_slice(2) == [1, 2]
-                && (LEASE.len()..=COLUMNS).contains(&((*columns).natts as usize))
-                && LEASE.iter().enumerate().all(|(n, known)| {
-                    let column = &*compat::attribute(columns, n);
-                    column.atttypid == *known && !column.attisdropped
-                })
-        }
+        // SAFETY: both are open.
+        self.table.is_heap_with(LEASE)
+            && unsafe {
+                let (table, index) = (self.relation(), self.index.relation);
+                let key = &*(*index).rd_index;
+                (*self.row_type()).natts as usize <= COLUMNS
+                    && (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
+                    && key.indrelid == (*table).rd_id
+                    && key.indnatts >= 2
+                    && key.indkey.values.as_slice(2) == [1, 2]
+            }
     }
 
     fn relation(&self) -> pg_sys::Relation {
@@ -170,26 +164,14 @@ impl LeaseTable {
 
     /// Copies of the rows that the statement sees, of the names that are wanted. The others are passed over unread.
     pub fn wanted(&self, wants: impl Fn(&[u8]) -> bool) -> Vec<pg_sys::HeapTuple> {
-        let mut found = Vec::new();
         let columns = self.row_type();
-        // SAFETY: an open table whose first column is the name, which is never NULL; rows are copied, in memory that
-        // outlives the scan.
+        // SAFETY: an open table whose first column is the name, which is never NULL.
         unsafe {
-            let memory = pg_sys::CurrentMemoryContext;
-            let show = |tuple| -> Result<(), std::convert::Infallible> {
+            table_scan::copies(self.relation(), pg_sys::GetActiveSnapshot(), |tuple| {
                 let mut null = false;
-                let name = pg_sys::heap_getattr(tuple, 1, columns, &mut null);
-                if wants(bytes_of(name)) {
-                    let scratch = pg_sys::MemoryContextSwitchTo(memory);
-                    found.push(pg_sys::heap_copytuple(tuple));
-                    pg_sys::MemoryContextSwitchTo(scratch);
-                }
-                Ok(())
-            };
-            let Ok(()) =
-                table_scan::each_row_of(self.relation(), pg_sys::GetActiveSnapshot(), show);
+                wants(bytes_of(pg_sys::heap_getattr(tuple, 1, columns, &mut null)))
+            })
         }
-        found
     }
 
     /// The new grants of a lease that other transactions have made and not committed.
@@ -199,26 +181,13 @@ impl LeaseTable {
 
     /// The new grants that other transactions have made and not committed. Reads the whole table.
     pub fn uncommitted(&self) -> Vec<Row> {
-        let mut rows = Vec::new();
-        let mut dirty = dirty_snapshot();
-        // SAFETY: the snapshot lives as long as the scan; each tuple is copied while its page is pinned.
-        unsafe {
-            let (none, heap) = (std::ptr::null_mut(), pg_sys::InvalidOid);
-            let scan =
-                pg_sys::systable_beginscan(self.relation(), heap, false, &mut dirty, 0, none);
-            loop {
-                pgrx::check_for_interrupts!();
-                let tuple = pg_sys::systable_getnext(scan);
-                if tuple.is_null() {
-                    break;
-                }
-                if xact::open_writer(tuple).is_some() {
-                    rows.push(self.row(pg_sys::heap_copytuple(tuple)));
-                }
-            }
-            pg_sys::systable_endscan(scan);
-        }
-        self.new_grants(rows)
+        let is_open = |tuple| {
+            // SAFETY: a tuple of the scan.
+            unsafe { xact::open_writer(tuple) }.is_some()
+        };
+        // SAFETY: an open table.
+        let found = unsafe { table_scan::copies(self.relation(), &mut dirty_snapshot(), is_open) };
+        self.new_grants(found.into_iter().map(|tuple| self.row(tuple)).collect())
     }
 
     /// Those that other transactions have made and not committed. One that its own transaction has replaced is not the
@@ -270,16 +239,16 @@ impl LeaseTable {
     }
 
     /// Deletes the row, unless a trigger prevents it.
-    pub fn delete(&self, row: &Row) -> Result<bool, Refusal> {
+    pub fn delete(&self, row: &Row) -> bool {
         self.keep_locks();
         // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
         unsafe { executor::delete(self.relation(), row.place()) };
         if !self.has_triggers() {
-            return Ok(true);
+            return true;
         }
         xact::see_own_changes();
         let rows = self.rows(row.name(), AsOf::Now);
-        Ok(!rows.iter().any(|left| left.grant.slot == row.grant.slot))
+        !rows.iter().any(|left| left.grant.slot == row.grant.slot)
     }
 
     /// Writes a new version of a row that was read under the grant's lock.

@@ -74,6 +74,21 @@ impl Opened {
         Opened { relation, mode, keeps_lock: Cell::new(false), owner }
     }
 
+    /// Is it a heap, and are its first columns of these types?
+    pub fn is_heap_with(&self, types: &[pg_sys::Oid]) -> bool {
+        // SAFETY: an open relation; the columns' number is checked first.
+        unsafe {
+            let (class, columns) = (&*(*self.relation).rd_rel, (*self.relation).rd_att);
+            class.relkind as u8 == pg_sys::RELKIND_RELATION
+                && class.relam == pg_sys::HEAP_TABLE_AM_OID
+                && (*columns).natts as usize >= types.len()
+                && types.iter().enumerate().all(|(n, known)| {
+                    let column = &*compat::attribute(columns, n);
+                    column.atttypid == *known && !column.attisdropped
+                })
+        }
+    }
+
     /// Keeps the lock until the transaction ends.
     pub fn keep_lock(&self) {
         self.keeps_lock.set(true);

@@ -1,5 +1,6 @@
 //! Finding the objects of the extension's own schema.
 
+use crate::encoding::to_utf8;
 use crate::errors::{self, Refusal};
 use crate::pg::call::args::bytes_of;
 use crate::pg::call::raise;
@@ -82,6 +83,20 @@ fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     }
     OIDS.with_borrow_mut(|k| k.push((name, oid)));
     Ok(oid)
+}
+
+/// The name of a relation as SQL writes it, with its schema.
+///
+/// # Safety
+/// The relation must be open.
+pub unsafe fn quoted_name(relation: pg_sys::Relation) -> String {
+    // SAFETY: an open relation has its catalog row; the names are NUL-terminated.
+    let name = unsafe {
+        let form = (*relation).rd_rel;
+        let schema = pg_sys::get_namespace_name((*form).relnamespace);
+        CStr::from_ptr(pg_sys::quote_qualified_identifier(schema, (*form).relname.data.as_ptr()))
+    };
+    to_utf8(name.to_bytes())
 }
 
 /// Is the relation there, which the caller has locked? One whose oid was looked up is, unless names have changed since.

@@ -3,10 +3,9 @@
 //! What is read is kept until the table, a role or a membership changes, as Postgres keeps what it knows of privileges. A
 //! trigger on the table (`role_prefix_changed`) tells every session of a change of its rows.
 
+use crate::encoding;
 use crate::errors::{self, Refusal};
 use crate::pg::call::args::bytes_of;
-use crate::pg::compat;
-use crate::pg::encoding;
 use crate::pg::raw;
 use crate::pg::session::role;
 use crate::pg::state::opened::{IfLocked, Opened};
@@ -134,7 +133,7 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
     // SAFETY: the table is open, and its columns are as they are read.
     unsafe {
         let columns = (*table.relation).rd_att;
-        if !has_known_shape(table.relation) {
+        if !table.is_heap_with(&COLUMNS) {
             return Err(errors::state_differs("role_prefix"));
         }
         table_scan::each_row(table.relation, |tuple| -> Result<(), Refusal> {
@@ -161,24 +160,6 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
         })?;
     }
     Ok(Some(names))
-}
-
-/// Is it a heap with our columns first?
-///
-/// # Safety
-/// The relation must be open.
-unsafe fn has_known_shape(table: pg_sys::Relation) -> bool {
-    // SAFETY: the caller's promise; the columns' number is checked first.
-    unsafe {
-        let (class, columns) = (&*(*table).rd_rel, (*table).rd_att);
-        class.relkind as u8 == pg_sys::RELKIND_RELATION
-            && class.relam == pg_sys::HEAP_TABLE_AM_OID
-            && ((*columns).natts as usize) >= COLUMNS.len()
-            && COLUMNS.iter().enumerate().all(|(n, known)| {
-                let column = &*compat::attribute(columns, n);
-                column.atttypid == *known && !column.attisdropped
-            })
-    }
 }
 
 /// Does what is recorded for a role count for the user: has the user its rights, as Postgres asks it of a privilege? And

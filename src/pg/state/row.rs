@@ -1,6 +1,6 @@
 //! A row of fence.lease.
 
-use crate::pg::call::args::{bytes_of, read_token_array, text_datum, token_array};
+use crate::pg::call::args::{bytes_of, read_array, text_datum, token_array};
 use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
@@ -166,14 +166,14 @@ pub struct NewGrant<'a> {
     /// When it begins: the time of the decision.
     pub now: Instant,
     /// How long it lives; one that somebody else has granted, until it is ended.
-    pub life: Life,
+    pub lifetime: Lifetime,
     /// As the caller gave it: a jsonb.
     pub metadata: Option<pg_sys::Datum>,
 }
 
 /// How long a new grant lives.
 #[derive(Clone, Copy)]
-pub enum Life {
+pub enum Lifetime {
     /// For so long, unless renewed; at the latest until this session ends, where that is said.
     Ttl {
         /// How long.
@@ -199,9 +199,9 @@ impl Fields {
             Mode::Shared => (b's', 0),
             Mode::Slots(n) => (b'n', n),
         };
-        let (ttl, session_bound, expires_at) = match new.life {
-            Life::Ttl { ttl, session_bound } => (ttl, session_bound, new.now + ttl),
-            Life::Adopted(_) => (Span::ZERO, false, Instant::LATEST),
+        let (ttl, session_bound, expires_at) = match new.lifetime {
+            Lifetime::Ttl { ttl, session_bound } => (ttl, session_bound, new.now + ttl),
+            Lifetime::Adopted(_) => (Span::ZERO, false, Instant::LATEST),
         };
         let mut fields = Fields::empty();
         fields
@@ -219,7 +219,7 @@ impl Fields {
             .set(Column::TtlUs, ttl.micros())
             .set(Column::Renewals, 0i64)
             .set(Column::SessionBound, session_bound);
-        if let Life::Adopted(floor) = new.life {
+        if let Lifetime::Adopted(floor) = new.lifetime {
             fields.set(Column::AdoptedFloor, floor.token().bigint());
         }
         if let Some(holder) = new.holder {
@@ -293,14 +293,15 @@ impl Row {
         // SAFETY: the caller's promise.
         let fields = unsafe { Fields::of(tuple, row_type) };
         // SAFETY: an array of bigints.
-        let renewed = fields.get(Column::RenewalTokens).map(|d| unsafe { read_token_array(d) });
+        let renewed = fields.get(Column::RenewalTokens).map(|d| unsafe { read_array(d) });
+        let renewed: Vec<Token> = renewed.into_iter().flatten().map(Token::from_bigint).collect();
         let closing =
             fields.get(Column::ClosingToken).map(|d| Token::from_bigint(d.value() as i64));
         let first = Token::from_bigint(fields.int8(Column::FirstToken));
         let grant = Grant {
             slot: fields.int8(Column::Slot) as i32,
             mode: mode(fields.int8(Column::Mode) as u8, fields.int8(Column::Slots) as i32),
-            tokens: Tokens::new(first, &renewed.unwrap_or_default()),
+            tokens: Tokens::new(first, &renewed),
             closing,
             // SAFETY: a valid tuple.
             closed_here: closing.is_some() && unsafe { xact::is_own(tuple) },

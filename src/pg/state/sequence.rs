@@ -5,25 +5,18 @@ use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
 use crate::pg::state::opened::{self, IfLocked, Opened};
+use crate::pg::state::relation;
 use pgrx::pg_sys;
-use std::ffi::CStr;
 
 /// What a sequence's page says.
 #[derive(Clone, Copy, Debug)]
-pub struct State {
-    /// Its last value; None when never called.
-    pub last: Option<i64>,
-    /// The log record that the page was last changed by.
-    at: u64,
-}
-
-/// An unlogged sequence: any recovery empties it.
-#[derive(Clone, Copy, Debug)]
-pub struct Unlogged {
-    /// Its last value; None when never called since the recovery.
+pub struct Page {
+    /// Its last value; None when never called, since a recovery has emptied it where it is unlogged.
     pub last: Option<i64>,
     /// The file that it is in: another one after each ALTER SEQUENCE.
     pub file: u32,
+    /// The log record that the page was last changed by.
+    at: u64,
 }
 
 #[repr(C)]
@@ -63,23 +56,16 @@ pub struct Definition {
 
 /// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is changing its
 /// definition. Raises XX001 where the page is damaged.
-pub fn read(oid: pg_sys::Oid) -> State {
+pub fn read(oid: pg_sys::Oid) -> Page {
     // Not kept: maintenance of the sequence would wait for a session that has only looked.
-    undamaged(&Opened::queued(oid, pg_sys::AccessShareLock))
-}
-
-fn undamaged(sequence: &Opened) -> State {
-    read_page(sequence).unwrap_or_else(|| raise::now(damage(sequence)))
+    let sequence = Opened::queued(oid, pg_sys::AccessShareLock);
+    read_page(&sequence).unwrap_or_else(|| raise::now(damage(&sequence)))
 }
 
 fn damage(sequence: &Opened) -> Refusal {
-    // SAFETY: an open relation has its catalog row; the names are NUL-terminated.
-    let name = unsafe {
-        let form = (*sequence.relation).rd_rel;
-        let schema = pg_sys::get_namespace_name((*form).relnamespace);
-        CStr::from_ptr(pg_sys::quote_qualified_identifier(schema, (*form).relname.data.as_ptr()))
-    };
-    errors::damaged_sequence(&name.to_string_lossy(), is_unlogged(sequence))
+    // SAFETY: an open relation.
+    let name = unsafe { relation::quoted_name(sequence.relation) };
+    errors::damaged_sequence(&name, is_unlogged(sequence))
 }
 
 fn is_unlogged(sequence: &Opened) -> bool {
@@ -89,7 +75,7 @@ fn is_unlogged(sequence: &Opened) -> bool {
 }
 
 /// Reads a sequence's page; None where it is none.
-fn read_page(sequence: &Opened) -> Option<State> {
+fn read_page(sequence: &Opened) -> Option<Page> {
     // SAFETY: the relation is open and locked, the page pinned and locked while it is read.
     unsafe {
         compat::guarded(|| {
@@ -102,7 +88,7 @@ fn read_page(sequence: &Opened) -> Option<State> {
             });
             let at = raw::BufferGetLSNAtomic(buffer);
             raw::UnlockReleaseBuffer(buffer);
-            last.map(|last| State { last, at })
+            last.map(|last| Page { last, file: compat::file(&*sequence.relation), at })
         })
     }
 }
@@ -113,7 +99,7 @@ fn read_page(sequence: &Opened) -> Option<State> {
 /// PostgreSQL up to 15.18 and 16.14 leaves zeroes when a standby is promoted soon after it has replayed the sequence's
 /// creation (its redo does not write the init fork to disk); and under wal_level = minimal, a crash soon after CREATE
 /// DATABASE may leave a copy without a page.
-pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
+pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Page> {
     let sequence = Opened::queued(oid, pg_sys::AccessShareLock);
     if !is_unlogged(&sequence) {
         return None;
@@ -122,19 +108,15 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Unlogged> {
 }
 
 /// As `read_unlogged`, without waiting for a lock on the sequence: then it is None altogether. Raises nothing.
-pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Unlogged>> {
+pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Page>> {
     let sequence = Opened::open(oid, pg_sys::AccessShareLock, IfLocked::GiveUp)?;
     Some(is_unlogged(&sequence).then(|| read_unlogged_page(&sequence)).flatten())
 }
 
-fn read_unlogged_page(sequence: &Opened) -> Option<Unlogged> {
+fn read_unlogged_page(sequence: &Opened) -> Option<Page> {
     // SAFETY: an open relation.
-    let (has_page, file) = unsafe {
-        let rel = sequence.relation;
-        (compat::guarded(|| compat::has_first_page(rel)), compat::file(&*rel))
-    };
-    let page = has_page.then(|| read_page(sequence)).flatten();
-    page.map(|page| Unlogged { last: page.last, file })
+    let has_page = unsafe { compat::guarded(|| compat::has_first_page(sequence.relation)) };
+    has_page.then(|| read_page(sequence)).flatten()
 }
 
 /// Takes the lock that `set` takes, without waiting for a lock on the sequence.

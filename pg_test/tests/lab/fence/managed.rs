@@ -512,10 +512,9 @@ fn the_hint_says_what_became_of_the_column(lab: &Lab) -> Result<()> {
     hints(
         "UPDATE orders SET seen = 7",
         "PF002",
-        &["written into column \"seen\" was ignored", managed],
+        &["whatever a statement writes there is ignored", managed],
     )?;
-    let null = "NULL written into column \"seen\" was ignored";
-    hints("UPDATE orders SET seen = NULL", "PF002", &[null, managed, lost])?;
+    hints("UPDATE orders SET seen = NULL", "PF002", &["is ignored", managed, lost])?;
     hints("DELETE FROM orders", "PF002", &["DELETE", "SET LOCAL pg_fence.token"])?;
     Ok(())
 }

@@ -1,4 +1,5 @@
-//! Texts in the database's encoding and in UTF-8.
+//! Texts in the database's encoding and in UTF-8: what both `errors` and `pg` stand on.
+#![allow(unsafe_code)]
 
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_int, CStr};

@@ -1,0 +1,70 @@
+//! Who sends the statements of this session.
+
+use crate::encoding::push_number;
+use pgrx::pg_sys;
+use std::ffi::CStr;
+
+/// Who sends the statements of this session.
+pub struct Client {
+    /// The process of this session.
+    pub pid: i32,
+    /// The role that the session has set itself to: within a function that runs as its owner, that of the caller.
+    pub role_oid: pg_sys::Oid,
+    /// Its name; empty for a role that was dropped.
+    pub role: Vec<u8>,
+    /// `application_name`, in the server's encoding; empty where it has none.
+    pub application_name: Vec<u8>,
+    /// The client's address, as inet is written; None for one that has come by a socket of the system.
+    pub address: Option<Vec<u8>>,
+}
+
+/// Who sends the statements of this session.
+pub fn client() -> Client {
+    // SAFETY: reads who it is; gives back a NUL-terminated copy, or NULL for a role that was dropped.
+    let (role_oid, role) = unsafe {
+        let oid = pg_sys::GetOuterUserId();
+        let name = pg_sys::GetUserNameFromId(oid, true);
+        (oid, if name.is_null() { Vec::new() } else { CStr::from_ptr(name).to_bytes().to_vec() })
+    };
+    let application_name = with_application_name(<[u8]>::to_vec);
+    Client { pid: pid(), role_oid, role, application_name, address: address() }
+}
+
+fn with_application_name<T>(show: impl FnOnce(&[u8]) -> T) -> T {
+    // SAFETY: NUL-terminated, or NULL; nothing changes the setting while it is shown.
+    unsafe {
+        if pg_sys::application_name.is_null() {
+            return show(&[]);
+        }
+        show(CStr::from_ptr(pg_sys::application_name).to_bytes())
+    }
+}
+
+fn pid() -> i32 {
+    // SAFETY: set once when the process starts.
+    unsafe { pg_sys::MyProcPid }
+}
+
+fn address() -> Option<Vec<u8>> {
+    // SAFETY: functions of the server, with the arguments that they declare.
+    unsafe {
+        let address = pgrx::direct_function_call_as_datum(pg_sys::inet_client_addr, &[]);
+        let text = pgrx::direct_function_call_as_datum(pg_sys::inet_out, &[Some(address?)]);
+        Some(CStr::from_ptr(text?.cast_mut_ptr()).to_bytes().to_vec())
+    }
+}
+
+/// `application[pid]`, for those who give no holder.
+pub fn label() -> Vec<u8> {
+    let mut session = with_application_name(|name| {
+        let name = if name.is_empty() { b"session" } else { name };
+        // With room for the rest, so that it is allocated once.
+        let mut session = Vec::with_capacity(name.len() + 16);
+        session.extend_from_slice(name);
+        session
+    });
+    session.push(b'[');
+    push_number(&mut session, pid().into());
+    session.push(b']');
+    session
+}
