@@ -80,6 +80,7 @@ DECLARE
     -- pg_partition_tree takes locks, which must come after that of the table.
     locked CONSTANT regclass := CASE WHEN is_locked THEN relation END;
     rule record;  -- the fence that the table is to have, and why it cannot
+    replaced name[];  -- those of its triggers that are replaced where they are, so that readers need not have finished
     item record;
     added text;
 BEGIN
@@ -252,11 +253,18 @@ BEGIN
             COLUMN = coalesce(rule.about, '');
     END IF;
 
+    -- (Citus makes each trigger anew on its nodes.)
+    replaced := ARRAY(
+        SELECT x.name FROM (VALUES ('fenced'::name, rule.row_events IS NOT NULL), ('fenced_verify', rule.verifies),
+                                   ('fenced_truncate', 'truncate' = ANY (rule.on_events))) AS x (name, is_wanted)
+         WHERE x.is_wanted AND to_regclass('pg_catalog.pg_dist_partition') IS NULL);
+
     -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
     IF NOT is_locked THEN
         EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
             WHEN rule.has_column
-             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours)
+             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours
+                                AND (t.tgname <> ALL (replaced) OR t.tgconstraint <> 0))
             THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
         IF table_name <> relation::text THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
@@ -302,11 +310,13 @@ BEGIN
                    WHERE t.tgrelid = part AND t.tgfoid = ours AND t.tgtype & 3 = c.level AND t.tgtype & c.event <> 0
                      AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''));
 
-    -- Whatever was attached before goes, made by hand or by an earlier call.
+    -- Whatever else was attached before goes, made by hand or by an earlier call.
     FOR item IN
         SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
          WHERE t.tgfoid = ours AND t.tgparentid = 0
            AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
+           AND (t.tgname <> ALL (replaced) OR t.tgconstraint <> 0
+                OR t.tgrelid <> relation AND t.tgname <> 'fenced_truncate')
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
     END LOOP;
@@ -324,7 +334,8 @@ BEGIN
           FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
          WHERE 'truncate' = ANY (rule.on_events)
     LOOP
-        EXECUTE format('CREATE TRIGGER %I %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
+        EXECUTE format('CREATE %s TRIGGER %I %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
+            CASE WHEN item.tgname = ANY (replaced) THEN 'OR REPLACE' END,
             item.tgname, item.at, item.rel, item.level, ours::regproc, item.arguments);
         IF rule.fires_always THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);

@@ -127,6 +127,37 @@ fn called_again_it_attaches_anew(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
+fn with_the_column_there_it_does_not_wait_for_readers(lab: &Lab) -> Result<()> {
+    let mut db = TestDatabase::new(lab)?;
+    db.run(ORDERS)?;
+    let mut reader = db.database().connect()?;
+    reader.run("BEGIN; SELECT count(*) FROM orders")?;
+    db.run("SET lock_timeout = '1 s'")?;
+    for arguments in [
+        "",
+        "",
+        "mode => 'monotonic'",
+        "lease => 'order:{id}', events => 'update,truncate'",
+        "verify => true, always => true, events => 'insert,update,delete,truncate'",
+        "verify => true",
+    ] {
+        db.protect(arguments).with_context(|| arguments)?;
+    }
+    let row = "O fenced BEFORE INSERT OR DELETE OR UPDATE ('fence', 'monotonic', 'order:{id}')";
+    let verify =
+        "O fenced_verify AFTER INSERT OR UPDATE ('fence', 'monotonic', 'order:{id}', 'verify')";
+    shows(&mut db, TRIGGERS, &format!("{row}; {verify}"))?;
+    db.run("ALTER TABLE orders DISABLE TRIGGER fenced")?;
+    db.protect("verify => true")?;
+    shows(&mut db, TRIGGERS, &format!("{row}; {verify}"))?;
+    // To drop a trigger takes more.
+    db.refused("SELECT fence_protect('orders')", "55P03")?;
+    reader.run("COMMIT")?;
+    db.protect("")?;
+    shows(&mut db, TRIGGERS, row)
+}
+
+#[lab_test]
 fn called_again_it_keeps_what_the_call_leaves_out(lab: &Lab) -> Result<()> {
     let mut db = TestDatabase::new(lab)?;
     db.run(ORDERS)?;
