@@ -1,9 +1,23 @@
 -- The ways left around the fences that the catalogs show, on the tables as they are, each with the statement
 -- that closes it.
 --
--- With the rights of its caller: it shows what the caller may see and nothing more. (Helpers that SQL calls would need
--- EXECUTE for PUBLIC, or the rights of the extension's owner: so it is one query here, and those of 4_audit_state.sql,
--- which the library calls.) It reads the catalogs, which are open to all, and for one question the fenced table itself.
+-- With the rights of its caller: it shows what the caller may see and nothing more. It reads the catalogs, which are open
+-- to all, and for one question the fenced tables themselves.
+--
+-- It is made of parts, which the library calls one after the other (SQL that calls them would need EXECUTE for PUBLIC).
+-- Each is told `about`, all that is known by then:
+--
+-- relation, ours, triggers, leases, placeholder_types, column_comment, adopts: from the library. The table; fenced(); what
+--     the triggers that call it say; whether numbers of somebody else's are adopted in this database.
+-- home, own_triggers, other_triggers, roots, members: from audit_members. The schema of the functions, for statements that
+--     are shown and not run; the triggers of tables; the tables, with what hangs below them.
+-- spots: from audit_spots. The members that are looked at, and how the fence of each should be; `highest`, its highest
+--     fence, from the library.
+-- drawn, far_ahead, reach: from the library, for those who may use leases. The last token (none on a standby), when the
+--     clock will be there (where that is not soon), where a jump would go to.
+--
+-- A part answers an array of findings. The last one, audit_answer, puts them in their order: table by table, with what
+-- hangs below it; then its fence as a whole; at last what is not of one table.
 --
 -- 'hole': a stale write can land by somebody who is neither superuser nor owner. 'notice': only by
 -- one of these, or by what an administrator has set up; or a limit to know of.
@@ -19,22 +33,6 @@ COMMENT ON COLUMN fence.audit_finding.severity IS
 COMMENT ON COLUMN fence.audit_finding.finding IS 'what is wrong';
 COMMENT ON COLUMN fence.audit_finding.remedy IS 'the statement that closes it, to be run as it stands; NULL where there is none';
 
-
--- What the library is told for it.
-CREATE TYPE fence.audit_row AS (
-    relation regclass, severity text, finding text, remedy text, tables regclass[], columns integer[], jump text);
-
-COMMENT ON TYPE fence.audit_row IS 'what fence_audit is made of';
-COMMENT ON COLUMN fence.audit_row.relation IS 'as in fence.audit_finding, like the next three';
-COMMENT ON COLUMN fence.audit_row.severity IS 'hole or notice';
-COMMENT ON COLUMN fence.audit_row.finding IS
-'what is wrong; NULL where the library is to look: at the tables, or, where none are given, at the leases';
-COMMENT ON COLUMN fence.audit_row.remedy IS 'the statement that closes it';
-COMMENT ON COLUMN fence.audit_row.tables IS 'those whose fences may be above the last token drawn';
-COMMENT ON COLUMN fence.audit_row.columns IS 'the number of the fence column in each of them';
-COMMENT ON COLUMN fence.audit_row.jump IS 'the remedy where a jump of the sequence reaches their fences';
-
-
 CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
 LANGUAGE c AS 'MODULE_PATHNAME', 'fence_audit';
 
@@ -42,682 +40,911 @@ COMMENT ON FUNCTION fence_audit(regclass) IS
 'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
 
 
--- First what there is, then a named part for each kind of finding. Findings of one kind stand in a VALUES list, each with
--- when it applies.
-CREATE FUNCTION fence.audit_tables(
-    relation          regclass,
-    ours              oid,                        -- fenced()
-    triggers          fence.trigger_arguments[],  -- all that call it
-    leases            fence.lease_template[],     -- those in the triggers
-    placeholder_types regtype[],                  -- of columns that may be in the name of a lease
-    column_comment    text,                       -- by which a fence column is known again
-    drawn             bigint,                     -- the last token; NULL on a standby
-    far_ahead         timestamptz,                -- when the clock will be there; NULL where that is soon
-    adopts            boolean                     -- numbers of somebody else's are adopted in this database
-) RETURNS SETOF fence.audit_row
-LANGUAGE plpgsql
+-- The tables that are looked at, with what hangs below them, and their triggers.
+CREATE FUNCTION fence.audit_members(about jsonb, triggers fence.trigger_arguments[]) RETURNS jsonb
+LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_tables$
-DECLARE
-    -- The schema of the functions, for statements that are shown and not run.
-    home CONSTANT text := (SELECT e.extnamespace::regnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
-    uses_leases CONSTANT boolean := (
+AS $audit_members$
+WITH RECURSIVE
+asked AS (SELECT (about->>'relation')::oid AS relation),
+
+event (n, name, bit) AS (
+    VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
+
+-- The three that fence_protect makes. The bits of tgtype: 1 is FOR EACH ROW, 2 is BEFORE.
+kind (bits, tgname) AS (
+    VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
+
+-- Those that call fenced(), and what with.
+own_trigger AS (
+    SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
+           t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
+           a.fence_column, a.mode, a.lease, a.has_unfenced_insert
+      FROM pg_trigger t
+      JOIN unnest(triggers) AS a ON a.trigger = t.oid),
+
+other_trigger AS (
+    SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgfoid,
+           k.bits AS in_place_of, p.pronamespace = 'pg_catalog'::regnamespace AS is_postgres_own
+      FROM pg_trigger t
+      JOIN pg_proc p ON p.oid = t.tgfoid
+      LEFT JOIN kind k ON k.tgname = t.tgname
+     WHERE t.tgfoid <> (about->>'ours')::oid AND NOT t.tgisinternal),
+
+-- For which events a table has a trigger of ours before and after the write.
+covered AS (
+    SELECT x.oid, coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.before), '{}') AS before,
+           coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.after), '{}') AS after
+      FROM (SELECT t.tgrelid AS oid, e.n, e.name,
+                   bool_or(t.bits = CASE e.name WHEN 'truncate' THEN 2 ELSE 3 END) AS before,
+                   bool_or(t.bits = 1) AS after
+              FROM own_trigger t JOIN event e ON t.tgtype & e.bit <> 0
+             GROUP BY t.tgrelid, e.n, e.name) AS x
+     GROUP BY x.oid),
+
+-- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
+-- the fence column is what tells.
+usurped AS (
+    SELECT DISTINCT t.tgrelid AS oid
+      FROM other_trigger t JOIN pg_attribute a ON a.attrelid = t.tgrelid
+     WHERE t.in_place_of IS NOT NULL AND a.attnum > 0 AND a.atttypid = 'int8'::regtype
+       AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = about->>'column_comment')),
+
+subject AS (
+    SELECT a.relation AS oid FROM asked a WHERE a.relation IS NOT NULL
+    UNION
+    SELECT t.tgrelid FROM own_trigger t WHERE about->>'relation' IS NULL
+    UNION
+    SELECT u.oid FROM usurped u WHERE about->>'relation' IS NULL
+    UNION  -- those of which only the mark on the column tells, as a restore without triggers leaves them
+    SELECT d.objoid FROM pg_description d
+     WHERE about->>'relation' IS NULL AND d.classoid = 'pg_class'::regclass AND d.objsubid > 0
+       AND d.description = about->>'column_comment' AND NOT EXISTS (  -- what is fenced below it is told of there
+           SELECT FROM pg_inherits i JOIN own_trigger t ON t.tgrelid = i.inhrelid WHERE i.inhparent = d.objoid)),
+
+-- The trigger whose options count: where a table has none, a parent's or a child's.
+chosen AS (
+    SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease,
+           t.has_unfenced_insert
+      FROM subject s
+     CROSS JOIN LATERAL (
+           SELECT s.oid
+           UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = s.oid
+           UNION SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = s.oid) AS kin (oid)
+      JOIN own_trigger t ON t.tgrelid = kin.oid
+     ORDER BY s.oid, t.tgrelid = s.oid DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
+
+-- The table asked for, or each of the caller's that does not hang below another.
+root AS (
+    SELECT row_number() OVER (ORDER BY c.oid::regclass::text) AS root_n, c.oid AS root,
+           c.oid::regclass AS root_rel, c.relowner AS root_owner,
+           c.relkind = 'p' OR c.relispartition AS moves_rows,
+           coalesce(pg_partition_root(c.oid), c.oid::regclass) AS top,
+           coalesce(t.is_own, false) AS is_fenced,
+           c.oid IN (SELECT u.oid FROM usurped u) AS is_usurped,
+           coalesce(t.fence_column, (
+                SELECT a.attname::text FROM pg_attribute a
+                 WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = about->>'column_comment'
+                 ORDER BY a.attnum DESC LIMIT 1), 'fence') AS fence_column,
+           coalesce(t.mode, 'strict') AS mode, t.lease,
+           coalesce(t.has_unfenced_insert, false) AS has_unfenced_insert
+      FROM subject s
+      JOIN pg_class c ON c.oid = s.oid
+      LEFT JOIN chosen t ON t.oid = c.oid
+     WHERE pg_has_role(c.relowner, 'USAGE') AND NOT EXISTS (
+           SELECT FROM pg_inherits i JOIN subject p ON p.oid = i.inhparent WHERE i.inhrelid = c.oid)),
+
+tree (root, oid) AS (
+    SELECT r.root, r.root FROM root r
+    UNION
+    SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid),
+
+-- The root and all below it.
+member AS (
+    SELECT r.root, row_number() OVER (
+               PARTITION BY r.root ORDER BY c.oid = r.root DESC, c.oid::regclass::text) AS member_n,
+           c.oid, c.oid::regclass AS rel, c.oid = r.root AS is_root,
+           c.oid IN (SELECT u.oid FROM usurped u) AS is_taken, c.relkind, c.relpersistence,
+           c.relispartition, c.relowner,
+           i.inhparent::regclass AS parent, i.inhparent IS NOT NULL AND NOT c.relispartition AS is_child,
+           a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod) AS type,
+           CASE WHEN a.attgenerated <> '' THEN 'EXPRESSION' WHEN a.attidentity <> '' THEN 'IDENTITY'
+                WHEN a.atthasdef THEN 'DEFAULT' END AS filled,  -- what fills its fence column by itself
+           coalesce(v.before, '{}') AS before, coalesce(v.after, '{}') AS after
+      FROM root r
+      JOIN tree t ON t.root = r.root
+      JOIN pg_class c ON c.oid = t.oid
+      LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhseqno = 1
+      LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column
+      LEFT JOIN covered v ON v.oid = c.oid)
+
+SELECT about || jsonb_strip_nulls(jsonb_build_object(
+    'home', (SELECT e.extnamespace::regnamespace::text FROM pg_extension e WHERE e.extname = 'pg_fence'),
+    'uses_leases', (
         SELECT bool_and(CASE WHEN p.oid IS NULL THEN has_schema_privilege(d.objid, 'USAGE')
                              ELSE has_function_privilege(p.oid, 'EXECUTE') END)
           FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
           LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
          WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
-           AND (d.classid = 'pg_namespace'::regclass OR p.proname = 'fence_status'));
-    -- It is for those who may use leases; the others are told what was left out.
-    last_token CONSTANT bigint := CASE WHEN uses_leases THEN drawn END;
-    -- The body of a DO that gives rows of a fenced table other fences.
-    with_fences CONSTANT text := 'BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
-        'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END';
-    left_out boolean := false;
-    answer record;
-    said text[] := '{}';
+           AND (d.classid = 'pg_namespace'::regclass OR p.proname = 'fence_status')),
+    -- A view of somebody else's could run what he likes.
+    'reads_leases', EXISTS (
+        SELECT FROM pg_proc f JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.deptype = 'e'
+          JOIN pg_depend o ON (o.refclassid, o.refobjid, o.deptype) = (d.refclassid, d.refobjid, d.deptype)
+          JOIN pg_class v ON o.classid = 'pg_class'::regclass AND v.oid = o.objid AND v.relowner = f.proowner
+         WHERE f.oid = (about->>'ours')::oid AND v.relname IN ('leases', 'lease')
+        HAVING count(*) = 2 AND bool_or(v.relname = 'leases' AND has_table_privilege(v.oid, 'SELECT'))),
+    'own_triggers', (SELECT jsonb_agg(t) FROM own_trigger t),
+    'other_triggers', (SELECT jsonb_agg(t) FROM other_trigger t
+                        WHERE t.in_place_of IS NOT NULL OR t.tgrelid IN (SELECT m.oid FROM member m)),
+    'roots', (SELECT jsonb_agg(r) FROM root r),
+    'members', (SELECT jsonb_agg(m) FROM member m)))
+$audit_members$;
+
+COMMENT ON FUNCTION fence.audit_members(jsonb, fence.trigger_arguments[]) IS
+'what is known by then, with the tables and their triggers; called by fence_audit alone';
+
+
+-- How each fence should be, at each place that is looked at.
+CREATE FUNCTION fence.audit_spots(about jsonb, leases fence.lease_template[]) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_spots$
+WITH RECURSIVE
+event (n, name, bit) AS (
+    VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
+
+kind (bits, tgname) AS (
+    VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
+
+own_trigger AS (
+    SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
+        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
+        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+
+other_trigger AS (
+    SELECT * FROM jsonb_to_recordset(about->'other_triggers') AS x (
+        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, tgfoid oid,
+        in_place_of integer, is_postgres_own boolean)),
+
+root AS (
+    SELECT * FROM jsonb_to_recordset(about->'roots') AS x (
+        root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass, is_fenced boolean,
+        is_usurped boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+
+member AS (
+    SELECT * FROM jsonb_to_recordset(about->'members') AS x (
+        root oid, member_n bigint, oid oid, rel regclass, is_root boolean, relkind "char", relpersistence "char",
+        relispartition boolean, relowner oid, parent regclass, is_child boolean, attnum integer, atttypid oid, type text,
+        filled text, is_taken boolean, before text[], after text[])),
+
+-- Fences behind which some trigger runs (or did, and looked again, until another took its place).
+followed AS (
+    SELECT DISTINCT m.root
+      FROM member m JOIN other_trigger t ON t.tgrelid = m.oid
+     WHERE CASE WHEN t.in_place_of IS NOT NULL THEN t.in_place_of = 1
+           ELSE NOT t.is_postgres_own AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0
+            AND t.tgenabled <> 'D' END),
+
+-- Fences where an apply worker writes.
+subscribed AS (
+    SELECT m.root FROM member m JOIN pg_subscription_rel s ON s.srrelid = m.oid
+    UNION
+    SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
+
+-- The columns that its lease names.
+placeholder AS (
+    SELECT DISTINCT r.root_n, r.root, r.root_rel, column_name AS name
+      FROM root r
+      JOIN unnest(leases) AS template ON template.lease = r.lease
+     CROSS JOIN unnest(template.columns) AS column_name
+     WHERE r.is_fenced),
+
+-- The tables where a row is created without its lease although its key may be that of a row deleted before,
+-- because the client chooses it. (What is inserted by way of the root takes its key from there.)
+key_at_will AS (
+    SELECT m.root, m.oid
+      FROM root r JOIN member m USING (root)
+     WHERE r.has_unfenced_insert AND r.lease IS NOT NULL AND m.relkind IN ('r', 'p')
+       AND NOT EXISTS (
+           SELECT FROM placeholder p JOIN pg_attribute a ON a.attname = p.name
+            WHERE p.root = m.root AND a.attrelid = m.oid AND a.attidentity = 'a')
+       AND (m.is_root AND NOT m.relispartition OR EXISTS (
+           SELECT FROM (SELECT coalesce(k.relacl, acldefault('r', k.relowner)) FROM pg_class k WHERE k.oid = m.oid
+                  UNION ALL SELECT c.attacl FROM pg_attribute c WHERE c.attrelid = m.oid
+                  ) AS x (acl) CROSS JOIN aclexplode(x.acl) AS a
+            WHERE a.privilege_type = 'INSERT' AND a.grantee <> m.relowner))),
+
+-- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
+fence AS (
+    SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
+           x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
+           format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top) || o.options AS protect,
+           format('EXECUTE FUNCTION %s(%s', (about->>'ours')::oid::regproc, o.arguments) AS call
+      FROM root r
+      JOIN member m ON m.root = r.root AND m.is_root
+     CROSS JOIN LATERAL (
+           SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
+             FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
+                          r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
+                          r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled = 'A') AS is_always,
+                          CASE WHEN r.lease IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
+                              AS fit_mode,
+                          r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
+                              SELECT FROM key_at_will k JOIN member w USING (root, oid)
+                               WHERE k.root = r.root AND (w.is_root OR NOT w.is_child)) AS keeps_unfenced_insert
+                  ) AS f) AS x
+     CROSS JOIN LATERAL (
+           SELECT array_agg(e.name ORDER BY e.n) FROM event e
+            WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.mode = 'managed'
+               OR 'insert' = ANY (m.before)
+               OR x.is_followed AND r.moves_rows  -- a row that moves is inserted at its new place
+           ) AS e (events)
+     CROSS JOIN LATERAL (VALUES (
+           concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
+               'mode => ' || quote_literal(x.fit_mode),
+               'lease => ' || coalesce(quote_literal(r.lease), CASE WHEN EXISTS (  -- or it would be kept
+                   SELECT FROM own_trigger t JOIN kind k USING (tgname)
+                    WHERE t.tgrelid = r.top AND t.lease IS NOT NULL) THEN '''''' END),
+               'events => ' || quote_literal(array_to_string(
+                   CASE WHEN x.keeps_unfenced_insert THEN array_remove(e.events, 'insert')
+                        ELSE e.events END, ',')),
+               CASE WHEN x.is_followed OR m.after <> '{}' THEN 'verify => true' END,
+               CASE WHEN x.must_fire_always THEN 'always => true' END) || ');',
+           concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
+           )) AS o (options, arguments)),
+
+-- The members that are looked at: of a root that bears the fence's column, but no trigger of ours, itself
+-- alone. A partition has the row triggers of its root; what those lack is said of the root.
+spot AS (
+    SELECT *, ARRAY (
+               SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN f.events ELSE f.root_events END) AS e
+                WHERE e <> ALL (m.before) AND m.relkind <> 'f') AS missing,
+           f.is_fenced OR f.root_is_child AS has_fence, k.oid IS NOT NULL AS has_key_at_will
+      FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
+     WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root)
+
+SELECT about || jsonb_strip_nulls(jsonb_build_object(
+    'placeholders', (SELECT jsonb_agg(p) FROM placeholder p),
+    'fences', (SELECT jsonb_agg(f) FROM fence f),
+    'spots', (SELECT jsonb_agg(s) FROM spot s),
+    -- The extension was created again, or an older backup restored, where rows hold fences above every token drawn. Where
+    -- leases are adopted, a table that is bound and not strict is not asked: its rows may have their numbers, and any
+    -- token that speaks may write them.
+    'to_be_read', (
+        SELECT coalesce(jsonb_agg(jsonb_build_array(s.oid::bigint, s.attnum)), '[]') FROM spot s
+         WHERE s.is_fenced AND s.relkind = 'r' AND s.atttypid = 'int8'::regtype
+           AND NOT ((about->>'adopts')::boolean AND s.lease IS NOT NULL AND s.mode <> 'strict'))))
+$audit_spots$;
+
+COMMENT ON FUNCTION fence.audit_spots(jsonb, fence.lease_template[]) IS
+'what is known by then, with how each fence should be; called by fence_audit alone';
+
+
+-- What puts each kind of trigger right: a call of fence_protect, and where none reaches, a statement of its own, with
+-- %1$I for the trigger's name.
+CREATE FUNCTION fence.audit_rules(about jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_rules$
+WITH
+kind (bits, tgname) AS (
+    VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
+
+spot AS (
+    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
+        root oid, oid oid, rel regclass, is_root boolean, is_child boolean, lease text, must_fire_always boolean,
+        keeps_unfenced_insert boolean, has_key_at_will boolean, events text[], protect text, call text)),
+
+rule AS (
+    SELECT s.root, s.oid, k.bits, d.definition,
+           CASE WHEN s.is_child OR k.bits = 2 AND NOT s.is_root
+                THEN 'CREATE OR REPLACE TRIGGER %1$I ' || d.definition
+                ELSE replace(s.protect, '%', '%%') END AS remedy
+      FROM spot s
+     CROSS JOIN kind k
+     CROSS JOIN LATERAL (VALUES (s.keeps_unfenced_insert AND NOT s.has_key_at_will)) AS f (stays)
+     CROSS JOIN LATERAL (VALUES (
+           replace(format('%s ON %s FOR EACH %s %s);',
+               CASE k.bits
+                   WHEN 3 THEN 'BEFORE ' || array_to_string(array_remove(s.events, 'truncate'), ' OR ')
+                   WHEN 2 THEN 'BEFORE TRUNCATE'
+                   ELSE CASE WHEN 'insert' = ANY (s.events) THEN 'AFTER insert OR update'
+                        ELSE 'AFTER update' END END,
+               s.rel, CASE k.bits WHEN 2 THEN 'STATEMENT' ELSE 'ROW' END,
+               concat_ws(', ', s.call,
+                   CASE WHEN s.lease IS NULL AND k.bits = 1 THEN '''''' END,
+                   CASE WHEN k.bits = 1 THEN '''verify''' WHEN f.stays THEN '''''' END,
+                   CASE WHEN f.stays THEN quote_literal(array_to_string(
+                       array_remove(s.events, 'insert'), ',')) END)), '%', '%%')
+           || CASE WHEN s.must_fire_always
+              THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER %%1$I;', replace(s.rel::text, '%', '%%'))
+              ELSE '' END)) AS d (definition))
+
+SELECT about || jsonb_strip_nulls(jsonb_build_object('rules', (SELECT jsonb_agg(r) FROM rule r)))
+$audit_rules$;
+
+COMMENT ON FUNCTION fence.audit_rules(jsonb) IS
+'what is known by then, with what puts triggers right; called by fence_audit alone';
+
+
+-- What is amiss with a table or its fence column.
+CREATE FUNCTION fence.audit_tables(about jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_tables$
+WITH RECURSIVE
+own_trigger AS (
+    SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
+        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
+        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+
+spot AS (
+    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
+        root_n bigint, member_n bigint, root_rel regclass, oid oid, rel regclass, parent regclass, root_owner oid,
+        relowner oid, relkind "char", relpersistence "char", relispartition boolean, is_root boolean, is_child
+        boolean, is_fenced boolean, fence_column text, attnum integer, atttypid oid, type text, filled text,
+        root_filled boolean, protect text)),
+
+-- The body of a DO that gives rows of a fenced table other fences.
+with_fences (body) AS (
+    VALUES ('BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
+        'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END')),
+
+table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
+    SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
+      FROM spot s
+     CROSS JOIN LATERAL (VALUES
+        (2, s.relkind = 'f', 'hole', 'this table is foreign: nothing fences it on its own server',
+         CASE WHEN s.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', s.parent, s.rel)
+              WHEN s.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', s.rel, s.parent)
+              ELSE format('SELECT %s.fence_unprotect(%L);', about->>'home', s.rel) END),
+        (3, s.relpersistence = 'u', 'hole', 'this table is unlogged: a crash empties it, fences and all',
+         format('ALTER TABLE %s SET LOGGED;', s.rel)),
+        (4, s.relowner <> s.root_owner, 'notice',
+         format('its owner %I is not that of %s, and may take its triggers off',
+             pg_get_userbyid(s.relowner), s.root_rel),
+         format('ALTER TABLE %s OWNER TO %I;', s.rel, pg_get_userbyid(s.root_owner)))
+     ) AS x (step, applies, severity, finding, remedy)
+     WHERE x.applies),
+
+-- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left: no write
+-- can pass, and brought back empty it lets every token of the past write once more. So it is filled with the
+-- last token. One that was dropped and made again lacks the comment that fence_protect put on it when it made
+-- that trigger, and one like it is gone.
+column_amiss AS (
+    SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
+      FROM spot s
+     CROSS JOIN with_fences w
+      LEFT JOIN LATERAL (
+           SELECT a.attname FROM pg_attribute a
+            WHERE s.attnum IS NULL AND a.attrelid = s.oid AND a.attnum > 0
+              AND col_description(s.oid, a.attnum) = about->>'column_comment'
+            ORDER BY a.attnum DESC LIMIT 1) AS renamed (name) ON true
+     CROSS JOIN LATERAL (VALUES (
+           format('the fence column "%s"', s.fence_column),
+           format('ALTER TABLE %s ALTER COLUMN %I ', s.rel, s.fence_column),
+           format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, about->>'column_comment'))
+           ) AS its (name, alter_it, comment_on_it)
+     CROSS JOIN LATERAL (VALUES
+        (5, s.is_root AND s.attnum IS NULL AND renamed.name IS NULL, 'hole',
+         its.name || ' is missing: no write can pass, and once it is back, but empty, any old token can',
+         format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
+             || coalesce(' DEFAULT ' || (about->>'drawn')::bigint || '; ' || its.alter_it || 'DROP DEFAULT', '') || ';'
+             || its.comment_on_it),
+        (5, s.is_root AND renamed.name IS NOT NULL, 'notice', its.name || ' is missing: no write can pass',
+         CASE WHEN renamed.name IS NOT NULL
+              THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, renamed.name, s.fence_column) END),
+        (6, s.is_root AND s.type <> 'bigint', 'notice',
+         format('%s is %s, not bigint: no write can pass', its.name, s.type),
+         its.alter_it || format('TYPE bigint USING %I::bigint;', s.fence_column)),
+        (7, s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled), 'hole',
+         its.name || ' has a default, which passes for a token',
+         concat(its.alter_it, 'DROP ', s.filled, ';',
+             CASE s.filled WHEN 'EXPRESSION' THEN its.comment_on_it END)),
+        (8, s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
+            AND col_description(s.oid, s.attnum) IS NULL
+            AND EXISTS (SELECT FROM own_trigger t
+                         WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
+            AND EXISTS (SELECT FROM pg_attribute d
+                         WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum),
+         'hole', its.name || ' was dropped and made again: where it is empty, any old token can write',
+         CASE WHEN (about->>'drawn')::bigint IS NULL THEN s.protect
+              ELSE format('DO %L;', format(w.body, about->>'home', s.rel,
+                  CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.fence_column, 's.last_token', 'IS NULL',
+                  substr(s.protect, length('SELECT ') + 1))) END)
+     ) AS x (step, applies, severity, finding, remedy)
+     WHERE x.applies),
+
+finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
+    SELECT * FROM table_amiss
+    UNION ALL SELECT * FROM column_amiss)
+SELECT jsonb_agg(f) FROM finding f
+$audit_tables$;
+
+COMMENT ON FUNCTION fence.audit_tables(jsonb) IS
+'findings on tables and their fence columns; called by fence_audit alone';
+
+
+-- What is amiss with the triggers of a table.
+CREATE FUNCTION fence.audit_triggers(about jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_triggers$
+WITH RECURSIVE
+event (n, name, bit) AS (
+    VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
+
+kind (bits, tgname) AS (
+    VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
+
+own_trigger AS (
+    SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
+        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
+        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+
+other_trigger AS (
+    SELECT * FROM jsonb_to_recordset(about->'other_triggers') AS x (
+        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, tgfoid oid,
+        in_place_of integer, is_postgres_own boolean)),
+
+rule AS (
+    SELECT * FROM jsonb_to_recordset(about->'rules') AS x (
+        root oid, oid oid, bits integer, definition text, remedy text)),
+
+root AS (
+    SELECT * FROM jsonb_to_recordset(about->'roots') AS x (
+        root oid, top regclass)),
+
+spot AS (
+    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
+        root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, is_root boolean,
+        is_child boolean, is_fenced boolean, is_taken boolean, has_fence boolean, fence_column text, mode text,
+        lease text, has_unfenced_insert boolean, is_always boolean, is_subscribed boolean, must_fire_always boolean,
+        has_key_at_will boolean, moves_rows boolean, events text[], after text[], missing text[], protect text)),
+
+-- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
+in_the_way AS (
+    WITH RECURSIVE whole (root, oid) AS (
+        SELECT r.root, r.top::oid FROM root r
+         WHERE EXISTS (SELECT FROM other_trigger t WHERE t.in_place_of IS NOT NULL)
+        UNION
+        SELECT t.root, i.inhrelid FROM whole t JOIN pg_inherits i ON i.inhparent = t.oid)
+    SELECT tree.root, string_agg(format('DROP TRIGGER %I ON %s; ', t.tgname, t.tgrelid::regclass), ''
+               ORDER BY t.oid) AS drops
+      FROM whole AS tree
+      JOIN root r ON r.root = tree.root
+      JOIN pg_class c ON c.oid = tree.oid
+      JOIN other_trigger t ON t.tgrelid = c.oid
+     WHERE t.in_place_of IS NOT NULL AND t.tgparentid = 0 AND (c.oid = r.top OR c.relispartition)
+     GROUP BY tree.root),
+
+trigger_usurped AS (
+    SELECT 9, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+           'hole',
+           format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
+           CASE WHEN s.is_child
+                THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I ', t.tgname, s.rel)
+                    || format(u.definition, t.tgname)
+                ELSE CASE WHEN row_number() OVER (
+                              PARTITION BY s.root, s.is_child ORDER BY s.member_n, t.tgname) = 1
+                          THEN w.drops ELSE '' END
+                    || s.protect END
+      FROM spot s
+      JOIN other_trigger t ON t.tgrelid = s.oid
+      JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = t.in_place_of
+      LEFT JOIN in_the_way w ON w.root = s.root
+     WHERE (s.is_root OR t.tgparentid = 0)
+       AND (s.is_fenced OR s.is_child OR s.is_taken)),
+
+-- (A partition has copies of its root's triggers: only where they differ is it a finding.)
+trigger_amiss AS (
+    SELECT x.step, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname, x.n),
+           s.rel, x.severity, x.finding, x.remedy
+      FROM spot s
+      JOIN own_trigger t ON t.tgrelid = s.oid
+      LEFT JOIN own_trigger original ON original.oid = t.tgparentid
+      JOIN rule u ON u.root = s.root AND u.oid = s.oid
+           AND u.bits = CASE t.bits WHEN 0 THEN 1 ELSE t.bits END
+     CROSS JOIN LATERAL (VALUES (
+           format(u.remedy, t.tgname), format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, t.tgname))
+           ) AS mended (as_it_should_be, always)
+     CROSS JOIN LATERAL (VALUES
+        (10, 1, t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
+         CASE WHEN s.must_fire_always THEN always
+         ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', s.rel, t.tgname) END),
+        (10, 2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
+        (10, 3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
+         format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
+        (10, 4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3,
+         'notice',
+         format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, s.root_rel),
+         always),
+        (10, 5, t.skips_some, 'hole',
+         format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
+         as_it_should_be),
+        (10, 6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease)
+             OR t.has_unfenced_insert AND NOT s.has_unfenced_insert, 'hole',
+         format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
+         as_it_should_be),
+        (13, 7, t.bits = 3 AND t.has_unfenced_insert AND s.is_fenced AND s.has_key_at_will, 'hole',
+         'rows are created without their lease, by keys that clients choose: '
+             'a late INSERT can bring a deleted row back',
+         as_it_should_be)
+     ) AS x (step, n, applies, severity, finding, remedy)
+     WHERE x.applies AND s.has_fence
+       AND (s.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled OR x.step = 13)),
+
+event_missing AS (
+    SELECT 11, s.root_n, s.member_n, u.bits * -1, s.rel, CASE u.bits WHEN 3 THEN 'hole' ELSE 'notice' END,
+           CASE u.bits WHEN 3 THEN upper(array_to_string(array_remove(s.missing, 'truncate'), ', '))
+                       ELSE 'TRUNCATE' END || ' not fenced',
+           format(u.remedy, k.tgname)
+      FROM spot s
+      JOIN rule u ON u.root = s.root AND u.oid = s.oid
+      JOIN kind k ON k.bits = u.bits
+     WHERE s.has_fence AND CASE u.bits WHEN 3 THEN s.missing && '{insert,update,delete}'
+                                       WHEN 2 THEN 'truncate' = ANY (s.missing) END),
+
+-- A later trigger may change what the fence has judged, unless it looks again at the end. (An UPDATE that
+-- moves a row between partitions ends in an INSERT.)
+trigger_later AS (
+    SELECT 12, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+           'hole',
+           format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
+           format(u.remedy, 'fenced_verify')
+      FROM spot s
+      JOIN other_trigger t ON t.tgrelid = s.oid
+      JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 1
+     WHERE s.has_fence AND (s.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'
+       AND NOT t.is_postgres_own AND t.in_place_of IS NULL
+       AND EXISTS (
+           SELECT FROM event e
+            WHERE e.name IN ('insert', 'update') AND t.tgtype & e.bit <> 0 AND e.name = ANY (s.events)
+              AND (e.name <> ALL (s.after) OR s.moves_rows AND 'insert' <> ALL (s.after))
+              AND t.tgname > coalesce((
+                  SELECT o.tgname FROM own_trigger o
+                   WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
+                   ORDER BY o.tgname LIMIT 1), 'fenced'))),
+
+finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
+    SELECT * FROM trigger_usurped
+    UNION ALL SELECT * FROM trigger_amiss
+    UNION ALL SELECT * FROM event_missing
+    UNION ALL SELECT * FROM trigger_later)
+SELECT jsonb_agg(f) FROM finding f
+$audit_triggers$;
+
+COMMENT ON FUNCTION fence.audit_triggers(jsonb) IS
+'findings on triggers; called by fence_audit alone';
+
+
+-- Who may go around a fence: by a privilege, a foreign key that writes, as a member of the owner, by a setting.
+CREATE FUNCTION fence.audit_rights(about jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_rights$
+WITH RECURSIVE
+-- The roles to which a privilege makes a difference.
+grantee (oid, who) AS (
+    SELECT 0::oid, 'PUBLIC'
+    UNION ALL
+    SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper),
+
+fence AS (
+    SELECT * FROM jsonb_to_recordset(about->'fences') AS x (
+        root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass, is_fenced boolean,
+        is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text, options text, protect text)),
+
+spot AS (
+    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
+        root_n bigint, member_n bigint, root oid, oid oid, rel regclass, relowner oid, has_fence boolean, before
+        text[])),
+
+privilege AS (
+    SELECT 14, s.root_n, s.member_n, a.n, s.rel, x.severity, x.finding,
+           format('REVOKE %s ON %s FROM %s CASCADE;', a.privilege_type, s.rel,
+               CASE WHEN a.grantor = s.relowner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
+      FROM spot s
+      JOIN pg_class c ON c.oid = s.oid
+     CROSS JOIN aclexplode(coalesce(c.relacl, acldefault('r', c.relowner)))
+           WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
+      JOIN grantee g ON g.oid = a.grantee
+     CROSS JOIN LATERAL (VALUES
+        ('TRUNCATE', CASE WHEN 'truncate' = ANY (s.before) THEN 'notice' ELSE 'hole' END,
+         format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (s.before)
+             THEN 'only the trigger stands in the way' ELSE 'nothing stands in the way' END)),
+        ('TRIGGER', 'hole', format('%s may create triggers, and replace those of the fence', g.who))
+     ) AS x (privilege, severity, finding)
+     WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner),
+
+foreign_key AS (
+    SELECT 15, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
+           CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
+           format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
+           -- (A name in quotes is kept as it is, whatever words are in it.)
+           format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', s.rel, k.conname,
+               regexp_replace(pg_get_constraintdef(k.oid),
+                   E'("[^"]*")| ON (UPDATE|DELETE) (CASCADE|SET NULL|SET DEFAULT)( [(]([^")]|"[^"]*")*[)])?',
+                   E'\\1', 'g'))
+      FROM spot s
+      JOIN pg_constraint k ON k.conrelid = s.oid
+     CROSS JOIN LATERAL (VALUES (array_remove(ARRAY [
+           CASE WHEN k.confdeltype = 'c' THEN 'delete' END,
+           CASE WHEN k.confdeltype IN ('n', 'd') OR k.confupdtype IN ('c', 'n', 'd') THEN 'update' END],
+           NULL))) AS writes (events)
+     WHERE s.has_fence AND k.contype = 'f' AND k.conparentid = 0 AND writes.events <> '{}'),
+
+member_of_owner AS (
+    SELECT 19, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
+           'notice', format('%I is a member of the owner, and may take the fence off', g.rolname),
+           format('REVOKE %I FROM %I;', pg_get_userbyid(f.root_owner), g.rolname)
+      FROM fence f
+      JOIN pg_roles g ON g.oid IN (SELECT am.member FROM pg_auth_members am WHERE am.roleid = f.root_owner)
+     WHERE f.is_fenced AND NOT g.rolsuper AND EXISTS (
+           SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
+
+-- What stands in the server's configuration is outdone by the database's own.
+in_effect (name, value, whose) AS (
+    SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2), CASE
+           WHEN setrole = 0 AND setdatabase = 0 THEN 'ROLE ALL'
+           WHEN setrole = 0 THEN format('DATABASE %I', current_database())
+           WHEN setdatabase = 0 THEN format('ROLE %I', pg_get_userbyid(setrole))
+           ELSE format('ROLE %I IN DATABASE %I', pg_get_userbyid(setrole), current_database()) END
+      FROM pg_db_role_setting CROSS JOIN unnest(setconfig) AS item
+     WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
+    UNION ALL
+    SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2),
+           CASE p.prokind WHEN 'p' THEN 'PROCEDURE ' ELSE 'FUNCTION ' END || p.oid::regprocedure
+      FROM pg_proc p CROSS JOIN unnest(p.proconfig) AS item
+    UNION ALL
+    SELECT lower(g.name), g.setting, 'the whole server' FROM pg_settings g
+     WHERE g.source IN ('configuration file', 'command line', 'environment variable') AND NOT EXISTS (
+           SELECT FROM pg_db_role_setting o JOIN pg_database d ON d.oid = o.setdatabase
+            WHERE d.datname = current_database() AND o.setrole = 0
+              AND lower(g.name) IN (SELECT lower(split_part(item, '=', 1)) FROM unnest(o.setconfig) AS item))),
+
+setting AS (
+    SELECT 23, NULL::bigint, NULL::bigint, row_number() OVER (), (about->>'relation')::oid::regclass, 'hole', format(x.finding, s.whose),
+           CASE WHEN s.whose = 'the whole server'
+                THEN format('ALTER DATABASE %I SET %s = %L;', current_database(), s.name, x.harmless)
+                ELSE format('ALTER %s RESET %s;', s.whose, s.name) END
+      FROM in_effect s
+      JOIN (VALUES ('pg_fence.token', NULL, '',
+                    'pg_fence.token is set for %s: who has no token presents that one'),
+                   ('session_replication_role', 'replica', 'origin',
+                    'session_replication_role is set for %s: triggers that are not ENABLE ALWAYS do not fire')
+           ) AS x (name, value, harmless, finding) ON x.name = s.name AND s.value = coalesce(x.value, s.value)
+     WHERE s.value <> '' AND EXISTS (SELECT FROM fence f WHERE f.is_fenced)),
+
+parameter_privilege AS (
+    SELECT 24, NULL::bigint, NULL::bigint, row_number() OVER (), (about->>'relation')::oid::regclass, 'hole',
+           format('%s may set session_replication_role, under which fences judge little or nothing', g.who),
+           format('REVOKE %s ON PARAMETER session_replication_role FROM %s CASCADE;', a.privilege_type, g.who)
+      FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) AS a
+      JOIN grantee g ON g.oid = a.grantee
+     WHERE p.parname = 'session_replication_role' AND EXISTS (SELECT FROM fence f WHERE f.is_fenced)),
+
+finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
+    SELECT * FROM privilege
+    UNION ALL SELECT * FROM foreign_key
+    UNION ALL SELECT * FROM member_of_owner
+    UNION ALL SELECT * FROM setting
+    UNION ALL SELECT * FROM parameter_privilege)
+SELECT jsonb_agg(f) FROM finding f
+$audit_rights$;
+
+COMMENT ON FUNCTION fence.audit_rights(jsonb) IS
+'findings on privileges, foreign keys and settings; called by fence_audit alone';
+
+
+-- What is amiss with a fence as a whole.
+CREATE FUNCTION fence.audit_fences(about jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_fences$
+WITH RECURSIVE
+own_trigger AS (
+    SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
+        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
+        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+
+fence AS (
+    SELECT * FROM jsonb_to_recordset(about->'fences') AS x (
+        root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass, is_fenced boolean,
+        is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text, options text, protect text)),
+
+member AS (
+    SELECT * FROM jsonb_to_recordset(about->'members') AS x (
+        root oid, oid oid)),
+
+placeholder AS (
+    SELECT * FROM jsonb_to_recordset(about->'placeholders') AS x (
+        root_n bigint, root oid, root_rel regclass, name text)),
+
+fit (types) AS (
+    SELECT array_agg(t::oid) FROM jsonb_array_elements_text(about->'placeholder_types') AS t),
+
+-- A table is to be bound by what tells its rows apart; where that does not fit, its rows have one lease together.
+fence_amiss AS (
+    SELECT x.step, f.root_n, NULL::bigint, 1, f.root_rel, x.severity, x.finding, x.remedy
+      FROM fence f
+      JOIN pg_class c ON c.oid = f.root
+      JOIN pg_namespace n ON n.oid = c.relnamespace
+     CROSS JOIN fit
+      LEFT JOIN LATERAL (
+           SELECT string_agg(format(':{%s}', a.attname), '' ORDER BY a.attnum)
+             FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+            WHERE i.indrelid = f.root AND i.indisprimary
+           HAVING bool_and(a.atttypid = ANY (fit.types) AND a.attgenerated = ''
+                  AND a.attname <> f.fence_column AND a.attname !~ '[{}]')) AS key (placeholders) ON true
+     CROSS JOIN LATERAL (  -- a schema a tenant, made from one template
+           SELECT string_agg(DISTINCT o.oid::regclass::text, ', ')
+             FROM own_trigger t JOIN pg_class o ON o.oid = t.tgrelid
+            WHERE f.is_fenced AND f.top = f.root_rel AND t.tgparentid = 0 AND t.lease = f.lease
+              AND o.oid <> c.oid AND o.relname = c.relname) AS sharing (tables)
+     CROSS JOIN LATERAL (VALUES
+        (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND about->>'relation' IS NOT NULL, 'hole',
+         'no trigger of pg_fence is on this table', f.protect),
+        -- It may have been taken off, or not put back by a restore.
+        (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND about->>'relation' IS NULL, 'notice',
+         'no trigger of pg_fence is on this table, which was fenced (if it was bound to a lease, bind it again)',
+         f.protect),
+        (16, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL, 'hole',
+         'monotonic without a lease: a client that writes every column back passes with the token it read',
+         f.protect),
+        (17, f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t), 'hole',
+         format('only this partition of %s is fenced: rows can move around its fence', f.top), f.protect),
+        (22, sharing.tables IS NOT NULL, 'notice',
+         format('its leases have the same names as those of %s: the holder of one holds all', sharing.tables),
+         format('SELECT %s.fence_protect(%L, lease => %L, verify => NULL, always => NULL);', about->>'home', f.root_rel,
+             replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || f.lease)),
+        -- Last of its table: the others' remedies are of the fence as it is.
+        (22, f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
+             AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't', 'notice',
+         'this table is bound to no lease: the holder of any lease can write it',
+         format('SELECT %s.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);',
+             about->>'home', f.root_rel,
+             ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
+             CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
+             replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, '')))
+     ) AS x (step, applies, severity, finding, remedy)
+     WHERE x.applies),
+
+lease_column AS (
+    SELECT 18, p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
+           'notice',
+           format('the lease names {%s}, which %s', p.name, CASE WHEN is_fit
+               THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END)
+               || CASE WHEN a.attnum IS NULL AND renamed.name IS NULL
+                  THEN ' (bring it back, or call fence_protect with a lease that fits the columns)' ELSE '' END,
+           CASE WHEN a.attnum IS NOT NULL
+                THEN format('ALTER TABLE %s %s;', p.root_rel, concat_ws(', ',
+                    CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', p.name)
+                         WHEN NOT is_fit THEN format('ALTER COLUMN %I TYPE text USING %1$I::text', p.name) END,
+                    CASE WHEN NOT a.attnotnull THEN format('ALTER COLUMN %I SET NOT NULL', p.name) END))
+                WHEN renamed.name IS NOT NULL
+                THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', p.root_rel, renamed.name, p.name)
+                END
+      FROM placeholder p
+     CROSS JOIN fit
+      LEFT JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
+      LEFT JOIN LATERAL (  -- from what it was renamed, where only one column of the key can be meant
+           SELECT min(k.attname::text)
+             FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
+            WHERE i.indrelid = p.root AND i.indisprimary
+              AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
+           HAVING count(*) = 1) AS renamed (name) ON true
+     CROSS JOIN LATERAL (VALUES (coalesce(a.attgenerated = '' AND a.atttypid = ANY (fit.types), false))
+           ) AS x (is_fit)
+     WHERE NOT (is_fit AND a.attnotnull)),
+
+-- DETACH leaves no link. What tells a former partition is its columns, and for certain the TRUNCATE
+-- trigger that fence_protect gave it.
+detached AS (
+    SELECT 20, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
+           CASE WHEN former.is_certain THEN 'hole' ELSE 'notice' END,
+           format('not fenced, with the very columns of %s: a detached partition?', f.root_rel),
+           format('SELECT %s.fence_protect(', about->>'home') || quote_literal(d.oid::regclass) || f.options
+      FROM fence f
+      JOIN pg_attribute a ON a.attname = f.fence_column
+      JOIN pg_class d ON d.oid = a.attrelid
+     CROSS JOIN LATERAL (
+           SELECT count(*) > 0, coalesce(bool_or(t.bits = 3), false) FROM own_trigger t WHERE t.tgrelid = d.oid
+           ) AS former (is_certain, is_fenced)
+     WHERE f.is_fenced AND f.moves_rows AND f.top = f.root_rel
+       AND NOT former.is_fenced AND NOT (former.is_certain AND about->>'relation' IS NULL)
+       AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p'
+       AND d.oid NOT IN (SELECT m.oid FROM member m WHERE m.root = f.root)
+       AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
+       AND NOT EXISTS (
+           SELECT FROM pg_attribute c
+            WHERE c.attrelid IN (f.root, d.oid) AND c.attnum > 0 AND NOT c.attisdropped
+            GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)),
+
+finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
+    SELECT * FROM fence_amiss
+    UNION ALL SELECT * FROM lease_column
+    UNION ALL SELECT * FROM detached)
+SELECT jsonb_agg(f) FROM finding f
+$audit_fences$;
+
+COMMENT ON FUNCTION fence.audit_fences(jsonb) IS
+'findings on a fence as a whole; called by fence_audit alone';
+
+
+-- Rows whose fences are above every token drawn: the extension was created again, or an older backup restored.
+CREATE FUNCTION fence.audit_heights(about jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_heights$
+WITH
+member AS (
+    SELECT * FROM jsonb_to_recordset(about->'members') AS x (
+        root oid, oid oid)),
+
+spot AS (
+    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
+        root_n bigint, root oid, root_rel regclass, is_root boolean, is_subscribed boolean, fence_column text,
+        protect text)),
+
+-- The body of a DO that gives rows of a fenced table other fences.
+with_fences (body) AS (
+    VALUES ('BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
+        'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END')),
+
+-- The remedy is for fences too high for any jump: down to where no token drawn so far may write. Where a subscription
+-- brings the rows, their fences are the publisher's, and nothing is wrong.
+too_high AS (
+    SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
+           format('rows hold fences up to %s, above the last token drawn here, %s%s', highest.fence, about->>'drawn',
+               CASE WHEN s.is_subscribed THEN ' (the publisher''s: all is well, until this server takes over; '
+                   'then call fence_new_epoch())' END),
+           CASE WHEN s.is_subscribed THEN NULL
+                WHEN highest.fence <= (about->>'reach')::bigint THEN format('SELECT %s.fence_new_epoch();', about->>'home')
+                ELSE format('DO %L;', format(w.body, about->>'home', s.root_rel, '', s.fence_column,
+                    'coalesce(s.last_token, 0)', '> coalesce(s.last_token, 0)',
+                    substr(s.protect, length('SELECT ') + 1))) END
+      FROM spot s
+     CROSS JOIN with_fences w
+     CROSS JOIN LATERAL (
+           SELECT max(h.value::bigint) FROM member m JOIN jsonb_each_text(about->'heights') AS h ON h.key = m.oid::text
+            WHERE m.root = s.root) AS highest (fence)
+     WHERE s.is_root AND highest.fence > (about->>'drawn')::bigint),
+
+finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
+    SELECT * FROM too_high)
+SELECT jsonb_agg(f) FROM finding f
+$audit_heights$;
+
+COMMENT ON FUNCTION fence.audit_heights(jsonb) IS
+'findings on rows; called by fence_audit alone';
+
+
+-- All findings in their order. (Those from step 40 on are of no table.)
+CREATE FUNCTION fence.audit_answer(about jsonb, findings jsonb) RETURNS SETOF fence.audit_finding
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+SET jit = off  -- compiling the query would take far longer than running it
+AS $audit_answer$
+DECLARE
     spread regclass[];  -- the tables that Citus has spread over nodes
     asks_nodes boolean;
 BEGIN
-    FOR answer IN
-        WITH RECURSIVE
-
-        -- The triggers -----------------------------------------------------------------------------------------
-
-        event (n, name, bit) AS (
-            VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
-
-        -- The three that fence_protect makes. The bits of tgtype: 1 is FOR EACH ROW, 2 is BEFORE.
-        kind (bits, tgname) AS (
-            VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
-
-        -- Those that call fenced(), and what with.
-        own_trigger AS (
-            SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
-                   t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
-                   a.fence_column, a.mode, a.lease, a.has_unfenced_insert
-              FROM pg_trigger t
-              JOIN unnest(triggers) AS a ON a.trigger = t.oid),
-
-        other_trigger AS (
-            SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgfoid,
-                   k.bits AS in_place_of, p.pronamespace = 'pg_catalog'::regnamespace AS is_postgres_own
-              FROM pg_trigger t
-              JOIN pg_proc p ON p.oid = t.tgfoid
-              LEFT JOIN kind k ON k.tgname = t.tgname
-             WHERE t.tgfoid <> ours AND NOT t.tgisinternal),
-
-        -- For which events a table has a trigger of ours before and after the write.
-        covered AS (
-            SELECT x.oid, coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.before), '{}') AS before,
-                   coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.after), '{}') AS after
-              FROM (SELECT t.tgrelid AS oid, e.n, e.name,
-                           bool_or(t.bits = CASE e.name WHEN 'truncate' THEN 2 ELSE 3 END) AS before,
-                           bool_or(t.bits = 1) AS after
-                      FROM own_trigger t JOIN event e ON t.tgtype & e.bit <> 0
-                     GROUP BY t.tgrelid, e.n, e.name) AS x
-             GROUP BY x.oid),
-
-        -- The tables -------------------------------------------------------------------------------------------
-
-        -- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
-        -- the fence column is what tells.
-        usurped AS (
-            SELECT DISTINCT t.tgrelid AS oid
-              FROM other_trigger t JOIN pg_attribute a ON a.attrelid = t.tgrelid
-             WHERE t.in_place_of IS NOT NULL AND a.attnum > 0 AND a.atttypid = 'int8'::regtype
-               AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = column_comment)),
-
-        subject AS (
-            SELECT relation::oid AS oid WHERE relation IS NOT NULL
-            UNION
-            SELECT t.tgrelid FROM own_trigger t WHERE relation IS NULL
-            UNION
-            SELECT u.oid FROM usurped u WHERE relation IS NULL
-            UNION  -- those of which only the mark on the column tells, as a restore without triggers leaves them
-            SELECT d.objoid FROM pg_description d
-             WHERE relation IS NULL AND d.classoid = 'pg_class'::regclass AND d.objsubid > 0
-               AND d.description = column_comment AND NOT EXISTS (  -- what is fenced below it is told of there
-                   SELECT FROM pg_inherits i JOIN own_trigger t ON t.tgrelid = i.inhrelid WHERE i.inhparent = d.objoid)),
-
-        -- The trigger whose options count: where a table has none, a parent's or a child's.
-        chosen AS (
-            SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease,
-                   t.has_unfenced_insert
-              FROM subject s
-             CROSS JOIN LATERAL (
-                   SELECT s.oid
-                   UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = s.oid
-                   UNION SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = s.oid) AS kin (oid)
-              JOIN own_trigger t ON t.tgrelid = kin.oid
-             ORDER BY s.oid, t.tgrelid = s.oid DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
-
-        -- The table asked for, or each of the caller's that does not hang below another.
-        root AS (
-            SELECT row_number() OVER (ORDER BY c.oid::regclass::text) AS root_n, c.oid AS root,
-                   c.oid::regclass AS root_rel, c.relowner AS root_owner,
-                   c.relkind = 'p' OR c.relispartition AS moves_rows,
-                   coalesce(pg_partition_root(c.oid), c.oid::regclass) AS top,
-                   coalesce(t.is_own, false) AS is_fenced,
-                   c.oid IN (SELECT u.oid FROM usurped u) AS is_usurped,
-                   coalesce(t.fence_column, (
-                        SELECT a.attname::text FROM pg_attribute a
-                         WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = column_comment
-                         ORDER BY a.attnum DESC LIMIT 1), 'fence') AS fence_column,
-                   coalesce(t.mode, 'strict') AS mode, t.lease,
-                   coalesce(t.has_unfenced_insert, false) AS has_unfenced_insert
-              FROM subject s
-              JOIN pg_class c ON c.oid = s.oid
-              LEFT JOIN chosen t ON t.oid = c.oid
-             WHERE pg_has_role(c.relowner, 'USAGE') AND NOT EXISTS (
-                   SELECT FROM pg_inherits i JOIN subject p ON p.oid = i.inhparent WHERE i.inhrelid = c.oid)),
-
-        tree (root, oid) AS (
-            SELECT r.root, r.root FROM root r
-            UNION
-            SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid),
-
-        -- The root and all below it.
-        member AS (
-            SELECT r.root, row_number() OVER (
-                       PARTITION BY r.root ORDER BY c.oid = r.root DESC, c.oid::regclass::text) AS member_n,
-                   c.oid, c.oid::regclass AS rel, c.oid = r.root AS is_root, c.relkind, c.relpersistence,
-                   c.relispartition, c.relowner, coalesce(c.relacl, acldefault('r', c.relowner)) AS acl,
-                   i.inhparent::regclass AS parent, i.inhparent IS NOT NULL AND NOT c.relispartition AS is_child,
-                   a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod) AS type,
-                   CASE WHEN a.attgenerated <> '' THEN 'EXPRESSION' WHEN a.attidentity <> '' THEN 'IDENTITY'
-                        WHEN a.atthasdef THEN 'DEFAULT' END AS filled,  -- what fills its fence column by itself
-                   coalesce(v.before, '{}') AS before, coalesce(v.after, '{}') AS after
-              FROM root r
-              JOIN tree t ON t.root = r.root
-              JOIN pg_class c ON c.oid = t.oid
-              LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhseqno = 1
-              LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column
-              LEFT JOIN covered v ON v.oid = c.oid),
-
-        -- How each fence should be -----------------------------------------------------------------------------
-
-        -- Fences behind which some trigger runs (or did, and looked again, until another took its place).
-        followed AS (
-            SELECT DISTINCT m.root
-              FROM member m JOIN other_trigger t ON t.tgrelid = m.oid
-             WHERE CASE WHEN t.in_place_of IS NOT NULL THEN t.in_place_of = 1
-                   ELSE NOT t.is_postgres_own AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0
-                    AND t.tgenabled <> 'D' END),
-
-        -- Fences where an apply worker writes.
-        subscribed AS (
-            SELECT m.root FROM member m JOIN pg_subscription_rel s ON s.srrelid = m.oid
-            UNION
-            SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
-
-        -- The columns that its lease names.
-        placeholder AS (
-            SELECT DISTINCT r.root_n, r.root, r.root_rel, column_name AS name
-              FROM root r
-              JOIN unnest(leases) AS template ON template.lease = r.lease
-             CROSS JOIN unnest(template.columns) AS column_name
-             WHERE r.is_fenced),
-
-        -- The tables where a row is created without its lease although its key may be that of a row deleted before,
-        -- because the client chooses it. (What is inserted by way of the root takes its key from there.)
-        key_at_will AS (
-            SELECT m.root, m.oid
-              FROM root r JOIN member m USING (root)
-             WHERE r.has_unfenced_insert AND r.lease IS NOT NULL AND m.relkind IN ('r', 'p')
-               AND NOT EXISTS (
-                   SELECT FROM placeholder p JOIN pg_attribute a ON a.attname = p.name
-                    WHERE p.root = m.root AND a.attrelid = m.oid AND a.attidentity = 'a')
-               AND (m.is_root AND NOT m.relispartition OR EXISTS (
-                   SELECT FROM (SELECT m.acl UNION ALL SELECT c.attacl FROM pg_attribute c WHERE c.attrelid = m.oid
-                          ) AS x (acl) CROSS JOIN aclexplode(x.acl) AS a
-                    WHERE a.privilege_type = 'INSERT' AND a.grantee <> m.relowner))),
-
-        -- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
-        fence AS (
-            SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
-                   x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
-                   format('SELECT %s.fence_protect(', home) || quote_literal(r.top) || o.options AS protect,
-                   format('EXECUTE FUNCTION %s(%s', ours::regproc, o.arguments) AS call
-              FROM root r
-              JOIN member m ON m.root = r.root AND m.is_root
-             CROSS JOIN LATERAL (
-                   SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
-                     FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
-                                  r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
-                                  r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled = 'A') AS is_always,
-                                  CASE WHEN r.lease IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
-                                      AS fit_mode,
-                                  r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
-                                      SELECT FROM key_at_will k JOIN member w USING (root, oid)
-                                       WHERE k.root = r.root AND (w.is_root OR NOT w.is_child)) AS keeps_unfenced_insert
-                          ) AS f) AS x
-             CROSS JOIN LATERAL (
-                   SELECT array_agg(e.name ORDER BY e.n) FROM event e
-                    WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.mode = 'managed'
-                       OR 'insert' = ANY (m.before)
-                       OR x.is_followed AND r.moves_rows  -- a row that moves is inserted at its new place
-                   ) AS e (events)
-             CROSS JOIN LATERAL (VALUES (
-                   concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
-                       'mode => ' || quote_literal(x.fit_mode),
-                       'lease => ' || coalesce(quote_literal(r.lease), CASE WHEN EXISTS (  -- or it would be kept
-                           SELECT FROM own_trigger t JOIN kind k USING (tgname)
-                            WHERE t.tgrelid = r.top AND t.lease IS NOT NULL) THEN '''''' END),
-                       'events => ' || quote_literal(array_to_string(
-                           CASE WHEN x.keeps_unfenced_insert THEN array_remove(e.events, 'insert')
-                                ELSE e.events END, ',')),
-                       CASE WHEN x.is_followed OR m.after <> '{}' THEN 'verify => true' END,
-                       CASE WHEN x.must_fire_always THEN 'always => true' END) || ');',
-                   concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
-                   )) AS o (options, arguments)),
-
-        -- The members that are looked at: of a root that bears the fence's column, but no trigger of ours, itself
-        -- alone. A partition has the row triggers of its root; what those lack is said of the root.
-        spot AS (
-            SELECT *, ARRAY (
-                       SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN f.events ELSE f.root_events END) AS e
-                        WHERE e <> ALL (m.before) AND m.relkind <> 'f') AS missing,
-                   f.is_fenced OR f.root_is_child AS has_fence, k.oid IS NOT NULL AS has_key_at_will
-              FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
-             WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
-
-        -- What puts each kind of trigger right: a call of fence_protect, and where none reaches, a statement of its own,
-        -- with %1$I for the trigger's name.
-        rule AS (
-            SELECT s.root, s.oid, k.bits, d.definition,
-                   CASE WHEN s.is_child OR k.bits = 2 AND NOT s.is_root
-                        THEN 'CREATE OR REPLACE TRIGGER %1$I ' || d.definition
-                        ELSE replace(s.protect, '%', '%%') END AS remedy
-              FROM spot s
-             CROSS JOIN kind k
-             CROSS JOIN LATERAL (VALUES (s.keeps_unfenced_insert AND NOT s.has_key_at_will)) AS f (stays)
-             CROSS JOIN LATERAL (VALUES (
-                   replace(format('%s ON %s FOR EACH %s %s);',
-                       CASE k.bits
-                           WHEN 3 THEN 'BEFORE ' || array_to_string(array_remove(s.events, 'truncate'), ' OR ')
-                           WHEN 2 THEN 'BEFORE TRUNCATE'
-                           ELSE CASE WHEN 'insert' = ANY (s.events) THEN 'AFTER insert OR update'
-                                ELSE 'AFTER update' END END,
-                       s.rel, CASE k.bits WHEN 2 THEN 'STATEMENT' ELSE 'ROW' END,
-                       concat_ws(', ', s.call,
-                           CASE WHEN s.lease IS NULL AND k.bits = 1 THEN '''''' END,
-                           CASE WHEN k.bits = 1 THEN '''verify''' WHEN f.stays THEN '''''' END,
-                           CASE WHEN f.stays THEN quote_literal(array_to_string(
-                               array_remove(s.events, 'insert'), ',')) END)), '%', '%%')
-                   || CASE WHEN s.must_fire_always
-                      THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER %%1$I;', replace(s.rel::text, '%', '%%'))
-                      ELSE '' END)) AS d (definition)),
-
-        -- The findings on a member. `step` is where a finding stands among those of its table ------------------
-
-        table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
-            SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
-              FROM spot s
-             CROSS JOIN LATERAL (VALUES
-                (2, s.relkind = 'f', 'hole', 'this table is foreign: nothing fences it on its own server',
-                 CASE WHEN s.relispartition THEN format('ALTER TABLE %s DETACH PARTITION %s;', s.parent, s.rel)
-                      WHEN s.is_child THEN format('ALTER FOREIGN TABLE %s NO INHERIT %s;', s.rel, s.parent)
-                      ELSE format('SELECT %s.fence_unprotect(%L);', home, s.rel) END),
-                (3, s.relpersistence = 'u', 'hole', 'this table is unlogged: a crash empties it, fences and all',
-                 format('ALTER TABLE %s SET LOGGED;', s.rel)),
-                (4, s.relowner <> s.root_owner, 'notice',
-                 format('its owner %I is not that of %s, and may take its triggers off',
-                     pg_get_userbyid(s.relowner), s.root_rel),
-                 format('ALTER TABLE %s OWNER TO %I;', s.rel, pg_get_userbyid(s.root_owner)))
-             ) AS x (step, applies, severity, finding, remedy)
-             WHERE x.applies),
-
-        -- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left: no write
-        -- can pass, and brought back empty it lets every token of the past write once more. So it is filled with the
-        -- last token. One that was dropped and made again lacks the comment that fence_protect put on it when it made
-        -- that trigger, and one like it is gone.
-        column_amiss AS (
-            SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
-              FROM spot s
-              LEFT JOIN LATERAL (
-                   SELECT a.attname FROM pg_attribute a
-                    WHERE s.attnum IS NULL AND a.attrelid = s.oid AND a.attnum > 0
-                      AND col_description(s.oid, a.attnum) = column_comment
-                    ORDER BY a.attnum DESC LIMIT 1) AS renamed (name) ON true
-             CROSS JOIN LATERAL (VALUES (
-                   format('the fence column "%s"', s.fence_column),
-                   format('ALTER TABLE %s ALTER COLUMN %I ', s.rel, s.fence_column),
-                   format(' COMMENT ON COLUMN %s.%I IS %L;', s.rel, s.fence_column, column_comment))
-                   ) AS its (name, alter_it, comment_on_it)
-             CROSS JOIN LATERAL (VALUES
-                (5, s.is_root AND s.attnum IS NULL AND renamed.name IS NULL, 'hole',
-                 its.name || ' is missing: no write can pass, and once it is back, but empty, any old token can',
-                 format('ALTER TABLE %s ADD COLUMN %I bigint', s.rel, s.fence_column)
-                     || coalesce(' DEFAULT ' || last_token || '; ' || its.alter_it || 'DROP DEFAULT', '') || ';'
-                     || its.comment_on_it),
-                (5, s.is_root AND renamed.name IS NOT NULL, 'notice', its.name || ' is missing: no write can pass',
-                 CASE WHEN renamed.name IS NOT NULL
-                      THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, renamed.name, s.fence_column) END),
-                (6, s.is_root AND s.type <> 'bigint', 'notice',
-                 format('%s is %s, not bigint: no write can pass', its.name, s.type),
-                 its.alter_it || format('TYPE bigint USING %I::bigint;', s.fence_column)),
-                (7, s.filled IS NOT NULL AND (s.is_root OR NOT s.root_filled), 'hole',
-                 its.name || ' has a default, which passes for a token',
-                 concat(its.alter_it, 'DROP ', s.filled, ';',
-                     CASE s.filled WHEN 'EXPRESSION' THEN its.comment_on_it END)),
-                (8, s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
-                    AND col_description(s.oid, s.attnum) IS NULL
-                    AND EXISTS (SELECT FROM own_trigger t
-                                 WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
-                    AND EXISTS (SELECT FROM pg_attribute d
-                                 WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum),
-                 'hole', its.name || ' was dropped and made again: where it is empty, any old token can write',
-                 CASE WHEN last_token IS NULL THEN s.protect
-                      ELSE format('DO %L;', format(with_fences, home, s.rel,
-                          CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.fence_column, 's.last_token', 'IS NULL',
-                          substr(s.protect, length('SELECT ') + 1))) END)
-             ) AS x (step, applies, severity, finding, remedy)
-             WHERE x.applies),
-
-        -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
-        in_the_way AS (
-            WITH RECURSIVE whole (root, oid) AS (
-                SELECT r.root, r.top::oid FROM root r
-                 WHERE EXISTS (SELECT FROM other_trigger t WHERE t.in_place_of IS NOT NULL)
-                UNION
-                SELECT t.root, i.inhrelid FROM whole t JOIN pg_inherits i ON i.inhparent = t.oid)
-            SELECT tree.root, string_agg(format('DROP TRIGGER %I ON %s; ', t.tgname, t.tgrelid::regclass), ''
-                       ORDER BY t.oid) AS drops
-              FROM whole AS tree
-              JOIN root r ON r.root = tree.root
-              JOIN pg_class c ON c.oid = tree.oid
-              JOIN other_trigger t ON t.tgrelid = c.oid
-             WHERE t.in_place_of IS NOT NULL AND t.tgparentid = 0 AND (c.oid = r.top OR c.relispartition)
-             GROUP BY tree.root),
-
-        trigger_usurped AS (
-            SELECT 9, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
-                   'hole',
-                   format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
-                   CASE WHEN s.is_child
-                        THEN format('DROP TRIGGER %I ON %s; CREATE TRIGGER %1$I ', t.tgname, s.rel)
-                            || format(u.definition, t.tgname)
-                        ELSE CASE WHEN row_number() OVER (
-                                      PARTITION BY s.root, s.is_child ORDER BY s.member_n, t.tgname) = 1
-                                  THEN w.drops ELSE '' END
-                            || s.protect END
-              FROM spot s
-              JOIN other_trigger t ON t.tgrelid = s.oid
-              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = t.in_place_of
-              LEFT JOIN in_the_way w ON w.root = s.root
-             WHERE (s.is_root OR t.tgparentid = 0)
-               AND (s.is_fenced OR s.is_child OR s.oid IN (SELECT p.oid FROM usurped p))),
-
-        -- (A partition has copies of its root's triggers: only where they differ is it a finding.)
-        trigger_amiss AS (
-            SELECT x.step, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname, x.n),
-                   s.rel, x.severity, x.finding, x.remedy
-              FROM spot s
-              JOIN own_trigger t ON t.tgrelid = s.oid
-              LEFT JOIN own_trigger original ON original.oid = t.tgparentid
-              JOIN rule u ON u.root = s.root AND u.oid = s.oid
-                   AND u.bits = CASE t.bits WHEN 0 THEN 1 ELSE t.bits END
-             CROSS JOIN LATERAL (VALUES (
-                   format(u.remedy, t.tgname), format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, t.tgname))
-                   ) AS mended (as_it_should_be, always)
-             CROSS JOIN LATERAL (VALUES
-                (10, 1, t.tgenabled = 'D', 'hole', format('trigger "%s" is disabled', t.tgname),
-                 CASE WHEN s.must_fire_always THEN always
-                 ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', s.rel, t.tgname) END),
-                (10, 2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
-                (10, 3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
-                 format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
-                (10, 4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3,
-                 'notice',
-                 format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, s.root_rel),
-                 always),
-                (10, 5, t.skips_some, 'hole',
-                 format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
-                 as_it_should_be),
-                (10, 6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease)
-                     OR t.has_unfenced_insert AND NOT s.has_unfenced_insert, 'hole',
-                 format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
-                 as_it_should_be),
-                (13, 7, t.bits = 3 AND t.has_unfenced_insert AND s.is_fenced AND s.has_key_at_will, 'hole',
-                 'rows are created without their lease, by keys that clients choose: '
-                     'a late INSERT can bring a deleted row back',
-                 as_it_should_be)
-             ) AS x (step, n, applies, severity, finding, remedy)
-             WHERE x.applies AND s.has_fence
-               AND (s.is_root OR t.tgparentid = 0 OR t.tgenabled <> original.tgenabled OR x.step = 13)),
-
-        event_missing AS (
-            SELECT 11, s.root_n, s.member_n, u.bits * -1, s.rel, CASE u.bits WHEN 3 THEN 'hole' ELSE 'notice' END,
-                   CASE u.bits WHEN 3 THEN upper(array_to_string(array_remove(s.missing, 'truncate'), ', '))
-                               ELSE 'TRUNCATE' END || ' not fenced',
-                   format(u.remedy, k.tgname)
-              FROM spot s
-              JOIN rule u ON u.root = s.root AND u.oid = s.oid
-              JOIN kind k ON k.bits = u.bits
-             WHERE s.has_fence AND CASE u.bits WHEN 3 THEN s.missing && '{insert,update,delete}'
-                                               WHEN 2 THEN 'truncate' = ANY (s.missing) END),
-
-        -- A later trigger may change what the fence has judged, unless it looks again at the end. (An UPDATE that
-        -- moves a row between partitions ends in an INSERT.)
-        trigger_later AS (
-            SELECT 12, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
-                   'hole',
-                   format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
-                   format(u.remedy, 'fenced_verify')
-              FROM spot s
-              JOIN other_trigger t ON t.tgrelid = s.oid
-              JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 1
-             WHERE s.has_fence AND (s.is_root OR t.tgparentid = 0) AND t.tgtype & 3 = 3 AND t.tgenabled <> 'D'
-               AND NOT t.is_postgres_own AND t.in_place_of IS NULL
-               AND EXISTS (
-                   SELECT FROM event e
-                    WHERE e.name IN ('insert', 'update') AND t.tgtype & e.bit <> 0 AND e.name = ANY (s.events)
-                      AND (e.name <> ALL (s.after) OR s.moves_rows AND 'insert' <> ALL (s.after))
-                      AND t.tgname > coalesce((
-                          SELECT o.tgname FROM own_trigger o
-                           WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
-                           ORDER BY o.tgname LIMIT 1), 'fenced'))),
-
-        -- The roles to which a privilege makes a difference.
-        grantee (oid, who) AS (
-            SELECT 0::oid, 'PUBLIC'
-            UNION ALL
-            SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper),
-
-        privilege AS (
-            SELECT 14, s.root_n, s.member_n, a.n, s.rel, x.severity, x.finding,
-                   format('REVOKE %s ON %s FROM %s CASCADE;', a.privilege_type, s.rel,
-                       CASE WHEN a.grantor = s.relowner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
-              FROM spot s
-             CROSS JOIN aclexplode(s.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
-              JOIN grantee g ON g.oid = a.grantee
-             CROSS JOIN LATERAL (VALUES
-                ('TRUNCATE', CASE WHEN 'truncate' = ANY (s.before) THEN 'notice' ELSE 'hole' END,
-                 format('%s may TRUNCATE; %s', g.who, CASE WHEN 'truncate' = ANY (s.before)
-                     THEN 'only the trigger stands in the way' ELSE 'nothing stands in the way' END)),
-                ('TRIGGER', 'hole', format('%s may create triggers, and replace those of the fence', g.who))
-             ) AS x (privilege, severity, finding)
-             WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner),
-
-        foreign_key AS (
-            SELECT 15, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
-                   CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
-                   format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
-                   -- (A name in quotes is kept as it is, whatever words are in it.)
-                   format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', s.rel, k.conname,
-                       regexp_replace(pg_get_constraintdef(k.oid),
-                           E'("[^"]*")| ON (UPDATE|DELETE) (CASCADE|SET NULL|SET DEFAULT)( [(]([^")]|"[^"]*")*[)])?',
-                           E'\\1', 'g'))
-              FROM spot s
-              JOIN pg_constraint k ON k.conrelid = s.oid
-             CROSS JOIN LATERAL (VALUES (array_remove(ARRAY [
-                   CASE WHEN k.confdeltype = 'c' THEN 'delete' END,
-                   CASE WHEN k.confdeltype IN ('n', 'd') OR k.confupdtype IN ('c', 'n', 'd') THEN 'update' END],
-                   NULL))) AS writes (events)
-             WHERE s.has_fence AND k.contype = 'f' AND k.conparentid = 0 AND writes.events <> '{}'),
-
-        -- The findings on a fence as a whole -------------------------------------------------------------------
-
-        -- A table is to be bound by what tells its rows apart; where that does not fit, its rows have one lease together.
-        fence_amiss AS (
-            SELECT x.step, f.root_n, NULL::bigint, 1, f.root_rel, x.severity, x.finding, x.remedy
-              FROM fence f
-              JOIN pg_class c ON c.oid = f.root
-              JOIN pg_namespace n ON n.oid = c.relnamespace
-              LEFT JOIN LATERAL (
-                   SELECT string_agg(format(':{%s}', a.attname), '' ORDER BY a.attnum)
-                     FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-                    WHERE i.indrelid = f.root AND i.indisprimary
-                   HAVING bool_and(a.atttypid = ANY (placeholder_types) AND a.attgenerated = ''
-                          AND a.attname <> f.fence_column AND a.attname !~ '[{}]')) AS key (placeholders) ON true
-             CROSS JOIN LATERAL (  -- a schema a tenant, made from one template
-                   SELECT string_agg(DISTINCT o.oid::regclass::text, ', ')
-                     FROM own_trigger t JOIN pg_class o ON o.oid = t.tgrelid
-                    WHERE f.is_fenced AND f.top = f.root_rel AND t.tgparentid = 0 AND t.lease = f.lease
-                      AND o.oid <> c.oid AND o.relname = c.relname) AS sharing (tables)
-             CROSS JOIN LATERAL (VALUES
-                (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND relation IS NOT NULL, 'hole',
-                 'no trigger of pg_fence is on this table', f.protect),
-                -- It may have been taken off, or not put back by a restore.
-                (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND relation IS NULL, 'notice',
-                 'no trigger of pg_fence is on this table, which was fenced (if it was bound to a lease, bind it again)',
-                 f.protect),
-                (16, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL, 'hole',
-                 'monotonic without a lease: a client that writes every column back passes with the token it read',
-                 f.protect),
-                (17, f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t), 'hole',
-                 format('only this partition of %s is fenced: rows can move around its fence', f.top), f.protect),
-                (22, sharing.tables IS NOT NULL, 'notice',
-                 format('its leases have the same names as those of %s: the holder of one holds all', sharing.tables),
-                 format('SELECT %s.fence_protect(%L, lease => %L, verify => NULL, always => NULL);', home, f.root_rel,
-                     replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || f.lease)),
-                -- Last of its table: the others' remedies are of the fence as it is.
-                (22, f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
-                     AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't', 'notice',
-                 'this table is bound to no lease: the holder of any lease can write it',
-                 format('SELECT %s.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);',
-                     home, f.root_rel,
-                     ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
-                     CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
-                     replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, '')))
-             ) AS x (step, applies, severity, finding, remedy)
-             WHERE x.applies),
-
-        lease_column AS (
-            SELECT 18, p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
-                   'notice',
-                   format('the lease names {%s}, which %s', p.name, CASE WHEN is_fit
-                       THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END)
-                       || CASE WHEN a.attnum IS NULL AND renamed.name IS NULL
-                          THEN ' (bring it back, or call fence_protect with a lease that fits the columns)' ELSE '' END,
-                   CASE WHEN a.attnum IS NOT NULL
-                        THEN format('ALTER TABLE %s %s;', p.root_rel, concat_ws(', ',
-                            CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', p.name)
-                                 WHEN NOT is_fit THEN format('ALTER COLUMN %I TYPE text USING %1$I::text', p.name) END,
-                            CASE WHEN NOT a.attnotnull THEN format('ALTER COLUMN %I SET NOT NULL', p.name) END))
-                        WHEN renamed.name IS NOT NULL
-                        THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', p.root_rel, renamed.name, p.name)
-                        END
-              FROM placeholder p
-              LEFT JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
-              LEFT JOIN LATERAL (  -- from what it was renamed, where only one column of the key can be meant
-                   SELECT min(k.attname::text)
-                     FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
-                    WHERE i.indrelid = p.root AND i.indisprimary
-                      AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
-                   HAVING count(*) = 1) AS renamed (name) ON true
-             CROSS JOIN LATERAL (VALUES (coalesce(a.attgenerated = '' AND a.atttypid = ANY (placeholder_types), false))
-                   ) AS x (is_fit)
-             WHERE NOT (is_fit AND a.attnotnull)),
-
-        member_of_owner AS (
-            SELECT 19, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY g.rolname), f.root_rel,
-                   'notice', format('%I is a member of the owner, and may take the fence off', g.rolname),
-                   format('REVOKE %I FROM %I;', pg_get_userbyid(f.root_owner), g.rolname)
-              FROM fence f
-              JOIN pg_roles g ON g.oid IN (SELECT am.member FROM pg_auth_members am WHERE am.roleid = f.root_owner)
-             WHERE f.is_fenced AND NOT g.rolsuper AND EXISTS (
-                   SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
-
-        -- DETACH leaves no link. What tells a former partition is its columns, and for certain the TRUNCATE
-        -- trigger that fence_protect gave it.
-        detached AS (
-            SELECT 20, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
-                   CASE WHEN former.is_certain THEN 'hole' ELSE 'notice' END,
-                   format('not fenced, with the very columns of %s: a detached partition?', f.root_rel),
-                   format('SELECT %s.fence_protect(', home) || quote_literal(d.oid::regclass) || f.options
-              FROM fence f
-              JOIN pg_attribute a ON a.attname = f.fence_column
-              JOIN pg_class d ON d.oid = a.attrelid
-             CROSS JOIN LATERAL (
-                   SELECT count(*) > 0, coalesce(bool_or(t.bits = 3), false) FROM own_trigger t WHERE t.tgrelid = d.oid
-                   ) AS former (is_certain, is_fenced)
-             WHERE f.is_fenced AND f.moves_rows AND f.top = f.root_rel
-               AND NOT former.is_fenced AND NOT (former.is_certain AND relation IS NULL)
-               AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p'
-               AND NOT EXISTS (SELECT FROM tree t WHERE t.root = f.root AND t.oid = d.oid)
-               AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
-               AND NOT EXISTS (
-                   SELECT FROM pg_attribute c
-                    WHERE c.attrelid IN (f.root, d.oid) AND c.attnum > 0 AND NOT c.attisdropped
-                    GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)),
-
-        -- No finding yet, but what to read for one: the extension was created again, or an older backup restored,
-        -- where rows hold fences above every token drawn. They are read with the caller's rights, where he has
-        -- them. The remedy is for fences too high for any jump: down to where no token drawn so far may write. Where a
-        -- subscription brings the rows, their fences are the publisher's, and nothing is wrong. Where leases
-        -- are adopted, a table that is bound and not strict is not asked: its rows may have their numbers, and any token
-        -- that speaks may write them.
-        to_be_read AS (
-            SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
-                   NULL::text,
-                   CASE WHEN NOT s.is_subscribed THEN format('DO %L;', format(
-                       with_fences, home, s.root_rel, '', s.fence_column, 'coalesce(s.last_token, 0)',
-                       '> coalesce(s.last_token, 0)', substr(s.protect, length('SELECT ') + 1))) END,
-                   array_agg(s.rel) FILTER (WHERE readable.here),
-                   array_agg(s.attnum::integer) FILTER (WHERE readable.here)
-              FROM spot s
-             CROSS JOIN LATERAL (VALUES (CASE WHEN s.relkind = 'r' AND s.atttypid = 'int8'::regtype
-                   THEN has_column_privilege(s.oid, s.attnum, 'SELECT') ELSE false END)) AS readable (here)
-             WHERE s.is_fenced AND NOT (adopts AND s.lease IS NOT NULL AND s.mode <> 'strict')
-             GROUP BY s.root_n, s.root_rel, s.fence_column, s.protect, s.is_subscribed),
-
-        -- The findings on settings, which reach every fenced table of this database ----------------------------
-
-        -- What stands in the server's configuration is outdone by the database's own.
-        in_effect (name, value, whose) AS (
-            SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2), CASE
-                   WHEN setrole = 0 AND setdatabase = 0 THEN 'ROLE ALL'
-                   WHEN setrole = 0 THEN format('DATABASE %I', current_database())
-                   WHEN setdatabase = 0 THEN format('ROLE %I', pg_get_userbyid(setrole))
-                   ELSE format('ROLE %I IN DATABASE %I', pg_get_userbyid(setrole), current_database()) END
-              FROM pg_db_role_setting CROSS JOIN unnest(setconfig) AS item
-             WHERE setdatabase IN (0, (SELECT oid FROM pg_database WHERE datname = current_database()))
-            UNION ALL
-            SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2),
-                   CASE p.prokind WHEN 'p' THEN 'PROCEDURE ' ELSE 'FUNCTION ' END || p.oid::regprocedure
-              FROM pg_proc p CROSS JOIN unnest(p.proconfig) AS item
-            UNION ALL
-            SELECT lower(g.name), g.setting, 'the whole server' FROM pg_settings g
-             WHERE g.source IN ('configuration file', 'command line', 'environment variable') AND NOT EXISTS (
-                   SELECT FROM pg_db_role_setting o JOIN pg_database d ON d.oid = o.setdatabase
-                    WHERE d.datname = current_database() AND o.setrole = 0
-                      AND lower(g.name) IN (SELECT lower(split_part(item, '=', 1)) FROM unnest(o.setconfig) AS item))),
-
-        setting AS (
-            SELECT 23, NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole', format(x.finding, s.whose),
-                   CASE WHEN s.whose = 'the whole server'
-                        THEN format('ALTER DATABASE %I SET %s = %L;', current_database(), s.name, x.harmless)
-                        ELSE format('ALTER %s RESET %s;', s.whose, s.name) END
-              FROM in_effect s
-              JOIN (VALUES ('pg_fence.token', NULL, '',
-                            'pg_fence.token is set for %s: who has no token presents that one'),
-                           ('session_replication_role', 'replica', 'origin',
-                            'session_replication_role is set for %s: triggers that are not ENABLE ALWAYS do not fire')
-                   ) AS x (name, value, harmless, finding) ON x.name = s.name AND s.value = coalesce(x.value, s.value)
-             WHERE s.value <> '' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
-
-        parameter_privilege AS (
-            SELECT 24, NULL::bigint, NULL::bigint, row_number() OVER (), relation, 'hole',
-                   format('%s may set session_replication_role, under which fences judge little or nothing', g.who),
-                   format('REVOKE %s ON PARAMETER session_replication_role FROM %s CASCADE;', a.privilege_type, g.who)
-              FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) AS a
-              JOIN grantee g ON g.oid = a.grantee
-             WHERE p.parname = 'session_replication_role' AND EXISTS (SELECT FROM root r WHERE r.is_fenced)),
-
-        -- All together -----------------------------------------------------------------------------------------
-
-        finding AS (
-            SELECT * FROM table_amiss
-            UNION ALL SELECT * FROM column_amiss
-            UNION ALL SELECT * FROM trigger_usurped
-            UNION ALL SELECT * FROM trigger_amiss
-            UNION ALL SELECT * FROM event_missing
-            UNION ALL SELECT * FROM trigger_later
-            UNION ALL SELECT * FROM privilege
-            UNION ALL SELECT * FROM foreign_key
-            UNION ALL SELECT * FROM fence_amiss
-            UNION ALL SELECT * FROM lease_column
-            UNION ALL SELECT * FROM member_of_owner
-            UNION ALL SELECT * FROM detached
-            UNION ALL SELECT * FROM setting
-            UNION ALL SELECT * FROM parameter_privilege)
-
-        SELECT f.*, NULL::regclass[] AS tables, NULL::integer[] AS columns FROM finding f
-        UNION ALL SELECT * FROM to_be_read
-        -- Table by table, with what hangs below it; then its fence as a whole; at last what is not of one table.
-        ORDER BY root_n NULLS LAST, member_n NULLS LAST, step, n
-    LOOP
-        IF answer.finding IS NULL THEN
-            left_out := left_out OR last_token IS NULL;
-            CONTINUE WHEN last_token IS NULL OR answer.tables IS NULL;
-        END IF;
-        said := said || answer.finding;
-        RETURN QUERY SELECT answer.rel, answer.severity, answer.finding, answer.remedy, answer.tables, answer.columns,
-               CASE answer.severity WHEN 'hole' THEN format('SELECT %s.fence_new_epoch();', home) END;
-    END LOOP;
+    RETURN QUERY
+    SELECT f.rel, f.severity, f.finding, f.remedy
+      FROM jsonb_to_recordset(findings) AS f (step integer, root_n bigint, member_n bigint, n bigint, rel regclass,
+                                              severity text, finding text, remedy text)
+     WHERE f.step < 40
+     ORDER BY f.root_n NULLS LAST, f.member_n NULLS LAST, f.step, f.n;
 
     -- The rows that Citus has spread over nodes are judged there, and so is each shard asked there. What is said of
     -- many is one finding, which names the first of them, for there the audit has the remedy; and what was said of the
@@ -730,9 +957,9 @@ BEGIN
                    FROM pg_catalog.pg_dist_partition AS p JOIN pg_class AS c ON c.oid = p.logicalrelid
                   WHERE p.logicalrelid = ANY ($1) AND pg_has_role(c.relowner, ''USAGE'')'
            INTO spread, asks_nodes
-          USING CASE WHEN relation IS NULL THEN ARRAY(
-                    SELECT t.tgrelid FROM pg_trigger t JOIN unnest(triggers) AS a ON a.trigger = t.oid)
-                ELSE ARRAY[relation::oid] END;
+          USING CASE WHEN about->>'relation' IS NULL THEN ARRAY(
+                    SELECT t.tgrelid FROM jsonb_to_recordset(about->'own_triggers') AS t (tgrelid oid))
+                ELSE ARRAY[(about->>'relation')::oid] END;
         IF spread IS NOT NULL AND NOT asks_nodes THEN
             RAISE NOTICE USING MESSAGE = format('not looked at: the shards of %s', array_to_string(spread, ', ')),
                 HINT = 'Ask the coordinator of Citus.';
@@ -766,8 +993,7 @@ BEGIN
                 SELECT f.rel, f.severity,
                        format('on %s of %s shards: %s (first of them: %s)', count(*),
                            (SELECT count(*) FROM shard s WHERE s.rel = f.rel), f.finding,
-                           min(format('%s on %s:%s', f.name, f.nodename, f.nodeport))),
-                       NULL::text, NULL::regclass[], NULL::integer[], NULL::text
+                           min(format('%s on %s:%s', f.name, f.nodename, f.nodeport))), NULL::text
                   FROM finding f
                  WHERE f.finding = ANY ($3) IS NOT TRUE
                  -- Citus puts no such trigger on shards; who has only rights on the table is refused on every node.
@@ -783,42 +1009,26 @@ BEGIN
                         '''severity'', f.severity, ''finding'', f.finding)), ''[]'')::pg_catalog.text '
                     'FROM pg_catalog.unnest(%%1$L::pg_catalog.text[]) AS s (name) CROSS JOIN LATERAL '
                          '%1$s.fence_audit(coalesce(pg_catalog.to_regclass(s.name), ''-'')) AS f) END',
-                replace(home, '%', '%%')), said;
+                replace(about->>'home', '%', '%%')),
+            ARRAY(SELECT f.finding FROM jsonb_to_recordset(findings) AS f (finding text));
         END IF;
     END IF;
 
-    -- For those who may use leases.
-    IF relation IS NULL AND last_token IS NOT NULL THEN
-        RETURN QUERY
-        WITH state AS (
-            SELECT c.oid, c.relname, c.relowner FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
-              JOIN pg_class c ON c.oid = d.objid
-             WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
-               AND d.classid = 'pg_class'::regclass)
-        SELECT s.oid::regclass, 'notice',
-               format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
-                   'and the numbers up to there are spent; tokens go on from here, and none is handed out twice',
-                   to_char(far_ahead AT TIME ZONE 'UTC', 'YYYY-MM-DD')),
-               NULL::text, NULL::regclass[], NULL::integer[], NULL::text
-          FROM state s
-         WHERE s.relname = 'token_seq' AND far_ahead IS NOT NULL
-        UNION ALL
-        -- Live leases are looked at by the library. A view of somebody else's could run what he likes.
-        SELECT NULL, NULL, NULL, NULL, NULL, NULL, NULL
-          FROM state v JOIN state l ON l.relowner = v.relowner JOIN pg_proc f ON f.proowner = v.relowner
-         WHERE v.relname = 'leases' AND l.relname = 'lease' AND f.oid = ours AND has_table_privilege(v.oid, 'SELECT');
-    END IF;
+    RETURN QUERY
+    SELECT f.rel, f.severity, f.finding, f.remedy
+      FROM jsonb_to_recordset(findings) AS f (step integer, n bigint, rel regclass, severity text, finding text, remedy text)
+     WHERE f.step >= 40
+     ORDER BY f.step, f.n;
 
-    IF left_out THEN
+    IF about->>'drawn' IS NULL AND about->'to_be_read' <> '[]' THEN
         RAISE NOTICE USING
             MESSAGE = 'not looked at: whether rows hold fences above the last token drawn',
-            HINT = CASE WHEN uses_leases THEN 'Ask the primary: a standby does not know it.'
+            HINT = CASE WHEN (about->>'uses_leases')::boolean THEN 'Ask the primary: a standby does not know it.'
                 ELSE format('That is for those who may see leases: SELECT %s.fence_grant(%L, %L);',
-                    home, current_user, 'monitor') END;
+                    about->>'home', current_user, 'monitor') END;
     END IF;
 END
-$audit_tables$;
+$audit_answer$;
 
-COMMENT ON FUNCTION fence.audit_tables(
-    regclass, oid, fence.trigger_arguments[], fence.lease_template[], regtype[], text, bigint, timestamptz, boolean) IS
-'what fence_audit does, with the rights of its caller; called by that alone';
+COMMENT ON FUNCTION fence.audit_answer(jsonb, jsonb) IS
+'the answer of fence_audit; called by fence_audit alone';

@@ -1,7 +1,7 @@
 -- What fence_audit says where all tables are asked for: of the state of pg_fence itself, of leases, of names.
 
 -- Who may read what is found here is asked of the catalogs alone, so anybody's fence_audit may call it.
-CREATE FUNCTION fence.state_findings(ours oid) RETURNS SETOF fence.audit_finding
+CREATE FUNCTION fence.state_findings(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
@@ -19,7 +19,7 @@ AS $state_findings$
     extension AS (
         SELECT e.oid, e.extnamespace, e.extowner
           FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
-         WHERE d.classid = 'pg_proc'::regclass AND d.objid = ours
+         WHERE d.classid = 'pg_proc'::regclass AND d.objid = (about->>'ours')::oid
            AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
 
     part AS (
@@ -34,7 +34,7 @@ AS $state_findings$
          WHERE c.relkind IN ('r', 'S', 'v')
         UNION ALL
         SELECT 'FUNCTION', f.oid::regprocedure::text, NULL,
-               f.pronamespace = p.extnamespace AND (f.oid = ours OR f.proargtypes[0] = 'regclass'::regtype),
+               f.pronamespace = p.extnamespace AND (f.oid = (about->>'ours')::oid OR f.proargtypes[0] = 'regclass'::regtype),
                f.proowner, coalesce(f.proacl, acldefault('f', f.proowner))
           FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
         UNION ALL
@@ -208,6 +208,14 @@ AS $state_findings$
          CROSS JOIN aclexplode(x.acl) AS a
          WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
 
+    spent AS (
+        SELECT 0, 1, s.rel, 'notice',
+               format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
+                   'and the numbers up to there are spent; tokens go on from here, and none is handed out twice',
+                   about->>'far_ahead'), NULL
+          FROM state s
+         WHERE s.relname = 'token_seq' AND about->>'far_ahead' IS NOT NULL),
+
     finding AS (
         SELECT * FROM altered
         UNION ALL SELECT * FROM invalid_index
@@ -219,43 +227,51 @@ AS $state_findings$
         UNION ALL SELECT * FROM another_owner
         UNION ALL SELECT * FROM renamed_schema
         UNION ALL SELECT * FROM silent_trigger
-        UNION ALL SELECT * FROM public_privilege)
-    SELECT f.rel, f.severity, f.finding, f.remedy FROM finding f ORDER BY f.step, f.n
+        UNION ALL SELECT * FROM public_privilege
+        UNION ALL SELECT * FROM spent)
+    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('step', CASE f.step WHEN 0 THEN 40 ELSE f.step + 50 END))
+      FROM finding f
 $state_findings$;
 
-COMMENT ON FUNCTION fence.state_findings(oid) IS
-'the rows of fence_audit on the state of pg_fence itself; called by that alone';
+COMMENT ON FUNCTION fence.state_findings(jsonb) IS
+'findings on the state of pg_fence itself; called by fence_audit alone';
 
 
 -- Its body keeps the view by oid, and is called by oid.
-CREATE FUNCTION fence.lease_findings() RETURNS SETOF fence.audit_finding LANGUAGE sql STABLE PARALLEL UNSAFE
+CREATE FUNCTION fence.lease_findings() RETURNS jsonb LANGUAGE sql STABLE PARALLEL UNSAFE
 BEGIN ATOMIC
-    SELECT DISTINCT 'fence.lease'::pg_catalog.regclass, 'notice', x.finding, x.remedy
-      FROM fence.leases l
-      JOIN pg_catalog.pg_extension e ON e.extname OPERATOR(pg_catalog.=) 'pg_fence'
-     CROSS JOIN LATERAL (VALUES
-        (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) l.role),
-         pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
-             'its holder can neither renew nor release it', l.name, l.role),
-         pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name)),
-        -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
-        (l.renewed_at OPERATOR(pg_catalog.>)
-             (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'),
-         pg_catalog.format('lease "%s" has more time left than its ttl: '
-             'the clock stood ahead when it was granted or renewed', l.name),
-         pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name))
-     ) AS x (applies, finding, remedy)
-     WHERE (l.state OPERATOR(pg_catalog.=) 'held' OR l.state OPERATOR(pg_catalog.=) 'uncommitted') AND x.applies
-     ORDER BY 3;
+    WITH found AS (
+        SELECT DISTINCT x.finding, x.remedy
+          FROM fence.leases l
+          JOIN pg_catalog.pg_extension e ON e.extname OPERATOR(pg_catalog.=) 'pg_fence'
+         CROSS JOIN LATERAL (VALUES
+            (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) l.role),
+             pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
+                 'its holder can neither renew nor release it', l.name, l.role),
+             pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name)),
+            -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
+            (l.renewed_at OPERATOR(pg_catalog.>)
+                 (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'),
+             pg_catalog.format('lease "%s" has more time left than its ttl: '
+                 'the clock stood ahead when it was granted or renewed', l.name),
+             pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name))
+         ) AS x (applies, finding, remedy)
+         WHERE (l.state OPERATOR(pg_catalog.=) 'held' OR l.state OPERATOR(pg_catalog.=) 'uncommitted') AND x.applies),
+
+    finding AS (
+        SELECT 41 AS step, pg_catalog.row_number() OVER (ORDER BY f.finding) AS n,
+               'fence.lease'::pg_catalog.regclass::pg_catalog.oid AS rel, 'notice' AS severity, f.finding, f.remedy
+          FROM found f)
+    SELECT pg_catalog.jsonb_agg(f) FROM finding f;
 END;
 
 COMMENT ON FUNCTION fence.lease_findings() IS
-'the rows of fence_audit on leases that are live; called by that alone';
+'findings on leases that are live; called by fence_audit alone';
 
 
 -- Called where the caller may read fence.role_prefix. Its body keeps that table by oid, and is called by oid.
 CREATE FUNCTION fence.name_findings(triggers fence.trigger_arguments[], leases fence.lease_template[])
-RETURNS SETOF fence.audit_finding LANGUAGE sql STABLE PARALLEL UNSAFE
+RETURNS jsonb LANGUAGE sql STABLE PARALLEL UNSAFE
 BEGIN ATOMIC
     WITH home (name) AS (
         SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension e
@@ -302,8 +318,10 @@ BEGIN ATOMIC
                    h.name, pg_catalog.quote_ident(k.role), h.name, pg_catalog.quote_ident(k.role), 'monitor')
           FROM taker k CROSS JOIN home h
          WHERE pg_catalog.pg_has_role(k.oid, 'pg_monitor'::pg_catalog.name, 'USAGE'))
-    SELECT f.rel, 'notice', f.finding, f.remedy FROM finding f ORDER BY f.step, f.rel::pg_catalog.text, f.finding;
+    SELECT pg_catalog.jsonb_agg(f)
+      FROM (SELECT 80 AS step, pg_catalog.row_number() OVER (ORDER BY o.step, o.rel::pg_catalog.text, o.finding) AS n,
+                   o.rel::pg_catalog.oid, 'notice' AS severity, o.finding, o.remedy FROM finding o) AS f;
 END;
 
 COMMENT ON FUNCTION fence.name_findings(fence.trigger_arguments[], fence.lease_template[]) IS
-'the rows of fence_audit on who may take which names; called by that alone';
+'findings on who may take which names; called by fence_audit alone';

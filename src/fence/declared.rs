@@ -4,7 +4,8 @@
 use crate::errors::{self, Refusal};
 use crate::leases::adopt;
 use crate::pg::call::args::{text_datum, Answer, Args};
-use crate::pg::call::composite::{self, row_array, text_array, type_array, RowAnswer};
+use crate::pg::call::composite::{row_array, text_array, type_array};
+use crate::pg::call::json;
 use crate::pg::call::state_function::{self, StateFunction};
 use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::trigger::PLACEHOLDER_TYPES;
@@ -15,23 +16,26 @@ use crate::tokens;
 use pg_fence_rules::moves;
 use pg_fence_rules::template::{self, Piece, TEMPLATE_MAX};
 use pg_fence_rules::trigger_arguments::TriggerArguments;
-use pg_fence_rules::{Token, NAME_MAX};
+use pg_fence_rules::{Instant, Token, NAME_MAX};
 use pgrx::pg_sys::{Datum, Oid};
-use std::collections::BTreeSet;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::CStr;
 
 /// The comment that `fence_protect` puts on the fence column: by it the column is known again when somebody has renamed
 /// it.
 const FENCE_COLUMN_COMMENT: &str = "fencing token of the latest write (pg_fence)";
 
-/// How many arguments `fence.protect_table` has: those of `fence_protect`, then what is told here.
-const PROTECT: usize = 7;
-/// As `PROTECT`, of `fence.audit_tables`.
-const AUDIT: usize = 1;
+/// The parts of the audit of tables.
+const AUDIT: [&CStr; 5] =
+    [c"audit_tables", c"audit_triggers", c"audit_rights", c"audit_fences", c"audit_heights"];
 
 /// `fence_protect(relation, fence_column, mode, lease, events, verify, always)`. Once to see what is to be done and to
 /// lock the table for it, and once to do it: what was seen before the lock may have changed while waiting for it.
 pub fn protect(args: Args) -> Result<Answer, Refusal> {
-    let function = StateFunction::find(c"protect_table", PROTECT + Declared::ARGUMENTS + 1)?;
+    /// How many arguments the call has.
+    const OWN: usize = 7;
+    let function = StateFunction::find(c"protect_table", OWN + 6)?;
     let fenced = state_function::fenced()?;
     let lease = args.text(3, TEMPLATE_MAX).map_err(|_| errors::long_template())?;
     check_table(args, "fence_protect", fenced)?;
@@ -39,9 +43,15 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
         // To tell of tables that share its leases, those of all tables are asked for.
         let table = args.oid(0).filter(|_| !is_locked);
         let triggers = trigger_catalog::triggers_calling(fenced, table);
-        let declared = Declared { fenced, triggers, asked: lease.clone() };
-        function
-            .call(args, &declared.arguments(&function, args, PROTECT, &[Some(is_locked.into())]));
+        let declared = Declared { triggers, asked: lease.clone() };
+        let mut arguments: Vec<Option<Datum>> = (0..OWN).map(|n| args.datum(n)).collect();
+        let triggers = declared.triggers(function.argument_type(OWN + 1));
+        let leases = declared.leases(function.argument_type(OWN + 2));
+        let comment = text_datum(FENCE_COLUMN_COMMENT.as_bytes());
+        let types = type_array(&PLACEHOLDER_TYPES);
+        arguments
+            .extend([fenced.into(), triggers, leases, types, comment, is_locked.into()].map(Some));
+        function.call(args, &arguments);
     }
     Ok(Answer::Null)
 }
@@ -63,116 +73,87 @@ fn check_table(args: Args, function: &str, fenced: Oid) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// `fence_audit(relation)`: a row for each way around the fence of that table, or of all.
+/// `fence_audit(relation)`: a row for each way around the fence of that table, or of all. (`sql/4_audit.sql` says which part
+/// is told what.)
 pub fn audit(args: Args) -> Result<Answer, Refusal> {
-    let function = StateFunction::find(c"audit_tables", AUDIT + Declared::ARGUMENTS + 3)?;
     let fenced = state_function::fenced()?;
     if args.oid(0).is_some() {
         check_table(args, "fence_audit", fenced)?;
     }
     // Parents and children of the table count as well.
-    let triggers = trigger_catalog::triggers_calling(fenced, None);
-    let declared = Declared { fenced, triggers, asked: None };
-    let mut last = tokens::last()?;
-    let drawn = last.map(|last| last.bigint().into());
-    let far_ahead = last.and_then(|last| moves::far_ahead(last, clock::now()));
-    let far_ahead = far_ahead.map(|then| then.micros().into());
-    let adopts = Some(adopt::is_used_here().into());
-    let arguments = declared.arguments(&function, args, AUDIT, &[drawn, far_ahead, adopts]);
-    let answer = RowAnswer::begin(args);
-    function.each_row(args, &arguments, |row| {
-        let [relation, severity, finding, remedy, tables, columns, jump] = row;
-        if finding.is_some() {
-            answer.put([relation, severity, finding, remedy]);
-            return Ok(());
-        }
-        let (Some(tables), Some(columns)) = (tables, columns) else {
-            // The function keeps the view of the leases by oid.
-            return add_findings(args, &answer, &StateFunction::find(c"lease_findings", 0)?, &[]);
-        };
-        let (tables, columns) =
-            (composite::read_oid_array(tables), composite::read_int4_array(columns));
-        let Some(highest) = highest(&tables, &columns).filter(|highest| Some(*highest) > last)
-        else {
-            return Ok(());
-        };
-        // What was drawn and written since the audit began is not ahead.
-        last = tokens::last()?;
-        let Some(last) = last.filter(|last| highest > *last) else { return Ok(()) };
-        // Without one, a subscription brings the rows.
-        let whose = if jump.is_some() {
-            ""
-        } else {
-            " (the publisher's: all is well, until this server takes over; then call fence_new_epoch())"
-        };
-        let text = format!(
-            "rows hold fences up to {highest}, above the last token drawn here, {last}{whose}"
-        );
-        let in_reach = moves::target(last, clock::now()).is_some_and(|target| highest <= target);
-        let remedy = jump.filter(|_| in_reach).or(remedy);
-        answer.put([relation, severity, Some(text_datum(text.as_bytes())), remedy]);
+    let declared =
+        Declared { triggers: trigger_catalog::triggers_calling(fenced, None), asked: None };
+    let members = StateFunction::find(c"audit_members", 2)?;
+    let spots = StateFunction::find(c"audit_spots", 2)?;
+    let triggers = declared.triggers(members.argument_type(1));
+    let leases = declared.leases(spots.argument_type(1));
+    let mut about = json::datum(&json!({
+        "relation": args.oid(0).map(Oid::to_u32),
+        "ours": fenced.to_u32(),
+        "placeholder_types": PLACEHOLDER_TYPES.map(Oid::to_u32),
+        "column_comment": FENCE_COLUMN_COMMENT,
+        "adopts": adopt::is_used_here(),
+    }));
+    about = members.call(args, &[Some(about), Some(triggers)]).unwrap_or(about);
+    about = spots.call(args, &[Some(about), Some(leases)]).unwrap_or(about);
+    let rules = StateFunction::find(c"audit_rules", 1)?;
+    about = rules.call(args, &[Some(about)]).unwrap_or(about);
+    about = with_tokens(about)?;
+    let mut findings = json::datum(&json!([]));
+    let mut add = |name: &CStr, arguments: &[Datum]| -> Result<(), Refusal> {
+        let arguments: Vec<_> = arguments.iter().copied().map(Some).collect();
+        let found = StateFunction::find(name, arguments.len())?.call(args, &arguments);
+        findings = found.map_or(findings, |found| json::merged(findings, found));
         Ok(())
-    })?;
+    };
+    AUDIT.iter().try_for_each(|part| add(part, &[about]))?;
     if args.oid(0).is_none() {
-        add_findings_beside_tables(args, &answer, &declared, fenced)?;
+        add(c"state_findings", &[about])?;
+        if json::field(about, "drawn").is_some() && json::is_true(about, "reads_leases") {
+            add(c"lease_findings", &[])?;
+        }
+        if role_prefix::may_be_read()? {
+            add(c"name_findings", &[triggers, leases])?;
+        }
     }
+    let answer = StateFunction::find(c"audit_answer", 2)?;
+    answer.answer(args, &[Some(about), Some(findings)]);
     Ok(Answer::Null)
 }
 
-/// Adds what is found in the state, and in the names of leases.
-fn add_findings_beside_tables(
-    args: Args,
-    answer: &RowAnswer,
-    declared: &Declared,
-    fenced: Oid,
-) -> Result<(), Refusal> {
-    let about_state = StateFunction::find(c"state_findings", 1)?;
-    add_findings(args, answer, &about_state, &[Some(fenced.into())])?;
-    if !role_prefix::may_be_read()? {
-        return Ok(());
-    }
-    let about_names = StateFunction::find(c"name_findings", 2)?;
-    let triggers = declared.triggers(about_names.argument_type(0));
-    let leases = declared.leases(about_names.argument_type(1));
-    add_findings(args, answer, &about_names, &[Some(triggers), Some(leases)])
+/// What is known, with the highest fences and the last token.
+fn with_tokens(about: Datum) -> Result<Datum, Refusal> {
+    let heights = heights(about);
+    // What was drawn and written since the audit began is not ahead. It is for those who may use leases.
+    let drawn = if json::is_true(about, "uses_leases") { tokens::last()? } else { None };
+    let (now, date) = (clock::now(), |at: Instant| at.iso()[..10].to_owned());
+    let more = json!({
+        "heights": heights,
+        "drawn": drawn.map(Token::bigint),
+        "reach": drawn.and_then(|last| moves::target(last, now)).map(Token::bigint),
+        "far_ahead": drawn.and_then(|last| moves::far_ahead(last, now)).map(date),
+    });
+    Ok(json::merged(about, json::datum(&more)))
 }
 
-/// Adds what the function finds.
-fn add_findings(
-    args: Args,
-    answer: &RowAnswer,
-    function: &StateFunction,
-    arguments: &[Option<Datum>],
-) -> Result<(), Refusal> {
-    function.each_row(args, arguments, |row: [Option<Datum>; 4]| {
-        answer.put(row);
-        Ok(())
-    })
-}
-
-/// The highest fence in the tables, each with the number of its fence column.
-fn highest(tables: &[Oid], columns: &[i32]) -> Option<Token> {
-    let column = |n: i32| i16::try_from(n).ok();
-    let fences = tables.iter().zip(columns);
-    fences
-        .filter_map(|(table, n)| column::max_value(*table, column(*n)?))
-        .max()
-        .map(Token::from_bigint)
+/// The highest fence in each table that is to be read, and that the caller may read.
+fn heights(about: Datum) -> BTreeMap<String, i64> {
+    let columns = json::field(about, "to_be_read").unwrap_or_default();
+    let columns: Vec<(u32, i16)> = serde_json::from_str(&columns).unwrap_or_default();
+    let highest = |(table, column): (u32, i16)| {
+        Some((table.to_string(), column::max_value(Oid::from(table), column)?))
+    };
+    columns.into_iter().filter_map(highest).collect()
 }
 
 /// What the triggers of tables say.
 struct Declared {
-    /// The trigger function that they call.
-    fenced: Oid,
     triggers: Vec<Trigger>,
     /// A template of leases that a call asks for.
     asked: Option<Vec<u8>>,
 }
 
 impl Declared {
-    /// How many arguments it makes.
-    const ARGUMENTS: usize = 5;
-
     /// As an array of `fence.trigger_arguments`.
     fn triggers(&self, array_type: Oid) -> Datum {
         let rows = self.triggers.iter().map(|trigger| {
@@ -215,24 +196,6 @@ impl Declared {
             ]
         });
         row_array(array_type, rows)
-    }
-
-    /// The arguments of the function: the first ones of the call that is served, what the triggers say, and more.
-    fn arguments(
-        &self,
-        function: &StateFunction,
-        args: Args,
-        own: usize,
-        more: &[Option<Datum>],
-    ) -> Vec<Option<Datum>> {
-        let mut arguments: Vec<Option<Datum>> = (0..own).map(|n| args.datum(n)).collect();
-        let triggers = self.triggers(function.argument_type(own + 1));
-        let leases = self.leases(function.argument_type(own + 2));
-        let types = type_array(&PLACEHOLDER_TYPES);
-        let comment = text_datum(FENCE_COLUMN_COMMENT.as_bytes());
-        arguments.extend([self.fenced.into(), triggers, leases, types, comment].map(Some));
-        arguments.extend(more);
-        arguments
     }
 }
 

@@ -18,6 +18,7 @@ pub mod call {
     pub mod composite;
     pub mod entry;
     pub mod evaluation;
+    pub mod json;
     pub mod raise;
     pub mod rust_memory;
     pub mod state_function;

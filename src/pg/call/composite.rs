@@ -1,6 +1,6 @@
 //! Values made of several.
 
-use crate::pg::call::args::{array, read_array, text_datum, Answer, Args, Elements, TEXTS};
+use crate::pg::call::args::{array, text_datum, Answer, Args, Elements, TEXTS};
 use crate::pg::compat;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -130,16 +130,4 @@ pub fn row_array<const N: usize>(
             .collect();
         array(values, Elements(row_type, -1, false, b'd'))
     }
-}
-
-/// The oids of a regclass[] that a function of ours returns.
-pub fn read_oid_array(datum: pg_sys::Datum) -> Vec<pg_sys::Oid> {
-    // SAFETY: the SQL declares it so.
-    unsafe { read_array(datum) }
-}
-
-/// The numbers of an integer[] that a function of ours returns.
-pub fn read_int4_array(datum: pg_sys::Datum) -> Vec<i32> {
-    // SAFETY: the SQL declares it so.
-    unsafe { read_array(datum) }
 }

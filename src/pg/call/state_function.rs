@@ -40,61 +40,17 @@ impl StateFunction {
         self.argument_types[n]
     }
 
-    /// Calls it for what it does: it returns void. Its errors reach the client as they are.
-    pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) {
+    /// Calls it; None for NULL. Its errors reach the client as they are.
+    pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) -> Option<pg_sys::Datum> {
         // SAFETY: a function that is not asked for rows needs no place for them.
-        unsafe { self.run(outer, arguments, std::ptr::null_mut()) };
+        unsafe { self.run(outer, arguments, std::ptr::null_mut()) }
     }
 
-    /// Calls it, and shows each row of what it returns, a set of rows of so many columns. The values live until the next
-    /// row is shown. `outer`, the call that is served, returns a set, too.
-    pub fn each_row<const N: usize>(
-        &self,
-        outer: Args,
-        arguments: &[Option<pg_sys::Datum>],
-        mut show: impl FnMut([Option<pg_sys::Datum>; N]) -> Result<(), Refusal>,
-    ) -> Result<(), Refusal> {
-        use pg_sys::SetFunctionReturnMode as Mode;
-        // SAFETY: the result is asked for as ExecMakeTableFunctionResult does it, in the context of the outer call, which
-        // returns a set: so it has one. Who is to prefer it puts all rows into a tuplestore, and describes them.
-        unsafe {
-            let outer_rows = (*outer.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
-            let row_type = pg_sys::get_func_rettype(self.oid);
-            let mut rows = pg_sys::ReturnSetInfo {
-                type_: pg_sys::NodeTag::T_ReturnSetInfo,
-                econtext: (*outer_rows).econtext,
-                expectedDesc: pg_sys::lookup_rowtype_tupdesc_copy(row_type, -1),
-                allowedModes: (Mode::SFRM_ValuePerCall
-                    | Mode::SFRM_Materialize
-                    | Mode::SFRM_Materialize_Preferred) as i32,
-                returnMode: Mode::SFRM_ValuePerCall,
-                isDone: pg_sys::ExprDoneCond::ExprSingleResult,
-                setResult: std::ptr::null_mut(),
-                setDesc: std::ptr::null_mut(),
-            };
-            self.run(outer, arguments, std::ptr::addr_of_mut!(rows).cast());
-            if rows.setResult.is_null() {
-                return Ok(());
-            }
-            assert!(rows.returnMode == Mode::SFRM_Materialize);
-            assert_eq!((*rows.setDesc).natts as usize, N);
-            let slot = pg_sys::MakeSingleTupleTableSlot(
-                rows.setDesc,
-                std::ptr::addr_of!(pg_sys::TTSOpsMinimalTuple),
-            );
-            let mut outcome = Ok(());
-            while outcome.is_ok()
-                && pg_sys::tuplestore_gettupleslot(rows.setResult, true, false, slot)
-            {
-                pg_sys::slot_getsomeattrs_int(slot, N as i32);
-                outcome = show(std::array::from_fn(|n| {
-                    (!*(*slot).tts_isnull.add(n)).then(|| *(*slot).tts_values.add(n))
-                }));
-            }
-            pg_sys::ExecDropSingleTupleTableSlot(slot);
-            pg_sys::tuplestore_end(rows.setResult);
-            outcome
-        }
+    /// Lets it give the rows of the call that is served: both return sets of the same rows, this one in PL/pgSQL, which puts
+    /// all of them into the place for them.
+    pub fn answer(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) {
+        // SAFETY: the place is what a function of this kind takes.
+        unsafe { self.run(outer, arguments, (*outer.raw()).resultinfo) };
     }
 
     /// # Safety
@@ -104,7 +60,7 @@ impl StateFunction {
         outer: Args,
         arguments: &[Option<pg_sys::Datum>],
         result: *mut pg_sys::Node,
-    ) {
+    ) -> Option<pg_sys::Datum> {
         assert_eq!(arguments.len(), self.argument_types.len());
         // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it,
         // with room for all arguments; what the function looks up is kept in memory that outlives the call.
@@ -124,9 +80,9 @@ impl StateFunction {
                 (*argument).isnull = value.is_none();
                 (*argument).value = value.unwrap_or(pg_sys::Datum::from(0));
             }
-            if let Some(run) = function.fn_addr {
-                compat::guarded(|| run(call));
-            }
+            let run = function.fn_addr?;
+            let answer = compat::guarded(|| run(call));
+            (!(*call).isnull).then_some(answer)
         }
     }
 }

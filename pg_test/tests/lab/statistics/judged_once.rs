@@ -78,9 +78,8 @@ fn what_is_offered_and_then_updated_is_judged_twice(lab: &Lab) -> Result<()> {
     counted(&mut session)?;
     session.run(&upsert)?;
     expect(&mut session, "some there", "guards 1, writes_checked 6")?;
-    session.run(
-        &upsert.replace("DO UPDATE SET v = t.v + 1, fence = EXCLUDED.fence", "DO NOTHING"),
-    )?;
+    session
+        .run(&upsert.replace("DO UPDATE SET v = t.v + 1, fence = EXCLUDED.fence", "DO NOTHING"))?;
     expect(&mut session, "nothing done", "guards 1, writes_checked 4")
 }
 
