@@ -1,234 +1,112 @@
 /**
  * The laboratory's worker in TypeScript: does what it reads, a JSON object a line, and says what became of it.
  *
- * What it is told and what it says is the same for the clients of all languages, and written down in
- * clients/README.md. `--plant` builds in a known fault, which the laboratory must catch; `--driver` is `pg` or
- * `postgres`.
+ * What it is told and what it says is the same for the clients of all languages, and written down in clients/new-language.md.
+ * `--driver` is `pg` or `postgres`. `--plant` builds in a known fault, which the laboratory must catch.
  */
+import { createHook } from "node:async_hooks";
 import { createInterface } from "node:readline";
 import { setTimeout as sleep } from "node:timers/promises";
+import pg from "pg";
+import postgres from "postgres";
 
-import { Adopted } from "../dist/adopted.js";
-import { now } from "../dist/clock.js";
-import { valueOf, type Driver } from "../dist/connection.js";
-import {
-  CannotBeFenced, classify, LeaseLost, NeverIssued, NoToken, NotSpeaking, StaleToken, TransactionLost,
-} from "../dist/index.js";
-import { Fence } from "../dist/fence.js";
-import type { Holding } from "../dist/holding.js";
-import { Keeper, type Kept } from "../dist/keeper.js";
-import { Lease } from "../dist/lease.js";
+import * as pgFence from "../dist/index.js";
+import { Fence as PgFence } from "../dist/pg.js";
+import { Fence as PostgresFence } from "../dist/postgres.js";
 
 type Order = Record<string, any>;
-type Work = (tx: unknown) => Promise<void>;
-/** What the work runs its statements by. */
-type Run = (sql: string) => Promise<unknown>;
+/** The columns of rows, as the server writes them. */
+type Rows = (string | null)[][];
+
+const argument = (name: string) => (process.argv.includes(name) ? process.argv[process.argv.indexOf(name) + 1] : undefined);
+const PLANT = argument("--plant");
+const ON_PG = (argument("--driver") ?? "pg") === "pg";
+const FAULTS = ["deadline-from-answer", "error-is-loss", "one-lost-loses-all", "one-lock-stops-all", "renew-in-work"];
+if (PLANT !== undefined && !FAULTS.includes(PLANT)) throw new Error(`there is no fault called ${PLANT}`);
+
+// Timers and sockets, also those that do not keep the process alive.
+const alive = new Set<number>();
+createHook({
+  init: (id, type) => void (/^(Timeout|TCPWRAP|TCPCONNECTWRAP)$/.test(type) && alive.add(id)),
+  destroy: (id) => void alive.delete(id),
+}).enable();
 
 function say(event: string, more: object = {}): void {
   process.stdout.write(`${JSON.stringify({ event, at: Date.now(), ...more })}\n`);
 }
 
-const KINDS = new Map<unknown, string>([
-  [StaleToken, "stale"],
-  [NoToken, "no-token"],
-  [NeverIssued, "never-issued"],
-  [NotSpeaking, "not-speaking"],
-  [CannotBeFenced, "cannot-be-fenced"],
-  [LeaseLost, "lost"],
-  [TransactionLost, "transaction-lost"],
-]);
+/** An error of the work's own. */
+class Work extends Error {}
 
-function tellLoss(lease: Lease<any, any>): void {
-  lease.signal.addEventListener("abort", () => {
-    if (lease.loss !== undefined) {
-      say("lost", { name: lease.names[0], reason: lease.loss.reason });
-    }
-  });
+function refused(error: any): void {
+  const sqlstate = error?.sqlstate ?? (/^[0-9A-Z]{5}$/.test(error?.code) ? error.code : undefined);
+  const kinds: [new (...of: any[]) => Error, string][] = [
+    [pgFence.TransactionLost, error?.inDoubt ? "in-doubt" : "transaction-lost"], [pgFence.LeaseTaken, "taken"],
+    [pgFence.LeaseLost, "lost"], [pgFence.NotInstalled, "not-installed"], [pgFence.NotGranted, "not-granted"],
+    [pgFence.Refused, "refused"], [pgFence.FenceError, "no-answer"], [TypeError, "type"],
+  ];
+  const kind = error?.name === "TimeoutError" ? "deadline" : kinds.find(([type]) => error instanceof type)?.[1];
+  say("refused", { error: kind ?? (sqlstate ? "refused" : "other"), sqlstate, message: String(error) });
 }
 
-function refused(error: unknown): void {
-  const told = classify(error);
-  const sqlstate = told?.sqlstate ?? (error as { code?: string }).code;
-  say("refused", { error: KINDS.get(told?.constructor) ?? "other", sqlstate, message: String(error) });
+/** Rejects as soon as the caller's own deadline has passed. */
+async function within<T>(ms: number | undefined, work: PromiseLike<T>): Promise<T> {
+  if (ms === undefined) return work;
+  const signal = AbortSignal.timeout(ms);
+  return Promise.race([work, new Promise<never>((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
 }
 
-/** A keeper that says when the lease of `acquire` or `lead` was renewed, and that can be starved. */
-class ObservedKeeper extends Keeper<any, any> {
-  isStarved = false;
+const heartbeat = { isStarved: false, isBroken: false };
+/** Runs a statement on the connection of the transaction that is open, if one is. */
+let inWork: ((text: string, values: any[]) => Promise<Rows>) | undefined;
 
-  protected override countsFrom(kept: Kept, before: number, token: number): void {
-    super.countsFrom(kept, before, token);
-    if (worker.lease instanceof Lease && worker.lease.token === kept.token) {
-      say("renewed", { token, deadline: untilOf(worker.lease) });
-    }
+/** What `lease_keep` does can be made to fail, or its answers changed. */
+async function kept(text: string, values: any[], run: () => PromiseLike<Rows>): Promise<Rows> {
+  if (heartbeat.isStarved) throw Object.assign(new Error("starved"), { code: "57014" });
+  if (heartbeat.isBroken) {
+    heartbeat.isBroken = false;
+    throw "broken";
   }
-
-  protected override async beat(due: readonly Kept[]): Promise<void> {
-    while (this.isStarved && due.some((kept) => this.has(kept) && !kept.isEnding)) {
-      await sleep(20);
-    }
-    return this.isStarved ? undefined : super.beat(due);
+  const begun = performance.now();
+  const all = (outcome: string, rows: { length: number }) => Array.from({ length: rows.length }, () => [outcome, null, null]);
+  let rows: Rows;
+  try {
+    rows = PLANT === "renew-in-work" && inWork ? await inWork(text, values) : await run();
+  } catch (error) {
+    if (PLANT !== "error-is-loss") throw error;
+    return all("lost", String(values[0]).split(","));
   }
+  const outcomes = rows.map(([outcome]) => outcome);
+  if (PLANT === "deadline-from-answer") {
+    const took = (performance.now() - begun) / 1000;
+    return rows.map(([outcome = null, left = null, again = null]) => [outcome, left && String(Number(left) + took), again]);
+  }
+  if (PLANT === "one-lost-loses-all" && outcomes.includes("lost")) return all("lost", rows);
+  if (PLANT === "one-lock-stops-all" && outcomes.includes("later")) return all("later", rows);
+  return rows;
 }
 
-class DeadlineFromAnswer extends ObservedKeeper {
-  protected override countsFrom(kept: Kept, _: number, token: number): void {
-    super.countsFrom(kept, now(), token);
-  }
-}
-
-/** A renewal that failed is a loss, and so is the end of the connection, which shows before the next renewal. */
-class ErrorIsLoss extends ObservedKeeper {
-  readonly #all: Kept[] = [];
-
-  constructor(driver: Driver<any, any>, schema: string) {
-    const connection = (onEnd: () => void) => driver.connection(() => (onEnd(), this.#loseAll()));
-    super({ ...driver, connection }, schema);
-  }
-
-  override add(kept: Kept): void {
-    super.add(kept);
-    this.#all.push(kept);
-  }
-
-  #loseAll(): void {
-    this.#all.forEach((kept) => this.lose(kept, "denied"));
-  }
-
-  protected override async askToRenew(batch: readonly Kept[]): Promise<ReadonlyMap<number, number | null>> {
-    try {
-      return await super.askToRenew(batch);
-    } catch (error) {
-      batch.forEach((kept) => this.lose(kept, "denied", error));
-      throw error;
-    }
-  }
-}
-
-class RenewInWork extends ObservedKeeper {
-  protected override async askToRenew(batch: readonly Kept[]): Promise<ReadonlyMap<number, number | null>> {
-    const [kept] = batch;
-    if (worker.run === undefined || kept === undefined) {
-      return super.askToRenew(batch);
-    }
-    const renewed = await worker.run(`SELECT lease_renew('${kept.names[0]}', ${kept.token})`);
-    return new Map([[kept.token, Number(valueOf(renewed))]]);
-  }
-}
-
-/** The deadline is looked at by the heartbeat only. */
-class HangHidesLoss extends ObservedKeeper {
-  protected override watch(): void {}
-}
-
-/** One that is gone is taken for all of them. */
-class OneNullLosesAll extends ObservedKeeper {
-  protected override async askToRenew(batch: readonly Kept[]): Promise<ReadonlyMap<number, number | null>> {
-    const tokens = await super.askToRenew(batch);
-    return [...tokens.values()].includes(null) ? new Map() : tokens;
-  }
-}
-
-/** A batch whose statement was refused is not divided. */
-class OneLockStopsAll extends ObservedKeeper {
-  protected override divide(batch: readonly Kept[]): readonly (readonly Kept[])[] {
-    return [batch];
-  }
-}
-
-/** Until when it is believed to be held, in milliseconds since 1970. */
-function untilOf(lease: Lease<any, any>): number {
-  const wall = Date.now();
-  return Math.floor(wall + lease.remainingMs);
-}
-
-/** A number is made known by the first transaction that is guarded with it. */
-class AdoptsLate extends Adopted<any, any> {
-  override async adopt(): Promise<boolean> {
-    return true;
-  }
-}
-
-/** A number is made known once, and never again. */
-class AdoptsOnce extends Adopted<any, any> {
-  override guardSql(): string {
-    return `lease_guard('${this.names[0]}', ${this.token})`;
-  }
-
-  override async mend(): Promise<boolean> {
-    return false;
-  }
-}
-
-const PLANTS: Record<string, typeof ObservedKeeper> = {
-  "deadline-from-answer": DeadlineFromAnswer,
-  "error-is-loss": ErrorIsLoss,
-  "renew-in-work": RenewInWork,
-  "hang-hides-loss": HangHidesLoss,
-  "one-null-loses-all": OneNullLosesAll,
-  "one-lock-stops-all": OneLockStopsAll,
-};
-
-/** What an adopted lease is with a fault. */
-const ADOPTED: Record<string, typeof AdoptsLate | typeof AdoptsOnce> = {
-  "adopts-late": AdoptsLate,
-  "adopts-once": AdoptsOnce,
-};
-
-const plant = argument("--plant") ?? "";
-if (plant !== "" && !(plant in PLANTS) && !(plant in ADOPTED)) {
-  throw new Error(`no such plant: ${plant}`);
-}
-
-class ObservedFence extends Fence<any, any> {
-  protected override makeKeeper(driver: Driver<any, any>, schema: string): ObservedKeeper {
-    keeper = new (PLANTS[plant] ?? ObservedKeeper)(driver, schema);
-    return keeper;
-  }
-
-  protected override makeAdopted(...of: ConstructorParameters<typeof Adopted>): Adopted<any, any> {
-    return new (ADOPTED[plant] ?? Adopted)(...of) as Adopted<any, any>;
-  }
-}
-
-/** Of the only fence. */
-let keeper: ObservedKeeper;
-
-/** What differs between the drivers for the work. */
+/** What differs between the drivers. */
 interface Side {
-  readonly driver: Driver<any, any>;
+  fence(onEvent: (event: pgFence.LeaseEvent) => void): PgFence | PostgresFence;
   /** Opens a connection, has something done with it, and closes it. */
-  with(work: (on: unknown) => Promise<void>): Promise<void>;
-  /** How a statement is run by what the work is given. */
-  by(tx: any): Run;
+  with(work: (on: any) => Promise<void>, options?: string): Promise<void>;
+  run(tx: any, text: string, values?: any[]): Promise<any>;
 }
 
-async function sideOf(driver: string, place: Order): Promise<Side> {
-  const { host, port, user, dbname, application } = place;
-  if (driver === "postgres") {
-    const { default: postgres } = await import("postgres");
-    const { driver } = await import("../dist/postgres.js");
-    const settings = { host, port, user, database: dbname, connection: { application_name: application } };
-    return {
-      driver: driver(settings),
-      async with(work) {
-        const sql = postgres({ ...settings, max: 1, onnotice() {} });
-        try {
-          await work(sql);
-        } finally {
-          await sql.end({ timeout: 0 });
-        }
-      },
-      by: (tx) => (sql) => tx.unsafe(sql),
-    };
-  }
-  const { default: pg } = await import("pg");
-  const { driver: onPg } = await import("../dist/pg.js");
+function onPg({ host, port, user, dbname, application }: Order): Side {
   const settings = { host, port, user, database: dbname, application_name: application };
+  const planted = async () => {
+    const client = await new pg.Client({ ...settings, connectionTimeoutMillis: 2000 }).connect();
+    const query = client.query.bind(client) as (of: any) => Promise<{ rows: Rows }>;
+    const by = async (of: any) =>
+      of.text.includes("lease_keep") ? { rows: await kept(of.text, of.values, async () => (await query(of)).rows) } : query(of);
+    return Object.assign(client, { query: by });
+  };
   return {
-    driver: onPg(settings),
-    async with(work) {
-      const client = new pg.Client(settings);
+    fence: (onEvent) => new PgFence(planted, { onEvent }),
+    async with(work, options) {
+      const client = new pg.Client({ ...settings, options });
       client.on("error", () => {});
       try {
         await client.connect();
@@ -237,280 +115,293 @@ async function sideOf(driver: string, place: Order): Promise<Side> {
         await client.end();
       }
     },
-    by: (tx) => (sql) => tx.query(sql),
+    run: (tx, text, values) => tx.query(text, values),
   };
 }
 
-function argument(name: string): string | undefined {
-  const at = process.argv.indexOf(name);
-  return at < 0 ? undefined : process.argv[at + 1];
+function onPostgres({ host, port, user, dbname, application }: Order): Side {
+  const settings = { host, port, user, database: dbname, max: 1, onnotice() {} };
+  const planted = () => {
+    const sql = postgres({ ...settings, prepare: false, fetch_types: false, connection: { application_name: application } });
+    const unsafe = sql.unsafe.bind(sql) as any;
+    const plain = (rows: (Buffer | null)[][]) => rows.map((row) => row.map((column) => column && String(column)));
+    const by = (text: string, values: any[], options: object) =>
+      text.includes("lease_keep")
+        ? { raw: () => kept(text, values, () => unsafe(text, values).raw().then(plain)) }
+        : unsafe(text, values, options);
+    return Object.assign(sql, { unsafe: by as any });
+  };
+  return {
+    fence: (onEvent) => new PostgresFence(planted, { onEvent }),
+    async with(work, options) {
+      const sql = postgres({ ...settings, connection: { application_name: application, ...(options ? { options } : {}) } });
+      try {
+        await work(sql);
+      } finally {
+        await sql.end({ timeout: 0 });
+      }
+    },
+    run: (tx, text, values) => tx.unsafe(text, values),
+  };
 }
 
 const lines = createInterface({ input: process.stdin })[Symbol.asyncIterator]();
 
-async function order(): Promise<Order | undefined> {
+async function next(): Promise<Order | undefined> {
   const { value, done } = await lines.next();
   return done ? undefined : JSON.parse(value);
 }
 
+/** In milliseconds since 1970. */
+function deadlineOf({ remaining }: { remaining: { milliseconds: number } }): number {
+  return Math.floor(Date.now() + remaining.milliseconds);
+}
+
+const UPDATE = "UPDATE work SET value = $1 WHERE id = 1";
 /** Orders within a transaction. */
-const WITHIN = new Set(["update", "sleep", "commit", "rollback"]);
+const WITHIN = ["update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on"];
 const ROLLBACK = new Error("rollback");
-const UPDATE = (value: string) => `UPDATE work SET value = '${value}' WHERE id = 1`;
 
 class Worker {
-  /** Of `acquire`, `resume`, `adopt` or `lead`. */
-  lease: Holding<any, any> | undefined;
+  lease: any;
   /** Of `hold` and `claim`. */
-  crowd: Lease<any, any>[] = [];
-  /** What is run in the transaction that is open. */
-  run: Run | undefined;
-  #side!: Side;
-  #fence!: ObservedFence;
-  #leading: Promise<void> | undefined;
-  #observing: Promise<void>[] = [];
-  #stop = new AbortController();
+  many: any[] = [];
+  crowd = new Set<string>();
+  side!: Side;
+  fence!: any;
+  leading: Promise<void> | undefined;
+  stopping = new AbortController();
+  how: string | undefined;
 
   async serve(): Promise<void> {
-    for (let next = await order(); next !== undefined; next = await order()) {
-      const { do: what, ...rest } = next;
+    for (let order = await next(); order !== undefined; order = await next()) {
+      const { do: what, ...rest } = order;
       try {
-        if (WITHIN.has(what)) {
-          throw new LeaseLost("released", ["its transaction has ended"]);
-        }
-        if (typeof (this as any)[what] !== "function") {
-          throw new Error("unknown order");
-        }
+        if (WITHIN.includes(what)) throw new pgFence.LeaseLost("released", ["its transaction has ended"]);
+        if (typeof (this as any)[what] !== "function") throw new Error("unknown order");
         await (this as any)[what](rest);
       } catch (error) {
         refused(error);
       }
     }
+    await this.fence.close();
   }
 
-  async connect(place: Order): Promise<void> {
-    this.#side = await sideOf(argument("--driver") ?? "pg", place);
-    this.#fence = new ObservedFence(this.#side.driver);
+  connect(place: Order): void {
+    this.side = ON_PG ? onPg(place) : onPostgres(place);
+    this.fence = this.side.fence(({ kind, names: [name], token, remaining, reason }) => {
+      if (kind === "lost") say("lost", { name, reason });
+      if (kind === "renewed" && !this.crowd.has(`${name}`)) say("renewed", { token, deadline: deadlineOf({ remaining }) });
+    });
+    process.once("SIGTERM", () => void this.fence.close().finally(() => process.exit(0)));
     say("connected");
   }
 
-  async acquire({ names, ttl_ms, wait_ms = 0, hold_at_most_ms, hold_at_least_ms, ...kind }: Order): Promise<void> {
-    await this.lease?.release();
+  async acquire({ names, ttl_ms, wait_ms = 0, within_ms, ...kind }: Order): Promise<void> {
+    await this.lease?.release?.();
     this.lease = undefined;
-    const lease = await this.#fence.lease(names, {
-      ttl: { milliseconds: ttl_ms },
-      wait: { milliseconds: wait_ms },
-      ...(hold_at_most_ms === undefined ? {} : { holdAtMost: { milliseconds: hold_at_most_ms } }),
-      ...(hold_at_least_ms === undefined ? {} : { holdAtLeast: { milliseconds: hold_at_least_ms } }),
-      ...kind,
-    });
-    if (lease === null) {
-      return say("taken");
+    const signal = within_ms === undefined ? undefined : AbortSignal.timeout(within_ms);
+    const spans = { ttl: { milliseconds: ttl_ms }, wait: { milliseconds: wait_ms } };
+    try {
+      this.lease = await this.fence.lease(names.length > 1 ? names : names[0], { ...spans, ...kind, signal });
+    } catch (error) {
+      if (error instanceof pgFence.LeaseTaken) return say("taken");
+      throw error;
     }
-    this.#acquired(lease);
-  }
-
-  #acquired(lease: Lease<any, any>): void {
-    this.lease = lease;
-    tellLoss(lease);
-    say("acquired", { token: lease.token, deadline: untilOf(lease) });
-  }
-
-  async resume({ name, token, ttl_ms }: Order): Promise<void> {
-    this.#acquired(await this.#fence.resume(name, token, { ttl: { milliseconds: ttl_ms } }));
-  }
-
-  async detach(): Promise<void> {
-    say("detached", { token: await this.#heldLease().detach() });
+    say("acquired", { token: this.lease.token, deadline: deadlineOf(this.lease) });
   }
 
   async hold({ names, ttl_ms }: Order): Promise<void> {
-    const ttl = { milliseconds: ttl_ms };
-    const leases = await Promise.all(names.map((name: string) => this.#fence.lease(name, { ttl })));
-    const held = leases.filter((lease) => lease !== null);
-    held.forEach(tellLoss);
-    this.crowd.push(...held);
-    if (held.length < leases.length) {
-      return say("taken");
+    names.forEach((name: string) => this.crowd.add(name));
+    const taken = await Promise.allSettled(names.map((name: string) => this.fence.lease(name, { ttl: { milliseconds: ttl_ms } })));
+    for (const one of taken) {
+      if (one.status === "rejected" && one.reason instanceof pgFence.LeaseTaken) return say("taken");
+      if (one.status === "rejected") throw one.reason;
+      this.many.push(one.value);
     }
     this.holding();
   }
 
   async claim({ names, n, ttl_ms }: Order): Promise<void> {
-    const query = "SELECT unnest($1::text[]) AS name";
-    const claimed = await this.#fence.claim(query, [names], n, { ttl: { milliseconds: ttl_ms } });
-    claimed.forEach(tellLoss);
-    this.crowd.push(...claimed);
-    say("claimed", { names: claimed.map(({ row }) => row?.["name"]) });
+    names.forEach((name: string) => this.crowd.add(name));
+    const claimed = await this.fence.claim(names, { n, ttl: { milliseconds: ttl_ms } });
+    this.many.push(...claimed);
+    say("claimed", { names: claimed.map((lease: any) => lease.names[0]) });
   }
 
   holding(): void {
-    say("holding", { count: this.crowd.filter(({ held }) => held).length });
+    say("holding", { count: this.many.filter(({ held }) => held).length });
   }
 
   async "release-all"(): Promise<void> {
-    await Promise.all(this.crowd.splice(0).map((lease) => lease.release()));
+    await Promise.all(this.many.splice(0).map((lease) => lease.release()));
     say("released");
   }
 
-  "guard-all"(): Promise<void> {
-    return this.#transaction("guarded", (on, work) => this.#fence.guard(this.crowd, on, work));
-  }
-
-  async observe({ name }: Order): Promise<void> {
-    this.#observing.push(this.#observe(name));
-    say("done");
-  }
-
-  async #observe(name: string): Promise<void> {
-    for await (const { holder, token } of this.#fence.observe(name, { signal: this.#stop.signal })) {
-      say("leader", { name, holder, token });
-    }
-  }
-
-  async adopt({ name, token, wait_ms = 0 }: Order): Promise<void> {
-    const adopted = await this.#fence.adopt(name, token, { wait: { milliseconds: wait_ms } });
-    if (adopted === null) {
-      return say("taken");
-    }
-    this.lease = adopted;
+  adopted({ name, token }: Order): void {
+    this.lease = this.fence.adopted(name, token);
     say("adopted", { token });
   }
 
-  #held(): Holding<any, any> {
-    if (this.lease === undefined) {
-      throw new LeaseLost("gone", ["job"]);
-    }
+  held(): any {
+    if (this.lease === undefined) throw new pgFence.LeaseLost("gone", ["job"]);
     return this.lease;
   }
 
-  #heldLease(): Lease<any, any> {
-    return this.#held() as Lease<any, any>;
-  }
-
   check(): void {
-    this.#heldLease().check();
+    this.held().check();
     say("held");
   }
 
-  async renew(): Promise<void> {
-    await this.#heldLease().renew();
-    say("done");
+  async release(): Promise<void> {
+    this.held().check();
+    await this.lease[Symbol.asyncDispose]();
+    say("released");
   }
 
-  guard(): Promise<void> {
-    const lease = this.#held();
-    return this.#transaction("guarded", (on, work) => lease.guard(on, work));
-  }
-
-  present(): Promise<void> {
-    const lease = this.#held();
-    return this.#transaction("presented", (on, work) => lease.present(on, work));
-  }
-
-  /** Until it reads `commit` or `rollback`, what it does is one transaction. */
-  async #transaction(begun: string, by: (on: unknown, work: Work) => Promise<void>): Promise<void> {
-    let last = "commit";
-    await this.#side.with(async (on) => {
-      const work = async (tx: unknown) => {
-        this.run = this.#side.by(tx);
-        say(begun);
-        last = await this.#steps(this.run);
-        if (last === "rollback") {
-          throw ROLLBACK;
-        }
-      };
-      await by(on, work)
-        .catch((error: unknown) => {
-          if (error !== ROLLBACK) {
-            throw error;
-          }
-        })
-        .finally(() => (this.run = undefined));
+  async write({ value, release = false, read_first = false }: Order): Promise<void> {
+    const lease = this.held();
+    await this.side.with(async (on) => {
+      if (read_first) await this.side.run(on, "SELECT 1");
+      await lease.guard(on, (tx: any) => this.side.run(tx, UPDATE, [value]), { release });
     });
-    say(last === "commit" ? "committed" : "rolled-back");
+    say("wrote");
   }
 
-  async #steps(run: Run): Promise<string> {
-    for (;;) {
-      const step = (await order()) ?? { do: "rollback" };
-      if (step.do === "update") {
-        await run(UPDATE(step.value));
-        say("updated");
-      } else if (step.do === "sleep") {
-        await run(`SELECT pg_sleep(${step.ms / 1000})`);
-        say("slept");
-      } else {
-        return step.do;
-      }
-    }
-  }
-
-  /** A whole transaction; with `release`, the last one. */
-  async write({ value, by = "guard", release = false }: Order): Promise<void> {
-    const lease = this.#held();
-    const work = async (tx: unknown) => void (await this.#side.by(tx)(UPDATE(value)));
-    await this.#side.with((on) => lease[by as "guard" | "present"](on, work, { release }));
+  async unfenced({ value }: Order): Promise<void> {
+    await this.side.with((on) => this.side.run(on, UPDATE, [value]));
     say("wrote");
   }
 
   async truncate(): Promise<void> {
-    const lease = this.#held();
-    const work = async (tx: unknown) => void (await this.#side.by(tx)("TRUNCATE work"));
-    await this.#side.with((on) => lease.guard(on, work));
+    await this.side.with((on) => this.held().guard(on, (tx: any) => this.side.run(tx, "TRUNCATE work")));
     say("wrote");
   }
 
-  /** A write that knows nothing of leases. */
-  async unfenced({ value }: Order): Promise<void> {
-    await this.#side.with(async (on) => void (await this.#side.by(on)(UPDATE(value))));
-    say("wrote");
+  async guard(): Promise<void> {
+    const lease = this.held();
+    await this.side.with((on) => this.transaction("guarded", (work) => lease.guard(on, work)));
+  }
+
+  async "guard-all"(): Promise<void> {
+    await this.side.with((on) => this.transaction("guarded", (work) => this.fence.guard(on, this.many, work)));
+  }
+
+  async present(): Promise<void> {
+    const begin = async (on: any, work: (tx: any) => Promise<void>) => {
+      if (!ON_PG) return on.begin(work);
+      await on.query("BEGIN");
+      await work(on);
+      await on.query("COMMIT");
+    };
+    await this.side.with((on) => this.transaction("presented", (work) => begin(on, work)), pgFence.options(this.held()));
+  }
+
+  /** Until it reads `commit` or `rollback`, what it does is one transaction. */
+  async transaction(begun: string, by: (work: (tx: any) => Promise<void>) => Promise<void>): Promise<void> {
+    try {
+      await by(async (tx) => {
+        inWork = async (text, values) => {
+          const rows = await this.side.run(tx, text, values);
+          return (rows.rows ?? rows).map((row: object) => Object.values(row));
+        };
+        say(begun);
+        await this.steps(tx).finally(() => (inWork = undefined));
+      });
+    } catch (error) {
+      if (error !== ROLLBACK) throw error;
+      return say("rolled-back");
+    }
+    say("committed");
+  }
+
+  async steps(tx: any): Promise<void> {
+    for (let step = await next(); step !== undefined; step = await next()) {
+      if (step["do"] === "commit") return;
+      if (step["do"] === "rollback") throw ROLLBACK;
+      if (step["do"] === "update") {
+        await this.side.run(tx, UPDATE, [step["value"]]);
+        say("updated");
+      } else if (step["do"] === "sleep") {
+        await within(step["within_ms"], this.side.run(tx, `SELECT pg_sleep(${step["ms"] / 1000})`));
+        say("slept");
+      } else if (step["do"] === "guard") {
+        await this.transaction("guarded", (work) => this.held().guard(tx, work));
+      } else if (step["do"] === "commit-itself") {
+        await this.side.run(tx, "COMMIT");
+        say("done");
+      } else if (step["do"] === "fail-and-go-on") {
+        await this.side.run(tx, "SELECT 1 / 0").catch(() => {});
+        say("done");
+      } else {
+        throw new Error(`unknown order: ${step["do"]}`);
+      }
+    }
   }
 
   starve(): void {
-    keeper.isStarved = true;
+    heartbeat.isStarved = true;
     say("done");
   }
 
-  async release(): Promise<void> {
-    const lease = this.#held();
-    await lease.release();
-    if (lease.loss !== undefined) {
-      lease.refuseIfOver();
-    }
-    say("released");
+  break(): void {
+    heartbeat.isBroken = true;
+    say("done");
   }
 
   lead({ name, ttl_ms }: Order): void {
-    const { signal } = (this.#stop = new AbortController());
-    const work = async (lease: Lease<any, any>, ends: AbortSignal) => {
+    const { signal: stop } = (this.stopping = new AbortController());
+    const work = async (lease: any) => {
       this.lease = lease;
-      tellLoss(lease);
-      say("leading", { token: lease.token, deadline: untilOf(lease) });
-      await new Promise((_, reject) => ends.addEventListener("abort", () => reject(ends.reason)));
+      say("leading", { token: lease.token, deadline: deadlineOf(lease) });
+      while (!stop.aborted) {
+        const how = this.how;
+        this.how = undefined;
+        if (how === "returns") return;
+        if (how === "fails") throw new Work();
+        if (how === "loses-connection") {
+          await this.side.with((on) => this.side.run(on, "SELECT pg_terminate_backend(pg_backend_pid())"));
+        }
+        await sleep(50, undefined, { signal: AbortSignal.any([lease.signal, stop]) }).catch(() => {});
+        lease.check();
+      }
     };
-    this.#leading = this.#fence.lead(name, work, { ttl: { milliseconds: ttl_ms }, signal }).then(
-      () => (signal.aborted ? undefined : say("stopped")),
-      (error) => say("stopped", { message: String(error) }),
+    this.leading = this.fence.lead(name, work, { stop, ttl: { milliseconds: ttl_ms } }).then(
+      () => say("stopped"),
+      (error: unknown) => (error instanceof Work ? say("stopped", { reason: "fails" }) : say("stopped", { reason: String(error) })),
     );
     say("done");
   }
 
+  work({ how }: Order): void {
+    this.how = how;
+    say("done");
+  }
+
+  stop(): void {
+    this.stopping.abort();
+    say("done");
+  }
+
+  async wrong({ what }: Order): Promise<void> {
+    const pasted = "false,1,false,false); CREATE TABLE pasted ()";
+    const wrong: Order = { name: 7, holder: 7, metadata: () => {}, ttl: 30, shared: pasted };
+    await this.fence.lease(what === "name" ? 7 : "job", what === "name" ? {} : { [what]: wrong[what] });
+    say("acquired");
+  }
+
   census(): void {
-    // Pipes are its own standard streams, which appear when they are first used.
-    const resources = process.getActiveResourcesInfo().filter((one) => one !== "PipeWrap").length;
-    // Those of the keeper do not keep the process alive, so that they are not among them.
-    say("census", { tasks: resources + (keeper.isIdle ? 0 : 1) });
+    say("census", { tasks: alive.size });
   }
 
   async close(): Promise<void> {
-    this.#stop.abort();
-    await Promise.all([this.#leading, ...this.#observing.splice(0)]);
-    await Promise.all([this.lease, ...this.crowd.splice(0)].map((lease) => lease?.release()));
-    this.lease = this.#leading = undefined;
+    this.stopping.abort();
+    await this.leading;
+    await this.fence.close();
+    this.lease = this.leading = undefined;
+    this.many = [];
     say("closed");
   }
 }
 
-const worker = new Worker();
-await worker.serve();
+await new Worker().serve();

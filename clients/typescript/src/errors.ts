@@ -1,179 +1,119 @@
-/** What belongs to an error beside its message. */
-export interface ErrorParts {
-  readonly sqlstate?: string | undefined;
-  /** The server's DETAIL: JSON. */
-  readonly detail?: unknown;
-  readonly hint?: unknown;
-  readonly cause?: unknown;
+/** Why a lease is over: see LeaseLost. */
+export type Reason = "deadline" | "gone" | "refused" | "session" | "keeper" | "released";
+export type Left = { readonly milliseconds: number };
+
+/** The base of all. By itself: the server has not answered in time, or the fence is closed. */
+export class FenceError extends Error {
+  constructor(message: string, cause?: unknown) {
+    super(message, cause === undefined ? undefined : { cause });
+    this.name = new.target.name;
+  }
 }
 
-/** Everything that pg_fence and its client refuse or tell. */
-export class FenceError extends Error {
-  readonly sqlstate: string | undefined;
-  /** What the server said beside: `presented`, `stored`, `lease`, `holder`… */
-  readonly detail: Readonly<Record<string, unknown>>;
-  readonly hint: string | undefined;
-  /** Whether it was the commit that failed: then the transaction may have landed all the same. */
+/** Somebody else has the lease: `holder`, for `remaining` at the most. Neither is there where it cannot be seen. */
+export class LeaseTaken extends FenceError {
+  constructor(readonly names: readonly string[], readonly holder?: string, readonly remaining?: Left) {
+    const left = remaining && `, for ${Math.ceil(remaining.milliseconds / 1000)} s at the most unless it is renewed`;
+    super(`the lease ${names.join(", ")} is taken${holder === undefined ? "" : ` by ${holder}`}${left ?? ""}`);
+  }
+}
+
+/** The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now. `reason`: it could not
+ * be renewed in time (`deadline`), the server says so (`gone`) or will never renew it (`refused`), the connection of a session
+ * lease has ended (`session`), what kept it has died (`keeper`), its holder has given it back (`released`). */
+export class LeaseLost extends FenceError {
+  /** It met a commit, which may have landed. */
   inDoubt = false;
 
-  constructor(message: string, parts: ErrorParts = {}) {
-    super(message, "cause" in parts ? { cause: parts.cause } : undefined);
-    this.name = new.target.name;
-    this.sqlstate = parts.sqlstate;
-    this.detail = objectIn(parts.detail);
-    this.hint = typeof parts.hint === "string" ? parts.hint : undefined;
+  constructor(readonly reason: Reason, readonly names: readonly string[], cause?: unknown) {
+    super(`the lease ${names.join(", ")} is lost (${reason})`, cause);
   }
 }
 
-/** PF001: the row has seen the same or a greater token. The lease is lost: stop. */
-export class StaleToken extends FenceError {}
-/** PF002: the write presented no token. It ran outside of `guard` and `present`. */
-export class NoToken extends FenceError {}
-/** PF003: this database never issued that token. */
-export class NeverIssued extends FenceError {}
-/** PF004: the token does not speak for the lease. */
-export class NotSpeaking extends FenceError {}
-/** PF005: a statement that cannot be fenced (TRUNCATE). */
-export class CannotBeFenced extends FenceError {}
-/** The session has ended under the transaction. The lease may well be held still. */
-export class TransactionLost extends FenceError {}
+/** The server refused a write, a guard or a call; `detail` is its DETAIL as an object. */
+export class Refused extends FenceError {
+  readonly detail: Readonly<Record<string, unknown>>;
 
-/**
- * `deadline`: it could not be renewed in time. `gone`: the server says so. `denied`: the server will not renew it, and
- * trying again will not help. `session`: the session that it was bound to has ended. `released`: by its holder.
- */
-export type LossReason = "deadline" | "gone" | "denied" | "session" | "released";
-
-/** The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now. */
-export class LeaseLost extends FenceError {
-  constructor(readonly reason: LossReason, readonly names: readonly string[], cause?: unknown) {
-    super(`the lease ${names.join(", ")} is lost (${reason})`, cause === undefined ? {} : { cause });
+  constructor(message: string, readonly sqlstate: string, detail: unknown, readonly hint: string | undefined, cause: unknown) {
+    super(hint === undefined ? message : `${message} (${hint})`, cause);
+    this.detail = { ...Object(detail) };
   }
 }
 
-/** The server did not answer in time, so the call was broken off. The lease may be taken until its ttl has passed. */
-export class AcquireTimeout extends FenceError {}
-
-/** The database does not have the extension, or its schema is not on the `search_path`. */
+/** The session ended under the transaction, or the work swallowed the error that undid it, or ended it by itself. Nothing of
+ * it has landed, unless `inDoubt`. The lease may be held still. */
+export class TransactionLost extends FenceError { inDoubt = false; }
+/** The extension is not in this database, or in a schema that is not on the `search_path`. */
 export class NotInstalled extends FenceError {}
+/** The role may not use this lease. */
+export class NotGranted extends FenceError {}
 
-const BY_SQLSTATE: Record<string, typeof FenceError> = {
-  PF001: StaleToken, PF002: NoToken, PF003: NeverIssued, PF004: NotSpeaking, PF005: CannotBeFenced,
-};
-const CALLS = /\b(lease_(acquire|renew|release|guard)(_all)?|lease_(adopt|info))\(/;
-/**
- * The session, and with it the transaction, has ended: idle_in_transaction_session_timeout, transaction_timeout,
- * terminated, crashed, idle_session_timeout. And all of class 08.
- */
-const ENDED = /^(25P03|25P04|57P01|57P02|57P05|08...)$/;
-/** What the drivers say, without an SQLSTATE, when a connection is gone. */
-const DRIVER_CODES = /^CONNECT(ION_(CLOSED|ENDED|DESTROYED)|_TIMEOUT)$/;
-const DRIVER_MESSAGES =
-  /^Connection terminated|^Client (was closed|has encountered a connection error) and is not queryable|^timeout expired$/;
-const SYSTEM_CODES = /^(ECONNRESET|ECONNREFUSED|ECONNABORTED|EPIPE|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH|ENETDOWN)$/;
-/**
- * Where drivers and ORMs keep what they wrap: Drizzle in `cause`, Prisma in `meta.driverAdapterError.cause`, TypeORM in
- * `driverError`, Sequelize in `original`, Objection in `nativeError`; JavaScript itself, at the end of an `await using`, in `error` and
- * `suppressed`.
- */
-const WRAPPED = [
-  "cause", "driverError", "original", "parent", "nativeError", "meta", "driverAdapterError", "error", "suppressed",
-];
+/** The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting, idle; and class 08. */
+const ENDED = /^(08...|25P03|25P04|57P0[1235])$/;
+/** What drivers say of that without an SQLSTATE; the system's errors, which name their call; and pg's messages. */
+const DRIVERS = /^CONNECT(ION_(CLOSED|ENDED|DESTROYED)|_TIMEOUT)$/;
+const SYSTEMS = /^(ECONN(RESET|REFUSED|ABORTED)|EPIPE|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH|ENETDOWN|EAI_AGAIN)$/;
+const MESSAGES = /^(Connection terminated|timeout expired$|Client (was closed|has encountered a connection error) and)/;
+/** Where drivers and ORMs keep what they wrap: Drizzle, Prisma, TypeORM, Sequelize, Objection. */
+const WRAPPED = ["cause", "meta", "driverAdapterError", "driverError", "original", "parent", "nativeError"];
+type Link = Readonly<Record<string, unknown>>;
 
-/**
- * The typed error in what a driver or an ORM threw, however deep it is wrapped. Nothing: it is no business of
- * pg_fence.
- */
-export function classify(error: unknown): FenceError | undefined {
-  const all = [...chain(error)];
-  const typed = all.find(({ one }) => one instanceof FenceError);
-  if (typed !== undefined) {
-    return typed.one as unknown as FenceError;
-  }
-  for (const { one, isDrivers } of all) {
-    const sqlstate = sqlstateOf(one);
-    const Type = BY_SQLSTATE[sqlstate ?? ""];
-    const message = String(one["message"] ?? error);
-    if (Type !== undefined) {
-      return new Type(message, { sqlstate, detail: one["detail"], hint: one["hint"], cause: error });
-    }
-    if (sqlstate === "42883" && CALLS.test(message)) {
-      return notInstalled(error, sqlstate);
-    }
-    if (ENDED.test(sqlstate ?? "") || (isDrivers && isBrokenConnection(one, message))) {
-      return transactionLost(error, sqlstate, message);
-    }
-  }
-  return undefined;
+/** The error and what it wraps. `ours`: no further than through errors of ORMs, which have their statement beside. */
+function* chain(error: unknown, ours = false, seen = new Set<unknown>()): Generator<Link> {
+  if (Object(error) !== error || seen.has(error)) return;
+  const one = error as Link;
+  seen.add(one);
+  yield one;
+  const wrapped = ours && !("query" in one || "sql" in one) ? [] : WRAPPED.map((key) => one[key]);
+  for (const inner of wrapped.concat(one["errors"]).flat()) yield* chain(inner, ours, seen);
 }
 
-function notInstalled(error: unknown, sqlstate: string): NotInstalled {
-  return new NotInstalled("this database does not have pg_fence, or not in a schema of the search_path", {
-    sqlstate,
-    hint: "CREATE EXTENSION pg_fence, or say where it is: new Fence(…, { schema: '…' }).",
-    cause: error,
-  });
-}
-
-/** The session has ended, for that reason. */
-export function transactionLost(error: unknown, sqlstate?: string, message = String(error)): TransactionLost {
-  return new TransactionLost(`the session ended under the transaction: ${message}`, { sqlstate, cause: error });
-}
-
-/** Whether a heartbeat that failed so will fail again, so that there is nothing to wait for. */
-export function isPermanent(error: unknown): boolean {
-  return /^(22|28|3D|3F|42|0A000$|55000$)/.test(sqlstateIn(error) ?? "");
+function stateOf({ code, originalCode }: Link): string | undefined {
+  // The system's codes begin with an E, and Prisma's own, as P2039, are as long.
+  const is = (state: unknown) => typeof state === "string" && /^(?!E|P[1-9])[0-9A-Z]{5}$/.test(state);
+  return [code, originalCode].find(is) as string | undefined;
 }
 
 /** That of the server, however deep it is wrapped. */
-export function sqlstateIn(error: unknown): string | undefined {
-  return [...chain(error)].map(({ one }) => sqlstateOf(one)).find((found) => found !== undefined);
+export const sqlstateOf = (error: unknown): string => [...chain(error)].map(stateOf).find((state) => state !== undefined) ?? "";
+
+/** Whether the error says that a session has ended, or could not be had. */
+export function sessionEnded(error: unknown): boolean {
+  const says = ({ code, message, syscall }: Link) =>
+    DRIVERS.test(String(code)) || (SYSTEMS.test(String(code)) && syscall !== undefined) || MESSAGES.test(String(message));
+  const state = sqlstateOf(error);
+  return state === "" ? [...chain(error, true)].some(says) : ENDED.test(state);
 }
 
-interface Link {
-  readonly one: Readonly<Record<string, unknown>>;
-  /** Whether nothing but drivers' and ORMs' errors lies around it: a broken connection of something else that the
-   * work talks to is none of ours. */
-  readonly isDrivers: boolean;
+/** Timers and streams wrap the reason for which their signal was aborted. */
+export function ofSignal(error: unknown): unknown {
+  const { name, cause } = Object(error) as Error;
+  return name === "AbortError" && cause instanceof LeaseLost ? cause : error;
 }
 
-/** The error and what it wraps. */
-function* chain(error: unknown, isDrivers = true, seen = new Set<unknown>()): Generator<Link> {
-  if (typeof error !== "object" || error === null || seen.has(error)) {
-    return;
+/** What an error of the work's own statements means: a refusal of the fence, or itself. */
+export const toldOfWork = (error: unknown) => (sqlstateOf(error).startsWith("PF") ? refusal(error) : ofSignal(error));
+
+/** What an error of one of our own statements means. */
+export function toldOfCall(error: unknown, role = "…"): unknown {
+  const [state, { message }] = [sqlstateOf(error), Object(error) as Error];
+  if (error instanceof FenceError) return error;
+  if (/^timeout expired$|CONNECT_TIMEOUT/.test(message)) return new FenceError("the server has not answered in time", error);
+  if (state === "42883" || state === "3F000") {
+    const where = "CREATE EXTENSION pg_fence, or name the schema that it is in: new Fence(…, { schema })";
+    return new NotInstalled(`pg_fence is not in this database, or not on the search_path: ${where} (${message})`, error);
   }
-  seen.add(error);
-  const one = error as Record<string, unknown>;
-  yield { one, isDrivers };
-  // The ORMs' errors have the statement beside.
-  const wraps = isDrivers && ("query" in one || "sql" in one || "suppressed" in one);
-  for (const key of WRAPPED) {
-    yield* chain(one[key], wraps, seen);
+  if (state === "42501") {
+    const grant = `an administrator grants it: SELECT fence_grant('${role}')`;
+    return new NotGranted(`the role ${role} may not use the lease: ${message}; ${grant}`, error);
   }
-  if (Array.isArray(one["errors"])) {
-    for (const inner of one["errors"]) {
-      yield* chain(inner, isDrivers, seen);
-    }
-  }
+  return /^(PF|22|55|0A|53)/.test(state) && state !== "55P03" ? refusal(error) : error;
 }
 
-function sqlstateOf(one: Link["one"]): string | undefined {
-  const found = [one["code"], one["originalCode"], one["sqlState"]];
-  // Those of the system begin with an E, and Prisma's own, as P2039, are as long.
-  const is = (code: unknown) => typeof code === "string" && /^[0-9A-Z]{5}$/.test(code) && !/^(E|P[1-9])/.test(code);
-  return found.find((code): code is string => is(code));
-}
-
-function isBrokenConnection(one: Link["one"], message: string): boolean {
-  const code = typeof one["code"] === "string" ? one["code"] : "";
-  return DRIVER_CODES.test(code) || (SYSTEM_CODES.test(code) && "syscall" in one) || DRIVER_MESSAGES.test(message);
-}
-
-function objectIn(json: unknown): Record<string, unknown> {
-  try {
-    const value: unknown = typeof json === "string" ? JSON.parse(json) : undefined;
-    return typeof value === "object" && value !== null ? { ...value } : {};
-  } catch {
-    return {};
-  }
+function refusal(error: unknown): unknown {
+  if (error instanceof FenceError) return error;
+  const { detail, message, originalMessage, hint } = [...chain(error)].find(stateOf) ?? {};
+  let parsed: unknown;
+  try { parsed = JSON.parse(String(detail)); } catch {}
+  return new Refused(String(message ?? originalMessage), sqlstateOf(error), parsed, hint as string | undefined, error);
 }

@@ -1,161 +1,199 @@
-import { Acquire, toldOfAcquire, uniqueHolder } from "./acquire.js";
-import { Adopted, type AdoptOptions, type AdoptSpec } from "./adopted.js";
-import { claim, type ClaimOptions } from "./claim.js";
-import type { Driver } from "./connection.js";
-import type { Query } from "./guarded.js";
-import { transact, type Ending, type Holding } from "./holding.js";
-import type { Hooks } from "./hooks.js";
-import { Keeper } from "./keeper.js";
-import { lead, type LeadOptions } from "./lead.js";
-import { Lease, resume } from "./lease.js";
-import { observe, type Leader, type ObserveOptions } from "./observe.js";
-import { namesOf, type LeaseOptions } from "./options.js";
+import { setTimeout as sleep } from "node:timers/promises";
+import * as sql from "./asked.js";
+import type { LeaseOptions, Names } from "./asked.js";
+import { FenceError, LeaseLost, LeaseTaken, ofSignal, Refused, sessionEnded, sqlstateOf, TransactionLost, type Left } from "./errors.js";
+import { guarded, OpenTransaction, under, type Query, type Transaction, type Under } from "./guard.js";
+import { Keeper, warn, type Grant, type LeaseEvent } from "./keeper.js";
+import type { Opener } from "./line.js";
 
-/** How a fence finds the extension, and who is told what it does. */
+/** What a driver does: `On` is what its transactions begin on, in words `takes`; `Tx` what the work in them is done with. There
+ * is no transaction where that is none of its connections. */
+export type Driver<On, Tx> = Readonly<{ open: Opener; takes: string; transaction(on: On): (() => Transaction<Tx>) | undefined }>;
+
 export interface FenceOptions {
   /** The extension's schema, where that is not in the search path. */
   readonly schema?: string | undefined;
-  /** For measuring and tracing. */
-  readonly hooks?: Partial<Hooks> | undefined;
+  /** Told what becomes of leases; it must not block. */
+  readonly onEvent?: ((event: LeaseEvent) => void) | undefined;
 }
 
-/** How somebody goes on with a lease. */
-export type ResumeOptions = Pick<LeaseOptions, "ttl" | "holdAtMost" | "holdAtLeast">;
+/** `release`: the last statement gives the lease back. */
+export type GuardOptions = { readonly release?: boolean | undefined };
+/** `n`: how many at most, by default one. */
+export type ClaimOptions = Pick<LeaseOptions, "ttl" | "holder"> & { readonly n?: number | undefined };
+/** `stop` ends the waiting. The work looks at it by itself, and is waited for. */
+export type LeadOptions = Pick<LeaseOptions, "ttl"> & { readonly stop?: AbortSignal | undefined };
 
-/**
- * Where leases come from. All that are held have one connection together, opened with the first and closed with the last.
- * One that ends with its session keeps another, and so does an acquire while it waits.
- */
-export class Fence<On, Tx> {
-  readonly #keeper: Keeper<On, Tx>;
+/** Does the work in a transaction, during which nobody else is granted the lease, and returns what it returned. */
+export interface Guard<On, Tx> {
+  /** `on` is a pool, or a connection, whose open transaction it is, where there is one. */
+  <T>(on: On, work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T>;
+  /** `query` runs a query in the open transaction of an ORM. */
+  <T>(query: Query, work: () => PromiseLike<T>, options?: GuardOptions): Promise<T>;
+}
+
+/** A lease that somebody else grants, under the number that it has there. With `release` the number is refused from then on. */
+export type Adopted<On, Tx> = Readonly<{ name: string; token: number | bigint; guard: Guard<On, Tx> }>;
+
+/** Leases that are held. `await using` releases what is left of them. */
+export type Claimed<On, Tx> = Lease<On, Tx>[] & AsyncDisposable;
+
+/** The grant of a lease, for what is in this file. */
+let grantOf: (lease: Lease<any, any>) => Grant;
+
+/** A lease that is held until it is released or lost. `await using` releases it at the end of a block, and throws LeaseLost
+ * there where nothing has told it before. */
+export class Lease<On, Tx> {
+  static { grantOf = (lease) => lease.#grant; }
+  readonly #keeper: Keeper;
+  readonly #grant: Grant;
+  readonly names: readonly string[];
+  /** The acquire's: it serves for as long as the lease is held. */
+  readonly token: number;
+  readonly guard: Guard<On, Tx>;
 
   /** @internal */
-  constructor(driver: Driver<On, Tx>, { schema, hooks }: FenceOptions = {}) {
-    const prefix = schema === undefined ? "" : `"${schema.replaceAll('"', '""')}".`;
-    this.#keeper = this.makeKeeper(driver, prefix, hooks);
+  constructor(driver: Driver<On, Tx>, keeper: Keeper, grant: Grant) {
+    [this.#keeper, this.#grant, this.names, this.token] = [keeper, grant, grant.names, grant.token];
+    this.guard = guardOf(driver, (release) => under(keeper, [grant], release));
+    FORGOTTEN.register(this, [keeper, grant]);
   }
 
-  protected makeKeeper(driver: Driver<On, Tx>, schema: string, hooks: Partial<Hooks> | undefined): Keeper<On, Tx> {
-    return new Keeper(driver, schema, hooks);
+  /** Whether it is ours at this moment, by our own clock. */
+  get held(): boolean { return this.remaining.milliseconds > 0; }
+  /** How long it is ours if no renewal comes through any more. */
+  get remaining(): Left { return this.#grant.remaining; }
+
+  /** Aborted at a loss, by the deadline at the latest, with a LeaseLost as its reason: for `fetch`, timers, streams. */
+  get signal(): AbortSignal {
+    this.#keeper.hear(this.#grant);
+    return this.#grant.aborts.signal;
   }
 
-  /**
-   * A lease of one name, or of several at once, all or none. Null: it is taken, and stayed so for as long as we
-   * waited. Throws AcquireTimeout where the server does not answer.
-   *
-   *     await using lease = await fence.lease("order:7", { ttl: { seconds: 30 } });
-   */
-  lease(names: string | readonly string[], options?: LeaseOptions): Promise<Lease<On, Tx> | null>;
-  lease(...names: [string, string, ...string[]]): Promise<Lease<On, Tx> | null>;
-  lease(...namesAndOptions: [string, string, ...string[], LeaseOptions]): Promise<Lease<On, Tx> | null>;
-  async lease(...given: unknown[]): Promise<Lease<On, Tx> | null> {
-    const [names, options] = split(given);
-    if (names.length > 1 && (options.shared || options.reclaim || (options.slots ?? 1) !== 1)) {
-      throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");
-    }
-    if (options.session && options.holdAtLeast !== undefined) {
-      throw new TypeError("a lease that ends with its session cannot be held beyond that: no holdAtLeast");
-    }
-    const acquire = new Acquire(this.#keeper, names, options);
-    const attributes = { "pg_fence.lease": names.join(",") };
-    const kept = await this.#keeper.hooks.span("pg_fence.acquire", attributes, () => acquire.take());
-    return kept === null ? null : new Lease(this.#keeper, kept, options);
+  /** Throws LeaseLost once it is ours no more. For long steps, and before each call to the outside. */
+  check(): void { this.#keeper.check(this.#grant); }
+  /** Gives it back. No error where that fails: then it ends at its ttl. */
+  release(): Promise<void> { return this.#keeper.release([this.#grant]); }
+
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.release();
+    if (this.#grant.isLost && !this.#grant.isHeard) throw this.#grant.lost();
+  }
+}
+
+const FORGOTTEN = new FinalizationRegistry<[Keeper, Grant]>(([keeper, grant]) => {
+  if (grant.reason === undefined) warn(`the lease ${grant.names.join(", ")} was forgotten, and not released`);
+  void keeper.release([grant]);
+});
+
+/** Where leases come from: one for a process. `await using` closes it at the end of a block. */
+export class Fence<On, Tx> {
+  readonly #driver: Driver<On, Tx>;
+  readonly #keeper: Keeper;
+
+  /** @internal */
+  constructor(driver: Driver<On, Tx>, { schema, onEvent }: FenceOptions = {}) {
+    const prefix = schema === undefined ? "" : `"${sql.checked("schema", schema, "string").replaceAll('"', '""')}".`;
+    [this.#driver, this.#keeper] = [driver, new Keeper(driver.open, prefix, onEvent)];
   }
 
-  /**
-   * Goes on with a lease by a token of it that another process has handed over (`lease.detach()`). It is renewed at once.
-   * Throws LeaseLost where it has ended.
-   */
-  async resume(
-    names: string | readonly string[],
-    token: number,
-    options: ResumeOptions = {},
-  ): Promise<Lease<On, Tx>> {
-    if (!Number.isSafeInteger(token)) {
-      throw new TypeError(`a token is a whole number, and not ${String(token)}`);
+  /** A lease of one name, or of several at once, all or none. Throws LeaseTaken. Held for as long as the work runs, whose
+   * result it returns; without work until `release`, or by `await using`. */
+  lease(names: Names, options?: LeaseOptions): Promise<Lease<On, Tx>>;
+  lease<T>(names: Names, options: LeaseOptions, work: (lease: Lease<On, Tx>) => PromiseLike<T>): Promise<T>;
+  async lease(names: Names, options: LeaseOptions = {}, work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>): Promise<unknown> {
+    const grant = await this.#keeper.acquire(sql.askedFor(this.#keeper.prefix, names, options), options.signal);
+    const lease = new Lease(this.#driver, this.#keeper, grant);
+    return work ? this.#during([grant], () => work(lease)) : lease;
+  }
+
+  /** The first `n` of these that are free, in their order; held as those of `lease` are. */
+  claim(names: readonly string[], options?: ClaimOptions): Promise<Claimed<On, Tx>>;
+  claim<T>(names: readonly string[], options: ClaimOptions, work: (leases: Lease<On, Tx>[]) => PromiseLike<T>): Promise<T>;
+  async claim(names: Names, options: ClaimOptions = {}, work?: (leases: Lease<On, Tx>[]) => PromiseLike<unknown>): Promise<unknown> {
+    const [all, n, holder] = [sql.listOf(names), sql.checked("n", options.n ?? 1, "number"), sql.holderOf(options.holder)];
+    const grants = await this.#keeper.claim(all, n, sql.ttlOf(options.ttl), holder);
+    const leases = grants.map((grant) => new Lease(this.#driver, this.#keeper, grant));
+    if (work) return this.#during(grants, () => work(leases), false);
+    return Object.defineProperty(leases, Symbol.asyncDispose, { value: () => this.#keeper.release(grants) });
+  }
+
+  /** A transaction that is guarded by several leases at once. */
+  guard<T>(on: On, leases: readonly Lease<On, Tx>[], work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T>;
+  guard<T>(query: Query, leases: readonly Lease<On, Tx>[], work: () => PromiseLike<T>, options?: GuardOptions): Promise<T>;
+  guard<T>(on: any, leases: readonly Lease<On, Tx>[], work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T> {
+    return guardOf(this.#driver, (release) => under(this.#keeper, leases.map(grantOf), release))(on, work, options);
+  }
+
+  /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. */
+  adopted(name: string, token: number | bigint): Adopted<On, Tx> {
+    if (typeof token !== "bigint" && !Number.isSafeInteger(token)) {
+      throw new TypeError(`a token is a whole number, above 2^53 a bigint: not ${String(token)}`);
     }
-    const all = namesOf([names]);
+    const keeper = this.#keeper;
+    const begins = [sql.guardAdopted(keeper.prefix, sql.checked("the name of a lease", name, "string"), token)];
+    const ends = [sql.release(keeper.prefix, [name], token)];
+    const guard = guardOf(this.#driver, (release) => ({ keeper, grants: [], begins, ends: release ? ends : [] }));
+    return { name, token, guard };
+  }
+
+  /** Does the work whenever this process leads, again after each loss, and returns what it returned; undefined when `stop` was
+   * aborted first. */
+  async lead<T>(name: string, work: (lease: Lease<On, Tx>) => PromiseLike<T>, { stop, ttl }: LeadOptions = {}): Promise<T | undefined> {
+    // If the answer to an acquire was lost, its own holder takes the grant over.
+    const options = { ttl, holder: sql.holderOf(), reclaim: true };
+    const asked = { ...sql.askedFor(this.#keeper.prefix, name, options), wait: Infinity };
+    while (!stop?.aborted) {
+      let grant: Grant | undefined;
+      try {
+        grant = await this.#keeper.acquire(asked, stop);
+        const lease = new Lease(this.#driver, this.#keeper, grant);
+        return await this.#during([grant], () => work(lease));
+      } catch (error) {
+        if (grant === undefined && stop?.aborted) break;
+        if (this.#keeper.isClosed || !goesOn(error, grant)) throw error;
+        await sleep(asked.ttl / 12, undefined, stop && { signal: stop }).catch(() => {});
+      }
+    }
+    return undefined;
+  }
+
+  /** Gives everything back, and ends all waits. */
+  close(): Promise<void> { return this.#keeper.close(); }
+  [Symbol.asyncDispose](): Promise<void> { return this.close(); }
+
+  /** An error that ends the work is never replaced; where it has none, and a lease is lost, that is told. */
+  async #during<T>(grants: readonly Grant[], work: () => PromiseLike<T>, tells = true): Promise<T> {
     try {
-      return await resume(this.#keeper, all, token, options);
+      const result = await work();
+      await this.#keeper.release(grants);
+      const lost = tells && grants.find((grant) => grant.isLost);
+      if (lost) throw lost.lost();
+      return result;
     } catch (error) {
-      throw toldOfAcquire(all, error);
+      await this.#keeper.release(grants);
+      throw ofSignal(error);
     }
   }
-
-  /**
-   * The first `n` leases that are free among a query's rows, in their order; the query's first column is the lease's
-   * name. Each lease has its `row`. What the query saw may be over: look again inside of the guard.
-   *
-   *     await fence.claim("SELECT 'job:' || id, id FROM jobs WHERE NOT done ORDER BY id", [], 10);
-   */
-  async claim(
-    query: string,
-    parameters: readonly unknown[],
-    n: number,
-    options: ClaimOptions = {},
-  ): Promise<Lease<On, Tx>[]> {
-    const claimed = await claim(this.#keeper, query, parameters, n, options);
-    return claimed.map(([kept, row]) => {
-      const lease = new Lease(this.#keeper, kept, options);
-      lease.row = row;
-      return lease;
-    });
-  }
-
-  /**
-   * Makes a lease known that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the number
-   * that it has there. Null: a transaction guards an older one, and did so for as long as we waited; then that one has
-   * ended all the same, and it is to be tried again.
-   *
-   * Throws StaleToken where the name has had a greater number, or this one was released.
-   */
-  async adopt(name: string, token: number | bigint, options: AdoptOptions = {}): Promise<Adopted<On, Tx> | null> {
-    const { holder = uniqueHolder(), metadata, wait = { seconds: 0 }, signal } = options;
-    const adopted = this.makeAdopted(this.#keeper, { names: namesOf([name]), token, holder, metadata });
-    return (await adopted.adopt(wait, signal)) ? adopted : null;
-  }
-
-  protected makeAdopted(keeper: Keeper<On, Tx>, spec: AdoptSpec): Adopted<On, Tx> {
-    return new Adopted(keeper, spec);
-  }
-
-  /** One transaction that guards several leases, as `Lease.guard` does: all of it lands, or nothing. */
-  guard<T>(leases: readonly Holding<On, Tx>[], on: On, work: (tx: Tx) => Promise<T>, options?: Ending): Promise<T>;
-  guard<T>(leases: readonly Holding<On, Tx>[], on: Query, work: () => Promise<T>, options?: Ending): Promise<T>;
-  guard<T>(
-    leases: readonly Holding<On, Tx>[],
-    on: On | Query,
-    work: (tx: Tx) => Promise<T>,
-    options?: Ending,
-  ): Promise<T> {
-    return transact(leases, "guard", on, work, options);
-  }
-
-  /**
-   * Runs `work` while leading, again after each loss, and returns what it returned once it came to its end; undefined
-   * when `signal` ended it. The signal that the work is given is aborted by both, a loss and the end.
-   */
-  lead<T>(
-    name: string,
-    work: (lease: Lease<On, Tx>, signal: AbortSignal) => Promise<T>,
-    options: LeadOptions = {},
-  ): Promise<T | undefined> {
-    return lead(this, name, work, options);
-  }
-
-  /** Who holds that lease: now, and at each change, by looking each second. Ends with its `signal`, or with the loop.
-   *
-   *     for await (const leader of fence.observe("scheduler")) console.log(leader.holder);
-   */
-  observe(name: string, options?: ObserveOptions): AsyncGenerator<Leader, void, undefined> {
-    return observe(this.#keeper, name, options);
-  }
 }
 
-/** The names, and the options where they come last. */
-function split(given: readonly unknown[]): [string[], LeaseOptions] {
-  const last = given.at(-1);
-  const hasOptions = given.length > 1 && (last === undefined || (Object(last) === last && !Array.isArray(last)));
-  const names = namesOf(hasOptions ? given.slice(0, -1) : given);
-  return [names, ((hasOptions ? last : undefined) ?? {}) as LeaseOptions];
+function guardOf<On, Tx>(driver: Driver<On, Tx>, of: (release: boolean) => Under): Guard<On, Tx> {
+  return async <T>(on: any, work: (tx: any) => PromiseLike<T>, { release = false }: GuardOptions = {}) => {
+    const begins = driver.transaction(on) ?? (typeof on === "function" ? () => new OpenTransaction(on) : undefined);
+    if (begins) return guarded(of(release), begins, work);
+    throw new TypeError(`a guard takes ${driver.takes}, or a function that runs a query in an open transaction: not ${String(on)}`);
+  };
 }
+
+/** Whether to lead again: after a loss of the lease, the transaction, the connection or the server. */
+function goesOn(error: unknown, grant: Grant | undefined): boolean {
+  const isLoss = [LeaseTaken, LeaseLost, TransactionLost].some((type) => error instanceof type) || grant?.isLost;
+  if (isLoss || Object(error).constructor === FenceError || sessionEnded(error)) return true;
+  // While it acquires: the server has no time or place now, or is a standby still.
+  if (grant === undefined) return /^(25|40|53|55P03|57|58)/.test(sqlstateOf(error));
+  return error instanceof Refused && /^PF00[14]$/.test(error.sqlstate);
+}
+
+/** For code that knows nothing of fences: a connection opened with these (`options` of pg, `connection: { options }` of
+ * postgres) presents the token in all its transactions. Not through a pooler in transaction mode. */
+export function options(lease: { readonly token: number | bigint }): string { return `-c pg_fence.token=${lease.token}`; }

@@ -1,271 +1,128 @@
-/**
- * Leases on the driver `pg`.
- *
- * @module
- */
-import { connect } from "node:net";
+/** Leases on the driver `pg`. @module */
 import type { Duplex } from "node:stream";
 import pg from "pg";
-
-import type { Adopted as AnyAdopted } from "./adopted.js";
-import { isPlain, sendCancel, shown, valueOf, type Connection, type Driver, type Row, type Transaction } from "./connection.js";
-import { Fence as AnyFence, type FenceOptions } from "./fence.js";
-import { checkStillOpen, rolledBackError } from "./guarded.js";
-import type { Holding } from "./holding.js";
-import type { Lease as AnyLease } from "./lease.js";
+import type { Call } from "./asked.js";
+import { TransactionLost } from "./errors.js";
+import * as fence from "./fence.js";
+import { FAILED, Transaction } from "./guard.js";
+import { Connection, isSettings, type Opener, type Row } from "./line.js";
 
 export * from "./index.js";
 
-/** Where connections come from: a connection string, the settings of a client, or a pool, for its settings. */
-export type Source = string | pg.ClientConfig | pg.Pool;
-/** What transactions begin on. */
+/** Where connections come from: a connection string or URL, settings of a client, a pool, for its settings, or a function that
+ * opens a connection. */
+export type Source = string | URL | pg.ClientConfig | pg.Pool | (() => PromiseLike<pg.ClientBase>);
 export type On = pg.Pool | pg.ClientBase;
-/** A lease of this driver's. */
-export type Lease = AnyLease<On, pg.ClientBase>;
-/** An adopted one. */
-export type Adopted = AnyAdopted<On, pg.ClientBase>;
+export type Lease = fence.Lease<On, pg.ClientBase>;
+export type Adopted = fence.Adopted<On, pg.ClientBase>;
 
-/** Where leases come from. */
-export class Fence extends AnyFence<On, pg.ClientBase> {
-  constructor(source: Source, options?: FenceOptions) {
-    super(driver(source), options);
+export class Fence extends fence.Fence<On, pg.ClientBase> {
+  constructor(source: Source, options?: fence.FenceOptions) {
+    const transaction = (on: On) => (isPool(on) || "getTransactionStatus" in Object(on) ? () => new PgTransaction(on) : undefined);
+    super({ open: opener(source), transaction, takes: "a pg.Pool or a connected client of pg" }, options);
   }
 }
 
-/** @internal */
-export function driver(source: Source): Driver<On, pg.ClientBase> {
-  const config = typeof source === "string" ? { connectionString: source } : isPool(source) ? source.options : source;
-  if (!isPool(source) && !isPlain(config)) {
-    throw new TypeError(`a Fence takes a connection string, settings of pg or a pg.Pool, and not ${shown(source)}`);
+function isPool(one: unknown): one is pg.Pool { return "idleCount" in Object(one) && "options" in Object(one); }
+
+function opener(source: Source): Opener {
+  if (typeof source === "function") return async () => new PgConnection(await source());
+  const isText = typeof source === "string" || source instanceof URL;
+  const config: pg.ClientConfig = isText ? { connectionString: String(source) } : isPool(source) ? source.options : source;
+  if (!isSettings(config)) {
+    throw new TypeError(`a fence takes a connection string, a URL, settings of pg, a pg.Pool or a function that connects: not ${source}`);
   }
-  return {
-    connection: (onEnd) => new PgConnection(config, onEnd),
-    transaction(on) {
-      if (!isPool(on) && !isClient(on)) {
-        const what = "a pg.Pool, a client of pg, or a function that runs a query in an open transaction";
-        throw new TypeError(`a transaction begins on ${what}, and not on ${shown(on)}`);
-      }
-      return new PgTransaction(on);
-    },
+  return async (limit) => {
+    const connectionTimeoutMillis = Math.min(limit, config.connectionTimeoutMillis || limit);
+    // A pool hides its password from those who list its settings.
+    const password = config.password === undefined ? {} : { password: config.password };
+    const settings: object = { ...config, ...password, connectionTimeoutMillis, binary: false };
+    const client = new pg.Client(settings);
+    const connection = new PgConnection(client);
+    await client.connect();
+    return connection;
   };
 }
 
-function isPool(one: unknown): one is pg.Pool {
-  return Object(one) === one && "idleCount" in (one as object) && "options" in (one as object);
-}
+/** What the types of pg do not tell of a client. */
+type Inner = Pick<pg.Client, "user" | "end"> & { readonly connection: { readonly stream: Duplex }; unref(): void };
+const innerOf = (client: pg.ClientBase | undefined) => client as unknown as Inner | undefined;
+/** Columns as the server writes them, whatever the program makes of them. */
+const types = { getTypeParser: () => String } as unknown as pg.CustomTypesConfig;
 
-function isClient(one: unknown): one is pg.ClientBase {
-  const { query, connect, on } = Object(one) as Record<string, unknown>;
-  return [query, connect, on].every((method) => typeof method === "function");
-}
-
-/**
- * Every connection of the pool presents the lease's token, or that token, from now on, so that code which knows nothing
- * of leases is fenced. Returns what ends it. It presents, and does not guard; and not through a pooler in transaction
- * mode.
- */
-export function attach(pool: pg.Pool, lease: Holding<any, any> | number | bigint): () => void {
-  if (!isPool(pool)) {
-    throw new TypeError(`a lease is attached to a pg.Pool, and not to ${shown(pool)}`);
-  }
-  const token = String(typeof lease === "object" ? lease.token : lease);
-  const attached = ATTACHED.get(pool) ?? prepare(pool);
-  attached.token = token;
-  return () => {
-    if (attached.token === token) {
-      attached.token = "";
-    }
-  };
-}
-
-/** The token that a pool's connections are to present, or nothing. */
-interface Attached {
-  token: string;
-}
-
-const ATTACHED = new WeakMap<pg.Pool, Attached>();
-
-/** Has the pool hand out no connection that presents another token. */
-function prepare(pool: pg.Pool): Attached {
-  const attached: Attached = { token: "" };
-  const presented = new WeakMap<pg.ClientBase, string>();
-  const connect = pool.connect.bind(pool) as () => Promise<pg.PoolClient>;
-  const connected = async () => {
-    const client = await connect();
-    const { token } = attached;
-    if ((presented.get(client) ?? "") !== token) {
-      try {
-        await client.query(token === "" ? "RESET pg_fence.token" : `SET pg_fence.token = '${token}'`);
-      } catch (error) {
-        client.release(true);
-        throw error;
-      }
-      presented.set(client, token);
-    }
-    return client;
-  };
-  type Callback = (error: unknown, client: pg.PoolClient | undefined, done: (release?: any) => void) => void;
-  const tell = (callback: Callback) => {
-    connected().then(
-      (client) => process.nextTick(callback, undefined, client, client.release),
-      (error) => process.nextTick(callback, error, undefined, () => {}),
-    );
-  };
-  pool.connect = ((callback?: Callback) => (callback === undefined ? connected() : tell(callback))) as typeof pool.connect;
-  ATTACHED.set(pool, attached);
-  return attached;
-}
-
-/** What the types of pg do not tell. */
-interface Internals {
-  readonly connection?: { readonly stream?: Duplex };
-  readonly processID?: number | null;
-  readonly secretKey?: number | null;
-  unref?(): void;
-}
-
-function breakOff(client: pg.ClientBase | undefined): void {
-  (client as Internals | undefined)?.connection?.stream?.destroy();
-}
-
-class PgConnection implements Connection {
-  isBroken = false;
-  readonly #client: pg.Client;
-  #connecting: Promise<unknown> | undefined;
-
-  constructor(config: pg.ClientConfig, onEnd: () => void) {
-    this.#client = new pg.Client(config);
-    const ended = () => {
-      if (!this.isBroken) {
-        this.isBroken = true;
-        onEnd();
-      }
-    };
-    this.#client.on("error", ended).on("end", ended);
+class PgConnection extends Connection {
+  constructor(readonly client: pg.ClientBase) {
+    super(innerOf(client)?.user);
+    const ended = () => this.ended();
+    client.on("error", ended).on("end", ended);
   }
 
-  async run(sql: string, parameters?: readonly unknown[]): Promise<readonly Row[]> {
-    await (this.#connecting ??= this.#connect());
-    const results = [await this.#client.query(sql, parameters as unknown[] | undefined)].flat();
-    return results.filter((result) => result.fields.length > 0).at(-1)?.rows ?? [];
+  async rows([text, ...values]: Call): Promise<readonly Row[]> {
+    innerOf(this.client)?.unref();
+    return (await this.client.query<(string | null)[]>({ text, values, rowMode: "array", types })).rows;
   }
 
-  async columns(sql: string, parameters: readonly unknown[]): Promise<readonly string[]> {
-    const { fields } = await this.#client.query(sql, [...parameters]);
-    return fields.map(({ name }) => name);
-  }
-
-  async #connect(): Promise<void> {
-    try {
-      await this.#client.connect();
-      (this.#client as Internals).unref?.();
-    } catch (error) {
-      // Such a client cannot connect once more.
-      this.isBroken = true;
-      throw error;
-    }
-  }
-
-  cut(): void {
-    this.isBroken = true;
-    breakOff(this.#client);
-  }
-
-  cancel(): void {
-    const { processID, secretKey } = this.#client as Internals;
-    if (typeof processID !== "number" || typeof secretKey !== "number") {
-      return this.cut();
-    }
-    const { host, port } = this.#client;
-    sendCancel(host.startsWith("/") ? connect(`${host}/.s.PGSQL.${port}`) : connect(port, host), processID, secretKey);
-  }
-
-  end(): Promise<unknown> {
-    return this.#client.end();
-  }
+  protected destroy(): void { innerOf(this.client)?.connection.stream.destroy(); }
+  async end(): Promise<void> { await innerOf(this.client)?.end(); }
 }
 
-class PgTransaction implements Transaction<pg.ClientBase> {
-  readonly showsConnection = true;
-  isOurs = false;
-  broken: unknown;
-  readonly #on: On;
+class PgTransaction extends Transaction<pg.ClientBase> {
   #client: pg.ClientBase | undefined;
   /** Of a pool's client. */
-  #release: ((isBroken: boolean) => void) | undefined;
-  /** While a client is waited for. */
-  #giveUp: (error: unknown) => void = () => {};
+  #release: (isBroken: boolean) => void = () => {};
+  constructor(readonly on: On) { super(); }
 
-  constructor(on: On) {
-    this.#on = on;
-  }
-
-  async begin(first: string): Promise<pg.ClientBase> {
-    const client = (this.#client ??= await this.#connect());
-    const status = client.getTransactionStatus?.() ?? null;
-    if (status === null) {
-      throw new TypeError("this takes pg 8.21 or newer, and not its native bindings");
-    }
-    this.isOurs = status === "I";
-    await client.query(this.isOurs ? `BEGIN; ${first}` : first);
-    return client;
-  }
-
-  async #connect(): Promise<pg.ClientBase> {
-    const client = isPool(this.#on) ? await this.#ofPool(this.#on) : this.#on;
+  async begin(): Promise<pg.ClientBase> {
+    const client = (this.#client = await this.until(() => this.#connected()));
     // Without a listener, a session that ends between two queries ends the process, too.
-    client.on("error", this.#ended);
+    client.on("error", this.#ended).on("end", this.#ended);
+    const status = client.getTransactionStatus();
+    if (status === null) throw new TypeError("a guard takes a connected client of pg 8.21 or newer, and not its native bindings");
+    this.role = innerOf(client)?.user;
+    this.isInner = status !== "I";
+    await this.#run(this.isInner ? "SAVEPOINT pg_fence" : "BEGIN");
     return client;
   }
 
-  #ofPool(pool: pg.Pool): Promise<pg.ClientBase> {
-    return new Promise((resolve, reject) => {
-      this.#giveUp = reject;
-      pool.connect().then((client) => {
-        if (this.broken !== undefined) {
-          client.release();
-          return;
-        }
-        this.#release = (isBroken) => client.release(isBroken);
-        resolve(client);
-      }, reject);
-    });
+  async #connected(): Promise<pg.ClientBase> {
+    if (!isPool(this.on)) return this.on;
+    const client = await this.on.connect();
+    // After a loss nobody waits for it any more.
+    if (this.broken !== undefined) client.release();
+    else this.#release = (isBroken) => client.release(isBroken);
+    return client;
   }
 
-  readonly #ended = (error: unknown): void => {
-    this.broken ??= error;
-  };
-
-  async value(sql: string): Promise<unknown> {
-    return valueOf(await this.#client?.query(sql));
-  }
+  readonly #ended = (error: unknown = new Error("Connection terminated")): void => this.breaks(error);
+  #run(text: string): Promise<pg.QueryResult | undefined> { return this.until(async () => this.#client?.query(text)); }
 
   async commit(): Promise<void> {
-    if (!this.isOurs) {
-      await checkStillOpen((sql) => this.value(sql));
-      return;
-    }
-    const isOpen = this.#client?.getTransactionStatus() !== "I";
-    const done = isOpen ? await this.#client?.query("COMMIT") : undefined;
-    if (done?.command !== "COMMIT") {
-      throw rolledBackError();
-    }
+    const done = await this.#run(this.isInner ? "RELEASE SAVEPOINT pg_fence" : "COMMIT");
+    if (done?.command === "ROLLBACK") throw new TransactionLost(FAILED);
   }
 
-  async rollback(): Promise<void> {
-    if (this.isOurs && this.broken === undefined) {
-      await this.#client?.query("ROLLBACK").catch(this.#ended);
-    }
+  protected undo(): Promise<unknown> {
+    return this.#run(this.isInner ? "ROLLBACK TO SAVEPOINT pg_fence; RELEASE SAVEPOINT pg_fence" : "ROLLBACK");
   }
 
-  cut(): void {
-    this.broken ??= new Error("Connection terminated: the lease is lost");
-    this.#giveUp(this.broken);
-    breakOff(this.#client);
+  async row([text, ...values]: Call): Promise<readonly unknown[]> {
+    const answer = await this.until(async () => this.#client?.query<unknown[]>({ text, values, rowMode: "array" }));
+    return answer?.rows[0] ?? [];
   }
 
-  leave(): void {
-    this.#client?.off("error", this.#ended);
-    this.#release?.(this.broken !== undefined);
+  /** The driver knows already whether it is open. */
+  override async check(): Promise<void> {
+    if (this.broken !== undefined || this.#client?.getTransactionStatus() !== "T") await super.check();
+  }
+
+  override cut(why: string): void {
+    super.cut(why);
+    innerOf(this.#client)?.connection.stream.destroy();
+  }
+
+  override leave(): void {
+    // The end of one that was broken off is told later.
+    if (this.broken === undefined) this.#client?.off("error", this.#ended).off("end", this.#ended);
+    this.#release(this.broken !== undefined);
   }
 }

@@ -4,7 +4,8 @@ use super::{Check, Language, Program, Programs};
 use crate::extension::{source_root, target_dir};
 use crate::orm::{self, Runtime};
 use crate::process::output_of;
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
+use serde_json::json;
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::symlink;
@@ -15,9 +16,9 @@ use std::sync::Mutex;
 pub const ON_PG: Language = Language {
     name: "typescript",
     directory: "typescript",
-    prepare: || prepare("pg", "examples/first_worker.mjs"),
+    prepare: || prepare("pg", FIRST_WORKER),
     checks,
-    first_worker: "examples/first_worker.mts",
+    first_worker: FIRST_WORKER,
     is_there: || orm::is_there(LIBRARIES),
 };
 
@@ -26,9 +27,11 @@ pub const ON_POSTGRES: Language = Language {
     directory: "typescript",
     prepare: || prepare("postgres", "examples/first_worker_postgres.mjs"),
     checks: super::no_checks,
-    first_worker: "examples/first_worker.mts",
+    first_worker: FIRST_WORKER,
     is_there: || orm::is_there(LIBRARIES),
 };
+
+const FIRST_WORKER: &str = "examples/first_worker.mjs";
 
 /// What it stands on, what compiles it, and the ORMs of its tests.
 const LIBRARIES: Runtime = Runtime::Node(&[
@@ -37,9 +40,6 @@ const LIBRARIES: Runtime = Runtime::Node(&[
     "@types/pg@8.23.1",
     "pg@8.23.1",
     "postgres@3.4.9",
-    "@opentelemetry/api@1.9.0",
-    "@opentelemetry/sdk-metrics@2.12.1",
-    "@opentelemetry/sdk-trace-base@2.12.1",
     "@prisma/adapter-pg@7.10.1",
     "@prisma/client@7.10.0",
     "drizzle-orm@0.45.4",
@@ -65,11 +65,58 @@ fn checks() -> Result<Vec<Check>> {
         command.arg(&packed).args(arguments).current_dir(&home);
         Check { name, command }
     };
+    let mut page = Command::new("node");
+    page.arg(home.join("node_modules/typescript/bin/tsc"));
+    page.arg("--project").arg(examples_of_the_page(&home)?);
     Ok(vec![
+        Check { name: "the page", command: page },
         check("attw", "attw", &["--profile", "node16"]),
         check("publint", "publint", &["--strict"]),
     ])
 }
+
+/// What its README shows, and the first workers, as programs that strict types must hold for.
+fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
+    let page = fs::read_to_string(home.join("README.md"))?;
+    let blocks = page.split("```ts\n").skip(1).filter_map(|block| block.split_once("```"));
+    let code: String =
+        blocks.clone().map(|(code, _)| format!("async () => {{\n{code}}};\n")).collect();
+    ensure!(blocks.count() > 5, "too few examples were found");
+    let dir = home.join("page");
+    fs::create_dir_all(&dir)?;
+    fs::write(dir.join("page.mts"), format!("{PRELUDE}{code}"))?;
+    let rules = json!({
+        "extends": "../tsconfig.json",
+        "compilerOptions": {
+            "noEmit": true, "allowJs": true, "checkJs": true, "skipLibCheck": true,
+            "stripInternal": false, "rootDir": "..",
+        },
+        "include": ["page.mts", "../examples/*.mjs"],
+    });
+    fs::write(dir.join("tsconfig.json"), rules.to_string())?;
+    Ok(dir)
+}
+
+/// What the examples take from around them.
+const PRELUDE: &str = r#"
+import { setTimeout as sleep } from "node:timers/promises";
+import { sql as raws } from "drizzle-orm";
+import type { NodePgDatabase } from "drizzle-orm/node-postgres";
+import { bigint, pgTable, text } from "drizzle-orm/pg-core";
+import { sql, type Kysely } from "kysely";
+import pg from "pg";
+import type { Model, Sequelize } from "sequelize";
+import type { DataSource } from "typeorm";
+import { Fence, options, type Lease } from "pg_fence/pg";
+import type { PrismaClient } from "../tests/prisma/index.js";
+declare const [pool, fence]: [pg.Pool, Fence];
+declare const [lease, first, second]: [Lease, Lease, Lease];
+declare const [dataSource, sequelize, order]: [DataSource, Sequelize, Model];
+declare const kysely: Kysely<{ orders: { id: string; status: string } }>;
+declare const [drizzle, prisma]: [NodePgDatabase, PrismaClient];
+const { raw } = raws;
+const orders = pgTable("orders", { id: bigint({ mode: "number" }), status: text() });
+"#;
 
 fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
     let home = build().context("the client in TypeScript cannot be built")?;

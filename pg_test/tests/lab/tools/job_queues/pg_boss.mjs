@@ -1,6 +1,6 @@
 import pg from "pg";
 import PgBoss from "pg-boss";
-import { classify, Fence, LeaseLost, NotSpeaking, StaleToken } from "pg_fence/pg";
+import { Fence, LeaseLost, Refused } from "pg_fence/pg";
 
 const [connectionString, url] = process.argv.slice(2);
 const ttl = { seconds: Number(process.env.LEASE_SECONDS ?? 30) };
@@ -15,9 +15,8 @@ function leave(loss) {
 }
 
 async function total([{ id, data }]) {
-  // Who had the job before may be frozen: that lease ends within its ttl.
+  // Who had the job before may be frozen: that lease ends within its ttl. If it does not, LeaseTaken has the queue try later.
   const lease = await fence.lease(`job:${id}`, { ttl, wait: ttl });
-  if (lease === null) throw new Error("somebody else is at it: later");
   lease.signal.addEventListener("abort", () => leave(lease.signal.reason));
   try {
     const amount = Number(await (await fetch(data.url)).text());
@@ -27,8 +26,7 @@ async function total([{ id, data }]) {
       await client.query("INSERT INTO totals (job_id, amount) VALUES ($1, $2)", [id, amount]);
     });
   } catch (error) {
-    const told = classify(error);
-    if ([LeaseLost, NotSpeaking, StaleToken].some((loss) => told instanceof loss)) leave(told);
+    if (error instanceof LeaseLost || (error instanceof Refused && /PF00[14]/.test(error.sqlstate))) leave(error);
     throw error;
   } finally {
     await lease.release();
