@@ -487,6 +487,21 @@ class Shape(OnOrders):
             self.fail("it is held")
         self.assertEqual(raised.exception.sqlstate, "22023")
 
+    def test_a_guard_of_no_lease_is_refused(self) -> None:
+        with pg_fence.Fence(URL) as fence, on_psycopg() as connection, self.assertRaises(ValueError):
+            fence.guard(connection, [])
+
+    def test_leading_goes_on_while_the_server_has_no_place(self) -> None:
+        errors = iter([psycopg.errors.TooManyConnections("53300"), psycopg.errors.ReadOnlySqlTransaction("25006")])
+
+        def connect() -> psycopg.Connection[Any]:
+            for error in errors:
+                raise error
+            return psycopg.connect(URL)
+
+        with pg_fence.Fence(connect) as fence:
+            self.assertEqual(fence.lead("job", lambda _: 7, ttl=timedelta(seconds=1)), 7)
+
     def test_by_whom_it_is_taken_and_for_how_long(self) -> None:
         with pg_fence.Fence(URL) as fence, fence.lease(["a", "b"], holder="night shift"):
             with self.assertRaises(pg_fence.LeaseTaken) as raised, fence.lease("b"):

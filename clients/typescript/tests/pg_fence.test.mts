@@ -152,8 +152,9 @@ test("what is wrong is named before anything is sent", async () => {
   });
 });
 
+const one = async () => (ON_PG ? new pg.Client(settings).connect() : postgres({ ...settings, max: 1, transform: postgres.camel }));
+
 test("what a fence is made from", async () => {
-  const one = async () => (ON_PG ? new pg.Client(settings).connect() : postgres({ ...settings, max: 1, transform: postgres.camel }));
   const parts = new globalThis.URL(`postgresql://${user}@${host}:${port}/${database}`);
   for (const source of [URL, parts, parts.href, settings, on, one]) {
     await using made = new Fence(source);
@@ -357,6 +358,12 @@ test("leading ends with its work, its errors and its stop", async () => {
     assert.equal(await waits, undefined);
   });
   await assert.rejects(new Fence(on, { schema: "elsewhere" }).lead("chief", async () => {}), NotInstalled);
+  const codes = ["53300", "25006"];
+  await using full = new Fence(async () => {
+    const code = codes.shift();
+    return code ? Promise.reject(Object.assign(new Error(code), { code })) : one();
+  });
+  assert.equal(await full.lead("chief", async () => 7, { ttl: { seconds: 1 } }), 7);
 });
 
 test("a caller that gives up gets its own reason, and nothing is left", withOrder(async () => {

@@ -10,7 +10,7 @@ from typing import Any, Generic, Self, TypeVar
 
 from . import asked as statements
 from .asked import Asked, checked, json_of, list_of_names, ttl_of, unique_holder
-from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended
+from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended, sqlstate_of
 from .guard import C, Guard, under
 from .keeper import Event, Grant, Keeper
 from .line import in_thread
@@ -242,6 +242,9 @@ def goes_on(error: Exception, grant: Grant | None) -> bool:
     """Whether to lead again: after a loss of the lease, the transaction, the connection or the server."""
     is_stale = isinstance(error, Refused) and error.sqlstate in {"PF001", "PF004"}
     is_loss = isinstance(error, (LeaseLost, LeaseTaken, TransactionLost)) or type(error) is FenceError
+    if grant is None and sqlstate_of(error).startswith(("25", "40", "53", "55P03", "57", "58")):
+        # It has no time or place now, or is a standby still.
+        return True
     return is_stale or is_loss or session_ended(error) or (grant is not None and grant.is_lost)
 
 

@@ -175,6 +175,8 @@ class Guard(Generic[C]):
 
 def under(keeper: Keeper, grants: Sequence[Grant], release: bool, connection: C) -> Guard[C]:
     """The leases are guarded in the same order everywhere, so that no two wait for each other."""
+    if not grants:
+        raise ValueError("a guard takes a lease")
     pairs = sorted((name.encode(), name, grant.token) for grant in grants for name in grant.names)
     begins = [asked.guard(keeper.prefix, name, token) for _, name, token in pairs]
     ends = [asked.release(keeper.prefix, grant.names, grant.token) for grant in grants if release]
