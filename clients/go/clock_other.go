@@ -6,7 +6,5 @@ import "time"
 
 var start = time.Now()
 
-// now is the time since the start of the process, on a clock that nobody can set.
-func now() time.Duration {
-	return time.Since(start)
-}
+// now is on a clock that nobody can set.
+func now() time.Duration { return time.Since(start) }

@@ -5,159 +5,166 @@ import (
 	"database/sql"
 	"errors"
 	"fmt"
-	"net"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// driverTx is a transaction of pgx or of database/sql.
-type driverTx interface {
-	// value is the only value of a statement's only row; nil is NULL.
-	value(ctx context.Context, query string, args ...any) (any, error)
-	// goesOn returns an error where the transaction was rolled back, or ended, under its work.
-	goesOn(ctx context.Context) error
-	commit(ctx context.Context) error
-	rollback(ctx context.Context) error
-	// isBroken tells, after that error, whether its session has ended.
-	isBroken(err error) bool
-	// breakOff ends what hangs in it, from any goroutine.
-	breakOff()
+// Pgx is a *pgx.Conn, a *pgxpool.Pool or *pgxpool.Conn, or whatever else begins transactions of pgx; or a pgx.Tx.
+type Pgx interface {
+	Begin(context.Context) (pgx.Tx, error)
 }
 
-func driverOf(tx any) (driverTx, error) {
-	switch tx := tx.(type) {
-	case sqlTransaction:
-		return &sqlTx{tx: tx}, nil
-	case pgx.Tx:
-		conn := tx.Conn()
-		return &pgxTx{Tx: tx, conn: conn, socket: conn.PgConn().Conn()}, nil
-	default:
-		return nil, fmt.Errorf("pgfence: %T is no transaction: begin is conn.Begin or pool.Begin of pgx 5, pgfence.SQL(db), "+
-			"or returns a pgx.Tx, an *sql.Tx, or what embeds one", tx)
+// SQL is an *sql.DB, an *sql.Conn, or whatever else begins transactions of database/sql; or an *sql.Tx.
+type SQL interface {
+	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
+}
+
+// PgxWork and SQLWork are what is done in a transaction. Its context ends with the caller's, and at a loss: use it for every
+// statement.
+type (
+	PgxWork = func(context.Context, pgx.Tx) error
+	SQLWork = func(context.Context, *sql.Tx) error
+)
+
+// transaction is one that is open. Within one that somebody else ends it is a savepoint (isInner).
+type transaction[Tx any] struct {
+	tx      Tx
+	isInner bool
+	// socket is where it hangs, and conn the same where its state can be looked at; nil where the driver shows neither.
+	socket, conn     *pgconn.PgConn
+	value            func(context.Context, call) (*int64, error)
+	commit, rollback func(context.Context) error
+	// end gives the connection back.
+	end func()
+}
+
+// opening begins one. Its waiting for a connection of a pool is the caller's, and the rest to be done in time.
+type opening[Tx any] func(ctx context.Context, inTime func(func() error) error) (*transaction[Tx], error)
+
+func onPgx(from Pgx) opening[pgx.Tx] {
+	return func(ctx context.Context, inTime func(func() error) error) (*transaction[pgx.Tx], error) {
+		t := &transaction[pgx.Tx]{end: func() {}}
+		switch pool := from.(type) {
+		case *pgxpool.Pool:
+			pooled, err := pool.Acquire(ctx)
+			if err != nil {
+				return nil, err
+			}
+			from, t.end = pooled.Conn(), pooled.Release
+		case *pgxpool.Conn:
+			from = pool.Conn()
+		}
+		conn, isConn := from.(*pgx.Conn)
+		if isConn && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+			return nil, errors.New("pgfence: the connection is in a transaction already: guard its pgx.Tx, by a savepoint")
+		}
+		var tx pgx.Tx
+		err := inTime(func() (err error) {
+			tx, err = from.Begin(ctx)
+			return err
+		})
+		if err != nil {
+			t.end()
+			return nil, err
+		}
+		_, t.isInner = from.(pgx.Tx)
+		t.tx, t.conn, t.socket, t.commit, t.rollback = tx, tx.Conn().PgConn(), tx.Conn().PgConn(), tx.Commit, tx.Rollback
+		t.value = func(ctx context.Context, c call) (value *int64, err error) {
+			err = tx.QueryRow(ctx, c.sql, append([]any{pgx.QueryExecModeExec}, c.args...)...).Scan(&value)
+			return value, err
+		}
+		return t, nil
 	}
 }
 
-var (
-	errFailed = errors.New("a statement of its work has failed, and it is rolled back")
-	errEnded  = errors.New("it was ended by its work")
-)
-
-// failedInside is for work that goes on after a statement of its own has failed.
-func failedInside() error { return fromServer(ErrTransactionLost, errFailed, "", nil) }
-
-// endedInside is for work that has ended its transaction itself, by ROLLBACK or COMMIT.
-func endedInside() error {
-	ended := fromServer(ErrTransactionLost, errEnded, "", nil)
-	ended.InDoubt = true
-	return ended
+func onSQL(from SQL) opening[*sql.Tx] {
+	return func(ctx context.Context, inTime func(func() error) error) (*transaction[*sql.Tx], error) {
+		t := &transaction[*sql.Tx]{end: func() {}}
+		if pool, isPool := from.(*sql.DB); isPool {
+			conn, err := pool.Conn(ctx)
+			if err != nil {
+				return nil, err
+			}
+			from, t.end = conn, func() { _ = conn.Close() }
+		}
+		if conn, isConn := from.(*sql.Conn); isConn {
+			_ = conn.Raw(func(raw any) error {
+				if onPgx, is := raw.(interface{ Conn() *pgx.Conn }); is {
+					t.socket = onPgx.Conn().PgConn()
+				}
+				return nil
+			})
+		}
+		var err error
+		switch from := from.(type) {
+		case *sql.Tx:
+			exec := func(sql string) func(context.Context) error {
+				return func(ctx context.Context) error {
+					_, err := from.ExecContext(ctx, sql)
+					return err
+				}
+			}
+			t.tx, t.isInner, err = from, true, exec("SAVEPOINT pg_fence")(ctx)
+			t.commit, t.rollback = exec("RELEASE SAVEPOINT pg_fence"), exec("ROLLBACK TO SAVEPOINT pg_fence")
+		case interface {
+			BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
+		}:
+			err = inTime(func() (err error) {
+				t.tx, err = from.BeginTx(ctx, nil)
+				return err
+			})
+			t.commit = func(context.Context) error { return t.tx.Commit() }
+			t.rollback = func(context.Context) error { return t.tx.Rollback() }
+		default:
+			err = fmt.Errorf("pgfence: %T begins no transactions: this takes an *sql.DB, *sql.Conn or *sql.Tx", from)
+		}
+		if err != nil {
+			t.end()
+			return nil, err
+		}
+		t.value = func(ctx context.Context, c call) (value *int64, err error) {
+			err = t.tx.QueryRowContext(ctx, c.sql, c.args...).Scan(&value)
+			return value, err
+		}
+		return t, nil
+	}
 }
 
-// sqlTransaction is sql.Tx, or what wraps it (sqlx.Tx, bun.Tx).
-type sqlTransaction interface {
-	QueryRowContext(ctx context.Context, query string, args ...any) *sql.Row
-	Commit() error
-	Rollback() error
+// isBroken tells, after that error, whether the session has ended.
+func (t *transaction[Tx]) isBroken(err error) bool {
+	if t.conn != nil {
+		return t.conn.IsClosed()
+	}
+	return sessionEnded(err)
 }
 
-// sqlTx does not get at the connection: what hangs in it ends by its context, which the work has to use.
-type sqlTx struct {
-	tx     sqlTransaction
-	broken bool
-}
-
-func (t *sqlTx) value(ctx context.Context, query string, args ...any) (value any, err error) {
-	err = t.tx.QueryRowContext(ctx, query, args...).Scan(&value)
-	return value, err
-}
-
-// goesOn asks the server: the token was set for that transaction alone.
-func (t *sqlTx) goesOn(ctx context.Context) error {
-	var isThere bool
-	err := t.tx.QueryRowContext(ctx, "SELECT coalesce(current_setting('pg_fence.token', true), '') <> ''").Scan(&isThere)
-	state, _ := sqlState(err)
-	switch {
-	case state == "25P02":
-		return failedInside()
-	case err == nil && !isThere:
-		return endedInside()
-	default:
+// state is an error where the work swallowed one that undid it, or ended it.
+func (t *transaction[Tx]) state(ctx context.Context) error {
+	const ended = "the work has ended the transaction itself: what it did after that was not guarded"
+	if t.conn == nil {
+		// The token was set for that transaction alone.
+		token, err := t.value(ctx, call{sql: "SELECT nullif(current_setting('pg_fence.token', true), '')::bigint"})
+		switch {
+		case stateOf(err) == "25P02":
+			return failedInside(err)
+		case errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil, err == nil && token == nil:
+			return &Error{Kind: TransactionLost, InDoubt: true, message: ended}
+		}
 		return err
 	}
-}
-
-func (t *sqlTx) commit(ctx context.Context) error {
-	err := t.tx.Commit()
-	if err != nil {
-		// Where the context had ended before, database/sql has rolled back. Otherwise an error that is not the
-		// server's is the network's.
-		wasRolledBack := errors.Is(err, sql.ErrTxDone) || err == ctx.Err()
-		state, _ := sqlState(err)
-		t.broken = !wasRolledBack && state == ""
+	switch status := t.conn.TxStatus(); {
+	case t.conn.IsClosed():
+		return tell(TransactionLost, nil, "the session has ended under the transaction")
+	case status == 'E':
+		return failedInside(nil)
+	case status == 'I':
+		return &Error{Kind: TransactionLost, InDoubt: true, message: ended}
 	}
-	return err
+	return nil
 }
 
-func (t *sqlTx) rollback(context.Context) error {
-	err := t.tx.Rollback()
-	t.broken = t.broken || err != nil && !errors.Is(err, sql.ErrTxDone)
-	return err
+func failedInside(cause error) error {
+	return tell(TransactionLost, cause, "a statement of the transaction has failed, and all of it is rolled back")
 }
-
-func (t *sqlTx) isBroken(err error) bool {
-	state, _ := sqlState(err)
-	return t.broken || isEnd(state) || isBroken(err)
-}
-
-func (t *sqlTx) breakOff() {}
-
-type pgxTx struct {
-	pgx.Tx
-	conn   *pgx.Conn
-	socket net.Conn
-	// hasEnded: the connection may be somebody else's by now, so what was known of it then counts.
-	hasEnded, broken bool
-}
-
-func (t *pgxTx) value(ctx context.Context, query string, args ...any) (value any, err error) {
-	err = t.QueryRow(ctx, query, args...).Scan(&value)
-	return value, err
-}
-
-func (t *pgxTx) goesOn(context.Context) error {
-	if t.conn.IsClosed() {
-		return nil
-	}
-	switch t.conn.PgConn().TxStatus() {
-	case 'E':
-		return failedInside()
-	case 'I':
-		return endedInside()
-	default:
-		return nil
-	}
-}
-
-func (t *pgxTx) commit(ctx context.Context) error {
-	err := t.Commit(ctx)
-	if state, _ := sqlState(err); err != nil && (state == "" || isEnd(state)) {
-		t.broken = t.conn.IsClosed()
-	}
-	t.hasEnded = true
-	return err
-}
-
-func (t *pgxTx) rollback(ctx context.Context) error {
-	t.broken = t.isBroken(nil)
-	t.hasEnded = true
-	// Also where it is broken: a pool gets its connection back by that.
-	return t.Rollback(ctx)
-}
-
-func (t *pgxTx) isBroken(error) bool {
-	if t.hasEnded {
-		return t.broken
-	}
-	return t.conn.IsClosed()
-}
-
-func (t *pgxTx) breakOff() { breakOff(t.socket) }

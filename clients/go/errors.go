@@ -1,228 +1,182 @@
 package pgfence
 
 import (
+	"cmp"
 	"context"
 	"database/sql"
 	"database/sql/driver"
 	"encoding/json"
 	"errors"
-	"reflect"
+	"fmt"
+	"io"
+	"net"
+	"net/url"
+	"slices"
 	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Kind is what an [Error] is about, to be asked for by errors.Is.
 type Kind string
 
-// Error makes a Kind something that errors.Is can look for.
-func (k Kind) Error() string { return string(k) }
-
 // The kinds of errors.
 const (
-	// ErrStaleToken (PF001): the row has seen the same or a greater token. The lease is lost: stop.
-	ErrStaleToken Kind = "stale token"
-	// ErrNoToken (PF002): the write presented no token. It ran outside of Guard and Present.
-	ErrNoToken Kind = "no token"
-	// ErrNeverIssued (PF003): this database never issued that token.
-	ErrNeverIssued Kind = "token never issued"
-	// ErrNotSpeaking (PF004): the token does not speak for the lease.
-	ErrNotSpeaking Kind = "token does not speak for the lease"
-	// ErrCannotBeFenced (PF005): a statement that cannot be fenced (TRUNCATE).
-	ErrCannotBeFenced Kind = "statement cannot be fenced"
-	// ErrLeaseLost: the lease is ours no more. Stop, and report no failure of the work: somebody else may be at it.
-	ErrLeaseLost Kind = "lease lost"
-	// ErrLeaseTaken: somebody else has the lease, and kept it for as long as we waited.
-	ErrLeaseTaken Kind = "lease taken"
-	// ErrTransactionLost: the session has ended under the transaction, or the transaction was rolled back under its work,
-	// which went on all the same. The lease may well be held still.
-	ErrTransactionLost Kind = "transaction lost"
-	// ErrAcquireTimeout: the server did not answer in time, and was waited for no longer.
-	ErrAcquireTimeout Kind = "acquire timed out"
-	// ErrNotInstalled: the extension is not in this database, or its schema is not on the search_path.
-	ErrNotInstalled Kind = "pg_fence is not installed"
+	LeaseTaken      Kind = "lease taken"      // somebody else has it: Holder, for Remaining at the most
+	LeaseLost       Kind = "lease lost"       // it is ours no more: stop, and report no failure of the work
+	Refused         Kind = "refused"          // the server refused a write, a guard or a call: SQLState, Detail, Hint
+	TransactionLost Kind = "transaction lost" // nothing of it has landed, unless InDoubt; the lease may be held still
+	NotInstalled    Kind = "not installed"    // the extension is not there, or not on the search_path
+	NotGranted      Kind = "not granted"      // the role may not use the lease
+	NoAnswer        Kind = "no answer"        // of the server, in time; a deadline of the caller's is the context's error
+	Closed          Kind = "closed"           // the fence is
 )
+
+// Error makes a Kind something that errors.Is can look for.
+func (k Kind) Error() string { return string(k) }
 
 // Reason is why a lease was lost.
 type Reason string
 
 // The reasons of a loss.
 const (
-	// Deadline: it could not be renewed in time.
-	Deadline Reason = "deadline"
-	// Gone: the server says so. It was taken over, revoked, or expired.
-	Gone Reason = "gone"
-	// Denied: the server will not renew it, and trying again will not help.
-	Denied Reason = "denied"
-	// Session: the session that it was bound to has ended.
-	Session Reason = "session"
-	// Released: its holder gave it back.
-	Released Reason = "released"
+	ReasonDeadline Reason = "deadline" // it could not be renewed in time
+	ReasonGone     Reason = "gone"     // the server says so: taken over, revoked, expired
+	ReasonRefused  Reason = "refused"  // the server will never renew it for this caller
+	ReasonSession  Reason = "session"  // the connection of a session lease has ended
+	ReasonKeeper   Reason = "keeper"   // what kept it has died
+	ReasonReleased Reason = "released" // its holder gave it back
 )
 
-// Error is everything that pg_fence and its client refuse or tell. Ask for its kind by errors.Is(err, ErrLeaseLost),
-// and for the rest by errors.As. It wraps the driver's error.
+// Error is whatever pg_fence and its client refuse or tell. Ask for its kind by errors.Is(err, pgfence.LeaseLost), and for the
+// rest by errors.As. It wraps the driver's error. Of its fields those are set that apply, and can be seen.
 type Error struct {
-	Kind Kind
-	// Reason and Names are those of a lost lease; Names those of a taken one, too.
-	Reason Reason
-	Names  []string
-	// InDoubt: it was the commit that failed, or the work has ended the transaction itself, so that it may have landed all the
-	// same.
+	Kind      Kind
+	Names     []string
+	Reason    Reason
+	Holder    string
+	Remaining time.Duration
+	// InDoubt: a commit failed, or the work has committed by itself, so that it may have landed.
 	InDoubt bool
-	// SQLState is empty where the server has not said it, as the following.
-	SQLState string
-	Message  string
-	Hint     string
-	// Detail has the keys presented, stored, lease, holder…, as they apply. A token is an int64.
-	Detail map[string]any
-	cause  error
+	// Detail has presented, stored, lease, holder…; a token is an int64.
+	Detail         map[string]any
+	SQLState, Hint string
+
+	message string
+	cause   error
 }
 
 func (e *Error) Error() string {
-	names := strings.Join(e.Names, ", ")
+	names := "the lease " + strings.Join(e.Names, ", ")
 	switch {
-	case e.Kind == ErrLeaseLost:
-		return "the lease " + names + " is lost (" + string(e.Reason) + ")"
-	case e.Kind == ErrLeaseTaken:
-		return "the lease " + names + " is taken"
-	case e.Kind == ErrTransactionLost:
-		return "the transaction is lost: " + e.Message
-	case e.Kind == ErrAcquireTimeout:
-		return "the server did not answer in time whether the lease " + names + " is granted"
-	default:
-		return e.Message
+	case e.Kind == LeaseLost:
+		return names + " is lost (" + string(e.Reason) + ")"
+	case e.Kind == LeaseTaken && e.Holder != "":
+		return fmt.Sprintf("%s is taken by %s, for %v at the most unless it is renewed", names, e.Holder, e.Remaining)
+	case e.Kind == LeaseTaken:
+		return names + " is taken"
+	case e.message == "":
+		return string(e.Kind)
 	}
+	return e.message
 }
 
 // Unwrap returns the driver's error, or nil.
 func (e *Error) Unwrap() error { return e.cause }
 
-// Is lets errors.Is ask for the kind. A lost lease is context.Canceled, too, for it is how contexts end by it.
-func (e *Error) Is(target error) bool {
-	return target == e.Kind || target == context.Canceled && e.Kind == ErrLeaseLost
+// Is lets errors.Is ask for the kind.
+func (e *Error) Is(target error) bool { return target == e.Kind }
+
+func tell(kind Kind, cause error, format string, args ...any) *Error {
+	return &Error{Kind: kind, message: fmt.Sprintf(format, args...), cause: cause}
 }
 
-// Classify finds the typed error in what a driver, a pool or an ORM returned, however deep it is wrapped; nil where it
-// is no business of pg_fence. Within Guard and Present that is done already.
-func Classify(err error) *Error {
-	var typed *Error
-	if errors.As(err, &typed) {
-		return typed
-	}
-	state, server := sqlState(err)
-	switch kind, isKind := kinds[state]; {
-	case isKind:
-		return fromServer(kind, err, state, server)
-	case isEnd(state) || isBroken(err):
-		return fromServer(ErrTransactionLost, err, state, server)
-	default:
-		return nil
-	}
+// noAnswer has no cause, which could be taken for a deadline of the caller's.
+func noAnswer(limit time.Duration, err error) *Error {
+	return tell(NoAnswer, nil, "the server has not answered within %v: %v", limit.Round(time.Millisecond), err)
 }
 
-var kinds = map[string]Kind{
-	"PF001": ErrStaleToken,
-	"PF002": ErrNoToken,
-	"PF003": ErrNeverIssued,
-	"PF004": ErrNotSpeaking,
-	"PF005": ErrCannotBeFenced,
+func isAnyOf(err error, targets ...error) bool {
+	return slices.ContainsFunc(targets, func(target error) bool { return errors.Is(err, target) })
 }
 
-// installed is the error of a call of pg_fence's functions: where there are none, it says that.
-func installed(err error) error {
-	state, server := sqlState(err)
-	if state == "42883" || state == "3F000" {
-		told := fromServer(ErrNotInstalled, err, state, server)
-		told.Message = "pg_fence is not installed in this database, or its schema is not on the search_path: " + told.Message
-		told.Hint = "Run CREATE EXTENSION pg_fence there, or name its schema: fence.InSchema(\"…\")."
-		return told
-	}
-	return err
+// serverError is that of pgx or of lib/pq.
+type serverError interface {
+	error
+	SQLState() string
 }
 
-// isEnd tells the SQLSTATEs of a session, and with it of a transaction, that has ended:
-// idle_in_transaction_session_timeout, transaction_timeout, terminated, crashed, idle_session_timeout; all of class 08.
-func isEnd(state string) bool {
-	switch state {
-	case "25P03", "25P04", "57P01", "57P02", "57P05":
-		return true
-	}
-	return strings.HasPrefix(state, "08")
-}
-
-// isBroken tells what database/sql returns for a connection that has ended.
-func isBroken(err error) bool {
-	return errors.Is(err, driver.ErrBadConn) || errors.Is(err, sql.ErrConnDone)
-}
-
-// isPermanent tells a heartbeat's error that will come again, so that there is nothing to wait for.
-func isPermanent(err error) bool {
-	state, _ := sqlState(err)
-	if len(state) != 5 {
-		return false
-	}
-	switch state[:2] {
-	case "22", "28", "3D", "3F", "42":
-		return true
-	}
-	return state == "0A000" || state == "55000"
-}
-
-// sqlState also returns the error that has it: that of pgx or of lib/pq.
-func sqlState(err error) (string, error) {
-	var server interface {
-		error
-		SQLState() string
-	}
+// stateOf is the SQLSTATE, however deep it is wrapped; "" where there is none.
+func stateOf(err error) string {
+	var server serverError
 	if errors.As(err, &server) {
-		return server.SQLState(), server
-	}
-	return "", nil
-}
-
-func fromServer(kind Kind, err error, state string, server error) *Error {
-	made := &Error{Kind: kind, SQLState: state, Message: err.Error(), cause: err}
-	if server != nil {
-		// The drivers' types have these fields alike.
-		made.Message, made.Hint = field(server, "Message"), field(server, "Hint")
-		made.Detail = detail(field(server, "Detail"))
-	}
-	return made
-}
-
-func field(err error, name string) string {
-	value := reflect.Indirect(reflect.ValueOf(err))
-	if value.Kind() != reflect.Struct {
-		return ""
-	}
-	if found := value.FieldByName(name); found.Kind() == reflect.String {
-		return found.String()
+		return server.SQLState()
 	}
 	return ""
 }
 
-// detail reads the JSON of a DETAIL. Numbers are tokens, which a float64 would round.
-func detail(text string) map[string]any {
-	var object map[string]any
-	decoder := json.NewDecoder(strings.NewReader(text))
-	decoder.UseNumber()
-	if decoder.Decode(&object) != nil {
-		return nil
+// sessionEnded tells whether the error says that a session has ended, or could not be had.
+func sessionEnded(err error) bool {
+	if state := stateOf(err); state != "" {
+		// Idle in transaction, transaction_timeout, terminated, crashed, starting, idle, too many connections.
+		return strings.Contains("25P03 25P04 57P01 57P02 57P03 57P05 53300", state) || strings.HasPrefix(state, "08")
 	}
-	for key, value := range object {
-		if number, isNumber := value.(json.Number); isNumber {
-			if whole, err := number.Int64(); err == nil {
-				object[key] = whole
-			}
-		}
-	}
-	return object
+	var network *net.OpError
+	var connecting *pgconn.ConnectError
+	var ofHTTP *url.Error
+	return !isAnyOf(err, context.Canceled, context.DeadlineExceeded) && !errors.As(err, &ofHTTP) && (pgconn.SafeToRetry(err) ||
+		pgconn.Timeout(err) || errors.As(err, &network) || errors.As(err, &connecting) ||
+		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone))
 }
 
-// copyOf is a loss told once more: with what has shown it this time.
-func (e *Error) copyOf(cause error) *Error {
-	told := *e
-	if cause != nil {
-		told.cause = cause
+// isInterrupted tells what comes of a context that has ended: lib/pq returns the server's answer to its cancel.
+func isInterrupted(err error) bool {
+	return stateOf(err) == "57014" || isAnyOf(err, context.Canceled, context.DeadlineExceeded, sql.ErrTxDone, pgx.ErrTxClosed)
+}
+
+// typed is what an error means, of one of our own statements or of the work's.
+func typed(err error, isOfWork bool, on *pgconn.PgConn) error {
+	var told *Error
+	state, role := stateOf(err), "…"
+	if on != nil {
+		role = on.ParameterStatus("session_authorization")
 	}
-	return &told
+	isOf := func(class string) bool { return strings.HasPrefix(state, class) }
+	switch {
+	case errors.As(err, &told), isOfWork && !isOf("PF"), state == "55P03":
+	case state == "42883", state == "3F000":
+		return tell(NotInstalled, err, "pg_fence is not installed in this database, or not on the search_path: "+
+			"CREATE EXTENSION pg_fence, or name the schema that it is in, pgfence.InSchema(…) (%v)", err)
+	case state == "42501":
+		return tell(NotGranted, err, "the role %s may not use the lease: %v; an administrator grants it: "+
+			"SELECT fence_grant('%s')", role, err, role)
+	case slices.ContainsFunc([]string{"PF", "22", "55", "0A", "53"}, isOf):
+		return refused(err, state)
+	}
+	return err
+}
+
+func refused(err error, state string) *Error {
+	var server serverError
+	var has struct{ Message, Detail, Hint string }
+	errors.As(err, &server)
+	// The drivers' types have these fields alike.
+	text, _ := json.Marshal(server)
+	_ = json.Unmarshal(text, &has)
+	told := tell(Refused, err, "%s", cmp.Or(has.Message, err.Error()))
+	if told.SQLState, told.Hint = state, has.Hint; has.Hint != "" {
+		told.message += " (" + has.Hint + ")"
+	}
+	// Numbers are tokens, which a float64 would round.
+	decoder := json.NewDecoder(strings.NewReader(has.Detail))
+	decoder.UseNumber()
+	_ = decoder.Decode(&told.Detail)
+	for key, value := range told.Detail {
+		if number, isNumber := value.(json.Number); isNumber {
+			told.Detail[key], _ = number.Int64()
+		}
+	}
+	return told
 }

@@ -1,193 +1,211 @@
 // Package pgfence keeps leases with fencing tokens of the PostgreSQL extension pg_fence.
 //
-// All leases of a [Fence] are kept by one heartbeat on one connection. [Guard] and [Present] run the transactions that
-// write, of pgx 5 or of database/sql with any driver, and put the lease's token into them. A loss is told by the deadline at
-// the latest, whatever hangs: the contexts of the lease and of its transactions end.
+// All leases of a [Fence] are kept by one heartbeat on one connection. [Lease.Guard] and [Lease.GuardSQL] run the
+// transactions that write, of pgx 5 or of database/sql with any driver, and put the lease's token into them. A loss is told by
+// the deadline at the latest, whatever hangs: the contexts of the lease's work and of its transactions end.
 package pgfence
 
 import (
+	"cmp"
+	"context"
 	"crypto/rand"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"pgfence.example/pgfence/internal/hooks"
+	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Fence is where leases come from. It has a connection, and two goroutines, while leases of it are held, and none
-// otherwise: there is nothing to be closed. Its methods may be called from any goroutine.
-type Fence struct {
-	config    *pgx.ConnConfig
-	err       error
-	schema    string
-	hooks     hooks.Hooks
-	telemetry Telemetry
-	kept      *kept
+// Fence is where leases come from: one for a process. It has a connection, and two goroutines, while leases of it are held,
+// and none otherwise. Its methods may be called from any goroutine.
+type Fence struct{ k *keeper }
+
+// Source is what a fence can be made from: a connection string, as a URL or in key=value form; a configuration, or a pool,
+// like whose connections the fence's own is, which is not taken from it; or a function that opens a connection.
+type Source interface {
+	string | *pgx.ConnConfig | *pgxpool.Pool | func(context.Context) (Conn, error)
 }
 
-// New takes a connection string, as a URL or in key=value form, and the environment (PGHOST…), as libpq does. What is
-// wrong with it is told by the first lease.
-func New(connString string) *Fence {
-	config, err := pgx.ParseConfig(connString)
-	if err != nil {
-		return &Fence{err: err}
+// Setting is how a fence is made otherwise.
+type Setting func(*keeper)
+
+// InSchema names the extension's schema, where that is not on the search_path.
+func InSchema(schema string) Setting {
+	return func(k *keeper) { k.schema = pgx.Identifier{schema}.Sanitize() + "." }
+}
+
+// OnEvent is told what becomes of leases, in whatever goroutine it happens. It must not block.
+func OnEvent(tell func(Event)) Setting { return func(k *keeper) { k.onEvent = tell } }
+
+// LogTo has losses and outages be logged there, instead of by slog's default.
+func LogTo(logger *slog.Logger) Setting { return func(k *keeper) { k.log = logger } }
+
+// New makes a fence. It connects when the first lease is asked for, which tells, too, what is wrong with the source.
+func New[S Source](source S, settings ...Setting) *Fence {
+	k := &keeper{line: &line{open: opener(source)}, grants: map[*grant]struct{}{}, log: slog.Default(), onEvent: func(Event) {}}
+	for _, set := range settings {
+		set(k)
 	}
-	for name := range config.RuntimeParams {
-		if isDriverSetting(name) {
-			delete(config.RuntimeParams, name)
+	return &Fence{k}
+}
+
+func opener(source any) func(context.Context) (Conn, error) {
+	pool := &pgxpool.Config{}
+	var err error
+	switch source := source.(type) {
+	case func(context.Context) (Conn, error):
+		return source
+	case string:
+		if pool, err = pgxpool.ParseConfig(source); err != nil {
+			return func(context.Context) (Conn, error) { return nil, err }
 		}
+		// What lib/pq takes for itself, the server would refuse.
+		delete(pool.ConnConfig.RuntimeParams, "binary_parameters")
+	case *pgx.ConnConfig:
+		pool.ConnConfig = source.Copy()
+	case *pgxpool.Pool:
+		pool = source.Config()
 	}
-	return NewConfig(config)
-}
-
-// NewConfig takes a configuration that pgx.ParseConfig has made: pool.Config().ConnConfig is that of a pool.
-func NewConfig(config *pgx.ConnConfig) *Fence {
-	return (&Fence{config: config.Copy(), hooks: hooks.None(), telemetry: silence{}}).fresh()
-}
-
-// fresh has it keep leases of its own.
-func (f *Fence) fresh() *Fence {
-	f.kept = &kept{fence: f, leases: map[*Lease]struct{}{}}
-	return f
-}
-
-// isDriverSetting knows what pgxpool and lib/pq take from a connection string for themselves. The server would refuse it.
-func isDriverSetting(name string) bool {
-	switch name {
-	case "binary_parameters", "disable_prepared_binary_result":
-		return true
+	// Go's strings are UTF-8, whatever the role has set.
+	pool.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+	return func(ctx context.Context) (conn Conn, err error) {
+		config := pool.ConnConfig.Copy()
+		if pool.BeforeConnect != nil {
+			err = pool.BeforeConnect(ctx, config)
+		}
+		if err != nil {
+			return nil, err
+		}
+		opened, err := pgx.ConnectConfig(ctx, config)
+		if err == nil && pool.AfterConnect != nil {
+			if err = pool.AfterConnect(ctx, opened); err != nil {
+				hangUp(opened)
+			}
+		}
+		return opened, err
 	}
-	return strings.HasPrefix(name, "pool_")
 }
-
-// InSchema is another Fence, for an extension in a schema that is not in the search path.
-func (f *Fence) InSchema(schema string) *Fence {
-	there := *f
-	there.schema = `"` + strings.ReplaceAll(schema, `"`, `""`) + `".`
-	return there.fresh()
-}
-
-// WithTelemetry is another Fence, which tells what it does.
-func (f *Fence) WithTelemetry(telemetry Telemetry) *Fence {
-	telling := *f
-	telling.telemetry = telemetry
-	return telling.fresh()
-}
-
-// Hooked is for the laboratory that tests this client; the type of its argument cannot be named elsewhere.
-func (f *Fence) Hooked(with hooks.Hooks) *Fence {
-	hooked := *f
-	hooked.hooks = with
-	return hooked.fresh()
-}
-
-func (f *Fence) call(function string) string { return "SELECT " + f.schema + function }
 
 // Options are how a lease is asked for.
 type Options struct {
-	// TTL is how long it is held without a renewal: 30 s unless it is given, and at least 100 ms.
-	TTL time.Duration
-	// Wait is how long to wait in line for it.
-	Wait time.Duration
-	// Holder is shown in the view of all leases; unless it is given, it is unique for each lease.
-	Holder string
-	// Metadata is shown there, too, as JSON.
-	Metadata any
-	// Shared: others may have it shared at the same time.
-	Shared bool
-	// Slots is how many may have it at the same time; 0 is 1.
-	Slots int
-	// Session: it ends with its session, too. Not through a pooler.
-	Session bool
-	// Reclaim: where that Holder has it already, it gets a new grant at once.
-	Reclaim bool
-	// HoldAtMost is after how long, counted from the acquire, it is renewed no more, so that a loop which is stuck does not
-	// hold it for ever: it is then lost at its deadline.
-	HoldAtMost time.Duration
-	// HoldAtLeast is for how long, counted from the acquire, nobody else is to have it: a release before that leaves it to
-	// end by itself. That is for schedulers whose clocks differ.
-	HoldAtLeast time.Duration
-	// OnLeader is told by Lead who leads, at first and at each change, in a goroutine of its own.
-	OnLeader func(Leader)
-	// OnLost is told of a loss, in a goroutine of its own.
-	OnLost func(*Error)
-	// Logf is told of losses and of renewals that failed; log.Printf will do.
-	Logf func(format string, args ...any)
-
-	metadata any
-	// mayReclaim: the Holder is unique for this call.
-	mayReclaim bool
+	TTL      time.Duration // how long it is held without a renewal: 30 s unless it is given, and at least 100 ms
+	Wait     time.Duration // how long to wait for it, where somebody else has it
+	Holder   string        // is shown in the view of all leases; unless it is given, it is unique for each call
+	Reclaim  bool          // where that Holder has it already, it gets a new grant at once
+	Session  bool          // it ends with the fence's connection, too; not through a pooler in transaction mode
+	Shared   bool          // others may have it shared at the same time
+	Slots    int           // how many may have it at the same time; 0 is 1
+	Metadata any           // is shown in the view, too, as JSON
 }
 
-// A number without a unit is a Duration in nanoseconds to Go. Nobody means so short a ttl or wait.
-const (
-	shortestTTL  = 100 * time.Millisecond
-	shortestWait = time.Millisecond
-)
-
+// complete looks them over, and fills in what is missing.
 func (o Options) complete(names []string) (Options, error) {
-	if o.TTL == 0 {
-		o.TTL = 30 * time.Second
-	}
-	if o.Slots == 0 {
-		o.Slots = 1
-	}
+	o.TTL, o.Slots = cmp.Or(o.TTL, 30*time.Second), cmp.Or(o.Slots, 1)
 	switch {
 	case len(names) == 0:
 		return o, errors.New("pgfence: a lease needs a name")
-	case o.TTL < shortestTTL:
-		return o, fmt.Errorf("pgfence: a TTL of %v is too short: it is at least %v; is it a number without its unit?", o.TTL, shortestTTL)
-	case o.HoldAtMost < 0 || o.HoldAtLeast < 0:
-		return o, errors.New("pgfence: HoldAtMost and HoldAtLeast are no times before the acquire")
+	case o.TTL < 100*time.Millisecond, o.Wait < 0, o.Wait > 0 && o.Wait < time.Millisecond:
+		// To Go a number is nanoseconds.
+		return o, fmt.Errorf("pgfence: TTL %v is below 100ms, or Wait %v below 1ms: a number without its unit?", o.TTL, o.Wait)
 	case o.Reclaim && o.Holder == "":
-		return o, errors.New("pgfence: only a Holder of your own can be reclaimed")
-	case len(names) > 1 && (o.Shared || o.Slots != 1 || o.Reclaim):
+		return o, errors.New("pgfence: Reclaim takes a Holder: whose lease is it?")
+	case len(names) > 1 && (o.Shared || o.Slots > 1 || o.Reclaim):
 		return o, errors.New("pgfence: several names at once are exclusive: no Shared, Slots or Reclaim")
 	}
-	if err := checkWait(o.Wait); err != nil {
-		return o, err
-	}
 	if o.Holder == "" {
-		o.Holder = uniqueHolder()
-		// An answer that was lost may have been our own grant.
-		o.mayReclaim = len(names) == 1
+		host, _ := os.Hostname()
+		o.Holder = fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:8])
 	}
-	var err error
-	o.metadata, err = asJSON(o.Metadata)
-	return o, err
+	if o.Metadata != nil {
+		text, err := json.Marshal(o.Metadata)
+		if err != nil {
+			return o, fmt.Errorf("pgfence: Metadata has no JSON: %w", err)
+		}
+		o.Metadata = string(text)
+	}
+	return o, nil
 }
 
-func checkWait(wait time.Duration) error {
-	if wait < 0 || wait > 0 && wait < shortestWait {
-		return fmt.Errorf("pgfence: a Wait of %v is too short; is it a number without its unit?", wait)
-	}
-	return nil
-}
+// Work is what is done under a lease. Its context ends with the caller's, and at a loss: use it for whatever takes one.
+type Work = func(context.Context, *Lease) error
 
-// asJSON is a text, or nil for nothing.
-func asJSON(metadata any) (any, error) {
-	if metadata == nil {
-		return nil, nil
-	}
-	text, err := json.Marshal(metadata)
+// Lease does the work under the lease, and gives it back: [Fence.Acquire], then [Lease.Do].
+func (f *Fence) Lease(ctx context.Context, name string, options Options, work Work) error {
+	lease, err := f.Acquire(ctx, []string{name}, options)
 	if err != nil {
-		return nil, fmt.Errorf("pgfence: metadata: %w", err)
+		return err
 	}
-	return string(text), nil
+	return lease.Do(ctx, work)
 }
 
-func uniqueHolder() string {
-	host, err := os.Hostname()
+// Acquire takes a lease, of several names all or none, or returns an [Error] of the kind [LeaseTaken]. The context is for the
+// acquire alone: where it ends first, its error is returned, and a grant that comes all the same is given back.
+//
+// Then [Lease.Do] the work; or look at [Lease.Lost], and defer [Lease.Release].
+func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*Lease, error) {
+	options, err := options.complete(names)
 	if err != nil {
-		host = "go"
+		return nil, err
 	}
-	random := make([]byte, 4)
-	_, _ = rand.Read(random)
-	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), hex.EncodeToString(random))
+	granted, err := f.k.acquire(ctx, names, options)
+	if err != nil {
+		return nil, err
+	}
+	return newLease(f.k, granted[0]), nil
 }
+
+// Claim takes the first n of these names that are free, in their order, as a lease each. It takes a TTL and a Holder.
+func (f *Fence) Claim(ctx context.Context, names []string, n int, options Options) (claimed Leases, err error) {
+	if options != (Options{TTL: options.TTL, Holder: options.Holder}) {
+		return nil, errors.New("pgfence: Claim takes no options but TTL and Holder")
+	}
+	if options, err = options.complete(names); err != nil {
+		return nil, err
+	}
+	granted, err := f.k.claim(ctx, names, n, options)
+	for _, one := range granted {
+		claimed = append(claimed, newLease(f.k, one))
+	}
+	return claimed, err
+}
+
+// Lead runs the work whenever this process leads, and again after each loss: of the lease, the server, the connection, the
+// transaction. It ends when the work returns nil or an error of its own, which it returns; and with the context, at which
+// the work's ends, too. It waits for the work in any case, and gives the lease back after it. It takes a TTL.
+func (f *Fence) Lead(ctx context.Context, name string, options Options, work Work) error {
+	if options != (Options{TTL: options.TTL}) {
+		return errors.New("pgfence: Lead takes no option but TTL")
+	}
+	options, err := options.complete([]string{name})
+	// If the answer to an acquire was lost, its own holder takes the grant over.
+	options.Wait, options.Reclaim = forever, true
+	for goesOn := err == nil; goesOn; {
+		var granted []*grant
+		if granted, err = f.k.acquire(ctx, []string{name}, options); err == nil {
+			err = newLease(f.k, granted[0]).Do(ctx, work)
+			goesOn = granted[0].lost() != nil
+		}
+		var told *Error
+		goesOn = ctx.Err() == nil && err != nil && (goesOn && granted != nil || sessionEnded(err) ||
+			isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer) ||
+			errors.As(err, &told) && (told.SQLState == "PF001" || told.SQLState == "PF004"))
+		if goesOn {
+			select {
+			case <-ctx.Done():
+			case <-time.After(options.TTL / 12):
+			}
+		}
+	}
+	return err
+}
+
+// Adopted is a lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the number that it has
+// there. It has no heartbeat, and nothing to close.
+func (f *Fence) Adopted(name string, token int64) *Adopted { return &Adopted{f.k, name, token} }
+
+// Close gives everything back, and ends all waits. It belongs where the process ends; then nobody waits for a ttl.
+func (f *Fence) Close() { f.k.close() }

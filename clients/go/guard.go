@@ -1,10 +1,17 @@
 package pgfence
 
 import (
+	"cmp"
 	"context"
-	"database/sql"
 	"errors"
-	"strconv"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 )
 
 // Last is an option of the last transaction under a lease.
@@ -13,364 +20,264 @@ type Last bool
 // Releasing gives the lease back in the transaction, after its work.
 const Releasing Last = true
 
-// Leases are several at once, for one transaction: Guard(ctx, pgfence.Leases{one, other}, …). They are guarded by one
-// statement, in the order of their names, and the transaction ends with the first that is lost.
-type Leases []*Lease
-
-// Token is that of the last one: every one of them speaks for its own lease where a transaction is guarded.
-func (l Leases) Token() int64 {
-	if len(l) == 0 {
-		return 0
-	}
-	return l[len(l)-1].Token()
+// Guard runs a transaction during which nobody else is granted any of these leases, and whose writes present their tokens. It
+// does not begin when one of them is lost. An error or a panic of the work rolls back. In a pgx.Tx, which somebody has begun,
+// it is a savepoint.
+func (f *Fence) Guard(ctx context.Context, conn Pgx, leases Leases, work PgxWork, last ...Last) error {
+	return guard(ctx, under(f.k, leases, last), onPgx(conn), work)
 }
 
-// Names are those of all of them.
-func (l Leases) Names() (names []string) {
-	for _, lease := range l {
-		names = append(names, lease.names...)
-	}
-	return names
+// GuardSQL is Guard with database/sql; in an *sql.Tx it is a savepoint.
+func (f *Fence) GuardSQL(ctx context.Context, db SQL, leases Leases, work SQLWork, last ...Last) error {
+	return guard(ctx, under(f.k, leases, last), onSQL(db), work)
 }
 
-// Release gives all of them back, and returns the first error.
-func (l Leases) Release() (first error) {
-	for _, lease := range l {
-		if err := lease.Release(); err != nil && first == nil {
-			first = err
+// guarding is what a transaction is guarded by: statements after its begin, and before its end.
+type guarding struct {
+	k            *keeper
+	names        []string
+	grants       []*grant
+	begins, ends []call
+	// limit is how long our own statements may take.
+	limit time.Duration
+}
+
+func under(k *keeper, leases Leases, last []Last) guarding {
+	g := guarding{k: k, limit: longest}
+	tokens := map[string]int64{}
+	for _, lease := range leases {
+		for _, name := range lease.g.names {
+			g.names, tokens[name] = append(g.names, name), lease.g.token
+		}
+		if slices.Contains(last, Releasing) {
+			g.ends = append(g.ends, k.releasing(lease.g.names, lease.g.token))
+		}
+		g.grants, g.limit = append(g.grants, lease.g), min(g.limit, lease.g.keeping.ttl/3)
+	}
+	// In the same order everywhere, so that no two wait for each other.
+	slices.Sort(g.names)
+	for _, name := range g.names {
+		g.begins = append(g.begins, k.call("SELECT lease_guard($1::text, $2::bigint)", name, tokens[name]))
+	}
+	return g
+}
+
+func underAdopted(a *Adopted, last []Last) guarding {
+	// Each transaction makes the number known.
+	const adopts = "SELECT lease_guard($1::text, (SELECT lease_adopt($1::text, $2::bigint)))"
+	g := guarding{k: a.k, names: []string{a.name}, begins: []call{a.k.call(adopts, a.name, a.token)}, limit: longest}
+	if slices.Contains(last, Releasing) {
+		g.ends = []call{a.k.releasing(g.names, a.token)}
+	}
+	return g
+}
+
+// releasing is within a transaction of the work. Its arguments are such as every driver can send.
+func (k *keeper) releasing(names []string, token int64) call {
+	if len(names) == 1 {
+		return k.call("SELECT lease_release($1::text, $2::bigint)", names[0], token)
+	}
+	quoted := make([]string, len(names))
+	for i, name := range names {
+		quoted[i] = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(name) + `"`
+	}
+	return k.call("SELECT lease_release_all($1::text::text[], $2::bigint)", "{"+strings.Join(quoted, ",")+"}", token)
+}
+
+func (g guarding) check() error {
+	for _, one := range g.grants {
+		if err := g.k.check(one); err != nil {
+			return err
 		}
 	}
-	return first
+	return nil
 }
 
-func (l Leases) each() (each []holder) {
-	for _, lease := range l {
-		each = append(each, lease)
-	}
-	return each
+// scope is one attempt. Its context until ends with the caller's, at a loss, and when a statement of ours takes too long.
+type scope struct {
+	guarding
+	ctx, until context.Context
+	cancel     context.CancelCauseFunc
+	mu         sync.Mutex
+	socket     *pgconn.PgConn
 }
 
-// Guard does work in a transaction during which nobody else is granted the lease, and whose writes present its token. It
-// does not begin when the lease is lost.
-//
-// begin is that of a connection or pool of pgx (conn.Begin), or SQL(db). The work's context ends with ctx and by a loss of
-// the lease; use it for every statement. An error of the work rolls back and is returned, typed where it is of pg_fence. A
-// transaction that was rolled back under its work is an error, too, where the work has none.
-func Guard[Tx any](
-	ctx context.Context, lease Holding, begin func(context.Context) (Tx, error),
-	work func(context.Context, Tx) error, last ...Last,
-) error {
-	return under(ctx, &transaction{leases: lease.each(), guards: true, isOurs: true}, begin, work, last)
-}
-
-// Present is as Guard, without a lock: the writes present the token, and somebody else may be granted the lease until one
-// of them is to a bound table.
-func Present[Tx any](
-	ctx context.Context, lease Holding, begin func(context.Context) (Tx, error),
-	work func(context.Context, Tx) error, last ...Last,
-) error {
-	return under(ctx, &transaction{leases: lease.each(), isOurs: true}, begin, work, last)
-}
-
-// GuardTx is Guard in a transaction that is open: it is guarded from here on, and the code that began it ends it. At
-// REPEATABLE READ it must have begun after the lease was acquired (else 40001).
-func GuardTx[Tx any](
-	ctx context.Context, lease Holding, tx Tx, work func(context.Context, Tx) error, last ...Last,
-) error {
-	open := func(context.Context) (Tx, error) { return tx, nil }
-	return under(ctx, &transaction{leases: lease.each(), guards: true}, open, work, last)
-}
-
-// PresentTx is Present in a transaction that is open.
-func PresentTx[Tx any](
-	ctx context.Context, lease Holding, tx Tx, work func(context.Context, Tx) error, last ...Last,
-) error {
-	open := func(context.Context) (Tx, error) { return tx, nil }
-	return under(ctx, &transaction{leases: lease.each()}, open, work, last)
-}
-
-// SQL begins transactions of database/sql: it takes an sql.DB or an sql.Conn.
-func SQL(db interface {
-	BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
-}) func(context.Context) (*sql.Tx, error) {
-	return func(ctx context.Context) (*sql.Tx, error) { return db.BeginTx(ctx, nil) }
-}
-
-// transaction is one under a lease, or several.
-type transaction struct {
-	leases []holder
-	guards bool
-	// isOurs: it begins and ends here.
-	isOurs bool
-	// ctx is the work's, and callers what it was made from.
-	ctx, callers context.Context
-	driver       driverTx
-	// leave has a loss break it off no more.
-	leave []func()
-}
-
-func under[Tx any](
-	ctx context.Context, t *transaction, begin func(context.Context) (Tx, error),
-	work func(context.Context, Tx) error, last []Last,
-) (err error) {
-	if len(t.leases) == 0 {
+func guard[Tx any](ctx context.Context, g guarding, open opening[Tx], work func(context.Context, Tx) error) error {
+	if len(g.names) == 0 {
 		return errors.New("pgfence: a transaction under no lease")
 	}
-	ctx, end := t.fence().telemetry.Start(ctx, "pg_fence.guard", t.names())
-	defer func() {
-		countRefused(t.fence().telemetry, err)
-		end(err)
-	}()
-	t.callers = ctx
-	workCtx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	t.ctx = workCtx
-	for _, lease := range t.leases {
-		forget, isLost := lease.common().interrupts(func() { cancel(lease.common().loss.Load()) })
-		defer forget()
-		if isLost {
-			cancel(lease.lost(nil))
-		}
+	isStale, err := guardOnce(&scope{guarding: g, ctx: ctx}, open, work)
+	if isStale {
+		// After a failover no token speaks until its holder has renewed.
+		g.k.keep(g.grants)
+		_, err = guardOnce(&scope{guarding: g, ctx: ctx}, open, work)
 	}
-	var tx Tx
-	err = t.begin(func() (any, error) {
-		var err error
-		tx, err = begin(workCtx)
-		return tx, err
-	})
+	return err
+}
+
+// guardOnce also tells whether it was the guard itself that was refused, in a transaction that it began.
+func guardOnce[Tx any](s *scope, open opening[Tx], work func(context.Context, Tx) error) (isStale bool, err error) {
+	if err := cmp.Or(s.ctx.Err(), s.check()); err != nil {
+		return false, err
+	}
+	var leave func()
+	s.until, s.cancel, leave = untilLoss(s.ctx, s.grants, s.cut)
+	defer leave()
+	t, err := open(s.until, s.inTime)
 	if err != nil {
-		return err
+		return false, s.told(err, false, nil, false)
 	}
-	defer t.forget()
+	defer t.end()
+	// From here on a loss breaks the connection off, where it hangs, too.
+	s.isOn(t.socket)
+	defer s.isOn(nil)
 	isDone := false
 	defer func() {
 		if !isDone {
-			// The work has panicked.
-			t.rollBack()
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.limit)
+			defer cancel()
+			// Where it fails the driver ends the connection.
+			_ = t.rollback(ctx)
 		}
 	}()
-	err = work(workCtx, tx)
+	err = s.inTime(func() error { return each(s.until, t, s.begins, nil) })
+	if err = cmp.Or(err, s.check()); err != nil {
+		isStale = stateOf(err) == "PF004" && !t.isInner && len(s.grants) > 0
+		return isStale, s.told(err, t.isBroken(err), t.socket, false)
+	}
+	if err = work(s.until, t.tx); err != nil {
+		return false, s.told(err, t.isBroken(err), t.socket, true)
+	}
+	if len(s.ends) > 0 {
+		// The heartbeat leaves out what is about to be released.
+		s.k.change(s.grants, func(of *keeping) { of.resting++ })
+		defer s.k.change(s.grants, func(of *keeping) { of.resting-- })
+	}
+	err = s.inTime(func() error {
+		if err := cmp.Or(s.until.Err(), t.state(s.until)); err != nil {
+			return err
+		}
+		return each(s.until, t, s.ends, s.gone)
+	})
+	if err != nil {
+		return false, s.told(err, t.isBroken(err), t.socket, false)
+	}
+	if err = t.commit(s.until); err != nil {
+		isBroken := t.isBroken(err)
+		return false, inDoubt(s.told(err, isBroken, t.socket, false), err, isBroken)
+	}
 	isDone = true
-	if err != nil {
-		return t.failed(err)
+	if len(s.ends) > 0 {
+		s.k.tell("released", s.k.end(s.grants, ReasonReleased))
 	}
-	if err := t.driver.goesOn(workCtx); err != nil {
-		return t.failed(err)
-	}
-	if len(last) > 0 && bool(last[0]) {
-		return t.commitReleasing()
-	}
-	return t.commit()
+	return false, nil
 }
 
-func (t *transaction) fence() *Fence { return t.leases[0].common().fence }
-
-func (t *transaction) last() holder { return t.leases[len(t.leases)-1] }
-
-func (t *transaction) names() (names []string) {
-	for _, lease := range t.leases {
-		names = append(names, lease.common().names...)
-	}
-	return names
-}
-
-func (t *transaction) forget() {
-	for _, leave := range t.leave {
-		leave()
-	}
-	t.leave = nil
-}
-
-func (t *transaction) refuseIfOver() error {
-	for _, lease := range t.leases {
-		if err := lease.refuseIfOver(); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-func (t *transaction) begin(begin func() (any, error)) error {
-	for isMended := false; ; isMended = true {
-		err := t.tryToBegin(begin)
-		if err == nil || isMended || !t.isOurs {
-			return err
-		}
-		// After a failover no token speaks until its holder has renewed, or adopted again.
-		mends := false
-		for _, lease := range t.leases {
-			if lease.canMend(err) {
-				mends = true
-				if failed := lease.mend(t.callers); failed != nil {
-					return failed
-				}
-			}
-		}
-		if !mends {
-			return err
-		}
-	}
-}
-
-func (t *transaction) tryToBegin(begin func() (any, error)) error {
-	if err := t.refuseIfOver(); err != nil {
-		return err
-	}
-	for _, lease := range t.leases {
-		if lease.isInDoubt() {
-			if err := lease.mend(t.callers); err != nil {
-				return err
-			}
-		}
-	}
-	tx, err := begin()
-	if err != nil {
-		return t.told(err)
-	}
-	if t.driver, err = driverOf(tx); err != nil {
-		return err
-	}
-	// From here on a loss breaks the connection off, where it hangs, too.
-	for _, lease := range t.leases {
-		leave, _ := lease.common().interrupts(t.driver.breakOff)
-		t.leave = append(t.leave, leave)
-	}
-	if err = t.refuseIfOver(); err == nil {
-		if err = t.speak(); err == nil {
-			err = t.refuseIfOver()
-		}
-	}
-	if err != nil {
-		err = t.failed(err)
-		t.forget()
-	}
-	return err
-}
-
-// speak has the transaction present the token.
-func (t *transaction) speak() error {
-	query, args := t.last().common().presenting()
-	if t.guards && len(t.leases) == 1 {
-		query, args = t.leases[0].guarding()
-	} else if t.guards {
-		query, args = t.each("lease_guard", "ORDER BY x.name")
-	}
-	_, err := t.driver.value(t.ctx, query, args...)
-	return err
-}
-
-// each is a statement that calls a function for every name of several leases. It answers NULL where one of the calls does.
-func (t *transaction) each(function, order string) (string, []any) {
-	var names, tokens []string
-	for _, lease := range t.leases {
-		for _, name := range lease.common().names {
-			names = append(names, name)
-			tokens = append(tokens, strconv.FormatInt(lease.common().token, 10))
-		}
-	}
-	query := "SELECT nullif(bool_and(" + t.fence().schema + function + "(x.name, x.token::bigint) IS NOT NULL), false) FROM " +
-		"(SELECT * FROM unnest($1::text::text[], $2::text::text[]) AS x (name, token) " + order + ") AS x"
-	return query, []any{arrayOf(names), arrayOf(tokens)}
-}
-
-// commitReleasing gives the lease back with the transaction. The heartbeat rests meanwhile: a renewal would wait for it.
-func (t *transaction) commitReleasing() error {
-	for _, lease := range t.leases {
-		if err := lease.takeTurn(t.ctx); err != nil {
-			return t.failed(err)
-		}
-		defer lease.giveTurn()
-	}
-	for _, lease := range t.leases {
-		query, args := lease.releasing()
-		closing, err := t.driver.value(t.ctx, query, args...)
-		if err == nil && closing == nil {
-			lease.lose(Gone, nil)
-			err = lease.refuseIfOver()
+// each runs them; isNull says what NULL means.
+func each[Tx any](ctx context.Context, t *transaction[Tx], calls []call, isNull func(int) error) error {
+	for i, call := range calls {
+		value, err := t.value(ctx, call)
+		if err == nil && value == nil {
+			err = isNull(i)
 		}
 		if err != nil {
-			return t.failed(err)
+			return err
 		}
-	}
-	if err := t.commit(); err != nil {
-		return err
-	}
-	for _, lease := range t.leases {
-		lease.hasBeenReleased()
 	}
 	return nil
 }
 
-func (t *transaction) commit() error {
-	if !t.isOurs {
-		return nil
+// gone is what a release means that finds nothing.
+func (g guarding) gone(i int) error {
+	if len(g.grants) == 0 {
+		return &Error{Kind: LeaseLost, Reason: ReasonGone, Names: g.names}
 	}
-	err := t.driver.commit(t.ctx)
-	if err == nil {
-		return nil
-	}
-	told := t.told(err)
-	if !t.driver.isBroken(err) {
-		t.rollBack()
-		return told
-	}
-	inDoubt := Classify(told)
-	if inDoubt == nil {
-		// It was the caller's context that ended, in the middle of the commit.
-		inDoubt = fromServer(ErrTransactionLost, err, "", nil)
-	}
-	inDoubt = inDoubt.copyOf(err)
-	inDoubt.InDoubt = true
-	return inDoubt
+	g.k.end(g.grants[i:i+1], ReasonGone)
+	return g.grants[i].over.Load()
 }
 
-// failed rolls back, and returns the error that led here.
-func (t *transaction) failed(err error) error {
-	t.rollBack()
-	return t.told(err)
+// inTime is for statements of our own.
+func (s *scope) inTime(do func() error) error {
+	slow := time.AfterFunc(s.limit, func() { s.cancel(noAnswer(s.limit, errors.New("a guard waits"))) })
+	defer slow.Stop()
+	return do()
 }
 
-func (t *transaction) rollBack() {
-	if !t.isOurs {
-		return
+func (s *scope) isOn(socket *pgconn.PgConn) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.socket = socket
+}
+
+func (s *scope) cut() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.socket != nil {
+		cut(s.socket)
 	}
-	// Also where the work's context has ended.
-	ctx, cancel := context.WithTimeout(context.Background(), t.leases[0].common().limit)
-	defer cancel()
-	_ = t.driver.rollback(ctx)
 }
 
 // told is the typed error, where it is one. A transaction that was broken off because of a loss tells the loss.
-func (t *transaction) told(err error) error {
-	isBroken := t.driver != nil && t.driver.isBroken(err)
-	found := Classify(err)
-	for _, lease := range t.leases {
-		if lease.common().loss.Load() != nil && (isBroken || isInterrupted(err)) {
-			return lease.lost(err)
-		}
-		if found != nil && (found.Kind == ErrStaleToken || found.Kind == ErrNotSpeaking) {
-			lease.beatSoon()
-		}
+func (s *scope) told(err error, isBroken bool, on *pgconn.PgConn, isOfWork bool) error {
+	state := stateOf(err)
+	if state == "PF001" || state == "PF004" {
+		// The next renewal tells whether they are lost.
+		s.k.change(s.grants, func(of *keeping) { of.beatAt = 0 })
 	}
-	var typed *Error
+	var told *Error
 	switch {
-	case errors.As(err, &typed):
-		return err
-	case isBroken && t.callers.Err() != nil:
-		return err
-	case isBroken:
-		state, server := sqlState(err)
-		return fromServer(ErrTransactionLost, err, state, server)
-	case found == nil || found.Kind == ErrTransactionLost:
-		// Where another connection of the work's broke, that is its own business.
-		return err
+	case errors.As(err, &told):
+	case isBroken || isInterrupted(err):
+		switch {
+		case errors.As(errors.Join(s.check(), context.Cause(s.until)), &told):
+			again := *told
+			again.cause = err
+			return &again
+		case s.ctx.Err() != nil && !errors.Is(err, s.ctx.Err()):
+			return fmt.Errorf("%w: %w", s.ctx.Err(), err)
+		case isBroken && !isAnyOf(err, context.Canceled, context.DeadlineExceeded):
+			// Else it is by a context of the work's own.
+			return tell(TransactionLost, err, "the session has ended under the transaction: %v", err)
+		}
+	case errors.Is(err, pgx.ErrTxCommitRollback):
+		return failedInside(err)
+	case !isOfWork && len(s.grants) == 0 && state == "22004":
+		// NULL from lease_adopt: an older number is guarded.
+		return &Error{Kind: LeaseTaken, Names: s.names, cause: err}
 	default:
-		return found
+		return typed(err, isOfWork, on)
 	}
+	return err
 }
 
-// isInterrupted tells what comes of a context that has ended. lib/pq returns the server's answer to its cancel.
-func isInterrupted(err error) bool {
-	state, _ := sqlState(err)
-	return errors.Is(err, context.Canceled) || errors.Is(err, sql.ErrTxDone) || state == "57014"
+// inDoubt is what a failed commit is told as.
+func inDoubt(told, err error, isBroken bool) error {
+	var lost *Error
+	switch state := stateOf(err); {
+	case errors.As(told, &lost) && (lost.Kind == LeaseLost || lost.Kind == TransactionLost):
+		// The server has ended an idle transaction before it read the commit.
+		lost.InDoubt = state != "25P03" && state != "25P04" && !errors.Is(err, pgx.ErrTxCommitRollback)
+	case isBroken:
+		// It was the caller's context that ended.
+		return &Error{Kind: TransactionLost, InDoubt: true, cause: told, message: "the commit was broken off: " + told.Error()}
+	}
+	return told
+}
+
+// untilLoss is a context that ends at a loss, too. The function then is called at one, until leave.
+func untilLoss(ctx context.Context, grants []*grant, then func()) (context.Context, context.CancelCauseFunc, func()) {
+	until, cancel := context.WithCancelCause(ctx)
+	stops := make([]func() bool, len(grants))
+	for i, one := range grants {
+		stops[i] = context.AfterFunc(one.loss, func() {
+			cancel(one.lost())
+			then()
+		})
+	}
+	return until, cancel, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel(nil)
+	}
 }

@@ -1,17 +1,19 @@
 package pgfence_test
 
 import (
+	"bytes"
+	"cmp"
 	"context"
 	"database/sql"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
-	"math/rand"
+	"log/slog"
 	"net"
 	"os"
 	"reflect"
 	"runtime"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -25,19 +27,19 @@ import (
 	"pgfence.example/pgfence"
 )
 
-// What the scenarios of all clients do not show: the kinds of transactions, and what is Go's own. DATABASE_URL names a
-// database with the extension that is otherwise of no use: a table is made and dropped in it.
+// What the scenarios of all clients do not show: the shape of the API, the kinds of connections, and what is Go's own.
+// DATABASE_URL names a database with the extension that is otherwise of no use: a table is made and dropped in it.
 
 var (
 	url        = os.Getenv("DATABASE_URL")
 	background = context.Background()
 	long       = pgfence.Options{TTL: 5 * time.Minute}
+	short      = pgfence.Options{TTL: time.Second}
 )
 
 const (
-	pay     = "UPDATE orders SET status = 'paid'"
-	waiting = "SELECT count(*)::text FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_acquire%'"
-	held    = "SELECT count(*)::text FROM fence.leases WHERE state IN ('held', 'uncommitted')"
+	pay  = "UPDATE orders SET status = 'paid'"
+	held = "SELECT count(*)::text FROM fence.leases WHERE state IN ('held', 'uncommitted')"
 )
 
 // table makes the table, and at the end sees to it that nothing is left: no lease, no goroutine.
@@ -47,35 +49,23 @@ func table(t *testing.T) (*pgfence.Fence, *pgx.Conn) {
 	hangs := time.AfterFunc(2*time.Minute, func() { panic(t.Name() + " hangs") })
 	t.Cleanup(func() { hangs.Stop() })
 	admin := connect(t)
-	run(t, admin, "DROP TABLE IF EXISTS orders")
-	run(t, admin, "CREATE TABLE orders (id bigint PRIMARY KEY, status text)")
-	run(t, admin, "INSERT INTO orders VALUES (7, 'new')")
-	run(t, admin, "SELECT fence_protect('orders', lease => 'order:{id}')")
+	for _, statement := range []string{
+		"DROP TABLE IF EXISTS orders", "CREATE TABLE orders (id bigint PRIMARY KEY, status text)",
+		"INSERT INTO orders VALUES (7, 'new')", "SELECT fence_protect('orders', lease => 'order:{id}')",
+	} {
+		run(t, admin, statement)
+	}
+	fence := pgfence.New(url, quiet())
 	t.Cleanup(func() {
+		fence.Close()
 		comesTrue(t, "no lease is held", func() bool { return text(t, admin, held) == "0" })
-		if err := admin.Close(background); err != nil {
-			t.Error(err)
-		}
+		must(t, admin.Close(background))
 		comesTrue(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
 	})
-	return pgfence.New(url), admin
+	return fence, admin
 }
 
-// configWith is a configuration whose sockets are wrapped.
-func configWith(t *testing.T, wrap func(net.Conn) net.Conn) *pgx.ConnConfig {
-	t.Helper()
-	config, err := pgx.ParseConfig(url + "&sslmode=disable")
-	must(t, err)
-	dial := config.DialFunc
-	config.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-		conn, err := dial(ctx, network, address)
-		if err == nil {
-			conn = wrap(conn)
-		}
-		return conn, err
-	}
-	return config
-}
+func quiet() pgfence.Setting { return pgfence.LogTo(slog.New(slog.DiscardHandler)) }
 
 func connect(t *testing.T) *pgx.Conn {
 	t.Helper()
@@ -116,9 +106,9 @@ func is(t *testing.T, err, target error) *pgfence.Error {
 	if !errors.Is(err, target) {
 		t.Fatalf("it is %v and should be %v", err, target)
 	}
-	var typed *pgfence.Error
-	errors.As(err, &typed)
-	return typed
+	var told *pgfence.Error
+	errors.As(err, &told)
+	return told
 }
 
 func comesTrue(t *testing.T, what string, check func() bool) {
@@ -135,595 +125,510 @@ func comesTrue(t *testing.T, what string, check func() bool) {
 
 func acquire(t *testing.T, fence *pgfence.Fence, options pgfence.Options, names ...string) *pgfence.Lease {
 	t.Helper()
-	lease, err := fence.AcquireAll(background, names, options)
+	lease, err := fence.Acquire(background, names, options)
 	must(t, err)
 	t.Cleanup(func() { _ = lease.Release() })
 	return lease
 }
 
-const (
-	pay9     = "UPDATE orders SET status = 'paid' WHERE id = 9"
-	send9    = "UPDATE orders SET status = 'sent' WHERE id = 9"
-	order9   = "SELECT status || ' ' || coalesce(fence, 0) FROM orders WHERE id = 9"
-	adopting = "SELECT count(*)::text FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_adopt%'"
-)
-
-// adoptedTable has an order whose lease somebody else grants. forget is as a failover to a standby that has missed the
-// adoption.
-func adoptedTable(t *testing.T) (fence *pgfence.Fence, admin *pgx.Conn, forget func()) {
+// database is one of database/sql, which is closed at the end.
+func database(t *testing.T, driver string) *sql.DB {
 	t.Helper()
-	fence, admin = table(t)
-	run(t, admin, "SELECT fence_unprotect('orders')")
-	run(t, admin, "INSERT INTO orders VALUES (9, 'new')")
-	run(t, admin, "SELECT fence_protect('orders', lease => 'order:{id}')")
-	forget = func() {
-		run(t, admin, "SELECT lease_revoke('order:9')")
-		run(t, admin, "SELECT lease_forget('order:9')")
-	}
-	t.Cleanup(forget)
-	return fence, admin, forget
+	db, err := sql.Open(driver, strings.Replace(url, "?", "?sslmode=disable&", 1))
+	must(t, err)
+	t.Cleanup(func() { _ = db.Close() })
+	return db
 }
 
-func adopt(t *testing.T, fence *pgfence.Fence, token int64) *pgfence.Adopted {
+func pool(t *testing.T, more string) *pgxpool.Pool {
 	t.Helper()
-	adopted, err := fence.Adopt(background, "order:9", token, pgfence.AdoptOptions{})
+	made, err := pgxpool.New(background, url+more)
 	must(t, err)
-	return adopted
+	t.Cleanup(made.Close)
+	return made
 }
 
-// does is the work of a transaction of pgx.
-func does(statement string) func(context.Context, pgx.Tx) error {
-	return func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, statement)
-		return err
+// txn is what a transaction of either kind can do here.
+type txn struct {
+	exec         func(context.Context, string) error
+	commit       func() error
+	guardsWithin func(*pgfence.Lease, work) error
+}
+
+type work = func(context.Context, txn) error
+
+func does(statements ...string) work {
+	return func(ctx context.Context, tx txn) error {
+		for _, statement := range statements {
+			if err := tx.exec(ctx, statement); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
 }
 
-func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
-	fence, admin, _ := adoptedTable(t)
-	conn := connect(t)
-	const number = int64(1) << 60
-	first, err := fence.Adopt(background, "order:9", number, pgfence.AdoptOptions{
-		Holder: "it's A", Metadata: map[string]any{"run": 7},
-	})
-	must(t, err)
-	shown := text(t, admin, "SELECT holder || ' ' || metadata || ' ' || adopted FROM lease_info('order:9')")
-	equal(t, shown, `it's A {"run": 7} true`)
-	must(t, pgfence.Guard(background, first, conn.Begin, does(pay9)))
-	must(t, pgfence.Present(background, first, conn.Begin, does(pay9)))
-	equal(t, text(t, admin, order9), fmt.Sprint("paid ", number))
-	second := adopt(t, fence, number+1)
-	is(t, pgfence.Present(background, first, conn.Begin, does(send9)), pgfence.ErrNotSpeaking)
-	// Refused once, it looks before it begins.
-	is(t, pgfence.Present(background, first, conn.Begin, does("SELECT 1")), pgfence.ErrStaleToken)
-	stale := is(t, pgfence.Guard(background, first, conn.Begin, does(send9)), pgfence.ErrStaleToken)
-	equal(t, stale.Detail["presented"], number)
-	_, err = fence.Adopt(background, "order:9", number, pgfence.AdoptOptions{})
-	is(t, err, pgfence.ErrStaleToken)
-	must(t, pgfence.Guard(background, second, conn.Begin, does(send9)))
-	must(t, second.Release())
-	equal(t, is(t, first.Release(), pgfence.ErrLeaseLost).Reason, pgfence.Gone)
-	equal(t, text(t, admin, order9), fmt.Sprint("sent ", number+1))
+func ofPgx(do work) pgfence.PgxWork {
+	return func(ctx context.Context, inner pgx.Tx) error {
+		return do(ctx, txn{
+			func(ctx context.Context, sql string) error {
+				_, err := inner.Exec(ctx, sql)
+				return err
+			},
+			func() error { return inner.Commit(background) },
+			func(lease *pgfence.Lease, do work) error { return lease.Guard(ctx, inner, ofPgx(do)) },
+		})
+	}
 }
 
-func TestAnAdoptionIsTakenWhileAnOlderNumberIsGuarded(t *testing.T) {
-	fence, admin, _ := adoptedTable(t)
-	conn := connect(t)
-	next := make(chan error, 1)
-	must(t, pgfence.Guard(background, adopt(t, fence, 33), conn.Begin, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := fence.Adopt(ctx, "order:9", 34, pgfence.AdoptOptions{})
-		is(t, err, pgfence.ErrLeaseTaken)
-		giveUp, cancel := context.WithCancel(ctx)
-		go func() {
-			comesTrue(t, "it waits", func() bool { return text(t, admin, adopting) == "1" })
-			cancel()
-		}()
-		_, err = fence.Adopt(giveUp, "order:9", 35, pgfence.AdoptOptions{Wait: 5 * time.Minute})
-		is(t, err, context.Canceled)
-		comesTrue(t, "nobody waits", func() bool { return text(t, admin, adopting) == "0" })
-		go func() {
-			adopted, err := fence.Adopt(background, "order:9", 36, pgfence.AdoptOptions{Wait: 5 * time.Minute})
-			if err == nil {
-				err = adopted.Release()
-			}
-			next <- err
-		}()
-		comesTrue(t, "it waits", func() bool { return text(t, admin, adopting) == "1" })
-		return does(pay9)(ctx, tx)
-	}))
-	must(t, <-next)
-	equal(t, text(t, admin, order9), "paid 33")
+func ofSQL(do work) pgfence.SQLWork {
+	return func(ctx context.Context, inner *sql.Tx) error {
+		return do(ctx, txn{
+			func(ctx context.Context, sql string) error {
+				_, err := inner.ExecContext(ctx, sql)
+				return err
+			},
+			inner.Commit,
+			func(lease *pgfence.Lease, do work) error { return lease.GuardSQL(ctx, inner, ofSQL(do)) },
+		})
+	}
 }
 
-func TestEachTransactionMakesAnAdoptedNumberKnown(t *testing.T) {
-	fence, admin, forget := adoptedTable(t)
-	for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelRepeatableRead} {
-		for _, db := range databases(t) {
-			begin := func(ctx context.Context) (*sql.Tx, error) {
-				return db.BeginTx(ctx, &sql.TxOptions{Isolation: level})
-			}
-			pays := doesSQL(pay9)
-			adopted := adopt(t, fence, 33)
-			for _, silence := range []func(){forget, func() { run(t, admin, "SELECT fence_new_epoch()") }} {
-				silence()
-				must(t, pgfence.Guard(background, adopted, begin, pays))
-				silence()
-				is(t, pgfence.Present(background, adopted, begin, pays), pgfence.ErrNotSpeaking)
-				must(t, pgfence.Present(background, adopted, begin, pays))
-			}
-			must(t, adopted.Release())
-			forget()
+type guard = func(context.Context, *pgfence.Lease, work, ...pgfence.Last) error
+
+// onEach runs a test with each kind of connection.
+func onEach(t *testing.T, test func(*testing.T, *pgfence.Fence, *pgx.Conn, guard)) {
+	onPgx := func(conn pgfence.Pgx) guard {
+		return func(ctx context.Context, lease *pgfence.Lease, do work, last ...pgfence.Last) error {
+			return lease.Guard(ctx, conn, ofPgx(do), last...)
 		}
 	}
-}
-
-func TestAnOlderNumberMayComeFirstAfterAFailover(t *testing.T) {
-	fence, admin, forget := adoptedTable(t)
-	conn, other := connect(t), connect(t)
-	newer := adopt(t, fence, 34)
-	forget()
-	older := adopt(t, fence, 33)
-	must(t, pgfence.Guard(background, older, conn.Begin, func(ctx context.Context, tx pgx.Tx) error {
-		is(t, pgfence.Guard(ctx, newer, other.Begin, does(send9)), pgfence.ErrLeaseTaken)
-		return does(pay9)(ctx, tx)
-	}))
-	must(t, pgfence.Guard(background, newer, other.Begin, does(send9)))
-	must(t, newer.Release())
-	equal(t, text(t, admin, order9), "sent 34")
-}
-
-func TestAnAdoptedLeaseThatWasReleasedIsOver(t *testing.T) {
-	fence, admin, _ := adoptedTable(t)
-	conn := connect(t)
-	adopted := adopt(t, fence, 33)
-	must(t, pgfence.Guard(background, adopted, conn.Begin, does(pay9), pgfence.Releasing))
-	over := is(t, pgfence.Guard(background, adopted, conn.Begin, does(send9)), pgfence.ErrLeaseLost)
-	equal(t, over.Reason, pgfence.Released)
-	must(t, adopted.Release())
-	_, err := fence.Adopt(background, "order:9", 33, pgfence.AdoptOptions{})
-	is(t, err, pgfence.ErrStaleToken)
-	equal(t, text(t, admin, order9), "paid 33")
-}
-
-func TestANameIsGrantedHereOrAdopted(t *testing.T) {
-	fence, _ := table(t)
-	acquire(t, fence, long, "order:7")
-	_, err := fence.Adopt(background, "order:7", 33, pgfence.AdoptOptions{})
-	var server *pgconn.PgError
-	equal(t, errors.As(err, &server) && server.Code == "55000", true)
-	_, err = fence.Adopt(background, "order:9", 33, pgfence.AdoptOptions{Wait: 5000})
-	equal(t, err != nil, true)
-}
-
-var pays = does(pay)
-
-func TestALostTryIsAnErrorOfItsKind(t *testing.T) {
-	fence, admin := table(t)
-	options := long
-	options.Holder, options.Metadata = "it's me", map[string]int{"run": 7}
-	lease := acquire(t, fence, options, "order:7")
-	_, err := fence.Acquire(background, "order:7", long)
-	equal(t, is(t, err, pgfence.ErrLeaseTaken).Names, []string{"order:7"})
-	equal(t, text(t, admin, "SELECT holder || ' ' || metadata FROM lease_info('order:7')"), `it's me {"run": 7}`)
-	equal(t, lease.Held(), true)
-}
-
-func TestBadInputIsRefused(t *testing.T) {
-	fence, _ := table(t)
-	for _, options := range []pgfence.Options{{TTL: 30000}, {TTL: -1}, {Wait: 5000}, {Reclaim: true}} {
-		if _, err := fence.Acquire(background, "order:7", options); err == nil {
-			t.Fatalf("%+v is taken", options)
+	onSQL := func(db pgfence.SQL) guard {
+		return func(ctx context.Context, lease *pgfence.Lease, do work, last ...pgfence.Last) error {
+			return lease.GuardSQL(ctx, db, ofSQL(do), last...)
 		}
 	}
-	if err := fence.Lead(background, "order:7", pgfence.Options{TTL: 30000}, nil); err == nil {
-		t.Fatal("a ttl without a unit is led with")
+	for name, open := range map[string]func(*testing.T) guard{
+		"Conn": func(t *testing.T) guard { return onPgx(connect(t)) },
+		"Pool": func(t *testing.T) guard { return onPgx(pool(t, "&pool_max_conns=1")) },
+		"Conn of a pool": func(t *testing.T) guard {
+			conn, err := pool(t, "").Acquire(background)
+			must(t, err)
+			t.Cleanup(conn.Release)
+			return onPgx(conn)
+		},
+		"DB on pgx":    func(t *testing.T) guard { return onSQL(database(t, "pgx")) },
+		"DB on lib/pq": func(t *testing.T) guard { return onSQL(database(t, "postgres")) },
+		"Conn of a DB": func(t *testing.T) guard {
+			conn, err := database(t, "pgx").Conn(background)
+			must(t, err)
+			t.Cleanup(func() { _ = conn.Close() })
+			return onSQL(conn)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fence, admin := table(t)
+			test(t, fence, admin, open(t))
+		})
 	}
-	_, err := fence.Acquire(background, "", long)
-	equal(t, err.(interface{ SQLState() string }).SQLState(), "22023")
-	equal(t, pgfence.Classify(err), (*pgfence.Error)(nil))
-	if _, err = pgfence.New("postgresql://%%").Acquire(background, "order:7", long); err == nil {
-		t.Fatal("a wrong connection string is taken")
-	}
-	if err = pgfence.New("postgresql://%%").Lead(background, "order:7", long, nil); err == nil {
-		t.Fatal("a wrong connection string is led with")
-	}
-}
-
-func TestSeveralAreAllThereOrNone(t *testing.T) {
-	fence, admin := table(t)
-	one := acquire(t, fence, long, "order:8")
-	names := []string{"order:6", `"o\dd`, "order:7", "order:8"}
-	_, err := fence.AcquireAll(background, names, pgfence.Options{Wait: 300 * time.Millisecond})
-	is(t, err, pgfence.ErrLeaseTaken)
-	must(t, one.Release())
-	several := acquire(t, fence, long, names...)
-	must(t, pgfence.Guard(background, several, admin.Begin, pays))
-	renewed, err := several.Renew(background)
-	must(t, err)
-	equal(t, renewed > several.Token(), true)
-	must(t, pgfence.Guard(background, several, admin.Begin, pays, pgfence.Releasing))
-	equal(t, text(t, admin, held), "0")
-	equal(t, is(t, several.Check(), pgfence.ErrLeaseLost).Reason, pgfence.Released)
-}
-
-func TestASchemaAndADriversSettings(t *testing.T) {
-	_, admin := table(t)
-	schema := text(t, admin, "SELECT extnamespace::regnamespace::text FROM pg_extension WHERE extname = 'pg_fence'")
-	fence := pgfence.New(url + "&pool_max_conns=3&default_query_exec_mode=exec").InSchema(schema)
-	lease := acquire(t, fence, long, "order:7")
-	must(t, pgfence.Guard(background, lease, admin.Begin, pays, pgfence.Releasing))
-	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
 }
 
 func TestATransactionEndsAsItsWorkDoes(t *testing.T) {
-	fence, admin := table(t)
-	lease := acquire(t, fence, long, "order:7")
-	must(t, pgfence.Present(background, lease, admin.Begin, pays))
-	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
-	undo := func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "UPDATE orders SET status = 'undone'")
-		must(t, err)
-		return io.EOF
-	}
-	equal(t, pgfence.Guard(background, lease, admin.Begin, undo), io.EOF)
-	func() {
-		defer func() { equal(t, recover(), "panics") }()
-		_ = pgfence.Guard(background, lease, admin.Begin, func(ctx context.Context, tx pgx.Tx) error {
-			_ = undo(ctx, tx)
-			panic("panics")
+	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
+		const now = "SELECT status FROM orders"
+		lease := acquire(t, fence, long, "order:7")
+		must(t, guard(background, lease, does(pay)))
+		equal(t, text(t, admin, now), "paid")
+		// An error of its own is returned as it is; a panic goes through.
+		equal(t, guard(background, lease, func(ctx context.Context, tx txn) error {
+			must(t, tx.exec(ctx, "UPDATE orders SET status = 'undone'"))
+			return io.EOF
+		}), io.EOF)
+		func() {
+			defer func() { equal(t, recover(), "panic") }()
+			_ = guard(background, lease, func(ctx context.Context, tx txn) error {
+				must(t, tx.exec(ctx, "UPDATE orders SET status = 'undone'"))
+				panic("panic")
+			})
+		}()
+		equal(t, text(t, admin, now), "paid")
+		// An error that was swallowed, or a commit of its own, is told.
+		swallowed := guard(background, lease, func(ctx context.Context, tx txn) error {
+			_ = tx.exec(ctx, "SELECT 1 / 0")
+			return nil
 		})
-	}()
-	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
-	swallows := func(ctx context.Context, tx pgx.Tx) error {
-		_ = undo(ctx, tx)
-		_, err := tx.Exec(ctx, "SELECT 1/0")
-		equal(t, err != nil, true)
+		equal(t, is(t, swallowed, pgfence.TransactionLost).InDoubt, false)
+		for _, commits := range []func(context.Context, txn) error{
+			does("UPDATE orders SET status = 'landed'", "COMMIT"),
+			func(_ context.Context, tx txn) error { return tx.commit() },
+		} {
+			equal(t, is(t, guard(background, lease, commits), pgfence.TransactionLost).InDoubt, true)
+		}
+		equal(t, text(t, admin, now), "landed")
+		must(t, guard(background, lease, does(pay), pgfence.Releasing))
+		is(t, guard(background, lease, does(pay)), pgfence.LeaseLost)
+		equal(t, lease.Check().(*pgfence.Error).Reason, pgfence.ReasonReleased)
+		must(t, lease.Release())
+	})
+}
+
+func TestAGuardWithinAnotherTransactionIsASavepoint(t *testing.T) {
+	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
+		lease, other := acquire(t, fence, long, "order:7"), acquire(t, fence, long, "other")
+		must(t, guard(background, other, func(_ context.Context, tx txn) error {
+			equal(t, tx.guardsWithin(lease, func(ctx context.Context, tx txn) error {
+				must(t, tx.exec(ctx, "UPDATE orders SET status = 'undone'"))
+				return io.EOF
+			}), io.EOF)
+			is(t, tx.guardsWithin(lease, func(ctx context.Context, tx txn) error {
+				_ = tx.exec(ctx, "SELECT 1 / 0")
+				return nil
+			}), pgfence.TransactionLost)
+			return tx.guardsWithin(lease, does(pay))
+		}))
+		equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
+	})
+}
+
+func TestWhatHangsEndsByALossAndIsTheLoss(t *testing.T) {
+	onEach(t, func(t *testing.T, fence *pgfence.Fence, _ *pgx.Conn, guard guard) {
+		lease := acquire(t, fence, short, "order:7")
+		err := guard(background, lease, func(ctx context.Context, tx txn) error {
+			if !strings.Contains(t.Name(), "pq") {
+				// Also where the work forgets its context.
+				ctx = background
+			}
+			// A release of its own that is not committed keeps the heartbeat off: so it is the deadline that tells.
+			return tx.exec(ctx, fmt.Sprintf("SELECT lease_release('order:7', %d), pg_sleep(300)", lease.Token()))
+		})
+		equal(t, is(t, err, pgfence.LeaseLost).Reason, pgfence.ReasonDeadline)
+		is(t, lease.Release(), pgfence.LeaseLost)
+		<-lease.Lost()
+	})
+}
+
+func TestADeadlineOfTheCallersIsItsOwn(t *testing.T) {
+	forgets := func(ctx context.Context, _ txn) error {
+		<-ctx.Done()
 		return nil
 	}
-	is(t, pgfence.Guard(background, lease, admin.Begin, swallows), pgfence.ErrTransactionLost)
-	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
+	for _, work := range []work{does("SELECT pg_sleep(300)"), forgets} {
+		onEach(t, func(t *testing.T, fence *pgfence.Fence, _ *pgx.Conn, guard guard) {
+			lease := acquire(t, fence, long, "order:7")
+			ctx, cancel := context.WithTimeout(background, 200*time.Millisecond)
+			defer cancel()
+			is(t, guard(ctx, lease, work), context.DeadlineExceeded)
+			is(t, guard(ctx, lease, does(pay)), context.DeadlineExceeded)
+			must(t, lease.Check())
+		})
+	}
 }
 
-func TestAnOpenTransactionIsLeftToTheCodeThatBeganIt(t *testing.T) {
+func TestSeveralLeasesGuardOneTransaction(t *testing.T) {
+	fence, admin := table(t)
+	quoted := []string{`a "quoted\" name, and {another}`, "b"}
+	leases := pgfence.Leases{acquire(t, fence, long, quoted...), acquire(t, fence, long, "order:7")}
+	must(t, fence.Guard(background, admin, leases, ofPgx(does(pay))))
+	must(t, fence.GuardSQL(background, database(t, "postgres"), leases, ofSQL(does(pay)), pgfence.Releasing))
+	equal(t, text(t, admin, held), "0")
+	is(t, fence.Guard(background, admin, leases, ofPgx(does(pay))), pgfence.LeaseLost)
+	equal(t, fence.Guard(background, admin, nil, ofPgx(does(pay))) != nil, true)
+}
+
+func TestAnOpenTransactionOfAConnectionIsRefusedBeforeTheWork(t *testing.T) {
 	fence, admin := table(t)
 	lease := acquire(t, fence, long, "order:7")
-	tx, err := admin.Begin(background)
-	must(t, err)
-	must(t, pgfence.GuardTx(background, lease, tx, pays))
-	must(t, tx.Commit(background))
-	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
-	// A savepoint is ended, and the transaction around it goes on.
-	tx, err = admin.Begin(background)
-	must(t, err)
-	must(t, pgfence.Guard(background, lease, tx.Begin, pays))
-	must(t, pgfence.PresentTx(background, lease, tx, pays))
-	must(t, tx.Rollback(background))
+	run(t, admin, "BEGIN")
+	err := lease.Guard(background, admin, ofPgx(func(context.Context, txn) error { panic("the work") }))
+	equal(t, strings.Contains(err.Error(), "savepoint"), true)
+	run(t, admin, "ROLLBACK")
 }
 
-// databases are those of database/sql, by driver.
-func databases(t *testing.T) map[string]*sql.DB {
-	t.Helper()
-	opened := map[string]*sql.DB{}
-	for _, driver := range []string{"pgx", "postgres"} {
-		db, err := sql.Open(driver, url+"&sslmode=disable")
-		must(t, err)
-		t.Cleanup(func() { _ = db.Close() })
-		opened[driver] = db
-	}
-	return opened
-}
-
-// doesSQL is the work of a transaction of database/sql.
-func doesSQL(statement string) func(context.Context, *sql.Tx) error {
-	return func(ctx context.Context, tx *sql.Tx) error {
-		_, err := tx.ExecContext(ctx, statement)
-		return err
-	}
-}
-
-func TestTransactionsOfDatabaseSQL(t *testing.T) {
+func TestAPoolOfOneConnectionGetsItBack(t *testing.T) {
 	fence, admin := table(t)
-	for driver, db := range databases(t) {
-		t.Run(driver, func(t *testing.T) {
-			// The heartbeat does not use the worker's connections.
-			db.SetMaxOpenConns(1)
-			lease := acquire(t, fence, long, "order:7", "order:8")
-			must(t, pgfence.Guard(background, lease, pgfence.SQL(db), doesSQL(pay)))
-			must(t, pgfence.Present(background, lease, pgfence.SQL(db), doesSQL(pay)))
-			tx, err := db.BeginTx(background, nil)
-			must(t, err)
-			must(t, pgfence.GuardTx(background, lease, tx, doesSQL(pay)))
-			must(t, tx.Commit())
-			ends := func(ctx context.Context, tx *sql.Tx) error {
-				var pid int
-				must(t, tx.QueryRowContext(ctx, "SELECT pg_backend_pid()").Scan(&pid))
-				run(t, admin, fmt.Sprintf("SELECT pg_terminate_backend(%d, 5000)", pid))
-				return doesSQL(pay)(ctx, tx)
-			}
-			is(t, pgfence.Guard(background, lease, pgfence.SQL(db), ends), pgfence.ErrTransactionLost)
-			must(t, lease.Check())
-			must(t, pgfence.Guard(background, lease, pgfence.SQL(db), doesSQL(pay), pgfence.Releasing))
-			_, err = db.Exec(pay)
-			equal(t, pgfence.Classify(err).Kind, pgfence.ErrNoToken)
-			equal(t, pgfence.Classify(err).Detail["relation"], "public.orders")
-		})
+	one, lease := pool(t, "&pool_max_conns=1"), acquire(t, fence, short, "order:7")
+	for range 3 {
+		for _, work := range []work{does("SELECT pg_terminate_backend(pg_backend_pid())"), does("SELECT 1 / 0"), does("COMMIT")} {
+			equal(t, lease.Guard(background, one, ofPgx(work)) != nil, true)
+		}
+		// Longer than the ttl: the heartbeat does not need the pool.
+		must(t, lease.Guard(background, one, ofPgx(does("SELECT pg_sleep(1.5)"))))
 	}
-}
-
-func TestALossEndsTheContextsOfDatabaseSQL(t *testing.T) {
-	fence, admin := table(t)
-	for driver, db := range databases(t) {
-		t.Run(driver, func(t *testing.T) {
-			lease := acquire(t, fence, pgfence.Options{TTL: 2 * time.Second}, "order:7")
-			run(t, admin, "SELECT lease_revoke('order:7')")
-			err := pgfence.Present(background, lease, pgfence.SQL(db), doesSQL("SELECT pg_sleep(300)"))
-			equal(t, is(t, err, pgfence.ErrLeaseLost).Reason, pgfence.Gone)
-		})
-	}
+	must(t, pgfence.New(one).Lease(background, "other", long, func(ctx context.Context, other *pgfence.Lease) error {
+		return other.Guard(ctx, one, ofPgx(does("SELECT 1")))
+	}))
+	equal(t, text(t, admin, held), "1")
 }
 
 func TestErrorsHaveTheirKindTheirCauseAndTheirDetail(t *testing.T) {
-	fence, admin := table(t)
-	lease := acquire(t, fence, long, "other")
-	err := pgfence.Guard(background, lease, admin.Begin, func(ctx context.Context, tx pgx.Tx) error {
-		return fmt.Errorf("wrapped: %w", pays(ctx, tx))
+	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
+		lease, other := acquire(t, fence, long, "order:7"), acquire(t, fence, long, "other")
+		told := is(t, guard(background, other, does(pay)), pgfence.Refused)
+		equal(t, []any{told.SQLState, told.Detail["lease"], told.Detail["presented"]}, []any{"PF004", "order:7", other.Token()})
+		equal(t, told.Hint != "" && strings.Contains(told.Error(), told.Hint), true)
+		equal(t, errors.Unwrap(told) != nil, true)
+		// An error that is none of the fence's stays what it is.
+		var own *pgfence.Error
+		equal(t, errors.As(guard(background, lease, does("SELECT 1 / 0")), &own), false)
+		run(t, admin, "SELECT lease_revoke('other')")
+		is(t, guard(background, other, does(pay)), pgfence.LeaseLost)
 	})
-	told := is(t, err, pgfence.ErrNotSpeaking)
-	equal(t, told.SQLState, "PF004")
-	equal(t, told.Detail["lease"], "order:7")
-	equal(t, told.Detail["presented"], lease.Token())
-	equal(t, told.Hint != "", true)
-	var server interface{ SQLState() string }
-	equal(t, errors.As(err, &server), true)
-	err = pgfence.Guard(background, lease, admin.Begin, does("SELECT 1/0"))
-	equal(t, pgfence.Classify(err), (*pgfence.Error)(nil))
 }
 
-func TestAnotherConnectionThatBreaksIsTheWorksOwnBusiness(t *testing.T) {
+func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
+	fence, admin := table(t)
+	run(t, admin, "SELECT lease_prune('0 s')")
+	const number = int64(1) << 60
+	first, second := fence.Adopted("order:7", number), fence.Adopted("order:7", number+1)
+	t.Cleanup(func() { run(t, connect(t), "SELECT lease_revoke('order:7'), lease_forget('order:7')") })
+	must(t, first.Guard(background, admin, ofPgx(func(context.Context, txn) error {
+		is(t, second.Guard(background, connect(t), ofPgx(does(pay))), pgfence.LeaseTaken)
+		return nil
+	})))
+	must(t, second.GuardSQL(background, database(t, "postgres"), ofSQL(does(pay))))
+	told := is(t, first.Guard(background, admin, ofPgx(does(pay))), pgfence.Refused)
+	equal(t, []any{told.SQLState, told.Detail["presented"]}, []any{"PF001", number})
+	must(t, second.Guard(background, admin, ofPgx(does(pay)), pgfence.Releasing))
+	equal(t, is(t, second.Guard(background, admin, ofPgx(does(pay))), pgfence.Refused).SQLState, "PF001")
+}
+
+func TestALostTrySaysByWhom(t *testing.T) {
+	fence, _ := table(t)
+	acquire(t, fence, pgfence.Options{Holder: "it's me", Metadata: map[string]int{"run": 7}}, "order:7")
+	_, err := fence.Acquire(background, []string{"order:7"}, long)
+	taken := is(t, err, pgfence.LeaseTaken)
+	equal(t, taken.Holder, "it's me")
+	equal(t, taken.Remaining > 20*time.Second && taken.Remaining <= 30*time.Second, true)
+	err = fence.Lease(background, "order:7", long, func(context.Context, *pgfence.Lease) error { panic("the work") })
+	is(t, err, pgfence.LeaseTaken)
+}
+
+func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
+	fence, admin := table(t)
+	for wrong, options := range map[string]pgfence.Options{
+		"30ns":     {TTL: 30},
+		"5ns":      {Wait: 5},
+		"-1s":      {Wait: -time.Second},
+		"Holder":   {Reclaim: true},
+		"Metadata": {Metadata: func() {}},
+	} {
+		_, err := fence.Acquire(background, []string{"job"}, options)
+		equal(t, err != nil && strings.Contains(err.Error(), wrong), true)
+	}
+	_, ofNothing := fence.Acquire(background, nil, long)
+	_, ofSeveral := fence.Acquire(background, []string{"a", "b"}, pgfence.Options{Slots: 2})
+	_, waits := fence.Claim(background, []string{"a"}, 1, pgfence.Options{Wait: time.Hour})
+	leads := fence.Lead(background, "a", pgfence.Options{Holder: "me"}, nil)
+	nowhere := pgfence.New("postgresql://nobody@?port=none").Lease(background, "a", long, nil)
+	for _, err := range []error{ofNothing, ofSeveral, waits, leads, nowhere} {
+		equal(t, err != nil, true)
+	}
+	_, err := fence.Acquire(background, []string{""}, long)
+	equal(t, is(t, err, pgfence.Refused).SQLState, "22023")
+	equal(t, text(t, admin, held), "0")
+}
+
+func TestAFenceIsMadeFromWhatOpensConnections(t *testing.T) {
+	_, admin := table(t)
+	config, err := pgx.ParseConfig(url)
+	must(t, err)
+	pooled, err := pgxpool.ParseConfig(url)
+	must(t, err)
+	pooled.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
+		config.RuntimeParams["application_name"] = "before"
+		return nil
+	}
+	pooled.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "SET application_name = 'after '")
+		return err
+	}
+	made, err := pgxpool.NewWithConfig(background, pooled)
+	must(t, err)
+	defer made.Close()
+	opens := func(ctx context.Context) (pgfence.Conn, error) { return pgx.Connect(ctx, url) }
+	drivers := url + "&pool_max_conns=3&binary_parameters=yes&default_query_exec_mode=simple_protocol"
+	for _, fence := range []*pgfence.Fence{
+		pgfence.New(drivers), pgfence.New(config), pgfence.New(opens), pgfence.New(url, pgfence.InSchema("public")),
+	} {
+		must(t, fence.Lease(background, "job", long, func(context.Context, *pgfence.Lease) error { return nil }))
+	}
+	lease := acquire(t, pgfence.New(made), long, "job")
+	equal(t, text(t, admin, "SELECT count(*)::text FROM pg_stat_activity WHERE application_name = 'after '"), "1")
+	must(t, lease.Release())
+	_, err = pgfence.New(url, pgfence.InSchema(`no"where`)).Acquire(background, []string{"job"}, long)
+	is(t, err, pgfence.NotInstalled)
+	run(t, admin, "CREATE ROLE nobody LOGIN")
+	defer run(t, connect(t), "DROP ROLE nobody")
+	_, err = pgfence.New(strings.Replace(url, "user=postgres", "user=nobody", 1)).Acquire(background, []string{"job"}, long)
+	equal(t, strings.Contains(is(t, err, pgfence.NotGranted).Error(), "fence_grant('nobody')"), true)
+}
+
+// A caller who gives up gets its own error at once, and the grant that comes all the same is given back.
+func TestACallerGivesUp(t *testing.T) {
 	fence, admin := table(t)
 	lease := acquire(t, fence, long, "order:7")
-	other := connect(t)
-	err := pgfence.Guard(background, lease, admin.Begin, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := other.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
-		return err
-	})
-	equal(t, err != nil && !errors.Is(err, pgfence.ErrTransactionLost), true)
-	equal(t, pgfence.Classify(err).Kind, pgfence.ErrTransactionLost)
+	for _, options := range []pgfence.Options{{Wait: time.Hour}, {Wait: time.Hour, Session: true}} {
+		ctx, cancel := context.WithTimeout(background, 300*time.Millisecond)
+		_, err := fence.Acquire(ctx, []string{"order:7"}, options)
+		cancel()
+		equal(t, err, context.DeadlineExceeded)
+	}
+	must(t, lease.Release())
+	comesTrue(t, "it is given back", func() bool { return text(t, admin, held) == "0" })
+	ctx, cancel := context.WithCancel(background)
+	cancel()
+	_, err := fence.Claim(ctx, []string{"a", "b"}, 2, long)
+	equal(t, err, context.Canceled)
 }
 
-func TestALossIsToldAtTheEndAndReplacesNoError(t *testing.T) {
+func TestAClaimIsOfTheFirstThatAreFree(t *testing.T) {
 	fence, admin := table(t)
-	told := make(chan *pgfence.Error, 1)
-	options := long
-	options.OnLost = func(loss *pgfence.Error) { told <- loss }
-	revoke := func(context.Context, *pgfence.Lease) error {
-		run(t, admin, "SELECT lease_revoke('order:7')")
-		return nil
-	}
-	err := fence.Hold(background, "order:7", options, revoke)
-	equal(t, is(t, err, pgfence.ErrLeaseLost).Reason, pgfence.Gone)
-	equal(t, (<-told).Reason, pgfence.Gone)
-	equal(t, fence.Hold(background, "order:7", long, func(ctx context.Context, lease *pgfence.Lease) error {
-		_ = revoke(ctx, lease)
+	acquire(t, fence, long, "b")
+	claimed, err := fence.Claim(background, []string{"a", "b", "c", "d"}, 2, long)
+	must(t, err)
+	equal(t, [][]string{claimed[0].Names(), claimed[1].Names()}, [][]string{{"a"}, {"c"}})
+	must(t, claimed[0].Release())
+	must(t, claimed.Release())
+	equal(t, text(t, admin, held), "1")
+	none, err := fence.Claim(background, []string{"b"}, 2, long)
+	equal(t, []any{len(none), err}, []any{0, nil})
+}
+
+func TestTheWorksContextSaysTheLoss(t *testing.T) {
+	fence, admin := table(t)
+	err := fence.Lease(background, "job", short, func(ctx context.Context, lease *pgfence.Lease) error {
+		run(t, admin, "SELECT lease_revoke('job')")
+		<-ctx.Done()
+		equal(t, context.Cause(ctx).(*pgfence.Error).Reason, pgfence.ReasonGone)
+		equal(t, []any{lease.Held(), lease.Remaining()}, []any{false, time.Duration(0)})
+		return ctx.Err()
+	})
+	is(t, err, pgfence.LeaseLost)
+	// An error of its own stays.
+	equal(t, fence.Lease(background, "job", short, func(ctx context.Context, _ *pgfence.Lease) error {
+		run(t, admin, "SELECT lease_revoke('job')")
+		<-ctx.Done()
 		return io.EOF
 	}), io.EOF)
-}
-
-func TestContextsEndWithTheLossAndSayIt(t *testing.T) {
-	fence, admin := table(t)
-	lease := acquire(t, fence, pgfence.Options{TTL: 2 * time.Second}, "order:7")
-	child, cancel := context.WithTimeout(lease.Context(), time.Hour)
-	defer cancel()
-	run(t, admin, "SELECT lease_revoke('order:7')")
-	<-child.Done()
-	for _, ctx := range []context.Context{lease.Context(), child} {
-		equal(t, is(t, context.Cause(ctx), pgfence.ErrLeaseLost).Reason, pgfence.Gone)
-		equal(t, ctx.Err(), context.Canceled)
-	}
-	_, err := lease.Renew(background)
-	is(t, err, pgfence.ErrLeaseLost)
-	is(t, pgfence.Guard(background, lease, admin.Begin, pays), pgfence.ErrLeaseLost)
-	is(t, lease.Release(), pgfence.ErrLeaseLost)
-}
-
-// What hangs in a transaction of pgx ends by a loss, also where the work forgot the context.
-func TestALossBreaksTheConnectionOff(t *testing.T) {
-	fence, admin := table(t)
-	lease := acquire(t, fence, pgfence.Options{TTL: 2 * time.Second}, "order:7")
-	conn := connect(t)
-	run(t, admin, "SELECT lease_revoke('order:7')")
-	err := pgfence.Present(background, lease, conn.Begin, func(_ context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(background, "SELECT pg_sleep(300)")
-		return err
-	})
-	is(t, err, pgfence.ErrLeaseLost)
-	equal(t, conn.IsClosed(), true)
-}
-
-// waitsInClose is a socket whose Close waits for a Read that is under way, as a tunnel's may.
-type waitsInClose struct {
-	net.Conn
-	reading sync.Mutex
-}
-
-func (c *waitsInClose) Read(into []byte) (int, error) {
-	c.reading.Lock()
-	defer c.reading.Unlock()
-	return c.Conn.Read(into)
-}
-
-func (c *waitsInClose) Close() error {
-	c.reading.Lock()
-	defer c.reading.Unlock()
-	return c.Conn.Close()
-}
-
-func TestALossDoesNotWaitForASocketToClose(t *testing.T) {
-	fence, admin := table(t)
-	lease := acquire(t, fence, pgfence.Options{TTL: 2 * time.Second}, "order:7")
-	config := configWith(t, func(conn net.Conn) net.Conn { return &waitsInClose{Conn: conn} })
-	conn, err := pgx.ConnectConfig(background, config)
-	must(t, err)
-	run(t, admin, "SELECT lease_revoke('order:7')")
-	err = pgfence.Present(background, lease, conn.Begin, func(_ context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(background, "SELECT pg_sleep(300)")
-		return err
-	})
-	is(t, err, pgfence.ErrLeaseLost)
-}
-
-func TestAPoolOfOneConnectionIsEnoughAndGetsItBack(t *testing.T) {
-	fence, admin := table(t)
-	config, err := pgxpool.ParseConfig(url + "&pool_max_conns=1")
-	must(t, err)
-	pool, err := pgxpool.NewWithConfig(background, config)
-	must(t, err)
-	defer pool.Close()
-	lease := acquire(t, fence, pgfence.Options{TTL: time.Second}, "order:7")
-	ends := does("SELECT pg_terminate_backend(pg_backend_pid())")
-	fails := does("INSERT INTO orders VALUES (7, 'twice')")
-	swallows := func(ctx context.Context, tx pgx.Tx) error {
-		_ = fails(ctx, tx)
+	// A loss that the work did not notice is told all the same.
+	is(t, fence.Lease(background, "job", long, func(context.Context, *pgfence.Lease) error {
+		run(t, admin, "SELECT lease_revoke('job')")
 		return nil
-	}
-	for range 3 {
-		for _, work := range []func(context.Context, pgx.Tx) error{ends, fails, swallows} {
-			equal(t, pgfence.Guard(background, lease, pool.Begin, work) != nil, true)
-		}
-		must(t, pgfence.Guard(background, lease, pool.Begin, func(ctx context.Context, tx pgx.Tx) error {
-			// Longer than the ttl: the heartbeat does not need the pool.
-			_, err := tx.Exec(ctx, "SELECT pg_sleep(1.5)")
-			return err
-		}))
-	}
-	canceled, cancel := context.WithTimeout(background, 200*time.Millisecond)
-	defer cancel()
-	err = pgfence.Guard(canceled, lease, pool.Begin, does("SELECT pg_sleep(300)"))
-	is(t, err, context.DeadlineExceeded)
-	must(t, pgfence.Guard(background, lease, pool.Begin, pays, pgfence.Releasing))
-	equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
-}
-
-func TestACanceledContextGivesUpWaitingAndLeavesNothingBehind(t *testing.T) {
-	fence, admin := table(t)
-	acquire(t, fence, long, "order:7")
-	ctx, cancel := context.WithCancel(background)
-	options := long
-	options.Wait = 5 * time.Minute
-	go func() {
-		time.Sleep(300 * time.Millisecond)
-		cancel()
-	}()
-	_, err := fence.Acquire(ctx, "order:7", options)
-	equal(t, err, context.Canceled)
-	comesTrue(t, "nobody waits", func() bool { return text(t, admin, waiting) == "0" })
-}
-
-// A grant that comes at the moment of giving up is given back.
-func TestAGrantThatNobodyWaitsForIsGivenBack(t *testing.T) {
-	fence, admin := table(t)
-	givesUp(t, fence, admin)
-}
-
-// lateCancel is a socket that passes a request to cancel on some time after it has said so, as a pooler may.
-type lateCancel struct {
-	net.Conn
-	isCancel bool
-}
-
-func (c *lateCancel) Write(data []byte) (int, error) {
-	const cancelRequest = 80877102
-	if len(data) != 16 || binary.BigEndian.Uint32(data[4:]) != cancelRequest {
-		return c.Conn.Write(data)
-	}
-	c.isCancel = true
-	request := append([]byte(nil), data...)
-	late := time.Duration(rand.Intn(10000)) * time.Microsecond
-	time.AfterFunc(late, func() {
-		_, _ = c.Conn.Write(request)
-		_ = c.Conn.Close()
-	})
-	return len(data), nil
-}
-
-func (c *lateCancel) Read(into []byte) (int, error) {
-	if c.isCancel {
-		return 0, io.EOF
-	}
-	return c.Conn.Read(into)
-}
-
-func (c *lateCancel) Close() error {
-	if c.isCancel {
-		return nil
-	}
-	return c.Conn.Close()
-}
-
-// The request to cancel must not hit the release.
-func TestAGrantThatNobodyWaitsForIsGivenBackWhereACancelIsLate(t *testing.T) {
-	_, admin := table(t)
-	config := configWith(t, func(conn net.Conn) net.Conn { return &lateCancel{Conn: conn} })
-	givesUp(t, pgfence.NewConfig(config), admin)
-}
-
-func givesUp(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn) {
-	t.Helper()
-	options := long
-	options.Wait = 5 * time.Minute
-	for range 40 {
-		holder, err := fence.Acquire(background, "order:7", options)
-		must(t, err)
-		ctx, cancel := context.WithCancel(background)
-		given := make(chan error, 1)
-		go func() {
-			lease, err := fence.Acquire(ctx, "order:7", options)
-			if err == nil {
-				err = lease.Release()
-			}
-			given <- err
-		}()
-		comesTrue(t, "it waits", func() bool { return text(t, admin, waiting) == "1" })
-		go cancel()
-		must(t, holder.Release())
-		if err := <-given; err != nil {
-			is(t, err, context.Canceled)
-		}
-		comesTrue(t, "it is given back", func() bool { return text(t, admin, held) == "0" })
-	}
-}
-
-func TestTheLongestTTLCanBeRenewed(t *testing.T) {
-	fence, _ := table(t)
-	lease := acquire(t, fence, pgfence.Options{TTL: 366 * 24 * time.Hour}, "order:7")
-	_, err := lease.Renew(background)
-	must(t, err)
+	}), pgfence.LeaseLost)
 }
 
 func TestLeadingEndsWithItsWork(t *testing.T) {
 	fence, admin := table(t)
-	must(t, fence.Lead(background, "chief", long, func(context.Context, *pgfence.Lease) error { return nil }))
-	equal(t, fence.Lead(background, "chief", long, func(context.Context, *pgfence.Lease) error {
-		return io.EOF
-	}), io.EOF)
 	terms := 0
-	must(t, fence.Lead(background, "chief", pgfence.Options{TTL: 2 * time.Second},
-		func(ctx context.Context, lease *pgfence.Lease) error {
+	for _, ends := range []error{nil, io.EOF, &net.DNSError{Err: "not ours"}} {
+		equal(t, fence.Lead(background, "chief", short, func(ctx context.Context, _ *pgfence.Lease) error {
 			if terms++; terms == 1 {
 				run(t, admin, "SELECT lease_revoke('chief')")
 				<-ctx.Done()
 				return ctx.Err()
 			}
-			return nil
-		}))
-	equal(t, terms, 2)
+			return ends
+		}), ends)
+	}
+	equal(t, terms, 4)
 	ctx, cancel := context.WithCancel(background)
-	err := fence.Lead(ctx, "chief", long, func(ctx context.Context, _ *pgfence.Lease) error {
+	equal(t, fence.Lead(ctx, "chief", short, func(ctx context.Context, lease *pgfence.Lease) error {
 		cancel()
 		<-ctx.Done()
-		return ctx.Err()
+		// It is ours until the work has ended.
+		must(t, lease.Guard(background, admin, ofPgx(does("SELECT 1"))))
+		return nil
+	}), nil)
+	equal(t, fence.Lead(ctx, "chief", short, nil), context.Canceled)
+	is(t, pgfence.New(url, pgfence.InSchema("nowhere")).Lead(background, "chief", short, nil), pgfence.NotInstalled)
+}
+
+func TestWhatIsForgottenIsReleased(t *testing.T) {
+	var log bytes.Buffer
+	_, admin := table(t)
+	fence := pgfence.New(url, pgfence.LogTo(slog.New(slog.NewTextHandler(&log, nil))))
+	_, err := fence.Acquire(background, []string{"job"}, long)
+	must(t, err)
+	comesTrue(t, "it is released", func() bool {
+		runtime.GC()
+		return text(t, admin, held) == "0"
 	})
-	equal(t, err, context.Canceled)
+	fence.Close()
+	equal(t, strings.Contains(log.String(), "forgotten"), true)
+}
+
+func TestAClosedFenceHasGivenEverythingBack(t *testing.T) {
+	_, admin := table(t)
+	events := make(chan pgfence.Event, 100)
+	fence := pgfence.New(url, quiet(), pgfence.OnEvent(func(event pgfence.Event) {
+		events <- event
+		panic("a panic of the program's")
+	}))
+	lease := acquire(t, fence, pgfence.Options{TTL: time.Second, Session: true}, "a", "b")
+	equal(t, (<-events).Kind, "acquired")
+	renewed := <-events
+	equal(t, []any{renewed.Kind, renewed.Names, renewed.Token}, []any{"renewed", []string{"a", "b"}, lease.Token()})
+	waits := make(chan error, 1)
+	go func() {
+		waits <- fence.Lease(background, "a", pgfence.Options{Wait: time.Hour}, nil)
+	}()
+	time.Sleep(300 * time.Millisecond)
+	fence.Close()
+	is(t, <-waits, pgfence.Closed)
+	equal(t, text(t, admin, held), "0")
+	must(t, lease.Release())
+	is(t, fence.Lease(background, "a", long, nil), pgfence.Closed)
+}
+
+// panics is a connection that is broken in another way than drivers know.
+type panics struct {
+	*pgx.Conn
+	mu   *sync.Mutex
+	does *bool
+}
+
+func (p panics) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if *p.does {
+		panic("no error")
+	}
+	return p.Conn.Query(ctx, sql, args...)
+}
+
+func TestACallThatPanicsIsAnErrorAndNoHang(t *testing.T) {
+	table(t)
+	does, mu := true, sync.Mutex{}
+	fence := pgfence.New(func(ctx context.Context) (pgfence.Conn, error) {
+		conn, err := pgx.Connect(ctx, url)
+		return panics{conn, &mu, &does}, err
+	}, quiet())
+	for range 2 {
+		_, err := fence.Acquire(background, []string{"job"}, long)
+		equal(t, strings.Contains(err.Error(), "no error"), true)
+	}
+	does = false
+	lease := acquire(t, fence, short, "job")
+	mu.Lock()
+	does = true
+	mu.Unlock()
+	<-lease.Lost()
+	equal(t, lease.Check().(*pgfence.Error).Reason, pgfence.ReasonKeeper)
+	comesTrue(t, "the lease has ended", func() bool { return text(t, connect(t), held) == "0" })
+}
+
+func TestCodeThatKnowsNothingOfFencesPresentsTheToken(t *testing.T) {
+	fence, admin := table(t)
+	config, err := pgx.ParseConfig(url)
+	must(t, err)
+	config.RuntimeParams["options"] = acquire(t, fence, long, "order:7").Options()
+	conn, err := pgx.ConnectConfig(background, config)
+	must(t, err)
+	defer conn.Close(background)
+	run(t, conn, pay)
+	var refused *pgconn.PgError
+	_, err = admin.Exec(background, pay)
+	equal(t, errors.As(err, &refused) && refused.Code == "PF002", true)
 }
 
 // What the table of drivers says on the common page.
@@ -731,10 +636,9 @@ func TestWhatDriversSendForArguments(t *testing.T) {
 	_, admin := table(t)
 	rollBack := errors.New("rolled back")
 	for _, one := range []struct {
-		query string
-		arg   any
-		pgx   bool
-		pq    bool
+		query   string
+		arg     any
+		pgx, pq bool
 	}{
 		{"SELECT lease_acquire('job', ttl => $1)::text", 30 * time.Second, true, false},
 		{"SELECT lease_acquire('job', ttl => $1::text::interval)::text", "1500 milliseconds", true, true},
@@ -746,20 +650,14 @@ func TestWhatDriversSendForArguments(t *testing.T) {
 	} {
 		var value string
 		err := pgx.BeginFunc(background, admin, func(tx pgx.Tx) error {
-			if err := tx.QueryRow(background, one.query, one.arg).Scan(&value); err != nil {
-				return err
-			}
-			return rollBack
+			return cmp.Or(tx.QueryRow(background, one.query, one.arg).Scan(&value), rollBack)
 		})
-		if (err == rollBack) != one.pgx {
-			t.Errorf("pgx: %s with %T: %v", one.query, one.arg, err)
-		}
-		tx, err := databases(t)["postgres"].Begin()
-		must(t, err)
-		err = tx.QueryRow(one.query, one.arg).Scan(&value)
+		tx, failed := database(t, "postgres").Begin()
+		must(t, failed)
+		failed = tx.QueryRow(one.query, one.arg).Scan(&value)
 		must(t, tx.Rollback())
-		if (err == nil) != one.pq {
-			t.Errorf("lib/pq: %s with %T: %v", one.query, one.arg, err)
+		if (err == rollBack) != one.pgx || (failed == nil) != one.pq {
+			t.Errorf("%s with %T: pgx %v, lib/pq %v", one.query, one.arg, err, failed)
 		}
 	}
 	var token int64

@@ -1,7 +1,7 @@
 // The laboratory's worker in Go: does what it reads, a JSON object a line, and says what became of it.
 //
-// What it is told and what it says is the same for the clients of all languages, and written down in clients/README.md.
-// --plant builds in a known fault, which the laboratory must catch.
+// What it is told and what it says is the same for the clients of all languages, and written down in
+// clients/new-language.md. --plant builds in a known fault, which the laboratory must catch.
 package main
 
 import (
@@ -11,100 +11,115 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/signal"
 	"runtime"
-	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"pgfence.example/pgfence"
-	"pgfence.example/pgfence/internal/hooks"
 )
 
 var kinds = map[pgfence.Kind]string{
-	pgfence.ErrStaleToken:      "stale",
-	pgfence.ErrNoToken:         "no-token",
-	pgfence.ErrNeverIssued:     "never-issued",
-	pgfence.ErrNotSpeaking:     "not-speaking",
-	pgfence.ErrCannotBeFenced:  "cannot-be-fenced",
-	pgfence.ErrLeaseLost:       "lost",
-	pgfence.ErrTransactionLost: "transaction-lost",
+	pgfence.LeaseTaken:      "taken",
+	pgfence.LeaseLost:       "lost",
+	pgfence.Refused:         "refused",
+	pgfence.TransactionLost: "transaction-lost",
+	pgfence.NotInstalled:    "not-installed",
+	pgfence.NotGranted:      "not-granted",
+	pgfence.NoAnswer:        "no-answer",
 }
+
+var (
+	errWork       = errors.New("an error of the work's own")
+	errRolledBack = errors.New("rolled back, as told")
+	errHeld       = &pgfence.Error{Kind: pgfence.LeaseLost, Reason: pgfence.ReasonGone, Names: []string{"job"}}
+	background    = context.Background()
+)
 
 // order is what the worker is told.
 type order struct {
-	Do          string
-	Host        string
-	Port        int
-	User        string
-	Dbname      string
-	Application string
-	Names       []string
-	Name        string
-	Token       int64
-	TTL         int64 `json:"ttl_ms"`
-	Wait        int64 `json:"wait_ms"`
-	AtMost      int64 `json:"hold_at_most_ms"`
-	AtLeast     int64 `json:"hold_at_least_ms"`
-	N           int
-	Session     bool
-	Shared      bool
-	Slots       int
-	Value       string
-	By          string
-	Release     bool
-	Ms          int64
+	Do, Host, User, Dbname, Application, Name, Holder, Value, How, What string
+
+	Port, Slots, N           int
+	Names                    []string
+	Token, Ms                int64
+	TTL                      int64 `json:"ttl_ms"`
+	Wait                     int64 `json:"wait_ms"`
+	Within                   int64 `json:"within_ms"`
+	Session, Shared, Reclaim bool
+	Release                  bool
+	ReadFirst                bool `json:"read_first"`
+}
+
+// holding is what a lease and an adopted one have.
+type holding interface {
+	Guard(context.Context, pgfence.Pgx, pgfence.PgxWork, ...pgfence.Last) error
 }
 
 type worker struct {
-	url     string
-	fence   *pgfence.Fence
-	plant   string
-	starved atomic.Bool
-	// work is the connection of the transaction that is open.
-	work atomic.Pointer[pgx.Conn]
-
-	// background is of what leads and observes, until close.
-	background sync.WaitGroup
-	stop       context.CancelFunc
-	ctx        context.Context
+	url   string
+	fence *pgfence.Fence
+	lines chan order
 
 	mu    sync.Mutex
-	lease pgfence.Holding
-	// crowd are those of hold and claim.
-	crowd pgfence.Leases
+	lease holding
+	// crowd are the names of those of hold and claim.
+	crowd map[string]bool
+	many  pgfence.Leases
+	// how the work of the leader is to end.
+	how     chan string
+	stop    context.CancelFunc
+	stopped chan struct{}
 }
 
 func main() {
-	w := &worker{}
-	w.ctx, w.stop = context.WithCancel(context.Background())
+	plant := ""
 	if len(os.Args) == 3 && os.Args[1] == "--plant" {
-		w.plant = os.Args[2]
+		plant = os.Args[2]
 	}
+	ctx, cancel := signal.NotifyContext(background, syscall.SIGTERM)
+	defer cancel()
+	w := &worker{lines: make(chan order), crowd: map[string]bool{}, how: make(chan string, 1)}
+	go w.read()
+	first := <-w.lines
+	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&connect_timeout=2",
+		first.User, first.Host, first.Port, first.Dbname, first.Application)
+	w.fence = pgfence.New(planted(w.url, plant), pgfence.OnEvent(w.tell))
+	defer w.fence.Close()
+	say("connected", nil)
 	for {
-		next, more := read()
-		if !more {
+		select {
+		case <-ctx.Done():
 			return
-		}
-		if err := w.follow(next); err != nil {
-			refused(err)
+		case next, more := <-w.lines:
+			if !more {
+				return
+			}
+			if event, more, err := w.follow(next); err != nil {
+				refused(err)
+			} else if event != "" {
+				say(event, more)
+			}
 		}
 	}
 }
 
-var lines = bufio.NewScanner(os.Stdin)
-
-func read() (next order, more bool) {
-	if !lines.Scan() {
-		return order{}, false
+func (w *worker) read() {
+	lines := bufio.NewScanner(os.Stdin)
+	for lines.Scan() {
+		var next order
+		if err := json.Unmarshal(lines.Bytes(), &next); err != nil {
+			panic(err)
+		}
+		w.lines <- next
 	}
-	if err := json.Unmarshal(lines.Bytes(), &next); err != nil {
-		panic(err)
-	}
-	return next, true
+	close(w.lines)
 }
 
 // What it says
@@ -128,429 +143,458 @@ func say(event string, more said) {
 func refused(err error) {
 	kind, state := "other", ""
 	var server *pgconn.PgError
+	var told *pgfence.Error
+	var noJSON *json.UnsupportedTypeError
 	if errors.As(err, &server) {
-		state = server.Code
+		kind, state = "refused", server.Code
 	}
-	if told := pgfence.Classify(err); told != nil {
+	switch {
+	case errors.As(err, &told) && told.Kind == pgfence.TransactionLost && told.InDoubt:
+		kind = "in-doubt"
+	case told != nil:
 		kind = kinds[told.Kind]
+	case errors.Is(err, context.DeadlineExceeded):
+		kind = "deadline"
+	case errors.As(err, &noJSON):
+		kind = "type"
 	}
 	say("refused", said{"error": kind, "sqlstate": state, "message": err.Error()})
 }
 
-// until is when a lease ends of which so much remains. The time is read first: the other way round it could be late.
-func until(remaining func() time.Duration) int64 {
+func (w *worker) tell(event pgfence.Event) {
+	w.mu.Lock()
+	ofCrowd := w.crowd[event.Names[0]]
+	w.mu.Unlock()
+	if event.Kind == "lost" {
+		say("lost", said{"name": event.Names[0], "reason": event.Reason})
+	} else if event.Kind == "renewed" && !ofCrowd {
+		say("renewed", said{"token": event.Token, "deadline": time.Now().Add(event.Remaining).UnixMilli()})
+	}
+}
+
+func granted(lease *pgfence.Lease) said {
+	// The time is read first: the other way round it could be late.
 	wall := time.Now()
-	return wall.Add(remaining()).UnixMilli()
+	return said{"token": lease.Token(), "deadline": wall.Add(lease.Remaining()).UnixMilli()}
 }
 
 // What it is told
 
-func (w *worker) follow(o order) error {
+func (w *worker) follow(o order) (event string, more said, err error) {
 	switch o.Do {
-	case "connect":
-		return w.connect(o)
 	case "acquire":
 		return w.acquire(o)
-	case "adopt":
-		return w.adopt(o)
-	case "resume":
-		return w.resume(o)
-	case "detach":
-		return w.detach()
 	case "hold":
-		return w.holdAll(o)
+		return w.hold(o)
 	case "claim":
 		return w.claim(o)
 	case "holding":
-		w.sayHolding()
+		return "holding", said{"count": w.held()}, nil
 	case "release-all":
-		w.releaseAll()
-		say("released", nil)
-	case "observe":
-		w.observe(o)
-	case "check":
-		return w.with(func(lease pgfence.Holding) error { return lease.(*pgfence.Lease).Check() }, "held")
-	case "renew":
-		return w.with(func(lease pgfence.Holding) error {
-			_, err := lease.(*pgfence.Lease).Renew(context.Background())
-			return err
-		}, "done")
-	case "release":
-		return w.with(pgfence.Holding.Release, "released")
-	case "write":
-		return w.with(func(lease pgfence.Holding) error { return w.write(lease, o) }, "wrote")
-	case "truncate":
-		return w.with(func(lease pgfence.Holding) error {
-			return w.transaction(lease, "guard", func(ctx context.Context, tx pgx.Tx) error {
-				_, err := tx.Exec(ctx, "TRUNCATE work")
-				return err
-			})
-		}, "wrote")
-	case "unfenced":
-		return w.unfenced(o.Value)
-	case "guard", "present":
-		return w.with(func(lease pgfence.Holding) error { return w.steps(lease, o.Do) }, "")
-	case "guard-all":
-		return w.steps(w.crowd, "guard")
+		_ = w.many.Release()
+		w.many = nil
+		return "released", nil, nil
+	case "adopted":
+		w.holds(w.fence.Adopted(o.Name, o.Token))
+		return "adopted", said{"token": o.Token}, nil
 	case "starve":
-		w.starved.Store(true)
-		say("done", nil)
+		starved.Store(true)
+	case "break":
+		broken.Store(true)
 	case "lead":
 		w.lead(o)
+	case "stop":
+		w.stop()
+	case "work":
+		w.how <- o.How
+	case "wrong":
+		return w.wrong(o.What)
 	case "census":
-		say("census", said{"tasks": runtime.NumGoroutine()})
+		return "census", said{"tasks": runtime.NumGoroutine()}, nil
 	case "close":
-		w.close()
-	case "update", "sleep", "commit", "rollback":
-		return &pgfence.Error{
-			Kind: pgfence.ErrLeaseLost, Reason: pgfence.Released, Names: []string{"its transaction has ended"},
-		}
+		return w.close()
+	case "unfenced":
+		return w.unfenced(o)
+	case "guard-all":
+		return w.steps("guarded", func(conn *pgx.Conn, work pgfence.PgxWork) error {
+			return w.fence.Guard(background, conn, w.many, work)
+		})
+	case "update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on":
+		return "", nil, errHeld
 	default:
-		return errors.New("unknown order")
+		return w.with(o)
 	}
-	return nil
+	return "done", nil, nil
 }
 
-func (w *worker) connect(o order) error {
-	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&default_query_exec_mode=exec",
-		o.User, o.Host, o.Port, o.Dbname, o.Application)
-	with, err := w.hooks()
-	if err != nil {
-		return err
+// with carries out what takes a lease.
+func (w *worker) with(o order) (event string, more said, err error) {
+	holding := w.of()
+	if holding == nil {
+		return "", nil, errHeld
 	}
-	w.fence = pgfence.New(w.url).Hooked(with)
-	say("connected", nil)
-	return nil
+	lease, _ := holding.(*pgfence.Lease)
+	switch o.Do {
+	case "check":
+		return "held", nil, lease.Check()
+	case "release":
+		if err = lease.Check(); err == nil {
+			err = lease.Release()
+		}
+		return "released", nil, err
+	case "write":
+		last := []pgfence.Last{pgfence.Last(o.Release)}
+		return "wrote", nil, w.connected("", func(conn *pgx.Conn) error {
+			if o.ReadFirst {
+				if _, err := conn.Exec(background, "SELECT 1"); err != nil {
+					return err
+				}
+			}
+			return holding.Guard(background, conn, does("UPDATE work SET value = $1 WHERE id = 1", o.Value), last...)
+		})
+	case "truncate":
+		return "wrote", nil, w.connected("", func(conn *pgx.Conn) error {
+			return holding.Guard(background, conn, does("TRUNCATE work"))
+		})
+	case "guard":
+		return w.steps("guarded", func(conn *pgx.Conn, work pgfence.PgxWork) error {
+			return holding.Guard(background, conn, work)
+		})
+	case "present":
+		return "", nil, w.connected(lease.Options(), func(conn *pgx.Conn) error {
+			return told(pgx.BeginFunc(background, conn, func(tx pgx.Tx) error {
+				return w.transaction(background, "presented", tx)
+			}))
+		})
+	}
+	return "", nil, errors.New("unknown order")
 }
 
-func (w *worker) held() pgfence.Holding {
+func (w *worker) of() holding {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	return w.lease
 }
 
-func (w *worker) hold(lease pgfence.Holding) {
+func (w *worker) holds(lease holding) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.lease = lease
 }
 
-// with does something with the lease, and says that it is done.
-func (w *worker) with(do func(pgfence.Holding) error, event string) error {
-	lease := w.held()
-	if lease == nil {
-		return &pgfence.Error{Kind: pgfence.ErrLeaseLost, Reason: pgfence.Gone, Names: []string{"job"}}
-	}
-	if err := do(lease); err != nil {
-		return err
-	}
-	if event != "" {
-		say(event, nil)
-	}
-	return nil
-}
-
-func told(loss *pgfence.Error) { say("lost", said{"reason": loss.Reason, "name": loss.Names[0]}) }
-
 func ms(number int64) time.Duration { return time.Duration(number) * time.Millisecond }
 
-func (w *worker) acquire(o order) error {
-	if lease := w.held(); lease != nil {
-		_ = lease.Release()
-		w.hold(nil)
+// within is the caller's own deadline.
+func within(ctx context.Context, o order) (context.Context, context.CancelFunc) {
+	if o.Within == 0 {
+		return ctx, func() {}
 	}
-	w.starved.Store(false)
-	lease, err := w.fence.AcquireAll(context.Background(), o.Names, pgfence.Options{
-		TTL:         ms(o.TTL),
-		Wait:        ms(o.Wait),
-		Session:     o.Session,
-		Shared:      o.Shared,
-		Slots:       o.Slots,
-		HoldAtMost:  ms(o.AtMost),
-		HoldAtLeast: ms(o.AtLeast),
-		OnLost:      told,
+	return context.WithTimeout(ctx, ms(o.Within))
+}
+
+func (w *worker) acquire(o order) (event string, more said, err error) {
+	if lease, is := w.of().(*pgfence.Lease); is {
+		_ = lease.Release()
+	}
+	w.holds(nil)
+	ctx, cancel := within(background, o)
+	defer cancel()
+	lease, err := w.fence.Acquire(ctx, o.Names, pgfence.Options{
+		TTL: ms(o.TTL), Wait: ms(o.Wait), Holder: o.Holder, Reclaim: o.Reclaim, Session: o.Session, Shared: o.Shared, Slots: o.Slots,
 	})
-	if errors.Is(err, pgfence.ErrLeaseTaken) {
-		say("taken", nil)
-		return nil
+	if errors.Is(err, pgfence.LeaseTaken) {
+		return "taken", nil, nil
 	}
 	if err != nil {
-		return err
+		return "", nil, err
 	}
-	w.isAcquired(lease)
-	return nil
+	w.holds(lease)
+	return "acquired", granted(lease), nil
 }
 
-func (w *worker) isAcquired(lease *pgfence.Lease) {
-	w.hold(lease)
-	say("acquired", said{"token": lease.Token(), "deadline": until(lease.Remaining)})
-}
-
-func (w *worker) resume(o order) error {
-	options := pgfence.Options{TTL: ms(o.TTL), OnLost: told}
-	lease, err := w.fence.Resume(context.Background(), o.Name, o.Token, options)
-	if err == nil {
-		w.isAcquired(lease)
+func (w *worker) isOfCrowd(names []string) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, name := range names {
+		w.crowd[name] = true
 	}
-	return err
 }
 
-func (w *worker) detach() error {
-	return w.with(func(lease pgfence.Holding) error {
-		token, err := lease.(*pgfence.Lease).Detach()
-		if err == nil {
-			say("detached", said{"token": token})
-		}
-		return err
-	}, "")
-}
-
-// The leases of hold and claim
-
-func (w *worker) holdAll(o order) error {
+func (w *worker) hold(o order) (event string, more said, err error) {
+	w.isOfCrowd(o.Names)
 	for _, name := range o.Names {
-		lease, err := w.fence.Acquire(context.Background(), name, pgfence.Options{TTL: ms(o.TTL), OnLost: told})
-		if errors.Is(err, pgfence.ErrLeaseTaken) {
-			say("taken", nil)
-			return nil
+		lease, err := w.fence.Acquire(background, []string{name}, pgfence.Options{TTL: ms(o.TTL)})
+		if errors.Is(err, pgfence.LeaseTaken) {
+			return "taken", nil, nil
 		}
 		if err != nil {
-			return err
+			return "", nil, err
 		}
-		w.crowd = append(w.crowd, lease)
+		w.many = append(w.many, lease)
 	}
-	w.sayHolding()
-	return nil
+	return "holding", said{"count": w.held()}, nil
 }
 
-func (w *worker) claim(o order) error {
-	options := pgfence.Options{TTL: ms(o.TTL), OnLost: told}
-	leases, err := w.fence.Claim(context.Background(), "SELECT unnest($1::text[])", []any{o.Names}, o.N, options)
-	if err != nil {
-		return err
+func (w *worker) claim(o order) (event string, more said, err error) {
+	w.isOfCrowd(o.Names)
+	claimed, err := w.fence.Claim(background, o.Names, o.N, pgfence.Options{TTL: ms(o.TTL)})
+	names := []string{}
+	for _, lease := range claimed {
+		names = append(names, lease.Names()...)
 	}
-	w.crowd = append(w.crowd, leases...)
-	names := pgfence.Leases(leases).Names()
-	if names == nil {
-		names = []string{}
-	}
-	say("claimed", said{"names": names})
-	return nil
+	w.many = append(w.many, claimed...)
+	return "claimed", said{"names": names}, err
 }
 
-func (w *worker) sayHolding() {
-	count := 0
-	for _, lease := range w.crowd {
+func (w *worker) held() (count int) {
+	for _, lease := range w.many {
 		if lease.Held() {
 			count++
 		}
 	}
-	say("holding", said{"count": count})
+	return count
 }
 
-func (w *worker) releaseAll() {
-	_ = w.crowd.Release()
-	w.crowd = nil
-}
-
-func (w *worker) adopt(o order) error {
-	options := pgfence.AdoptOptions{Wait: ms(o.Wait)}
-	adopted, err := w.fence.Adopt(context.Background(), o.Name, o.Token, options)
-	if errors.Is(err, pgfence.ErrLeaseTaken) {
-		say("taken", nil)
-		return nil
-	}
+// connected does something on a connection of its own.
+func (w *worker) connected(options string, do func(*pgx.Conn) error) error {
+	config, err := pgx.ParseConfig(w.url)
 	if err != nil {
 		return err
 	}
-	w.hold(adopted)
-	say("adopted", said{"token": adopted.Token()})
+	if options != "" {
+		config.RuntimeParams["options"] = options
+	}
+	// Behind a pooler nothing may be prepared.
+	config.DefaultQueryExecMode = pgx.QueryExecModeExec
+	conn, err := pgx.ConnectConfig(background, config)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(background)
+	return do(conn)
+}
+
+func does(statement string, args ...any) pgfence.PgxWork {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, statement, args...)
+		return err
+	}
+}
+
+func (w *worker) unfenced(o order) (event string, more said, err error) {
+	return "wrote", nil, w.connected("", func(conn *pgx.Conn) error {
+		_, err := conn.Exec(background, "UPDATE work SET value = $1 WHERE id = 1", o.Value)
+		return err
+	})
+}
+
+// steps are a transaction of what it reads, until "commit" or "rollback".
+func (w *worker) steps(begun string, guard func(*pgx.Conn, pgfence.PgxWork) error) (event string, more said, err error) {
+	return "", nil, w.connected("", func(conn *pgx.Conn) error {
+		return told(guard(conn, func(ctx context.Context, tx pgx.Tx) error { return w.transaction(ctx, begun, tx) }))
+	})
+}
+
+// told says how a transaction has ended.
+func told(err error) error {
+	switch {
+	case err == nil:
+		say("committed", nil)
+	case errors.Is(err, errRolledBack):
+		say("rolled-back", nil)
+	default:
+		return err
+	}
 	return nil
 }
 
-// write is a whole transaction; with Release, the last one.
-func (w *worker) write(lease pgfence.Holding, o order) error {
-	return w.transaction(lease, o.By, func(ctx context.Context, tx pgx.Tx) error {
-		return update(ctx, tx, o.Value)
-	}, pgfence.Last(o.Release))
-}
-
-// transaction runs one on a connection of its own.
-func (w *worker) transaction(
-	lease pgfence.Holding, by string, work func(context.Context, pgx.Tx) error, last ...pgfence.Last,
-) error {
-	conn, err := pgx.Connect(context.Background(), w.url)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.Background())
-	if by == "present" {
-		return pgfence.Present(context.Background(), lease, conn.Begin, work, last...)
-	}
-	return pgfence.Guard(context.Background(), lease, conn.Begin, work, last...)
-}
-
-func update(ctx context.Context, tx pgx.Tx, value string) error {
-	_, err := tx.Exec(ctx, "UPDATE work SET value = $1 WHERE id = 1", value)
-	return err
-}
-
-// unfenced is a write that knows nothing of leases.
-func (w *worker) unfenced(value string) error {
-	conn, err := pgx.Connect(context.Background(), w.url)
-	if err != nil {
-		return err
-	}
-	defer conn.Close(context.Background())
-	// Outside of a transaction a pooler may have what is prepared and what is executed meet two servers.
-	const write = "UPDATE work SET value = $1 WHERE id = 1"
-	if _, err = conn.Exec(context.Background(), write, pgx.QueryExecModeSimpleProtocol, value); err == nil {
-		say("wrote", nil)
-	}
-	return err
-}
-
-var errRolledBack = errors.New("rolled back, as told")
-
-// steps are a transaction of what it reads, until "commit" or "rollback".
-func (w *worker) steps(lease pgfence.Holding, by string) error {
-	begun := map[string]string{"guard": "guarded", "present": "presented"}[by]
-	err := w.transaction(lease, by, func(ctx context.Context, tx pgx.Tx) error {
-		w.work.Store(tx.Conn())
-		defer w.work.Store(nil)
-		say(begun, nil)
-		for {
-			if isDone, err := step(ctx, tx); isDone || err != nil {
-				return err
-			}
+func (w *worker) transaction(ctx context.Context, begun string, tx pgx.Tx) error {
+	atWork.Store(tx.Conn())
+	defer atWork.Store(nil)
+	say(begun, nil)
+	for o := range w.lines {
+		done, err := "done", error(nil)
+		switch o.Do {
+		case "commit":
+			return nil
+		case "rollback":
+			return errRolledBack
+		case "update":
+			done, err = "updated", does("UPDATE work SET value = $1 WHERE id = 1", o.Value)(ctx, tx)
+		case "sleep":
+			patience, cancel := within(ctx, o)
+			done, err = "slept", does("SELECT pg_sleep($1)", float64(o.Ms)/1000)(patience, tx)
+			cancel()
+		case "guard":
+			done, err = "", told(w.of().Guard(ctx, tx, func(ctx context.Context, tx pgx.Tx) error {
+				return w.transaction(ctx, "guarded", tx)
+			}))
+		case "commit-itself":
+			err = does("COMMIT")(ctx, tx)
+		case "fail-and-go-on":
+			_ = does("SELECT 1 / 0")(ctx, tx)
+		default:
+			err = errors.New("unknown order")
 		}
-	})
-	switch {
-	case errors.Is(err, errRolledBack):
-		say("rolled-back", nil)
-		return nil
-	case err == nil:
-		say("committed", nil)
-	}
-	return err
-}
-
-func step(ctx context.Context, tx pgx.Tx) (isDone bool, err error) {
-	switch o, _ := read(); o.Do {
-	case "update":
-		if err = update(ctx, tx, o.Value); err == nil {
-			say("updated", nil)
+		if err != nil {
+			return err
 		}
-		return false, err
-	case "sleep":
-		// In the server, so that the work hangs in its connection.
-		if _, err = tx.Exec(ctx, "SELECT pg_sleep($1)", float64(o.Ms)/1000); err == nil {
-			say("slept", nil)
+		if done != "" {
+			say(done, nil)
 		}
-		return false, err
-	case "commit":
-		return true, nil
-	default:
-		return true, errRolledBack
 	}
+	return errRolledBack
 }
 
 func (w *worker) lead(o order) {
-	options := pgfence.Options{TTL: ms(o.TTL), OnLost: told}
-	w.background.Go(func() {
-		err := w.fence.Lead(w.ctx, o.Name, options, func(ctx context.Context, lease *pgfence.Lease) error {
-			w.hold(lease)
-			say("leading", said{"token": lease.Token(), "deadline": until(lease.Remaining)})
-			<-ctx.Done()
-			return ctx.Err()
-		})
-		if w.ctx.Err() == nil {
-			say("stopped", said{"message": fmt.Sprint(err)})
+	ctx, cancel := context.WithCancel(background)
+	w.stop, w.stopped = cancel, make(chan struct{})
+	go func() {
+		defer close(w.stopped)
+		err := w.fence.Lead(ctx, o.Name, pgfence.Options{TTL: ms(o.TTL)}, w.leads)
+		if errors.Is(err, errWork) {
+			say("stopped", said{"reason": "fails"})
+		} else {
+			say("stopped", nil)
 		}
-	})
-	say("done", nil)
+	}()
 }
 
-func (w *worker) observe(o order) {
-	w.background.Go(func() {
-		_ = w.fence.Observe(w.ctx, o.Name, func(leader pgfence.Leader) {
-			if leader.Token == 0 {
-				say("leader", said{"name": o.Name, "holder": nil, "token": nil})
-			} else {
-				say("leader", said{"name": o.Name, "holder": leader.Holder, "token": leader.Token})
-			}
-		})
-	})
-	say("done", nil)
-}
-
-func (w *worker) close() {
-	w.stop()
-	w.background.Wait()
-	if lease := w.held(); lease != nil {
-		_ = lease.Release()
-		w.hold(nil)
+func (w *worker) leads(ctx context.Context, lease *pgfence.Lease) error {
+	w.holds(lease)
+	say("leading", granted(lease))
+	select {
+	case how := <-w.how:
+		switch how {
+		case "fails":
+			return errWork
+		case "loses-connection":
+			return w.connected("", func(conn *pgx.Conn) error {
+				_, err := conn.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+				return err
+			})
+		}
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
 	}
-	w.releaseAll()
-	say("closed", nil)
 }
 
-// hooks watch the leases, and build in what is planted.
-func (w *worker) hooks() (hooks.Hooks, error) {
-	made := hooks.None()
-	made.Renewed = func(name string, token int64, remaining func() time.Duration) {
-		// Those of hold and claim are not told.
-		if lease := w.held(); lease != nil && lease.Names()[0] == name {
-			say("renewed", said{"token": token, "deadline": until(remaining)})
-		}
-	}
-	made.IsStarved = w.starved.Load
-	switch w.plant {
-	case "":
-	case "deadline-from-answer":
-		made.CountsFrom = func(_, after time.Duration) time.Duration { return after }
-	case "error-is-loss":
-		made.Renew = func(renew func() ([]*int64, error), _ []string, _ []int64) ([]*int64, error) {
-			tokens, err := renew()
-			if err != nil {
-				return nil, &pgconn.PgError{Code: "42501", Message: err.Error()}
-			}
-			return tokens, nil
-		}
-	case "renew-in-work":
-		made.Renew = func(renew func() ([]*int64, error), names []string, tokens []int64) ([]*int64, error) {
-			conn := w.work.Load()
-			if conn == nil {
-				return renew()
-			}
-			var renewed *int64
-			err := conn.QueryRow(context.Background(), "SELECT lease_renew($1, $2)", names[0], tokens[0]).Scan(&renewed)
-			return []*int64{renewed}, err
-		}
-	case "one-null-loses-all":
-		made.Renew = func(renew func() ([]*int64, error), _ []string, _ []int64) ([]*int64, error) {
-			tokens, err := renew()
-			if slices.Contains(tokens, nil) {
-				clear(tokens)
-			}
-			return tokens, err
-		}
-	case "one-lock-stops-all":
-		made.Renew = func(renew func() ([]*int64, error), _ []string, _ []int64) ([]*int64, error) {
-			tokens, err := renew()
-			if err != nil {
-				err = errors.New(err.Error())
-			}
-			return tokens, err
-		}
-	case "hang-hides-loss":
-		made.Watch = func(func()) {}
-	case "adopts-late":
-		made.Adopt = func(func() (*int64, error)) (*int64, error) { return new(int64), nil }
-	case "adopts-once":
-		made.AdoptsAgain = func() bool { return false }
+// wrong is what the compiler does not refuse: a name, a holder or a flag of another type.
+func (w *worker) wrong(what string) (event string, more said, err error) {
+	options := pgfence.Options{}
+	switch what {
+	case "ttl":
+		options.TTL = 30
+	case "metadata":
+		options.Metadata = func() {}
 	default:
-		return made, fmt.Errorf("there is no plant %q", w.plant)
+		say("refused", said{"error": "type", "message": "the compiler refuses it"})
+		return "", nil, nil
 	}
-	return made, nil
+	_, err = w.fence.Acquire(background, []string{"job"}, options)
+	var told *pgfence.Error
+	if err != nil && !errors.As(err, &told) {
+		say("refused", said{"error": "type", "message": err.Error()})
+		return "", nil, nil
+	}
+	return "acquired", nil, err
 }
+
+func (w *worker) close() (event string, more said, err error) {
+	if w.stop != nil {
+		w.stop()
+		<-w.stopped
+	}
+	w.fence.Close()
+	w.holds(nil)
+	w.many = nil
+	return "closed", nil, nil
+}
+
+// What is planted
+
+var (
+	starved, broken atomic.Bool
+	// atWork is the connection of the transaction that is open, if one is.
+	atWork atomic.Pointer[pgx.Conn]
+)
+
+// planted opens connections whose lease_keep can be made to fail, or to answer something else.
+func planted(url, plant string) func(context.Context) (pgfence.Conn, error) {
+	switch plant {
+	case "", "deadline-from-answer", "error-is-loss", "one-lost-loses-all", "one-lock-stops-all", "renew-in-work":
+	default:
+		panic("there is no fault called " + plant)
+	}
+	return func(ctx context.Context) (pgfence.Conn, error) {
+		conn, err := pgx.Connect(ctx, url)
+		return &faulty{conn, plant}, err
+	}
+}
+
+type faulty struct {
+	*pgx.Conn
+	plant string
+}
+
+func (f *faulty) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	if !strings.Contains(sql, "lease_keep") {
+		return f.Conn.Query(ctx, sql, args...)
+	}
+	if starved.Load() {
+		return nil, errors.New("starved")
+	}
+	if broken.CompareAndSwap(true, false) {
+		panic("broken")
+	}
+	on, begun := f.Conn, time.Now()
+	if work := atWork.Load(); work != nil && f.plant == "renew-in-work" {
+		on = work
+	}
+	if f.plant == "" || f.plant == "renew-in-work" {
+		return on.Query(ctx, sql, args...)
+	}
+	rows, _ := on.Query(ctx, sql, args...)
+	answers, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
+	outcomes := map[any]bool{}
+	for _, answer := range answers {
+		outcomes[answer[0]] = true
+		if remaining, is := answer[1].(float64); is && f.plant == "deadline-from-answer" {
+			answer[1] = remaining + time.Since(begun).Seconds()
+		}
+	}
+	all := func(outcome string) {
+		answers = nil
+		for range args[1].([]string) {
+			answers = append(answers, []any{outcome, nil, nil})
+		}
+	}
+	switch {
+	case err != nil && f.plant == "error-is-loss":
+		all("lost")
+	case err != nil:
+		return nil, err
+	case f.plant == "one-lost-loses-all" && outcomes["lost"]:
+		all("lost")
+	case f.plant == "one-lock-stops-all" && outcomes["later"]:
+		all("later")
+	}
+	return &answered{rows: answers}, nil
+}
+
+// answered are rows that nobody has sent.
+type answered struct {
+	pgx.Rows
+	rows [][]any
+	next int
+}
+
+func (a *answered) Next() bool {
+	a.next++
+	return a.next <= len(a.rows)
+}
+
+func (a *answered) Values() ([]any, error) { return a.rows[a.next-1], nil }
+func (a *answered) Err() error             { return nil }
+func (a *answered) Close()                 {}

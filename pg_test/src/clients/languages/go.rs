@@ -9,7 +9,7 @@ use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
 use anyhow::{ensure, Context, Result};
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
@@ -53,14 +53,63 @@ fn checks() -> Result<Vec<Check>> {
     };
     // Where a file is formatted otherwise it says so, and is content.
     let gofmt = "found=$(gofmt -l .) && echo \"$found\" && test -z \"$found\"";
+    let page = examples_of_the_page(&tools.home)?.display().to_string();
     Ok(vec![
         check("gofmt", "/bin/sh", &["-c", gofmt]),
         check("go vet", "go", &["vet", "./..."]),
+        check("the page", "go", &["vet", &page]),
         check("staticcheck", &tools.staticcheck(), &["-checks", "all", "./..."]),
     ])
 }
 
-/// The directory with the worker, the example and the tests.
+/// What its README shows, as a program that must compile.
+fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
+    let page = fs::read_to_string(client().join("README.md"))?;
+    let blocks = page.split("```go\n").skip(2).filter_map(|block| block.split_once("```"));
+    let code: Vec<&str> = blocks.map(|(code, _)| code).collect();
+    ensure!(code.len() > 5, "only {} examples were found", code.len());
+    let functions = code
+        .iter()
+        .map(|code| format!("func _(ctx context.Context) (err error) {{\n{{\n{code}_, _ = ctx, err\n}}\nreturn err\n}}\n"))
+        .collect::<String>();
+    let program = home.join("page/main.go");
+    fs::create_dir_all(home.join("page"))?;
+    fs::write(&program, format!("{PRELUDE}{functions}"))?;
+    Ok(program)
+}
+
+const PRELUDE: &str = r#"package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"os"
+	"os/signal"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"pgfence.example/pgfence"
+)
+
+var (
+	_                    = errors.Is
+	fence                = pgfence.New("")
+	pool                 *pgxpool.Pool
+	db                   *sql.DB
+	lease, first, second *pgfence.Lease
+	names                []string
+	work                 pgfence.PgxWork
+	schedule             pgfence.Work
+	report               func(context.Context) error
+)
+
+func main() {}
+"#;
+
+/// The directory with the worker, the example and the tests, in which a race of goroutines is a failure.
 fn build() -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
@@ -71,7 +120,9 @@ fn build() -> Result<PathBuf> {
     // Go itself knows what has changed since the last time.
     tools.go(&["build", "-o", &out("worker"), "./lab"])?;
     tools.go(&["build", "-o", &out("first_worker"), "./examples/first"])?;
-    tools.go(&["test", "-c", "-o", &out("tests"), "."])?;
+    let mut tests = tools.command("go");
+    tests.args(["test", "-race", "-c", "-o", &out("tests"), "."]).env("CGO_ENABLED", "1");
+    output_of(&mut tests)?;
     Ok(programs)
 }
 
