@@ -1,5 +1,6 @@
 // Hibernate on a managed table: prints one line a step, what was tried and what became of it.
 
+import java.sql.SQLException;
 import java.time.Duration;
 import java.util.List;
 import java.util.concurrent.Callable;
@@ -14,8 +15,9 @@ import org.hibernate.SessionFactory;
 import org.hibernate.StaleObjectStateException;
 import org.hibernate.cfg.Configuration;
 import pgfence.Fence;
-import pgfence.FenceException;
+import pgfence.FenceException.Refused;
 import pgfence.Lease;
+import pgfence.Options;
 
 public class HibernateOrm {
     /** Knows nothing of the fence, and has a version of its own beside it. */
@@ -50,7 +52,8 @@ public class HibernateOrm {
                 .setProperty("hibernate.temp.use_jdbc_metadata_defaults", "false")
                 .buildSessionFactory();
         Fence fence = new Fence(url);
-        Lease held = fence.lease("order:1").ttl(Duration.ofMinutes(5)).acquire();
+        Options options = new Options().ttl(Duration.ofMinutes(5));
+        Lease held = fence.lease("order:1", options);
         for (Class<? extends Row> kind : List.of(Plain.class, Mapped.class)) {
             String who = kind.getSimpleName().toLowerCase();
             Row row = read(kind);
@@ -63,12 +66,11 @@ public class HibernateOrm {
         }
         say("the fence is the token", () -> ((Mapped) read(Mapped.class)).fence == held.token());
         query("SELECT 1 FROM lease_revoke('order:1')");
-        Lease next = fence.lease("order:1").ttl(Duration.ofMinutes(5)).acquire();
+        Lease next = fence.lease("order:1", options);
         step("the stale worker saves the right version", () -> save(read(Plain.class), 6, held));
         step("the next holder saves", () -> save(read(Plain.class), 7, next));
         say("the row", () -> read(Plain.class).v + " " + read(Plain.class).version);
-        next.release();
-        held.release();
+        fence.close();
         factory.close();
     }
 
@@ -82,7 +84,7 @@ public class HibernateOrm {
             if (under == null) {
                 session.flush();
             } else {
-                session.doWork(connection -> under.guard(connection).run(c -> session.flush()));
+                session.doWork(connection -> under.guard(connection, () -> session.flush()));
             }
             session.getTransaction().commit();
             return null;
@@ -122,8 +124,15 @@ public class HibernateOrm {
         } catch (StaleObjectStateException error) {
             outcome = "another version";
         } catch (RuntimeException error) {
-            outcome = FenceException.classify(error).orElseThrow(() -> error).getClass().getSimpleName();
+            outcome = stateOf(error);
         }
         System.out.println(what + ": " + outcome);
+    }
+
+    static String stateOf(Throwable error) {
+        if (error instanceof Refused refused) {
+            return refused.sqlState();
+        }
+        return error instanceof SQLException sql ? sql.getSQLState() : stateOf(error.getCause());
     }
 }

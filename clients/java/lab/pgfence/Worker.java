@@ -1,351 +1,421 @@
 package pgfence;
 
-import java.io.BufferedReader;
-import java.io.IOException;
-import java.io.InputStreamReader;
-import java.sql.Connection;
-import java.sql.DriverManager;
-import java.sql.SQLException;
-import java.sql.Statement;
+import com.google.gson.*;
+import java.io.*;
+import java.lang.reflect.*;
+import java.sql.*;
 import java.time.Duration;
-import java.util.ArrayList;
-import java.util.Arrays;
-import java.util.List;
-import java.util.Map;
-import java.util.Optional;
-import java.util.Set;
-import java.util.concurrent.TimeUnit;
-import java.util.function.Function;
-import java.util.stream.Collectors;
+import java.util.*;
+import java.util.concurrent.*;
 import pgfence.FenceException.*;
 
 /**
  * The laboratory's worker in Java: does what it reads, a JSON object a line, and says what became of it.
  *
  * <p>What it is told and what it says is the same for the clients of all languages, and written down in
- * clients/README.md. {@code --plant} builds in a known fault, which the laboratory must catch.
+ * clients/new-language.md. {@code --plant} builds in a known fault, which the laboratory must catch.
  */
 final class Worker {
-    private static final Map<Class<?>, String> KINDS = Map.of(
-            StaleToken.class, "stale",
-            NoToken.class, "no-token",
-            NeverIssued.class, "never-issued",
-            NotSpeaking.class, "not-speaking",
-            CannotBeFenced.class, "cannot-be-fenced",
-            LeaseLost.class, "lost",
-            TransactionLost.class, "transaction-lost");
-
-    private static final Set<String> PLANTS = Set.of("deadline-from-answer", "error-is-loss", "renew-in-work",
-            "hang-hides-loss", "adopts-late", "adopts-once", "one-null-loses-all", "one-lock-stops-all");
-
+    private static final Set<String> FAULTS = Set.of(
+            "deadline-from-answer", "error-is-loss", "one-lost-loses-all", "one-lock-stops-all", "renew-in-work");
+    private static final Gson JSON = new Gson();
     private static final BufferedReader LINES = new BufferedReader(new InputStreamReader(System.in));
     private static String plant = "";
-    /** The connection of the transaction that is open. */
-    private static volatile Connection connection;
 
     private final String url;
     private final Fence fence;
     private volatile Holding lease;
-    private volatile boolean isStarved;
-    private final List<Lease> holding = new ArrayList<>();
-    private final List<Observation> observations = new ArrayList<>();
-    private Leadership leading;
+    private final List<Lease> many = new ArrayList<>();
+    private final Set<String> crowd = ConcurrentHashMap.newKeySet();
+    private CountDownLatch stop;
     private Thread leads;
+    private volatile String how = "";
 
     public static void main(String[] arguments) throws IOException {
+        System.setProperty("java.util.logging.SimpleFormatter.format", "%5$s%n");
         if (arguments.length == 2 && arguments[0].equals("--plant")) {
             plant = arguments[1];
-            if (!PLANTS.contains(plant)) {
-                throw new IllegalArgumentException("no such plant");
+            if (!FAULTS.contains(plant)) {
+                throw new IllegalArgumentException("there is no fault called " + plant);
             }
         }
-        Worker worker = new Worker(order().orElseThrow());
-        for (Optional<Order> order = order(); order.isPresent(); order = order()) {
-            try {
-                worker.follow(order.get());
-            } catch (Exception error) {
-                refused(error);
+        Worker worker = new Worker(next());
+        Runtime.getRuntime().addShutdownHook(new Thread(worker.fence::close));
+        try (worker.fence) {
+            for (Order order = next(); order != null; order = next()) {
+                try {
+                    worker.follow(order);
+                } catch (Exception error) {
+                    refused(error);
+                }
             }
         }
     }
 
     private Worker(Order place) {
-        url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s&prepareThreshold=0".formatted(
-                place.text("host"), place.number("port"), place.text("dbname"), place.text("user"),
-                place.text("application"));
-        fence = new Fence(url) {
-            @Override
-            Keeper newKeeper() {
-                return new Observed(this);
-            }
-
-            @Override
-            Adopted make(AdoptRequest request) {
-                return switch (plant) {
-                    case "adopts-late" -> new AdoptsLate(request);
-                    case "adopts-once" -> new AdoptsOnce(request);
-                    default -> new Adopted(request);
-                };
-            }
-        };
+        url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s".formatted(place.text("host"), place.number("port"),
+                place.text("dbname"), place.text("user"), place.text("application"));
+        fence = new Fence(() -> heartbeat(opened("&connectTimeout=2&socketTimeout=30"))).onEvent(this::tell);
         say("connected");
+    }
+
+    private Connection opened(String options) throws SQLException {
+        return DriverManager.getConnection(url + "&prepareThreshold=0" + options);
     }
 
     // What it says
 
     private static synchronized void say(String event, Object... more) {
-        StringBuilder line = new StringBuilder("{\"event\": \"" + event + "\", \"at\": " + System.currentTimeMillis());
+        Map<String, Object> line = new LinkedHashMap<>(Map.of("event", event, "at", System.currentTimeMillis()));
         for (int index = 0; index < more.length; index += 2) {
-            Object value = more[index + 1];
-            line.append(", \"").append(more[index]).append("\": ");
-            line.append(written(value));
+            line.put((String) more[index], more[index + 1]);
         }
-        System.out.println(line.append('}'));
+        System.out.println(JSON.toJson(line));
         System.out.flush();
     }
 
-    private static Object written(Object value) {
-        if (value instanceof List<?> values) {
-            return values.stream().map(one -> written(one).toString()).collect(Collectors.joining(", ", "[", "]"));
+    /** Until when it believes to be held, in milliseconds since 1970. */
+    private static long deadline(Duration remaining, long wall) {
+        return wall + remaining.toMillis();
+    }
+
+    private static void refused(Exception error) {
+        String state = error instanceof Refused told ? told.sqlState() : error instanceof SQLException sql ? sql.getSQLState() : null;
+        String kind = error instanceof TransactionLost lost ? lost.inDoubt() ? "in-doubt" : "transaction-lost"
+                : error instanceof LeaseTaken ? "taken"
+                : error instanceof LeaseLost ? "lost"
+                : error instanceof NotInstalled ? "not-installed"
+                : error instanceof NotGranted ? "not-granted"
+                : state != null ? "refused"
+                : error instanceof FenceException ? "no-answer"
+                : error instanceof InterruptedException || error instanceof Passed ? "deadline"
+                : error instanceof NullPointerException ? "type" : "other";
+        say("refused", "error", kind, "sqlstate", state, "message", String.valueOf(error.getMessage()));
+    }
+
+    private void tell(Event event) {
+        String name = event.names().get(0);
+        long wall = System.currentTimeMillis();
+        if (event.kind() == Event.Kind.LOST) {
+            say("lost", "name", name, "reason", event.reason().toString());
+        } else if (event.kind() == Event.Kind.RENEWED && !crowd.contains(name)) {
+            say("renewed", "token", event.token(), "deadline", deadline(event.remaining(), wall));
         }
-        return value instanceof String text ? quoted(text) : value;
-    }
-
-    private static String quoted(String text) {
-        return text.chars()
-                .mapToObj(one -> one == '"' || one == '\\' || one < ' ' ? "\\u%04x".formatted(one) : "" + (char) one)
-                .collect(Collectors.joining("", "\"", "\""));
-    }
-
-    private static void refused(Throwable error) {
-        Optional<FenceException> told = FenceException.classify(error);
-        String kind = told.map(found -> KINDS.get(found.getClass())).orElse("other");
-        String state = told.map(FenceException::sqlState).orElse(error instanceof SQLException sql ? sql.getSQLState() : null);
-        say("refused", "error", kind, "sqlstate", state, "message", error.getMessage());
     }
 
     // What it is told
 
-    private record Order(Map<String, Object> parts) {
+    /** What is missing is null, 0, false. */
+    private record Order(Map<String, JsonElement> parts) {
         String text(String key) {
-            return (String) parts.get(key);
+            return parts.containsKey(key) ? parts.get(key).getAsString() : null;
         }
 
         long number(String key) {
-            return (Long) parts.getOrDefault(key, 0L);
+            return parts.containsKey(key) ? parts.get(key).getAsLong() : 0;
         }
 
         Duration span(String key) {
             return Duration.ofMillis(number(key));
         }
 
-        @SuppressWarnings("unchecked")
         List<String> names() {
-            return (List<String>) parts.get("names");
+            return parts.get("names").getAsJsonArray().asList().stream().map(JsonElement::getAsString).toList();
         }
 
         boolean is(String key) {
-            return (Boolean) parts.getOrDefault(key, false);
+            return parts.containsKey(key) && parts.get(key).getAsBoolean();
         }
     }
 
-    private static Optional<Order> order() throws IOException {
-        return Optional.ofNullable(LINES.readLine()).map(line -> new Order(Json.object(line)));
+    private static Order next() throws IOException {
+        String line = LINES.readLine();
+        return line == null ? null : new Order(JsonParser.parseString(line).getAsJsonObject().asMap());
     }
 
     private void follow(Order order) throws Exception {
         switch (order.text("do")) {
             case "acquire" -> acquire(order);
-            case "adopt" -> adopt(order);
+            case "hold" -> hold(order);
+            case "claim" -> claim(order);
+            case "holding" -> holding();
+            case "release-all" -> releaseAll();
+            case "adopted" -> {
+                lease = fence.adopted(order.text("name"), order.number("token"));
+                say("adopted", "token", lease.token());
+            }
             case "check" -> {
-                heldLease().check();
+                check();
                 say("held");
             }
-            case "renew" -> {
-                heldLease().renew();
-                say("done");
+            case "release" -> {
+                check();
+                ((Lease) held()).close();
+                say("released");
             }
-            case "release" -> release();
             case "write" -> write(order);
-            case "guard" -> transaction(held()::guard, "guarded");
-            case "present" -> transaction(held()::present, "presented");
-            case "unfenced" -> unfenced(order.text("value"));
-            case "truncate" -> truncate();
+            case "unfenced" -> {
+                try (Connection on = opened("")) {
+                    update(on, order.text("value"));
+                }
+                say("wrote");
+            }
+            case "truncate" -> {
+                try (Connection on = opened("")) {
+                    held().guard(on, () -> execute(on, "TRUNCATE work"));
+                }
+                say("wrote");
+            }
+            case "guard" -> {
+                Holding held = held();
+                try (Connection on = opened("")) {
+                    transaction(on, steps -> held.guard(on, steps::call));
+                }
+            }
+            case "guard-all" -> {
+                try (Connection on = opened("")) {
+                    transaction(on, steps -> fence.guard(on, many, steps::call));
+                }
+            }
+            case "present" -> present();
             case "starve" -> {
                 isStarved = true;
                 say("done");
             }
-            case "hold" -> hold(order);
-            case "holding" -> say("holding", "count", holding.stream().filter(Lease::isHeld).count());
-            case "release-all" -> {
-                releaseAll();
-                say("released");
+            case "break" -> {
+                isBroken = true;
+                say("done");
             }
-            case "resume" -> resume(order);
-            case "detach" -> detach();
-            case "claim" -> claim(order);
-            case "guard-all" -> transaction(on -> fence.guard(on, holding), "guarded");
-            case "observe" -> observe(order.text("name"));
-            case "lead" -> lead(order);
+            case "lead" -> lead(order.text("name"), order.span("ttl_ms"));
+            case "stop" -> {
+                stop.countDown();
+                say("done");
+            }
+            case "work" -> {
+                how = order.text("how");
+                say("done");
+            }
+            case "wrong" ->
+                // The compiler takes nothing else; and metadata is a text.
+                say("refused", "error", "type", "sqlstate", null, "message", "the compiler refuses a " + order.text("what"));
             case "census" -> say("census", "tasks", Thread.activeCount());
             case "close" -> close();
-            case "update", "sleep", "commit", "rollback" ->
-                throw new LeaseLost(Reason.RELEASED, List.of("its transaction has ended"), null);
+            case "update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on" ->
+                throw new LeaseLost(Reason.RELEASED, List.of("its transaction has ended"), false, null);
             default -> throw new IllegalArgumentException("unknown order");
         }
     }
 
     private Holding held() {
         if (lease == null) {
-            throw new LeaseLost(Reason.GONE, List.of("job"), null);
+            throw new LeaseLost(Reason.GONE, List.of("job"), false, null);
         }
         return lease;
     }
 
-    private Lease heldLease() {
-        return (Lease) held();
-    }
-
-    /** Until when it believes to be held, in milliseconds since 1970. */
-    private static long until(Lease lease) {
-        long wall = System.currentTimeMillis();
-        return wall + TimeUnit.NANOSECONDS.toMillis(lease.remaining().toNanos());
+    private void check() {
+        if (held() instanceof Lease own) {
+            own.check();
+        }
     }
 
     private void acquire(Order order) throws Exception {
-        if (lease != null) {
-            lease.release();
-            lease = null;
+        endBlock();
+        Options options = new Options().ttl(order.span("ttl_ms")).waitUpTo(order.span("wait_ms"));
+        options = order.is("session") ? options.session() : options;
+        options = order.is("shared") ? options.shared() : options;
+        options = order.number("slots") > 0 ? options.slots((int) order.number("slots")) : options;
+        options = order.text("holder") != null ? options.holder(order.text("holder")) : options;
+        options = order.is("reclaim") ? options.reclaim() : options;
+        Thread caller = Thread.currentThread();
+        Thread alarm = new Thread(() -> {
+            try {
+                Thread.sleep(order.number("within_ms"));
+                caller.interrupt();
+            } catch (InterruptedException inTime) {
+                // As it should be.
+            }
+        });
+        if (order.number("within_ms") > 0) {
+            alarm.start();
         }
-        LeaseRequest request = fence.lease(order.names())
-                .ttl(order.span("ttl_ms"))
-                .waiting(order.span("wait_ms"))
-                .onLost(Worker::lost);
-        if (order.number("hold_at_most_ms") > 0) {
-            request.holdAtMost(order.span("hold_at_most_ms"));
-        }
-        if (order.number("hold_at_least_ms") > 0) {
-            request.holdAtLeast(order.span("hold_at_least_ms"));
-        }
-        if (order.is("session")) {
-            request.session();
-        }
-        if (order.is("shared")) {
-            request.shared();
-        }
-        if (order.number("slots") > 0) {
-            request.slots((int) order.number("slots"));
-        }
-        Optional<Lease> taken = request.tryAcquire();
-        if (taken.isEmpty()) {
+        try {
+            Lease taken = fence.lease(order.names(), options);
+            lease = taken;
+            long wall = System.currentTimeMillis();
+            say("acquired", "token", taken.token(), "deadline", deadline(taken.remaining(), wall));
+        } catch (LeaseTaken error) {
             say("taken");
-            return;
+        } finally {
+            alarm.interrupt();
+            alarm.join();
         }
-        takes(taken.get(), "acquired");
     }
 
-    private void takes(Lease taken, String event) {
-        lease = taken;
-        say(event, "token", taken.token(), "deadline", until(taken));
-    }
-
-    private void resume(Order order) throws Exception {
-        takes(fence.lease(order.text("name")).ttl(order.span("ttl_ms")).onLost(Worker::lost).resume(order.number("token")),
-                "acquired");
-    }
-
-    private void detach() {
-        long token = heldLease().detach();
+    /** Of the lease that it has, unless that is an adopted one. */
+    private void endBlock() {
+        Holding ending = lease;
         lease = null;
-        say("detached", "token", token);
+        try {
+            if (ending instanceof Lease own) {
+                own.close();
+            }
+        } catch (LeaseLost told) {
+            // By an event.
+        }
     }
 
     private void hold(Order order) throws Exception {
+        crowd.addAll(order.names());
         for (String name : order.names()) {
-            Optional<Lease> taken = fence.lease(name).ttl(order.span("ttl_ms")).onLost(Worker::lost).tryAcquire();
-            if (taken.isEmpty()) {
+            try {
+                many.add(fence.lease(name, new Options().ttl(order.span("ttl_ms"))));
+            } catch (LeaseTaken error) {
                 say("taken");
                 return;
             }
-            holding.add(taken.get());
         }
-        say("holding", "count", (long) holding.size());
+        holding();
+    }
+
+    private void holding() {
+        say("holding", "count", many.stream().filter(Lease::isHeld).count());
     }
 
     private void claim(Order order) throws Exception {
-        List<Lease> claimed = fence.claim("SELECT name FROM unnest(?) WITH ORDINALITY AS x(name, number) ORDER BY number",
-                (Object) order.names().toArray(String[]::new))
-                .ttl(order.span("ttl_ms"))
-                .onLost(Worker::lost)
-                .acquire((int) order.number("n"));
-        holding.addAll(claimed);
-        say("claimed", "names", claimed.stream().flatMap(one -> one.names().stream()).toList());
+        crowd.addAll(order.names());
+        Leases claimed = fence.claim(order.names(), (int) order.number("n"), new Options().ttl(order.span("ttl_ms")));
+        many.addAll(claimed);
+        say("claimed", "names", claimed.stream().map(one -> one.names().get(0)).toList());
     }
 
     private void releaseAll() {
-        holding.forEach(Lease::release);
-        holding.clear();
-    }
-
-    private void observe(String name) {
-        observations.add(fence.observe(name, leader -> say("leader", "name", name,
-                "holder", leader.map(Leader::holder).orElse(null), "token", leader.map(Leader::token).orElse(null))));
-        say("done");
-    }
-
-    private static void lost(LeaseLost loss) {
-        say("lost", "reason", loss.reason().toString(), "name", loss.names().get(0));
-    }
-
-    private void adopt(Order order) throws Exception {
-        Optional<Adopted> adopted = fence.adopt(order.text("name"), order.number("token"))
-                .waiting(order.span("wait_ms"))
-                .tryAcquire();
-        if (adopted.isEmpty()) {
-            say("taken");
-            return;
+        for (Lease one : many) {
+            try {
+                one.close();
+            } catch (LeaseLost told) {
+                // By an event.
+            }
         }
-        lease = adopted.get();
-        say("adopted", "token", lease.token());
-    }
-
-    private void release() {
-        Holding releasing = held();
-        releasing.release();
-        if (releasing.loss() != null) {
-            releasing.refuseIfOver();
-        }
+        many.clear();
         say("released");
     }
 
-    /** A whole transaction; with {@code release}, the last one. */
     private void write(Order order) throws Exception {
         Holding held = held();
-        try (Connection on = DriverManager.getConnection(url)) {
-            Guarded guarded = "present".equals(order.text("by")) ? held.present(on) : held.guard(on);
-            (order.is("release") ? guarded.releasing() : guarded).run(c -> update(c, order.text("value")));
+        try (Connection on = opened("")) {
+            if (order.is("read_first")) {
+                execute(on, "SELECT 1");
+            }
+            if (order.is("release")) {
+                held.guardAndRelease(on, () -> update(on, order.text("value")));
+            } else {
+                held.guard(on, () -> update(on, order.text("value")));
+            }
         }
         say("wrote");
     }
 
-    private void truncate() throws Exception {
-        Holding held = held();
-        try (Connection on = DriverManager.getConnection(url)) {
-            held.guard(on).run(c -> execute(c, "TRUNCATE work"));
+    private void present() throws Exception {
+        try (Connection on = opened("&options=" + held().options().replace(" ", "%20"))) {
+            on.setAutoCommit(false);
+            say("presented");
+            work = on;
+            try {
+                steps(on);
+                on.commit();
+                say("committed");
+            } catch (RolledBack asked) {
+                say("rolled-back");
+            } finally {
+                work = null;
+            }
+        } catch (SQLException error) {
+            throw lease instanceof Lease own && !own.isHeld() ? new LeaseLost(Reason.GONE, own.names(), false, error) : error;
         }
-        say("wrote");
     }
 
-    /** A write that knows nothing of leases. */
-    private void unfenced(String value) throws Exception {
-        try (Connection on = DriverManager.getConnection(url)) {
-            update(on, value);
+    private interface Steps {
+        void call() throws Exception;
+    }
+
+    private interface Within {
+        void run(Steps steps) throws Exception;
+    }
+
+    /** Until it reads {@code commit} or {@code rollback}, what it does is one transaction. */
+    private void transaction(Connection on, Within within) throws Exception {
+        Connection outer = work;
+        try {
+            within.run(() -> {
+                work = on;
+                say("guarded");
+                steps(on);
+            });
+            say("committed");
+        } catch (RolledBack asked) {
+            say("rolled-back");
+        } finally {
+            work = outer;
         }
-        say("wrote");
+    }
+
+    @SuppressWarnings("serial")
+    private static final class RolledBack extends Exception {}
+
+    /** The caller's own deadline. */
+    @SuppressWarnings("serial")
+    private static final class Passed extends Exception {}
+
+    /** An exception of the work's own. */
+    @SuppressWarnings("serial")
+    private static final class Failed extends Exception {}
+
+    private void steps(Connection on) throws Exception {
+        for (Order step = next(); step != null; step = next()) {
+            switch (step.text("do")) {
+                case "commit" -> {
+                    return;
+                }
+                case "rollback" -> throw new RolledBack();
+                case "update" -> {
+                    update(on, step.text("value"));
+                    say("updated");
+                }
+                case "sleep" -> sleep(on, step);
+                case "guard" -> transaction(on, steps -> held().guard(on, steps::call));
+                case "commit-itself" -> {
+                    on.commit();
+                    say("done");
+                }
+                case "fail-and-go-on" -> {
+                    try {
+                        execute(on, "SELECT 1 / 0");
+                    } catch (SQLException swallowed) {
+                        say("done");
+                    }
+                }
+                default -> throw new IllegalArgumentException("unknown order");
+            }
+        }
+    }
+
+    private static void sleep(Connection on, Order step) throws Exception {
+        try (Statement statement = on.createStatement()) {
+            statement.setQueryTimeout((int) (step.number("within_ms") / 1000));
+            statement.execute("SELECT pg_sleep(" + step.number("ms") / 1000.0 + ")");
+            say("slept");
+        } catch (SQLException error) {
+            // JDBC's way of a deadline is to cancel.
+            throw step.number("within_ms") > 0 && "57014".equals(error.getSQLState()) ? new Passed() : error;
+        }
     }
 
     private static void update(Connection on, String value) throws SQLException {
-        execute(on, "UPDATE work SET value = '" + value + "' WHERE id = 1");
+        try (PreparedStatement statement = on.prepareStatement("UPDATE work SET value = ? WHERE id = 1")) {
+            statement.setString(1, value);
+            statement.executeUpdate();
+        }
     }
 
     private static void execute(Connection on, String sql) throws SQLException {
@@ -354,187 +424,139 @@ final class Worker {
         }
     }
 
-    /** Until it reads {@code commit} or {@code rollback}, what it does is one transaction. */
-    private void transaction(Function<Connection, Guarded> under, String begun) throws Exception {
-        try (Connection on = DriverManager.getConnection(url)) {
-            under.apply(on).run(c -> {
-                connection = c;
-                try {
-                    say(begun);
-                    steps(c);
-                } finally {
-                    connection = null;
-                }
-            });
-            say("committed");
-        } catch (RolledBack asked) {
-            say("rolled-back");
-        }
-    }
-
-    @SuppressWarnings("serial")
-    private static final class RolledBack extends Exception {}
-
-    private static void steps(Connection on) throws SQLException, IOException, RolledBack {
-        while (true) {
-            Order step = order().orElseThrow();
-            switch (step.text("do")) {
-                case "update" -> {
-                    update(on, step.text("value"));
-                    say("updated");
-                }
-                case "sleep" -> {
-                    // In the server, so that the work hangs in its connection.
-                    execute(on, "SELECT pg_sleep(" + step.number("ms") / 1000.0 + ")");
-                    say("slept");
-                }
-                case "commit" -> {
-                    return;
-                }
-                default -> throw new RolledBack();
-            }
-        }
-    }
-
-    private void lead(Order order) {
-        leading = fence.leadership(order.text("name")).ttl(order.span("ttl_ms"));
+    private void lead(String name, Duration ttl) {
+        CountDownLatch stopping = new CountDownLatch(1);
+        stop = stopping;
+        how = "";
         leads = new Thread(() -> {
             try {
-                leading.run(taken -> {
-                    // A loss ends its sleep, and is told there.
-                    takes(taken, "leading");
-                    try {
-                        while (true) {
-                            taken.sleep(Duration.ofSeconds(60));
-                        }
-                    } catch (LeaseLost loss) {
-                        if (taken.loss() != null) {
-                            lost(loss);
-                        }
-                        throw loss;
-                    }
-                });
+                fence.lead(name, ttl, stopping, taken -> leading(taken, stopping));
+                say("stopped");
+            } catch (Failed asked) {
+                say("stopped", "reason", "fails");
             } catch (Exception error) {
-                say("stopped", "message", error.toString());
+                say("stopped", "reason", error.toString());
             }
         });
         leads.start();
         say("done");
     }
 
+    private void leading(Lease taken, CountDownLatch stopping) throws Exception {
+        lease = taken;
+        long wall = System.currentTimeMillis();
+        say("leading", "token", taken.token(), "deadline", deadline(taken.remaining(), wall));
+        while (!stopping.await(50, TimeUnit.MILLISECONDS)) {
+            String asked = how;
+            how = "";
+            switch (asked) {
+                case "returns" -> {
+                    return;
+                }
+                case "fails" -> throw new Failed();
+                case "loses-connection" -> {
+                    try (Connection on = opened("")) {
+                        execute(on, "SELECT pg_terminate_backend(pg_backend_pid())");
+                    }
+                }
+                default -> taken.check();
+            }
+        }
+    }
+
     private void close() throws InterruptedException {
-        if (leading != null) {
-            leading.stop();
+        if (leads != null) {
+            stop.countDown();
             leads.join();
-            leading = null;
+            leads = null;
         }
-        if (lease != null) {
-            lease.release();
-            lease = null;
-        }
-        releaseAll();
-        observations.forEach(Observation::close);
-        observations.clear();
+        fence.close();
+        lease = null;
+        many.clear();
         say("closed");
     }
 
-    /** A batch that is not divided, and waits for its next turn. */
-    @SuppressWarnings("serial")
-    private static final class Refused extends RuntimeException {}
+    // What lease_keep does can be made to fail, and its answers changed
 
-    /** A keeper that says what it renews, and can be starved. It has the fault that is planted. */
-    private final class Observed extends Keeper {
-        Observed(Fence fence) {
-            super(fence);
-        }
+    private static volatile boolean isStarved;
+    private static volatile boolean isBroken;
+    /** The connection of the transaction that is open, if one is. */
+    private static volatile Connection work;
 
-        @Override
-        void countsFrom(Kept kept, long before, long token) {
-            super.countsFrom(kept, plant.equals("deadline-from-answer") ? Clock.now() : before, token);
-            Lease known = kept.handle.get();
-            if (known == lease) {
-                say("renewed", "token", token, "deadline", until(known));
-            }
-        }
+    private interface Handler {
+        Object invoke(Method method, Object[] arguments) throws Throwable;
+    }
 
-        @Override
-        boolean beat(OwnConnection own, List<Kept> batch) {
-            while (isStarved && batch.stream().anyMatch(kept -> kept.isRenewed(Clock.now()))) {
-                try {
-                    Thread.sleep(20);
-                } catch (InterruptedException nobodyDoes) {
-                    Thread.currentThread().interrupt();
-                }
-            }
+    /** The same, but for what the handler does; it returns NOTHING where it does nothing. */
+    private static <T> T planted(Class<T> type, T real, Handler handler) {
+        InvocationHandler all = (self, method, arguments) -> {
             try {
-                return super.beat(own, batch);
-            } catch (Refused whole) {
-                batch.forEach(kept -> kept.nextBeat = Clock.now() + kept.third);
-                return true;
+                Object changed = handler.invoke(method, arguments);
+                return changed == NOTHING ? method.invoke(real, arguments) : changed;
+            } catch (InvocationTargetException error) {
+                throw error.getCause();
             }
-        }
+        };
+        return type.cast(Proxy.newProxyInstance(Worker.class.getClassLoader(), new Class<?>[] {type}, all));
+    }
 
-        @Override
-        Long[] renew(OwnConnection own, List<Kept> batch, long limit, long lockLimit) throws SQLException {
-            Connection work = connection;
-            if (plant.equals("renew-in-work") && work != null) {
-                Long[] tokens = new Long[batch.size()];
-                for (int index = 0; index < tokens.length; index++) {
-                    Kept kept = batch.get(index);
-                    tokens[index] = Sql.value(work, "SELECT lease_renew(?, ?)", kept.names.get(0), kept.token);
-                }
-                return tokens;
+    private static final Object NOTHING = new Object();
+
+    private static Connection heartbeat(Connection real) {
+        return planted(Connection.class, real, (method, arguments) -> {
+            if (!method.getName().equals("prepareStatement") || !arguments[0].toString().contains("lease_keep")) {
+                return NOTHING;
             }
-            try {
-                Long[] tokens = super.renew(own, batch, limit, lockLimit);
-                boolean isOneNull = Arrays.asList(tokens).contains(null);
-                return plant.equals("one-null-loses-all") && isOneNull ? new Long[tokens.length] : tokens;
-            } catch (SQLException error) {
-                if (plant.equals("error-is-loss")) {
-                    batch.forEach(kept -> lose(kept, Reason.DENIED, error));
-                }
-                if (plant.equals("one-lock-stops-all") && own.isOpen()) {
-                    throw new Refused();
-                }
+            if (isStarved) {
+                throw new SQLException("starved");
+            }
+            if (isBroken) {
+                isBroken = false;
+                throw new AssertionError("broken");
+            }
+            Connection on = plant.equals("renew-in-work") && work != null ? work : real;
+            return keeping(on.prepareStatement(arguments[0].toString()));
+        });
+    }
+
+    private static PreparedStatement keeping(PreparedStatement real) {
+        List<String[]> names = new ArrayList<>();
+        return planted(PreparedStatement.class, real, (method, arguments) -> {
+            if (method.getName().equals("setObject") && arguments[1] instanceof String[] given) {
+                names.add(given);
+            }
+            return method.getName().equals("executeQuery") ? answers(real, names.get(0).length) : NOTHING;
+        });
+    }
+
+    /** As the fault that is planted has them: outcome, remaining, again_in. */
+    private static ResultSet answers(PreparedStatement real, int count) throws SQLException {
+        List<Object[]> rows = new ArrayList<>();
+        long begun = System.nanoTime();
+        try (ResultSet read = real.executeQuery()) {
+            double took = plant.equals("deadline-from-answer") ? (System.nanoTime() - begun) / 1e9 : 0;
+            while (read.next()) {
+                Double remaining = (Double) read.getObject(2);
+                rows.add(new Object[] {read.getString(1), remaining == null ? null : remaining + took, read.getObject(3)});
+            }
+        } catch (SQLException error) {
+            if (!plant.equals("error-is-loss")) {
                 throw error;
             }
+            rows.addAll(Collections.nCopies(count, new Object[] {"lost", null, null}));
         }
-
-        @Override
-        void watch(Run run) {
-            // Else the deadline is looked at by the heartbeat only.
-            if (!plant.equals("hang-hides-loss")) {
-                super.watch(run);
-            }
+        String spreads = plant.equals("one-lost-loses-all") ? "lost" : plant.equals("one-lock-stops-all") ? "later" : "";
+        if (rows.stream().anyMatch(row -> row[0].equals(spreads))) {
+            rows.replaceAll(row -> new Object[] {spreads, null, null});
         }
-    }
-
-    /** A number is made known by the first transaction that is guarded with it. */
-    private static final class AdoptsLate extends Adopted {
-        AdoptsLate(AdoptRequest request) {
-            super(request);
-        }
-
-        @Override
-        boolean adopt() {
-            return true;
-        }
-    }
-
-    /** A number is made known once, and never again. */
-    private static final class AdoptsOnce extends Adopted {
-        AdoptsOnce(AdoptRequest request) {
-            super(request);
-        }
-
-        @Override
-        void beginGuarding(Connection on) throws SQLException {
-            Sql.value(on, "SELECT lease_guard(?, ?)", names().get(0), token());
-        }
-
-        @Override
-        boolean mend() {
-            return false;
-        }
+        ResultSetMetaData three = planted(ResultSetMetaData.class, null, (method, arguments) -> 3);
+        Iterator<Object[]> left = rows.iterator();
+        Object[][] row = new Object[1][];
+        return planted(ResultSet.class, null, (method, arguments) -> switch (method.getName()) {
+            case "getMetaData" -> three;
+            case "next" -> (row[0] = left.hasNext() ? left.next() : null) != null;
+            case "getObject" -> row[0][(Integer) arguments[0] - 1];
+            default -> null;
+        });
     }
 }

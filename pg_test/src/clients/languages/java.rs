@@ -4,7 +4,7 @@ use super::{Check, Language, Program, Programs};
 use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
 use crate::setup::{self, Package};
-use anyhow::{Context, Result};
+use anyhow::{ensure, Context, Result};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,13 +20,15 @@ pub const LANGUAGE: Language = Language {
     is_there: || packages().iter().chain(&maven()).all(Package::is_installed),
 };
 
-/// Debian's JDBC driver.
+/// Debian's JDBC driver, and what the laboratory's worker reads JSON by.
 const DRIVER: &str = "/usr/share/java/postgresql.jar";
+const GSON: &str = "/usr/share/java/gson.jar";
 
-fn packages() -> [Package; 2] {
+fn packages() -> [Package; 3] {
     [
         Package::new("default-jdk-headless", "/usr/bin/javac"),
         Package::new("libpostgresql-jdbc-java", DRIVER),
+        Package::new("libgoogle-gson-java", GSON),
     ]
 }
 
@@ -68,8 +70,37 @@ fn checks() -> Result<Vec<Check>> {
     Ok(vec![
         Check { name: "mvn package", command: mvn },
         Check { name: "what the jars hold", command: jars },
+        Check { name: "the page", command: compiles_the_page()? },
     ])
 }
+
+/// What its README shows, as a program.
+fn compiles_the_page() -> Result<Command> {
+    let page = fs::read_to_string(source_root().join("clients/java/README.md"))?;
+    // The first one is a file of its own.
+    let blocks = page.split("```java\n").skip(2).filter_map(|block| block.split_once("```"));
+    let code: Vec<String> = blocks.map(|(code, _)| format!("{{\n{code}}}\n")).collect();
+    ensure!(code.len() > 4, "only {} examples were found", code.len());
+    let dir = target_dir().join("clients/java/page");
+    fs::create_dir_all(&dir)?;
+    fs::write(dir.join("Page.java"), format!("{PRELUDE}{}}} }}", code.concat()))?;
+    let mut javac = Command::new("javac");
+    javac.args(["--release", "17", "-Xlint:all", "-Werror", "-cp"]).arg(class_path()?);
+    javac.arg("-d").arg(&dir).arg(dir.join("Page.java"));
+    Ok(javac)
+}
+
+const PRELUDE: &str = "
+import java.sql.*;
+import java.time.Duration;
+import java.util.*;
+import java.util.concurrent.*;
+import javax.sql.DataSource;
+import pgfence.*;
+class Page {
+    static void page(Fence fence, Connection connection, DataSource dataSource, Lease lease, Lease first, Lease second)
+            throws Exception {
+";
 
 const LOOK: &str = r#"
 cd "$0"
@@ -78,12 +109,11 @@ jar --list --file pg_fence-*[0-9].jar | grep --line-regexp META-INF/LICENSE
 jar --list --file pg_fence-*-sources.jar | grep --line-regexp pgfence/Fence.java
 jar --list --file pg_fence-*-javadoc.jar | grep "pgfence/Fence.html$""#;
 
-/// Where Java finds the client, built, and its driver.
+/// Where Java finds the client, built, and its libraries.
 pub fn class_path() -> Result<OsString> {
     setup::ensure(&packages())?;
     let mut class_path = OsString::from(build().context("the client in Java cannot be built")?);
-    class_path.push(":");
-    class_path.push(DRIVER);
+    class_path.push(format!(":{DRIVER}:{GSON}"));
     Ok(class_path)
 }
 
@@ -129,7 +159,8 @@ fn build() -> Result<PathBuf> {
     }
     fs::create_dir_all(&classes)?;
     let mut javac = Command::new("javac");
-    javac.args(["--release", "17", "-Xlint:all", "-Werror", "-cp", DRIVER, "-d"]);
+    let libraries = format!("{DRIVER}:{GSON}");
+    javac.args(["--release", "17", "-Xlint:all", "-Werror", "-cp", &libraries, "-d"]);
     output_of(javac.arg(&classes).args(&sources))?;
     fs::write(built, text)?;
     Ok(classes)

@@ -152,14 +152,14 @@ fn hibernate_saves_only_under_a_lease_and_keeps_its_version(lab: &Lab) -> Result
         plain: it saves the same object again: done
         plain: it saves what it has read: done
         plain: it saves an older version: another version
-        plain: who has only read saves: NoToken
+        plain: who has only read saves: PF002
         mapped: the holder saves: done
         mapped: it saves the same object again: done
         mapped: it saves what it has read: done
         mapped: it saves an older version: another version
-        mapped: who has only read saves: NoToken
+        mapped: who has only read saves: PF002
         the fence is the token: true
-        the stale worker saves the right version: NotSpeaking
+        the stale worker saves the right version: PF004
         the next holder saves: done
         the row: 7 8";
     is_told("HibernateOrm", &orm::run_hibernate("HibernateOrm", &db.conninfo())?, wanted)

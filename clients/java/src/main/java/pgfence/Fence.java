@@ -1,274 +1,195 @@
 package pgfence;
 
-import java.sql.Connection;
-import java.sql.DriverManager;
-import java.sql.SQLException;
+import java.io.IOException;
+import java.net.URLDecoder;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.*;
+import java.sql.*;
 import java.time.Duration;
-import java.util.Collection;
-import java.util.List;
-import java.util.Optional;
-import java.util.Properties;
-import java.util.concurrent.TimeUnit;
-import java.util.function.Consumer;
+import java.util.*;
+import java.util.concurrent.*;
+import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.function.*;
+import java.util.regex.*;
+import java.util.stream.Stream;
 import javax.sql.DataSource;
-import org.postgresql.PGConnection;
-import org.postgresql.PGProperty;
+import pgfence.FenceException.*;
 
-/**
- * Where leases come from. One connection and two threads keep all leases of a Fence, however many; they begin with the
- * first lease and end with the last. So have one Fence for a process.
- */
-public class Fence {
-    private static final String TAKES = "a Fence takes a URL, jdbc:postgresql:…, or a DataSource of PostgreSQL's driver";
+/** Where leases come from: one for a process. It has a connection while it holds leases, however many, and none otherwise. */
+public final class Fence implements AutoCloseable {
+    private static final String TAKES = "a fence takes a URL, jdbc:postgresql:… or postgresql:…, a DataSource, or a function";
+    private static final Pattern URL = Pattern.compile("(?:jdbc:)?postgres(?:ql)?:(?<authority>/*)"
+            + "(?:(?<user>[^/?@:]*)(?::(?<password>[^/?@]*))?@)?(?<rest>.*)");
 
-    private final OwnConnection.Opener opener;
-    private final String schema;
-    private final Telemetry telemetry;
-    private Keeper keeper;
+    private final Keeper keeper;
 
-    /** On connections that it opens by this URL, {@code jdbc:postgresql:…} or without {@code jdbc:}. */
-    public Fence(String url) {
-        this(url, new Properties());
+    /** On connections that it opens by a URL, {@code jdbc:postgresql:…} or {@code postgresql:…}. */
+    public Fence(String url) { this(opener(url)); }
+    /** On connections of a data source, or of a pool. */
+    public Fence(DataSource source) { this((Callable<Connection>) source::getConnection); }
+    /** On connections that a function opens. */
+    public Fence(Callable<Connection> source) { keeper = new Keeper(Objects.requireNonNull(source, TAKES)); }
+
+    /** The same fence, for an extension in a schema that is not on the {@code search_path}. */
+    public Fence schema(String schema) {
+        keeper.prefix = '"' + schema.replace("\"", "\"\"") + "\".";
+        return this;
+    }
+
+    /** The same fence, where this is told what becomes of leases, in whatever thread that happens. It must not block. */
+    public Fence onEvent(Consumer<Event> listener) {
+        keeper.onEvent = Objects.requireNonNull(listener);
+        return this;
+    }
+
+    /** A lease for 30 s at a time, as {@link #lease(List, Options)}. */
+    public Lease lease(String name) throws SQLException, InterruptedException { return lease(name, new Options()); }
+
+    /** A lease of one name, as {@link #lease(List, Options)}. */
+    public Lease lease(String name, Options options) throws SQLException, InterruptedException {
+        return lease(Collections.singletonList(name), options);
     }
 
     /**
-     * On connections that it opens by this URL.
+     * A lease of several names at once, all or none.
      *
-     * @param url {@code jdbc:postgresql:…}, or without {@code jdbc:}
-     * @param properties of the driver: {@code user}, {@code password}…
+     * @throws LeaseTaken where somebody else has it, for as long as we were to wait
+     * @throws SQLException where the server cannot be reached
+     * @throws InterruptedException at an interrupt, which gives up
      */
-    public Fence(String url, Properties properties) {
-        this(opener(url, properties), "", Telemetry.NONE);
-    }
-
-    /**
-     * On connections of a data source. How long they may take to open is its own business; a pool gives one away for as
-     * long as a lease is held.
-     *
-     * @param source of PostgreSQL's driver, or a pool of its connections
-     */
-    public Fence(DataSource source) {
-        this(limit -> source.getConnection(), "", Telemetry.NONE);
-        if (source == null) {
-            throw new IllegalArgumentException(TAKES);
+    public Lease lease(List<String> names, Options options) throws SQLException, InterruptedException {
+        if (names.size() > 1 && (options.shared || options.slots != 1 || options.reclaim)) {
+            throw new IllegalArgumentException("several names at once are exclusive: no shared, slots or reclaim");
         }
-    }
-
-    private Fence(OwnConnection.Opener opener, String schema, Telemetry telemetry) {
-        this.opener = opener;
-        this.schema = schema;
-        this.telemetry = telemetry;
-    }
-
-    /** The same, for an extension in a schema that is not on the search path. It is a Fence with leases of its own. */
-    public final Fence inSchema(String schema) {
-        return new Fence(opener, '"' + schema.replace("\"", "\"\"") + "\".", telemetry);
-    }
-
-    /** The same, with somebody who is told what it does. It is a Fence with leases of its own. */
-    public final Fence telemetry(Telemetry telemetry) {
-        return new Fence(opener, schema, telemetry);
-    }
-
-    /** A lease of one name, or of several at once, all or none; up to 1000. */
-    public final LeaseRequest lease(String... names) {
-        return new LeaseRequest(this, List.of(names));
-    }
-
-    /** A lease of several names at once, all or none; up to 1000. */
-    public final LeaseRequest lease(Collection<String> names) {
-        return new LeaseRequest(this, List.copyOf(names));
-    }
-
-    /**
-     * Goes on with a lease that another process has handed over: {@link LeaseRequest#resume}.
-     *
-     * @throws FenceException.LeaseLost where the token no longer speaks for it
-     * @throws SQLException where the server refuses, or cannot be reached
-     */
-    public final Lease resume(String name, long token, Duration ttl) throws SQLException, InterruptedException {
-        return lease(name).ttl(ttl).resume(token);
-    }
-
-    /**
-     * Leases for the first free rows of a query, whose first column is the name of the lease.
-     *
-     * @param query a SELECT, with {@code ?} for its parameters
-     */
-    public final ClaimRequest claim(String query, Object... parameters) {
-        return new ClaimRequest(this, query, parameters.clone());
-    }
-
-    /**
-     * Makes a lease known that somebody else has granted (etcd, ZooKeeper, Redis, another database), under the number
-     * that it has there.
-     */
-    public final AdoptRequest adopt(String name, long token) {
-        return new AdoptRequest(this, name, token);
-    }
-
-    /**
-     * A transaction under several leases, guarded by one statement, in the order of their names: all of it lands, or
-     * nothing.
-     *
-     * @param connection of the work's own, to PostgreSQL
-     * @param leases of this Fence
-     */
-    public final Guarded guard(Connection connection, Collection<Lease> leases) {
-        if (leases.isEmpty()) {
-            throw new IllegalArgumentException("a guard takes at least one lease");
+        if (options.reclaim && options.holder == null) {
+            throw new IllegalArgumentException("reclaim takes a holder: whose lease is it?");
         }
-        return new Guarded(List.copyOf(leases), connection, true, false);
+        return acquired(checked(names), options, () -> false);
     }
 
-    /**
-     * As the other, for a few.
-     *
-     * @param connection of the work's own, to PostgreSQL
-     * @param leases of this Fence
-     */
-    public final Guarded guard(Connection connection, Lease... leases) {
-        return guard(connection, List.of(leases));
+    /** The first {@code n} of these that are free, in their order: a lease for each. The options are a ttl and a holder. */
+    public Leases claim(List<String> names, int n, Options options) throws SQLException, InterruptedException {
+        if (options.wait > 0 || options.reclaim || options.session || options.shared || options.slots != 1) {
+            throw new IllegalArgumentException("a claim takes a ttl and a holder, and no other option");
+        }
+        List<String> wanted = checked(names);
+        return new Leases(keeper, granted(new AtomicBoolean(), () -> keeper.claim(wanted, n, options, holder(options))));
     }
 
-    /**
-     * Tells who has a lease now, and each change, by looking each second. {@code tell} is called from another thread;
-     * empty where nobody has it.
-     */
-    public final Observation observe(String name, Consumer<Optional<Leader>> tell) {
-        return new Observation(this, name, tell);
+    /** As {@link Lease#guard(Connection, Holding.Step)}, by several leases at once. */
+    public <E extends Exception> void guard(Connection connection, List<Lease> leases, Holding.Step<E> work)
+            throws E, SQLException {
+        Guard.under(keeper, leases, false, connection).around(Holding.Work.of(work));
     }
 
-    /** What is done while leading. A loss shows at its next step under the lease. */
+    /** As {@link Lease#guardAndRelease(Connection, Holding.Step)}, by several leases at once. */
+    public <E extends Exception> void guardAndRelease(Connection connection, List<Lease> leases, Holding.Step<E> work)
+            throws E, SQLException {
+        Guard.under(keeper, leases, true, connection).around(Holding.Work.of(work));
+    }
+
+    /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. */
+    public Holding adopted(String name, long token) {
+        return new Holding(keeper, checked(Collections.singletonList(name)), token);
+    }
+
+    /** What is done while leading. */
     @FunctionalInterface
-    public interface Leading<T, E extends Exception> {
-        /** The work, for what {@link Leadership#run} is to return. */
-        T under(Lease lease) throws E, InterruptedException;
-    }
-
-    /** How to lead, where more is to be said than {@link #lead} takes. */
-    public final Leadership leadership(String name) {
-        return new Leadership(this, name);
+    public interface Leading<E extends Exception> {
+        /** Does it, until it is done, or to stop. */
+        void run(Lease lease) throws E;
     }
 
     /**
-     * Does {@code work} while leading, again after each loss. An interrupt ends it.
+     * Does the work whenever this process leads: again after each loss of the lease, the server, the connection, the
+     * transaction. It ends when the work returns or throws an exception of its own. After {@code stop}, which the work looks
+     * at itself, it waits for the work.
      *
-     * @throws E from the work, where it was no loss
-     * @throws SQLException where the lease cannot be had, for good
+     * @return whether the work has returned; false where it was stopped before
+     * @throws InterruptedException at an interrupt while it does not lead
      */
-    public final <T, E extends Exception> T lead(String name, Duration ttl, Leading<T, E> work)
+    public <E extends Exception> boolean lead(String name, Duration ttl, CountDownLatch stop, Leading<E> work)
             throws E, SQLException, InterruptedException {
-        return leadership(name).ttl(ttl).run(work);
-    }
-
-    /**
-     * For a connection that presents a token from its beginning: the driver's property {@code options}.
-     *
-     * @return {@code -c pg_fence.token=34}
-     */
-    public static String options(long token) {
-        return "-c pg_fence.token=" + token;
-    }
-
-    // For the client itself
-
-    /** One for all leases. */
-    final synchronized Keeper keeper() {
-        if (keeper == null) {
-            keeper = newKeeper();
+        Options options = new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).reclaim();
+        // Where the answer to an acquire was lost, its own holder takes the grant over.
+        Options own = options.holder(holder(options));
+        while (stop.getCount() > 0) {
+            Lease leading = null;
+            try (Lease lease = acquired(checked(Collections.singletonList(name)), own, () -> stop.getCount() == 0)) {
+                leading = lease;
+                work.run(lease);
+                return true;
+            } catch (Exception error) {
+                if (keeper.isClosed || !goesOn(error, leading)) { throw error; }
+            }
+            stop.await((long) (own.ttl / 12 * 1000), TimeUnit.MILLISECONDS);
         }
-        return keeper;
+        return false;
     }
 
-    Keeper newKeeper() {
-        return new Keeper(this);
+    private static boolean goesOn(Exception error, Lease lease) {
+        boolean isLoss = error instanceof LeaseLost || error instanceof LeaseTaken || error instanceof TransactionLost
+                || error.getClass() == FenceException.class;
+        boolean isStale = error instanceof Refused refused && List.of("PF001", "PF004").contains(refused.sqlState());
+        return isLoss || isStale || FenceException.isEnd(error) || lease != null && lease.isLost();
     }
 
-    Adopted make(AdoptRequest request) {
-        return new Adopted(request);
+    /** Gives everything back, and ends all waits: for the end of the process. */
+    @Override
+    public void close() { keeper.close(); }
+
+    private Lease acquired(List<String> names, Options options, BooleanSupplier stop) throws SQLException, InterruptedException {
+        AtomicBoolean isGivenUp = new AtomicBoolean();
+        BooleanSupplier ends = () -> isGivenUp.get() || stop.getAsBoolean();
+        return granted(isGivenUp, () -> keeper.acquire(names, options, holder(options), ends)).get(0);
     }
 
-    final Telemetry telemetry() {
-        return telemetry;
-    }
-
-    /** What the client asks the server by itself. */
-    @FunctionalInterface
-    interface OwnCall<T> {
-        T get() throws SQLException, InterruptedException;
-    }
-
-    /** In a span; its errors have their types. */
-    final <T> T told(String verb, List<String> names, OwnCall<T> call) throws SQLException, InterruptedException {
-        Telemetry.Span span = telemetry.begin(verb, names);
-        Exception failure = null;
+    /** An interrupt gives up. A grant that comes all the same is given back. */
+    private List<Lease> granted(AtomicBoolean isGivenUp, Callable<List<Lease>> call) throws SQLException, InterruptedException {
+        CompletableFuture<List<Lease>> granting = Threads.start(call);
         try {
-            return FenceException.typed(call);
-        } catch (SQLException | RuntimeException | InterruptedException error) {
-            failure = error;
-            throw error;
-        } finally {
-            span.end(failure);
+            return granting.get();
+        } catch (ExecutionException failed) {
+            throw Threads.thrown(failed.getCause());
+        } catch (InterruptedException interrupt) {
+            isGivenUp.set(true);
+            granting.thenAccept(keeper::release);
+            throw interrupt;
         }
     }
 
-    /** A function of the extension. */
-    final String named(String call) {
-        return schema + call;
+    private static List<String> checked(List<String> names) {
+        names.forEach(name -> Objects.requireNonNull(name, "the name of a lease"));
+        if (names.isEmpty()) { throw new IllegalArgumentException("a lease needs a name"); }
+        return List.copyOf(names);
     }
 
-    final String select(String call) {
-        return "SELECT " + named(call);
-    }
-
-    /** A connection of the client's own. */
-    final Connection open(long limit) throws SQLException {
-        Connection connection = opener.open(limit);
-        refuseForeign(connection);
-        if (connection.isWrapperFor(PGConnection.class)) {
-            // A pooler in transaction mode hands each transaction to a server that may not know the statement; the
-            // driver prepares even COMMIT.
-            connection.unwrap(PGConnection.class).setPrepareThreshold(0);
+    /** A text that is unique for this call. The host is as the system has it, for to ask a resolver may take long. */
+    private static String holder(Options options) {
+        String host = System.getenv().getOrDefault("COMPUTERNAME", "java");
+        try {
+            host = Files.readString(Path.of("/proc/sys/kernel/hostname")).strip();
+        } catch (IOException elsewhere) {
+            // Then it is another system.
         }
-        connection.setAutoCommit(true);
-        return connection;
+        String unique = host + '/' + ProcessHandle.current().pid() + '/' + UUID.randomUUID().toString().substring(0, 8);
+        return options.holder == null ? unique : options.holder;
     }
 
-    /** Of another database, or none at all. */
-    static void refuseForeign(Connection connection) throws SQLException {
-        if (connection == null) {
-            throw new IllegalArgumentException("no connection: " + TAKES);
-        }
-        String product = connection.getMetaData().getDatabaseProductName();
-        if (!"PostgreSQL".equals(product)) {
-            String what = product + " (" + connection.getClass().getName() + ")";
-            throw new IllegalArgumentException("a connection to " + what + ": it takes one to PostgreSQL, and " + TAKES);
-        }
-    }
-
-    private static OwnConnection.Opener opener(String url, Properties properties) {
-        String full = url != null && url.startsWith("postgresql:") ? "jdbc:" + url : url;
-        if (full == null || !full.startsWith("jdbc:postgresql:")) {
+    private static Callable<Connection> opener(String url) {
+        Matcher parts = URL.matcher(String.valueOf(url));
+        if (!parts.matches()) {
             // Not all of it: it may have a password.
-            String begin = full == null ? "null" : full.substring(0, Math.max(0, full.indexOf(':')));
-            throw new IllegalArgumentException("\"" + begin + ":…\" is no URL of PostgreSQL's driver: " + TAKES);
+            throw new IllegalArgumentException(TAKES + ", and not \"" + String.valueOf(url).split(":")[0] + ":…\"");
         }
-        Properties copy = new Properties();
-        copy.putAll(properties);
-        return limit -> connect(full, copy, limit);
-    }
-
-    private static Connection connect(String url, Properties properties, long limit) throws SQLException {
         Properties all = new Properties();
-        all.putAll(properties);
-        // The driver takes whole seconds, and keeps them as milliseconds in an int.
-        String seconds = Long.toString(Math.min(TimeUnit.NANOSECONDS.toSeconds(limit) + 1, Integer.MAX_VALUE / 1000));
-        all.putIfAbsent(PGProperty.CONNECT_TIMEOUT.getName(), seconds);
-        all.putIfAbsent(PGProperty.SOCKET_TIMEOUT.getName(), seconds);
-        Connection connection = DriverManager.getConnection(url, all);
-        // From here on the watch breaks off what takes too long, and a wait in line may take longer.
-        connection.setNetworkTimeout(Runnable::run, 0);
-        return connection;
+        // A server that does not answer leaves no thread behind.
+        all.putAll(Map.of("socketTimeout", "30", "tcpKeepAlive", "true"));
+        Stream.of("user", "password").filter(key -> parts.group(key) != null)
+                .forEach(key -> all.put(key, URLDecoder.decode(parts.group(key), StandardCharsets.UTF_8)));
+        // As the driver calls it, and not libpq.
+        String rest = parts.group("rest").replace("application_name=", "ApplicationName=");
+        String full = "jdbc:postgresql:" + parts.group("authority") + rest.replace("connect_timeout=", "connectTimeout=");
+        return () -> DriverManager.getConnection(full, all);
     }
 }

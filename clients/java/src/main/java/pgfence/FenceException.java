@@ -1,262 +1,168 @@
 package pgfence;
 
-import java.sql.SQLException;
-import java.util.ArrayDeque;
-import java.util.Arrays;
-import java.util.Collections;
-import java.util.Deque;
-import java.util.IdentityHashMap;
-import java.util.List;
-import java.util.Map;
-import java.util.Optional;
-import java.util.Set;
-import org.postgresql.util.PSQLException;
-import org.postgresql.util.ServerErrorMessage;
+import java.sql.*;
+import java.time.Duration;
+import java.util.*;
+import java.util.regex.*;
+import org.postgresql.util.*;
 
-/** Everything that pg_fence and its client refuse or tell. */
+/**
+ * Everything that pg_fence and its client refuse or tell; the driver's error, if there is one, is the cause. By itself:
+ * the server has not answered in time, or the fence is closed.
+ */
 @SuppressWarnings("serial")
-public abstract sealed class FenceException extends RuntimeException {
-    /** The server's, or null. */
-    private final String sqlState;
-    private final transient ServerErrorMessage server;
-    /** Whether it was the commit that failed. */
-    private boolean inDoubt;
+public sealed class FenceException extends RuntimeException {
+    private final boolean inDoubt;
 
-    private FenceException(String message, SQLException cause) {
+    FenceException(String message, Throwable cause) { this(message, false, cause); }
+
+    private FenceException(String message, boolean inDoubt, Throwable cause) {
         super(message, cause);
-        sqlState = cause == null ? null : cause.getSQLState();
-        server = cause instanceof PSQLException told ? told.getServerErrorMessage() : null;
+        this.inDoubt = inDoubt;
     }
 
-    /** The SQLSTATE; null where the server has not said it. */
-    public String sqlState() {
-        return sqlState;
-    }
+    /** Whether the commit itself failed, or the work has committed: it may have landed. Of a loss; false for all others. */
+    public boolean inDoubt() { return inDoubt; }
 
-    /**
-     * What the server said beside: {@code presented}, {@code stored}, {@code lease}, {@code holder}; empty where it
-     * said nothing.
-     */
-    public Map<String, Object> detail() {
-        return Json.object(server == null ? null : server.getDetail());
-    }
-
-    /** What to do; null where the server has not said it. */
-    public String hint() {
-        return server == null ? null : server.getHint();
-    }
-
-    /** Whether it was the commit that failed: then the transaction may have landed all the same. */
-    public boolean inDoubt() {
-        return inDoubt;
-    }
-
-    /** Whether the server has refused a write or a guard. */
-    final boolean isRefusal() {
-        return sqlState != null && sqlState.startsWith("PF");
-    }
-
-    void setInDoubt() {
-        inDoubt = true;
-    }
-
-    /** PF001: the row has seen the same or a greater token. The lease is lost: stop. */
-    public static final class StaleToken extends FenceException {
-        StaleToken(SQLException cause) {
-            super(messageOf(cause), cause);
-        }
-    }
-
-    /** PF002: the write presented no token. It ran outside of {@code guard} and {@code present}. */
-    public static final class NoToken extends FenceException {
-        NoToken(SQLException cause) {
-            super(messageOf(cause), cause);
-        }
-    }
-
-    /** PF003: this database never issued that token. */
-    public static final class NeverIssued extends FenceException {
-        NeverIssued(SQLException cause) {
-            super(messageOf(cause), cause);
-        }
-    }
-
-    /** PF004: the token does not speak for the lease. */
-    public static final class NotSpeaking extends FenceException {
-        NotSpeaking(SQLException cause) {
-            super(messageOf(cause), cause);
-        }
-    }
-
-    /** PF005: a statement that cannot be fenced (TRUNCATE). */
-    public static final class CannotBeFenced extends FenceException {
-        CannotBeFenced(SQLException cause) {
-            super(messageOf(cause), cause);
-        }
-    }
-
-    /** The session has ended under the transaction. The lease may well be held still. */
-    public static final class TransactionLost extends FenceException {
-        TransactionLost(SQLException cause) {
-            super("the session ended under the transaction: " + messageOf(cause), cause);
-        }
-    }
-
-    /** An acquire was not answered in time: within a third of the ttl, beside its wait. */
-    public static final class AcquireTimeout extends FenceException {
-        AcquireTimeout(List<String> names, SQLException cause) {
-            super("no answer to the acquire of " + String.join(", ", names) + " within a third of its ttl", cause);
-        }
-    }
-
-    /** The database has no pg_fence, or has it in a schema where it is not found. */
-    public static final class NotInstalled extends FenceException {
-        NotInstalled(SQLException cause) {
-            super("the extension pg_fence is not installed in this database (CREATE EXTENSION pg_fence), or its schema is "
-                    + "not on the search_path (new Fence(…).inSchema(schema)): " + messageOf(cause), cause);
-        }
-    }
-
-    /** Somebody else has the lease, and kept it for as long as we waited. */
+    /** Somebody else has the lease. */
     public static final class LeaseTaken extends FenceException {
-        LeaseTaken(List<String> names) {
-            super("the lease " + String.join(", ", names) + " is taken", null);
+        private final String holder;
+        private final Duration remaining;
+
+        LeaseTaken(List<String> names, String holder, Double seconds, Throwable cause) {
+            super("the lease " + String.join(", ", names) + " is taken" + (holder == null ? "" : " by " + holder)
+                    + (seconds == null ? "" : ", for %.1f s at the most unless it is renewed".formatted(seconds)), cause);
+            this.holder = holder;
+            remaining = seconds == null ? null : Duration.ofMillis((long) (seconds * 1000));
         }
+
+        /** Who has it; null where that cannot be seen. */
+        public String holder() { return holder; }
+        /** For how long at the most, unless it is renewed; null where that cannot be seen. */
+        public Duration remaining() { return remaining; }
     }
 
     /** The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now. */
     public static final class LeaseLost extends FenceException {
-        /** Why. */
         private final Reason reason;
-        /** Of the lease. */
         private final List<String> names;
 
-        LeaseLost(Reason reason, List<String> names, SQLException cause) {
-            super("the lease " + String.join(", ", names) + " is lost (" + reason + ")", cause);
+        LeaseLost(Reason reason, List<String> names, boolean inDoubt, Throwable cause) {
+            super("the lease " + String.join(", ", names) + " is lost (" + reason + ")", inDoubt, cause);
             this.reason = reason;
             this.names = names;
         }
 
-        /** Why it is lost. */
-        public Reason reason() {
-            return reason;
-        }
-
-        /** The names of the lease. */
-        public List<String> names() {
-            return names;
-        }
+        /** Why. */
+        public Reason reason() { return reason; }
+        /** Which. */
+        public List<String> names() { return names; }
     }
 
-    /** Why a lease is ours no more. */
+    /**
+     * Why a lease is ours no more: it could not be renewed in time; the server says so; the server will never renew it; the
+     * connection of a session lease has ended; what kept it has died; its holder gave it back.
+     */
     public enum Reason {
-        /** It could not be renewed in time. */
-        DEADLINE,
-        /** The server says so: it was taken over, revoked, or expired. */
-        GONE,
-        /** The server will not renew it, and trying again will not help. */
-        DENIED,
-        /** The session that it was bound to has ended. */
-        SESSION,
-        /** Its holder gave it back. */
-        RELEASED;
+        DEADLINE, GONE, REFUSED, SESSION, KEEPER, RELEASED;
 
         @Override
-        public String toString() {
-            return name().toLowerCase(java.util.Locale.ROOT);
+        public String toString() { return name().toLowerCase(Locale.ROOT); }
+    }
+
+    /** The server refused a write, a guard or a call. */
+    public static final class Refused extends FenceException {
+        private static final Pattern MEMBER = Pattern.compile("\"(\\w+)\"\\s*:\\s*(?:\"((?:[^\"\\\\]|\\\\.)*)\"|([^\\s,{}]+))");
+
+        private final String sqlState;
+        private final ServerErrorMessage said;
+
+        private Refused(String sqlState, ServerErrorMessage said, Throwable cause) {
+            super(said.getHint() == null ? said.getMessage() : said.getMessage() + " (" + said.getHint() + ")", cause);
+            this.sqlState = sqlState;
+            this.said = said;
         }
+
+        /** PF001: a newer token was seen. PF002: no token. PF004: the token does not speak for the lease… */
+        public String sqlState() { return sqlState; }
+
+        /** What the server said beside, as texts: {@code presented}, {@code stored}, {@code lease}, {@code holder}… */
+        public Map<String, String> detail() {
+            Map<String, String> members = new LinkedHashMap<>();
+            Matcher member = MEMBER.matcher(Objects.requireNonNullElse(said.getDetail(), ""));
+            while (member.find()) {
+                String text = member.group(2) == null ? member.group(3) : member.group(2).replaceAll("\\\\(.)", "$1");
+                members.put(member.group(1), text);
+            }
+            return members;
+        }
+
+        /** What to do; null where the server does not say. */
+        public String hint() { return said.getHint(); }
     }
 
     /**
-     * The session, and with it the transaction, has ended: idle_in_transaction_session_timeout, transaction_timeout,
-     * terminated, crashed, idle_session_timeout. And all of class 08.
+     * The session ended under the transaction, or the work swallowed the error that undid it, or ended it by itself. Nothing
+     * of it has landed, unless {@link #inDoubt}. The lease may be held still.
      */
-    private static final Set<String> ENDED = Set.of("25P03", "25P04", "57P01", "57P02", "57P05");
-
-    private static final Set<String> PERMANENT = Set.of("22", "28", "3D", "3F", "42");
-
-    /**
-     * The typed error in what JDBC, Hibernate, Spring or jOOQ threw, however deep it is wrapped. Empty where it is no
-     * business of pg_fence.
-     */
-    public static Optional<FenceException> classify(Throwable error) {
-        Set<Throwable> seen = Collections.newSetFromMap(new IdentityHashMap<>());
-        Deque<Throwable> next = new ArrayDeque<>();
-        next.add(error);
-        while (!next.isEmpty()) {
-            Throwable one = next.remove();
-            if (!seen.add(one)) {
-                continue;
-            }
-            if (one instanceof FenceException found) {
-                return Optional.of(found);
-            }
-            if (one instanceof SQLException sql) {
-                FenceException found = typed(sql);
-                if (found != null) {
-                    return Optional.of(found);
-                }
-                // A batch has the server's error behind its own.
-                if (sql.getNextException() != null) {
-                    next.add(sql.getNextException());
-                }
-            }
-            if (one.getCause() != null) {
-                next.add(one.getCause());
-            }
-            next.addAll(Arrays.asList(one.getSuppressed()));
-        }
-        return Optional.empty();
+    public static final class TransactionLost extends FenceException {
+        TransactionLost(String message, boolean inDoubt, Throwable cause) { super(message, inDoubt, cause); }
     }
 
-    private static FenceException typed(SQLException error) {
-        String state = error.getSQLState() == null ? "" : error.getSQLState();
-        return switch (state) {
-            case "PF001" -> new StaleToken(error);
-            case "PF002" -> new NoToken(error);
-            case "PF003" -> new NeverIssued(error);
-            case "PF004" -> new NotSpeaking(error);
-            case "PF005" -> new CannotBeFenced(error);
-            default -> ENDED.contains(state) || state.startsWith("08") ? new TransactionLost(error) : null;
-        };
-    }
-
-    /** The typed error of a call of the client's own, or the error itself. */
-    static Exception ofOwnCall(SQLException error) {
-        String state = error.getSQLState() == null ? "" : error.getSQLState();
-        return switch (state) {
-            case "42883", "3F000" -> new NotInstalled(error);
-            case "PF001" -> new StaleToken(error);
-            default -> error;
-        };
-    }
-
-    static <T> T typed(Fence.OwnCall<T> call) throws SQLException, InterruptedException {
-        try {
-            return call.get();
-        } catch (SQLException error) {
-            if (ofOwnCall(error) instanceof FenceException typed) {
-                throw typed;
-            }
-            throw error;
+    /** The extension is not in this database, or in a schema that is not on the {@code search_path}. */
+    public static final class NotInstalled extends FenceException {
+        private NotInstalled(Throwable cause) {
+            super("pg_fence is not installed in this database, or not on the search_path: CREATE EXTENSION pg_fence, or "
+                    + "name the schema that it is in, new Fence(…).schema(…) (" + cause.getMessage() + ")", cause);
         }
     }
 
-    /** Whether an error says that the session has ended. */
-    static boolean isEnd(SQLException error) {
-        return typed(error) instanceof TransactionLost;
+    /** The role may not use this lease. */
+    public static final class NotGranted extends FenceException {
+        private NotGranted(String role, Throwable cause) {
+            super("the role " + role + " may not use the lease: " + cause.getMessage() + "; an administrator grants it: "
+                    + "SELECT fence_grant('" + role + "')", cause);
+        }
     }
 
-    /** Whether a heartbeat that failed so will fail again, so that there is nothing to wait for. */
-    static boolean isPermanent(SQLException error) {
-        String state = error.getSQLState();
-        return state != null
-                && state.length() == 5
-                && (PERMANENT.contains(state.substring(0, 2)) || state.equals("0A000") || state.equals("55000"));
+    // How they are found in what a driver, or what stands on it, has thrown
+
+    /** The driver's, however deep they are wrapped. A batch has the server's error behind its own. */
+    private static List<SQLException> chain(Throwable error) {
+        List<SQLException> found = new ArrayList<>();
+        for (Throwable one = error; one != null && found.size() < 50; one = one.getCause()) {
+            for (SQLException next = one instanceof SQLException sql ? sql : null; next != null; next = next.getNextException()) {
+                found.add(next);
+            }
+        }
+        return found;
     }
 
-    private static String messageOf(SQLException error) {
-        boolean isServers = error instanceof PSQLException told && told.getServerErrorMessage() != null;
-        return isServers ? ((PSQLException) error).getServerErrorMessage().getMessage() : error.getMessage();
+    /** The SQLSTATE, or an empty text. */
+    static String stateOf(Throwable error) {
+        return chain(error).stream().map(SQLException::getSQLState).filter(Objects::nonNull).findFirst().orElse("");
+    }
+
+    /** Whether a session has ended: class 08, idle in transaction, too long, terminated, crashed, starting, idle. */
+    static boolean isEnd(Throwable error) { return stateOf(error).matches("08...|25P0[34]|57P0[1235]"); }
+    /** What an error of the work's own means: a refusal of the fence, or itself. */
+    static Throwable ofWork(Throwable error) { return stateOf(error).startsWith("PF") ? refused(error) : error; }
+
+    /** What an error of one of our own statements means. */
+    static Throwable ofCall(Throwable error, Connection on) throws SQLException {
+        String state = stateOf(error);
+        if (state.matches("42883|3F000")) { return new NotInstalled(error); }
+        if (state.equals("42501")) { return new NotGranted(on == null ? "…" : on.getMetaData().getUserName(), error); }
+        return state.matches("(PF|22|55|0A|53).*") && !state.equals("55P03") ? refused(error) : error;
+    }
+
+    private static Throwable refused(Throwable error) {
+        for (SQLException one : chain(error)) {
+            if (one instanceof PSQLException told && told.getServerErrorMessage() != null) {
+                return new Refused(stateOf(error), told.getServerErrorMessage(), error);
+            }
+        }
+        // The driver's own.
+        return error;
     }
 }

@@ -1,140 +1,82 @@
 package pgfence;
 
-import java.lang.System.Logger;
-import java.sql.Connection;
-import java.sql.SQLException;
+import java.sql.*;
 import java.util.List;
-import javax.sql.DataSource;
-import pgfence.FenceException.LeaseLost;
-import pgfence.FenceException.Reason;
 
-/** A lease that somebody holds, under a token that its transactions present: {@link Lease} or {@link Adopted}. */
-public abstract sealed class Holding implements AutoCloseable permits Lease, Adopted {
-    static final Logger LOG = System.getLogger("pgfence");
-
-    final Fence fence;
+/** What guards a transaction: a {@link Lease}, or a lease that somebody else grants, under the number that it has there. */
+public class Holding {
+    final Keeper keeper;
     private final List<String> names;
+    private final long token;
 
-    Holding(Fence fence, List<String> names) {
-        this.fence = fence;
+    Holding(Keeper keeper, List<String> names, long token) {
+        this.keeper = keeper;
         this.names = names;
+        this.token = token;
     }
 
-    /** The names that it is a lease of. */
-    public final List<String> names() {
-        return names;
+    /** What is done in a transaction, for its effect. */
+    @FunctionalInterface
+    public interface Step<E extends Exception> {
+        /** Does it. */
+        void run() throws E;
     }
 
-    /** The token that its transactions present. */
-    public abstract long token();
+    /** What is done in a transaction, for a result. */
+    @FunctionalInterface
+    public interface Work<T, E extends Exception> {
+        /** Does it. */
+        T run() throws E;
 
-    /** Why the lease was lost; null where it was not. */
-    public abstract LeaseLost loss();
-
-    /**
-     * A transaction during which nobody else is granted the lease, and whose writes present its token. It does not
-     * begin when the lease is lost.
-     *
-     * @param connection of the work's own, to PostgreSQL
-     */
-    public final Guarded guard(Connection connection) {
-        return new Guarded(List.of(this), connection, true, false);
-    }
-
-    /**
-     * As {@link #guard}, without a lock: its writes present the token, and somebody else may be granted the lease
-     * until one of them is to a bound table.
-     *
-     * @param connection of the work's own, to PostgreSQL
-     */
-    public final Guarded present(Connection connection) {
-        return new Guarded(List.of(this), connection, false, false);
-    }
-
-    /**
-     * The same data source, for code that knows nothing of fences: every transaction on its connections presents the
-     * token, also one that is a single statement. They refuse to work once the lease is lost.
-     *
-     * @param source of connections to PostgreSQL
-     * @return what the code is to use in its place
-     */
-    public final DataSource presenting(DataSource source) {
-        return new Presenting(this, source);
-    }
-
-    /**
-     * For a connection that presents the token from its beginning: the driver's property {@code options}. Not through a
-     * pooler in transaction mode.
-     *
-     * @return {@code -c pg_fence.token=34}
-     */
-    public final String options() {
-        return Fence.options(token());
-    }
-
-    /** Gives it back. */
-    public abstract void release();
-
-    /** Releases it, and throws LeaseLost after a loss; beside another exception of the block that is a suppressed one. */
-    @Override
-    public final void close() {
-        release();
-        if (loss() != null) {
-            throw lost(null);
+        /** A step, for the result null. */
+        static <E extends Exception> Work<Void, E> of(Step<E> step) {
+            return () -> {
+                step.run();
+                return null;
+            };
         }
     }
 
-    /** The loss, to be thrown: a new one each time, for it keeps the trace of where it was made. */
-    final LeaseLost lost(SQLException cause) {
-        LeaseLost known = loss();
-        if (known == null) {
-            return new LeaseLost(Reason.RELEASED, names, cause);
-        }
-        return new LeaseLost(known.reason(), names, cause != null ? cause : (SQLException) known.getCause());
+    /** The names of the lease. */
+    public final List<String> names() { return names; }
+    /** The acquire's: it serves for as long as the lease is held. */
+    public final long token() { return token; }
+
+    /**
+     * For code that knows nothing of fences: a connection whose property {@code options} is this presents the token in all
+     * its transactions. Not through a pooler in transaction mode.
+     */
+    public final String options() { return "-c pg_fence.token=" + token; }
+
+    /**
+     * Does the work in a transaction during which nobody else is granted the lease; whatever the work throws rolls it back.
+     * On a connection in autocommit it begins and ends here. On any other it is the transaction of whoever has ended the
+     * autocommit, and who commits it.
+     *
+     * @throws SQLException where the transaction cannot begin or commit
+     */
+    public final <E extends Exception> void guard(Connection connection, Step<E> work) throws E, SQLException {
+        guarding(connection, false).around(Work.of(work));
     }
 
-    // For the transactions under it
-
-    /** Presents the token until the transaction's end. */
-    final void beginPresenting(Connection connection) throws SQLException {
-        Sql.set(connection, "pg_fence.token", Long.toString(token()));
+    /** The same, for a result. */
+    public final <T, E extends Exception> T guard(Connection connection, Work<T, E> work) throws E, SQLException {
+        return guarding(connection, false).around(work);
     }
 
-    /** Begins to guard it. */
-    abstract void beginGuarding(Connection connection) throws SQLException;
-
-    /** Throws LeaseLost when it is known to be ours no more. */
-    abstract void refuseIfOver();
-
-    /** Whether a transaction was refused, so that the next one mends before it begins. */
-    boolean isInDoubt() {
-        return false;
+    /** As {@link #guard(Connection, Step) guard}, and the same transaction gives the lease back. */
+    public final <E extends Exception> void guardAndRelease(Connection connection, Step<E> work) throws E, SQLException {
+        guarding(connection, true).around(Work.of(work));
     }
 
-    /** Whether {@link #mend} may help where a transaction could not begin because of that. */
-    abstract boolean canMend(Throwable error);
-
-    /** Makes the token speak again, as after a failover; whether it does. */
-    abstract boolean mend() throws SQLException;
-
-    /** From here on a loss breaks that connection off. Throws LeaseLost. */
-    void enter(Connection connection) {
-        refuseIfOver();
+    /** The same, for a result. */
+    public final <T, E extends Exception> T guardAndRelease(Connection connection, Work<T, E> work) throws E, SQLException {
+        return guarding(connection, true).around(work);
     }
 
-    void leave(Connection connection) {}
-
-    /** The server refused a write: to be found out whether the lease is lost. */
-    abstract void beatSoon();
-
-    /** Waits for a renewal that is under way, and has no other begin: it would wait for the release. */
-    void pause() {}
-
-    void goOn() {}
-
-    /** Releases it in a transaction of its holder's. Throws LeaseLost where it is gone. */
-    abstract void releaseBy(Connection connection) throws SQLException;
-
-    /** That transaction was committed. */
-    abstract void hasBeenReleased();
+    Guard guarding(Connection connection, boolean releases) throws SQLException {
+        String name = names.get(0);
+        List<Sql.Call> begins = List.of(keeper.call(Sql.GUARD_ADOPTED, name, name, token));
+        return new Guard(keeper, List.of(), begins, releases ? List.of(keeper.release(this)) : List.of(), connection);
+    }
 }

@@ -1,523 +1,419 @@
 package pgfence;
 
 import java.lang.System.Logger.Level;
-import java.sql.Connection;
-import java.sql.SQLException;
-import java.util.ArrayDeque;
-import java.util.ArrayList;
-import java.util.Deque;
-import java.util.LinkedHashSet;
-import java.util.List;
-import java.util.Set;
-import java.util.concurrent.TimeUnit;
-import java.util.function.Supplier;
-import org.postgresql.PGConnection;
-import pgfence.FenceException.AcquireTimeout;
-import pgfence.FenceException.LeaseLost;
-import pgfence.FenceException.Reason;
+import java.sql.*;
+import java.util.*;
+import java.util.concurrent.Callable;
+import java.util.concurrent.locks.LockSupport;
+import java.util.function.*;
+import java.util.stream.Collectors;
+import org.postgresql.core.BaseConnection;
+import pgfence.FenceException.*;
 
 /**
- * Keeps all leases of a {@link Fence}, by one connection and two threads: the keeper renews, tries and releases; the
- * watch tells a loss at the deadline and breaks off calls that take too long, so that it does not matter where the
- * keeper hangs. They begin with the first lease and end with the last.
+ * What keeps all leases of a fence. One thread watches their deadlines, and starts the heartbeats, each in a thread of its
+ * own. It begins with the first lease and ends with the last, and so does the connection. Times are in seconds.
  */
-class Keeper extends Renewals {
-    private final Set<Observation> observations = new LinkedHashSet<>();
-    private final Deque<Job<?>> jobs = new ArrayDeque<>();
-    /** While there is something to do. */
-    private Run run;
+final class Keeper {
+    /** Timers may stand still while the machine sleeps, and nothing tells that a session has ended. */
+    private static final double LOOK_AGAIN = 1;
+    /** No call takes longer, whatever the ttl; and no portion of a wait, whose snapshot would hold back vacuum. */
+    private static final double LONGEST = 10, PORTION = 2;
+    /** Several names have no queue: so often they are tried. */
+    private static final double TRY_AGAIN = 0.25;
+    /** What {@code lease_keep} takes at once; and how many are released in one transaction, which has its share of locks. */
+    private static final int MOST_PAIRS = 10_000, MOST_RELEASED = 200;
+    private static final System.Logger LOG = System.getLogger("pgfence");
 
-    Keeper(Fence fence) {
-        super(fence);
+    /** The extension's schema, or nothing. */
+    volatile String prefix = "";
+    volatile Consumer<Event> onEvent = event -> {};
+    private final Callable<Connection> source;
+    private final Line line;
+    private final Set<Lease> leases = new HashSet<>();
+    /** Calls that are under way, and heartbeats. */
+    private int users;
+    private boolean isRunning, isBeating;
+    private double lookAt;
+    /** The heartbeat fails; and a loss by that is in the log: one line an outage, however many leases there are. */
+    private volatile boolean isOut, hasTold;
+    volatile boolean isClosed;
+
+    Keeper(Callable<Connection> source) {
+        this.source = source;
+        line = new Line(source);
     }
 
-    // What leases ask
+    Sql.Call call(String sql, Object... arguments) { return new Sql.Call(sql.replace("@", prefix), arguments); }
 
-    /** From now on it is kept: granted by a call that was begun at {@code before}. */
-    void keep(Kept kept, long before, long token, Connection session) {
-        locked(() -> {
-            kept.token = token;
-            kept.isHeld = true;
-            kept.acquiredAt = Clock.now();
-            kept.session = session;
-            leases.add(kept);
-            countsFrom(kept, before, token);
-            begin();
-        });
-        if (session != null) {
-            Sql.daemon("pg_fence session", () -> listen(kept, session)).start();
-        }
+    Sql.Call release(Holding held) {
+        return held.names().size() == 1 ? call(Sql.RELEASE, held.names().get(0), held.token())
+                : call(Sql.RELEASE_ALL, held.names().toArray(String[]::new), held.token());
     }
 
-    /** Tries to acquire it, without waiting, by the keeper's connection; whether it could be had. */
-    boolean attempt(Kept kept, Attempt attempt) throws InterruptedException, SQLException {
-        Job<Boolean> job = new Job<>((own, self) -> take(own, kept, attempt, self), 0);
-        submit(job);
-        boolean wasInterrupted = false;
-        lock.lock();
+    // What a fence asks of it, in a thread of ours:
+
+    /** A wait ends soon after it is given up. */
+    List<Lease> acquire(List<String> names, Options asked, String holder, BooleanSupplier isGivenUp) throws SQLException {
+        // The others are renewed meanwhile, and a session lease lives on their connection.
+        Line on = asked.wait == 0 || asked.session ? line : new Line(source);
         try {
-            await(Clock.now() + patience(kept), () -> job.isDone);
-        } catch (InterruptedException interrupt) {
-            if (!kept.isHeld) {
-                job.isGivenUp = true;
-                throw interrupt;
-            }
-            wasInterrupted = true;
+            return using(true, () -> acquire(on, names, asked, holder, isGivenUp));
         } finally {
-            job.isGivenUp |= !job.isDone && !kept.isHeld;
-            lock.unlock();
+            Threads.close(on == line ? null : on.detach());
         }
-        if (wasInterrupted) {
-            // It was granted: the caller has it, and learns of the interrupt at its next wait.
-            Thread.currentThread().interrupt();
+    }
+
+    private List<Lease> acquire(Line on, List<String> names, Options asked, String holder, BooleanSupplier isGivenUp)
+            throws SQLException {
+        double until = Clock.now() + asked.wait;
+        String ttl = Sql.span(asked.ttl);
+        while (true) {
+            double before = Clock.now();
+            double limit = on == line ? limit(asked.ttl) : Math.min(asked.ttl / 3, LONGEST);
+            double portion = Math.max(0, Math.min(until - before, on == line ? Math.min(PORTION, limit) : PORTION));
+            Sql.Call call = names.size() > 1
+                    ? call(Sql.ACQUIRE_ALL, names.toArray(String[]::new), holder, ttl, asked.metadata, asked.session)
+                    : call(Sql.ACQUIRE, names.get(0), holder, ttl, Sql.span(portion), asked.metadata, asked.shared, asked.slots,
+                            asked.reclaim, asked.session);
+            try {
+                Line.Rows rows = on.rows(call, portion + limit, false);
+                if (rows.list().get(0)[0] instanceof Long token) {
+                    return granted(List.of(new Lease(this, names, token, before, asked.ttl, asked.session ? rows.session() : 0)));
+                }
+                if (Clock.now() >= until || isGivenUp.getAsBoolean() || isClosed) { throw taken(on, names, limit); }
+                LockSupport.parkNanos(names.size() > 1 ? (long) (Math.min(until - Clock.now(), TRY_AGAIN) * 1e9) : 0);
+            } catch (SQLException error) {
+                // The role's transactions are SERIALIZABLE.
+                if (!FenceException.stateOf(error).equals("40001") || isGivenUp.getAsBoolean()) { throw error; }
+            }
+        }
+    }
+
+    /** By whom, where that can be seen. */
+    private LeaseTaken taken(Line on, List<String> names, double limit) {
+        try {
+            Sql.Call call = call(Sql.HOLDER, (Object) names.toArray(String[]::new));
+            Object[] first = on.rows(call, limit, false).list().stream().findFirst().orElse(new Object[2]);
+            return new LeaseTaken(names, (String) first[0], (Double) first[1], null);
+        } catch (SQLException | FenceException unseen) {
+            return new LeaseTaken(names, null, null, unseen);
+        }
+    }
+
+    List<Lease> claim(List<String> names, int n, Options asked, String holder) throws SQLException {
+        return using(true, () -> {
+            double before = Clock.now();
+            Sql.Call call = call(Sql.CLAIM, names.toArray(String[]::new), n, holder, Sql.span(asked.ttl));
+            return granted(line.rows(call, limit(asked.ttl), false).list().stream()
+                    .map(row -> new Lease(this, List.of((String) row[0]), (Long) row[1], before, asked.ttl, 0)).toList());
+        });
+    }
+
+    private List<Lease> granted(List<Lease> some) {
+        tell(Event.Kind.ACQUIRED, some);
+        // Where the call has waited: the server counts from a later moment.
+        some.stream().filter(lease -> Clock.now() > lease.beatAt).forEach(lease -> keep(List.of(lease)));
+        synchronized (this) {
+            some.stream().filter(lease -> lease.reason == null && !isClosed).forEach(leases::add);
+            notifyAll();
+        }
+        try {
+            end(isClosed ? some : List.of(), Reason.RELEASED);
+            some.forEach(Lease::check);
+        } catch (LeaseLost lost) {
+            end(some, Reason.RELEASED);
+            giveBack(some);
+            throw lost;
+        }
+        return some;
+    }
+
+    /** Renews them now. */
+    void keep(List<Lease> due) {
+        List<Sql.Pair> pairs = pairsOf(due);
+        double before = Clock.now(), smallest = smallest(due);
+        List<Object[]> answers = new ArrayList<>();
+        try {
+            for (int from = 0; from < pairs.size(); from += MOST_PAIRS) {
+                List<Sql.Pair> some = pairs.subList(from, Math.min(pairs.size(), from + MOST_PAIRS));
+                Sql.Call call = call(Sql.KEEP, Sql.names(some), Sql.tokens(some));
+                // A guard may ask for it while the thread ends.
+                answers.addAll(using(false, () -> line.rows(call, Math.min(smallest / 3, LONGEST), true)).list());
+            }
+            isOut = hasTold = false;
+            take(due, answers, before);
+        } catch (NotGranted | NotInstalled forGood) {
+            // The statement itself: trying again cannot help.
+            end(due, Reason.REFUSED);
+        } catch (SQLException | RuntimeException error) {
+            beatAt(due, Clock.now() + smallest / 12);
+            if (!isOut) { LOG.log(Level.WARNING, "leases are not renewed, and it is tried again: {0}", error.getMessage()); }
+            isOut = true;
+        }
+    }
+
+    private void take(List<Lease> due, List<Object[]> answers, double before) {
+        Map<Reason, List<Lease>> lost = new EnumMap<>(Reason.class);
+        List<Lease> renewed = new ArrayList<>();
+        boolean hasKept = answers.stream().anyMatch(Lease::isKept);
+        synchronized (this) {
+            int at = 0;
+            for (Lease lease : due) {
+                List<Object[]> own = answers.subList(at, at += lease.names().size());
+                Reason reason = lease.answered(own, before, Clock.now(), hasKept);
+                if (reason != null) {
+                    lost.computeIfAbsent(reason, none -> new ArrayList<>()).add(lease);
+                } else if (lease.reason == null && own.stream().allMatch(Lease::isKept)) {
+                    renewed.add(lease);
+                }
+            }
+        }
+        tell(Event.Kind.RENEWED, renewed);
+        lost.forEach((reason, some) -> end(some, reason));
+    }
+
+    // In any thread:
+
+    /** No error where that fails: then they end at their ttl. */
+    void release(List<Lease> releasing) {
+        // The connection, on which a session lease lives, is there until then.
+        use(1);
+        giveBack(end(releasing, Reason.RELEASED));
+        use(-1);
+    }
+
+    private synchronized void use(int more) {
+        users += more;
+        notifyAll();
+    }
+
+    private void giveBack(List<Lease> ended) {
+        if (ended.isEmpty()) { return; }
+        List<Lease> first = ended.subList(0, Math.min(ended.size(), MOST_RELEASED));
+        boolean isReached = Threads.start(() -> release(first, 0)).exceptionally(error -> warn(first, error)).join();
+        giveBack(isReached ? ended.subList(first.size(), ended.size()) : List.of());
+    }
+
+    /** In one transaction. */
+    private boolean release(List<Lease> some, double until) {
+        double limit = limit(smallest(some));
+        List<Sql.Pair> pairs = pairsOf(some);
+        String lockLimit = String.valueOf(Math.max(10, Math.round(limit / 4 * 1000)));
+        Sql.Call call = call(Sql.RELEASE_ASIDE, lockLimit, Sql.names(pairs), Sql.tokens(pairs));
+        try {
+            Iterator<Object[]> answers = using(false, () -> line.rows(call, limit, false)).list().iterator();
+            for (Lease lease : some) {
+                boolean isGone = lease.names().stream().filter(name -> answers.next()[0] == null).count() > 0;
+                if (isGone && lease.reason == Reason.RELEASED) {
+                    lease.reason = Reason.GONE;
+                    LOG.log(Level.WARNING, "{0} lost (gone)", allOf(List.of(lease)));
+                    tell(Event.Kind.LOST, List.of(lease));
+                } else if (!isGone) {
+                    tell(Event.Kind.RELEASED, List.of(lease));
+                }
+            }
             return true;
-        }
-        if (job.isGivenUp) {
-            throw new AcquireTimeout(kept.names, null);
-        }
-        return job.outcome();
-    }
-
-    private boolean take(OwnConnection own, Kept kept, Attempt attempt, Job<?> job) throws SQLException {
-        if (locked(() -> job.isGivenUp)) {
-            return false;
-        }
-        long[] before = {0};
-        Long token = attempt.tryOn(own, bound(kept), before);
-        if (token == null) {
-            return false;
-        }
-        boolean isWanted = locked(() -> {
-            if (!job.isGivenUp) {
-                keep(kept, before[0], token, null);
+        } catch (SQLException | RuntimeException error) {
+            // Somebody's open transaction has changed one of them.
+            boolean isLocked = FenceException.stateOf(error).equals("55P03");
+            if (isLocked && some.size() > 1) { return some.stream().allMatch(lease -> release(List.of(lease), 0)); }
+            if (isLocked && (until == 0 || Clock.now() < until)) {
+                LockSupport.parkNanos((long) (limit / 4 * 1e9));
+                return release(some, until == 0 ? Clock.now() + limit : until);
             }
-            return !job.isGivenUp;
-        });
-        if (!isWanted) {
-            kept.token = token;
-            giveBackUnwanted(own, kept, bound(kept));
+            return warn(some, error);
         }
-        return isWanted;
     }
 
-    boolean isHeld(Kept kept) {
-        return locked(() -> kept.isHeld);
+    /** Gives everything back, and ends the waits after their portions. */
+    void close() {
+        List<Lease> all;
+        synchronized (this) {
+            isClosed = true;
+            all = List.copyOf(leases);
+        }
+        release(all);
+        Threads.run(() -> awaitEnd(Clock.now() + 3 * LOOK_AGAIN)).exceptionally(error -> null).join();
     }
 
-    boolean isBoundToSession(Kept kept) {
-        return locked(() -> kept.session != null);
+    private synchronized void awaitEnd(double until) throws InterruptedException {
+        for (notifyAll(); isRunning && Clock.now() < until; ) { sleep(until); }
     }
 
-    /** Nanoseconds. */
-    long remaining(Kept kept) {
-        return locked(() -> kept.isHeld ? Math.max(0, kept.deadline - Clock.now()) : 0);
+    /** Throws LeaseLost where it is over, whatever the threads do. */
+    void check(Lease lease) {
+        if (lease.reason == null && Clock.now() >= lease.deadline) { end(List.of(lease), Reason.DEADLINE); }
+        if (lease.reason != null) { throw lease.loss(false, null); }
     }
 
-    /** Sleeps; comes back as soon as the lease is held no more. */
-    void sleep(Kept kept, long span) throws InterruptedException {
-        lock.lockInterruptibly();
+    /** When the next renewal tells whether they are lost. */
+    synchronized void beatAt(List<Lease> some, double at) {
+        some.forEach(lease -> lease.beatAt = at);
+        notifyAll();
+    }
+
+    /** The heartbeat leaves out what is about to be released. */
+    synchronized void rest(List<Lease> some, int more) { some.forEach(lease -> lease.resting += more); }
+    /** From here on a loss breaks the connection off, where it hangs, too. */
+    synchronized void enter(List<Lease> some, BaseConnection on) { some.forEach(lease -> lease.guards.add(on)); }
+    synchronized void leave(List<Lease> some, BaseConnection on) { some.forEach(lease -> lease.guards.remove(on)); }
+
+    /** Returns what was not over before. */
+    List<Lease> end(List<Lease> ending, Reason reason) {
+        List<BaseConnection> cuts = new ArrayList<>();
+        List<Lease> ended;
+        synchronized (this) {
+            ended = ending.stream().filter(lease -> lease.reason == null).distinct().toList();
+            for (Lease lease : ended) {
+                lease.reason = reason;
+                leases.remove(lease);
+                cuts.addAll(lease.guards);
+            }
+            notifyAll();
+        }
+        if (!ended.isEmpty() && reason != Reason.RELEASED) {
+            cuts.forEach(Threads::breakOff);
+            boolean byOutage = isOut && reason == Reason.DEADLINE;
+            LOG.log(byOutage && hasTold ? Level.DEBUG : Level.WARNING, "{0} lost ({1})", allOf(ended), reason);
+            hasTold = byOutage;
+            tell(Event.Kind.LOST, ended);
+        }
+        return ended;
+    }
+
+    void tell(Event.Kind kind, List<Lease> some) {
+        for (Lease lease : some) {
+            Reason reason = kind == Event.Kind.LOST ? lease.reason : null;
+            try {
+                onEvent.accept(new Event(kind, lease.names(), lease.token(), lease.remaining(), reason));
+            } catch (RuntimeException error) {
+                LOG.log(Level.ERROR, "what listens to events has failed", error);
+            }
+        }
+        if (kind == Event.Kind.LOST) {
+            // In another thread, for what is done then may block.
+            Threads.run(() -> some.forEach(lease -> lease.lost().complete(lease.loss(false, null))));
+        }
+    }
+
+    /** Whether the server could be asked at all. */
+    private static boolean warn(List<Lease> some, Throwable error) {
+        LOG.log(Level.WARNING, "{0} not released, and ends at its ttl: {1}", allOf(some), error.getMessage());
+        return !FenceException.stateOf(error).isEmpty() && !FenceException.isEnd(error);
+    }
+
+    /** How long a call may take: a third of that ttl and of all that are kept. */
+    private synchronized double limit(double ttl) { return Math.min(LONGEST, Math.min(ttl, smallest(leases)) / 3); }
+    private static double smallest(Collection<Lease> some) { return Lease.least(some.stream().mapToDouble(lease -> lease.ttl)); }
+
+    static List<Sql.Pair> pairsOf(List<Lease> some) {
+        return some.stream().flatMap(one -> one.names().stream().map(name -> new Sql.Pair(name, one.token()))).toList();
+    }
+
+    private static String allOf(List<Lease> some) {
+        String names = some.stream().limit(5).map(lease -> String.join(", ", lease.names())).collect(Collectors.joining(", "));
+        String more = some.size() > 5 ? " and " + (some.size() - 5) + " more" : "";
+        return (some.size() == 1 ? "the lease is " : "leases are ") + names + more + ":";
+    }
+
+    // Threads
+
+    private interface Use<T> {
+        T call() throws SQLException;
+    }
+
+    /** The connection and the thread are there meanwhile. */
+    private <T> T using(boolean begins, Use<T> use) throws SQLException {
+        synchronized (this) {
+            boolean isThere = isRunning || !Threads.run(this::run).isCompletedExceptionally();
+            if (begins && isClosed || !isThere) {
+                throw new FenceException(isThere ? "the fence is closed" : "a thread cannot be started", null);
+            }
+            isRunning = true;
+            users++;
+        }
         try {
-            await(Clock.now() + span, () -> !kept.isHeld);
+            return use.call();
         } finally {
-            lock.unlock();
+            use(-1);
         }
     }
 
-    /** Renews at once; the new token, or null. */
-    Long renew(Kept kept) {
-        return locked(() -> {
-            if (!kept.isRenewed(Clock.now())) {
-                return null;
+    private void run() {
+        for (boolean goesOn = true; goesOn; ) {
+            try {
+                goesOn = watch();
+            } catch (Throwable error) {
+                hasDied(error);
             }
-            // The one that is under way may have been judged before what the caller knows.
-            long seen = kept.beats + (kept.isBeating ? 1 : 0);
-            kept.renewed = null;
-            beatNow(kept);
-            awaitUninterruptibly(Clock.now() + patience(kept), () -> kept.beats > seen || !kept.isHeld);
-            return kept.renewed;
-        });
-    }
-
-    /** Gives it back. No error where that fails: then it ends at its ttl. */
-    void release(Kept kept) {
-        boolean isFirst = locked(() -> {
-            boolean first = kept.isHeld && !kept.isEnding;
-            kept.isEnding = true;
-            return first;
-        });
-        if (isFirst) {
-            int[] tries = {0};
-            submit(new Job<>((own, self) -> {
-                releaseBy(own, kept, tries[0]++);
-                return null;
-            }, Clock.now() + kept.third));
         }
-        locked(() -> awaitUninterruptibly(Clock.now() + patience(kept), () -> !kept.isHeld));
-        forget(kept);
-        // Who is told of a loss is told before its holder goes on.
-        kept.teller.await();
-        awaitEnd();
     }
 
-    private void releaseBy(OwnConnection own, Kept kept, int tries) throws SQLException {
-        boolean reusesConnection = own.isOpen();
+    /** Of whatever: it begins anew, without these leases. */
+    private void hasDied(Throwable error) {
+        LOG.log(Level.ERROR, "what kept the leases has died", error);
+        List<Lease> all;
+        synchronized (this) { all = List.copyOf(leases); }
+        end(all, Reason.KEEPER);
+    }
+
+    private boolean watch() throws InterruptedException {
+        List<Lease> over, due;
+        Connection idle = null;
+        boolean goesOn, beats;
+        synchronized (this) {
+            if (leases.isEmpty() && users == 0) {
+                idle = line.detach();
+                isRunning = idle != null;
+                notifyAll();
+            }
+            goesOn = isRunning;
+            double now = Clock.now();
+            over = leases.stream().filter(lease -> lease.deadline <= now).toList();
+            double first = Lease.least(leases.stream().mapToDouble(Lease::dueAt));
+            boolean looks = lookAt <= now && leases.stream().anyMatch(lease -> lease.session != 0);
+            due = leases.stream().filter(lease -> first <= now && lease.goesAlong(now)).toList();
+            beats = !isBeating && (first <= now || looks);
+            if (beats) {
+                lookAt = now + LOOK_AGAIN;
+                isBeating = true;
+                users++;
+            } else if (goesOn && over.isEmpty() && idle == null) {
+                double deadline = Lease.least(leases.stream().mapToDouble(lease -> lease.deadline));
+                sleep(isBeating ? deadline : Math.min(first, deadline));
+            }
+        }
+        end(over, Reason.DEADLINE);
+        Threads.close(idle);
+        if (beats) { Threads.run(() -> beat(due)).exceptionally(noThread -> beat(due)); }
+        return goesOn;
+    }
+
+    private Void beat(List<Lease> due) {
         try {
-            Long closing = own.transaction(bound(kept), lockLimit(shortestTtl()), on -> giveBack(on, kept));
-            if (closing == null && tries == 0) {
-                lose(kept, Reason.GONE, null);
+            // A session lease ends with its connection.
+            line.look();
+            List<Lease> ended;
+            synchronized (this) {
+                ended = leases.stream().filter(one -> one.session != 0 && one.session != line.session).toList();
             }
-        } catch (SQLException error) {
-            if (reusesConnection && !own.isOpen()) {
-                // The connection had ended unseen. Where the answer was lost, the lease is gone by our own release.
-                releaseBy(own, kept, tries + 1);
-                return;
+            end(ended, Reason.SESSION);
+            if (!due.isEmpty()) { keep(due); }
+        } catch (Throwable error) {
+            hasDied(error);
+        } finally {
+            synchronized (this) {
+                isBeating = false;
+                users--;
+                notifyAll();
             }
-            if (Job.isLocked(error)) {
-                throw error;
-            }
-            warnOfRelease(kept, error);
         }
-        forget(kept);
-    }
-
-    /** Gives back a grant that came after its caller had given up. */
-    void giveBackUnwanted(OwnConnection own, Kept kept, long limit) {
-        try {
-            own.transaction(limit, limit, on -> giveBack(on, kept));
-        } catch (SQLException error) {
-            warnOfRelease(kept, error);
-        }
-    }
-
-    private static void warnOfRelease(Kept kept, Exception failure) {
-        Holding.LOG.log(Level.WARNING, "the lease {0} was not released, and ends at its ttl: {1}",
-                String.join(", ", kept.names), failure.getMessage());
-    }
-
-    /** Releases it; or, while it must stay taken yet, has it end at that time. NULL: it was gone. */
-    Long giveBack(Connection on, Kept kept) throws SQLException {
-        long stays = locked(kept::mustStay);
-        if (stays > 0) {
-            return Sql.value(on, fence.select(kept.form("lease_renew") + "(?, ?, ?::interval)"), kept.name(), kept.token,
-                    TimeUnit.NANOSECONDS.toMicros(stays) + " microseconds");
-        }
-        return Sql.value(on, fence.select(kept.form("lease_release") + "(?, ?)"), kept.name(), kept.token);
-    }
-
-    /** It is kept no more: released, handed over, or lost. */
-    void forget(Kept kept) {
-        locked(() -> {
-            kept.isHeld = false;
-            leases.remove(kept);
-            Sql.breakOff(kept.session);
-            kept.session = null;
-            changed.signalAll();
-        });
-    }
-
-    /** From here on a loss breaks that connection off; false where it is lost already. */
-    boolean enter(Kept kept, Connection connection) {
-        return locked(() -> kept.isHeld && kept.guarded.add(connection));
-    }
-
-    void leave(Kept kept, Connection connection) {
-        locked(() -> kept.guarded.remove(connection));
-    }
-
-    /** Waits for a renewal that is under way, and has no other begin. */
-    void pause(Kept kept) {
-        locked(() -> {
-            kept.pauses++;
-            awaitUninterruptibly(OwnConnection.NEVER, () -> !kept.isBeating || !kept.isHeld);
-        });
-    }
-
-    void goOn(Kept kept) {
-        locked(() -> {
-            kept.pauses--;
-            changed.signalAll();
-        });
-    }
-
-    /** A loss, told once. */
-    @Override
-    final void lose(Kept kept, Reason reason, SQLException cause) {
-        LeaseLost loss = new LeaseLost(reason, kept.names, cause);
-        boolean isFirst = locked(() -> {
-            boolean first = kept.isHeld;
-            if (first) {
-                kept.loss = loss;
-                // What still works under it ends here, wherever it hangs.
-                kept.guarded.forEach(Sql::breakOff);
-                forget(kept);
-            }
-            return first;
-        });
-        if (isFirst) {
-            Holding.LOG.log(Level.WARNING, loss.getMessage());
-            // Not on a thread of ours: what is told may block.
-            if (fence.telemetry() != Telemetry.NONE) {
-                kept.teller.tell(() -> fence.telemetry().lost(loss));
-            }
-            kept.onLost.forEach(tell -> kept.teller.tell(() -> tell.accept(loss)));
-        }
-    }
-
-    void observe(Observation observation) {
-        locked(() -> {
-            observations.add(observation);
-            begin();
-        });
-    }
-
-    void endObserving(Observation observation) {
-        locked(() -> {
-            observations.remove(observation);
-            changed.signalAll();
-        });
-        awaitEnd();
-    }
-
-    // The threads
-
-    private void submit(Job<?> job) {
-        locked(() -> {
-            jobs.add(job);
-            begin();
-        });
+        return null;
     }
 
     /** The lock is held. */
-    private void begin() {
-        if (run == null) {
-            Run begun = new Run();
-            // One that hangs in the resolver must not keep the process from ending.
-            begun.threads.add(Sql.daemon("pg_fence keeper", begun::keep));
-            begun.threads.add(Sql.daemon("pg_fence watch", () -> watch(begun)));
-            begun.threads.forEach(Thread::start);
-            run = begun;
-        }
-        changed.signalAll();
-    }
-
-    /** Waits for the threads where they have nothing left to do, so that nothing is cut short with the process. */
-    private void awaitEnd() {
-        long until = Clock.now() + TimeUnit.SECONDS.toNanos(5);
-        locked(() -> {
-            Run ending = run;
-            boolean ends = ending != null && leases.isEmpty() && jobs.isEmpty() && observations.isEmpty();
-            if (ends && !ending.threads.contains(Thread.currentThread())) {
-                awaitUninterruptibly(until, () -> ending.isClosed || run == ending && !leases.isEmpty());
-            }
-        });
-    }
-
-    /** From the first lease to the last. */
-    final class Run {
-        final OwnConnection own = new OwnConnection(fence::open, Keeper.this::wake);
-        final List<Thread> threads = new ArrayList<>();
-        private boolean isOver;
-        private boolean isClosed;
-        private boolean wasApart;
-
-        private void keep() {
-            try {
-                for (Runnable next = next(); next != null; next = next()) {
-                    next.run();
-                }
-            } finally {
-                own.close();
-                locked(() -> {
-                    isClosed = true;
-                    changed.signalAll();
-                });
-            }
-        }
-
-        /** What is to be done next: renewals that are due go first. Null: nothing any more. */
-        private Runnable next() {
-            return locked(() -> {
-                while (true) {
-                    List<Kept> due = due();
-                    if (!due.isEmpty()) {
-                        return () -> beatAll(due);
-                    }
-                    Runnable small = wasApart ? first(this::job, this::apart) : first(this::apart, this::job);
-                    small = small == null ? look() : small;
-                    if (small != null) {
-                        return small;
-                    }
-                    if (leases.isEmpty() && jobs.isEmpty() && observations.isEmpty()) {
-                        isOver = true;
-                        run = null;
-                        changed.signalAll();
-                        return null;
-                    }
-                    pauseUntil(this::nextTime);
-                }
-            });
-        }
-
-        private static Runnable first(Supplier<Runnable> one, Supplier<Runnable> other) {
-            Runnable found = one.get();
-            return found == null ? other.get() : found;
-        }
-
-        private long nextTime() {
-            long now = Clock.now();
-            long next = OwnConnection.NEVER;
-            for (Kept kept : leases) {
-                next = Math.min(next, kept.beatsAt(now));
-            }
-            for (Job<?> job : jobs) {
-                next = Math.min(next, job.notBefore);
-            }
-            for (Observation observation : observations) {
-                next = Math.min(next, observation.next);
-            }
-            return next;
-        }
-
-        /** Those to be renewed; with one, all that soon will, so that they go together from then on. */
-        private List<Kept> due() {
-            long now = Clock.now();
-            if (leases.stream().noneMatch(kept -> !kept.isApart && kept.beatsAt(now) <= now)) {
-                return List.of();
-            }
-            long soon = now + shortestTtl() / 6;
-            List<Kept> due = leases.stream().filter(kept -> !kept.isApart && kept.beatsAt(now) <= soon).toList();
-            due.forEach(kept -> kept.isBeating = true);
-            return due;
-        }
-
-        private Runnable apart() {
-            long now = Clock.now();
-            for (Kept kept : leases) {
-                if (kept.isApart && kept.beatsAt(now) <= now) {
-                    kept.isBeating = true;
-                    wasApart = true;
-                    return () -> beatAll(List.of(kept));
-                }
-            }
-            return null;
-        }
-
-        private Runnable job() {
-            long now = Clock.now();
-            for (Job<?> job : jobs) {
-                if (job.notBefore <= now) {
-                    jobs.remove(job);
-                    wasApart = false;
-                    return () -> perform(job);
-                }
-            }
-            return null;
-        }
-
-        private void perform(Job<?> job) {
-            job.run(own);
-            locked(() -> {
-                if (job.mustWait()) {
-                    job.notBefore = Clock.now() + Math.max(10_000_000, (job.until - Clock.now()) / 20);
-                    jobs.add(job);
-                } else {
-                    job.isDone = true;
-                }
-                changed.signalAll();
-            });
-        }
-
-        private Runnable look() {
-            long now = Clock.now();
-            for (Observation observation : observations) {
-                if (observation.next <= now) {
-                    observation.next = now + Clock.LOOK_AGAIN;
-                    return () -> observation.look(own, Math.min(shortestTtl() / 3, TimeUnit.SECONDS.toNanos(5)));
-                }
-            }
-            return null;
-        }
-
-        private void beatAll(List<Kept> due) {
-            boolean isReachable = true;
-            for (List<Kept> batch : batches(due)) {
-                try {
-                    if (isReachable) {
-                        isReachable = beat(own, batch);
-                    } else {
-                        tryLater(batch);
-                    }
-                } catch (RuntimeException error) {
-                    Holding.LOG.log(Level.ERROR, "a renewal failed", error);
-                    tryLater(batch);
-                } finally {
-                    locked(() -> {
-                        batch.forEach(kept -> {
-                            kept.isBeating = false;
-                            kept.beats++;
-                            if (kept.beatsAgain) {
-                                beatNow(kept);
-                            }
-                        });
-                        changed.signalAll();
-                    });
-                }
-            }
-        }
-    }
-
-    /** Tells losses at their deadlines, and breaks off a call that takes too long. */
-    void watch(Run run) {
-        while (true) {
-            List<Kept> over = new ArrayList<>();
-            List<Kept> forgotten = new ArrayList<>();
-            lock.lock();
-            try {
-                if (run.isOver) {
-                    return;
-                }
-                run.own.cutIfLate();
-                long now = Clock.now();
-                leases.stream().filter(kept -> kept.deadline <= now).forEach(over::add);
-                leases.stream().filter(Kept::becomesForgotten).forEach(forgotten::add);
-                if (over.isEmpty() && forgotten.isEmpty()) {
-                    pauseUntil(() -> leases.stream().mapToLong(kept -> kept.deadline).reduce(run.own.cutAt(), Math::min));
-                }
-            } finally {
-                lock.unlock();
-            }
-            over.forEach(kept -> lose(kept, Reason.DEADLINE, null));
-            for (Kept kept : forgotten) {
-                Holding.LOG.log(Level.WARNING, "the lease {0} was never released, and nothing has its Lease any more: it is "
-                        + "renewed no more, and ends at its ttl", String.join(", ", kept.names));
-            }
-        }
-    }
-
-    /** Waits for the session of a session lease to end. */
-    private void listen(Kept kept, Connection session) {
-        try {
-            PGConnection driver = session.unwrap(PGConnection.class);
-            while (isHeld(kept)) {
-                // Nobody notifies it: the call ends with the session.
-                driver.getNotifications(0);
-            }
-        } catch (SQLException ended) {
-            lose(kept, Reason.SESSION, ended);
-        } finally {
-            Sql.closeQuietly(session);
-        }
-    }
-
-    // Times
-
-    /** How long a call for this lease may take: no longer than any lease that is held can spare. */
-    private long bound(Kept kept) {
-        return Math.min(kept.third, shortestTtl() / 3);
-    }
-
-    /** What a caller waits for the keeper: a call for it after another's, and opening a connection. */
-    private static long patience(Kept kept) {
-        return 3 * kept.third + 3_000_000_000L;
+    private void sleep(double until) throws InterruptedException {
+        wait(Math.max(1, (long) Math.ceil(Math.min(until - Clock.now(), LOOK_AGAIN) * 1000)));
     }
 }

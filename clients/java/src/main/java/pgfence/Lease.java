@@ -1,186 +1,96 @@
 package pgfence;
 
-import java.lang.ref.WeakReference;
-import java.sql.Connection;
-import java.sql.SQLException;
+import java.sql.*;
 import java.time.Duration;
-import java.util.List;
-import java.util.Map;
-import java.util.OptionalLong;
-import pgfence.FenceException.LeaseLost;
-import pgfence.FenceException.NotSpeaking;
-import pgfence.FenceException.Reason;
+import java.util.*;
+import java.util.concurrent.CompletableFuture;
+import java.util.stream.DoubleStream;
+import org.postgresql.core.BaseConnection;
+import pgfence.FenceException.*;
 
-/**
- * A lease that is kept until it is closed or lost. {@link LeaseRequest} acquires it; use it in a try-with-resources
- * statement. One that is forgotten, so that nothing refers to it any more, is renewed no more.
- */
-public final class Lease extends Holding {
-    private final Keeper keeper;
-    private final Kept kept;
-    private final Map<String, Object> row;
+/** A lease that is held until it is closed: {@code try (Lease lease = fence.lease(…))}. A heartbeat keeps it. */
+public final class Lease extends Holding implements AutoCloseable {
+    final double ttl;
+    /** The connection that a session lease lives on; 0 for others. */
+    final int session;
+    private final CompletableFuture<LeaseLost> lost = new CompletableFuture<>();
+    /** Why it is over. */
+    volatile Reason reason;
+    volatile double deadline;
+    // The rest is under the keeper's lock.
+    double beatAt;
+    /** Transactions that are about to release it: it is not renewed meanwhile. */
+    int resting;
+    /** The connections that are in a guard of it, once for each guard. */
+    final List<BaseConnection> guards = new ArrayList<>();
 
-    Lease(Fence fence, Kept kept, Map<String, Object> row) {
-        super(fence, kept.names);
-        this.keeper = fence.keeper();
-        this.kept = kept;
-        this.row = row;
-        kept.handle = new WeakReference<>(this);
+    /** By a call that began at {@code before}, from where the ttl counts. */
+    Lease(Keeper keeper, List<String> names, long token, double before, double ttl, int session) {
+        super(keeper, names, token);
+        this.ttl = ttl;
+        this.session = session;
+        deadline = before + ttl;
+        beatAt = before + ttl / 3;
     }
 
-    /** The token of the acquire, which its transactions present; it serves for as long as the lease is held. */
-    @Override
-    public long token() {
-        return kept.token;
-    }
+    /** Whether it is ours at this moment, by our own clock. */
+    public boolean isHeld() { return !remaining().isZero(); }
 
-    @Override
-    public LeaseLost loss() {
-        return kept.loss;
-    }
-
-    /**
-     * The row of the query that it was claimed for, by the names of its columns, without the first, which is the name
-     * of the lease. Empty where it was not claimed.
-     */
-    public Map<String, Object> row() {
-        return row;
-    }
-
-    /** Whether it is ours at this moment, by our own clock; not where a release is under way. */
-    public boolean isHeld() {
-        return !remaining().isZero();
-    }
-
-    /** How long it is ours if no renewal comes through any more; zero where it is not held. */
+    /** How long it is ours if no renewal comes through any more. */
     public Duration remaining() {
-        return Duration.ofNanos(keeper.remaining(kept));
+        return Duration.ofNanos((long) ((reason == null ? Math.max(0, deadline - Clock.now()) : 0) * 1e9));
     }
+
+    /** Throws {@link LeaseLost} once it is ours no more. For long steps, and before each call to the outside. */
+    public void check() { keeper.check(this); }
+    /** Completes at a loss: {@code lease.lost().thenRun(thread::interrupt)}. */
+    public CompletableFuture<LeaseLost> lost() { return lost; }
 
     /**
-     * For long steps between transactions, and before each call to the outside. Throws LeaseLost when it is ours no
-     * more.
-     */
-    public void check() {
-        if (!isHeld()) {
-            keeper.lose(kept, Reason.DEADLINE, null);
-            throw lost(null);
-        }
-    }
-
-    /** Sleeps; throws LeaseLost as soon as the lease is lost. */
-    public void sleep(Duration span) throws InterruptedException {
-        keeper.sleep(kept, Clock.nanos(span));
-        check();
-    }
-
-    /**
-     * Has it renewed at once. Throws LeaseLost.
+     * Gives it back. No error where that fails: then it ends at its ttl.
      *
-     * @return the new token, which a {@code strict} table asks for when a row is written again; empty when the renewal
-     *     failed, which is no loss yet
+     * @throws LeaseLost after a loss; beside an exception of the block that is a suppressed one
      */
-    public OptionalLong renew() {
-        check();
-        Long token = keeper.renew(kept);
-        check();
-        return token == null ? OptionalLong.empty() : OptionalLong.of(token);
+    @Override
+    public void close() {
+        keeper.release(List.of(this));
+        if (isLost()) { throw loss(false, null); }
     }
 
-    /** Gives it back. No error where that fails: then it ends at its ttl. */
     @Override
-    public void release() {
-        keeper.release(kept);
+    Guard guarding(Connection connection, boolean releases) throws SQLException {
+        return Guard.under(keeper, List.of(this), releases, connection);
     }
+
+    boolean isLost() { return reason != null && reason != Reason.RELEASED; }
+    LeaseLost loss(boolean inDoubt, Throwable cause) { return new LeaseLost(reason, names(), inDoubt, cause); }
+
+    // When it is renewed and when it is over: decisions from times and answers alone
+
+    double dueAt() { return resting > 0 ? Double.POSITIVE_INFINITY : beatAt; }
+    /** Whether it is renewed when another one is due. */
+    boolean goesAlong(double now) { return dueAt() <= now + ttl / 6; }
 
     /**
-     * Stops keeping it, without a release: for another process, which goes on with it by
-     * {@link LeaseRequest#resume}. It has as long for that as is left of the ttl.
-     *
-     * @return its token, to be handed over
-     * @throws LeaseLost when it is ours no more
+     * Takes the answers of {@code lease_keep}, one for each name (outcome, remaining, again_in), to a call that began at
+     * {@code before} and has kept something or not. Returns why the lease is lost, or null.
      */
-    public long detach() {
-        check();
-        if (keeper.isBoundToSession(kept)) {
-            throw new IllegalStateException("a session lease ends with its session, so it cannot be handed over");
+    Reason answered(List<Object[]> answers, double before, double now, boolean hasKept) {
+        List<Object> outcomes = answers.stream().map(answer -> answer[0]).toList();
+        if (outcomes.contains("lost") || outcomes.contains("refused")) {
+            return resting > 0 ? null : outcomes.contains("lost") ? Reason.GONE : Reason.REFUSED;
         }
-        keeper.forget(kept);
-        return token();
-    }
-
-    // For the transactions under it
-
-    @Override
-    void beginGuarding(Connection connection) throws SQLException {
-        Sql.value(connection, fence.select(kept.form("lease_guard") + "(?, ?)"), kept.name(), token());
-    }
-
-    /** One statement for all, in the order of the names, which is that of the locks. */
-    static void beginGuarding(Connection connection, List<Holding> leases) throws SQLException {
-        record Pair(String name, long token) {}
-        List<Pair> pairs = leases.stream()
-                .flatMap(lease -> lease.names().stream().map(name -> new Pair(name, lease.token())))
-                .sorted((one, other) -> Sql.BY_BYTES.compare(one.name(), other.name()))
-                .toList();
-        String guard = leases.get(0).fence.named("lease_guard(x.name, x.token)");
-        Sql.value(connection, "SELECT count(" + guard + ") FROM unnest(?, ?) AS x(name, token)",
-                pairs.stream().map(Pair::name).toArray(String[]::new), pairs.stream().map(Pair::token).toArray(Long[]::new));
-    }
-
-    @Override
-    void refuseIfOver() {
-        check();
-    }
-
-    @Override
-    boolean canMend(Throwable error) {
-        return error instanceof NotSpeaking;
-    }
-
-    @Override
-    boolean mend() {
-        return renew().isPresent();
-    }
-
-    @Override
-    void enter(Connection connection) {
-        check();
-        if (!keeper.enter(kept, connection)) {
-            throw lost(null);
+        double againIn = least(answers.stream().mapToDouble(answer -> answer[2] instanceof Double span ? span : ttl / 12));
+        if (answers.stream().allMatch(Lease::isKept)) {
+            deadline = before + least(answers.stream().mapToDouble(answer -> answer[1] instanceof Double span ? span : 0));
+            beatAt = before + againIn;
+        } else {
+            // Out of locks: at once, in another transaction, as long as that helps.
+            beatAt = now + (hasKept || againIn > 0 ? againIn : ttl / 12);
         }
+        return null;
     }
 
-    @Override
-    void leave(Connection connection) {
-        keeper.leave(kept, connection);
-    }
-
-    @Override
-    void beatSoon() {
-        keeper.beatNow(kept);
-    }
-
-    @Override
-    void pause() {
-        keeper.pause(kept);
-    }
-
-    @Override
-    void goOn() {
-        keeper.goOn(kept);
-    }
-
-    @Override
-    void releaseBy(Connection connection) throws SQLException {
-        if (keeper.giveBack(connection, kept) == null) {
-            keeper.lose(kept, Reason.GONE, null);
-            throw lost(null);
-        }
-    }
-
-    @Override
-    void hasBeenReleased() {
-        keeper.forget(kept);
-    }
+    static boolean isKept(Object[] answer) { return answer[0].equals("kept"); }
+    static double least(DoubleStream times) { return times.min().orElse(Double.POSITIVE_INFINITY); }
 }

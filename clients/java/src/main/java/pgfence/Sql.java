@@ -1,117 +1,62 @@
 package pgfence;
 
 import java.nio.charset.StandardCharsets;
-import java.sql.Connection;
-import java.sql.PreparedStatement;
-import java.sql.ResultSet;
-import java.sql.SQLException;
-import java.time.Duration;
-import java.util.Arrays;
-import java.util.Comparator;
-import java.util.concurrent.TimeUnit;
+import java.sql.*;
+import java.util.*;
 import org.postgresql.PGStatement;
 
-/** Statements, as JDBC wants them. */
+/** What is asked of the server. {@code @} stands for the extension's schema, where that is named. */
 final class Sql {
-    /** The order in which the server locks names: that of their bytes. */
-    static final Comparator<String> BY_BYTES = (one, other) ->
-            Arrays.compareUnsigned(one.getBytes(StandardCharsets.UTF_8), other.getBytes(StandardCharsets.UTF_8));
+    /** A statement and its arguments. */
+    record Call(String sql, Object... arguments) {}
 
-    /** What a setting in milliseconds holds: the server refuses more. */
-    private static final long LONGEST_TIMEOUT = Integer.MAX_VALUE;
+    /** A name of a lease and its token. */
+    record Pair(String name, long token) {}
 
-    private Sql() {}
+    /** The wait is below the role's timeouts, whatever these are. */
+    static final String ACQUIRE = "SELECT @lease_acquire(?, ?, ?::interval, least(?::interval,"
+            + " nullif(current_setting('statement_timeout'), '0')::interval / 2,"
+            + " nullif(current_setting('lock_timeout'), '0')::interval / 2), ?::jsonb, ?, ?, ?, ?)";
+    static final String ACQUIRE_ALL = "SELECT @lease_acquire_all(?::text[], ?, ?::interval, ?::jsonb, ?)";
+    static final String HOLDER = "SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM unnest(?::text[]) AS n(name),"
+            + " @lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted') ORDER BY i.remaining DESC NULLS LAST LIMIT 1";
+    static final String CLAIM = "SELECT name, token FROM @lease_acquire_any(?::text[], ?, ?, ?::interval)";
+    static final String KEEP = "SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8"
+            + " FROM @lease_keep(?::text[], ?::bigint[])";
+    /** In a transaction of its own, which does not wait for ever for somebody else's. */
+    static final String RELEASE_ASIDE = "SELECT @lease_release(x.name, x.token) FROM set_config('lock_timeout', ?, true),"
+            + " unnest(?::text[], ?::bigint[]) AS x(name, token)";
+    static final String RELEASE = "SELECT @lease_release(?, ?)";
+    static final String RELEASE_ALL = "SELECT @lease_release_all(?::text[], ?)";
+    static final String GUARD = "SELECT @lease_guard(?, ?)";
+    /** Each transaction makes the number known. */
+    static final String GUARD_ADOPTED = "SELECT @lease_guard(?, (SELECT @lease_adopt(?, ?)))";
 
-    /** The only value of the only row. JDBC reads NULL, which is a lost try, as 0. */
-    static Long value(PreparedStatement statement) throws SQLException {
-        try (ResultSet rows = statement.executeQuery()) {
-            rows.next();
-            return number(rows, 1);
-        }
+    /** As text, whatever the role's IntervalStyle. */
+    static String span(double seconds) { return Math.round(seconds * 1e6) + " microseconds"; }
+    static String[] names(List<Pair> pairs) { return pairs.stream().map(Pair::name).toArray(String[]::new); }
+    static Long[] tokens(List<Pair> pairs) { return pairs.stream().map(Pair::token).toArray(Long[]::new); }
+
+    /** The order in which leases are guarded, so that no two wait for each other. */
+    static int byBytes(Pair one, Pair other) {
+        return Arrays.compareUnsigned(one.name.getBytes(StandardCharsets.UTF_8), other.name.getBytes(StandardCharsets.UTF_8));
     }
 
-    static Long value(Connection connection, String sql, Object... arguments) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, sql, arguments)) {
-            return value(statement);
-        }
-    }
-
-    static Long number(ResultSet rows, int column) throws SQLException {
-        long value = rows.getLong(column);
-        return rows.wasNull() ? null : value;
-    }
-
-    static PreparedStatement prepare(Connection connection, String sql, Object... arguments) throws SQLException {
-        PreparedStatement statement = connection.prepareStatement(sql);
-        // A pooler in transaction mode hands each transaction to a server that may not know the statement.
-        if (statement.isWrapperFor(PGStatement.class)) {
-            statement.unwrap(PGStatement.class).setPrepareThreshold(0);
-        }
-        for (int index = 0; index < arguments.length; index++) {
-            Object argument = arguments[index];
-            if (argument instanceof String[] names) {
-                statement.setArray(index + 1, connection.createArrayOf("text", names));
-            } else if (argument instanceof Long[] tokens) {
-                statement.setArray(index + 1, connection.createArrayOf("int8", tokens));
-            } else if (argument == null) {
-                statement.setString(index + 1, null);
-            } else {
-                statement.setObject(index + 1, argument);
+    /** On connections of ours nothing is prepared, for behind a pooler the next transaction is another server's. */
+    static List<Object[]> rows(Connection on, Call call, boolean isOurs) throws SQLException {
+        try (PreparedStatement statement = on.prepareStatement(call.sql)) {
+            if (isOurs && statement.isWrapperFor(PGStatement.class)) {
+                statement.unwrap(PGStatement.class).setPrepareThreshold(0);
             }
-        }
-        return statement;
-    }
-
-    /** As PostgreSQL reads a span of time. */
-    static String interval(Duration span) {
-        return span.toSeconds() + " seconds " + span.toNanosPart() / 1000 + " microseconds";
-    }
-
-    /** Until the end of the transaction. As text: there is no set_config that takes a number. */
-    static void set(Connection connection, String setting, String value) throws SQLException {
-        try (PreparedStatement statement = prepare(connection, "SELECT set_config(?, ?, true)", setting, value)) {
-            statement.executeQuery().close();
-        }
-    }
-
-    /** For this transaction only: behind a pooler the session is others', too. */
-    static void setTimeouts(Connection connection, long limit, long lockLimit) throws SQLException {
-        String sql = "SELECT set_config('statement_timeout', ?, true), set_config('lock_timeout', ?, true)";
-        try (PreparedStatement statement = prepare(connection, sql, milliseconds(limit), milliseconds(lockLimit))) {
-            statement.executeQuery().close();
-        }
-    }
-
-    private static String milliseconds(long span) {
-        return Long.toString(Math.max(1, Math.min(TimeUnit.NANOSECONDS.toMillis(span), LONGEST_TIMEOUT)));
-    }
-
-    /** Closes its socket, from any thread, whatever hangs on it. */
-    static void breakOff(Connection connection) {
-        try {
-            if (connection != null) {
-                // With TLS, to close may hang as well.
-                connection.abort(command -> daemon("pg_fence abort", command).start());
+            for (int at = 0; at < call.arguments.length; at++) { statement.setObject(at + 1, call.arguments[at]); }
+            List<Object[]> rows = new ArrayList<>();
+            try (ResultSet read = statement.executeQuery()) {
+                Object[] row = new Object[read.getMetaData().getColumnCount()];
+                for (; read.next(); rows.add(row.clone())) {
+                    for (int at = 0; at < row.length; at++) { row[at] = read.getObject(at + 1); }
+                }
             }
-        } catch (SQLException closedAlready) {
-            // There is nothing to break off.
-        }
-    }
-
-    /** A thread that does not keep the process from ending. */
-    static Thread daemon(String name, Runnable work) {
-        Thread thread = new Thread(work, name);
-        thread.setDaemon(true);
-        return thread;
-    }
-
-    static void closeQuietly(Connection connection) {
-        try {
-            if (connection != null) {
-                connection.close();
-            }
-        } catch (SQLException brokenAlready) {
-            // It is gone in any case.
+            return rows;
         }
     }
 }

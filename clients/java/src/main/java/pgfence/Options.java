@@ -1,0 +1,56 @@
+package pgfence;
+
+import java.time.Duration;
+import java.util.*;
+import java.util.function.Consumer;
+
+/** How a lease is asked for: by default for 30 s at a time, exclusive, without a wait. Each method returns another one. */
+public final class Options implements Cloneable {
+    double ttl = 30;
+    double wait;
+    String holder;
+    String metadata;
+    boolean reclaim;
+    boolean session;
+    boolean shared;
+    int slots = 1;
+
+    /** For how long it is held at a time: a heartbeat renews it. At least 100 ms. */
+    public Options ttl(Duration ttl) {
+        if (seconds(ttl) < 0.1) {
+            throw new IllegalArgumentException("a ttl of " + ttl.toMillis() + " ms: it takes at least 100 ms");
+        }
+        return with(options -> options.ttl = seconds(ttl));
+    }
+
+    /** For how long to wait where it is taken. */
+    public Options waitUpTo(Duration wait) {
+        if (wait.isNegative()) { throw new IllegalArgumentException("a wait is not negative: " + wait); }
+        return with(options -> options.wait = seconds(wait));
+    }
+
+    /** Who asks, for others to see. Otherwise a text that is unique for the call. */
+    public Options holder(String holder) { return with(options -> options.holder = holder); }
+    /** Takes the lease over where this {@link #holder} has it already. */
+    public Options reclaim() { return with(options -> options.reclaim = true); }
+    /** It ends with the process, too, or with the connection that keeps it. Not through a pooler in transaction mode. */
+    public Options session() { return with(options -> options.session = true); }
+    /** Any number of these live together, none beside an exclusive one. */
+    public Options shared() { return with(options -> options.shared = true); }
+    /** Up to so many live together. */
+    public Options slots(int slots) { return with(options -> options.slots = slots); }
+    /** For others to see: a text that is JSON. */
+    public Options metadata(String json) { return with(options -> options.metadata = json); }
+
+    private Options with(Consumer<Options> change) {
+        try {
+            Options other = (Options) clone();
+            change.accept(other);
+            return other;
+        } catch (CloneNotSupportedException never) {
+            throw new IllegalStateException(never);
+        }
+    }
+
+    private static double seconds(Duration span) { return span.getSeconds() + span.getNano() / 1e9; }
+}

@@ -1,0 +1,66 @@
+package pgfence;
+
+import java.sql.Connection;
+import java.util.concurrent.*;
+import java.util.stream.Stream;
+
+/** Calls in threads of their own, which no interrupt of a caller reaches. They end a second after their last call. */
+final class Threads {
+    static final ThreadPoolExecutor POOL = new ThreadPoolExecutor(0, Integer.MAX_VALUE, 1, TimeUnit.SECONDS,
+            new SynchronousQueue<>(), Threads::daemon);
+
+    interface Task {
+        void run() throws Exception;
+    }
+
+    private static Thread daemon(Runnable work) {
+        Thread thread = new Thread(work, "pg_fence");
+        thread.setDaemon(true);
+        return thread;
+    }
+
+    static CompletableFuture<Void> run(Task task) {
+        return start(() -> {
+            task.run();
+            return null;
+        });
+    }
+
+    static <T> CompletableFuture<T> start(Callable<T> call) {
+        CompletableFuture<T> future = new CompletableFuture<>();
+        try {
+            POOL.execute(() -> {
+                try {
+                    future.complete(call.call());
+                } catch (Throwable error) {
+                    future.completeExceptionally(error);
+                }
+            });
+        } catch (OutOfMemoryError error) {
+            future.completeExceptionally(new FenceException("a thread cannot be started: " + error.getMessage(), error));
+        }
+        return future;
+    }
+
+    /** Throws what another thread has thrown, with the way to it, and with the way to here. */
+    static RuntimeException thrown(Throwable error) {
+        Stream<StackTraceElement> here = Stream.of(new Throwable().getStackTrace()).skip(1);
+        error.setStackTrace(Stream.concat(Stream.of(error.getStackTrace()), here).toArray(StackTraceElement[]::new));
+        return as(error);
+    }
+
+    /** Throws what the compiler does not expect here, and does at the caller's. */
+    @SuppressWarnings("unchecked")
+    static <E extends Throwable> RuntimeException as(Throwable error) throws E { throw (E) error; }
+    /** Shuts its socket, whatever hangs on it; and with TLS to shut it may hang as well. */
+    static void breakOff(Connection connection) { run(() -> connection.abort(Runnable::run)); }
+
+    /** Or not, where that takes too long. */
+    static void close(Connection connection) {
+        try {
+            if (connection != null) { run(connection::close).get(1, TimeUnit.SECONDS); }
+        } catch (ExecutionException | InterruptedException | TimeoutException goneAlready) {
+            // As it should be.
+        }
+    }
+}
