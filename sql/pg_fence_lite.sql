@@ -1,7 +1,7 @@
 -- pg_fence_lite: leases, fencing tokens and fenced tables in SQL, where no library can be installed. docs/reference/lite.md
 --
 --   psql -1 -f pg_fence_lite.sql       as the owner of the database (PostgreSQL 15 or newer); again for a newer version
---   SELECT fence.uninstall();          takes all of it away
+--   SELECT fence.uninstall();          takes it away
 --
 -- fence.lease has a row for each lease, and PostgreSQL's locks of that row, which only the owner of all this can take, do the rest:
 --   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
@@ -170,7 +170,7 @@ BEGIN
    WHERE s.seqrelid = 'fence.token_seq'::regclass AND (c.relpersistence <> 'p' OR s.seqincrement < 1 OR s.seqcache > 1 OR s.seqcycle);
   last := fence.last_token();
   IF fence.has_begun() AND NOT is_jump THEN
-    -- setval sets log_cnt to 0, the nextval by which the mark is set does not: so a dump that was loaded over it shows.
+    -- setval sets log_cnt to 0, and the nextval that sets the mark does not: so a dump loaded over it shows.
     is_jump := (SELECT s.log_cnt = 0 FROM fence.server_start_seq AS s);
     IF last >= above AND NOT is_jump THEN
       RAISE SQLSTATE 'PF999';
@@ -197,7 +197,7 @@ $$;
 CREATE OR REPLACE FUNCTION fence.settle() RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM fence.move_on() WHERE NOT fence.has_begun(); RETURN fence.last_token(); END $$;
 
--- For a lease whose row is locked and had no token above this.
+-- For a lease whose row is locked, above all its tokens.
 CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   last bigint; drawn bigint; has_begun boolean;
@@ -238,7 +238,7 @@ CREATE OR REPLACE FUNCTION fence.ended_since(l fence.lease, as_of pg_snapshot) R
   RETURN as_of IS NOT NULL AND coalesce(CASE WHEN l.closing_token IS NULL THEN l.expires_at > greatest(now(), statement_timestamp())
     ELSE NOT pg_visible_in_snapshot(l.closed_in, as_of) AND pg_visible_in_snapshot(l.closed_in, pg_current_snapshot()) END, false);
 
--- By a hash that cannot be run backwards, so that nobody finds a name with another's key.
+-- By a hash that does not run backwards: nobody finds a name with another's key.
 CREATE OR REPLACE FUNCTION fence.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
   RETURN ('x' || left(encode(sha256(replace('pg_fence_lite ' || lease, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
@@ -400,7 +400,7 @@ SELECT l.name, 'exclusive'::text AS mode,
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
 -- The fence --------
--- fence_protect writes a trigger function for the table (fence.trigger_body), which hands its columns to fence.judge. All runs with the
+-- fence_protect writes a trigger function for the table, which hands its columns to fence.judge. All runs with the
 -- writer's rights, but for fence.relies, which only those may call that may use leases.
 
 CREATE OR REPLACE FUNCTION fence.may_read(relation oid) RETURNS boolean LANGUAGE sql STABLE
@@ -541,26 +541,27 @@ BEGIN
     name, body);
 END
 $$;
--- The name is of the text: so nobody can have another's function replaced.
+-- Drops trigger functions of the table that no trigger calls, and writes one. The table is the caller's: so nobody touches another's.
 CREATE OR REPLACE FUNCTION fence.write_trigger(relation oid, arguments text[]) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE body text; name text;
 BEGIN
   SELECT fence.trigger_body(arguments || (c.relkind = 'p')::text) INTO body FROM pg_class c
    WHERE c.oid = relation AND pg_has_role(session_user, c.relowner, 'MEMBER');
-  PERFORM fence.refuse('42501', 'only the table''s owner may', 'Ask its owner.') WHERE body IS NULL;
+  PERFORM fence.refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
   name := format('fence.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
-  PERFORM fence.sweep(), fence.put_function(name, body);
+  PERFORM fence.sweep(format('^fenced_%s_', relation));
+  PERFORM fence.put_function(name, body) WHERE arguments IS NOT NULL;
   RETURN name;
 END
 $$;
-CREATE OR REPLACE FUNCTION fence.sweep() RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence.sweep(names text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence.%I()', p.proname), '; ') FROM pg_proc p WHERE p.proname ~ '^fenced_'
+  EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence.%I()', p.proname), '; ') FROM pg_proc p WHERE p.proname ~ names
      AND p.pronamespace = 'fence'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)), '');
 END
 $$;
 
--- The triggers of fences. A function's first line: fence column, mode, lease, events, is it partitioned.
+-- A trigger function's first line: fence column, mode, lease, events, is it partitioned.
 CREATE OR REPLACE FUNCTION fence.triggers(OUT relation regclass, OUT name name, OUT type integer, OUT enabled "char",
   OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE AS $$
   SELECT t.tgrelid, t.tgname, t.tgtype::integer, t.tgenabled, t.tgparentid, 'fence.' || p.proname,
@@ -575,7 +576,7 @@ CREATE OR REPLACE FUNCTION fence.take_off(table_name regclass) RETURNS void LANG
 BEGIN
   EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER %I ON %s', t.name, t.relation), '; ') FROM fence.triggers() AS t
      WHERE t.parent = 0 AND t.relation IN (SELECT fence.family(table_name))), '');
-  PERFORM fence.sweep();
+  PERFORM fence.write_trigger(table_name, NULL);
 END
 $$;
 
@@ -590,7 +591,7 @@ CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, is_new boolean) 
     WHEN NOT is_new THEN NULL
     WHEN EXISTS (SELECT FROM fence.family(relation) AS p JOIN pg_class pc ON pc.oid = p
       WHERE pc.relkind NOT IN ('r', 'p') OR pc.relpersistence <> 'p')
-    THEN ARRAY['42809', 'it is no logged table of this server', 'A crash empties an unlogged one.']
+    THEN ARRAY['42809', 'it is no logged table', 'A crash empties an unlogged one.']
     WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid)
     THEN ARRAY['42809', 'it is a partition or an inheritance child', 'Protect the table above it.'] END) AS r (fault)
    WHERE r.fault IS NOT NULL
@@ -827,7 +828,7 @@ BEGIN
     WHEN f.atttypid <> 'int8'::regtype THEN ARRAY['42804', format('column "%s" is no bigint', col), 'Name another fence_column.', col]
     WHEN f.atthasdef OR f.attidentity <> '' THEN ARRAY['42611', format('column "%s" has a default', col), 'Drop that.', col]
     WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
-      'Fit are plain columns of type smallint, integer, bigint, text, varchar, uuid, boolean.', unfit]
+      'Fit are columns of type smallint, integer, bigint, text, varchar, uuid, boolean.', unfit]
     WHEN f.attnum IS NULL THEN '{}' END INTO fault
    FROM (SELECT min(c) FROM unnest(fence.columns_of(bound_to)) AS c WHERE NOT EXISTS (
       SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = c AND a.attnum > 0 AND a.attname <> col AND a.attgenerated = ''
@@ -910,7 +911,7 @@ RETURNS SETOF record LANGUAGE sql AS $$
   ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
--- Calls that only the extension has; comments, by whose end the calls are known.
+-- Calls that only the extension has; comments, by which calls are known.
 DO $$
 BEGIN
   EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT '
@@ -935,7 +936,7 @@ BEGIN
     ('lease_info', 'the row of fence.leases for one lease, as of this call'),
     ('lease_prune', 'deletes the rows of grants that ended longer ago'),
     ('fence_new_epoch', 'makes the tokens jump: for a copy, before clients connect'),
-    ('fence_status', 'the token sequence, the identity of the database, the versions'),
+    ('fence_status', 'the token sequence, the database''s identity, the versions'),
     ('fence_grant', 'lets a role use leases; such roles trust each other'),
     ('fence_revoke', 'takes back what fence_grant gave to a role'),
     ('fenced', '0A000: fence_protect attaches the triggers'),
@@ -967,10 +968,10 @@ COMMENT ON FUNCTION fence.uninstall IS 'takes pg_fence_lite away, leases and all
 
 DO $close$
 DECLARE
-  definers text[] := '{settle,sweep,write_trigger}';  -- run with the owner's rights, as do the calls that are given
-  closed text[] := '{attempt,change,check,check_snapshot,draw,identity,move_on,nobody_waits,put_function,renew}';
+  definers text[] := '{settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
+  closed text[] := '{attempt,change,check,check_snapshot,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
-  -- Default privileges may have let roles in, even to the state (Supabase has such). Whoever was not let in by fence_grant goes.
+  -- Default privileges may have let roles in (Supabase has such). Whoever was not let in by fence_grant goes.
   EXECUTE (SELECT format('REVOKE ALL ON SCHEMA fence FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL '
       'SEQUENCES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence FROM %1$s; REVOKE ALL ON FUNCTION %2$s FROM %1$s',
       'PUBLIC' || coalesce(string_agg(DISTINCT ', ' || a.grantee::regrole, ''), ''),
@@ -991,7 +992,7 @@ BEGIN
   PERFORM fence.let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
   PERFORM fence.put_function(t.function, fence.trigger_body(t.arguments))
     FROM fence.triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
-  PERFORM fence.sweep(), fence.settle();
+  PERFORM fence.sweep('^fenced_'), fence.settle();
 END
 $close$;
 

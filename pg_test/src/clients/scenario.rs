@@ -224,11 +224,15 @@ impl Scenario {
         let several = |order: &Value| {
             order["do"] == "acquire" && order["names"].as_array().is_some_and(|all| all.len() > 1)
         };
+        let keeps_snapshot =
+            self.role_settings.iter().any(|(name, _)| name == "default_transaction_isolation");
         [
             (surface.sessions, asks(&|order| order["session"] == true), "session => true"),
             (surface.multi_holder, asks(&|order| order["shared"] == true), "shared grants"),
             (surface.multi_holder, asks(&|order| order["slots"].is_u64()), "slots"),
             (surface.several, asks(&several), "several leases at once"),
+            (surface.several, keeps_snapshot, "wait at REPEATABLE READ"),
+            (surface.adoption, asks(&|order| order["do"] == "adopted"), "adoption"),
         ]
         .into_iter()
         .find_map(|(is_there, is_asked, what)| (is_asked && !is_there).then_some(what))

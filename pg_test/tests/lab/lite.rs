@@ -285,6 +285,7 @@ fn who_has_no_token_locks_nothing_and_no_setting_is_believed(lab: &Lab) -> Resul
         "SELECT fence.attempt('x', 'me', '1 h', NULL, false, true)".to_owned(),
         "SELECT fence.put_function('fence.mine', 'BEGIN END')".to_owned(),
         "SELECT fence.write_trigger('orders'::regclass, '{fence,strict}')".to_owned(),
+        "SELECT fence.sweep('')".to_owned(),
         "SELECT nextval('fence.token_seq')".to_owned(),
         "SELECT lease_revoke('order:1')".to_owned(),
         "SELECT FROM fence.leases".to_owned(),
@@ -382,6 +383,10 @@ fn a_table_owner_changes_no_other_s_fence(lab: &Lab) -> Result<()> {
              FOR n IN 1..20 LOOP PERFORM fence.write_trigger('mine'::regclass, ARRAY['fence', n::text]); END LOOP;
          END $$",
     )?;
+    // What has no trigger any longer, he drops in a transaction that stays open.
+    rogue.run("BEGIN; SELECT fence.write_trigger('mine'::regclass, NULL)")?;
+    keeper.run("SET lock_timeout = '5 s'; SELECT fence_protect('orders')")?;
+    rogue.run("ROLLBACK; DROP TABLE mine")?;
     keeper.run(&lite_script()?)?;
     ensure!(keeper.text(texts)? == before, "{before:?}");
     rogue.run("DROP TABLE own.t")?;
