@@ -19,7 +19,6 @@ export interface LeaseOptions {
   readonly reclaim?: boolean | undefined;
   /** It ends with the fence's connection, too. Not through a pooler in transaction mode. */
   readonly session?: boolean | undefined;
-  /** Any number may hold it beside each other, if they all say so. */
   readonly shared?: boolean | undefined;
   /** So many may hold it at once. */
   readonly slots?: number | undefined;
@@ -106,7 +105,6 @@ export function holderNow(prefix: string, names: readonly string[]): Call {
   return [`SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM ${from} ${latest}`, list(names)];
 }
 
-/** And which session that is. */
 export function guard(prefix: string, name: string, token: number): Call {
   return [`SELECT ${prefix}lease_guard($1::text, $2::bigint), pg_backend_pid()`, name, String(token)];
 }

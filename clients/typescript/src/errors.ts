@@ -47,7 +47,6 @@ export class TransactionLost extends FenceError { inDoubt = false; }
 export class NotInstalled extends FenceError {}
 /** The role may not use this lease. */
 export class NotGranted extends FenceError {}
-
 /** The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting, idle; and class 08. */
 const ENDED = /^(08...|25P03|25P04|57P0[1235])$/;
 /** What drivers say of that without an SQLSTATE; the system's errors, which name their call; and pg's messages. */

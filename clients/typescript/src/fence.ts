@@ -38,7 +38,6 @@ export type Adopted<On, Tx> = Readonly<{ name: string; token: number | bigint; g
 /** Leases that are held. `await using` releases what is left of them. */
 export type Claimed<On, Tx> = Lease<On, Tx>[] & AsyncDisposable;
 
-/** The grant of a lease, for what is in this file. */
 let grantOf: (lease: Lease<any, any>) => Grant;
 
 /** A lease that is held until it is released or lost. `await using` releases it at the end of a block, and throws LeaseLost

@@ -289,7 +289,6 @@ export class Keeper {
   async #beat(at: number): Promise<void> {
     this.#isBeating = true;
     try {
-      // What is due soon goes along.
       await this.keep([...this.#grants].filter(({ keeping }) => keeping.dueAt <= at + keeping.ttl / 6));
     } catch (error) {
       warn(`what kept the leases has died: ${error}`);

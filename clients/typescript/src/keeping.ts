@@ -34,7 +34,6 @@ export class Keeping {
     return undefined;
   }
 
-  /** The call has failed. That is no loss: the deadline tells. */
   failed(smallest: number): void { this.beatAt = now() + smallest / 12; }
   get dueAt(): number { return this.resting > 0 ? Infinity : this.beatAt; }
 }

@@ -7,7 +7,6 @@ export type Row = readonly (string | null)[];
 /** A connection of the fence's own, on either driver. It does not keep the process alive. */
 export abstract class Connection {
   isEnded = false;
-  /** Called when it has ended. */
   onEnd: () => void = () => {};
   constructor(readonly role: string | undefined) {}
   abstract rows(call: Call): Promise<readonly Row[]>;

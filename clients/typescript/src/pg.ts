@@ -2,7 +2,7 @@
 import type { Duplex } from "node:stream";
 import pg from "pg";
 import type { Call } from "./asked.js";
-import { TransactionLost } from "./errors.js";
+import { sessionEnded, TransactionLost } from "./errors.js";
 import * as fence from "./fence.js";
 import { FAILED, Transaction } from "./guard.js";
 import { Connection, isSettings, type Opener, type Row } from "./line.js";
@@ -68,29 +68,34 @@ class PgConnection extends Connection {
 
 class PgTransaction extends Transaction<pg.ClientBase> {
   #client: pg.ClientBase | undefined;
-  /** Of a pool's client. */
   #release: (isBroken: boolean) => void = () => {};
   constructor(readonly on: On) { super(); }
 
   async begin(): Promise<pg.ClientBase> {
     const client = (this.#client = await this.until(() => this.#connected()));
-    // Without a listener, a session that ends between two queries ends the process, too.
-    client.on("error", this.#ended).on("end", this.#ended);
     const status = client.getTransactionStatus();
     if (status === null) throw new TypeError("a guard takes a connected client of pg 8.21 or newer, and not its native bindings");
     this.role = innerOf(client)?.user;
     this.isInner = status !== "I";
-    await this.#run(this.isInner ? "SAVEPOINT pg_fence" : "BEGIN");
+    await this.#run(this.isInner ? "SAVEPOINT pg_fence" : "BEGIN").catch((error) => {
+      // It may have ended before we listened.
+      if (sessionEnded(error)) this.breaks(error);
+      throw error;
+    });
     return client;
   }
 
-  async #connected(): Promise<pg.ClientBase> {
-    if (!isPool(this.on)) return this.on;
-    const client = await this.on.connect();
-    // After a loss nobody waits for it any more.
-    if (this.broken !== undefined) client.release();
-    else this.#release = (isBroken) => client.release(isBroken);
-    return client;
+  #connected(): Promise<pg.ClientBase> {
+    // Without a listener, a session that ends between two queries ends the process, too.
+    const heard = (client: pg.ClientBase) => client.on("error", this.#ended).on("end", this.#ended);
+    const { on } = this;
+    if (!isPool(on)) return Promise.resolve(heard(on));
+    return new Promise((resolve, reject) => on.connect((error, client, release) => {
+      if (client === undefined) return reject(error);
+      if (this.broken !== undefined) return release();
+      this.#release = release;
+      resolve(heard(client));
+    }));
   }
 
   readonly #ended = (error: unknown = new Error("Connection terminated")): void => this.breaks(error);

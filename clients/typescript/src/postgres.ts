@@ -104,15 +104,17 @@ class PostgresTransaction extends Transaction<TransactionSql> {
       const scope = (tx: TransactionSql) =>
         new Promise<void>((commit, fail) => {
           [this.#commit, this.#fail] = [commit, fail];
-          // After a loss nobody waits for it any more.
           this.broken === undefined ? begun(tx) : fail(this.broken);
         });
       this.#whole = "savepoint" in this.on ? this.on.savepoint(scope) : this.on.begin(scope);
-      this.#whole.catch(failed);
+      // No rollback may follow an end: the driver would lose the connection, and others would wait for it.
+      this.#whole.catch((error) => (failed(error), this.#sql && this.breaks(error)));
     });
     const tx = (this.#sql = await this.until(() => begun));
-    // What is still sent would be written to a socket that is no more, which ends the process.
-    const ended = (error: Error) => this.#isOver || this.cut(error.message);
+    const ended = (error: Error) => {
+      this.#inner = undefined;
+      this.breaks(error);
+    };
     await this.until(() => watch(tx, (inner) => (this.#inner = inner), ended));
     return this.#untilOver(tx);
   }
@@ -145,8 +147,8 @@ class PostgresTransaction extends Transaction<TransactionSql> {
 
   override cut(why: string): void {
     super.cut(why);
-    this.#fail(this.broken);
-    this.#inner?.terminate();
+    // What is written by now goes first: the driver would wait for that for ever, whatever it connects to next.
+    setImmediate(() => this.#inner?.terminate());
   }
 
   override leave(): void { this.#isOver = true; }
