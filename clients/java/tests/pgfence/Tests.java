@@ -213,6 +213,7 @@ public final class Tests {
             Connection foreign = instead(Connection.class, on, "isWrapperFor", arguments -> false);
             thrown(IllegalArgumentException.class, () -> lease.guard(foreign, () -> {}));
             thrown(IllegalArgumentException.class, () -> lease.guard(null, () -> {}));
+            thrown(IllegalArgumentException.class, () -> fence.guard(on, List.of(), () -> {}));
         }
     }
 
@@ -338,6 +339,16 @@ public final class Tests {
             lease.check();
         });
         equal(tokens.size(), 2);
+        Iterator<String> codes = List.of("53300", "25006").iterator();
+        Callable<Connection> full = () -> {
+            if (codes.hasNext()) {
+                throw new SQLException("planted", codes.next());
+            }
+            return connected(true);
+        };
+        try (Fence waits = new Fence(full)) {
+            equal(waits.lead("job", Duration.ofSeconds(1), stop, lease -> {}), true);
+        }
         stop.countDown();
         equal(fence.lead("job", Duration.ofSeconds(3), stop, lease -> {}), false);
     }

@@ -130,8 +130,10 @@ public final class Fence implements AutoCloseable {
     private static boolean goesOn(Exception error, Lease lease) {
         boolean isLoss = error instanceof LeaseLost || error instanceof LeaseTaken || error instanceof TransactionLost
                 || error.getClass() == FenceException.class;
-        boolean isStale = error instanceof Refused refused && List.of("PF001", "PF004").contains(refused.sqlState());
-        return isLoss || isStale || FenceException.isEnd(error) || lease != null && lease.isLost();
+        // Stale; or it waits for the lease still, and the server has no time or place, or is a standby yet.
+        String passes = lease == null ? "PF00[14]|(25|40|53|57|58)...|55P03" : "PF00[14]";
+        return isLoss || FenceException.stateOf(error).matches(passes) || FenceException.isEnd(error)
+                || lease != null && lease.isLost();
     }
 
     /** Gives everything back, and ends all waits: for the end of the process. */

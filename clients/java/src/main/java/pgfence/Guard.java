@@ -37,6 +37,7 @@ final class Guard {
     }
 
     static Guard under(Keeper keeper, List<Lease> leases, boolean releases, Connection on) throws SQLException {
+        if (leases.isEmpty()) { throw new IllegalArgumentException("a guard takes at least one lease"); }
         List<Sql.Call> begins = Keeper.pairsOf(leases).stream().sorted(Sql::byBytes)
                 .map(pair -> keeper.call(Sql.GUARD, pair.name(), pair.token())).toList();
         List<Sql.Call> ends = leases.stream().map(keeper::release).toList();
