@@ -115,15 +115,27 @@ class Keeper:
         with self._in_use(begins=True):
             before = now()
             rows = self._line.rows(statements.claim(self.prefix, names, n, holder, ttl), self._limit(ttl))
-            return [self._granted(Grant((name,), token, Keeping.granted(before, ttl))) for name, token in rows]
+            grants = [Grant((name,), token, Keeping.granted(before, ttl)) for name, token in rows]
+            try:
+                return [self._granted(grant) for grant in grants]
+            except LeaseLost:
+                # Nobody has the others yet.
+                self.release(grants)
+                raise
 
     def release(self, grants: list[Grant]) -> None:
         """No error where that fails: then they end at their ttl."""
-        grants = self.end(grants, "released")
-        while grants:
-            some, grants = grants[:MOST_RELEASED], grants[MOST_RELEASED:]
-            if not self._release(some):
-                return
+        with self._changed:
+            # The connection, on which a session lease lives, is there until then.
+            self._users += 1
+        try:
+            grants = self.end(grants, "released")
+            while grants:
+                some, grants = grants[:MOST_RELEASED], grants[MOST_RELEASED:]
+                if not self._release(some):
+                    return
+        finally:
+            self._used()
 
     def keep(self, grants: list[Grant]) -> None:
         """Renews them now."""
@@ -223,6 +235,7 @@ class Keeper:
                 given_up.wait(max(0.0, min(until - now(), TRY_AGAIN)))
 
     def _granted(self, grant: Grant) -> Grant:
+        self.tell("acquired", [grant])
         if now() > grant.keeping.beat_at:
             # The call has waited, and the server counts from a later moment.
             self.keep([grant])
@@ -233,7 +246,6 @@ class Keeper:
         if self.is_closed:
             self.release([grant])
         self.check(grant)
-        self.tell("acquired", [grant])
         return grant
 
     def _taken(self, line: Line, asked: Asked, limit: float) -> LeaseTaken:
@@ -300,12 +312,15 @@ class Keeper:
             self._start()
             yield
         finally:
-            with self._changed:
-                self._users -= 1
-                if not self._users and not self._grants:
-                    self._changed.notify_all()
-                    if self._run is None:
-                        self._line.close()
+            self._used()
+
+    def _used(self) -> None:
+        with self._changed:
+            self._users -= 1
+            if not self._users and not self._grants:
+                self._changed.notify_all()
+                if self._run is None:
+                    self._line.close()
 
     def _start(self) -> None:
         with self._changed:
