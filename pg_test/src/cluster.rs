@@ -265,6 +265,30 @@ impl Cluster {
     pub fn promote(&self) -> Result<()> {
         let done: bool = self.connect("postgres")?.one("SELECT pg_promote(true, 120)", &[])?;
         ensure!(done, "the standby was not promoted; its log ends:\n{}", self.log_end(20));
+        self.make_unlogged_sequences_anew()
+    }
+
+    /// What the hint of XX001 says: up to 15.18 and 16.14 the end of a recovery that has replayed `CREATE EXTENSION` leaves
+    /// zeroes in unlogged sequences. Nothing is done with other releases.
+    pub fn make_unlogged_sequences_anew(&self) -> Result<()> {
+        let mut session = self.connect("postgres")?;
+        let faulty = "SELECT v < 150019 OR v BETWEEN 160000 AND 160014 FROM (SELECT current_setting('server_version_num')::int) AS t (v)";
+        if !session.one::<bool>(faulty, &[])? {
+            return Ok(());
+        }
+        for name in session.rows("SELECT datname FROM pg_database WHERE datallowconn")? {
+            let name = name.into_iter().flatten().next().context("a name")?;
+            let mut session = self.connect(&name)?;
+            let statements = session.rows(
+                "SELECT format('ALTER EXTENSION pg_fence DROP SEQUENCE %1$s; DROP SEQUENCE %1$s;
+                                CREATE UNLOGGED SEQUENCE %1$s CACHE 1; ALTER EXTENSION pg_fence ADD SEQUENCE %1$s', s.oid::regclass)
+                   FROM pg_class AS s JOIN pg_extension ON extname = 'pg_fence'
+                  WHERE s.relnamespace = to_regnamespace('fence') AND s.relkind = 'S' AND s.relpersistence = 'u'",
+            )?;
+            for statement in statements.into_iter().flatten().flatten() {
+                session.run(&statement)?;
+            }
+        }
         Ok(())
     }
 

@@ -200,6 +200,7 @@ fn a_damaged_page_of_the_state_is_an_error(lab: &Lab) -> Result<()> {
           WHERE relnamespace = 'fence'::regnamespace AND relkind IN ('S', 'r', 'i')
           ORDER BY relname",
     )?;
+    let asserts = session.text("SHOW debug_assertions")?.as_deref() == Some("on");
     drop(session);
     for row in files {
         let (name, file) = (row[0].clone().unwrap_or_default(), row[1].clone().unwrap_or_default());
@@ -231,6 +232,10 @@ fn a_damaged_page_of_the_state_is_an_error(lab: &Lab) -> Result<()> {
                 "SELECT * FROM fence.leases".to_owned(),
                 "SELECT * FROM fence.stats".to_owned(),
             ] {
+                // Built with assertions, PostgreSQL's own setval asserts that the page is whole.
+                if asserts && call.contains("new_epoch") {
+                    continue;
+                }
                 let mut session = cluster.connect("postgres")?;
                 if let Err(fault) = session.try_rows(&call) {
                     errors += 1;

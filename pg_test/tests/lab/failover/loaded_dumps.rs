@@ -20,8 +20,13 @@ const WAYS: [&[&str]; 7] = [
     &["-t", "orders", "-t", "parcels"],
 ];
 
+/// The next token. (A try is NULL while the load locks the table.)
 fn draw(session: &mut Session) -> Result<i64> {
-    session.granted("SELECT lease_acquire(gen_random_uuid()::text)")
+    loop {
+        if let Some(token) = session.one("SELECT lease_acquire(gen_random_uuid()::text)", &[])? {
+            return Ok(token);
+        }
+    }
 }
 
 /// Loads what can be loaded: what is there already is in the way of the rest.

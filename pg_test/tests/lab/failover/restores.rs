@@ -57,6 +57,7 @@ fn recovery_to_a_point_in_time_goes_on_above_all_that_was_seen(lab: &Lab) -> Res
         process::wait_until("recovery is over", PATIENCE, || {
             session.one("SELECT NOT pg_is_in_recovery()", &[]).unwrap_or(false)
         })?;
+        restored.make_unlogged_sequences_anew()?;
         ensure!(session.one::<i32>("SELECT timeline FROM fence_status()", &[])? == 2);
         history.see(history.goes_on(&mut session)?);
         ensure!(jumps(&mut session)? == 1);
