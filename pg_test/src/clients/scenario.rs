@@ -233,6 +233,11 @@ impl Scenario {
             (surface.several, asks(&several), "several leases at once"),
             (surface.several, keeps_snapshot, "wait at REPEATABLE READ"),
             (surface.adoption, asks(&|order| order["do"] == "adopted"), "adoption"),
+            (
+                surface.several,
+                asks(&|order| order["do"] == "guard-all"),
+                "tokens of several guards",
+            ),
         ]
         .into_iter()
         .find_map(|(is_there, is_asked, what)| (is_asked && !is_there).then_some(what))

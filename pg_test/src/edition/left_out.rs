@@ -90,6 +90,7 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("roles::a_lease_belongs_to_the_role_that_was_granted_it", TRUST),
     ("roles::a_member_of_the_role_and_a_superuser_may_use_its_leases", TRUST),
     ("roles::who_may_only_administer_a_role_does_not_act_for_it", TRUST),
+    ("roles::either_way_of_being_a_member_is_enough_to_act_for_a_role", TRUST),
     ("memberships::rows_that_are_lost_leave_no_name", CATALOG),
     ("roles::the_writers_of_a_fenced_table_need_no_grant", RIGHTS),
     ("prefixes::the_empty_prefix_is_all_names", TRUST),

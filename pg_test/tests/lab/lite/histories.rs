@@ -93,6 +93,7 @@ struct Open {
     wrote: bool,
     /// Whether it has drawn a token, which nobody else is to know yet.
     has_drawn: bool,
+    pruned: bool,
 }
 
 #[derive(Clone, Copy, PartialEq)]
@@ -185,6 +186,9 @@ fn reason(step: &Step, open: &[Open; 2], answers: [&str; 2]) -> Option<&'static 
         Kind::Acquire | Kind::Prune if !own.relied.is_empty() => {
             Some("a transaction does not exclude itself")
         }
+        Kind::Call if other.pruned && answers[1] == "55P03" => {
+            Some("a revocation waits for an open prune")
+        }
         Kind::Call | Kind::Prune | Kind::Rely | Kind::Write if other.has_drawn => {
             Some("what is not committed is not seen")
         }
@@ -235,6 +239,7 @@ fn history(
             _ if failed || !own.is_open => {}
             _ => {
                 own.has_drawn |= has_drawn;
+                own.pruned |= step.kind == Kind::Prune;
                 if step.kind == Kind::Rely {
                     own.relied.push((step.lease, step.token));
                     own.wrote |= !step.sql.starts_with("SELECT");
