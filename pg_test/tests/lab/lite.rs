@@ -438,21 +438,28 @@ fn hostile_names_are_quoted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What plpgsql may be told to refuse: a session that develops functions of its own goes on.
+/// What plpgsql may be told to refuse, by a session that develops functions of its own, and what the client may be told to read.
 #[lab_test]
-fn extra_errors_of_plpgsql_change_nothing(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut session = db.connect_as(&owner)?;
-    session.run(&format!(
-        "SET plpgsql.extra_errors = 'all'; SET plpgsql.variable_conflict = use_column; {ORDERS}"
-    ))?;
-    let token = session.acquire("order:1", "1 h")?;
-    session.run(&format!(
-        "BEGIN; SELECT lease_guard('order:1', {token}); UPDATE orders SET v = 1 WHERE id = 1; COMMIT;
-         SELECT * FROM lease_keep('{{order:1}}', '{{{token}}}'), lease_acquire_any('{{a,b}}', 2), fence_audit(), fence_status(), fence.leases;
-         SELECT lease_check('order:1', {token}), lease_renew('order:1', {token}); SELECT lease_release('order:1', {token});
-         SELECT lease_prune('0'), lease_acquire('c', wait => '10 ms'), lease_revoke('c'); SELECT fence_unprotect('orders')"
-    ))?;
+fn settings_of_the_session_change_nothing(lab: &Lab) -> Result<()> {
+    for settings in [
+        "SET plpgsql.extra_errors = 'all'; SET plpgsql.variable_conflict = use_column",
+        "SET standard_conforming_strings = off; SET escape_string_warning = off",
+    ] {
+        let (db, owner) = lite(lab)?;
+        let mut session = db.connect_as(&owner)?;
+        session.run(&format!("{settings}; {ORDERS}"))?;
+        let token = session.acquire("order:1", "1 h")?;
+        session.run(&format!(
+            "BEGIN; SELECT lease_guard('order:1', {token}); UPDATE orders SET v = 1 WHERE id = 1; COMMIT;
+             SELECT fence_protect('orders', events => 'insert, update, delete'); SET pg_fence.token = {token}; DELETE FROM orders WHERE id = 1;
+             SELECT * FROM lease_keep('{{order:1}}', '{{{token}}}'), lease_acquire_any('{{a,b}}', 2), fence_audit(), fence_status(), fence.leases;
+             SELECT lease_check('order:1', {token}), lease_renew('order:1', {token}); SELECT lease_release('order:1', {token});
+             SELECT lease_prune('0'), lease_acquire('c', wait => '10 ms'), lease_revoke('c'); SELECT fence_unprotect('orders')"
+        ))?;
+        session
+            .run("CREATE TABLE t (id text, v int); SELECT fence_protect('t', lease => '{id}')")?;
+        session.refused("INSERT INTO t VALUES ('')", "PF004")?;
+    }
     Ok(())
 }
 
@@ -677,31 +684,6 @@ fn types_of_the_caller_s_change_nothing_and_run_nothing(lab: &Lab) -> Result<()>
     for call in ["fence_new_epoch()", "lease_revoke('a')", "lease_prune('0')"] {
         rogue.run(&format!("SELECT {call}"))?;
     }
-    Ok(())
-}
-
-/// The short way judges as the long one does where a row's columns make no name: it is no table without a lease.
-#[lab_test]
-fn a_row_that_names_no_lease_is_not_written(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut session = db.connect_as(&owner)?;
-    session.run("CREATE TABLE t (id text, v int); SELECT fence_protect('t', lease => '{id}')")?;
-    let token = session.acquire("another", "1 h")?;
-    session.run(&format!("SET pg_fence.token = {token}"))?;
-    session.refused("INSERT INTO t VALUES ('')", "PF004")?;
-    Ok(())
-}
-
-#[lab_test]
-fn backslashes_that_the_client_reads_otherwise_change_nothing(lab: &Lab) -> Result<()> {
-    let (db, owner) = lite(lab)?;
-    let mut session = db.connect_as(&owner)?;
-    session.run(&format!(
-        "SET standard_conforming_strings = off; SET escape_string_warning = off; {ORDERS};
-         SELECT fence_protect('orders', events => 'insert, update, delete')"
-    ))?;
-    let token = session.acquire("order:1", "1 h")?;
-    session.run(&format!("SET pg_fence.token = {token}; DELETE FROM orders WHERE id = 1"))?;
     Ok(())
 }
 
