@@ -89,7 +89,7 @@ fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
         "extends": "../tsconfig.json",
         "compilerOptions": {
             "noEmit": true, "allowJs": true, "checkJs": true, "skipLibCheck": true,
-            "stripInternal": false, "rootDir": "..",
+            "noUnusedLocals": false, "stripInternal": false, "rootDir": "..",
         },
         "include": ["page.mts", "../examples/*.mjs"],
     });
