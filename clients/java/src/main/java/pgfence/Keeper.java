@@ -27,7 +27,7 @@ final class Keeper {
 
     /** The extension's schema, or nothing. */
     volatile String prefix = "";
-    volatile Consumer<Event> onEvent = event -> {};
+    volatile Consumer<Event> onEvent;
     private final Callable<Connection> source;
     private final Line line;
     private final Set<Lease> leases = new HashSet<>();
@@ -159,9 +159,10 @@ final class Keeper {
         boolean hasKept = answers.stream().anyMatch(Lease::isKept);
         synchronized (this) {
             int at = 0;
+            double now = Clock.now();
             for (Lease lease : due) {
                 List<Object[]> own = answers.subList(at, at += lease.names().size());
-                Reason reason = lease.answered(own, before, Clock.now(), hasKept);
+                Reason reason = lease.answered(own, before, now, hasKept);
                 if (reason != null) {
                     lost.computeIfAbsent(reason, none -> new ArrayList<>()).add(lease);
                 } else if (lease.reason == null && own.stream().allMatch(Lease::isKept)) {
@@ -283,7 +284,7 @@ final class Keeper {
     }
 
     void tell(Event.Kind kind, List<Lease> some) {
-        for (Lease lease : some) {
+        for (Lease lease : onEvent == null ? List.<Lease>of() : some) {
             Reason reason = kind == Event.Kind.LOST ? lease.reason : null;
             try {
                 onEvent.accept(new Event(kind, lease.names(), lease.token(), lease.remaining(), reason));
@@ -326,9 +327,9 @@ final class Keeper {
     /** The connection and the thread are there meanwhile. */
     private <T> T using(boolean begins, Use<T> use) throws SQLException {
         synchronized (this) {
-            boolean isThere = isRunning || !Threads.run(this::run).isCompletedExceptionally();
-            if (begins && isClosed || !isThere) {
-                throw new FenceException(isThere ? "the fence is closed" : "a thread cannot be started", null);
+            if (begins && isClosed) { throw new FenceException("the fence is closed", null); }
+            if (!isRunning && Threads.run(this::run).isCompletedExceptionally()) {
+                throw new FenceException("a thread cannot be started", null);
             }
             isRunning = true;
             users++;
