@@ -47,6 +47,7 @@ func LogTo(logger *slog.Logger) Setting { return func(k *keeper) { k.log = logge
 // New makes a fence. It connects when the first lease is asked for, which tells, too, what is wrong with the source.
 func New[S Source](source S, settings ...Setting) *Fence {
 	k := &keeper{line: &line{open: opener(source)}, grants: map[*grant]struct{}{}, log: slog.Default(), onEvent: func(Event) {}}
+	k.open, k.close = context.WithCancel(context.Background())
 	for _, set := range settings {
 		set(k)
 	}
@@ -155,7 +156,7 @@ func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*
 	if err != nil {
 		return nil, err
 	}
-	return newLease(f.k, granted[0]), nil
+	return &Lease{f.k, granted[0]}, nil
 }
 
 // Claim takes the first n of these names that are free, in their order, as a lease each. It takes a TTL and a Holder.
@@ -168,7 +169,7 @@ func (f *Fence) Claim(ctx context.Context, names []string, n int, options Option
 	}
 	granted, err := f.k.claim(ctx, names, n, options)
 	for _, one := range granted {
-		claimed = append(claimed, newLease(f.k, one))
+		claimed = append(claimed, &Lease{f.k, one})
 	}
 	return claimed, err
 }
@@ -186,7 +187,7 @@ func (f *Fence) Lead(ctx context.Context, name string, options Options, work Wor
 	for goesOn := err == nil; goesOn; {
 		var granted []*grant
 		if granted, err = f.k.acquire(ctx, []string{name}, options); err == nil {
-			err = newLease(f.k, granted[0]).Do(ctx, work)
+			err = (&Lease{f.k, granted[0]}).Do(ctx, work)
 			goesOn = granted[0].lost() != nil
 		}
 		var told *Error
@@ -208,4 +209,4 @@ func (f *Fence) Lead(ctx context.Context, name string, options Options, work Wor
 func (f *Fence) Adopted(name string, token int64) *Adopted { return &Adopted{f.k, name, token} }
 
 // Close gives everything back, and ends all waits. It belongs where the process ends; then nobody waits for a ttl.
-func (f *Fence) Close() { f.k.close() }
+func (f *Fence) Close() { f.k.endAll() }

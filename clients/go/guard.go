@@ -143,10 +143,10 @@ func guardOnce[Tx any](s *scope, open opening[Tx], work func(context.Context, Tx
 	err = s.inTime(func() error { return each(s.until, t, s.begins, nil) })
 	if err = cmp.Or(err, s.check()); err != nil {
 		isStale = stateOf(err) == "PF004" && !t.isInner && len(s.grants) > 0
-		return isStale, s.told(err, t.isBroken(err), t.socket, false)
+		return isStale, s.told(err, t.isBroken(err), t.conn, false)
 	}
 	if err = work(s.until, t.tx); err != nil {
-		return false, s.told(err, t.isBroken(err), t.socket, true)
+		return false, s.told(err, t.isBroken(err), t.conn, true)
 	}
 	if len(s.ends) > 0 {
 		// The heartbeat leaves out what is about to be released.
@@ -160,11 +160,11 @@ func guardOnce[Tx any](s *scope, open opening[Tx], work func(context.Context, Tx
 		return each(s.until, t, s.ends, s.gone)
 	})
 	if err != nil {
-		return false, s.told(err, t.isBroken(err), t.socket, false)
+		return false, s.told(err, t.isBroken(err), t.conn, false)
 	}
 	if err = t.commit(s.until); err != nil {
 		isBroken := t.isBroken(err)
-		return false, inDoubt(s.told(err, isBroken, t.socket, false), err, isBroken)
+		return false, inDoubt(s.told(err, isBroken, t.conn, false), err, isBroken)
 	}
 	isDone = true
 	if len(s.ends) > 0 {

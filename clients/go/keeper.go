@@ -74,7 +74,10 @@ type keeper struct {
 	users int
 	run   *run
 	// isOut: the heartbeat fails; hasTold: and a loss by that is in the log, one line however many leases there are.
-	isOut, hasTold, isClosed atomic.Bool
+	isOut, hasTold atomic.Bool
+	// open ends with the fence.
+	open  context.Context
+	close context.CancelFunc
 }
 
 // run is one life of the two goroutines, which go on until stop is closed.
@@ -134,13 +137,16 @@ func (k *keeper) acquiring(names []string, o Options, wait time.Duration) call {
 }
 
 // aside runs what acquires where a caller who gives up does not wait for it. Grants that come all the same are given back.
-func (k *keeper) aside(ctx context.Context, limit time.Duration, acquire func() ([]*grant, error)) ([]*grant, error) {
+func (k *keeper) aside(
+	ctx context.Context, limit time.Duration, acquire func(context.Context) ([]*grant, error),
+) ([]*grant, error) {
 	done := make(chan func() ([]*grant, error))
 	inTime, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
+	defer context.AfterFunc(k.open, cancel)()
 	go func() {
 		defer k.use()()
-		granted, err := acquire()
+		granted, err := acquire(inTime)
 		select {
 		case done <- func() ([]*grant, error) { return granted, err }:
 		case <-inTime.Done():
@@ -151,16 +157,19 @@ func (k *keeper) aside(ctx context.Context, limit time.Duration, acquire func() 
 	case end := <-done:
 		return end()
 	case <-inTime.Done():
-		if ctx.Err() == nil {
-			return nil, noAnswer(limit, inTime.Err())
+		switch {
+		case ctx.Err() != nil:
+			return nil, ctx.Err()
+		case k.open.Err() != nil:
+			return nil, &Error{Kind: Closed}
 		}
-		return nil, ctx.Err()
+		return nil, noAnswer(limit, inTime.Err())
 	}
 }
 
 // acquire is LeaseTaken where somebody else has it. A wait ends soon after the context.
 func (k *keeper) acquire(ctx context.Context, names []string, o Options) ([]*grant, error) {
-	return k.aside(ctx, min(o.Wait, forever)+2*longest, func() ([]*grant, error) {
+	return k.aside(ctx, min(o.Wait, forever)+2*longest, func(ctx context.Context) ([]*grant, error) {
 		on, begun := k.line, now()
 		if o.Wait > 0 && !o.Session {
 			// The others are renewed meanwhile.
@@ -173,7 +182,7 @@ func (k *keeper) acquire(ctx context.Context, names []string, o Options) ([]*gra
 			if on == k.line {
 				wait = min(wait, limit)
 			}
-			rows, session, err := on.ask(false, wait+limit, k.acquiring(names, o, wait))
+			rows, session, err := on.askCalmly(ctx, wait+limit, k.acquiring(names, o, wait))
 			switch {
 			case stateOf(err) == "40001" && ctx.Err() == nil && now() < max(until, begun+limit):
 				// The role's transactions are SERIALIZABLE.
@@ -185,8 +194,8 @@ func (k *keeper) acquire(ctx context.Context, names []string, o Options) ([]*gra
 					g.session = session
 				}
 				return k.granted(g)
-			case ctx.Err() != nil || now() >= until || k.isClosed.Load():
-				return nil, k.taken(on, names, limit)
+			case ctx.Err() != nil || now() >= until || k.open.Err() != nil:
+				return nil, k.taken(ctx, on, names, limit)
 			case len(names) > 1:
 				time.Sleep(min(until-now(), tryAgain))
 			}
@@ -195,12 +204,12 @@ func (k *keeper) acquire(ctx context.Context, names []string, o Options) ([]*gra
 }
 
 // taken says by whom, where that can be seen.
-func (k *keeper) taken(on *line, names []string, limit time.Duration) error {
-	if k.isClosed.Load() {
+func (k *keeper) taken(ctx context.Context, on *line, names []string, limit time.Duration) error {
+	if k.open.Err() != nil {
 		return &Error{Kind: Closed}
 	}
 	told := &Error{Kind: LeaseTaken, Names: names}
-	rows, _, _ := on.ask(false, limit, k.call(`SELECT i.holder, extract(epoch FROM i.remaining)::float8
+	rows, _, _ := on.askCalmly(ctx, limit, k.call(`SELECT i.holder, extract(epoch FROM i.remaining)::float8
 		FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
 		WHERE i.state IN ('held', 'uncommitted') ORDER BY i.remaining DESC NULLS LAST LIMIT 1`, names))
 	for _, row := range rows {
@@ -211,9 +220,9 @@ func (k *keeper) taken(on *line, names []string, limit time.Duration) error {
 }
 
 func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) ([]*grant, error) {
-	return k.aside(ctx, 2*longest, func() (held []*grant, err error) {
+	return k.aside(ctx, 2*longest, func(ctx context.Context) (held []*grant, err error) {
 		before := now()
-		rows, _, err := k.line.ask(false, k.limit(o.TTL), k.call(
+		rows, _, err := k.line.askCalmly(ctx, k.limit(o.TTL), k.call(
 			"SELECT name, token FROM lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)",
 			names, n, o.Holder, interval(o.TTL)))
 		for _, row := range rows {
@@ -241,7 +250,7 @@ func (k *keeper) granted(g *grant) ([]*grant, error) {
 		k.begin()
 	}
 	unlock()
-	if k.isClosed.Load() {
+	if k.open.Err() != nil {
 		k.release(all)
 		return nil, &Error{Kind: Closed}
 	}
@@ -259,7 +268,7 @@ func (k *keeper) keep(grants []*grant) {
 	before, rows, gotOn := now(), [][]any(nil), false
 	for first := 0; first < len(names); first += mostPairs {
 		last := min(len(names), first+mostPairs)
-		some, _, err := k.line.ask(true, min(smallest/3, longest), k.call(
+		some, _, err := k.line.ask(min(smallest/3, longest), k.call(
 			`SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8
 			FROM lease_keep($1::text[], $2::bigint[])`, names[first:last], tokens[first:last]))
 		if err != nil {
@@ -336,12 +345,15 @@ func (k *keeper) releaseAtOnce(grants []*grant) (could bool) {
 	limit := k.limit(smallest)
 	// So long it waits for the lock of somebody's open transaction.
 	lock := strconv.FormatInt(max(10, limit.Milliseconds()/4), 10)
-	for until := now() + limit; ; time.Sleep(limit / 4) {
-		rows, _, err := k.line.ask(false, limit, k.call(`SELECT lease_release(x.name, x.token)
+	for until, mayRepeat := now()+limit, true; ; time.Sleep(limit / 4) {
+		rows, _, err := k.line.ask(limit, k.call(`SELECT lease_release(x.name, x.token)
 			FROM set_config('lock_timeout', $1, true), unnest($2::text[], $3::bigint[]) AS x(name, token)`, lock, names, tokens))
 		state := stateOf(err)
 		isLocked := state == "55P03" || state == "40001"
 		switch {
+		case mayRepeat && sessionEnded(err):
+			// It may only have shown that the connection had ended.
+			mayRepeat = false
 		case isLocked && len(grants) > 1:
 			could = true
 			for one := range slices.Chunk(grants, 1) {
@@ -367,8 +379,8 @@ func (k *keeper) releaseAtOnce(grants []*grant) (could bool) {
 }
 
 // close gives everything back, and ends the waits after their portions.
-func (k *keeper) close() {
-	k.isClosed.Store(true)
+func (k *keeper) endAll() {
+	k.close()
 	k.release(k.all())
 	users := 1
 	for until := now() + portion + lookAgain; users > 0 && now() < until; time.Sleep(5 * time.Millisecond) {

@@ -3,27 +3,14 @@ package pgfence
 import (
 	"context"
 	"errors"
-	"runtime"
 	"strconv"
 	"time"
 )
 
-// Lease is one that is held, until it is released or lost. Its methods may be called from any goroutine.
+// Lease is one that is held, until it is released or lost, also where nobody refers to it any more. Its methods may be called from any goroutine.
 type Lease struct {
 	k *keeper
 	g *grant
-}
-
-// newLease is what the program has of a grant. One that it forgets is given back.
-func newLease(k *keeper, g *grant) *Lease {
-	lease := &Lease{k, g}
-	runtime.AddCleanup(lease, func(g *grant) {
-		if g.over.Load() == nil {
-			k.warn("forgotten, and released", []*grant{g}, "token", g.token)
-			go k.release([]*grant{g})
-		}
-	}, g)
-	return lease
 }
 
 // Names are those that it was asked for by.

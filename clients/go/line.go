@@ -27,7 +27,7 @@ type Conn interface {
 // line is a connection of the fence's own: opened when it is needed, for one call at a time.
 type line struct {
 	open func(context.Context) (Conn, error)
-	// Who has busy has the turn, and what follows. What is not urgent waits for calm before.
+	// Who has busy has the turn, and what follows. Who acquires waits for calm before.
 	busy, calm sync.Mutex
 	conn       Conn
 	usedAt     time.Duration
@@ -35,12 +35,18 @@ type line struct {
 	session int
 }
 
-// ask runs a statement in autocommit, and returns its rows, and the session that they are of.
-func (l *line) ask(urgent bool, limit time.Duration, c call) (rows [][]any, session int, err error) {
-	if !urgent {
-		l.calm.Lock()
-		defer l.calm.Unlock()
+// askCalmly is ask behind all that keeps or releases, unless the context ends before its turn comes.
+func (l *line) askCalmly(ctx context.Context, limit time.Duration, c call) (rows [][]any, session int, err error) {
+	l.calm.Lock()
+	defer l.calm.Unlock()
+	if ctx.Err() != nil {
+		return nil, 0, ctx.Err()
 	}
+	return l.ask(limit, c)
+}
+
+// ask runs a statement in autocommit, and returns its rows, and the session that they are of.
+func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int, err error) {
 	l.busy.Lock()
 	defer l.busy.Unlock()
 	defer func() {
