@@ -160,6 +160,7 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         SESSION_ROLE,
     ),
     ("leaving::a_cancel_that_comes_when_the_wait_ends_is_not_lost", CANCEL),
+    ("leaving::a_wait_leaves_another_extension_s_handler_of_cancels_as_it_was", "there lock_timeout ends a wait, for which PostgreSQL sends itself a SIGINT"),
     ("leaving::what_comes_together_with_the_end_of_a_wait_counts", CANCEL),
     ("order::an_administrator_sees_the_queue", "lite's waits have PostgreSQL's own names"),
     ("order::at_repeatable_read_what_was_waited_for_serves_the_next_transaction", RETRY),
