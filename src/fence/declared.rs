@@ -99,6 +99,14 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
     let rules = StateFunction::find(c"audit_rules", 1)?;
     about = rules.call(args, &[Some(about)]).unwrap_or(about);
     about = with_tokens(about)?;
+    let findings = findings(args, about, triggers, leases)?;
+    let answer = StateFunction::find(c"audit_answer", 2)?;
+    answer.answer(args, &[Some(about), Some(findings)]);
+    Ok(Answer::Null)
+}
+
+/// What the parts of the audit find.
+fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<Datum, Refusal> {
     let mut findings = json::datum(&json!([]));
     let mut add = |name: &CStr, arguments: &[Datum]| -> Result<(), Refusal> {
         let arguments: Vec<_> = arguments.iter().copied().map(Some).collect();
@@ -116,9 +124,7 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
             add(c"name_findings", &[triggers, leases])?;
         }
     }
-    let answer = StateFunction::find(c"audit_answer", 2)?;
-    answer.answer(args, &[Some(about), Some(findings)]);
-    Ok(Answer::Null)
+    Ok(findings)
 }
 
 /// What is known, with the highest fences and the last token.
