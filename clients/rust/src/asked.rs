@@ -1,11 +1,17 @@
 //! What a caller asks for, looked over before anything is sent; and the statements that ask it of the server.
 
+use crate::connected::Call;
 use crate::error::Error;
-use crate::line::Call;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use tokio_postgres::types::Type;
+
+macro_rules! call {
+    ($sql:expr $(, $value:expr => $kind:ident)*) => {
+        Call($sql, vec![$((Box::new($value) as _, Type::$kind)),*])
+    };
+}
 
 /// A shorter ttl leaves no time for a renewal.
 const SHORTEST: Duration = Duration::from_millis(100);
@@ -38,13 +44,7 @@ impl<N: Into<String>> From<Vec<N>> for Names {
     }
 }
 
-impl<N: AsRef<str>> From<&[N]> for Names {
-    fn from(names: &[N]) -> Names {
-        Names(names.iter().map(|name| name.as_ref().to_owned()).collect())
-    }
-}
-
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Asked {
     pub names: Vec<String>,
     pub ttl: Duration,
@@ -59,41 +59,35 @@ pub(crate) struct Asked {
 
 impl Asked {
     pub fn new(names: Names) -> Asked {
-        let (ttl, wait) = (Duration::from_secs(30), Duration::ZERO);
-        let (holder, metadata, shared, slots) = (None, None, false, 1);
-        let (reclaim, session) = (false, false);
-        Asked { names: names.0, ttl, wait, holder, metadata, shared, slots, reclaim, session }
+        Asked { names: names.0, ttl: Duration::from_secs(30), slots: 1, ..Asked::default() }
     }
 
     /// With a holder, and nothing that makes no sense.
     pub fn checked(mut self) -> Result<Asked, Error> {
-        let refused = |why: &str| Err(Error::Invalid(why.to_owned()));
-        if self.names.is_empty() {
-            return refused("a lease needs a name");
-        }
-        if self.names.len() > 1 && (self.shared || self.slots != 1 || self.reclaim) {
-            return refused("several names at once are exclusive: no shared, slots or reclaim");
-        }
-        if self.ttl < SHORTEST {
-            return refused("ttl is 100 ms or more, for it is renewed meanwhile");
-        }
-        if self.reclaim && self.holder.is_none() {
-            return refused("reclaim takes a holder: whose lease is it?");
-        }
-        self.holder.get_or_insert_with(unique_holder);
-        Ok(self)
+        let is_plain = !self.shared && self.slots == 1 && !self.reclaim;
+        let wrong = match () {
+            () if self.names.is_empty() => "a lease needs a name",
+            () if self.names.len() > 1 && !is_plain => {
+                "several names at once are exclusive: no shared, slots or reclaim"
+            }
+            () if self.ttl < SHORTEST => "ttl is 100 ms or more, for it is renewed meanwhile",
+            () => {
+                self.holder.get_or_insert_with(unique_holder);
+                return Ok(self);
+            }
+        };
+        Err(Error::Invalid(wrong.to_owned()))
     }
 
     /// One try, or a portion of the wait. Where the role has a limit for statements or locks, it ends before that.
     pub fn call(&self, schema: &str, portion: Duration) -> Call {
-        let metadata = self.metadata.as_ref().map(Value::to_string);
-        if self.names.len() > 1 {
+        let Asked { names, holder, shared, slots, reclaim, session, .. } = self.clone();
+        let (ttl, metadata) = (span(self.ttl), self.metadata.as_ref().map(Value::to_string));
+        if names.len() > 1 {
             let sql = format!(
                 "SELECT {schema}lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)"
             );
-            let call = Call::new(sql).with(self.names.clone(), Type::TEXT_ARRAY);
-            let call = call.with(self.holder.clone(), Type::TEXT).with_time(self.ttl);
-            return call.with(metadata, Type::TEXT).with(self.session, Type::BOOL);
+            return call!(sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, metadata => TEXT, session => BOOL);
         }
         let sql = format!(
             "SELECT {schema}lease_acquire($1::text, $2::text, $3::interval, least($4::interval, \
@@ -101,13 +95,35 @@ impl Asked {
              nullif(current_setting('lock_timeout'), '0')::interval / 2), \
              $5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean)"
         );
-        let call = Call::new(sql).with(self.names[0].clone(), Type::TEXT);
-        let call =
-            call.with(self.holder.clone(), Type::TEXT).with_time(self.ttl).with_time(portion);
-        let call = call.with(metadata, Type::TEXT).with(self.shared, Type::BOOL);
-        let call = call.with(self.slots, Type::INT4).with(self.reclaim, Type::BOOL);
-        call.with(self.session, Type::BOOL)
+        call!(
+            sql, names[0].clone() => TEXT, holder => TEXT, ttl => TEXT, span(portion) => TEXT,
+            metadata => TEXT, shared => BOOL, slots => INT4, reclaim => BOOL, session => BOOL
+        )
     }
+
+    /// The first `n` of the names that are free.
+    pub fn any(&self, schema: &str, n: i32) -> Call {
+        let sql = format!(
+            "SELECT name, token FROM {schema}lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)"
+        );
+        let (names, holder) = (self.names.clone(), self.holder.clone());
+        call!(sql, names => TEXT_ARRAY, n => INT4, holder => TEXT, span(self.ttl) => TEXT)
+    }
+
+    /// Who has it.
+    pub fn holder(&self, schema: &str) -> Call {
+        let sql = format!(
+            "SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM unnest($1::text[]) AS n(name), \
+             {schema}lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted') \
+             ORDER BY i.remaining DESC NULLS LAST LIMIT 1"
+        );
+        call!(sql, self.names.clone() => TEXT_ARRAY)
+    }
+}
+
+/// As a text: the driver has no type for it.
+fn span(time: Duration) -> String {
+    format!("{} microseconds", time.as_micros())
 }
 
 /// What the view of all leases shows as the holder, unless one is named.
@@ -117,42 +133,25 @@ pub(crate) fn unique_holder() -> String {
     format!("{}/{}/{random:08x}", host.nodename().to_string_lossy(), std::process::id())
 }
 
-pub(crate) fn keep(schema: &str, names: Vec<String>, tokens: Vec<i64>) -> Call {
+/// Names, and a token for each.
+pub(crate) type Pairs = Vec<(String, i64)>;
+
+pub(crate) fn keep(schema: &str, pairs: Pairs) -> Call {
+    let (names, tokens): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
     let sql = format!(
         "SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8 \
          FROM {schema}lease_keep($1::text[], $2::bigint[])"
     );
-    Call::new(sql).with(names, Type::TEXT_ARRAY).with(tokens, Type::INT8_ARRAY)
+    call!(sql, names => TEXT_ARRAY, tokens => INT8_ARRAY)
 }
 
 /// It waits no longer than that for the lock of somebody's open transaction.
-pub(crate) fn release_aside(
-    schema: &str,
-    names: Vec<String>,
-    tokens: Vec<i64>,
-    lock: Duration,
-) -> Call {
+pub(crate) fn release(schema: &str, pairs: Pairs, lock: Duration) -> Call {
+    let (names, tokens): (Vec<_>, Vec<_>) = pairs.into_iter().unzip();
     let sql = format!(
         "SELECT {schema}lease_release(x.name, x.token) FROM set_config('lock_timeout', $3, true), \
          unnest($1::text[], $2::bigint[]) AS x(name, token)"
     );
-    let call = Call::new(sql).with(names, Type::TEXT_ARRAY).with(tokens, Type::INT8_ARRAY);
-    call.with(lock.as_millis().clamp(10, i32::MAX as u128).to_string(), Type::TEXT)
-}
-
-pub(crate) fn holder_of(schema: &str, names: &[String]) -> Call {
-    let sql = format!(
-        "SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM unnest($1::text[]) AS n(name), \
-         {schema}lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted') \
-         ORDER BY i.remaining DESC NULLS LAST LIMIT 1"
-    );
-    Call::new(sql).with(names.to_vec(), Type::TEXT_ARRAY)
-}
-
-pub(crate) fn any(schema: &str, asked: &Asked, n: i32) -> Call {
-    let sql = format!(
-        "SELECT name, token FROM {schema}lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)"
-    );
-    let call = Call::new(sql).with(asked.names.clone(), Type::TEXT_ARRAY).with(n, Type::INT4);
-    call.with(asked.holder.clone(), Type::TEXT).with_time(asked.ttl)
+    let lock = lock.as_millis().max(10).to_string();
+    call!(sql, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock => TEXT)
 }

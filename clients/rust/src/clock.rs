@@ -1,59 +1,43 @@
-//! The clock, and waits by it.
+//! The clock, and waits by it. A moment is the time since some other one.
 
+use rustix::time::{ClockId, clock_gettime};
 use std::future::Future;
-use std::ops::Add;
 use std::time::Duration;
 
-/// A moment on a clock that nobody can set, and that goes on while the machine sleeps where there is such a one.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Moment(Duration);
+/// Nobody can set it, and it goes on while the machine sleeps where there is such a clock.
+#[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
+const CLOCK: ClockId = ClockId::Boottime;
+#[cfg(not(any(target_os = "linux", target_os = "android", target_os = "fuchsia")))]
+const CLOCK: ClockId = ClockId::Monotonic;
 
 /// Tokio's timers stand still while the machine sleeps; so each wait looks at the clock again after this.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
-impl Moment {
-    /// The present one.
-    pub fn now() -> Moment {
-        #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
-        let clock = rustix::time::ClockId::Boottime;
-        #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "fuchsia")))]
-        let clock = rustix::time::ClockId::Monotonic;
-        let now = rustix::time::clock_gettime(clock);
-        // Neither part is ever negative on these clocks.
-        Moment(Duration::new(now.tv_sec as u64, now.tv_nsec as u32))
-    }
-
-    /// How long it is until then; nothing where it has passed.
-    pub fn remaining(self) -> Duration {
-        self.0.saturating_sub(Moment::now().0)
-    }
-
-    /// Whether it is past.
-    pub fn has_passed(self) -> bool {
-        Moment::now() >= self
-    }
+pub fn now() -> Duration {
+    let now = clock_gettime(CLOCK);
+    // Neither part is ever negative.
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
 }
 
-impl Add<Duration> for Moment {
-    type Output = Moment;
-
-    fn add(self, span: Duration) -> Moment {
-        Moment(self.0.saturating_add(span))
-    }
+/// The moment after that span.
+pub fn after(span: Duration) -> Duration {
+    now().saturating_add(span)
 }
 
-pub(crate) async fn sleep_until(moment: Moment) {
-    while !moment.has_passed() {
-        tokio::time::sleep(moment.remaining().min(LOOK_AGAIN)).await;
-    }
+/// How long it is until then; nothing where it has passed.
+pub fn left(moment: Duration) -> Duration {
+    moment.saturating_sub(now())
 }
 
-pub(crate) async fn sleep(span: Duration) {
-    sleep_until(Moment::now() + span).await;
+pub async fn sleep(span: Duration) {
+    let until = after(span);
+    while now() < until {
+        tokio::time::sleep(left(until).min(LOOK_AGAIN)).await;
+    }
 }
 
 /// What `work` comes to, or nothing where it takes longer than that.
-pub(crate) async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
+pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;
         done = work => Some(done),

@@ -1,21 +1,27 @@
-//! Connections that can be broken off, whatever hangs on them.
+//! Connections that can be broken off, whatever hangs on them; and that of a fence, which is opened when it is needed.
 
 use crate::clock;
 use crate::error::Error;
-use crate::line::BoxFuture;
 use crate::open::open;
+use std::future::Future;
 use std::ops::{Deref, DerefMut};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
-use tokio_postgres::{CancelToken, Client, Config, Connection, NoTls, Socket};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{CancelToken, Client, Connection, NoTls, Row, Socket};
 
 /// How long a connection that is not needed any more may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
+
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Opens a connection, within so long.
+pub(crate) type Opener = Arc<dyn Fn(Duration) -> BoxFuture<Result<Connected, Error>> + Send + Sync>;
 
 /// Whatever encrypts connections, `NoTls` for nothing.
 pub trait Tls:
@@ -31,12 +37,11 @@ pub trait Tls:
 pub trait HandsOver: TlsConnect<Socket, Future: Send> + Send {}
 
 impl<T: TlsConnect<Socket, Future: Send> + Send> HandsOver for T {}
-impl<T> Tls for T where
-    T: MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: HandsOver>
-        + Clone
-        + Send
-        + Sync
-        + 'static
+
+impl<T> Tls for T
+where
+    T: MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: HandsOver>,
+    T: Clone + Send + Sync + 'static,
 {
 }
 
@@ -49,29 +54,27 @@ pub struct Connected {
     task: JoinHandle<()>,
     /// Dropped with it, which the task sees.
     _in_use: oneshot::Sender<()>,
-    cancel: Cancel,
-}
-
-/// Asks the server to end the statement that is under way.
-pub(crate) type Cancel = Arc<dyn Fn(CancelToken) -> BoxFuture<()> + Send + Sync>;
-
-/// As one that is encrypted so.
-pub(crate) fn cancel_by(tls: impl Tls) -> Cancel {
-    Arc::new(move |token: CancelToken| {
-        let tls = tls.clone();
-        Box::pin(async move { drop(clock::within(GOODBYE, token.cancel_query(tls)).await) })
-    })
+    /// Asks the server to end the statement that is under way.
+    cancel: Arc<dyn Fn(CancelToken) -> BoxFuture<()> + Send + Sync>,
 }
 
 /// Opens a connection, and drives it in a task of its own.
 pub async fn connect(url: &str, tls: impl Tls) -> Result<Connected, Error> {
-    let config: Config = url.parse()?;
-    open(&[config], tls, Duration::MAX).await
+    open(&[url.parse()?], tls, Duration::MAX).await
 }
 
 impl Connected {
-    /// Drives `connection` in a task of its own.
+    /// Drives `connection`, which is not encrypted, in a task of its own.
     pub fn new<S, T>(client: Client, connection: Connection<S, T>) -> Connected
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        Connected::with_tls(client, connection, NoTls)
+    }
+
+    /// The same for one that was encrypted by `tls`.
+    pub fn with_tls<S, T>(client: Client, connection: Connection<S, T>, tls: impl Tls) -> Connected
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -84,15 +87,11 @@ impl Connected {
                 _ = dropped => drop(clock::within(GOODBYE, connection).await),
             }
         });
-        Connected { client, task, _in_use: in_use, cancel: cancel_by(NoTls) }
-    }
-
-    pub(crate) fn cancelled_by(self, cancel: Cancel) -> Connected {
-        Connected { cancel, ..self }
-    }
-
-    pub(crate) fn cancel(&self) -> BoxFuture<()> {
-        (self.cancel)(self.client.cancel_token())
+        let cancel = Arc::new(move |token: CancelToken| -> BoxFuture<()> {
+            let tls = tls.clone();
+            Box::pin(async move { drop(clock::within(GOODBYE, token.cancel_query(tls)).await) })
+        });
+        Connected { client, task, _in_use: in_use, cancel }
     }
 
     /// Closes it, and waits for that.
@@ -103,11 +102,15 @@ impl Connected {
         let _ = task.await;
     }
 
-    pub(crate) fn breaker(&self) -> AbortHandle {
-        self.task.abort_handle()
+    pub(crate) fn cut(&self) -> Cut {
+        let (token, cancel) = (self.client.cancel_token(), self.cancel.clone());
+        Cut {
+            connection: self.task.abort_handle(),
+            cancel: Arc::new(move || cancel(token.clone())),
+        }
     }
 
-    pub(crate) fn has_ended(&self) -> bool {
+    fn has_ended(&self) -> bool {
         self.client.is_closed() || self.task.is_finished()
     }
 }
@@ -123,5 +126,82 @@ impl Deref for Connected {
 impl DerefMut for Connected {
     fn deref_mut(&mut self) -> &mut Client {
         &mut self.client
+    }
+}
+
+/// What ends whatever hangs on a connection: here, and in the server.
+#[derive(Clone)]
+pub struct Cut {
+    pub connection: AbortHandle,
+    pub cancel: Arc<dyn Fn() -> BoxFuture<()> + Send + Sync>,
+}
+
+/// A statement and its arguments, whose types are said: so nothing is prepared, which poolers do not stand.
+pub(crate) struct Call(pub String, pub Vec<(Box<dyn ToSql + Sync + Send>, Type)>);
+
+impl Call {
+    pub async fn rows(&self, client: &Client) -> Result<Vec<Row>, Error> {
+        let arguments = self.1.iter().map(|(value, kind)| (value.as_ref() as _, kind.clone()));
+        let arguments: Vec<(&(dyn ToSql + Sync), Type)> = arguments.collect();
+        Ok(client.query_typed(&self.0, &arguments).await?)
+    }
+}
+
+/// A connection of the fence's own: broken off when a call takes longer than it may.
+#[derive(Default)]
+pub(crate) struct Line {
+    connected: Option<Connected>,
+    /// Which connection it is: another number after each.
+    pub session: u64,
+}
+
+impl Line {
+    /// One statement, a transaction of its own.
+    pub async fn call(
+        &mut self,
+        open: &Opener,
+        limit: Duration,
+        call: &Call,
+    ) -> Result<Vec<Row>, Error> {
+        let until = clock::after(limit);
+        self.look();
+        if self.connected.is_none() {
+            // A little less, so that it is told what was tried.
+            let opened = clock::within(limit, open(limit / 10 * 9)).await;
+            self.connected = Some(opened.unwrap_or(Err(Error::NoAnswer(limit)))?);
+        }
+        let Some(connected) = &self.connected else { return Err(Error::NoAnswer(limit)) };
+        let outcome = clock::within(clock::left(until), call.rows(connected)).await;
+        let outcome = outcome.unwrap_or(Err(Error::NoAnswer(limit)));
+        if outcome.as_ref().is_err_and(Error::is_of_connection) {
+            self.break_off();
+        }
+        outcome
+    }
+
+    /// Notices that the session has ended. Whether one goes on.
+    pub fn look(&mut self) -> bool {
+        if self.connected.as_ref().is_some_and(Connected::has_ended) {
+            self.break_off();
+        }
+        self.connected.is_some()
+    }
+
+    /// Ends what hangs on it.
+    fn break_off(&mut self) {
+        if let Some(connected) = self.take() {
+            connected.task.abort();
+        }
+    }
+
+    pub fn take(&mut self) -> Option<Connected> {
+        self.session += u64::from(self.connected.is_some());
+        self.connected.take()
+    }
+
+    pub fn adopt(&mut self, other: &mut Line) {
+        if self.connected.is_none() {
+            self.connected = other.take();
+        }
     }
 }

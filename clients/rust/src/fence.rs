@@ -2,11 +2,11 @@
 
 use crate::asked::{Asked, Names, unique_holder};
 use crate::clock;
-use crate::connected::{Connected, Tls};
-use crate::error::{Error, LeaseLost, LeaseTaken, Reason, classify};
-use crate::guard::{Guard, Guardable, Under};
-use crate::keeper::{Event, Grant, Keeper};
-use crate::line::Opener;
+use crate::connected::{Connected, Opener, Tls};
+use crate::error::{Error, LeaseLost, Reason, classify};
+use crate::guard::sealed::Begins;
+use crate::guard::{Guardable, Guarded, Under};
+use crate::keeper::{Event, Grant, Keeper, Setup};
 use crate::open::open;
 use serde_json::Value;
 use std::error::Error as StdError;
@@ -20,22 +20,18 @@ use tokio_util::sync::CancellationToken;
 
 /// Where leases come from: one for a process. Its clones are the same. It has one connection, and one thread, while it holds
 /// leases, and none otherwise.
-#[derive(Clone)]
-pub struct Fence(pub(crate) Arc<Keeper>);
+#[derive(Clone, Debug)]
+pub struct Fence(Arc<Keeper>);
 
 impl Fence {
     /// By a connection string or URL, without encryption.
     pub fn new(url: &str) -> Result<Fence, Error> {
-        Ok(Fence::with_tls(url.parse()?, NoTls))
+        Ok(Fence::at([url.parse()?], NoTls))
     }
 
-    /// By whatever encrypts connections.
-    pub fn with_tls(config: Config, tls: impl Tls) -> Fence {
-        Fence::at(vec![config], tls)
-    }
-
-    /// At the first of these that takes us.
-    pub fn at(configs: Vec<Config>, tls: impl Tls) -> Fence {
+    /// At the first of these that takes us, by whatever encrypts connections.
+    pub fn at(configs: impl Into<Vec<Config>>, tls: impl Tls) -> Fence {
+        let configs: Arc<[Config]> = configs.into().into();
         Fence::opening(Arc::new(move |limit| {
             let (configs, tls) = (configs.clone(), tls.clone());
             Box::pin(async move { open(&configs, tls, limit).await })
@@ -52,37 +48,39 @@ impl Fence {
     }
 
     fn opening(open: Opener) -> Fence {
-        Fence(Arc::new(Keeper::new(open)))
+        let (schema, on_event) = (String::new(), None);
+        #[cfg(feature = "lab")]
+        let lab = None;
+        #[rustfmt::skip]
+        let setup = Setup { open, schema, on_event, #[cfg(feature = "lab")] lab };
+        Fence(Keeper::new(setup))
     }
 
-    fn changed(self, change: impl FnOnce(&mut Keeper)) -> Fence {
-        let mut keeper = Keeper::new(self.0.open.clone());
-        keeper.schema.clone_from(&self.0.schema);
-        keeper.on_event.clone_from(&self.0.on_event);
-        keeper.lab.clone_from(&self.0.lab);
-        change(&mut keeper);
-        Fence(Arc::new(keeper))
+    fn changed(self, change: impl FnOnce(&mut Setup)) -> Fence {
+        let mut setup = self.0.setup.clone();
+        change(&mut setup);
+        Fence(Keeper::new(setup))
     }
 
     /// Another one, for an extension in a schema that is not in the search path.
     pub fn in_schema(self, schema: &str) -> Fence {
-        self.changed(|keeper| keeper.schema = format!("\"{}\".", schema.replace('"', "\"\"")))
+        self.changed(|setup| setup.schema = format!("\"{}\".", schema.replace('"', "\"\"")))
     }
 
     /// Another one, which tells what becomes of leases.
     pub fn on_event(self, told: impl Fn(&Event) + Send + Sync + 'static) -> Fence {
-        self.changed(|keeper| keeper.on_event = Some(Arc::new(told)))
+        self.changed(|setup| setup.on_event = Some(Arc::new(told)))
     }
 
     #[cfg(feature = "lab")]
     #[doc(hidden)]
     pub fn in_lab(self, lab: crate::keeper::Lab) -> Fence {
-        self.changed(|keeper| keeper.lab = Some(lab))
+        self.changed(|setup| setup.lab = Some(lab))
     }
 
-    /// A lease of a name; or of several names (`["order:7", "order:8"]`, a slice, a `Vec`) at once, all or none.
+    /// A lease of a name; or of several names (`["order:7", "order:8"]`, a `Vec`) at once, all or none.
     pub fn lease(&self, names: impl Into<Names>) -> LeaseRequest {
-        LeaseRequest { keeper: self.0.clone(), asked: Asked::new(names.into()) }
+        LeaseRequest { fence: self.clone(), asked: Asked::new(names.into()) }
     }
 
     /// The first `n` of these names that are free, in their order, as leases that are held. The names come from a query of
@@ -93,10 +91,11 @@ impl Fence {
         n: u32,
         ttl: Duration,
     ) -> Result<Vec<Lease>, Error> {
-        let (_alive, gone) = oneshot::channel();
+        // Dropped with this.
+        let (_waits, alive) = oneshot::channel();
         let asked = Asked { ttl, ..Asked::new(names.into()) }.checked()?;
         let n = n.try_into().map_err(Error::other)?;
-        let grants = self.0.run(self.0.clone().claim(asked, n, gone)).await?;
+        let grants = self.0.run(self.0.clone().claim(asked, n, alive)).await??;
         Ok(grants.into_iter().map(|grant| Lease::new(&self.0, grant)).collect())
     }
 
@@ -119,26 +118,22 @@ impl Fence {
         while !stop.is_cancelled() {
             let acquired = tokio::select! {
                 acquired = request.clone().acquire() => acquired,
-                () = stop.cancelled() => return Ok(None),
+                () = stop.cancelled() => break,
             };
-            let ended = match acquired {
+            let (done, is_lost) = match acquired {
                 Ok(lease) => {
                     let done = lease.run(work(lease.clone())).await;
                     let is_lost = !lease.held();
                     lease.release().await.ok();
-                    match done {
-                        Ok(Ok(done)) => return Ok(Some(done)),
-                        Ok(Err(error)) if !is_lost && !goes_on(error.as_ref()) => {
-                            return Err(error);
-                        }
-                        Ok(Err(error)) => error,
-                        Err(loss) => loss.into(),
-                    }
+                    (done.unwrap_or_else(|loss| Err(loss.into())), is_lost)
                 }
-                Err(error) if goes_on(&error) => error.into(),
-                Err(error) => return Err(error.into()),
+                Err(error) => (Err(error.into()), false),
             };
-            log::info!("leading {name} goes on after: {ended}");
+            match done {
+                Ok(done) => return Ok(Some(done)),
+                Err(error) if !is_lost && !goes_on(error.as_ref()) => return Err(error),
+                Err(error) => log::info!("leading {name} goes on after: {error}"),
+            }
             let _ = clock::within(ttl / 12, stop.cancelled()).await;
         }
         Ok(None)
@@ -150,13 +145,13 @@ impl Fence {
     }
 
     /// A transaction that is guarded by several leases at once; see [`Lease::guard`].
-    pub async fn guard<'c, 'l>(
+    pub async fn guard<'c, 'l, C: Guardable>(
         &self,
-        connection: &'c mut impl Guardable,
+        connection: &'c mut C,
         leases: impl IntoIterator<Item = &'l Lease>,
-    ) -> Result<Guard<'c>, Error> {
-        let grants = leases.into_iter().map(|lease| lease.grant().clone()).collect();
-        Guard::begin(Under::leases(&self.0, grants), connection).await
+    ) -> Result<Guarded<<C as Begins>::Begun<'c>>, Error> {
+        let grants = leases.into_iter().map(|lease| lease.0.grant.clone()).collect();
+        Guarded::begin(Under::leases(&self.0, grants), connection).await
     }
 
     /// Gives everything back, ends all waits, and closes the connection. For SIGTERM, and the end of `main`.
@@ -173,82 +168,76 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 fn goes_on(error: &(dyn StdError + 'static)) -> bool {
     match classify(error) {
         Some(Error::LeaseLost(_) | Error::TransactionLost(_) | Error::LeaseTaken(_)) => true,
-        Some(Error::NotConnected(_) | Error::NoAnswer(_)) => true,
+        Some(Error::NotConnected(..) | Error::NoAnswer(_)) => true,
         Some(Error::Refused(refused)) => matches!(&*refused.sqlstate, "PF001" | "PF004" | "53200"),
         _ => false,
     }
 }
 
 /// How a lease is asked for: `fence.lease("order:7").ttl(Duration::from_secs(30)).acquire()`.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 #[must_use = "a lease is not acquired before `acquire` or `hold`"]
-pub struct LeaseRequest {
-    keeper: Arc<Keeper>,
-    asked: Asked,
+pub struct LeaseRequest<F = Fence> {
+    pub(crate) fence: F,
+    pub(crate) asked: Asked,
 }
 
-impl LeaseRequest {
-    fn with(mut self, change: impl FnOnce(&mut Asked)) -> LeaseRequest {
+impl<F> LeaseRequest<F> {
+    fn with(mut self, change: impl FnOnce(&mut Asked)) -> LeaseRequest<F> {
         change(&mut self.asked);
         self
     }
 
     /// How long it is held without a renewal: 30 s unless said otherwise, at least 100 ms.
-    pub fn ttl(self, ttl: Duration) -> LeaseRequest {
+    pub fn ttl(self, ttl: Duration) -> LeaseRequest<F> {
         self.with(|asked| asked.ttl = ttl)
     }
 
     /// How long to wait for it: not at all unless said otherwise.
-    pub fn wait(self, wait: Duration) -> LeaseRequest {
+    pub fn wait(self, wait: Duration) -> LeaseRequest<F> {
         self.with(|asked| asked.wait = wait)
     }
 
     /// Who has it, for the view of all leases; by default a text that is unique for each acquire.
-    pub fn holder(self, holder: impl Into<String>) -> LeaseRequest {
+    pub fn holder(self, holder: impl Into<String>) -> LeaseRequest<F> {
         self.with(|asked| asked.holder = Some(holder.into()))
     }
 
     /// Where that holder has it already, it gets a new grant at once.
-    pub fn reclaim(self, holder: impl Into<String>) -> LeaseRequest {
+    pub fn reclaim(self, holder: impl Into<String>) -> LeaseRequest<F> {
         self.holder(holder).with(|asked| asked.reclaim = true)
     }
 
     /// It ends with its session, too. Not through a pooler.
-    pub fn session(self) -> LeaseRequest {
+    pub fn session(self) -> LeaseRequest<F> {
         self.with(|asked| asked.session = true)
     }
 
     /// Others may have it shared at the same time.
-    pub fn shared(self) -> LeaseRequest {
+    pub fn shared(self) -> LeaseRequest<F> {
         self.with(|asked| asked.shared = true)
     }
 
     /// So many may have it at the same time.
-    pub fn slots(self, slots: i32) -> LeaseRequest {
+    pub fn slots(self, slots: i32) -> LeaseRequest<F> {
         self.with(|asked| asked.slots = slots)
     }
 
     /// For the view of all leases.
-    pub fn metadata(self, metadata: Value) -> LeaseRequest {
+    pub fn metadata(self, metadata: Value) -> LeaseRequest<F> {
         self.with(|asked| asked.metadata = Some(metadata))
     }
+}
 
+impl LeaseRequest {
     /// Acquires it; [`Error::LeaseTaken`] where it is taken, and stayed so for as long as we waited. Dropped while it waits,
     /// it gives up; a grant that comes all the same is given back.
     pub async fn acquire(self) -> Result<Lease, Error> {
         // Dropped with this.
-        let (_alive, gone) = oneshot::channel();
-        let asked = self.asked.checked()?;
-        let grant = self.keeper.run(self.keeper.clone().acquire(asked, gone)).await?;
-        Ok(Lease::new(&self.keeper, grant))
-    }
-
-    /// As [`acquire`](LeaseRequest::acquire); or who has it.
-    pub async fn try_acquire(self) -> Result<Result<Lease, LeaseTaken>, Error> {
-        match self.acquire().await {
-            Err(Error::LeaseTaken(taken)) => Ok(Err(taken)),
-            acquired => acquired.map(Ok),
-        }
+        let (_waits, alive) = oneshot::channel();
+        let (asked, keeper) = (self.asked.checked()?, &self.fence.0);
+        let grant = keeper.run(keeper.clone().acquire(asked, alive)).await??;
+        Ok(Lease::new(keeper, grant))
     }
 
     /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits, and the answer is
@@ -282,7 +271,8 @@ impl Drop for Held {
     fn drop(&mut self) {
         if self.grant.reason().is_none() {
             let (keeper, grant) = (self.keeper.clone(), self.grant.clone());
-            self.keeper.run_aside(async move { keeper.release(&[grant]).await });
+            // Where there is no thread to be had it ends at its ttl.
+            let _ = self.keeper.spawn(async move { keeper.release(&[grant]).await });
         }
     }
 }
@@ -292,18 +282,14 @@ impl Lease {
         Lease(Arc::new(Held { keeper: keeper.clone(), grant }))
     }
 
-    fn grant(&self) -> &Arc<Grant> {
-        &self.0.grant
-    }
-
     /// What it is a lease of.
     pub fn names(&self) -> &[String] {
-        &self.grant().names
+        &self.0.grant.names
     }
 
     /// The token that the acquire returned; it serves for as long as the lease is held.
     pub fn token(&self) -> i64 {
-        self.grant().token
+        self.0.grant.token
     }
 
     /// Whether it is ours at this moment, by our own clock.
@@ -313,20 +299,20 @@ impl Lease {
 
     /// How long it is ours if no renewal comes through any more.
     pub fn remaining(&self) -> Duration {
-        self.grant().remaining()
+        self.0.grant.remaining()
     }
 
     /// Fails when it is ours no more. For long steps between transactions, and before each call to the outside.
     pub fn check(&self) -> Result<(), Error> {
-        self.0.keeper.check(self.grant())
+        self.0.keeper.check(&self.0.grant)
     }
 
     /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends without a loss.
     pub fn lost(&self) -> impl Future<Output = Option<LeaseLost>> + Send + use<> {
-        let (grant, mut ended) = (self.grant().clone(), self.grant().ended.subscribe());
+        let (grant, mut ended) = (self.0.grant.clone(), self.0.grant.ended.subscribe());
         async move {
-            let reason = *ended.wait_for(Option::is_some).await.ok()?;
-            reason.filter(|reason| *reason != Reason::Released).map(|reason| grant.loss(reason))
+            ended.wait_for(Option::is_some).await.ok()?;
+            grant.loss()
         }
     }
 
@@ -342,43 +328,39 @@ impl Lease {
     /// A transaction during which nobody else is granted the lease, and whose writes present its token. It does not
     /// begin when the lease is lost.
     ///
-    /// `connection` is a tokio-postgres `Client`, a [`Connected`], or a `Transaction` or [`Guard`] that is open: that is
-    /// guarded from here on by a savepoint, and the code that began it ends it.
-    pub async fn guard<'c>(&self, connection: &'c mut impl Guardable) -> Result<Guard<'c>, Error> {
-        let under = Under::leases(&self.0.keeper, vec![self.grant().clone()]);
-        Guard::begin(under, connection).await
-    }
-
-    #[cfg(feature = "sqlx")]
-    pub(crate) fn under(&self) -> Under {
-        Under::leases(&self.0.keeper, vec![self.grant().clone()])
+    /// `connection` is a tokio-postgres `Client`, a [`Connected`], sqlx's `PgConnection`, or a transaction that is open:
+    /// that is guarded from here on by a savepoint, and the code that began it ends it.
+    pub async fn guard<'c, C: Guardable>(
+        &self,
+        connection: &'c mut C,
+    ) -> Result<Guarded<<C as Begins>::Begun<'c>>, Error> {
+        let under = Under::leases(&self.0.keeper, vec![self.0.grant.clone()]);
+        Guarded::begin(under, connection).await
     }
 
     /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be reached, it
     /// ends at its ttl. Dropped while it waits, it goes on in the background.
     pub async fn release(&self) -> Result<(), Error> {
-        let (keeper, grant) = (self.0.keeper.clone(), self.grant().clone());
-        if self.grant().reason().is_none() {
-            let released = async move {
-                keeper.release(&[grant]).await;
-                Ok(())
-            };
-            self.0.keeper.run(released).await?;
+        let (keeper, grant) = (self.0.keeper.clone(), self.0.grant.clone());
+        if grant.reason().is_none() {
+            self.0.keeper.run(async move { keeper.release(&[grant]).await }).await?;
         }
-        match self.grant().reason() {
+        match self.0.grant.reason() {
             Some(Reason::Released) | None => Ok(()),
-            Some(reason) => Err(Error::LeaseLost(self.grant().loss(reason))),
+            Some(_) => self.check(),
         }
     }
 }
 
 impl fmt::Debug for Lease {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (names, token) = (self.names(), self.token());
-        f.debug_struct("Lease")
-            .field("names", &names)
-            .field("token", &token)
-            .finish_non_exhaustive()
+        write!(f, "Lease({:?}, {})", self.names(), self.token())
+    }
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keeper")
     }
 }
 
@@ -398,17 +380,12 @@ pub struct Adopted {
 
 impl Adopted {
     /// As [`Lease::guard`]. [`Error::LeaseTaken`]: a transaction guards an older number, try again.
-    pub async fn guard<'c>(&self, connection: &'c mut impl Guardable) -> Result<Guard<'c>, Error> {
-        Guard::begin(self.under(), connection).await
-    }
-
-    pub(crate) fn under(&self) -> Under {
-        Under::adopted(&self.keeper, &self.name, self.token)
-    }
-}
-
-impl fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Keeper")
+    pub async fn guard<'c, C: Guardable>(
+        &self,
+        connection: &'c mut C,
+    ) -> Result<Guarded<<C as Begins>::Begun<'c>>, Error> {
+        let pairs = vec![(self.name.clone(), self.token)];
+        let under = Under::new(&self.keeper, Vec::new(), pairs);
+        Guarded::begin(under, connection).await
     }
 }

@@ -1,18 +1,17 @@
 //! What keeps all leases of a fence: a thread of its own, in which one task renews them and another one watches their
 //! deadlines. Work that blocks its own runtime does not lose its leases.
 
-use crate::asked::{Asked, any, holder_of, keep, release_aside};
-use crate::clock::{self, Moment};
-use crate::connected::Connected;
+use crate::asked::{Asked, Pairs, keep, release};
+use crate::clock::{self, after, left, now};
+use crate::connected::{BoxFuture, Call, Line, Opener};
 use crate::error::{Error, LeaseLost, LeaseTaken, Reason};
-use crate::line::{BoxFuture, Call, Line, Opener};
-use std::collections::BTreeMap;
 use std::future::Future;
+use std::slice::from_ref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
-use tokio::task::AbortHandle;
+use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::Row;
 
 /// What `lease_keep` takes at once; and how many are released in one transaction, which has its share of locks.
@@ -20,6 +19,8 @@ const MOST_PAIRS: usize = 10_000;
 const MOST_RELEASED: usize = 200;
 /// No portion of a wait takes longer: its snapshot holds up others.
 const PORTION: Duration = Duration::from_secs(2);
+/// No call takes longer than a third of it, whatever the ttl.
+const LONGEST: Duration = Duration::from_secs(30);
 /// Several names have no queue: so often they are tried.
 const TRY_AGAIN: Duration = Duration::from_millis(250);
 /// How often it is looked whether the session of session leases has ended.
@@ -46,8 +47,6 @@ pub enum EventKind {
     Released,
 }
 
-pub(crate) type OnEvent = Arc<dyn Fn(&Event) + Send + Sync>;
-
 /// What `lease_keep` says of one name.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
@@ -58,15 +57,10 @@ pub struct Answer {
 }
 
 /// The laboratory's: does the call, or something else in its place.
-pub type Lab = Arc<
-    dyn Fn(
-            Vec<String>,
-            Vec<i64>,
-            BoxFuture<Result<Vec<Answer>, Error>>,
-        ) -> BoxFuture<Result<Vec<Answer>, Error>>
-        + Send
-        + Sync,
->;
+#[cfg(feature = "lab")]
+pub type Lab =
+    Arc<dyn Fn(Vec<(String, i64)>, BoxFuture<Answers>) -> BoxFuture<Answers> + Send + Sync>;
+type Answers = Result<Vec<Answer>, Error>;
 
 /// A lease that was granted, until it is over: then it has a reason.
 pub(crate) struct Grant {
@@ -77,23 +71,15 @@ pub(crate) struct Grant {
     session: Option<u64>,
     times: Mutex<Times>,
     pub ended: watch::Sender<Option<Reason>>,
-    /// The transactions under it.
-    guards: Mutex<BTreeMap<u64, Breaker>>,
+    /// The connections that are in a transaction under it.
+    pub guards: Mutex<Vec<AbortHandle>>,
 }
 
-#[derive(Debug, Clone, Copy)]
 struct Times {
-    deadline: Moment,
-    beat_at: Moment,
+    deadline: Duration,
+    beat_at: Duration,
     /// Transactions that are about to release it: it is not renewed meanwhile.
     resting: u32,
-}
-
-/// Ends what hangs in a transaction.
-#[derive(Clone)]
-pub(crate) struct Breaker {
-    pub connection: Option<AbortHandle>,
-    pub loss: watch::Sender<Option<LeaseLost>>,
 }
 
 impl Grant {
@@ -101,13 +87,14 @@ impl Grant {
     fn new(
         names: Vec<String>,
         token: i64,
-        ttl: Duration,
-        before: Moment,
-        session: Option<u64>,
+        asked: &Asked,
+        before: Duration,
+        session: u64,
     ) -> Arc<Grant> {
+        let ttl = asked.ttl;
         let times = Times { deadline: before + ttl, beat_at: before + ttl / 3, resting: 0 };
-        let (times, guards, ended) =
-            (Mutex::new(times), Mutex::default(), watch::Sender::new(None));
+        let (session, ended) = (asked.session.then_some(session), watch::Sender::new(None));
+        let (times, guards) = (Mutex::new(times), Mutex::default());
         Arc::new(Grant { names, token, ttl, session, times, ended, guards })
     }
 
@@ -115,49 +102,44 @@ impl Grant {
         lock(&self.times)
     }
 
+    /// When it is to be renewed.
+    fn beat_at(&self) -> Option<Duration> {
+        let times = self.times();
+        (times.resting == 0).then_some(times.beat_at)
+    }
+
     pub fn reason(&self) -> Option<Reason> {
         *self.ended.borrow()
     }
 
     pub fn remaining(&self) -> Duration {
-        match self.reason() {
-            None => self.times().deadline.remaining(),
-            Some(_) => Duration::ZERO,
-        }
+        self.reason().map_or_else(|| left(self.times().deadline), |_| Duration::ZERO)
     }
 
-    pub fn loss(&self, reason: Reason) -> LeaseLost {
-        LeaseLost { names: self.names.clone(), reason, in_doubt: false }
+    /// The loss that it has come to.
+    pub fn loss(&self) -> Option<LeaseLost> {
+        let reason = self.reason().filter(|reason| *reason != Reason::Released)?;
+        Some(LeaseLost { names: self.names.clone(), reason, in_doubt: false })
     }
 
     pub fn rest(&self, more: bool) {
         let mut times = self.times();
-        times.resting = if more { times.resting + 1 } else { times.resting.saturating_sub(1) };
-    }
-
-    /// From here on a loss breaks that off.
-    pub fn enter(&self, key: u64, breaker: &Breaker) {
-        lock(&self.guards).insert(key, breaker.clone());
-    }
-
-    pub fn leave(&self, key: u64) {
-        lock(&self.guards).remove(&key);
+        times.resting = if more { times.resting + 1 } else { times.resting - 1 };
     }
 
     /// Takes the answers, one for each name, to a call that began at `before`. Why it is lost, if it is; or else whether it
     /// was renewed.
-    fn answered(&self, answers: &[Answer], before: Moment, got_on: bool) -> Result<bool, Reason> {
+    fn answered(&self, answers: &[Answer], before: Duration, got_on: bool) -> Result<bool, Reason> {
         let mut times = self.times();
         let is = |outcome: &str| answers.iter().any(|answer| answer.outcome == outcome);
         match (is("lost"), is("refused")) {
-            _ if times.resting > 0 && (is("lost") || is("refused")) => return Ok(false),
+            (false, false) => {}
+            _ if times.resting > 0 => return Ok(false),
             (true, _) => return Err(Reason::Gone),
-            (_, true) => return Err(Reason::Refused),
-            _ => {}
+            _ => return Err(Reason::Refused),
         }
-        let again =
-            answers.iter().map(|answer| answer.again_in.map_or(self.ttl / 12, seconds)).min();
-        let again = again.unwrap_or(self.ttl / 3);
+        let again = answers.iter().map(|answer| answer.again_in.map_or(self.ttl / 12, seconds));
+        let again = again.min().unwrap_or(self.ttl / 3);
         let is_kept = answers.iter().all(|answer| answer.outcome == "kept");
         if is_kept {
             let left = answers.iter().filter_map(|answer| answer.remaining.map(seconds)).min();
@@ -165,21 +147,30 @@ impl Grant {
             times.beat_at = before + again;
         } else {
             // Out of locks: at once, in another transaction, as long as that helps.
-            let again = if again.is_zero() && !got_on { self.ttl / 12 } else { again };
-            times.beat_at = Moment::now() + again;
+            times.beat_at = after(if again.is_zero() && !got_on { self.ttl / 12 } else { again });
         }
         Ok(is_kept)
     }
 }
 
-pub(crate) struct Keeper {
+type OnEvent = Arc<dyn Fn(&Event) + Send + Sync>;
+
+/// How a fence was made.
+#[derive(Clone)]
+pub(crate) struct Setup {
     pub open: Opener,
     /// With a dot, or empty.
     pub schema: String,
     pub on_event: Option<OnEvent>,
+    #[cfg(feature = "lab")]
     pub lab: Option<Lab>,
+}
+
+pub(crate) struct Keeper {
+    pub setup: Setup,
     state: Mutex<State>,
-    changed: watch::Sender<()>,
+    /// Anything of what follows.
+    pub changed: watch::Sender<()>,
     line: AsyncMutex<Line>,
 }
 
@@ -191,10 +182,9 @@ struct State {
     users: usize,
     grants: Vec<Arc<Grant>>,
     is_closed: bool,
-    /// The last renewal has failed.
+    /// The last renewal has failed; and leases were lost by that, as was said.
     is_out: bool,
-    /// And leases were lost by that, as was said.
-    has_told_losses: bool,
+    has_told: bool,
 }
 
 /// As long as it lives the thread goes on.
@@ -208,11 +198,9 @@ impl Drop for InUse {
 }
 
 impl Keeper {
-    pub fn new(open: Opener) -> Keeper {
-        let (schema, on_event, lab) = (String::new(), None, None);
-        let (state, changed, line) =
-            (Mutex::default(), watch::Sender::new(()), AsyncMutex::default());
-        Keeper { open, schema, on_event, lab, state, changed, line }
+    pub fn new(setup: Setup) -> Arc<Keeper> {
+        let (state, changed, line) = Default::default();
+        Arc::new(Keeper { setup, state, changed, line })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -222,33 +210,25 @@ impl Keeper {
     // Its thread
 
     /// Does that in its thread; to the end, also where nobody waits for it any more.
-    pub async fn run<T: Send + 'static>(
+    pub fn spawn<T: Send + 'static>(
         self: &Arc<Self>,
-        work: impl Future<Output = Result<T, Error>> + Send + 'static,
-    ) -> Result<T, Error> {
-        let in_use = self.enter();
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<JoinHandle<T>, Error> {
+        self.state().users += 1;
+        let in_use = InUse(self.clone());
         let handle = self.start()?;
-        let done = handle.spawn(async move {
+        Ok(handle.spawn(async move {
             let _in_use = in_use;
             work.await
-        });
-        done.await.unwrap_or_else(|gone| Err(Error::other(gone)))
+        }))
     }
 
-    /// The same without waiting for it.
-    pub fn run_aside(self: &Arc<Self>, work: impl Future<Output = ()> + Send + 'static) {
-        let in_use = self.enter();
-        if let Ok(handle) = self.start() {
-            handle.spawn(async move {
-                let _in_use = in_use;
-                work.await;
-            });
-        }
-    }
-
-    fn enter(self: &Arc<Self>) -> InUse {
-        self.state().users += 1;
-        InUse(self.clone())
+    /// The same, and waits for it.
+    pub async fn run<T: Send + 'static>(
+        self: &Arc<Self>,
+        work: impl Future<Output = T> + Send + 'static,
+    ) -> Result<T, Error> {
+        self.spawn(work)?.await.map_err(Error::other)
     }
 
     fn start(self: &Arc<Self>) -> Result<Handle, Error> {
@@ -260,16 +240,15 @@ impl Keeper {
         let (handle, keeper) = (runtime.handle().clone(), self.clone());
         let thread = std::thread::Builder::new().name("pg_fence".to_owned());
         thread.spawn(move || keeper.serve(runtime)).map_err(Error::other)?;
-        state.runtime = Some(handle.clone());
-        Ok(handle)
+        Ok(state.runtime.insert(handle).clone())
     }
 
     /// Until there is nothing to do, or one of its tasks has died of whatever.
     fn serve(self: Arc<Self>, runtime: Runtime) {
-        let mut watching = runtime.spawn(self.clone().watch());
-        let mut beating = runtime.spawn(self.clone().beat());
+        let (watching, beating) = (self.clone().watch(), self.clone().beat());
+        let (watching, beating) = (runtime.spawn(watching), runtime.spawn(beating));
         let ended = runtime.block_on(async {
-            tokio::select! { ended = &mut beating => ended, ended = &mut watching => ended }
+            tokio::select! { ended = beating => ended, ended = watching => ended }
         });
         if ended.is_ok() {
             return runtime.shutdown_background();
@@ -289,50 +268,45 @@ impl Keeper {
         let mut changed = self.changed.subscribe();
         loop {
             changed.mark_unchanged();
-            let grants = match self.at_work() {
-                Ok(grants) => grants,
-                Err(connected) => {
-                    if let Some(connected) = connected {
-                        connected.close().await;
-                    }
-                    self.changed.send_replace(());
-                    return;
+            let grants = {
+                let mut state = self.state();
+                if state.grants.is_empty() && state.users == 0 {
+                    state.runtime = None;
+                    break;
                 }
+                state.grants.clone()
             };
             let has_sessions = grants.iter().any(|grant| grant.session.is_some());
-            if has_sessions {
-                self.look_at_sessions(&grants);
+            // A line that is in use is looked at by its call.
+            if has_sessions && let Ok(mut line) = self.line.try_lock() {
+                line.look();
+                let session = line.session;
+                drop(line);
+                let is_over = |grant: &&Arc<Grant>| grant.session.is_some_and(|on| on != session);
+                let over: Vec<_> = grants.iter().filter(is_over).cloned().collect();
+                self.end(&over, Reason::Session);
             }
-            let at = |grant: &Grant| {
-                Some(grant.times()).filter(|times| times.resting == 0).map(|times| times.beat_at)
-            };
-            match grants.iter().filter_map(|grant| at(grant)).min() {
-                Some(first) if first.has_passed() => {
+            match grants.iter().filter_map(|grant| grant.beat_at()).min() {
+                Some(first) if first <= now() => {
                     // Those that are nearly due go along.
-                    let is_due = |grant: &Grant| {
-                        at(grant).is_some_and(|at| at.remaining() <= grant.ttl / 12)
+                    let goes = |grant: &&Arc<Grant>| {
+                        grant.beat_at().is_some_and(|at| left(at) <= grant.ttl / 12)
                     };
-                    let due: Vec<_> = grants.into_iter().filter(|grant| is_due(grant)).collect();
+                    let due: Vec<_> = grants.iter().filter(goes).cloned().collect();
                     self.keep(&due).await;
                 }
                 first => {
-                    let pause = first.map_or(Duration::MAX, Moment::remaining);
+                    let pause = first.map_or(Duration::MAX, left);
                     let pause = if has_sessions { pause.min(LOOK_AT_SESSIONS) } else { pause };
                     let _ = clock::within(pause, changed.changed()).await;
                 }
             }
         }
-    }
-
-    /// What it keeps; or the connection that is left, where there is nothing to do any more.
-    fn at_work(&self) -> Result<Vec<Arc<Grant>>, Option<Box<Connected>>> {
-        let mut state = self.state();
-        if state.grants.is_empty() && state.users == 0 {
-            state.runtime = None;
-            // No call is under way.
-            return Err(self.line.try_lock().ok().and_then(|mut line| line.take()).map(Box::new));
+        // No call is under way.
+        if let Some(connected) = self.line.try_lock().ok().and_then(|mut line| line.take()) {
+            connected.close().await;
         }
-        Ok(state.grants.clone())
+        self.changed.send_replace(());
     }
 
     async fn watch(self: Arc<Self>) {
@@ -340,96 +314,73 @@ impl Keeper {
         loop {
             changed.mark_unchanged();
             let grants = self.state().grants.clone();
-            let (over, held): (Vec<_>, Vec<_>) =
-                grants.into_iter().partition(|grant| grant.times().deadline.has_passed());
-            self.end(&over, Reason::Deadline);
-            let first = held.iter().map(|grant| grant.times().deadline).min();
-            let _ =
-                clock::within(first.map_or(Duration::MAX, Moment::remaining), changed.changed())
-                    .await;
+            grants.iter().for_each(|grant| drop(self.check(grant)));
+            let held = grants.iter().filter(|grant| grant.reason().is_none());
+            let pause = held.map(|grant| grant.remaining()).min().unwrap_or(Duration::MAX);
+            let _ = clock::within(pause, changed.changed()).await;
         }
-    }
-
-    fn look_at_sessions(&self, grants: &[Arc<Grant>]) {
-        // One that is in use is looked at by its call.
-        let Ok(mut line) = self.line.try_lock() else { return };
-        line.look();
-        let ended =
-            |grant: &&Arc<Grant>| grant.session.is_some_and(|session| session != line.session);
-        let ended: Vec<_> = grants.iter().filter(ended).cloned().collect();
-        drop(line);
-        self.end(&ended, Reason::Session);
     }
 
     // Renewals
 
     /// Renews them now.
     pub async fn keep(self: &Arc<Self>, grants: &[Arc<Grant>]) {
-        let (before, smallest) = (Moment::now(), self.smallest(Duration::MAX, grants));
-        let pairs: Vec<(String, i64)> = pairs(grants).collect();
+        let before = now();
+        let again = grants.iter().map(|grant| grant.ttl / 12).min().unwrap_or_default();
         let mut answers = Vec::new();
-        for some in pairs.chunks(MOST_PAIRS) {
-            let (names, tokens): (Vec<_>, Vec<_>) = some.iter().cloned().unzip();
-            let (keeper, asked) = (self.clone(), (names.clone(), tokens.clone()));
-            let ask: BoxFuture<_> = Box::pin(async move { keeper.ask(asked, smallest).await });
-            let answered = match &self.lab {
-                None => ask.await,
-                Some(lab) => lab(names, tokens, ask).await,
+        for some in pairs(grants).chunks(MOST_PAIRS) {
+            let (keeper, asked, limit) = (self.clone(), some.to_vec(), self.limit(LONGEST, grants));
+            let ask = Box::pin(async move { keeper.ask(asked, limit).await });
+            #[cfg(feature = "lab")]
+            let ask = match &self.setup.lab {
+                None => ask as BoxFuture<Answers>,
+                Some(lab) => lab(some.to_vec(), ask),
             };
-            match answered {
+            match ask.await {
                 Ok(some) => answers.extend(some),
-                // It never will: a right was taken away, the role or the database is gone.
-                Err(error) if error.is_permanent() => {
-                    self.is_out(Some(&error));
-                    self.end(grants, Reason::Refused);
-                    return;
-                }
                 Err(error) => {
-                    // No loss: the deadline tells.
-                    let again = Moment::now() + smallest / 12;
-                    grants.iter().for_each(|grant| grant.times().beat_at = again);
-                    return self.is_out(Some(&error));
+                    self.is_out(Some(&error));
+                    if error.is_permanent() {
+                        // It never will: a right was taken away, the role or the database is gone.
+                        self.end(grants, Reason::Refused);
+                    }
+                    // Else no loss: the deadline tells.
+                    return grants.iter().for_each(|grant| grant.times().beat_at = after(again));
                 }
             }
         }
         self.is_out(None);
         let got_on = answers.iter().any(|answer| answer.outcome == "kept");
         let mut rest = answers.as_slice();
-        let mut losses: Vec<(Reason, Vec<Arc<Grant>>)> = Vec::new();
+        let (mut gone, mut refused) = (Vec::new(), Vec::new());
         for grant in grants {
             let (mine, others) = rest.split_at(grant.names.len().min(rest.len()));
             rest = others;
             match grant.answered(mine, before, got_on) {
                 Ok(true) if grant.reason().is_none() => self.tell(EventKind::Renewed, grant),
                 Ok(_) => {}
-                Err(reason) => match losses.iter_mut().find(|(other, _)| *other == reason) {
-                    Some((_, lost)) => lost.push(grant.clone()),
-                    None => losses.push((reason, vec![grant.clone()])),
-                },
+                Err(Reason::Gone) => gone.push(grant.clone()),
+                Err(_) => refused.push(grant.clone()),
             }
         }
-        for (reason, lost) in losses {
-            self.end(&lost, reason);
-        }
+        self.end(&gone, Reason::Gone);
+        self.end(&refused, Reason::Refused);
         self.changed.send_replace(());
     }
 
     /// On a connection that falls silent it is not waited for so long that no other one could be opened in time.
-    async fn ask(
-        &self,
-        asked: (Vec<String>, Vec<i64>),
-        smallest: Duration,
-    ) -> Result<Vec<Answer>, Error> {
-        let call = keep(&self.schema, asked.0, asked.1);
+    async fn ask(&self, pairs: Pairs, limit: Duration) -> Answers {
+        let (open, call) = (&self.setup.open, keep(&self.setup.schema, pairs));
         let mut line = self.line.lock().await;
-        line.look();
-        let was_open = line.is_open();
-        let limit = if was_open { smallest / 4 } else { smallest / 3 };
-        let mut rows = line.call(&self.open, limit, &call).await;
-        if was_open && rows.as_ref().is_err_and(Error::is_of_connection) {
-            rows = line.call(&self.open, smallest / 6, &call).await;
-        }
-        let answer = |row: &Row| -> Result<Answer, Error> {
+        let rows = if line.look() {
+            match line.call(open, limit * 3 / 4, &call).await {
+                Err(error) if error.is_of_connection() => line.call(open, limit / 2, &call).await,
+                rows => rows,
+            }
+        } else {
+            line.call(open, limit, &call).await
+        };
+        let answer = |row: &Row| {
             let (outcome, remaining) = (row.try_get(0)?, row.try_get(1)?);
             Ok(Answer { outcome, remaining, again_in: row.try_get(2)? })
         };
@@ -438,23 +389,22 @@ impl Keeper {
 
     /// Has the next renewal tell whether they are lost.
     pub fn beat_soon(&self, grants: &[Arc<Grant>]) {
-        grants.iter().for_each(|grant| grant.times().beat_at = Moment::default());
+        grants.iter().for_each(|grant| grant.times().beat_at = Duration::ZERO);
         self.changed.send_replace(());
     }
 
-    /// Of that and the ttls that are kept: no call on their connection may take longer than a third of it.
-    fn smallest(&self, ttl: Duration, grants: &[Arc<Grant>]) -> Duration {
+    /// How long a call on their connection may take: a third of that ttl and of all that are kept.
+    fn limit(&self, ttl: Duration, grants: &[Arc<Grant>]) -> Duration {
         let state = self.state();
-        grants.iter().chain(&state.grants).map(|grant| grant.ttl).fold(ttl, Duration::min)
+        let ttls = grants.iter().chain(&state.grants).map(|grant| grant.ttl);
+        ttls.fold(ttl.min(LONGEST), Duration::min) / 3
     }
 
     /// An outage is one line of the log, however many leases there are.
     fn is_out(&self, error: Option<&Error>) {
-        let was_out = {
-            let mut state = self.state();
-            state.has_told_losses &= error.is_some();
-            std::mem::replace(&mut state.is_out, error.is_some())
-        };
+        let mut state = self.state();
+        let was_out = std::mem::replace(&mut state.is_out, error.is_some());
+        state.has_told &= error.is_some();
         match error {
             Some(error) if !was_out => {
                 log::warn!("leases are not renewed, and it is tried again: {error}")
@@ -466,87 +416,96 @@ impl Keeper {
 
     // How a lease comes
 
-    /// Where nobody is `there` any more, a grant that comes all the same is given back.
+    /// When nobody waits for it any more, `alive` has gone; a grant that comes all the same is given back.
     pub async fn acquire(
         self: Arc<Self>,
         asked: Asked,
-        mut gone: oneshot::Receiver<()>,
+        mut alive: oneshot::Receiver<()>,
     ) -> Result<Arc<Grant>, Error> {
+        // The others are renewed meanwhile.
         let mut own = (!asked.wait.is_zero() && !asked.session).then(Line::default);
-        let until = Moment::now() + asked.wait;
-        let mut is_gone = || !matches!(gone.try_recv(), Err(oneshot::error::TryRecvError::Empty));
-        let outcome = loop {
-            if self.state().is_closed {
-                break Err(Error::Invalid("the fence is closed".to_owned()));
-            }
-            let (before, smallest) = (Moment::now(), self.smallest(asked.ttl, &[]));
-            let longest = if asked.session { PORTION.min(smallest / 3) } else { PORTION };
-            let portion = longest.min(until.remaining());
-            let call = asked.call(&self.schema, portion);
-            let limit = portion + if own.is_some() { asked.ttl } else { smallest } / 3;
-            let (token, session) = match self.value(own.as_mut(), limit, &call).await {
-                Ok(found) => found,
-                // The role's transactions are SERIALIZABLE.
-                Err(error) if error.sqlstate().as_deref() == Some("40001") => {
-                    tokio::task::yield_now().await;
-                    continue;
-                }
-                Err(error) => break Err(error),
-            };
-            if let Some(token) = token {
-                if let Some(own) = &mut own {
-                    self.line.lock().await.adopt(own);
-                }
-                let session = asked.session.then_some(session);
-                let granted = Grant::new(asked.names.clone(), token, asked.ttl, before, session);
-                let granted = self.granted(granted).await;
-                match granted {
-                    Ok(grant) if is_gone() => {
-                        self.release(&[grant]).await;
-                        break Err(Error::Invalid("nobody waits for it".to_owned()));
-                    }
-                    granted => break granted,
-                }
-            }
-            if until.has_passed() || is_gone() {
-                break Err(Error::LeaseTaken(self.taken(own.as_mut(), &asked).await));
-            }
-            if asked.names.len() > 1 {
-                clock::sleep(TRY_AGAIN.min(until.remaining())).await;
-            }
+        let outcome = match self.wait_for(&asked, &mut own, &mut alive).await {
+            Ok(grant) => self.granted(grant).await,
+            taken => taken,
         };
+        if let Ok(grant) = &outcome
+            && has_gone(&mut alive)
+        {
+            self.release(from_ref(grant)).await;
+        }
         if let Some(connected) = own.as_mut().and_then(Line::take) {
             connected.close().await;
         }
         outcome
     }
 
+    async fn wait_for(
+        self: &Arc<Self>,
+        asked: &Asked,
+        own: &mut Option<Line>,
+        alive: &mut oneshot::Receiver<()>,
+    ) -> Result<Arc<Grant>, Error> {
+        let until = after(asked.wait);
+        loop {
+            if self.state().is_closed {
+                return Err(Error::Invalid("the fence is closed".to_owned()));
+            }
+            let (before, limit) = (now(), self.limit(asked.ttl, &[]));
+            let longest = if asked.session { PORTION.min(limit) } else { PORTION };
+            let portion = longest.min(left(until));
+            let limit = if own.is_some() { asked.ttl.min(LONGEST) / 3 } else { limit };
+            let call = asked.call(&self.setup.schema, portion);
+            let (rows, session) = match self.rows(own.as_mut(), portion + limit, &call).await {
+                // The role's transactions are SERIALIZABLE.
+                Err(error) if error.has_state("40001") => continue,
+                rows => rows?,
+            };
+            if let Some(token) = rows.first().map_or(Ok(None), |row| row.try_get(0))? {
+                // One that is in use is open already.
+                if let (Some(own), Ok(mut line)) = (own, self.line.try_lock()) {
+                    line.adopt(own);
+                }
+                return Ok(Grant::new(asked.names.clone(), token, asked, before, session));
+            }
+            if until <= now() || has_gone(alive) {
+                let call = asked.holder(&self.setup.schema);
+                let rows = self.rows(own.as_mut(), limit, &call).await;
+                let row = rows.ok().and_then(|(rows, _)| rows.into_iter().next());
+                let holder = row.as_ref().and_then(|row| row.try_get(0).ok()).flatten();
+                let left: Option<f64> = row.and_then(|row| row.try_get(1).ok()).flatten();
+                let (names, remaining) = (asked.names.clone(), left.map(seconds));
+                return Err(Error::LeaseTaken(LeaseTaken { names, holder, remaining }));
+            }
+            if asked.names.len() > 1 {
+                clock::sleep(TRY_AGAIN.min(left(until))).await;
+            }
+        }
+    }
+
     pub async fn claim(
         self: Arc<Self>,
         asked: Asked,
         n: i32,
-        gone: oneshot::Receiver<()>,
+        mut alive: oneshot::Receiver<()>,
     ) -> Result<Vec<Arc<Grant>>, Error> {
-        let (before, limit) = (Moment::now(), self.smallest(asked.ttl, &[]) / 3);
-        let call = any(&self.schema, &asked, n);
-        let (rows, _) = self.rows(None, limit, &call).await?;
+        let (before, limit) = (now(), self.limit(asked.ttl, &[]));
+        let (rows, _) = self.rows(None, limit, &asked.any(&self.setup.schema, n)).await?;
         let mut grants = Vec::new();
         for row in &rows {
-            let grant = Grant::new(vec![row.try_get(0)?], row.try_get(1)?, asked.ttl, before, None);
+            let grant = Grant::new(vec![row.try_get(0)?], row.try_get(1)?, &asked, before, 0);
             // One that is lost already has been told.
             grants.extend(self.granted(grant).await.ok());
         }
-        let mut gone = gone;
-        if !matches!(gone.try_recv(), Err(oneshot::error::TryRecvError::Empty)) {
+        if has_gone(&mut alive) {
             self.release(&grants).await;
         }
         Ok(grants)
     }
 
     async fn granted(self: &Arc<Self>, grant: Arc<Grant>) -> Result<Arc<Grant>, Error> {
-        if grant.times().beat_at.has_passed() {
+        if grant.beat_at().is_some_and(|at| at <= now()) {
             // The call has waited, and the server counts from a later moment.
-            self.keep(std::slice::from_ref(&grant)).await;
+            self.keep(from_ref(&grant)).await;
         }
         let is_closed = {
             let mut state = self.state();
@@ -557,32 +516,11 @@ impl Keeper {
         };
         self.changed.send_replace(());
         if is_closed {
-            self.release(std::slice::from_ref(&grant)).await;
+            self.release(from_ref(&grant)).await;
         }
         self.check(&grant)?;
         self.tell(EventKind::Acquired, &grant);
         Ok(grant)
-    }
-
-    /// By whom, where that can be seen.
-    async fn taken(&self, own: Option<&mut Line>, asked: &Asked) -> LeaseTaken {
-        let names = asked.names.clone();
-        let call = holder_of(&self.schema, &asked.names);
-        let rows =
-            self.rows(own, asked.ttl / 3, &call).await.map(|(rows, _)| rows).unwrap_or_default();
-        let holder = rows.first().and_then(|row| row.try_get(0).ok()).flatten();
-        let left: Option<f64> = rows.first().and_then(|row| row.try_get(1).ok()).flatten();
-        LeaseTaken { names, holder, remaining: left.map(seconds) }
-    }
-
-    async fn value(
-        &self,
-        own: Option<&mut Line>,
-        limit: Duration,
-        call: &Call,
-    ) -> Result<(Option<i64>, u64), Error> {
-        let (rows, session) = self.rows(own, limit, call).await?;
-        Ok((rows.first().map_or(Ok(None), |row| row.try_get(0))?, session))
     }
 
     /// On its own connection, or the one that is given. With the number of the connection.
@@ -592,20 +530,17 @@ impl Keeper {
         limit: Duration,
         call: &Call,
     ) -> Result<(Vec<Row>, u64), Error> {
-        let mut shared;
+        let (open, mut shared) = (&self.setup.open, None);
         let line = match own {
             Some(own) => own,
-            None => {
-                shared = self.line.lock().await;
-                &mut *shared
-            }
+            None => &mut **shared.insert(self.line.lock().await),
         };
-        let rows = line.call(&self.open, limit, call).await;
-        match rows {
+        match line.call(open, limit, call).await {
             Ok(rows) => Ok((rows, line.session)),
-            Err(error) if error.sqlstate().as_deref() == Some("42501") => {
-                let role =
-                    line.call(&self.open, limit, &Call::new("SELECT current_user::text")).await;
+            Err(error) if error.has_state("42501") => {
+                let role = line
+                    .call(open, limit, &Call("SELECT current_user::text".to_owned(), Vec::new()))
+                    .await;
                 let role: Option<String> = role.ok().and_then(|rows| rows.first()?.try_get(0).ok());
                 Err(error.of_call(role.as_deref()))
             }
@@ -617,41 +552,35 @@ impl Keeper {
 
     /// Fails where it is over, whatever the tasks do.
     pub fn check(&self, grant: &Arc<Grant>) -> Result<(), Error> {
-        if grant.reason().is_none() && grant.times().deadline.has_passed() {
-            self.end(std::slice::from_ref(grant), Reason::Deadline);
+        if grant.reason().is_none() && grant.times().deadline <= now() {
+            self.end(from_ref(grant), Reason::Deadline);
         }
-        grant.reason().map_or(Ok(()), |reason| Err(Error::LeaseLost(grant.loss(reason))))
+        let lost = |reason| LeaseLost { names: grant.names.clone(), reason, in_doubt: false };
+        grant.reason().map_or(Ok(()), |reason| Err(Error::LeaseLost(lost(reason))))
     }
 
     /// Those that were not over before.
     pub fn end(&self, grants: &[Arc<Grant>], reason: Reason) -> Vec<Arc<Grant>> {
-        let mut ended = Vec::new();
-        for grant in grants {
-            if grant.ended.send_if_modified(|now| now.is_none() && now.replace(reason).is_none()) {
-                ended.push(grant.clone());
-            }
-        }
+        let ends = |now: &mut Option<Reason>| now.is_none() && now.replace(reason).is_none();
+        let ended = grants.iter().filter(|grant| grant.ended.send_if_modified(ends));
+        let ended: Vec<_> = ended.cloned().collect();
         if ended.is_empty() {
             return ended;
         }
-        self.state().grants.retain(|grant| grant.reason().is_none());
+        let is_known = {
+            let mut state = self.state();
+            state.grants.retain(|grant| grant.reason().is_none());
+            // Of an outage that is one line more, however many are lost by it one after the other.
+            let of_outage = state.is_out && reason == Reason::Deadline;
+            of_outage && std::mem::replace(&mut state.has_told, true)
+        };
         self.changed.send_replace(());
         if reason != Reason::Released {
             for grant in &ended {
-                let loss = grant.loss(reason);
-                for breaker in lock(&grant.guards).values() {
-                    breaker.loss.send_replace(Some(loss.clone()));
-                    breaker.connection.iter().for_each(AbortHandle::abort);
-                }
+                lock(&grant.guards).iter().for_each(AbortHandle::abort);
             }
-            // Of an outage that is one line more, however many are lost by it one after the other.
-            let is_known = {
-                let mut state = self.state();
-                let of_outage = state.is_out && reason == Reason::Deadline;
-                of_outage && std::mem::replace(&mut state.has_told_losses, true)
-            };
             if !is_known {
-                log::warn!("{} lost ({})", all_of(&ended), reason.as_str());
+                log::warn!("{} lost ({reason})", all_of(&ended));
             }
             ended.iter().for_each(|grant| self.tell(EventKind::Lost(reason), grant));
         }
@@ -659,46 +588,43 @@ impl Keeper {
     }
 
     /// Gives them back. No error where that fails: then they end at their ttl.
-    pub async fn release(self: &Arc<Self>, grants: &[Arc<Grant>]) {
+    pub async fn release(&self, grants: &[Arc<Grant>]) {
         for some in self.end(grants, Reason::Released).chunks(MOST_RELEASED) {
-            let ttl = self.smallest(Duration::MAX, some);
-            let outcome = self.release_some(some, ttl).await;
-            // Somebody's open transaction has changed one of them: the others need not wait for it.
-            if some.len() > 1 && outcome.as_ref().is_err_and(is_locked) {
-                for one in some {
-                    let _ = self.release_some(std::slice::from_ref(one), ttl).await;
+            match self.release_some(some).await {
+                // Somebody's open transaction has changed one of them: the others need not wait for it.
+                Err(error) if error.has_state("55P03") && some.len() > 1 => {
+                    for one in some {
+                        let _ = self.release_some(from_ref(one)).await;
+                    }
                 }
-            } else if outcome.is_err_and(|error| error.is_of_connection()) {
                 // Nor would the server be there for the others.
-                return;
+                Err(error) if error.is_of_connection() => return,
+                _ => {}
             }
         }
     }
 
-    async fn release_some(&self, grants: &[Arc<Grant>], ttl: Duration) -> Result<(), Error> {
-        let until = Moment::now() + ttl / 3;
-        let (names, tokens): (Vec<_>, Vec<_>) = pairs(grants).unzip();
-        let call = release_aside(&self.schema, names, tokens, ttl / 12);
+    async fn release_some(&self, grants: &[Arc<Grant>]) -> Result<(), Error> {
+        let limit = self.limit(LONGEST, grants);
+        let until = after(limit);
+        let call = release(&self.setup.schema, pairs(grants), limit / 4);
         let mut has_repeated = false;
         let rows = loop {
-            match self.rows(None, ttl / 3, &call).await {
-                Err(error) if is_locked(&error) && grants.len() == 1 && !until.has_passed() => {
-                    clock::sleep(ttl / 12).await;
-                }
+            let error = match self.rows(None, limit, &call).await {
+                Ok((rows, _)) => break rows,
+                Err(error) => error,
+            };
+            match error.has_state("55P03") {
+                true if grants.len() > 1 => return Err(error),
+                true if now() < until => clock::sleep(limit / 4).await,
                 // It has only shown that the connection had ended before.
-                Err(error)
-                    if error.is_of_connection()
-                        && !has_repeated
-                        && !matches!(error, Error::NoAnswer(_)) =>
-                {
+                false if !has_repeated && matches!(error, Error::TransactionLost(_)) => {
                     has_repeated = true;
                 }
-                Err(error) if is_locked(&error) && grants.len() > 1 => return Err(error),
-                Err(error) => {
+                _ => {
                     log::warn!("{} not released, and ends at its ttl: {error}", all_of(grants));
                     return Err(error);
                 }
-                Ok((rows, _)) => break rows,
             }
         };
         let mut rows = rows.iter();
@@ -706,30 +632,25 @@ impl Keeper {
             let mine = rows.by_ref().take(grant.names.len());
             // All of its rows are passed over, whatever they say.
             let gone = mine.filter(|row| row.get::<_, Option<i64>>(0).is_none()).count();
-            self.was_released(grant, gone == 0 || has_repeated);
+            if gone > 0 && !has_repeated {
+                grant.ended.send_replace(Some(Reason::Gone));
+                log::warn!("{} lost (gone)", all_of(from_ref(grant)));
+                self.tell(EventKind::Lost(Reason::Gone), grant);
+            } else {
+                self.tell(EventKind::Released, grant);
+            }
         }
         Ok(())
     }
 
-    /// The server says whether it was ours still.
-    pub fn was_released(&self, grant: &Grant, is_ours: bool) {
-        if is_ours {
-            return self.tell(EventKind::Released, grant);
-        }
-        grant.ended.send_replace(Some(Reason::Gone));
-        log::warn!("the lease {} is lost (gone)", grant.names.join(", "));
-        self.tell(EventKind::Lost(Reason::Gone), grant);
-    }
-
     /// Gives everything back, and ends all waits.
-    pub async fn close(self: Arc<Self>) -> Result<(), Error> {
+    pub async fn close(self: Arc<Self>) {
         let grants = {
             let mut state = self.state();
             state.is_closed = true;
             state.grants.clone()
         };
         self.release(&grants).await;
-        Ok(())
     }
 
     /// Until its thread has nothing to do any more.
@@ -741,31 +662,35 @@ impl Keeper {
         }
     }
 
-    fn tell(&self, kind: EventKind, grant: &Grant) {
-        if let Some(told) = &self.on_event {
+    pub fn tell(&self, kind: EventKind, grant: &Grant) {
+        if let Some(told) = &self.setup.on_event {
             let (names, token) = (grant.names.clone(), grant.token);
             told(&Event { kind, names, token, remaining: grant.remaining() });
         }
     }
 }
 
-fn pairs(grants: &[Arc<Grant>]) -> impl Iterator<Item = (String, i64)> {
-    grants.iter().flat_map(|grant| grant.names.iter().map(|name| (name.clone(), grant.token)))
+fn has_gone(alive: &mut oneshot::Receiver<()>) -> bool {
+    !matches!(alive.try_recv(), Err(oneshot::error::TryRecvError::Empty))
 }
 
+pub(crate) fn pairs(grants: &[Arc<Grant>]) -> Pairs {
+    let of_one = |grant: &Arc<Grant>| {
+        let token = grant.token;
+        grant.names.clone().into_iter().map(move |name| (name, token))
+    };
+    grants.iter().flat_map(of_one).collect()
+}
+
+/// For the log: the leases … are.
 fn all_of(grants: &[Arc<Grant>]) -> String {
-    let names: Vec<&str> =
+    let mut names: Vec<&str> =
         grants.iter().take(5).flat_map(|grant| &grant.names).map(String::as_str).collect();
     let more = grants.len().saturating_sub(5);
-    let more = if more > 0 { format!(" and {more} more") } else { String::new() };
-    match grants.len() {
-        1 => format!("the lease {} is", names.join(", ")),
-        _ => format!("the leases {}{more} are", names.join(", ")),
-    }
-}
-
-fn is_locked(error: &Error) -> bool {
-    error.sqlstate().as_deref() == Some("55P03")
+    let more = (more > 0).then(|| format!("and {more} more"));
+    names.extend(more.as_deref());
+    let (ending, verb) = if grants.len() == 1 { ("", "is") } else { ("s", "are") };
+    format!("the lease{ending} {} {verb}", names.join(", "))
 }
 
 /// What the server says, which is never negative.

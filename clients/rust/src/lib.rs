@@ -23,28 +23,25 @@
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
 mod asked;
+#[cfg(feature = "blocking")]
+pub mod blocking;
 mod clock;
 mod connected;
 mod error;
 mod fence;
 mod guard;
 mod keeper;
-mod line;
 mod open;
 #[cfg(feature = "sqlx")]
 mod sqlx;
 
 pub use asked::Names;
 pub use connected::{Connected, Tls, connect};
-pub use error::{
-    Error, LeaseLost, LeaseTaken, NotConnected, Reason, Refused, TransactionLost, classify,
-};
+pub use error::{Error, LeaseLost, LeaseTaken, Reason, Refused, TransactionLost, classify};
 pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
-pub use guard::{Guard, Guardable};
+pub use guard::{Guard, Guardable, Guarded};
 #[cfg(feature = "lab")]
 #[doc(hidden)]
 pub use keeper::{Answer, Lab};
 pub use keeper::{Event, EventKind};
 pub use open::open;
-#[cfg(feature = "sqlx")]
-pub use sqlx::SqlxGuard;

@@ -76,8 +76,8 @@ async fn a_lease_is_held_until_it_is_dropped_and_a_fence_that_was_closed_gives_n
     let shop = Shop::new("dropped").await;
     let lease = shop.lease().await;
     assert!(lease.held() && lease.check().is_ok() && lease.remaining() > LONG / 2);
-    let other = shop.fence.lease(shop.order()).holder("other").try_acquire().await.unwrap();
-    let taken = other.err().unwrap();
+    let other = shop.fence.lease(shop.order()).holder("other").acquire().await;
+    let Err(Error::LeaseTaken(taken)) = other else { panic!("{other:?}") };
     assert!(taken.holder.is_some_and(|holder| holder.contains('/')));
     assert!(taken.remaining.is_some_and(|left| left > LONG / 2));
     let clone = lease.clone();
@@ -149,7 +149,7 @@ async fn errors_are_found_however_deep_they_are() {
     let elsewhere = Fence::new(&url()).unwrap().in_schema("nowhere");
     assert!(matches!(elsewhere.lease("x").acquire().await, Err(Error::NotInstalled(_))));
     let nobody = Fence::new("host=127.0.0.1 port=1 user=me").unwrap();
-    let Err(Error::NotConnected(failed)) = nobody.lease("x").acquire().await else { panic!() };
+    let Err(failed @ Error::NotConnected(..)) = nobody.lease("x").acquire().await else { panic!() };
     assert!(failed.to_string().contains("\"127.0.0.1\", port 1, as user \"me\""), "{failed}");
 }
 
@@ -238,17 +238,106 @@ async fn a_connection_of_sqlx_is_guarded_alike() {
     let mut connection = PgConnection::connect(&url()).await.unwrap();
     let refused = connection.execute(shop.set("unfenced").as_str()).await.unwrap_err();
     assert!(matches!(Error::from(refused), Error::Refused(refused) if refused.sqlstate == "PF002"));
-    let mut guard = lease.guard_sqlx(&mut connection).await.unwrap();
+    let mut guard = lease.guard(&mut connection).await.unwrap();
     guard.execute(shop.set("paid").as_str()).await.unwrap();
     guard.commit().await.unwrap();
     assert_eq!(shop.status().await, "paid");
-    let mut guard = lease.guard_sqlx(&mut connection).await.unwrap();
+    let mut guard = lease.guard(&mut connection).await.unwrap();
     guard.execute("SELECT 1 / 0").await.unwrap_err();
     assert!(matches!(guard.commit().await, Err(Error::TransactionLost(lost)) if !lost.in_doubt));
-    let mut guard = lease.guard_sqlx(&mut connection).await.unwrap();
+    let mut guard = lease.guard(&mut connection).await.unwrap();
     let set = shop.set("sent");
     guard.run(async |on| on.execute(set.as_str()).await).await.unwrap();
+    let mut inner = lease.guard(&mut **guard).await.unwrap();
+    inner.execute(shop.set("undone").as_str()).await.unwrap();
+    inner.rollback().await.unwrap();
     guard.commit_and_release().await.unwrap();
     assert_eq!(shop.status().await, "sent");
     assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("free"));
+}
+
+/// A server that takes connections and says nothing costs its own part of the time, and not that of the next one.
+#[tokio::test]
+async fn a_silent_host_leaves_time_for_the_next_one() {
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut config: Config = url().parse().unwrap();
+    let mut both = Config::new();
+    both.host("127.0.0.1").port(silent.local_addr().unwrap().port());
+    both.host("127.0.0.1").port(config.get_ports()[0]);
+    both.user(config.get_user().unwrap()).dbname(config.get_dbname().unwrap());
+    config.get_password().map(|password| both.password(password));
+    for limit in [None, Some(Duration::from_secs(1)), Some(Duration::from_secs(60))] {
+        limit.map(|limit| both.connect_timeout(limit));
+        let fence = Fence::at([both.clone()], NoTls);
+        let lease = fence.lease("silent").ttl(Duration::from_secs(6)).acquire().await.unwrap();
+        lease.release().await.unwrap();
+    }
+    config.connect_timeout(Duration::from_secs(1));
+    Fence::at([config], NoTls).lease("silent").acquire().await.unwrap();
+}
+
+/// Whatever becomes of the guard that was about to release it.
+#[tokio::test]
+async fn a_lease_is_kept_after_a_release_that_was_given_up() {
+    let shop = Shop::new("given_up").await;
+    let request = shop.fence.lease(shop.order()).ttl(Duration::from_secs(1));
+    let lease = request.acquire().await.unwrap();
+    let mut client = client().await;
+    let mut locks = connect(&url(), NoTls).await.unwrap();
+    let locks = locks.transaction().await.unwrap();
+    locks.execute("SELECT lease_renew($1, $2)", &[&shop.order(), &lease.token()]).await.unwrap();
+    let guard = lease.guard(&mut client).await.unwrap();
+    let given_up = tokio::time::timeout(Duration::from_millis(200), guard.commit_and_release());
+    assert!(given_up.await.is_err());
+    locks.commit().await.unwrap();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    lease.check().unwrap();
+}
+
+#[cfg(feature = "blocking")]
+#[test]
+fn the_verbs_of_programs_that_are_not_asynchronous() {
+    use pg_fence_client::blocking::{Fence, Lease};
+    let fence = Fence::new(&url()).unwrap();
+    let mut client = fence.connect(&url(), NoTls).unwrap();
+    client
+        .batch_execute(
+            "DROP TABLE IF EXISTS blocks_not; CREATE TABLE blocks_not (id bigint, status text)",
+        )
+        .unwrap();
+    client.batch_execute("INSERT INTO blocks_not VALUES (7, 'new'); SELECT fence_protect('blocks_not', lease => 'bn:{id}')").unwrap();
+    let update = "UPDATE blocks_not SET status = 'paid'";
+    assert!(
+        matches!(client.execute(update, &[]), Err(Error::Refused(told)) if told.sqlstate == "PF002")
+    );
+    let lease = fence.lease("bn:7").ttl(LONG).acquire().unwrap();
+    assert!(matches!(fence.lease("bn:7").acquire(), Err(Error::LeaseTaken(_))));
+    let mut guard = lease.guard(&mut client).unwrap();
+    let inner = lease.guard(&mut guard).unwrap();
+    inner.execute(update, &[]).unwrap();
+    inner.commit().unwrap();
+    assert_eq!(guard.query("SELECT status FROM blocks_not", &[]).unwrap().len(), 1);
+    guard.commit_and_release().unwrap();
+    assert!(
+        matches!(lease.check(), Err(Error::LeaseLost(lost)) if lost.reason == Reason::Released)
+    );
+    let claimed = fence.claim(["bn:8", "bn:9"], 2, LONG).unwrap();
+    fence.guard(&mut client, &claimed).unwrap().commit().unwrap();
+    let led = fence.lead("bn:7", LONG, &CancellationToken::new(), |lease: Lease| {
+        let guard = lease.guard(&mut client)?;
+        guard.execute(update, &[])?;
+        guard.commit()?;
+        Ok(lease.token())
+    });
+    assert!(led.unwrap().is_some());
+    let loses = fence.lease("bn:7").ttl(Duration::from_secs(1)).acquire().unwrap();
+    let hangs = loses.guard(&mut client).unwrap();
+    let mut admin = fence.connect(&url(), NoTls).unwrap();
+    fence.adopted("bn:adopted", 33).guard(&mut admin).unwrap().commit().unwrap();
+    admin.execute("SELECT lease_revoke('bn:7')", &[]).unwrap();
+    let ended = hangs.execute("SELECT pg_sleep(300)", &[]);
+    assert!(matches!(ended, Err(Error::LeaseLost(_))), "{ended:?}");
+    drop(hangs);
+    fence.close();
+    assert!(matches!(fence.lease("x").acquire(), Err(Error::Invalid(_))));
 }

@@ -101,9 +101,9 @@ pub const ALL: &[Scenario] = &[
     played("Renewals are nobody else's business", lost::renewed_beside_an_open_transaction),
     played("The server is restarted", lost::the_server_is_restarted_and_the_command_goes_on),
     played("The server fails over", lost::the_server_fails_over_and_the_command_goes_on),
-    left_out(
+    played(
         "The server fails over, with an adopted token",
-        "it adopts again at each heartbeat; not tried over a failover",
+        lost::the_server_fails_over_with_an_adopted_token,
     ),
     played(
         "A pooler in between",
@@ -125,9 +125,9 @@ pub const ALL: &[Scenario] = &[
     left_out("A cut that is mended in time, with a hundred held", ONE_LEASE),
     left_out("A thousand leases on one connection", ONE_LEASE),
     left_out("One connection for all", ONE_LEASE),
-    left_out(
+    played(
         "The session of a session lease ends, long before a heartbeat",
-        "its keeper finds it out at its next renewal",
+        lost::a_session_lease_passes_on_when_its_connection_ends,
     ),
     left_out("Handed over by name", "a run holds its lease from its acquire to its end"),
     left_out("Two claim at once", ONE_LEASE),

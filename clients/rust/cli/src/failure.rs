@@ -2,7 +2,6 @@
 
 use pg_fence_client::Error;
 use std::fmt;
-use std::sync::Arc;
 
 pub type Result<T> = std::result::Result<T, Failure>;
 
@@ -52,9 +51,9 @@ impl Failure {
 
     /// What the client says, of a call that is not about a lease lost or taken.
     pub fn of_client(error: &Error) -> Failure {
-        let text = told(error);
+        let text = error.to_string();
         match error {
-            Error::NotConnected(_) if text.contains(PASSWORD_MISSING) => {
+            Error::NotConnected(..) if text.contains(PASSWORD_MISSING) => {
                 Failure::new(status::REFUSED, text.replace(PASSWORD_MISSING, NO_PASSWORD))
             }
             Error::NotInstalled(_) => {
@@ -69,7 +68,7 @@ impl Failure {
 
     pub fn of_driver(error: tokio_postgres::Error) -> Failure {
         // No transaction of ours was open that could be lost.
-        Failure::of_client(&Error::Postgres(Arc::new(error)))
+        Failure::of_client(&Error::other(error))
     }
 
     /// Whether the same may succeed a little later.
@@ -91,29 +90,12 @@ const PASSWORD_MISSING: &str = "password missing";
 const NO_PASSWORD: &str = "the server asks for a password, and there is none: it comes from ~/.pgpass (readable for its \
      owner alone) or PGPASSWORD, and is not asked for";
 
-/// An error's causes, from the outside in.
-fn causes(error: &Error) -> impl Iterator<Item = &dyn std::error::Error> {
-    std::iter::successors(std::error::Error::source(error), |cause| cause.source())
-}
-
 /// As the clients tell what is permanent: these classes will be refused again.
 fn status_of(sqlstate: Option<&str>) -> u8 {
     let state = sqlstate.unwrap_or_default();
     let is_permanent = matches!(state.get(..2), Some("22" | "28" | "3D" | "3F" | "42" | "PF"))
         || matches!(state, "0A000" | "55000");
     if is_permanent { status::REFUSED } else { status::UNAVAILABLE }
-}
-
-/// With the cause, where the driver's own words name none.
-fn told(error: &Error) -> String {
-    let mut text = error.to_string();
-    for cause in causes(error) {
-        let words = cause.to_string();
-        if !text.contains(&words) && words != "db error" {
-            text = format!("{text}: {words}");
-        }
-    }
-    text
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@
 
 mod adopted;
 mod cgroup;
+mod ending;
 mod keeper;
 mod line;
 mod messages;

@@ -14,8 +14,7 @@ type Answers = Result<Vec<Answer>, Error>;
 
 /// One of them, and who waits for it.
 pub struct Renewal {
-    names: Vec<String>,
-    tokens: Vec<i64>,
+    pairs: Vec<(String, i64)>,
     answer: oneshot::Sender<Answers>,
 }
 
@@ -23,7 +22,8 @@ impl Renewal {
     pub async fn within(self, guard: &Guard<'_>) {
         let sql = "SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8 \
                    FROM lease_keep($1, $2)";
-        let rows = guard.query(sql, &[&self.names, &self.tokens]).await;
+        let (names, tokens): (Vec<String>, Vec<i64>) = self.pairs.into_iter().unzip();
+        let rows = guard.query(sql, &[&names, &tokens]).await;
         let answer = |row: &tokio_postgres::Row| Answer {
             outcome: row.get(0),
             remaining: row.get(1),
@@ -88,20 +88,20 @@ impl Heartbeat {
     }
 
     pub fn lab(self: Arc<Self>) -> Lab {
-        Arc::new(move |names, tokens, ask| {
+        Arc::new(move |pairs, ask| {
             let heartbeat = self.clone();
             Box::pin(async move {
                 if heartbeat.starved.load(Ordering::Relaxed) {
                     return Err(Error::other("starved"));
                 }
                 assert!(!heartbeat.broken.swap(false, Ordering::Relaxed), "broken");
-                let (count, begun) = (names.len(), Instant::now());
+                let (count, begun) = (pairs.len(), Instant::now());
                 let work = lock(&heartbeat.work).clone().filter(|_| heartbeat.has("renew-in-work"));
                 let answers = match work {
                     None => ask.await,
                     Some(work) => {
                         let (answer, answered) = oneshot::channel();
-                        let _ = work.send(Renewal { names, tokens, answer });
+                        let _ = work.send(Renewal { pairs, answer });
                         answered.await.unwrap_or_else(|gone| Err(Error::other(gone)))
                     }
                 };

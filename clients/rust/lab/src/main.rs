@@ -123,7 +123,7 @@ fn refused(error: &(dyn StdError + 'static)) {
         Some(Error::LeaseLost(_)) => "lost",
         Some(Error::NotInstalled(_)) => "not-installed",
         Some(Error::NotGranted(_)) => "not-granted",
-        Some(Error::NoAnswer(_) | Error::NotConnected(_)) => "no-answer",
+        Some(Error::NoAnswer(_) | Error::NotConnected(..)) => "no-answer",
         Some(_) if state.is_some() => "refused",
         _ if error.is::<Wrong>() => "type",
         _ => "other",
@@ -330,13 +330,14 @@ impl Worker {
             let reclaims = order["reclaim"] == true;
             request = if reclaims { request.reclaim(holder) } else { request.holder(holder) };
         }
-        match within(order, request.try_acquire()).await?? {
+        match within(order, request.acquire()).await? {
             Ok(lease) => {
                 self.heartbeat.feed();
                 say_granted("acquired", &lease);
                 *lock(&self.held) = Some(Held::Lease(lease));
             }
-            Err(_) => say("taken", json!({})),
+            Err(Error::LeaseTaken(_)) => say("taken", json!({})),
+            Err(error) => return Err(error.into()),
         }
         Ok(())
     }
@@ -346,12 +347,13 @@ impl Worker {
     async fn hold(&mut self, order: &Value) -> Outcome {
         lock(&self.crowd_names).extend(names(order));
         for name in names(order) {
-            match self.fence.lease(name).ttl(ms(&order["ttl_ms"])).try_acquire().await? {
+            match self.fence.lease(name).ttl(ms(&order["ttl_ms"])).acquire().await {
                 Ok(lease) => self.crowd.push(lease),
-                Err(_) => {
+                Err(Error::LeaseTaken(_)) => {
                     say("taken", json!({}));
                     return Ok(());
                 }
+                Err(error) => return Err(error.into()),
             }
         }
         self.say_holding();
@@ -538,7 +540,9 @@ async fn works(stop: CancellationToken, how: Arc<Mutex<Option<String>>>, url: St
 fn tell(event: &Event, crowd: &[String]) {
     let (wall, name) = (now_ms(), &event.names[0]);
     match event.kind {
-        EventKind::Lost(reason) => say("lost", json!({ "name": name, "reason": reason.as_str() })),
+        EventKind::Lost(reason) => {
+            say("lost", json!({ "name": name, "reason": reason.to_string() }))
+        }
         EventKind::Renewed if !crowd.contains(name) => {
             let deadline = until(wall, event.remaining);
             say("renewed", json!({ "token": event.token, "deadline": deadline }));

@@ -250,16 +250,26 @@ pub fn the_server_is_restarted_and_the_command_goes_on(scene: &Scene) -> Result<
 
 /// No token speaks for the lease until it has been renewed: a write before that is refused, and goes through later.
 pub fn the_server_fails_over_and_the_command_goes_on(scene: &Scene) -> Result<()> {
+    fails_over(scene, "--ttl 30s")
+}
+
+/// The same of a token that was adopted: it speaks again once it was adopted again.
+pub fn the_server_fails_over_with_an_adopted_token(scene: &Scene) -> Result<()> {
+    fails_over(scene, "--ttl 6s --adopt 33")
+}
+
+fn fails_over(scene: &Scene, options: &str) -> Result<()> {
     let lab = scene.lab();
     let primary = lab.builder().start()?;
     let stage = scene.stage_on(&primary)?;
+    stage.admin()?.run(&format!("SELECT fence_grant('{}', 'adopter')", stage.role()))?;
     let standby = lab.builder().standby_of(&primary)?;
     standby.start()?;
     let cable = Cable::lay(primary.port())?;
     let script = "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $$ > $DIR/pid; \
                   until [ -e $DIR/go ]; do sleep 0.05; done; read PGPORT < $DIR/port; export PGPORT; \
                   until psql -qXc \"UPDATE work SET value = 'A2'\"; do sleep 0.2; done";
-    let run = stage.run_by(&cable, "job --ttl 30s", script)?;
+    let run = stage.run_by(&cable, &format!("job {options}"), script)?;
     stage.pid("pid")?;
     std::fs::write(stage.dir().join("port"), format!("{}\n", standby.port()))?;
     standby.wait_replayed(&primary)?;

@@ -29,6 +29,7 @@ cases![
     a_cut_that_is_mended_in_time_ends_nothing => plays(lost::a_cut_that_is_mended_in_time_ends_nothing),
     the_server_is_restarted_and_the_command_goes_on => plays(lost::the_server_is_restarted_and_the_command_goes_on),
     the_server_fails_over_and_the_command_goes_on => plays(lost::the_server_fails_over_and_the_command_goes_on),
+    the_server_fails_over_and_an_adopted_token_is_adopted_again => plays(lost::the_server_fails_over_with_an_adopted_token),
     through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set => plays(lost::through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set),
     a_session_lease_passes_on_when_its_connection_ends => plays(lost::a_session_lease_passes_on_when_its_connection_ends),
     all_of_it_is_killed_and_its_session_lease_passes_on => plays(lost::killed_with_a_session_lease),

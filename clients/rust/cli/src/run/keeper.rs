@@ -3,10 +3,10 @@
 //! Signals are blocked in it, and it is in no terminal's process group: as long as the command runs the lease is
 //! renewed, whatever becomes of the supervisor. Where that is frozen or dead, it ends the command itself.
 
-use super::cgroup::Cgroup;
-use super::messages::{Order, Told};
+use super::ending::{GIVING_UP, end};
+use super::messages::{Order, Said, Told, listen};
 use super::times::Times;
-use super::{Options, adopted, line, processes};
+use super::{Options, adopted, line};
 use crate::arguments;
 use crate::clock::Moment;
 use crate::connection::Server;
@@ -15,9 +15,9 @@ use crate::{logger, planted};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
 use nix::unistd::gethostname;
-use pg_fence_client::{EventKind, Fence, Lease, LeaseRequest, LeaseTaken};
-use std::io::{BufRead, IsTerminal, Write, stderr, stdin, stdout};
-use std::sync::{Arc, Mutex, mpsc as std_mpsc};
+use pg_fence_client::{Error, EventKind, Fence, Lease, LeaseRequest, LeaseTaken};
+use std::io::{IsTerminal, stderr};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
@@ -26,16 +26,10 @@ use tokio_postgres::types::Type;
 
 /// Tokio's timers stand still while the machine sleeps: each wait looks at the clock again after this.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// Between two looks whether what was killed is gone.
-const DYING: Duration = Duration::from_millis(20);
 /// Between two connections, while a database that is away is waited for.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// Who waits for less is not told for whom.
 const SHOW_AFTER: Duration = Duration::from_millis(500);
-/// As often in a row nothing of the command must be seen.
-const LOOKS: usize = 3;
-/// How long the end may take where nothing depends on it.
-const GIVING_UP: Duration = Duration::from_secs(2);
 
 pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
     logger::start();
@@ -47,7 +41,7 @@ pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
         let said = Arc::new(Said::start());
         let keeper = Keeper { options, times, server, orders: listen(), said: said.clone() };
         keeper.keep().await;
-        said.finish();
+        said.finish(GIVING_UP);
     });
     Ok(0)
 }
@@ -104,40 +98,38 @@ impl Keeper {
     /// Nothing where the supervisor wants it no more.
     async fn acquire(&mut self, fence: &Fence) -> Result<Option<Lease>> {
         let until = Moment::now()? + self.options.wait.0;
-        let stop = |shown: &Option<JoinHandle<()>>| shown.iter().for_each(JoinHandle::abort);
         let shown = self.show_who_has_it();
-        let mut request = self.request(fence);
+        let request = self.request(fence);
         // The same is not told again and again.
         let mut told = String::new();
         let granted = loop {
             let granted = tokio::select! {
-                granted = request.clone().wait(until.remaining()?).try_acquire() => granted,
+                granted = request.clone().wait(until.remaining()?).acquire() => granted,
                 // Release, or the end: nobody wants it any more.
-                _ = self.orders.recv() => {
-                    stop(&shown);
-                    // What is granted all the same is given back.
-                    let _ = tokio::time::timeout(GIVING_UP, fence.close()).await;
-                    return Ok(None);
-                }
+                _ = self.orders.recv() => break Ok(None),
             };
-            match granted.map_err(|error| Failure::of_client(&error)) {
-                Err(failure) if failure.is_passing() && !until.has_passed()? => {
-                    if failure.message != told {
-                        log::warn!("{failure}: it is tried again");
-                        told = failure.message;
-                    }
-                    // The answer to a grant may have been lost with the connection.
-                    request = self.reclaiming(request);
-                    tokio::time::sleep(TRY_AGAIN.min(until.remaining()?)).await;
+            let failure = match granted {
+                Ok(lease) => break Ok(Some(lease)),
+                Err(Error::LeaseTaken(taken)) => {
+                    break Err(Failure::new(status::TAKEN, self.taken(taken).await));
                 }
-                granted => break granted?,
+                Err(error) => Failure::of_client(&error),
+            };
+            if !failure.is_passing() || until.has_passed()? {
+                break Err(failure);
             }
+            if failure.message != told {
+                log::warn!("{failure}: it is tried again");
+                told = failure.message;
+            }
+            tokio::time::sleep(TRY_AGAIN.min(until.remaining()?)).await;
         };
-        stop(&shown);
-        match granted {
-            Ok(lease) => Ok(Some(lease)),
-            Err(taken) => Err(Failure::new(status::TAKEN, self.taken(taken).await)),
+        shown.iter().for_each(JoinHandle::abort);
+        if let Ok(None) = granted {
+            // What is granted all the same is given back.
+            let _ = tokio::time::timeout(GIVING_UP, fence.close()).await;
         }
+        granted
     }
 
     /// Says who has it, where that can be seen.
@@ -156,8 +148,13 @@ impl Keeper {
 
     fn request(&self, fence: &Fence) -> LeaseRequest {
         let options = &self.options;
-        let mut request = fence.lease(options.names.as_slice());
+        let mut request = fence.lease(options.names.clone());
         request = request.ttl(self.times.ttl).holder(self.holder());
+        let is_alone = !options.shared && options.slots.is_none() && options.names.len() == 1;
+        if is_alone && options.holder.is_none() {
+            // The answer to a grant may be lost with a connection. Nobody else has that name.
+            request = request.reclaim(self.holder());
+        }
         if options.shared {
             request = request.shared();
         }
@@ -172,16 +169,6 @@ impl Keeper {
             request = request.metadata(serde_json::json!({ "at_least": at_least.as_secs_f64() }));
         }
         request
-    }
-
-    /// Only by a name that nobody else has.
-    fn reclaiming(&self, request: LeaseRequest) -> LeaseRequest {
-        let is_alone = !self.options.shared && self.options.slots.is_none();
-        let is_one = self.options.names.len() == 1;
-        match self.options.holder {
-            None if is_alone && is_one => request.reclaim(self.holder()),
-            _ => request,
-        }
     }
 
     fn holder(&self) -> String {
@@ -257,7 +244,7 @@ impl Keeper {
                 let deadline = deadline_of(&lease).unwrap_or(granted);
                 let kill_at = Moment::now().map(|now| now + self.times.grace);
                 let kill_at = kill_at.map_or(deadline, |at| at.min(self.times.kill_at(deadline)));
-                if !self.end(group, Signal::SIGTERM, kill_at).await {
+                if !end(&mark(), group, Signal::SIGTERM, kill_at).await {
                     return std::mem::forget(lease);
                 }
             }
@@ -308,7 +295,7 @@ impl Keeper {
                     Some(_) => return Ok(()),
                     None => {
                         let kill_at = Moment::now()? + self.times.grace;
-                        self.end(group, Signal::SIGTERM, kill_at).await;
+                        end(&mark(), group, Signal::SIGTERM, kill_at).await;
                         return Ok(());
                     }
                 },
@@ -344,44 +331,7 @@ impl Keeper {
                 () = sleep_until(by) => break,
             }
         }
-        self.end(group, Signal::SIGKILL, by).await;
-    }
-
-    /// Ends all that can be found of the command. Whether nothing is left.
-    async fn end(&self, group: Option<i32>, first: Signal, kill_at: Moment) -> bool {
-        if planted::NO_WATCHDOG {
-            return true;
-        }
-        // The supervisor may have died before it told the group.
-        let variable = format!("PG_FENCE_RUN={}", mark());
-        let cgroup = Cgroup::find(&mark());
-        let left = || {
-            let mut all = processes::of_group_or_with(group, &variable);
-            all.extend(cgroup.iter().flat_map(Cgroup::processes));
-            all
-        };
-        let signal = |signal| {
-            // Before all others: to look for processes takes a while on a busy machine.
-            if signal == Signal::SIGKILL {
-                cgroup.iter().for_each(Cgroup::kill);
-            }
-            processes::signal_all(&left(), group, signal);
-        };
-        signal(first);
-        signal(Signal::SIGCONT);
-        // What is born while one looks may be missed; it is no child of ours that we could wait for.
-        while (0..LOOKS).any(|_| !left().is_empty()) {
-            if kill_at.has_passed().unwrap_or(true) {
-                signal(Signal::SIGKILL);
-            }
-            if (kill_at + GIVING_UP).has_passed().unwrap_or(true) {
-                log::warn!("KILL does not end all of the command: the lease is left to its ttl");
-                return false;
-            }
-            tokio::time::sleep(DYING).await;
-        }
-        cgroup.iter().for_each(Cgroup::remove);
-        true
+        end(&mark(), group, Signal::SIGKILL, by).await;
     }
 }
 
@@ -395,55 +345,4 @@ async fn sleep_until(moment: Moment) {
 fn deadline_of(lease: &Lease) -> Option<Moment> {
     let now = Moment::now().ok()?;
     Some(now + lease.remaining())
-}
-
-/// What the supervisor orders, until it is dead. A thread, since a pipe may block.
-fn listen() -> mpsc::UnboundedReceiver<Order> {
-    let (send, orders) = mpsc::unbounded_channel();
-    std::thread::spawn(move || {
-        for line in stdin().lock().lines().map_while(std::io::Result::ok) {
-            let Ok(order) = serde_json::from_str(&line) else { return };
-            if send.send(order).is_err() {
-                return;
-            }
-        }
-    });
-    orders
-}
-
-/// What is told to the supervisor, by a thread: it may be stopped for hours, and then reads nothing.
-struct Said {
-    words: std_mpsc::Sender<Option<Told>>,
-    written: Mutex<std_mpsc::Receiver<()>>,
-}
-
-impl Said {
-    fn start() -> Said {
-        let (words, heard) = std_mpsc::channel::<Option<Told>>();
-        let (end, written) = std_mpsc::channel();
-        std::thread::spawn(move || {
-            while let Ok(Some(told)) = heard.recv() {
-                let Ok(line) = serde_json::to_string(&told) else { return };
-                if writeln!(stdout(), "{line}").is_err() {
-                    return;
-                }
-            }
-            // Nobody waits any more where it took too long.
-            let _ = end.send(());
-        });
-        Said { words, written: Mutex::new(written) }
-    }
-
-    fn say(&self, told: Told) {
-        // Nobody hears it where the supervisor is dead.
-        let _ = self.words.send(Some(told));
-    }
-
-    /// Waits until all has been written, unless the supervisor is frozen and reads nothing.
-    fn finish(&self) {
-        let _ = self.words.send(None);
-        if let Ok(written) = self.written.lock() {
-            let _ = written.recv_timeout(GIVING_UP);
-        }
-    }
 }
