@@ -3,7 +3,9 @@
 
 use crate::asked::{Asked, Pairs, keep, release};
 use crate::clock::{self, after, left, now};
-use crate::connected::{BoxFuture, Call, Line, Opener};
+#[cfg(feature = "lab")]
+use crate::connected::BoxFuture;
+use crate::connected::{Call, Line, Opener};
 use crate::error::{Error, LeaseLost, LeaseTaken, Reason};
 use std::future::Future;
 use std::slice::from_ref;
