@@ -165,9 +165,13 @@ fn the_tarball_has_the_same_files_and_its_checksum(lab: &Lab) -> Result<()> {
     for (directory, operations) in
         [(&tar, format!("{top}/doc/operations")), (&deb, operations_of_deb(lab))]
     {
-        for page in
-            ["operations.md", "monitoring.md", "monitoring/queries.yaml", "monitoring/alerts.yaml"]
-        {
+        for page in [
+            "operations.md",
+            "monitoring.md",
+            "monitoring/queries.yaml",
+            "monitoring/alerts.yaml",
+            "monitoring/dashboard.json",
+        ] {
             let packed = fs::read(directory.join(&operations).join(page))
                 .with_context(|| page.to_owned())?;
             ensure!(

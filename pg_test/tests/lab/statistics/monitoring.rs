@@ -3,6 +3,7 @@
 use crate::project::pages;
 use pg_test::cluster::free_port;
 use pg_test::extension::source_root;
+use pg_test::orm::{self, Runtime};
 use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::setup::{self, Package};
 use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result};
@@ -34,6 +35,53 @@ fn text(name: &str) -> Result<String> {
 /// The words of a text that may be names of metrics or alerts.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
+}
+
+/// What the panels of the dashboard ask for, with the variables as Grafana fills them in.
+fn asked_by_the_dashboard() -> Result<Vec<String>> {
+    let dashboard: Value = serde_json::from_str(&text("dashboard.json")?)?;
+    let panels = dashboard["panels"].as_array().context("no panels")?;
+    let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
+    let asked = targets.filter_map(|target| target["expr"].as_str());
+    Ok(asked
+        .map(|asked| asked.replace("$datname", ".+").replace("$__rate_interval", "1m"))
+        .collect())
+}
+
+/// Grafana's own library, of the oldest Grafana that the dashboard is for.
+const GRAFANA: Runtime = Runtime::Python(&["grafana-foundation-sdk==1769699998!10.1.0"]);
+
+/// Says what that library does not read, or reads otherwise.
+const READS: &str = r#"
+import json, sys
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.cog.plugins import register_default_plugins
+from grafana_foundation_sdk.models.dashboard import Dashboard
+
+register_default_plugins()
+given = json.load(open(sys.argv[1]))
+read = json.loads(JSONEncoder().encode(Dashboard.from_json(given)))
+
+def unread(given, read, path):
+    if isinstance(given, dict) and isinstance(read, dict):
+        return [one for key in given for one in unread(given[key], read.get(key), f"{path}.{key}")]
+    if isinstance(given, list) and isinstance(read, list) and len(given) == len(read):
+        return [one for at, (g, r) in enumerate(zip(given, read)) for one in unread(g, r, f"{path}[{at}]")]
+    return [] if given == read else [f"{path}: {given!r} is read as {read!r}"]
+
+sys.exit("\n".join(unread(given, read, "dashboard")) or 0)
+"#;
+
+#[lab_test(slow)]
+fn grafana_s_own_library_reads_all_of_the_dashboard(lab: &Lab) -> Result<()> {
+    let python = orm::fetch(GRAFANA)?.join("bin/python");
+    let reads =
+        |path: &Path| process::output_of(Command::new(&python).args(["-c", READS]).arg(path));
+    reads(&file("dashboard.json"))?;
+    let misspelt = lab.prefix().new_dir("dashboard")?.join("dashboard.json");
+    fs::write(&misspelt, text("dashboard.json")?.replace("\"gridPos\"", "\"gridPosition\""))?;
+    ensure!(reads(&misspelt).is_err(), "a key that Grafana does not know is read");
+    Ok(())
 }
 
 fn promtool(what: &str, file: &Path) -> Result<String> {
@@ -224,6 +272,11 @@ fn every_series_is_exported_that_the_alerts_and_the_page_name(lab: &Lab) -> Resu
     for name in expressions.flat_map(words).filter(|w| w.contains("fence_") || w.contains("pg_")) {
         ensure!(exported.contains(name), "an alert asks for {name}: {exported:?}");
     }
+    for asked in asked_by_the_dashboard()? {
+        for name in words(&asked).filter(|word| word.starts_with("fence_")) {
+            ensure!(exported.contains(name), "the dashboard asks for {name}: {exported:?}");
+        }
+    }
     let page = fs::read_to_string(source_root().join("docs/operations/monitoring.md"))?;
     let ours: BTreeSet<&str> =
         exported.iter().copied().filter(|name| name.starts_with("fence_")).collect();
@@ -336,6 +389,15 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
     ensure!(alert["labels"]["datname"] == "postgres", "{alert}");
     let description = alert["annotations"]["description"].as_str().unwrap_or_default();
     ensure!(description.contains("public.orders by worker A;"), "{alert}");
+
+    for asked in asked_by_the_dashboard()? {
+        let query: String = asked.bytes().map(|byte| format!("%{byte:02X}")).collect();
+        let answer =
+            prometheus.api(&format!("query?query={query}")).with_context(|| asked.clone())?;
+        let is_empty = answer["result"].as_array().is_none_or(Vec::is_empty);
+        // Nobody holds up anybody here.
+        ensure!(!is_empty || asked.starts_with("fence_held_up"), "{asked}: {answer}");
+    }
 
     let refusals = admin.rows(
         "SELECT sqlstate, relation, key, lease, presented, stored, holder, application_name, pid FROM fence.refusals",
