@@ -4,8 +4,7 @@ use crate::asked::{Asked, Names, unique_holder};
 use crate::clock;
 use crate::connected::{Connected, Opener, Tls};
 use crate::error::{Error, LeaseLost, Reason, classify};
-use crate::guard::sealed::Begins;
-use crate::guard::{Guardable, Guarded, Under};
+use crate::guard::{Guardable, Guards, Under};
 use crate::keeper::{Event, Grant, Keeper, Setup};
 use crate::open::open;
 use serde_json::Value;
@@ -145,13 +144,13 @@ impl Fence {
     }
 
     /// A transaction that is guarded by several leases at once; see [`Lease::guard`].
-    pub async fn guard<'c, 'l, C: Guardable>(
+    pub fn guard<'c, 'l, C: Guardable, L: IntoIterator<Item = &'l Lease>>(
         &self,
         connection: &'c mut C,
-        leases: impl IntoIterator<Item = &'l Lease>,
-    ) -> Result<Guarded<<C as Begins>::Begun<'c>>, Error> {
+        leases: L,
+    ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, 'l, C, L> {
         let grants = leases.into_iter().map(|lease| lease.0.grant.clone()).collect();
-        Guarded::begin(Under::leases(&self.0, grants), connection).await
+        Under::leases(&self.0, grants).begin(connection)
     }
 
     /// Gives everything back, ends all waits, and closes the connection. For SIGTERM, and the end of `main`.
@@ -330,12 +329,11 @@ impl Lease {
     ///
     /// `connection` is a tokio-postgres `Client`, a [`Connected`], sqlx's `PgConnection`, or a transaction that is open:
     /// that is guarded from here on by a savepoint, and the code that began it ends it.
-    pub async fn guard<'c, C: Guardable>(
+    pub fn guard<'c, C: Guardable>(
         &self,
         connection: &'c mut C,
-    ) -> Result<Guarded<<C as Begins>::Begun<'c>>, Error> {
-        let under = Under::leases(&self.0.keeper, vec![self.0.grant.clone()]);
-        Guarded::begin(under, connection).await
+    ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
+        Under::leases(&self.0.keeper, vec![self.0.grant.clone()]).begin(connection)
     }
 
     /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be reached, it
@@ -380,12 +378,11 @@ pub struct Adopted {
 
 impl Adopted {
     /// As [`Lease::guard`]. [`Error::LeaseTaken`]: a transaction guards an older number, try again.
-    pub async fn guard<'c, C: Guardable>(
+    pub fn guard<'c, C: Guardable>(
         &self,
         connection: &'c mut C,
-    ) -> Result<Guarded<<C as Begins>::Begun<'c>>, Error> {
+    ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
         let pairs = vec![(self.name.clone(), self.token)];
-        let under = Under::new(&self.keeper, Vec::new(), pairs);
-        Guarded::begin(under, connection).await
+        Under::new(&self.keeper, Vec::new(), pairs).begin(connection)
     }
 }

@@ -142,6 +142,15 @@ impl Under {
         Under::new(keeper, grants, pairs)
     }
 
+    /// `Send` is said, for the compiler does not find it out where a guard is within another.
+    pub fn begin<'c, C: Guardable>(
+        self,
+        connection: &'c mut C,
+    ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
+        let (is_whole, cut) = (connection.is_whole(), connection.cut());
+        Guarded::begin(self, is_whole, cut, connection.begin())
+    }
+
     /// How often the answer of a function is not NULL.
     fn sql(&self, function: &str) -> String {
         let schema = &self.keeper.setup.schema;
@@ -278,6 +287,9 @@ impl Drop for Resting<'_> {
     }
 }
 
+/// What comes of beginning one on such a connection.
+pub type Guards<'c, C> = Result<Guarded<<C as sealed::Begins>::Begun<'c>>, Error>;
+
 /// On tokio-postgres.
 pub type Guard<'c> = Guarded<Transaction<'c>>;
 
@@ -296,16 +308,14 @@ pub struct Guarded<T: Open> {
 }
 
 impl<T: Open> Guarded<T> {
-    pub(crate) async fn begin<'c, C>(
+    async fn begin(
         mut under: Under,
-        connection: &'c mut C,
-    ) -> Result<Guarded<T>, Error>
-    where
-        C: Guardable + Begins<Begun<'c> = T>,
-    {
-        let is_whole = connection.is_whole();
-        under.enter(connection.cut())?;
-        let transaction = under.or_loss(connection.begin()).await?;
+        is_whole: bool,
+        cut: Option<Cut>,
+        begun: impl Future<Output = Result<T, Error>> + Send,
+    ) -> Result<Guarded<T>, Error> {
+        under.enter(cut)?;
+        let transaction = under.or_loss(begun).await?;
         let mut guard = Guarded { transaction, under, is_whole };
         let mut entered = guard.enter().await;
         if let Err(error) = &entered

@@ -3,8 +3,6 @@
 
 use crate::asked::{Asked, Pairs, keep, release};
 use crate::clock::{self, after, left, now};
-#[cfg(feature = "lab")]
-use crate::connected::BoxFuture;
 use crate::connected::{Call, Line, Opener};
 use crate::error::{Error, LeaseLost, LeaseTaken, Reason};
 use std::future::Future;
@@ -58,10 +56,12 @@ pub struct Answer {
     pub again_in: Option<f64>,
 }
 
+#[cfg(feature = "lab")]
+use crate::connected::BoxFuture;
+
 /// The laboratory's: does the call, or something else in its place.
 #[cfg(feature = "lab")]
-pub type Lab =
-    Arc<dyn Fn(Vec<(String, i64)>, BoxFuture<Answers>) -> BoxFuture<Answers> + Send + Sync>;
+pub type Lab = Arc<dyn Fn(Pairs, BoxFuture<Answers>) -> BoxFuture<Answers> + Send + Sync>;
 type Answers = Result<Vec<Answer>, Error>;
 
 /// A lease that was granted, until it is over: then it has a reason.
@@ -331,14 +331,7 @@ impl Keeper {
         let again = grants.iter().map(|grant| grant.ttl / 12).min().unwrap_or_default();
         let mut answers = Vec::new();
         for some in pairs(grants).chunks(MOST_PAIRS) {
-            let (keeper, asked, limit) = (self.clone(), some.to_vec(), self.limit(LONGEST, grants));
-            let ask = Box::pin(async move { keeper.ask(asked, limit).await });
-            #[cfg(feature = "lab")]
-            let ask = match &self.setup.lab {
-                None => ask as BoxFuture<Answers>,
-                Some(lab) => lab(some.to_vec(), ask),
-            };
-            match ask.await {
+            match self.ask(some, self.limit(LONGEST, grants)).await {
                 Ok(some) => answers.extend(some),
                 Err(error) => {
                     self.is_out(Some(&error));
@@ -371,22 +364,32 @@ impl Keeper {
     }
 
     /// On a connection that falls silent it is not waited for so long that no other one could be opened in time.
-    async fn ask(&self, pairs: Pairs, limit: Duration) -> Answers {
-        let (open, call) = (&self.setup.open, keep(&self.setup.schema, pairs));
-        let mut line = self.line.lock().await;
-        let rows = if line.look() {
-            match line.call(open, limit * 3 / 4, &call).await {
-                Err(error) if error.is_of_connection() => line.call(open, limit / 2, &call).await,
-                rows => rows,
-            }
-        } else {
-            line.call(open, limit, &call).await
+    async fn ask(self: &Arc<Self>, pairs: &[(String, i64)], limit: Duration) -> Answers {
+        if !self.line.lock().await.look() {
+            return self.ask_once(pairs, limit).await;
+        }
+        match self.ask_once(pairs, limit * 3 / 4).await {
+            Err(error) if error.is_of_connection() => self.ask_once(pairs, limit / 2).await,
+            answers => answers,
+        }
+    }
+
+    async fn ask_once(self: &Arc<Self>, pairs: &[(String, i64)], limit: Duration) -> Answers {
+        let (keeper, asked) = (self.clone(), pairs.to_vec());
+        let answers = async move {
+            let call = keep(&keeper.setup.schema, asked);
+            let rows = keeper.line.lock().await.call(&keeper.setup.open, limit, &call).await;
+            let answer = |row: &Row| {
+                let (outcome, remaining) = (row.try_get(0)?, row.try_get(1)?);
+                Ok(Answer { outcome, remaining, again_in: row.try_get(2)? })
+            };
+            rows?.iter().map(answer).collect()
         };
-        let answer = |row: &Row| {
-            let (outcome, remaining) = (row.try_get(0)?, row.try_get(1)?);
-            Ok(Answer { outcome, remaining, again_in: row.try_get(2)? })
-        };
-        rows?.iter().map(answer).collect()
+        #[cfg(feature = "lab")]
+        if let Some(lab) = &self.setup.lab {
+            return lab(pairs.to_vec(), Box::pin(answers)).await;
+        }
+        answers.await
     }
 
     /// Has the next renewal tell whether they are lost.

@@ -39,7 +39,7 @@ pub use asked::Names;
 pub use connected::{Connected, Tls, connect};
 pub use error::{Error, LeaseLost, LeaseTaken, Reason, Refused, TransactionLost, classify};
 pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
-pub use guard::{Guard, Guardable, Guarded};
+pub use guard::{Guard, Guardable, Guarded, Guards};
 #[cfg(feature = "lab")]
 #[doc(hidden)]
 pub use keeper::{Answer, Lab};

@@ -117,6 +117,27 @@ async fn guards_commit_release_and_roll_back() {
     );
 }
 
+/// Whose futures are `Send`.
+#[tokio::test]
+async fn what_waits_can_be_spawned() {
+    let shop = Shop::new("spawned").await;
+    let (lease, fence, set) = (shop.lease().await, shop.fence.clone(), shop.set("paid"));
+    let work = async move {
+        let mut client = client().await;
+        let mut guard = lease.guard(&mut client).await?;
+        let inner = lease.guard(&mut guard).await?;
+        inner.execute(&set, &[]).await?;
+        inner.commit().await?;
+        guard.commit().await?;
+        let guard = fence.guard(&mut client, [&lease]).await?;
+        guard.commit_and_release().await?;
+        let claimed = fence.claim("spawned:8", 1, LONG).await?;
+        claimed[0].run(async { claimed[0].release().await }).await?
+    };
+    tokio::spawn(work).await.unwrap().unwrap();
+    assert_eq!(shop.status().await, "paid");
+}
+
 #[tokio::test]
 async fn a_loss_ends_what_hangs_and_comes_out_as_a_type() {
     let shop = Shop::new("losses").await;
@@ -242,9 +263,14 @@ async fn a_connection_of_sqlx_is_guarded_alike() {
     guard.execute(shop.set("paid").as_str()).await.unwrap();
     guard.commit().await.unwrap();
     assert_eq!(shop.status().await, "paid");
-    let mut guard = lease.guard(&mut connection).await.unwrap();
-    guard.execute("SELECT 1 / 0").await.unwrap_err();
-    assert!(matches!(guard.commit().await, Err(Error::TransactionLost(lost)) if !lost.in_doubt));
+    let fails = async move {
+        let mut guard = lease.guard(&mut connection).await?;
+        guard.execute("SELECT 1 / 0").await.unwrap_err();
+        let failed = guard.commit().await;
+        assert!(matches!(failed, Err(Error::TransactionLost(lost)) if !lost.in_doubt));
+        Ok::<_, Error>((lease, connection))
+    };
+    let (lease, mut connection) = tokio::spawn(fails).await.unwrap().unwrap();
     let mut guard = lease.guard(&mut connection).await.unwrap();
     let set = shop.set("sent");
     guard.run(async |on| on.execute(set.as_str()).await).await.unwrap();
