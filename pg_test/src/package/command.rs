@@ -41,6 +41,16 @@ const COMPLETIONS: &[(&str, &str)] = &[
     ("zsh", "zsh/vendor-completions/_pg_fence"),
 ];
 
+/// It waits for a server and for a program: its size is worth more than its speed. A process of it that panics is to die,
+/// and the other one of its run ends the program.
+const SMALL: [(&str, &str); 5] = [
+    ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z"),
+    ("CARGO_PROFILE_RELEASE_LTO", "fat"),
+    ("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "1"),
+    ("CARGO_PROFILE_RELEASE_PANIC", "abort"),
+    ("CARGO_PROFILE_RELEASE_STRIP", "symbols"),
+];
+
 /// Builds the command of a source tree below `target`, with no trace of where it was built.
 pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
     let target = target.join("command");
@@ -53,7 +63,7 @@ pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
         .current_dir(source)
         .args(["build", "--release", "--locked", "--package", "pg-fence-cli", "--target", &triple])
         .env("CARGO_TARGET_DIR", &target)
-        .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
+        .envs(SMALL)
         .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, &target)?.join("\u{1f}"))
         .env_remove("RUSTFLAGS")
         .stdin(Stdio::null())
