@@ -41,7 +41,7 @@ final class Keeper {
 
     Keeper(Callable<Connection> source) {
         this.source = source;
-        line = new Line(source);
+        line = new Line(source, () -> !leases.isEmpty());
     }
 
     Sql.Call call(String sql, Object... arguments) { return new Sql.Call(sql.replace("@", prefix), arguments); }
@@ -56,7 +56,7 @@ final class Keeper {
     /** A wait ends soon after it is given up. */
     List<Lease> acquire(List<String> names, Options asked, String holder, BooleanSupplier isGivenUp) throws SQLException {
         // The others are renewed meanwhile, and a session lease lives on their connection.
-        Line on = asked.wait == 0 || asked.session ? line : new Line(source);
+        Line on = asked.wait == 0 || asked.session ? line : new Line(source, () -> false);
         try {
             return using(true, () -> acquire(on, names, asked, holder, isGivenUp));
         } finally {

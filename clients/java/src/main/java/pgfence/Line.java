@@ -4,6 +4,7 @@ import java.sql.*;
 import java.util.List;
 import java.util.concurrent.*;
 import java.util.concurrent.atomic.*;
+import java.util.function.BooleanSupplier;
 import org.postgresql.PGConnection;
 
 /**
@@ -14,10 +15,11 @@ final class Line {
     /** What a call has brought, and by which connection. */
     record Rows(List<Object[]> list, int session) {}
 
-    /** How long it takes to open one at the least, and for how long an idle one is believed in, in seconds. */
-    private static final double TO_OPEN = 2, FRESH = 0.02;
+    /** How long it may take to open one while leases wait for it, and while none does; and how long an idle one is trusted. */
+    private static final double TO_OPEN = 2, FIRST = 10, FRESH = 0.02;
 
     private final Callable<Connection> source;
+    private final BooleanSupplier isAwaited;
     private boolean isBusy;
     private int urgent;
     private Connection connection;
@@ -25,14 +27,18 @@ final class Line {
     /** Which connection it is: another number after each. */
     volatile int session;
 
-    Line(Callable<Connection> source) { this.source = source; }
+    Line(Callable<Connection> source, BooleanSupplier isAwaited) {
+        this.source = source;
+        this.isAwaited = isAwaited;
+    }
 
     /** A statement in autocommit, which may take so many seconds beside opening the connection. What is urgent goes first. */
     Rows rows(Sql.Call call, double limit, boolean isUrgent) throws SQLException {
         begin(isUrgent);
         AtomicReference<Connection> mine = new AtomicReference<>(connection);
         AtomicBoolean isLate = new AtomicBoolean();
-        double patience = connection == null ? limit + Math.max(TO_OPEN, limit) : limit;
+        double toOpen = isAwaited.getAsBoolean() ? Math.max(TO_OPEN, limit) : FIRST;
+        double patience = connection == null ? limit + toOpen : limit;
         try {
             Future<List<Object[]>> answer = Threads.start(() -> answer(call, mine, isLate));
             List<Object[]> rows = answer.get((long) (patience * 1e9), TimeUnit.NANOSECONDS);
