@@ -14,6 +14,7 @@ import (
 	"fmt"
 	"log/slog"
 	"os"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -186,15 +187,17 @@ func (f *Fence) Lead(ctx context.Context, name string, options Options, work Wor
 	options.Wait, options.Reclaim = forever, true
 	for goesOn := err == nil; goesOn; {
 		var granted []*grant
+		var told *Error
 		if granted, err = f.k.acquire(ctx, []string{name}, options); err == nil {
 			err = (&Lease{f.k, granted[0]}).Do(ctx, work)
-			goesOn = granted[0].lost() != nil
+			goesOn = granted[0].lost() != nil || errors.As(err, &told) && (told.SQLState == "PF001" || told.SQLState == "PF004")
+		} else {
+			// A server that is a standby still, or has no place or time.
+			state := stateOf(err)
+			goesOn = state != "" && strings.Contains("25 40 53 57 58", state[:2]) || state == "55P03"
 		}
-		var told *Error
-		goesOn = ctx.Err() == nil && err != nil && (goesOn && granted != nil || sessionEnded(err) ||
-			isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer) ||
-			errors.As(err, &told) && (told.SQLState == "PF001" || told.SQLState == "PF004"))
-		if goesOn {
+		goesOn = goesOn || sessionEnded(err) || isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer)
+		if goesOn = goesOn && err != nil && ctx.Err() == nil; goesOn {
 			select {
 			case <-ctx.Done():
 			case <-time.After(options.TTL / 12):
