@@ -4,12 +4,16 @@
 use crate::process::output_of;
 use anyhow::Result;
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Where a package may be that the machine's own release does not have, or not in that version.
-const RELEASES: [&str; 4] = ["bookworm", "trixie", "forky", "sid"];
+pub const RELEASES: &[&str] = &["bookworm", "trixie", "forky", "sid"];
+
+/// And where it is before it is ready for any of them.
+pub const WITH_EXPERIMENTAL: &[&str] = &["bookworm", "trixie", "forky", "sid", "experimental"];
 
 /// What of a package is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,6 +34,13 @@ impl Kind {
     }
 }
 
+/// What is looked for, and where.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    kind: Kind,
+    releases: &'static [&'static str],
+}
+
 /// Apt with lists of its own, which go with this.
 #[derive(Debug)]
 pub struct Releases {
@@ -43,8 +54,9 @@ impl Drop for Releases {
 }
 
 impl Releases {
-    /// Learns in `dir` what there is.
-    pub fn of(kind: Kind, dir: &Path) -> Result<Releases> {
+    /// Learns in `dir` what there is in those releases.
+    pub fn of(kind: Kind, dir: &Path, releases: &'static [&'static str]) -> Result<Releases> {
+        let wanted = Wanted { kind, releases };
         let releases = Releases { apt: dir.join("apt") };
         let apt = &releases.apt;
         let _ = fs::remove_dir_all(apt);
@@ -61,7 +73,7 @@ impl Releases {
         }
         let places: Vec<&str> =
             known.iter().filter_map(|(_, place)| place.split(' ').next()).collect();
-        write_lists(kind, Path::new("/etc/apt"), apt, &places)?;
+        write_lists(wanted, Path::new("/etc/apt"), apt, &places)?;
         // A mirror may lack one of the releases: what counts is whether a package is found.
         let updated = output_of(releases.apt("apt-get").arg("update"));
         let is_there = !releases.versions("postgresql-common")?.is_empty();
@@ -97,10 +109,27 @@ impl Releases {
         Ok(versions)
     }
 
+    /// The libraries that a package depends on, itself or by others.
+    pub fn libraries_of(&self, package: &str) -> Result<Vec<String>> {
+        let mut apt = self.apt("apt-cache");
+        apt.args(["depends", "--recurse", package]);
+        for other in ["recommends", "suggests", "enhances", "conflicts", "breaks", "replaces"] {
+            apt.arg(format!("--no-{other}"));
+        }
+        // Each package is named in a line of its own, and what it depends on in lines that are indented.
+        let is_library = |name: &&str| name.starts_with("lib") || name.starts_with("zlib");
+        Ok(output_of(&mut apt)?.lines().filter(is_library).map(str::to_owned).collect())
+    }
+
     /// Unpacks packages below `root` as they would be installed below `/`, without running anything of them.
     pub fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
         let archives = self.apt.join("archives");
-        packages.iter().try_for_each(|package| self.download(package, &archives))?;
+        // Apt takes its time to begin, so it is asked for all of them at once.
+        let mut all = self.apt("apt-get");
+        all.arg("download").args(self.newest(packages)?).current_dir(&archives);
+        if output_of(&mut all).is_err() {
+            packages.iter().try_for_each(|package| self.download(package, &archives))?;
+        }
         fs::create_dir_all(root)?;
         for file in fs::read_dir(&archives)?.flatten().map(|entry| entry.path()) {
             if file.extension().is_some_and(|end| end == "deb") {
@@ -108,6 +137,21 @@ impl Releases {
             }
         }
         Ok(())
+    }
+
+    /// The packages in their newest versions, as apt is told: `libc6=2.43-1`.
+    fn newest(&self, packages: &[String]) -> Result<Vec<String>> {
+        let text = output_of(self.apt("apt-cache").arg("madison").args(packages))?;
+        let mut newest: BTreeMap<&str, &str> = BTreeMap::new();
+        for line in text.lines() {
+            let mut fields = line.split('|').map(str::trim);
+            let (Some(package), Some(version)) = (fields.next(), fields.next()) else { continue };
+            let known = newest.entry(package).or_insert(version);
+            if by_age(known, version) == Ordering::Less {
+                *known = version;
+            }
+        }
+        Ok(newest.iter().map(|(package, version)| format!("{package}={version}")).collect())
     }
 
     /// The newest version that can be had: archives drop old ones, and a mirror may lack a new one.
@@ -151,10 +195,10 @@ pub fn madison(mut apt_cache: Command, package: &str) -> Result<Vec<(String, Str
     Ok(text.lines().filter_map(fields).collect())
 }
 
-/// Makes lists of packages of that kind in `to` out of the lists of packages in `from`, of those archives only that
+/// Makes lists of the packages wanted in `to` out of the lists of packages in `from`, of those archives only that
 /// are at one of `places`: of the release that is named there, and of the others. Whatever else is said there,
 /// as who has signed an archive, stays said.
-fn write_lists(kind: Kind, from: &Path, to: &Path, places: &[&str]) -> Result<()> {
+fn write_lists(wanted: Wanted, from: &Path, to: &Path, places: &[&str]) -> Result<()> {
     let mut files = vec![from.join("sources.list")];
     files.extend(
         fs::read_dir(from.join("sources.list.d")).into_iter().flatten().flatten().map(|e| e.path()),
@@ -170,13 +214,13 @@ fn write_lists(kind: Kind, from: &Path, to: &Path, places: &[&str]) -> Result<()
             let paragraphs: Vec<String> = text
                 .split("\n\n")
                 .filter(|text| is_at_one(text))
-                .map(|text| of_sources(kind, text))
+                .map(|text| of_sources(wanted, text))
                 .collect();
             fs::write(to.join(format!("parts/{number}.sources")), paragraphs.join("\n\n"))?;
         } else {
             let of_packages = |line: &&str| line.starts_with("deb ") || line.starts_with("deb\t");
             for line in text.lines().filter(of_packages).filter(|line| is_at_one(line)) {
-                lines += &of_list(kind, line, places);
+                lines += &of_list(wanted, line, places);
             }
         }
     }
@@ -184,16 +228,16 @@ fn write_lists(kind: Kind, from: &Path, to: &Path, places: &[&str]) -> Result<()
 }
 
 /// A paragraph about packages, as one about all releases.
-fn of_sources(kind: Kind, paragraph: &str) -> String {
+fn of_sources(Wanted { kind, releases }: Wanted, paragraph: &str) -> String {
     let line = |line: &str| match line.split_once(':') {
         Some((field, _)) if field.eq_ignore_ascii_case("types") => {
             format!("Types: {}\n", kind.word())
         }
         Some((field, suites)) if field.eq_ignore_ascii_case("suites") => {
-            let own = suites.split_whitespace().filter(|suite| !RELEASES.contains(suite));
+            let own = suites.split_whitespace().filter(|suite| !releases.contains(suite));
             let suites: Vec<&str> = match suites.contains("-security") {
                 true => suites.split_whitespace().collect(),
-                false => own.chain(RELEASES).collect(),
+                false => own.chain(releases.iter().copied()).collect(),
             };
             format!("Suites: {}\n", suites.join(" "))
         }
@@ -203,15 +247,15 @@ fn of_sources(kind: Kind, paragraph: &str) -> String {
 }
 
 /// The same for the older form, in which a line is an archive: `deb [options] place suite components`.
-fn of_list(kind: Kind, line: &str, places: &[&str]) -> String {
+fn of_list(Wanted { kind, releases }: Wanted, line: &str, places: &[&str]) -> String {
     let of_kind = format!("{}{}\n", kind.word(), &line[3..]);
     let mut words = line.split_whitespace();
     let at_place = |word: &&str| {
         places.iter().any(|place| place.trim_end_matches('/') == word.trim_end_matches('/'))
     };
     let suite = words.by_ref().find(at_place).and_then(|_| words.next()).unwrap_or_default();
-    let is_release = RELEASES.contains(&suite);
-    let others = RELEASES.iter().filter(|release| is_release && **release != suite);
+    let is_release = releases.contains(&suite);
+    let others = releases.iter().filter(|release| is_release && **release != suite);
     let other =
         |release: &&str| of_kind.replacen(&format!(" {suite} "), &format!(" {release} "), 1);
     let others: String = others.map(other).collect();
@@ -244,8 +288,8 @@ mod tests {
         let sources = "Types: deb\nURIs: http://a.org/debian/\nSuites: trixie trixie-updates\n\
             Signed-By: /k\n\nTypes: deb\nURIs: http://b.org\n";
         fs::write(dir.join("etc/sources.list.d/c.sources"), sources).unwrap();
-        write_lists(Kind::Source, &dir.join("etc"), &dir.join("own"), &["http://a.org/debian"])
-            .unwrap();
+        let wanted = Wanted { kind: Kind::Source, releases: RELEASES };
+        write_lists(wanted, &dir.join("etc"), &dir.join("own"), &["http://a.org/debian"]).unwrap();
         let written = |file: &str| fs::read_to_string(dir.join("own").join(file)).unwrap();
         assert_eq!(
             written("list"),

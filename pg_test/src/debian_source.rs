@@ -3,7 +3,7 @@
 //! What is built lies in the target directory. The packages that the system has, and the lists of packages that
 //! its apt knows, stay as they are (see [`crate::debian_releases`]).
 
-use crate::debian_releases::{Kind, Releases};
+use crate::debian_releases::{Kind, Releases, RELEASES};
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use anyhow::{bail, Context, Result};
@@ -172,7 +172,7 @@ fn fetch(package: &str, dir: &Path, part: Part) -> Result<PathBuf> {
     let source = dir.join("source");
     let _ = fs::remove_dir_all(&source);
     fs::create_dir_all(&source)?;
-    let releases = Releases::of(Kind::Source, dir)?;
+    let releases = Releases::of(Kind::Source, dir, RELEASES)?;
     let mut failure = None;
     for version in releases.versions(package)? {
         eprintln!("fetching the source of {package} {version}");

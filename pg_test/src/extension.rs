@@ -1,5 +1,6 @@
 //! The built extension: its library, its control file and its scripts, ready to be installed.
 
+use crate::candidate;
 use crate::installation::Installation;
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
@@ -224,7 +225,7 @@ fn build_library(pg_config: &Path, place: &BuildPlace, bug: Option<&str>) -> Res
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     place.prepare()?;
-    let mut command = cargo();
+    let mut command = cargo_for(&major)?;
     // `rustc` hands what follows `--` to the extension's own crate and to no other: a bug leaves the crates
     // that it is built upon as they are.
     command
@@ -257,6 +258,14 @@ pub fn cargo() -> Command {
     }
     command.current_dir(source_root());
     command
+}
+
+/// Cargo, where the extension is built for a major version.
+pub fn cargo_for(major: &str) -> Result<Command> {
+    if major == candidate::MAJOR {
+        return candidate::cargo();
+    }
+    Ok(cargo())
 }
 
 /// Finds the library's path in cargo's messages: the target directory may be anywhere.

@@ -29,6 +29,7 @@
 //! | [`debian_releases`] | packages of other releases of Debian than the machine's own |
 //! | [`debian_source`] | programs built from Debian's source packages |
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
+//! | [`candidate`] | PostgreSQL that is not released yet: what the extension is built for it with |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`isolation`] | the isolation specs and the tester that plays them |
 //! | [`book`] | the pages as a book |
@@ -55,6 +56,7 @@ pub mod background;
 pub mod book;
 pub mod cable;
 pub mod calls;
+pub mod candidate;
 pub mod cassert;
 pub mod chaos;
 pub mod citus;

@@ -1,8 +1,10 @@
 //! PostgreSQL of each major version: where the lab finds it.
 //!
 //! That of the machine's own Debian is installed by its packages. The others lie in the target directory, ready
-//! after the first use: 16 is fetched (see [`wheel`]), the rest is built from Debian's sources.
+//! after the first use: 16 is fetched (see [`wheel`]), the rest is built from Debian's sources. The one that comes next
+//! (see [`candidate`]) is fetched, too, and meant only where it is named.
 
+use crate::candidate;
 use crate::debian_releases::madison;
 use crate::debian_source::{self, Flavour};
 use crate::extension;
@@ -26,6 +28,14 @@ pub fn parse(text: &str) -> Result<String> {
     Ok(major.to_owned())
 }
 
+/// As `parse`, or the candidate's number.
+pub fn parse_any(text: &str) -> Result<String> {
+    if text == candidate::MAJOR {
+        return Ok(text.to_owned());
+    }
+    parse(text).map_err(|error| error.context(format!("or {}, the candidate", candidate::MAJOR)))
+}
+
 /// Names the `pg_config` of any other PostgreSQL.
 pub const PG_CONFIG_VARIABLE: &str = "PG_FENCE_PG_CONFIG";
 
@@ -46,7 +56,9 @@ pub fn of(major: &str) -> Result<Installation> {
     // Tests ask side by side, and the first may build it.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    ensure!(ALL.contains(&major), "pg_fence is for PostgreSQL {}, not {major}", ALL.join(", "));
+    let is_candidate = major == candidate::MAJOR;
+    let is_ours = is_candidate || ALL.contains(&major);
+    ensure!(is_ours, "pg_fence is for PostgreSQL {}, not {major}", ALL.join(", "));
     let target = Some(format!("pg{major}"));
     if is_debians(major)? {
         setup::ensure(&setup::packages_of(major))?;
@@ -60,8 +72,12 @@ pub fn of(major: &str) -> Result<Installation> {
         let (pg_config, libraries) = wheel::server(&dir)?;
         return Ok(Installation { pg_config, libraries: vec![libraries], target, is_known: true });
     }
-    let pg_config = debian_source::server(&dir, major, Flavour::Plain)?;
-    Ok(Installation { pg_config, libraries: Vec::new(), target, is_known: true })
+    let pg_config = match is_candidate {
+        true => candidate::server(&dir)?,
+        false => debian_source::server(&dir, major, Flavour::Plain)?,
+    };
+    // What the candidate's is built from is not the others'.
+    Ok(Installation { pg_config, libraries: Vec::new(), target, is_known: !is_candidate })
 }
 
 /// Whether the machine's own Debian has that version.

@@ -1,5 +1,6 @@
 //! The whole suite on each major version, a line a version.
 
+use crate::candidate;
 use crate::chaos::KnownBug;
 use crate::extension::BuildPlace;
 use crate::installation::Installation;
@@ -16,8 +17,8 @@ use std::time::Instant;
 
 #[derive(Debug, Clone, Default, clap::Args)]
 pub struct Options {
-    /// Which major versions; `newest` is one of them
-    #[arg(long, value_delimiter = ',', default_values = majors::ALL, value_parser = majors::parse)]
+    /// Which major versions; `newest` is one of them, and 19, a candidate, only if it is named
+    #[arg(long, value_delimiter = ',', default_values = majors::ALL, value_parser = majors::parse_any)]
     majors: Vec<String>,
     /// Only build, without a warning, and play the isolation specs and the pages' examples
     #[arg(long)]
@@ -87,10 +88,13 @@ impl Version<'_> {
     fn run(&self, options: &Options) -> Result<Outcome> {
         let installation = majors::of(self.major).context("it cannot be had")?;
         let version = output_of(Command::new(&installation.pg_config).arg("--version"))?;
-        let version = version.trim().trim_start_matches("PostgreSQL ").to_owned();
+        let mut version = version.trim().trim_start_matches("PostgreSQL ").to_owned();
+        if self.major == candidate::MAJOR {
+            version += " (a candidate)";
+        }
         let start = Instant::now();
         let mut outcome = Outcome { version, ..Outcome::default() };
-        for (name, mut command) in self.steps(options, &installation) {
+        for (name, mut command) in self.steps(options, &installation)? {
             let (succeeded, printed) = self.logged(&mut command)?;
             outcome.tests.add(&printed);
             outcome.left_out.extend(left_out(&printed));
@@ -103,8 +107,12 @@ impl Version<'_> {
         Ok(outcome)
     }
 
-    fn steps(&self, options: &Options, installation: &Installation) -> Vec<(String, Command)> {
-        let mut steps = vec![("warnings".to_owned(), self.clippy(installation))];
+    fn steps(
+        &self,
+        options: &Options,
+        installation: &Installation,
+    ) -> Result<Vec<(String, Command)>> {
+        let mut steps = vec![("warnings".to_owned(), self.warnings(installation)?)];
         if options.short {
             for tests in ["isolation_specs", "pages", "roles::levels"] {
                 let arguments = ["test", "--package", "pg_test", "--test", "lab", tests];
@@ -135,20 +143,22 @@ impl Version<'_> {
             let bug = bug.name();
             run(format!("plant {bug}"), &["chaos", "--plant", &bug]);
         }
-        steps
+        Ok(steps)
     }
 
     /// With the headers of that very version.
-    fn clippy(&self, installation: &Installation) -> Command {
+    fn warnings(&self, installation: &Installation) -> Result<Command> {
         let feature = format!("pg{}", self.major);
+        // Clippy is part of the machine's own Rust, which may be too old for the candidate.
+        let check = if self.major == candidate::MAJOR { "rustc" } else { "clippy" };
         // As it is built for the tests: the bindings that were made from the headers are the same.
-        let mut command =
-            self.cargo(&["clippy", "--release", "--package", extension::NAME, "--lib"]);
+        let mut command = extension::cargo_for(self.major)?;
         command
+            .args([check, "--release", "--package", extension::NAME, "--lib"])
             .args(["--no-default-features", "--features", &feature, "--", "-D", "warnings"])
             .env("PGRX_PG_CONFIG_PATH", &installation.pg_config);
         BuildPlace::of(installation).tell(&mut command);
-        command
+        Ok(command)
     }
 
     fn cargo(&self, arguments: &[&str]) -> Command {

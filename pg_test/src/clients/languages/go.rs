@@ -4,7 +4,7 @@
 //! no registry of Go's is asked.
 
 use super::{Check, Language, Program, Programs};
-use crate::debian_releases::{Kind, Releases};
+use crate::debian_releases::{Kind, Releases, RELEASES};
 use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
 use anyhow::{ensure, Context, Result};
@@ -157,7 +157,7 @@ impl Tools {
         if !self.is_ready() {
             let _ = fs::remove_dir_all(&self.debian);
             fs::create_dir_all(&self.home)?;
-            let releases = Releases::of(Kind::Binary, &self.home)?;
+            let releases = Releases::of(Kind::Binary, &self.home, RELEASES)?;
             // "2:1.27~1" depends on golang-1.27-go.
             let versions = releases.versions("golang-go")?;
             let newest = versions.first().context("apt knows no golang-go")?;
