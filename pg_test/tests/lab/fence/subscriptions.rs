@@ -208,3 +208,39 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
     ensure!(jumps(&mut downstream)? == 1);
     Ok(())
 }
+
+/// What a subscription writes into the sequence is the publisher's last number, which may be lower.
+#[lab_test(from = 19)]
+fn a_subscription_to_sequences_gives_no_token_twice(lab: &Lab) -> Result<()> {
+    // The one that starts first has the lower tokens.
+    let (one, other) = pair(lab)?;
+    for (publisher, subscriber) in [(&one, &other), (&other, &one)] {
+        let mut downstream = subscriber.connect("postgres")?;
+        let mut seen: i64 = downstream.granted("SELECT lease_acquire('before', ttl => '1 h')")?;
+        // One of which no row tells.
+        let gone = downstream.acquire("gone", "1 h")?;
+        seen = seen.max(downstream.release("gone", gone)?.context("held")?);
+        downstream.granted("SELECT lease_prune('0')")?;
+        subscribe(publisher, subscriber, "ALL SEQUENCES")?;
+        let is_ready =
+            "SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM pg_subscription_rel";
+        becomes_true(&mut downstream, is_ready)?;
+        let mut upstream = publisher.connect("postgres")?;
+        for _ in 0..2 {
+            // By a session that has drawn before, and by a new one.
+            for mut session in [None, Some(subscriber.connect("postgres")?)] {
+                let session = session.as_mut().unwrap_or(&mut downstream);
+                let token =
+                    session.granted("SELECT lease_acquire('job', 'me', '1 h', reclaim => true)")?;
+                ensure!(token > seen, "{token} comes after {seen}");
+                seen = token;
+            }
+            upstream.granted("SELECT lease_acquire('job', 'me', '1 h', reclaim => true)")?;
+            downstream.run("ALTER SUBSCRIPTION s REFRESH SEQUENCES")?;
+            becomes_true(&mut downstream, is_ready)?;
+        }
+        downstream.run("DROP SUBSCRIPTION s")?;
+        upstream.run("DROP PUBLICATION p")?;
+    }
+    Ok(())
+}
