@@ -1,7 +1,7 @@
 //! Random histories of two sessions at READ COMMITTED, played by both editions. They answer alike, but for what lite is
 //! said to do otherwise: a history ends where that comes first, and is counted.
 //!
-//! `PG_FENCE_HISTORIES=5000 PG_FENCE_SEED=7 cargo test --test lab -- lite::histories` plays so many, from that seed.
+//! `PG_FENCE_TEST_TIMEOUT=3600 PG_FENCE_HISTORIES=5000 PG_FENCE_SEED=7 cargo test --test lab -- lite::histories` plays so many.
 
 use pg_test::test_case::left_out;
 use pg_test::{bail, edition, ensure, lab_test, Context, Database, Lab, Result, Session};
