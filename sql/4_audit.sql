@@ -16,6 +16,9 @@
 -- drawn, far_ahead, reach: from the library, for those who may use leases. The last token (none on a standby), when the
 --     clock will be there (where that is not soon), where a jump would go to.
 --
+-- Tables go from part to part by number: one may be dropped meanwhile, and a name would not be found then. (Each part says
+-- itself which columns it reads: a type of schema fence would ask for USAGE of the caller.)
+--
 -- A part answers an array of findings. The last one, audit_answer, puts them in their order: table by table, with what
 -- hangs below it; then its fence as a whole; at last what is not of one table.
 --
@@ -118,9 +121,9 @@ chosen AS (
 -- The table asked for, or each of the caller's that does not hang below another.
 root AS (
     SELECT row_number() OVER (ORDER BY c.oid::regclass::text) AS root_n, c.oid AS root,
-           c.oid::regclass AS root_rel, c.relowner AS root_owner,
+           c.oid AS root_rel, c.relowner AS root_owner,
            c.relkind = 'p' OR c.relispartition AS moves_rows,
-           coalesce(pg_partition_root(c.oid), c.oid::regclass) AS top,
+           coalesce(pg_partition_root(c.oid)::oid, c.oid) AS top,
            coalesce(t.is_own, false) AS is_fenced,
            c.oid IN (SELECT u.oid FROM usurped u) AS is_usurped,
            coalesce(t.fence_column, (
@@ -144,10 +147,10 @@ tree (root, oid) AS (
 member AS (
     SELECT r.root, row_number() OVER (
                PARTITION BY r.root ORDER BY c.oid = r.root DESC, c.oid::regclass::text) AS member_n,
-           c.oid, c.oid::regclass AS rel, c.oid = r.root AS is_root,
+           c.oid, c.oid AS rel, c.oid = r.root AS is_root,
            c.oid IN (SELECT u.oid FROM usurped u) AS is_taken, c.relkind, c.relpersistence,
            c.relispartition, c.relowner,
-           i.inhparent::regclass AS parent, i.inhparent IS NOT NULL AND NOT c.relispartition AS is_child,
+           i.inhparent AS parent, i.inhparent IS NOT NULL AND NOT c.relispartition AS is_child,
            a.attnum, a.atttypid, format_type(a.atttypid, a.atttypmod) AS type,
            CASE WHEN a.attgenerated <> '' THEN 'EXPRESSION' WHEN a.attidentity <> '' THEN 'IDENTITY'
                 WHEN a.atthasdef THEN 'DEFAULT' END AS filled,  -- what fills its fence column by itself
@@ -211,13 +214,13 @@ other_trigger AS (
 
 root AS (
     SELECT * FROM jsonb_to_recordset(about->'roots') AS x (
-        root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass, is_fenced boolean,
+        root_n bigint, root oid, root_rel oid, root_owner oid, moves_rows boolean, top oid, is_fenced boolean,
         is_usurped boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
 
 member AS (
     SELECT * FROM jsonb_to_recordset(about->'members') AS x (
-        root oid, member_n bigint, oid oid, rel regclass, is_root boolean, relkind "char", relpersistence "char",
-        relispartition boolean, relowner oid, parent regclass, is_child boolean, attnum integer, atttypid oid, type text,
+        root oid, member_n bigint, oid oid, rel oid, is_root boolean, relkind "char", relpersistence "char",
+        relispartition boolean, relowner oid, parent oid, is_child boolean, attnum integer, atttypid oid, type text,
         filled text, is_taken boolean, before text[], after text[])),
 
 -- Fences behind which some trigger runs (or did, and looked again, until another took its place).
@@ -261,7 +264,7 @@ key_at_will AS (
 fence AS (
     SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
            x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
-           format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top) || o.options AS protect,
+           format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top::regclass) || o.options AS protect,
            format('EXECUTE FUNCTION %s(%s', (about->>'ours')::oid::regproc, o.arguments) AS call
       FROM root r
       JOIN member m ON m.root = r.root AND m.is_root
@@ -939,11 +942,13 @@ DECLARE
     spread regclass[];  -- the tables that Citus has spread over nodes
     asks_nodes boolean;
 BEGIN
+    -- (A table of which something was found may be gone by now.)
     RETURN QUERY
-    SELECT f.rel, f.severity, f.finding, f.remedy
-      FROM jsonb_to_recordset(findings) AS f (step integer, root_n bigint, member_n bigint, n bigint, rel regclass,
+    SELECT c.oid::regclass, f.severity, f.finding, f.remedy
+      FROM jsonb_to_recordset(findings) AS f (step integer, root_n bigint, member_n bigint, n bigint, rel text,
                                               severity text, finding text, remedy text)
-     WHERE f.step < 40
+      LEFT JOIN pg_class c ON c.oid = CASE WHEN f.rel ~ '^[0-9]+$' THEN f.rel::oid ELSE to_regclass(f.rel) END
+     WHERE f.step < 40 AND (f.rel IS NULL OR c.oid IS NOT NULL)
      ORDER BY f.root_n NULLS LAST, f.member_n NULLS LAST, f.step, f.n;
 
     -- The rows that Citus has spread over nodes are judged there, and so is each shard asked there. What is said of

@@ -5,8 +5,8 @@ use crate::pg::table_scan;
 use pgrx::pg_sys;
 use std::convert::Infallible;
 
-/// The greatest value of a bigint column in the table itself; None where there is none, or the caller may
-/// not read every row of it.
+/// The greatest value of a bigint column in the table itself; None where there is none, the caller may not read every row
+/// of it, or the table is gone by now.
 pub fn max_value(relation: pg_sys::Oid, column: i16) -> Option<i64> {
     // SAFETY: the relation is locked and open while it is read, the snapshot registered, and the column
     // checked to be there and a bigint.
@@ -14,15 +14,19 @@ pub fn max_value(relation: pg_sys::Oid, column: i16) -> Option<i64> {
         let user = pg_sys::GetUserId();
         let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
         let ok = pg_sys::AclResult::ACLCHECK_OK;
-        if pg_sys::pg_class_aclcheck(relation, user, select) != ok
-            && pg_sys::pg_attribute_aclcheck(relation, column, user, select) != ok
+        let gone = &mut false;
+        if pg_sys::pg_class_aclcheck_ext(relation, user, select, gone) != ok
+            && pg_sys::pg_attribute_aclcheck_ext(relation, column, user, select, gone) != ok
         {
             return None;
         }
         if pg_sys::check_enable_rls(relation, pg_sys::InvalidOid, true) == ROW_SECURITY_ON {
             return None;
         }
-        let rel = pg_sys::relation_open(relation, pg_sys::AccessShareLock as i32);
+        let rel = pg_sys::try_relation_open(relation, pg_sys::AccessShareLock as i32);
+        if rel.is_null() {
+            return None;
+        }
         let greatest = is_bigint_of_table(rel, column).then(|| scan(rel, column)).flatten();
         pg_sys::relation_close(rel, pg_sys::NoLock as i32);
         greatest
