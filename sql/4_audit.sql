@@ -9,10 +9,12 @@
 --
 -- relation, ours, triggers, leases, placeholder_types, column_comment, adopts: from the library. The table; fenced(); what
 --     the triggers that call it say; whether numbers of somebody else's are adopted in this database.
--- home, own_triggers, other_triggers, roots, members: from audit_members. The schema of the functions, for statements that
---     are shown and not run; the triggers of tables; the tables, with what hangs below them.
--- spots: from audit_spots. The members that are looked at, and how the fence of each should be; `highest`, its highest
---     fence, from the library.
+-- home, refilling, own_triggers, other_triggers, roots, members: from audit_members. The schema of the functions, and the
+--     body of a DO, for statements that are shown and not run; the triggers of tables; the tables, with what hangs below them.
+-- placeholders, fences, spots, to_be_read: from audit_spots. The members that are looked at, and how the fence of each should
+--     be; the columns whose highest fence is asked.
+-- rules: from audit_rules. What puts triggers right.
+-- heights: from the library. The highest fences.
 -- drawn, far_ahead, reach: from the library, for those who may use leases. The last token (none on a standby), when the
 --     clock will be there (where that is not soon), where a jump would go to.
 --
@@ -178,6 +180,9 @@ SELECT about || jsonb_strip_nulls(jsonb_build_object(
           JOIN pg_class v ON o.classid = 'pg_class'::regclass AND v.oid = o.objid AND v.relowner = f.proowner
          WHERE f.oid = (about->>'ours')::oid AND v.relname IN ('leases', 'lease')
         HAVING count(*) = 2 AND bool_or(v.relname = 'leases' AND has_table_privilege(v.oid, 'SELECT'))),
+    -- The body of a DO that gives rows of a fenced table other fences.
+    'refilling', 'BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
+        'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END',
     'own_triggers', (SELECT jsonb_agg(t) FROM own_trigger t),
     'other_triggers', (SELECT jsonb_agg(t) FROM other_trigger t
                         WHERE t.in_place_of IS NOT NULL OR t.tgrelid IN (SELECT m.oid FROM member m)),
@@ -393,11 +398,6 @@ spot AS (
         boolean, is_fenced boolean, fence_column text, attnum integer, atttypid oid, type text, filled text,
         root_filled boolean, protect text)),
 
--- The body of a DO that gives rows of a fenced table other fences.
-with_fences (body) AS (
-    VALUES ('BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
-        'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END')),
-
 table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
       FROM spot s
@@ -422,7 +422,6 @@ table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
 column_amiss AS (
     SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
       FROM spot s
-     CROSS JOIN with_fences w
       LEFT JOIN LATERAL (
            SELECT a.attname FROM pg_attribute a
             WHERE s.attnum IS NULL AND a.attrelid = s.oid AND a.attnum > 0
@@ -457,7 +456,7 @@ column_amiss AS (
                          WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum),
          'hole', its.name || ' was dropped and made again: where it is empty, any old token can write',
          CASE WHEN (about->>'drawn')::bigint IS NULL THEN s.protect
-              ELSE format('DO %L;', format(w.body, about->>'home', s.rel,
+              ELSE format('DO %L;', format(about->>'refilling', about->>'home', s.rel,
                   CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.fence_column, 's.last_token', 'IS NULL',
                   substr(s.protect, length('SELECT ') + 1))) END)
      ) AS x (step, applies, severity, finding, remedy)
@@ -899,11 +898,6 @@ spot AS (
         root_n bigint, root oid, root_rel regclass, is_root boolean, is_subscribed boolean, fence_column text,
         protect text)),
 
--- The body of a DO that gives rows of a fenced table other fences.
-with_fences (body) AS (
-    VALUES ('BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
-        'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END')),
-
 -- The remedy is for fences too high for any jump: down to where no token drawn so far may write. Where a subscription
 -- brings the rows, their fences are the publisher's, and nothing is wrong.
 too_high AS (
@@ -913,11 +907,10 @@ too_high AS (
                    'then call fence_new_epoch())' END),
            CASE WHEN s.is_subscribed THEN NULL
                 WHEN highest.fence <= (about->>'reach')::bigint THEN format('SELECT %s.fence_new_epoch();', about->>'home')
-                ELSE format('DO %L;', format(w.body, about->>'home', s.root_rel, '', s.fence_column,
+                ELSE format('DO %L;', format(about->>'refilling', about->>'home', s.root_rel, '', s.fence_column,
                     'coalesce(s.last_token, 0)', '> coalesce(s.last_token, 0)',
                     substr(s.protect, length('SELECT ') + 1))) END
       FROM spot s
-     CROSS JOIN with_fences w
      CROSS JOIN LATERAL (
            SELECT max(h.value::bigint) FROM member m JOIN jsonb_each_text(about->'heights') AS h ON h.key = m.oid::text
             WHERE m.root = s.root) AS highest (fence)
