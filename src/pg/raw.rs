@@ -75,6 +75,7 @@ without_guard! {
     pub fn bms_is_member(member: c_int, set: *const Bitmapset) -> bool;
 
     // utils/elog.h
+    pub fn geterrcode() -> c_int;
     pub fn CopyErrorData() -> *mut ErrorData;
     pub fn FreeErrorData(error: *mut ErrorData);
     pub fn ThrowErrorData(error: *mut ErrorData);

@@ -7,6 +7,7 @@
 
 use crate::encoding::{c_string, in_server_encoding, keeps_utf8};
 use crate::errors::{Refusal, SqlState};
+use crate::pg::call::rust_memory;
 use crate::pg::raw;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
@@ -42,6 +43,7 @@ struct MetErrors {
 /// catches errors in a loop would grow by 32 bytes with each.
 #[inline]
 pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawError> {
+    rust_memory::keep_reserve();
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
     let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); KEPT]) };
@@ -107,6 +109,9 @@ unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
     // SAFETY: `during` has passed it; the error is the topmost on Postgres's stack of errors.
     unsafe {
         let met = &*met.cast::<MetErrors>();
+        if raw::geterrcode() == encode(SqlState::OutOfMemory) {
+            rust_memory::use_reserve();
+        }
         let before = pg_sys::CurrentMemoryContext;
         pg_sys::CurrentMemoryContext = met.memory;
         let copy = raw::CopyErrorData();
