@@ -121,7 +121,7 @@ fn no_argument_is_too_large_to_be_refused(lab: &Lab) -> Result<()> {
 fn where_memory_ends_in_the_midst_of_work_the_session_ends_at_most(lab: &Lab) -> Result<()> {
     let (cluster, mut probe) = server(lab)?;
     let started = probe.text("SELECT pg_postmaster_start_time()")?;
-    for kilobytes in (0..4096).step_by(128) {
+    for kilobytes in (0..6400).step_by(32) {
         let mut session = cluster.connect("postgres")?;
         session.run("SELECT lease_check('warm', 1)")?;
         limit_memory(&mut probe, &session, kilobytes)?;
