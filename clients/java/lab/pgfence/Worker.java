@@ -7,6 +7,7 @@ import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
+import pgfence.Fence.*;
 import pgfence.FenceException.*;
 
 /**

@@ -5,8 +5,7 @@ import java.io.IOException;
 
 /** A clock that nobody can set, in seconds, and that goes on while the machine sleeps where the system tells. */
 final class Clock {
-    private static final long START = System.nanoTime();
-    private static final double START_UPTIME = uptime();
+    private static final double AHEAD = System.nanoTime() / 1e9 - uptime();
     /** The uptime is told in hundredths of a second, and may not run ahead. */
     private static final double COARSE = 0.02;
 
@@ -14,7 +13,7 @@ final class Clock {
 
     static double now() {
         // The clock of nanoTime stands still while the machine sleeps, and Java has no other that is monotonic.
-        return Math.max((System.nanoTime() - START) / 1e9, uptime() - START_UPTIME - COARSE);
+        return Math.max(System.nanoTime() / 1e9, uptime() + AHEAD - COARSE);
     }
 
     private static double uptime() {

@@ -1,14 +1,11 @@
 package pgfence;
 
-import java.io.IOException;
 import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
-import java.nio.file.*;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
-import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.function.*;
 import java.util.regex.*;
 import java.util.stream.Stream;
@@ -36,6 +33,12 @@ public final class Fence implements AutoCloseable {
         return this;
     }
 
+    /** What {@link #onEvent} is told of a lease, and what remains of it. A loss has a reason, and nothing else has one. */
+    public record Event(Kind kind, List<String> names, long token, Duration remaining, Reason reason) {
+        /** What can happen to a lease. */
+        public enum Kind { ACQUIRED, RENEWED, LOST, RELEASED }
+    }
+
     /** The same fence, where this is told what becomes of leases, in whatever thread that happens. It must not block. */
     public Fence onEvent(Consumer<Event> listener) {
         keeper.onEvent = Objects.requireNonNull(listener);
@@ -61,10 +64,23 @@ public final class Fence implements AutoCloseable {
         if (names.size() > 1 && (options.shared || options.slots != 1 || options.reclaim)) {
             throw new IllegalArgumentException("several names at once are exclusive: no shared, slots or reclaim");
         }
-        if (options.reclaim && options.holder == null) {
-            throw new IllegalArgumentException("reclaim takes a holder: whose lease is it?");
+        return keeper.acquire(checked(names), options.named(), () -> false).get(0);
+    }
+
+    /** Leases that are held, in the order in which their names were given. Closed, it gives back what is left of them. */
+    public static final class Leases extends AbstractList<Lease> implements AutoCloseable {
+        private final Keeper keeper;
+        private final List<Lease> leases;
+
+        private Leases(Keeper keeper, List<Lease> leases) {
+            this.keeper = keeper;
+            this.leases = leases;
         }
-        return acquired(checked(names), options, () -> false);
+
+        @Override public Lease get(int index) { return leases.get(index); }
+        @Override public int size() { return leases.size(); }
+        /** No error where one was lost: the work under it is told. */
+        @Override public void close() { keeper.release(leases); }
     }
 
     /** The first {@code n} of these that are free, in their order: a lease for each. The options are a ttl and a holder. */
@@ -72,20 +88,18 @@ public final class Fence implements AutoCloseable {
         if (options.wait > 0 || options.reclaim || options.session || options.shared || options.slots != 1) {
             throw new IllegalArgumentException("a claim takes a ttl and a holder, and no other option");
         }
-        List<String> wanted = checked(names);
-        return new Leases(keeper, granted(new AtomicBoolean(), () -> keeper.claim(wanted, n, options, holder(options))));
+        return new Leases(keeper, keeper.claim(checked(names), n, options.named()));
     }
 
     /** As {@link Lease#guard(Connection, Holding.Step)}, by several leases at once. */
-    public <E extends Exception> void guard(Connection connection, List<Lease> leases, Holding.Step<E> work)
-            throws E, SQLException {
-        Guard.under(keeper, leases, false, connection).around(Holding.Work.of(work));
+    public <E extends Exception> void guard(Connection on, List<Lease> leases, Holding.Step<E> work) throws E, SQLException {
+        new Guard(keeper, leases, false, on).around(work);
     }
 
     /** As {@link Lease#guardAndRelease(Connection, Holding.Step)}, by several leases at once. */
-    public <E extends Exception> void guardAndRelease(Connection connection, List<Lease> leases, Holding.Step<E> work)
+    public <E extends Exception> void guardAndRelease(Connection on, List<Lease> leases, Holding.Step<E> work)
             throws E, SQLException {
-        Guard.under(keeper, leases, true, connection).around(Holding.Work.of(work));
+        new Guard(keeper, leases, true, on).around(work);
     }
 
     /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. */
@@ -96,7 +110,7 @@ public final class Fence implements AutoCloseable {
     /** What is done while leading. */
     @FunctionalInterface
     public interface Leading<E extends Exception> {
-        /** Does it, until it is done, or to stop. */
+        /** Until it is done, or to stop. */
         void run(Lease lease) throws E;
     }
 
@@ -110,26 +124,26 @@ public final class Fence implements AutoCloseable {
      */
     public <E extends Exception> boolean lead(String name, Duration ttl, CountDownLatch stop, Leading<E> work)
             throws E, SQLException, InterruptedException {
-        Options options = new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).reclaim();
         // Where the answer to an acquire was lost, its own holder takes the grant over.
-        Options own = options.holder(holder(options));
+        Options options = new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).named().reclaim();
+        List<String> names = checked(Collections.singletonList(name));
         while (stop.getCount() > 0) {
             Lease leading = null;
-            try (Lease lease = acquired(checked(Collections.singletonList(name)), own, () -> stop.getCount() == 0)) {
+            try (Lease lease = keeper.acquire(names, options, () -> stop.getCount() == 0).get(0)) {
                 leading = lease;
                 work.run(lease);
                 return true;
             } catch (Exception error) {
                 if (keeper.isClosed || !goesOn(error, leading)) { throw error; }
             }
-            stop.await((long) (own.ttl / 12 * 1000), TimeUnit.MILLISECONDS);
+            stop.await((long) (options.ttl / 12 * 1000), TimeUnit.MILLISECONDS);
         }
         return false;
     }
 
     private static boolean goesOn(Exception error, Lease lease) {
-        boolean isLoss = error instanceof LeaseLost || error instanceof LeaseTaken || error instanceof TransactionLost
-                || error.getClass() == FenceException.class;
+        boolean isLoss = error instanceof FenceException
+                && !(error instanceof Refused || error instanceof NotInstalled || error instanceof NotGranted);
         // Stale; or it waits for the lease still, and the server has no time or place, or is a standby yet.
         String passes = lease == null ? "PF00[14]|(25|40|53|57|58)...|55P03" : "PF00[14]";
         return isLoss || FenceException.stateOf(error).matches(passes) || FenceException.isEnd(error)
@@ -137,45 +151,12 @@ public final class Fence implements AutoCloseable {
     }
 
     /** Gives everything back, and ends all waits: for the end of the process. */
-    @Override
-    public void close() { keeper.close(); }
-
-    private Lease acquired(List<String> names, Options options, BooleanSupplier stop) throws SQLException, InterruptedException {
-        AtomicBoolean isGivenUp = new AtomicBoolean();
-        BooleanSupplier ends = () -> isGivenUp.get() || stop.getAsBoolean();
-        return granted(isGivenUp, () -> keeper.acquire(names, options, holder(options), ends)).get(0);
-    }
-
-    /** An interrupt gives up. A grant that comes all the same is given back. */
-    private List<Lease> granted(AtomicBoolean isGivenUp, Callable<List<Lease>> call) throws SQLException, InterruptedException {
-        CompletableFuture<List<Lease>> granting = Threads.start(call);
-        try {
-            return granting.get();
-        } catch (ExecutionException failed) {
-            throw Threads.thrown(failed.getCause());
-        } catch (InterruptedException interrupt) {
-            isGivenUp.set(true);
-            granting.thenAccept(keeper::release);
-            throw interrupt;
-        }
-    }
+    @Override public void close() { keeper.close(); }
 
     private static List<String> checked(List<String> names) {
         names.forEach(name -> Objects.requireNonNull(name, "the name of a lease"));
         if (names.isEmpty()) { throw new IllegalArgumentException("a lease needs a name"); }
         return List.copyOf(names);
-    }
-
-    /** A text that is unique for this call. The host is as the system has it, for to ask a resolver may take long. */
-    private static String holder(Options options) {
-        String host = System.getenv().getOrDefault("COMPUTERNAME", "java");
-        try {
-            host = Files.readString(Path.of("/proc/sys/kernel/hostname")).strip();
-        } catch (IOException elsewhere) {
-            // Then it is another system.
-        }
-        String unique = host + '/' + ProcessHandle.current().pid() + '/' + UUID.randomUUID().toString().substring(0, 8);
-        return options.holder == null ? unique : options.holder;
     }
 
     private static Callable<Connection> opener(String url) {

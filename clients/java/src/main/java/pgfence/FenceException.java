@@ -3,7 +3,7 @@ package pgfence;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
-import java.util.regex.*;
+import java.util.stream.Stream;
 import org.postgresql.util.*;
 
 /**
@@ -14,9 +14,7 @@ import org.postgresql.util.*;
 public sealed class FenceException extends RuntimeException {
     private final boolean inDoubt;
 
-    FenceException(String message, Throwable cause) { this(message, false, cause); }
-
-    private FenceException(String message, boolean inDoubt, Throwable cause) {
+    FenceException(String message, boolean inDoubt, Throwable cause) {
         super(message, cause);
         this.inDoubt = inDoubt;
     }
@@ -31,7 +29,7 @@ public sealed class FenceException extends RuntimeException {
 
         LeaseTaken(List<String> names, String holder, Double seconds, Throwable cause) {
             super("the lease " + String.join(", ", names) + " is taken" + (holder == null ? "" : " by " + holder)
-                    + (seconds == null ? "" : ", for %.1f s at the most unless it is renewed".formatted(seconds)), cause);
+                    + (seconds == null ? "" : ", for %.1f s at the most unless it is renewed".formatted(seconds)), false, cause);
             this.holder = holder;
             remaining = seconds == null ? null : Duration.ofMillis((long) (seconds * 1000));
         }
@@ -53,9 +51,7 @@ public sealed class FenceException extends RuntimeException {
             this.names = names;
         }
 
-        /** Why. */
         public Reason reason() { return reason; }
-        /** Which. */
         public List<String> names() { return names; }
     }
 
@@ -66,37 +62,23 @@ public sealed class FenceException extends RuntimeException {
     public enum Reason {
         DEADLINE, GONE, REFUSED, SESSION, KEEPER, RELEASED;
 
-        @Override
-        public String toString() { return name().toLowerCase(Locale.ROOT); }
+        @Override public String toString() { return name().toLowerCase(Locale.ROOT); }
     }
 
     /** The server refused a write, a guard or a call. */
     public static final class Refused extends FenceException {
-        private static final Pattern MEMBER = Pattern.compile("\"(\\w+)\"\\s*:\\s*(?:\"((?:[^\"\\\\]|\\\\.)*)\"|([^\\s,{}]+))");
-
-        private final String sqlState;
         private final ServerErrorMessage said;
 
-        private Refused(String sqlState, ServerErrorMessage said, Throwable cause) {
-            super(said.getHint() == null ? said.getMessage() : said.getMessage() + " (" + said.getHint() + ")", cause);
-            this.sqlState = sqlState;
+        private Refused(ServerErrorMessage said, Throwable cause) {
+            super(said.getHint() == null ? said.getMessage() : said.getMessage() + " (" + said.getHint() + ")", false, cause);
             this.said = said;
         }
 
         /** PF001: a newer token was seen. PF002: no token. PF004: the token does not speak for the lease… */
-        public String sqlState() { return sqlState; }
+        public String sqlState() { return said.getSQLState(); }
 
-        /** What the server said beside, as texts: {@code presented}, {@code stored}, {@code lease}, {@code holder}… */
-        public Map<String, String> detail() {
-            Map<String, String> members = new LinkedHashMap<>();
-            Matcher member = MEMBER.matcher(Objects.requireNonNullElse(said.getDetail(), ""));
-            while (member.find()) {
-                String text = member.group(2) == null ? member.group(3) : member.group(2).replaceAll("\\\\(.)", "$1");
-                members.put(member.group(1), text);
-            }
-            return members;
-        }
-
+        /** What the server said beside, a JSON object: {@code presented}, {@code stored}, {@code lease}, {@code holder}… */
+        public String detail() { return said.getDetail(); }
         /** What to do; null where the server does not say. */
         public String hint() { return said.getHint(); }
     }
@@ -113,7 +95,7 @@ public sealed class FenceException extends RuntimeException {
     public static final class NotInstalled extends FenceException {
         private NotInstalled(Throwable cause) {
             super("pg_fence is not installed in this database, or not on the search_path: CREATE EXTENSION pg_fence, or "
-                    + "name the schema that it is in, new Fence(…).schema(…) (" + cause.getMessage() + ")", cause);
+                    + "name the schema that it is in, new Fence(…).schema(…) (" + cause.getMessage() + ")", false, cause);
         }
     }
 
@@ -121,26 +103,21 @@ public sealed class FenceException extends RuntimeException {
     public static final class NotGranted extends FenceException {
         private NotGranted(String role, Throwable cause) {
             super("the role " + role + " may not use the lease: " + cause.getMessage() + "; an administrator grants it: "
-                    + "SELECT fence_grant('" + role + "')", cause);
+                    + "SELECT fence_grant('" + role + "')", false, cause);
         }
     }
 
     // How they are found in what a driver, or what stands on it, has thrown
 
     /** The driver's, however deep they are wrapped. A batch has the server's error behind its own. */
-    private static List<SQLException> chain(Throwable error) {
-        List<SQLException> found = new ArrayList<>();
-        for (Throwable one = error; one != null && found.size() < 50; one = one.getCause()) {
-            for (SQLException next = one instanceof SQLException sql ? sql : null; next != null; next = next.getNextException()) {
-                found.add(next);
-            }
-        }
-        return found;
+    private static Stream<SQLException> chain(Throwable error) {
+        return Stream.iterate(error, Objects::nonNull, Throwable::getCause).limit(50).flatMap(one ->
+                Stream.iterate(one instanceof SQLException sql ? sql : null, Objects::nonNull, SQLException::getNextException));
     }
 
     /** The SQLSTATE, or an empty text. */
     static String stateOf(Throwable error) {
-        return chain(error).stream().map(SQLException::getSQLState).filter(Objects::nonNull).findFirst().orElse("");
+        return chain(error).map(SQLException::getSQLState).filter(Objects::nonNull).findFirst().orElse("");
     }
 
     /** Whether a session has ended: class 08, idle in transaction, too long, terminated, crashed, starting, idle. */
@@ -156,13 +133,9 @@ public sealed class FenceException extends RuntimeException {
         return state.matches("(PF|22|55|0A|53).*") && !state.equals("55P03") ? refused(error) : error;
     }
 
+    /** Where it is not the driver's own. */
     private static Throwable refused(Throwable error) {
-        for (SQLException one : chain(error)) {
-            if (one instanceof PSQLException told && told.getServerErrorMessage() != null) {
-                return new Refused(stateOf(error), told.getServerErrorMessage(), error);
-            }
-        }
-        // The driver's own.
-        return error;
+        return chain(error).map(one -> one instanceof PSQLException told ? told.getServerErrorMessage() : null)
+                .filter(Objects::nonNull).findFirst().<Throwable>map(said -> new Refused(said, error)).orElse(error);
     }
 }

@@ -1,8 +1,9 @@
 package pgfence;
 
 import java.sql.*;
-import java.util.List;
+import java.util.*;
 import org.postgresql.core.*;
+import pgfence.Fence.Event;
 import pgfence.FenceException.*;
 
 /**
@@ -13,100 +14,96 @@ final class Guard {
     /** There is no such savepoint any more. */
     private static final String NO_TRANSACTION = "3B001";
 
+    /** How far it has come, and where it stays when something fails. */
+    private enum Stage { BEFORE, BEGUN, WORK, ENDING, COMMITTING }
+
     private final Keeper keeper;
-    /** None where the lease is adopted. */
+    private final List<? extends Holding> held;
+    /** The same; none where it is adopted. */
     private final List<Lease> leases;
-    private final List<Sql.Call> begins;
-    /** None where nothing is released; else one for each lease. */
-    private final List<Sql.Call> ends;
+    private final boolean releases;
     private final Connection connection;
     /** The driver's own, whatever a pool has put around it. */
     private final BaseConnection raw;
-    private boolean isInner, hasBegun, isCommitting, isStale;
+    private Stage stage;
+    private boolean isInner, isStale;
 
-    Guard(Keeper keeper, List<Lease> leases, List<Sql.Call> begins, List<Sql.Call> ends, Connection on) throws SQLException {
+    Guard(Keeper keeper, List<? extends Holding> held, boolean releases, Connection on) throws SQLException {
+        if (held.isEmpty()) { throw new IllegalArgumentException("a guard takes at least one lease"); }
         if (on == null || !on.isWrapperFor(BaseConnection.class)) {
             throw new IllegalArgumentException("a guard takes a connection to PostgreSQL, and not " + on);
         }
         this.keeper = keeper;
-        this.leases = leases;
-        this.begins = begins;
-        this.ends = ends;
+        this.held = held;
+        this.releases = releases;
+        leases = held.stream().filter(Lease.class::isInstance).map(Lease.class::cast).toList();
         connection = on;
         raw = on.unwrap(BaseConnection.class);
     }
 
-    static Guard under(Keeper keeper, List<Lease> leases, boolean releases, Connection on) throws SQLException {
-        if (leases.isEmpty()) { throw new IllegalArgumentException("a guard takes at least one lease"); }
-        List<Sql.Call> begins = Keeper.pairsOf(leases).stream().sorted(Sql::byBytes)
-                .map(pair -> keeper.call(Sql.GUARD, pair.name(), pair.token())).toList();
-        List<Sql.Call> ends = leases.stream().map(keeper::release).toList();
-        return new Guard(keeper, leases, begins, releases ? ends : List.of(), on);
+    <E extends Exception> void around(Holding.Step<E> step) throws E, SQLException {
+        around(() -> {
+            step.run();
+            return null;
+        });
     }
 
     <T, E extends Exception> T around(Holding.Work<T, E> work) throws E, SQLException {
-        begin();
-        T result = null;
-        Throwable ofWork = null;
         try {
-            result = work.run();
-        } catch (Throwable error) {
-            ofWork = error;
+            return once(work);
+        } catch (Refused refused) {
+            boolean isOfBegin = stage == Stage.BEGUN && !isInner && !leases.isEmpty();
+            if (!isOfBegin || !refused.sqlState().equals("PF004")) { throw refused; }
+            // After a failover no token speaks until its holder has renewed.
+            Threads.run(() -> keeper.renew(leases)).exceptionally(noThread -> null).join();
+            return once(work);
         }
-        List<Lease> releasing = ends.isEmpty() ? List.of() : leases;
-        keeper.rest(releasing, 1);
+    }
+
+    private <T, E extends Exception> T once(Holding.Work<T, E> work) throws E, SQLException {
+        stage = Stage.BEFORE;
+        isStale = false;
+        keeper.enter(leases, raw);
         try {
-            if (ofWork != null) { throw ofWork; }
+            leases.forEach(Lease::check);
+            begin();
+            stage = Stage.WORK;
+            T result = work.run();
+            stage = Stage.ENDING;
+            if (releases) { keeper.rest(leases, 1); }
             refuseIfFailed();
             release();
-            isCommitting = true;
+            stage = Stage.COMMITTING;
             commit();
-            keeper.tell(Event.Kind.RELEASED, keeper.end(releasing, Reason.RELEASED));
+            if (releases) { keeper.tell(Event.Kind.RELEASED, keeper.end(leases, Reason.RELEASED)); }
             return result;
         } catch (Throwable error) {
-            Throwable told = told(error, error != ofWork);
+            Throwable told = told(error);
             rollBack();
             throw Threads.as(told);
         } finally {
-            keeper.rest(releasing, -1);
-            leave();
+            if (releases && stage.compareTo(Stage.ENDING) >= 0) { keeper.rest(leases, -1); }
+            keeper.leave(leases, raw);
+            // The next renewal tells what the server thinks; but the connection is sound.
+            if (isStale) { keeper.beatAt(leases, Double.NEGATIVE_INFINITY); }
         }
     }
 
     private void begin() throws SQLException {
-        for (boolean isFirst = true; ; isFirst = false) {
-            keeper.enter(leases, raw);
-            try {
-                leases.forEach(Lease::check);
-                isInner = !connection.getAutoCommit() || raw.getTransactionState() != TransactionState.IDLE;
-                if (isInner) {
-                    execute("SAVEPOINT pg_fence");
-                } else {
-                    connection.setAutoCommit(false);
-                }
-                hasBegun = true;
-                if (connection.getAutoCommit() && !isInner) {
-                    throw new IllegalArgumentException("the connection stays in autocommit: there is nothing to guard");
-                }
-                for (Sql.Call call : begins) { Sql.rows(connection, call, false); }
-                return;
-            } catch (Throwable error) {
-                Throwable told = told(error, true);
-                rollBack();
-                leave();
-                if (!isFirst || isInner || leases.isEmpty() || !FenceException.stateOf(error).equals("PF004")) {
-                    throw Threads.as(told);
-                }
-                // After a failover no token speaks until its holder has renewed.
-                Threads.run(() -> keeper.keep(leases)).exceptionally(noThread -> null).join();
-            }
+        isInner = !connection.getAutoCommit() || raw.getTransactionState() != TransactionState.IDLE;
+        if (isInner) {
+            execute("SAVEPOINT pg_fence");
+        } else {
+            connection.setAutoCommit(false);
         }
-    }
-
-    /** Where the server has doubts, the next renewal tells; but the connection is sound. */
-    private void leave() {
-        keeper.leave(leases, raw);
-        if (isStale) { keeper.beatAt(leases, Double.NEGATIVE_INFINITY); }
+        stage = Stage.BEGUN;
+        if (connection.getAutoCommit() && !isInner) {
+            throw new IllegalArgumentException("the connection stays in autocommit: there is nothing to guard");
+        }
+        Holding first = held.get(0);
+        Sql.rows(connection, leases.isEmpty()
+                ? keeper.call(Sql.GUARD_ADOPTED, first.names().get(0), first.names().get(0), first.token())
+                : keeper.call(Sql.GUARD, Sql.names(held), Sql.tokens(held)), false);
     }
 
     /** The work may have swallowed an error: then the commit would roll back, and say nothing. */
@@ -119,13 +116,14 @@ final class Guard {
     }
 
     private void release() throws SQLException {
-        for (int number = 0; number < ends.size(); number++) {
-            Sql.Call end = ends.get(number);
-            if (Sql.rows(connection, end, false).get(0)[0] == null) {
-                if (leases.isEmpty()) { throw new LeaseLost(Reason.GONE, List.of((String) end.arguments()[0]), false, null); }
-                keeper.end(leases.subList(number, number + 1), Reason.GONE);
-                throw leases.get(number).loss(false, null);
+        if (!releases) { return; }
+        List<Object[]> answers = Sql.rows(connection, keeper.call(Sql.RELEASE, Sql.names(held), Sql.tokens(held)), false);
+        for (Holding gone : Sql.gone(held, answers)) {
+            if (gone instanceof Lease lease) {
+                keeper.end(List.of(lease), Reason.GONE);
+                lease.check();
             }
+            throw new LeaseLost(Reason.GONE, gone.names(), false, null);
         }
     }
 
@@ -141,16 +139,16 @@ final class Guard {
     /** A connection on which that fails ends. The error that led here is the one to tell. */
     private void rollBack() {
         try {
-            if (hasBegun && !raw.isClosed() && !isInner) {
+            if (stage == Stage.BEFORE || raw.isClosed()) { return; }
+            if (!isInner) {
                 connection.rollback();
                 connection.setAutoCommit(true);
-            } else if (hasBegun && !raw.isClosed() && raw.getTransactionState() != TransactionState.IDLE) {
+            } else if (raw.getTransactionState() != TransactionState.IDLE) {
                 execute("ROLLBACK TO SAVEPOINT pg_fence; RELEASE SAVEPOINT pg_fence");
             }
         } catch (SQLException | RuntimeException error) {
             Threads.breakOff(raw);
         }
-        hasBegun = false;
     }
 
     private void execute(String sql) throws SQLException {
@@ -160,25 +158,24 @@ final class Guard {
     }
 
     /** The typed error, where it is one. A connection that was broken off because of a loss tells the loss. */
-    private Throwable told(Throwable error, boolean isOurs) throws SQLException {
+    private Throwable told(Throwable error) throws SQLException {
         String state = FenceException.stateOf(error);
         if (error instanceof FenceException || error instanceof Error) { return error; }
         if (FenceException.isEnd(error) && raw.isClosed()) {
             // The server may have ended an idle transaction before it read the commit.
-            boolean inDoubt = isCommitting && !state.matches("25P0[34]");
+            boolean inDoubt = stage == Stage.COMMITTING && !state.matches("25P0[34]");
             String lost = "the session ended under the transaction: " + error.getMessage();
             return leases.stream().filter(Lease::isLost).findFirst().<Throwable>map(lease -> lease.loss(inDoubt, error))
                     .orElseGet(() -> new TransactionLost(lost, inDoubt, error));
         }
         isStale = state.equals("PF001") || state.equals("PF004");
-        if (isOurs && state.equals(NO_TRANSACTION)) {
+        if (stage == Stage.WORK) { return FenceException.ofWork(error); }
+        if (state.equals(NO_TRANSACTION)) {
             String ended = "the work has ended the transaction itself: what it did after that was not guarded";
             return new TransactionLost(ended, true, error);
         }
-        if (isOurs && leases.isEmpty() && state.equals("22004")) {
-            // NULL from lease_adopt: an older number is guarded.
-            return new LeaseTaken(List.of((String) begins.get(0).arguments()[0]), null, null, error);
-        }
-        return isOurs ? FenceException.ofCall(error, raw) : FenceException.ofWork(error);
+        // NULL from lease_adopt: an older number is guarded.
+        boolean isOlder = leases.isEmpty() && state.equals("22004");
+        return isOlder ? new LeaseTaken(held.get(0).names(), null, null, error) : FenceException.ofCall(error, raw);
     }
 }

@@ -18,23 +18,13 @@ public class Holding {
     /** What is done in a transaction, for its effect. */
     @FunctionalInterface
     public interface Step<E extends Exception> {
-        /** Does it. */
         void run() throws E;
     }
 
     /** What is done in a transaction, for a result. */
     @FunctionalInterface
     public interface Work<T, E extends Exception> {
-        /** Does it. */
         T run() throws E;
-
-        /** A step, for the result null. */
-        static <E extends Exception> Work<Void, E> of(Step<E> step) {
-            return () -> {
-                step.run();
-                return null;
-            };
-        }
     }
 
     /** The names of the lease. */
@@ -56,27 +46,21 @@ public class Holding {
      * @throws SQLException where the transaction cannot begin or commit
      */
     public final <E extends Exception> void guard(Connection connection, Step<E> work) throws E, SQLException {
-        guarding(connection, false).around(Work.of(work));
+        new Guard(keeper, List.of(this), false, connection).around(work);
     }
 
     /** The same, for a result. */
     public final <T, E extends Exception> T guard(Connection connection, Work<T, E> work) throws E, SQLException {
-        return guarding(connection, false).around(work);
+        return new Guard(keeper, List.of(this), false, connection).around(work);
     }
 
     /** As {@link #guard(Connection, Step) guard}, and the same transaction gives the lease back. */
     public final <E extends Exception> void guardAndRelease(Connection connection, Step<E> work) throws E, SQLException {
-        guarding(connection, true).around(Work.of(work));
+        new Guard(keeper, List.of(this), true, connection).around(work);
     }
 
     /** The same, for a result. */
     public final <T, E extends Exception> T guardAndRelease(Connection connection, Work<T, E> work) throws E, SQLException {
-        return guarding(connection, true).around(work);
-    }
-
-    Guard guarding(Connection connection, boolean releases) throws SQLException {
-        String name = names.get(0);
-        List<Sql.Call> begins = List.of(keeper.call(Sql.GUARD_ADOPTED, name, name, token));
-        return new Guard(keeper, List.of(), begins, releases ? List.of(keeper.release(this)) : List.of(), connection);
+        return new Guard(keeper, List.of(this), true, connection).around(work);
     }
 }

@@ -3,11 +3,13 @@ package pgfence;
 import java.lang.System.Logger.Level;
 import java.sql.*;
 import java.util.*;
-import java.util.concurrent.Callable;
+import java.util.concurrent.*;
+import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.concurrent.locks.LockSupport;
 import java.util.function.*;
 import java.util.stream.Collectors;
 import org.postgresql.core.BaseConnection;
+import pgfence.Fence.Event;
 import pgfence.FenceException.*;
 
 /**
@@ -33,7 +35,8 @@ final class Keeper {
     private final Set<Lease> leases = new HashSet<>();
     /** Calls that are under way, and heartbeats. */
     private int users;
-    private boolean isRunning, isBeating;
+    private boolean isRunning;
+    private volatile boolean isBeating;
     private double lookAt;
     /** The heartbeat fails; and a loss by that is in the log: one line an outage, however many leases there are. */
     private volatile boolean isOut, hasTold;
@@ -46,26 +49,19 @@ final class Keeper {
 
     Sql.Call call(String sql, Object... arguments) { return new Sql.Call(sql.replace("@", prefix), arguments); }
 
-    Sql.Call release(Holding held) {
-        return held.names().size() == 1 ? call(Sql.RELEASE, held.names().get(0), held.token())
-                : call(Sql.RELEASE_ALL, held.names().toArray(String[]::new), held.token());
+    List<Lease> acquire(List<String> names, Options asked, BooleanSupplier stop) throws SQLException, InterruptedException {
+        return aside(stop, isOver -> {
+            // The others are renewed meanwhile, and a session lease lives on their connection.
+            Line on = asked.wait == 0 || asked.session ? line : new Line(source, () -> false);
+            try {
+                return List.of(acquired(on, names, asked, isOver));
+            } finally {
+                Threads.close(on == line ? null : on.detach());
+            }
+        });
     }
 
-    // What a fence asks of it, in a thread of ours:
-
-    /** A wait ends soon after it is given up. */
-    List<Lease> acquire(List<String> names, Options asked, String holder, BooleanSupplier isGivenUp) throws SQLException {
-        // The others are renewed meanwhile, and a session lease lives on their connection.
-        Line on = asked.wait == 0 || asked.session ? line : new Line(source, () -> false);
-        try {
-            return using(true, () -> acquire(on, names, asked, holder, isGivenUp));
-        } finally {
-            Threads.close(on == line ? null : on.detach());
-        }
-    }
-
-    private List<Lease> acquire(Line on, List<String> names, Options asked, String holder, BooleanSupplier isGivenUp)
-            throws SQLException {
+    private Lease acquired(Line on, List<String> names, Options asked, BooleanSupplier isOver) throws SQLException {
         double until = Clock.now() + asked.wait;
         String ttl = Sql.span(asked.ttl);
         while (true) {
@@ -73,41 +69,59 @@ final class Keeper {
             double limit = on == line ? limit(asked.ttl) : Math.min(asked.ttl / 3, LONGEST);
             double portion = Math.max(0, Math.min(until - before, on == line ? Math.min(PORTION, limit) : PORTION));
             Sql.Call call = names.size() > 1
-                    ? call(Sql.ACQUIRE_ALL, names.toArray(String[]::new), holder, ttl, asked.metadata, asked.session)
-                    : call(Sql.ACQUIRE, names.get(0), holder, ttl, Sql.span(portion), asked.metadata, asked.shared, asked.slots,
-                            asked.reclaim, asked.session);
+                    ? call(Sql.ACQUIRE_ALL, names.toArray(String[]::new), asked.holder, ttl, asked.metadata, asked.session)
+                    : call(Sql.ACQUIRE, names.get(0), asked.holder, ttl, Sql.span(portion), asked.metadata, asked.shared,
+                            asked.slots, asked.reclaim, asked.session);
             try {
-                Line.Rows rows = on.rows(call, portion + limit, false);
+                Line.Rows rows = on.calmly(call, portion + limit, isOver);
                 if (rows.list().get(0)[0] instanceof Long token) {
-                    return granted(List.of(new Lease(this, names, token, before, asked.ttl, asked.session ? rows.session() : 0)));
+                    return new Lease(this, names, token, before, asked.ttl, asked.session ? rows.session() : 0);
                 }
-                if (Clock.now() >= until || isGivenUp.getAsBoolean() || isClosed) { throw taken(on, names, limit); }
+                if (Clock.now() >= until || isOver.getAsBoolean()) { throw taken(on, names, limit, isOver); }
                 LockSupport.parkNanos(names.size() > 1 ? (long) (Math.min(until - Clock.now(), TRY_AGAIN) * 1e9) : 0);
             } catch (SQLException error) {
                 // The role's transactions are SERIALIZABLE.
-                if (!FenceException.stateOf(error).equals("40001") || isGivenUp.getAsBoolean()) { throw error; }
+                if (!FenceException.stateOf(error).equals("40001")) { throw error; }
             }
         }
     }
 
     /** By whom, where that can be seen. */
-    private LeaseTaken taken(Line on, List<String> names, double limit) {
+    private LeaseTaken taken(Line on, List<String> names, double limit, BooleanSupplier isOver) {
         try {
             Sql.Call call = call(Sql.HOLDER, (Object) names.toArray(String[]::new));
-            Object[] first = on.rows(call, limit, false).list().stream().findFirst().orElse(new Object[2]);
+            Object[] first = on.calmly(call, limit, isOver).list().stream().findFirst().orElse(new Object[2]);
             return new LeaseTaken(names, (String) first[0], (Double) first[1], null);
         } catch (SQLException | FenceException unseen) {
             return new LeaseTaken(names, null, null, unseen);
         }
     }
 
-    List<Lease> claim(List<String> names, int n, Options asked, String holder) throws SQLException {
-        return using(true, () -> {
-            double before = Clock.now();
-            Sql.Call call = call(Sql.CLAIM, names.toArray(String[]::new), n, holder, Sql.span(asked.ttl));
-            return granted(line.rows(call, limit(asked.ttl), false).list().stream()
-                    .map(row -> new Lease(this, List.of((String) row[0]), (Long) row[1], before, asked.ttl, 0)).toList());
-        });
+    List<Lease> claim(List<String> names, int n, Options asked) throws SQLException, InterruptedException {
+        double before = Clock.now();
+        Sql.Call call = call(Sql.CLAIM, names.toArray(String[]::new), n, asked.holder, Sql.span(asked.ttl));
+        return aside(() -> false, isOver -> line.calmly(call, limit(asked.ttl), isOver).list().stream()
+                .map(row -> new Lease(this, List.of((String) row[0]), (Long) row[1], before, asked.ttl, 0)).toList());
+    }
+
+    private interface Acquiring {
+        List<Lease> until(BooleanSupplier isOver) throws SQLException;
+    }
+
+    /** In a thread of ours: an interrupt gives up, and {@code stop}. A grant that comes all the same is given back. */
+    private List<Lease> aside(BooleanSupplier stop, Acquiring acquiring) throws SQLException, InterruptedException {
+        AtomicBoolean isGivenUp = new AtomicBoolean();
+        BooleanSupplier isOver = () -> isClosed || isGivenUp.get() || stop.getAsBoolean();
+        CompletableFuture<List<Lease>> granting = Threads.start(() -> using(() -> granted(acquiring.until(isOver))));
+        try {
+            return granting.get();
+        } catch (ExecutionException failed) {
+            throw Threads.thrown(failed.getCause());
+        } catch (InterruptedException interrupt) {
+            isGivenUp.set(true);
+            granting.thenAccept(this::release);
+            throw interrupt;
+        }
     }
 
     private List<Lease> granted(List<Lease> some) {
@@ -119,27 +133,29 @@ final class Keeper {
             notifyAll();
         }
         try {
-            end(isClosed ? some : List.of(), Reason.RELEASED);
+            if (isClosed) { release(some); }
             some.forEach(Lease::check);
         } catch (LeaseLost lost) {
-            end(some, Reason.RELEASED);
-            giveBack(some);
+            release(some);
             throw lost;
         }
         return some;
     }
 
     /** Renews them now. */
-    void keep(List<Lease> due) {
-        List<Sql.Pair> pairs = pairsOf(due);
+    void renew(List<Lease> some) throws Exception { using(() -> keep(some)); }
+
+    private Void keep(List<Lease> due) {
+        String[] names = Sql.names(due);
+        Long[] tokens = Sql.tokens(due);
         double before = Clock.now(), smallest = smallest(due);
         List<Object[]> answers = new ArrayList<>();
         try {
-            for (int from = 0; from < pairs.size(); from += MOST_PAIRS) {
-                List<Sql.Pair> some = pairs.subList(from, Math.min(pairs.size(), from + MOST_PAIRS));
-                Sql.Call call = call(Sql.KEEP, Sql.names(some), Sql.tokens(some));
-                // A guard may ask for it while the thread ends.
-                answers.addAll(using(false, () -> line.rows(call, Math.min(smallest / 3, LONGEST), true)).list());
+            // None are due where it is to be seen whether a session has ended.
+            for (int from = 0, to = -1; to < names.length; from = to) {
+                to = Math.min(names.length, from + MOST_PAIRS);
+                Sql.Call call = call(Sql.KEEP, Arrays.copyOfRange(names, from, to), Arrays.copyOfRange(tokens, from, to));
+                answers.addAll(line.rows(call, limit(smallest)).list());
             }
             isOut = hasTold = false;
             take(due, answers, before);
@@ -151,18 +167,18 @@ final class Keeper {
             if (!isOut) { LOG.log(Level.WARNING, "leases are not renewed, and it is tried again: {0}", error.getMessage()); }
             isOut = true;
         }
+        return null;
     }
 
     private void take(List<Lease> due, List<Object[]> answers, double before) {
         Map<Reason, List<Lease>> lost = new EnumMap<>(Reason.class);
         List<Lease> renewed = new ArrayList<>();
         boolean hasKept = answers.stream().anyMatch(Lease::isKept);
+        Iterator<Object[]> each = answers.iterator();
         synchronized (this) {
-            int at = 0;
-            double now = Clock.now();
             for (Lease lease : due) {
-                List<Object[]> own = answers.subList(at, at += lease.names().size());
-                Reason reason = lease.answered(own, before, now, hasKept);
+                List<Object[]> own = lease.names().stream().map(name -> each.next()).toList();
+                Reason reason = hasSession(lease) ? lease.answered(own, before, Clock.now(), hasKept) : Reason.SESSION;
                 if (reason != null) {
                     lost.computeIfAbsent(reason, none -> new ArrayList<>()).add(lease);
                 } else if (lease.reason == null && own.stream().allMatch(Lease::isKept)) {
@@ -174,13 +190,12 @@ final class Keeper {
         lost.forEach((reason, some) -> end(some, reason));
     }
 
-    // In any thread:
-
     /** No error where that fails: then they end at their ttl. */
     void release(List<Lease> releasing) {
         // The connection, on which a session lease lives, is there until then.
         use(1);
-        giveBack(end(releasing, Reason.RELEASED));
+        List<Lease> ended = end(releasing, Reason.RELEASED);
+        if (!ended.isEmpty()) { Threads.start(() -> giveBack(ended)).exceptionally(error -> warn(ended, error)).join(); }
         use(-1);
     }
 
@@ -189,52 +204,38 @@ final class Keeper {
         notifyAll();
     }
 
-    private void giveBack(List<Lease> ended) {
-        if (ended.isEmpty()) { return; }
-        List<Lease> first = ended.subList(0, Math.min(ended.size(), MOST_RELEASED));
-        boolean isReached = Threads.start(() -> release(first, 0)).exceptionally(error -> warn(first, error)).join();
-        giveBack(isReached ? ended.subList(first.size(), ended.size()) : List.of());
-    }
-
-    /** In one transaction. */
-    private boolean release(List<Lease> some, double until) {
-        double limit = limit(smallest(some));
-        List<Sql.Pair> pairs = pairsOf(some);
+    /** Whether the server could be asked at all. */
+    private boolean giveBack(List<Lease> some) {
+        if (some.size() > MOST_RELEASED) {
+            return giveBack(some.subList(0, MOST_RELEASED)) && giveBack(some.subList(MOST_RELEASED, some.size()));
+        }
+        double limit = limit(smallest(some)), until = Clock.now() + limit;
         String lockLimit = String.valueOf(Math.max(10, Math.round(limit / 4 * 1000)));
-        Sql.Call call = call(Sql.RELEASE_ASIDE, lockLimit, Sql.names(pairs), Sql.tokens(pairs));
-        try {
-            Iterator<Object[]> answers = using(false, () -> line.rows(call, limit, false)).list().iterator();
-            for (Lease lease : some) {
-                boolean isGone = lease.names().stream().filter(name -> answers.next()[0] == null).count() > 0;
-                if (isGone && lease.reason == Reason.RELEASED) {
+        Sql.Call call = call(Sql.RELEASE_ASIDE, Sql.names(some), Sql.tokens(some), lockLimit);
+        while (true) {
+            try {
+                List<Lease> gone = Sql.gone(some, line.rows(call, limit).list());
+                gone.stream().filter(lease -> lease.reason == Reason.RELEASED).forEach(lease -> {
                     lease.reason = Reason.GONE;
                     LOG.log(Level.WARNING, "{0} lost (gone)", allOf(List.of(lease)));
                     tell(Event.Kind.LOST, List.of(lease));
-                } else if (!isGone) {
-                    tell(Event.Kind.RELEASED, List.of(lease));
-                }
-            }
-            return true;
-        } catch (SQLException | RuntimeException error) {
-            // Somebody's open transaction has changed one of them.
-            boolean isLocked = FenceException.stateOf(error).equals("55P03");
-            if (isLocked && some.size() > 1) { return some.stream().allMatch(lease -> release(List.of(lease), 0)); }
-            if (isLocked && (until == 0 || Clock.now() < until)) {
+                });
+                tell(Event.Kind.RELEASED, some.stream().filter(lease -> !gone.contains(lease)).toList());
+                return true;
+            } catch (SQLException | RuntimeException error) {
+                // Somebody's open transaction has changed one of them.
+                boolean isLocked = FenceException.stateOf(error).equals("55P03");
+                if (isLocked && some.size() > 1) { return some.stream().allMatch(lease -> giveBack(List.of(lease))); }
+                if (!isLocked || Clock.now() > until) { return warn(some, error); }
                 LockSupport.parkNanos((long) (limit / 4 * 1e9));
-                return release(some, until == 0 ? Clock.now() + limit : until);
             }
-            return warn(some, error);
         }
     }
 
     /** Gives everything back, and ends the waits after their portions. */
     void close() {
-        List<Lease> all;
-        synchronized (this) {
-            isClosed = true;
-            all = List.copyOf(leases);
-        }
-        release(all);
+        isClosed = true;
+        release(all());
         Threads.run(() -> awaitEnd(Clock.now() + 3 * LOOK_AGAIN)).exceptionally(error -> null).join();
     }
 
@@ -298,7 +299,6 @@ final class Keeper {
         }
     }
 
-    /** Whether the server could be asked at all. */
     private static boolean warn(List<Lease> some, Throwable error) {
         LOG.log(Level.WARNING, "{0} not released, and ends at its ttl: {1}", allOf(some), error.getMessage());
         return !FenceException.stateOf(error).isEmpty() && !FenceException.isEnd(error);
@@ -308,10 +308,6 @@ final class Keeper {
     private synchronized double limit(double ttl) { return Math.min(LONGEST, Math.min(ttl, smallest(leases)) / 3); }
     private static double smallest(Collection<Lease> some) { return Lease.least(some.stream().mapToDouble(lease -> lease.ttl)); }
 
-    static List<Sql.Pair> pairsOf(List<Lease> some) {
-        return some.stream().flatMap(one -> one.names().stream().map(name -> new Sql.Pair(name, one.token()))).toList();
-    }
-
     private static String allOf(List<Lease> some) {
         String names = some.stream().limit(5).map(lease -> String.join(", ", lease.names())).collect(Collectors.joining(", "));
         String more = some.size() > 5 ? " and " + (some.size() - 5) + " more" : "";
@@ -320,17 +316,12 @@ final class Keeper {
 
     // Threads
 
-    private interface Use<T> {
-        T call() throws SQLException;
-    }
-
     /** The connection and the thread are there meanwhile. */
-    private <T> T using(boolean begins, Use<T> use) throws SQLException {
+    private <T> T using(Callable<T> use) throws Exception {
         synchronized (this) {
-            if (begins && isClosed) { throw new FenceException("the fence is closed", null); }
-            if (!isRunning && Threads.run(this::run).isCompletedExceptionally()) {
-                throw new FenceException("a thread cannot be started", null);
-            }
+            if (isClosed) { throw new FenceException("the fence is closed", false, null); }
+            // Throws where no thread can be started.
+            if (!isRunning) { Threads.run(this::run).getNow(null); }
             isRunning = true;
             users++;
         }
@@ -354,10 +345,10 @@ final class Keeper {
     /** Of whatever: it begins anew, without these leases. */
     private void hasDied(Throwable error) {
         LOG.log(Level.ERROR, "what kept the leases has died", error);
-        List<Lease> all;
-        synchronized (this) { all = List.copyOf(leases); }
-        end(all, Reason.KEEPER);
+        end(all(), Reason.KEEPER);
     }
+
+    private synchronized List<Lease> all() { return List.copyOf(leases); }
 
     private boolean watch() throws InterruptedException {
         List<Lease> over, due;
@@ -391,24 +382,18 @@ final class Keeper {
         return goesOn;
     }
 
+    /** A session lease ends with its connection. */
+    private boolean hasSession(Lease lease) { return lease.session == 0 || lease.session == line.session; }
+
     private Void beat(List<Lease> due) {
         try {
-            // A session lease ends with its connection.
-            line.look();
-            List<Lease> ended;
-            synchronized (this) {
-                ended = leases.stream().filter(one -> one.session != 0 && one.session != line.session).toList();
-            }
-            end(ended, Reason.SESSION);
-            if (!due.isEmpty()) { keep(due); }
+            keep(due);
+            end(all().stream().filter(lease -> !hasSession(lease)).toList(), Reason.SESSION);
         } catch (Throwable error) {
             hasDied(error);
         } finally {
-            synchronized (this) {
-                isBeating = false;
-                users--;
-                notifyAll();
-            }
+            isBeating = false;
+            use(-1);
         }
         return null;
     }

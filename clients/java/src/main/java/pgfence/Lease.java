@@ -1,6 +1,5 @@
 package pgfence;
 
-import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.CompletableFuture;
@@ -55,11 +54,6 @@ public final class Lease extends Holding implements AutoCloseable {
     public void close() {
         keeper.release(List.of(this));
         if (isLost()) { throw loss(false, null); }
-    }
-
-    @Override
-    Guard guarding(Connection connection, boolean releases) throws SQLException {
-        return Guard.under(keeper, List.of(this), releases, connection);
     }
 
     boolean isLost() { return reason != null && reason != Reason.RELEASED; }

@@ -3,8 +3,8 @@ package pgfence;
 import java.sql.*;
 import java.util.List;
 import java.util.concurrent.*;
-import java.util.concurrent.atomic.*;
-import java.util.function.BooleanSupplier;
+import java.util.concurrent.locks.ReentrantLock;
+import java.util.function.*;
 import org.postgresql.PGConnection;
 
 /**
@@ -20,10 +20,10 @@ final class Line {
 
     private final Callable<Connection> source;
     private final BooleanSupplier isAwaited;
-    private boolean isBusy;
-    private int urgent;
+    /** Of all calls; and of those that acquire, one of which at a time is among the others. */
+    private final ReentrantLock turn = new ReentrantLock(true), calm = new ReentrantLock(true);
     private Connection connection;
-    private volatile double usedAt;
+    private double usedAt;
     /** Which connection it is: another number after each. */
     volatile int session;
 
@@ -32,51 +32,62 @@ final class Line {
         this.isAwaited = isAwaited;
     }
 
-    /** A statement in autocommit, which may take so many seconds beside opening the connection. What is urgent goes first. */
-    Rows rows(Sql.Call call, double limit, boolean isUrgent) throws SQLException {
-        begin(isUrgent);
-        AtomicReference<Connection> mine = new AtomicReference<>(connection);
-        AtomicBoolean isLate = new AtomicBoolean();
-        double toOpen = isAwaited.getAsBoolean() ? Math.max(TO_OPEN, limit) : FIRST;
-        double patience = connection == null ? limit + toOpen : limit;
+    /** As {@code rows}, behind all that keeps or releases, unless nobody waits for it any more when its turn has come. */
+    Rows calmly(Sql.Call call, double limit, BooleanSupplier isGivenUp) throws SQLException {
+        calm.lock();
         try {
-            Future<List<Object[]>> answer = Threads.start(() -> answer(call, mine, isLate));
-            List<Object[]> rows = answer.get((long) (patience * 1e9), TimeUnit.NANOSECONDS);
-            take(mine.get());
-            usedAt = Clock.now();
-            return new Rows(rows, session);
-        } catch (TimeoutException | InterruptedException late) {
-            isLate.set(true);
-            take(null);
-            if (mine.get() != null) { Threads.breakOff(mine.get()); }
-            throw new FenceException("the server has not answered within %.1f s".formatted(patience), null);
-        } catch (ExecutionException failed) {
-            take(mine.get());
-            Throwable told = FenceException.ofCall(failed.getCause(), connection);
-            if (connection != null && (connection.isClosed() || FenceException.isEnd(told))) { Threads.close(detach()); }
-            throw Threads.thrown(told);
+            if (isGivenUp.getAsBoolean()) {
+                throw new FenceException("the fence is closed, or nobody waits for the lease any more", false, null);
+            }
+            return rows(call, limit);
         } finally {
-            end();
+            calm.unlock();
         }
     }
 
-    /** In the thread of the call. */
-    private List<Object[]> answer(Sql.Call call, AtomicReference<Connection> mine, AtomicBoolean isLate) throws Exception {
-        Connection on = mine.get();
-        if (on == null || Clock.now() > usedAt + FRESH && hasEnded(on)) {
-            Threads.close(mine.getAndSet(null));
-            on = source.call();
-            if (on == null || !on.isWrapperFor(PGConnection.class)) {
-                throw new IllegalArgumentException("a fence takes connections to PostgreSQL, and not " + on);
-            }
-            on.setAutoCommit(true);
-            mine.set(on);
-        }
+    /** A statement in autocommit, which may take so many seconds beside opening the connection. */
+    Rows rows(Sql.Call call, double limit) throws SQLException {
+        turn.lock();
         try {
-            return isLate.get() ? List.of() : Sql.rows(on, call, true);
+            Connection old = connection;
+            if (old != null && Clock.now() > usedAt + FRESH && within(limit, () -> hasEnded(old), tooLate -> {})) {
+                Threads.close(detach());
+            }
+            if (connection == null) {
+                take(within(isAwaited.getAsBoolean() ? Math.max(TO_OPEN, limit) : FIRST, this::opened, Threads::close));
+            }
+            Connection on = connection;
+            List<Object[]> rows = within(limit, () -> Sql.rows(on, call, true), tooLate -> {});
+            usedAt = Clock.now();
+            return new Rows(rows, session);
         } finally {
-            if (isLate.get()) { Threads.close(on); }
+            turn.unlock();
         }
+    }
+
+    /** What a call brings in time; what it brings later is for {@code late}. */
+    private <T> T within(double limit, Callable<T> call, Consumer<T> late) throws SQLException {
+        CompletableFuture<T> answer = Threads.start(call);
+        try {
+            return answer.get((long) (limit * 1e9), TimeUnit.NANOSECONDS);
+        } catch (TimeoutException | InterruptedException tooLate) {
+            answer.thenAccept(late);
+            Threads.breakOff(detach());
+            throw new FenceException("the server has not answered within %.1f s".formatted(limit), false, null);
+        } catch (ExecutionException failed) {
+            Throwable told = FenceException.ofCall(failed.getCause(), connection);
+            if (connection != null && (connection.isClosed() || FenceException.isEnd(told))) { Threads.close(detach()); }
+            throw Threads.thrown(told);
+        }
+    }
+
+    private Connection opened() throws Exception {
+        Connection opened = source.call();
+        if (opened == null || !opened.isWrapperFor(PGConnection.class)) {
+            throw new IllegalArgumentException("a fence takes connections to PostgreSQL, and not " + opened);
+        }
+        opened.setAutoCommit(true);
+        return opened;
     }
 
     private void take(Connection taken) {
@@ -91,16 +102,6 @@ final class Line {
         return detached;
     }
 
-    /** Closes it where the server has ended it, unless it is in use. */
-    void look() {
-        synchronized (this) {
-            if (isBusy || connection == null) { return; }
-            isBusy = true;
-        }
-        Threads.close(hasEnded(connection) ? detach() : null);
-        end();
-    }
-
     private static boolean hasEnded(Connection on) {
         try {
             // So the driver reads what the server says at its end, and the end itself.
@@ -109,21 +110,5 @@ final class Line {
         } catch (SQLException ended) {
             return true;
         }
-    }
-
-    private synchronized void begin(boolean isUrgent) {
-        try {
-            for (urgent += isUrgent ? 1 : 0; isBusy || !isUrgent && urgent > 0; ) { wait(); }
-            isBusy = true;
-        } catch (InterruptedException nobodyDoes) {
-            throw new IllegalStateException(nobodyDoes);
-        } finally {
-            urgent -= isUrgent ? 1 : 0;
-        }
-    }
-
-    private synchronized void end() {
-        isBusy = false;
-        notifyAll();
     }
 }

@@ -1,5 +1,7 @@
 package pgfence;
 
+import java.io.IOException;
+import java.nio.file.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.function.Consumer;
@@ -41,6 +43,18 @@ public final class Options implements Cloneable {
     public Options slots(int slots) { return with(options -> options.slots = slots); }
     /** For others to see: a text that is JSON. */
     public Options metadata(String json) { return with(options -> options.metadata = json); }
+
+    /** With a holder, which is unique where none is given. The host is as the system has it: to ask a resolver may take long. */
+    Options named() {
+        if (holder != null || reclaim) { return this; }
+        String host = System.getenv().getOrDefault("COMPUTERNAME", "java");
+        try {
+            host = Files.readString(Path.of("/proc/sys/kernel/hostname")).strip();
+        } catch (IOException elsewhere) {
+            // Then it is another system.
+        }
+        return holder(host + '/' + ProcessHandle.current().pid() + '/' + UUID.randomUUID().toString().substring(0, 8));
+    }
 
     private Options with(Consumer<Options> change) {
         try {

@@ -1,6 +1,5 @@
 package pgfence;
 
-import java.nio.charset.StandardCharsets;
 import java.sql.*;
 import java.util.*;
 import org.postgresql.PGStatement;
@@ -9,9 +8,6 @@ import org.postgresql.PGStatement;
 final class Sql {
     /** A statement and its arguments. */
     record Call(String sql, Object... arguments) {}
-
-    /** A name of a lease and its token. */
-    record Pair(String name, long token) {}
 
     /** The wait is below the role's timeouts, whatever these are. */
     static final String ACQUIRE = "SELECT @lease_acquire(?, ?, ?::interval, least(?::interval,"
@@ -23,23 +19,32 @@ final class Sql {
     static final String CLAIM = "SELECT name, token FROM @lease_acquire_any(?::text[], ?, ?, ?::interval)";
     static final String KEEP = "SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8"
             + " FROM @lease_keep(?::text[], ?::bigint[])";
+    private static final String PAIRS = "unnest(?::text[], ?::bigint[]) AS x(name, token)";
+    static final String RELEASE = "SELECT @lease_release(x.name, x.token) FROM " + PAIRS;
     /** In a transaction of its own, which does not wait for ever for somebody else's. */
-    static final String RELEASE_ASIDE = "SELECT @lease_release(x.name, x.token) FROM set_config('lock_timeout', ?, true),"
-            + " unnest(?::text[], ?::bigint[]) AS x(name, token)";
-    static final String RELEASE = "SELECT @lease_release(?, ?)";
-    static final String RELEASE_ALL = "SELECT @lease_release_all(?::text[], ?)";
-    static final String GUARD = "SELECT @lease_guard(?, ?)";
+    static final String RELEASE_ASIDE = RELEASE + ", set_config('lock_timeout', ?, true)";
+    /** In the same order everywhere, so that no two wait for each other. */
+    static final String GUARD = "SELECT @lease_guard(x.name, x.token) FROM (SELECT * FROM " + PAIRS
+            + " ORDER BY name COLLATE \"C\") AS x";
     /** Each transaction makes the number known. */
     static final String GUARD_ADOPTED = "SELECT @lease_guard(?, (SELECT @lease_adopt(?, ?)))";
 
     /** As text, whatever the role's IntervalStyle. */
     static String span(double seconds) { return Math.round(seconds * 1e6) + " microseconds"; }
-    static String[] names(List<Pair> pairs) { return pairs.stream().map(Pair::name).toArray(String[]::new); }
-    static Long[] tokens(List<Pair> pairs) { return pairs.stream().map(Pair::token).toArray(Long[]::new); }
 
-    /** The order in which leases are guarded, so that no two wait for each other. */
-    static int byBytes(Pair one, Pair other) {
-        return Arrays.compareUnsigned(one.name.getBytes(StandardCharsets.UTF_8), other.name.getBytes(StandardCharsets.UTF_8));
+    static String[] names(List<? extends Holding> some) {
+        return some.stream().flatMap(one -> one.names().stream()).toArray(String[]::new);
+    }
+
+    /** One for each name. */
+    static Long[] tokens(List<? extends Holding> some) {
+        return some.stream().flatMap(one -> one.names().stream().map(name -> one.token())).toArray(Long[]::new);
+    }
+
+    /** Those of which a name had nothing to be released. */
+    static <H extends Holding> List<H> gone(List<H> released, List<Object[]> answers) {
+        Iterator<Object[]> each = answers.iterator();
+        return released.stream().filter(one -> one.names().stream().filter(name -> each.next()[0] == null).count() > 0).toList();
     }
 
     /** On connections of ours nothing is prepared, for behind a pooler the next transaction is another server's. */

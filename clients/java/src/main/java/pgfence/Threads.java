@@ -7,19 +7,13 @@ import java.util.stream.Stream;
 /** Calls in threads of their own, which no interrupt of a caller reaches. They end a second after their last call. */
 final class Threads {
     static final ThreadPoolExecutor POOL = new ThreadPoolExecutor(0, Integer.MAX_VALUE, 1, TimeUnit.SECONDS,
-            new SynchronousQueue<>(), Threads::daemon);
+            new SynchronousQueue<>(), work -> {
+                Thread thread = new Thread(work, "pg_fence");
+                thread.setDaemon(true);
+                return thread;
+            });
 
-    interface Task {
-        void run() throws Exception;
-    }
-
-    private static Thread daemon(Runnable work) {
-        Thread thread = new Thread(work, "pg_fence");
-        thread.setDaemon(true);
-        return thread;
-    }
-
-    static CompletableFuture<Void> run(Task task) {
+    static CompletableFuture<Void> run(Holding.Step<Exception> task) {
         return start(() -> {
             task.run();
             return null;
@@ -27,19 +21,18 @@ final class Threads {
     }
 
     static <T> CompletableFuture<T> start(Callable<T> call) {
-        CompletableFuture<T> future = new CompletableFuture<>();
         try {
-            POOL.execute(() -> {
+            return CompletableFuture.supplyAsync(() -> {
                 try {
-                    future.complete(call.call());
-                } catch (Throwable error) {
-                    future.completeExceptionally(error);
+                    return call.call();
+                } catch (Exception error) {
+                    throw as(error);
                 }
-            });
+            }, POOL);
         } catch (OutOfMemoryError error) {
-            future.completeExceptionally(new FenceException("a thread cannot be started: " + error.getMessage(), error));
+            String told = "a thread cannot be started: " + error.getMessage();
+            return CompletableFuture.failedFuture(new FenceException(told, false, error));
         }
-        return future;
     }
 
     /** Throws what another thread has thrown, with the way to it, and with the way to here. */
@@ -53,7 +46,9 @@ final class Threads {
     @SuppressWarnings("unchecked")
     static <E extends Throwable> RuntimeException as(Throwable error) throws E { throw (E) error; }
     /** Shuts its socket, whatever hangs on it; and with TLS to shut it may hang as well. */
-    static void breakOff(Connection connection) { run(() -> connection.abort(Runnable::run)); }
+    static void breakOff(Connection connection) {
+        if (connection != null) { run(() -> connection.abort(Runnable::run)); }
+    }
 
     /** Or not, where that takes too long. */
     static void close(Connection connection) {
