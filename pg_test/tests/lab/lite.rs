@@ -3,6 +3,7 @@
 
 automod::dir!(pub "tests/lab/lite");
 
+use crate::support::set_if_known;
 use pg_test::edition::{self, lite_script, move_up_script, with_bug};
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::test_case::left_out;
@@ -418,9 +419,8 @@ fn hostile_names_are_quoted(lab: &Lab) -> Result<()> {
     let token =
         session.granted(&format!("SELECT lease_acquire({}, ttl => '1 h')", text(&lease)))?;
     for conforming in ["on", "off"] {
-        session.run(&format!(
-            "SET standard_conforming_strings = {conforming}; SET escape_string_warning = off"
-        ))?;
+        session.run(&set_if_known(&format!("standard_conforming_strings = {conforming}")))?;
+        session.run(&set_if_known("escape_string_warning = off"))?;
         let row = format!("{} VALUES ({}, 1, {token})", ident(&table), text(evil));
         session
             .run(&format!("INSERT INTO {row} ON CONFLICT ({}) DO UPDATE SET v = 2", ident(&key)))?;
@@ -441,9 +441,10 @@ fn hostile_names_are_quoted(lab: &Lab) -> Result<()> {
 /// What plpgsql may be told to refuse, by a session that develops functions of its own, and what the client may be told to read.
 #[lab_test]
 fn settings_of_the_session_change_nothing(lab: &Lab) -> Result<()> {
+    let strings = ["standard_conforming_strings = off", "escape_string_warning = off"];
     for settings in [
         "SET plpgsql.extra_errors = 'all'; SET plpgsql.variable_conflict = use_column",
-        "SET standard_conforming_strings = off; SET escape_string_warning = off",
+        &strings.map(set_if_known).join("; "),
     ] {
         let (db, owner) = lite(lab)?;
         let mut session = db.connect_as(&owner)?;

@@ -141,6 +141,11 @@ fn a_cluster_of_17_goes_on_in_18_above_all_that_was_seen(lab: &Lab) -> Result<()
     goes_on_after_upgrade(lab, "17", "18")
 }
 
+#[lab_test(slow, from = 19)]
+fn a_cluster_of_18_goes_on_in_19_above_all_that_was_seen(lab: &Lab) -> Result<()> {
+    goes_on_after_upgrade(lab, "18", "19")
+}
+
 fn goes_on_after_upgrade(lab: &Lab, from: &str, to: &str) -> Result<()> {
     let old = cluster_of(lab, from)?;
     old.start()?;

@@ -1,5 +1,6 @@
 //! Tables bound to their lease: which lease a row has, and which tokens may write it.
 
+use crate::support::set_if_known;
 use crate::support::test_database::{bound, shows, TestDatabase, ORDERS, ROW};
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Lab, Result};
@@ -58,9 +59,8 @@ fn no_setting_changes_the_name_of_a_lease(lab: &Lab) -> Result<()> {
         "quote_all_identifiers = on",
         "search_path = ''",
     ] {
-        db.run(&format!(
-            "BEGIN; SET LOCAL {setting}; UPDATE public.t SET v = v + 1, fence = {token}; COMMIT"
-        ))?;
+        let set = set_if_known(&format!("LOCAL {setting}"));
+        db.run(&format!("BEGIN; {set}; UPDATE public.t SET v = v + 1, fence = {token}; COMMIT"))?;
     }
     shows(&mut db, "SELECT v FROM t", "8")
 }

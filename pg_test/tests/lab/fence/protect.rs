@@ -1,5 +1,6 @@
 //! `fence_protect` and `fence_unprotect`: what they attach, to what they refuse to, what they leave.
 
+use crate::support::set_if_known;
 use crate::support::test_database::{shows, TestDatabase, ORDERS};
 use pg_test::{edition, ensure, lab_test, Background, Context, Fault, Lab, Result};
 
@@ -707,7 +708,8 @@ fn no_function_depends_on_standard_conforming_strings(lab: &Lab) -> Result<()> {
          WHERE d.refobjid = (SELECT oid FROM pg_extension WHERE extname = 'pg_fence') AND d.deptype = 'e'
            AND d.classid = 'pg_proc'::regclass AND ltrim(line) NOT LIKE '--%' AND line LIKE E'%\\\\\\\\%' AND line NOT LIKE '%E''%'";
     shows(&mut db, ambiguous, "")?;
-    db.run("SET standard_conforming_strings = off; SET client_min_messages = warning")?;
+    db.run(&set_if_known("standard_conforming_strings = off"))?;
+    db.run("SET client_min_messages = warning")?;
     db.notices();
     db.run(
         "SELECT fence_protect('orders', events => ' update , delete,truncate '), fence_audit(), fence_unprotect('orders');

@@ -1,4 +1,5 @@
-//! pg_repack, which records by a row trigger what changes while it copies a table, loses no write of a lease.
+//! What copies a table while it is written to loses no write of a lease: pg_repack, which records by a row trigger what
+//! changes meanwhile, and REPACK (CONCURRENTLY), which reads that from the log.
 
 use pg_test::{ensure, lab_test, process, Calls, Context, Database, Lab, Result, Session};
 use std::process::Command;
@@ -10,13 +11,10 @@ const LEASES: i32 = 42_000;
 /// How many leases each session that hands over has.
 const OWN: i32 = 400;
 
-fn with_repack(lab: &Lab) -> Result<Database> {
-    lab.prefix().bring_repack()?;
+fn with_leases(lab: &Lab) -> Result<Database> {
     let db = lab.database()?;
     let mut session = db.connect()?;
-    session.run(
-        "CREATE EXTENSION pg_repack; CREATE TABLE orders (id int PRIMARY KEY, total int DEFAULT 0)",
-    )?;
+    session.run("CREATE TABLE orders (id int PRIMARY KEY, total int DEFAULT 0)")?;
     session.run(&format!("INSERT INTO orders SELECT n FROM generate_series(1, {LEASES}) n"))?;
     session.run("SELECT fence_protect('orders', lease => '{id}')")?;
     // Each grant is a lock until its transaction ends, so not all at once.
@@ -50,7 +48,12 @@ fn hand_over(
             break;
         }
         let name = id.to_string();
-        let released = session.granted(&format!("SELECT first_token FROM lease_info('{name}')"))?;
+        let held = format!("SELECT max(first_token) FROM lease_info('{name}')");
+        // To a statement that began before REPACK (CONCURRENTLY) ended, the table is empty.
+        let released = match session.token(&held)? {
+            Some(token) => token,
+            None => session.granted(&held)?,
+        };
         session.release(&name, released)?.context("A's lease is lost")?;
         // A try is answered with NULL for as long as pg_repack itself waits for the table.
         let granted =
@@ -61,7 +64,14 @@ fn hand_over(
     Ok(all)
 }
 
-fn repack(lab: &Lab, db: &Database, arguments: &[&str]) -> Result<()> {
+fn with_pg_repack(lab: &Lab) -> Result<Database> {
+    lab.prefix().bring_repack()?;
+    let db = with_leases(lab)?;
+    db.connect()?.run("CREATE EXTENSION pg_repack")?;
+    Ok(db)
+}
+
+fn pg_repack(lab: &Lab, db: &Database, arguments: &[&str]) -> Result<()> {
     let port = lab.cluster().port().to_string();
     let mut command: Command = lab.prefix().command("pg_repack")?;
     command.args(["-h", "127.0.0.1", "-U", "postgres", "-p", &port, "-d", db.name()]);
@@ -91,9 +101,8 @@ fn every_hand_over_stands(session: &mut Session, all: &[HandOver]) -> Result<()>
     ))
 }
 
-/// While pg_repack runs, hands leases over; then each stands as its sessions saw it.
-fn repacked(lab: &Lab, arguments: &[&str]) -> Result<()> {
-    let db = with_repack(lab)?;
+/// While the table is repacked, hands leases over; then each stands as its sessions saw it.
+fn repacked(db: &Database, repack: impl Fn() -> Result<()>) -> Result<()> {
     let file = "SELECT pg_relation_filenode('fence.lease')::text";
     let mut session = db.connect()?;
     let before = session.text(file)?;
@@ -101,7 +110,7 @@ fn repacked(lab: &Lab, arguments: &[&str]) -> Result<()> {
     let all = std::thread::scope(|scope| -> Result<Vec<HandOver>> {
         let sessions: Vec<_> = (0..2)
             .map(|n| {
-                let (db, done, stop) = (&db, &done, &stop);
+                let (done, stop) = (&done, &stop);
                 scope.spawn(move || hand_over(db, 1 + n * OWN, done, stop))
             })
             .collect();
@@ -110,7 +119,7 @@ fn repacked(lab: &Lab, arguments: &[&str]) -> Result<()> {
         let start = Instant::now();
         while outcome.is_ok() && start.elapsed() < Duration::from_secs(300) {
             let met = done.load(Ordering::Relaxed);
-            outcome = repack(lab, &db, arguments);
+            outcome = repack();
             let done = done.load(Ordering::Relaxed);
             if done > met + 20 || done == 2 * OWN as usize {
                 break;
@@ -130,10 +139,18 @@ fn repacked(lab: &Lab, arguments: &[&str]) -> Result<()> {
 
 #[lab_test]
 fn pg_repack_of_one_table_keeps_every_hand_over(lab: &Lab) -> Result<()> {
-    repacked(lab, &["-t", "fence.lease"])
+    let db = with_pg_repack(lab)?;
+    repacked(&db, || pg_repack(lab, &db, &["-t", "fence.lease"]))
 }
 
 #[lab_test]
 fn pg_repack_of_the_whole_database_keeps_every_hand_over(lab: &Lab) -> Result<()> {
-    repacked(lab, &[])
+    let db = with_pg_repack(lab)?;
+    repacked(&db, || pg_repack(lab, &db, &[]))
+}
+
+#[lab_test(from = 19)]
+fn repack_concurrently_keeps_every_hand_over(lab: &Lab) -> Result<()> {
+    let db = with_leases(lab)?;
+    repacked(&db, || db.connect()?.run("REPACK (CONCURRENTLY) fence.lease"))
 }

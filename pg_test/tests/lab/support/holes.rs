@@ -1,6 +1,7 @@
 //! A hole in a fence: how it is built, what the audit says of it, and which write passes through it
 //! until the audit's own statements have been run.
 
+use crate::support::set_if_known;
 use crate::support::test_database::shown;
 use pg_test::{ensure, Conninfo, Context, Database, Fault, Lab, Result, Session};
 use postgres::SimpleQueryMessage;
@@ -157,9 +158,8 @@ impl AuditedDatabase {
         let schemas =
             ["s", "public"].map(|schema| identifier(&format!("{schema}{WORST}"))).join(", ");
         for session in [&mut self.admin, &mut self.owner] {
-            session.run(&format!(
-                "SET search_path = {schemas}; SET standard_conforming_strings = off"
-            ))?;
+            let strings = set_if_known("standard_conforming_strings = off");
+            session.run(&format!("SET search_path = {schemas}; {strings}"))?;
         }
         let mut worst = self.other_findings(&table)?;
         if worst.is_empty() {
