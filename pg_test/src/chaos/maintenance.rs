@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 /// What is prepared for it in the database, once.
 pub const PREPARATION: &str = "
     CREATE EXTENSION amcheck;
-    CREATE EXTENSION pg_repack;
     CREATE SCHEMA upkeep;
     CREATE TABLE upkeep.change (n bigserial PRIMARY KEY, relation regclass, old jsonb, new jsonb);
     -- Who writes the state may be a role of its own.
@@ -61,7 +60,7 @@ pub fn has_second_database() -> bool {
 /// A kind of maintenance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Job {
-    /// pg_repack of one table of the state, or of the whole database.
+    /// pg_repack of one table of the state, or of the whole database; where there is none, PostgreSQL's own.
     Repack,
     /// VACUUM FULL, CLUSTER, VACUUM FREEZE, or ALTER TABLE.
     Rewrite,
@@ -87,7 +86,9 @@ impl Job {
     /// As the summary calls it.
     pub fn name(self) -> &'static str {
         match self {
-            Job::Repack => "pg_repack",
+            Job::Repack => {
+                "pg_repack; REPACK (CONCURRENTLY) of a candidate, for which that does not build"
+            }
             Job::Rewrite => "VACUUM FULL, CLUSTER, VACUUM FREEZE, SET UNLOGGED and back",
             Job::Move => "tables and indexes moved to another tablespace",
             Job::Reindex => "REINDEX, CONCURRENTLY or not",
@@ -287,6 +288,7 @@ impl Round {
         let table = self.one_of(&all).unwrap_or_default();
         let statement = match job {
             Job::Second => self.one_of(&second_database::ddl(session)?).unwrap_or_default(),
+            Job::Repack if !self.prefix.has_repack() => format!("REPACK (CONCURRENTLY) {table}"),
             Job::Repack => return self.repack(session, &all, port).map(Some),
             Job::DropIndex => return self.drop_index(session),
             Job::CreateTrigger | Job::DropTrigger => {

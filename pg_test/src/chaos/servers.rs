@@ -114,7 +114,10 @@ impl Servers {
             ))?;
         }
         if stage.maintains {
-            prefix.bring_repack()?;
+            if prefix.has_repack() {
+                prefix.bring_repack()?;
+                session.run("CREATE EXTENSION pg_repack")?;
+            }
             session.run(maintenance::PREPARATION)?;
             session.run(maintenance::FILLER)?;
             session.run(maintenance::TABLESPACE)?;

@@ -33,7 +33,11 @@ struct Crate {
 pub fn third_party(major: &str) -> Result<String> {
     let features = format!("pg{major}");
     let of_build = ["--no-default-features", "--features", features.as_str()];
-    notices_of(&format!("The library {NAME}.so"), "Cargo.toml", NAME, &of_build)
+    // Of the tree in which it is built: a candidate's is another.
+    let cargo = extension::cargo_for(major)?;
+    let manifest = cargo.get_current_dir().unwrap_or(source_root()).join("Cargo.toml");
+    let manifest = manifest.to_string_lossy();
+    notices_of(&format!("The library {NAME}.so"), &manifest, NAME, &of_build)
 }
 
 /// The same of the command.
