@@ -179,7 +179,7 @@ AS $state_findings$
                format('the schema "fence" is now named %s: a dump of this database does not load', o.name),
                format('ALTER SCHEMA %s RENAME TO fence;', o.name)
           FROM object o
-         WHERE o.kind = 'SCHEMA' AND o.name <> 'fence'),
+         WHERE o.kind = 'SCHEMA' AND o.name <> quote_ident('fence')),
 
     -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
     silent_trigger AS (

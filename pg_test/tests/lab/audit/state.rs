@@ -315,6 +315,23 @@ fn a_table_asked_for_by_name_says_nothing_of_the_state(lab: &Lab) -> Result<()> 
 }
 
 #[lab_test]
+fn no_setting_makes_a_fault_of_a_sound_state(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut admin = db.connect()?;
+    for setting in [
+        "quote_all_identifiers = on",
+        "search_path = ''",
+        "DateStyle = 'SQL, DMY'",
+        "IntervalStyle = iso_8601",
+    ] {
+        admin.run(&format!("RESET ALL; SET {setting}"))?;
+        let found = admin.rows("SELECT * FROM public.fence_audit()")?;
+        ensure!(found.is_empty(), "{setting}: {found:#?}");
+    }
+    Ok(())
+}
+
+#[lab_test]
 fn a_sequence_ahead_of_the_clock_is_found(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
