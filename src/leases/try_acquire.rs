@@ -59,6 +59,17 @@ pub fn try_acquire(
     grant(&table, requests, chosen).map(Tried::Won)
 }
 
+/// Would the grant only replace one of the caller's own? Errors: 22023, 55000.
+pub fn takes_back_its_own(request: &Request) -> Result<bool, Refusal> {
+    if !request.ask.reclaim {
+        return Ok(false);
+    }
+    let Some(table) = LeaseTable::try_open(Access::Read, IfLocked::GiveUp)? else {
+        return Ok(false);
+    };
+    Ok(matches!(free_slot::looks_free(&table, request)?, Tried::Won(free) if free.reclaims))
+}
+
 /// Draws a token and writes the grants into the slots that were found for them.
 pub fn grant(
     table: &LeaseTable,

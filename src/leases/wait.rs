@@ -1,7 +1,7 @@
 //! Waiting for a lease, in its queue.
 
 use super::request::{Request, Tried};
-use super::try_acquire::try_acquire;
+use super::try_acquire::{takes_back_its_own, try_acquire};
 use crate::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::{self, Waiting};
@@ -16,6 +16,9 @@ use std::time::Duration;
 /// The head looks at least this often: a prepared transaction may be finished by a session that knows
 /// nothing of leases, and the server's clock may be set.
 const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
+
+/// Whoever takes back its own grant looks so often whether it is still guarded. Nobody wakes it, for it stands in no queue.
+const LOOK_FOR_ONE_S_OWN: Duration = Duration::from_millis(50);
 
 /// Tries, and waits in the queue for up to `wait`, then gives up: None. Only for one lease is waited.
 ///
@@ -33,6 +36,18 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
     }
     let waiting = Waiting::since_now(wait);
     let _counted = statistics::stands_in_queue();
+    // One's own grant is had ahead of all who wait, as soon as nobody guards it.
+    let scratch = Scratch::new();
+    while scratch.turn(|| takes_back_its_own(request))? {
+        wait::begin_look();
+        let tried = scratch.turn(|| try_acquire(requests, false, IfLocked::GiveUp))?;
+        if let Tried::Won(token) = tried {
+            return Ok(Some(token));
+        }
+        if !waiting.sleep(LOOK_FOR_ONE_S_OWN)? {
+            return Ok(None);
+        }
+    }
     let queue = LockTag::queue(&request.name);
     if !wait::take_within(&queue, HEAD_OF_QUEUE.mode, &waiting)? {
         return Ok(None);

@@ -6,7 +6,7 @@ use crate::support::concurrency::{
 };
 use nix::sys::signal::Signal;
 use pg_test::process::{self, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
+use pg_test::{ensure, lab_test, Background, Calls, Context, Database, Lab, Result};
 use std::time::{Duration, Instant};
 
 #[lab_test]
@@ -83,6 +83,18 @@ fn a_reclaim_goes_ahead_of_waiters(lab: &Lab) -> Result<()> {
         ensure!(again > first && holder.speaks("job", again)?);
         still_wait([&mut head, &mut second])?;
     }
+    // Also where what it did before is still being finished.
+    let mut before = db.connect()?;
+    let guarded = holder.text("SELECT token FROM lease_info('job')")?.context("a token")?;
+    before.run(&format!("BEGIN; SELECT lease_guard('job', {guarded})"))?;
+    let mut again = waiting(
+        &db,
+        "SELECT lease_acquire('job', 'w1', '1 h', wait => '10 min', reclaim => true)",
+    )?;
+    still_wait([&mut head, &mut second, &mut again])?;
+    before.run("COMMIT")?;
+    token_of(&mut again)?;
+    still_wait([&mut head, &mut second])?;
     holder.granted("SELECT lease_revoke('job')")?;
     token_of(&mut head)?;
     still_wait([&mut second])
