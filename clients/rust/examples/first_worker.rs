@@ -14,8 +14,8 @@ async fn main() -> Result<(), Error> {
         Ok(())
     });
     match work.await {
-        Err(taken @ Error::LeaseTaken(_)) => println!("another worker is at it: {taken}"),
-        Err(loss @ Error::LeaseLost(_)) => println!("stop, and report no failure: {loss}"),
+        Err(taken @ Error::LeaseTaken { .. }) => println!("another worker is at it: {taken}"),
+        Err(loss @ Error::LeaseLost { .. }) => println!("stop, and report no failure: {loss}"),
         done => done?,
     }
     fence.close().await;

@@ -65,18 +65,18 @@ impl Asked {
     /// With a holder, and nothing that makes no sense.
     pub fn checked(mut self) -> Result<Asked, Error> {
         let is_plain = !self.shared && self.slots == 1 && !self.reclaim;
-        let wrong = match () {
-            () if self.names.is_empty() => "a lease needs a name",
-            () if self.names.len() > 1 && !is_plain => {
-                "several names at once are exclusive: no shared, slots or reclaim"
-            }
-            () if self.ttl < SHORTEST => "ttl is 100 ms or more, for it is renewed meanwhile",
-            () => {
-                self.holder.get_or_insert_with(unique_holder);
-                return Ok(self);
-            }
-        };
-        Err(Error::Invalid(wrong.to_owned()))
+        if self.names.is_empty() {
+            return Err(Error::Invalid("a lease needs a name"));
+        }
+        if self.names.len() > 1 && !is_plain {
+            let exclusive = "several names at once are exclusive: no shared, slots or reclaim";
+            return Err(Error::Invalid(exclusive));
+        }
+        if self.ttl < SHORTEST {
+            return Err(Error::Invalid("ttl is 100 ms or more, for it is renewed meanwhile"));
+        }
+        self.holder.get_or_insert_with(unique_holder);
+        Ok(self)
     }
 
     /// One try, or a portion of the wait. Where the role has a limit for statements or locks, it ends before that.
@@ -124,6 +124,11 @@ impl Asked {
 /// As a text: the driver has no type for it.
 fn span(time: Duration) -> String {
     format!("{} microseconds", time.as_micros())
+}
+
+/// What the server says, which is never negative.
+pub(crate) fn seconds(seconds: f64) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
 /// What the view of all leases shows as the holder, unless one is named.

@@ -1,23 +1,6 @@
 //! The same verbs for programs that are not asynchronous: a shell that owns a runtime.
-//!
-//! ```no_run
-//! # fn work() -> Result<(), pg_fence_client::Error> {
-//! # use pg_fence_client::blocking::Fence;
-//! # use tokio_postgres::NoTls;
-//! let url = "postgresql://localhost/shop";
-//! let fence = Fence::new(url)?;
-//! let lease = fence.lease("order:7").acquire()?;
-//! let mut client = fence.connect(url, NoTls)?;
-//! let order = lease.guard(&mut client)?;
-//! order.execute("UPDATE orders SET status = 'paid' WHERE id = 7", &[])?;
-//! order.commit()?;
-//! lease.release()?;
-//! # Ok(())
-//! # }
-//! ```
 
 use crate::asked::{Asked, Names};
-use crate::guard::sealed::Begins;
 use crate::{Adopted, BoxError, Connected, Error, Guard, Guardable, Guarded, LeaseRequest, Tls};
 use std::ops::Deref;
 use std::sync::Arc;
@@ -112,7 +95,7 @@ impl Fence {
         &self,
         connection: &'c mut Blocking<C>,
         leases: impl IntoIterator<Item = &'l Lease>,
-    ) -> Result<Blocking<Guarded<<C as Begins>::Begun<'c>>>, Error> {
+    ) -> Result<Blocking<Guarded<<C as Guardable>::Begun<'c>>>, Error> {
         let leases = leases.into_iter().map(|lease| &lease.of);
         Ok(self.with(self.runtime.block_on(self.of.guard(&mut connection.of, leases))?))
     }
@@ -139,7 +122,7 @@ macro_rules! guards {
             pub fn guard<'c, C: Guardable>(
                 &self,
                 connection: &'c mut Blocking<C>,
-            ) -> Result<Blocking<Guarded<<C as Begins>::Begun<'c>>>, Error> {
+            ) -> Result<Blocking<Guarded<<C as Guardable>::Begun<'c>>>, Error> {
                 Ok(self.with(self.runtime.block_on(self.of.guard(&mut connection.of))?))
             }
         }
@@ -156,27 +139,25 @@ impl Lease {
 }
 
 macro_rules! calls {
-    ($of:ty: $($name:ident -> $answer:ty;)*) => {
+    ($of:ty: $($name:ident($($argument:ident: $kind:ty),*) -> $answer:ty;)*) => {
         #[allow(clippy::needless_question_mark)]
-        impl $of {
+        impl $of {$(
             /// As that of [`tokio_postgres::Client`].
-            pub fn batch_execute(&self, sql: &str) -> Result<(), Error> {
-                Ok(self.runtime.block_on(self.of.batch_execute(sql))?)
-            }
-        $(
-            /// As that of [`tokio_postgres::Client`].
-            pub fn $name<S>(&self, statement: &S, params: &[&(dyn ToSql + Sync)]) -> Result<$answer, Error>
-            where
-                S: ?Sized + ToStatement,
-            {
-                Ok(self.runtime.block_on(self.of.$name(statement, params))?)
+            pub fn $name(&self, $($argument: $kind),*) -> Result<$answer, Error> {
+                Ok(self.runtime.block_on(self.of.$name($($argument),*))?)
             }
         )*}
     };
+    ($($of:ty)*) => {$(calls! { $of:
+        batch_execute(sql: &str) -> ();
+        execute(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> u64;
+        query(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> Vec<Row>;
+        query_one(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> Row;
+        query_opt(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> Option<Row>;
+    })*};
 }
 
-calls! { Blocking<Connected>: execute -> u64; query -> Vec<Row>; query_one -> Row; query_opt -> Option<Row>; }
-calls! { Blocking<Guard<'_>>: execute -> u64; query -> Vec<Row>; query_one -> Row; query_opt -> Option<Row>; }
+calls! { Blocking<Connected> Blocking<Guard<'_>> }
 
 impl Blocking<Guard<'_>> {
     /// As [`Guarded::commit`].

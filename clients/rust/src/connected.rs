@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{CancelToken, Client, Connection, NoTls, Row, Socket};
+use tokio_postgres::{Client, Connection, NoTls, Row, Socket};
 
 /// How long a connection that is not needed any more may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -25,23 +25,21 @@ pub(crate) type Opener = Arc<dyn Fn(Duration) -> BoxFuture<Result<Connected, Err
 
 /// Whatever encrypts connections, `NoTls` for nothing.
 pub trait Tls:
-    MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: HandsOver>
-    + Clone
+    MakeTlsConnect<
+        Socket,
+        Stream: Send + 'static,
+        TlsConnect: TlsConnect<Socket, Future: Send> + Send,
+    > + Clone
     + Send
     + Sync
     + 'static
 {
 }
 
-/// Part of [`Tls`].
-pub trait HandsOver: TlsConnect<Socket, Future: Send> + Send {}
-
-impl<T: TlsConnect<Socket, Future: Send> + Send> HandsOver for T {}
-
 impl<T> Tls for T
 where
-    T: MakeTlsConnect<Socket, Stream: Send + 'static, TlsConnect: HandsOver>,
-    T: Clone + Send + Sync + 'static,
+    T: MakeTlsConnect<Socket, Stream: Send + 'static> + Clone + Send + Sync + 'static,
+    T::TlsConnect: TlsConnect<Socket, Future: Send> + Send,
 {
 }
 
@@ -54,8 +52,14 @@ pub struct Connected {
     task: JoinHandle<()>,
     /// Dropped with it, which the task sees.
     _in_use: oneshot::Sender<()>,
-    /// Asks the server to end the statement that is under way.
-    cancel: Arc<dyn Fn(CancelToken) -> BoxFuture<()> + Send + Sync>,
+    pub(crate) cut: Cut,
+}
+
+/// What ends whatever hangs on a connection: here, and in the server.
+#[derive(Clone)]
+pub struct Cut {
+    pub connection: AbortHandle,
+    pub cancel: Arc<dyn Fn() -> BoxFuture<()> + Send + Sync>,
 }
 
 /// Opens a connection, and drives it in a task of its own.
@@ -87,11 +91,12 @@ impl Connected {
                 _ = dropped => drop(clock::within(GOODBYE, connection).await),
             }
         });
-        let cancel = Arc::new(move |token: CancelToken| -> BoxFuture<()> {
-            let tls = tls.clone();
+        let (connection, token) = (task.abort_handle(), client.cancel_token());
+        let cancel = Arc::new(move || -> BoxFuture<()> {
+            let (token, tls) = (token.clone(), tls.clone());
             Box::pin(async move { drop(clock::within(GOODBYE, token.cancel_query(tls)).await) })
         });
-        Connected { client, task, _in_use: in_use, cancel }
+        Connected { client, task, _in_use: in_use, cut: Cut { connection, cancel } }
     }
 
     /// Closes it, and waits for that.
@@ -100,18 +105,6 @@ impl Connected {
         drop((client, _in_use));
         // It is bounded by itself; and whether it was broken off is of no interest any more.
         let _ = task.await;
-    }
-
-    pub(crate) fn cut(&self) -> Cut {
-        let (token, cancel) = (self.client.cancel_token(), self.cancel.clone());
-        Cut {
-            connection: self.task.abort_handle(),
-            cancel: Arc::new(move || cancel(token.clone())),
-        }
-    }
-
-    fn has_ended(&self) -> bool {
-        self.client.is_closed() || self.task.is_finished()
     }
 }
 
@@ -129,79 +122,68 @@ impl DerefMut for Connected {
     }
 }
 
-/// What ends whatever hangs on a connection: here, and in the server.
-#[derive(Clone)]
-pub struct Cut {
-    pub connection: AbortHandle,
-    pub cancel: Arc<dyn Fn() -> BoxFuture<()> + Send + Sync>,
-}
-
 /// A statement and its arguments, whose types are said: so nothing is prepared, which poolers do not stand.
 pub(crate) struct Call(pub String, pub Vec<(Box<dyn ToSql + Sync + Send>, Type)>);
 
-impl Call {
-    pub async fn rows(&self, client: &Client) -> Result<Vec<Row>, Error> {
-        let arguments = self.1.iter().map(|(value, kind)| (value.as_ref() as _, kind.clone()));
-        let arguments: Vec<(&(dyn ToSql + Sync), Type)> = arguments.collect();
-        Ok(client.query_typed(&self.0, &arguments).await?)
-    }
-}
-
 /// A connection of the fence's own: broken off when a call takes longer than it may.
-#[derive(Default)]
 pub(crate) struct Line {
+    open: Opener,
     connected: Option<Connected>,
     /// Which connection it is: another number after each.
     pub session: u64,
 }
 
 impl Line {
+    pub fn new(open: Opener) -> Line {
+        Line { open, connected: None, session: 0 }
+    }
+
     /// One statement, a transaction of its own.
-    pub async fn call(
-        &mut self,
-        open: &Opener,
-        limit: Duration,
-        call: &Call,
-    ) -> Result<Vec<Row>, Error> {
+    pub async fn call(&mut self, limit: Duration, call: &Call) -> Result<Vec<Row>, Error> {
+        let error = match self.rows(limit, call).await {
+            Ok(rows) => return Ok(rows),
+            Err(error) => error,
+        };
+        let mut role = None;
+        if error.has_state("42501") {
+            let whose = Call("SELECT current_user::text".to_owned(), Vec::new());
+            role =
+                self.rows(limit, &whose).await.ok().and_then(|rows| rows.first()?.try_get(0).ok());
+        }
+        Err(error.of_call(role))
+    }
+
+    async fn rows(&mut self, limit: Duration, Call(sql, values): &Call) -> Result<Vec<Row>, Error> {
         let until = clock::after(limit);
         self.look();
         if self.connected.is_none() {
             // A little less, so that it is told what was tried.
-            let opened = clock::within(limit, open(limit / 10 * 9)).await;
+            let opened = clock::within(limit, (self.open)(limit / 10 * 9)).await;
             self.connected = Some(opened.unwrap_or(Err(Error::NoAnswer(limit)))?);
         }
         let Some(connected) = &self.connected else { return Err(Error::NoAnswer(limit)) };
-        let outcome = clock::within(clock::left(until), call.rows(connected)).await;
-        let outcome = outcome.unwrap_or(Err(Error::NoAnswer(limit)));
+        let values = values.iter().map(|(value, kind)| (value.as_ref() as _, kind.clone()));
+        let values: Vec<(&(dyn ToSql + Sync), Type)> = values.collect();
+        let outcome = clock::within(clock::left(until), connected.query_typed(sql, &values)).await;
+        let outcome = outcome.map_or(Err(Error::NoAnswer(limit)), |rows| Ok(rows?));
         if outcome.as_ref().is_err_and(Error::is_of_connection) {
-            self.break_off();
+            connected.cut.connection.abort();
+            self.take();
         }
         outcome
     }
 
     /// Notices that the session has ended. Whether one goes on.
     pub fn look(&mut self) -> bool {
-        if self.connected.as_ref().is_some_and(Connected::has_ended) {
-            self.break_off();
+        let has_ended = |one: &Connected| one.is_closed() || one.task.is_finished();
+        if self.connected.as_ref().is_some_and(has_ended) {
+            self.take();
         }
         self.connected.is_some()
-    }
-
-    /// Ends what hangs on it.
-    fn break_off(&mut self) {
-        if let Some(connected) = self.take() {
-            connected.task.abort();
-        }
     }
 
     pub fn take(&mut self) -> Option<Connected> {
         self.session += u64::from(self.connected.is_some());
         self.connected.take()
-    }
-
-    pub fn adopt(&mut self, other: &mut Line) {
-        if self.connected.is_none() {
-            self.connected = other.take();
-        }
     }
 }

@@ -9,56 +9,33 @@ use std::time::Duration;
 /// Everything that pg_fence and its client refuse or tell, and what else goes wrong.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
+#[allow(missing_docs)]
 pub enum Error {
-    /// Somebody else has the lease, and kept it for as long as we waited.
-    LeaseTaken(LeaseTaken),
-    /// The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now.
-    LeaseLost(LeaseLost),
+    /// Somebody else has the lease, and kept it for as long as we waited. Who has it, and for how long at the most unless it
+    /// is renewed, where that can be seen.
+    LeaseTaken { names: Vec<String>, holder: Option<String>, remaining: Option<Duration> },
+    /// The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now. `in_doubt`: a
+    /// commit was on its way, which may have landed; the server has judged it.
+    LeaseLost { names: Vec<String>, reason: Reason, in_doubt: bool },
     /// The server refused a write, a guard or a call.
     Refused(Refused),
     /// The session ended under the transaction, or a statement of it failed unseen, or the work ended it by itself. Nothing
-    /// of it has landed, unless that is in doubt. The lease may be held still.
-    TransactionLost(TransactionLost),
-    /// pg_fence is not created in this database, or not in a schema of the search path.
+    /// of it has landed, unless `in_doubt`: it was the commit that failed, or the work has committed by itself. The lease
+    /// may be held still.
+    TransactionLost { message: String, sqlstate: Option<String>, in_doubt: bool },
+    /// pg_fence is not created in this database, or not in a schema of the search path: the server's words.
     NotInstalled(String),
-    /// The role may not use the lease (42501).
-    NotGranted(String),
+    /// The role may not use the lease (42501): the server's words.
+    NotGranted { role: String, message: String },
     /// No server could be connected to: which ones, and what came of each try. With the SQLSTATE, where it is a server
     /// that has refused each of them.
     NotConnected(String, Option<String>),
     /// The server did not answer within that time. What it granted all the same ends at its ttl.
     NoAnswer(Duration),
     /// What was asked for makes no sense, or the fence is closed.
-    Invalid(String),
+    Invalid(&'static str),
     /// None of pg_fence's business: an error of the driver or of what opens connections; or its thread has died.
     Other(Arc<dyn StdError + Send + Sync>),
-}
-
-/// Who has it, and for how long at the most unless it is renewed, where that can be seen.
-#[derive(Debug, Clone)]
-#[allow(missing_docs)]
-pub struct LeaseTaken {
-    pub names: Vec<String>,
-    pub holder: Option<String>,
-    pub remaining: Option<Duration>,
-}
-
-impl Display for LeaseTaken {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "the lease {} is taken", self.names.join(", "))?;
-        self.holder.iter().try_for_each(|holder| write!(f, " by {holder}"))?;
-        let mut left = self.remaining.iter().map(Duration::as_secs);
-        left.try_for_each(|left| write!(f, ", for {left} s at the most unless it is renewed"))
-    }
-}
-
-/// Which lease, and why. `in_doubt`: a commit was on its way, which may have landed; the server has judged it.
-#[derive(Debug, Clone)]
-#[allow(missing_docs)]
-pub struct LeaseLost {
-    pub names: Vec<String>,
-    pub reason: Reason,
-    pub in_doubt: bool,
 }
 
 /// As the server said it; `detail` is its DETAIL: `presented`, `stored`, `lease`, `holder`, `expires_at`, `relation`, `key`.
@@ -69,15 +46,6 @@ pub struct Refused {
     pub message: String,
     pub hint: Option<String>,
     pub detail: Map<String, Value>,
-}
-
-/// `in_doubt`: it was the commit that failed, or the work has committed by itself.
-#[derive(Debug, Clone)]
-#[allow(missing_docs)]
-pub struct TransactionLost {
-    pub message: String,
-    pub sqlstate: Option<String>,
-    pub in_doubt: bool,
 }
 
 /// Why a lease is over.
@@ -115,8 +83,9 @@ impl Error {
     pub fn sqlstate(&self) -> Option<String> {
         match self {
             Error::Refused(refused) => Some(refused.sqlstate.clone()),
-            Error::NotConnected(_, state) => state.clone(),
-            Error::TransactionLost(lost) => lost.sqlstate.clone(),
+            Error::NotConnected(_, sqlstate) | Error::TransactionLost { sqlstate, .. } => {
+                sqlstate.clone()
+            }
             _ => told_in(self).map(|told| told.sqlstate),
         }
     }
@@ -126,33 +95,24 @@ impl Error {
     }
 
     /// As one of our own calls tells it.
-    pub(crate) fn of_call(self, role: Option<&str>) -> Error {
+    pub(crate) fn of_call(self, role: Option<String>) -> Error {
         let Some(told) = told_in(&self) else { return self };
-        let (message, role) = (&told.message, role.unwrap_or("…"));
-        match (told.sqlstate.as_str(), told.sqlstate.get(..2)) {
-            ("42883" | "3F000", _) => Error::NotInstalled(format!(
-                "pg_fence is not created in this database (CREATE EXTENSION pg_fence), or its schema is neither named nor \
-                 on the search_path: {message}"
-            )),
-            ("42501", _) => Error::NotGranted(format!(
-                "the role {role} may not use the lease: {message} (an administrator grants it: SELECT fence_grant('{role}'))"
-            )),
-            ("55P03" | "40001", _) => self,
+        match (&*told.sqlstate, told.sqlstate.get(..2)) {
+            ("42883" | "3F000", _) => Error::NotInstalled(told.message),
+            ("42501", _) => {
+                let role = role.unwrap_or_else(|| "…".to_owned());
+                Error::NotGranted { role, message: told.message }
+            }
+            ("55P03", _) => self,
             (_, Some("PF" | "22" | "55" | "0A" | "53")) => Error::Refused(told),
             _ => self,
         }
     }
 
-    /// Whether the same would be refused again.
-    pub(crate) fn is_permanent(&self) -> bool {
-        let state = self.sqlstate().unwrap_or_default();
-        matches!(state.get(..2), Some("22" | "28" | "3D" | "3F" | "42"))
-    }
-
     /// Whether it says that a session has ended, or that none could be had.
     pub(crate) fn is_of_connection(&self) -> bool {
         use Error::{NoAnswer, NotConnected, TransactionLost};
-        matches!(classify(self), Some(NotConnected(..) | NoAnswer(_) | TransactionLost(_)))
+        matches!(classify(self), Some(NotConnected(..) | NoAnswer(_) | TransactionLost { .. }))
     }
 }
 
@@ -163,21 +123,17 @@ pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
     if let Some(ours) = ours.find(|ours| !matches!(ours, Error::Other(_))) {
         return Some(ours.clone());
     }
+    let lost = |message, sqlstate| Error::TransactionLost { message, sqlstate, in_doubt: false };
     let Some(told) = told_in(error) else {
         return chain(error).any(is_broken).then(|| lost(error.to_string(), None));
     };
-    match told.sqlstate.as_str() {
-        state if state.starts_with("PF") => Some(Error::Refused(told)),
-        "25P03" | "25P04" | "57P01" | "57P02" | "57P03" | "57P05" => {
+    match (&*told.sqlstate, told.sqlstate.get(..2)) {
+        (_, Some("PF")) => Some(Error::Refused(told)),
+        ("25P03" | "25P04" | "57P01" | "57P02" | "57P03" | "57P05", _) | (_, Some("08")) => {
             Some(lost(told.message, Some(told.sqlstate)))
         }
-        state if state.starts_with("08") => Some(lost(told.message, Some(told.sqlstate))),
         _ => None,
     }
-}
-
-fn lost(message: String, sqlstate: Option<String>) -> Error {
-    Error::TransactionLost(TransactionLost { message, sqlstate, in_doubt: false })
 }
 
 fn is_broken(error: &(dyn StdError + 'static)) -> bool {
@@ -192,7 +148,13 @@ fn is_broken(error: &(dyn StdError + 'static)) -> bool {
 
 /// What the server said, in whichever driver's words.
 fn told_in(error: &(dyn StdError + 'static)) -> Option<Refused> {
-    let told = |one: &(dyn StdError + 'static)| {
+    let refused = |sqlstate: &str, message: &str, hint: Option<&str>, detail: Option<&str>| {
+        let detail = detail.and_then(|detail| serde_json::from_str(detail).ok());
+        let (sqlstate, message) = (sqlstate.to_owned(), message.to_owned());
+        let (hint, detail) = (hint.map(str::to_owned), detail.unwrap_or_default());
+        Refused { sqlstate, message, hint, detail }
+    };
+    chain(error).find_map(|one| {
         #[cfg(feature = "sqlx")]
         if let Some(one) = one.downcast_ref::<sqlx::Error>() {
             let one =
@@ -201,36 +163,45 @@ fn told_in(error: &(dyn StdError + 'static)) -> Option<Refused> {
         }
         let one = one.downcast_ref::<tokio_postgres::error::DbError>()?;
         Some(refused(one.code().code(), one.message(), one.hint(), one.detail()))
-    };
-    chain(error).find_map(told)
-}
-
-fn refused(sqlstate: &str, message: &str, hint: Option<&str>, detail: Option<&str>) -> Refused {
-    let detail = detail.and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default();
-    let hint = hint.map(str::to_owned);
-    Refused { sqlstate: sqlstate.to_owned(), message: message.to_owned(), hint, detail }
+    })
 }
 
 impl Display for Error {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
-            Error::LeaseTaken(taken) => taken.fmt(f),
-            Error::LeaseLost(lost) => {
-                write!(f, "the lease {} is lost ({})", lost.names.join(", "), lost.reason)
+            Error::LeaseTaken { names, holder, remaining } => {
+                write!(f, "the lease {} is taken", names.join(", "))?;
+                holder.iter().try_for_each(|holder| write!(f, " by {holder}"))?;
+                let mut left = remaining.iter().map(Duration::as_secs);
+                left.try_for_each(|left| {
+                    write!(f, ", for {left} s at the most unless it is renewed")
+                })
             }
-            Error::Refused(Refused { message, hint: Some(hint), .. }) => {
-                write!(f, "{message} ({hint})")
+            Error::LeaseLost { names, reason, .. } => {
+                write!(f, "the lease {} is lost ({reason})", names.join(", "))
             }
-            Error::TransactionLost(lost) => write!(f, "the transaction is lost: {}", lost.message),
-            Error::Refused(Refused { message, .. })
-            | Error::NotInstalled(message)
-            | Error::NotGranted(message)
-            | Error::Invalid(message) => f.write_str(message),
+            Error::Refused(Refused { message, hint, .. }) => {
+                f.write_str(message)?;
+                hint.iter().try_for_each(|hint| write!(f, " ({hint})"))
+            }
+            Error::TransactionLost { message, .. } => {
+                write!(f, "the transaction is lost: {message}")
+            }
+            Error::NotInstalled(message) => write!(
+                f,
+                "pg_fence is not created in this database (CREATE EXTENSION pg_fence), or its schema is neither named nor \
+                 on the search_path: {message}"
+            ),
+            Error::NotGranted { role, message } => write!(
+                f,
+                "the role {role} may not use the lease: {message} (an administrator grants it: SELECT fence_grant('{role}'))"
+            ),
             Error::NotConnected(tries, _) => write!(f, "cannot connect to a server: {tries}"),
             Error::NoAnswer(limit) => write!(f, "the server did not answer within {limit:?}"),
+            Error::Invalid(message) => f.write_str(message),
             // Of its own the driver says no more than "db error".
             Error::Other(error) if error.is::<tokio_postgres::Error>() => {
-                chain(error.as_ref()).last().map_or(Ok(()), |innermost| write!(f, "{innermost}"))
+                f.write_str(&innermost(error.as_ref()))
             }
             Error::Other(error) => error.fmt(f),
         }
@@ -247,7 +218,7 @@ impl StdError for Error {
 }
 
 /// An error and its causes.
-pub(crate) fn chain<'e>(
+fn chain<'e>(
     error: &'e (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'e (dyn StdError + 'static)> {
     std::iter::successors(Some(error), |one| {
@@ -256,15 +227,21 @@ pub(crate) fn chain<'e>(
     })
 }
 
-impl From<tokio_postgres::Error> for Error {
-    fn from(error: tokio_postgres::Error) -> Error {
-        classify(&error).unwrap_or_else(|| Error::other(error))
-    }
+/// The driver's own words are hardly ever more than where it happened.
+pub(crate) fn innermost(error: &(dyn StdError + 'static)) -> String {
+    chain(error).last().map(ToString::to_string).unwrap_or_default()
 }
 
-#[cfg(feature = "sqlx")]
-impl From<sqlx::Error> for Error {
-    fn from(error: sqlx::Error) -> Error {
-        classify(&error).unwrap_or_else(|| Error::other(error))
-    }
+macro_rules! of_drivers {
+    ($($of:ty)*) => {$(
+        impl From<$of> for Error {
+            fn from(error: $of) -> Error {
+                classify(&error).unwrap_or_else(|| Error::other(error))
+            }
+        }
+    )*};
 }
+
+of_drivers! { tokio_postgres::Error }
+#[cfg(feature = "sqlx")]
+of_drivers! { sqlx::Error }

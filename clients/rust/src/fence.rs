@@ -3,7 +3,7 @@
 use crate::asked::{Asked, Names, unique_holder};
 use crate::clock;
 use crate::connected::{Connected, Opener, Tls};
-use crate::error::{Error, LeaseLost, Reason, classify};
+use crate::error::{Error, Reason, classify};
 use crate::guard::{Guardable, Guards, Under};
 use crate::keeper::{Event, Grant, Keeper, Setup};
 use crate::open::open;
@@ -13,7 +13,6 @@ use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use tokio::sync::oneshot;
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
@@ -47,12 +46,13 @@ impl Fence {
     }
 
     fn opening(open: Opener) -> Fence {
-        let (schema, on_event) = (String::new(), None);
-        #[cfg(feature = "lab")]
-        let lab = None;
-        #[rustfmt::skip]
-        let setup = Setup { open, schema, on_event, #[cfg(feature = "lab")] lab };
-        Fence(Keeper::new(setup))
+        Fence(Keeper::new(Setup {
+            open,
+            schema: String::new(),
+            on_event: Arc::new(|_| {}),
+            #[cfg(feature = "lab")]
+            lab: None,
+        }))
     }
 
     fn changed(self, change: impl FnOnce(&mut Setup)) -> Fence {
@@ -68,7 +68,7 @@ impl Fence {
 
     /// Another one, which tells what becomes of leases.
     pub fn on_event(self, told: impl Fn(&Event) + Send + Sync + 'static) -> Fence {
-        self.changed(|setup| setup.on_event = Some(Arc::new(told)))
+        self.changed(|setup| setup.on_event = Arc::new(told))
     }
 
     #[cfg(feature = "lab")]
@@ -90,12 +90,9 @@ impl Fence {
         n: u32,
         ttl: Duration,
     ) -> Result<Vec<Lease>, Error> {
-        // Dropped with this.
-        let (_waits, alive) = oneshot::channel();
         let asked = Asked { ttl, ..Asked::new(names.into()) }.checked()?;
         let n = n.try_into().map_err(Error::other)?;
-        let grants = self.0.run(self.0.clone().claim(asked, n, alive)).await??;
-        Ok(grants.into_iter().map(|grant| Lease::new(&self.0, grant)).collect())
+        self.0.run(self.0.clone().claim(asked, n)).await?
     }
 
     /// Does `work` whenever this process leads, and again after each loss, also of the server, the connection or the
@@ -119,20 +116,21 @@ impl Fence {
                 acquired = request.clone().acquire() => acquired,
                 () = stop.cancelled() => break,
             };
-            let (done, is_lost) = match acquired {
+            let error: BoxError = match acquired {
                 Ok(lease) => {
                     let done = lease.run(work(lease.clone())).await;
                     let is_lost = !lease.held();
                     lease.release().await.ok();
-                    (done.unwrap_or_else(|loss| Err(loss.into())), is_lost)
+                    match done.unwrap_or_else(|loss| Err(loss.into())) {
+                        Ok(done) => return Ok(Some(done)),
+                        Err(error) if is_lost || goes_on(&*error) => error,
+                        Err(error) => return Err(error),
+                    }
                 }
-                Err(error) => (Err(error.into()), false),
+                Err(error) if goes_on(&error) || may_pass(&error) => error.into(),
+                Err(error) => return Err(error.into()),
             };
-            match done {
-                Ok(done) => return Ok(Some(done)),
-                Err(error) if !is_lost && !goes_on(error.as_ref()) => return Err(error),
-                Err(error) => log::info!("leading {name} goes on after: {error}"),
-            }
+            log::info!("leading {name} goes on after: {error}");
             let _ = clock::within(ttl / 12, stop.cancelled()).await;
         }
         Ok(None)
@@ -163,14 +161,20 @@ impl Fence {
 /// Any error of the work.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Whether leading goes on after it: it is of the server, the connection, or the fence, and passes.
+/// Whether leading goes on after it: it is of the server, the connection, or the fence.
 fn goes_on(error: &(dyn StdError + 'static)) -> bool {
     match classify(error) {
-        Some(Error::LeaseLost(_) | Error::TransactionLost(_) | Error::LeaseTaken(_)) => true,
-        Some(Error::NotConnected(..) | Error::NoAnswer(_)) => true,
-        Some(Error::Refused(refused)) => matches!(&*refused.sqlstate, "PF001" | "PF004" | "53200"),
+        Some(Error::LeaseLost { .. } | Error::TransactionLost { .. }) => true,
+        Some(Error::LeaseTaken { .. } | Error::NotConnected(..) | Error::NoAnswer(_)) => true,
+        Some(Error::Refused(refused)) => matches!(&*refused.sqlstate, "PF001" | "PF004"),
         _ => false,
     }
+}
+
+/// Whether an acquire may succeed later: the server has no time or place now, or is a standby still.
+fn may_pass(error: &Error) -> bool {
+    let state = error.sqlstate().unwrap_or_default();
+    state == "55P03" || matches!(state.get(..2), Some("25" | "40" | "53" | "57" | "58"))
 }
 
 /// How a lease is asked for: `fence.lease("order:7").ttl(Duration::from_secs(30)).acquire()`.
@@ -232,11 +236,10 @@ impl LeaseRequest {
     /// Acquires it; [`Error::LeaseTaken`] where it is taken, and stayed so for as long as we waited. Dropped while it waits,
     /// it gives up; a grant that comes all the same is given back.
     pub async fn acquire(self) -> Result<Lease, Error> {
-        // Dropped with this.
-        let (_waits, alive) = oneshot::channel();
         let (asked, keeper) = (self.asked.checked()?, &self.fence.0);
-        let grant = keeper.run(keeper.clone().acquire(asked, alive)).await??;
-        Ok(Lease::new(keeper, grant))
+        // Dropped with this.
+        let wanted = Arc::new(());
+        keeper.run(keeper.clone().acquire(asked, Arc::downgrade(&wanted))).await?
     }
 
     /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits, and the answer is
@@ -277,7 +280,7 @@ impl Drop for Held {
 }
 
 impl Lease {
-    fn new(keeper: &Arc<Keeper>, grant: Arc<Grant>) -> Lease {
+    pub(crate) fn new(keeper: &Arc<Keeper>, grant: Arc<Grant>) -> Lease {
         Lease(Arc::new(Held { keeper: keeper.clone(), grant }))
     }
 
@@ -307,7 +310,7 @@ impl Lease {
     }
 
     /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends without a loss.
-    pub fn lost(&self) -> impl Future<Output = Option<LeaseLost>> + Send + use<> {
+    pub fn lost(&self) -> impl Future<Output = Option<Error>> + Send + use<> {
         let (grant, mut ended) = (self.0.grant.clone(), self.0.grant.ended.subscribe());
         async move {
             ended.wait_for(Option::is_some).await.ok()?;
@@ -320,7 +323,7 @@ impl Lease {
         tokio::select! {
             biased;
             done = work => Ok(done),
-            Some(loss) = self.lost() => Err(Error::LeaseLost(loss)),
+            Some(loss) = self.lost() => Err(loss),
         }
     }
 

@@ -2,8 +2,9 @@
 
 use crate::asked::Pairs;
 use crate::connected::{Connected, Cut};
-use crate::error::{Error, LeaseLost, LeaseTaken, Reason, TransactionLost};
+use crate::error::{Error, Reason};
 use crate::keeper::{EventKind, Grant, Keeper, lock, pairs};
+use std::future::Future;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -13,51 +14,46 @@ use tokio_postgres::{Client, Row, ToStatement, Transaction};
 
 /// What a transaction under a lease can be begun on: tokio-postgres' [`Client`], a [`Connected`], a [`Transaction`] or
 /// [`Guard`] that is open; with the feature `sqlx` its `PgConnection`, too.
-pub trait Guardable: sealed::Begins {}
+pub trait Guardable: Send {
+    /// The driver's transaction.
+    #[doc(hidden)]
+    type Begun<'c>: Open
+    where
+        Self: 'c;
 
-impl<T: sealed::Begins> Guardable for T {}
+    /// Whether it begins a transaction of its own, and not a savepoint.
+    #[doc(hidden)]
+    fn is_whole(&self) -> bool;
 
-pub(crate) mod sealed {
-    use super::{Cut, Error};
-    use std::future::Future;
+    #[doc(hidden)]
+    fn begin(&mut self) -> impl Future<Output = Result<Self::Begun<'_>, Error>> + Send;
 
-    /// A driver's transaction, or savepoint. Dropped, it is rolled back.
-    pub trait Open: Send + Sized {
-        fn text(&mut self, sql: &'static str) -> impl Future<Output = Result<(), Error>> + Send;
-
-        /// Of a statement with these names and tokens, without a prepared one, which poolers do not stand.
-        fn count(
-            &mut self,
-            sql: &str,
-            names: &[String],
-            tokens: &[i64],
-        ) -> impl Future<Output = Result<i64, Error>> + Send;
-
-        /// A COMMIT of a transaction that has failed rolls back and is no error, and one without any transaction is a
-        /// warning; so where it is whole something comes before it that is refused in both cases.
-        fn commit(self, is_whole: bool) -> impl Future<Output = Result<(), Error>> + Send;
-
-        fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
-    }
-
-    pub trait Begins: Send {
-        type Begun<'c>: Open
-        where
-            Self: 'c;
-
-        /// Whether it begins a transaction of its own, and not a savepoint.
-        fn is_whole(&self) -> bool;
-
-        fn begin(&mut self) -> impl Future<Output = Result<Self::Begun<'_>, Error>> + Send;
-
-        /// What ends whatever hangs on it.
-        fn cut(&self) -> Option<Cut> {
-            None
-        }
+    /// What ends whatever hangs on it.
+    #[doc(hidden)]
+    fn cut(&self) -> Option<Cut> {
+        None
     }
 }
 
-use sealed::{Begins, Open};
+/// A driver's transaction, or savepoint. Dropped, it is rolled back.
+#[doc(hidden)]
+pub trait Open: Send + Sized {
+    fn text(&mut self, sql: &'static str) -> impl Future<Output = Result<(), Error>> + Send;
+
+    /// Of a statement with these names and tokens, without a prepared one, which poolers do not stand.
+    fn count(
+        &mut self,
+        sql: &str,
+        names: &[String],
+        tokens: &[i64],
+    ) -> impl Future<Output = Result<i64, Error>> + Send;
+
+    /// A COMMIT of a transaction that has failed rolls back and is no error, and one without any transaction is a
+    /// warning; so where it is whole something comes before it that is refused in both cases.
+    fn commit(self, is_whole: bool) -> impl Future<Output = Result<(), Error>> + Send;
+
+    fn rollback(self) -> impl Future<Output = Result<(), Error>> + Send;
+}
 
 impl Open for Transaction<'_> {
     async fn text(&mut self, sql: &'static str) -> Result<(), Error> {
@@ -87,7 +83,7 @@ impl Open for Transaction<'_> {
 
 macro_rules! begins {
     ($($of:ty, $is_whole:literal, $path:ident $(. $field:ident)?, $cut:expr;)*) => {$(
-        impl Begins for $of {
+        impl Guardable for $of {
             type Begun<'c>
                 = Transaction<'c>
             where
@@ -111,7 +107,7 @@ macro_rules! begins {
 
 begins! {
     Client, true, one, |_| None;
-    Connected, true, one, |one: &Connected| Some(one.cut());
+    Connected, true, one, |one: &Connected| Some(one.cut.clone());
     Transaction<'_>, false, one, |_| None;
     Guard<'_>, false, one.transaction, |_| None;
 }
@@ -123,6 +119,7 @@ pub(crate) struct Under {
     /// In an order that is the same everywhere, so that no two wait for each other.
     names: Vec<String>,
     tokens: Vec<i64>,
+    is_whole: bool,
     cut: Option<Cut>,
     /// A statement is under way; or was dropped where it was.
     hangs: AtomicBool,
@@ -134,7 +131,7 @@ impl Under {
         pairs.sort();
         let (names, tokens) = pairs.into_iter().unzip();
         let (keeper, hangs) = (keeper.clone(), AtomicBool::new(false));
-        Under { keeper, grants, names, tokens, cut: None, hangs }
+        Under { keeper, grants, names, tokens, is_whole: true, cut: None, hangs }
     }
 
     pub fn leases(keeper: &Arc<Keeper>, grants: Vec<Arc<Grant>>) -> Under {
@@ -144,30 +141,25 @@ impl Under {
 
     /// `Send` is said, for the compiler does not find it out where a guard is within another.
     pub fn begin<'c, C: Guardable>(
-        self,
+        mut self,
         connection: &'c mut C,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
-        let (is_whole, cut) = (connection.is_whole(), connection.cut());
-        Guarded::begin(self, is_whole, cut, connection.begin())
-    }
-
-    /// How often the answer of a function is not NULL.
-    fn sql(&self, function: &str) -> String {
-        let schema = &self.keeper.setup.schema;
-        let function = function.replace("lease_", &format!("{schema}lease_"));
-        format!("SELECT count({function}) FROM unnest($1::text[], $2::bigint[]) AS x(name, token)")
+        (self.is_whole, self.cut) = (connection.is_whole(), connection.cut());
+        Guarded::begin(self, connection.begin())
     }
 
     /// From here on a loss breaks it off. It does not begin where one is lost already.
-    fn enter(&mut self, cut: Option<Cut>) -> Result<(), Error> {
-        self.cut = cut;
+    fn enter(&self) -> Result<(), Error> {
         for grant in &self.grants {
             lock(&grant.guards).extend(self.cut.iter().map(|cut| cut.connection.clone()));
+        }
+        if self.names.is_empty() {
+            return Err(Error::Invalid("a guard takes a lease"));
         }
         self.grants.iter().try_for_each(|grant| self.keeper.check(grant))
     }
 
-    fn loss(&self) -> Option<LeaseLost> {
+    fn loss(&self) -> Option<Error> {
         self.grants.iter().find_map(|grant| grant.loss())
     }
 
@@ -189,14 +181,14 @@ impl Under {
                 self.hangs.store(false, Ordering::Relaxed);
                 done.map_err(|error| self.told(error))
             }
-            lost = lost => Err(Error::LeaseLost(lost)),
+            lost = lost => Err(lost),
         }
     }
 
     /// An error of a connection that was broken off because of a loss is the loss.
     fn told(&self, error: Error) -> Error {
-        if let (Error::TransactionLost(_), Some(loss)) = (&error, self.loss()) {
-            return Error::LeaseLost(loss);
+        if let (Error::TransactionLost { .. }, Some(loss)) = (&error, self.loss()) {
+            return loss;
         }
         if error.has_state("PF001") || error.has_state("PF004") {
             self.keeper.beat_soon(&self.grants);
@@ -206,7 +198,7 @@ impl Under {
 
     /// After a failover no token speaks until its holder has renewed. Whether it does.
     async fn can_mend(&self, error: &Error) -> bool {
-        if self.grants.is_empty() || !error.has_state("PF004") {
+        if self.grants.is_empty() || !self.is_whole || !error.has_state("PF004") {
             return false;
         }
         let (keeper, grants) = (self.keeper.clone(), self.grants.clone());
@@ -216,43 +208,35 @@ impl Under {
 
     /// As the statement that begins it tells it.
     fn told_of_begin(&self, error: Error) -> Error {
-        match (self.loss(), error.of_call(None)) {
-            // The renewal that was to mend it has found it lost.
-            (Some(loss), _) => Error::LeaseLost(loss),
+        match error.of_call(None) {
             // NULL from lease_adopt: a transaction guards an older number.
-            (_, told) if self.grants.is_empty() && told.has_state("22004") => {
-                let names = self.names.clone();
-                Error::LeaseTaken(LeaseTaken { names, holder: None, remaining: None })
+            told if self.grants.is_empty() && told.has_state("22004") => {
+                Error::LeaseTaken { names: self.names.clone(), holder: None, remaining: None }
             }
-            (_, told) => told,
+            // The renewal that was to mend it may have found it lost.
+            told => self.loss().unwrap_or(told),
         }
     }
 
     /// What a commit that was refused means. The server ends an idle transaction before it reads the commit.
     fn told_of_commit(&self, mut error: Error) -> Error {
-        let state = error.sqlstate();
-        let lost = |message: &str, in_doubt| {
-            let (message, sqlstate) = (message.to_owned(), state.clone());
-            Error::TransactionLost(TransactionLost { message, sqlstate, in_doubt })
+        let sqlstate = error.sqlstate();
+        let (message, is_in_doubt) = match sqlstate.as_deref() {
+            Some("25P02") => ("a statement of it has failed: all of it is rolled back", false),
+            Some("25P01" | "3B001") => {
+                ("the work has ended it itself: what came after that was not guarded", true)
+            }
+            Some("25P03" | "25P04") => return error,
+            _ => {
+                if let Error::LeaseLost { in_doubt, .. } | Error::TransactionLost { in_doubt, .. } =
+                    &mut error
+                {
+                    *in_doubt = true;
+                }
+                return error;
+            }
         };
-        match (state.as_deref(), &mut error) {
-            (Some("25P02"), _) => {
-                lost("a statement of it has failed: all of it is rolled back", false)
-            }
-            (Some("25P01" | "3B001"), _) => {
-                lost("the work has ended it itself: what came after that was not guarded", true)
-            }
-            (Some("25P03" | "25P04"), _) => error,
-            (_, Error::LeaseLost(LeaseLost { in_doubt, .. })) => {
-                *in_doubt = true;
-                error
-            }
-            (_, Error::TransactionLost(TransactionLost { in_doubt, .. })) => {
-                *in_doubt = true;
-                error
-            }
-            _ => error,
-        }
+        Error::TransactionLost { message: message.to_owned(), sqlstate, in_doubt: is_in_doubt }
     }
 }
 
@@ -263,32 +247,30 @@ impl Drop for Under {
             lock(&grant.guards).retain(|one| one.id() != cut.connection.id());
         }
         // Whoever gave up a statement is not to be held up by it.
-        if *self.hangs.get_mut()
-            && let Ok(runtime) = tokio::runtime::Handle::try_current()
-        {
-            runtime.spawn((cut.cancel)());
+        if *self.hangs.get_mut() {
+            let _ = self.keeper.spawn((cut.cancel)());
         }
     }
 }
 
 /// Grants that are about to be released: a renewal would tell that they are locked, or gone.
-struct Resting<'g>(&'g [Arc<Grant>]);
+struct Resting(Vec<Arc<Grant>>);
 
-impl<'g> Resting<'g> {
-    fn begin(grants: &'g [Arc<Grant>]) -> Resting<'g> {
+impl Resting {
+    fn begin(grants: Vec<Arc<Grant>>) -> Resting {
         grants.iter().for_each(|grant| grant.rest(true));
         Resting(grants)
     }
 }
 
-impl Drop for Resting<'_> {
+impl Drop for Resting {
     fn drop(&mut self) {
         self.0.iter().for_each(|grant| grant.rest(false));
     }
 }
 
 /// What comes of beginning one on such a connection.
-pub type Guards<'c, C> = Result<Guarded<<C as sealed::Begins>::Begun<'c>>, Error>;
+pub type Guards<'c, C> = Result<Guarded<<C as Guardable>::Begun<'c>>, Error>;
 
 /// On tokio-postgres.
 pub type Guard<'c> = Guarded<Transaction<'c>>;
@@ -304,26 +286,25 @@ pub struct Guarded<T: Open> {
     // Rolled back before the loss need not break it off any more.
     transaction: T,
     under: Under,
-    is_whole: bool,
 }
 
 impl<T: Open> Guarded<T> {
     async fn begin(
-        mut under: Under,
-        is_whole: bool,
-        cut: Option<Cut>,
+        under: Under,
         begun: impl Future<Output = Result<T, Error>> + Send,
     ) -> Result<Guarded<T>, Error> {
-        under.enter(cut)?;
-        let transaction = under.or_loss(begun).await?;
-        let mut guard = Guarded { transaction, under, is_whole };
-        let mut entered = guard.enter().await;
+        under.enter()?;
+        let mut guard = Guarded { transaction: under.or_loss(begun).await?, under };
+        let function = match guard.under.grants.is_empty() {
+            true => "lease_guard(x.name, lease_adopt(x.name, x.token))",
+            false => "lease_guard(x.name, x.token)",
+        };
+        let mut entered = guard.count(function).await;
         if let Err(error) = &entered
-            && is_whole
             && guard.under.can_mend(error).await
         {
             guard.under.or_loss(guard.transaction.text("ROLLBACK; BEGIN")).await?;
-            entered = guard.enter().await;
+            entered = guard.count(function).await;
         }
         match entered {
             Ok(_) => Ok(guard),
@@ -331,17 +312,12 @@ impl<T: Open> Guarded<T> {
         }
     }
 
-    async fn enter(&mut self) -> Result<i64, Error> {
-        self.count(match self.under.grants.is_empty() {
-            true => "lease_guard(x.name, lease_adopt(x.name, x.token))",
-            false => "lease_guard(x.name, x.token)",
-        })
-        .await
-    }
-
+    /// How often the answer of a function is not NULL.
     async fn count(&mut self, function: &str) -> Result<i64, Error> {
-        let Guarded { transaction, under, .. } = self;
-        let sql = under.sql(function);
+        let Guarded { transaction, under } = self;
+        let call = function.replace("lease_", &format!("{}lease_", under.keeper.setup.schema));
+        let sql =
+            format!("SELECT count({call}) FROM unnest($1::text[], $2::bigint[]) AS x(name, token)");
         under.or_loss(transaction.count(&sql, &under.names, &under.tokens)).await
     }
 
@@ -350,74 +326,54 @@ impl<T: Open> Guarded<T> {
         self.under.told(error.into())
     }
 
-    /// What `work` does on the driver's transaction, unless a lease is lost before: then the work is dropped where it
-    /// waits. Its errors come out as types.
-    pub async fn run<O, E: Into<Error>>(
-        &mut self,
-        work: impl AsyncFnOnce(&mut T) -> Result<O, E>,
-    ) -> Result<O, Error> {
-        let work = async { work(&mut self.transaction).await.map_err(Into::into) };
-        self.under.or_loss(work).await
-    }
-
     /// Commits. It refuses where a statement has failed, or the work has ended the transaction by itself, which
     /// PostgreSQL takes for a success.
     pub async fn commit(self) -> Result<(), Error> {
-        let Guarded { transaction, under, is_whole } = self;
-        let committed = under.or_loss(transaction.commit(is_whole)).await;
+        let Guarded { transaction, under } = self;
+        let committed = under.or_loss(transaction.commit(under.is_whole)).await;
         committed.map_err(|error| under.told_of_commit(error))
     }
 
     /// Gives the leases back by the last write of this transaction, and commits.
     pub async fn commit_and_release(mut self) -> Result<(), Error> {
-        let (keeper, grants) = (self.under.keeper.clone(), self.under.grants.clone());
-        let _resting = Resting::begin(&grants);
-        let (count, names) =
-            (self.count("lease_release(x.name, x.token)").await?, &self.under.names);
-        if count < names.len() as i64 {
-            keeper.end(&grants, Reason::Gone);
-            let (names, reason) = (names.clone(), Reason::Gone);
-            return Err(Error::LeaseLost(LeaseLost { names, reason, in_doubt: false }));
+        let (keeper, resting) =
+            (self.under.keeper.clone(), Resting::begin(self.under.grants.clone()));
+        let count = self.count("lease_release(x.name, x.token)").await?;
+        if count < self.under.names.len() as i64 {
+            keeper.end(&resting.0, Reason::Gone);
+            let (names, reason) = (self.under.names.clone(), Reason::Gone);
+            return Err(Error::LeaseLost { names, reason, in_doubt: false });
         }
         self.commit().await?;
-        let released = keeper.end(&grants, Reason::Released);
+        let released = keeper.end(&resting.0, Reason::Released);
         released.iter().for_each(|grant| keeper.tell(EventKind::Released, grant));
         Ok(())
     }
 
     /// Rolls back, and waits for that.
     pub async fn rollback(self) -> Result<(), Error> {
-        let Guarded { transaction, under, .. } = self;
+        let Guarded { transaction, under } = self;
         under.or_loss(transaction.rollback()).await
     }
 }
 
 macro_rules! calls {
-    ($($name:ident -> $of:ty;)*) => {
+    ($($name:ident($($argument:ident: $kind:ty),*) -> $of:ty;)*) => {
         impl Guard<'_> {$(
             #[doc = concat!("As [`Transaction::", stringify!($name), "`].")]
-            pub async fn $name<S>(&self, statement: &S, params: &[&(dyn ToSql + Sync)]) -> Result<$of, Error>
-            where
-                S: ?Sized + ToStatement,
-            {
-                self.under.or_loss(async { Ok(self.transaction.$name(statement, params).await?) }).await
+            pub async fn $name(&self, $($argument: $kind),*) -> Result<$of, Error> {
+                self.under.or_loss(async { Ok(self.transaction.$name($($argument),*).await?) }).await
             }
         )*}
     };
 }
 
 calls! {
-    execute -> u64;
-    query -> Vec<Row>;
-    query_one -> Row;
-    query_opt -> Option<Row>;
-}
-
-impl Guard<'_> {
-    /// As [`Transaction::batch_execute`].
-    pub async fn batch_execute(&self, sql: &str) -> Result<(), Error> {
-        self.under.or_loss(async { Ok(self.transaction.batch_execute(sql).await?) }).await
-    }
+    batch_execute(sql: &str) -> ();
+    execute(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> u64;
+    query(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> Vec<Row>;
+    query_one(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> Row;
+    query_opt(statement: &(impl ?Sized + ToStatement), params: &[&(dyn ToSql + Sync)]) -> Option<Row>;
 }
 
 impl<T: Open> Deref for Guarded<T> {

@@ -1,16 +1,17 @@
 //! What keeps all leases of a fence: a thread of its own, in which one task renews them and another one watches their
 //! deadlines. Work that blocks its own runtime does not lose its leases.
 
-use crate::asked::{Asked, Pairs, keep, release};
+use crate::asked::{Asked, Pairs, keep, release, seconds};
 use crate::clock::{self, after, left, now};
-use crate::connected::{Call, Line, Opener};
-use crate::error::{Error, LeaseLost, LeaseTaken, Reason};
+use crate::connected::{Line, Opener};
+use crate::error::{Error, Reason};
+use crate::fence::Lease;
 use std::future::Future;
 use std::slice::from_ref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
-use tokio::sync::{Mutex as AsyncMutex, oneshot, watch};
+use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::Row;
 
@@ -21,10 +22,8 @@ const MOST_RELEASED: usize = 200;
 const PORTION: Duration = Duration::from_secs(2);
 /// No call takes longer than a third of it, whatever the ttl.
 const LONGEST: Duration = Duration::from_secs(30);
-/// Several names have no queue: so often they are tried.
-const TRY_AGAIN: Duration = Duration::from_millis(250);
-/// How often it is looked whether the session of session leases has ended.
-const LOOK_AT_SESSIONS: Duration = Duration::from_millis(250);
+/// Several names have no queue: so often they are tried. So often it is looked whether a session has ended, too.
+const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 /// What `on_event` is told, in the keeper's thread; it must not block.
 #[derive(Debug, Clone)]
@@ -56,13 +55,15 @@ pub struct Answer {
     pub again_in: Option<f64>,
 }
 
-#[cfg(feature = "lab")]
-use crate::connected::BoxFuture;
+type Answers = Result<Vec<Answer>, Error>;
 
 /// The laboratory's: does the call, or something else in its place.
 #[cfg(feature = "lab")]
-pub type Lab = Arc<dyn Fn(Pairs, BoxFuture<Answers>) -> BoxFuture<Answers> + Send + Sync>;
-type Answers = Result<Vec<Answer>, Error>;
+pub type Lab = Arc<
+    dyn Fn(Pairs, crate::connected::BoxFuture<Answers>) -> crate::connected::BoxFuture<Answers>
+        + Send
+        + Sync,
+>;
 
 /// A lease that was granted, until it is over: then it has a reason.
 pub(crate) struct Grant {
@@ -80,8 +81,8 @@ pub(crate) struct Grant {
 struct Times {
     deadline: Duration,
     beat_at: Duration,
-    /// Transactions that are about to release it: it is not renewed meanwhile.
-    resting: u32,
+    /// A transaction is about to release it: it is not renewed meanwhile.
+    is_resting: bool,
 }
 
 impl Grant {
@@ -94,7 +95,7 @@ impl Grant {
         session: u64,
     ) -> Arc<Grant> {
         let ttl = asked.ttl;
-        let times = Times { deadline: before + ttl, beat_at: before + ttl / 3, resting: 0 };
+        let times = Times { deadline: before + ttl, beat_at: before + ttl / 3, is_resting: false };
         let (session, ended) = (asked.session.then_some(session), watch::Sender::new(None));
         let (times, guards) = (Mutex::new(times), Mutex::default());
         Arc::new(Grant { names, token, ttl, session, times, ended, guards })
@@ -107,7 +108,7 @@ impl Grant {
     /// When it is to be renewed.
     fn beat_at(&self) -> Option<Duration> {
         let times = self.times();
-        (times.resting == 0).then_some(times.beat_at)
+        (!times.is_resting).then_some(times.beat_at)
     }
 
     pub fn reason(&self) -> Option<Reason> {
@@ -118,15 +119,19 @@ impl Grant {
         self.reason().map_or_else(|| left(self.times().deadline), |_| Duration::ZERO)
     }
 
-    /// The loss that it has come to.
-    pub fn loss(&self) -> Option<LeaseLost> {
-        let reason = self.reason().filter(|reason| *reason != Reason::Released)?;
-        Some(LeaseLost { names: self.names.clone(), reason, in_doubt: false })
+    /// What `check` says of it.
+    fn over(&self) -> Option<Error> {
+        let (names, reason) = (self.names.clone(), self.reason()?);
+        Some(Error::LeaseLost { names, reason, in_doubt: false })
     }
 
-    pub fn rest(&self, more: bool) {
-        let mut times = self.times();
-        times.resting = if more { times.resting + 1 } else { times.resting - 1 };
+    /// The loss that it has come to.
+    pub fn loss(&self) -> Option<Error> {
+        if self.reason() == Some(Reason::Released) { None } else { self.over() }
+    }
+
+    pub fn rest(&self, is_resting: bool) {
+        self.times().is_resting = is_resting;
     }
 
     /// Takes the answers, one for each name, to a call that began at `before`. Why it is lost, if it is; or else whether it
@@ -136,7 +141,7 @@ impl Grant {
         let is = |outcome: &str| answers.iter().any(|answer| answer.outcome == outcome);
         match (is("lost"), is("refused")) {
             (false, false) => {}
-            _ if times.resting > 0 => return Ok(false),
+            _ if times.is_resting => return Ok(false),
             (true, _) => return Err(Reason::Gone),
             _ => return Err(Reason::Refused),
         }
@@ -155,15 +160,13 @@ impl Grant {
     }
 }
 
-type OnEvent = Arc<dyn Fn(&Event) + Send + Sync>;
-
 /// How a fence was made.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub open: Opener,
     /// With a dot, or empty.
     pub schema: String,
-    pub on_event: Option<OnEvent>,
+    pub on_event: Arc<dyn Fn(&Event) + Send + Sync>,
     #[cfg(feature = "lab")]
     pub lab: Option<Lab>,
 }
@@ -173,15 +176,13 @@ pub(crate) struct Keeper {
     state: Mutex<State>,
     /// Anything of what follows.
     pub changed: watch::Sender<()>,
-    line: AsyncMutex<Line>,
+    line: Arc<AsyncMutex<Line>>,
 }
 
 #[derive(Default)]
 struct State {
-    /// Of its thread, while there is one.
-    runtime: Option<Handle>,
-    /// Calls that are under way.
-    users: usize,
+    /// Of its thread, while there is one. Calls that are under way have it, too.
+    runtime: Option<Arc<Handle>>,
     grants: Vec<Arc<Grant>>,
     is_closed: bool,
     /// The last renewal has failed; and leases were lost by that, as was said.
@@ -189,20 +190,10 @@ struct State {
     has_told: bool,
 }
 
-/// As long as it lives the thread goes on.
-struct InUse(Arc<Keeper>);
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        self.0.state().users -= 1;
-        self.0.changed.send_replace(());
-    }
-}
-
 impl Keeper {
     pub fn new(setup: Setup) -> Arc<Keeper> {
-        let (state, changed, line) = Default::default();
-        Arc::new(Keeper { setup, state, changed, line })
+        let line = Arc::new(AsyncMutex::new(Line::new(setup.open.clone())));
+        Arc::new(Keeper { setup, state: Mutex::default(), changed: watch::Sender::default(), line })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -216,12 +207,12 @@ impl Keeper {
         self: &Arc<Self>,
         work: impl Future<Output = T> + Send + 'static,
     ) -> Result<JoinHandle<T>, Error> {
-        self.state().users += 1;
-        let in_use = InUse(self.clone());
-        let handle = self.start()?;
-        Ok(handle.spawn(async move {
-            let _in_use = in_use;
-            work.await
+        let (keeper, runtime) = (self.clone(), self.start()?);
+        Ok(runtime.clone().spawn(async move {
+            let done = work.await;
+            drop(runtime);
+            keeper.changed.send_replace(());
+            done
         }))
     }
 
@@ -233,13 +224,13 @@ impl Keeper {
         self.spawn(work)?.await.map_err(Error::other)
     }
 
-    fn start(self: &Arc<Self>) -> Result<Handle, Error> {
+    fn start(self: &Arc<Self>) -> Result<Arc<Handle>, Error> {
         let mut state = self.state();
-        if let Some(handle) = &state.runtime {
-            return Ok(handle.clone());
+        if let Some(runtime) = &state.runtime {
+            return Ok(runtime.clone());
         }
         let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::other)?;
-        let (handle, keeper) = (runtime.handle().clone(), self.clone());
+        let (handle, keeper) = (Arc::new(runtime.handle().clone()), self.clone());
         let thread = std::thread::Builder::new().name("pg_fence".to_owned());
         thread.spawn(move || keeper.serve(runtime)).map_err(Error::other)?;
         Ok(state.runtime.insert(handle).clone())
@@ -252,18 +243,17 @@ impl Keeper {
         let ended = runtime.block_on(async {
             tokio::select! { ended = beating => ended, ended = watching => ended }
         });
-        if ended.is_ok() {
-            return runtime.shutdown_background();
+        runtime.shutdown_background();
+        if ended.is_err() {
+            // Nothing uses it any more.
+            drop(self.line.blocking_lock().take());
+            let grants = {
+                let mut state = self.state();
+                state.runtime = None;
+                state.grants.clone()
+            };
+            self.end(&grants, Reason::Keeper);
         }
-        drop(runtime);
-        // Nothing uses it any more.
-        drop(self.line.blocking_lock().take());
-        let grants = {
-            let mut state = self.state();
-            state.runtime = None;
-            state.grants.clone()
-        };
-        self.end(&grants, Reason::Keeper);
     }
 
     async fn beat(self: Arc<Self>) {
@@ -272,15 +262,16 @@ impl Keeper {
             changed.mark_unchanged();
             let grants = {
                 let mut state = self.state();
-                if state.grants.is_empty() && state.users == 0 {
+                let is_in_use =
+                    state.runtime.as_ref().is_some_and(|one| Arc::strong_count(one) > 1);
+                if state.grants.is_empty() && !is_in_use {
                     state.runtime = None;
                     break;
                 }
                 state.grants.clone()
             };
-            let has_sessions = grants.iter().any(|grant| grant.session.is_some());
             // A line that is in use is looked at by its call.
-            if has_sessions && let Ok(mut line) = self.line.try_lock() {
+            if let Ok(mut line) = self.line.try_lock() {
                 line.look();
                 let session = line.session;
                 drop(line);
@@ -298,8 +289,7 @@ impl Keeper {
                     self.keep(&due).await;
                 }
                 first => {
-                    let pause = first.map_or(Duration::MAX, left);
-                    let pause = if has_sessions { pause.min(LOOK_AT_SESSIONS) } else { pause };
+                    let pause = first.map_or(LOOK_AGAIN, |first| left(first).min(LOOK_AGAIN));
                     let _ = clock::within(pause, changed.changed()).await;
                 }
             }
@@ -328,18 +318,18 @@ impl Keeper {
     /// Renews them now.
     pub async fn keep(self: &Arc<Self>, grants: &[Arc<Grant>]) {
         let before = now();
-        let again = grants.iter().map(|grant| grant.ttl / 12).min().unwrap_or_default();
         let mut answers = Vec::new();
         for some in pairs(grants).chunks(MOST_PAIRS) {
             match self.ask(some, self.limit(LONGEST, grants)).await {
                 Ok(some) => answers.extend(some),
                 Err(error) => {
                     self.is_out(Some(&error));
-                    if error.is_permanent() {
-                        // It never will: a right was taken away, the role or the database is gone.
+                    if matches!(error, Error::NotGranted { .. } | Error::NotInstalled(_)) {
+                        // The statement itself: it never will.
                         self.end(grants, Reason::Refused);
                     }
                     // Else no loss: the deadline tells.
+                    let again = grants.iter().map(|grant| grant.ttl / 12).min().unwrap_or_default();
                     return grants.iter().for_each(|grant| grant.times().beat_at = after(again));
                 }
             }
@@ -347,24 +337,26 @@ impl Keeper {
         self.is_out(None);
         let got_on = answers.iter().any(|answer| answer.outcome == "kept");
         let mut rest = answers.as_slice();
-        let (mut gone, mut refused) = (Vec::new(), Vec::new());
+        let mut lost = Vec::new();
         for grant in grants {
             let (mine, others) = rest.split_at(grant.names.len().min(rest.len()));
             rest = others;
             match grant.answered(mine, before, got_on) {
                 Ok(true) if grant.reason().is_none() => self.tell(EventKind::Renewed, grant),
                 Ok(_) => {}
-                Err(Reason::Gone) => gone.push(grant.clone()),
-                Err(_) => refused.push(grant.clone()),
+                Err(reason) => lost.push((grant, reason)),
             }
         }
-        self.end(&gone, Reason::Gone);
-        self.end(&refused, Reason::Refused);
+        for reason in [Reason::Gone, Reason::Refused] {
+            let these = lost.iter().filter(|(_, why)| *why == reason);
+            let these: Vec<_> = these.map(|(grant, _)| Arc::clone(grant)).collect();
+            self.end(&these, reason);
+        }
         self.changed.send_replace(());
     }
 
     /// On a connection that falls silent it is not waited for so long that no other one could be opened in time.
-    async fn ask(self: &Arc<Self>, pairs: &[(String, i64)], limit: Duration) -> Answers {
+    async fn ask(&self, pairs: &[(String, i64)], limit: Duration) -> Answers {
         if !self.line.lock().await.look() {
             return self.ask_once(pairs, limit).await;
         }
@@ -374,11 +366,10 @@ impl Keeper {
         }
     }
 
-    async fn ask_once(self: &Arc<Self>, pairs: &[(String, i64)], limit: Duration) -> Answers {
-        let (keeper, asked) = (self.clone(), pairs.to_vec());
+    async fn ask_once(&self, pairs: &[(String, i64)], limit: Duration) -> Answers {
+        let (line, call) = (self.line.clone(), keep(&self.setup.schema, pairs.to_vec()));
         let answers = async move {
-            let call = keep(&keeper.setup.schema, asked);
-            let rows = keeper.line.lock().await.call(&keeper.setup.open, limit, &call).await;
+            let rows = line.lock().await.call(limit, &call).await;
             let answer = |row: &Row| {
                 let (outcome, remaining) = (row.try_get(0)?, row.try_get(1)?);
                 Ok(Answer { outcome, remaining, again_in: row.try_get(2)? })
@@ -421,93 +412,80 @@ impl Keeper {
 
     // How a lease comes
 
-    /// When nobody waits for it any more, `alive` has gone; a grant that comes all the same is given back.
-    pub async fn acquire(
-        self: Arc<Self>,
-        asked: Asked,
-        mut alive: oneshot::Receiver<()>,
-    ) -> Result<Arc<Grant>, Error> {
+    /// Where `wanted` has gone, nobody waits for it any more. What comes all the same is dropped, and so given back.
+    pub async fn acquire(self: Arc<Self>, asked: Asked, wanted: Weak<()>) -> Result<Lease, Error> {
         // The others are renewed meanwhile.
-        let mut own = (!asked.wait.is_zero() && !asked.session).then(Line::default);
-        let outcome = match self.wait_for(&asked, &mut own, &mut alive).await {
+        let has_own = !asked.wait.is_zero() && !asked.session;
+        let own = || Arc::new(AsyncMutex::new(Line::new(self.setup.open.clone())));
+        let line = if has_own { own() } else { self.line.clone() };
+        let granted = match self.wait_for(&asked, &line, wanted).await {
             Ok(grant) => self.granted(grant).await,
-            taken => taken,
+            Err(error) => Err(error),
         };
-        if let Ok(grant) = &outcome
-            && has_gone(&mut alive)
-        {
-            self.release(from_ref(grant)).await;
-        }
-        if let Some(connected) = own.as_mut().and_then(Line::take) {
+        if has_own && let Some(connected) = line.lock().await.take() {
             connected.close().await;
         }
-        outcome
+        granted
     }
 
     async fn wait_for(
-        self: &Arc<Self>,
+        &self,
         asked: &Asked,
-        own: &mut Option<Line>,
-        alive: &mut oneshot::Receiver<()>,
+        line: &Arc<AsyncMutex<Line>>,
+        wanted: Weak<()>,
     ) -> Result<Arc<Grant>, Error> {
-        let until = after(asked.wait);
+        let (schema, until) = (&self.setup.schema, after(asked.wait));
         loop {
-            if self.state().is_closed {
-                return Err(Error::Invalid("the fence is closed".to_owned()));
-            }
-            let (before, limit) = (now(), self.limit(asked.ttl, &[]));
-            let longest = if asked.session { PORTION.min(limit) } else { PORTION };
-            let portion = longest.min(left(until));
-            let limit = if own.is_some() { asked.ttl.min(LONGEST) / 3 } else { limit };
-            let call = asked.call(&self.setup.schema, portion);
-            let (rows, session) = match self.rows(own.as_mut(), portion + limit, &call).await {
+            self.refuse_if_closed()?;
+            let is_own = !Arc::ptr_eq(line, &self.line);
+            let limit =
+                if is_own { asked.ttl.min(LONGEST) / 3 } else { self.limit(asked.ttl, &[]) };
+            // A session lease waits on the connection that keeps the others.
+            let portion = if asked.session { PORTION.min(limit) } else { PORTION }.min(left(until));
+            let mut line = line.lock().await;
+            let (before, call) = (now(), asked.call(schema, portion));
+            let rows = match line.call(portion + limit, &call).await {
                 // The role's transactions are SERIALIZABLE.
                 Err(error) if error.has_state("40001") => continue,
                 rows => rows?,
             };
             if let Some(token) = rows.first().map_or(Ok(None), |row| row.try_get(0))? {
-                // One that is in use is open already.
-                if let (Some(own), Ok(mut line)) = (own, self.line.try_lock()) {
-                    line.adopt(own);
-                }
-                return Ok(Grant::new(asked.names.clone(), token, asked, before, session));
+                return Ok(Grant::new(asked.names.clone(), token, asked, before, line.session));
             }
-            if until <= now() || has_gone(alive) {
-                let call = asked.holder(&self.setup.schema);
-                let rows = self.rows(own.as_mut(), limit, &call).await;
-                let row = rows.ok().and_then(|(rows, _)| rows.into_iter().next());
-                let holder = row.as_ref().and_then(|row| row.try_get(0).ok()).flatten();
-                let left: Option<f64> = row.and_then(|row| row.try_get(1).ok()).flatten();
+            if until <= now() || wanted.strong_count() == 0 {
+                let rows = line.call(limit, &asked.holder(schema)).await.unwrap_or_default();
+                let holder = rows.first().and_then(|row| row.try_get(0).ok()).flatten();
+                let left: Option<f64> = rows.first().and_then(|row| row.try_get(1).ok()).flatten();
                 let (names, remaining) = (asked.names.clone(), left.map(seconds));
-                return Err(Error::LeaseTaken(LeaseTaken { names, holder, remaining }));
+                return Err(Error::LeaseTaken { names, holder, remaining });
             }
+            drop(line);
             if asked.names.len() > 1 {
-                clock::sleep(TRY_AGAIN.min(left(until))).await;
+                clock::sleep(LOOK_AGAIN.min(left(until))).await;
             }
         }
     }
 
-    pub async fn claim(
-        self: Arc<Self>,
-        asked: Asked,
-        n: i32,
-        mut alive: oneshot::Receiver<()>,
-    ) -> Result<Vec<Arc<Grant>>, Error> {
-        let (before, limit) = (now(), self.limit(asked.ttl, &[]));
-        let (rows, _) = self.rows(None, limit, &asked.any(&self.setup.schema, n)).await?;
-        let mut grants = Vec::new();
+    pub async fn claim(self: Arc<Self>, asked: Asked, n: i32) -> Result<Vec<Lease>, Error> {
+        self.refuse_if_closed()?;
+        let (limit, mut line) = (self.limit(asked.ttl, &[]), self.line.lock().await);
+        let before = now();
+        let rows = line.call(limit, &asked.any(&self.setup.schema, n)).await?;
+        drop(line);
+        let mut leases = Vec::new();
         for row in &rows {
             let grant = Grant::new(vec![row.try_get(0)?], row.try_get(1)?, &asked, before, 0);
             // One that is lost already has been told.
-            grants.extend(self.granted(grant).await.ok());
+            leases.extend(self.granted(grant).await.ok());
         }
-        if has_gone(&mut alive) {
-            self.release(&grants).await;
-        }
-        Ok(grants)
+        Ok(leases)
     }
 
-    async fn granted(self: &Arc<Self>, grant: Arc<Grant>) -> Result<Arc<Grant>, Error> {
+    fn refuse_if_closed(&self) -> Result<(), Error> {
+        if self.state().is_closed { Err(Error::Invalid("the fence is closed")) } else { Ok(()) }
+    }
+
+    async fn granted(self: &Arc<Self>, grant: Arc<Grant>) -> Result<Lease, Error> {
         if grant.beat_at().is_some_and(|at| at <= now()) {
             // The call has waited, and the server counts from a later moment.
             self.keep(from_ref(&grant)).await;
@@ -525,32 +503,7 @@ impl Keeper {
         }
         self.check(&grant)?;
         self.tell(EventKind::Acquired, &grant);
-        Ok(grant)
-    }
-
-    /// On its own connection, or the one that is given. With the number of the connection.
-    async fn rows(
-        &self,
-        own: Option<&mut Line>,
-        limit: Duration,
-        call: &Call,
-    ) -> Result<(Vec<Row>, u64), Error> {
-        let (open, mut shared) = (&self.setup.open, None);
-        let line = match own {
-            Some(own) => own,
-            None => &mut **shared.insert(self.line.lock().await),
-        };
-        match line.call(open, limit, call).await {
-            Ok(rows) => Ok((rows, line.session)),
-            Err(error) if error.has_state("42501") => {
-                let role = line
-                    .call(open, limit, &Call("SELECT current_user::text".to_owned(), Vec::new()))
-                    .await;
-                let role: Option<String> = role.ok().and_then(|rows| rows.first()?.try_get(0).ok());
-                Err(error.of_call(role.as_deref()))
-            }
-            Err(error) => Err(error.of_call(None)),
-        }
+        Ok(Lease::new(self, grant))
     }
 
     // How it ends
@@ -560,8 +513,7 @@ impl Keeper {
         if grant.reason().is_none() && grant.times().deadline <= now() {
             self.end(from_ref(grant), Reason::Deadline);
         }
-        let lost = |reason| LeaseLost { names: grant.names.clone(), reason, in_doubt: false };
-        grant.reason().map_or(Ok(()), |reason| Err(Error::LeaseLost(lost(reason))))
+        grant.over().map_or(Ok(()), Err)
     }
 
     /// Those that were not over before.
@@ -615,15 +567,15 @@ impl Keeper {
         let call = release(&self.setup.schema, pairs(grants), limit / 4);
         let mut has_repeated = false;
         let rows = loop {
-            let error = match self.rows(None, limit, &call).await {
-                Ok((rows, _)) => break rows,
+            let error = match self.line.lock().await.call(limit, &call).await {
+                Ok(rows) => break rows,
                 Err(error) => error,
             };
             match error.has_state("55P03") {
                 true if grants.len() > 1 => return Err(error),
                 true if now() < until => clock::sleep(limit / 4).await,
                 // It has only shown that the connection had ended before.
-                false if !has_repeated && matches!(error, Error::TransactionLost(_)) => {
+                false if !has_repeated && matches!(error, Error::TransactionLost { .. }) => {
                     has_repeated = true;
                 }
                 _ => {
@@ -661,22 +613,13 @@ impl Keeper {
     /// Until its thread has nothing to do any more.
     pub async fn until_idle(&self) {
         let mut changed = self.changed.subscribe();
-        while self.state().runtime.is_some() {
-            let _ = changed.changed().await;
-            tokio::task::yield_now().await;
-        }
+        let _ = changed.wait_for(|()| self.state().runtime.is_none()).await;
     }
 
     pub fn tell(&self, kind: EventKind, grant: &Grant) {
-        if let Some(told) = &self.setup.on_event {
-            let (names, token) = (grant.names.clone(), grant.token);
-            told(&Event { kind, names, token, remaining: grant.remaining() });
-        }
+        let (names, token) = (grant.names.clone(), grant.token);
+        (self.setup.on_event)(&Event { kind, names, token, remaining: grant.remaining() });
     }
-}
-
-fn has_gone(alive: &mut oneshot::Receiver<()>) -> bool {
-    !matches!(alive.try_recv(), Err(oneshot::error::TryRecvError::Empty))
 }
 
 pub(crate) fn pairs(grants: &[Arc<Grant>]) -> Pairs {
@@ -689,18 +632,13 @@ pub(crate) fn pairs(grants: &[Arc<Grant>]) -> Pairs {
 
 /// For the log: the leases … are.
 fn all_of(grants: &[Arc<Grant>]) -> String {
-    let mut names: Vec<&str> =
-        grants.iter().take(5).flat_map(|grant| &grant.names).map(String::as_str).collect();
-    let more = grants.len().saturating_sub(5);
-    let more = (more > 0).then(|| format!("and {more} more"));
-    names.extend(more.as_deref());
-    let (ending, verb) = if grants.len() == 1 { ("", "is") } else { ("s", "are") };
-    format!("the lease{ending} {} {verb}", names.join(", "))
-}
-
-/// What the server says, which is never negative.
-fn seconds(seconds: f64) -> Duration {
-    Duration::try_from_secs_f64(seconds).unwrap_or_default()
+    let names: Vec<_> = grants.iter().take(5).flat_map(|grant| grant.names.clone()).collect();
+    let names = names.join(", ");
+    match grants.len() {
+        1 => format!("the lease {names} is"),
+        ..=5 => format!("the leases {names} are"),
+        all => format!("the leases {names} and {} more are", all - 5),
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -37,7 +37,7 @@ mod sqlx;
 
 pub use asked::Names;
 pub use connected::{Connected, Tls, connect};
-pub use error::{Error, LeaseLost, LeaseTaken, Reason, Refused, TransactionLost, classify};
+pub use error::{Error, Reason, Refused, classify};
 pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
 pub use guard::{Guard, Guardable, Guarded, Guards};
 #[cfg(feature = "lab")]

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::connected::{Connected, Tls};
-use crate::error::{Error, chain};
+use crate::error::{Error, innermost};
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 use tokio::net::lookup_host;
@@ -25,24 +25,21 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
     for (left, config) in (1..=places.len() as u32).rev().zip(&places) {
         let part = clock::left(until) / left;
         let limit = config.get_connect_timeout().map_or(part, |limit| part.min(*limit));
-        let (said, code) = match clock::within(limit, config.connect(tls.clone())).await {
+        // Where one of them was not refused by a server, trying again may help.
+        let said = match clock::within(limit, config.connect(tls.clone())).await {
             Some(Ok((client, connection))) => {
                 return Ok(Connected::with_tls(client, connection, tls));
             }
-            // The driver's own words are hardly ever more than where it happened.
-            Some(Err(error)) => (
-                chain(&error).last().map(ToString::to_string),
-                error.code().map(|code| code.code().to_owned()),
-            ),
-            None => (None, None),
+            Some(Err(error)) => {
+                state = state.and(error.code().map(|code| code.code().to_owned()));
+                innermost(&error)
+            }
+            None => {
+                state = None;
+                "no answer in time".to_owned()
+            }
         };
-        tried.push(format!(
-            "{}: {}",
-            place(config),
-            said.as_deref().unwrap_or("no answer in time")
-        ));
-        // Where one of them was not refused by a server, trying again may help.
-        state = state.and(code);
+        tried.push(format!("{}: {said}", place(config)));
     }
     Err(Error::NotConnected(tried.join("; "), state.filter(|state| !state.is_empty())))
 }

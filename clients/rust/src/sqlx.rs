@@ -1,11 +1,11 @@
 //! Transactions under a lease on connections of sqlx.
 
 use crate::error::Error;
-use crate::guard::sealed::{Begins, Open};
+use crate::guard::{Guardable, Open};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor, Postgres, Transaction};
 
-impl Begins for PgConnection {
+impl Guardable for PgConnection {
     type Begun<'c> = Transaction<'c, Postgres>;
 
     /// In a transaction that is open on it, it is a savepoint.

@@ -61,7 +61,7 @@ impl Failure {
                     "(is pg_fence created in this database? In a schema of its own: --schema)";
                 Failure::new(status::REFUSED, format!("{text} {asks}"))
             }
-            Error::NotGranted(_) | Error::Invalid(_) => Failure::new(status::REFUSED, text),
+            Error::NotGranted { .. } | Error::Invalid(_) => Failure::new(status::REFUSED, text),
             error => Failure::new(status_of(error.sqlstate().as_deref()), text),
         }
     }

@@ -117,12 +117,12 @@ fn refused(error: &(dyn StdError + 'static)) {
     let kind = match told {
         None if error.is::<Nothing>() => "lost",
         None if error.is::<Deadline>() => "deadline",
-        Some(Error::TransactionLost(lost)) if lost.in_doubt => "in-doubt",
-        Some(Error::TransactionLost(_)) => "transaction-lost",
-        Some(Error::LeaseTaken(_)) => "taken",
-        Some(Error::LeaseLost(_)) => "lost",
+        Some(Error::TransactionLost { in_doubt: true, .. }) => "in-doubt",
+        Some(Error::TransactionLost { .. }) => "transaction-lost",
+        Some(Error::LeaseTaken { .. }) => "taken",
+        Some(Error::LeaseLost { .. }) => "lost",
         Some(Error::NotInstalled(_)) => "not-installed",
-        Some(Error::NotGranted(_)) => "not-granted",
+        Some(Error::NotGranted { .. }) => "not-granted",
         Some(Error::NoAnswer(_) | Error::NotConnected(..)) => "no-answer",
         Some(_) if state.is_some() => "refused",
         _ if error.is::<Wrong>() => "type",
@@ -336,7 +336,7 @@ impl Worker {
                 say_granted("acquired", &lease);
                 *lock(&self.held) = Some(Held::Lease(lease));
             }
-            Err(Error::LeaseTaken(_)) => say("taken", json!({})),
+            Err(Error::LeaseTaken { .. }) => say("taken", json!({})),
             Err(error) => return Err(error.into()),
         }
         Ok(())
@@ -349,7 +349,7 @@ impl Worker {
         for name in names(order) {
             match self.fence.lease(name).ttl(ms(&order["ttl_ms"])).acquire().await {
                 Ok(lease) => self.crowd.push(lease),
-                Err(Error::LeaseTaken(_)) => {
+                Err(Error::LeaseTaken { .. }) => {
                     say("taken", json!({}));
                     return Ok(());
                 }

@@ -15,7 +15,7 @@ use crate::{logger, planted};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
 use nix::unistd::gethostname;
-use pg_fence_client::{Error, EventKind, Fence, Lease, LeaseRequest, LeaseTaken};
+use pg_fence_client::{Error, EventKind, Fence, Lease, LeaseRequest};
 use std::io::{IsTerminal, stderr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -110,8 +110,9 @@ impl Keeper {
             };
             let failure = match granted {
                 Ok(lease) => break Ok(Some(lease)),
-                Err(Error::LeaseTaken(taken)) => {
-                    break Err(Failure::new(status::TAKEN, self.taken(taken).await));
+                Err(Error::LeaseTaken { holder, remaining, .. }) => {
+                    let message = self.taken(holder, remaining).await;
+                    break Err(Failure::new(status::TAKEN, message));
                 }
                 Err(error) => Failure::of_client(&error),
             };
@@ -133,9 +134,9 @@ impl Keeper {
     }
 
     /// Says who has it, where that can be seen.
-    async fn taken(&self, taken: LeaseTaken) -> String {
+    async fn taken(&self, holder: Option<String>, remaining: Option<Duration>) -> String {
         let plain = format!("{} is taken", self.options.lease());
-        let why = match (taken.holder, taken.remaining) {
+        let why = match (holder, remaining) {
             _ if self.options.quiet => None,
             (Some(holder), Some(left)) => {
                 let left = Duration::from_secs(left.as_secs().max(1));
