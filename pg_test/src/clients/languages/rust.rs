@@ -4,6 +4,7 @@ use super::{Check, Language, Program, Programs};
 use crate::extension::{cargo, source_root, target_dir};
 use crate::process::output_of;
 use anyhow::{Context, Result};
+use std::fs::DirEntry;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
@@ -50,6 +51,7 @@ fn build() -> Result<()> {
 
 /// The last one builds what a registry would be sent, from that alone.
 fn checks() -> Result<Vec<Check>> {
+    forget_what_was_packaged();
     let check = |name, words: &str| {
         let mut command = cargo();
         let (words, of_tool) = words.split_once(" -- ").unwrap_or((words, ""));
@@ -73,6 +75,24 @@ fn checks() -> Result<Vec<Check>> {
             "publish --dry-run --locked --allow-dirty --package pg-fence-client --package pg-fence-cli",
         ),
     ])
+}
+
+/// Cargo keeps what it unpacked and built of a package that only this machine has, and takes it again for another one of the
+/// same version.
+fn forget_what_was_packaged() {
+    let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
+    let home = home.or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cargo")));
+    let listed = |directory: PathBuf| std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let begins =
+        |entry: &DirEntry, with: &str| entry.file_name().to_string_lossy().starts_with(with);
+    // A registry on this machine is a directory without the name of a host.
+    let registries = home.into_iter().flat_map(|home| listed(home.join("registry/src")));
+    let registries = registries.filter(|one| begins(one, "-")).map(|one| one.path());
+    for kept in registries.chain([built().join(".fingerprint")]).flat_map(listed) {
+        if begins(&kept, "pg-fence-client-") {
+            let _ = std::fs::remove_dir_all(kept.path());
+        }
+    }
 }
 
 /// The command `pg_fence`, which stands on this client. None where nothing of it was ever built on this machine.
