@@ -598,8 +598,9 @@ impl Nemesis {
         self.rest(Duration::from_millis(ms));
         self.thaw_backends();
         let failed_over = self.servers.fail_over()?;
-        self.may_hold_walwriter()?;
+        // At once: by it the judge tells what a failover cut off from what was lost.
         self.instructions.era += u32::from(failed_over);
+        self.may_hold_walwriter()?;
         self.tell(Activity::Work)?;
         Ok(failed_over)
     }

@@ -17,8 +17,10 @@ use std::fs;
 const LITE: &str = "pg_fence_lite";
 /// What a pair may take of the time that it takes by hand.
 const OF_A_PAIR: f64 = 1.5;
-/// What a fenced row may take of the time that it takes with a trigger for one fixed column.
-const OF_A_ROW: f64 = 3.0;
+/// How many times what a trigger for one fixed column adds a bound row of a statement over many may add.
+const OF_A_ROW: f64 = 12.0;
+/// What a transaction of one bound row may take of the server's work, in microseconds.
+const OF_A_TRANSACTION: f64 = 135.0;
 
 const BY_HAND: &[(&str, Prepare)] = &[
     (update_first::NAME, update_first::prepare),
@@ -137,6 +139,8 @@ fn work_of_pairs(bench: &Workbench, database: &Database, section: &mut Section) 
 
 /// So many rows a statement.
 const FEW: i64 = 1_000;
+/// So many transactions a turn, of a row each.
+const TRANSACTIONS: i64 = 100;
 /// The first statements plan, and fill the pages.
 const UNCOUNTED: usize = 10;
 
@@ -154,6 +158,8 @@ const OF_LITE: &[Check] = &[
         "SELECT fence_protect('{t}', lease => 'lite bench')",
     ),
 ];
+/// Its place among them.
+const BOUND: usize = 3;
 const OF_THE_EXTENSION: &[Check] = &[
     check("pg_fence, unbound", "unbound", "SELECT fence_protect('{t}')"),
     check(
@@ -178,40 +184,59 @@ struct Side {
 }
 
 impl Side {
-    fn begin(mut session: Session, checks: &[Check], rows: i64) -> Result<Side> {
+    fn begin(mut session: Session, checks: &[Check]) -> Result<Side> {
         session.run(PLPGSQL)?;
         // What a sync takes is the same for all, and varies more than what is measured.
         session.run("SET synchronous_commit = off")?;
         for check in checks {
-            check.lay(&mut session, "lite", rows, 30)?;
+            check.lay(&mut session, "lite", FEW, 30)?;
         }
         let token = session.one("SELECT lease_acquire('lite bench', ttl => '1 day')", &[])?;
         Ok(Side { session, token })
     }
 }
 
-/// Statements of many rows, in turns.
+/// Statements of many rows, and transactions of one.
 fn rows(bench: &Workbench, database: &Database, section: &mut Section) -> Result<()> {
-    let rows = bench.options.pick(FEW / 10, FEW);
     let turns = bench.options.rounds() * bench.options.pick(5, 20);
-    bench.progress(&format!("lite: updates of {rows} rows, {turns} of each kind"));
+    bench.progress(&format!("lite: updates, {turns} turns of each kind"));
     section.note(format!(
-        "Rows: {rows} a statement, {turns} statements of each kind, in turns, with synchronous_commit = off. Times of rows, \
-         and of a pair without the disk, are those in which the server process was at work."
+        "Rows: {FEW} a statement, {turns} statements of each kind, in turns; then {TRANSACTIONS} transactions of a row a turn; \
+         with synchronous_commit = off. Times of rows, and of a pair without the disk, are those in which the server process \
+         was at work."
     ));
     let mut sides = [
-        Side::begin(database.connect()?, OF_LITE, rows)?,
-        Side::begin(bench.connect()?, OF_THE_EXTENSION, rows)?,
+        Side::begin(database.connect()?, OF_LITE)?,
+        Side::begin(bench.connect()?, OF_THE_EXTENSION)?,
     ];
+    let many = updates(&mut sides, turns, None)?;
+    let added = report_rows(section, &format!("UPDATE of {FEW} rows, one statement"), &many);
+    let aim =
+        format!("{}: work added to a row, over plpgsql's, at most {OF_A_ROW}", many[BOUND].name);
+    section.at_most(&aim, added, OF_A_ROW);
+    let bars = many.iter().map(|kind| (kind.name.to_owned(), Spread::of(&kind.nanos))).collect();
+    let title = format!("UPDATE of {FEW} rows, ns a row");
+    section.plots.push(Plot { better: Better::Lower, file: "lite_rows".to_owned(), title, bars });
+
+    let one = updates(&mut sides, turns, Some("id = $2"))?;
+    report_rows(section, "UPDATE of a row, a transaction", &one);
+    let aim =
+        format!("{}: µs of work for a transaction, at most {OF_A_TRANSACTION}", one[BOUND].name);
+    section.at_most(&aim, Spread::of(&one[BOUND].nanos).times(1e-3), OF_A_TRANSACTION);
+    Ok(())
+}
+
+/// Of all rows by a statement, or, by that condition, of one after the other, each in a transaction of its own.
+fn updates(sides: &mut [Side; 2], turns: usize, each: Option<&str>) -> Result<Vec<Updates>> {
     let mut all = Vec::new();
     for (edition, checks) in [OF_LITE, OF_THE_EXTENSION].into_iter().enumerate() {
         for check in checks {
-            let statement = sides[edition].session.prepare(&check.update("lite", None))?;
+            let statement = sides[edition].session.prepare(&check.update("lite", each))?;
             all.push(Updates { name: check.name, edition, statement, nanos: Vec::new() });
         }
     }
     for turn in 0..UNCOUNTED + turns {
-        for Side { session, token } in &mut sides {
+        for Side { session, token } in &mut *sides {
             *token = session.one("SELECT lease_renew('lite bench', $1)", &[token])?;
         }
         // Nobody always follows the same one.
@@ -220,26 +245,33 @@ fn rows(bench: &Workbench, database: &Database, section: &mut Section) -> Result
             let Updates { name, edition, statement, nanos } = &mut all[index];
             let Side { session, token } = &mut sides[*edition];
             let start = work_of(session)?;
-            let updated = session.execute(&*statement, &[token])?;
-            let spent = (work_of(session)? - start) / rows as f64;
-            ensure!(updated == rows as u64, "{name}: {updated} rows");
+            let (mut updated, mut wanted) = (0, FEW);
+            if each.is_some() {
+                wanted = TRANSACTIONS;
+                for id in 1..=TRANSACTIONS {
+                    updated += session.execute(&*statement, &[token, &id])?;
+                }
+            } else {
+                updated = session.execute(&*statement, &[token])?;
+            }
+            let spent = (work_of(session)? - start) / wanted as f64;
+            ensure!(updated == wanted as u64, "{name}: {updated} rows");
             if turn >= UNCOUNTED {
                 nanos.push(spent);
             }
         }
     }
-    report_rows(section, &all, rows);
-    Ok(())
+    Ok(all)
 }
 
-fn report_rows(section: &mut Section, all: &[Updates], rows: i64) {
+/// How many times what the trigger for one column adds the bound one does.
+fn report_rows(section: &mut Section, title: &str, all: &[Updates]) -> Spread {
     let (none, simple) = (&all[0].nanos, &all[1].nanos);
     let added = |nanos: &[f64]| -> Vec<f64> {
         nanos.iter().zip(none).map(|(with, without)| with - without).collect()
     };
     let head = ["", "ns a row", "over plpgsql for one column", "ns added", "added, over plpgsql's"];
-    let mut table = Table::new(format!("UPDATE of {rows} rows, one statement"), &head);
-    let mut bars = Vec::new();
+    let mut table = Table::new(title, &head);
     for (index, Updates { name, nanos, .. }) in all.iter().enumerate() {
         let over = |mine: &[f64], other: &[f64]| Cell::Spread(Spread::of_ratios(mine, other), 2);
         table.rows.push(vec![
@@ -249,13 +281,7 @@ fn report_rows(section: &mut Section, all: &[Updates], rows: i64) {
             if index == 0 { Cell::Nothing } else { Cell::Spread(Spread::of(&added(nanos)), 0) },
             if index == 0 { Cell::Nothing } else { over(&added(nanos), &added(simple)) },
         ]);
-        bars.push(((*name).to_owned(), Spread::of(nanos)));
     }
     section.tables.push(table);
-    for Updates { name, nanos, .. } in &all[2..OF_LITE.len()] {
-        let aim = format!("{name}: work for a row over plpgsql for one column, at most {OF_A_ROW}");
-        section.at_most(&aim, Spread::of_ratios(nanos, simple), OF_A_ROW);
-    }
-    let title = format!("UPDATE of {rows} rows, ns a row");
-    section.plots.push(Plot { better: Better::Lower, file: "lite_rows".to_owned(), title, bars });
+    Spread::of_ratios(&added(&all[BOUND].nanos), &added(simple))
 }
