@@ -21,7 +21,7 @@ BEGIN
     IF current_setting('is_superuser') <> 'on' THEN
         RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'only a superuser can create the extension pg_fence';
     END IF;
-    SELECT p.pronamespace INTO home FROM fence.calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fenced';
+    SELECT p.pronamespace INTO home FROM fence_lite.calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fenced';
     SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO dependent
       FROM pg_depend d JOIN pg_rewrite r ON d.classid = 'pg_rewrite'::regclass AND r.oid = d.objid JOIN pg_class c ON c.oid = r.ev_class
      WHERE d.refclassid = 'pg_class'::regclass AND c.relnamespace <> 'fence'::regnamespace
@@ -35,18 +35,18 @@ BEGIN
     LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE;
     CREATE TEMPORARY TABLE moved_lease ON COMMIT DROP AS SELECT * FROM fence.lease;
     CREATE TEMPORARY TABLE moved_role ON COMMIT DROP AS
-        SELECT r.oid::regrole AS role, 'worker' AS level FROM fence.calls() AS c JOIN pg_proc p ON p.oid = c.call CROSS JOIN aclexplode(p.proacl) AS a
+        SELECT r.oid::regrole AS role, 'worker' AS level FROM fence_lite.calls() AS c JOIN pg_proc p ON p.oid = c.call CROSS JOIN aclexplode(p.proacl) AS a
           JOIN pg_roles r ON r.oid = a.grantee WHERE p.proname = 'lease_acquire' AND a.grantee <> p.proowner
         UNION ALL
         SELECT r.oid, 'admin' FROM pg_namespace n JOIN pg_roles r ON r.oid = n.nspowner WHERE n.nspname = 'fence' AND NOT r.rolsuper;
-    CREATE TEMPORARY TABLE moved_fence ON COMMIT DROP AS SELECT t.* FROM fence.triggers() AS t WHERE t.parent = 0;
+    CREATE TEMPORARY TABLE moved_fence ON COMMIT DROP AS SELECT t.* FROM fence_lite.triggers() AS t WHERE t.parent = 0;
     last := pg_sequence_last_value('fence.token_seq');
     FOR item IN SELECT f.* FROM moved_fence f LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.name, item.relation);
     END LOOP;
-    SELECT string_agg(c.call::text, ', ') INTO calls FROM fence.calls() AS c WHERE c.call::text NOT LIKE 'fence.%';
+    SELECT string_agg(c.call::text, ', ') INTO calls FROM fence_lite.calls() AS c WHERE c.call <> 'fence_lite.relies'::regproc;
     EXECUTE 'DROP FUNCTION ' || calls;
-    DROP SCHEMA fence CASCADE;
+    DROP SCHEMA fence, fence_lite CASCADE;
 
     EXECUTE format('CREATE EXTENSION pg_fence SCHEMA %s', home);
     PERFORM setval(s.name, greatest(last, pg_sequence_last_value('fence.token_seq')))

@@ -1,7 +1,7 @@
 -- pg_fence_lite: leases, fencing tokens and fenced tables in SQL, where no library can be installed. docs/reference/lite.md
 --
 --   psql -1 -f pg_fence_lite.sql       as the owner of the database (PostgreSQL 15 or newer); again for a newer version
---   SELECT fence.uninstall();          takes it away
+--   SELECT fence_lite.uninstall();     takes it away
 --
 -- fence.lease has a row for each lease, and PostgreSQL's locks of that row, which only the owner of all this can take, do the rest:
 --   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
@@ -9,11 +9,12 @@
 --   acquire          FOR UPDATE SKIP LOCKED: it waits for nobody, and what somebody else has locked is taken
 -- A token that is none of the row's locks nothing. An advisory lock only orders those who wait, and the first grants of a name.
 
--- Names are looked up in pg_catalog alone.
+-- Names are looked up in pg_catalog and fence_lite alone. Nobody else may name what is in fence: whoever can, can lock it.
 DO $$ BEGIN PERFORM pg_catalog.set_config('fence_lite.path', pg_catalog.current_setting('search_path'), false),
     pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false); END $$;
-SET search_path = pg_catalog, pg_temp;
+SET search_path = pg_catalog, fence_lite, pg_temp;
 SET check_function_bodies = off;
+SET quote_all_identifiers = off;
 
 DO $$
 DECLARE
@@ -27,9 +28,9 @@ DECLARE
     WHEN EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace(home)
       AND p.proname ~ '^(fenced$|fence_|lease_)' AND p.proowner <> own)
     THEN ARRAY['42723', 'functions of somebody else look like calls']
-    WHEN EXISTS (SELECT FROM pg_namespace n WHERE n.nspname = 'fence' AND (n.nspowner <> own
+    WHEN EXISTS (SELECT FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite') AND (n.nspowner <> own
       OR obj_description(n.oid, 'pg_namespace') IS DISTINCT FROM mark))
-    THEN ARRAY['42P06', 'there is a schema fence that is not of this role and search_path'] END;
+    THEN ARRAY['42P06', 'there is a schema fence or fence_lite that is not of this role and search_path'] END;
 BEGIN
   IF fault IS NOT NULL THEN
     RAISE EXCEPTION USING ERRCODE = fault[1], MESSAGE = fault[2], HINT = 'Nothing was changed.';
@@ -37,7 +38,8 @@ BEGIN
   PERFORM set_config('fence_lite.given', coalesce((SELECT string_agg(a.grantee::text, ',') FROM pg_proc p, aclexplode(p.proacl) AS a
     WHERE p.oid = to_regproc(home || '.lease_acquire') AND a.grantee NOT IN (0, own) AND to_regclass('fence.lease') <> 0), ''), false);
   CREATE SCHEMA IF NOT EXISTS fence;
-  EXECUTE format('COMMENT ON SCHEMA fence IS %L', mark);
+  CREATE SCHEMA IF NOT EXISTS fence_lite;
+  EXECUTE format('COMMENT ON SCHEMA fence IS %1$L; COMMENT ON SCHEMA fence_lite IS %1$L', mark);
 END
 $$;
 
@@ -67,36 +69,30 @@ CREATE TABLE IF NOT EXISTS fence.lease (
 ) WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leases';
 CREATE TABLE IF NOT EXISTS fence.turn ();
-COMMENT ON TABLE fence.turn IS 'locked by who moves the tokens or waits';
 
 -- Refusals --------
--- A function with RETURN keeps the operators that it was made with. All others get a search_path at the end, or are the owner's alone.
+-- What has RETURN keeps the operators that it was made with. Else it gets a search_path at the end, or is the owner's alone.
 
-CREATE OR REPLACE FUNCTION fence.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
+CREATE OR REPLACE FUNCTION fence_lite.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
   col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE place record;
 BEGIN
   SELECT n.nspname, c.relname, format('%I.%I', n.nspname, c.relname) AS whole INTO place
    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
-  IF FOUND THEN
-    RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, SCHEMA = place.nspname, TABLE = place.relname,
-      COLUMN = coalesce(col, ''), DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', place.whole));
-  END IF;
-  RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = jsonb_strip_nulls(detail);
+  RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, SCHEMA = coalesce(place.nspname, ''),
+    TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, ''),
+    DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', place.whole));
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.left_out(what text) RETURNS bigint LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM fence.refuse('0A000', what || ' is not in pg_fence_lite', 'The extension pg_fence has it: where its library is installed, '
-    'pg_fence_lite--pg_fence.sql moves this database up.');
-END
-$$;
+CREATE OR REPLACE FUNCTION fence_lite.left_out(what text) RETURNS bigint LANGUAGE plpgsql AS
+$$ BEGIN PERFORM refuse('0A000', what || ' is not in pg_fence_lite', 'The extension pg_fence has it: where its library is installed, '
+    'pg_fence_lite--pg_fence.sql moves this database up.'); END $$;
 
-CREATE OR REPLACE FUNCTION fence.bad(argument text, message text, code text DEFAULT '22023') RETURNS void LANGUAGE sql
-  RETURN fence.refuse(code, message, 'Correct the argument.', jsonb_build_object('argument', argument));
+CREATE OR REPLACE FUNCTION fence_lite.bad(argument text, message text, code text DEFAULT '22023') RETURNS void LANGUAGE sql
+  RETURN refuse(code, message, 'Correct the argument.', jsonb_build_object('argument', argument));
 
-CREATE OR REPLACE FUNCTION fence.check(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
+CREATE OR REPLACE FUNCTION fence_lite.vet(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
   wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   bad text[] := CASE
@@ -110,38 +106,38 @@ DECLARE
     WHEN octet_length(metadata::text) > 65536 THEN ARRAY['metadata', 'metadata is at most 64 kB'] END;
 BEGIN
   IF bad IS NOT NULL THEN
-    PERFORM fence.bad(bad[1], bad[2], coalesce(bad[3], '22023'));
+    PERFORM bad(bad[1], bad[2], coalesce(bad[3], '22023'));
   ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
-    PERFORM fence.refuse('25006', format('cannot execute %s() in a read-only transaction', writes), '');
+    PERFORM refuse('25006', format('cannot execute %s() in a read-only transaction', writes), '');
   END IF;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.us(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE
+CREATE OR REPLACE FUNCTION fence_lite.us(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE
   RETURN ((extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000)::bigint;
-CREATE OR REPLACE FUNCTION fence.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
+CREATE OR REPLACE FUNCTION fence_lite.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
   RETURN current_setting('transaction_isolation') NOT LIKE 'read%';
 
 -- Tokens --------
 -- 2^20 numbers are a second. A start of the server moves the sequence on by so many, or to the clock, and no token is drawn a minute behind
 -- the clock: so whatever sets it back (a crash, a failover, a dump) is outrun.
 
-CREATE OR REPLACE FUNCTION fence.clock() RETURNS bigint LANGUAGE sql
+CREATE OR REPLACE FUNCTION fence_lite.clock() RETURNS bigint LANGUAGE sql
   RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
-CREATE OR REPLACE FUNCTION fence.last_token() RETURNS bigint LANGUAGE sql
+CREATE OR REPLACE FUNCTION fence_lite.last_token() RETURNS bigint LANGUAGE sql
   RETURN coalesce(pg_sequence_last_value('fence.token_seq'), 0);
-CREATE OR REPLACE FUNCTION fence.floor() RETURNS bigint LANGUAGE sql
+CREATE OR REPLACE FUNCTION fence_lite.floor() RETURNS bigint LANGUAGE sql
   RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
 
--- This start of the server. The path names the database, and changes with each ALTER SEQUENCE.
-CREATE OR REPLACE FUNCTION fence.start_mark(floor bigint) RETURNS bigint LANGUAGE sql
+-- Of this start of the server. The path is the database's, and another after ALTER SEQUENCE.
+CREATE OR REPLACE FUNCTION fence_lite.start_mark(floor bigint) RETURNS bigint LANGUAGE sql
   RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
     extract(epoch FROM pg_postmaster_start_time())), 0));
-CREATE OR REPLACE FUNCTION fence.has_begun() RETURNS boolean LANGUAGE sql
-  RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = fence.start_mark(fence.floor()), false);
+CREATE OR REPLACE FUNCTION fence_lite.has_begun() RETURNS boolean LANGUAGE sql
+  RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_mark(floor()), false);
 
--- What tells this database from a copy; 0 where a platform does not let a role ask.
-CREATE OR REPLACE FUNCTION fence.identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
+-- What tells this database from a copy; 0 where nobody may ask.
+CREATE OR REPLACE FUNCTION fence_lite.identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
   BEGIN
@@ -155,99 +151,97 @@ BEGIN
     (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
 END
 $$;
-CREATE OR REPLACE FUNCTION fence.is_copy() RETURNS boolean LANGUAGE sql
-  RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (fence.identity(fence.floor())).mark;
+CREATE OR REPLACE FUNCTION fence_lite.is_copy() RETURNS boolean LANGUAGE sql
+  RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
 
 -- Moves the tokens on to this one or above, where nobody has done so meanwhile. What is set of a sequence outlives a rollback: so the lock
 -- is given back at once, by an error that is caught.
-CREATE OR REPLACE FUNCTION fence.move_on(above bigint DEFAULT 0, is_jump boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.move_on(above bigint DEFAULT 0, is_jump boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE second bigint := 1048576; floor bigint; last bigint;
 BEGIN
   LOCK TABLE fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
-  PERFORM fence.refuse('55000', 'fence.token_seq was altered, so its values are no fencing tokens',
+  PERFORM refuse('55000', 'fence.token_seq was altered, so its values are no fencing tokens',
       'ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; ALTER SEQUENCE fence.token_seq SET LOGGED;')
     FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
    WHERE s.seqrelid = 'fence.token_seq'::regclass AND (c.relpersistence <> 'p' OR s.seqincrement < 1 OR s.seqcache > 1 OR s.seqcycle);
-  last := fence.last_token();
-  IF fence.has_begun() AND NOT is_jump THEN
-    -- setval sets log_cnt to 0, and the nextval that sets the mark does not: so a dump loaded over it shows.
-    is_jump := (SELECT s.log_cnt = 0 FROM fence.server_start_seq AS s);
-    IF last >= above AND NOT is_jump THEN
-      RAISE SQLSTATE 'PF999';
-    END IF;
+  last := last_token();
+  -- setval sets log_cnt to 0, and the nextval that sets the mark does not: so a dump loaded over it shows, and a crash is none.
+  is_jump := is_jump OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s);
+  IF has_begun() AND last >= above AND NOT is_jump THEN
+    RAISE SQLSTATE 'PF999';
   END IF;
-  -- Two moves within a second would take the sequence ahead of the clock.
+  -- Two moves in a second would take the sequence ahead of the clock.
   last := greatest(last, above);
-  PERFORM pg_sleep((last + second - fence.clock())::float8 / second + 0.000001)
-   WHERE last + second - fence.clock() BETWEEN 1 AND 2 * second;
-  floor := fence.floor();
-  last := setval('fence.token_seq', greatest(last + second, fence.clock()));
-  IF is_jump OR fence.is_copy() THEN
+  PERFORM pg_sleep((last + second - clock())::float8 / second + 0.000001)
+   WHERE last + second - clock() BETWEEN 1 AND 2 * second;
+  floor := floor();
+  last := setval('fence.token_seq', greatest(last + second, clock()));
+  IF is_jump OR is_copy() THEN
     floor := setval('fence.jump_token_seq', last);
     PERFORM setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
   END IF;
   -- The mark of the start comes last: by it the rest is believed.
-  PERFORM setval('fence.database_identity_seq', (fence.identity(floor)).mark),
-      setval('fence.server_start_seq', fence.start_mark(floor) - 1), nextval('fence.server_start_seq');
+  PERFORM setval('fence.database_identity_seq', (identity(floor)).mark),
+      setval('fence.server_start_seq', start_mark(floor) - 1), nextval('fence.server_start_seq');
   RAISE SQLSTATE 'PF999';
 EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.settle() RETURNS bigint LANGUAGE plpgsql AS
-$$ BEGIN PERFORM fence.move_on() WHERE NOT fence.has_begun(); RETURN fence.last_token(); END $$;
+CREATE OR REPLACE FUNCTION fence_lite.settle() RETURNS bigint LANGUAGE plpgsql AS
+$$ BEGIN PERFORM move_on() WHERE NOT has_begun(); RETURN last_token(); END $$;
 
 -- For a lease whose row is locked, above all its tokens.
-CREATE OR REPLACE FUNCTION fence.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   last bigint; drawn bigint; has_begun boolean;
   was_set boolean;  -- or it is the 33rd time
 BEGIN
   FOR n IN 1..4 LOOP
-    SELECT t.last_value, t.log_cnt = 0, s.log_cnt > 0 AND fence.has_begun() INTO last, was_set, has_begun
+    SELECT t.last_value, t.log_cnt = 0, s.log_cnt > 0 AND has_begun() INTO last, was_set, has_begun
      FROM fence.token_seq AS t, fence.server_start_seq AS s;
     IF has_begun IS NOT TRUE THEN
-      PERFORM fence.move_on();
+      PERFORM move_on();
       CONTINUE;
-    ELSIF last < fence.clock() - (CASE WHEN was_set THEN 1 ELSE 60 END) * 1048576 THEN
-      PERFORM fence.move_on(fence.clock() - 1048576);
+    ELSIF last < clock() - (CASE WHEN was_set THEN 1 ELSE 60 END) * 1048576 THEN
+      PERFORM move_on(clock() - 1048576);
     END IF;
     drawn := nextval('fence.token_seq');
     IF drawn > last AND drawn > above THEN
       RETURN drawn;
     END IF;
-    PERFORM fence.move_on(greatest(last, above) + 1);
+    PERFORM move_on(greatest(last, above) + 1);
   END LOOP;
-  PERFORM fence.refuse('55000', 'the sequences of fence do not keep what is set', 'Install anew.');
+  PERFORM refuse('55000', 'the sequences of fence do not keep what is set', 'Install anew.');
 END
 $$;
 
 -- Leases --------
 
-CREATE OR REPLACE FUNCTION fence.latest(l fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE
+CREATE OR REPLACE FUNCTION fence_lite.latest(l fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE
   RETURN coalesce(l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token);
-CREATE OR REPLACE FUNCTION fence.is_live(l fence.lease) RETURNS boolean LANGUAGE sql
+CREATE OR REPLACE FUNCTION fence_lite.is_live(l fence.lease) RETURNS boolean LANGUAGE sql
   RETURN l.closing_token IS NULL AND l.expires_at > clock_timestamp();
-CREATE OR REPLACE FUNCTION fence.has(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE
+CREATE OR REPLACE FUNCTION fence_lite.has(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE
   RETURN token = l.first_token OR token = ANY (l.renewal_tokens);
-CREATE OR REPLACE FUNCTION fence.speaks(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql
-  RETURN fence.has(l, token) AND fence.is_live(l) OR token = l.closing_token AND l.closed_in = pg_current_xact_id_if_assigned();
+CREATE OR REPLACE FUNCTION fence_lite.speaks(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql
+  RETURN has(l, token) AND is_live(l) OR token = l.closing_token AND l.closed_in = pg_current_xact_id_if_assigned();
 
--- Has the grant ended, but after this snapshot?
-CREATE OR REPLACE FUNCTION fence.ended_since(l fence.lease, as_of pg_snapshot) RETURNS boolean LANGUAGE sql
+-- Has the grant ended after this snapshot?
+CREATE OR REPLACE FUNCTION fence_lite.ended_since(l fence.lease, as_of pg_snapshot) RETURNS boolean LANGUAGE sql
   RETURN as_of IS NOT NULL AND coalesce(CASE WHEN l.closing_token IS NULL THEN l.expires_at > greatest(now(), statement_timestamp())
     ELSE NOT pg_visible_in_snapshot(l.closed_in, as_of) AND pg_visible_in_snapshot(l.closed_in, pg_current_snapshot()) END, false);
 
--- By a hash that does not run backwards: nobody finds a name with another's key.
-CREATE OR REPLACE FUNCTION fence.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
+-- A hash that does not run backwards: nobody finds another's key.
+CREATE OR REPLACE FUNCTION fence_lite.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
   RETURN ('x' || left(encode(sha256(replace('pg_fence_lite ' || lease, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
 -- Who waits, and who grants a new name, has the key and a lock of fence.turn, which no stranger can have.
-CREATE OR REPLACE FUNCTION fence.nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE key bigint := fence.lock_key(lease);
+CREATE OR REPLACE FUNCTION fence_lite.nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE key bigint := lock_key(lease);
 BEGIN
-  IF pg_try_advisory_lock_shared(key) THEN
-    RETURN pg_advisory_unlock_shared(key);
+  IF pg_try_advisory_lock_shared(key) AND pg_advisory_unlock_shared(key) THEN  -- in one, so that no cancel comes between
+    RETURN true;
   END IF;
   RETURN NOT EXISTS (
     SELECT FROM pg_locks q JOIN pg_locks t ON t.virtualtransaction = q.virtualtransaction
@@ -256,46 +250,36 @@ BEGIN
 END
 $$;
 
--- 40001 where the lease's row is not as the snapshot shows it: so PostgreSQL refuses to lock it, or to insert another.
-CREATE OR REPLACE FUNCTION fence.check_snapshot(lease text) RETURNS void LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
-  IF NOT FOUND AND NOT EXISTS (SELECT FROM fence.lease l WHERE l.name = lease) AND pg_try_advisory_xact_lock(fence.lock_key(lease)) THEN
-    INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
-  END IF;
-  RAISE SQLSTATE 'PF999';
-EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
-END
-$$;
-
 -- One try: the token, or NULL. What has ended after `as_of` counts as taken. `is_head`: of the queue.
-CREATE OR REPLACE FUNCTION fence.attempt(lease text, by text, ttl interval, data jsonb, reclaim boolean, is_head boolean,
+CREATE OR REPLACE FUNCTION fence_lite.attempt(lease text, by text, ttl interval, data jsonb, reclaim boolean, is_head boolean,
   as_of pg_snapshot DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-  us bigint := coalesce(fence.us(ttl), 30000000);
-  old fence.lease; token bigint; time timestamptz;
+  us bigint := coalesce(us(ttl), 30000000);
+  old fence.lease; token bigint; time timestamptz; limited text := current_setting('lock_timeout');
   is_mine boolean;  -- to be reclaimed
 BEGIN
   SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease;
-  is_mine := (reclaim AND old.holder = by AND fence.is_live(old)) IS TRUE;
-  IF fence.is_live(old) AND NOT is_mine OR fence.ended_since(old, as_of)
-    OR NOT is_head AND NOT is_mine AND NOT fence.nobody_waits(lease) THEN
+  is_mine := (reclaim AND old.holder = by AND is_live(old)) IS TRUE;
+  IF is_live(old) AND NOT is_mine OR ended_since(old, as_of)
+    OR NOT is_head AND NOT is_mine AND NOT nobody_waits(lease) THEN
     RETURN NULL;
   END IF;
   -- This block gives back what is locked in vain.
   BEGIN
     IF old.name IS NULL THEN
       LOCK TABLE fence.turn IN ACCESS SHARE MODE;
-      IF NOT is_head AND NOT pg_try_advisory_xact_lock(fence.lock_key(lease)) AND NOT fence.nobody_waits(lease) THEN
+      IF NOT is_head AND NOT pg_try_advisory_xact_lock(lock_key(lease)) AND NOT nobody_waits(lease) THEN
         RAISE SQLSTATE 'PF999';  -- somebody is just granted this name
       END IF;
+      PERFORM set_config('lock_timeout', '100', true);  -- or is so while a stranger has that lock
       INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
+      PERFORM set_config('lock_timeout', limited, true);
     END IF;
     SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND OR fence.is_live(old) AND (reclaim AND old.holder = by) IS NOT TRUE OR fence.ended_since(old, as_of) THEN
+    IF NOT FOUND OR is_live(old) AND (reclaim AND old.holder = by) IS NOT TRUE OR ended_since(old, as_of) THEN
       RAISE SQLSTATE 'PF999';
     END IF;
-    token := fence.draw(greatest(fence.latest(old), old.closing_token));
+    token := draw(greatest(latest(old), old.closing_token));
     time := clock_timestamp();
     UPDATE fence.lease l
       SET holder = coalesce(by, coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']'),
@@ -303,10 +287,10 @@ BEGIN
         expires_at = time + us * interval '1 us', ended_at = NULL, ttl_us = us, renewals = 0, metadata = data,
         granted_in = pg_current_xact_id(), closed_in = NULL
      WHERE l.name = lease;
-  EXCEPTION WHEN SQLSTATE 'PF999' THEN
+  EXCEPTION WHEN SQLSTATE 'PF999' OR lock_not_available THEN
     RETURN NULL;
   END;
-  IF fence.keeps_snapshot() THEN
+  IF keeps_snapshot() THEN
     RAISE WARNING USING MESSAGE = 'this transaction''s reads may be older than its grant', DETAIL = jsonb_build_object('lease', lease),
       HINT = 'It cannot rely on the grant: commit first.';
   END IF;
@@ -314,7 +298,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.renew(names text[], fresh bigint, moment timestamptz, us bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.renew(names text[], fresh bigint, moment timestamptz, us bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   UPDATE fence.lease l
     SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh, renewals = l.renewals + 1,
@@ -324,47 +308,64 @@ END
 $$;
 
 -- Renews or ends the grant that the token is of (lease_revoke: any); NULL where there is none.
-CREATE OR REPLACE FUNCTION fence.change(call text, lease text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION fence_lite.change(call text, lease text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE held fence.lease; time timestamptz; fresh bigint;
 BEGIN
-  PERFORM fence.check(call, lease, token, ttl);
-  SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease AND (call = 'lease_revoke' OR fence.speaks(l, token)
-    OR fence.has(l, token) AND l.closed_in = pg_current_xact_id_if_assigned()) FOR NO KEY UPDATE;
+  PERFORM vet(call, lease, token, ttl);
+  SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease AND (call = 'lease_revoke' OR speaks(l, token)
+    OR has(l, token) AND l.closed_in = pg_current_xact_id_if_assigned()) FOR NO KEY UPDATE;
   time := clock_timestamp();
-  IF held.closing_token IS NOT NULL OR held.expires_at <= time OR held.name IS NULL THEN
-    RETURN CASE WHEN call = 'lease_release' THEN held.closing_token END;
+  IF held.closing_token IS NULL AND held.expires_at > time THEN
+    fresh := draw(latest(held));
+    IF call = 'lease_renew' THEN
+      PERFORM renew(ARRAY[lease], fresh, time, us(ttl));
+    ELSE
+      UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = lease;
+    END IF;
+  ELSIF call = 'lease_release' THEN
+    fresh := held.closing_token;
   END IF;
-  fresh := fence.draw(fence.latest(held));
-  IF call = 'lease_renew' THEN
-    PERFORM fence.renew(ARRAY[lease], fresh, time, fence.us(ttl));
-  ELSE
-    UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = lease;
+  IF fresh IS NULL THEN
+    RAISE SQLSTATE 'PF999';  -- gives back what was locked in vain
   END IF;
   RETURN fresh;
+EXCEPTION WHEN SQLSTATE 'PF999' THEN RETURN NULL;
 END
 $$;
 
 -- NULL: the token speaks for the lease, which nobody else is granted until this transaction ends. Else the refusal, which may show `shown`.
-CREATE OR REPLACE FUNCTION fence.relies(lease text, token bigint, shown text) RETURNS text[] LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.relies(lease text, token bigint, shown text) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
   named text := coalesce('lease ' || to_json(shown)::text, 'the row''s lease');
   held fence.lease; is_locked boolean;
 BEGIN
-  IF NOT fence.has_begun() THEN
-    PERFORM fence.move_on();
+  IF NOT has_begun() THEN
+    PERFORM move_on();
   END IF;
-  PERFORM FROM fence.lease l WHERE l.name = lease AND fence.speaks(l, token) FOR KEY SHARE;
+  PERFORM FROM fence.lease l WHERE l.name = lease AND speaks(l, token) FOR KEY SHARE;
   is_locked := FOUND;
-  IF fence.keeps_snapshot() THEN
-    PERFORM fence.check_snapshot(lease);
+  IF keeps_snapshot() THEN
+    -- 40001 where the row is not as in the snapshot: so PostgreSQL refuses to lock it, or to insert another. No refusal by a
+    -- row that somebody else's transaction has: 55P03.
+    BEGIN
+      IF is_locked THEN
+        PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
+      ELSE
+        PERFORM set_config('lock_timeout', '100', true);
+        INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
+        PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE;
+      END IF;
+      RAISE SQLSTATE 'PF999';
+    EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
+    END;
   END IF;
   SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease;
-  is_locked := is_locked AND coalesce(fence.speaks(held, token), false);
-  IF is_locked AND held.granted_in = pg_current_xact_id_if_assigned() AND fence.keeps_snapshot() THEN
+  is_locked := is_locked AND coalesce(speaks(held, token), false);
+  IF is_locked AND held.granted_in = pg_current_xact_id_if_assigned() AND keeps_snapshot() THEN
     RETURN ARRAY['55000', 'this transaction''s snapshot is older than its grant of ' || named,
       'Acquire and commit, then begin this one.', jsonb_build_object('lease', shown)::text];
-  ELSIF is_locked AND fence.latest(held) > fence.floor() THEN
+  ELSIF is_locked AND latest(held) > floor() THEN
     RETURN NULL;
   END IF;
   RETURN ARRAY['PF004', format('fencing token %s does not speak for %s', token, named),
@@ -376,11 +377,11 @@ END
 $$;
 
 -- Whose open transactions keep a lease from being granted; 0 for a prepared one.
-CREATE OR REPLACE FUNCTION fence.blocking_pids(locker xid) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence_lite.blocking_pids(locker xid) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
   BEGIN
-    lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) AS m WHERE locker <> '0');
+    lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) AS m);
   EXCEPTION WHEN OTHERS THEN NULL;
   END;
   RETURN ARRAY(SELECT DISTINCT coalesce(x.pid, 0) FROM pg_locks x JOIN pg_locks t ON t.virtualtransaction = x.virtualtransaction
@@ -391,24 +392,20 @@ $$;
 
 CREATE OR REPLACE VIEW fence.leases AS
 SELECT l.name, 'exclusive'::text AS mode,
-    CASE WHEN l.closing_token IS NOT NULL THEN 'free' WHEN fence.is_live(l) THEN 'held' ELSE 'expired' END AS state,
-    l.holder, l.role, coalesce(l.closing_token, fence.latest(l)) AS token,
+    CASE WHEN l.closing_token IS NOT NULL THEN 'free' WHEN is_live(l) THEN 'held' ELSE 'expired' END AS state,
+    l.holder, l.role, coalesce(l.closing_token, latest(l)) AS token,
     l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
     greatest(CASE WHEN l.closing_token IS NULL THEN l.expires_at - clock_timestamp() END, '0') AS remaining,
-    l.renewals, l.metadata, fence.blocking_pids(l.xmax) AS blocking_pids, false AS adopted
+    l.renewals, l.metadata, CASE l.xmax WHEN '0' THEN '{}' ELSE blocking_pids(l.xmax) END AS blocking_pids, false AS adopted
  FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
 -- The fence --------
--- fence_protect writes a trigger function for the table, which hands its columns to fence.judge. All runs with the
--- writer's rights, but for fence.relies, which only those may call that may use leases.
-
-CREATE OR REPLACE FUNCTION fence.may_read(relation oid) RETURNS boolean LANGUAGE sql STABLE
-  RETURN NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
-    AND has_table_privilege(session_user, relation, 'SELECT');
+-- fence_protect writes a trigger function for the table, which hands its columns to judge. All runs with the
+-- writer's rights, but for relies, which only those may call that may use leases.
 
 -- The fence that the row is to have, 0 for NULL, NULL to leave it as it is. It refuses by -1; where it has the row as `data`, by an error.
-CREATE OR REPLACE FUNCTION fence.judge(op text, relation oid, col text, mode text, columns text[], parted boolean,
+CREATE OR REPLACE FUNCTION fence_lite.judge(op text, relation oid, col text, mode text, columns text[], parted boolean,
   is_free boolean, stored bigint, shown bigint, old_lease text, lease text, data jsonb DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   is_replica boolean := current_setting('session_replication_role') = 'replica';  -- only the order is judged
@@ -421,7 +418,8 @@ DECLARE
   is_stale boolean := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
   is_new boolean := mode = 'managed' AND op = 'INSERT' AND is_free AND NOT is_replica  -- and is created without a token
     AND (token IS NULL OR is_bound AND NOT (parted AND shown IS NOT DISTINCT FROM token));
-  shows boolean := data IS NOT NULL AND fence.may_read(relation);
+  shows boolean := data IS NOT NULL AND NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
+    AND has_table_privilege(session_user, relation, 'SELECT');
   key jsonb; refused text[];
 BEGIN
   IF is_new AND (shown > 0) IS NOT TRUE OR is_replica AND (op <> 'UPDATE' OR stored IS NULL OR token >= stored AND NOT is_stale) THEN
@@ -436,17 +434,17 @@ BEGIN
     WHEN is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN ARRAY['22004',
       format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
       'transaction: fence_unprotect, UPDATE, SET NOT NULL, fence_protect.']
-    WHEN NOT token BETWEEN 1 AND pg_sequence_last_value('fence.token_seq') AND NOT token BETWEEN 1 AND fence.settle() THEN ARRAY['PF003',
+    WHEN NOT token BETWEEN 1 AND last_token() AND NOT token BETWEEN 1 AND settle() THEN ARRAY['PF003',
       format('fencing token %s was never issued by this database', token),
       'After a restore, call fence_new_epoch().']
     WHEN is_stale AND (mode = 'strict' OR NOT is_bound) THEN ARRAY['PF001'] END;
   IF refused IS NULL AND is_bound THEN
-    IF NOT has_function_privilege('fence.relies'::regproc, 'EXECUTE') THEN
+    IF NOT has_function_privilege('relies'::regproc, 'EXECUTE') THEN
       refused := ARRAY['42501', format('role "%s" may not use leases', current_user), 'fence_grant lets it.'];
     ELSE
-      refused := fence.relies(coalesce(lease, old_lease), token, CASE WHEN shows THEN coalesce(lease, old_lease) END);
+      refused := relies(coalesce(lease, old_lease), token, CASE WHEN shows THEN coalesce(lease, old_lease) END);
       IF refused IS NULL AND old_lease <> lease THEN
-        refused := fence.relies(old_lease, token, CASE WHEN shows THEN old_lease END);
+        refused := relies(old_lease, token, CASE WHEN shows THEN old_lease END);
       END IF;
       IF is_stale AND refused[1] = 'PF004' AND refused[4]::jsonb -> 'renew_first' = 'null' THEN
         refused := ARRAY['PF001'];
@@ -468,7 +466,7 @@ BEGIN
     SELECT jsonb_object_agg(a.attname, data -> a.attname) INTO key
      FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
      WHERE i.indrelid = relation AND i.indisprimary AND shows;
-    PERFORM fence.refuse(refused[1], refused[2], refused[3], jsonb_build_object('key', key, 'presented', token, 'stored',
+    PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('key', key, 'presented', token, 'stored',
       CASE WHEN shows THEN stored END) || coalesce(refused[4], '{}')::jsonb, relation, col);
   END IF;
   IF named THEN
@@ -482,47 +480,43 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.refuse_truncate() RETURNS trigger LANGUAGE plpgsql AS $$
-BEGIN
-  PERFORM fence.refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token', 'Use DELETE with a token, or '
-    'fence_unprotect, TRUNCATE and fence_protect in one transaction.', '{}', TG_RELID)
-   WHERE current_setting('session_replication_role') <> 'replica';
-  RETURN NULL;
-END
-$$;
+CREATE OR REPLACE FUNCTION fence_lite.refuse_truncate() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token', 'Use DELETE with a token, or fence_unprotect, TRUNCATE '
+    'and fence_protect in one transaction.', '{}', TG_RELID) WHERE current_setting('session_replication_role') <> 'replica';
+  RETURN NULL; END $$;
 
--- A statement names the fence column with the value that is stored: of that a first trigger, BEFORE UPDATE OF it, leaves this note.
--- (Anybody may set it, and gains what such a statement has.)
-CREATE OR REPLACE FUNCTION fence.note_named() RETURNS trigger LANGUAGE plpgsql AS
+-- A statement names the fence column with the value that is stored: of that a first trigger leaves this note. (Anybody may set it,
+-- and gains what such a statement has.)
+CREATE OR REPLACE FUNCTION fence_lite.note_named() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM set_config('fence_lite.named', TG_RELID || ' ' || pg_trigger_depth(), true); RETURN NEW; END $$;
 
 -- The name of a row's lease, taken apart: columns, literal text, and braces that do not pair.
-CREATE OR REPLACE FUNCTION fence.pieces(template text, OUT col text, OUT literal text, OUT is_odd boolean) RETURNS SETOF record
+CREATE OR REPLACE FUNCTION fence_lite.pieces(template text, OUT col text, OUT literal text, OUT is_odd boolean) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE AS $$
   SELECT CASE WHEN m[1] ~ '^[{].+[}]$' THEN btrim(m[1], '{}') END,
       CASE WHEN m[1] IN ('{{', '}}') THEN left(m[1], 1) WHEN m[1] !~ '^[{}]' THEN m[1] END, m[1] IN ('{', '}')
    FROM regexp_matches(template, '([{][{]|[}][}]|[{][^{}]+[}]|[^{}]+|.)', 'g') AS m
 $$;
-CREATE OR REPLACE FUNCTION fence.columns_of(template text) RETURNS text[] LANGUAGE sql IMMUTABLE
-  RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT p.col FROM fence.pieces(template) AS p WHERE p.col IS NOT NULL) END;
+CREATE OR REPLACE FUNCTION fence_lite.columns_of(template text) RETURNS text[] LANGUAGE sql IMMUTABLE
+  RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT p.col FROM pieces(template) AS p WHERE p.col IS NOT NULL) END;
 
--- The name of OLD's or NEW's lease, as code; into which names get by format() alone, which quotes them.
-CREATE OR REPLACE FUNCTION fence.lease_of(side text, template text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+-- The name of OLD's or NEW's lease, as code; format() quotes what gets into it.
+CREATE OR REPLACE FUNCTION fence_lite.lease_of(side text, template text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT coalesce(string_agg(CASE WHEN p.col IS NULL THEN format('%L', p.literal) ELSE format('%s.%I::text', side, p.col) END,
-      ' || ' ORDER BY p.n), 'NULL') FROM fence.pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
+      ' || ' ORDER BY p.n), 'NULL') FROM pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
 $$;
-CREATE OR REPLACE FUNCTION fence.trigger_body(arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence_lite.trigger_body(arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT format($body$-- %5$s
 DECLARE stored bigint; shown bigint; old_lease text; lease text; judged bigint;
 BEGIN
   BEGIN
     stored := OLD.%1$I; shown := NEW.%1$I; old_lease := %2$s; lease := %3$s;
-  EXCEPTION WHEN undefined_column THEN
-    PERFORM fence.refuse('42703', SQLERRM, 'Renamed? Call fence_protect again.', '{}', TG_RELID);
+  EXCEPTION WHEN undefined_column OR datatype_mismatch THEN
+    PERFORM refuse(SQLSTATE, SQLERRM, 'Altered? Call fence_protect again.', '{}', TG_RELID);
   END;
-  judged := fence.judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease);
+  judged := judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease);
   IF judged < 0 THEN
-    judged := fence.judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease, coalesce(to_jsonb(OLD), to_jsonb(NEW)));
+    judged := judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease, coalesce(to_jsonb(OLD), to_jsonb(NEW)));
   END IF;
   IF TG_OP = 'DELETE' THEN
     RETURN OLD;
@@ -530,80 +524,81 @@ BEGIN
     NEW.%1$I := nullif(judged, 0);
   END IF;
   RETURN NEW;
-END $body$, arguments[1], fence.lease_of('OLD', arguments[3]), fence.lease_of('NEW', arguments[3]),
-      format('%L, %L, %L, %L, %L', arguments[1], arguments[2], fence.columns_of(arguments[3]), arguments[5],
+END $body$, arguments[1], lease_of('OLD', arguments[3]), lease_of('NEW', arguments[3]),
+      format('%L, %L, %L, %L, %L', arguments[1], arguments[2], columns_of(arguments[3]), arguments[5],
         arguments[3] IS NULL OR coalesce(arguments[4] !~ 'insert', false)), to_jsonb(arguments))
 $$;
-CREATE OR REPLACE FUNCTION fence.put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  EXECUTE format('CREATE OR REPLACE FUNCTION %1$s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp AS %2$L; '
-    'COMMENT ON FUNCTION %1$s() IS ''a fence, written by fence_protect''; GRANT EXECUTE ON FUNCTION %1$s() TO PUBLIC',
+  EXECUTE format('CREATE OR REPLACE FUNCTION %1$s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, fence_lite, pg_temp '
+    'AS %2$L; COMMENT ON FUNCTION %1$s() IS ''a fence, written by fence_protect''; GRANT EXECUTE ON FUNCTION %1$s() TO PUBLIC',
     name, body);
 END
 $$;
--- Drops trigger functions of the table that no trigger calls, and writes one. The table is the caller's: so nobody touches another's.
-CREATE OR REPLACE FUNCTION fence.write_trigger(relation oid, arguments text[]) RETURNS text LANGUAGE plpgsql AS $$
+-- The table is the caller's: so nobody touches another's functions. Those that no trigger calls any more go.
+CREATE OR REPLACE FUNCTION fence_lite.write_trigger(relation oid, col text DEFAULT NULL, mode text DEFAULT NULL, lease text DEFAULT NULL,
+  events text DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE body text; name text;
 BEGIN
-  SELECT fence.trigger_body(arguments || (c.relkind = 'p')::text) INTO body FROM pg_class c
+  SELECT trigger_body(ARRAY[coalesce(col, ''), mode, lease, events, (c.relkind = 'p')::text]) INTO body FROM pg_class c
    WHERE c.oid = relation AND pg_has_role(session_user, c.relowner, 'MEMBER');
-  PERFORM fence.refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
-  name := format('fence.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
-  PERFORM fence.sweep(format('^fenced_%s_', relation));
-  PERFORM fence.put_function(name, body) WHERE arguments IS NOT NULL;
+  PERFORM refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
+  name := format('fence_lite.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
+  PERFORM sweep(format('^fenced_%s_', relation));
+  PERFORM put_function(name, body) WHERE col <> '';
   RETURN name;
 END
 $$;
-CREATE OR REPLACE FUNCTION fence.sweep(names text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.sweep(names text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence.%I()', p.proname), '; ') FROM pg_proc p WHERE p.proname ~ names
-     AND p.pronamespace = 'fence'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)), '');
+  EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence_lite.%I()', p.proname), '; ') FROM pg_proc p WHERE p.proname ~ names
+     AND p.pronamespace = 'fence_lite'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)), '');
 END
 $$;
 
--- A trigger function's first line: fence column, mode, lease, events, is it partitioned.
-CREATE OR REPLACE FUNCTION fence.triggers(OUT relation regclass, OUT name name, OUT type integer, OUT enabled "char",
+-- A function's first line: fence column, mode, lease, events, is it partitioned.
+CREATE OR REPLACE FUNCTION fence_lite.triggers(OUT relation regclass, OUT name name, OUT type integer, OUT enabled "char",
   OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE AS $$
-  SELECT t.tgrelid, t.tgname, t.tgtype::integer, t.tgenabled, t.tgparentid, 'fence.' || p.proname,
+  SELECT t.tgrelid, t.tgname, t.tgtype::integer, t.tgenabled, t.tgparentid, 'fence_lite.' || p.proname,
       CASE WHEN p.proname ~ '^fenced_' THEN ARRAY(SELECT jsonb_array_elements_text(substring(p.prosrc, '^-- ([^\n]+)')::jsonb)) END
-   FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE p.pronamespace = 'fence'::regnamespace
+   FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE p.pronamespace = 'fence_lite'::regnamespace
 $$;
-CREATE OR REPLACE FUNCTION fence.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence_lite.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
   WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT i.inhrelid FROM f JOIN pg_inherits i ON i.inhparent = f.oid)
   SELECT f.oid::regclass FROM f
 $$;
-CREATE OR REPLACE FUNCTION fence.take_off(table_name regclass) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.take_off(table_name regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER %I ON %s', t.name, t.relation), '; ') FROM fence.triggers() AS t
-     WHERE t.parent = 0 AND t.relation IN (SELECT fence.family(table_name))), '');
-  PERFORM fence.write_trigger(table_name, NULL);
+  EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER %I ON %s', t.name, t.relation), '; ') FROM triggers() AS t
+     WHERE t.parent = 0 AND t.relation IN (SELECT family(table_name))), '');
+  PERFORM write_trigger(table_name);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.refuse_table(relation regclass, fault text[]) RETURNS void LANGUAGE sql
-  RETURN fence.refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}',
+CREATE OR REPLACE FUNCTION fence_lite.refuse_table(relation regclass, fault text[]) RETURNS void LANGUAGE sql
+  RETURN refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}',
     relation, fault[4]);
-CREATE OR REPLACE FUNCTION fence.check_table(relation regclass, is_new boolean) RETURNS void LANGUAGE sql AS $$
-  SELECT fence.refuse_table(relation, r.fault)
+CREATE OR REPLACE FUNCTION fence_lite.check_table(relation regclass, is_new boolean) RETURNS void LANGUAGE sql AS $$
+  SELECT refuse_table(relation, r.fault)
    FROM (VALUES (1)) AS once LEFT JOIN pg_class c ON c.oid = relation CROSS JOIN LATERAL (SELECT CASE
     WHEN c.oid IS NULL THEN ARRAY[CASE WHEN relation IS NULL THEN '22004' ELSE '42P01' END, 'there is no such table', 'Name another.']
     WHEN NOT pg_has_role(c.relowner, 'USAGE') THEN ARRAY['42501', 'only its owner may', format('Ask %s.', c.relowner::regrole)]
     WHEN NOT is_new THEN NULL
-    WHEN EXISTS (SELECT FROM fence.family(relation) AS p JOIN pg_class pc ON pc.oid = p
+    WHEN EXISTS (SELECT FROM family(relation) AS p JOIN pg_class pc ON pc.oid = p
       WHERE pc.relkind NOT IN ('r', 'p') OR pc.relpersistence <> 'p')
     THEN ARRAY['42809', 'it is no logged table', 'A crash empties an unlogged one.']
-    WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid)
-    THEN ARRAY['42809', 'it is a partition or an inheritance child', 'Protect the table above it.'] END) AS r (fault)
+    WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid OR i.inhparent = c.oid AND c.relkind = 'r')
+    THEN ARRAY['42809', 'it is a partition, or inherits, or is inherited from', 'Protect the top of the partitions.'] END) AS r (fault)
    WHERE r.fault IS NOT NULL
 $$;
 
--- The calls, known by their comments, and what else fence_grant gives.
-CREATE OR REPLACE FUNCTION fence.calls(OUT call regprocedure, OUT is_given boolean) RETURNS SETOF record LANGUAGE sql STABLE AS $$
+-- The calls, by their comments, and what else fence_grant gives.
+CREATE OR REPLACE FUNCTION fence_lite.calls(OUT call regprocedure, OUT is_given boolean) RETURNS SETOF record LANGUAGE sql STABLE AS $$
   SELECT p.oid, p.proname !~ '^fence(d|_protect|_unprotect|_audit|_grant|_revoke)$'
    FROM pg_proc p JOIN pg_namespace n ON n.nspname = 'fence' AND n.nspowner = p.proowner
    WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)'
   UNION ALL
-  SELECT 'fence.relies'::regproc, true
+  SELECT 'relies'::regproc, true
 $$;
 
 -- The calls --------
@@ -616,27 +611,27 @@ DECLARE
   limited text := current_setting('lock_timeout');
   began timestamptz := clock_timestamp(); until timestamptz; token bigint;
 BEGIN
-  PERFORM fence.check('lease_acquire', name, 1, ttl, wait, holder, metadata);
+  PERFORM vet('lease_acquire', name, 1, ttl, wait, holder, metadata);
   IF reclaim AND holder IS NULL THEN
-    PERFORM fence.bad('reclaim', 'reclaim needs a holder');
+    PERFORM bad('reclaim', 'reclaim needs a holder');
   ELSIF shared OR slots <> 1 OR session THEN
-    PERFORM fence.left_out('a shared, slots or session grant');
+    PERFORM left_out('a shared, slots or session grant');
   END IF;
-  token := fence.attempt(name, holder, ttl, metadata, reclaim, false);
+  token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);
   IF token IS NOT NULL OR coalesce(wait, '0') = '0' THEN
     RETURN token;
-  ELSIF fence.keeps_snapshot() THEN
-    PERFORM fence.left_out('a wait at REPEATABLE READ');
+  ELSIF keeps_snapshot() THEN
+    PERFORM left_out('a wait at REPEATABLE READ');
   END IF;
 
-  -- Waiters have the queue's lock in the order in which they came, and its holder alone looks.
+  -- Waiters have the queue's lock in the order in which they came; its holder looks.
   until := began + least(wait, nullif(limited, '0')::interval);
   BEGIN
     LOCK TABLE fence.turn IN ACCESS SHARE MODE;
     PERFORM set_config('lock_timeout', least(greatest(ceil(extract(epoch FROM until - clock_timestamp()) * 1000), 1), 2147483647)::text,
-      true), pg_advisory_xact_lock(fence.lock_key(name)), set_config('lock_timeout', limited, true);
+      true), pg_advisory_xact_lock(lock_key(name)), set_config('lock_timeout', limited, true);
     LOOP
-      token := fence.attempt(name, holder, ttl, metadata, reclaim, true);
+      token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, true);
       IF token IS NOT NULL THEN
         RETURN token;
       ELSIF clock_timestamp() >= until THEN
@@ -649,7 +644,7 @@ BEGIN
       RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
     END IF;
   END;
-  RETURN fence.attempt(name, holder, ttl, metadata, reclaim, false);  -- a stranger may have had that lock
+  RETURN attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- a stranger may have had that lock
 END
 $$;
 
@@ -659,16 +654,16 @@ RETURNS TABLE (name text, token bigint, place integer) LANGUAGE plpgsql ROWS 1 A
 #variable_conflict use_variable
 DECLARE granted integer := 0;
 BEGIN
-  PERFORM fence.left_out('session') WHERE session;
-  PERFORM fence.check('lease_acquire_any', u, 1, ttl, NULL, holder, metadata)
+  PERFORM left_out('session') WHERE session;
+  PERFORM vet('lease_acquire_any', u, 1, ttl, NULL, holder, metadata)
     FROM (SELECT unnest(names) UNION ALL SELECT 'any') AS u (u);
   IF names IS NULL THEN
-    PERFORM fence.bad('names', 'names must not be NULL', '22004');
+    PERFORM bad('names', 'names must not be NULL', '22004');
   ELSIF cardinality(names) > 10000 OR n NOT BETWEEN 1 AND 1000 THEN
-    PERFORM fence.bad('n', 'names may be at most 10000, and n 1 to 1000');
+    PERFORM bad('n', 'names may be at most 10000, and n 1 to 1000');
   END IF;
-  FOR name, place IN SELECT u.u, min(u.n) FROM unnest(names) WITH ORDINALITY AS u (u, n) GROUP BY 1 ORDER BY 2 LOOP
-    token := fence.attempt(name, holder, ttl, metadata, false, false, as_of);
+  FOR name, place IN SELECT u.u, min(u.n) FROM unnest(names COLLATE "C") WITH ORDINALITY AS u (u, n) GROUP BY 1 ORDER BY 2 LOOP
+    token := attempt(name COLLATE "C", holder, ttl, metadata, false, false, as_of);
     IF token IS NOT NULL THEN
       RETURN NEXT;
       granted := granted + 1;
@@ -679,20 +674,11 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS
-$$ BEGIN RETURN fence.change('lease_renew', name, token, ttl); END $$;
+$$ BEGIN RETURN change('lease_renew', name COLLATE "C", token, ttl); END $$;
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint) RETURNS bigint LANGUAGE plpgsql AS
-$$ BEGIN RETURN fence.change('lease_release', name, token); END $$;
-CREATE OR REPLACE FUNCTION lease_revoke(name text) RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE closing bigint;
-BEGIN
-  closing := fence.change('lease_revoke', name, 1);
-  IF closing IS NULL THEN
-    RAISE SQLSTATE 'PF999';  -- gives back what was locked in vain
-  END IF;
-  RETURN closing;
-EXCEPTION WHEN SQLSTATE 'PF999' THEN RETURN NULL;
-END
-$$;
+$$ BEGIN RETURN change('lease_release', name COLLATE "C", token); END $$;
+CREATE OR REPLACE FUNCTION lease_revoke(name text) RETURNS bigint LANGUAGE plpgsql AS
+$$ BEGIN RETURN change('lease_revoke', name COLLATE "C", 1); END $$;
 
 CREATE OR REPLACE FUNCTION lease_keep(names text[], tokens bigint[])
 RETURNS TABLE (name text, token bigint, outcome text, renewed bigint, remaining interval, again_in interval, code text)
@@ -703,30 +689,30 @@ DECLARE
   kept text[]; above bigint; fresh bigint;
   time timestamptz := clock_timestamp();
 BEGIN
-  PERFORM fence.check('lease_keep', 'any');
+  PERFORM vet('lease_keep', 'any');
   IF cardinality(names) <> cardinality(tokens) OR cardinality(names) > 10000 THEN
-    PERFORM fence.bad('names', 'names and tokens must be as many, and at most 10000');
+    PERFORM bad('names', 'names and tokens must be as many, and at most 10000');
   ELSIF names IS NULL OR tokens IS NULL OR EXISTS (SELECT FROM unnest(names, tokens) AS p (name, token)
       WHERE p.name IS NULL OR p.token IS NULL) THEN
-    PERFORM fence.bad('names', 'names and tokens must not be NULL', '22004');
+    PERFORM bad('names', 'names and tokens must not be NULL', '22004');
   END IF;
   SELECT array_agg(x.n), array_agg(x.name), max(x.latest) INTO places, kept, above FROM (
-    SELECT p.n, l.name, fence.latest(l) AS latest FROM unnest(names, tokens) WITH ORDINALITY AS p (name, token, n)
-      JOIN fence.lease l ON l.name = p.name WHERE fence.has(l, p.token) AND fence.is_live(l) FOR NO KEY UPDATE OF l SKIP LOCKED) AS x;
+    SELECT p.n, l.name, latest(l) AS latest FROM unnest(names COLLATE "C", tokens) WITH ORDINALITY AS p (name, token, n)
+      JOIN fence.lease l ON l.name = p.name WHERE has(l, p.token) AND is_live(l) FOR NO KEY UPDATE OF l SKIP LOCKED) AS x;
   IF kept IS NOT NULL THEN
     time := clock_timestamp();
-    fresh := fence.draw(above);
-    PERFORM fence.renew(kept, fresh, time, NULL);
+    fresh := draw(above);
+    PERFORM renew(kept COLLATE "C", fresh, time, NULL);
   END IF;
   RETURN QUERY
   SELECT p.name, p.token, o.outcome, CASE o.outcome WHEN 'kept' THEN fresh END, x.remaining,
       CASE o.outcome WHEN 'kept' THEN least(x.remaining / 3, '1 day') WHEN 'later' THEN greatest(x.remaining / 10, '10 ms') END,
       CASE o.outcome WHEN 'later' THEN '55P03' WHEN 'refused' THEN '22023' END
-   FROM unnest(names, tokens) WITH ORDINALITY AS p (name, token, n)
+   FROM unnest(names COLLATE "C", tokens) WITH ORDINALITY AS p (name, token, n)
    LEFT JOIN fence.lease l ON l.name = p.name LEFT JOIN unnest(places) AS m (n) ON m.n = p.n
    CROSS JOIN LATERAL (SELECT CASE WHEN octet_length(p.name) NOT BETWEEN 1 AND 512 OR p.token < 1 THEN 'refused'
-      WHEN m.n IS NOT NULL AND fence.latest(l) = fresh THEN 'kept'
-      WHEN m.n IS NULL AND fence.has(l, p.token) AND fence.is_live(l) THEN 'later' ELSE 'lost' END) AS o (outcome)
+      WHEN m.n IS NOT NULL AND latest(l) = fresh THEN 'kept'
+      WHEN m.n IS NULL AND has(l, p.token) AND is_live(l) THEN 'later' ELSE 'lost' END) AS o (outcome)
    CROSS JOIN LATERAL (SELECT CASE WHEN o.outcome IN ('kept', 'later') THEN greatest(l.expires_at - time, '0') END) AS x (remaining)
    ORDER BY p.n;
 END
@@ -735,10 +721,10 @@ $$;
 CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE refused text[];
 BEGIN
-  PERFORM fence.check('lease_guard', name, token);
-  refused := fence.relies(name, token, name);
+  PERFORM vet('lease_guard', name, token);
+  refused := relies(name COLLATE "C", token, name);
   IF refused IS NOT NULL THEN
-    PERFORM fence.refuse(refused[1], refused[2], refused[3], refused[4]::jsonb);
+    PERFORM refuse(refused[1], refused[2], refused[3], refused[4]::jsonb);
   END IF;
   PERFORM set_config('pg_fence.token', token::text, true);
   RETURN token;
@@ -747,25 +733,25 @@ $$;
 
 CREATE OR REPLACE FUNCTION lease_check(name text, token bigint) RETURNS boolean LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM fence.check('', name, token);
-  PERFORM fence.left_out('lease_check() at REPEATABLE READ') WHERE fence.keeps_snapshot();
-  RETURN EXISTS (SELECT FROM fence.lease l WHERE l.name = lease_check.name AND fence.speaks(l, token) AND fence.latest(l) > fence.floor())
-    AND (pg_is_in_recovery() OR fence.has_begun() OR NOT fence.is_copy());
+  PERFORM vet('', name, token);
+  PERFORM left_out('lease_check() at REPEATABLE READ') WHERE keeps_snapshot();
+  RETURN EXISTS (SELECT FROM fence.lease l WHERE l.name = lease_check.name COLLATE "C" AND speaks(l, token)
+      AND latest(l) > floor()) AND (pg_is_in_recovery() OR has_begun() OR NOT is_copy());
 END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL) RETURNS SETOF fence.leases LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM fence.check('', name, coalesce(token, 1));
-  RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name;
+  PERFORM vet('', name, coalesce(token, 1));
+  RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name COLLATE "C";
 END
 $$;
 
 CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day') RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE age interval := coalesce(older_than, '1 day'); pruned bigint;
 BEGIN
-  PERFORM fence.check('lease_prune', 'any');
-  PERFORM fence.bad('older_than', 'older_than must not be negative') WHERE age < '0';
+  PERFORM vet('lease_prune', 'any');
+  PERFORM bad('older_than', 'older_than must not be negative') WHERE age < '0';
   DELETE FROM fence.lease l WHERE l.name IN (SELECT x.name FROM fence.lease x
     WHERE coalesce(x.ended_at, x.expires_at) < clock_timestamp() - least(age, '1900 years') FOR UPDATE SKIP LOCKED);
   GET DIAGNOSTICS pruned = ROW_COUNT;
@@ -774,24 +760,24 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION fence_new_epoch() RETURNS bigint LANGUAGE plpgsql AS
-$$ BEGIN PERFORM fence.check('fence_new_epoch', 'any'), fence.move_on(0, true); RETURN fence.floor(); END $$;
+$$ BEGIN PERFORM vet('fence_new_epoch', 'any'), move_on(0, true); RETURN floor(); END $$;
 
 CREATE OR REPLACE FUNCTION fence_status(OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
   OUT in_recovery boolean, OUT library_version text, OUT sql_version text) LANGUAGE sql AS $$
-  SELECT CASE WHEN NOT pg_is_in_recovery() THEN fence.last_token() END, i.timeline, i.system_identifier,
+  SELECT CASE WHEN NOT pg_is_in_recovery() THEN last_token() END, i.timeline, i.system_identifier,
       greatest(coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) - 1, 0), pg_is_in_recovery(), 'none: pg_fence_lite', '0.2.0'
-   FROM fence.identity(fence.floor()) AS i
+   FROM identity(floor()) AS i
 $$;
 
 CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS
-$$ BEGIN PERFORM fence.left_out('a level or prefix') WHERE prefix <> '' OR level <> 'worker';
-  PERFORM fence.let(role, 'GRANT %s ON %s TO %s'); END $$;
+$$ BEGIN PERFORM left_out('a level or prefix') WHERE prefix <> '' OR level <> 'worker';
+  PERFORM let(role, 'GRANT %s ON %s TO %s'); END $$;
 
 CREATE OR REPLACE FUNCTION fence_revoke(role regrole, prefix text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS
-$$ BEGIN PERFORM fence.left_out('a prefix') WHERE prefix <> ''; PERFORM fence.let(role, 'REVOKE %s ON %s FROM %s'); END $$;
+$$ BEGIN PERFORM left_out('a prefix') WHERE prefix <> ''; PERFORM let(role, 'REVOKE %s ON %s FROM %s'); END $$;
 
 CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN PERFORM fence.left_out('fenced() by hand'); END $$;
+$$ BEGIN PERFORM left_out('fenced() by hand'); END $$;
 
 CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DEFAULT 'fence', mode text DEFAULT NULL,
   lease text DEFAULT NULL, events text DEFAULT NULL, verify boolean DEFAULT false, always boolean DEFAULT false) RETURNS void
@@ -800,14 +786,14 @@ DECLARE
   col text := coalesce(fence_column, 'fence'); had record;  -- the fence that the table has
   judged_as text; bound_to text; chosen text; on_events text[]; stays boolean; fault text[]; item record;
 BEGIN
-  PERFORM fence.left_out('verify') WHERE verify;
-  PERFORM fence.check_table(relation, true);
+  PERFORM left_out('verify') WHERE verify;
+  PERFORM check_table(relation, true);
   EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
-  PERFORM fence.check_table(relation, true);  -- it may have changed meanwhile
+  PERFORM check_table(relation, true);  -- it may have changed meanwhile
 
   -- What the call leaves out stays as it was, but that without a lease only strict is safe.
-  SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events INTO had
-   FROM fence.triggers() AS t WHERE t.relation = fence_protect.relation;
+  SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, bool_or(t.enabled = 'A') AS always
+   INTO had FROM triggers() AS t WHERE t.relation = fence_protect.relation;
   bound_to := nullif(coalesce(lease, had.lease), '');
   stays := (bound_to IS NULL) = (had.lease IS NULL);
   judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
@@ -821,7 +807,7 @@ BEGIN
       OR NOT on_events <@ '{insert,update,delete,truncate}' OR on_events = '{}'
     THEN ARRAY['22023', 'a mode or event is not known', 'Modes: strict, monotonic, managed; events: insert, update, delete, truncate']
     WHEN lease = '' AND had.mode IS NULL
-      OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM fence.pieces(bound_to) AS p)
+      OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM pieces(bound_to) AS p)
     THEN ARRAY['22023', format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column} for its value, {{ and }} for braces.']
     WHEN f.attnum IS NULL AND had.mode IS NOT NULL
     THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
@@ -830,51 +816,54 @@ BEGIN
     WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
       'Fit are columns of type smallint, integer, bigint, text, varchar, uuid, boolean.', unfit]
     WHEN f.attnum IS NULL THEN '{}' END INTO fault
-   FROM (SELECT min(c) FROM unnest(fence.columns_of(bound_to)) AS c WHERE NOT EXISTS (
+   FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE NOT EXISTS (
       SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = c AND a.attnum > 0 AND a.attname <> col AND a.attgenerated = ''
         AND a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]))) AS u (unfit)
    LEFT JOIN pg_attribute f ON f.attrelid = relation AND f.attname = col;
   IF fault <> '{}' THEN
-    PERFORM fence.refuse_table(relation, fault);
+    PERFORM refuse_table(relation, fault);
   ELSIF fault = '{}' THEN
     EXECUTE format('ALTER TABLE %1$s ADD COLUMN %2$I bigint; COMMENT ON COLUMN %1$s.%2$I IS
       ''fencing token of the latest write (pg_fence)''', relation, col);
   END IF;
 
-  PERFORM fence.take_off(relation);
+  PERFORM take_off(relation);
   -- PostgreSQL copies no statement trigger to partitions.
   FOR item IN
     SELECT 'fence_named' AS name, format('UPDATE OF %I', col) AS event, relation AS rel,
-        format('ROW WHEN (NEW.%1$I IS NOT DISTINCT FROM OLD.%1$I) EXECUTE FUNCTION fence.note_named', col) AS call
+        format('ROW WHEN (NEW.%1$I IS NOT DISTINCT FROM OLD.%1$I) EXECUTE FUNCTION fence_lite.note_named', col) AS call
      WHERE on_events && '{update}' AND judged_as <> 'managed'
     UNION ALL
     SELECT 'fenced', string_agg(DISTINCT e, ' OR '), relation,
-        'ROW EXECUTE FUNCTION ' || fence.write_trigger(relation, ARRAY[col, judged_as, bound_to, chosen])
+        'ROW EXECUTE FUNCTION ' || write_trigger(relation, col, judged_as, bound_to, chosen)
      FROM unnest(on_events || CASE WHEN judged_as = 'managed' THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
     UNION ALL
-    SELECT 'fenced_truncate', 'TRUNCATE', part, 'STATEMENT EXECUTE FUNCTION fence.refuse_truncate'
-     FROM fence.family(relation) AS part WHERE on_events && '{truncate}'
+    SELECT 'fenced_truncate', 'TRUNCATE', part, 'STATEMENT EXECUTE FUNCTION fence_lite.refuse_truncate'
+     FROM family(relation) AS part WHERE on_events && '{truncate}'
   LOOP
     EXECUTE format('CREATE TRIGGER %I BEFORE %s ON %s FOR EACH %s()', item.name, item.event, item.rel, item.call);
-    IF always THEN
+    IF coalesce(always, had.always) THEN
       EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.name);
     END IF;
   END LOOP;
   IF bound_to IS NULL THEN
     RAISE NOTICE '% is bound to no lease: the holder of any lease can write it', relation;
   END IF;
+  IF had.always AND NOT always THEN
+    RAISE NOTICE '% was fenced with always, and is no longer', relation;
+  END IF;
 END
 $$;
 
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM fence.check_table(relation, false);
-  PERFORM fence.refuse_table(t.relation, ARRAY['42809', 'it is a partition',
+  PERFORM check_table(relation, false);
+  PERFORM refuse_table(t.relation, ARRAY['42809', 'it is a partition',
       format('Take the fence off %s.', pg_partition_root(t.relation))])
-    FROM fence.triggers() AS t WHERE t.relation = fence_unprotect.relation AND t.parent <> 0;
-  IF EXISTS (SELECT FROM fence.triggers() AS t WHERE t.relation IN (SELECT fence.family(fence_unprotect.relation))) THEN
+    FROM triggers() AS t WHERE t.relation = fence_unprotect.relation AND t.parent <> 0;
+  IF EXISTS (SELECT FROM triggers() AS t WHERE t.relation IN (SELECT family(fence_unprotect.relation))) THEN
     EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
-    PERFORM fence.take_off(relation);
+    PERFORM take_off(relation);
   ELSE
     RAISE NOTICE '% is not fenced', relation;
   END IF;
@@ -883,15 +872,16 @@ $$;
 
 CREATE OR REPLACE FUNCTION fence_audit(INOUT relation regclass DEFAULT NULL, OUT severity text, OUT finding text, OUT remedy text)
 RETURNS SETOF record LANGUAGE sql AS $$
-  SELECT fence.check_table(relation, false) WHERE relation IS NOT NULL;
-  WITH home AS (SELECT c.call::oid::regproc AS protect FROM fence.calls() AS c WHERE c.call::text ~ 'fence_protect[(]'),
-  own AS (SELECT t.* FROM fence.triggers() AS t WHERE t.function <> 'fence.note_named'),
+  SELECT check_table(relation, false) WHERE relation IS NOT NULL;
+  WITH home AS (SELECT p.oid::regproc AS protect FROM calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fence_protect'),
+  own AS (SELECT t.* FROM triggers() AS t WHERE t.function !~ 'note'),
   fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments[1] AS col, o.arguments[2] AS mode, o.arguments[3] AS lease
        FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
        WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0) AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.arguments)
-  SELECT DISTINCT c.oid::regclass, f.* FROM fence m CROSS JOIN fence.family(m.root) AS part JOIN pg_class c ON c.oid = part
+  SELECT DISTINCT c.oid::regclass, f.* FROM fence m CROSS JOIN family(m.root) AS part JOIN pg_class c ON c.oid = part
    CROSS JOIN home h CROSS JOIN LATERAL (
-    SELECT 'hole', 'no trigger of pg_fence fires on ' || string_agg(e.name, ', '), format('SELECT %s(%L);', h.protect, m.root)
+    SELECT 'hole', 'no trigger of pg_fence fires on ' || string_agg(e.name, ', '),
+        format('SELECT %s(%L::regclass, always => NULL);', h.protect, m.root)
      FROM (VALUES ('insert', 4, 3), ('update', 16, 3), ('delete', 8, 3), ('truncate', 32, 2)) AS e (name, flag, bits)
      WHERE (e.name <> 'insert' OR m.lease IS NOT NULL OR m.mode = 'managed')
       AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & 3 = e.bits AND o.type & e.flag <> 0
@@ -899,15 +889,16 @@ RETURNS SETOF record LANGUAGE sql AS $$
     UNION ALL
     SELECT 'hole', format('trigger %s runs after the fence', to_json(t.tgname)),
         format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, part, 'a_' || t.tgname)
-     FROM pg_trigger t WHERE t.tgrelid = part AND NOT t.tgisinternal AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0 AND t.tgenabled <> 'D'
-      AND t.tgname > 'fenced'
+     FROM pg_trigger t WHERE t.tgrelid = part AND NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0
+      AND t.tgenabled <> 'D' AND t.tgname > 'fenced'
     UNION ALL
     SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it',
-        format('SELECT %s(%L, lease => ''order:{id}'');', h.protect, m.root) WHERE part = m.root AND m.lease IS NULL AND m.mode <> ''
+        format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
+     WHERE part = m.root AND m.lease IS NULL AND m.mode <> ''
     UNION ALL
     SELECT 'notice', format('column %s, which the trigger names, is not there: no write can land', to_json(n)), NULL
-     FROM unnest(m.col || fence.columns_of(m.lease)) AS n
-     WHERE part = m.root AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = part AND a.attname = n AND a.attnum > 0)
+     FROM unnest(m.col || columns_of(m.lease)) AS n
+     WHERE part = m.root AND n <> '' AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = part AND a.attname = n AND a.attnum > 0)
   ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
@@ -915,7 +906,7 @@ $$;
 DO $$
 BEGIN
   EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT '
-      'fence.left_out(''''%1$s()'''')''; COMMENT ON FUNCTION %1$I IS ''0A000: only the extension has it (pg_fence_lite)''',
+      'left_out(''''%1$s()'''')''; COMMENT ON FUNCTION %1$I IS ''0A000: only the extension has it (pg_fence_lite)''',
       v.name, v.arguments), '; ') FROM (VALUES
     ('lease_acquire_all', 'names text[], holder text DEFAULT NULL, ttl interval DEFAULT ''30 s'', metadata jsonb DEFAULT NULL, '
       'session boolean DEFAULT false'),
@@ -940,61 +931,66 @@ BEGIN
     ('fence_grant', 'lets a role use leases; such roles trust each other'),
     ('fence_revoke', 'takes back what fence_grant gave to a role'),
     ('fenced', '0A000: fence_protect attaches the triggers'),
-    ('fence_protect', 'fences a table, or again: what is left out stays as it was; lease => '''' unbinds it'),
+    ('fence_protect', 'fences a table, or again: what is left out stays, but always; lease => '''' unbinds it'),
     ('fence_unprotect', 'takes the fence off a table and its partitions; the column stays'),
     ('fence_audit', 'the ways around a fence, each with its remedy')) AS v (name, says));
 END
 $$;
-SET search_path = pg_catalog, pg_temp;
+SET search_path = pg_catalog, fence_lite, pg_temp;
 
 -- Who may do what, and taking it away --------
 
-CREATE OR REPLACE FUNCTION fence.let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+  EXECUTE format(doing, 'USAGE', 'SCHEMA fence', role);
   EXECUTE format(doing, 'SELECT', 'fence.leases', role);
-  EXECUTE format(doing, 'EXECUTE', (SELECT 'FUNCTION ' || string_agg(c.call::text, ', ') FROM fence.calls() AS c WHERE c.is_given), role);
+  EXECUTE format(doing, 'EXECUTE', (SELECT 'FUNCTION ' || string_agg(c.call::text, ', ') FROM calls() AS c WHERE c.is_given), role);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence.uninstall() RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION fence_lite.uninstall() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM fence.refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
-    'Call fence_unprotect for each.') FROM fence.triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
-  EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(c.call::text, ', ') FROM fence.calls() AS c WHERE c.call::text NOT LIKE 'fence.%');
-  DROP SCHEMA fence CASCADE;
+  PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
+    'Call fence_unprotect for each.') FROM triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
+  EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(c.call::text, ', ') FROM calls() AS c WHERE c.call <> 'relies'::regproc);
+  DROP SCHEMA fence, fence_lite CASCADE;
 END
 $$;
-COMMENT ON FUNCTION fence.uninstall IS 'takes pg_fence_lite away, leases and all; not while a table is fenced';
+COMMENT ON FUNCTION fence_lite.uninstall IS 'takes pg_fence_lite away, leases and all; not while a table is fenced';
 
 DO $close$
 DECLARE
   definers text[] := '{settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
-  closed text[] := '{attempt,change,check,check_snapshot,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
+  closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
-  -- Default privileges may have let roles in (Supabase has such). Whoever was not let in by fence_grant goes.
-  EXECUTE (SELECT format('REVOKE ALL ON SCHEMA fence FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL '
-      'SEQUENCES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence FROM %1$s; REVOKE ALL ON FUNCTION %2$s FROM %1$s',
+  -- Whom default privileges have let in (Supabase has such) goes.
+  EXECUTE (SELECT format('REVOKE ALL ON SCHEMA fence, fence_lite FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM %1$s; REVOKE ALL '
+      'ON ALL SEQUENCES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence_lite FROM %1$s; REVOKE ALL ON FUNCTION %2$s '
+      'FROM %1$s',
       'PUBLIC' || coalesce(string_agg(DISTINCT ', ' || a.grantee::regrole, ''), ''),
-      (SELECT string_agg(c.call::text, ', ') FROM fence.calls() AS c))
-     FROM (SELECT n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname = 'fence'
-        UNION ALL SELECT p.proowner, p.proacl FROM pg_proc p JOIN fence.calls() AS c ON c.call = p.oid
+      (SELECT string_agg(c.call::text, ', ') FROM calls() AS c))
+     FROM (SELECT n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite')
+        UNION ALL SELECT p.proowner, p.proacl FROM pg_proc p JOIN calls() AS c ON c.call = p.oid
         UNION ALL SELECT c.relowner, c.relacl FROM pg_class c WHERE c.relnamespace = 'fence'::regnamespace) AS o (owner, acl)
      CROSS JOIN aclexplode(o.acl) AS a WHERE a.grantee NOT IN (0, o.owner));
-  GRANT USAGE ON SCHEMA fence TO PUBLIC;
+  GRANT USAGE ON SCHEMA fence_lite TO PUBLIC;
   GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
   EXECUTE (SELECT string_agg(format(format('ALTER FUNCTION %%1$s SECURITY %1$s%2$s; %3$s PUBLIC',
       CASE WHEN c.is_given OR p.proname = ANY (definers) THEN 'DEFINER' ELSE 'INVOKER' END,
-      CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed) THEN ' SET search_path = pg_catalog, pg_temp' END,
+      CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed) THEN ' SET search_path = pg_catalog, fence_lite, pg_temp' END,
       CASE WHEN c.is_given OR p.proname = ANY (closed || '{fence_grant,fence_revoke,uninstall}'::text[])
       THEN 'REVOKE ALL ON FUNCTION %1$s FROM' ELSE 'GRANT EXECUTE ON FUNCTION %1$s TO' END), p.oid::regprocedure), '; ')
-     FROM pg_proc p LEFT JOIN fence.calls() AS c ON c.call = p.oid
-     WHERE c.call IS NOT NULL OR p.pronamespace = 'fence'::regnamespace AND p.proname !~ '^fenced_');
-  PERFORM fence.let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
-  PERFORM fence.put_function(t.function, fence.trigger_body(t.arguments))
-    FROM fence.triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
-  PERFORM fence.sweep('^fenced_'), fence.settle();
+     FROM pg_proc p LEFT JOIN calls() AS c ON c.call = p.oid
+     WHERE c.call IS NOT NULL OR p.pronamespace = 'fence_lite'::regnamespace AND p.proname !~ '^fenced_');
+  PERFORM let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
+  PERFORM put_function(t.function, trigger_body(t.arguments))
+    FROM triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
+  PERFORM sweep('^fenced_'), settle();
 END
 $close$;
+-- Last: it stands in the way of move_on.
+COMMENT ON TABLE fence.turn IS 'locked by who moves the tokens or waits';
 
 RESET check_function_bodies;
+RESET quote_all_identifiers;
 DO $$ BEGIN PERFORM set_config('search_path', current_setting('fence_lite.path'), false); END $$;

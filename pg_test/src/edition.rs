@@ -145,7 +145,7 @@ type Change = (&'static str, &'static str);
 /// Bugs that tests must catch.
 pub const BUGS: &[(&str, &[Change])] = &[
     // A guard that excludes nobody: a take-over meanwhile is not held up.
-    ("no-guard-lock", &[("fence.speaks(l, token) FOR KEY SHARE", "fence.speaks(l, token)")]),
+    ("no-guard-lock", &[("speaks(l, token) FOR KEY SHARE", "speaks(l, token)")]),
     // A start of the server is not seen: tokens that a crash has lost are drawn again.
     (
         "no-start-move",
@@ -160,8 +160,8 @@ pub const BUGS: &[(&str, &[Change])] = &[
     (
         "decision-before-lock",
         &[(
-            "FOR UPDATE SKIP LOCKED;\n    IF NOT FOUND OR fence.is_live(old)",
-            "FOR UPDATE;\n    IF false AND fence.is_live(old)",
+            "FOR UPDATE SKIP LOCKED;\n    IF NOT FOUND OR is_live(old)",
+            "FOR UPDATE;\n    IF false AND is_live(old)",
         )],
     ),
 ];

@@ -33,9 +33,9 @@ fn they_give_nothing_of_the_lite_edition_away(lab: &Lab) -> Result<()> {
             "SELECT lease_revoke('job')",
             "SELECT lease_prune()",
             "SELECT fence_new_epoch()",
-            "SELECT fence.move_on(0, true)",
-            "SELECT fence.relies('job', 1, '')",
-            "SELECT fence.uninstall()",
+            "SELECT fence_lite.move_on(0, true)",
+            "SELECT fence_lite.relies('job', 1, '')",
+            "SELECT fence_lite.uninstall()",
         ] {
             stranger.refused(attack, "42501")?;
         }
