@@ -20,7 +20,7 @@ DO $$
 DECLARE
   own oid := to_regrole(quote_ident(current_user));
   home text := nullif(current_setting('fence_lite.home'), '');
-  mark text := format('pg_fence_lite, calls in schema %s; write nothing here', home);
+  mark text := format('pg_fence_lite, calls in schema %s', home);
   fault text[] := CASE
     WHEN current_setting('server_version_num')::integer < 150000 THEN ARRAY['0A000', 'pg_fence_lite needs PostgreSQL 15 or newer']
     WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_fence') THEN ARRAY['42710', 'the extension pg_fence is installed here']
@@ -46,7 +46,7 @@ $$;
 -- State --------
 
 CREATE SEQUENCE IF NOT EXISTS fence.token_seq AS bigint CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.token_seq IS 'fencing tokens; must stay logged, ascending, CACHE 1, NO CYCLE';
+COMMENT ON SEQUENCE fence.token_seq IS 'fencing tokens; to be left as it is';
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint;
 COMMENT ON SEQUENCE fence.server_start_seq IS 'mark of the start; must stay unlogged';
 CREATE SEQUENCE IF NOT EXISTS fence.database_identity_seq AS bigint;
@@ -54,7 +54,7 @@ COMMENT ON SEQUENCE fence.database_identity_seq IS 'mark of the database';
 CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq AS bigint;
 COMMENT ON SEQUENCE fence.jump_token_seq IS 'a token up to it speaks once renewed';
 CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq AS bigint;
-COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often the tokens jumped, and once more';
+COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often they jumped, and once more';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
   name text COLLATE "C" PRIMARY KEY, holder text,
@@ -154,8 +154,8 @@ $$;
 CREATE OR REPLACE FUNCTION fence_lite.is_copy() RETURNS boolean LANGUAGE sql
   RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
 
--- Moves the tokens on to this one or above, where nobody has done so meanwhile. What is set of a sequence outlives a rollback: so the lock
--- is given back at once, by an error that is caught.
+-- Moves the tokens on to this one or above, where nobody has meanwhile. A sequence outlives a rollback: so an error that is caught
+-- gives the lock back at once.
 CREATE OR REPLACE FUNCTION fence_lite.move_on(above bigint DEFAULT 0, is_jump boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE second bigint := 1048576; floor bigint; last bigint;
 BEGIN
@@ -176,7 +176,7 @@ BEGIN
    WHERE last + second - clock() BETWEEN 1 AND 2 * second;
   floor := floor();
   last := setval('fence.token_seq', greatest(last + second, clock()));
-  IF is_jump OR is_copy() THEN
+  IF is_jump OR is_copy() OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s) THEN
     floor := setval('fence.jump_token_seq', last);
     PERFORM setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
   END IF;
@@ -346,8 +346,7 @@ BEGIN
   PERFORM FROM fence.lease l WHERE l.name = lease AND speaks(l, token) FOR KEY SHARE;
   is_locked := FOUND;
   IF keeps_snapshot() THEN
-    -- 40001 where the row is not as in the snapshot: so PostgreSQL refuses to lock it, or to insert another. No refusal by a
-    -- row that somebody else's transaction has: 55P03.
+    -- 40001 where the row is not as in the snapshot: so PostgreSQL refuses to lock it, or to insert another; 55P03 where somebody has it.
     BEGIN
       IF is_locked THEN
         PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
@@ -404,9 +403,9 @@ COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 -- fence_protect writes a trigger function for the table, which hands its columns to judge. All runs with the
 -- writer's rights, but for relies, which only those may call that may use leases.
 
--- The fence that the row is to have, 0 for NULL, NULL to leave it as it is. It refuses by -1; where it has the row as `data`, by an error.
+-- The fence that the row is to have, 0 for NULL, NULL to leave it as it is. It refuses by -1; where it has the row's key, by an error.
 CREATE OR REPLACE FUNCTION fence_lite.judge(op text, relation oid, col text, mode text, columns text[], parted boolean,
-  is_free boolean, stored bigint, shown bigint, old_lease text, lease text, data jsonb DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
+  is_free boolean, stored bigint, shown bigint, old_lease text, lease text, key jsonb DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   is_replica boolean := current_setting('session_replication_role') = 'replica';  -- only the order is judged
   is_bound boolean := columns IS NOT NULL;
@@ -418,9 +417,9 @@ DECLARE
   is_stale boolean := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
   is_new boolean := mode = 'managed' AND op = 'INSERT' AND is_free AND NOT is_replica  -- and is created without a token
     AND (token IS NULL OR is_bound AND NOT (parted AND shown IS NOT DISTINCT FROM token));
-  shows boolean := data IS NOT NULL AND NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
+  shows boolean := key IS NOT NULL AND NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
     AND has_table_privilege(session_user, relation, 'SELECT');
-  key jsonb; refused text[];
+  refused text[];
 BEGIN
   IF is_new AND (shown > 0) IS NOT TRUE OR is_replica AND (op <> 'UPDATE' OR stored IS NULL OR token >= stored AND NOT is_stale) THEN
     RETURN CASE WHEN is_new THEN 0 END;
@@ -451,7 +450,7 @@ BEGIN
       END IF;
     END IF;
   END IF;
-  IF refused IS NOT NULL AND data IS NULL THEN
+  IF refused IS NOT NULL AND key IS NULL THEN
     RETURN -1;
   ELSIF refused[1] = 'PF001' THEN
     token := coalesce(token, CASE WHEN shows THEN stored END);
@@ -463,11 +462,9 @@ BEGIN
       ELSE 'A newer holder may be at work: stop, and do not retry.' END];
   END IF;
   IF refused IS NOT NULL THEN
-    SELECT jsonb_object_agg(a.attname, data -> a.attname) INTO key
-     FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-     WHERE i.indrelid = relation AND i.indisprimary AND shows;
-    PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('key', key, 'presented', token, 'stored',
-      CASE WHEN shows THEN stored END) || coalesce(refused[4], '{}')::jsonb, relation, col);
+    PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('presented', token,
+      'key', CASE WHEN shows THEN nullif(key, '{}') END, 'stored', CASE WHEN shows THEN stored END)
+      || coalesce(refused[4], '{}')::jsonb, relation, col);
   END IF;
   IF named THEN
     PERFORM set_config('fence_lite.named', '', true);
@@ -505,7 +502,7 @@ CREATE OR REPLACE FUNCTION fence_lite.lease_of(side text, template text) RETURNS
   SELECT coalesce(string_agg(CASE WHEN p.col IS NULL THEN format('%L', p.literal) ELSE format('%s.%I::text', side, p.col) END,
       ' || ' ORDER BY p.n), 'NULL') FROM pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
 $$;
-CREATE OR REPLACE FUNCTION fence_lite.trigger_body(arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence_lite.trigger_body(relation oid, arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
   SELECT format($body$-- %5$s
 DECLARE stored bigint; shown bigint; old_lease text; lease text; judged bigint;
 BEGIN
@@ -516,7 +513,7 @@ BEGIN
   END;
   judged := judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease);
   IF judged < 0 THEN
-    judged := judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease, coalesce(to_jsonb(OLD), to_jsonb(NEW)));
+    judged := judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease, jsonb_build_object(%6$s));
   END IF;
   IF TG_OP = 'DELETE' THEN
     RETURN OLD;
@@ -526,7 +523,10 @@ BEGIN
   RETURN NEW;
 END $body$, arguments[1], lease_of('OLD', arguments[3]), lease_of('NEW', arguments[3]),
       format('%L, %L, %L, %L, %L', arguments[1], arguments[2], columns_of(arguments[3]), arguments[5],
-        arguments[3] IS NULL OR coalesce(arguments[4] !~ 'insert', false)), to_jsonb(arguments))
+        arguments[3] IS NULL OR coalesce(arguments[4] !~ 'insert', false)), to_jsonb(arguments), string_agg(  -- other types may bring casts
+        format('%1$L, coalesce(OLD.%1$I, NEW.%1$I)', a.attname), ', '))
+   FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
+   WHERE i.indrelid = relation AND i.indisprimary AND a.atttypid < 10000
 $$;
 CREATE OR REPLACE FUNCTION fence_lite.put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -535,12 +535,12 @@ BEGIN
     name, body);
 END
 $$;
--- The table is the caller's: so nobody touches another's functions. Those that no trigger calls any more go.
+-- Trigger functions that no trigger calls go.
 CREATE OR REPLACE FUNCTION fence_lite.write_trigger(relation oid, col text DEFAULT NULL, mode text DEFAULT NULL, lease text DEFAULT NULL,
   events text DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE body text; name text;
 BEGIN
-  SELECT trigger_body(ARRAY[coalesce(col, ''), mode, lease, events, (c.relkind = 'p')::text]) INTO body FROM pg_class c
+  SELECT trigger_body(relation, ARRAY[coalesce(col, ''), mode, lease, events, (c.relkind = 'p')::text]) INTO body FROM pg_class c
    WHERE c.oid = relation AND pg_has_role(session_user, c.relowner, 'MEMBER');
   PERFORM refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
   name := format('fence_lite.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
@@ -983,7 +983,7 @@ BEGIN
      FROM pg_proc p LEFT JOIN calls() AS c ON c.call = p.oid
      WHERE c.call IS NOT NULL OR p.pronamespace = 'fence_lite'::regnamespace AND p.proname !~ '^fenced_');
   PERFORM let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
-  PERFORM put_function(t.function, trigger_body(t.arguments))
+  PERFORM put_function(t.function, trigger_body(t.relation, t.arguments))
     FROM triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
   PERFORM sweep('^fenced_'), settle();
 END
