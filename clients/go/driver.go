@@ -29,67 +29,83 @@ type (
 )
 
 // transaction is one that is open. Within one that somebody else ends it is a savepoint (isInner).
-type transaction[Tx any] struct {
-	tx      Tx
+type transaction struct {
 	isInner bool
-	// socket is where it hangs, and conn the same where its state can be looked at; nil where the driver shows neither.
-	socket, conn     *pgconn.PgConn
-	value            func(context.Context, call) (*int64, error)
-	commit, rollback func(context.Context) error
+	role    string
+	// socket is where it hangs; nil where the driver does not show it.
+	socket *pgconn.PgConn
+	work   func(context.Context) error
+	text   func(context.Context, call) (*string, error)
+	// whole is an error where the work swallowed one that undid it, or ended it.
+	whole, commit, rollback func(context.Context) error
+	// isBroken tells, after that error, whether the session has ended.
+	isBroken func(error) bool
 	// end gives the connection back.
 	end func()
 }
 
-// opening begins one. Its waiting for a connection of a pool is the caller's, and the rest to be done in time.
-type opening[Tx any] func(ctx context.Context, inTime func(func() error) error) (*transaction[Tx], error)
+// opening begins one.
+type opening func(context.Context) (*transaction, error)
 
-func onPgx(from Pgx) opening[pgx.Tx] {
-	return func(ctx context.Context, inTime func(func() error) error) (*transaction[pgx.Tx], error) {
-		t := &transaction[pgx.Tx]{end: func() {}}
+func onPgx(from Pgx, work PgxWork) opening {
+	return func(ctx context.Context) (*transaction, error) {
+		on, end := from, func() {}
 		switch pool := from.(type) {
 		case *pgxpool.Pool:
 			pooled, err := pool.Acquire(ctx)
 			if err != nil {
 				return nil, err
 			}
-			from, t.end = pooled.Conn(), pooled.Release
+			on, end = pooled.Conn(), pooled.Release
 		case *pgxpool.Conn:
-			from = pool.Conn()
+			on = pool.Conn()
 		}
-		conn, isConn := from.(*pgx.Conn)
-		if isConn && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+		if conn, is := on.(*pgx.Conn); is && !conn.IsClosed() && conn.PgConn().TxStatus() != 'I' {
+			end()
 			return nil, errors.New("pgfence: the connection is in a transaction already: guard its pgx.Tx, by a savepoint")
 		}
-		var tx pgx.Tx
-		err := inTime(func() (err error) {
-			tx, err = from.Begin(ctx)
-			return err
-		})
+		tx, err := on.Begin(ctx)
 		if err != nil {
-			t.end()
+			end()
 			return nil, err
 		}
-		_, t.isInner = from.(pgx.Tx)
-		t.tx, t.conn, t.socket, t.commit, t.rollback = tx, tx.Conn().PgConn(), tx.Conn().PgConn(), tx.Commit, tx.Rollback
-		t.value = func(ctx context.Context, c call) (value *int64, err error) {
-			err = tx.QueryRow(ctx, c.sql, append([]any{pgx.QueryExecModeExec}, c.args...)...).Scan(&value)
-			return value, err
-		}
-		return t, nil
+		conn := tx.Conn().PgConn()
+		_, isInner := on.(pgx.Tx)
+		return &transaction{
+			isInner: isInner, role: conn.ParameterStatus("session_authorization"), socket: conn,
+			work: func(ctx context.Context) error { return work(ctx, tx) },
+			text: func(ctx context.Context, c call) (text *string, err error) {
+				err = tx.QueryRow(ctx, c.sql, append([]any{pgx.QueryExecModeExec}, c.args...)...).Scan(&text)
+				return text, err
+			},
+			whole: func(context.Context) error {
+				switch {
+				case conn.IsClosed():
+					return tell(TransactionLost, nil, "the session has ended under the transaction")
+				case conn.TxStatus() == 'E':
+					return failedInside(nil)
+				case conn.TxStatus() == 'I':
+					return endedInside()
+				}
+				return nil
+			},
+			commit: tx.Commit, rollback: tx.Rollback, end: end,
+			isBroken: func(error) bool { return conn.IsClosed() },
+		}, nil
 	}
 }
 
-func onSQL(from SQL) opening[*sql.Tx] {
-	return func(ctx context.Context, inTime func(func() error) error) (*transaction[*sql.Tx], error) {
-		t := &transaction[*sql.Tx]{end: func() {}}
-		if pool, isPool := from.(*sql.DB); isPool {
+func onSQL(from SQL, work SQLWork) opening {
+	return func(ctx context.Context) (_ *transaction, err error) {
+		on, t := from, &transaction{isBroken: sessionEnded, end: func() {}}
+		if pool, is := from.(*sql.DB); is {
 			conn, err := pool.Conn(ctx)
 			if err != nil {
 				return nil, err
 			}
-			from, t.end = conn, func() { _ = conn.Close() }
+			on, t.end = conn, func() { _ = conn.Close() }
 		}
-		if conn, isConn := from.(*sql.Conn); isConn {
+		if conn, is := on.(*sql.Conn); is {
 			_ = conn.Raw(func(raw any) error {
 				if onPgx, is := raw.(interface{ Conn() *pgx.Conn }); is {
 					t.socket = onPgx.Conn().PgConn()
@@ -97,26 +113,24 @@ func onSQL(from SQL) opening[*sql.Tx] {
 				return nil
 			})
 		}
-		var err error
-		switch from := from.(type) {
-		case *sql.Tx:
-			exec := func(sql string) func(context.Context) error {
-				return func(ctx context.Context) error {
-					_, err := from.ExecContext(ctx, sql)
-					return err
-				}
-			}
-			t.tx, t.isInner, err = from, true, exec("SAVEPOINT pg_fence")(ctx)
-			t.commit, t.rollback = exec("RELEASE SAVEPOINT pg_fence"), exec("ROLLBACK TO SAVEPOINT pg_fence")
-		case interface {
+		tx, isInner := on.(*sql.Tx)
+		begins, canBegin := on.(interface {
 			BeginTx(context.Context, *sql.TxOptions) (*sql.Tx, error)
-		}:
-			err = inTime(func() (err error) {
-				t.tx, err = from.BeginTx(ctx, nil)
+		})
+		does := func(sql string) func(context.Context) error {
+			return func(ctx context.Context) error {
+				_, err := tx.ExecContext(ctx, sql)
 				return err
-			})
-			t.commit = func(context.Context) error { return t.tx.Commit() }
-			t.rollback = func(context.Context) error { return t.tx.Rollback() }
+			}
+		}
+		switch {
+		case isInner:
+			err = does("SAVEPOINT pg_fence")(ctx)
+			t.commit, t.rollback = does("RELEASE SAVEPOINT pg_fence"), does("ROLLBACK TO SAVEPOINT pg_fence")
+		case canBegin:
+			tx, err = begins.BeginTx(ctx, nil)
+			t.commit = func(context.Context) error { return tx.Commit() }
+			t.rollback = func(context.Context) error { return tx.Rollback() }
 		default:
 			err = fmt.Errorf("pgfence: %T begins no transactions: this takes an *sql.DB, *sql.Conn or *sql.Tx", from)
 		}
@@ -124,47 +138,22 @@ func onSQL(from SQL) opening[*sql.Tx] {
 			t.end()
 			return nil, err
 		}
-		t.value = func(ctx context.Context, c call) (value *int64, err error) {
-			err = t.tx.QueryRowContext(ctx, c.sql, c.args...).Scan(&value)
-			return value, err
+		t.isInner, t.work = isInner, func(ctx context.Context) error { return work(ctx, tx) }
+		t.text = func(ctx context.Context, c call) (text *string, err error) {
+			err = tx.QueryRowContext(ctx, c.sql, c.args...).Scan(&text)
+			return text, err
+		}
+		t.whole = func(ctx context.Context) error {
+			// The token was set for that transaction alone.
+			token, err := t.text(ctx, call{sql: "SELECT nullif(current_setting('pg_fence.token', true), '')"})
+			switch {
+			case stateOf(err) == "25P02":
+				return failedInside(err)
+			case errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil, err == nil && token == nil:
+				return endedInside()
+			}
+			return err
 		}
 		return t, nil
 	}
-}
-
-// isBroken tells, after that error, whether the session has ended.
-func (t *transaction[Tx]) isBroken(err error) bool {
-	if t.conn != nil {
-		return t.conn.IsClosed()
-	}
-	return sessionEnded(err)
-}
-
-// state is an error where the work swallowed one that undid it, or ended it.
-func (t *transaction[Tx]) state(ctx context.Context) error {
-	const ended = "the work has ended the transaction itself: what it did after that was not guarded"
-	if t.conn == nil {
-		// The token was set for that transaction alone.
-		token, err := t.value(ctx, call{sql: "SELECT nullif(current_setting('pg_fence.token', true), '')::bigint"})
-		switch {
-		case stateOf(err) == "25P02":
-			return failedInside(err)
-		case errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil, err == nil && token == nil:
-			return &Error{Kind: TransactionLost, InDoubt: true, message: ended}
-		}
-		return err
-	}
-	switch status := t.conn.TxStatus(); {
-	case t.conn.IsClosed():
-		return tell(TransactionLost, nil, "the session has ended under the transaction")
-	case status == 'E':
-		return failedInside(nil)
-	case status == 'I':
-		return &Error{Kind: TransactionLost, InDoubt: true, message: ended}
-	}
-	return nil
-}
-
-func failedInside(cause error) error {
-	return tell(TransactionLost, cause, "a statement of the transaction has failed, and all of it is rolled back")
 }

@@ -60,7 +60,7 @@ type Error struct {
 	Remaining time.Duration
 	// InDoubt: a commit failed, or the work has committed by itself, so that it may have landed.
 	InDoubt bool
-	// Detail has presented, stored, lease, holder…; a token is an int64.
+	// Detail has presented, stored, lease, holder…; a token is a json.Number, which is exact.
 	Detail         map[string]any
 	SQLState, Hint string
 
@@ -68,20 +68,7 @@ type Error struct {
 	cause   error
 }
 
-func (e *Error) Error() string {
-	names := "the lease " + strings.Join(e.Names, ", ")
-	switch {
-	case e.Kind == LeaseLost:
-		return names + " is lost (" + string(e.Reason) + ")"
-	case e.Kind == LeaseTaken && e.Holder != "":
-		return fmt.Sprintf("%s is taken by %s, for %v at the most unless it is renewed", names, e.Holder, e.Remaining)
-	case e.Kind == LeaseTaken:
-		return names + " is taken"
-	case e.message == "":
-		return string(e.Kind)
-	}
-	return e.message
-}
+func (e *Error) Error() string { return cmp.Or(e.message, string(e.Kind)) }
 
 // Unwrap returns the driver's error, or nil.
 func (e *Error) Unwrap() error { return e.cause }
@@ -91,6 +78,20 @@ func (e *Error) Is(target error) bool { return target == e.Kind }
 
 func tell(kind Kind, cause error, format string, args ...any) *Error {
 	return &Error{Kind: kind, message: fmt.Sprintf(format, args...), cause: cause}
+}
+
+func lostBy(reason Reason, names ...string) *Error {
+	told := tell(LeaseLost, nil, "the lease %s is lost (%s)", strings.Join(names, ", "), reason)
+	told.Reason, told.Names = reason, names
+	return told
+}
+
+func takenBy(holder string, remaining time.Duration, cause error, names ...string) *Error {
+	told := tell(LeaseTaken, cause, "the lease %s is taken", strings.Join(names, ", "))
+	if told.Names, told.Holder, told.Remaining = names, holder, remaining; holder != "" {
+		told.message += fmt.Sprintf(" by %s, for %v at the most unless it is renewed", holder, remaining)
+	}
+	return told
 }
 
 // noAnswer has no cause, which could be taken for a deadline of the caller's.
@@ -137,12 +138,9 @@ func isInterrupted(err error) bool {
 }
 
 // typed is what an error means, of one of our own statements or of the work's.
-func typed(err error, isOfWork bool, on *pgconn.PgConn) error {
+func typed(err error, isOfWork bool, role string) error {
 	var told *Error
-	state, role := stateOf(err), "…"
-	if on != nil {
-		role = on.ParameterStatus("session_authorization")
-	}
+	state := stateOf(err)
 	isOf := func(class string) bool { return strings.HasPrefix(state, class) }
 	switch {
 	case errors.As(err, &told), isOfWork && !isOf("PF"), state == "55P03":
@@ -151,11 +149,21 @@ func typed(err error, isOfWork bool, on *pgconn.PgConn) error {
 			"CREATE EXTENSION pg_fence, or name the schema that it is in, pgfence.InSchema(…) (%v)", err)
 	case state == "42501":
 		return tell(NotGranted, err, "the role %s may not use the lease: %v; an administrator grants it: "+
-			"SELECT fence_grant('%s')", role, err, role)
+			"SELECT fence_grant('%[1]s')", cmp.Or(role, "…"), err)
 	case slices.ContainsFunc([]string{"PF", "22", "55", "0A", "53"}, isOf):
 		return refused(err, state)
 	}
 	return err
+}
+
+func failedInside(cause error) error {
+	return tell(TransactionLost, cause, "a statement of the transaction has failed, and all of it is rolled back")
+}
+
+func endedInside() error {
+	told := tell(TransactionLost, nil, "the work has ended the transaction itself: what it did after that was not guarded")
+	told.InDoubt = true
+	return told
 }
 
 func refused(err error, state string) *Error {
@@ -173,10 +181,5 @@ func refused(err error, state string) *Error {
 	decoder := json.NewDecoder(strings.NewReader(has.Detail))
 	decoder.UseNumber()
 	_ = decoder.Decode(&told.Detail)
-	for key, value := range told.Detail {
-		if number, isNumber := value.(json.Number); isNumber {
-			told.Detail[key], _ = number.Int64()
-		}
-	}
 	return told
 }

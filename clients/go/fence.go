@@ -12,7 +12,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"os"
 	"strings"
 	"time"
@@ -21,14 +20,14 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Fence is where leases come from: one for a process. It has a connection, and two goroutines, while leases of it are held,
-// and none otherwise. Its methods may be called from any goroutine.
+// Fence is where leases come from: one for a process. It has a connection, and a timer, while leases of it are held, and none
+// otherwise. Its methods may be called from any goroutine.
 type Fence struct{ k *keeper }
 
-// Source is what a fence can be made from: a connection string, as a URL or in key=value form; a configuration, or a pool,
-// like whose connections the fence's own is, which is not taken from it; or a function that opens a connection.
+// Source is what a fence can be made from: a connection string, as a URL or in key=value form; a pool, like whose connections
+// the fence's own is, which is not taken from it; or a function that opens a connection.
 type Source interface {
-	string | *pgx.ConnConfig | *pgxpool.Pool | func(context.Context) (Conn, error)
+	string | *pgxpool.Pool | func(context.Context) (Conn, error)
 }
 
 // Setting is how a fence is made otherwise.
@@ -42,13 +41,12 @@ func InSchema(schema string) Setting {
 // OnEvent is told what becomes of leases, in whatever goroutine it happens. It must not block.
 func OnEvent(tell func(Event)) Setting { return func(k *keeper) { k.onEvent = tell } }
 
-// LogTo has losses and outages be logged there, instead of by slog's default.
-func LogTo(logger *slog.Logger) Setting { return func(k *keeper) { k.log = logger } }
-
 // New makes a fence. It connects when the first lease is asked for, which tells, too, what is wrong with the source.
 func New[S Source](source S, settings ...Setting) *Fence {
-	k := &keeper{line: &line{open: opener(source)}, grants: map[*grant]struct{}{}, log: slog.Default(), onEvent: func(Event) {}}
+	k := &keeper{line: &line{open: opener(source)}, leases: map[*Lease]struct{}{}, onEvent: func(Event) {}}
 	k.open, k.close = context.WithCancel(context.Background())
+	k.timer = time.AfterFunc(time.Hour, k.look)
+	k.timer.Stop()
 	for _, set := range settings {
 		set(k)
 	}
@@ -56,7 +54,7 @@ func New[S Source](source S, settings ...Setting) *Fence {
 }
 
 func opener(source any) func(context.Context) (Conn, error) {
-	pool := &pgxpool.Config{}
+	var pool *pgxpool.Config
 	var err error
 	switch source := source.(type) {
 	case func(context.Context) (Conn, error):
@@ -67,8 +65,6 @@ func opener(source any) func(context.Context) (Conn, error) {
 		}
 		// What lib/pq takes for itself, the server would refuse.
 		delete(pool.ConnConfig.RuntimeParams, "binary_parameters")
-	case *pgx.ConnConfig:
-		pool.ConnConfig = source.Copy()
 	case *pgxpool.Pool:
 		pool = source.Config()
 	}
@@ -153,44 +149,34 @@ func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*
 	if err != nil {
 		return nil, err
 	}
-	granted, err := f.k.acquire(ctx, names, options)
-	if err != nil {
-		return nil, err
-	}
-	return &Lease{f.k, granted[0]}, nil
+	return f.k.acquire(ctx, names, options)
 }
 
 // Claim takes the first n of these names that are free, in their order, as a lease each. It takes a TTL and a Holder.
-func (f *Fence) Claim(ctx context.Context, names []string, n int, options Options) (claimed Leases, err error) {
+func (f *Fence) Claim(ctx context.Context, names []string, n int, options Options) (Leases, error) {
 	if options != (Options{TTL: options.TTL, Holder: options.Holder}) {
 		return nil, errors.New("pgfence: Claim takes no options but TTL and Holder")
 	}
-	if options, err = options.complete(names); err != nil {
+	options, err := options.complete(names)
+	if err != nil {
 		return nil, err
 	}
-	granted, err := f.k.claim(ctx, names, n, options)
-	for _, one := range granted {
-		claimed = append(claimed, &Lease{f.k, one})
-	}
-	return claimed, err
+	return f.k.claim(ctx, names, n, options)
 }
 
 // Lead runs the work whenever this process leads, and again after each loss: of the lease, the server, the connection, the
 // transaction. It ends when the work returns nil or an error of its own, which it returns; and with the context, at which
-// the work's ends, too. It waits for the work in any case, and gives the lease back after it. It takes a TTL.
-func (f *Fence) Lead(ctx context.Context, name string, options Options, work Work) error {
-	if options != (Options{TTL: options.TTL}) {
-		return errors.New("pgfence: Lead takes no option but TTL")
-	}
-	options, err := options.complete([]string{name})
+// the work's ends, too. It waits for the work in any case, and gives the lease back after it. A ttl of 0 is 30 s.
+func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work Work) error {
+	options, err := Options{TTL: ttl}.complete([]string{name})
 	// If the answer to an acquire was lost, its own holder takes the grant over.
 	options.Wait, options.Reclaim = forever, true
 	for goesOn := err == nil; goesOn; {
-		var granted []*grant
+		var lease *Lease
 		var told *Error
-		if granted, err = f.k.acquire(ctx, []string{name}, options); err == nil {
-			err = (&Lease{f.k, granted[0]}).Do(ctx, work)
-			goesOn = granted[0].lost() != nil || errors.As(err, &told) && (told.SQLState == "PF001" || told.SQLState == "PF004")
+		if lease, err = f.k.acquire(ctx, []string{name}, options); err == nil {
+			err = lease.Do(ctx, work)
+			goesOn = lease.lost() != nil || errors.As(err, &told) && (told.SQLState == "PF001" || told.SQLState == "PF004")
 		} else {
 			// A server that is a standby still, or has no place or time.
 			state := stateOf(err)
@@ -209,7 +195,9 @@ func (f *Fence) Lead(ctx context.Context, name string, options Options, work Wor
 
 // Adopted is a lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the number that it has
 // there. It has no heartbeat, and nothing to close.
-func (f *Fence) Adopted(name string, token int64) *Adopted { return &Adopted{f.k, name, token} }
+func (f *Fence) Adopted(name string, token int64) *Holding {
+	return &Holding{k: f.k, names: []string{name}, token: token}
+}
 
 // Close gives everything back, and ends all waits. It belongs where the process ends; then nobody waits for a ttl.
 func (f *Fence) Close() { f.k.endAll() }

@@ -3,12 +3,11 @@ package pgfence
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -20,112 +19,126 @@ type Last bool
 // Releasing gives the lease back in the transaction, after its work.
 const Releasing Last = true
 
-// Guard runs a transaction during which nobody else is granted any of these leases, and whose writes present their tokens. It
-// does not begin when one of them is lost. An error or a panic of the work rolls back. In a pgx.Tx, which somebody has begun,
-// it is a savepoint.
+// Guard is [Holding.Guard] by several leases at once.
 func (f *Fence) Guard(ctx context.Context, conn Pgx, leases Leases, work PgxWork, last ...Last) error {
-	return guard(ctx, under(f.k, leases, last), onPgx(conn), work)
+	return guard(ctx, under(f.k, leases, last), onPgx(conn, work))
 }
 
-// GuardSQL is Guard with database/sql; in an *sql.Tx it is a savepoint.
+// GuardSQL is [Holding.GuardSQL] by several leases at once.
 func (f *Fence) GuardSQL(ctx context.Context, db SQL, leases Leases, work SQLWork, last ...Last) error {
-	return guard(ctx, under(f.k, leases, last), onSQL(db), work)
+	return guard(ctx, under(f.k, leases, last), onSQL(db, work))
 }
 
-// guarding is what a transaction is guarded by: statements after its begin, and before its end.
+// guarding is what a transaction is guarded by.
 type guarding struct {
-	k            *keeper
-	names        []string
-	grants       []*grant
-	begins, ends []call
-	// limit is how long our own statements may take.
-	limit time.Duration
+	k    *keeper
+	held []*Holding
+	// leases are the same; none where it is adopted.
+	leases   []*Lease
+	releases bool
 }
 
 func under(k *keeper, leases Leases, last []Last) guarding {
-	g := guarding{k: k, limit: longest}
-	tokens := map[string]int64{}
+	g := guarding{k: k, leases: leases, releases: slices.Contains(last, Releasing)}
 	for _, lease := range leases {
-		for _, name := range lease.g.names {
-			g.names, tokens[name] = append(g.names, name), lease.g.token
-		}
-		if slices.Contains(last, Releasing) {
-			g.ends = append(g.ends, k.releasing(lease.g.names, lease.g.token))
-		}
-		g.grants, g.limit = append(g.grants, lease.g), min(g.limit, lease.g.keeping.ttl/3)
+		g.held = append(g.held, &lease.Holding)
+	}
+	return g
+}
+
+func (g guarding) check() (err error) {
+	for _, lease := range g.leases {
+		err = cmp.Or(err, lease.Check())
+	}
+	return err
+}
+
+// begins and ends are statements after the begin, and before the end. Each returns a name that is not held, or NULL.
+func (g guarding) begins() call {
+	if one := g.held[0]; one.lease == nil {
+		// Each transaction makes the number known.
+		return g.k.call(`SELECT CASE WHEN lease_guard($1::text, (SELECT lease_adopt($1::text, $2::bigint))) IS NULL
+			THEN $1::text END`, one.names[0], one.token)
 	}
 	// In the same order everywhere, so that no two wait for each other.
-	slices.Sort(g.names)
-	for _, name := range g.names {
-		g.begins = append(g.begins, k.call("SELECT lease_guard($1::text, $2::bigint)", name, tokens[name]))
-	}
-	return g
+	return g.k.call(`SELECT min(x.name) FILTER (WHERE lease_guard(x.name, x.token) IS NULL)
+		FROM (SELECT * FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint) ORDER BY name COLLATE "C") AS x`,
+		g.pairs())
 }
 
-func underAdopted(a *Adopted, last []Last) guarding {
-	// Each transaction makes the number known.
-	const adopts = "SELECT lease_guard($1::text, (SELECT lease_adopt($1::text, $2::bigint)))"
-	g := guarding{k: a.k, names: []string{a.name}, begins: []call{a.k.call(adopts, a.name, a.token)}, limit: longest}
-	if slices.Contains(last, Releasing) {
-		g.ends = []call{a.k.releasing(g.names, a.token)}
-	}
-	return g
+func (g guarding) ends() call {
+	return g.k.call(`SELECT min(x.name) FILTER (WHERE lease_release(x.name, x.token) IS NULL)
+		FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint)`, g.pairs())
 }
 
-// releasing is within a transaction of the work. Its arguments are such as every driver can send.
-func (k *keeper) releasing(names []string, token int64) call {
-	if len(names) == 1 {
-		return k.call("SELECT lease_release($1::text, $2::bigint)", names[0], token)
-	}
-	quoted := make([]string, len(names))
-	for i, name := range names {
-		quoted[i] = `"` + strings.NewReplacer(`\`, `\\`, `"`, `\"`).Replace(name) + `"`
-	}
-	return k.call("SELECT lease_release_all($1::text::text[], $2::bigint)", "{"+strings.Join(quoted, ",")+"}", token)
-}
-
-func (g guarding) check() error {
-	for _, one := range g.grants {
-		if err := g.k.check(one); err != nil {
-			return err
+// pairs are names and tokens in a form that every driver can send.
+func (g guarding) pairs() string {
+	pairs := []map[string]any{}
+	for _, one := range g.held {
+		for _, name := range one.names {
+			pairs = append(pairs, map[string]any{"name": name, "token": one.token})
 		}
 	}
-	return nil
+	text, _ := json.Marshal(pairs)
+	return string(text)
 }
 
-// scope is one attempt. Its context until ends with the caller's, at a loss, and when a statement of ours takes too long.
+// gone is what a release means that finds nothing under a name.
+func (g guarding) gone(name string) error {
+	at := slices.IndexFunc(g.held, func(one *Holding) bool { return slices.Contains(one.names, name) })
+	if lease := g.held[at].lease; lease != nil {
+		g.k.end([]*Lease{lease}, ReasonGone)
+		return lease.over.Load()
+	}
+	return lostBy(ReasonGone, name)
+}
+
+// scope is one attempt. Its context until ends with the caller's, and at a loss.
 type scope struct {
 	guarding
 	ctx, until context.Context
-	cancel     context.CancelCauseFunc
 	mu         sync.Mutex
 	socket     *pgconn.PgConn
 }
 
-func guard[Tx any](ctx context.Context, g guarding, open opening[Tx], work func(context.Context, Tx) error) error {
-	if len(g.names) == 0 {
+// stage is how far an attempt has come.
+type stage int
+
+const (
+	beginning stage = iota
+	working
+	ending
+	committing
+)
+
+func guard(ctx context.Context, g guarding, open opening) error {
+	if len(g.held) == 0 {
 		return errors.New("pgfence: a transaction under no lease")
 	}
-	isStale, err := guardOnce(&scope{guarding: g, ctx: ctx}, open, work)
+	isStale, err := guardOnce(&scope{guarding: g, ctx: ctx}, open)
 	if isStale {
 		// After a failover no token speaks until its holder has renewed.
-		g.k.keep(g.grants)
-		_, err = guardOnce(&scope{guarding: g, ctx: ctx}, open, work)
+		g.k.keep(g.leases)
+		_, err = guardOnce(&scope{guarding: g, ctx: ctx}, open)
+	}
+	if state := stateOf(err); state == "PF001" || state == "PF004" {
+		// The next renewal tells whether they are lost, when the connection, which is sound, has left the guard.
+		g.k.change(g.leases, func(of *Lease) { of.beatAt = 0 })
 	}
 	return err
 }
 
 // guardOnce also tells whether it was the guard itself that was refused, in a transaction that it began.
-func guardOnce[Tx any](s *scope, open opening[Tx], work func(context.Context, Tx) error) (isStale bool, err error) {
+func guardOnce(s *scope, open opening) (isStale bool, err error) {
 	if err := cmp.Or(s.ctx.Err(), s.check()); err != nil {
 		return false, err
 	}
-	var leave func()
-	s.until, s.cancel, leave = untilLoss(s.ctx, s.grants, s.cut)
+	until, leave := untilLoss(s.ctx, s.leases, s.cut)
 	defer leave()
-	t, err := open(s.until, s.inTime)
+	s.until = until
+	t, err := open(until)
 	if err != nil {
-		return false, s.told(err, false, nil, false)
+		return false, s.told(err, beginning, &transaction{isBroken: func(error) bool { return false }})
 	}
 	defer t.end()
 	// From here on a loss breaks the connection off, where it hangs, too.
@@ -134,73 +147,47 @@ func guardOnce[Tx any](s *scope, open opening[Tx], work func(context.Context, Tx
 	isDone := false
 	defer func() {
 		if !isDone {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), s.limit)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(s.ctx), portion)
 			defer cancel()
 			// Where it fails the driver ends the connection.
 			_ = t.rollback(ctx)
 		}
 	}()
-	err = s.inTime(func() error { return each(s.until, t, s.begins, nil) })
+	at, err := s.does(t)
+	if isDone = err == nil; isDone {
+		return false, nil
+	}
+	isStale = at == beginning && stateOf(err) == "PF004" && !t.isInner && len(s.leases) > 0
+	return isStale, s.told(err, at, t)
+}
+
+func (s *scope) does(t *transaction) (at stage, err error) {
+	_, err = t.text(s.until, s.begins())
 	if err = cmp.Or(err, s.check()); err != nil {
-		isStale = stateOf(err) == "PF004" && !t.isInner && len(s.grants) > 0
-		return isStale, s.told(err, t.isBroken(err), t.conn, false)
+		return beginning, err
 	}
-	if err = work(s.until, t.tx); err != nil {
-		return false, s.told(err, t.isBroken(err), t.conn, true)
+	if err = t.work(s.until); err != nil {
+		return working, err
 	}
-	if len(s.ends) > 0 {
+	if s.releases {
 		// The heartbeat leaves out what is about to be released.
-		s.k.change(s.grants, func(of *keeping) { of.resting++ })
-		defer s.k.change(s.grants, func(of *keeping) { of.resting-- })
+		s.k.change(s.leases, func(of *Lease) { of.resting++ })
+		defer s.k.change(s.leases, func(of *Lease) { of.resting-- })
 	}
-	err = s.inTime(func() error {
-		if err := cmp.Or(s.until.Err(), t.state(s.until)); err != nil {
-			return err
-		}
-		return each(s.until, t, s.ends, s.gone)
-	})
-	if err != nil {
-		return false, s.told(err, t.isBroken(err), t.conn, false)
+	if err = cmp.Or(s.until.Err(), t.whole(s.until)); err != nil {
+		return ending, err
 	}
-	if err = t.commit(s.until); err != nil {
-		isBroken := t.isBroken(err)
-		return false, inDoubt(s.told(err, isBroken, t.conn, false), err, isBroken)
-	}
-	isDone = true
-	if len(s.ends) > 0 {
-		s.k.tell("released", s.k.end(s.grants, ReasonReleased))
-	}
-	return false, nil
-}
-
-// each runs them; isNull says what NULL means.
-func each[Tx any](ctx context.Context, t *transaction[Tx], calls []call, isNull func(int) error) error {
-	for i, call := range calls {
-		value, err := t.value(ctx, call)
-		if err == nil && value == nil {
-			err = isNull(i)
-		}
-		if err != nil {
-			return err
+	if s.releases {
+		if name, err := t.text(s.until, s.ends()); err != nil {
+			return ending, err
+		} else if name != nil {
+			return ending, s.gone(*name)
 		}
 	}
-	return nil
-}
-
-// gone is what a release means that finds nothing.
-func (g guarding) gone(i int) error {
-	if len(g.grants) == 0 {
-		return &Error{Kind: LeaseLost, Reason: ReasonGone, Names: g.names}
+	if err = t.commit(s.until); err == nil && s.releases {
+		s.k.tell("released", s.k.end(s.leases, ReasonReleased))
 	}
-	g.k.end(g.grants[i:i+1], ReasonGone)
-	return g.grants[i].over.Load()
-}
-
-// inTime is for statements of our own.
-func (s *scope) inTime(do func() error) error {
-	slow := time.AfterFunc(s.limit, func() { s.cancel(noAnswer(s.limit, errors.New("a guard waits"))) })
-	defer slow.Stop()
-	return do()
+	return committing, err
 }
 
 func (s *scope) isOn(socket *pgconn.PgConn) {
@@ -217,13 +204,25 @@ func (s *scope) cut() {
 	}
 }
 
-// told is the typed error, where it is one. A transaction that was broken off because of a loss tells the loss.
-func (s *scope) told(err error, isBroken bool, on *pgconn.PgConn, isOfWork bool) error {
-	state := stateOf(err)
-	if state == "PF001" || state == "PF004" {
-		// The next renewal tells whether they are lost.
-		s.k.change(s.grants, func(of *keeping) { of.beatAt = 0 })
+// told is what an error means. One of a commit may hide that it has landed.
+func (s *scope) told(err error, at stage, t *transaction) error {
+	state, isBroken := stateOf(err), t.isBroken(err)
+	told := s.kindOf(err, at, isBroken, t.role)
+	var lost *Error
+	switch isLoss := errors.As(told, &lost) && (lost.Kind == LeaseLost || lost.Kind == TransactionLost); {
+	case at != committing:
+	case isLoss:
+		// The server has ended an idle transaction before it read the commit.
+		lost.InDoubt = state != "25P03" && state != "25P04" && !errors.Is(err, pgx.ErrTxCommitRollback)
+	case isBroken:
+		// It was the caller's context that ended.
+		return &Error{Kind: TransactionLost, InDoubt: true, cause: told, message: "the commit was broken off: " + told.Error()}
 	}
+	return told
+}
+
+// kindOf is the typed error, where it is one. A transaction that was broken off because of a loss tells the loss.
+func (s *scope) kindOf(err error, at stage, isBroken bool, role string) error {
 	var told *Error
 	switch {
 	case errors.As(err, &told):
@@ -241,40 +240,26 @@ func (s *scope) told(err error, isBroken bool, on *pgconn.PgConn, isOfWork bool)
 		}
 	case errors.Is(err, pgx.ErrTxCommitRollback):
 		return failedInside(err)
-	case !isOfWork && len(s.grants) == 0 && state == "22004":
+	case at != working && s.held[0].lease == nil && stateOf(err) == "22004":
 		// NULL from lease_adopt: an older number is guarded.
-		return &Error{Kind: LeaseTaken, Names: s.names, cause: err}
+		return takenBy("", 0, err, s.held[0].names...)
 	default:
-		return typed(err, isOfWork, on)
+		return typed(err, at == working, role)
 	}
 	return err
 }
 
-// inDoubt is what a failed commit is told as.
-func inDoubt(told, err error, isBroken bool) error {
-	var lost *Error
-	switch state := stateOf(err); {
-	case errors.As(told, &lost) && (lost.Kind == LeaseLost || lost.Kind == TransactionLost):
-		// The server has ended an idle transaction before it read the commit.
-		lost.InDoubt = state != "25P03" && state != "25P04" && !errors.Is(err, pgx.ErrTxCommitRollback)
-	case isBroken:
-		// It was the caller's context that ended.
-		return &Error{Kind: TransactionLost, InDoubt: true, cause: told, message: "the commit was broken off: " + told.Error()}
-	}
-	return told
-}
-
 // untilLoss is a context that ends at a loss, too. The function then is called at one, until leave.
-func untilLoss(ctx context.Context, grants []*grant, then func()) (context.Context, context.CancelCauseFunc, func()) {
+func untilLoss(ctx context.Context, leases []*Lease, then func()) (until context.Context, leave func()) {
 	until, cancel := context.WithCancelCause(ctx)
-	stops := make([]func() bool, len(grants))
-	for i, one := range grants {
+	stops := make([]func() bool, len(leases))
+	for i, one := range leases {
 		stops[i] = context.AfterFunc(one.loss, func() {
 			cancel(one.lost())
 			then()
 		})
 	}
-	return until, cancel, func() {
+	return until, func() {
 		for _, stop := range stops {
 			stop()
 		}

@@ -1,6 +1,7 @@
 package pgfence
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"log/slog"
@@ -33,46 +34,21 @@ type Event struct {
 	Reason    Reason
 }
 
-// grant is a lease that was granted, until it is over.
-type grant struct {
-	names []string
-	token int64
-	// The keeper's lock guards it.
-	keeping keeping
-	// session is the connection that a session lease lives on; 0 for other leases.
-	session int
-	// over is why it is: lost, or released. At a loss, loss ends.
-	over atomic.Pointer[Error]
-	loss context.Context
-	lose context.CancelCauseFunc
-}
-
-func (g *grant) lostBy(reason Reason) *Error {
-	return &Error{Kind: LeaseLost, Reason: reason, Names: g.names}
-}
-
-// lost is nil where it is not lost.
-func (g *grant) lost() error {
-	if over := g.over.Load(); over != nil && over.Reason != ReasonReleased {
-		return over
-	}
-	return nil
-}
-
-// keeper keeps all leases of a fence: one goroutine renews them, and another one watches their deadlines. Both, and the
-// connection, begin with the first lease and end with the last.
+// keeper keeps all leases of a fence, by one timer, which tells losses at their deadlines and has heartbeats begin. It begins
+// with the first lease and ends with the last, and so does the connection.
 type keeper struct {
 	// schema is the extension's, quoted and with its dot.
 	schema  string
 	onEvent func(Event)
-	log     *slog.Logger
 	line    *line
 
 	mu     sync.Mutex
-	grants map[*grant]struct{}
-	// users are calls that are under way.
-	users int
-	run   *run
+	leases map[*Lease]struct{}
+	// users are calls that are under way, and heartbeats.
+	users     int
+	isBeating bool
+	lookAt    time.Duration
+	timer     *time.Timer
 	// isOut: the heartbeat fails; hasTold: and a loss by that is in the log, one line however many leases there are.
 	isOut, hasTold atomic.Bool
 	// open ends with the fence.
@@ -80,18 +56,22 @@ type keeper struct {
 	close context.CancelFunc
 }
 
-// run is one life of the two goroutines, which go on until stop is closed.
-type run struct{ stop, beat, watch chan struct{} }
-
-// lock returns what unlocks it, and leaves nothing behind when nothing is kept.
+// lock returns what unlocks it, and sees to it that what comes next is done in time.
 func (k *keeper) lock() (unlock func()) {
 	k.mu.Lock()
 	return func() {
 		defer k.mu.Unlock()
-		if len(k.grants) == 0 {
-			k.halt()
+		next := now() + lookAgain
+		for l := range k.leases {
+			if next = min(next, l.deadline); !k.isBeating {
+				next = min(next, l.dueAt())
+			}
 		}
-		if len(k.grants) == 0 && k.users == 0 {
+		k.timer.Reset(next - now())
+		if len(k.leases) == 0 {
+			k.timer.Stop()
+		}
+		if len(k.leases) == 0 && k.users == 0 {
 			// Without users nobody has the turn.
 			k.line.close()
 		}
@@ -138,38 +118,35 @@ func (k *keeper) acquiring(names []string, o Options, wait time.Duration) call {
 
 // aside runs what acquires where a caller who gives up does not wait for it. Grants that come all the same are given back.
 func (k *keeper) aside(
-	ctx context.Context, limit time.Duration, acquire func(context.Context) ([]*grant, error),
-) ([]*grant, error) {
-	done := make(chan func() ([]*grant, error))
-	inTime, cancel := context.WithTimeout(ctx, limit)
-	defer cancel()
-	defer context.AfterFunc(k.open, cancel)()
+	ctx context.Context, limit time.Duration, acquire func(context.Context) (Leases, error),
+) (Leases, error) {
+	inTime, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	defer time.AfterFunc(limit, func() { cancel(noAnswer(limit, context.DeadlineExceeded)) }).Stop()
+	defer context.AfterFunc(k.open, func() { cancel(&Error{Kind: Closed}) })()
+	done, granted, err := make(chan struct{}), Leases(nil), error(nil)
 	go func() {
 		defer k.use()()
-		granted, err := acquire(inTime)
-		select {
-		case done <- func() ([]*grant, error) { return granted, err }:
-		case <-inTime.Done():
-			k.release(granted)
-		}
+		defer close(done)
+		granted, err = acquire(inTime)
 	}()
 	select {
-	case end := <-done:
-		return end()
-	case <-inTime.Done():
-		switch {
-		case ctx.Err() != nil:
-			return nil, ctx.Err()
-		case k.open.Err() != nil:
-			return nil, &Error{Kind: Closed}
+	case <-done:
+		if err == nil || inTime.Err() == nil {
+			return granted, err
 		}
-		return nil, noAnswer(limit, inTime.Err())
+	case <-inTime.Done():
+		go func() {
+			<-done
+			k.release(granted)
+		}()
 	}
+	return nil, cmp.Or(ctx.Err(), context.Cause(inTime))
 }
 
 // acquire is LeaseTaken where somebody else has it. A wait ends soon after the context.
-func (k *keeper) acquire(ctx context.Context, names []string, o Options) ([]*grant, error) {
-	return k.aside(ctx, min(o.Wait, forever)+2*longest, func(ctx context.Context) ([]*grant, error) {
+func (k *keeper) acquire(ctx context.Context, names []string, o Options) (*Lease, error) {
+	one, err := k.aside(ctx, min(o.Wait, forever)+2*longest, func(ctx context.Context) (Leases, error) {
 		on, begun := k.line, now()
 		if o.Wait > 0 && !o.Session {
 			// The others are renewed meanwhile.
@@ -184,118 +161,110 @@ func (k *keeper) acquire(ctx context.Context, names []string, o Options) ([]*gra
 			}
 			rows, session, err := on.askCalmly(ctx, wait+limit, k.acquiring(names, o, wait))
 			switch {
-			case stateOf(err) == "40001" && ctx.Err() == nil && now() < max(until, begun+limit):
+			case stateOf(err) == "40001" && now() < max(until, begun+limit):
 				// The role's transactions are SERIALIZABLE.
 			case err != nil:
 				return nil, err
 			case rows[0][0] != nil:
-				g := &grant{names: names, token: rows[0][0].(int64), keeping: grantedBefore(before, o.TTL)}
-				if o.Session {
-					g.session = session
+				if !o.Session {
+					session = -1
 				}
-				return k.granted(g)
-			case ctx.Err() != nil || now() >= until || k.open.Err() != nil:
+				return k.granted(k.newLease(names, rows[0][0], before, o.TTL, session))
+			case ctx.Err() != nil || now() >= until:
 				return nil, k.taken(ctx, on, names, limit)
 			case len(names) > 1:
 				time.Sleep(min(until-now(), tryAgain))
 			}
 		}
 	})
+	if err != nil {
+		return nil, err
+	}
+	return one[0], nil
 }
 
 // taken says by whom, where that can be seen.
 func (k *keeper) taken(ctx context.Context, on *line, names []string, limit time.Duration) error {
-	if k.open.Err() != nil {
-		return &Error{Kind: Closed}
-	}
-	told := &Error{Kind: LeaseTaken, Names: names}
 	rows, _, _ := on.askCalmly(ctx, limit, k.call(`SELECT i.holder, extract(epoch FROM i.remaining)::float8
 		FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
 		WHERE i.state IN ('held', 'uncommitted') ORDER BY i.remaining DESC NULLS LAST LIMIT 1`, names))
 	for _, row := range rows {
-		told.Holder, _ = row[0].(string)
-		told.Remaining = max(0, span(row[1]))
+		holder, _ := row[0].(string)
+		return takenBy(holder, span(row[1], 0), nil, names...)
 	}
-	return told
+	return takenBy("", 0, nil, names...)
 }
 
-func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) ([]*grant, error) {
-	return k.aside(ctx, 2*longest, func(ctx context.Context) (held []*grant, err error) {
+func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) (Leases, error) {
+	return k.aside(ctx, 2*longest, func(ctx context.Context) (claimed Leases, err error) {
 		before := now()
 		rows, _, err := k.line.askCalmly(ctx, k.limit(o.TTL), k.call(
 			"SELECT name, token FROM lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)",
 			names, n, o.Holder, interval(o.TTL)))
 		for _, row := range rows {
 			// One that is lost already is told, and left out.
-			one, _ := k.granted(&grant{
-				names: []string{row[0].(string)}, token: row[1].(int64), keeping: grantedBefore(before, o.TTL),
-			})
-			held = append(held, one...)
+			one, _ := k.granted(k.newLease([]string{row[0].(string)}, row[1], before, o.TTL, -1))
+			claimed = append(claimed, one...)
 		}
-		return held, err
+		return claimed, err
 	})
 }
 
 // granted has it be kept.
-func (k *keeper) granted(g *grant) ([]*grant, error) {
-	g.loss, g.lose = context.WithCancelCause(context.Background())
-	all := []*grant{g}
-	if now() > g.keeping.beatAt {
+func (k *keeper) granted(l *Lease) (Leases, error) {
+	all := Leases{l}
+	if now() > l.beatAt {
 		// The call has waited, and the server counts from a later moment.
 		k.keep(all)
 	}
 	unlock := k.lock()
-	if g.over.Load() == nil {
-		k.grants[g] = struct{}{}
-		k.begin()
+	if l.over.Load() == nil {
+		k.leases[l] = struct{}{}
 	}
 	unlock()
 	if k.open.Err() != nil {
 		k.release(all)
 		return nil, &Error{Kind: Closed}
 	}
-	if err := k.check(g); err != nil {
+	if err := l.Check(); err != nil {
 		return nil, err
 	}
 	k.tell("acquired", all)
 	return all, nil
 }
 
-// keep renews them now, and takes the answers.
-func (k *keeper) keep(grants []*grant) {
+// keep renews them now, and takes the answers. It asks, too, where none are due, to see whether a session has ended.
+func (k *keeper) keep(due []*Lease) {
 	defer k.use()()
-	names, tokens, smallest := pairs(grants)
-	before, rows, gotOn := now(), [][]any(nil), false
-	for first := 0; first < len(names); first += mostPairs {
-		last := min(len(names), first+mostPairs)
-		some, _, err := k.line.ask(min(smallest/3, longest), k.call(
+	names, tokens, smallest := pairs(due)
+	before, answers := now(), [][]any(nil)
+	for first, last := 0, -1; last < len(names); first = last {
+		last = min(len(names), first+mostPairs)
+		some, _, err := k.line.ask(k.limit(smallest), k.call(
 			`SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8
 			FROM lease_keep($1::text[], $2::bigint[])`, names[first:last], tokens[first:last]))
 		if err != nil {
-			k.keptNot(grants, smallest, err)
+			k.keptNot(due, smallest, err)
 			return
 		}
-		rows = append(rows, some...)
+		answers = append(answers, some...)
 	}
-	answers := make([]answer, len(rows))
-	for i, row := range rows {
-		answers[i] = answer{row[0].(string), span(row[1]), span(row[2])}
-		gotOn = gotOn || row[0] == "kept"
-	}
-	lost, renewed := map[Reason][]*grant{}, []*grant(nil)
-	unlock := k.lock()
+	gotOn := slices.ContainsFunc(answers, func(one []any) bool { return one[0] == "kept" })
+	lost, renewed := map[Reason][]*Lease{}, []*Lease(nil)
 	k.isOut.Store(false)
 	k.hasTold.Store(false)
-	for _, g := range grants {
-		reason, isRenewed := g.keeping.answered(answers[:len(g.names)], before, now(), gotOn)
-		answers = answers[len(g.names):]
-		if reason != "" {
-			lost[reason] = append(lost[reason], g)
-		} else if isRenewed && g.over.Load() == nil {
-			renewed = append(renewed, g)
+	k.change(due, func(l *Lease) {
+		reason, isRenewed := l.answered(answers[:len(l.names)], before, gotOn)
+		answers = answers[len(l.names):]
+		switch {
+		case !k.hasSession(l):
+			lost[ReasonSession] = append(lost[ReasonSession], l)
+		case reason != "":
+			lost[reason] = append(lost[reason], l)
+		case isRenewed && l.over.Load() == nil:
+			renewed = append(renewed, l)
 		}
-	}
-	unlock()
+	})
 	for reason, some := range lost {
 		k.end(some, reason)
 	}
@@ -303,36 +272,42 @@ func (k *keeper) keep(grants []*grant) {
 }
 
 // keptNot is no loss, unless trying again cannot help: the deadlines tell.
-func (k *keeper) keptNot(grants []*grant, smallest time.Duration, err error) {
+func (k *keeper) keptNot(due []*Lease, smallest time.Duration, err error) {
 	switch {
 	case errors.Is(err, panicked):
-		k.died(err, grants)
+		k.died(err)
+		k.end(due, ReasonKeeper)
 	case isAnyOf(err, NotGranted, NotInstalled):
-		k.end(grants, ReasonRefused)
+		k.end(due, ReasonRefused)
 	default:
-		k.change(grants, func(of *keeping) { of.beatAt = now() + smallest/12 })
+		k.change(due, func(of *Lease) { of.beatAt = now() + smallest/12 })
 		if !k.isOut.Swap(true) {
-			k.log.Warn("pgfence: leases are not renewed, and it is tried again", "error", err)
+			slog.Warn("pgfence: leases are not renewed, and it is tried again", "error", err)
 		}
 	}
 }
 
+// hasSession is false where a session lease has lost its connection.
+func (k *keeper) hasSession(l *Lease) bool {
+	return l.session < 0 || l.session == k.line.session.Load()
+}
+
 // pairs are their names and tokens, and the smallest of their ttls.
-func pairs(grants []*grant) (names []string, tokens []int64, smallest time.Duration) {
-	smallest = forever
-	for _, g := range grants {
-		smallest = min(smallest, g.keeping.ttl)
-		for _, name := range g.names {
-			names, tokens = append(names, name), append(tokens, g.token)
+func pairs(leases []*Lease) (names []string, tokens []int64, smallest time.Duration) {
+	names, tokens, smallest = []string{}, []int64{}, forever
+	for _, l := range leases {
+		smallest = min(smallest, l.ttl)
+		for _, name := range l.names {
+			names, tokens = append(names, name), append(tokens, l.token)
 		}
 	}
 	return names, tokens, smallest
 }
 
 // release gives them back. It is no error where that fails: then they end at their ttl.
-func (k *keeper) release(grants []*grant) {
+func (k *keeper) release(leases []*Lease) {
 	defer k.use()()
-	for some := range slices.Chunk(k.end(grants, ReasonReleased), mostReleased) {
+	for some := range slices.Chunk(k.end(leases, ReasonReleased), mostReleased) {
 		if !k.releaseAtOnce(some) {
 			return
 		}
@@ -340,8 +315,8 @@ func (k *keeper) release(grants []*grant) {
 }
 
 // releaseAtOnce is one transaction. It tells whether the server could be asked at all.
-func (k *keeper) releaseAtOnce(grants []*grant) (could bool) {
-	names, tokens, smallest := pairs(grants)
+func (k *keeper) releaseAtOnce(leases []*Lease) (could bool) {
+	names, tokens, smallest := pairs(leases)
 	limit := k.limit(smallest)
 	// So long it waits for the lock of somebody's open transaction.
 	lock := strconv.FormatInt(max(10, limit.Milliseconds()/4), 10)
@@ -354,23 +329,23 @@ func (k *keeper) releaseAtOnce(grants []*grant) (could bool) {
 		case mayRepeat && sessionEnded(err):
 			// It may only have shown that the connection had ended.
 			mayRepeat = false
-		case isLocked && len(grants) > 1:
+		case isLocked && len(leases) > 1:
 			could = true
-			for one := range slices.Chunk(grants, 1) {
+			for one := range slices.Chunk(leases, 1) {
 				could = k.releaseAtOnce(one) && could
 			}
 			return could
 		case err != nil && (!isLocked || now() > until):
-			k.warn("not released, and end at their ttl", grants, "error", err)
+			k.warn("not released, and end at their ttl", leases, "error", err)
 			return state != ""
 		case err == nil:
-			for _, g := range grants {
-				isGone := slices.ContainsFunc(rows[:len(g.names)], func(row []any) bool { return row[0] == nil })
-				if rows = rows[len(g.names):]; isGone {
-					g.over.Store(g.lostBy(ReasonGone))
-					k.lose([]*grant{g}, true)
+			for _, l := range leases {
+				isGone := slices.ContainsFunc(rows[:len(l.names)], func(row []any) bool { return row[0] == nil })
+				if rows = rows[len(l.names):]; isGone {
+					l.over.Store(lostBy(ReasonGone, l.names...))
+					k.lose([]*Lease{l}, true)
 				} else {
-					k.tell("released", []*grant{g})
+					k.tell("released", []*Lease{l})
 				}
 			}
 			return true
@@ -378,7 +353,7 @@ func (k *keeper) releaseAtOnce(grants []*grant) (could bool) {
 	}
 }
 
-// close gives everything back, and ends the waits after their portions.
+// endAll gives everything back, and ends the waits after their portions.
 func (k *keeper) endAll() {
 	k.close()
 	k.release(k.all())
@@ -390,45 +365,28 @@ func (k *keeper) endAll() {
 	}
 }
 
-func (k *keeper) all() []*grant {
-	defer k.lock()()
-	return slices.Collect(maps.Keys(k.grants))
+func (k *keeper) all() []*Lease {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return slices.Collect(maps.Keys(k.leases))
 }
 
-// check is LeaseLost where it is over, whatever the goroutines do.
-func (k *keeper) check(g *grant) error {
-	if k.remaining(g) > 0 {
-		return nil
-	}
-	k.end([]*grant{g}, ReasonDeadline)
-	return g.over.Load()
-}
-
-func (k *keeper) remaining(g *grant) time.Duration {
+// change is for their times.
+func (k *keeper) change(leases []*Lease, do func(*Lease)) {
 	defer k.lock()()
-	if g.over.Load() != nil {
-		return 0
+	for _, l := range leases {
+		do(l)
 	}
-	return max(0, g.keeping.deadline-now())
-}
-
-// change is for their times. The goroutines look at them.
-func (k *keeper) change(grants []*grant, do func(*keeping)) {
-	defer k.lock()()
-	for _, g := range grants {
-		do(&g.keeping)
-	}
-	k.wake()
 }
 
 // end returns those that were not over before.
-func (k *keeper) end(grants []*grant, reason Reason) (ended []*grant) {
+func (k *keeper) end(leases []*Lease, reason Reason) (ended []*Lease) {
 	unlock := k.lock()
-	for _, g := range grants {
-		if g.over.CompareAndSwap(nil, g.lostBy(reason)) {
-			ended = append(ended, g)
+	for _, l := range leases {
+		if l.over.CompareAndSwap(nil, lostBy(reason, l.names...)) {
+			ended = append(ended, l)
 		}
-		delete(k.grants, g)
+		delete(k.leases, l)
 	}
 	unlock()
 	if len(ended) > 0 && reason != ReasonReleased {
@@ -438,34 +396,34 @@ func (k *keeper) end(grants []*grant, reason Reason) (ended []*grant) {
 	return ended
 }
 
-func (k *keeper) lose(grants []*grant, isNew bool) {
+func (k *keeper) lose(leases []*Lease, isNew bool) {
 	if isNew {
-		k.warn("lost", grants, "reason", grants[0].over.Load().Reason)
+		k.warn("lost", leases, "reason", leases[0].over.Load().Reason)
 	}
-	for _, g := range grants {
-		g.lose(g.lost())
+	for _, l := range leases {
+		l.lose(l.lost())
 	}
-	k.tell("lost", grants)
+	k.tell("lost", leases)
 }
 
-func (k *keeper) tell(kind string, grants []*grant) {
+func (k *keeper) tell(kind string, leases []*Lease) {
 	defer func() {
 		if what := recover(); what != nil {
-			k.log.Error("pgfence: the function of OnEvent has panicked", "panic", what)
+			slog.Error("pgfence: the function of OnEvent has panicked", "panic", what)
 		}
 	}()
-	for _, g := range grants {
-		event := Event{Kind: kind, Names: g.names, Token: g.token, Remaining: k.remaining(g)}
+	for _, l := range leases {
+		event := Event{Kind: kind, Names: l.names, Token: l.token, Remaining: l.Remaining()}
 		if kind == "lost" {
-			event.Reason = g.over.Load().Reason
+			event.Reason = l.over.Load().Reason
 		}
 		k.onEvent(event)
 	}
 }
 
-func (k *keeper) warn(what string, grants []*grant, key string, value any) {
-	names, _, _ := pairs(grants[:min(5, len(grants))])
-	k.log.Warn("pgfence: leases are "+what, key, value, "count", len(grants), "names", names)
+func (k *keeper) warn(what string, leases []*Lease, key string, value any) {
+	names, _, _ := pairs(leases[:min(5, len(leases))])
+	slog.Warn("pgfence: leases are "+what, key, value, "count", len(leases), "names", names)
 }
 
 // limit is how long a call may take: a third of that ttl and of all that are kept.
@@ -474,108 +432,50 @@ func (k *keeper) limit(ttl time.Duration) time.Duration {
 	return min(ttl/3, smallest/3, longest)
 }
 
-// begin has the two goroutines run. The caller has the lock.
-func (k *keeper) begin() {
-	if k.run == nil {
-		k.run = &run{make(chan struct{}), make(chan struct{}, 1), make(chan struct{}, 1)}
-		go k.untilDeath(k.run.stop, k.run.beat, k.beat)
-		go k.untilDeath(k.run.stop, k.run.watch, k.watch)
-	}
-	k.wake()
-}
-
-func (k *keeper) wake() {
-	if k.run != nil {
-		for _, sleeper := range []chan struct{}{k.run.beat, k.run.watch} {
-			select {
-			case sleeper <- struct{}{}:
-			default:
-			}
-		}
-	}
-}
-
-func (k *keeper) halt() {
-	if k.run != nil {
-		close(k.run.stop)
-		k.run = nil
-	}
-}
-
-// untilDeath does it again and again: at the time that it returns, or when it is woken.
-func (k *keeper) untilDeath(stop, woken chan struct{}, do func(all []*grant) (next time.Duration)) {
+// look tells losses at the deadlines, and renews what is due. A session lease ends with its connection.
+func (k *keeper) look() {
 	defer func() {
 		if what := recover(); what != nil {
-			k.died(what, nil)
+			k.died(what)
 		}
 	}()
-	for {
-		select {
-		case <-time.After(min(do(k.all())-now(), lookAgain)):
-		case <-woken:
-		case <-stop:
-			return
-		}
-	}
-}
-
-// died has all leases be lost. The next one begins with new goroutines.
-func (k *keeper) died(what any, also []*grant) {
-	k.log.Error("pgfence: what kept the leases has died", "panic", what)
-	unlock := k.lock()
-	k.halt()
-	unlock()
-	k.end(append(k.all(), also...), ReasonKeeper)
-}
-
-// beat renews what is due, and looks after the session leases.
-func (k *keeper) beat(all []*grant) (next time.Duration) {
-	defer k.use()()
-	if slices.ContainsFunc(all, func(g *grant) bool { return g.session != 0 }) {
-		is := k.line.look()
-		ends := func(g *grant) bool { return is >= 0 && g.session != 0 && g.session != is }
-		k.end(those(all, ends), ReasonSession)
-	}
-	next = forever
-	unlock := k.lock()
-	for _, g := range all {
-		next = min(next, g.keeping.dueAt())
-	}
-	due := those(all, func(g *grant) bool { return next <= now() && g.keeping.goesAlong(now()) && g.over.Load() == nil })
-	unlock()
-	if len(due) > 0 {
-		k.keep(due)
-		return 0
-	}
-	return next
-}
-
-// watch tells losses at the deadlines.
-func (k *keeper) watch(all []*grant) (next time.Duration) {
-	next = forever
-	unlock := k.lock()
-	over := those(all, func(g *grant) bool {
-		next = min(next, max(now(), g.keeping.deadline))
-		return g.keeping.deadline <= now()
-	})
-	unlock()
+	over, due, beats := k.due(now())
 	k.end(over, ReasonDeadline)
-	return next
+	if beats {
+		defer func() {
+			defer k.lock()()
+			k.isBeating = false
+			k.users--
+		}()
+		k.keep(due)
+		k.end(slices.DeleteFunc(k.all(), k.hasSession), ReasonSession)
+	}
 }
 
-func those(all []*grant, are func(*grant) bool) (some []*grant) {
-	for _, g := range all {
-		if are(g) {
-			some = append(some, g)
+// due says what is over at that time, and what is to be renewed.
+func (k *keeper) due(at time.Duration) (over, due []*Lease, beats bool) {
+	defer k.lock()()
+	first, hasSession := forever, false
+	for l := range k.leases {
+		if first, hasSession = min(first, l.dueAt()), hasSession || l.session >= 0; l.deadline <= at {
+			over = append(over, l)
 		}
 	}
-	return some
+	if beats = !k.isBeating && (first <= at || hasSession && k.lookAt <= at); beats {
+		k.isBeating, k.lookAt = true, at+lookAgain
+		k.users++
+	}
+	for l := range k.leases {
+		// It goes along when another one is due.
+		if beats && first <= at && l.dueAt() <= at+l.ttl/6 {
+			due = append(due, l)
+		}
+	}
+	return over, due, beats
 }
 
-// span is of seconds; negative where there are none.
-func span(seconds any) time.Duration {
-	if seconds, is := seconds.(float64); is {
-		return time.Duration(min(seconds*float64(time.Second), float64(forever)))
-	}
-	return -1
+// died has all leases be lost.
+func (k *keeper) died(what any) {
+	slog.Error("pgfence: what kept the leases has died", "panic", what)
+	k.end(k.all(), ReasonKeeper)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"runtime/debug"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -32,11 +33,11 @@ type line struct {
 	conn       Conn
 	usedAt     time.Duration
 	// session is which connection it is: another number after each.
-	session int
+	session atomic.Int64
 }
 
 // askCalmly is ask behind all that keeps or releases, unless the context ends before its turn comes.
-func (l *line) askCalmly(ctx context.Context, limit time.Duration, c call) (rows [][]any, session int, err error) {
+func (l *line) askCalmly(ctx context.Context, limit time.Duration, c call) (rows [][]any, session int64, err error) {
 	l.calm.Lock()
 	defer l.calm.Unlock()
 	if ctx.Err() != nil {
@@ -46,7 +47,7 @@ func (l *line) askCalmly(ctx context.Context, limit time.Duration, c call) (rows
 }
 
 // ask runs a statement in autocommit, and returns its rows, and the session that they are of.
-func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int, err error) {
+func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int64, err error) {
 	l.busy.Lock()
 	defer l.busy.Unlock()
 	defer func() {
@@ -55,14 +56,14 @@ func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int, err 
 			err = tell(panicked, nil, "panic: %v\n%s", what, debug.Stack())
 		}
 	}()
-	if now()-l.usedAt > tryAgain {
-		l.closeIfEnded()
+	if now()-l.usedAt > tryAgain && l.hasEnded() {
+		l.close()
 	}
 	if l.conn == nil {
 		err = bounded(max(limit, shortestOpening), func(ctx context.Context) (err error) {
 			conn, err := l.open(ctx)
 			if err == nil {
-				l.conn, l.session = conn, l.session+1
+				l.conn = conn
 			}
 			return err
 		})
@@ -78,45 +79,33 @@ func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int, err 
 		}
 		return err
 	})
-	l.usedAt = now()
+	session, l.usedAt = l.session.Load(), now()
 	if on := l.conn.PgConn(); err != nil {
-		err = typed(err, false, on)
+		err = typed(err, false, on.ParameterStatus("session_authorization"))
 		if on.IsClosed() || on.TxStatus() != 'I' {
 			l.close()
 		}
 	}
-	return rows, l.session, err
+	return rows, session, err
 }
 
-// look tells which session it is now, 0 for none, and -1 where it is in use.
-func (l *line) look() int {
-	if !l.busy.TryLock() {
-		return -1
-	}
-	defer l.busy.Unlock()
-	if l.closeIfEnded(); l.conn == nil {
-		return 0
-	}
-	return l.session
-}
-
-// closeIfEnded is for a connection that the server has ended.
-func (l *line) closeIfEnded() {
+// hasEnded is by the server.
+func (l *line) hasEnded() bool {
 	if l.conn == nil {
-		return
+		return false
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
 	defer cancel()
 	// The reason comes first, then the end.
-	if err := l.conn.PgConn().WaitForNotification(ctx); err != nil && !pgconn.Timeout(err) {
-		l.close()
-	}
+	err := l.conn.PgConn().WaitForNotification(ctx)
+	return err != nil && !pgconn.Timeout(err)
 }
 
 // close waits for nothing. It is for who has the turn, or where nobody can have it.
 func (l *line) close() {
 	if conn := l.conn; conn != nil {
 		l.conn = nil
+		l.session.Add(1)
 		go hangUp(conn)
 	}
 }

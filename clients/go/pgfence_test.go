@@ -43,7 +43,6 @@ const (
 func table(t *testing.T) (*pgfence.Fence, *pgx.Conn) {
 	before := runtime.NumGoroutine()
 	hangs := time.AfterFunc(2*time.Minute, func() { panic(t.Name() + " hangs") })
-	t.Cleanup(func() { hangs.Stop() })
 	admin := connect(t)
 	for _, statement := range []string{
 		"DROP TABLE IF EXISTS orders", "CREATE TABLE orders (id bigint PRIMARY KEY, status text)",
@@ -51,8 +50,9 @@ func table(t *testing.T) (*pgfence.Fence, *pgx.Conn) {
 	} {
 		run(t, admin, statement)
 	}
-	fence := pgfence.New(url, quiet())
+	fence := pgfence.New(url)
 	t.Cleanup(func() {
+		hangs.Stop()
 		fence.Close()
 		comesTrue(t, "no lease is held", func() bool { return text(t, admin, held) == "0" })
 		must(t, admin.Close(background))
@@ -61,7 +61,7 @@ func table(t *testing.T) (*pgfence.Fence, *pgx.Conn) {
 	return fence, admin
 }
 
-func quiet() pgfence.Setting { return pgfence.LogTo(slog.New(slog.DiscardHandler)) }
+func init() { slog.SetDefault(slog.New(slog.DiscardHandler)) }
 
 func connect(t *testing.T) *pgx.Conn {
 	conn := have(pgx.Connect(background, url))
@@ -215,7 +215,6 @@ func TestATransactionEndsAsItsWorkDoes(t *testing.T) {
 		lease := acquire(t, fence, long, "order:7")
 		must(t, guard(background, lease, does(pay)))
 		equal(t, text(t, admin, now), "paid")
-		// An error of its own is returned as it is; a panic goes through.
 		undone := func(end func() error) work {
 			return func(ctx context.Context, tx txn) error {
 				return cmp.Or(tx.exec(ctx, "UPDATE orders SET status = 'undone'"), end())
@@ -227,7 +226,6 @@ func TestATransactionEndsAsItsWorkDoes(t *testing.T) {
 			_ = guard(background, lease, undone(func() error { panic("panic") }))
 		}()
 		equal(t, text(t, admin, now), "paid")
-		// An error that was swallowed, or a commit of its own, is told.
 		equal(t, is(t, guard(background, lease, swallows), pgfence.TransactionLost).InDoubt, false)
 		for _, commits := range []func(context.Context, txn) error{
 			does("UPDATE orders SET status = 'landed'", "COMMIT"),
@@ -325,16 +323,20 @@ func TestAPoolOfOneConnectionGetsItBack(t *testing.T) {
 	must(t, lease.Guard(background, pooled, ofPgx(does("SELECT 1"))))
 	pooled.Release()
 	equal(t, text(t, admin, held), "1")
+	run(t, admin, "SELECT fence_new_epoch()") // no token speaks until its holder has renewed
+	must(t, lease.Guard(background, one, func(context.Context, pgx.Tx) error {
+		equal(t, one.Stat().AcquiredConns(), int32(1))
+		return nil
+	}))
 }
 
 func TestErrorsHaveTheirKindTheirCauseAndTheirDetail(t *testing.T) {
 	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
 		lease, other := acquire(t, fence, long, "order:7"), acquire(t, fence, long, "other")
 		told := is(t, guard(background, other, does(pay)), pgfence.Refused)
-		equal(t, []any{told.SQLState, told.Detail["lease"], told.Detail["presented"]}, []any{"PF004", "order:7", other.Token()})
+		equal(t, fmt.Sprintln(told.SQLState, told.Detail["lease"], told.Detail["presented"]), fmt.Sprintln("PF004", "order:7", other.Token()))
 		equal(t, told.Hint != "" && strings.Contains(told.Error(), told.Hint), true)
 		equal(t, errors.Unwrap(told) != nil, true)
-		// An error that is none of the fence's stays what it is.
 		var own *pgfence.Error
 		equal(t, errors.As(guard(background, lease, does("SELECT 1 / 0")), &own), false)
 		run(t, admin, "SELECT lease_revoke('other')")
@@ -345,8 +347,8 @@ func TestErrorsHaveTheirKindTheirCauseAndTheirDetail(t *testing.T) {
 func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
 	fence, admin := table(t)
 	run(t, admin, "SELECT lease_prune('0 s')")
-	const number = int64(1) << 60
-	first, second := fence.Adopted("order:7", number), fence.Adopted("order:7", number+1)
+	const older = int64(1) << 60
+	first, second := fence.Adopted("order:7", older), fence.Adopted("order:7", older+1)
 	t.Cleanup(func() { run(t, connect(t), "SELECT lease_revoke('order:7'), lease_forget('order:7')") })
 	must(t, first.Guard(background, admin, ofPgx(func(context.Context, txn) error {
 		is(t, second.Guard(background, connect(t), ofPgx(does(pay))), pgfence.LeaseTaken)
@@ -354,7 +356,7 @@ func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
 	})))
 	must(t, second.GuardSQL(background, database(t, "postgres"), ofSQL(does(pay))))
 	told := is(t, first.Guard(background, admin, ofPgx(does(pay))), pgfence.Refused)
-	equal(t, []any{told.SQLState, told.Detail["presented"]}, []any{"PF001", number})
+	equal(t, fmt.Sprintln(told.SQLState, told.Detail["presented"]), fmt.Sprintln("PF001", older))
 	must(t, second.Guard(background, admin, ofPgx(does(pay)), pgfence.Releasing))
 	equal(t, is(t, second.Guard(background, admin, ofPgx(does(pay))), pgfence.Refused).SQLState, "PF001")
 }
@@ -383,7 +385,7 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 		second(fence.Acquire(background, nil, long)),
 		second(fence.Acquire(background, []string{"a", "b"}, pgfence.Options{Slots: 2})),
 		second(fence.Claim(background, []string{"a"}, 1, pgfence.Options{Wait: time.Hour})),
-		fence.Lead(background, "a", pgfence.Options{Holder: "me"}, nil),
+		fence.Lead(background, "a", 30, nil),
 		pgfence.New("postgresql://nobody@?port=none").Lease(background, "a", long, nil),
 	} {
 		equal(t, err != nil, true)
@@ -394,7 +396,7 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 
 func TestAFenceIsMadeFromWhatOpensConnections(t *testing.T) {
 	_, admin := table(t)
-	config, pooled := have(pgx.ParseConfig(url)), have(pgxpool.ParseConfig(url))
+	pooled := have(pgxpool.ParseConfig(url))
 	pooled.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
 		config.RuntimeParams["application_name"] = "before"
 		return nil
@@ -408,7 +410,7 @@ func TestAFenceIsMadeFromWhatOpensConnections(t *testing.T) {
 	opens := func(ctx context.Context) (pgfence.Conn, error) { return pgx.Connect(ctx, url) }
 	drivers := url + "&pool_max_conns=3&binary_parameters=yes&default_query_exec_mode=simple_protocol"
 	for _, fence := range []*pgfence.Fence{
-		pgfence.New(drivers), pgfence.New(config), pgfence.New(opens), pgfence.New(url, pgfence.InSchema("public")),
+		pgfence.New(drivers), pgfence.New(opens), pgfence.New(url, pgfence.InSchema("public")),
 	} {
 		must(t, fence.Lease(background, "job", long, func(context.Context, *pgfence.Lease) error { return nil }))
 	}
@@ -448,7 +450,6 @@ func TestTheWorksContextSaysTheLoss(t *testing.T) {
 		<-ctx.Done()
 		return io.EOF
 	}), io.EOF)
-	// A loss that the work did not notice is told all the same.
 	is(t, fence.Lease(background, "job", long, func(context.Context, *pgfence.Lease) error {
 		run(t, admin, "SELECT lease_revoke('job')")
 		return nil
@@ -459,7 +460,7 @@ func TestLeadingEndsWithItsWork(t *testing.T) {
 	fence, admin := table(t)
 	terms := 0
 	for _, ends := range []error{nil, io.EOF} {
-		equal(t, fence.Lead(background, "chief", short, func(ctx context.Context, _ *pgfence.Lease) error {
+		equal(t, fence.Lead(background, "chief", short.TTL, func(ctx context.Context, _ *pgfence.Lease) error {
 			if terms++; terms == 1 {
 				run(t, admin, "SELECT lease_revoke('chief')")
 				<-ctx.Done()
@@ -470,14 +471,13 @@ func TestLeadingEndsWithItsWork(t *testing.T) {
 	}
 	equal(t, terms, 3)
 	ctx, cancel := context.WithCancel(background)
-	equal(t, fence.Lead(ctx, "chief", short, func(ctx context.Context, lease *pgfence.Lease) error {
+	equal(t, fence.Lead(ctx, "chief", short.TTL, func(ctx context.Context, lease *pgfence.Lease) error {
 		cancel()
 		<-ctx.Done()
-		// It is ours until the work has ended.
 		must(t, lease.Guard(background, admin, ofPgx(does("SELECT 1"))))
 		return nil
 	}), nil)
-	equal(t, fence.Lead(ctx, "chief", short, nil), context.Canceled)
+	equal(t, fence.Lead(ctx, "chief", short.TTL, nil), context.Canceled)
 	opened := atomic.Int64{} // the first one is as a standby's
 	must(t, pgfence.New(func(ctx context.Context) (pgfence.Conn, error) {
 		conn := have(pgx.Connect(ctx, url))
@@ -485,7 +485,7 @@ func TestLeadingEndsWithItsWork(t *testing.T) {
 			have(conn.Exec(ctx, "SET default_transaction_read_only = on"))
 		}
 		return conn, nil
-	}).Lead(background, "chief", short, func(context.Context, *pgfence.Lease) error { return nil }))
+	}).Lead(background, "chief", short.TTL, func(context.Context, *pgfence.Lease) error { return nil }))
 }
 
 func TestWhatNobodyRefersToIsKeptUntilTheFenceIsClosed(t *testing.T) {
@@ -501,7 +501,7 @@ func TestWhatNobodyRefersToIsKeptUntilTheFenceIsClosed(t *testing.T) {
 func TestAClosedFenceHasGivenEverythingBack(t *testing.T) {
 	_, admin := table(t)
 	events := make(chan pgfence.Event, 100)
-	fence := pgfence.New(url, quiet(), pgfence.OnEvent(func(event pgfence.Event) {
+	fence := pgfence.New(url, pgfence.OnEvent(func(event pgfence.Event) {
 		events <- event
 		panic("a panic of the program's")
 	}))
@@ -528,7 +528,7 @@ func TestAFenceThatReachesNobodyIsClosedAllTheSame(t *testing.T) {
 			<-ctx.Done()
 		}
 		return pgx.Connect(ctx, url)
-	}, quiet())
+	})
 	acquire(t, fence, short, "job")
 	isDead.Store(true)
 	run(t, admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ 'acquire' AND pid <> pg_backend_pid()")
@@ -560,7 +560,7 @@ func TestACallThatPanicsIsAnErrorAndNoHang(t *testing.T) {
 	fence := pgfence.New(func(ctx context.Context) (pgfence.Conn, error) {
 		conn, err := pgx.Connect(ctx, url)
 		return panics{conn, does}, err
-	}, quiet())
+	})
 	does.Store(true)
 	for range 2 {
 		equal(t, strings.Contains(fence.Lease(background, "job", long, nil).Error(), "no error"), true)

@@ -451,7 +451,7 @@ func (w *worker) lead(o order) {
 	w.stop, w.stopped = cancel, make(chan struct{})
 	go func() {
 		defer close(w.stopped)
-		err := w.fence.Lead(ctx, o.Name, pgfence.Options{TTL: ms(o.TTL)}, w.leads)
+		err := w.fence.Lead(ctx, o.Name, ms(o.TTL), w.leads)
 		if errors.Is(err, errWork) {
 			say("stopped", said{"reason": "fails"})
 		} else {
