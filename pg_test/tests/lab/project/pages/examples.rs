@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 /// One test a page.
 macro_rules! pages {
     ($($page:ident = $path:literal),* $(,)?) => {
-        const RUN: &[&str] = &[$($path),*];
+        pub const RUN: &[&str] = &[$($path),*];
         $(
             #[lab_test]
             fn $page(lab: &Lab) -> Result<()> {
