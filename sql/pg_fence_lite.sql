@@ -33,7 +33,7 @@ DECLARE
     THEN ARRAY['42P06', 'there is a schema fence or fence_lite that is not of this role and search_path'] END;
 BEGIN
   IF fault IS NOT NULL THEN
-    RAISE EXCEPTION USING ERRCODE = fault[1], MESSAGE = fault[2], HINT = 'Nothing was changed.';
+    RAISE USING ERRCODE = fault[1], MESSAGE = fault[2], HINT = 'Nothing was changed.';
   END IF;
   PERFORM set_config('fence_lite.given', coalesce((SELECT string_agg(a.grantee::text, ',') FROM pg_proc p, aclexplode(p.proacl) AS a
     WHERE p.oid = to_regproc(home || '.lease_acquire') AND a.grantee NOT IN (0, own) AND to_regclass('fence.lease') <> 0), ''), false);
@@ -48,7 +48,7 @@ $$;
 CREATE SEQUENCE IF NOT EXISTS fence.token_seq AS bigint CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.token_seq IS 'fencing tokens; to be left as it is';
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint;
-COMMENT ON SEQUENCE fence.server_start_seq IS 'mark of the start; must stay unlogged';
+COMMENT ON SEQUENCE fence.server_start_seq IS 'mark of the start';
 CREATE SEQUENCE IF NOT EXISTS fence.database_identity_seq AS bigint;
 COMMENT ON SEQUENCE fence.database_identity_seq IS 'mark of the database';
 CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq AS bigint;
@@ -79,9 +79,12 @@ DECLARE place record;
 BEGIN
   SELECT n.nspname, c.relname, format('%I.%I', n.nspname, c.relname) AS whole INTO place
    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
-  RAISE EXCEPTION USING ERRCODE = code, MESSAGE = message, HINT = hint, SCHEMA = coalesce(place.nspname, ''),
-    TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, ''),
-    DETAIL = jsonb_strip_nulls(detail || jsonb_build_object('relation', place.whole));
+  detail := jsonb_strip_nulls(detail || jsonb_build_object('relation', place.whole));
+  IF FOUND THEN
+    RAISE USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = detail, SCHEMA = place.nspname, TABLE = place.relname,
+      COLUMN = coalesce(col, '');
+  END IF;
+  RAISE USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = detail;
 END
 $$;
 
@@ -470,7 +473,7 @@ BEGIN
     PERFORM set_config('fence_lite.named', '', true);
   END IF;
   IF (is_bound OR parted) AND token::text <> ambient THEN
-    PERFORM set_config('pg_fence.token', token::text, true);  -- for a move to another partition
+    PERFORM set_config('pg_fence.token', token::text, true);  -- for a move
   END IF;
   -- Since the row was written nobody was granted the lease whom a token that speaks excludes: the greater one stays.
   RETURN greatest(token, CASE WHEN is_bound THEN stored END);
@@ -850,7 +853,7 @@ BEGIN
     RAISE NOTICE '% is bound to no lease: the holder of any lease can write it', relation;
   END IF;
   IF had.always AND NOT always THEN
-    RAISE NOTICE '% was fenced with always, and is no longer', relation;
+    RAISE NOTICE '% is no longer fenced with always', relation;
   END IF;
 END
 $$;
@@ -924,7 +927,7 @@ BEGIN
     ('lease_keep', 'the heartbeat of a process: renews what it can, and says what became of each'),
     ('lease_guard', 'the token, or PF004; nobody else is granted the lease until this transaction ends'),
     ('lease_check', 'does the token speak for the lease at this instant?'),
-    ('lease_info', 'the row of fence.leases for one lease, as of this call'),
+    ('lease_info', 'the row of fence.leases for one lease'),
     ('lease_prune', 'deletes the rows of grants that ended longer ago'),
     ('fence_new_epoch', 'makes the tokens jump: for a copy, before clients connect'),
     ('fence_status', 'the token sequence, the database''s identity, the versions'),
@@ -988,7 +991,7 @@ BEGIN
   PERFORM sweep('^fenced_'), settle();
 END
 $close$;
--- Last: it stands in the way of move_on.
+-- Last: it holds up move_on.
 COMMENT ON TABLE fence.turn IS 'locked by who moves the tokens or waits';
 
 RESET check_function_bodies;
