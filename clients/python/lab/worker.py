@@ -121,7 +121,7 @@ class Heartbeat(psycopg.Cursor[Any]):
         except psycopg.Error:
             if PLANT != "error-is-loss":
                 raise
-            self.answers = [("lost", None, None, None)] * len(params[0])
+            self.answers = [("lost", None, None)] * len(params[0])
             return self
         self.answers = super().fetchall()
         outcomes = {answer[0] for answer in self.answers}
@@ -129,9 +129,9 @@ class Heartbeat(psycopg.Cursor[Any]):
             took = time.monotonic() - begun
             self.answers = [(kept, left and left + took, *more) for kept, left, *more in self.answers]
         elif PLANT == "one-lost-loses-all" and "lost" in outcomes:
-            self.answers = [("lost", None, None, None)] * len(self.answers)
+            self.answers = [("lost", None, None)] * len(self.answers)
         elif PLANT == "one-lock-stops-all" and "later" in outcomes:
-            self.answers = [("later", None, None, None)] * len(self.answers)
+            self.answers = [("later", None, None)] * len(self.answers)
         return self
 
     def fetchall(self) -> list[Any]:

@@ -552,14 +552,56 @@ class Shape(OnOrders):
                         self.fail("it began")
                 self.comes_true(lambda: self.value(sessions) == 0)
 
-    def test_a_forgotten_lease_is_told_and_released(self) -> None:
-        fence = pg_fence.Fence(URL)
-        lease = fence.lease("job").__enter__()
-        self.assertTrue(lease.held)
-        with self.assertWarns(ResourceWarning):
-            del lease
+    def test_a_lease_that_nobody_refers_to_is_kept(self) -> None:
+        with pg_fence.Fence(URL) as fence:
+            token = fence.lease("job", ttl=timedelta(seconds=1)).__enter__().token
             gc.collect()
-        self.comes_true(lambda: self.value("SELECT count(*) FROM fence.leases WHERE state = 'held'") == 0)
+            time.sleep(1.5)
+            self.assertEqual(self.value("SELECT first_token FROM lease_info('job') WHERE state = 'held'"), token)
+
+    def test_only_a_databases_errors_make_a_leader_go_on(self) -> None:
+        async def refused() -> None:
+            await asyncpg.connect("postgresql://127.0.0.1:1/nowhere")
+
+        def anothers() -> None:
+            raise ConnectionRefusedError("of an HTTP client")
+
+        with pg_fence.Fence(URL) as fence:
+            with self.assertRaises(ConnectionRefusedError):
+                fence.lead("job", lambda _: anothers(), ttl=timedelta(seconds=1))
+            steps = iter([lambda: asyncio.run(refused()), lambda: psycopg.connect("host=127.0.0.1 port=1"), lambda: 7])
+            self.assertEqual(fence.lead("job", lambda _: next(steps)(), ttl=timedelta(seconds=1)), 7)
+
+    def test_releases_go_first_and_what_nobody_waits_for_is_not_sent(self) -> None:
+        sent: list[str] = []
+        is_sent, goes_on = threading.Event(), threading.Event()
+
+        class Slow(psycopg.Cursor[Any]):
+            def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+                sent.append(next((str(one) for one in params if str(one) in {"slow", "given up", "next"}), "release"))
+                if sent[-1] == "slow":
+                    is_sent.set()
+                    goes_on.wait()
+                return super().execute(query, params, **options)
+
+        async def test() -> None:
+            async with pg_fence.AsyncFence(lambda: psycopg.connect(URL, cursor_factory=Slow)) as fence:
+                async with fence.lease("held", ttl=LONG) as held:
+                    sent.clear()
+                    others = [asyncio.create_task(fence.lease("slow", ttl=LONG).__aenter__())]
+                    await asyncio.to_thread(is_sent.wait)
+                    with self.assertRaises(TimeoutError):
+                        async with asyncio.timeout(0.2), fence.lease("given up", ttl=LONG):
+                            self.fail("it is held")
+                    others.append(asyncio.create_task(fence.lease("next", ttl=LONG).__aenter__()))
+                    await asyncio.sleep(0.2)
+                    releasing = asyncio.create_task(held.release())
+                    await asyncio.sleep(0.2)
+                    goes_on.set()
+                    await asyncio.gather(*others, releasing)
+
+        asyncio.run(test())
+        self.assertEqual(sent[:3], ["slow", "release", "next"])
 
     def test_a_thread_that_cannot_be_started_is_told_and_the_next_acquire_tries_again(self) -> None:
         start = threading.Thread.start

@@ -5,8 +5,6 @@
             connection.execute("UPDATE orders SET status = 'paid' WHERE id = 7")
 """
 
-from .aio import AsyncFence as AsyncFence
-from .aio import AsyncLease as AsyncLease
 from .errors import FenceError as FenceError
 from .errors import LeaseLost as LeaseLost
 from .errors import LeaseTaken as LeaseTaken
@@ -14,6 +12,8 @@ from .errors import NotGranted as NotGranted
 from .errors import NotInstalled as NotInstalled
 from .errors import Refused as Refused
 from .errors import TransactionLost as TransactionLost
+from .fence import AsyncFence as AsyncFence
+from .fence import AsyncLease as AsyncLease
 from .fence import Fence as Fence
 from .fence import Lease as Lease
 from .fence import options as options

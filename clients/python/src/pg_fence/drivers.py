@@ -1,10 +1,6 @@
 """How each kind of connection begins and ends a transaction and runs a statement, synchronous or not."""
 
-from __future__ import annotations
-
-import asyncio
 import contextlib
-import enum
 import inspect
 import re
 import weakref
@@ -16,14 +12,7 @@ from psycopg.pq import TransactionStatus as Status
 from psycopg.rows import tuple_row
 
 from .errors import sqlstate_of
-from .line import in_thread
-from .source import kind_of
-
-
-class State(enum.Enum):
-    """Where a transaction is when its block ends."""
-
-    OPEN, FAILED, ENDED = range(3)
+from .line import kind_of
 
 
 async def settled(value: Any) -> Any:
@@ -31,9 +20,37 @@ async def settled(value: Any) -> Any:
     return await value if inspect.isawaitable(value) else value
 
 
+async def status_of(raw: Any) -> Status:
+    """Where a transaction of the driver's own connection is, as libpq has it."""
+    if hasattr(raw, "get_transaction_status"):
+        # psycopg 2.
+        return Status(raw.get_transaction_status())
+    if not hasattr(raw, "is_in_transaction"):
+        status: Status = raw.info.transaction_status
+        return status
+    if not raw.is_in_transaction():
+        return Status.IDLE
+    # asyncpg does not tell a transaction that has failed.
+    try:
+        await raw.execute("SELECT 1")
+    except Exception as error:
+        if sqlstate_of(error) == "25P02":
+            return Status.INERROR
+        raise
+    return Status.INTRANS
+
+
+def numbered(sql: str) -> str:
+    """With the placeholders of asyncpg."""
+    numbers = iter(range(1, sql.count("%s") + 1))
+    return re.sub("%s", lambda _: f"${next(numbers)}", sql)
+
+
 class Driver:
-    """A transaction of a connection. One that the driver has begun by itself, for a mere SELECT, is ours; within one that
-    somebody else ends (`is_inner`), it is a savepoint."""
+    """A transaction of a connection; as it stands here, on psycopg. One that the driver has begun by itself, for a mere
+    SELECT, is ours; within one that somebody else ends (`is_inner`), it is a savepoint."""
+
+    _ends_by = "close"
 
     def __init__(self, connection: Any, is_async: bool):
         self.connection, self.is_async, self.is_inner = connection, is_async, False
@@ -44,14 +61,23 @@ class Driver:
 
     async def begin(self, register: Callable[[Any], None]) -> None:
         """`register` is told the driver's own connection before anything is waited for."""
-        raise NotImplementedError
+        is_begun = await status_of(self.raw) is not Status.IDLE
+        self._began_by_itself = is_begun and not (self.raw.autocommit or self.raw._num_transactions)
+        self.is_inner = is_begun and not self._began_by_itself
+        register(self.raw)
+        await self._enter(self.raw.transaction())
 
     async def value(self, sql: str, arguments: list[Any]) -> Any:
-        raise NotImplementedError
+        # Not as the program would have its cursors and rows.
+        kind: Any = psycopg.AsyncCursor if self.is_async else psycopg.Cursor
+        is_psycopg_2 = hasattr(self.raw, "get_transaction_status")
+        cursor = self.raw.cursor() if is_psycopg_2 else kind(self.raw, row_factory=tuple_row)
+        await settled(cursor.execute(sql, arguments))
+        return (await settled(cursor.fetchone()))[0]
 
-    async def state(self) -> State:
-        states = {Status.INERROR: State.FAILED, Status.IDLE: State.ENDED}
-        return states.get(self._status(), State.OPEN)
+    async def status(self) -> Status:
+        """Before the commit, when an ORM has sent what it had kept back."""
+        return await status_of(self.raw)
 
     async def commit(self) -> None:
         await self._leave(None)
@@ -59,40 +85,25 @@ class Driver:
             await settled(self.connection.commit())
 
     async def rollback(self, error: BaseException) -> bool:
-        """Whether the error has done its part by that."""
+        """Whether the error has done its part by that. Where it leaves a transaction open, the connection ends."""
         done = bool(await self._leave(error))
         if self._began_by_itself and not self.is_closed():
             await settled(self.connection.rollback())
+        if not self.is_inner and not self.is_closed() and await status_of(self.raw) is not Status.IDLE:
+            await self.abort()
         return done
-
-    async def flush(self) -> None:
-        """Sends what an ORM has kept back."""
 
     async def abort(self) -> None:
         """Ends the connection."""
         with contextlib.suppress(Exception):
-            await settled(self.connection.close())
+            if hasattr(self.raw, "cancel_safe") and await status_of(self.raw) is Status.ACTIVE:
+                # An exception of a signal has left it in the middle of a statement, which holds what it has locked.
+                await settled(self.raw.cancel_safe(timeout=2))
+        with contextlib.suppress(Exception):
+            await settled(getattr(self.connection, self._ends_by)())
 
     def is_closed(self) -> bool:
         return bool(self.raw.is_closed() if hasattr(self.raw, "is_closed") else getattr(self.raw, "closed", False))
-
-    def is_open(self) -> bool:
-        """Whether a transaction is there still that should have ended."""
-        return not self.is_inner and not self.is_closed() and self._status() is not Status.IDLE
-
-    def role(self) -> str | None:
-        return getattr(getattr(self.raw, "info", None), "user", None)
-
-    async def blocking(self, call: Callable[[], None]) -> None:
-        future = in_thread(call)
-        await asyncio.wrap_future(future) if self.is_async else future.result()
-
-    def _status(self) -> Status:
-        """As libpq has it, in psycopg 3 and 2."""
-        if hasattr(self.raw, "get_transaction_status"):
-            return Status(self.raw.get_transaction_status())
-        status: Status = self.raw.info.transaction_status
-        return status
 
     async def _enter(self, block: Any) -> None:
         await settled(block.__aenter__() if self.is_async else block.__enter__())
@@ -105,65 +116,22 @@ class Driver:
             return await settled(block.__aexit__(*raised) if self.is_async else block.__exit__(*raised))
 
 
-class Psycopg(Driver):
-    async def begin(self, register: Callable[[Any], None]) -> None:
-        register(self.raw)
-        is_begun = self._status() is not Status.IDLE
-        self._began_by_itself = is_begun and not (self.raw.autocommit or self.raw._num_transactions)
-        self.is_inner = is_begun and not self._began_by_itself
-        await self._enter(self.raw.transaction())
-
-    async def value(self, sql: str, arguments: list[Any]) -> Any:
-        # Not as the program would have its cursors and rows.
-        kind: Any = psycopg.AsyncCursor if self.is_async else psycopg.Cursor
-        cursor = kind(self.raw, row_factory=tuple_row)
-        await settled(cursor.execute(sql, arguments))
-        return (await settled(cursor.fetchone()))[0]
-
-    async def abort(self) -> None:
-        with contextlib.suppress(Exception):
-            if self._status() is Status.ACTIVE:
-                # An exception of a signal has left it in the middle of a statement, which holds what it has locked.
-                await settled(self.raw.cancel_safe(timeout=2))
-        await super().abort()
-
-
 class Asyncpg(Driver):
+    _ends_by = "terminate"
+
     async def begin(self, register: Callable[[Any], None]) -> None:
-        register(self.raw)
         self.is_inner = self.raw.is_in_transaction()
+        register(self.raw)
         await self._enter(self.raw.transaction())
 
     async def value(self, sql: str, arguments: list[Any]) -> Any:
-        numbers = iter(range(1, len(arguments) + 1))
-        return await self.raw.fetchval(re.sub("%s", lambda _: f"${next(numbers)}", sql), *arguments)
-
-    async def state(self) -> State:
-        return await _asked(self.raw)
-
-    async def abort(self) -> None:
-        with contextlib.suppress(Exception):
-            self.raw.terminate()
-
-    def _status(self) -> Status:
-        return Status.INTRANS if self.raw.is_in_transaction() else Status.IDLE
-
-
-async def _asked(connection: Any) -> State:
-    """asyncpg does not tell a transaction that has failed."""
-    if not connection.is_in_transaction():
-        return State.ENDED
-    try:
-        await connection.execute("SELECT 1")
-    except Exception as error:
-        if sqlstate_of(error) == "25P02":
-            return State.FAILED
-        raise
-    return State.OPEN
+        return await self.raw.fetchval(numbered(sql), *arguments)
 
 
 class SQLAlchemy(Driver):
     """A Connection or a Session, or their asynchronous ones."""
+
+    _ends_by = "invalidate"
 
     async def begin(self, register: Callable[[Any], None]) -> None:
         names = ("sync_session", "sync_connection") if self.is_async else ()
@@ -174,17 +142,17 @@ class SQLAlchemy(Driver):
         self.is_inner = is_begun and not self._is_the_drivers(self._sync.get_transaction())
         if not is_begun:
             await settled(self.connection.begin())
-        inner: Any = await settled(self.connection.connection()) if self._is_session else self.connection
-        pooled = getattr(inner, "sync_connection", inner).connection
+        if not self.is_inner:
+            self._block = self.connection
+        core = await self._core()
+        pooled = getattr(core, "sync_connection", core).connection
         if getattr(pooled.dbapi_connection, "autocommit", False):
-            await settled(self.connection.rollback())
             raise TypeError("the engine's isolation level is AUTOCOMMIT: there is no transaction to guard")
         self.raw, self._root = pooled.driver_connection, self._sync.get_transaction()
         _ours.add(self._root)
         register(self.raw)
         if self.is_inner:
-            nested = self.connection.begin_nested()
-            self._block = await nested if self.is_async else nested
+            self._block = await settled(self.connection.begin_nested())
 
     def _is_the_drivers(self, transaction: Any) -> bool:
         """Whether a mere query, or a look at an attribute, has begun it. Nobody else will end it."""
@@ -194,41 +162,30 @@ class SQLAlchemy(Driver):
             began = self._sync._trans_context_manager is None
         return began and transaction not in _ours
 
+    async def _core(self) -> Any:
+        """The connection of a session."""
+        return await settled(self.connection.connection()) if self._is_session else self.connection
+
     async def value(self, sql: str, arguments: list[Any]) -> Any:
-        from sqlalchemy import text
+        sent = numbered(sql) if hasattr(self.raw, "is_in_transaction") else sql
+        core = await self._core()
+        return (await settled(core.exec_driver_sql(sent, tuple(arguments)))).scalar()
 
-        # As SQLAlchemy writes it, for its drivers differ.
-        numbers = iter(range(len(arguments)))
-        bound = text(re.sub("%s", lambda _: f":a{next(numbers)}", sql.replace("::", "\\:\\:")))
-        of = await settled(self.connection.connection()) if self._is_session else self.connection
-        return (await settled(of.execute(bound, {f"a{n}": one for n, one in enumerate(arguments)}))).scalar()
-
-    async def state(self) -> State:
+    async def status(self) -> Status:
         if self._sync.get_transaction() is not self._root:
-            return State.ENDED
-        if not self._root.is_active or (self._block is not None and not self._block.is_active):
-            return State.FAILED
-        return await _asked(self.raw) if hasattr(self.raw, "is_in_transaction") else await super().state()
-
-    async def commit(self) -> None:
-        block, self._block = self._block, None
-        await settled((block if self.is_inner else self.connection).commit())
-
-    async def rollback(self, error: BaseException) -> bool:
-        block, self._block = self._block, None
-        if block is not None or not self.is_inner:
-            await settled((block or self.connection).rollback())
-        return False
-
-    async def flush(self) -> None:
+            return Status.IDLE
+        if not self._root.is_active or not getattr(self._block, "is_active", True):
+            return Status.INERROR
         if self._is_session:
             await settled(self.connection.flush())
+        return await super().status()
 
-    async def abort(self) -> None:
-        with contextlib.suppress(Exception):
-            await settled(self.connection.invalidate())
+    async def commit(self) -> None:
+        await settled(self._block.commit())
 
-    def is_open(self) -> bool:
+    async def rollback(self, error: BaseException) -> bool:
+        if self._block is not None:
+            await settled(self._block.rollback())
         return False
 
 
@@ -245,22 +202,17 @@ class Django(Driver):
         if transaction.get_connection(self.connection.alias).connection is not self.raw:
             # A copy: the transaction, and with it the guard, would be on the one that is named so.
             raise TypeError("not the connection of that alias in this thread, on which Django begins transactions")
-        register(self.raw)
         self.is_inner = self.connection.in_atomic_block
         self._began_by_itself = not self.is_inner and not self.connection.get_autocommit()
+        register(self.raw)
         await self._enter(transaction.atomic(using=self.connection.alias))
 
-    async def value(self, sql: str, arguments: list[Any]) -> Any:
-        with self.connection.cursor() as cursor:
-            cursor.execute(sql, arguments)
-            return cursor.fetchone()[0]
-
-    async def state(self) -> State:
-        return State.FAILED if self.connection.needs_rollback else await super().state()
+    async def status(self) -> Status:
+        return Status.INERROR if self.connection.needs_rollback else await super().status()
 
 
 _KINDS: list[tuple[str, type[Driver], bool, str]] = [
-    ("psycopg.", Psycopg, False, "transaction"),
+    ("psycopg.", Driver, False, "transaction"),
     ("asyncpg.", Asyncpg, True, "is_in_transaction"),
     ("sqlalchemy.ext.asyncio", SQLAlchemy, True, "in_transaction"),
     ("sqlalchemy.", SQLAlchemy, False, "in_transaction"),

@@ -1,8 +1,7 @@
 """What can be refused or told, as types, and how they are found in what a driver or an ORM raised."""
 
-from __future__ import annotations
-
 import json
+import traceback
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
@@ -75,49 +74,52 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = inner if isinstance(inner, BaseException) else error.__cause__
 
 
+def _state_of(error: BaseException) -> str | None:
+    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
+
+
 def sqlstate_of(error: BaseException) -> str:
     """That of the server, however deep it is wrapped."""
-    states = (getattr(one, "sqlstate", None) or getattr(one, "pgcode", None) for one in _chain(error))
-    return next((state for state in states if isinstance(state, str)), "")
+    return next((state for state in map(_state_of, _chain(error)) if isinstance(state, str)), "")
 
 
 def session_ended(error: BaseException) -> bool:
-    """Whether the error says that a session has ended, or could not be had."""
-    if state := sqlstate_of(error):
-        return state.startswith(_ENDED)
-    # Drivers raise one of these without an SQLSTATE when the connection is gone.
-    broken = {"OperationalError", "InterfaceError", "ConnectionTimeout"}
-    modules = ("psycopg", "asyncpg")
-    return any(
-        isinstance(one, ConnectionError) or (type(one).__module__.startswith(modules) and type(one).__name__ in broken)
-        for one in _chain(error)
-    )
-
-
-def told_of_work(error: Exception) -> Exception:
-    """What an error of the work's own statements means: a refusal of the fence, or itself."""
-    return _refusal(error) if sqlstate_of(error).startswith("PF") else error
-
-
-def told_of_call(error: Exception, role: str | None) -> Exception:
-    """What an error of one of our own statements means."""
+    """Whether the error says that a session of a database has ended, or could not be had."""
     state = sqlstate_of(error)
-    if state in {"42883", "3F000"}:
+    return state.startswith(_ENDED) if state else any(map(_is_broken, _chain(error)))
+
+
+def _is_broken(error: BaseException) -> bool:
+    """Whether a driver says so without an SQLSTATE. asyncpg lets the system's errors through as they are: one that has
+    not come through it is no database's."""
+    if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+        frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+        return any(frame.f_globals.get("__name__", "").startswith("asyncpg.") for frame in frames)
+    kind = type(error)
+    is_named_so = kind.__name__ in {"OperationalError", "InterfaceError", "ConnectionTimeout"}
+    return is_named_so and kind.__module__.startswith(("psycopg", "asyncpg"))
+
+
+def told(error: Exception, connection: Any, is_ours: bool = True) -> Exception:
+    """What an error means: of our own statements, or of the work's, of which only the fence's refusals are ours to tell.
+    Itself, where it is no type of this package."""
+    state, role = sqlstate_of(error), getattr(getattr(connection, "info", None), "user", "…")
+    if is_ours and state in {"42883", "3F000"}:
         where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"
         return NotInstalled(f"pg_fence is not installed in this database, or not on the search_path: {where} ({error})")
-    if state == "42501":
-        grant = f"SELECT fence_grant('{role or '…'}')"
-        return NotGranted(f"the role {role or ''} may not use the lease: {error}; an administrator grants it: {grant}")
-    return _refusal(error) if state.startswith(("PF", "22", "55", "0A", "53")) and state != "55P03" else error
-
-
-def _refusal(error: BaseException) -> Refused:
-    one = next(one for one in _chain(error) if getattr(one, "sqlstate", None) or getattr(one, "pgcode", None))
-    diag: Any = getattr(one, "diag", None)
-    detail = diag.message_detail if diag else getattr(one, "detail", None)
+    if is_ours and state == "42501":
+        grant = f"SELECT fence_grant('{role}')"
+        return NotGranted(f"the role {role} may not use the lease: {error}; an administrator grants it: {grant}")
+    if not state.startswith(("PF", "22", "55", "0A", "53") if is_ours else "PF") or state == "55P03":
+        return error
+    # psycopg has all that in `diag`, asyncpg in the error itself.
+    one: Any = next((one for one in _chain(error) if hasattr(one, "diag") or hasattr(one, "hint")), error)
+    diag = getattr(one, "diag", None)
+    message, detail, hint = (
+        (diag.message_primary, diag.message_detail, diag.message_hint) if diag else (one, one.detail, one.hint)
+    )
     try:
         parsed = json.loads(detail or "")
     except ValueError:
         parsed = None
-    message, hint = (diag.message_primary, diag.message_hint) if diag else (str(one), getattr(one, "hint", None))
-    return Refused(str(message), sqlstate_of(one), parsed if isinstance(parsed, dict) else {}, hint)
+    return Refused(str(message), state, parsed if isinstance(parsed, dict) else {}, hint)

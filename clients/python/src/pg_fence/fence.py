@@ -1,20 +1,20 @@
-"""Where leases come from, and how they are held, in synchronous programs."""
+"""Where leases come from, and how they are held. What both classes do is said here, in coroutines; those of synchronous
+programs never wait."""
 
-from __future__ import annotations
-
+import asyncio
 import threading
-import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Generic, Self, TypeVar
 
 from . import asked as statements
-from .asked import Asked, checked, json_of, list_of_names, ttl_of, unique_holder
+from .asked import Asked, checked, holder_of, list_of_names, ttl_of
 from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended, sqlstate_of
 from .guard import C, Guard, under
-from .keeper import Event, Grant, Keeper
-from .line import in_thread
-from .source import opener
+from .keeper import Event, GivenUp, Keeper
+from .keeping import Grant
+from .line import at_once, in_thread, opener, outcome
 
 _T = TypeVar("_T")
 HALF_A_MINUTE = timedelta(seconds=30)
@@ -23,9 +23,21 @@ HALF_A_MINUTE = timedelta(seconds=30)
 class Held:
     """What leases of both kinds have."""
 
-    def __init__(self, keeper: Keeper, asked: Asked | None, grant: Grant | None):
-        self._keeper, self._asked, self._grant = keeper, asked, grant
-        self.names = asked.names if grant is None and asked is not None else self._granted().names
+    _is_async = False
+
+    def __init__(self, keeper: Keeper, of: Asked | Grant):
+        self._keeper, self._asked, self.names = keeper, of, of.names
+        self._grant: Grant | None = None
+        if isinstance(of, Grant):
+            self._hold(of)
+
+    def _hold(self, grant: Grant) -> None:
+        self._grant, grant.on_end = grant, self._ended
+        # It may have ended before.
+        self._ended()
+
+    def _ended(self) -> None:
+        """In whatever thread that happens."""
 
     def _granted(self) -> Grant:
         if self._grant is None:
@@ -56,19 +68,37 @@ class Held:
         Django, or a Connection or Session of SQLAlchemy. With `release` it gives the lease back."""
         return under(self._keeper, [self._granted()], release, connection)
 
-    def _end(self, error: BaseException | None) -> None:
+    async def _enter(self, stopped: GivenUp = lambda: False) -> None:
+        asked = self._asked
+        if self._grant is None and isinstance(asked, Asked):
+            acquire = lambda given_up: [self._keeper.acquire(asked, lambda: given_up() or stopped())]
+            for grant in await granted(self._keeper, acquire, self._is_async):
+                self._hold(grant)
+
+    async def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._release()
         if error is None and self._granted().is_lost:
             raise self._granted().lost()
 
-    def __del__(self) -> None:
-        keeper, grant = self._keeper, self._grant
-        if grant is not None and grant.reason is None:
-            told = f"the lease {', '.join(self.names)} was forgotten, and not released"
-            warnings.warn(told, ResourceWarning, source=self)
-            in_thread(lambda: keeper.release([grant]))
+    async def _release(self) -> None:
+        grants = [self._granted()]
+        await outcome(in_thread(lambda: self._keeper.release(grants)), self._is_async)
 
 
 L = TypeVar("L", bound=Held)
+
+
+async def granted(keeper: Keeper, call: Callable[[GivenUp], list[Grant]], is_async: bool) -> list[Grant]:
+    """What comes when nobody waits for it any more, after an exception of a signal or a cancellation, is given back."""
+    given_up = threading.Event()
+    future = in_thread(lambda: call(given_up.is_set))
+    try:
+        return await outcome(future, is_async)
+    except BaseException as error:
+        if not future.done() or future.exception() is not error:
+            given_up.set()
+            future.add_done_callback(lambda done: done.exception() or in_thread(lambda: keeper.release(done.result())))
+        raise
 
 
 class Adopted:
@@ -79,8 +109,8 @@ class Adopted:
 
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
         """The same as a lease's. With `release` the number is refused from then on."""
-        begins = [statements.guard_adopted(self._keeper.prefix, self.name, self.token)]
-        ends = [statements.release(self._keeper.prefix, [self.name], self.token)] if release else []
+        begins = [self._keeper.call(statements.GUARD_ADOPTED, self.name, self.name, self.token)]
+        ends = [self._keeper.call(statements.RELEASE, self.name, self.token)] if release else []
         return Guard(self._keeper, [], begins, ends, connection)
 
 
@@ -110,17 +140,7 @@ class Leases(Generic[L]):
     ) -> L:
         """A lease of one name, or of several at once, all or none. Entering it raises LeaseTaken."""
         flags = {"reclaim": reclaim, "session": session, "shared": shared}
-        for what, flag in flags.items():
-            checked(what, flag, bool)
-        if len(list_of_names(names)) > 1 and (shared or slots != 1 or reclaim):
-            raise ValueError("several names at once are exclusive: no shared, slots or reclaim")
-        if reclaim and holder is None:
-            raise ValueError("reclaim takes a holder: whose lease is it?")
-        if checked("wait", wait, timedelta) < timedelta(0):
-            raise ValueError(f"wait is not negative: {wait!r}")
-        who, width = _holder(holder), checked("slots", slots, int)
-        asked = Asked(list_of_names(names), ttl_of(ttl), wait.total_seconds(), who, json_of(metadata), slots=width, **flags)
-        return self._kind(self._keeper, asked, None)
+        return self._kind(self._keeper, Asked(names, ttl, wait, holder, metadata, slots, **flags))
 
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """A transaction that is guarded by several leases at once."""
@@ -130,69 +150,82 @@ class Leases(Generic[L]):
         """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there."""
         return Adopted(self._keeper, checked("the name of a lease", name, str), checked("a token", token, int))
 
-    def _claim(self, names: Sequence[str], n: int, ttl: timedelta, holder: str | None) -> Callable[[], list[L]]:
-        wanted = list_of_names(names), checked("n", n, int), ttl_of(ttl), _holder(holder)
-        return lambda: [self._kind(self._keeper, None, grant) for grant in self._keeper.claim(*wanted)]
+    async def _claim(self, names: Sequence[str], n: int, ttl: timedelta, holder: str | None) -> list[L]:
+        wanted = list_of_names(names), checked("n", n, int), ttl_of(ttl), holder_of(holder)
+        claim = lambda given_up: self._keeper.claim(*wanted, given_up)
+        return [self._kind(self._keeper, grant) for grant in await granted(self._keeper, claim, self._kind._is_async)]
+
+    async def _lead(self, name: str, work: Callable[[L], Any], stop: threading.Event | asyncio.Event, ttl: timedelta) -> Any:
+        # If the answer to an acquire was lost, its own holder takes the grant over.
+        holder, pause = holder_of(None), ttl_of(ttl) / 12
+        while not stop.is_set():
+            lease = self.lease(name, ttl=ttl, wait=timedelta.max, holder=holder, reclaim=True)
+            try:
+                async with AsyncExitStack() as block:
+                    await lease._enter(stop.is_set)
+                    block.push_async_exit(lease._leave)
+                    result = work(lease)
+                    return await result if lease._is_async else result
+            except Exception as error:
+                if self._keeper.is_closed or not goes_on(error, lease._grant):
+                    raise
+                if isinstance(stop, threading.Event):
+                    stop.wait(pause)
+                else:
+                    with suppress(TimeoutError):
+                        await asyncio.wait_for(stop.wait(), pause)
+        return None
 
 
-def _holder(holder: str | None) -> str:
-    return unique_holder() if holder is None else checked("holder", holder, str)
+def goes_on(error: Exception, grant: Grant | None) -> bool:
+    """Whether to lead again: after a loss of the lease, the transaction, the connection or the server."""
+    if grant is None and sqlstate_of(error).startswith(("25", "40", "53", "55P03", "57", "58")):
+        # It has no time or place now, or is a standby still.
+        return True
+    is_stale = isinstance(error, Refused) and error.sqlstate in {"PF001", "PF004"}
+    is_loss = isinstance(error, (LeaseLost, LeaseTaken, TransactionLost)) or type(error) is FenceError
+    return is_stale or is_loss or session_ended(error) or (grant is not None and grant.is_lost)
+
+
+def options(lease: Held | Adopted) -> str:
+    """For code that knows nothing of fences: `psycopg.connect(…, options=options(lease))` presents the token in all its
+    transactions. Not through a pooler in transaction mode."""
+    return f"-c pg_fence.token={lease.token}"
 
 
 class Lease(Held):
     """A lease for as long as a block runs: `with fence.lease(…) as lease:`."""
 
-    def __init__(self, keeper: Keeper, asked: Asked | None, grant: Grant | None):
-        super().__init__(keeper, asked, grant)
+    def __init__(self, keeper: Keeper, of: Asked | Grant):
         #: Set at a loss.
         self.lost = threading.Event()
-        self._follow()
+        super().__init__(keeper, of)
 
-    def _follow(self) -> None:
-        grant, lost = self._grant, self.lost
-        if grant is not None:
-            grant.on_end = lambda: grant.is_lost and lost.set()
+    def _ended(self) -> None:
+        if self._granted().is_lost:
+            self.lost.set()
 
     def release(self) -> None:
         """Gives it back before the end of its block. No error where that fails: then it ends at its ttl."""
-        grants = [self._granted()]
-        in_thread(lambda: self._keeper.release(grants)).result()
+        at_once(self._release())
 
     def __enter__(self) -> Self:
-        if self._grant is None and self._asked is not None:
-            self._grant = acquired(self._keeper, self._asked, threading.Event())
-            self._follow()
+        at_once(self._enter())
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.release()
-        self._end(error)
+        at_once(self._leave(kind, error, trace))
 
 
-class Claimed(list[Lease]):
+class Claimed(list[Lease], AbstractContextManager["Claimed"]):
     """Leases that are held. As a block it releases what is left of them."""
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *_: object) -> None:
         for lease in self:
             lease.release()
 
 
-def acquired(keeper: Keeper, asked: Asked, given_up: threading.Event) -> Grant:
-    future = in_thread(lambda: keeper.acquire(asked, given_up))
-    try:
-        return future.result()
-    except BaseException as error:
-        if not future.done() or future.exception() is not error:
-            # An exception of a signal. A grant that comes all the same is given back.
-            given_up.set()
-            future.add_done_callback(lambda done: done.exception() or in_thread(lambda: keeper.release([done.result()])))
-        raise
-
-
-class Fence(Leases[Lease]):
+class Fence(Leases[Lease], AbstractContextManager["Fence"]):
     """Where leases come from: one for a process. As a block it is closed at the end."""
 
     _kind = Lease
@@ -201,54 +234,108 @@ class Fence(Leases[Lease]):
         self, names: Sequence[str], *, n: int = 1, ttl: timedelta = HALF_A_MINUTE, holder: str | None = None
     ) -> Claimed:
         """The first `n` of these that are free, in their order."""
-        return Claimed(in_thread(self._claim(names, n, ttl, holder)).result())
+        return Claimed(at_once(self._claim(names, n, ttl, holder)))
 
     def lead(
         self, name: str, work: Callable[[Lease], _T], *, stop: threading.Event | None = None, ttl: timedelta = HALF_A_MINUTE
     ) -> _T | None:
         """Runs `work(lease)` whenever this process leads, and returns what it returned; None when `stop` was set
         first, at which the work is to return by itself."""
-        stop = stop or threading.Event()
-        asked = leading(name, ttl)
-        while not stop.is_set():
-            grant = None
-            try:
-                grant = acquired(self._keeper, asked, stop)
-                with Lease(self._keeper, asked, grant) as lease:
-                    return work(lease)
-            except Exception as error:
-                if self._keeper.is_closed or not goes_on(error, grant):
-                    raise
-                stop.wait(asked.ttl / 12)
-        return None
+        result: _T | None = at_once(self._lead(name, work, stop or threading.Event(), ttl))
+        return result
 
     def close(self) -> None:
         """Gives everything back, and ends all waits."""
         self._keeper.close()
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-def leading(name: str, ttl: timedelta) -> Asked:
-    """If the answer to an acquire was lost, its own holder takes the grant over."""
-    return Asked(list_of_names(name), ttl_of(ttl), float("inf"), unique_holder(), reclaim=True)
+class AsyncLease(Held):
+    """A lease for as long as a block runs: `async with fence.lease(…) as lease:`. At a loss the task that entered it is
+    cancelled, and the block raises LeaseLost."""
+
+    _is_async = True
+    _has_cancelled = False
+    _task: asyncio.Task[Any] | None = None
+
+    async def release(self) -> None:
+        """Gives it back before the end of its block. No error where that fails: then it ends at its ttl."""
+        await self._release()
+
+    async def __aenter__(self) -> Self:
+        await self._enter()
+        return self
+
+    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        await self._leave(kind, error, trace)
+
+    async def _enter(self, stopped: GivenUp = lambda: False) -> None:
+        await super()._enter(stopped)
+        self._task = asyncio.current_task()
+        # It may have ended before.
+        self._cancel()
+
+    def _ended(self) -> None:
+        # The loop may be closed by then.
+        with suppress(RuntimeError):
+            if self._task is not None:
+                self._task.get_loop().call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        if self._task is not None and self._granted().is_lost and not self._has_cancelled:
+            self._has_cancelled = True
+            self._task.cancel()
+
+    async def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
+        task, self._task = self._task, None
+        by_us = self._has_cancelled and isinstance(error, asyncio.CancelledError)
+        if self._has_cancelled and task is not None:
+            # Somebody else may have asked for it, too.
+            by_us = task.uncancel() == 0 and by_us
+            if not isinstance(error, asyncio.CancelledError):
+                # It was asked for after the last await of the work, and would hit the next one.
+                with suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0)
+        await super()._leave(kind, None if by_us else error, trace)
 
 
-def goes_on(error: Exception, grant: Grant | None) -> bool:
-    """Whether to lead again: after a loss of the lease, the transaction, the connection or the server."""
-    is_stale = isinstance(error, Refused) and error.sqlstate in {"PF001", "PF004"}
-    is_loss = isinstance(error, (LeaseLost, LeaseTaken, TransactionLost)) or type(error) is FenceError
-    if grant is None and sqlstate_of(error).startswith(("25", "40", "53", "55P03", "57", "58")):
-        # It has no time or place now, or is a standby still.
-        return True
-    return is_stale or is_loss or session_ended(error) or (grant is not None and grant.is_lost)
+class AsyncClaimed(list[AsyncLease], AbstractAsyncContextManager["AsyncClaimed"]):
+    """Leases that are held. As a block it releases what is left of them."""
+
+    async def __aexit__(self, *_: object) -> None:
+        for lease in self:
+            await lease.release()
 
 
-def options(lease: Held | Adopted) -> str:
-    """For code that knows nothing of fences: `psycopg.connect(…, options=options(lease))` presents the token in all its
-    transactions. Not through a pooler in transaction mode."""
-    return f"-c pg_fence.token={lease.token}"
+class AsyncFence(Leases[AsyncLease], AbstractAsyncContextManager["AsyncFence"]):
+    """Where leases come from: one for a process. As a block it is closed at the end. Its connection is psycopg's, too."""
+
+    _kind = AsyncLease
+
+    async def claim(
+        self, names: Sequence[str], *, n: int = 1, ttl: timedelta = HALF_A_MINUTE, holder: str | None = None
+    ) -> AsyncClaimed:
+        """The first `n` of these that are free, in their order."""
+        return AsyncClaimed(await self._claim(names, n, ttl, holder))
+
+    async def lead(
+        self,
+        name: str,
+        work: Callable[[AsyncLease], Awaitable[_T]],
+        *,
+        stop: asyncio.Event | None = None,
+        ttl: timedelta = HALF_A_MINUTE,
+    ) -> _T | None:
+        """Runs `work(lease)` whenever this process leads, and returns what it returned; None when `stop` was set
+        first, at which the work is to return by itself."""
+        result: _T | None = await self._lead(name, work, stop or asyncio.Event(), ttl)
+        return result
+
+    async def close(self) -> None:
+        """Gives everything back, and ends all waits."""
+        await asyncio.wrap_future(in_thread(self._keeper.close))
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()

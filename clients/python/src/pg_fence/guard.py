@@ -1,29 +1,22 @@
 """A transaction under leases."""
 
-from __future__ import annotations
-
 import contextlib
-from collections.abc import Coroutine, Sequence
+import math
+from collections.abc import Sequence
+from socket import socket
 from typing import Any, Generic, TypeVar
+
+from psycopg.pq import TransactionStatus
 
 from . import asked
 from .asked import Call
-from .drivers import State, driver_of
-from .errors import (
-    FenceError,
-    LeaseLost,
-    LeaseTaken,
-    TransactionLost,
-    session_ended,
-    sqlstate_of,
-    told_of_call,
-    told_of_work,
-)
-from .keeper import Grant, Keeper
-from .line import Handle
+from .drivers import driver_of
+from .errors import FenceError, LeaseLost, LeaseTaken, TransactionLost, session_ended, sqlstate_of, told
+from .keeper import Keeper
+from .keeping import Grant
+from .line import at_once, handle_of, in_thread, outcome
 
 C = TypeVar("C")
-_T = TypeVar("_T")
 
 
 class Guard(Generic[C]):
@@ -33,27 +26,23 @@ class Guard(Generic[C]):
     def __init__(self, keeper: Keeper, grants: Sequence[Grant], begins: list[Call], ends: list[Call], connection: C):
         self._keeper, self._grants, self._begins, self._ends = keeper, grants, begins, ends
         self._connection, self._driver = connection, driver_of(connection)
-        self._handle: Handle | None = None
+        self._handle: socket | None = None
 
     def __enter__(self) -> C:
-        self._expect(is_async=False)
-        return _at_once(self._begin())
+        return at_once(self._begin(is_async=False))
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
-        return _at_once(self._finish(error))
+        return at_once(self._finish(error))
 
     async def __aenter__(self) -> C:
-        self._expect(is_async=True)
-        return await self._begin()
+        return await self._begin(is_async=True)
 
     async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         return await self._finish(error)
 
-    def _expect(self, is_async: bool) -> None:
+    async def _begin(self, is_async: bool, is_first: bool = True) -> C:
         if self._driver.is_async != is_async:
             raise TypeError("`async with` for an asynchronous connection, and `with` for any other")
-
-    async def _begin(self, is_first: bool = True) -> C:
         for grant in self._grants:
             self._keeper.check(grant)
         try:
@@ -62,93 +51,83 @@ class Guard(Generic[C]):
                 await self._driver.value(*call)
             return self._connection
         except BaseException as error:
-            told = self._told(error, is_ours=True)
+            meant = self._told(error, is_ours=True)
             with contextlib.suppress(Exception):
                 await self._roll_back(error)
-            if sqlstate_of(error) == "PF004" and is_first and not self._driver.is_inner and self._grants:
-                # After a failover no token speaks until its holder has renewed.
-                await self._driver.blocking(lambda: self._keeper.keep(list(self._grants)))
-                return await self._begin(is_first=False)
-            if told is error:
-                raise
-            raise told from error
+            is_silent = sqlstate_of(error) == "PF004" and self._grants and not self._driver.is_inner
+            if not (is_silent and is_first):
+                if meant is error:
+                    raise
+                raise meant from error
+        # After a failover no token speaks until its holder has renewed.
+        await outcome(in_thread(lambda: self._keeper.keep(list(self._grants))), is_async)
+        return await self._begin(is_async, is_first=False)
 
     def _register(self, connection: Any) -> None:
         """From here on a loss breaks the connection off, where it hangs, too."""
-        self._handle = Handle(connection)
+        self._handle = handle_of(connection)
         for grant in self._grants:
-            grant.guards.add(self._handle)
+            grant.handles.add(self._handle)
             self._keeper.check(grant)
 
     async def _finish(self, error: BaseException | None) -> bool:
         """Whether the error has done its part: psycopg.Rollback only rolls back."""
-        is_committing = False
-        self._rest(1)
+        raised, stage = error, "work"
+        # The heartbeat leaves out what is about to be released.
+        resting = self._grants if self._ends else ()
+        for grant in resting:
+            grant.resting += 1
         try:
-            if error is not None:
-                raise error
-            await self._refuse_if_failed()
-            await self._release()
-            is_committing = True
-            await self._driver.commit()
-        except BaseException as raised:
-            told = self._told(raised, is_ours=raised is not error)
-            if is_committing and isinstance(told, (LeaseLost, TransactionLost)):
-                # The server has ended an idle transaction before it read the commit.
-                told.in_doubt = sqlstate_of(raised) not in {"25P03", "25P04"}
-            if await self._roll_back(raised):
-                return True
-            if told is not raised:
-                raise told from raised
-            if raised is not error:
-                raise
-        else:
-            released = self._keeper.end(self._grants, "released") if self._ends else []
-            self._keeper.tell("released", released)
+            if error is None:
+                await self._refuse_if_failed()
+                stage = "release"
+                for sql, arguments in self._ends:
+                    if await self._driver.value(sql, arguments) is None:
+                        self._keeper.end((grant for grant in self._grants if arguments[0] in grant.names), "gone")
+                        raise LeaseLost("gone", (arguments[0],))
+                stage = "commit"
+                await self._driver.commit()
+                self._keeper.tell("released", self._keeper.end(resting, "released"))
+        except BaseException as failed:  # noqa: BLE001
+            raised = failed
         finally:
-            self._rest(-1)
+            for grant in resting:
+                grant.resting -= 1
+        if raised is None:
             self._unregister()
-        return False
-
-    def _rest(self, more: int) -> None:
-        """The heartbeat leaves out what is about to be released."""
-        for grant in self._grants if self._ends else ():
-            grant.keeping.resting += more
-
-    async def _release(self) -> None:
-        if self._ends:
-            await self._driver.flush()
-        for number, call in enumerate(self._ends):
-            if await self._driver.value(*call) is None:
-                self._keeper.end(self._grants[number : number + 1], "gone")
-                raise LeaseLost("gone", tuple(call[1][:1]))
+            return False
+        meant = self._told(raised, is_ours=stage == "release")
+        if stage == "commit" and isinstance(meant, (LeaseLost, TransactionLost)):
+            # The server has ended an idle transaction before it read the commit.
+            meant.in_doubt = sqlstate_of(raised) not in {"25P03", "25P04"}
+        is_done = await self._roll_back(raised)
+        if is_done or meant is error:
+            return is_done
+        if meant is raised:
+            raise meant
+        raise meant from raised
 
     async def _refuse_if_failed(self) -> None:
         """The work may have swallowed an error: then the commit would roll back, and say nothing."""
-        state = await self._driver.state()
-        if state is State.FAILED:
+        status = await self._driver.status()
+        if status is TransactionStatus.INERROR:
             raise TransactionLost("a statement of the transaction has failed: all of it is rolled back")
-        if state is State.ENDED:
-            told = "the work has ended the transaction itself: what it did after that was not guarded"
-            raise TransactionLost(told, in_doubt=True)
+        if status is TransactionStatus.IDLE:
+            ended = "the work has ended the transaction itself: what it did after that was not guarded"
+            raise TransactionLost(ended, in_doubt=True)
 
     async def _roll_back(self, error: BaseException) -> bool:
         """A connection on which that fails, or is interrupted, ends."""
-        done = False
         try:
-            done = await self._driver.rollback(error)
-        except Exception:  # noqa: BLE001
+            return await self._driver.rollback(error)
+        except BaseException as failed:
+            await self._driver.abort()
+            if not isinstance(failed, Exception):
+                raise
             # The error that led here is the one to tell.
-            await self._driver.abort()
-        except BaseException:
-            await self._driver.abort()
-            raise
-        else:
-            if self._driver.is_open():
-                await self._driver.abort()
+            return False
         finally:
             self._unregister()
-        return done
 
     def _told(self, error: BaseException, is_ours: bool) -> BaseException:
         """The typed error, where it is one. A connection that was broken off because of a loss tells the loss."""
@@ -158,18 +137,19 @@ class Guard(Generic[C]):
         if session_ended(error) and (state or self._driver.is_closed()):
             lost = [grant.lost() for grant in self._grants if grant.is_lost]
             return lost[0] if lost else TransactionLost(f"the session ended under the transaction: {error}")
-        if state in {"PF001", "PF004"}:
-            self._keeper.beat_soon(self._grants)
+        for grant in self._grants if state in {"PF001", "PF004"} else ():
+            # The next renewal tells whether it is lost, within a second.
+            grant.beat_at = -math.inf
         if is_ours and not self._grants and state == "22004":
             # NULL from lease_adopt: an older number is guarded.
             return LeaseTaken(tuple(self._begins[0][1][:1]))
-        return told_of_call(error, self._driver.role()) if is_ours else told_of_work(error)
+        return told(error, self._driver.raw, is_ours)
 
     def _unregister(self) -> None:
         handle, self._handle = self._handle, None
         if handle is not None:
             for grant in self._grants:
-                grant.guards.discard(handle)
+                grant.handles.discard(handle)
             handle.close()
 
 
@@ -178,17 +158,6 @@ def under(keeper: Keeper, grants: Sequence[Grant], release: bool, connection: C)
     if not grants:
         raise ValueError("a guard takes a lease")
     pairs = sorted((name.encode(), name, grant.token) for grant in grants for name in grant.names)
-    begins = [asked.guard(keeper.prefix, name, token) for _, name, token in pairs]
-    ends = [asked.release(keeper.prefix, grant.names, grant.token) for grant in grants if release]
+    begins = [keeper.call(asked.GUARD, name, token) for _, name, token in pairs]
+    ends = [keeper.call(asked.RELEASE, name, token) for _, name, token in pairs if release]
     return Guard(keeper, grants, begins, ends, connection)
-
-
-def _at_once(work: Coroutine[Any, Any, _T]) -> _T:
-    """Runs what never waits, because its connection does not either."""
-    try:
-        work.send(None)
-    except StopIteration as end:
-        value: _T = end.value
-        return value
-    work.close()
-    raise RuntimeError("a synchronous connection waited")

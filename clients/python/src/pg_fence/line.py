@@ -1,138 +1,161 @@
-"""A connection of the fence's own; handles that end what hangs on a connection; and calls in threads of their own."""
+"""Connections of the fence's own, and what opens them; what ends a call that hangs on one; and calls in threads of their own."""
 
-from __future__ import annotations
-
+import asyncio
 import contextlib
+import math
+import re
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 import psycopg
+from psycopg import conninfo
 from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .asked import Call
-from .errors import FenceError, session_ended, told_of_call
-from .source import Opener
+from .errors import FenceError, session_ended, told
 
 _T = TypeVar("_T")
 
+#: In this order calls have their turn. Renewals and releases may be run twice.
+RENEWAL, RELEASE, OTHERS = range(3)
+#: Opens a connection, which may take that many seconds.
+Opener = Callable[[float], "psycopg.Connection[Any]"]
 
-class Handle:
+
+def opener(source: Any) -> Opener:
+    """Of a connection string, a URL, a function, an engine of SQLAlchemy's, or a connection of Django's."""
+    url: Any = getattr(source, "url", None)
+    if isinstance(source, str):
+        # As SQLAlchemy writes it: postgresql+psycopg://…
+        return _of_parameters(conninfo.conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", source)))
+    if hasattr(source, "get_connection_params"):
+        return _of_parameters(source.get_connection_params())
+    if hasattr(url, "translate_connect_args"):
+        options = dict(url.query) if "psycopg" in url.drivername else {}
+        return _of_parameters(url.translate_connect_args(username="user", database="dbname") | options)
+    if callable(source):
+        return lambda _: _ready(source())
+    takes = "a connection string, a URL, a function that opens a psycopg.Connection, an engine, or Django's connection"
+    raise TypeError(f"a fence takes {takes}, and not {kind_of(source)}")
+
+
+def _of_parameters(given: dict[str, Any]) -> Opener:
+    # Django's and SQLAlchemy's have some that are not libpq's.
+    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+    parameters = {key: value for key, value in given.items() if key in known and value is not None}
+
+    def open(limit: float) -> psycopg.Connection[Any]:
+        # libpq counts in whole seconds, two at least.
+        defaults: dict[str, Any] = {"connect_timeout": max(2, math.ceil(limit)), "client_encoding": "utf8"}
+        return _ready(psycopg.connect(**(defaults | parameters)))
+
+    return open
+
+
+def _ready(connection: Any) -> psycopg.Connection[Any]:
+    if not isinstance(connection, psycopg.Connection):
+        raise TypeError(f"the function of a fence opens a psycopg.Connection, and not {kind_of(connection)}")
+    connection.autocommit = True
+    # A pooler in transaction mode hands each transaction to a server that may not know the statement.
+    connection.prepare_threshold = None
+    return connection
+
+
+def kind_of(thing: object) -> str:
+    """Its type, for an error."""
+    return f"a {type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def handle_of(connection: Any) -> socket.socket:
     """A second handle on a connection's socket, to end what hangs on it from another thread."""
-
-    def __init__(self, connection: Any):
-        # asyncpg shows its socket nowhere else.
-        socket_of = connection if hasattr(connection, "fileno") else connection._transport.get_extra_info("socket")
-        # Its own: the number of the connection's may be another file's by the time of the cut.
-        self._socket = socket.fromfd(socket_of.fileno(), socket.AF_INET, socket.SOCK_STREAM)
-        self.was_cut = False
-
-    def cut(self) -> None:
-        self.was_cut = True
-        with contextlib.suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self._socket.close()
+    # asyncpg shows its socket nowhere else.
+    socket_of = connection if hasattr(connection, "fileno") else connection._transport.get_extra_info("socket")
+    # Its own: the number of the connection's may be another file's by the time of the cut.
+    return socket.fromfd(socket_of.fileno(), socket.AF_INET, socket.SOCK_STREAM)
 
 
-#: Cuts a handle in so many seconds, unless the block has ended by then.
-Alarm = Callable[[Handle, float], "contextlib.AbstractContextManager[None]"]
+def cut(handle: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        handle.shutdown(socket.SHUT_RDWR)
 
 
 class Line:
-    """Opened when it is needed, for one call at a time, each of which is broken off when it takes too long."""
+    """Opened when it is needed, for one call at a time. `alarm` breaks a connection off in so many seconds, unless its
+    block has ended by then."""
 
-    def __init__(self, open: Opener, alarm: Alarm):
+    def __init__(self, open: Opener, alarm: Callable[[Any, float], contextlib.AbstractContextManager[None]]):
         self._open, self._alarm = open, alarm
-        self._free = threading.Condition()
-        self._is_busy, self._urgent = False, 0
-        self._connection: psycopg.Connection[Any] | None = None
-        #: Which connection it is: another number after each.
-        self.session = 0
+        self._free, self._is_busy = threading.Condition(), False
+        #: The places of those that wait for their turn.
+        self._waiting: list[int] = []
+        self.connection: psycopg.Connection[Any] | None = None
 
-    def rows(self, call: Call, limit: float, urgent: bool = False, repeats: bool = False) -> list[tuple[Any, ...]]:
-        """A statement in autocommit, which may take that many seconds beside opening the connection. What is urgent
-        goes first. What may be run twice is, where it only shows that the connection has ended since the last time."""
-        with self._turn(urgent):
-            session = self.session if self._connection is not None else None
+    def rows(
+        self, call: Call, limit: float, place: int = OTHERS, given_up: Callable[[], bool] = lambda: False
+    ) -> list[tuple[Any, ...]]:
+        """A statement in autocommit, which may take that many seconds beside opening the connection. It is not sent where
+        nobody waits for it any more."""
+        with self._free:
+            self._waiting.append(place)
+            try:
+                self._free.wait_for(lambda: not self._is_busy and place == min(self._waiting))
+            finally:
+                self._waiting.remove(place)
+            self._is_busy = True
+        try:
+            if given_up():
+                raise FenceError("nobody waits for the answer any more")
+            before = self.connection
             try:
                 return self._rows(call, limit)
             except psycopg.Error as error:
-                if not repeats or session in (None, self.session) or not session_ended(error):
+                # It may only show that the connection has ended since the last time.
+                if place == OTHERS or before in (None, self.connection) or not session_ended(error):
                     raise
                 return self._rows(call, limit)
-
-    def _rows(self, call: Call, limit: float) -> list[tuple[Any, ...]]:
-        self._end_if_ended()
-        connection = self._connection = self._connection or self._open(limit)
-        handle = Handle(connection)
-        try:
-            # What the connection makes of rows is the program's.
-            with self._alarm(handle, limit), connection.cursor(row_factory=tuple_row) as cursor:
-                return cursor.execute(*call).fetchall()  # type: ignore[arg-type]
-        except psycopg.Error as error:
-            if handle.was_cut:
-                raise FenceError(f"the server has not answered within {limit:.1f} s") from error
-            told = told_of_call(error, connection.info.user)
-            if told is error:
-                raise
-            raise told from error
-        finally:
-            handle.close()
-            if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
-                self.close()
-
-    def close(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            self.session += 1
-            connection.close()
-
-    def look(self) -> None:
-        """Closes it where the server has ended it, unless it is in use."""
-        if self._free.acquire(blocking=False):
-            try:
-                if not self._is_busy:
-                    self._end_if_ended()
-            finally:
-                self._free.release()
-
-    def _end_if_ended(self) -> None:
-        try:
-            # The reason, then the end.
-            for _ in range(2 if self._connection else 0):
-                self._connection.pgconn.consume_input()  # type: ignore[union-attr]
-        except psycopg.Error:
-            self.close()
-
-    @contextlib.contextmanager
-    def _turn(self, urgent: bool) -> Iterator[None]:
-        with self._free:
-            self._urgent += urgent
-            try:
-                self._free.wait_for(lambda: not self._is_busy and (urgent or not self._urgent))
-            finally:
-                self._urgent -= urgent
-            self._is_busy = True
-        try:
-            yield
         finally:
             with self._free:
                 self._is_busy = False
                 self._free.notify_all()
 
-    def abandon(self) -> None:
-        """In a process that was forked: the session is the parent's, and goes on."""
-        _of_the_parent.append(self._connection)
-        self._connection = None
+    def _rows(self, call: Call, limit: float) -> list[tuple[Any, ...]]:
+        self.look()
+        connection = self.connection = self.connection or self._open(limit)
+        try:
+            # What the connection makes of rows is the program's.
+            with self._alarm(connection, limit), connection.cursor(row_factory=tuple_row) as cursor:
+                return cursor.execute(*call).fetchall()  # type: ignore[arg-type]
+        except psycopg.Error as error:
+            meant = told(error, connection)
+            if meant is error:
+                raise
+            raise meant from error
+        finally:
+            if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
+                self.close()
 
+    def close(self) -> None:
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            connection.close()
 
-#: Kept, so that nobody closes them in a process that was forked.
-_of_the_parent: list[Any] = []
+    def look_if_free(self) -> None:
+        with self._free:
+            if not self._is_busy:
+                self.look()
+
+    def look(self) -> None:
+        """Closes it where the server has ended it."""
+        try:
+            # The reason, then the end.
+            for _ in range(2 if self.connection else 0):
+                self.connection.pgconn.consume_input()  # type: ignore[union-attr]
+        except psycopg.Error:
+            self.close()
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
@@ -143,11 +166,24 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
 
     def run() -> None:
         try:
-            result = call()
+            future.set_result(call())
         except BaseException as error:  # noqa: BLE001
             future.set_exception(error)
-        else:
-            future.set_result(result)
 
     threading.Thread(target=run, name="pg_fence call", daemon=True).start()
     return future
+
+
+async def outcome(future: Future[_T], is_async: bool) -> _T:
+    return await asyncio.wrap_future(future) if is_async else future.result()
+
+
+def at_once(work: Coroutine[Any, Any, _T]) -> _T:
+    """Runs what never waits, because it is synchronous."""
+    try:
+        work.send(None)
+    except StopIteration as end:
+        value: _T = end.value
+        return value
+    work.close()
+    raise RuntimeError("a synchronous call waited")
