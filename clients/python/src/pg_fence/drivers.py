@@ -3,7 +3,6 @@
 import contextlib
 import inspect
 import re
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -135,62 +134,48 @@ class SQLAlchemy(Driver):
 
     async def begin(self, register: Callable[[Any], None]) -> None:
         names = ("sync_session", "sync_connection") if self.is_async else ()
-        self._sync: Any = next(filter(None, (getattr(self.connection, n, None) for n in names)), self.connection)
-        self._is_session = hasattr(self._sync, "get_bind")
-        # To ask a session for its connection begins a transaction, so look before.
-        is_begun = self._sync.in_transaction()
-        self.is_inner = is_begun and not self._is_the_drivers(self._sync.get_transaction())
+        sync = self._sync = next(filter(None, (getattr(self.connection, n, None) for n in names)), self.connection)
+        is_begun, is_session = sync.in_transaction(), hasattr(sync, "get_bind")
+        # A mere query, or a look at an attribute, has begun it: nobody else will end it.
+        is_the_drivers = is_begun and sync._trans_context_manager is None
+        if is_begun and is_session:
+            is_the_drivers = is_the_drivers and sync.get_transaction().origin.name == "AUTOBEGIN"
+        self.is_inner = is_begun and not is_the_drivers
         if not is_begun:
-            await settled(self.connection.begin())
-        if not self.is_inner:
-            self._block = self.connection
-        core = await self._core()
-        pooled = getattr(core, "sync_connection", core).connection
+            await self._run(sync.begin)
+        self._core = sync.connection if is_session else lambda: sync
+        pooled = (await self._run(self._core)).connection
+        self.raw, self._root = pooled.driver_connection, sync.get_transaction()
+        register(self.raw)
+        self._block = (await self._run(sync.begin_nested) if self.is_inner else self._root).__enter__()
         if getattr(pooled.dbapi_connection, "autocommit", False):
             raise TypeError("the engine's isolation level is AUTOCOMMIT: there is no transaction to guard")
-        self.raw, self._root = pooled.driver_connection, self._sync.get_transaction()
-        _ours.add(self._root)
-        register(self.raw)
-        if self.is_inner:
-            self._block = await settled(self.connection.begin_nested())
 
-    def _is_the_drivers(self, transaction: Any) -> bool:
-        """Whether a mere query, or a look at an attribute, has begun it. Nobody else will end it."""
-        if self._is_session:
-            began = getattr(getattr(transaction, "origin", None), "name", "") == "AUTOBEGIN"
-        else:
-            began = self._sync._trans_context_manager is None
-        return began and transaction not in _ours
-
-    async def _core(self) -> Any:
-        """The connection of a session."""
-        return await settled(self.connection.connection()) if self._is_session else self.connection
+    async def _run(self, call: Callable[[], Any]) -> Any:
+        return await self.connection.run_sync(lambda _: call()) if self.is_async else call()
 
     async def value(self, sql: str, arguments: list[Any]) -> Any:
         sent = numbered(sql) if hasattr(self.raw, "is_in_transaction") else sql
-        core = await self._core()
-        return (await settled(core.exec_driver_sql(sent, tuple(arguments)))).scalar()
+        return await self._run(lambda: self._core().exec_driver_sql(sent, tuple(arguments)).scalar())
 
     async def status(self) -> Status:
         if self._sync.get_transaction() is not self._root:
             return Status.IDLE
-        if not self._root.is_active or not getattr(self._block, "is_active", True):
+        if not (self._root.is_active and self._block.is_active):
             return Status.INERROR
-        if self._is_session:
-            await settled(self.connection.flush())
+        if hasattr(self._sync, "flush"):
+            await self._run(self._sync.flush)
         return await super().status()
 
-    async def commit(self) -> None:
-        await settled(self._block.commit())
-
     async def rollback(self, error: BaseException) -> bool:
-        if self._block is not None:
-            await settled(self._block.rollback())
-        return False
+        # Afterwards the driver's own connection is its pool's.
+        return bool(await self._leave(error))
 
-
-#: Transactions of SQLAlchemy that a guard has begun, or taken over.
-_ours: weakref.WeakSet[Any] = weakref.WeakSet()
+    async def _leave(self, error: BaseException | None) -> Any:
+        block, self._block = self._block, None
+        if block is not None:
+            raised = (None, None, None) if error is None else (type(error), error, error.__traceback__)
+            await self._run(lambda: block.__exit__(*raised))
 
 
 class Django(Driver):
