@@ -104,15 +104,19 @@ class Driver:
     def is_closed(self) -> bool:
         return bool(self.raw.is_closed() if hasattr(self.raw, "is_closed") else getattr(self.raw, "closed", False))
 
+    async def _run(self, call: Callable[[], Any]) -> Any:
+        return await settled(call())
+
     async def _enter(self, block: Any) -> None:
-        await settled(block.__aenter__() if self.is_async else block.__enter__())
+        await settled((getattr(block, "__aenter__", None) or block.__enter__)())
         self._block = block
 
     async def _leave(self, error: BaseException | None) -> Any:
         block, self._block = self._block, None
         if block is not None:
+            leave = getattr(block, "__aexit__", None) or block.__exit__
             raised = (None, None, None) if error is None else (type(error), error, error.__traceback__)
-            return await settled(block.__aexit__(*raised) if self.is_async else block.__exit__(*raised))
+            return await self._run(lambda: leave(*raised))
 
 
 class Asyncpg(Driver):
@@ -147,7 +151,7 @@ class SQLAlchemy(Driver):
         pooled = (await self._run(self._core)).connection
         self.raw, self._root = pooled.driver_connection, sync.get_transaction()
         register(self.raw)
-        self._block = (await self._run(sync.begin_nested) if self.is_inner else self._root).__enter__()
+        await self._enter(await self._run(sync.begin_nested) if self.is_inner else self._root)
         if getattr(pooled.dbapi_connection, "autocommit", False):
             raise TypeError("the engine's isolation level is AUTOCOMMIT: there is no transaction to guard")
 
@@ -170,12 +174,6 @@ class SQLAlchemy(Driver):
     async def rollback(self, error: BaseException) -> bool:
         # Afterwards the driver's own connection is its pool's.
         return bool(await self._leave(error))
-
-    async def _leave(self, error: BaseException | None) -> Any:
-        block, self._block = self._block, None
-        if block is not None:
-            raised = (None, None, None) if error is None else (type(error), error, error.__traceback__)
-            await self._run(lambda: block.__exit__(*raised))
 
 
 class Django(Driver):

@@ -29,31 +29,23 @@ Opener = Callable[[float], "psycopg.Connection[Any]"]
 def opener(source: Any) -> Opener:
     """Of a connection string, a URL, a function, an engine of SQLAlchemy's, or a connection of Django's."""
     url: Any = getattr(source, "url", None)
-    if isinstance(source, str):
+    text = url.render_as_string(hide_password=False) if hasattr(url, "render_as_string") else source
+    if isinstance(text, str):
         # As SQLAlchemy writes it: postgresql+psycopg://…
-        return _of_parameters(conninfo.conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", source)))
-    if hasattr(source, "get_connection_params"):
-        return _of_parameters(source.get_connection_params())
-    if hasattr(url, "translate_connect_args"):
-        options = dict(url.query) if "psycopg" in url.drivername else {}
-        return _of_parameters(url.translate_connect_args(username="user", database="dbname") | options)
-    if callable(source):
+        given = conninfo.conninfo_to_dict(re.sub(r"^(postgres(?:ql)?)\+\w+://", r"\1://", text))
+    elif hasattr(source, "get_connection_params"):
+        # Django's has some that are not libpq's.
+        known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
+        given = {key: value for key, value in source.get_connection_params().items() if key in known}
+    elif callable(source):
         return lambda _: _ready(source())
-    takes = "a connection string, a URL, a function that opens a psycopg.Connection, an engine, or Django's connection"
-    raise TypeError(f"a fence takes {takes}, and not {kind_of(source)}")
-
-
-def _of_parameters(given: dict[str, Any]) -> Opener:
-    # Django's and SQLAlchemy's have some that are not libpq's.
-    known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
-    parameters = {key: value for key, value in given.items() if key in known and value is not None}
-
-    def open(limit: float) -> psycopg.Connection[Any]:
-        # libpq counts in whole seconds, two at least.
-        defaults: dict[str, Any] = {"connect_timeout": max(2, math.ceil(limit)), "client_encoding": "utf8"}
-        return _ready(psycopg.connect(**(defaults | parameters)))
-
-    return open
+    else:
+        takes = "a connection string, a URL, a function that opens a psycopg.Connection, an engine, or Django's connection"
+        raise TypeError(f"a fence takes {takes}, and not {kind_of(source)}")
+    # libpq counts in whole seconds, two at least.
+    return lambda limit: _ready(
+        psycopg.connect(**{"connect_timeout": max(2, math.ceil(limit)), "client_encoding": "utf8", **given})
+    )
 
 
 def _ready(connection: Any) -> psycopg.Connection[Any]:
