@@ -498,15 +498,13 @@ async def serve_async() -> None:
 
 
 def serve() -> None:
-    def terminate(*_: object) -> None:
-        raise SystemExit(0)
-
     def deadline_passed(*_: object) -> None:
         raise Deadline()
 
-    signal.signal(signal.SIGTERM, terminate)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     signal.signal(signal.SIGALRM, deadline_passed)
-    run(Worker().serve())
+    with contextlib.suppress(KeyboardInterrupt):
+        run(Worker().serve())
 
 
 if __name__ == "__main__":

@@ -21,12 +21,9 @@ async def settled(value: Any) -> Any:
 
 async def status_of(raw: Any) -> Status:
     """Where a transaction of the driver's own connection is, as libpq has it."""
-    if hasattr(raw, "get_transaction_status"):
-        # psycopg 2.
-        return Status(raw.get_transaction_status())
     if not hasattr(raw, "is_in_transaction"):
-        status: Status = raw.info.transaction_status
-        return status
+        # psycopg, 2 and 3.
+        return Status(raw.info.transaction_status)
     if not raw.is_in_transaction():
         return Status.IDLE
     # asyncpg does not tell a transaction that has failed.
@@ -69,8 +66,8 @@ class Driver:
     async def value(self, sql: str, arguments: list[Any]) -> Any:
         # Not as the program would have its cursors and rows.
         kind: Any = psycopg.AsyncCursor if self.is_async else psycopg.Cursor
-        is_psycopg_2 = hasattr(self.raw, "get_transaction_status")
-        cursor = self.raw.cursor() if is_psycopg_2 else kind(self.raw, row_factory=tuple_row)
+        is_psycopg_3 = isinstance(self.raw, (psycopg.Connection, psycopg.AsyncConnection))
+        cursor = kind(self.raw, row_factory=tuple_row) if is_psycopg_3 else self.raw.cursor()
         await settled(cursor.execute(sql, arguments))
         return (await settled(cursor.fetchone()))[0]
 
@@ -123,6 +120,8 @@ class Asyncpg(Driver):
     _ends_by = "terminate"
 
     async def begin(self, register: Callable[[Any], None]) -> None:
+        # What a pool hands out tells nothing any more once it has ended.
+        self.raw = getattr(self.connection, "_con", self.connection)
         self.is_inner = self.raw.is_in_transaction()
         register(self.raw)
         await self._enter(self.raw.transaction())

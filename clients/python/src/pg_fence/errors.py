@@ -95,9 +95,9 @@ def _is_broken(error: BaseException) -> bool:
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         return any(frame.f_globals.get("__name__", "").startswith("asyncpg.") for frame in frames)
-    kind = type(error)
-    is_named_so = kind.__name__ in {"OperationalError", "InterfaceError", "ConnectionTimeout"}
-    return is_named_so and kind.__module__.startswith(("psycopg", "asyncpg"))
+    # InternalError and InternalClientError: of a connection whose end has come at an unexpected moment.
+    names = {"OperationalError", "InterfaceError", "InternalError", "InternalClientError", "ConnectionTimeout"}
+    return type(error).__name__ in names and type(error).__module__.startswith(("psycopg", "asyncpg"))
 
 
 def told(error: Exception, connection: Any, is_ours: bool = True) -> Exception:

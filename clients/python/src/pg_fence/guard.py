@@ -51,7 +51,7 @@ class Guard(Generic[C]):
                 await self._driver.value(*call)
             return self._connection
         except BaseException as error:
-            meant = self._told(error, is_ours=True)
+            meant = self._told(error, "begin")
             with contextlib.suppress(Exception):
                 await self._roll_back(error)
             is_silent = sqlstate_of(error) == "PF004" and self._grants and not self._driver.is_inner
@@ -96,7 +96,7 @@ class Guard(Generic[C]):
         if raised is None:
             self._unregister()
             return False
-        meant = self._told(raised, is_ours=stage == "release")
+        meant = self._told(raised, stage)
         if stage == "commit" and isinstance(meant, (LeaseLost, TransactionLost)):
             # The server has ended an idle transaction before it read the commit.
             meant.in_doubt = sqlstate_of(raised) not in {"25P03", "25P04"}
@@ -129,12 +129,17 @@ class Guard(Generic[C]):
         finally:
             self._unregister()
 
-    def _told(self, error: BaseException, is_ours: bool) -> BaseException:
+    def _told(self, error: BaseException, stage: str) -> BaseException:
         """The typed error, where it is one. A connection that was broken off because of a loss tells the loss."""
         if isinstance(error, FenceError) or not isinstance(error, Exception):
             return error
-        state = sqlstate_of(error)
-        if session_ended(error) and (state or self._driver.is_closed()):
+        state, is_ours = sqlstate_of(error), stage in {"begin", "release"}
+        if stage == "work":
+            # It may use other connections, too.
+            is_over = session_ended(error) and (state != "" or self._driver.is_closed())
+        else:
+            is_over = session_ended(error) or self._driver.is_closed()
+        if is_over:
             lost = [grant.lost() for grant in self._grants if grant.is_lost]
             return lost[0] if lost else TransactionLost(f"the session ended under the transaction: {error}")
         for grant in self._grants if state in {"PF001", "PF004"} else ():
