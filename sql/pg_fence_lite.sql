@@ -538,7 +538,6 @@ BEGIN
     name, body);
 END
 $$;
--- Trigger functions that no trigger calls go.
 CREATE OR REPLACE FUNCTION fence_lite.write_trigger(relation oid, col text DEFAULT NULL, mode text DEFAULT NULL, lease text DEFAULT NULL,
   events text DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE body text; name text;
@@ -627,14 +626,14 @@ BEGIN
     PERFORM left_out('a wait at REPEATABLE READ');
   END IF;
 
-  -- Waiters have the queue's lock in the order in which they came; its holder looks.
+  -- Waiters have the queue's lock in the order in which they came; its holder looks, or who reclaims.
   until := began + least(wait, nullif(limited, '0')::interval);
   BEGIN
     LOCK TABLE fence.turn IN ACCESS SHARE MODE;
     PERFORM set_config('lock_timeout', least(greatest(ceil(extract(epoch FROM until - clock_timestamp()) * 1000), 1), 2147483647)::text,
-      true), pg_advisory_xact_lock(lock_key(name)), set_config('lock_timeout', limited, true);
+      true), pg_advisory_xact_lock(lock_key(name)), set_config('lock_timeout', limited, true) WHERE reclaim IS NOT TRUE;
     LOOP
-      token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, true);
+      token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, reclaim IS NOT TRUE);
       IF token IS NOT NULL THEN
         RETURN token;
       ELSIF clock_timestamp() >= until THEN
