@@ -80,13 +80,13 @@ fn the_runs_are_done(db: &Database) -> Result<()> {
     Ok(())
 }
 
-#[lab_test]
+#[lab_test(slow)]
 fn the_least_heartbeat_keeps_its_lease_and_is_told_of_its_loss(lab: &Lab) -> Result<()> {
     let code = program("docs/tutorial/orms-and-poolers.md", "python")?;
     in_python(lab, &lab.database()?, &format!("{code}{KEEPS}"))
 }
 
-#[lab_test]
+#[lab_test(slow)]
 fn the_worker_in_python_does_all_runs(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab)?;
     let code = program("docs/recipes/work-table.md", "python")?;
