@@ -186,4 +186,10 @@ impl Line {
         self.session += u64::from(self.connected.is_some());
         self.connected.take()
     }
+
+    pub fn adopt(&mut self, other: &mut Line) {
+        if self.connected.is_none() {
+            self.connected = other.take();
+        }
+    }
 }

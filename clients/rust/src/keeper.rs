@@ -418,7 +418,15 @@ impl Keeper {
         let has_own = !asked.wait.is_zero() && !asked.session;
         let own = || Arc::new(AsyncMutex::new(Line::new(self.setup.open.clone())));
         let line = if has_own { own() } else { self.line.clone() };
-        let granted = match self.wait_for(&asked, &line, wanted).await {
+        let grant = self.wait_for(&asked, &line, wanted).await;
+        // It goes on as the fence's. One that is in use is open already.
+        if has_own
+            && grant.is_ok()
+            && let Ok(mut kept) = self.line.try_lock()
+        {
+            kept.adopt(&mut *line.lock().await);
+        }
+        let granted = match grant {
             Ok(grant) => self.granted(grant).await,
             Err(error) => Err(error),
         };
