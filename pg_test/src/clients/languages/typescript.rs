@@ -140,11 +140,13 @@ pub fn build() -> Result<PathBuf> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let libraries = orm::fetch(LIBRARIES)?.join("node_modules");
     let home = target_dir().join("clients/typescript");
-    let copied = copy(&source_root().join("clients/typescript"), &home)?;
-    let built = home.join("built");
-    if !copied && built.exists() {
+    let (client, built) = (source_root().join("clients/typescript"), home.join("built"));
+    if !copy(&client, &home)? && built.exists() {
         return Ok(home);
     }
+    // What the client has no more would be compiled, too.
+    fs::remove_dir_all(&home)?;
+    copy(&client, &home)?;
     let link = home.join("node_modules");
     match fs::remove_file(&link) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
