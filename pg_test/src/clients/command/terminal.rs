@@ -25,8 +25,13 @@ impl Terminal {
             .collect();
         let path = stage.dir().join("run");
         std::fs::write(&path, format!("exec {} \"$@\"\n", words.join(" ")))?;
-        let mut command = Command::new("script");
-        command.args(["-qfec", line]).arg(stage.dir().join(SHOWN)).env("SHELL", "/bin/bash");
+        // Under nohup, or in the background of a script, the tests themselves would hand on that these are ignored.
+        let mut command = Command::new("env");
+        command.arg("--default-signal=HUP,INT,QUIT");
+        command
+            .args(["script", "-qfec", line])
+            .arg(stage.dir().join(SHOWN))
+            .env("SHELL", "/bin/bash");
         for (name, value) in given.get_envs() {
             match value {
                 Some(value) => command.env(name, value),
