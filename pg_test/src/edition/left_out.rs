@@ -106,7 +106,7 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("protect::with_the_column_there_it_does_not_wait_for_readers", "lite drops the triggers first, which readers hold up"),
     ("table_shapes::a_row_within_a_row_whose_type_is_altered_comes_out_as_without_a_fence", ROW_TYPE),
     ("misplaced_triggers::a_column_renamed_or_dropped_fails_closed", DEPENDS),
-    ("errors::a_key_of_several_columns_is_shown_with_its_types", "there a key is what to_jsonb makes of it"),
+    ("errors::a_key_of_several_columns_is_shown_with_its_types", "there a key is jsonb, of the columns of PostgreSQL's own types"),
     ("encodings::a_latin1_database_shows_its_errors_in_the_client_s_encoding", PLAIN),
     ("jumps::rows_ahead_of_the_sequence_are_outrun_by_hand", "lite's audit is shorter"),
     ("writes::added_columns_get_their_defaults_and_keep_their_values", ROW_TYPE),
