@@ -1,6 +1,6 @@
 //! A session in a thread of its own, to see it wait and to let it go on.
 
-use crate::client::{Conninfo, Rows, Session};
+use crate::client::{notices_in, Conninfo, Notices, Rows, Session};
 use crate::edition;
 use crate::fault::Fault;
 use crate::process::{wait_until, PATIENCE};
@@ -17,17 +17,24 @@ pub struct Background {
     outcomes: Receiver<Outcome>,
     pending: Option<String>,
     early: Option<Outcome>,
-    probe: Session,
+    notices: Notices,
+    conninfo: Conninfo,
+    probe: Option<Session>,
     pid: i32,
 }
 
 impl Background {
     /// Connects (twice: once more to look at the first one).
     pub fn connect(conninfo: &Conninfo) -> Result<Background> {
+        let mut background = Background::connect_once(conninfo)?;
+        background.probe()?;
+        Ok(background)
+    }
+
+    /// Connects, and once more when the session is first looked at.
+    pub fn connect_once(conninfo: &Conninfo) -> Result<Background> {
         let mut session = conninfo.connect()?;
-        // The probe looks with a superuser's eyes, past a pooler's or a role's limits.
-        let probe = conninfo.clone().user("postgres").connect()?;
-        let pid = session.pid();
+        let (pid, notices) = (session.pid(), session.notices.clone());
         let (statements, inbox) = mpsc::channel::<String>();
         let (outbox, outcomes) = mpsc::channel();
         std::thread::Builder::new().name(format!("session {pid}")).spawn(move || {
@@ -37,12 +44,32 @@ impl Background {
                 }
             }
         })?;
-        Ok(Background { statements, outcomes, pending: None, early: None, probe, pid })
+        let (pending, early, probe, conninfo) = (None, None, None, conninfo.clone());
+        Ok(Background { statements, outcomes, pending, early, notices, conninfo, probe, pid })
+    }
+
+    /// Looks with a superuser's eyes, past a pooler's or a role's limits.
+    fn probe(&mut self) -> Result<&mut Session> {
+        let probe = match self.probe.take() {
+            Some(probe) => probe,
+            None => self.conninfo.clone().user("postgres").connect()?,
+        };
+        Ok(self.probe.insert(probe))
     }
 
     /// The pid of its backend.
     pub fn pid(&self) -> i32 {
         self.pid
+    }
+
+    /// The notices and warnings received since the last call.
+    pub fn notices(&mut self) -> Vec<Fault> {
+        notices_in(&self.notices)
+    }
+
+    /// The statement whose outcome nobody has asked for yet.
+    pub fn pending(&self) -> Option<&str> {
+        self.pending.as_deref()
     }
 
     /// Starts a statement and does not wait for its outcome.
@@ -100,14 +127,14 @@ impl Background {
              AND state = 'active' AND wait_event IS NOT NULL",
             self.pid
         );
-        let row = self.probe.rows(&sql).ok()?.pop()?;
+        let row = self.probe().ok()?.rows(&sql).ok()?.pop()?;
         Some((row[0].clone()?, row[1].clone()?))
     }
 
     /// The backends that hold this one up.
     pub fn blocked_by(&mut self) -> Result<Vec<i32>> {
         let pid = self.pid;
-        self.probe.one("SELECT pg_blocking_pids($1)", &[&pid])
+        self.probe()?.one("SELECT pg_blocking_pids($1)", &[&pid])
     }
 
     /// Waits until the statement waits for a lock or in an extension; fails if it ends instead.
@@ -134,12 +161,12 @@ impl Background {
 
     pub fn cancel(&mut self) -> Result<()> {
         let pid = self.pid;
-        self.probe.one::<bool>("SELECT pg_cancel_backend($1)", &[&pid]).map(drop)
+        self.probe()?.one::<bool>("SELECT pg_cancel_backend($1)", &[&pid]).map(drop)
     }
 
     pub fn terminate(&mut self) -> Result<()> {
         let pid = self.pid;
-        self.probe.one::<bool>("SELECT pg_terminate_backend($1)", &[&pid]).map(drop)
+        self.probe()?.one::<bool>("SELECT pg_terminate_backend($1)", &[&pid]).map(drop)
     }
 }
 

@@ -98,10 +98,18 @@ impl fmt::Display for Conninfo {
     }
 }
 
+/// The notices and warnings of a session that nobody has looked at yet.
+pub(crate) type Notices = Arc<Mutex<Vec<Fault>>>;
+
+/// Takes them.
+pub(crate) fn notices_in(notices: &Notices) -> Vec<Fault> {
+    std::mem::take(&mut *notices.lock().unwrap_or_else(|e| e.into_inner()))
+}
+
 /// A connection. It is a [`postgres::Client`] with a few short ways added.
 pub struct Session {
     client: Client,
-    notices: Arc<Mutex<Vec<Fault>>>,
+    pub(crate) notices: Notices,
     pid: i32,
 }
 
@@ -109,7 +117,7 @@ impl Session {
     /// Connects by a connection string.
     pub fn connect(conninfo: &str) -> Result<Session, Fault> {
         let mut config: Config = conninfo.parse()?;
-        let notices = Arc::new(Mutex::new(Vec::new()));
+        let notices = Notices::default();
         let sink = notices.clone();
         config.notice_callback(move |notice| {
             let mut sink = sink.lock().unwrap_or_else(|e| e.into_inner());
@@ -131,7 +139,7 @@ impl Session {
 
     /// The notices and warnings received since the last call.
     pub fn notices(&mut self) -> Vec<Fault> {
-        std::mem::take(&mut *self.notices.lock().unwrap_or_else(|e| e.into_inner()))
+        notices_in(&self.notices)
     }
 
     /// Runs statements (several, separated by `;`, are one transaction) without looking at rows.

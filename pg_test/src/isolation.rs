@@ -12,6 +12,7 @@ use crate::majors;
 use crate::process;
 use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Context, Result};
+pub use outcomes::in_one_line;
 use similar::TextDiff;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -41,6 +41,7 @@
 //! | [`process`] | processes of the machine |
 //! | [`promises`] | what is promised, and the tests that show it |
 //! | [`rules`] | the extension's own rules, to be tested and model-checked without a server |
+//! | [`mod@script`] | tests of the lab that are SQL and what must come of it, in text files |
 //! | [`script_rules`] | the rules for scripts of extensions |
 //! | [`service`] | lock services of others |
 //! | [`standstill`] | times for which the machine stood still |
@@ -90,6 +91,7 @@ pub mod prefix;
 pub mod process;
 pub mod promises;
 pub mod rundir;
+pub mod script;
 pub mod script_rules;
 pub mod service;
 pub mod setup;

@@ -3,6 +3,7 @@
 use crate::extension::source_root;
 use crate::markdown::{self, Cell};
 use anyhow::{ensure, Context, Result};
+use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -38,34 +39,43 @@ pub fn place(name: &str) -> Result<String> {
         // Programs of their own.
         ("model", _) => line_with(&["pg_test/tests/model"], below),
         ("rules", _) => line_with(&["pg_test/tests/rules.rs", "src/rules"], below),
-        (_, Some((file, ""))) => module(&format!("{folder}::{file}")),
-        (_, None) if below.is_empty() => module(folder),
-        (_, Some((file, test))) => line_with(&[&module(&format!("{folder}::{file}"))?], test),
-        (_, None) => line_with(&[&module(folder)?], below),
+        (_, Some((file, ""))) => module(&format!("{folder}::{file}")).map(|files| files.join(", ")),
+        (_, None) if below.is_empty() => module(folder).map(|files| files.join(", ")),
+        (_, Some((file, test))) => line_with(&module(&format!("{folder}::{file}"))?, test),
+        (_, None) => line_with(&module(folder)?, below),
     }
     .with_context(|| format!("there is no test {name}"))
 }
 
-/// The file of a module of the lab; its folder, where it has no tests of its own.
-fn module(path: &str) -> Result<String> {
+/// The files of a module of the lab, the Rust and the script; its folder, where it has no tests of its own.
+fn module(path: &str) -> Result<Vec<String>> {
     let path = format!("pg_test/tests/lab/{}", path.replace("::", "/"));
-    let file = format!("{path}.rs");
-    ensure!(source_root().join(&file).exists(), "there is no {file}");
-    let has_tests = fs::read_to_string(source_root().join(&file))?.contains("fn ");
-    Ok(if has_tests { file } else { path })
+    let mut files = Vec::new();
+    for (ending, test) in [("rs", "fn "), ("script", "test ")] {
+        let file = format!("{path}.{ending}");
+        if fs::read_to_string(source_root().join(&file)).is_ok_and(|text| text.contains(test)) {
+            files.push(file);
+        }
+    }
+    if files.is_empty() {
+        ensure!(source_root().join(format!("{path}.rs")).exists(), "there is no {path}.rs");
+        files.push(path);
+    }
+    Ok(files)
 }
 
-/// The line that makes a test, in these files and those of these folders: most are functions, some are made by a macro from
-/// their names, or from the name of a spec.
-fn line_with(places: &[&str], test: &str) -> Result<String> {
+/// The line that makes a test, in these files and those of these folders: most are functions or stand in a script, some are
+/// made by a macro from their names, or from the name of a spec.
+fn line_with(places: &[impl AsRef<str> + Debug], test: &str) -> Result<String> {
     ensure!(!test.is_empty(), "it has no name");
     let is_made = |line: &str| {
         let line = line.trim();
         let named =
             |rest: &str| rest.strip_prefix(test).is_some_and(|end| !end.starts_with(is_word));
-        line.strip_prefix("fn ").is_some_and(named) || named(line)
+        let behind = |word: &str| line.strip_prefix(word).is_some_and(named);
+        behind("fn ") || behind("test ") || named(line)
     };
-    for file in places.iter().flat_map(|place| files(Path::new(place))) {
+    for file in places.iter().flat_map(|place| files(Path::new(place.as_ref()))) {
         let text = fs::read_to_string(source_root().join(&file))?;
         if let Some(n) = text.lines().position(is_made) {
             return Ok(format!("{}:{}", file.display(), n + 1));
@@ -86,7 +96,7 @@ fn files(path: &Path) -> Vec<PathBuf> {
     names
         .iter()
         .flat_map(|name| files(name))
-        .filter(|name| name.extension() == Some("rs".as_ref()))
+        .filter(|name| name.extension().is_some_and(|end| end == "rs" || end == "script"))
         .collect()
 }
 

@@ -5,11 +5,13 @@
 //! fn what_it_shows(lab: &Lab) -> Result<()> { … }
 //! ```
 //!
-//! The attribute hands the function to [`inventory`], which collects what is marked anywhere in the program.
+//! The attribute hands the function to [`inventory`], which collects what is marked anywhere in the program. Beside them are
+//! the tests of the [scripts](crate::script).
 
 use crate::edition;
 use crate::extension;
 use crate::lab::Lab;
+use crate::script;
 use anyhow::{ensure, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeSet;
@@ -36,12 +38,24 @@ pub struct TestCase {
 
 inventory::collect!(TestCase);
 
+/// A test, wherever it was found.
+struct Found {
+    /// `folder::file::what_it_shows`.
+    name: String,
+    run: Box<dyn FnOnce(&Lab) -> Result<()> + Send>,
+    slow: bool,
+    from: u32,
+}
+
 /// Runs the tests of this program that the command line asks for. `program` is the lab's binary.
 pub fn run_all(program: &Path) -> ExitCode {
-    if let Err(error) = all_are_here() {
-        eprintln!("{error:#}");
-        return ExitCode::FAILURE;
-    }
+    let found = match all_are_here().and_then(|()| all()) {
+        Ok(found) => found,
+        Err(error) => {
+            eprintln!("{error:#}");
+            return ExitCode::FAILURE;
+        }
+    };
     // So that a failure can name the line of its test.
     std::env::set_var("RUST_LIB_BACKTRACE", "1");
     let arguments = match edition::take_arguments(std::env::args()) {
@@ -66,10 +80,8 @@ pub fn run_all(program: &Path) -> ExitCode {
         }
     }
     let lab = || LAB.get().expect("it was started above").clone();
-    let mut tests: Vec<Trial> = inventory::iter::<TestCase>().map(|case| case.with(lab)).collect();
-    // The linker keeps no order.
-    tests.sort_by(|a, b| a.name().cmp(b.name()));
-    let names: Vec<String> = tests.iter().map(|test| test.name().to_owned()).collect();
+    let names: Vec<String> = found.iter().map(|test| test.name.clone()).collect();
+    let tests: Vec<Trial> = found.into_iter().map(|test| test.with(lab)).collect();
     let unknown = edition::without_a_test(&names);
     if !unknown.is_empty() {
         eprintln!("the lite edition leaves out what is no test: {}", unknown.join(", "));
@@ -82,27 +94,45 @@ pub fn run_all(program: &Path) -> ExitCode {
     conclusion.exit_code()
 }
 
-/// The names of all tests of this program, with their modules.
-pub fn names() -> Vec<String> {
-    inventory::iter::<TestCase>().map(TestCase::full_name).collect()
+/// All tests of this program and of the scripts, by their names.
+fn all() -> Result<Vec<Found>> {
+    let marked = inventory::iter::<TestCase>().map(|case| Found {
+        name: format!("{}::{}", case.module_below(), case.name),
+        run: Box::new(case.run),
+        slow: case.slow,
+        from: case.from,
+    });
+    let scripts = script::tests_below(&extension::source_root().join("pg_test/tests/lab"))?;
+    let scripts = scripts.into_iter().map(|(module, test)| Found {
+        name: format!("{module}::{}", test.name),
+        slow: test.slow,
+        from: test.from,
+        run: Box::new(move |lab| test.run(lab)),
+    });
+    let mut all: Vec<Found> = marked.chain(scripts).collect();
+    all.sort_by(|a, b| a.name.cmp(&b.name));
+    let twice = all.windows(2).find(|two| two[0].name == two[1].name);
+    ensure!(twice.is_none(), "two tests are named {}", twice.map_or("", |two| &two[0].name));
+    Ok(all)
+}
+
+/// Their names.
+pub fn names() -> Result<Vec<String>> {
+    Ok(all()?.into_iter().map(|test| test.name).collect())
 }
 
 impl TestCase {
-    fn full_name(&self) -> String {
-        format!("{}::{}", self.module_below(), self.name)
-    }
-
     /// The path of its module below the crate: `folder::file`.
     fn module_below(&self) -> &'static str {
         self.module.split_once("::").map_or(self.module, |(_, below)| below)
     }
+}
 
+impl Found {
     /// As the test runner wants it. `lab` is called when the test runs.
-    fn with(&self, lab: impl Fn() -> Arc<Lab> + Send + 'static) -> Trial {
-        let run = self.run;
-        let left_out = self.slow && std::env::var_os("PG_FENCE_SLOW").is_none();
-        let from = self.from;
-        let name = self.full_name();
+    fn with(self, lab: impl Fn() -> Arc<Lab> + Send + 'static) -> Trial {
+        let Found { name, run, slow, from } = self;
+        let left_out = slow && std::env::var_os("PG_FENCE_SLOW").is_none();
         let not_for_lite = edition::reason(&name).filter(|_| edition::is_lite());
         let full_name = name.clone();
         let trial = move || {
@@ -188,7 +218,7 @@ fn limit() -> Duration {
 fn within_limit(
     lab: Arc<Lab>,
     name: String,
-    run: fn(&Lab) -> Result<()>,
+    run: impl FnOnce(&Lab) -> Result<()> + Send + 'static,
 ) -> Result<Completion, Failed> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {

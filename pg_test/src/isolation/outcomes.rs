@@ -108,14 +108,22 @@ fn result_set(text: &str) -> Option<(String, &str)> {
         if let Some(count) = line.strip_prefix('(').and_then(|line| line.strip_suffix(")\n")) {
             let end = line.as_ptr() as usize + line.len() - text.as_ptr() as usize;
             let count: usize = count.split(' ').next()?.parse().ok()?;
-            let told = if rows.is_empty() { "(no row)".into() } else { rows.join(" / ") };
-            return (count == rows.len()).then_some((told, &text[end..]));
+            return (count == rows.len()).then(|| (in_one_line(&rows), &text[end..]));
         }
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();
         let row = cells.join("|");
         rows.push(if row.is_empty() { "(empty)".to_owned() } else { row });
     }
     None
+}
+
+/// The rows, whose cells are divided by `|`.
+pub fn in_one_line(rows: &[String]) -> String {
+    if rows.is_empty() {
+        "(no row)".to_owned()
+    } else {
+        rows.join(" / ")
+    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! What the pages list is all that there is: errors, locks, the rooms of the source.
 
 use super::{page, section};
-use pg_test::{bail, edition, ensure, inventory, lab_test, markdown, promises};
-use pg_test::{Context, Lab, Result, TestCase};
+use pg_test::{bail, edition, ensure, lab_test, markdown, promises, test_case};
+use pg_test::{Context, Lab, Result};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
@@ -125,19 +125,11 @@ fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
     }
 }
 
-/// The names of all tests of this program.
-fn tests() -> BTreeSet<String> {
-    let name = |case: &TestCase| {
-        let (_, below) = case.module.split_once("::").unwrap_or(("", case.module));
-        format!("{below}::{}", case.name)
-    };
-    inventory::iter::<TestCase>().map(name).collect()
-}
-
 /// Each promise names tests, and each of them is there: those of this program as it was built, the others by their source.
 #[lab_test]
 fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
-    let (promises, tests) = (promises::all()?, tests());
+    let (promises, tests) =
+        (promises::all()?, test_case::names()?.into_iter().collect::<BTreeSet<_>>());
     for promise in &promises {
         for name in &promise.tests {
             promises::place(name).with_context(|| promise.text.clone())?;
@@ -160,8 +152,10 @@ fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
 #[lab_test]
 fn the_tests_that_show_what_lite_keeps_are_there(_: &Lab) -> Result<()> {
     let text = page("docs/reference/lite.md")?;
-    let (table, tests) =
-        (markdown::rows(section(&text, "## Promises, and the tests that show them")?), tests());
+    let (table, tests) = (
+        markdown::rows(section(&text, "## Promises, and the tests that show them")?),
+        test_case::names()?.into_iter().collect::<BTreeSet<_>>(),
+    );
     for row in &table {
         let [promise, _, shown_by] = &row[..] else { bail!("three cells: {row:?}") };
         let promise = &promise.text;

@@ -1,0 +1,136 @@
+//! Tests that are nothing but SQL and what must come of it: scripts, text files that are read when the tests start.
+//!
+//! `lab/fence/bound.script` has the tests `fence::bound::…`, beside those of `bound.rs`, if there is one:
+//!
+//! ```text
+//! # A comment says why. Each test has a fresh database; a setup is what the tests below it begin with, until the next.
+//! setup
+//!   CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint)
+//!   row := SELECT v, fence FROM orders
+//!
+//! test a_stale_token_is_refused
+//!   old, new = SELECT lease_acquire('a'), lease_acquire('b')
+//!   UPDATE orders SET v = 1, fence = $new
+//!     WHERE id = 1
+//!   UPDATE orders SET fence = $old => PF001 is not newer … HINT: Acquire
+//!   $row => 1|$new
+//! ```
+//!
+//! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL) and `bare` (without the extension). A step is one
+//! line; what is indented more belongs to it. It is played in a superuser's session, or in that which it names:
+//!
+//! | step | means |
+//! | --- | --- |
+//! | `SQL` | must succeed, whatever rows come |
+//! | `SQL => a\|b / c\|-` | the rows, whole. `-` is NULL, `''` an empty text, `(no row)` none, `*` any value but NULL |
+//! | `SQL => PF001 words … more words` | the SQLSTATE, and what message, DETAIL, HINT, SCHEMA, TABLE, COLUMN must say |
+//! | `SQL => error words`, `SQL => anything` | any error; rows or an error |
+//! | `x, y = SQL` | one row, no NULL in it; from now on `$x` and `${y}` are these texts, wherever they stand: no quotes are added |
+//! | `x := text` | `$x` is this text, in which other values may stand |
+//! | `try SQL ;; PROBE => …` | rolled back; what comes is of the probe, if there is one and the SQL has not failed |
+//! | `until SQL => …` | again and again, until that comes |
+//! | `b: SQL` | in a session named `b`, which is opened when it is first named; `b as app:`, as that role |
+//! | `b: SQL waits`, `… waits for c` | it must wait for a lock or in the queue, held up by the session `c` |
+//! | `b: still waits`, `b: woken => …`, `b: x = woken` | it has not ended; it has, or does now, and this comes of it |
+//! | `b: notices => … / …` | what its last statement said besides, in order: severity, SQLSTATE and words, as of an error; or `none` |
+//! | `b: disconnect` | its next step connects anew |
+//! | `role app other` | roles that may log in: `$app` is the name, `app:` a session of its |
+//! | `each x, y` | the rows below it, `\| 1 \| a`, are taken one by one for the steps below them |
+//! | `full …`, `lite …` | the step `…`, for that edition alone |
+//!
+//! A cell that could be taken for something else is shown in quotes: `''`, `'-'`, `'a|b'`, `'22023'` alone.
+
+mod parse;
+mod play;
+mod shown;
+
+use crate::edition::Edition;
+use crate::extension::source_root;
+use crate::lab::Lab;
+use crate::process::PATIENCE;
+use anyhow::{Context, Result};
+use std::fs;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use parse::tests_of;
+pub use play::play;
+
+/// A test of a script.
+pub struct Test {
+    pub name: String,
+    pub slow: bool,
+    /// The first major version of PostgreSQL that it is for.
+    pub from: u32,
+    /// Whether its database is without the extension.
+    bare: bool,
+    path: String,
+    setup: Arc<Vec<Step>>,
+    steps: Vec<Step>,
+}
+
+/// A step, and the line that it begins in.
+struct Step {
+    line: usize,
+    /// The only one that it is for.
+    edition: Option<Edition>,
+    what: What,
+}
+
+enum What {
+    Each { names: Vec<String>, rows: Vec<Vec<String>>, steps: Vec<Step> },
+    Define(String, String),
+    Roles(Vec<String>),
+    Do { session: String, role: Option<String>, action: Action, wanted: Wanted },
+}
+
+enum Action {
+    Run(String),
+    Try(String, Option<String>),
+    Until(String),
+    StillWaits,
+    Woken,
+    Notices(String),
+    Disconnect,
+}
+
+enum Wanted {
+    Success,
+    /// A row of values, to be remembered by these names.
+    Values(Vec<String>),
+    Outcome(String),
+    /// For whom, if that is said.
+    Waits(Option<String>),
+}
+
+impl Test {
+    /// Plays it in a database of its own.
+    pub fn run(&self, lab: &Lab) -> Result<()> {
+        let database = if self.bare { lab.bare_database()? } else { lab.database()? };
+        play(self, &database, PATIENCE)
+    }
+}
+
+/// All tests of the scripts in a folder and below, with the module that each is in: `folder::file`.
+pub fn tests_below(folder: &Path) -> Result<Vec<(String, Test)>> {
+    let mut tests = Vec::new();
+    collect(folder, "", &mut tests)?;
+    Ok(tests)
+}
+
+fn collect(folder: &Path, module: &str, tests: &mut Vec<(String, Test)>) -> Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let module = if module.is_empty() { name.into() } else { format!("{module}::{name}") };
+        if path.is_dir() {
+            collect(&path, &module, tests)?;
+        } else if path.extension().is_some_and(|ending| ending == "script") {
+            let shown = path.strip_prefix(source_root()).unwrap_or(&path).display().to_string();
+            let text = fs::read_to_string(&path).with_context(|| shown.clone())?;
+            let own = tests_of(&shown, &text)?;
+            tests.extend(own.into_iter().map(|test| (module.clone(), test)));
+        }
+    }
+    Ok(())
+}

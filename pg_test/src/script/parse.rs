@@ -1,0 +1,231 @@
+//! What a script says.
+
+use super::{Action, Step, Test, Wanted, What};
+use crate::edition::Edition;
+use anyhow::{anyhow, bail, ensure, Context, Result};
+use std::sync::Arc;
+
+struct Line<'a> {
+    number: usize,
+    indent: usize,
+    text: &'a str,
+}
+
+/// The tests of a script. `path` is for messages.
+pub fn tests_of(path: &str, text: &str) -> Result<Vec<Test>> {
+    tests(path, text).map_err(|error| anyhow!("{path}:{error:#}"))
+}
+
+fn tests(path: &str, text: &str) -> Result<Vec<Test>> {
+    let lines = text.lines().enumerate().map(|(n, line)| {
+        let text = line.trim();
+        Line { number: n + 1, indent: line.len() - line.trim_start().len(), text }
+    });
+    let lines: Vec<_> =
+        lines.filter(|line| !line.text.is_empty() && !line.text.starts_with('#')).collect();
+    if let Some(first) = lines.first() {
+        ensure!(first.indent == 0, "{}: indented, but below nothing", first.number);
+    }
+    let (mut tests, mut setup) = (Vec::new(), Arc::new(Vec::new()));
+    for (head, body) in blocks(&lines)? {
+        if head.text == "setup" {
+            setup = Arc::new(steps(body)?);
+            continue;
+        }
+        let at = || head.number.to_string();
+        let mut test = head_of(head.text).with_context(at)?;
+        test.path = path.to_owned();
+        test.setup = setup.clone();
+        test.steps = steps(body)?;
+        ensure!(!test.steps.is_empty(), "{}: a test without a step", head.number);
+        tests.push(test);
+    }
+    Ok(tests)
+}
+
+fn head_of(text: &str) -> Result<Test> {
+    let mut words = text.split_whitespace();
+    let name = match (words.next(), words.next()) {
+        (Some("test"), Some(name)) if is_name(name) => name.to_owned(),
+        _ => bail!("neither `setup` nor `test its_name`: {text}"),
+    };
+    let (path, setup, steps) = Default::default();
+    let mut test = Test { name, slow: false, from: 0, bare: false, path, setup, steps };
+    while let Some(word) = words.next() {
+        match word {
+            "slow" => test.slow = true,
+            "bare" => test.bare = true,
+            "from" => test.from = words.next().context("from which version?")?.parse()?,
+            _ => bail!("unknown word behind the name: {word}"),
+        }
+    }
+    Ok(test)
+}
+
+/// Each line of the first one's depth, with the deeper ones below it.
+fn blocks<'a>(lines: &'a [Line<'a>]) -> Result<Vec<(&'a Line<'a>, &'a [Line<'a>])>> {
+    let (mut blocks, mut rest) = (Vec::new(), lines);
+    while let Some((head, after)) = rest.split_first() {
+        ensure!(head.indent == lines[0].indent, "{}: indented like no line above", head.number);
+        let own = after.iter().take_while(|line| line.indent > head.indent).count();
+        blocks.push((head, &after[..own]));
+        rest = &after[own..];
+    }
+    Ok(blocks)
+}
+
+fn steps(lines: &[Line]) -> Result<Vec<Step>> {
+    blocks(lines)?.into_iter().map(|(head, body)| step(head, body)).collect()
+}
+
+fn step(head: &Line, body: &[Line]) -> Result<Step> {
+    let (text, line) = (head.text, head.number);
+    let (edition, text) = match text.split_once(' ') {
+        Some(("full", text)) => (Some(Edition::Full), text),
+        Some(("lite", text)) => (Some(Edition::Lite), text),
+        _ => (None, text),
+    };
+    let what = match text.strip_prefix("each ") {
+        Some(names) => each(head, names, body)?,
+        None => {
+            let lines: Vec<&str> = [text].into_iter().chain(body.iter().map(|l| l.text)).collect();
+            what(&lines.join("\n")).with_context(|| line.to_string())?
+        }
+    };
+    Ok(Step { line, edition, what })
+}
+
+fn each(head: &Line, names: &str, body: &[Line]) -> Result<What> {
+    let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
+    ensure!(names.iter().all(|name| is_name(name)), "{}: these are no names", head.number);
+    let (mut rows, mut own) = (Vec::new(), Vec::new());
+    for (head, body) in blocks(body)? {
+        let Some(row) = head.text.strip_prefix('|') else {
+            own.push(step(head, body)?);
+            continue;
+        };
+        ensure!(own.is_empty(), "{}: a row below a step", head.number);
+        let lines: Vec<&str> = [row].into_iter().chain(body.iter().map(|l| l.text)).collect();
+        let row = lines.join("\n") + " ";
+        let cells: Vec<String> = match names.len() {
+            1 => vec![row.trim().to_owned()],
+            _ => row.split(" | ").map(|cell| cell.trim().to_owned()).collect(),
+        };
+        let (got, wanted) = (cells.len(), names.len());
+        ensure!(got == wanted, "{}: {got} cells for {wanted} names", head.number);
+        rows.push(cells);
+    }
+    ensure!(!rows.is_empty() && !own.is_empty(), "{}: it needs rows and steps", head.number);
+    Ok(What::Each { names, rows, steps: own })
+}
+
+fn what(text: &str) -> Result<What> {
+    if let Some((name, value)) = text.split_once(":=").filter(|(name, _)| is_name(name.trim())) {
+        return Ok(What::Define(name.trim().to_owned(), value.trim().to_owned()));
+    }
+    if let Some(names) = text.strip_prefix("role ") {
+        ensure!(names.split_whitespace().all(is_name), "these are no names: {names}");
+        return Ok(What::Roles(names.split_whitespace().map(str::to_owned).collect()));
+    }
+    let (session, role, text) = session_of(text);
+    let (mut statement, outcome) = match expectation(text) {
+        Some(at) => (text[..at].trim(), Some(text[at + 2..].trim().replace('\n', " "))),
+        None => (text, None),
+    };
+    let mut wanted = outcome.map_or(Wanted::Success, Wanted::Outcome);
+    if let Wanted::Outcome(outcome) = &wanted {
+        ensure!(!outcome.is_empty(), "nothing behind the =>");
+    } else if let Some((names, rest)) = values_of(statement) {
+        (statement, wanted) = (rest, Wanted::Values(names));
+    }
+    if let Some((before, whom)) = statement.rsplit_once(" waits") {
+        let whom = whom.strip_prefix(" for ").map(str::trim).or(whom.is_empty().then_some(""));
+        if let Some(whom) = whom.filter(|_| before != "still" && !before.is_empty()) {
+            ensure!(matches!(wanted, Wanted::Success), "what waits has no outcome yet");
+            let whom = (!whom.is_empty()).then(|| whom.to_owned());
+            (statement, wanted) = (before, Wanted::Waits(whom));
+        }
+    }
+    let action = match (action(statement)?, &wanted) {
+        (Action::Notices(_), Wanted::Outcome(notices)) => Action::Notices(notices.clone()),
+        (action, _) => action,
+    };
+    let fits = match (&action, &wanted) {
+        (Action::Run(_), _) => true,
+        (Action::Woken, wanted) => !matches!(wanted, Wanted::Waits(_)),
+        (Action::StillWaits | Action::Disconnect, wanted) => matches!(wanted, Wanted::Success),
+        (_, wanted) => matches!(wanted, Wanted::Outcome(_)),
+    };
+    ensure!(fits, "what must come of it is left out, or there is nothing to come: {text}");
+    Ok(What::Do { session, role, action, wanted })
+}
+
+fn action(statement: &str) -> Result<Action> {
+    let sql = |text: &str| -> Result<String> {
+        let text = text.trim();
+        // So a misspelt word of ours is none of SQL's.
+        let is_sql = text.starts_with(|c: char| c.is_ascii_uppercase() || "($".contains(c));
+        ensure!(is_sql, "unknown step; SQL begins with a capital letter: {text}");
+        Ok(text.to_owned())
+    };
+    Ok(match statement {
+        "still waits" => Action::StillWaits,
+        "woken" => Action::Woken,
+        "notices" => Action::Notices(String::new()),
+        "disconnect" => Action::Disconnect,
+        _ => {
+            if let Some(text) = statement.strip_prefix("try ") {
+                match text.split_once(";;") {
+                    Some((text, probe)) => Action::Try(sql(text)?, Some(sql(probe)?)),
+                    None => Action::Try(sql(text)?, None),
+                }
+            } else if let Some(text) = statement.strip_prefix("until ") {
+                Action::Until(sql(text)?)
+            } else {
+                Action::Run(sql(statement)?)
+            }
+        }
+    })
+}
+
+/// `b: …` or `b as role: …`; else the session without a name.
+fn session_of(text: &str) -> (String, Option<String>, &str) {
+    if let Some((head, rest)) = text.split_once(':') {
+        let (name, role) = head.split_once(" as ").map_or((head, None), |(n, r)| (n, Some(r)));
+        if is_name(name) && role.is_none_or(is_name) && rest.starts_with([' ', '\n']) {
+            return (name.to_owned(), role.map(str::to_owned), rest.trim());
+        }
+    }
+    (String::new(), None, text)
+}
+
+/// `x, y = …`
+fn values_of(statement: &str) -> Option<(Vec<String>, &str)> {
+    let (names, rest) = statement.split_once('=')?;
+    let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
+    names.iter().all(|name| is_name(name)).then(|| (names, rest.trim()))
+}
+
+/// Where the `=>` is that names no argument: outside of quotes and parentheses.
+fn expectation(text: &str) -> Option<usize> {
+    let (mut quote, mut depth, mut at) = (None, 0, 0);
+    while at < text.len() {
+        let rest = &text[at..];
+        let mark = ["$$", "'", "\""].into_iter().find(|mark| rest.starts_with(mark));
+        match (quote, mark) {
+            (None, Some(_)) => quote = mark,
+            (Some(_), Some(_)) if quote == mark => quote = None,
+            (None, None) if rest.starts_with('(') => depth += 1,
+            (None, None) if rest.starts_with(')') => depth -= 1,
+            (None, None) if depth == 0 && rest.starts_with("=>") => return Some(at),
+            _ => {}
+        }
+        at += mark.map_or(rest.chars().next().map_or(1, char::len_utf8), str::len);
+    }
+    None
+}
+
+fn is_name(text: &str) -> bool {
+    text.starts_with(|c: char| c.is_ascii_lowercase())
+        && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '_')
+}

@@ -1,0 +1,95 @@
+//! An outcome on one line, and whether it is the one that a script wants.
+
+use crate::background::Outcome;
+use crate::client::Rows;
+use crate::fault::Fault;
+use crate::isolation;
+
+/// The rows or the error.
+pub fn shown(outcome: &Outcome) -> String {
+    match outcome {
+        Ok(rows) => {
+            let rows: Vec<String> = cells(rows).iter().map(|row| row.join("|")).collect();
+            isolation::in_one_line(&rows)
+        }
+        Err(fault) => fault_shown(fault),
+    }
+}
+
+/// Is it this? Of rows every cell, of an error its SQLSTATE and each group of words.
+pub fn is(outcome: &Outcome, wanted: &str) -> bool {
+    match outcome {
+        _ if wanted == "anything" => true,
+        Ok(_) if shown(outcome) == wanted => true,
+        Ok(rows) => {
+            let cells = cells(rows);
+            let wanted: Vec<Vec<&str>> =
+                wanted.split(" / ").map(|row| row.split('|').collect()).collect();
+            let fits = |(cell, wanted): (&String, &&str)| {
+                cell == wanted || (*wanted == "*" && cell != "-")
+            };
+            cells.len() == wanted.len()
+                && cells.iter().zip(&wanted).all(|(row, wanted)| {
+                    row.len() == wanted.len() && row.iter().zip(wanted).all(fits)
+                })
+        }
+        Err(fault) => [&*fault.sqlstate, "error"].iter().any(|head| says(fault, head, wanted)),
+    }
+}
+
+/// Are they these, each by its severity, SQLSTATE and words?
+pub fn are(notices: &[Fault], wanted: &str) -> bool {
+    let wanted: Vec<&str> = wanted.split(" / ").filter(|notice| *notice != "none").collect();
+    let head = |fault: &Fault| format!("{} {}", fault.severity, fault.sqlstate);
+    notices.len() == wanted.len()
+        && notices.iter().zip(wanted).all(|(fault, wanted)| says(fault, &head(fault), wanted))
+}
+
+fn says(fault: &Fault, head: &str, wanted: &str) -> bool {
+    let text = fault_shown(fault);
+    let Some(words) = wanted.strip_prefix(head) else { return false };
+    (words.is_empty() || words.starts_with(' '))
+        && words.split('…').all(|words| text.contains(words.trim()))
+}
+
+/// As PostgreSQL shows it, on one line, with the place. JSON is as the extension writes it, without blanks.
+pub fn fault_shown(fault: &Fault) -> String {
+    let json = |text: &String| match text.starts_with('{') {
+        true => text.replace("\": ", "\":").replace(", \"", ",\""),
+        false => text.clone(),
+    };
+    let mut text = format!("{} {}: {}", fault.severity, fault.sqlstate, fault.message);
+    for (name, field) in [
+        ("DETAIL", fault.detail.as_ref().map(json)),
+        ("HINT", fault.hint.clone()),
+        ("SCHEMA", fault.schema.clone()),
+        ("TABLE", fault.table.clone()),
+        ("COLUMN", fault.column.clone()),
+    ] {
+        text += &field.map(|field| format!(" {name}: {field}")).unwrap_or_default();
+    }
+    text.replace('\n', "\\n")
+}
+
+/// The cells; one that could be taken for something else is in quotes.
+fn cells(rows: &Rows) -> Vec<Vec<String>> {
+    let is_alone = rows.len() == 1 && rows[0].len() == 1;
+    let cell = |cell: &Option<String>| match cell.as_deref() {
+        None => "-".to_owned(),
+        Some(text)
+            if ["", "-", "*", "anything"].contains(&text)
+                || text.trim() != text
+                || text.contains('|')
+                || text.contains(" / ")
+                || (is_alone && (is_sqlstate(text) || ["(no row)", "error"].contains(&text))) =>
+        {
+            format!("'{text}'").replace('\n', "\\n")
+        }
+        Some(text) => text.replace('\n', "\\n"),
+    };
+    rows.iter().map(|row| row.iter().map(cell).collect()).collect()
+}
+
+fn is_sqlstate(text: &str) -> bool {
+    text.len() == 5 && text.chars().all(|c| c.is_ascii_digit() || c.is_ascii_uppercase())
+}

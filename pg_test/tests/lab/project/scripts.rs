@@ -1,0 +1,140 @@
+//! The scripts: what a step must come to, and that a wrong expectation fails.
+
+use pg_test::script::{play, tests_of};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
+use std::time::Duration;
+
+/// Steps that are as they say, and steps that are not, with words of what is said then.
+const STEPS: &[(&str, &str)] = &[
+    ("SELECT 1", ""),
+    ("SELEC 1", "wanted: no error\n  got: ERROR 42601: syntax error"),
+    ("SELECT 1 => 1", ""),
+    ("SELECT 1 => 2", "t.script:2\nSELECT 1\n  wanted: 2\n  got: 1"),
+    ("SELECT 11 => 1", "got: 11"),
+    ("SELECT 1 => 1|2", "got: 1"),
+    ("SELECT 1, 2 => 1", "got: 1|2"),
+    ("VALUES (1), (2) => 1", "got: 1 / 2"),
+    ("VALUES (1, 'a'), (2, NULL) => 1|a / 2|-", ""),
+    ("VALUES (1, 'a'), (2, 'b') => *|a / 2|*", ""),
+    ("VALUES (1, 'a'), (2, NULL) => *|a / 2|*", "got: 1|a / 2|-"),
+    ("SELECT NULL => -", ""),
+    ("SELECT NULL => ''", "got: -"),
+    ("SELECT '' => -", "got: ''"),
+    ("SELECT '-' => -", "got: '-'"),
+    ("SELECT '*' => *", ""),
+    ("SELECT NULL => *", "got: -"),
+    ("SELECT 1 WHERE false => (no row)", ""),
+    ("SELECT 1 WHERE false => -", "got: (no row)"),
+    ("SELECT 1 WHERE false => *", "got: (no row)"),
+    ("SELECT '(no row)' => (no row)", "got: '(no row)'"),
+    ("SELECT 'a|b' => a|b", "got: 'a|b'"),
+    ("SELECT 1/0 => 22012", ""),
+    ("SELECT 1/0 => 22012 division", ""),
+    ("SELECT 1/0 => 22012 division … zero", ""),
+    ("SELECT 1/0 => 22012 division … two", "wanted: 22012 division … two\n  got: ERROR 22012"),
+    ("SELECT 1/0 => 22013", "got: ERROR 22012"),
+    ("SELECT 1/0 => 2201", "got: ERROR 22012"),
+    ("SELECT 1/0 => *", "got: ERROR 22012"),
+    ("SELECT 1 => 22012", "got: 1"),
+    ("SELECT 22012 => 22012", "got: '22012'"),
+    ("SELECT lower(s => 'A') => 42883", ""),
+    ("SELECT '=> 2' => => 2", ""),
+    ("SELECT 1/0 => anything\n  SELECT 1 => anything", ""),
+    ("SELECT 'anything' => anything", ""),
+    ("SELECT 1/0 => error zero", ""),
+    ("SELECT 1 => error", "got: 1"),
+    ("SELECT 'error' => error", "got: 'error'"),
+    // Values.
+    ("x, y = SELECT 1, 'b'\n  SELECT $x, '${y}c' => 1|bc\n  SELECT '$y' => $y", ""),
+    ("x = SELECT NULL", "wanted: a row of 1 values\n  got: -"),
+    ("x = SELECT 1 WHERE false", "got: (no row)"),
+    ("x = VALUES (1), (2)", "got: 1 / 2"),
+    ("x = SELECT 1, 2", "got: 1|2"),
+    ("x = SELECT 1/0", "got: ERROR 22012"),
+    ("SELECT $x", "there is no $x"),
+    ("x = SELECT '$' || 'y'\n  SELECT $$it: $x$$ = 'it: $' || 'y' => t", ""),
+    ("probe := SELECT $x\n  x = SELECT 1\n  $probe => 1", ""),
+    ("a := $b\n  b := $a\n  SELECT $a", "is a value of itself"),
+    ("each a, b\n    | 1 | 1\n    | 2 | 2\n    SELECT $a => $b", ""),
+    ("each a, b\n    | 1 | 1\n    | 2 | 3\n    SELECT $a => $b", "with [\"2\", \"3\"]"),
+    ("full SELECT 1 => 2\n  lite SELECT 1 => 2", "got: 1"),
+    ("full x := 1\n  lite x := 2\n  full SELECT $x => 1\n  lite SELECT $x => 2", ""),
+    // Tried out, and again and again.
+    ("CREATE TABLE t (n int)\n  try INSERT INTO t VALUES (1) ;; TABLE t => 1\n  TABLE t => (no row)", ""),
+    ("try SELECT 1 ;; SELECT 2 => 1", "got: 2"),
+    ("try SELECT 1/0 ;; SELECT 2 => 22012", ""),
+    ("try SELECT 1/0 ;; SELECT 2 => 2", "got: ERROR 22012"),
+    ("try SELECT 2 ;; SELECT 1/0 => 22012", "division by zero"),
+    ("try SELECT 1/0 => 22012\n  SELECT 1 => 1", ""),
+    ("CREATE SEQUENCE s\n  until SELECT nextval('s') => 3", ""),
+    ("until SELECT 1 => 2", "got: 1"),
+    // Sessions, roles, waits, notices.
+    ("role app\n  app: SELECT current_user => $app\n  b as app: SELECT current_user => $app", ""),
+    ("b as app: SELECT 1", "there is no $app"),
+    ("SELECT 1\n  b: waits := 1", "unknown step"),
+    ("BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1), 'b' waits\n  b: still waits\n  \
+      COMMIT\n  b: woken => ''|b", ""),
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits for a\n  a: COMMIT\n  \
+      b: woken", ""),
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SELECT 1\n  b: SELECT pg_advisory_lock(1) waits for c", "it waits for ["),
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT\n  b: woken => 1", "got: ''"),
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT", "what became of b"),
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1)", "no outcome within 1s"),
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: woken", "no outcome within 1s"),
+    ("b: SELECT 1 waits", "it should wait, but it ended"),
+    ("b: still waits", "it has nothing to wait for"),
+    ("b: woken", "no statement was sent"),
+    ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => WARNING 01000 late", ""),
+    ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => WARNING 01000 soon", "WARNING 01000: too late"),
+    ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => none", "WARNING 01000: too late"),
+    ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  SELECT 1\n  notices => none", ""),
+    ("notices => WARNING 01000", "got: []"),
+    ("a: SET application_name = 'x'\n  a: disconnect\n  a: SHOW application_name => lab", ""),
+    // What is no step.
+    ("wokn => 1", "t.script:2: unknown step"),
+    ("SELECT 1 =>", "nothing behind the =>"),
+    ("try SELECT 1", "what must come of it is left out"),
+    ("b: SELECT 1 waits => 1", "what waits has no outcome yet"),
+    ("each a, b\n    | 1\n    SELECT 1", "t.script:3: 1 cells for 2 names"),
+    ("each a\n    | 1", "it needs rows and steps"),
+    ("    SELECT 1\n  SELECT 1", "t.script:3: indented like no line above"),
+];
+
+#[lab_test]
+fn a_step_comes_to_what_it_says_or_the_test_fails(lab: &Lab) -> Result<()> {
+    for (steps, wanted) in STEPS {
+        let got = match outcome(lab, &format!("test t bare\n  {steps}\n")) {
+            Ok(()) => String::new(),
+            Err(error) => error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
+        };
+        let as_wanted = got.contains(wanted) && got.is_empty() == wanted.is_empty();
+        ensure!(as_wanted, "{steps}\nwanted: {wanted}\ngot: {got}");
+    }
+    Ok(())
+}
+
+fn outcome(lab: &Lab, text: &str) -> Result<()> {
+    let tests = tests_of("t.script", text)?;
+    let database = lab.bare_database()?;
+    play(tests.first().context("no test")?, &database, Duration::from_secs(1))
+}
+
+#[lab_test]
+fn a_setup_is_what_the_tests_below_it_begin_with(lab: &Lab) -> Result<()> {
+    let text = "setup\n  x := 1\n\ntest a slow from 17\n  SELECT $x => 1\nsetup\n  x := 2\ntest b\n  SELECT $x => 2\n";
+    let tests = tests_of("t.script", text)?;
+    let heads: Vec<_> = tests.iter().map(|test| (&*test.name, test.slow, test.from)).collect();
+    ensure!(heads == [("a", true, 17), ("b", false, 0)], "{heads:?}");
+    let database = lab.bare_database()?;
+    tests.iter().try_for_each(|test| play(test, &database, Duration::from_secs(1)))?;
+    for text in [
+        "test\n  SELECT 1",
+        "test a fast\n  SELECT 1",
+        "test a",
+        " test a\n  SELECT 1",
+        "tst a\n  SELECT 1",
+    ] {
+        ensure!(tests_of("t.script", text).is_err(), "{text}");
+    }
+    Ok(())
+}
