@@ -10,11 +10,11 @@
 -- A token that is none of the row's locks nothing. An advisory lock only orders those who wait, and the first grants of a name.
 
 -- Names are looked up in pg_catalog and fence_lite alone. Nobody else may name what is in fence: whoever can, can lock it.
+SET quote_all_identifiers = off;
 DO $$ BEGIN PERFORM pg_catalog.set_config('fence_lite.path', pg_catalog.current_setting('search_path'), false),
     pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false); END $$;
 SET search_path = pg_catalog, fence_lite, pg_temp;
 SET check_function_bodies = off;
-SET quote_all_identifiers = off;
 
 DO $$
 DECLARE
@@ -45,15 +45,15 @@ $$;
 
 -- State --------
 
-CREATE SEQUENCE IF NOT EXISTS fence.token_seq AS bigint CACHE 1 NO CYCLE;
+CREATE SEQUENCE IF NOT EXISTS fence.token_seq;
 COMMENT ON SEQUENCE fence.token_seq IS 'fencing tokens; to be left as it is';
-CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq AS bigint;
+CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq;
 COMMENT ON SEQUENCE fence.server_start_seq IS 'mark of the start';
-CREATE SEQUENCE IF NOT EXISTS fence.database_identity_seq AS bigint;
+CREATE SEQUENCE IF NOT EXISTS fence.database_identity_seq;
 COMMENT ON SEQUENCE fence.database_identity_seq IS 'mark of the database';
-CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq AS bigint;
+CREATE SEQUENCE IF NOT EXISTS fence.jump_token_seq;
 COMMENT ON SEQUENCE fence.jump_token_seq IS 'a token up to it speaks once renewed';
-CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq AS bigint;
+CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq;
 COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often they jumped, and once more';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
@@ -93,7 +93,7 @@ $$ BEGIN PERFORM refuse('0A000', what || ' is not in pg_fence_lite', 'The extens
     'pg_fence_lite--pg_fence.sql moves this database up.'); END $$;
 
 CREATE OR REPLACE FUNCTION fence_lite.bad(argument text, message text, code text DEFAULT '22023') RETURNS void LANGUAGE sql
-  RETURN refuse(code, message, 'Correct the argument.', jsonb_build_object('argument', argument));
+  RETURN refuse(code, message, 'Correct the call.', jsonb_build_object('argument', argument));
 
 CREATE OR REPLACE FUNCTION fence_lite.vet(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
   wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
@@ -111,7 +111,7 @@ BEGIN
   IF bad IS NOT NULL THEN
     PERFORM bad(bad[1], bad[2], coalesce(bad[3], '22023'));
   ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
-    PERFORM refuse('25006', format('cannot execute %s() in a read-only transaction', writes), '');
+    PERFORM refuse('25006', format('cannot execute %s() in a read-only transaction', writes), 'Use another.');
   END IF;
 END
 $$;
@@ -237,7 +237,7 @@ CREATE OR REPLACE FUNCTION fence_lite.ended_since(l fence.lease, as_of pg_snapsh
 
 -- A hash that does not run backwards: nobody finds another's key.
 CREATE OR REPLACE FUNCTION fence_lite.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
-  RETURN ('x' || left(encode(sha256(replace('pg_fence_lite ' || lease, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
+  RETURN ('x' || left(encode(sha256(replace('fence ' || current_database() || lease, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
 -- Who waits, and who grants a new name, has the key and a lock of fence.turn, which no stranger can have.
 CREATE OR REPLACE FUNCTION fence_lite.nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
@@ -421,7 +421,7 @@ DECLARE
   is_new boolean := mode = 'managed' AND op = 'INSERT' AND is_free AND NOT is_replica  -- and is created without a token
     AND (token IS NULL OR is_bound AND NOT (parted AND shown IS NOT DISTINCT FROM token));
   shows boolean := key IS NOT NULL AND NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
-    AND has_table_privilege(session_user, relation, 'SELECT');
+    AND pg_has_role(session_user, current_user, 'MEMBER');  -- else a cascade's
   refused text[];
 BEGIN
   IF is_new AND (shown > 0) IS NOT TRUE OR is_replica AND (op <> 'UPDATE' OR stored IS NULL OR token >= stored AND NOT is_stale) THEN
@@ -563,8 +563,13 @@ CREATE OR REPLACE FUNCTION fence_lite.triggers(OUT relation regclass, OUT name n
   OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE AS $$
   SELECT t.tgrelid, t.tgname, t.tgtype::integer, t.tgenabled, t.tgparentid, 'fence_lite.' || p.proname,
       CASE WHEN p.proname ~ '^fenced_' THEN ARRAY(SELECT jsonb_array_elements_text(substring(p.prosrc, '^-- ([^\n]+)')::jsonb)) END
-   FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid WHERE p.pronamespace = 'fence_lite'::regnamespace
+   FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+   WHERE p.pronamespace = 'fence_lite'::regnamespace AND t.tgrelid::regclass::text !~ '^pg_temp'
 $$;
+-- Is there such a column, whose text no setting changes?
+CREATE OR REPLACE FUNCTION fence_lite.is_fit(relation oid, col text) RETURNS boolean LANGUAGE sql STABLE
+  RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0 AND a.attgenerated = ''
+      AND a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]));
 CREATE OR REPLACE FUNCTION fence_lite.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
   WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT i.inhrelid FROM f JOIN pg_inherits i ON i.inhparent = f.oid)
   SELECT f.oid::regclass FROM f
@@ -694,8 +699,7 @@ BEGIN
   PERFORM vet('lease_keep', 'any');
   IF cardinality(names) <> cardinality(tokens) OR cardinality(names) > 10000 THEN
     PERFORM bad('names', 'names and tokens must be as many, and at most 10000');
-  ELSIF names IS NULL OR tokens IS NULL OR EXISTS (SELECT FROM unnest(names, tokens) AS p (name, token)
-      WHERE p.name IS NULL OR p.token IS NULL) THEN
+  ELSIF (num_nulls(VARIADIC names) + num_nulls(VARIADIC tokens) = 0) IS NOT TRUE THEN
     PERFORM bad('names', 'names and tokens must not be NULL', '22004');
   END IF;
   SELECT array_agg(x.n), array_agg(x.name), max(x.latest) INTO places, kept, above FROM (
@@ -790,7 +794,7 @@ DECLARE
 BEGIN
   PERFORM left_out('verify') WHERE verify;
   PERFORM check_table(relation, true);
-  EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
+  EXECUTE format('LOCK TABLE %s', relation);
   PERFORM check_table(relation, true);  -- it may have changed meanwhile
 
   -- What the call leaves out stays as it was, but that without a lease only strict is safe.
@@ -801,8 +805,7 @@ BEGIN
   judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
     CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END));
   chosen := lower(replace(coalesce(events, CASE WHEN stays THEN had.events END), ' ', ''));
-  on_events := string_to_array(coalesce(chosen, 'update,delete,truncate'
-    || CASE WHEN bound_to IS NULL AND judged_as <> 'managed' THEN '' ELSE ',insert' END), ',');
+  on_events := string_to_array(coalesce(chosen, 'update,delete,truncate' || CASE WHEN bound_to <> '' THEN ',insert' ELSE '' END), ',');
 
   SELECT CASE
     WHEN col = '' OR judged_as NOT IN ('strict', 'monotonic', 'managed')
@@ -818,9 +821,7 @@ BEGIN
     WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
       'Fit are columns of type smallint, integer, bigint, text, varchar, uuid, boolean.', unfit]
     WHEN f.attnum IS NULL THEN '{}' END INTO fault
-   FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE NOT EXISTS (
-      SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = c AND a.attnum > 0 AND a.attname <> col AND a.attgenerated = ''
-        AND a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]))) AS u (unfit)
+   FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE c = col OR NOT is_fit(relation, c)) AS u (unfit)
    LEFT JOIN pg_attribute f ON f.attrelid = relation AND f.attname = col;
   IF fault <> '{}' THEN
     PERFORM refuse_table(relation, fault);
@@ -864,7 +865,7 @@ BEGIN
       format('Take the fence off %s.', pg_partition_root(t.relation))])
     FROM triggers() AS t WHERE t.relation = fence_unprotect.relation AND t.parent <> 0;
   IF EXISTS (SELECT FROM triggers() AS t WHERE t.relation IN (SELECT family(fence_unprotect.relation))) THEN
-    EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
+    EXECUTE format('LOCK TABLE %s', relation);
     PERFORM take_off(relation);
   ELSE
     RAISE NOTICE '% is not fenced', relation;
@@ -880,27 +881,25 @@ RETURNS SETOF record LANGUAGE sql AS $$
   fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments[1] AS col, o.arguments[2] AS mode, o.arguments[3] AS lease
        FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
        WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0) AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.arguments)
-  SELECT DISTINCT c.oid::regclass, f.* FROM fence m CROSS JOIN family(m.root) AS part JOIN pg_class c ON c.oid = part
-   CROSS JOIN home h CROSS JOIN LATERAL (
+  SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN home h CROSS JOIN LATERAL (
     SELECT 'hole', 'no trigger of pg_fence fires on ' || string_agg(e.name, ', '),
         format('SELECT %s(%L::regclass, always => NULL);', h.protect, m.root)
-     FROM (VALUES ('insert', 4, 3), ('update', 16, 3), ('delete', 8, 3), ('truncate', 32, 2)) AS e (name, flag, bits)
+     FROM (VALUES ('insert', 7), ('update', 19), ('delete', 11), ('truncate', 34)) AS e (name, bits)  -- of tgtype
      WHERE (e.name <> 'insert' OR m.lease IS NOT NULL OR m.mode = 'managed')
-      AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & 3 = e.bits AND o.type & e.flag <> 0
+      AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & e.bits = e.bits
          AND o.enabled IN ('O', 'A')) HAVING count(*) > 0
     UNION ALL
     SELECT 'hole', format('trigger %s runs after the fence', to_json(t.tgname)),
         format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, part, 'a_' || t.tgname)
      FROM pg_trigger t WHERE t.tgrelid = part AND NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0
-      AND t.tgenabled <> 'D' AND t.tgname > 'fenced'
+      AND t.tgenabled <> 'D' AND t.tgname > 'fence_named' AND t.tgname <> 'fenced'
     UNION ALL
     SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it',
         format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
      WHERE part = m.root AND m.lease IS NULL AND m.mode <> ''
     UNION ALL
-    SELECT 'notice', format('column %s, which the trigger names, is not there: no write can land', to_json(n)), NULL
-     FROM unnest(m.col || columns_of(m.lease)) AS n
-     WHERE part = m.root AND n <> '' AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = part AND a.attname = n AND a.attnum > 0)
+    SELECT 'hole', format('column %s, which the fence names, is not there, or of another type', to_json(n)), NULL
+     FROM unnest(m.col || columns_of(m.lease)) AS n WHERE part = m.root AND n <> '' AND NOT is_fit(part, n)
   ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
@@ -944,6 +943,7 @@ SET search_path = pg_catalog, fence_lite, pg_temp;
 
 CREATE OR REPLACE FUNCTION fence_lite.let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
+  PERFORM bad('role', 'role must not be NULL', '22004') WHERE role IS NULL;
   EXECUTE format(doing, 'USAGE', 'SCHEMA fence', role);
   EXECUTE format(doing, 'SELECT', 'fence.leases', role);
   EXECUTE format(doing, 'EXECUTE', (SELECT 'FUNCTION ' || string_agg(c.call::text, ', ') FROM calls() AS c WHERE c.is_given), role);
@@ -954,7 +954,7 @@ CREATE OR REPLACE FUNCTION fence_lite.uninstall() RETURNS void LANGUAGE plpgsql 
 BEGIN
   PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
     'Call fence_unprotect for each.') FROM triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
-  EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(c.call::text, ', ') FROM calls() AS c WHERE c.call <> 'relies'::regproc);
+  EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(c.call::text, ', ') || ' CASCADE' FROM calls() AS c);
   DROP SCHEMA fence, fence_lite CASCADE;
 END
 $$;

@@ -46,6 +46,7 @@ const FIRST: &str = "a first grant there inserts a row and updates it";
 pub const LEFT_OUT: &[(&str, &str)] = &[
     ("errors::a_detail_is_never_longer_than_a_screen", WHOLE),
     ("secrecy::with_select_on_some_columns_only_those_are_shown", "a limit: who may not read the whole table is shown nothing of its rows"),
+    ("secrecy::a_cascade_shows_the_child_to_its_readers_only", "a limit: a refusal within a cascade shows nothing of the row"),
     ("secrecy::without_a_token_the_row_s_lease_is_shown_to_who_may_read_its_columns", PLAIN),
     ("leases::the_view_describes_the_session_where_no_holder_is_named", "there the description is the holder's name, and roles trust each other"),
     ("bound_tables::a_name_that_is_too_long_or_empty_is_an_error", "such a lease is never granted: PF004"),

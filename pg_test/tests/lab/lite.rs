@@ -42,6 +42,12 @@ fn an_ordinary_owner_installs_it_again_and_takes_it_away(lab: &Lab) -> Result<()
     ensure!(session.speaks("order:1", token)?, "a second installation keeps the leases");
 
     session.refused("SELECT fence_lite.uninstall()", "2BP01")?;
+    // Nobody keeps it from being taken away by what is gone with their session.
+    let mut stranger = db.connect_as(&db.role("stranger")?)?;
+    stranger.run(
+        "CREATE TEMPORARY TABLE t (fence bigint); CREATE TEMPORARY VIEW v AS SELECT lease_check('x', 1);
+         CREATE TRIGGER x BEFORE TRUNCATE ON t EXECUTE FUNCTION fence_lite.refuse_truncate()",
+    )?;
     session.run("SELECT fence_unprotect('orders'); SELECT fence_lite.uninstall()")?;
     let left = session.text(
         "SELECT count(*) FROM pg_proc WHERE proowner = current_user::regrole
@@ -169,6 +175,9 @@ fn what_it_has_not_is_refused_with_the_way_up(lab: &Lab) -> Result<()> {
             "{sql}: {fault}"
         );
     }
+    for call in ["fence_grant", "fence_revoke"] {
+        session.refused(&format!("SELECT {call}(NULL)"), "22004")?;
+    }
     Ok(())
 }
 
@@ -274,7 +283,8 @@ fn who_has_no_token_locks_nothing_and_no_setting_is_believed(lab: &Lab) -> Resul
         worker.refused(&write, "PF004")?;
         worker.run("ROLLBACK TO s")?;
     }
-    stranger.run("BEGIN; SAVEPOINT s")?;
+    worker.run("SELECT FROM fence.leases")?;
+    stranger.run("SET lock_timeout = '1 s'; BEGIN; SAVEPOINT s")?;
     for attack in [
         format!("UPDATE orders SET v = 9, fence = {token} WHERE id = 1"),
         format!("SELECT lease_guard('order:1', {token})"),
@@ -295,7 +305,6 @@ fn who_has_no_token_locks_nothing_and_no_setting_is_believed(lab: &Lab) -> Resul
         "PREPARE p AS TABLE fence.lease".to_owned(),
         "PREPARE p AS TABLE fence.turn".to_owned(),
         "CREATE RULE r AS ON INSERT TO fence.lease DO NOTHING".to_owned(),
-        "COMMENT ON TABLE fence.lease IS 'mine'".to_owned(),
     ] {
         stranger.refused(&attack, "42501")?;
         stranger.run("ROLLBACK TO s")?;
@@ -335,12 +344,44 @@ fn an_advisory_lock_of_a_stranger_s_is_a_nuisance_with_a_bound(lab: &Lab) -> Res
     for wait in ["0", "1 s"] {
         holder.nothing(&format!("SELECT lease_acquire('new', wait => '{wait}')"))?;
     }
+    // Nor do two that meet crosswise end in a deadlock.
+    for lease in ["third", "fourth"] {
+        let key = self::key(&mut holder, lease)?;
+        stranger.run(&format!("SELECT pg_advisory_lock({key})"))?;
+    }
+    other.run("ROLLBACK; BEGIN; SELECT lease_acquire('third')")?;
+    let mut crosses = Background::connect(&db.conninfo().user(&owner))?;
+    crosses.run("BEGIN; SELECT lease_acquire('fourth')")?;
+    crosses.send("SELECT lease_acquire('third')")?;
+    other.nothing("SELECT lease_acquire('fourth')")?;
+    ensure!(crosses.rows()?[0][0].is_none());
     other.run("ROLLBACK")?;
     holder.acquire("new", "1 h")?;
     let expiring = holder
         .granted("SELECT lease_acquire('order:2', ttl => '1 us', holder => 'me', reclaim => true)");
     ensure!(expiring.is_err() || expiring? > token);
     Ok(())
+}
+
+/// A copy has the same oids, and a waiter of it stands in nobody's way here.
+#[lab_test]
+fn who_waits_in_a_copy_of_the_database_counts_there_alone(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut here, role) = (db.connect_as(&owner)?, db.role("stranger")?);
+    let token = here.acquire("job", "1 h")?;
+    drop(here);
+    let copy = db.copy()?;
+    let mut waits = Background::connect(&copy.conninfo().user(&owner))?;
+    waits.send("SELECT lease_acquire('job', wait => '1 min')")?;
+    let mut here = db.connect_as(&owner)?;
+    wait_until_it_sleeps(&mut here, &waits)?;
+    here.release("job", token)?;
+    let key = key(&mut here, "job")?;
+    let mut stranger = db.connect_as(&role)?;
+    stranger.run(&format!("SELECT pg_advisory_lock({key})"))?;
+    ensure!(here.acquire("job", "1 h")? > token);
+    waits.cancel()?;
+    waits.refused("57014").map(drop)
 }
 
 /// The owner of a table has code of theirs run by others: by an index under ANALYZE, by a trigger under a cascade. It gets no lease,
@@ -482,6 +523,7 @@ fn settings_of_the_session_change_nothing(lab: &Lab) -> Result<()> {
             session.granted("SELECT count(*) FROM fence_audit() WHERE severity = 'hole'")? == 1,
             "{settings}"
         );
+        session.run(&lite_script()?)?;
         session.run("DROP TABLE t; SELECT fence_lite.uninstall()")?;
     }
     Ok(())
@@ -551,6 +593,10 @@ fn a_renamed_column_is_told_by_the_error_and_by_the_audit(lab: &Lab) -> Result<(
     session.run(&format!(
         "SELECT fence_protect('orders'); UPDATE orders SET v = 1, fence = {token} WHERE id = 1"
     ))?;
+    // A session that has not written yet takes the type as it finds it; there are such whose text hangs on a setting.
+    session.run("CREATE TABLE days (day text, v int); SELECT fence_protect('days', lease => '{day}'); ALTER TABLE days ALTER day TYPE date USING day::date")?;
+    let told = "SELECT count(*) FROM fence_audit() WHERE finding LIKE '%\"day\"%of another type' AND severity = 'hole'";
+    ensure!(session.granted(told)? == 1);
     session.run("ALTER TABLE orders RENAME fence TO token")?;
     session.refused("SELECT fence_protect('orders', lease => '')", "42703")?;
     let fault = session.refused("SELECT fence_protect('orders')", "42703")?;
@@ -604,19 +650,19 @@ fn a_dump_loaded_after_a_restart_is_a_jump_too(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_cancelled_try_leaves_no_lock_behind(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
-    let mut looks = db.connect_as(&owner)?;
-    let mut tries = Background::connect(&db.conninfo().user(&owner))?;
-    tries.send(
-        "DO $$ BEGIN FOR i IN 1..4000 LOOP
-             BEGIN PERFORM lease_acquire('job'); RAISE 'undone'; EXCEPTION WHEN query_canceled OR OTHERS THEN NULL; END;
-         END LOOP; END $$",
-    )?;
+    let (mut open, mut tries) = (db.connect_as(&owner)?, db.connect_as(&owner)?);
+    let names = "SELECT count(*) FROM lease_acquire_any(ARRAY(SELECT 'job' || n FROM generate_series(1, 100) AS n), 100)";
+    open.run(&format!("{names}; SELECT lease_revoke(name) FROM fence.leases; BEGIN; {names}"))?;
+    let mut cancels = Background::connect(&db.conninfo().user(&owner))?;
     let pid = tries.pid();
-    looks.run(&format!("DO $$ BEGIN FOR i IN 1..2000 LOOP PERFORM pg_cancel_backend({pid}), pg_sleep(0.001 * random()); END LOOP; END $$"))?;
-    // One may have come outside the block.
-    let _ = tries.outcome(PATIENCE)?;
+    cancels.send(&format!("DO $$ BEGIN FOR i IN 1..4000 LOOP PERFORM pg_cancel_backend({pid}), pg_sleep(0.001 * random()); END LOOP; END $$"))?;
+    let mut cancelled = 0;
+    while !cancels.is_finished() {
+        cancelled += i32::from(tries.try_rows(names).is_err());
+    }
+    ensure!(cancelled > 100, "{cancelled} were cancelled");
     let left = format!("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = {pid}");
-    ensure!(looks.granted(&left)? == 0, "a lock is left");
+    ensure!(open.granted(&left)? == 0, "a lock is left");
     Ok(())
 }
 
@@ -733,6 +779,12 @@ fn acquire_any_passes_over_what_was_just_finished(lab: &Lab) -> Result<()> {
     ensure!(other.granted("SELECT place FROM lease_acquire_any('{a,c,b}')")? == 3);
     ensure!(other.rows("SELECT FROM lease_acquire_any('{a,b,c}', 3)")?.is_empty());
     Ok(())
+}
+
+fn wait_until_it_sleeps(looks: &mut Session, other: &Background) -> Result<()> {
+    let query =
+        format!("SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {}", other.pid());
+    wait_until("it sleeps", PATIENCE, || looks.truth(&query).unwrap_or(false))
 }
 
 /// The key of a lease's advisory lock, which anybody can compute.
@@ -868,6 +920,28 @@ fn a_cast_of_a_type_s_owner_is_not_run_by_the_trigger(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
+/// A cascade runs as the owner of the table, who sees more than the session's role does.
+#[lab_test]
+fn a_refusal_within_a_cascade_shows_nothing_of_the_row(lab: &Lab) -> Result<()> {
+    let (db, owner) = lite(lab)?;
+    let (mut keeper, role) = (db.connect_as(&owner)?, db.role("stranger")?);
+    let token = keeper.acquire("s:777", "1 h")?;
+    keeper.run(&format!(
+        "CREATE TABLE p (id int PRIMARY KEY); INSERT INTO p VALUES (1);
+         CREATE TABLE c (id int PRIMARY KEY, p int REFERENCES p ON DELETE CASCADE, seen boolean); INSERT INTO c VALUES (777, 1);
+         ALTER TABLE c ENABLE ROW LEVEL SECURITY; CREATE POLICY those ON c FOR SELECT USING (seen);
+         GRANT SELECT, DELETE ON p TO {role}; GRANT SELECT ON c TO {role};
+         SELECT fence_protect('c', lease => 's:{{id}}'); SET pg_fence.token = {token}; UPDATE c SET seen = false"
+    ))?;
+    for (session, shows) in [(&mut db.connect_as(&role)?, false), (&mut keeper, true)] {
+        let fault = session.refused("SET pg_fence.token = 5; DELETE FROM p", "PF001")?;
+        ensure!(fault.json()?["key"].is_object() == shows, "{fault}");
+        ensure!(fault.json()?["stored"].is_number() == shows, "{fault}");
+        session.run("RESET pg_fence.token")?;
+    }
+    Ok(())
+}
+
 /// pg_dump writes the marks of the start, too. The copy has other oids, and so knows that it is one.
 #[lab_test]
 fn a_dump_restored_within_the_same_life_is_known_as_a_copy(lab: &Lab) -> Result<()> {
@@ -909,14 +983,7 @@ fn an_older_jump_that_is_loaded_in_the_middle_of_a_move_is_noticed(lab: &Lab) ->
     session.run("SELECT setval('fence.server_start_seq', 1)")?;
     let mut moves = Background::connect(&db.conninfo().user(&owner))?;
     moves.send("SELECT lease_acquire('other')")?;
-    wait_until("it sleeps in its move", PATIENCE, || {
-        session
-            .truth(&format!(
-                "SELECT wait_event = 'PgSleep' FROM pg_stat_activity WHERE pid = {}",
-                moves.pid()
-            ))
-            .unwrap_or(false)
-    })?;
+    wait_until_it_sleeps(&mut session, &moves)?;
     session.run(&format!("SELECT setval('fence.jump_token_seq', {earlier})"))?;
     moves.rows()?;
     session.refused(&format!("SELECT lease_guard('job', {token})"), "PF004")?;
@@ -1104,6 +1171,11 @@ fn its_audit_finds_what_is_met_most(lab: &Lab) -> Result<()> {
         (
             "CREATE FUNCTION later() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
           CREATE TRIGGER zz BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION later()",
+            "after the fence",
+        ),
+        (
+            "CREATE FUNCTION skips() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NULL; END';
+          CREATE TRIGGER fence_x BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION skips()",
             "after the fence",
         ),
         ("SELECT fence_protect('orders', lease => '')", "bound to no lease"),
