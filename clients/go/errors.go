@@ -161,9 +161,8 @@ func failedInside(cause error) error {
 }
 
 func endedInside() error {
-	told := tell(TransactionLost, nil, "the work has ended the transaction itself: what it did after that was not guarded")
-	told.InDoubt = true
-	return told
+	const message = "the work has ended the transaction itself: what it did after that was not guarded"
+	return &Error{Kind: TransactionLost, InDoubt: true, message: message}
 }
 
 func refused(err error, state string) *Error {

@@ -54,37 +54,35 @@ func New[S Source](source S, settings ...Setting) *Fence {
 }
 
 func opener(source any) func(context.Context) (Conn, error) {
-	var pool *pgxpool.Config
+	var config *pgxpool.Config
 	var err error
 	switch source := source.(type) {
 	case func(context.Context) (Conn, error):
 		return source
 	case string:
-		if pool, err = pgxpool.ParseConfig(source); err != nil {
-			return func(context.Context) (Conn, error) { return nil, err }
-		}
-		// What lib/pq takes for itself, the server would refuse.
-		delete(pool.ConnConfig.RuntimeParams, "binary_parameters")
+		config, err = pgxpool.ParseConfig(source)
 	case *pgxpool.Pool:
-		pool = source.Config()
+		config = source.Config()
 	}
-	// Go's strings are UTF-8, whatever the role has set.
-	pool.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
-	return func(ctx context.Context) (conn Conn, err error) {
-		config := pool.ConnConfig.Copy()
-		if pool.BeforeConnect != nil {
-			err = pool.BeforeConnect(ctx, config)
-		}
+	return func(ctx context.Context) (Conn, error) {
 		if err != nil {
 			return nil, err
 		}
-		opened, err := pgx.ConnectConfig(ctx, config)
-		if err == nil && pool.AfterConnect != nil {
-			if err = pool.AfterConnect(ctx, opened); err != nil {
-				hangUp(opened)
-			}
+		// A pool for one connection calls what is to be called for each.
+		config := config.Copy()
+		config.MinConns, config.MinIdleConns, config.MaxConns = 0, 0, 1
+		// Go's strings are UTF-8, whatever the role has set.
+		config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
+		one, err := pgxpool.NewWithConfig(ctx, config)
+		if err != nil {
+			return nil, err
 		}
-		return opened, err
+		defer one.Close()
+		conn, err := one.Acquire(ctx)
+		if err != nil {
+			return nil, err
+		}
+		return conn.Hijack(), nil
 	}
 }
 

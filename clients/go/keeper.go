@@ -5,7 +5,6 @@ import (
 	"context"
 	"errors"
 	"log/slog"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -44,7 +43,7 @@ type keeper struct {
 
 	mu     sync.Mutex
 	leases map[*Lease]struct{}
-	// users are calls that are under way, and heartbeats.
+	// users are calls that are under way.
 	users     int
 	isBeating bool
 	lookAt    time.Duration
@@ -61,7 +60,7 @@ func (k *keeper) lock() (unlock func()) {
 	k.mu.Lock()
 	return func() {
 		defer k.mu.Unlock()
-		next := now() + lookAgain
+		next := k.lookAt
 		for l := range k.leases {
 			if next = min(next, l.deadline); !k.isBeating {
 				next = min(next, l.dueAt())
@@ -212,10 +211,9 @@ func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) (L
 
 // granted has it be kept.
 func (k *keeper) granted(l *Lease) (Leases, error) {
-	all := Leases{l}
 	if now() > l.beatAt {
 		// The call has waited, and the server counts from a later moment.
-		k.keep(all)
+		k.keep(l.leases)
 	}
 	unlock := k.lock()
 	if l.over.Load() == nil {
@@ -223,18 +221,18 @@ func (k *keeper) granted(l *Lease) (Leases, error) {
 	}
 	unlock()
 	if k.open.Err() != nil {
-		k.release(all)
+		k.release(l.leases)
 		return nil, &Error{Kind: Closed}
 	}
 	if err := l.Check(); err != nil {
 		return nil, err
 	}
-	k.tell("acquired", all)
-	return all, nil
+	k.tell("acquired", l.leases)
+	return l.leases, nil
 }
 
 // keep renews them now, and takes the answers. It asks, too, where none are due, to see whether a session has ended.
-func (k *keeper) keep(due []*Lease) {
+func (k *keeper) keep(due Leases) {
 	defer k.use()()
 	names, tokens, smallest := pairs(due)
 	before, answers := now(), [][]any(nil)
@@ -250,7 +248,7 @@ func (k *keeper) keep(due []*Lease) {
 		answers = append(answers, some...)
 	}
 	gotOn := slices.ContainsFunc(answers, func(one []any) bool { return one[0] == "kept" })
-	lost, renewed := map[Reason][]*Lease{}, []*Lease(nil)
+	lost, renewed := map[Reason]Leases{}, Leases(nil)
 	k.isOut.Store(false)
 	k.hasTold.Store(false)
 	k.change(due, func(l *Lease) {
@@ -272,11 +270,11 @@ func (k *keeper) keep(due []*Lease) {
 }
 
 // keptNot is no loss, unless trying again cannot help: the deadlines tell.
-func (k *keeper) keptNot(due []*Lease, smallest time.Duration, err error) {
+func (k *keeper) keptNot(due Leases, smallest time.Duration, err error) {
 	switch {
 	case errors.Is(err, panicked):
-		k.died(err)
-		k.end(due, ReasonKeeper)
+		slog.Error("pgfence: what kept the leases has died", "panic", err)
+		k.end(append(k.those(all), due...), ReasonKeeper)
 	case isAnyOf(err, NotGranted, NotInstalled):
 		k.end(due, ReasonRefused)
 	default:
@@ -293,7 +291,7 @@ func (k *keeper) hasSession(l *Lease) bool {
 }
 
 // pairs are their names and tokens, and the smallest of their ttls.
-func pairs(leases []*Lease) (names []string, tokens []int64, smallest time.Duration) {
+func pairs(leases Leases) (names []string, tokens []int64, smallest time.Duration) {
 	names, tokens, smallest = []string{}, []int64{}, forever
 	for _, l := range leases {
 		smallest = min(smallest, l.ttl)
@@ -305,7 +303,7 @@ func pairs(leases []*Lease) (names []string, tokens []int64, smallest time.Durat
 }
 
 // release gives them back. It is no error where that fails: then they end at their ttl.
-func (k *keeper) release(leases []*Lease) {
+func (k *keeper) release(leases Leases) {
 	defer k.use()()
 	for some := range slices.Chunk(k.end(leases, ReasonReleased), mostReleased) {
 		if !k.releaseAtOnce(some) {
@@ -315,27 +313,25 @@ func (k *keeper) release(leases []*Lease) {
 }
 
 // releaseAtOnce is one transaction. It tells whether the server could be asked at all.
-func (k *keeper) releaseAtOnce(leases []*Lease) (could bool) {
+func (k *keeper) releaseAtOnce(leases Leases) (could bool) {
 	names, tokens, smallest := pairs(leases)
 	limit := k.limit(smallest)
 	// So long it waits for the lock of somebody's open transaction.
 	lock := strconv.FormatInt(max(10, limit.Milliseconds()/4), 10)
-	for until, mayRepeat := now()+limit, true; ; time.Sleep(limit / 4) {
+	for until := now() + limit; ; time.Sleep(limit / 4) {
 		rows, _, err := k.line.ask(limit, k.call(`SELECT lease_release(x.name, x.token)
 			FROM set_config('lock_timeout', $1, true), unnest($2::text[], $3::bigint[]) AS x(name, token)`, lock, names, tokens))
 		state := stateOf(err)
 		isLocked := state == "55P03" || state == "40001"
 		switch {
-		case mayRepeat && sessionEnded(err):
-			// It may only have shown that the connection had ended.
-			mayRepeat = false
 		case isLocked && len(leases) > 1:
 			could = true
 			for one := range slices.Chunk(leases, 1) {
 				could = k.releaseAtOnce(one) && could
 			}
 			return could
-		case err != nil && (!isLocked || now() > until):
+		case err != nil && (!isLocked && !sessionEnded(err) || now() > until):
+			// A session's end may only have shown by this call.
 			k.warn("not released, and end at their ttl", leases, "error", err)
 			return state != ""
 		case err == nil:
@@ -343,9 +339,9 @@ func (k *keeper) releaseAtOnce(leases []*Lease) (could bool) {
 				isGone := slices.ContainsFunc(rows[:len(l.names)], func(row []any) bool { return row[0] == nil })
 				if rows = rows[len(l.names):]; isGone {
 					l.over.Store(lostBy(ReasonGone, l.names...))
-					k.lose([]*Lease{l}, true)
+					k.lose(l.leases, true)
 				} else {
-					k.tell("released", []*Lease{l})
+					k.tell("released", l.leases)
 				}
 			}
 			return true
@@ -356,7 +352,7 @@ func (k *keeper) releaseAtOnce(leases []*Lease) (could bool) {
 // endAll gives everything back, and ends the waits after their portions.
 func (k *keeper) endAll() {
 	k.close()
-	k.release(k.all())
+	k.release(k.those(all))
 	users := 1
 	for until := now() + portion + lookAgain; users > 0 && now() < until; time.Sleep(5 * time.Millisecond) {
 		unlock := k.lock()
@@ -365,14 +361,21 @@ func (k *keeper) endAll() {
 	}
 }
 
-func (k *keeper) all() []*Lease {
+func (k *keeper) those(are func(*Lease) bool) (some Leases) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return slices.Collect(maps.Keys(k.leases))
+	for l := range k.leases {
+		if are(l) {
+			some = append(some, l)
+		}
+	}
+	return some
 }
 
+func all(*Lease) bool { return true }
+
 // change is for their times.
-func (k *keeper) change(leases []*Lease, do func(*Lease)) {
+func (k *keeper) change(leases Leases, do func(*Lease)) {
 	defer k.lock()()
 	for _, l := range leases {
 		do(l)
@@ -380,7 +383,7 @@ func (k *keeper) change(leases []*Lease, do func(*Lease)) {
 }
 
 // end returns those that were not over before.
-func (k *keeper) end(leases []*Lease, reason Reason) (ended []*Lease) {
+func (k *keeper) end(leases Leases, reason Reason) (ended Leases) {
 	unlock := k.lock()
 	for _, l := range leases {
 		if l.over.CompareAndSwap(nil, lostBy(reason, l.names...)) {
@@ -396,7 +399,7 @@ func (k *keeper) end(leases []*Lease, reason Reason) (ended []*Lease) {
 	return ended
 }
 
-func (k *keeper) lose(leases []*Lease, isNew bool) {
+func (k *keeper) lose(leases Leases, isNew bool) {
 	if isNew {
 		k.warn("lost", leases, "reason", leases[0].over.Load().Reason)
 	}
@@ -406,7 +409,7 @@ func (k *keeper) lose(leases []*Lease, isNew bool) {
 	k.tell("lost", leases)
 }
 
-func (k *keeper) tell(kind string, leases []*Lease) {
+func (k *keeper) tell(kind string, leases Leases) {
 	defer func() {
 		if what := recover(); what != nil {
 			slog.Error("pgfence: the function of OnEvent has panicked", "panic", what)
@@ -421,61 +424,36 @@ func (k *keeper) tell(kind string, leases []*Lease) {
 	}
 }
 
-func (k *keeper) warn(what string, leases []*Lease, key string, value any) {
+func (k *keeper) warn(what string, leases Leases, key string, value any) {
 	names, _, _ := pairs(leases[:min(5, len(leases))])
 	slog.Warn("pgfence: leases are "+what, key, value, "count", len(leases), "names", names)
 }
 
 // limit is how long a call may take: a third of that ttl and of all that are kept.
 func (k *keeper) limit(ttl time.Duration) time.Duration {
-	_, _, smallest := pairs(k.all())
-	return min(ttl/3, smallest/3, longest)
+	k.those(func(l *Lease) bool {
+		ttl = min(ttl, l.ttl)
+		return false
+	})
+	return min(ttl/3, longest)
 }
 
 // look tells losses at the deadlines, and renews what is due. A session lease ends with its connection.
 func (k *keeper) look() {
-	defer func() {
-		if what := recover(); what != nil {
-			k.died(what)
-		}
-	}()
-	over, due, beats := k.due(now())
-	k.end(over, ReasonDeadline)
+	at, isDue, hasSession := now(), false, false
+	k.end(k.those(func(l *Lease) bool {
+		isDue, hasSession = isDue || l.dueAt() <= at, hasSession || l.session >= 0
+		return l.deadline <= at
+	}), ReasonDeadline)
+	unlock := k.lock()
+	beats := !k.isBeating && (isDue || hasSession)
+	k.isBeating, k.lookAt = k.isBeating || beats, at+lookAgain
+	unlock()
 	if beats {
-		defer func() {
-			defer k.lock()()
-			k.isBeating = false
-			k.users--
-		}()
-		k.keep(due)
-		k.end(slices.DeleteFunc(k.all(), k.hasSession), ReasonSession)
+		// What is due soon goes along.
+		k.keep(k.those(func(l *Lease) bool { return isDue && l.dueAt() <= at+l.ttl/6 }))
+		k.end(k.those(func(l *Lease) bool { return !k.hasSession(l) }), ReasonSession)
+		defer k.lock()()
+		k.isBeating = false
 	}
-}
-
-// due says what is over at that time, and what is to be renewed.
-func (k *keeper) due(at time.Duration) (over, due []*Lease, beats bool) {
-	defer k.lock()()
-	first, hasSession := forever, false
-	for l := range k.leases {
-		if first, hasSession = min(first, l.dueAt()), hasSession || l.session >= 0; l.deadline <= at {
-			over = append(over, l)
-		}
-	}
-	if beats = !k.isBeating && (first <= at || hasSession && k.lookAt <= at); beats {
-		k.isBeating, k.lookAt = true, at+lookAgain
-		k.users++
-	}
-	for l := range k.leases {
-		// It goes along when another one is due.
-		if beats && first <= at && l.dueAt() <= at+l.ttl/6 {
-			due = append(due, l)
-		}
-	}
-	return over, due, beats
-}
-
-// died has all leases be lost.
-func (k *keeper) died(what any) {
-	slog.Error("pgfence: what kept the leases has died", "panic", what)
-	k.end(k.all(), ReasonKeeper)
 }

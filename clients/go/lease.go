@@ -5,50 +5,9 @@ import (
 	"context"
 	"errors"
 	"math"
-	"slices"
-	"strconv"
 	"sync/atomic"
 	"time"
 )
-
-// Holding is what guards transactions: a [Lease], or a lease that somebody else grants, under the number that it has there.
-type Holding struct {
-	k     *keeper
-	names []string
-	token int64
-	// lease is the same; nil where it is adopted.
-	lease *Lease
-}
-
-// Names are those that it was asked for by.
-func (h *Holding) Names() []string { return h.names }
-
-// Token is the acquire's: it serves for as long as the lease is held.
-func (h *Holding) Token() int64 { return h.token }
-
-// Options are for code that knows nothing of fences: the value of "options" in a connection string, or of PGOPTIONS, with
-// which a connection presents the token in all its transactions. Not through a pooler in transaction mode.
-func (h *Holding) Options() string { return "-c pg_fence.token=" + strconv.FormatInt(h.token, 10) }
-
-// Guard runs a transaction of pgx during which nobody else is granted the lease, and whose writes present its token. It does
-// not begin when the lease is lost. An error or a panic of the work rolls back. In a pgx.Tx, which somebody has begun, it is a
-// savepoint. Of an adopted lease it is [LeaseTaken] while a transaction guards an older number, and [Refused] with PF001 where
-// a greater one is known; with [Releasing] its number is refused from then on.
-func (h *Holding) Guard(ctx context.Context, conn Pgx, work PgxWork, last ...Last) error {
-	return guard(ctx, h.under(last), onPgx(conn, work))
-}
-
-// GuardSQL is Guard with database/sql; in an *sql.Tx it is a savepoint.
-func (h *Holding) GuardSQL(ctx context.Context, db SQL, work SQLWork, last ...Last) error {
-	return guard(ctx, h.under(last), onSQL(db, work))
-}
-
-func (h *Holding) under(last []Last) guarding {
-	if h.lease != nil {
-		return under(h.k, Leases{h.lease}, last)
-	}
-	return guarding{k: h.k, held: []*Holding{h}, releases: slices.Contains(last, Releasing)}
-}
 
 // Lease is one that is held, until it is released or lost, also where nobody refers to it any more. Its methods may be called
 // from any goroutine.
@@ -71,7 +30,7 @@ type Lease struct {
 func (k *keeper) newLease(names []string, token any, before, ttl time.Duration, session int64) *Lease {
 	ttl = min(ttl, forever)
 	l := &Lease{Holding: Holding{k: k, names: names, token: token.(int64)}, ttl: ttl, session: session}
-	l.lease, l.deadline, l.beatAt = l, before+ttl, before+ttl/3
+	l.leases, l.deadline, l.beatAt = Leases{l}, before+ttl, before+ttl/3
 	l.loss, l.lose = context.WithCancelCause(context.Background())
 	return l
 }
@@ -95,7 +54,7 @@ func (l *Lease) Check() error {
 	if l.Held() {
 		return nil
 	}
-	l.k.end([]*Lease{l}, ReasonDeadline)
+	l.k.end(l.leases, ReasonDeadline)
 	return l.over.Load()
 }
 
@@ -105,7 +64,7 @@ func (l *Lease) Lost() <-chan struct{} { return l.loss.Done() }
 // Do does the work, and gives the lease back. The work's context ends with ctx, and at a loss. The error is the work's; where
 // that has none, or only tells the end of its context, it is [LeaseLost] if the lease was lost.
 func (l *Lease) Do(ctx context.Context, work Work) (err error) {
-	until, end := untilLoss(ctx, []*Lease{l}, func() {})
+	until, end := untilLoss(ctx, l.leases)
 	// Also where the work panics.
 	defer func() {
 		end()
@@ -120,7 +79,7 @@ func (l *Lease) Do(ctx context.Context, work Work) (err error) {
 // Release gives it back, and is an [Error] of the kind [LeaseLost] if it was lost. It takes no context, so that it works when
 // yours has ended. It is no error where the server cannot be reached: then the lease ends at its ttl.
 func (l *Lease) Release() error {
-	l.k.release([]*Lease{l})
+	l.k.release(l.leases)
 	return l.lost()
 }
 

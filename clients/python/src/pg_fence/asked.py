@@ -22,14 +22,16 @@ _ACQUIRE_ALL = "SELECT {0}lease_acquire_all(%s::text[], %s::text, %s::text::inte
 CLAIM = "SELECT name, token FROM {0}lease_acquire_any(%s::text[], %s::integer, %s::text, %s::text::interval)"
 KEEP = """SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8
     FROM {0}lease_keep(%s::text[], %s::bigint[])"""
-GUARD = "SELECT {0}lease_guard(%s::text, %s::bigint)"
+_PAIRS = "unnest(%s::text[], %s::bigint[]) AS x(name, token)"
+#: In the same order everywhere, so that no two wait for each other.
+GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token))
+    FROM (SELECT x.* FROM {_PAIRS} ORDER BY x.name COLLATE "C") AS x"""
 #: Each transaction makes the number known.
 GUARD_ADOPTED = "SELECT {0}lease_guard(%s::text, (SELECT {0}lease_adopt(%s::text, %s::bigint)))"
-#: Within a transaction of the work.
-RELEASE = "SELECT {0}lease_release(%s::text, %s::bigint)"
+#: Within a transaction of the work. Returns a name under which there is nothing to be released.
+RELEASE = f"SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL) FROM {_PAIRS}"
 #: In a transaction of its own, which waits no longer than that, in milliseconds, for somebody's open transaction.
-RELEASE_ASIDE = """SELECT {0}lease_release(x.name, x.token)
-    FROM set_config('lock_timeout', %s::text, true), unnest(%s::text[], %s::bigint[]) AS x(name, token)"""
+RELEASE_ASIDE = f"SELECT {{0}}lease_release(x.name, x.token) FROM set_config('lock_timeout', %s::text, true), {_PAIRS}"
 HOLDER = """SELECT i.holder, extract(epoch FROM i.remaining)::float8
     FROM unnest(%s::text[]) AS n(name), {0}lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted')
     ORDER BY i.remaining DESC NULLS LAST LIMIT 1"""
@@ -45,10 +47,9 @@ class Asked:
             checked(what, flag, bool)
         if flags["reclaim"] and holder is None:
             raise ValueError("reclaim takes a holder: whose lease is it?")
-        if checked("wait", wait, timedelta) < timedelta(0):
-            raise ValueError(f"wait is not negative: {wait!r}")
-        self.names, self.ttl, self.wait = list_of_names(names), ttl_of(ttl), wait.total_seconds()
-        self.session, self._holder, self._metadata = flags["session"], holder_of(holder), json_of(metadata)
+        self.names, self.ttl, self.wait = list_of_names(names), ttl_of(ttl), checked("wait", wait, timedelta).total_seconds()
+        self.session, self._holder = flags["session"], holder_of(holder)
+        self._metadata = None if metadata is None else json.dumps(metadata)
         self._single = [flags["shared"], checked("slots", slots, int), flags["reclaim"]]
         if len(self.names) > 1 and self._single != [False, 1, False]:
             raise ValueError("several names at once are exclusive: no shared, slots or reclaim")
@@ -84,13 +85,6 @@ def checked(what: str, value: Any, kind: type) -> Any:
         unit = ", for a bare number has no unit" if kind is timedelta else ""
         raise TypeError(f"{what} is a {kind.__name__}{unit}: not {value!r}")
     return value
-
-
-def json_of(metadata: Any) -> str | None:
-    try:
-        return None if metadata is None else json.dumps(metadata, allow_nan=False)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"metadata has no JSON: {error}") from None
 
 
 def ttl_of(ttl: timedelta) -> float:

@@ -12,15 +12,18 @@ from . import asked as statements
 from .asked import Asked, checked, holder_of, list_of_names, ttl_of
 from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended, sqlstate_of
 from .guard import C, Guard, under
-from .keeper import Event, GivenUp, Keeper
+from .keeper import Event, Keeper
 from .keeping import Grant
-from .line import at_once, in_thread, opener, outcome
+from .line import GivenUp, at_once, in_thread, opener, outcome
 
 _T = TypeVar("_T")
+#: What a verb returns that has nothing to say: None, or what is to be awaited.
+Done = TypeVar("Done")
+L = TypeVar("L", bound="Held[Any]")
 HALF_A_MINUTE = timedelta(seconds=30)
 
 
-class Held:
+class Held(Generic[Done]):
     """What leases of both kinds have."""
 
     _is_async = False
@@ -68,6 +71,14 @@ class Held:
         Django, or a Connection or Session of SQLAlchemy. With `release` it gives the lease back."""
         return under(self._keeper, [self._granted()], release, connection)
 
+    def release(self) -> Done:
+        """Gives it back before the end of its block. No error where that fails: then it ends at its ttl."""
+        return run(self._release(), self._is_async)
+
+    async def _release(self) -> None:
+        grants = [self._granted()]
+        await outcome(in_thread(lambda: self._keeper.release(grants)), self._is_async)
+
     async def _enter(self, stopped: GivenUp = lambda: False) -> None:
         asked = self._asked
         if self._grant is None and isinstance(asked, Asked):
@@ -80,12 +91,10 @@ class Held:
         if error is None and self._granted().is_lost:
             raise self._granted().lost()
 
-    async def _release(self) -> None:
-        grants = [self._granted()]
-        await outcome(in_thread(lambda: self._keeper.release(grants)), self._is_async)
 
-
-L = TypeVar("L", bound=Held)
+def run(work: Any, is_async: bool) -> Any:
+    """Has a coroutine be awaited by the caller, where that is asynchronous."""
+    return work if is_async else at_once(work)
 
 
 async def granted(keeper: Keeper, call: Callable[[GivenUp], list[Grant]], is_async: bool) -> list[Grant]:
@@ -101,6 +110,23 @@ async def granted(keeper: Keeper, call: Callable[[GivenUp], list[Grant]], is_asy
         raise
 
 
+class Claimed(list[L]):
+    """Leases that are held. As a block, of the fence's kind, it releases what is left of them."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        at_once(self.__aexit__())
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for lease in self:
+            await lease._release()
+
+
 class Adopted:
     """A lease that somebody else grants, under the number that it has there."""
 
@@ -109,12 +135,16 @@ class Adopted:
 
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
         """The same as a lease's. With `release` the number is refused from then on."""
-        begins = [self._keeper.call(statements.GUARD_ADOPTED, self.name, self.name, self.token)]
-        ends = [self._keeper.call(statements.RELEASE, self.name, self.token)] if release else []
-        return Guard(self._keeper, [], begins, ends, connection)
+        begin = self._keeper.call(statements.GUARD_ADOPTED, self.name, self.name, self.token)
+        end = self._keeper.call(statements.RELEASE, [self.name], [self.token]) if release else None
+        return Guard(self._keeper, [], begin, end, connection)
 
 
-class Leases(Generic[L]):
+#: What a claim returns.
+Claims = TypeVar("Claims")
+
+
+class Leases(Generic[L, Claims, Done]):
     """What fences of both kinds have. `source` is a connection string, a URL, a function that opens a psycopg
     connection, SQLAlchemy's engine or Django's connection; `schema` the extension's, where that is not in the search
     path. `on_event` is told what becomes of leases."""
@@ -150,10 +180,21 @@ class Leases(Generic[L]):
         """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there."""
         return Adopted(self._keeper, checked("the name of a lease", name, str), checked("a token", token, int))
 
-    async def _claim(self, names: Sequence[str], n: int, ttl: timedelta, holder: str | None) -> list[L]:
-        wanted = list_of_names(names), checked("n", n, int), ttl_of(ttl), holder_of(holder)
-        claim = lambda given_up: self._keeper.claim(*wanted, given_up)
-        return [self._kind(self._keeper, grant) for grant in await granted(self._keeper, claim, self._kind._is_async)]
+    def claim(
+        self, names: Sequence[str], *, n: int = 1, ttl: timedelta = HALF_A_MINUTE, holder: str | None = None
+    ) -> Claims:
+        """The first `n` of these that are free, in their order."""
+        return run(self._claim(list_of_names(names), checked("n", n, int), ttl_of(ttl), holder_of(holder)), self._kind._is_async)
+
+    def close(self) -> Done:
+        """Gives everything back, and ends all waits."""
+        close: Any = self._keeper.close
+        done: Any = asyncio.wrap_future(in_thread(close)) if self._kind._is_async else close()
+        return done
+
+    async def _claim(self, names: tuple[str, ...], n: int, ttl: float, holder: str) -> Claimed[L]:
+        claim = lambda given_up: self._keeper.claim(names, n, ttl, holder, given_up)
+        return Claimed(self._kind(self._keeper, grant) for grant in await granted(self._keeper, claim, self._kind._is_async))
 
     async def _lead(self, name: str, work: Callable[[L], Any], stop: threading.Event | asyncio.Event, ttl: timedelta) -> Any:
         # If the answer to an acquire was lost, its own holder takes the grant over.
@@ -187,13 +228,13 @@ def goes_on(error: Exception, grant: Grant | None) -> bool:
     return is_stale or is_loss or session_ended(error) or (grant is not None and grant.is_lost)
 
 
-def options(lease: Held | Adopted) -> str:
+def options(lease: Held[Any] | Adopted) -> str:
     """For code that knows nothing of fences: `psycopg.connect(…, options=options(lease))` presents the token in all its
     transactions. Not through a pooler in transaction mode."""
     return f"-c pg_fence.token={lease.token}"
 
 
-class Lease(Held):
+class Lease(Held[None]):
     """A lease for as long as a block runs: `with fence.lease(…) as lease:`."""
 
     def __init__(self, keeper: Keeper, of: Asked | Grant):
@@ -205,10 +246,6 @@ class Lease(Held):
         if self._granted().is_lost:
             self.lost.set()
 
-    def release(self) -> None:
-        """Gives it back before the end of its block. No error where that fails: then it ends at its ttl."""
-        at_once(self._release())
-
     def __enter__(self) -> Self:
         at_once(self._enter())
         return self
@@ -217,24 +254,10 @@ class Lease(Held):
         at_once(self._leave(kind, error, trace))
 
 
-class Claimed(list[Lease], AbstractContextManager["Claimed"]):
-    """Leases that are held. As a block it releases what is left of them."""
-
-    def __exit__(self, *_: object) -> None:
-        for lease in self:
-            lease.release()
-
-
-class Fence(Leases[Lease], AbstractContextManager["Fence"]):
+class Fence(Leases[Lease, Claimed[Lease], None], AbstractContextManager["Fence"]):
     """Where leases come from: one for a process. As a block it is closed at the end."""
 
     _kind = Lease
-
-    def claim(
-        self, names: Sequence[str], *, n: int = 1, ttl: timedelta = HALF_A_MINUTE, holder: str | None = None
-    ) -> Claimed:
-        """The first `n` of these that are free, in their order."""
-        return Claimed(at_once(self._claim(names, n, ttl, holder)))
 
     def lead(
         self, name: str, work: Callable[[Lease], _T], *, stop: threading.Event | None = None, ttl: timedelta = HALF_A_MINUTE
@@ -244,25 +267,17 @@ class Fence(Leases[Lease], AbstractContextManager["Fence"]):
         result: _T | None = at_once(self._lead(name, work, stop or threading.Event(), ttl))
         return result
 
-    def close(self) -> None:
-        """Gives everything back, and ends all waits."""
-        self._keeper.close()
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
 
-class AsyncLease(Held):
+class AsyncLease(Held[Awaitable[None]]):
     """A lease for as long as a block runs: `async with fence.lease(…) as lease:`. At a loss the task that entered it is
     cancelled, and the block raises LeaseLost."""
 
     _is_async = True
-    _has_cancelled = False
-    _task: asyncio.Task[Any] | None = None
-
-    async def release(self) -> None:
-        """Gives it back before the end of its block. No error where that fails: then it ends at its ttl."""
-        await self._release()
+    #: An asyncio.Timeout, which cancels the task.
+    _block: Any = None
 
     async def __aenter__(self) -> Self:
         await self._enter()
@@ -273,52 +288,36 @@ class AsyncLease(Held):
 
     async def _enter(self, stopped: GivenUp = lambda: False) -> None:
         await super()._enter(stopped)
-        self._task = asyncio.current_task()
+        self._loop, self._block = asyncio.get_running_loop(), await asyncio.timeout(None).__aenter__()
         # It may have ended before.
-        self._cancel()
+        self._ended()
 
     def _ended(self) -> None:
         # The loop may be closed by then.
         with suppress(RuntimeError):
-            if self._task is not None:
-                self._task.get_loop().call_soon_threadsafe(self._cancel)
+            if self._block is not None and self._granted().is_lost:
+                self._loop.call_soon_threadsafe(self._cancel, self._block)
 
-    def _cancel(self) -> None:
-        if self._task is not None and self._granted().is_lost and not self._has_cancelled:
-            self._has_cancelled = True
-            self._task.cancel()
+    def _cancel(self, block: Any) -> None:
+        # It may have been left by then.
+        with suppress(RuntimeError):
+            block.reschedule(self._loop.time())
 
     async def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
-        task, self._task = self._task, None
-        by_us = self._has_cancelled and isinstance(error, asyncio.CancelledError)
-        if self._has_cancelled and task is not None:
-            # Somebody else may have asked for it, too.
-            by_us = task.uncancel() == 0 and by_us
-            if not isinstance(error, asyncio.CancelledError):
-                # It was asked for after the last await of the work, and would hit the next one.
-                with suppress(asyncio.CancelledError):
-                    await asyncio.sleep(0)
-        await super()._leave(kind, None if by_us else error, trace)
+        block, self._block = self._block, None
+        try:
+            if block is not None:
+                await block.__aexit__(kind, error, trace)
+        except TimeoutError:
+            # It was we who cancelled it, and nobody else.
+            error = None
+        await super()._leave(kind, error, trace)
 
 
-class AsyncClaimed(list[AsyncLease], AbstractAsyncContextManager["AsyncClaimed"]):
-    """Leases that are held. As a block it releases what is left of them."""
-
-    async def __aexit__(self, *_: object) -> None:
-        for lease in self:
-            await lease.release()
-
-
-class AsyncFence(Leases[AsyncLease], AbstractAsyncContextManager["AsyncFence"]):
+class AsyncFence(Leases[AsyncLease, Awaitable[Claimed[AsyncLease]], Awaitable[None]], AbstractAsyncContextManager["AsyncFence"]):
     """Where leases come from: one for a process. As a block it is closed at the end. Its connection is psycopg's, too."""
 
     _kind = AsyncLease
-
-    async def claim(
-        self, names: Sequence[str], *, n: int = 1, ttl: timedelta = HALF_A_MINUTE, holder: str | None = None
-    ) -> AsyncClaimed:
-        """The first `n` of these that are free, in their order."""
-        return AsyncClaimed(await self._claim(names, n, ttl, holder))
 
     async def lead(
         self,
@@ -332,10 +331,6 @@ class AsyncFence(Leases[AsyncLease], AbstractAsyncContextManager["AsyncFence"]):
         first, at which the work is to return by itself."""
         result: _T | None = await self._lead(name, work, stop or asyncio.Event(), ttl)
         return result
-
-    async def close(self) -> None:
-        """Gives everything back, and ends all waits."""
-        await asyncio.wrap_future(in_thread(self._keeper.close))
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()

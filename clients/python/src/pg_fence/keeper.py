@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from socket import socket
@@ -18,9 +18,9 @@ import psycopg
 
 from . import asked as statements
 from .asked import Asked, Call, span
-from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, NotInstalled, sqlstate_of
+from .errors import FenceError, LeaseTaken, NotGranted, NotInstalled, session_ended, sqlstate_of
 from .keeping import Answer, Grant, now
-from .line import OTHERS, RELEASE, RENEWAL, Line, Opener, cut, handle_of
+from .line import GivenUp, Line, Opener, cut, handle_of
 
 _log = logging.getLogger("pg_fence")
 
@@ -36,8 +36,6 @@ TRY_AGAIN = 0.25
 MOST_PAIRS, MOST_RELEASED = 10_000, 200
 
 Kind = Literal["acquired", "renewed", "lost", "released"]
-#: Whether nobody waits for an acquire any more.
-GivenUp = Callable[[], bool]
 
 
 @dataclass(frozen=True)
@@ -89,26 +87,20 @@ class Keeper:
     def claim(self, names: tuple[str, ...], n: int, ttl: float, holder: str, given_up: GivenUp) -> list[Grant]:
         with self._in_use(begins=True):
             before, call = now(), self.call(statements.CLAIM, list(names), n, holder, span(ttl))
-            rows = self._line.rows(call, self._limit(ttl), OTHERS, given_up)
-            grants = [Grant((name,), token, ttl, before) for name, token in rows]
-            try:
-                return [self._granted(grant) for grant in grants]
-            except LeaseLost:
-                # Nobody has the others yet.
-                self.release(grants)
-                raise
+            rows = self._line.rows(call, self._limit(ttl), given_up)
+            return [self._granted(Grant((name,), token, ttl, before)) for name, token in rows]
 
     def release(self, grants: list[Grant]) -> None:
         """No error where that fails: then they end at their ttl."""
         # In use, for the connection, on which a session lease lives, is there until then.
-        with self._in_use(starts=False):
+        with self._in_use():
             grants = self.end(grants, "released")
             while grants and self._release(grants[:MOST_RELEASED]):
                 grants = grants[MOST_RELEASED:]
 
     def keep(self, grants: list[Grant]) -> None:
         """Renews them now."""
-        names, tokens = _pairs_of(grants)
+        names, tokens = pairs_of(grants)
         before, smallest = now(), min(grant.ttl for grant in grants)
         answers: list[Answer] = []
         try:
@@ -116,7 +108,7 @@ class Keeper:
             with self._in_use():
                 for part in (slice(at, at + MOST_PAIRS) for at in range(0, len(names), MOST_PAIRS)):
                     call = self.call(statements.KEEP, names[part], tokens[part])
-                    answers += self._line.rows(call, min(smallest / 3, LONGEST), RENEWAL)  # type: ignore[arg-type]
+                    answers += self._line.rows(call, min(smallest / 3, LONGEST))  # type: ignore[arg-type]
         except (NotGranted, NotInstalled):
             # The statement itself: trying again cannot help.
             self.end(grants, "refused")
@@ -187,14 +179,16 @@ class Keeper:
             portion = max(0.0, min(until - before, PORTION, limit if asked.session else PORTION))
             call = self.call(*asked.call(portion))
             try:
-                ((token,),) = line.rows(call, portion + limit, OTHERS, given_up)
+                ((token,),) = line.rows(call, portion + limit, given_up)
             except psycopg.errors.SerializationFailure:
                 # The role's transactions are SERIALIZABLE.
                 continue
             if token is not None:
                 # Where the connection has ended since, it is none that the lease could live on.
                 session = (line.connection or line) if asked.session else None
-                return self._granted(Grant(asked.names, token, asked.ttl, before, session))
+                grant = self._granted(Grant(asked.names, token, asked.ttl, before, session))
+                self.check(grant)
+                return grant
             if now() >= until or given_up() or self.is_closed:
                 raise self._taken(line, asked, limit, given_up)
             if len(asked.names) > 1:
@@ -211,14 +205,13 @@ class Keeper:
                 self._wake(grant.beat_at)
         if self.is_closed:
             self.release([grant])
-        self.check(grant)
         return grant
 
     def _taken(self, line: Line, asked: Asked, limit: float, given_up: GivenUp) -> LeaseTaken:
         """By whom, where that can be seen."""
         call = self.call(statements.HOLDER, list(asked.names))
         with contextlib.suppress(psycopg.Error, FenceError):
-            for holder, left in line.rows(call, limit, OTHERS, given_up):
+            for holder, left in line.rows(call, limit, given_up):
                 return LeaseTaken(asked.names, holder, None if left is None else timedelta(seconds=left))
         return LeaseTaken(asked.names)
 
@@ -226,18 +219,19 @@ class Keeper:
         """In one transaction. Whether the server could be asked at all."""
         limit = self._limit(min(grant.ttl for grant in grants))
         lock_limit = str(max(10, round(limit / 4 * 1000)))
-        until, call = now() + limit, self.call(statements.RELEASE_ASIDE, lock_limit, *_pairs_of(grants))
+        until, call = now() + limit, self.call(statements.RELEASE_ASIDE, lock_limit, *pairs_of(grants))
         while True:
             try:
                 with self._in_use():
-                    answers = iter(self._line.rows(call, limit, RELEASE))
+                    answers = iter(self._line.rows(call, limit))
                 break
             except Exception as error:  # noqa: BLE001
                 # Somebody's open transaction has changed one of them.
                 is_locked = sqlstate_of(error) == "55P03"
                 if is_locked and len(grants) > 1:
                     return [self._release([grant]) for grant in grants].count(False) == 0
-                if not is_locked or now() > until:
+                # Or it only shows that the connection has ended since the last time.
+                if not (is_locked or session_ended(error)) or now() > until:
                     _log.warning("%s not released, and ends at its ttl: %s", _all_of(grants), error)
                     return sqlstate_of(error) != ""
                 time.sleep(limit / 4)
@@ -269,27 +263,22 @@ class Keeper:
     # Threads
 
     @contextlib.contextmanager
-    def _in_use(self, begins: bool = False, starts: bool = True) -> Iterator[None]:
+    def _in_use(self, begins: bool = False) -> Iterator[None]:
         """There are threads, and the connection is not closed meanwhile."""
         with self._changed:
             if begins and self.is_closed:
                 raise FenceError("the fence is closed")
+            for step in {self._beat, self._watch} - self._running if not self.is_closed else ():
+                threading.Thread(target=self._repeat, args=[step], name="pg_fence", daemon=True).start()
+                self._running.add(step)
             self._users += 1
         try:
-            if starts:
-                self._start()
             yield
         finally:
             with self._changed:
                 self._users -= 1
                 if not self._users and not self._grants:
                     self._changed.notify_all()
-
-    def _start(self) -> None:
-        with self._changed:
-            for step in {self._beat, self._watch} - self._running:
-                threading.Thread(target=self._repeat, args=[step], name="pg_fence", daemon=True).start()
-                self._running.add(step)
 
     def _repeat(self, step: Callable[[], None]) -> None:
         while True:
@@ -366,7 +355,7 @@ class Keeper:
         self._begin()
 
 
-def _pairs_of(grants: list[Grant]) -> tuple[list[str], list[int]]:
+def pairs_of(grants: Sequence[Grant]) -> tuple[list[str], list[int]]:
     names = [name for grant in grants for name in grant.names]
     return names, [grant.token for grant in grants for _ in grant.names]
 

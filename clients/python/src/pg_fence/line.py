@@ -16,12 +16,12 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .asked import Call
-from .errors import FenceError, session_ended, told
+from .errors import FenceError, told
 
 _T = TypeVar("_T")
 
-#: In this order calls have their turn. Renewals and releases may be run twice.
-RENEWAL, RELEASE, OTHERS = range(3)
+#: Whether nobody waits for an acquire any more.
+GivenUp = Callable[[], bool]
 #: Opens a connection, which may take that many seconds.
 Opener = Callable[[float], "psycopg.Connection[Any]"]
 
@@ -82,33 +82,25 @@ class Line:
     def __init__(self, open: Opener, alarm: Callable[[Any, float], contextlib.AbstractContextManager[None]]):
         self._open, self._alarm = open, alarm
         self._free, self._is_busy = threading.Condition(), False
-        #: The places of those that wait for their turn.
-        self._waiting: list[int] = []
+        #: So many wait that go first.
+        self._urgent = 0
         self.connection: psycopg.Connection[Any] | None = None
 
-    def rows(
-        self, call: Call, limit: float, place: int = OTHERS, given_up: Callable[[], bool] = lambda: False
-    ) -> list[tuple[Any, ...]]:
-        """A statement in autocommit, which may take that many seconds beside opening the connection. It is not sent where
-        nobody waits for it any more."""
+    def rows(self, call: Call, limit: float, given_up: GivenUp | None = None) -> list[tuple[Any, ...]]:
+        """A statement in autocommit, which may take that many seconds beside opening the connection. What can be given up
+        lets all others go first, and is not sent where nobody waits for it any more."""
+        is_urgent = given_up is None
         with self._free:
-            self._waiting.append(place)
+            self._urgent += is_urgent
             try:
-                self._free.wait_for(lambda: not self._is_busy and place == min(self._waiting))
+                self._free.wait_for(lambda: not self._is_busy and (is_urgent or self._urgent == 0))
             finally:
-                self._waiting.remove(place)
+                self._urgent -= is_urgent
             self._is_busy = True
         try:
-            if given_up():
+            if given_up is not None and given_up():
                 raise FenceError("nobody waits for the answer any more")
-            before = self.connection
-            try:
-                return self._rows(call, limit)
-            except psycopg.Error as error:
-                # It may only show that the connection has ended since the last time.
-                if place == OTHERS or before in (None, self.connection) or not session_ended(error):
-                    raise
-                return self._rows(call, limit)
+            return self._rows(call, limit)
         finally:
             with self._free:
                 self._is_busy = False
