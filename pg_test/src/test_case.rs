@@ -96,20 +96,27 @@ pub fn run_all(program: &Path) -> ExitCode {
 
 /// All tests of this program and of the scripts, by their names.
 fn all() -> Result<Vec<Found>> {
-    let marked = inventory::iter::<TestCase>().map(|case| Found {
-        name: format!("{}::{}", case.module_below(), case.name),
-        run: Box::new(case.run),
-        slow: case.slow,
-        from: case.from,
-    });
-    let scripts = script::tests_below(&extension::source_root().join("pg_test/tests/lab"))?;
-    let scripts = scripts.into_iter().map(|(module, test)| Found {
+    let lab = extension::source_root().join("pg_test/tests/lab");
+    let scripts = script::tests_below(&lab)?.into_iter().map(|(module, test)| Found {
         name: format!("{module}::{}", test.name),
         slow: test.slow,
         from: test.from,
         run: Box::new(move |lab| test.run(lab)),
     });
-    let mut all: Vec<Found> = marked.chain(scripts).collect();
+    let mut all: Vec<Found> = scripts.collect();
+    let names: BTreeSet<String> = all.iter().map(|test| test.name.clone()).collect();
+    for case in inventory::iter::<TestCase>() {
+        let name = format!("{}::{}", case.module_below(), case.name);
+        if names.contains(&name) {
+            // It may have moved to the script since this program was built.
+            let source = lab.join(case.module_below().replace("::", "/")).with_extension("rs");
+            let source = fs::read_to_string(source).unwrap_or_default();
+            let moved = !source.contains(&format!("fn {}(", case.name));
+            ensure!(moved, "two tests are named {name}, in Rust and in a script");
+        } else {
+            all.push(Found { name, run: Box::new(case.run), slow: case.slow, from: case.from });
+        }
+    }
     all.sort_by(|a, b| a.name.cmp(&b.name));
     let twice = all.windows(2).find(|two| two[0].name == two[1].name);
     ensure!(twice.is_none(), "two tests are named {}", twice.map_or("", |two| &two[0].name));
@@ -117,7 +124,7 @@ fn all() -> Result<Vec<Found>> {
 }
 
 /// Their names.
-pub fn names() -> Result<Vec<String>> {
+pub fn names() -> Result<BTreeSet<String>> {
     Ok(all()?.into_iter().map(|test| test.name).collect())
 }
 

@@ -128,8 +128,7 @@ fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
 /// Each promise names tests, and each of them is there: those of this program as it was built, the others by their source.
 #[lab_test]
 fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
-    let (promises, tests) =
-        (promises::all()?, test_case::names()?.into_iter().collect::<BTreeSet<_>>());
+    let (promises, tests) = (promises::all()?, test_case::names()?);
     for promise in &promises {
         for name in &promise.tests {
             promises::place(name).with_context(|| promise.text.clone())?;
@@ -154,7 +153,7 @@ fn the_tests_that_show_what_lite_keeps_are_there(_: &Lab) -> Result<()> {
     let text = page("docs/reference/lite.md")?;
     let (table, tests) = (
         markdown::rows(section(&text, "## Promises, and the tests that show them")?),
-        test_case::names()?.into_iter().collect::<BTreeSet<_>>(),
+        test_case::names()?,
     );
     for row in &table {
         let [promise, shown_by] = &row[..] else { bail!("two cells: {row:?}") };
