@@ -258,7 +258,6 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         "lite's fence_protect says less",
     ),
     ("protect::binding_and_unbinding_change_what_depends_on_the_lease", NAMED),
-    ("protect::a_wrapper_that_passes_null_changes_nothing", NAMED),
     ("protect::called_again_it_attaches_anew", NAMED),
     ("protect::called_again_it_re_attaches_what_was_dropped", NAMED),
     ("protect::it_attaches_what_the_arguments_say", NAMED),

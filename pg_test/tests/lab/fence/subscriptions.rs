@@ -131,31 +131,6 @@ fn the_audit_calls_fences_that_a_subscription_brought_no_hole(lab: &Lab) -> Resu
 }
 
 #[lab_test]
-fn a_trigger_enabled_always_checks_the_order_and_nothing_else(lab: &Lab) -> Result<()> {
-    // What an apply worker does is what a session does in its role.
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run(&format!(
-        "{TABLE}; CREATE TABLE bills (id int PRIMARY KEY, total int, fence bigint);
-         INSERT INTO orders VALUES (7, 0, 34); INSERT INTO bills VALUES (7, 0, 34), (8, 0, NULL);
-         SELECT fence_protect('orders', always => true),
-                fence_protect('bills', lease => 'bill:{{id}}', always => true);
-         SET session_replication_role = replica"
-    ))?;
-    session.refused("UPDATE orders SET total = 1, fence = 33", "PF001")?;
-    session.refused("UPDATE bills SET total = 1, fence = 33", "PF001")?;
-    session.refused("UPDATE bills SET total = 1, fence = NULL WHERE id = 7", "PF002")?;
-    // Never issued here, no lease, no token presented otherwise: the publisher has judged that.
-    session.run("UPDATE orders SET total = 1, fence = 35; UPDATE bills SET total = 1, fence = 34 WHERE id = 7")?;
-    session.run(
-        "UPDATE bills SET total = 1, fence = 1 WHERE id = 8; INSERT INTO bills VALUES (9, 0, 2)",
-    )?;
-    session.run("DELETE FROM bills; DELETE FROM orders; TRUNCATE orders, bills")?;
-    // A trigger that is not enabled ALWAYS does not fire.
-    session.run("SELECT fence_protect('orders'); INSERT INTO orders VALUES (7, 0, 34); UPDATE orders SET fence = 33")
-}
-
-#[lab_test]
 fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
     let mut upstream = publisher.connect("postgres")?;

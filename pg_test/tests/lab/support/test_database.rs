@@ -132,13 +132,3 @@ pub fn shows(session: &mut Session, sql: &str, wanted: &str) -> Result<()> {
     ensure!(got == wanted, "wanted {wanted:?}, got {got:?}: {sql}");
     Ok(())
 }
-
-/// Makes a BEFORE trigger on `orders`, after the fence, that does this to the new row.
-pub fn later_trigger(db: &mut TestDatabase, body: &str) -> Result<()> {
-    db.run(&format!(
-        "CREATE OR REPLACE FUNCTION meddle() RETURNS trigger LANGUAGE plpgsql AS $$ \
-         BEGIN {body}; RETURN NEW; END $$; \
-         CREATE OR REPLACE TRIGGER zz BEFORE INSERT OR UPDATE ON orders \
-         FOR EACH ROW EXECUTE FUNCTION meddle()"
-    ))
-}
