@@ -318,7 +318,7 @@ func (k *keeper) releaseAtOnce(leases Leases) (could bool) {
 	limit := k.limit(smallest)
 	// So long it waits for the lock of somebody's open transaction.
 	lock := strconv.FormatInt(max(10, limit.Milliseconds()/4), 10)
-	for until := now() + limit; ; time.Sleep(limit / 4) {
+	for until, isFirst := now()+limit, true; ; isFirst = false {
 		rows, _, err := k.line.ask(limit, k.call(`SELECT lease_release(x.name, x.token)
 			FROM set_config('lock_timeout', $1, true), unnest($2::text[], $3::bigint[]) AS x(name, token)`, lock, names, tokens))
 		state := stateOf(err)
@@ -330,11 +330,14 @@ func (k *keeper) releaseAtOnce(leases Leases) (could bool) {
 				could = k.releaseAtOnce(one) && could
 			}
 			return could
-		case err != nil && (!isLocked && !sessionEnded(err) || now() > until):
-			// A session's end may only have shown by this call.
+		case isFirst && sessionEnded(err):
+			// It may only have shown that the connection had ended.
+		case isLocked && now() <= until:
+			time.Sleep(limit / 4)
+		case err != nil:
 			k.warn("not released, and end at their ttl", leases, "error", err)
 			return state != ""
-		case err == nil:
+		default:
 			for _, l := range leases {
 				isGone := slices.ContainsFunc(rows[:len(l.names)], func(row []any) bool { return row[0] == nil })
 				if rows = rows[len(l.names):]; isGone {

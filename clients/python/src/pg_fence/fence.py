@@ -189,7 +189,7 @@ class Leases(Generic[L, Claims, Done]):
     def close(self) -> Done:
         """Gives everything back, and ends all waits."""
         close: Any = self._keeper.close
-        done: Any = asyncio.wrap_future(in_thread(close)) if self._kind._is_async else close()
+        done: Any = outcome(in_thread(close), True) if self._kind._is_async else close()
         return done
 
     async def _claim(self, names: tuple[str, ...], n: int, ttl: float, holder: str) -> Claimed[L]:

@@ -221,17 +221,18 @@ class Keeper:
         lock_limit = str(max(10, round(limit / 4 * 1000)))
         until, call = now() + limit, self.call(statements.RELEASE_ASIDE, lock_limit, *pairs_of(grants))
         while True:
+            was_open = self._line.connection is not None
             try:
                 with self._in_use():
                     answers = iter(self._line.rows(call, limit))
                 break
             except Exception as error:  # noqa: BLE001
                 # Somebody's open transaction has changed one of them.
-                is_locked = sqlstate_of(error) == "55P03"
+                is_locked = sqlstate_of(error) in {"55P03", "40001"}
                 if is_locked and len(grants) > 1:
                     return [self._release([grant]) for grant in grants].count(False) == 0
                 # Or it only shows that the connection has ended since the last time.
-                if not (is_locked or session_ended(error)) or now() > until:
+                if not (is_locked or (was_open and session_ended(error))) or now() > until:
                     _log.warning("%s not released, and ends at its ttl: %s", _all_of(grants), error)
                     return sqlstate_of(error) != ""
                 time.sleep(limit / 4)
