@@ -3,35 +3,6 @@
 use crate::roles::{gives_all_by_default, public_rights, role_of, PUBLIC};
 use pg_test::{edition, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
 
-#[lab_test]
-fn a_schema_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
-    let db = lab.bare_database()?;
-    let role = db.role("early")?;
-    let mut owner = db.connect()?;
-    owner.run(&format!("GRANT CREATE ON DATABASE {} TO {role}", db.name()))?;
-    db.connect_as(&role)?.run("CREATE SCHEMA fence")?;
-    owner.refused("CREATE EXTENSION pg_fence", "42P06")?;
-    owner.refused("CREATE EXTENSION pg_fence SCHEMA fence", "42P06")?;
-    ensure!(
-        owner.one::<i64>("SELECT count(*) FROM pg_extension WHERE extname = 'pg_fence'", &[])? == 0
-    );
-    owner.run("DROP SCHEMA fence; CREATE EXTENSION pg_fence")
-}
-
-#[lab_test]
-fn a_function_made_beforehand_stops_the_installation(lab: &Lab) -> Result<()> {
-    let db = lab.bare_database()?;
-    let role = db.role("early")?;
-    let mut owner = db.connect()?;
-    owner.run(&format!("GRANT CREATE ON SCHEMA public TO {role}"))?;
-    // With the very signature, it would be theirs to change if it were replaced silently.
-    db.connect_as(&role)?.run(
-        "CREATE FUNCTION public.lease_revoke(name text) RETURNS bigint LANGUAGE sql AS 'SELECT 1::bigint'",
-    )?;
-    owner.refused("CREATE EXTENSION pg_fence", "42723")?;
-    Ok(())
-}
-
 /// In lite the owner of a schema may drop what is in it, and a dump reads the marks.
 const NOT_LITE: [&str; 4] =
     ["DROP FUNCTION", "EXTENSION", "server_start_seq", "setval('fence.dumped_token_seq'"];
@@ -266,66 +237,6 @@ fn a_search_path_does_not_hijack_putting_on_the_fence(lab: &Lab) -> Result<()> {
     owner.refused("UPDATE public.orders SET total = 2, fence = 0", "PF003")?;
     owner.run(&format!("SELECT public.fence_revoke('{friend}')"))?;
     owner.run("SELECT public.fence_unprotect('public.orders')")
-}
-
-#[lab_test]
-fn an_audit_runs_nothing_of_a_table_s_owner(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (owner, victim) = (db.role("owner")?, db.role("victim")?);
-    let mut admin = db.connect()?;
-    admin.run(&format!("GRANT CREATE ON SCHEMA public TO {owner}; CREATE TABLE public.ran (who name);
-         GRANT INSERT, SELECT ON public.ran TO PUBLIC; SELECT fence_grant('{victim}'), lease_acquire('job')"))?;
-    // Planning any query on the table folds what is said to be immutable, as the role that asks.
-    db.connect_as(&owner)?.run(
-        "CREATE TABLE trap (id int, fence bigint);
-         CREATE FUNCTION tells() RETURNS boolean LANGUAGE plpgsql AS $$BEGIN
-            INSERT INTO public.ran VALUES (current_user);
-            RETURN true; END$$;
-         CREATE FUNCTION folded() RETURNS boolean LANGUAGE plpgsql IMMUTABLE AS $$BEGIN
-            RETURN public.tells(); END$$;
-         INSERT INTO trap VALUES (1, 9000000000000000000);
-         CREATE INDEX ON trap (id) WHERE public.folded();
-         CREATE INDEX ON trap (fence) WHERE public.folded();
-         CREATE STATISTICS s ON (public.folded()), id FROM trap;
-         CREATE TRIGGER fenced BEFORE UPDATE ON trap FOR EACH ROW EXECUTE FUNCTION fenced();
-         CREATE TABLE mine (id int, fence bigint);
-         CREATE INDEX ON mine (id) WHERE public.folded();
-         GRANT SELECT ON trap TO PUBLIC",
-    )?;
-    admin.run("TRUNCATE public.ran")?;
-    let found = admin.rows("SELECT finding FROM fence_audit()")?;
-    ensure!(
-        found
-            .iter()
-            .any(|row| row[0].as_deref().is_some_and(|f| f.contains("9000000000000000000"))),
-        "{found:?}"
-    );
-    db.connect_as(&victim)?.run("SELECT fence_audit()")?;
-    admin.run("SELECT fence_protect('mine')")?;
-    admin.run("SELECT fence_unprotect('mine')")?;
-    let ran = admin.rows("SELECT who FROM public.ran")?;
-    ensure!(ran.is_empty(), "it ran as {ran:?}");
-    // The trap does snap.
-    admin.run("SELECT count(*) FROM trap WHERE id = 1")?;
-    ensure!(admin.one::<i64>("SELECT count(*) FROM public.ran", &[])? > 0);
-    Ok(())
-}
-
-#[lab_test]
-fn nobody_declares_the_c_functions_anew(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = db.role("nobody")?;
-    let mut owner = db.connect()?;
-    owner.run(&format!("GRANT CREATE ON SCHEMA public TO {role}"))?;
-    let mut nobody = db.connect_as(&role)?;
-    for symbol in ["lease_revoke", "fence_new_epoch", "fence_record_creation", "lease_prune"] {
-        nobody.refused(
-            &format!("CREATE FUNCTION mine(text) RETURNS bigint LANGUAGE c AS '$libdir/pg_fence', '{symbol}'"),
-            "42501",
-        )?;
-    }
-    nobody.refused("LOAD 'pg_fence'", "42501")?;
-    Ok(())
 }
 
 #[lab_test]

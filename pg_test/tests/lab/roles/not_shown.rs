@@ -1,6 +1,6 @@
 //! What a role learns of leases outside its names: nothing. And of what it has got, whatever was taken away since.
 
-use crate::roles::{give, not_given, role_of};
+use crate::roles::{give, role_of};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
 
 /// A worker of the names `mine:`, beside leases of another role: `theirs:old` (taken over once, renewed), `theirs:open`
@@ -272,43 +272,4 @@ fn a_bound_table_of_one_s_own_tells_nothing_of_names_that_are_not_shown(lab: &La
         }
     }
     Ok(())
-}
-
-#[lab_test]
-fn what_was_granted_lives_on_when_its_prefix_is_gone(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = role_of(&db, "tenant", &[("worker", "a:"), ("worker", "b:")])?;
-    let mut owner = db.connect()?;
-    owner.run(&format!(
-        "CREATE TABLE orders (id int PRIMARY KEY, v int); INSERT INTO orders VALUES (7, 0);
-         SELECT fence_protect('orders', lease => 'a:{{id}}'); GRANT ALL ON orders TO {role}"
-    ))?;
-    let mut tenant = db.connect_as(&role)?;
-    let mut token = tenant.acquire("a:7", "1 h")?;
-    let several = tenant.granted("SELECT lease_acquire_all('{a:8,a:9}', 'h', '1 h')")?;
-    owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
-    let mut fresh = db.connect_as(&role)?;
-    for (n, session) in [&mut tenant, &mut fresh].into_iter().enumerate() {
-        let n = n + 1;
-        token = session.granted(&format!("SELECT lease_renew('a:7', {token})"))?;
-        session.run(&format!("SELECT lease_guard('a:7', {token})"))?;
-        session.run(&format!("UPDATE orders SET v = {n}, fence = {token} WHERE id = 7"))?;
-        session.granted(&format!("SELECT lease_renew_all('{{a:8,a:9}}', {several})"))?;
-        // It is not shown any more.
-        ensure!(session.one::<i64>("SELECT count(*) FROM fence.leases", &[])? == 0);
-        ensure!(!session.speaks("a:7", token)?);
-        // A wrong number: no word of the lease.
-        let fault = session.refused("SELECT lease_guard('a:7', 7)", "PF004")?;
-        ensure!(fault.json()?.get("holder").is_none(), "{fault}");
-    }
-    ensure!(owner.speaks("a:7", token)?);
-    not_given(&mut tenant, "SELECT lease_acquire('a:7', 'h', reclaim => true)")?;
-    ensure!(owner.one::<i32>("SELECT v FROM orders", &[])? == 2);
-    tenant.granted(&format!(
-        "UPDATE orders SET v = 3, fence = lease_release('a:7', {token}) RETURNING fence"
-    ))?;
-    ensure!(fresh.token(&format!("SELECT lease_release_all('{{a:8,a:9}}', {several})"))?.is_some());
-    not_given(&mut tenant, "SELECT lease_acquire('a:7')")?;
-    not_given(&mut tenant, "SELECT lease_acquire_all('{b:1,a:8}')")?;
-    tenant.acquire("b:1", "1 h").map(drop)
 }

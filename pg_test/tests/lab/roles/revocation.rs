@@ -1,9 +1,9 @@
 //! A name that is given or taken away counts at once, also in sessions that have read what held before.
 
-use crate::roles::{give, not_given, role_of};
+use crate::roles::{give, role_of};
 use pg_test::client::literal;
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 /// Whether the session may take names that begin with this; where it may not, that is why.
 fn may_take(session: &mut Session, prefix: &str) -> Result<bool> {
@@ -75,106 +75,6 @@ fn open_sessions_learn_at_once(lab: &Lab) -> Result<()> {
     owner
         .run("SET session_replication_role = replica; DELETE FROM fence.role_prefix; RESET ALL")?;
     all_may(&mut sessions, "e:", false)
-}
-
-/// A transaction that holds the locks of all that it looks at hears of other sessions less often: not so of this.
-#[lab_test]
-fn an_open_transaction_learns_at_once(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = role_of(&db, "tenant", &[("worker", "a:")])?;
-    let mut owner = db.connect()?;
-    let token = owner.acquire("a:theirs", "1 h")?;
-    for level in ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"] {
-        give(&mut owner, &role, "worker", "a:")?;
-        let mut session = db.connect_as(&role)?;
-        // What is prepared, and was run in this transaction, looks up nothing that it has not looked up before.
-        session.run(&format!(
-            "PREPARE seen AS SELECT count(*) FROM fence.leases WHERE name = 'a:theirs';
-             PREPARE speaks AS SELECT lease_check('a:theirs', {token});
-             PREPARE take (text) AS SELECT lease_acquire($1)"
-        ))?;
-        session.run(&format!("BEGIN ISOLATION LEVEL {level}; EXECUTE take('a:{level}')"))?;
-        session.run("SAVEPOINT s; EXECUTE take('a:theirs'); EXECUTE take('a:1')")?;
-        for _ in 0..3 {
-            ensure!(session.text("EXECUTE seen")?.as_deref() == Some("1"));
-            ensure!(session.truth("EXECUTE speaks")?);
-        }
-        owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
-        let seen = session.text("EXECUTE seen")?;
-        ensure!(seen.as_deref() == Some("0"), "{level}: it is still shown");
-        ensure!(!session.truth("EXECUTE speaks")?, "{level}: lease_check still tells");
-        not_given(&mut session, "EXECUTE take('a:2')")?;
-        session.run("ROLLBACK TO s")?;
-        not_given(&mut session, "SELECT lease_acquire_all('{a:2,a:3}')")?;
-        session.run("ROLLBACK")?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn what_is_rolled_back_counts_no_more_in_its_own_session(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = role_of(&db, "tenant", &[("worker", "a:")])?;
-    let mut owner = db.connect()?;
-    let as_role = |owner: &mut Session, wanted: &str| -> Result<()> {
-        owner.run(&format!("SET ROLE {role}"))?;
-        let shown = "SELECT concat_ws(',', CASE WHEN fence.is_shown('a:') THEN 'a' END, CASE WHEN fence.is_shown('b:') THEN 'b' END)";
-        let shown = owner.text(shown)?.unwrap_or_default();
-        owner.run("RESET ROLE")?;
-        ensure!(shown == wanted, "{shown}, not {wanted}");
-        Ok(())
-    };
-    as_role(&mut owner, "a")?;
-    owner.run("BEGIN")?;
-    let name = db.name().to_owned() + "_tenant";
-    give(&mut owner, &name, "worker", "b:")?;
-    as_role(&mut owner, "a,b")?;
-    owner.run(&format!("SAVEPOINT s; SELECT fence_revoke('{name}', 'a:')"))?;
-    as_role(&mut owner, "b")?;
-    owner.run("ROLLBACK TO s")?;
-    as_role(&mut owner, "a,b")?;
-    owner.run(&format!("SAVEPOINT s; SELECT fence_revoke('{name}', 'a:'); RELEASE s"))?;
-    as_role(&mut owner, "b")?;
-    owner.run("ROLLBACK")?;
-    as_role(&mut owner, "a")?;
-    // A prepared transaction counts when it is committed.
-    let mut open = db.connect_as(&name)?;
-    ensure!(may_take(&mut open, "a:")?);
-    let id = db.name();
-    owner
-        .run(&format!("BEGIN; SELECT fence_revoke('{name}', 'a:'); PREPARE TRANSACTION '{id}'"))?;
-    ensure!(may_take(&mut open, "a:")?);
-    as_role(&mut owner, "a")?;
-    owner.run(&format!("COMMIT PREPARED '{id}'"))?;
-    ensure!(!may_take(&mut open, "a:")?);
-    as_role(&mut owner, "")
-}
-
-#[lab_test]
-fn a_waiter_whose_prefix_goes_is_refused(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = role_of(&db, "tenant", &[("worker", "a:")])?;
-    let mut owner = db.connect()?;
-    let token = owner.acquire("a:1", "1 h")?;
-    let mut waiter = Background::connect(&db.conninfo().user(&role))?;
-    waiter.send("SELECT lease_acquire('a:1', wait => '1 h')")?;
-    waiter.wait_until_blocked()?;
-    owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
-    owner.release("a:1", token)?;
-    let fault = waiter.refused("42501")?;
-    ensure!(fault.message.ends_with(" is not for this role"), "{fault}");
-    // It has left no place in line behind.
-    let token = owner.acquire("a:1", "1 h")?;
-    // One whose prefix goes and comes again notices nothing.
-    give(&mut owner, &role, "worker", "a:")?;
-    waiter.send("SELECT lease_acquire('a:1', wait => '1 h')")?;
-    waiter.wait_until_blocked()?;
-    owner.run(&format!(
-        "SELECT fence_revoke('{role}', 'a:'), fence_grant('{role}', 'worker', 'a:')"
-    ))?;
-    owner.release("a:1", token)?;
-    ensure!(waiter.rows()?[0][0].is_some());
-    Ok(())
 }
 
 /// A replication worker runs no statement triggers.
