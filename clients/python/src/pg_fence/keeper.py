@@ -18,7 +18,7 @@ import psycopg
 
 from . import asked as statements
 from .asked import Asked, Call, span
-from .errors import FenceError, LeaseTaken, NotGranted, NotInstalled, session_ended, sqlstate_of
+from .errors import FenceError, LeaseTaken, NotGranted, NotInstalled, sqlstate_of
 from .keeping import Answer, Grant, now
 from .line import GivenUp, Line, Opener, cut, handle_of
 
@@ -221,7 +221,6 @@ class Keeper:
         lock_limit = str(max(10, round(limit / 4 * 1000)))
         until, call = now() + limit, self.call(statements.RELEASE_ASIDE, lock_limit, *pairs_of(grants))
         while True:
-            was_open = self._line.connection is not None
             try:
                 with self._in_use():
                     answers = iter(self._line.rows(call, limit))
@@ -231,8 +230,7 @@ class Keeper:
                 is_locked = sqlstate_of(error) in {"55P03", "40001"}
                 if is_locked and len(grants) > 1:
                     return [self._release([grant]) for grant in grants].count(False) == 0
-                # Or it only shows that the connection has ended since the last time.
-                if not (is_locked or (was_open and session_ended(error))) or now() > until:
+                if not is_locked or now() > until:
                     _log.warning("%s not released, and ends at its ttl: %s", _all_of(grants), error)
                     return sqlstate_of(error) != ""
                 time.sleep(limit / 4)

@@ -16,7 +16,7 @@ from psycopg.pq import TransactionStatus
 from psycopg.rows import tuple_row
 
 from .asked import Call
-from .errors import FenceError, told
+from .errors import FenceError, session_ended, told
 
 _T = TypeVar("_T")
 
@@ -88,7 +88,7 @@ class Line:
 
     def rows(self, call: Call, limit: float, given_up: GivenUp | None = None) -> list[tuple[Any, ...]]:
         """A statement in autocommit, which may take that many seconds beside opening the connection. What can be given up
-        lets all others go first, and is not sent where nobody waits for it any more."""
+        lets all others go first, which may be run twice, and is not sent where nobody waits for it any more."""
         is_urgent = given_up is None
         with self._free:
             self._urgent += is_urgent
@@ -100,7 +100,14 @@ class Line:
         try:
             if given_up is not None and given_up():
                 raise FenceError("nobody waits for the answer any more")
-            return self._rows(call, limit)
+            before = self.connection
+            try:
+                return self._rows(call, limit)
+            except psycopg.Error as error:
+                # It may only show that the connection has ended since the last time.
+                if not is_urgent or before in (None, self.connection) or not session_ended(error):
+                    raise
+                return self._rows(call, limit)
         finally:
             with self._free:
                 self._is_busy = False
