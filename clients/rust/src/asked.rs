@@ -1,11 +1,13 @@
 //! What a caller asks for, looked over before anything is sent; and the statements that ask it of the server.
 
-use crate::connected::Call;
 use crate::error::Error;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
-use tokio_postgres::types::Type;
+use tokio_postgres::types::{ToSql, Type};
+
+/// A statement and its arguments, whose types are said: so nothing is prepared, which poolers do not stand.
+pub(crate) struct Call(pub String, pub Vec<(Box<dyn ToSql + Sync + Send>, Type)>);
 
 macro_rules! call {
     ($sql:expr $(, $value:expr => $kind:ident)*) => {
@@ -20,28 +22,23 @@ const SHORTEST: Duration = Duration::from_millis(100);
 #[derive(Debug, Clone)]
 pub struct Names(pub(crate) Vec<String>);
 
-impl From<&str> for Names {
-    fn from(name: &str) -> Names {
-        Names(vec![name.to_owned()])
-    }
+macro_rules! names {
+    ($(($($of:tt)*) $kind:ty: $given:ident => $all:expr;)*) => {$(
+        impl<$($of)*> From<$kind> for Names {
+            fn from($given: $kind) -> Names {
+                Names($all)
+            }
+        }
+    )*};
 }
 
-impl From<String> for Names {
-    fn from(name: String) -> Names {
-        Names(vec![name])
-    }
-}
-
-impl<N: Into<String>, const COUNT: usize> From<[N; COUNT]> for Names {
-    fn from(names: [N; COUNT]) -> Names {
-        Names(names.into_iter().map(Into::into).collect())
-    }
-}
-
-impl<N: Into<String>> From<Vec<N>> for Names {
-    fn from(names: Vec<N>) -> Names {
-        Names(names.into_iter().map(Into::into).collect())
-    }
+names! {
+    () &str: name => vec![name.to_owned()];
+    () &String: name => vec![name.clone()];
+    () String: name => vec![name];
+    (N: Into<String>, const COUNT: usize) [N; COUNT]: names => names.into_iter().map(Into::into).collect();
+    (N: Into<String>) Vec<N>: names => names.into_iter().map(Into::into).collect();
+    (N: Into<String> + Clone) &[N]: names => names.iter().cloned().map(Into::into).collect();
 }
 
 #[derive(Debug, Clone, Default)]
@@ -58,8 +55,9 @@ pub(crate) struct Asked {
 }
 
 impl Asked {
-    pub fn new(names: Names) -> Asked {
-        Asked { names: names.0, ttl: Duration::from_secs(30), slots: 1, ..Asked::default() }
+    pub fn new(names: impl Into<Names>) -> Asked {
+        let ttl = Duration::from_secs(30);
+        Asked { names: names.into().0, ttl, slots: 1, ..Asked::default() }
     }
 
     /// With a holder, and nothing that makes no sense.
@@ -81,7 +79,7 @@ impl Asked {
 
     /// One try, or a portion of the wait. Where the role has a limit for statements or locks, it ends before that.
     pub fn call(&self, schema: &str, portion: Duration) -> Call {
-        let Asked { names, holder, shared, slots, reclaim, session, .. } = self.clone();
+        let Asked { mut names, holder, shared, slots, reclaim, session, .. } = self.clone();
         let (ttl, metadata) = (span(self.ttl), self.metadata.as_ref().map(Value::to_string));
         if names.len() > 1 {
             let sql = format!(
@@ -96,18 +94,17 @@ impl Asked {
              $5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean)"
         );
         call!(
-            sql, names[0].clone() => TEXT, holder => TEXT, ttl => TEXT, span(portion) => TEXT,
+            sql, names.pop() => TEXT, holder => TEXT, ttl => TEXT, span(portion) => TEXT,
             metadata => TEXT, shared => BOOL, slots => INT4, reclaim => BOOL, session => BOOL
         )
     }
 
     /// The first `n` of the names that are free.
-    pub fn any(&self, schema: &str, n: i32) -> Call {
+    pub fn any(self, schema: &str, n: i32) -> Call {
         let sql = format!(
             "SELECT name, token FROM {schema}lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)"
         );
-        let (names, holder) = (self.names.clone(), self.holder.clone());
-        call!(sql, names => TEXT_ARRAY, n => INT4, holder => TEXT, span(self.ttl) => TEXT)
+        call!(sql, self.names => TEXT_ARRAY, n => INT4, self.holder => TEXT, span(self.ttl) => TEXT)
     }
 
     /// Who has it.
@@ -159,4 +156,15 @@ pub(crate) fn release(schema: &str, pairs: Pairs, lock: Duration) -> Call {
     );
     let lock = lock.as_millis().max(10).to_string();
     call!(sql, names => TEXT_ARRAY, tokens => INT8_ARRAY, lock => TEXT)
+}
+
+pub(crate) fn whoami() -> Call {
+    call!("SELECT current_user::text".to_owned())
+}
+
+/// Ends the statement of that transaction, as `lease_guard` was told it: its process, and when it began.
+pub(crate) fn cancel((process, began): (i32, f64)) -> Call {
+    let sql = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
+               WHERE pid = $1 AND extract(epoch FROM xact_start)::float8 = $2";
+    call!(sql.to_owned(), process => INT4, began => FLOAT8)
 }

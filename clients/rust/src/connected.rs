@@ -1,9 +1,9 @@
 //! Connections that can be broken off, whatever hangs on them; and that of a fence, which is opened when it is needed.
 
+use crate::asked::{Call, whoami};
 use crate::clock;
 use crate::error::Error;
 use crate::open::open;
-use std::future::Future;
 use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinHandle};
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Connection, NoTls, Row, Socket};
+use tokio_postgres::{Client, Connection, Row, Socket};
 
 /// How long a connection that is not needed any more may take to say goodbye.
 const GOODBYE: Duration = Duration::from_secs(1);
@@ -52,14 +52,6 @@ pub struct Connected {
     task: JoinHandle<()>,
     /// Dropped with it, which the task sees.
     _in_use: oneshot::Sender<()>,
-    pub(crate) cut: Cut,
-}
-
-/// What ends whatever hangs on a connection: here, and in the server.
-#[derive(Clone)]
-pub struct Cut {
-    pub connection: AbortHandle,
-    pub cancel: Arc<dyn Fn() -> BoxFuture<()> + Send + Sync>,
 }
 
 /// Opens a connection, and drives it in a task of its own.
@@ -68,17 +60,8 @@ pub async fn connect(url: &str, tls: impl Tls) -> Result<Connected, Error> {
 }
 
 impl Connected {
-    /// Drives `connection`, which is not encrypted, in a task of its own.
+    /// Drives `connection` in a task of its own.
     pub fn new<S, T>(client: Client, connection: Connection<S, T>) -> Connected
-    where
-        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    {
-        Connected::with_tls(client, connection, NoTls)
-    }
-
-    /// The same for one that was encrypted by `tls`.
-    pub fn with_tls<S, T>(client: Client, connection: Connection<S, T>, tls: impl Tls) -> Connected
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
         T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -91,20 +74,20 @@ impl Connected {
                 _ = dropped => drop(clock::within(GOODBYE, connection).await),
             }
         });
-        let (connection, token) = (task.abort_handle(), client.cancel_token());
-        let cancel = Arc::new(move || -> BoxFuture<()> {
-            let (token, tls) = (token.clone(), tls.clone());
-            Box::pin(async move { drop(clock::within(GOODBYE, token.cancel_query(tls)).await) })
-        });
-        Connected { client, task, _in_use: in_use, cut: Cut { connection, cancel } }
+        Connected { client, task, _in_use: in_use }
     }
 
     /// Closes it, and waits for that.
     pub async fn close(self) {
-        let Connected { client, task, _in_use, .. } = self;
+        let Connected { client, task, _in_use } = self;
         drop((client, _in_use));
         // It is bounded by itself; and whether it was broken off is of no interest any more.
         let _ = task.await;
+    }
+
+    /// What breaks it off.
+    pub(crate) fn cut(&self) -> AbortHandle {
+        self.task.abort_handle()
     }
 }
 
@@ -122,13 +105,10 @@ impl DerefMut for Connected {
     }
 }
 
-/// A statement and its arguments, whose types are said: so nothing is prepared, which poolers do not stand.
-pub(crate) struct Call(pub String, pub Vec<(Box<dyn ToSql + Sync + Send>, Type)>);
-
 /// A connection of the fence's own: broken off when a call takes longer than it may.
 pub(crate) struct Line {
     open: Opener,
-    connected: Option<Connected>,
+    pub connected: Option<Connected>,
     /// Which connection it is: another number after each.
     pub session: u64,
 }
@@ -140,37 +120,35 @@ impl Line {
 
     /// One statement, a transaction of its own.
     pub async fn call(&mut self, limit: Duration, call: &Call) -> Result<Vec<Row>, Error> {
-        let error = match self.rows(limit, call).await {
-            Ok(rows) => return Ok(rows),
-            Err(error) => error,
-        };
-        let mut role = None;
-        if error.has_state("42501") {
-            let whose = Call("SELECT current_user::text".to_owned(), Vec::new());
-            role =
-                self.rows(limit, &whose).await.ok().and_then(|rows| rows.first()?.try_get(0).ok());
+        let mut rows = self.rows(limit, call).await.map_err(Error::of_call);
+        if let Err(Error::NotGranted { role, .. }) = &mut rows
+            && let Ok(answer) = self.rows(limit, &whoami()).await
+        {
+            *role = answer[0].get(0);
         }
-        Err(error.of_call(role))
+        rows
     }
 
     async fn rows(&mut self, limit: Duration, Call(sql, values): &Call) -> Result<Vec<Row>, Error> {
         let until = clock::after(limit);
         self.look();
-        if self.connected.is_none() {
+        let connected = match self.connected.take() {
+            Some(connected) => connected,
             // A little less, so that it is told what was tried.
-            let opened = clock::within(limit, (self.open)(limit / 10 * 9)).await;
-            self.connected = Some(opened.unwrap_or(Err(Error::NoAnswer(limit)))?);
-        }
-        let Some(connected) = &self.connected else { return Err(Error::NoAnswer(limit)) };
+            None => clock::within(limit, (self.open)(limit / 10 * 9))
+                .await
+                .unwrap_or(Err(Error::NoAnswer(limit)))?,
+        };
+        let connected = self.connected.insert(connected);
         let values = values.iter().map(|(value, kind)| (value.as_ref() as _, kind.clone()));
         let values: Vec<(&(dyn ToSql + Sync), Type)> = values.collect();
-        let outcome = clock::within(clock::left(until), connected.query_typed(sql, &values)).await;
-        let outcome = outcome.map_or(Err(Error::NoAnswer(limit)), |rows| Ok(rows?));
-        if outcome.as_ref().is_err_and(Error::is_of_connection) {
-            connected.cut.connection.abort();
+        let rows = clock::within(clock::left(until), connected.query_typed(sql, &values)).await;
+        let rows = rows.map_or(Err(Error::NoAnswer(limit)), |rows| Ok(rows?));
+        if rows.as_ref().is_err_and(Error::is_of_connection) {
+            connected.task.abort();
             self.take();
         }
-        outcome
+        rows
     }
 
     /// Notices that the session has ended. Whether one goes on.
@@ -185,11 +163,5 @@ impl Line {
     pub fn take(&mut self) -> Option<Connected> {
         self.session += u64::from(self.connected.is_some());
         self.connected.take()
-    }
-
-    pub fn adopt(&mut self, other: &mut Line) {
-        if self.connected.is_none() {
-            self.connected = other.take();
-        }
     }
 }

@@ -3,6 +3,7 @@
 use serde_json::{Map, Value};
 use std::error::Error as StdError;
 use std::fmt::{self, Display, Formatter};
+use std::iter::successors;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -83,9 +84,8 @@ impl Error {
     pub fn sqlstate(&self) -> Option<String> {
         match self {
             Error::Refused(refused) => Some(refused.sqlstate.clone()),
-            Error::NotConnected(_, sqlstate) | Error::TransactionLost { sqlstate, .. } => {
-                sqlstate.clone()
-            }
+            Error::NotConnected(_, state) => state.clone(),
+            Error::TransactionLost { sqlstate, .. } => sqlstate.clone(),
             _ => told_in(self).map(|told| told.sqlstate),
         }
     }
@@ -94,17 +94,14 @@ impl Error {
         self.sqlstate().as_deref() == Some(state)
     }
 
-    /// As one of our own calls tells it.
-    pub(crate) fn of_call(self, role: Option<String>) -> Error {
+    /// As one of our own calls tells it, of a role whose name is not known here.
+    pub(crate) fn of_call(self) -> Error {
         let Some(told) = told_in(&self) else { return self };
-        match (&*told.sqlstate, told.sqlstate.get(..2)) {
-            ("42883" | "3F000", _) => Error::NotInstalled(told.message),
-            ("42501", _) => {
-                let role = role.unwrap_or_else(|| "…".to_owned());
-                Error::NotGranted { role, message: told.message }
-            }
-            ("55P03", _) => self,
-            (_, Some("PF" | "22" | "55" | "0A" | "53")) => Error::Refused(told),
+        match told.sqlstate.split_at(2) {
+            ("42", "883") | ("3F", "000") => Error::NotInstalled(told.message),
+            ("42", "501") => Error::NotGranted { role: "…".to_owned(), message: told.message },
+            ("55", "P03") => self,
+            ("PF" | "22" | "55" | "0A" | "53", _) => Error::Refused(told),
             _ => self,
         }
     }
@@ -127,9 +124,9 @@ pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
     let Some(told) = told_in(error) else {
         return chain(error).any(is_broken).then(|| lost(error.to_string(), None));
     };
-    match (&*told.sqlstate, told.sqlstate.get(..2)) {
-        (_, Some("PF")) => Some(Error::Refused(told)),
-        ("25P03" | "25P04" | "57P01" | "57P02" | "57P03" | "57P05", _) | (_, Some("08")) => {
+    match told.sqlstate.split_at(2) {
+        ("PF", _) => Some(Error::Refused(told)),
+        ("08", _) | ("25", "P03" | "P04") | ("57", "P01" | "P02" | "P03" | "P05") => {
             Some(lost(told.message, Some(told.sqlstate)))
         }
         _ => None,
@@ -148,21 +145,27 @@ fn is_broken(error: &(dyn StdError + 'static)) -> bool {
 
 /// What the server said, in whichever driver's words.
 fn told_in(error: &(dyn StdError + 'static)) -> Option<Refused> {
-    let refused = |sqlstate: &str, message: &str, hint: Option<&str>, detail: Option<&str>| {
-        let detail = detail.and_then(|detail| serde_json::from_str(detail).ok());
-        let (sqlstate, message) = (sqlstate.to_owned(), message.to_owned());
-        let (hint, detail) = (hint.map(str::to_owned), detail.unwrap_or_default());
-        Refused { sqlstate, message, hint, detail }
-    };
+    macro_rules! told {
+        ($one:expr, $state:expr) => {
+            Some(Refused {
+                sqlstate: $state.to_owned(),
+                message: $one.message().to_owned(),
+                hint: $one.hint().map(str::to_owned),
+                detail: $one
+                    .detail()
+                    .and_then(|detail| serde_json::from_str(detail).ok())
+                    .unwrap_or_default(),
+            })
+        };
+    }
     chain(error).find_map(|one| {
         #[cfg(feature = "sqlx")]
-        if let Some(one) = one.downcast_ref::<sqlx::Error>() {
-            let one =
-                one.as_database_error()?.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()?;
-            return Some(refused(one.code(), one.message(), one.hint(), one.detail()));
+        if let Some(sqlx::Error::Database(one)) = one.downcast_ref() {
+            let one = one.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()?;
+            return told!(one, one.code());
         }
         let one = one.downcast_ref::<tokio_postgres::error::DbError>()?;
-        Some(refused(one.code().code(), one.message(), one.hint(), one.detail()))
+        told!(one, one.code().code())
     })
 }
 
@@ -172,8 +175,7 @@ impl Display for Error {
             Error::LeaseTaken { names, holder, remaining } => {
                 write!(f, "the lease {} is taken", names.join(", "))?;
                 holder.iter().try_for_each(|holder| write!(f, " by {holder}"))?;
-                let mut left = remaining.iter().map(Duration::as_secs);
-                left.try_for_each(|left| {
+                remaining.iter().map(Duration::as_secs).try_for_each(|left| {
                     write!(f, ", for {left} s at the most unless it is renewed")
                 })
             }
@@ -201,7 +203,7 @@ impl Display for Error {
             Error::Invalid(message) => f.write_str(message),
             // Of its own the driver says no more than "db error".
             Error::Other(error) if error.is::<tokio_postgres::Error>() => {
-                f.write_str(&innermost(error.as_ref()))
+                f.write_str(&innermost(error))
             }
             Error::Other(error) => error.fmt(f),
         }
@@ -210,10 +212,8 @@ impl Display for Error {
 
 impl StdError for Error {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
-        match self {
-            Error::Other(error) => Some(error.as_ref()),
-            _ => None,
-        }
+        let Error::Other(error) = self else { return None };
+        Some(error.as_ref())
     }
 }
 
@@ -221,10 +221,7 @@ impl StdError for Error {
 fn chain<'e>(
     error: &'e (dyn StdError + 'static),
 ) -> impl Iterator<Item = &'e (dyn StdError + 'static)> {
-    std::iter::successors(Some(error), |one| {
-        let one: &'e (dyn StdError + 'static) = *one;
-        one.source()
-    })
+    successors(Some(error), |one| StdError::source(*one))
 }
 
 /// The driver's own words are hardly ever more than where it happened.

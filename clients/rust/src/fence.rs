@@ -3,14 +3,13 @@
 use crate::asked::{Asked, Names, unique_holder};
 use crate::clock;
 use crate::connected::{Connected, Opener, Tls};
-use crate::error::{Error, Reason, classify};
+use crate::error::{Error, classify};
 use crate::guard::{Guardable, Guards, Under};
 use crate::keeper::{Event, Grant, Keeper, Setup};
 use crate::open::open;
 use serde_json::Value;
 use std::error::Error as StdError;
 use std::fmt;
-use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::{Config, NoTls};
@@ -79,20 +78,22 @@ impl Fence {
 
     /// A lease of a name; or of several names (`["order:7", "order:8"]`, a `Vec`) at once, all or none.
     pub fn lease(&self, names: impl Into<Names>) -> LeaseRequest {
-        LeaseRequest { fence: self.clone(), asked: Asked::new(names.into()) }
+        LeaseRequest { fence: self.clone(), asked: Asked::new(names) }
     }
 
-    /// The first `n` of these names that are free, in their order, as leases that are held. The names come from a query of
-    /// your own: ask for what it said again inside the guard.
+    /// The first `n` of these names that are free, in their order, as leases that are held, by `holder`, where it is named.
+    /// The names come from a query of your own: ask for what it said again inside the guard.
     pub async fn claim(
         &self,
         names: impl Into<Names>,
         n: u32,
         ttl: Duration,
+        holder: Option<&str>,
     ) -> Result<Vec<Lease>, Error> {
-        let asked = Asked { ttl, ..Asked::new(names.into()) }.checked()?;
+        let holder = holder.map(str::to_owned);
+        let asked = Asked { ttl, holder, ..Asked::new(names) };
         let n = n.try_into().map_err(Error::other)?;
-        self.0.run(self.0.clone().claim(asked, n)).await?
+        self.0.run(self.0.clone().claim(asked.checked()?, n)).await?
     }
 
     /// Does `work` whenever this process leads, and again after each loss, also of the server, the connection or the
@@ -148,7 +149,7 @@ impl Fence {
         leases: L,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, 'l, C, L> {
         let grants = leases.into_iter().map(|lease| lease.0.grant.clone()).collect();
-        Under::leases(&self.0, grants).begin(connection)
+        Under::new(&self.0, grants, Vec::new()).begin(connection)
     }
 
     /// Gives everything back, ends all waits, and closes the connection. For SIGTERM, and the end of `main`.
@@ -163,12 +164,10 @@ pub type BoxError = Box<dyn StdError + Send + Sync>;
 
 /// Whether leading goes on after it: it is of the server, the connection, or the fence.
 fn goes_on(error: &(dyn StdError + 'static)) -> bool {
-    match classify(error) {
-        Some(Error::LeaseLost { .. } | Error::TransactionLost { .. }) => true,
-        Some(Error::LeaseTaken { .. } | Error::NotConnected(..) | Error::NoAnswer(_)) => true,
-        Some(Error::Refused(refused)) => matches!(&*refused.sqlstate, "PF001" | "PF004"),
-        _ => false,
-    }
+    classify(error).is_some_and(|error| match &error {
+        Error::LeaseLost { .. } | Error::LeaseTaken { .. } => true,
+        _ => error.is_of_connection() || error.has_state("PF001") || error.has_state("PF004"),
+    })
 }
 
 /// Whether an acquire may succeed later: the server has no time or place now, or is a standby still.
@@ -180,56 +179,40 @@ fn may_pass(error: &Error) -> bool {
 /// How a lease is asked for: `fence.lease("order:7").ttl(Duration::from_secs(30)).acquire()`.
 #[derive(Debug, Clone)]
 #[must_use = "a lease is not acquired before `acquire` or `hold`"]
-pub struct LeaseRequest<F = Fence> {
-    pub(crate) fence: F,
-    pub(crate) asked: Asked,
+pub struct LeaseRequest {
+    fence: Fence,
+    asked: Asked,
 }
 
-impl<F> LeaseRequest<F> {
-    fn with(mut self, change: impl FnOnce(&mut Asked)) -> LeaseRequest<F> {
-        change(&mut self.asked);
-        self
-    }
+macro_rules! asks {
+    ($($(#[$said:meta])* $name:ident($($given:ident: $kind:ty)?) $($field:ident = $value:expr),*;)*) => {
+        impl LeaseRequest {$(
+            $(#[$said])*
+            pub fn $name(mut self $(, $given: $kind)?) -> LeaseRequest {
+                $(self.asked.$field = $value;)*
+                self
+            }
+        )*}
+    };
+}
 
+asks! {
     /// How long it is held without a renewal: 30 s unless said otherwise, at least 100 ms.
-    pub fn ttl(self, ttl: Duration) -> LeaseRequest<F> {
-        self.with(|asked| asked.ttl = ttl)
-    }
-
+    ttl(ttl: Duration) ttl = ttl;
     /// How long to wait for it: not at all unless said otherwise.
-    pub fn wait(self, wait: Duration) -> LeaseRequest<F> {
-        self.with(|asked| asked.wait = wait)
-    }
-
+    wait(wait: Duration) wait = wait;
     /// Who has it, for the view of all leases; by default a text that is unique for each acquire.
-    pub fn holder(self, holder: impl Into<String>) -> LeaseRequest<F> {
-        self.with(|asked| asked.holder = Some(holder.into()))
-    }
-
+    holder(holder: impl Into<String>) holder = Some(holder.into());
     /// Where that holder has it already, it gets a new grant at once.
-    pub fn reclaim(self, holder: impl Into<String>) -> LeaseRequest<F> {
-        self.holder(holder).with(|asked| asked.reclaim = true)
-    }
-
+    reclaim(holder: impl Into<String>) holder = Some(holder.into()), reclaim = true;
     /// It ends with its session, too. Not through a pooler.
-    pub fn session(self) -> LeaseRequest<F> {
-        self.with(|asked| asked.session = true)
-    }
-
+    session() session = true;
     /// Others may have it shared at the same time.
-    pub fn shared(self) -> LeaseRequest<F> {
-        self.with(|asked| asked.shared = true)
-    }
-
+    shared() shared = true;
     /// So many may have it at the same time.
-    pub fn slots(self, slots: i32) -> LeaseRequest<F> {
-        self.with(|asked| asked.slots = slots)
-    }
-
+    slots(slots: i32) slots = slots;
     /// For the view of all leases.
-    pub fn metadata(self, metadata: Value) -> LeaseRequest<F> {
-        self.with(|asked| asked.metadata = Some(metadata))
-    }
+    metadata(metadata: Value) metadata = Some(metadata);
 }
 
 impl LeaseRequest {
@@ -261,9 +244,10 @@ impl LeaseRequest {
 /// A lease that is kept until it is released or lost, by the heartbeat that all leases of a [`Fence`] share.
 ///
 /// Clones are the same lease, for other tasks. When the last one is dropped, it is given back in the background.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct Lease(Arc<Held>);
 
+#[derive(Debug)]
 struct Held {
     keeper: Arc<Keeper>,
     grant: Arc<Grant>,
@@ -274,7 +258,7 @@ impl Drop for Held {
         if self.grant.reason().is_none() {
             let (keeper, grant) = (self.keeper.clone(), self.grant.clone());
             // Where there is no thread to be had it ends at its ttl.
-            let _ = self.keeper.spawn(async move { keeper.release(&[grant]).await });
+            drop(self.keeper.run(async move { keeper.release(&[grant]).await }));
         }
     }
 }
@@ -311,9 +295,9 @@ impl Lease {
 
     /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends without a loss.
     pub fn lost(&self) -> impl Future<Output = Option<Error>> + Send + use<> {
-        let (grant, mut ended) = (self.0.grant.clone(), self.0.grant.ended.subscribe());
+        let (grant, mut times) = (self.0.grant.clone(), self.0.grant.times.subscribe());
         async move {
-            ended.wait_for(Option::is_some).await.ok()?;
+            times.wait_for(|times| times.reason.is_some()).await.ok()?;
             grant.loss()
         }
     }
@@ -336,7 +320,7 @@ impl Lease {
         &self,
         connection: &'c mut C,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
-        Under::leases(&self.0.keeper, vec![self.0.grant.clone()]).begin(connection)
+        Under::new(&self.0.keeper, vec![self.0.grant.clone()], Vec::new()).begin(connection)
     }
 
     /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be reached, it
@@ -346,16 +330,7 @@ impl Lease {
         if grant.reason().is_none() {
             self.0.keeper.run(async move { keeper.release(&[grant]).await }).await?;
         }
-        match self.0.grant.reason() {
-            Some(Reason::Released) | None => Ok(()),
-            Some(_) => self.check(),
-        }
-    }
-}
-
-impl fmt::Debug for Lease {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Lease({:?}, {})", self.names(), self.token())
+        self.0.grant.loss().map_or(Ok(()), Err)
     }
 }
 

@@ -1,18 +1,18 @@
-//! What keeps all leases of a fence: a thread of its own, in which one task renews them and another one watches their
-//! deadlines. Work that blocks its own runtime does not lose its leases.
+//! What keeps all leases of a fence: a thread of its own, in which one task renews them and watches their deadlines. Work
+//! that blocks its own runtime does not lose its leases.
 
-use crate::asked::{Asked, Pairs, keep, release, seconds};
+use crate::asked::{Asked, Pairs, cancel, keep, release, seconds};
 use crate::clock::{self, after, left, now};
-use crate::connected::{Line, Opener};
+use crate::connected::{BoxFuture, Line, Opener};
 use crate::error::{Error, Reason};
 use crate::fence::Lease;
-use std::future::Future;
+use std::mem::replace;
 use std::slice::from_ref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{Mutex as AsyncMutex, watch};
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::AbortHandle;
 use tokio_postgres::Row;
 
 /// What `lease_keep` takes at once; and how many are released in one transaction, which has its share of locks.
@@ -46,43 +46,35 @@ pub enum EventKind {
     Released,
 }
 
-/// What `lease_keep` says of one name.
-#[derive(Debug, Clone)]
-#[allow(missing_docs)]
-pub struct Answer {
-    pub outcome: String,
-    pub remaining: Option<f64>,
-    pub again_in: Option<f64>,
-}
+/// What `lease_keep` says of one name: the outcome; what remains, and when to ask again, in seconds.
+pub type Answer = (String, Option<f64>, Option<f64>);
 
 type Answers = Result<Vec<Answer>, Error>;
 
 /// The laboratory's: does the call, or something else in its place.
 #[cfg(feature = "lab")]
-pub type Lab = Arc<
-    dyn Fn(Pairs, crate::connected::BoxFuture<Answers>) -> crate::connected::BoxFuture<Answers>
-        + Send
-        + Sync,
->;
+pub type Lab = Arc<dyn Fn(Pairs, BoxFuture<Answers>) -> BoxFuture<Answers> + Send + Sync>;
 
 /// A lease that was granted, until it is over: then it has a reason.
+#[derive(Debug)]
 pub(crate) struct Grant {
     pub names: Vec<String>,
     pub token: i64,
     ttl: Duration,
     /// The connection that a session lease lives on.
     session: Option<u64>,
-    times: Mutex<Times>,
-    pub ended: watch::Sender<Option<Reason>>,
+    pub times: watch::Sender<Times>,
     /// The connections that are in a transaction under it.
     pub guards: Mutex<Vec<AbortHandle>>,
 }
 
-struct Times {
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Times {
     deadline: Duration,
     beat_at: Duration,
-    /// A transaction is about to release it: it is not renewed meanwhile.
-    is_resting: bool,
+    /// Transactions that are about to release it: it is not renewed meanwhile.
+    resting: i32,
+    pub reason: Option<Reason>,
 }
 
 impl Grant {
@@ -90,37 +82,36 @@ impl Grant {
     fn new(
         names: Vec<String>,
         token: i64,
-        asked: &Asked,
         before: Duration,
-        session: u64,
+        ttl: Duration,
+        session: Option<u64>,
     ) -> Arc<Grant> {
-        let ttl = asked.ttl;
-        let times = Times { deadline: before + ttl, beat_at: before + ttl / 3, is_resting: false };
-        let (session, ended) = (asked.session.then_some(session), watch::Sender::new(None));
-        let (times, guards) = (Mutex::new(times), Mutex::default());
-        Arc::new(Grant { names, token, ttl, session, times, ended, guards })
+        let (deadline, beat_at) = (before + ttl, before + ttl / 3);
+        let times = watch::Sender::new(Times { deadline, beat_at, resting: 0, reason: None });
+        Arc::new(Grant { names, token, ttl, session, times, guards: Mutex::default() })
     }
 
-    fn times(&self) -> MutexGuard<'_, Times> {
-        lock(&self.times)
+    fn times(&self) -> Times {
+        *self.times.borrow()
     }
 
     /// When it is to be renewed.
-    fn beat_at(&self) -> Option<Duration> {
+    fn beat_at(&self) -> Duration {
         let times = self.times();
-        (!times.is_resting).then_some(times.beat_at)
+        if times.resting == 0 { times.beat_at } else { Duration::MAX }
     }
 
     pub fn reason(&self) -> Option<Reason> {
-        *self.ended.borrow()
+        self.times().reason
     }
 
     pub fn remaining(&self) -> Duration {
-        self.reason().map_or_else(|| left(self.times().deadline), |_| Duration::ZERO)
+        let times = self.times();
+        if times.reason.is_none() { left(times.deadline) } else { Duration::ZERO }
     }
 
     /// What `check` says of it.
-    fn over(&self) -> Option<Error> {
+    pub fn over(&self) -> Option<Error> {
         let (names, reason) = (self.names.clone(), self.reason()?);
         Some(Error::LeaseLost { names, reason, in_doubt: false })
     }
@@ -131,31 +122,30 @@ impl Grant {
     }
 
     pub fn rest(&self, is_resting: bool) {
-        self.times().is_resting = is_resting;
+        self.times.send_modify(|times| times.resting += if is_resting { 1 } else { -1 });
     }
 
     /// Takes the answers, one for each name, to a call that began at `before`. Why it is lost, if it is; or else whether it
     /// was renewed.
     fn answered(&self, answers: &[Answer], before: Duration, got_on: bool) -> Result<bool, Reason> {
-        let mut times = self.times();
-        let is = |outcome: &str| answers.iter().any(|answer| answer.outcome == outcome);
-        match (is("lost"), is("refused")) {
-            (false, false) => {}
-            _ if times.is_resting => return Ok(false),
-            (true, _) => return Err(Reason::Gone),
-            _ => return Err(Reason::Refused),
+        let is = |outcome: &str| answers.iter().any(|(is, ..)| is == outcome);
+        if is("lost") || is("refused") {
+            let reason = if is("lost") { Reason::Gone } else { Reason::Refused };
+            return if self.times().resting > 0 { Ok(false) } else { Err(reason) };
         }
-        let again = answers.iter().map(|answer| answer.again_in.map_or(self.ttl / 12, seconds));
-        let again = again.min().unwrap_or(self.ttl / 3);
-        let is_kept = answers.iter().all(|answer| answer.outcome == "kept");
-        if is_kept {
-            let left = answers.iter().filter_map(|answer| answer.remaining.map(seconds)).min();
-            times.deadline = before + left.unwrap_or_default();
-            times.beat_at = before + again;
-        } else {
+        let again = answers.iter().map(|(.., again)| again.map_or(self.ttl / 12, seconds)).min();
+        let again = again.unwrap_or(self.ttl / 3);
+        let left = answers.iter().filter_map(|(_, left, _)| left.map(seconds)).min();
+        let is_kept = answers.iter().all(|(outcome, ..)| outcome == "kept");
+        self.times.send_modify(|times| match is_kept {
+            true => {
+                (times.deadline, times.beat_at) =
+                    (before + left.unwrap_or_default(), before + again)
+            }
             // Out of locks: at once, in another transaction, as long as that helps.
-            times.beat_at = after(if again.is_zero() && !got_on { self.ttl / 12 } else { again });
-        }
+            false if again.is_zero() && !got_on => times.beat_at = after(self.ttl / 12),
+            false => times.beat_at = after(again),
+        });
         Ok(is_kept)
     }
 }
@@ -176,7 +166,7 @@ pub(crate) struct Keeper {
     state: Mutex<State>,
     /// Anything of what follows.
     pub changed: watch::Sender<()>,
-    line: Arc<AsyncMutex<Line>>,
+    line: AsyncMutex<Line>,
 }
 
 #[derive(Default)]
@@ -192,7 +182,7 @@ struct State {
 
 impl Keeper {
     pub fn new(setup: Setup) -> Arc<Keeper> {
-        let line = Arc::new(AsyncMutex::new(Line::new(setup.open.clone())));
+        let line = AsyncMutex::new(Line::new(setup.open.clone()));
         Arc::new(Keeper { setup, state: Mutex::default(), changed: watch::Sender::default(), line })
     }
 
@@ -202,26 +192,24 @@ impl Keeper {
 
     // Its thread
 
-    /// Does that in its thread; to the end, also where nobody waits for it any more.
-    pub fn spawn<T: Send + 'static>(
+    /// Does that in its thread; to the end, also where what it returns is dropped, which waits for it.
+    pub fn run<W>(
         self: &Arc<Self>,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> Result<JoinHandle<T>, Error> {
-        let (keeper, runtime) = (self.clone(), self.start()?);
-        Ok(runtime.clone().spawn(async move {
-            let done = work.await;
-            drop(runtime);
-            keeper.changed.send_replace(());
-            done
-        }))
-    }
-
-    /// The same, and waits for it.
-    pub async fn run<T: Send + 'static>(
-        self: &Arc<Self>,
-        work: impl Future<Output = T> + Send + 'static,
-    ) -> Result<T, Error> {
-        self.spawn(work)?.await.map_err(Error::other)
+        work: W,
+    ) -> impl Future<Output = Result<W::Output, Error>> + use<W>
+    where
+        W: Future<Output: Send> + Send + 'static,
+    {
+        let keeper = self.clone();
+        let task = self.start().map(|runtime| {
+            runtime.clone().spawn(async move {
+                let done = work.await;
+                drop(runtime);
+                keeper.changed.send_replace(());
+                done
+            })
+        });
+        async move { task?.await.map_err(Error::other) }
     }
 
     fn start(self: &Arc<Self>) -> Result<Arc<Handle>, Error> {
@@ -236,17 +224,13 @@ impl Keeper {
         Ok(state.runtime.insert(handle).clone())
     }
 
-    /// Until there is nothing to do, or one of its tasks has died of whatever.
+    /// Until there is nothing to do, or its task has died of whatever.
     fn serve(self: Arc<Self>, runtime: Runtime) {
-        let (watching, beating) = (self.clone().watch(), self.clone().beat());
-        let (watching, beating) = (runtime.spawn(watching), runtime.spawn(beating));
-        let ended = runtime.block_on(async {
-            tokio::select! { ended = beating => ended, ended = watching => ended }
-        });
+        let ended = runtime.block_on(runtime.spawn(self.clone().watch()));
         runtime.shutdown_background();
         if ended.is_err() {
             // Nothing uses it any more.
-            drop(self.line.blocking_lock().take());
+            self.line.blocking_lock().take();
             let grants = {
                 let mut state = self.state();
                 state.runtime = None;
@@ -256,125 +240,103 @@ impl Keeper {
         }
     }
 
-    async fn beat(self: Arc<Self>) {
+    /// The deadlines are looked at while a renewal hangs, too.
+    async fn watch(self: Arc<Self>) {
         let mut changed = self.changed.subscribe();
-        loop {
-            changed.mark_unchanged();
-            let grants = {
+        let mut beat: Option<BoxFuture<()>> = None;
+        let left_over = loop {
+            let mut grants = {
                 let mut state = self.state();
                 let is_in_use =
                     state.runtime.as_ref().is_some_and(|one| Arc::strong_count(one) > 1);
                 if state.grants.is_empty() && !is_in_use {
-                    state.runtime = None;
-                    break;
+                    // Whoever comes now begins with another thread, and with another connection.
+                    drop((beat.take(), state.runtime.take()));
+                    break self.line.try_lock().ok().and_then(|mut line| line.take());
                 }
                 state.grants.clone()
             };
             // A line that is in use is looked at by its call.
             if let Ok(mut line) = self.line.try_lock() {
                 line.look();
-                let session = line.session;
-                drop(line);
-                let is_over = |grant: &&Arc<Grant>| grant.session.is_some_and(|on| on != session);
+                let is_over =
+                    |grant: &&Arc<Grant>| grant.session.is_some_and(|on| on != line.session);
                 let over: Vec<_> = grants.iter().filter(is_over).cloned().collect();
+                drop(line);
                 self.end(&over, Reason::Session);
             }
-            match grants.iter().filter_map(|grant| grant.beat_at()).min() {
-                Some(first) if first <= now() => {
+            grants.retain(|grant| self.check(grant).is_ok());
+            let mut pause =
+                grants.iter().map(|grant| grant.remaining()).fold(LOOK_AGAIN, Duration::min);
+            let next = grants.iter().map(|grant| left(grant.beat_at())).min();
+            if let Some(next) = next.filter(|_| beat.is_none()) {
+                pause = pause.min(next);
+                if next.is_zero() {
                     // Those that are nearly due go along.
-                    let goes = |grant: &&Arc<Grant>| {
-                        grant.beat_at().is_some_and(|at| left(at) <= grant.ttl / 12)
-                    };
-                    let due: Vec<_> = grants.iter().filter(goes).cloned().collect();
-                    self.keep(&due).await;
-                }
-                first => {
-                    let pause = first.map_or(LOOK_AGAIN, |first| left(first).min(LOOK_AGAIN));
-                    let _ = clock::within(pause, changed.changed()).await;
+                    grants.retain(|grant| left(grant.beat_at()) <= grant.ttl / 6);
+                    let keeper = self.clone();
+                    beat = Some(Box::pin(async move { keeper.keep(&grants).await }));
                 }
             }
-        }
-        // No call is under way.
-        if let Some(connected) = self.line.try_lock().ok().and_then(|mut line| line.take()) {
+            tokio::select! {
+                biased;
+                () = async { beat.as_mut().expect("it is looked at before").await }, if beat.is_some() => beat = None,
+                _ = clock::within(pause, changed.changed()) => {}
+            }
+        };
+        if let Some(connected) = left_over {
             connected.close().await;
         }
         self.changed.send_replace(());
-    }
-
-    async fn watch(self: Arc<Self>) {
-        let mut changed = self.changed.subscribe();
-        loop {
-            changed.mark_unchanged();
-            let grants = self.state().grants.clone();
-            grants.iter().for_each(|grant| drop(self.check(grant)));
-            let held = grants.iter().filter(|grant| grant.reason().is_none());
-            let pause = held.map(|grant| grant.remaining()).min().unwrap_or(Duration::MAX);
-            let _ = clock::within(pause, changed.changed()).await;
-        }
     }
 
     // Renewals
 
     /// Renews them now.
     pub async fn keep(self: &Arc<Self>, grants: &[Arc<Grant>]) {
-        let before = now();
+        // So much less that where a connection falls silent, another one can be opened in time.
+        let (before, limit) = (now(), self.limit(LONGEST, grants) * 3 / 4);
         let mut answers = Vec::new();
         for some in pairs(grants).chunks(MOST_PAIRS) {
-            match self.ask(some, self.limit(LONGEST, grants)).await {
+            match self.ask(some, limit).await {
                 Ok(some) => answers.extend(some),
                 Err(error) => {
-                    self.is_out(Some(&error));
+                    let was_out = self.is_out(Some(&error));
                     if matches!(error, Error::NotGranted { .. } | Error::NotInstalled(_)) {
                         // The statement itself: it never will.
                         self.end(grants, Reason::Refused);
                     }
-                    // Else no loss: the deadline tells.
+                    // Else no loss: the deadline tells. On another connection it is tried at once.
                     let again = grants.iter().map(|grant| grant.ttl / 12).min().unwrap_or_default();
-                    return grants.iter().for_each(|grant| grant.times().beat_at = after(again));
+                    let at_once = !was_out && error.is_of_connection();
+                    return self.beat_at(grants, if at_once { now() } else { after(again) });
                 }
             }
         }
         self.is_out(None);
-        let got_on = answers.iter().any(|answer| answer.outcome == "kept");
-        let mut rest = answers.as_slice();
-        let mut lost = Vec::new();
+        let got_on = answers.iter().any(|(outcome, ..)| outcome == "kept");
+        let (mut rest, mut lost) = (answers.as_slice(), Vec::new());
         for grant in grants {
             let (mine, others) = rest.split_at(grant.names.len().min(rest.len()));
             rest = others;
             match grant.answered(mine, before, got_on) {
                 Ok(true) if grant.reason().is_none() => self.tell(EventKind::Renewed, grant),
                 Ok(_) => {}
-                Err(reason) => lost.push((grant, reason)),
+                Err(reason) => lost.push((reason, grant)),
             }
         }
         for reason in [Reason::Gone, Reason::Refused] {
-            let these = lost.iter().filter(|(_, why)| *why == reason);
-            let these: Vec<_> = these.map(|(grant, _)| Arc::clone(grant)).collect();
-            self.end(&these, reason);
+            let these = lost.iter().filter(|(why, _)| *why == reason);
+            self.end(&these.map(|(_, grant)| Arc::clone(grant)).collect::<Vec<_>>(), reason);
         }
         self.changed.send_replace(());
     }
 
-    /// On a connection that falls silent it is not waited for so long that no other one could be opened in time.
-    async fn ask(&self, pairs: &[(String, i64)], limit: Duration) -> Answers {
-        if !self.line.lock().await.look() {
-            return self.ask_once(pairs, limit).await;
-        }
-        match self.ask_once(pairs, limit * 3 / 4).await {
-            Err(error) if error.is_of_connection() => self.ask_once(pairs, limit / 2).await,
-            answers => answers,
-        }
-    }
-
-    async fn ask_once(&self, pairs: &[(String, i64)], limit: Duration) -> Answers {
-        let (line, call) = (self.line.clone(), keep(&self.setup.schema, pairs.to_vec()));
+    async fn ask(self: &Arc<Self>, pairs: &[(String, i64)], limit: Duration) -> Answers {
+        let (keeper, call) = (self.clone(), keep(&self.setup.schema, pairs.to_vec()));
         let answers = async move {
-            let rows = line.lock().await.call(limit, &call).await;
-            let answer = |row: &Row| {
-                let (outcome, remaining) = (row.try_get(0)?, row.try_get(1)?);
-                Ok(Answer { outcome, remaining, again_in: row.try_get(2)? })
-            };
-            rows?.iter().map(answer).collect()
+            let answer = |row: &Row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
+            keeper.line.lock().await.call(limit, &call).await?.iter().map(answer).collect()
         };
         #[cfg(feature = "lab")]
         if let Some(lab) = &self.setup.lab {
@@ -383,9 +345,9 @@ impl Keeper {
         answers.await
     }
 
-    /// Has the next renewal tell whether they are lost.
-    pub fn beat_soon(&self, grants: &[Arc<Grant>]) {
-        grants.iter().for_each(|grant| grant.times().beat_at = Duration::ZERO);
+    /// With nothing as the time: the next renewal is to tell whether they are lost.
+    pub fn beat_at(&self, grants: &[Arc<Grant>], at: Duration) {
+        grants.iter().for_each(|grant| grant.times.send_modify(|times| times.beat_at = at));
         self.changed.send_replace(());
     }
 
@@ -396,71 +358,75 @@ impl Keeper {
         ttls.fold(ttl.min(LONGEST), Duration::min) / 3
     }
 
-    /// An outage is one line of the log, however many leases there are.
-    fn is_out(&self, error: Option<&Error>) {
+    /// An outage is one line of the log, however many leases there are. Whether it has begun before.
+    fn is_out(&self, error: Option<&Error>) -> bool {
         let mut state = self.state();
-        let was_out = std::mem::replace(&mut state.is_out, error.is_some());
         state.has_told &= error.is_some();
-        match error {
-            Some(error) if !was_out => {
+        let was_out = replace(&mut state.is_out, error.is_some());
+        match (was_out, error) {
+            (false, Some(error)) => {
                 log::warn!("leases are not renewed, and it is tried again: {error}")
             }
-            None if was_out => log::info!("leases are renewed again"),
+            (true, None) => log::info!("leases are renewed again"),
             _ => {}
         }
+        was_out
     }
 
     // How a lease comes
 
     /// Where `wanted` has gone, nobody waits for it any more. What comes all the same is dropped, and so given back.
     pub async fn acquire(self: Arc<Self>, asked: Asked, wanted: Weak<()>) -> Result<Lease, Error> {
-        // The others are renewed meanwhile.
-        let has_own = !asked.wait.is_zero() && !asked.session;
-        let own = || Arc::new(AsyncMutex::new(Line::new(self.setup.open.clone())));
-        let line = if has_own { own() } else { self.line.clone() };
-        let grant = self.wait_for(&asked, &line, wanted).await;
-        // It goes on as the fence's. One that is in use is open already.
-        if has_own
-            && grant.is_ok()
-            && let Ok(mut kept) = self.line.try_lock()
-        {
-            kept.adopt(&mut *line.lock().await);
+        if asked.wait.is_zero() || asked.session {
+            let grant = self.wait_for(&asked, &self.line, wanted).await?;
+            return self.granted(grant).await;
         }
-        let granted = match grant {
-            Ok(grant) => self.granted(grant).await,
-            Err(error) => Err(error),
-        };
-        if has_own && let Some(connected) = line.lock().await.take() {
+        // The others are renewed meanwhile.
+        let own = AsyncMutex::new(Line::new(self.setup.open.clone()));
+        let grant = self.wait_for(&asked, &own, wanted).await;
+        let mut connected = own.into_inner().connected;
+        if grant.is_ok()
+            && let Ok(mut line) = self.line.try_lock()
+            && !line.look()
+        {
+            // It goes on as the fence's.
+            line.connected = connected.take();
+        }
+        if let Some(connected) = connected {
             connected.close().await;
         }
-        granted
+        self.granted(grant?).await
     }
 
     async fn wait_for(
         &self,
         asked: &Asked,
-        line: &Arc<AsyncMutex<Line>>,
+        line: &AsyncMutex<Line>,
         wanted: Weak<()>,
     ) -> Result<Arc<Grant>, Error> {
         let (schema, until) = (&self.setup.schema, after(asked.wait));
+        let is_own = !std::ptr::eq(line, &self.line);
         loop {
+            let mut line = line.lock().await;
+            if wanted.strong_count() == 0 {
+                return Err(Error::Invalid("nobody waits for it any more"));
+            }
             self.refuse_if_closed()?;
-            let is_own = !Arc::ptr_eq(line, &self.line);
             let limit =
                 if is_own { asked.ttl.min(LONGEST) / 3 } else { self.limit(asked.ttl, &[]) };
             // A session lease waits on the connection that keeps the others.
             let portion = if asked.session { PORTION.min(limit) } else { PORTION }.min(left(until));
-            let mut line = line.lock().await;
-            let (before, call) = (now(), asked.call(schema, portion));
-            let rows = match line.call(portion + limit, &call).await {
+            let before = now();
+            let rows = match line.call(portion + limit, &asked.call(schema, portion)).await {
                 // The role's transactions are SERIALIZABLE.
                 Err(error) if error.has_state("40001") => continue,
                 rows => rows?,
             };
             if let Some(token) = rows.first().map_or(Ok(None), |row| row.try_get(0))? {
-                return Ok(Grant::new(asked.names.clone(), token, asked, before, line.session));
+                let session = asked.session.then_some(line.session);
+                return Ok(Grant::new(asked.names.clone(), token, before, asked.ttl, session));
             }
-            if until <= now() || wanted.strong_count() == 0 {
+            if until <= now() {
                 let rows = line.call(limit, &asked.holder(schema)).await.unwrap_or_default();
                 let holder = rows.first().and_then(|row| row.try_get(0).ok()).flatten();
                 let left: Option<f64> = rows.first().and_then(|row| row.try_get(1).ok()).flatten();
@@ -475,14 +441,15 @@ impl Keeper {
     }
 
     pub async fn claim(self: Arc<Self>, asked: Asked, n: i32) -> Result<Vec<Lease>, Error> {
+        let (limit, ttl, mut line) =
+            (self.limit(asked.ttl, &[]), asked.ttl, self.line.lock().await);
         self.refuse_if_closed()?;
-        let (limit, mut line) = (self.limit(asked.ttl, &[]), self.line.lock().await);
         let before = now();
         let rows = line.call(limit, &asked.any(&self.setup.schema, n)).await?;
         drop(line);
         let mut leases = Vec::new();
         for row in &rows {
-            let grant = Grant::new(vec![row.try_get(0)?], row.try_get(1)?, &asked, before, 0);
+            let grant = Grant::new(vec![row.try_get(0)?], row.try_get(1)?, before, ttl, None);
             // One that is lost already has been told.
             leases.extend(self.granted(grant).await.ok());
         }
@@ -494,20 +461,13 @@ impl Keeper {
     }
 
     async fn granted(self: &Arc<Self>, grant: Arc<Grant>) -> Result<Lease, Error> {
-        if grant.beat_at().is_some_and(|at| at <= now()) {
+        self.state().grants.push(grant.clone());
+        self.changed.send_replace(());
+        if self.refuse_if_closed().is_err() {
+            self.release(from_ref(&grant)).await;
+        } else if grant.beat_at() <= now() {
             // The call has waited, and the server counts from a later moment.
             self.keep(from_ref(&grant)).await;
-        }
-        let is_closed = {
-            let mut state = self.state();
-            if grant.reason().is_none() && !state.is_closed {
-                state.grants.push(grant.clone());
-            }
-            state.is_closed
-        };
-        self.changed.send_replace(());
-        if is_closed {
-            self.release(from_ref(&grant)).await;
         }
         self.check(&grant)?;
         self.tell(EventKind::Acquired, &grant);
@@ -516,9 +476,10 @@ impl Keeper {
 
     // How it ends
 
-    /// Fails where it is over, whatever the tasks do.
+    /// Fails where it is over, whatever the thread does.
     pub fn check(&self, grant: &Arc<Grant>) -> Result<(), Error> {
-        if grant.reason().is_none() && grant.times().deadline <= now() {
+        let times = grant.times();
+        if times.reason.is_none() && times.deadline <= now() {
             self.end(from_ref(grant), Reason::Deadline);
         }
         grant.over().map_or(Ok(()), Err)
@@ -526,8 +487,9 @@ impl Keeper {
 
     /// Those that were not over before.
     pub fn end(&self, grants: &[Arc<Grant>], reason: Reason) -> Vec<Arc<Grant>> {
-        let ends = |now: &mut Option<Reason>| now.is_none() && now.replace(reason).is_none();
-        let ended = grants.iter().filter(|grant| grant.ended.send_if_modified(ends));
+        let ends =
+            |times: &mut Times| times.reason.is_none() && times.reason.replace(reason).is_none();
+        let ended = grants.iter().filter(|grant| grant.times.send_if_modified(ends));
         let ended: Vec<_> = ended.cloned().collect();
         if ended.is_empty() {
             return ended;
@@ -537,7 +499,7 @@ impl Keeper {
             state.grants.retain(|grant| grant.reason().is_none());
             // Of an outage that is one line more, however many are lost by it one after the other.
             let of_outage = state.is_out && reason == Reason::Deadline;
-            of_outage && std::mem::replace(&mut state.has_told, true)
+            of_outage && replace(&mut state.has_told, true)
         };
         self.changed.send_replace(());
         if reason != Reason::Released {
@@ -554,13 +516,13 @@ impl Keeper {
 
     /// Gives them back. No error where that fails: then they end at their ttl.
     pub async fn release(&self, grants: &[Arc<Grant>]) {
-        for some in self.end(grants, Reason::Released).chunks(MOST_RELEASED) {
+        let ended = self.end(grants, Reason::Released);
+        let mut all: Vec<_> = ended.chunks(MOST_RELEASED).collect();
+        while let Some(some) = all.pop() {
             match self.release_some(some).await {
                 // Somebody's open transaction has changed one of them: the others need not wait for it.
                 Err(error) if error.has_state("55P03") && some.len() > 1 => {
-                    for one in some {
-                        let _ = self.release_some(from_ref(one)).await;
-                    }
+                    all.extend(some.chunks(1))
                 }
                 // Nor would the server be there for the others.
                 Err(error) if error.is_of_connection() => return,
@@ -571,8 +533,7 @@ impl Keeper {
 
     async fn release_some(&self, grants: &[Arc<Grant>]) -> Result<(), Error> {
         let limit = self.limit(LONGEST, grants);
-        let until = after(limit);
-        let call = release(&self.setup.schema, pairs(grants), limit / 4);
+        let (until, call) = (after(limit), release(&self.setup.schema, pairs(grants), limit / 4));
         let mut has_repeated = false;
         let rows = loop {
             let error = match self.line.lock().await.call(limit, &call).await {
@@ -598,7 +559,7 @@ impl Keeper {
             // All of its rows are passed over, whatever they say.
             let gone = mine.filter(|row| row.get::<_, Option<i64>>(0).is_none()).count();
             if gone > 0 && !has_repeated {
-                grant.ended.send_replace(Some(Reason::Gone));
+                grant.times.send_modify(|times| times.reason = Some(Reason::Gone));
                 log::warn!("{} lost (gone)", all_of(from_ref(grant)));
                 self.tell(EventKind::Lost(Reason::Gone), grant);
             } else {
@@ -624,6 +585,12 @@ impl Keeper {
         let _ = changed.wait_for(|()| self.state().runtime.is_none()).await;
     }
 
+    /// Ends the statement that hangs in that transaction.
+    pub async fn cancel(self: Arc<Self>, transaction: (i32, f64)) {
+        let limit = self.limit(LONGEST, &[]);
+        let _ = self.line.lock().await.call(limit, &cancel(transaction)).await;
+    }
+
     pub fn tell(&self, kind: EventKind, grant: &Grant) {
         let (names, token) = (grant.names.clone(), grant.token);
         (self.setup.on_event)(&Event { kind, names, token, remaining: grant.remaining() });
@@ -638,14 +605,11 @@ pub(crate) fn pairs(grants: &[Arc<Grant>]) -> Pairs {
     grants.iter().flat_map(of_one).collect()
 }
 
-/// For the log: the leases … are.
+/// For the log.
 fn all_of(grants: &[Arc<Grant>]) -> String {
-    let names: Vec<_> = grants.iter().take(5).flat_map(|grant| grant.names.clone()).collect();
-    let names = names.join(", ");
-    match grants.len() {
-        1 => format!("the lease {names} is"),
-        ..=5 => format!("the leases {names} are"),
-        all => format!("the leases {names} and {} more are", all - 5),
+    match grants {
+        [one] => format!("the lease {} is", one.names.join(", ")),
+        all => format!("{} leases ({}, …) are", all.len(), all[0].names.join(", ")),
     }
 }
 

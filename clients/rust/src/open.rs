@@ -16,20 +16,17 @@ const USUAL_PORT: u16 = 5432;
 /// next.
 pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<Connected, Error> {
     let until = clock::after(limit);
-    let mut places = Vec::new();
-    for server in configs.iter().flat_map(servers) {
-        let found = clock::within(clock::left(until), addresses(server)).await;
-        places.extend(found.into_iter().flatten());
+    let mut all = Vec::new();
+    for config in configs {
+        all.extend(clock::within(clock::left(until), places(config)).await.unwrap_or_default());
     }
     let (mut tried, mut state) = (Vec::new(), Some(String::new()));
-    for (left, config) in (1..=places.len() as u32).rev().zip(&places) {
+    for (left, config) in (1..=all.len() as u32).rev().zip(&all) {
         let part = clock::left(until) / left;
         let limit = config.get_connect_timeout().map_or(part, |limit| part.min(*limit));
         // Where one of them was not refused by a server, trying again may help.
         let said = match clock::within(limit, config.connect(tls.clone())).await {
-            Some(Ok((client, connection))) => {
-                return Ok(Connected::with_tls(client, connection, tls));
-            }
+            Some(Ok((client, connection))) => return Ok(Connected::new(client, connection)),
             Some(Err(error)) => {
                 state = state.and(error.code().map(|code| code.code().to_owned()));
                 innermost(&error)
@@ -44,28 +41,34 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
     Err(Error::NotConnected(tried.join("; "), state.filter(|state| !state.is_empty())))
 }
 
-/// A config for each server that it names.
-fn servers(config: &Config) -> Vec<Config> {
+/// A config for each address that it names.
+async fn places(config: &Config) -> Vec<Config> {
     let (hosts, addresses) = (config.get_hosts(), config.get_hostaddrs());
-    let ports = config.get_ports();
-    let one = |at: usize| {
-        let mut one = without_places(config);
-        match hosts.get(at) {
-            Some(Host::Tcp(host)) => drop(one.host(host)),
+    let mut places = Vec::new();
+    for at in 0..hosts.len().max(addresses.len()) {
+        let (mut one, ports) = (without_places(config), config.get_ports());
+        let port = ports.get(at).or(ports.first()).copied().unwrap_or(USUAL_PORT);
+        match (one.port(port), hosts.get(at)) {
+            (one, Some(Host::Tcp(host))) => one.host(host),
             #[cfg(unix)]
-            Some(Host::Unix(path)) => drop(one.host_path(path)),
-            None => {}
+            (one, Some(Host::Unix(path))) => one.host_path(path),
+            (one, None) => one,
+        };
+        match (addresses.get(at), hosts.get(at)) {
+            (Some(address), _) => places.push(one.hostaddr(*address).clone()),
+            // One that is not found is left to the driver, which says so.
+            (None, Some(Host::Tcp(name))) => match lookup_host((name.as_str(), port)).await {
+                Ok(found) => places.extend(found.map(|at| one.clone().hostaddr(at.ip()).clone())),
+                Err(_) => places.push(one),
+            },
+            _ => places.push(one),
         }
-        addresses.get(at).map(|address| one.hostaddr(*address));
-        one.port(ports.get(at).or(ports.first()).copied().unwrap_or(USUAL_PORT));
-        one
-    };
-    let mut servers: Vec<Config> = (0..hosts.len().max(addresses.len())).map(one).collect();
+    }
     if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
         let random = RandomState::new();
-        servers.sort_by_cached_key(|one| random.hash_one(place(one)));
+        places.sort_by_cached_key(|one| random.hash_one(place(one)));
     }
-    servers
+    places
 }
 
 /// The driver has no other way to leave them out.
@@ -85,18 +88,6 @@ fn without_places(config: &Config) -> Config {
     bare.target_session_attrs(config.get_target_session_attrs());
     bare.channel_binding(config.get_channel_binding());
     bare
-}
-
-/// Of a name that has several addresses each is a server of its own. One that is not found is left to the driver, which
-/// says so.
-async fn addresses(server: Config) -> Vec<Config> {
-    let (Some(Host::Tcp(name)), []) = (server.get_hosts().first(), server.get_hostaddrs()) else {
-        return vec![server];
-    };
-    let Ok(found) = lookup_host((name.as_str(), server.get_ports()[0])).await else {
-        return vec![server];
-    };
-    found.map(|address| server.clone().hostaddr(address.ip()).clone()).collect()
 }
 
 /// As it is said to people.

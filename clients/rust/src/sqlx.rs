@@ -1,7 +1,7 @@
 //! Transactions under a lease on connections of sqlx.
 
 use crate::error::Error;
-use crate::guard::{Guardable, Open};
+use crate::guard::{Begun, Guardable, Of, Open, Row3};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor, Postgres, Transaction};
 
@@ -9,12 +9,9 @@ impl Guardable for PgConnection {
     type Begun<'c> = Transaction<'c, Postgres>;
 
     /// In a transaction that is open on it, it is a savepoint.
-    fn is_whole(&self) -> bool {
-        !self.is_in_transaction()
-    }
-
-    async fn begin(&mut self) -> Result<Transaction<'_, Postgres>, Error> {
-        Ok(Connection::begin(self).await?)
+    async fn begin(&mut self) -> Begun<Transaction<'_, Postgres>> {
+        let is_whole = !self.is_in_transaction();
+        Ok((Connection::begin(self).await?, is_whole, None))
     }
 }
 
@@ -24,8 +21,8 @@ impl Open for Transaction<'_, Postgres> {
         Ok(())
     }
 
-    async fn count(&mut self, sql: &str, names: &[String], tokens: &[i64]) -> Result<i64, Error> {
-        let call = sqlx::query_scalar(sql).bind(names).bind(tokens).persistent(false);
+    async fn row(&mut self, sql: &str, (names, tokens): &Of) -> Result<Row3, Error> {
+        let call = sqlx::query_as(sql).bind(names).bind(tokens).persistent(false);
         Ok(call.fetch_one(&mut **self).await?)
     }
 
@@ -34,9 +31,5 @@ impl Open for Transaction<'_, Postgres> {
             self.text("SAVEPOINT pg_fence_commits").await?;
         }
         Ok(Transaction::commit(self).await?)
-    }
-
-    async fn rollback(self) -> Result<(), Error> {
-        Ok(Transaction::rollback(self).await?)
     }
 }

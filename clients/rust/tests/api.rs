@@ -130,7 +130,7 @@ async fn what_waits_can_be_spawned() {
         guard.commit().await?;
         let guard = fence.guard(&mut client, [&lease]).await?;
         guard.commit_and_release().await?;
-        let claimed = fence.claim("spawned:8", 1, LONG).await?;
+        let claimed = fence.claim("spawned:8", 1, LONG, None).await?;
         claimed[0].run(async { claimed[0].release().await }).await?
     };
     tokio::spawn(work).await.unwrap().unwrap();
@@ -179,8 +179,11 @@ async fn several_are_taken_claimed_and_guarded_at_once() {
     let fence = &shop.fence;
     let both = fence.lease(["several:a", "several:7"]).acquire().await.unwrap();
     assert_eq!(both.names().len(), 2);
-    let claimed = fence.claim(["several:a", "several:b", "several:c"], 1, LONG).await.unwrap();
+    let claimed =
+        fence.claim(["several:a", "several:b", "several:c"], 1, LONG, Some("me")).await.unwrap();
     assert_eq!(claimed[0].names(), ["several:b"]);
+    let other = fence.lease("several:b").acquire().await;
+    assert!(matches!(other, Err(Error::LeaseTaken { holder: Some(holder), .. }) if holder == "me"));
     let mut client = client().await;
     let guard = fence.guard(&mut client, [&both, &claimed[0]]).await.unwrap();
     guard.execute(&shop.set("both"), &[]).await.unwrap();
@@ -285,7 +288,7 @@ async fn a_connection_of_sqlx_is_guarded_alike() {
     lease.run(guard.execute(set.as_str())).await.unwrap().unwrap();
     let mut inner = lease.guard(&mut **guard).await.unwrap();
     inner.execute(shop.set("undone").as_str()).await.unwrap();
-    inner.rollback().await.unwrap();
+    drop(inner);
     guard.commit_and_release().await.unwrap();
     assert_eq!(shop.status().await, "sent");
     assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("free"));
@@ -332,45 +335,27 @@ async fn a_lease_is_kept_after_a_release_that_was_given_up() {
 #[cfg(feature = "blocking")]
 #[test]
 fn the_verbs_of_programs_that_are_not_asynchronous() {
-    use pg_fence_client::blocking::{Fence, Lease};
-    let fence = Fence::new(&url()).unwrap();
-    let mut client = fence.connect(&url(), NoTls).unwrap();
-    client
-        .batch_execute(
-            "DROP TABLE IF EXISTS blocks_not; CREATE TABLE blocks_not (id bigint, status text)",
-        )
-        .unwrap();
-    client.batch_execute("INSERT INTO blocks_not VALUES (7, 'new'); SELECT fence_protect('blocks_not', lease => 'bn:{id}')").unwrap();
+    let fence = pg_fence_client::blocking::Fence::new(&url()).unwrap();
+    let mut client = fence.wait(client());
+    let table = "DROP TABLE IF EXISTS blocks_not; CREATE TABLE blocks_not (id bigint, status text);
+        INSERT INTO blocks_not VALUES (7, 'new'); SELECT fence_protect('blocks_not', lease => 'bn:{id}')";
+    fence.wait(client.batch_execute(table)).unwrap();
     let update = "UPDATE blocks_not SET status = 'paid'";
-    assert!(
-        matches!(client.execute(update, &[]), Err(Error::Refused(told)) if told.sqlstate == "PF002")
-    );
-    let lease = fence.lease("bn:7").ttl(LONG).acquire().unwrap();
-    assert!(matches!(fence.lease("bn:7").acquire(), Err(Error::LeaseTaken { .. })));
-    let mut guard = lease.guard(&mut client).unwrap();
-    let inner = lease.guard(&mut guard).unwrap();
-    inner.execute(update, &[]).unwrap();
-    inner.commit().unwrap();
-    assert_eq!(guard.query("SELECT status FROM blocks_not", &[]).unwrap().len(), 1);
-    guard.commit_and_release().unwrap();
-    assert!(matches!(lease.check(), Err(Error::LeaseLost { reason: Reason::Released, .. })));
-    let claimed = fence.claim(["bn:8", "bn:9"], 2, LONG).unwrap();
-    fence.guard(&mut client, &claimed).unwrap().commit().unwrap();
-    let led = fence.lead("bn:7", LONG, &CancellationToken::new(), |lease: Lease| {
-        let guard = lease.guard(&mut client)?;
-        guard.execute(update, &[])?;
-        guard.commit()?;
+    let lease = fence.wait(fence.lease("bn:7").ttl(LONG).acquire()).unwrap();
+    assert!(matches!(fence.wait(fence.lease("bn:7").acquire()), Err(Error::LeaseTaken { .. })));
+    let guard = fence.wait(lease.guard(&mut client)).unwrap();
+    fence.wait(guard.execute(update, &[])).unwrap();
+    fence.wait(guard.commit_and_release()).unwrap();
+    // Its work may wait, too.
+    let stop = CancellationToken::new();
+    let led = fence.wait(fence.lead("bn:7", LONG, &stop, async |lease: Lease| {
+        let mut client = fence.wait(connect(&url(), NoTls))?;
+        let guard = fence.wait(lease.guard(&mut client))?;
+        fence.wait(guard.execute(update, &[]))?;
+        fence.wait(guard.commit())?;
         Ok(lease.token())
-    });
+    }));
     assert!(led.unwrap().is_some());
-    let loses = fence.lease("bn:7").ttl(Duration::from_secs(1)).acquire().unwrap();
-    let hangs = loses.guard(&mut client).unwrap();
-    let mut admin = fence.connect(&url(), NoTls).unwrap();
-    fence.adopted("bn:adopted", 33).guard(&mut admin).unwrap().commit().unwrap();
-    admin.execute("SELECT lease_revoke('bn:7')", &[]).unwrap();
-    let ended = hangs.execute("SELECT pg_sleep(300)", &[]);
-    assert!(matches!(ended, Err(Error::LeaseLost { .. })), "{ended:?}");
-    drop(hangs);
-    fence.close();
-    assert!(matches!(fence.lease("x").acquire(), Err(Error::Invalid(_))));
+    fence.wait(fence.close());
+    assert!(matches!(fence.wait(fence.lease("x").acquire()), Err(Error::Invalid(_))));
 }

@@ -24,11 +24,7 @@ impl Renewal {
                    FROM lease_keep($1, $2)";
         let (names, tokens): (Vec<String>, Vec<i64>) = self.pairs.into_iter().unzip();
         let rows = guard.query(sql, &[&names, &tokens]).await;
-        let answer = |row: &tokio_postgres::Row| Answer {
-            outcome: row.get(0),
-            remaining: row.get(1),
-            again_in: row.get(2),
-        };
+        let answer = |row: &tokio_postgres::Row| (row.get(0), row.get(1), row.get(2));
         let _ = self.answer.send(rows.map(|rows| rows.iter().map(answer).collect()));
     }
 }
@@ -111,15 +107,12 @@ impl Heartbeat {
     }
 
     fn changed(&self, answers: Answers, count: usize, begun: Instant) -> Answers {
-        let all = |outcome: &str| {
-            let (outcome, remaining, again_in) = (outcome.to_owned(), None, None);
-            vec![Answer { outcome, remaining, again_in }; count]
-        };
+        let all = |outcome: &str| vec![(outcome.to_owned(), None, None); count];
         let mut answers = match answers {
             Err(_) if self.has("error-is-loss") => return Ok(all("lost")),
             answers => answers?,
         };
-        let any = |outcome: &str| answers.iter().any(|answer| answer.outcome == outcome);
+        let any = |outcome: &str| answers.iter().any(|(is, ..)| is == outcome);
         if self.has("one-lost-loses-all") && any("lost") {
             return Ok(all("lost"));
         }
@@ -127,9 +120,8 @@ impl Heartbeat {
             return Ok(all("later"));
         }
         if self.has("deadline-from-answer") {
-            for answer in &mut answers {
-                answer.remaining =
-                    answer.remaining.map(|left| left + begun.elapsed().as_secs_f64());
+            for (_, left, _) in &mut answers {
+                *left = left.map(|left| left + begun.elapsed().as_secs_f64());
             }
         }
         Ok(answers)

@@ -363,7 +363,7 @@ impl Worker {
     async fn claim(&mut self, order: &Value) -> Outcome {
         lock(&self.crowd_names).extend(names(order));
         let n = order["n"].as_u64().unwrap_or_default().try_into()?;
-        let leases = self.fence.claim(names(order), n, ms(&order["ttl_ms"])).await?;
+        let leases = self.fence.claim(names(order), n, ms(&order["ttl_ms"]), None).await?;
         let claimed: Vec<&String> = leases.iter().flat_map(Lease::names).collect();
         say("claimed", json!({ "names": claimed }));
         self.crowd.extend(leases);
@@ -432,7 +432,7 @@ impl Worker {
                     return Ok(());
                 }
                 "rollback" => {
-                    guard.rollback().await?;
+                    drop(guard);
                     say("rolled-back", json!({}));
                     return Ok(());
                 }

@@ -2,14 +2,14 @@
 
 use super::*;
 
-#[test]
-fn servers_are_tried_one_by_one_with_all_that_was_said() {
+#[tokio::test]
+async fn servers_are_tried_one_by_one_with_all_that_was_said() {
     let said = "host=a,/tmp,c hostaddr=10.0.0.1,10.0.0.2,10.0.0.3 port=1,2,3 user=me password=x dbname=shop \
                 options=-cx=1 application_name=app sslmode=require connect_timeout=3 keepalives=0 \
                 target_session_attrs=read-write channel_binding=require tcp_user_timeout=4 \
                 keepalives_idle=5 keepalives_interval=6 keepalives_retries=7 sslnegotiation=direct";
     let all: Config = said.parse().unwrap();
-    let servers = servers(&all);
+    let servers = places(&all).await;
     let mut last = without_places(&all);
     last.host("c").hostaddr([10, 0, 0, 3].into()).port(3);
     assert_eq!(servers[2], last);
