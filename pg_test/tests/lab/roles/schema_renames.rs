@@ -1,7 +1,7 @@
 //! Names that change hands: a superuser renames a schema of the extension, or what is in it, and a role that may create
 //! schemas puts its own code and tables under the old name. Nothing of that is ever run, read or written.
 
-use pg_test::{ensure, lab_test, Background, Context, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
 
 /// A role that may create schemas, a table in which its code would say as whom it ran, and a table to be fenced.
 fn waiting_role(db: &Database) -> Result<String> {
@@ -313,64 +313,4 @@ fn what_is_gone_from_the_extension_is_missed_and_nothing_is_taken_for_it(lab: &L
         &["SELECT lease_acquire('job')"],
     )?;
     all_calls_work(&db, &mut admin, ("public", "fence", &gone))
-}
-
-#[lab_test]
-fn a_rename_between_a_name_and_its_use_is_noticed(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (role, friend) = (waiting_role(&db)?, db.role("friend")?);
-    let mut admin = db.connect()?;
-    // What is to happen right before a statement of this kind is run, once.
-    admin.run(
-        "CREATE FUNCTION public.swap() RETURNS event_trigger LANGUAGE plpgsql AS $$
-         DECLARE planned text := current_setting('test.swap');
-         BEGIN
-             IF tg_tag = current_setting('test.before') AND planned <> '' THEN
-                 PERFORM set_config('test.swap', '', false);
-                 EXECUTE planned;
-             END IF;
-         END$$;
-         SET test.swap = ''; SET test.before = ''; CREATE EVENT TRIGGER swap ON ddl_command_start EXECUTE FUNCTION public.swap()",
-    )?;
-    let schema =
-        format!("ALTER SCHEMA fence RENAME TO state; CREATE SCHEMA fence AUTHORIZATION {role}");
-    let function = "ALTER FUNCTION public.fenced() RENAME TO judged;
-         CREATE FUNCTION public.fenced() RETURNS trigger LANGUAGE plpgsql AS
-         ''BEGIN INSERT INTO public.ran VALUES (''''fenced'''', current_user); RETURN NEW; END''";
-    for (before, swap, call) in [
-        ("GRANT", &*schema, format!("SELECT fence_grant('{friend}')")),
-        ("REVOKE", &*schema, format!("SELECT fence_revoke('{friend}')")),
-        ("CREATE TRIGGER", function, "SELECT fence_protect('public.orders')".to_owned()),
-    ] {
-        admin.run(&format!(
-            "SELECT fence_revoke('{friend}'); GRANT USAGE ON SCHEMA fence TO {friend}; SET test.before = '{before}'; SET test.swap = '{swap}'"
-        ))?;
-        admin.refused(&call, "40001")?;
-        // It is called again, and works.
-        admin.run(&format!("SET test.swap = ''; {call}"))?;
-        nothing_ran(&db)?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn what_waited_for_the_table_takes_the_name_that_holds_then(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = waiting_role(&db)?;
-    let mut admin = db.connect()?;
-    admin.run(&format!("CREATE SCHEMA api; GRANT CREATE ON SCHEMA public TO {role}"))?;
-    let mut holder = db.connect()?;
-    holder.run("BEGIN; LOCK TABLE public.orders IN ACCESS SHARE MODE")?;
-    let mut waiting = Background::connect(&db.conninfo())?;
-    waiting.send("SELECT fence_protect('public.orders')")?;
-    waiting.wait_until_blocked()?;
-    admin.run("ALTER FUNCTION public.fenced() SET SCHEMA api")?;
-    db.connect_as(&role)?.run(
-        "CREATE FUNCTION public.fenced() RETURNS trigger LANGUAGE plpgsql AS
-         'BEGIN INSERT INTO public.ran VALUES (''fenced'', current_user); RETURN NEW; END'",
-    )?;
-    holder.run("COMMIT")?;
-    waiting.rows()?;
-    admin.refused("UPDATE public.orders SET total = 1", "PF002")?;
-    nothing_ran(&db)
 }
