@@ -1,4 +1,4 @@
-//! The jump itself: where to, how often, and what it silences.
+//! Jumps of copies, of many at once, and what else shows them. The rest is in jumps.script.
 
 use crate::support::history::History;
 use pg_test::calls::within_ttl;
@@ -24,39 +24,6 @@ pub fn floor(session: &mut Session) -> Result<i64> {
 /// How often the sequence has jumped.
 pub fn jumps(session: &mut Session) -> Result<i64> {
     session.one("SELECT jumps FROM fence_status()", &[])
-}
-
-#[lab_test]
-fn a_jump_goes_to_the_clock(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run("SELECT lease_acquire('job')")?;
-    // What the creation has moved on to lies behind the clock by more than that.
-    session.run("SELECT pg_sleep(1.1)")?;
-    let before = by_clock(&mut session)?;
-    let target: i64 = session.one("SELECT fence_new_epoch()", &[])?;
-    let after = by_clock(&mut session)?;
-    ensure!((before..=after).contains(&target), "{before} {target} {after}");
-    let next: i64 = session.one("SELECT lease_acquire('next')", &[])?;
-    ensure!(next == target + 1, "{next} after a jump to {target}");
-    ensure!(next < 1 << 53, "not exact in JavaScript");
-    ensure!(jumps(&mut session)? == 1);
-    Ok(())
-}
-
-#[lab_test]
-fn a_jump_goes_beyond_the_last_token_when_that_is_ahead(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    // An hour ahead of the clock.
-    let ahead = by_clock(&mut session)? + 3600 * STRIDE;
-    for (last, target) in [(ahead, ahead + STRIDE), (ahead + STRIDE + 7, ahead + 2 * STRIDE + 7)] {
-        session.run(&format!("SELECT setval('fence.token_seq', {last})"))?;
-        let to: i64 = session.one("SELECT fence_new_epoch()", &[])?;
-        ensure!(to == target, "from {last} to {to}, not {target}");
-    }
-    ensure!(session.one::<i64>("SELECT fence_new_epoch()", &[])? == ahead + 3 * STRIDE + 7);
-    Ok(())
 }
 
 #[lab_test]
@@ -210,20 +177,6 @@ fn an_open_transaction_holds_no_jump_up(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_jump_is_not_rolled_back(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let old: i64 = session.one("SELECT lease_acquire('job')", &[])?;
-    session.run("BEGIN; SAVEPOINT s")?;
-    let target: i64 = session.one("SELECT fence_new_epoch()", &[])?;
-    session.run("ROLLBACK TO s; ROLLBACK")?;
-    ensure!(session.one::<i64>("SELECT lease_acquire('next')", &[])? == target + 1);
-    ensure!(!session.one::<bool>("SELECT lease_check('job', $1)", &[&old])?);
-    ensure!(jumps(&mut session)? == 1);
-    Ok(())
-}
-
-#[lab_test]
 fn a_due_jump_is_seen_by_those_who_only_read(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let history = History::begin(&mut db.connect()?)?;
@@ -239,71 +192,5 @@ fn a_due_jump_is_seen_by_those_who_only_read(lab: &Lab) -> Result<()> {
     let mut session = conninfo.connect()?;
     ensure!(session.one::<Option<i64>>("SELECT lease_acquire('order:7')", &[])?.is_none());
     ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == history.seen);
-    Ok(())
-}
-
-#[lab_test]
-fn a_session_that_only_checks_sees_each_jump(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut worker, mut checker) = (db.connect()?, db.connect()?);
-    let mut token = worker.acquire("job", "1 h")?;
-    for jump in 1..=3 {
-        ensure!(
-            checker.speaks("job", token)? && checker.speaks("job", token)?,
-            "before jump {jump}"
-        );
-        worker.run("SELECT fence_new_epoch()")?;
-        ensure!(!checker.speaks("job", token)?, "after jump {jump}");
-        token = worker.renew("job", token)?.expect("held");
-    }
-    // The state of another database is loaded over it: each check must look for itself.
-    ensure!(checker.speaks("job", token)?);
-    worker.run("SELECT setval('fence.database_identity_seq', 1)")?;
-    ensure!(!checker.speaks("job", token)?, "the state is another one's");
-    Ok(())
-}
-
-#[lab_test]
-fn rows_ahead_of_the_sequence_are_outrun_by_hand(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run(
-        "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint);
-         INSERT INTO orders VALUES (7, 0);
-         SELECT fence_protect('orders')",
-    )?;
-    let first: i64 = session.one("SELECT lease_acquire('order:7')", &[])?;
-    // The row comes from a database whose clock is ahead.
-    let seen = first + STRIDE / 2;
-    session.run(&format!(
-        "SELECT fence_unprotect('orders'); UPDATE orders SET fence = {seen}; SELECT fence_protect('orders')"
-    ))?;
-    session.refused(&format!("UPDATE orders SET fence = {first}"), "PF001")?;
-    let ahead = "SELECT count(*) FROM fence_audit('orders') WHERE remedy LIKE '%fence_new_epoch%'";
-    ensure!(session.one::<i64>(ahead, &[])? > 0, "the audit does not say so");
-    session.run("SELECT fence_new_epoch()")?;
-    let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&first])?;
-    ensure!(renewed > seen);
-    session.run(&format!("UPDATE orders SET total = 1, fence = {renewed}"))
-}
-
-#[lab_test]
-fn the_status_tells_who_and_where_the_database_is(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let status =
-        "SELECT last_token, jumps, in_recovery, library_version, sql_version FROM fence_status()";
-    let fresh = session.rows(status)?;
-    let version = pg_test::extension::VERSION;
-    let created = floor(&mut session)?.to_string();
-    let expected = [&created, "0", "f", version, version].map(|text| Some(text.to_owned()));
-    ensure!(fresh == [expected], "{fresh:?}");
-    let token: i64 = session.one("SELECT lease_acquire('job')", &[])?;
-    ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == token);
-    ensure!(session.one::<bool>(
-        "SELECT s.system_identifier = c.system_identifier AND s.timeline = p.timeline_id
-           FROM fence_status() s, pg_control_system() c, pg_control_checkpoint() p",
-        &[],
-    )?);
     Ok(())
 }
