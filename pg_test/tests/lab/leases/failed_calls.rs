@@ -1,4 +1,5 @@
-//! What a call that came to nothing must not leave behind: locks, memory, a grant beside another.
+//! What a call that came to nothing must not leave behind: memory, queues, a grant beside another. The rest is in
+//! failed_calls.script.
 
 use crate::support::concurrency::{gets_nothing, token_of, waiting, waiting_at_most, WAIT};
 use pg_test::calls::within_ttl;
@@ -11,94 +12,43 @@ fn ask(kind: &str, ttl: &str) -> String {
     format!("SELECT lease_acquire('job', ttl => '{ttl}', {kind})")
 }
 
-/// No two live grants exclude each other.
-fn only_one_kind_lives(session: &mut Session) -> Result<()> {
-    let held = session.rows("SELECT mode, token FROM lease_info('job') WHERE state = 'held'")?;
-    ensure!(held.iter().all(|row| row[0] == held[0][0]), "{held:?}");
-    Ok(())
-}
-
-/// A grant of that kind. One beside it has ended, so that there is room before and behind.
-fn acquire(holder: &mut Session, kind: &str, ttl: &str) -> Result<i64> {
-    let gone = holder.granted(&ask(kind, ttl))?;
-    let beside = holder.token(&ask(kind, ttl))?;
-    if beside.is_some() {
-        holder.release("job", gone)?;
-    }
-    Ok(beside.unwrap_or(gone))
-}
-
-/// For each two kinds: an open transaction on a grant of the first, past its deadline, which `opens` makes, with a
-/// session beside it if need be; and one that asks for the second meanwhile.
-fn past_its_deadline(
-    lab: &Lab,
-    opens: fn(&mut Session, &mut Session, &str) -> Result<()>,
-) -> Result<()> {
-    std::thread::scope(|scope| {
-        let pairs = KINDS.into_iter().flat_map(|a| KINDS.map(|b| (a, b))).filter(|(a, b)| a != b);
-        let callers: Vec<_> = pairs
-            .map(|(first, second)| {
-                scope.spawn(move || {
-                    let db = lab.database()?;
-                    let (mut holder, mut other) = (db.connect()?, db.connect()?);
-                    opens(&mut holder, &mut other, first)?;
-                    let got = other.token(&ask(second, "1 h"))?;
-                    ensure!(got.is_none(), "{second} beside {first}: {got:?}");
-                    holder.run("COMMIT")?;
-                    only_one_kind_lives(&mut other)
-                })
-            })
-            .collect();
-        callers.into_iter().try_for_each(|caller| caller.join().expect("no panic"))
-    })
-}
-
 #[lab_test]
 fn a_grant_that_is_renewed_past_its_deadline_excludes_all_but_its_own_kind(
     lab: &Lab,
 ) -> Result<()> {
-    past_its_deadline(lab, |holder, other, kind| {
-        within_ttl(|ttl| {
-            let token = acquire(holder, kind, ttl)?;
-            holder.run("BEGIN")?;
-            let renewed =
-                holder.token(&format!("SELECT lease_renew('job', {token}, ttl => '1 h')"))?;
-            if renewed.is_none() {
-                holder.run("ROLLBACK")?;
-            }
-            Ok(renewed)
-        })?;
-        other.wait_expired("job")
+    std::thread::scope(|scope| {
+        let pairs = KINDS.into_iter().flat_map(|a| KINDS.map(|b| (a, b))).filter(|(a, b)| a != b);
+        let callers: Vec<_> =
+            pairs.map(|(a, b)| scope.spawn(move || renewed_past_its_deadline(lab, a, b))).collect();
+        callers.into_iter().try_for_each(|caller| caller.join().expect("no panic"))
     })
 }
 
-#[lab_test]
-fn a_guarded_grant_past_its_deadline_excludes_all_but_its_own_kind(lab: &Lab) -> Result<()> {
-    past_its_deadline(lab, |holder, other, kind| {
-        let token = acquire(holder, kind, "1 h")?;
-        holder.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
-        other.expire_now("job", token)
-    })
-}
-
-#[lab_test]
-fn what_the_clock_has_ended_does_not_come_back_beside_a_grant(lab: &Lab) -> Result<()> {
+/// A renewal that is not committed when the deadline passes keeps out the other kind.
+fn renewed_past_its_deadline(lab: &Lab, kind: &str, other_kind: &str) -> Result<()> {
     let db = lab.database()?;
-    let mut session = db.connect()?;
-    for kind in KINDS {
-        for other in KINDS.into_iter().filter(|other| *other != kind) {
-            for _ in 0..3 {
-                session.token(&ask(kind, "100 ms"))?;
-            }
-            session.wait_expired("job")?;
-            let token = session.granted(&ask(other, "1 h"))?;
-            // Whatever the clock will be: nothing but the grant is open.
-            let open =
-                session.granted("SELECT count(*) FROM fence.lease WHERE closing_token IS NULL")?;
-            ensure!(open == 1, "{other} upon {kind}: {open} are open");
-            session.release("job", token)?.expect("held");
+    let (mut holder, mut other) = (db.connect()?, db.connect()?);
+    within_ttl(|ttl| {
+        // One beside it has ended, so that there is room before and behind.
+        let gone = holder.granted(&ask(kind, ttl))?;
+        let beside = holder.token(&ask(kind, ttl))?;
+        if beside.is_some() {
+            holder.release("job", gone)?;
         }
-    }
+        let token = beside.unwrap_or(gone);
+        holder.run("BEGIN")?;
+        let renewed = holder.token(&format!("SELECT lease_renew('job', {token}, ttl => '1 h')"))?;
+        if renewed.is_none() {
+            holder.run("ROLLBACK")?;
+        }
+        Ok(renewed)
+    })?;
+    other.wait_expired("job")?;
+    let got = other.token(&ask(other_kind, "1 h"))?;
+    ensure!(got.is_none(), "{other_kind} beside {kind}: {got:?}");
+    holder.run("COMMIT")?;
+    let held = other.rows("SELECT mode, token FROM lease_info('job') WHERE state = 'held'")?;
+    ensure!(held.iter().all(|row| row[0] == held[0][0]), "{held:?}");
     Ok(())
 }
 
@@ -134,22 +84,6 @@ fn who_was_second_in_the_queue_gives_the_queue_back(lab: &Lab) -> Result<()> {
             holder.release("job", token)?.expect("held");
             token = holder.acquire("job", "1 h")?;
         }
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_change_of_several_that_fails_locks_none_of_them(lab: &Lab) -> Result<()> {
-    for what in ["renew", "release"] {
-        let db = lab.database()?;
-        let (mut holder, mut other) = (db.connect()?, db.connect()?);
-        let token = holder.acquire("a", "1 s")?;
-        other.acquire("b", "1 h")?;
-        holder.run("BEGIN")?;
-        holder.nothing(&format!("SELECT lease_{what}_all('{{a,b}}', {token})"))?;
-        other.wait_expired("a")?;
-        ensure!(!other.is_taken("a")?, "{what}");
-        holder.run("COMMIT")?;
     }
     Ok(())
 }
@@ -207,42 +141,5 @@ fn errors_that_are_caught_keep_no_memory(lab: &Lab) -> Result<()> {
         let kept = memory(&session)? - before;
         ensure!(kept < 1_000, "{kept} kB are left of 90,000 times {sqlstate}");
     }
-    Ok(())
-}
-
-#[lab_test]
-fn a_check_runs_beside_a_parallel_plan(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let token = session.acquire("job", "1 h")?;
-    session.run(
-        "CREATE TABLE big AS SELECT g FROM generate_series(1, 100000) AS g;
-         ALTER TABLE big SET (parallel_workers = 2); ANALYZE big;
-         SET parallel_setup_cost = 0; SET parallel_tuple_cost = 0;
-         SET min_parallel_table_scan_size = 0",
-    )?;
-    let plan = session.rows("EXPLAIN SELECT count(*) FROM big")?;
-    ensure!(plan.iter().any(|row| format!("{row:?}").contains("Parallel")), "{plan:?}");
-    for sql in [
-        format!("SELECT count(*) FROM big HAVING lease_check('job', {token})"),
-        format!("SELECT count(*) FROM (SELECT * FROM big WHERE lease_check('job', {token})) AS s"),
-        "SELECT count(*) FROM big HAVING (SELECT state FROM lease_info('job')) = 'held'".to_owned(),
-        "SELECT count(*) FROM big HAVING (SELECT last_token > 0 FROM fence_status())".to_owned(),
-    ] {
-        ensure!(session.granted(&sql)? == 100_000, "{sql}");
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_session_in_a_transaction_survives_a_new_index(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut session, mut admin) = (db.connect()?, db.connect()?);
-    let token = session.acquire("job", "1 h")?;
-    session.run("BEGIN; SELECT 1")?;
-    admin.run("REINDEX INDEX CONCURRENTLY fence.lease_pkey")?;
-    ensure!(session.renew("job", token)?.is_some());
-    session.run("COMMIT")?;
-    ensure!(!session.is_taken("other")?);
     Ok(())
 }
