@@ -652,7 +652,8 @@ fn a_cancelled_try_leaves_no_lock_behind(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
     let (mut open, mut tries) = (db.connect_as(&owner)?, db.connect_as(&owner)?);
     let names = "SELECT count(*) FROM lease_acquire_any(ARRAY(SELECT 'job' || n FROM generate_series(1, 100) AS n), 100)";
-    open.run(&format!("{names}; SELECT lease_revoke(name) FROM fence.leases; BEGIN; {names}"))?;
+    open.run(&format!("{names}; SELECT lease_revoke(name) FROM fence.leases"))?;
+    open.run(&format!("BEGIN; {names}"))?;
     let mut cancels = Background::connect(&db.conninfo().user(&owner))?;
     let pid = tries.pid();
     cancels.send(&format!("DO $$ BEGIN FOR i IN 1..4000 LOOP PERFORM pg_cancel_backend({pid}), pg_sleep(0.001 * random()); END LOOP; END $$"))?;
