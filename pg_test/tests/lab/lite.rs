@@ -745,7 +745,7 @@ fn at_repeatable_read_what_has_changed_asks_for_a_retry(lab: &Lab) -> Result<()>
     let new = other.acquire("new", "1 h")?;
     let mut waiter = Background::connect(&db.conninfo().user(&owner))?;
     waiter.send("SELECT lease_acquire('new', wait => '1 min')")?;
-    waiter.waits_for();
+    wait_until_it_sleeps(&mut other, &waiter)?;
     inside.refused(&format!("SELECT lease_guard('new', {new})"), "40001")?;
     inside.run("ROLLBACK TO s")?;
     // No refusal by a row that somebody is at.
