@@ -120,7 +120,8 @@ fn played_by(
             };
             outcomes.push(outcome(client.name, "The first worker", runs));
         }
-        if options.ask_for("its-checks") {
+        // They look at its source, whichever edition is judged.
+        if options.ask_for("its-checks") && !edition::is_lite() {
             match (client.checks)() {
                 Ok(checks) if checks.is_empty() => {}
                 checks => outcomes.push(outcome(client.name, "Its checks", || pass(checks?))),
