@@ -56,19 +56,34 @@ impl Failure {
             Error::NotConnected(..) if text.contains(PASSWORD_MISSING) => {
                 Failure::new(status::REFUSED, text.replace(PASSWORD_MISSING, NO_PASSWORD))
             }
-            Error::NotInstalled(_) => {
-                let asks =
-                    "(is pg_fence created in this database? In a schema of its own: --schema)";
-                Failure::new(status::REFUSED, format!("{text} {asks}"))
-            }
+            Error::NotInstalled(message) => Failure::not_installed(message),
             Error::NotGranted { .. } | Error::Invalid(_) => Failure::new(status::REFUSED, text),
-            error => Failure::new(status_of(error.sqlstate().as_deref()), text),
+            error => match error.sqlstate().as_deref() {
+                Some("25006") => Failure::new(status::UNAVAILABLE, format!("{text} ({READ_ONLY})")),
+                state => Failure::new(status_of(state), text),
+            },
         }
     }
 
+    /// What the server says, of a statement of our own.
     pub fn of_driver(error: tokio_postgres::Error) -> Failure {
-        // No transaction of ours was open that could be lost.
-        Failure::of_client(&Error::other(error))
+        let told = error.as_db_error().map(|told| (told.code().code(), told.message()));
+        match told {
+            Some(("42883", message)) => Failure::not_installed(message),
+            // Or it is a table that was named.
+            Some(("42P01", message)) if message.contains("\"fence.") => {
+                Failure::not_installed(message)
+            }
+            Some(("42501", message)) if message.starts_with("permission denied") => {
+                Failure::new(status::REFUSED, format!("{message} ({GRANTS})"))
+            }
+            // No transaction of ours was open that could be lost.
+            _ => Failure::of_client(&Error::other(error)),
+        }
+    }
+
+    fn not_installed(message: &str) -> Failure {
+        Failure::new(status::REFUSED, format!("{message} ({INSTALLED})"))
     }
 
     /// Whether the same may succeed a little later.
@@ -89,6 +104,14 @@ const PASSWORD_MISSING: &str = "password missing";
 /// Nobody is asked for one: who renews a lease at night has nobody to ask.
 const NO_PASSWORD: &str = "the server asks for a password, and there is none: it comes from ~/.pgpass (readable for its \
      owner alone) or PGPASSWORD, and is not asked for";
+
+const INSTALLED: &str = "is pg_fence created in this database? If it is, its schema is neither in the search_path nor named by \
+     --schema, or its version is another one, or it is pg_fence_lite, which has less";
+
+const GRANTS: &str = "an administrator grants it: SELECT fence_grant('role', 'monitor'); for refused writes and revocations \
+     it takes 'admin'";
+
+const READ_ONLY: &str = "is it a standby? Name all servers, and target_session_attrs=read-write";
 
 /// As the clients tell what is permanent: these classes will be refused again.
 fn status_of(sqlstate: Option<&str>) -> u8 {

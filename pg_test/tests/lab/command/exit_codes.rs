@@ -3,7 +3,7 @@
 use nix::sys::signal::Signal;
 use pg_test::clients::command::stage::{is_gone, pause, Run, Stage};
 use pg_test::process;
-use pg_test::{ensure, lab_test, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Calls, Conninfo, Lab, Result};
 use std::io::Write;
 use std::process::Stdio;
 
@@ -95,18 +95,32 @@ fn a_command_that_cannot_be_run_is_told_as_a_shell_does(lab: &Lab) -> Result<()>
     Ok(())
 }
 
+/// The database refuses each command, which says what would help.
+fn all_are_refused(stage: &Stage, conninfo: &Conninfo, help: &str) -> Result<()> {
+    let views = ["leases", "show job", "release job 1", "revoke job", "refusals", "status"];
+    for arguments in ["run job -- echo ran"].iter().chain(&views) {
+        let ended = stage.command_to(conninfo).args(arguments.split(' ')).output()?;
+        let said = String::from_utf8_lossy(&ended.stderr);
+        let is_told = ended.status.code() == Some(78) && said.contains(help);
+        ensure!(is_told && ended.stdout.is_empty(), "{arguments}: {ended:?}");
+    }
+    Ok(())
+}
+
 #[lab_test]
 fn a_database_that_is_away_is_told_from_one_that_refuses(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     let nowhere = stage.conninfo().port(1);
     let ended = stage.run_to(&nowhere, "job", "echo ran")?.ends_with(69)?;
     ensure!(ended.stdout.is_empty() && ended.stderr.contains("refused"), "{ended:?}");
+    // As a standby.
+    let read_only = stage.conninfo().set("default_transaction_read_only", "on");
+    let ended = stage.run_to(&read_only, "job", "echo ran")?.ends_with(69)?;
+    ensure!(ended.stderr.contains("target_session_attrs=read-write"), "{ended:?}");
     stage.admin()?.run(&format!("SELECT fence_revoke('{}')", stage.role()))?;
-    let ended = stage.run("job", "echo ran")?.ends_with(78)?;
-    ensure!(ended.stdout.is_empty() && ended.stderr.contains("permission"), "{ended:?}");
+    all_are_refused(&stage, &stage.conninfo(), "SELECT fence_grant('")?;
     let elsewhere = lab.bare_database()?;
-    let ended = stage.run_to(&elsewhere.conninfo(), "job", "echo ran")?.ends_with(78)?;
-    ensure!(ended.stderr.contains("is pg_fence created in this database?"), "{ended:?}");
+    all_are_refused(&stage, &elsewhere.conninfo(), "is pg_fence created in this database?")?;
     let ended = stage.run("job --ttl 30s --grace 10s", "echo ran")?.ends_with(64)?;
     ensure!(ended.stderr.contains("--grace 10s does not fit"), "{ended:?}");
     Ok(())
