@@ -5,9 +5,9 @@ use crate::fault::Fault;
 use crate::process::{wait_until, PATIENCE};
 use crate::stories::Story;
 use crate::timeline::{Mark, Timeline};
-use crate::worker::{Beat, Renewal, Worker};
+use crate::worker::Worker;
 use crate::Lab;
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use postgres::SimpleQueryMessage;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -85,19 +85,7 @@ impl<'a> StoryRun<'a> {
         Ok(())
     }
 
-    /// If the story needs a grant, this renewal has moved its deadline.
-    fn has_renewed(&self, renewal: Renewal) {
-        if let Some(deadline) = self.needed_until().as_mut() {
-            *deadline = self.deadline_after(renewal).max(*deadline);
-        }
-    }
-
-    /// The grant lives until then at least, by the server's clock in microseconds since 1970.
-    pub fn deadline_after(&self, renewal: Renewal) -> i64 {
-        renewal.asked_at + self.ttl.as_micros() as i64
-    }
-
-    /// The same, with every protection left out: to see what a story is worth without it.
+    /// Every protection left out: to see what a story is worth without it.
     pub fn without_protection(mut self) -> StoryRun<'a> {
         self.protecting = false;
         self
@@ -341,47 +329,5 @@ impl ToldWorker<'_> {
         let fault = crate::fault::expect_err(outcome, sqlstate).with_context(|| sql.to_owned())?;
         self.story.timeline.refused(&self.worker.name, sql, &fault);
         Ok(Some(fault))
-    }
-
-    /// Kills it (SIGKILL): its lease may run out.
-    pub fn is_killed(&mut self) -> Result<()> {
-        *self.story.needed_until() = None;
-        self.tell(Mark::Killed, format!("process {} gets SIGKILL", self.worker.pid()));
-        self.worker.kill()
-    }
-
-    /// Starts its heartbeat, every third of the ttl.
-    pub fn starts_heartbeat(&mut self, lease: &str, token: i64) -> Result<()> {
-        let ttl = self.story.ttl;
-        self.worker.heartbeat(lease, token, ttl)?;
-        let every = (ttl / 3).as_millis();
-        self.tell(
-            Mark::Note,
-            format!("heartbeat: lease_renew('{lease}', {token}) every {every} ms"),
-        );
-        Ok(())
-    }
-
-    /// The renewals of its heartbeat since the last call; one that is not a renewal is an error.
-    pub fn renewals(&mut self) -> Result<Vec<Renewal>> {
-        let name = self.worker.name.clone();
-        let mut renewals = Vec::new();
-        for beat in self.worker.beats() {
-            match beat {
-                Beat::Renewed(renewal) => {
-                    self.story.has_renewed(renewal);
-                    renewals.push(renewal);
-                }
-                other => bail!("the heartbeat of {name}: {other:?}"),
-            }
-        }
-        Ok(renewals)
-    }
-}
-
-impl Drop for ToldWorker<'_> {
-    /// A play that fails is judged by the latest renewals, too.
-    fn drop(&mut self) {
-        let _ = self.renewals();
     }
 }

@@ -10,7 +10,6 @@ use std::time::Duration;
 cases![
     a_payout_is_made_once_though_its_worker_was_frozen => holds(&stories::PAYOUT_BATCH, true),
     a_stale_worker_s_late_word_on_an_order_changes_nothing => holds(&stories::ORDER_PAYMENT, true),
-    a_heartbeat_keeps_a_lease_and_its_end_frees_it => holds(&stories::INVOICE_RUN, false),
     a_frozen_merge_is_whole_or_not_there => holds(&stories::DAILY_MERGE, false),
     without_its_fence_the_payout_story_does_not_hold => fails_unprotected(&stories::PAYOUT_BATCH, "Carla was paid 600 of 300"),
     without_its_fence_the_order_story_does_not_hold => fails_unprotected(&stories::ORDER_PAYMENT, "order 7 said paid, then failed"),
