@@ -9,7 +9,7 @@
 //! | [`servers`] | the servers of a scenario, and what happens to them |
 //! | [`first_worker`] | the example of a client's README |
 //! | [`stage`] | one run of one scenario with one client |
-//! | [`command`] | the command `pg_fence`, as one more of them |
+//! | [`command`] | the command `pg_fence`, whose scenarios are its own |
 
 pub mod cable;
 pub mod command;
@@ -36,7 +36,7 @@ use std::time::Instant;
 pub struct Options {
     #[command(flatten)]
     edition: edition::Choice,
-    /// The clients to play with (all); one is the command
+    /// The clients to play with (all)
     clients: Vec<String>,
     /// Only scenarios whose name contains this (with `-` for spaces); also `the-first-worker`, `its-own-tests`, `its-checks`
     #[arg(long, value_name = "NAME")]
@@ -67,12 +67,7 @@ struct Outcome {
 /// Plays the scenarios, then each planted fault, with each client, and prints the table.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     options.edition.make();
-    let asks = |name: &String| name == command::NAME;
-    let languages: Vec<String> =
-        options.clients.iter().filter(|name| !asks(name)).cloned().collect();
-    let with_command = options.clients.is_empty() || options.clients.iter().any(asks);
-    let is_command_alone = with_command && languages.is_empty() && !options.clients.is_empty();
-    let clients = if is_command_alone { Vec::new() } else { chosen(&languages)? };
+    let clients = chosen(&options.clients)?;
     let mut scenarios = scenario::all()?;
     scenarios.retain(|one| options.ask_for(&one.key()));
     let lab = Lab::start(program)?;
@@ -90,11 +85,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
             (client.prepare)().with_context(|| format!("{} cannot be had", client.name))?;
         outcomes.extend(played_by(&lab, client, &programs, &scenarios, options));
     }
-    let mut names: Vec<&str> = clients.iter().map(|client| client.name).collect();
-    if with_command {
-        outcomes.extend(played_by_command(&lab, options)?);
-        names.push(command::NAME);
-    }
+    let names: Vec<&str> = clients.iter().map(|client| client.name).collect();
     lab.close();
     print_table(&names, &outcomes);
     ensure!(!outcomes.is_empty(), "there is no such scenario");
@@ -159,43 +150,6 @@ fn pass(checks: Vec<Check>) -> Result<()> {
         .collect();
     ensure!(found.is_empty(), "{}", found.join("\n"));
     Ok(())
-}
-
-/// The same of the command, whose scenarios have forms of their own.
-fn played_by_command(lab: &Lab, options: &Options) -> Result<Vec<Outcome>> {
-    let program = command::built(None).context("the command cannot be had")?;
-    let mut outcomes = Vec::new();
-    if options.plant.is_none() {
-        for scenario in command::ALL {
-            if !options.ask_for(&scenario::key_of(scenario.name)) {
-                continue;
-            }
-            outcomes.push(match scenario.form {
-                command::Form::Played(form) => outcome(command::NAME, scenario.name, || {
-                    command::stage::play(lab, &program, form)
-                }),
-                command::Form::LeftOut(why) => Outcome {
-                    what: scenario.name.to_owned(),
-                    client: command::NAME,
-                    fault: None,
-                    left_out: Some(format!("left out: {why}")),
-                },
-            });
-        }
-    }
-    let is_asked = |plant: &&str| match (&options.plant, &options.scenario) {
-        (Some(only), _) => only == plant,
-        (None, None) => !options.no_plants,
-        // Its scenarios catch faults with names of their own: they are asked for by name.
-        (None, Some(_)) => false,
-    };
-    let plants: BTreeSet<&str> = command::faults().filter(is_asked).collect();
-    outcomes.extend(plants.into_iter().map(|plant| {
-        outcome(command::NAME, &format!("planted: {plant}"), || {
-            command::catch(lab, plant, &command::built(Some(plant))?)
-        })
-    }));
-    Ok(outcomes)
 }
 
 fn chosen(names: &[String]) -> Result<Vec<&'static Language>> {

@@ -177,12 +177,6 @@ pub fn all() -> Result<Vec<Scenario>> {
     parse(&fs::read_to_string(&path).with_context(|| path.display().to_string())?)
 }
 
-/// A name as the command line has it.
-pub fn key_of(name: &str) -> String {
-    let plain = name.to_lowercase().replace(' ', "-");
-    plain.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
-}
-
 fn parse(page: &str) -> Result<Vec<Scenario>> {
     let sections = page.split("\n## ").skip(1);
     sections.map(|section| scenario(section).with_context(|| first_line(section))).collect()
@@ -245,7 +239,8 @@ impl Scenario {
 
     /// As it is called on the command line.
     pub fn key(&self) -> String {
-        key_of(&self.name)
+        let plain = self.name.to_lowercase().replace(' ', "-");
+        plain.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
     }
 
     /// The same, where everything lasts that many times as long: ttls, waits, pauses, timeouts of the server.

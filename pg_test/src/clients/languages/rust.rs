@@ -100,16 +100,11 @@ pub fn command() -> Result<Option<PathBuf>> {
     if !(LANGUAGE.is_there)() {
         return Ok(None);
     }
-    build_command().map(Some)
-}
-
-/// The same, brought where it is missing.
-pub fn build_command() -> Result<PathBuf> {
     // Tests run side by side.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     build()?;
-    Ok(built().join("pg_fence"))
+    Ok(Some(built().join("pg_fence")))
 }
 
 /// The same with a planted fault (`--cfg planted="<fault>"`), in a target directory of its own.

@@ -1,11 +1,11 @@
 //! Faults are planted in the command, and its scenarios must fail: tests that catch nothing prove nothing.
 
+use pg_test::clients::command::catch_all;
 use pg_test::clients::command::stage::program;
-use pg_test::clients::command::{built, catch, faults};
 use pg_test::{lab_test, Lab, Result};
 
 #[lab_test(slow)]
 fn planted_faults_are_caught(lab: &Lab) -> Result<()> {
     program()?;
-    faults().try_for_each(|fault| catch(lab, fault, &built(Some(fault))?))
+    catch_all(lab)
 }

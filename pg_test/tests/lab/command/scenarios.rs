@@ -1,5 +1,5 @@
 //! Processes frozen and killed, cables cut, servers restarted: the command never outlives its lease, but where all of
-//! it is frozen; and then the server refuses what it writes. `cargo run -- clients` plays the same with planted faults.
+//! it is frozen; and then the server refuses what it writes. `command::faults` plants faults for them.
 
 use pg_test::clients::command::stage::{play, program, Scene};
 use pg_test::clients::command::{lost, plain};
@@ -46,4 +46,6 @@ cases![
     the_terminal_is_gone_and_the_command_with_it => plays(plain::the_terminal_is_gone),
     two_hundred_wait_in_line_and_run_one_after_the_other => plays(plain::two_hundred_in_line),
     several_hold_several_leases => plays(plain::several_holders_and_leases),
+    a_day_without_trouble => plays(plain::day),
+    a_wait_in_line_uses_up_the_deadline => plays(plain::a_wait_in_line_uses_up_the_deadline),
 ];
