@@ -38,11 +38,13 @@ pub struct TestCase {
 
 inventory::collect!(TestCase);
 
+type Run = Box<dyn FnOnce(&Lab) -> Result<()> + Send>;
+
 /// A test, wherever it was found.
 struct Found {
     /// `folder::file::what_it_shows`.
     name: String,
-    run: Box<dyn FnOnce(&Lab) -> Result<()> + Send>,
+    run: Run,
     slow: bool,
     from: u32,
 }
