@@ -49,7 +49,7 @@
 //! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
 //! | [`stories`] | what the extension is for, played by worker processes |
 //! | [`clients`] | the clients in other languages, and the scenarios they go through |
-//! | [`chaos`] | workers under a nemesis, and the judge; with one server, or with leases on one and rows on four; a crowd of sessions |
+//! | [`chaos`] | workers under a nemesis, and the judge |
 //! | [`demo`] | the demonstration |
 //!
 //! Measurements beside what else one could take are a package of their own, `pg_test/bench`.

@@ -62,12 +62,6 @@ enum Command {
     },
     #[command(hide = true)]
     ChaosWorker(chaos::Identity),
-    /// Let many workers write to four servers under leases of a fifth, while everything fails
-    Shards(chaos::shards::Options),
-    #[command(hide = true)]
-    ShardsWorker(chaos::Identity),
-    /// Let many sessions cross on a few leases, end and pause them
-    Crowd(chaos::crowd::Options),
     #[command(hide = true)]
     Worker { conninfo: String },
     #[command(hide = true)]
@@ -99,9 +93,6 @@ fn main() -> Result<()> {
         Command::Matrix(options) => matrix::run(&options),
         Command::Bench { arguments } => bench(&arguments),
         Command::ChaosWorker(who) => chaos::work(who),
-        Command::Shards(options) => chaos::shards::run(&program, &options),
-        Command::ShardsWorker(who) => chaos::shards::work(who),
-        Command::Crowd(options) => chaos::crowd::run(&program, &options),
         Command::Worker { conninfo } => worker::serve(&conninfo),
         Command::Watchdog { rundir } => rundir::watchdog(&rundir),
     }

@@ -68,8 +68,6 @@ pub struct Evidence {
     pub rows: Vec<Row>,
     /// How many failovers there were.
     pub era: u32,
-    /// Whether what was acknowledged had been waited for at the standby: then no failover loses it.
-    pub synchronous: bool,
 }
 
 impl Evidence {

@@ -1,14 +1,14 @@
 //! Judges a run by its evidence.
 
+mod ended;
 mod holds;
-mod linear;
 mod losses;
 mod order;
 mod sessions;
-pub(super) mod stale;
+mod stale;
 #[cfg(test)]
 mod tests;
-pub(super) mod transaction;
+mod transaction;
 
 use super::evidence::Evidence;
 use super::kind::Kind;
@@ -42,11 +42,6 @@ pub struct Findings {
     pub passed_on: usize,
     /// Transactions whose outcome nobody knows.
     pub unknown: usize,
-    /// Calls of which an order was found that explains them, and those that were too many to try.
-    pub explained: usize,
-    pub too_many: usize,
-    /// Leases of an era for which none was found.
-    pub unexplained: usize,
     /// Tokens that some client has seen.
     pub tokens: usize,
 }
@@ -66,9 +61,6 @@ impl Findings {
             (&mut self.let_pass, further.let_pass),
             (&mut self.passed_on, further.passed_on),
             (&mut self.unknown, further.unknown),
-            (&mut self.explained, further.explained),
-            (&mut self.too_many, further.too_many),
-            (&mut self.unexplained, further.unexplained),
             (&mut self.tokens, further.tokens),
         ] {
             *all += more;
@@ -90,7 +82,7 @@ pub fn judge(evidence: &Evidence) -> Findings {
     holds::no_more_than_may(evidence, &transactions, &mut findings);
     stale::none_commits(evidence, &transactions, &mut findings);
     sessions::end_their_grants(evidence, &transactions, &mut findings);
-    linear::some_order_explains_all(evidence, &transactions, &mut findings);
+    ended::nothing_is_accepted(evidence, &transactions, &mut findings);
     findings.violations.extend_from_slice(&evidence.upkeep.findings);
     findings.violations.extend_from_slice(&evidence.crashes);
     findings
@@ -122,8 +114,8 @@ impl Findings {
             Some(Outcome::Refused(state)) if state == "PF001" || state == "PF004" => {
                 self.refused += 1;
             }
-            // An internal error, or a corrupted table or index.
-            Some(Outcome::Refused(state)) if state.starts_with("XX") => {
+            // An internal error, a corrupted table or index; or a deadlock.
+            Some(Outcome::Refused(state)) if state.starts_with("XX") || state == "40P01" => {
                 self.violated(format!(
                     "worker {} was refused {what:?} with {state}",
                     transaction.worker

@@ -1,7 +1,7 @@
 //! Known bugs that can be built into the extension, to show that a run catches them.
 
 use super::nemesis::{Disturbance, Weights, ALL};
-use super::{run_for, Shown, Summary};
+use super::{run_for, Summary};
 use crate::edition;
 use crate::prefix::Prefix;
 use anyhow::{bail, ensure, Result};

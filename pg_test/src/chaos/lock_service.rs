@@ -1,5 +1,5 @@
-//! Lock services that are none of the database's. That of the chaos run has a file for each lease, with a number that grows
-//! with every grant. What it knows outlives every server of the run; of its holders it hears nothing once they are frozen.
+//! A lock service that is none of the database's. It has a file for each lease, with a number that grows with every grant.
+//! What it knows outlives every server of the run; of its holders it hears nothing once they are frozen.
 
 use super::record::{now_us, TTL_MS};
 use anyhow::{Context, Result};
@@ -18,24 +18,21 @@ struct Grant {
     until: i64,
 }
 
-/// A service that grants leases under numbers that grow, as a worker uses it.
-pub trait LockService {
-    /// Grants the lease for a while, or for a while longer: its number, or None where another one has it.
-    fn grant(&self, lease: i32) -> Result<Option<i64>>;
-
-    /// Gives it back, where the caller has it: the next grant has another number.
-    fn release(&self, lease: i32) -> Result<()>;
-}
-
-/// A service that is a directory of files.
+/// A service that is a directory of files, as a worker uses it.
 pub struct LockFiles {
     dir: PathBuf,
     /// Who asks.
     holder: (u32, u32),
 }
 
-impl LockService for LockFiles {
-    fn grant(&self, lease: i32) -> Result<Option<i64>> {
+impl LockFiles {
+    /// Those of the run in this directory.
+    pub fn new(dir: &Path, worker: u32, incarnation: u32) -> LockFiles {
+        LockFiles { dir: dir.to_owned(), holder: (worker, incarnation) }
+    }
+
+    /// Grants the lease for a while, or for a while longer: its number, or None where another one has it.
+    pub fn grant(&self, lease: i32) -> Result<Option<i64>> {
         let mine = |number| Grant { number, holder: self.holder, until: now_us() + TTL_MS * 1000 };
         self.change(lease, |latest| {
             let next = match latest {
@@ -50,18 +47,12 @@ impl LockService for LockFiles {
         })
     }
 
-    fn release(&self, lease: i32) -> Result<()> {
+    /// Gives it back, where the caller has it: the next grant has another number.
+    pub fn release(&self, lease: i32) -> Result<()> {
         self.change(lease, |latest| {
             let own = latest.filter(|grant| grant.holder == self.holder);
             (own.map(|grant| Grant { until: 0, ..grant }), ())
         })
-    }
-}
-
-impl LockFiles {
-    /// Those of the run in this directory.
-    pub fn new(dir: &Path, worker: u32, incarnation: u32) -> LockFiles {
-        LockFiles { dir: dir.to_owned(), holder: (worker, incarnation) }
     }
 
     /// Changes what is known of a lease, one caller after the other.

@@ -13,7 +13,7 @@ use crate::cluster::Cluster;
 use crate::edition;
 use crate::prefix::Prefix;
 use crate::process::{self, PATIENCE};
-use anyhow::Result;
+use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -34,6 +34,8 @@ pub enum Disturbance {
     FreezeBackend,
     /// A session is terminated in mid-transaction.
     Terminate,
+    /// A statement is cancelled in mid-transaction.
+    Cancel,
     /// A server process of a session is killed, so that the server crashes and recovers.
     KillBackend,
     /// The whole server is killed, while what it has not written can only be lost.
@@ -61,6 +63,7 @@ impl Disturbance {
             Disturbance::KillWorker => "workers killed",
             Disturbance::FreezeBackend => "server processes frozen",
             Disturbance::Terminate => "sessions terminated in mid-transaction",
+            Disturbance::Cancel => "statements cancelled in mid-transaction",
             Disturbance::KillBackend => "server processes killed",
             Disturbance::KillServer => "servers killed",
             Disturbance::FailOver => "failovers",
@@ -94,6 +97,7 @@ pub const ALL: Weights = &[
     (Disturbance::KillWorker, 12),
     (Disturbance::FreezeBackend, 14),
     (Disturbance::Terminate, 16),
+    (Disturbance::Cancel, 16),
     (Disturbance::KillBackend, 4),
     (Disturbance::KillServer, 6),
     (Disturbance::FailOver, 8),
@@ -180,8 +184,6 @@ pub struct Nemesis {
     instructions: Instructions,
     freezer: FrozenProcesses,
     resolver: Option<Resolver>,
-    /// How many times as long as usual it pauses between two disturbances.
-    ease: u32,
     clock_is_off: bool,
     /// The primary's walwriter, while it is held.
     walwriter: Vec<i32>,
@@ -215,7 +217,6 @@ impl Nemesis {
             instructions,
             freezer,
             resolver: None,
-            ease: 1,
             clock_is_off,
             walwriter: Vec::new(),
             dump: None,
@@ -223,17 +224,15 @@ impl Nemesis {
         })
     }
 
-    /// One of several, who pauses so many times as long.
-    pub fn at_ease(self, ease: u32) -> Nemesis {
-        Nemesis { ease, ..self }
-    }
-
     /// Lets the workers work, and does one thing after another until the time is over. Maintenance is done
     /// meanwhile, where a PostgreSQL is given whose programs can do it.
     pub fn disturb(&mut self, time: Duration, upkeep: Option<Arc<Prefix>>) -> Result<Upkeep> {
         let instructions = instructions_file(&self.dir);
         let maintenance = upkeep.map(|prefix| Maintenance::start(prefix, instructions, self.seed));
-        self.begin()?;
+        let log = self.dir.join("log/resolver");
+        self.resolver = Some(Resolver::start(instructions_file(&self.dir), &log, self.seed)?);
+        self.may_hold_walwriter()?;
+        self.workers.start()?;
         self.strike_for(time)?;
         if let Some(maintenance) = &maintenance {
             maintenance.tell_to_end();
@@ -247,19 +246,11 @@ impl Nemesis {
         Ok(upkeep)
     }
 
-    /// Lets the workers work.
-    pub fn begin(&mut self) -> Result<()> {
-        let (instructions, log) = (instructions_file(&self.dir), self.dir.join("log/resolver"));
-        self.resolver = Some(Resolver::start(instructions, &log, self.seed)?);
-        self.may_hold_walwriter()?;
-        self.workers.start()
-    }
-
     /// Does one thing after another until the time is over.
-    pub fn strike_for(&mut self, time: Duration) -> Result<()> {
+    fn strike_for(&mut self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         while Instant::now() < end {
-            let pause = Duration::from_millis(self.rng.random_range(80..500)) * self.ease;
+            let pause = Duration::from_millis(self.rng.random_range(80..500));
             self.rest(pause.min(end.saturating_duration_since(Instant::now())));
             self.servers.tend_standby();
             let pick = self.weights.choose_weighted(&mut self.rng, |(_, weight)| *weight)?;
@@ -303,11 +294,6 @@ impl Nemesis {
         Ok(evidence)
     }
 
-    /// Once everybody has stopped: the standby, where there is one, replays all that it was sent.
-    pub fn see_standby_through(&mut self) -> Result<()> {
-        self.servers.see_standby_through()
-    }
-
     /// Lets time pass; workers that died meanwhile are started again.
     fn rest(&mut self, time: Duration) {
         let end = Instant::now() + time;
@@ -336,10 +322,11 @@ impl Nemesis {
                 let Some(pid) = self.backend(false)? else { return Ok(None) };
                 self.freezer.freeze(pid, ms)?;
             }
-            Disturbance::Terminate => {
+            Disturbance::Terminate | Disturbance::Cancel => {
                 let Some(pid) = self.backend(true)? else { return Ok(None) };
+                let what = if disturbance == Disturbance::Cancel { "cancel" } else { "terminate" };
                 let mut session = self.servers.primary().connect(DATABASE)?;
-                session.run(&format!("SELECT pg_terminate_backend({pid})"))?;
+                session.run(&format!("SELECT pg_{what}_backend({pid})"))?;
             }
             // Else there would seldom be a standby.
             Disturbance::KillBackend | Disturbance::KillServer if self.servers.makes_standby() => {
@@ -611,7 +598,7 @@ impl Nemesis {
     }
 
     /// The end: everyone wakes up and stops; what was left prepared is finished.
-    pub fn end(&mut self) -> Result<()> {
+    fn end(&mut self) -> Result<()> {
         self.freezer.thaw_all();
         self.let_walwriter_go();
         self.set_clock_right()?;
@@ -619,6 +606,28 @@ impl Nemesis {
         self.tell(Activity::Stop)?;
         self.workers.dismiss(Duration::from_secs(20));
         self.servers.primary().wait_ready(Duration::from_secs(60))?;
-        self.resolver.take().map_or(Ok(()), |mut resolver| resolver.end())
+        self.resolver.take().map_or(Ok(()), |mut resolver| resolver.end())?;
+        self.nothing_is_left()
+    }
+
+    /// No lock of anybody is left, and every lease can be had.
+    fn nothing_is_left(&self) -> Result<()> {
+        let mut session = self.servers.primary().connect(DATABASE)?;
+        let left = "SELECT pid, mode, granted FROM pg_locks JOIN pg_database d ON d.oid = database
+                     WHERE datname = current_database() AND locktype IN ('advisory', 'tuple')";
+        let mut rows = Vec::new();
+        process::wait_until("no lock is left", PATIENCE, || {
+            rows = session.rows(left).unwrap_or_default();
+            rows.is_empty()
+        })
+        .with_context(|| format!("{rows:?}"))?;
+        let all = format!(
+            "SELECT lease_acquire('job:' || n, wait => '30 s', ttl => '1 us') IS NOT NULL
+               FROM generate_series(0, {} - 1) n",
+            self.instructions.leases.exclusive
+        );
+        let had = session.rows(&all)?;
+        ensure!(had.iter().all(|row| row[0].as_deref() == Some("t")), "not to be had: {had:?}");
+        Ok(())
     }
 }

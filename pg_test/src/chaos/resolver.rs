@@ -30,19 +30,12 @@ pub fn finish(session: &mut Session, id: i64, commit: bool) -> Outcome {
         true => ("COMMIT", Outcome::Committed),
         false => ("ROLLBACK", Outcome::RolledBack),
     };
-    session.notices();
     match session.try_rows(&format!("{verb} PREPARED '{}'", gid_of(id))) {
-        Ok(_) if is_here_alone(session) => Outcome::Unknown,
         Ok(_) => done,
-        Err(fault) if fault.is_disconnect() => Outcome::Unknown,
+        // What was cancelled may have been done before.
+        Err(fault) if fault.is_disconnect() || fault.sqlstate == "57014" => Outcome::Unknown,
         Err(fault) => Outcome::Refused(fault.sqlstate.clone()),
     }
-}
-
-/// Whether what the session has just committed waits for a synchronous standby no longer, although that has not confirmed it
-/// (a timeout ends the wait, and not the transaction).
-pub fn is_here_alone(session: &mut Session) -> bool {
-    session.notices().iter().any(|notice| notice.message.contains("synchronous replication"))
 }
 
 /// A thread that does so for as long as a run lasts.

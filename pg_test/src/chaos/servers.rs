@@ -6,7 +6,7 @@ use super::worker::{DATABASE, WORKER};
 use crate::cassert;
 use crate::client::Session;
 use crate::clock::Clock;
-use crate::cluster::{Builder, Cluster, STANDBY};
+use crate::cluster::{Builder, Cluster};
 use crate::dropped_files;
 use crate::edition;
 use crate::prefix::Prefix;
@@ -43,17 +43,12 @@ pub struct Stage {
     pub workers: u32,
     /// Whether tables are maintained meanwhile.
     pub maintains: bool,
-    /// Whether what is committed waits for the standby, also where there is none.
-    pub synchronous: bool,
-    /// Whether the rows are fenced. A run without must be found to be wrong.
-    pub fenced: bool,
 }
 
 /// The primary, the standby that is made or follows it, and the clock of both.
 pub struct Servers {
     prefix: Arc<Prefix>,
     clock: Clock,
-    synchronous: bool,
     primary: Arc<Cluster>,
     standby: Option<JoinHandle<Result<Cluster>>>,
     ready: Option<Cluster>,
@@ -64,9 +59,9 @@ pub struct Servers {
 impl Servers {
     /// Starts a primary with rows to write, and begins to make a standby.
     pub fn prepare(prefix: Arc<Prefix>, stage: Stage) -> Result<Servers> {
-        let Stage { leases, workers, synchronous, .. } = stage;
+        let Stage { leases, workers, .. } = stage;
         let clock = Clock::new(&prefix.new_dir("clock")?.join("clock"))?;
-        let primary = Arc::new(builder(&prefix, &clock, synchronous).start()?);
+        let primary = Arc::new(builder(&prefix, &clock).start()?);
         local(&primary, "postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
         let last = leases - 1;
         let mut session = local(&primary, DATABASE)?;
@@ -94,11 +89,9 @@ impl Servers {
                 "INSERT INTO bound VALUES ({lease}, 0); INSERT INTO line VALUES ({lease}, 0)"
             ))?;
         }
-        match stage.fenced {
-            true => session.run("SELECT fence_protect('bound', lease => 'job:{id}')")?,
-            false => session.run("ALTER TABLE bound ADD fence bigint")?,
-        }
-        session.run("SELECT fence_protect('free')")?;
+        session.run(
+            "SELECT fence_protect('bound', lease => 'job:{id}'); SELECT fence_protect('free')",
+        )?;
         for lease in MULTI_HOLDER.into_iter().filter(|_| workers > 0) {
             session.run(&format!("INSERT INTO line VALUES ({lease}, 0)"))?;
             for worker in 0..workers {
@@ -126,7 +119,7 @@ impl Servers {
             }
         }
         let (standby, ready, crashes) = (None, None, Vec::new());
-        let mut servers = Servers { prefix, clock, synchronous, primary, standby, ready, crashes };
+        let mut servers = Servers { prefix, clock, primary, standby, ready, crashes };
         servers.make_standby();
         Ok(servers)
     }
@@ -163,7 +156,7 @@ impl Servers {
 
     /// Begins to make a standby.
     fn make_standby(&mut self) {
-        let builder = builder(&self.prefix, &self.clock, self.synchronous);
+        let builder = builder(&self.prefix, &self.clock);
         let primary = self.primary.clone();
         self.standby = Some(std::thread::spawn(move || {
             let standby = builder.standby_of(&primary)?;
@@ -280,7 +273,7 @@ fn local(primary: &Cluster, database: &str) -> Result<Session> {
     primary.conninfo(database).set("synchronous_commit", "local").connect()
 }
 
-fn builder(prefix: &Arc<Prefix>, clock: &Clock, synchronous: bool) -> Builder {
+fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
     // A killed process loses nothing of what the kernel has, so syncing would only cost time.
     let builder = Builder::new(prefix.clone()).without_fsync();
     // The log tells of processes that died of themselves, and of SQLSTATEs. Maintenance writes much, and a standby that is still
@@ -288,12 +281,9 @@ fn builder(prefix: &Arc<Prefix>, clock: &Clock, synchronous: bool) -> Builder {
     let builder = builder.set("log_line_prefix", "%m [%p] %e %d ").set("log_checkpoints", "off");
     // A tablespace of that kind is in the data directory, so that a standby on the same machine has one of its own.
     let builder = builder.set("allow_in_place_tablespaces", "on").set("wal_log_hints", "on");
-    let (name, commit) = match synchronous {
-        true => (STANDBY, "on"),
-        // For maintenance, which waits for it: what its commit drops is then known to the log long before other sessions.
-        false => ("slow", "local"),
-    };
-    let builder = builder.set("synchronous_standby_names", name).set("synchronous_commit", commit);
+    // For maintenance, which waits for it: what its commit drops is then known to the log long before other sessions.
+    let builder = builder.set("synchronous_standby_names", "slow");
+    let builder = builder.set("synchronous_commit", "local");
     let builder = builder.set("wal_retrieve_retry_interval", "200ms");
     clock.give(builder.set("wal_keep_size", "1GB").set("max_connections", "60"))
 }

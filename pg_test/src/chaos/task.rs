@@ -102,22 +102,16 @@ impl ChaosWorker {
 
     /// Tokens without waiting for the disk, a transaction each, so that no other commit writes the log for them.
     fn draw_lazily(&mut self) -> Step<Outcome> {
-        self.sql("SET synchronous_commit = off")?;
-        let drawn = (0..4).try_for_each(|_| self.draw_one_lazily());
-        // Also where none was to be had: what the session commits later is believed to be on disk.
-        let reset = self.sql("RESET synchronous_commit");
-        drawn?;
-        reset?;
+        for _ in 0..4 {
+            // Of this transaction alone: what the session commits later is believed to be on disk.
+            let rows = self.sql(&format!(
+                "BEGIN; SET LOCAL synchronous_commit = off;
+                 SELECT lease_acquire('lazy:{}', ttl => '1 ms', reclaim => true, holder => 'me'); COMMIT",
+                self.who.worker
+            ))?;
+            self.seen(&rows[0][0])?;
+        }
         Ok(Outcome::Committed)
-    }
-
-    fn draw_one_lazily(&mut self) -> Step<()> {
-        let rows = self.sql(&format!(
-            "SELECT lease_acquire('lazy:{}', ttl => '1 ms', reclaim => true, holder => 'me')",
-            self.who.worker
-        ))?;
-        self.seen(&rows[0][0])?;
-        Ok(())
     }
 
     /// A token that was seen, or what NULL means.

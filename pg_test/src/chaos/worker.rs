@@ -2,9 +2,8 @@
 
 use super::instructions::{Activity, Instructions, Leases};
 use super::kind::{adopted, Kind, MULTI_HOLDER};
-use super::lock_service::{LockFiles, LockService};
+use super::lock_service::LockFiles;
 use super::record::{now_us, Event, Log, Outcome, Record, What, TTL_MS};
-use super::resolver;
 use crate::client::{Conninfo, Rows, Session};
 use crate::edition;
 use crate::fault::Fault;
@@ -13,7 +12,6 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 use std::time::Duration;
 
 /// The database that a run works in.
@@ -67,8 +65,6 @@ pub(super) enum Stop {
     Fault(Fault),
     /// NULL where a token was hoped for.
     Lost,
-    /// It is committed, or prepared, here and perhaps nowhere else: the wait for a synchronous standby was given up.
-    NotReplicated,
     RolledBack,
     /// The worker itself cannot go on.
     Failed(anyhow::Error),
@@ -113,7 +109,7 @@ pub(super) struct ChaosWorker {
     /// The first tokens of the grants that end with its session, or with the one before.
     pub session_bound: Vec<i64>,
     /// The one that grants the leases which are adopted.
-    pub service: Rc<dyn LockService>,
+    pub service: LockFiles,
     log: Log,
     session: Option<Session>,
     /// The pid of the latest session's backend.
@@ -124,8 +120,7 @@ pub(super) struct ChaosWorker {
 
 /// Works until the instructions say to stop: what the worker process does.
 pub fn work(who: Identity) -> Result<()> {
-    let service = Rc::new(LockFiles::new(&who.dir, who.worker, who.incarnation));
-    let mut worker = ChaosWorker::new(who, service)?;
+    let mut worker = ChaosWorker::new(who)?;
     while worker.turn()? {}
     Ok(())
 }
@@ -137,8 +132,9 @@ pub fn instructions_file(dir: &Path) -> PathBuf {
 
 impl ChaosWorker {
     /// One that has not done anything yet.
-    pub fn new(who: Identity, service: Rc<dyn LockService>) -> Result<ChaosWorker> {
+    fn new(who: Identity) -> Result<ChaosWorker> {
         let (log, rng) = (who.log()?, who.rng());
+        let service = LockFiles::new(&who.dir, who.worker, who.incarnation);
         Ok(ChaosWorker {
             who,
             rng,
@@ -158,7 +154,7 @@ impl ChaosWorker {
     }
 
     /// One transaction, or a try to connect; false: the instructions say to stop.
-    pub fn turn(&mut self) -> Result<bool> {
+    fn turn(&mut self) -> Result<bool> {
         let instructions = Instructions::read(&instructions_file(&self.who.dir))?;
         if instructions.activity == Activity::Stop {
             return Ok(false);
@@ -214,11 +210,8 @@ impl ChaosWorker {
         let Leases { exclusive, multi_holder, several, sessions, adopted: number, mostly_adopted } =
             instructions.leases;
         let adopts = if mostly_adopted { 0.9 } else { 0.2 };
-        let adopts = if exclusive > 0 { adopts } else { 1.0 };
         let lease = if number > 0 && self.rng.random_bool(adopts) {
-            // Of many, a few are fought for by all.
-            let place = self.rng.random::<f64>().powi(if exclusive > 0 { 1 } else { 3 });
-            adopted(number).start + (place * number as f64) as i32
+            self.rng.random_range(adopted(number))
         } else if multi_holder && self.rng.random_bool(0.25) {
             MULTI_HOLDER[self.rng.random_range(0..MULTI_HOLDER.len())]
         } else {
@@ -326,7 +319,6 @@ impl ChaosWorker {
                 Outcome::Refused(fault.sqlstate.clone())
             }
             Stop::Fault(_) if self.committing => Outcome::Unknown,
-            Stop::NotReplicated => Outcome::Unknown,
             Stop::Fault(_) => Outcome::Broken,
             Stop::RolledBack | Stop::Failed(_) => Outcome::RolledBack,
         };
@@ -353,11 +345,7 @@ impl ChaosWorker {
     /// Commits, or prepares.
     pub fn end(&mut self, sql: &str) -> Step<()> {
         self.committing = true;
-        self.session().notices();
         self.sql(sql)?;
-        if resolver::is_here_alone(self.session()) {
-            return Err(Stop::NotReplicated);
-        }
         Ok(())
     }
 

@@ -14,8 +14,6 @@ use std::time::Duration;
 /// The processes; those that were killed are started again by [`WorkerPool::revive`].
 pub struct WorkerPool {
     rundir: Arc<RunDir>,
-    /// The program's command that they run.
-    command: &'static str,
     dir: PathBuf,
     seed: u64,
     number: u32,
@@ -29,14 +27,8 @@ struct WorkerProcess {
 
 impl WorkerPool {
     /// So many workers, which do not work yet.
-    pub fn new(
-        rundir: Arc<RunDir>,
-        command: &'static str,
-        dir: PathBuf,
-        seed: u64,
-        number: u32,
-    ) -> WorkerPool {
-        WorkerPool { rundir, command, dir, seed, number, processes: Vec::new() }
+    pub fn new(rundir: Arc<RunDir>, dir: PathBuf, seed: u64, number: u32) -> WorkerPool {
+        WorkerPool { rundir, dir, seed, number, processes: Vec::new() }
     }
 
     pub fn start(&mut self) -> Result<()> {
@@ -50,7 +42,7 @@ impl WorkerPool {
     fn spawn(&self, worker: u32, incarnation: u32) -> Result<Child> {
         let numbers = [u64::from(worker), u64::from(incarnation), self.seed].map(|n| n.to_string());
         let mut command = self.rundir.command(self.rundir.program());
-        command.arg(self.command).args(numbers).arg(&self.dir).stdin(Stdio::null());
+        command.arg("chaos-worker").args(numbers).arg(&self.dir).stdin(Stdio::null());
         command.stdout(Stdio::null()).process_group(0).spawn().context("cannot start a worker")
     }
 

@@ -23,9 +23,7 @@ pub fn nothing_lost(
         }
     }
     let cut_off = |(at, era): (i64, u32)| {
-        !evidence.synchronous
-            && era < evidence.era
-            && latest.get(&era).is_none_or(|latest| *latest < at)
+        era < evidence.era && latest.get(&era).is_none_or(|latest| *latest < at)
     };
     for (id, transaction) in transactions {
         if transaction.what == What::Lazy {

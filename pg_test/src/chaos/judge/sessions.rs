@@ -54,7 +54,7 @@ pub fn end_their_grants(
 }
 
 /// Was a token of the grant that it relies on accepted as speaking for the lease?
-fn is_accepted(transaction: &Transaction) -> bool {
+pub fn is_accepted(transaction: &Transaction) -> bool {
     match transaction.what {
         What::Guarded | What::Bound => transaction.guarded.is_some(),
         What::Renew | What::Release => transaction.token.is_some(),

@@ -9,15 +9,15 @@ use std::collections::HashMap;
 
 /// An adoption whose commit was acknowledged.
 #[derive(Debug, Clone, Copy)]
-pub struct Adoption {
+struct Adoption {
     /// When, and after how many failovers.
-    pub at: i64,
-    pub era: u32,
-    pub number: i64,
+    at: i64,
+    era: u32,
+    number: i64,
 }
 
 /// By lease, those that were acknowledged.
-pub fn adoptions(transactions: &HashMap<i64, Transaction>) -> HashMap<i32, Vec<Adoption>> {
+fn adoptions(transactions: &HashMap<i64, Transaction>) -> HashMap<i32, Vec<Adoption>> {
     let mut all: HashMap<i32, Vec<Adoption>> = HashMap::new();
     // What a lazy one draws is for a lease of its own, whatever it was to be about.
     let adopts = |t: &&Transaction| Kind::of(t.lease) == Kind::Adopted && t.what != What::Lazy;
@@ -31,7 +31,7 @@ pub fn adoptions(transactions: &HashMap<i64, Transaction>) -> HashMap<i32, Vec<A
 }
 
 /// By lease, the writes under adopted numbers that have landed: the number, when the commit was sent, and the transaction.
-pub fn writes<'a>(
+fn writes<'a>(
     evidence: &Evidence,
     transactions: &'a HashMap<i64, Transaction>,
 ) -> Vec<(i64, i64, &'a Transaction)> {
@@ -59,7 +59,7 @@ pub fn none_commits(
         if newer.peek().is_none() {
             continue;
         }
-        match newer.find(|adoption| evidence.synchronous || adoption.era == write.era) {
+        match newer.find(|adoption| adoption.era == write.era) {
             Some(adoption) => {
                 findings.violated(format!("a stale write, after {adoption:?}: {write:?}"));
             }

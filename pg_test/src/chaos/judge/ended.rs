@@ -1,0 +1,59 @@
+//! Grants that are over, by a release or by a newer grant, whatever the clock says: they renew, release and write nothing.
+
+use super::sessions::is_accepted;
+use super::transaction::Transaction;
+use super::Findings;
+use crate::chaos::evidence::Evidence;
+use crate::chaos::kind::Kind;
+use crate::chaos::nemesis::Disturbance;
+use crate::chaos::record::What;
+use std::collections::HashMap;
+
+/// The first token of a grant, and when something was acknowledged of it, after how many failovers: these may lose it.
+type Acknowledged = (i64, (i64, u32));
+
+/// What was asked for after the answer to a release, or to a newer grant that excludes the older one, is not accepted by a
+/// token of the older one.
+pub fn nothing_is_accepted(
+    evidence: &Evidence,
+    transactions: &HashMap<i64, Transaction>,
+    findings: &mut Findings,
+) {
+    let mut grants: HashMap<i32, Vec<Acknowledged>> = HashMap::new();
+    let mut releases = grants.clone();
+    for transaction in transactions.values() {
+        let Some(acknowledged) = transaction.acknowledged else { continue };
+        let token = transaction.token.map(|(token, _)| token);
+        let (ends, first) = match transaction.what {
+            What::Release => (&mut releases, transaction.first),
+            what if what.acquires() => (&mut grants, token),
+            _ => continue,
+        };
+        for (lease, first) in transaction.leases().filter_map(|lease| Some((lease, first?))) {
+            ends.entry(lease).or_default().push((first, acknowledged));
+        }
+    }
+    let crashes = |kind| matches!(kind, Disturbance::KillBackend | Disturbance::KillServer);
+    for transaction in transactions.values().filter(|transaction| is_accepted(transaction)) {
+        let Some(own) = transaction.first else { continue };
+        let knew = |(at, era): (i64, u32)| at < transaction.asked && era == transaction.era;
+        // No release waits for the disk.
+        let stays = |at| {
+            let mut all = evidence.disturbances.iter().filter(|d| crashes(d.kind));
+            !all.any(|d| d.ended >= at && d.at <= transaction.ended)
+        };
+        for lease in transaction.leases() {
+            let one_by_one = matches!(Kind::of(lease), Kind::Exclusive | Kind::Adopted);
+            let mut grants = grants.get(&lease).into_iter().flatten();
+            let newer = grants.find(|(first, when)| one_by_one && *first > own && knew(*when));
+            let mut releases = releases.get(&lease).into_iter().flatten();
+            let released =
+                releases.find(|(first, when)| *first == own && knew(*when) && stays(when.0));
+            if let Some((first, (at, _))) = newer.or(released) {
+                findings.violated(format!(
+                    "lease {lease}: accepted after {first} was granted or released at {at}: {transaction:?}"
+                ));
+            }
+        }
+    }
+}
