@@ -62,7 +62,6 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("server_starts::a_mark_that_was_logged_during_a_crash_is_not_believed_later", "a limit: what was done to the marks by hand"),
     ("bound_tables::an_update_that_changes_the_key_needs_the_old_and_the_new_lease", ONE_TOKEN),
     ("bound_tables::one_statement_over_rows_of_several_leases_needs_a_token_for_all", ONE_TOKEN),
-    ("managed::every_path_to_a_bound_row_presents_its_guard_or_the_setting", ONE_TOKEN),
     ("guards::a_guard_comes_before_the_session_s_token", ONE_TOKEN),
     ("guards::two_guards_keep_their_tokens_apart", ONE_TOKEN),
     ("kept_fences::a_guard_of_a_smaller_token_excludes_a_take_over", EACH_TIME),

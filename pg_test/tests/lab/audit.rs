@@ -4,8 +4,8 @@
 
 automod::dir!(pub "tests/lab/audit");
 
-use crate::support::holes::{unbound, AuditedDatabase, BOUND, HOLE, LANDS, UNBOUND};
-use pg_test::{ensure, lab_test, Background, Context, Lab, Result};
+use crate::support::holes::{unbound, AuditedDatabase, BOUND, HOLE, LANDS};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 
 const ORDERS: &str = HOLE.table;
 const PARTITIONS: &str =
@@ -123,127 +123,6 @@ fn a_table_that_is_not_bound_is_found(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn over_a_table_by_hand_it_says_what_fence_protect_would_add(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(ORDERS, "")?;
-    audited.owner.run(
-        "SELECT fence_unprotect('orders');
-         CREATE TRIGGER a_name BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION fenced()",
-    )?;
-    let rows = audited.other_findings("'orders'")?;
-    let told: Vec<&str> = rows.iter().map(|row| &*row.0).collect();
-    ensure!(
-        told == ["orders|hole|DELETE not fenced", "orders|notice|TRUNCATE not fenced"],
-        "{told:?}"
-    );
-    let remedy = "SELECT public.fence_protect('s.orders', mode => 'strict', events => 'update,delete,truncate');";
-    ensure!(rows.iter().all(|row| row.1 == remedy), "{rows:?}");
-    Ok(())
-}
-
-#[lab_test]
-fn of_everything_it_shows_each_table_once(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(PARTITIONS, BOUND)?;
-    audited.owner.run(
-        "CREATE TABLE bills (id int PRIMARY KEY); SELECT fence_protect('bills', mode => 'monotonic');
-         CREATE TABLE child () INHERITS (bills); CREATE TABLE plain (id int);
-         ALTER TABLE eu DISABLE TRIGGER fenced",
-    )?;
-    let told: Vec<String> = audited.audit("")?.into_iter().map(|(told, _)| told).collect();
-    ensure!(told.len() == 5, "{told:#?}");
-    for (row, beginning) in told.iter().zip([
-        "child|hole|UPDATE, DELETE not fenced",
-        "child|notice|TRUNCATE not fenced",
-        "bills|hole|monotonic without a lease",
-        &unbound("bills"),
-        "eu|hole|trigger \"fenced\" is disabled",
-    ]) {
-        ensure!(row.starts_with(beginning), "{told:#?}");
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn it_asks_for_ownership(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    let words = audited.stage(ORDERS, BOUND)?;
-    let (owner, writer) = (&words[0].1, &words[1].1);
-    audited.owner.run("ALTER TABLE orders DISABLE TRIGGER fenced")?;
-    audited.admin.run(&format!("SET ROLE {writer}"))?;
-    let fault = audited.admin.refused("SELECT fence_audit('orders')", "42501")?;
-    ensure!(fault.json()?["relation"] == "s.orders", "{fault}");
-    ensure!(fault.hint.as_ref().is_some_and(|hint| hint.contains(owner)), "{fault}");
-    ensure!(audited.admin.rows("SELECT fence_audit()")?.is_empty());
-    // A member of the owner is as good as the owner.
-    audited.admin.run(&format!("RESET ROLE; GRANT {owner} TO {writer}; SET ROLE {writer}"))?;
-    ensure!(audited.admin.rows("SELECT fence_audit('orders')")?.len() == 2);
-    ensure!(audited.admin.rows("SELECT fence_audit()")?.len() == 2);
-    audited.admin.run(&format!("RESET ROLE; REVOKE {owner} FROM {writer}"))
-}
-
-#[lab_test]
-fn what_is_no_table_is_refused(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(ORDERS, BOUND)?;
-    audited.owner.run(
-        "CREATE VIEW v AS SELECT 1 AS a; CREATE SEQUENCE q; CREATE MATERIALIZED VIEW m AS SELECT 1 AS a",
-    )?;
-    for (what, sqlstate) in [("'v'", "42809"), ("'q'", "42809"), ("'m'", "42809"), ("99", "42P01")]
-    {
-        let fault = audited.owner.refused(&format!("SELECT fence_audit({what})"), sqlstate)?;
-        ensure!(fault.hint.is_some() && fault.json()?["relation"].is_string(), "{fault}");
-    }
-    // It takes part in any transaction, and in one that only reads.
-    audited
-        .owner
-        .run("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SELECT fence_audit(); COMMIT")
-}
-
-#[lab_test]
-fn to_whom_may_not_use_leases_it_says_what_it_left_out(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    let owner = audited.stage(ORDERS, BOUND)?[0].1.clone();
-    audited.owner.run(
-        "SELECT fence_unprotect('orders'); UPDATE orders SET fence = 777000001000000; SELECT fence_protect('orders')",
-    )?;
-    audited.admin.run(&format!("SELECT fence_revoke('{owner}')"))?;
-    audited.owner.notices();
-    ensure!(audited.other_findings("'orders'")?.is_empty());
-    let notices = audited.owner.notices();
-    ensure!(notices.len() == 1 && notices[0].severity == "NOTICE", "{notices:?}");
-    ensure!(notices[0].message.contains("last token"), "{notices:?}");
-    let hint = notices[0].hint.as_deref().context("no hint")?;
-    let statement = &hint[hint.find("SELECT").context("no statement")?..];
-    audited.admin.run(statement)?;
-    let rows = audited.other_findings("'orders'")?;
-    ensure!(
-        rows.len() == 1 && rows[0].0.contains("rows hold fences up to 777000001000000"),
-        "{rows:?}"
-    );
-    ensure!(audited.owner.notices().is_empty());
-    Ok(())
-}
-
-#[lab_test]
-fn writes_that_go_on_meanwhile_are_no_finding(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(ORDERS, "")?;
-    // Held up between its look at the last token and its look at the rows.
-    let mut reader = Background::connect(&audited.owner_conninfo())?;
-    audited.admin.run("BEGIN; LOCK TABLE orders IN ACCESS EXCLUSIVE MODE")?;
-    reader.send("SELECT finding FROM fence_audit('orders')")?;
-    reader.wait_until_blocked()?;
-    audited.admin.run(
-        "SELECT lease_revoke('order:1'); \
-         UPDATE orders SET v = 36, fence = lease_acquire('order:1'); COMMIT",
-    )?;
-    let rows = reader.rows()?;
-    ensure!(rows.concat() == [Some(UNBOUND.replace("|notice|", ""))], "{rows:?}");
-    Ok(())
-}
-
-#[lab_test]
 fn it_finds_nothing_in_a_copy_by_dump(lab: &Lab) -> Result<()> {
     let mut audited = AuditedDatabase::new(lab)?;
     audited.stage(PARTITIONS, ", lease => 'order:{id}', verify => true, always => true")?;
@@ -257,26 +136,4 @@ fn it_finds_nothing_in_a_copy_by_dump(lab: &Lab) -> Result<()> {
     let rows = copy.connect()?.rows("SELECT * FROM public.fence_audit()")?;
     ensure!(rows.is_empty(), "{rows:?}");
     Ok(())
-}
-
-#[lab_test]
-fn a_table_whose_triggers_were_not_restored_is_found(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(ORDERS, BOUND)?;
-    let triggers =
-        "SELECT string_agg(format('DROP TRIGGER %I ON orders', tgname), ';') FROM pg_trigger \
-                     WHERE tgrelid = 'orders'::regclass AND NOT tgisinternal";
-    let triggers = audited.owner.text(triggers)?.context("no triggers")?;
-    audited.owner.run(&triggers)?;
-    let rows = audited.audit("")?;
-    ensure!(
-        rows.len() == 1
-            && rows[0].0.starts_with(
-                "orders|notice|no trigger of pg_fence is on this table, which was fenced"
-            ),
-        "{rows:?}"
-    );
-    audited.owner.run(&rows[0].1)?;
-    audited.bind(false)?;
-    audited.clear()
 }

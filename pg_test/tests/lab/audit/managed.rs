@@ -13,81 +13,6 @@ fn by_hand(events: &str, arguments: &str) -> String {
     )
 }
 
-const EVERY: &str = "INSERT OR UPDATE OR DELETE";
-
-#[lab_test]
-fn a_managed_fence_without_a_lease_is_no_finding(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(HOLE.table, "")?;
-    for arguments in ["'fence', 'managed'", "'fence', 'managed', 'order:{id}'"] {
-        audited.owner.run(&by_hand(EVERY, arguments))?;
-        for what in ["'orders'", ""] {
-            let rows = audited.other_findings(what)?;
-            ensure!(rows.is_empty(), "{arguments}: {rows:?}");
-        }
-    }
-    // The same fence in monotonic mode is one.
-    audited.owner.run(&by_hand(EVERY, "'fence', 'monotonic'"))?;
-    let rows = audited.other_findings("'orders'")?;
-    ensure!(rows.len() == 1 && rows[0].0.starts_with("orders|hole|monotonic without"), "{rows:?}");
-    Ok(())
-}
-
-#[lab_test]
-fn a_managed_fence_without_insert_is_found(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(HOLE.table, "")?;
-    audited.owner.run(&by_hand("UPDATE OR DELETE", "'fence', 'managed'"))?;
-    let rows = audited.other_findings("'orders'")?;
-    ensure!(rows.len() == 1 && rows[0].0 == "orders|hole|INSERT not fenced", "{rows:?}");
-    let remedy = "SELECT public.fence_protect('s.orders', mode => 'managed', events => 'insert,update,delete,truncate');";
-    ensure!(rows[0].1 == remedy, "{rows:?}");
-    Ok(())
-}
-
-#[lab_test]
-fn a_managed_fence_is_mended_as_one(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(HOLE.table, "")?;
-    audited.owner.run("CREATE TABLE child () INHERITS (orders)")?;
-    for (arguments, mended) in [
-        ("'fence', 'managed'", "fenced('fence', 'managed')"),
-        ("'fence', 'managed', 'order:{id}'", "fenced('fence', 'managed', 'order:{id}')"),
-    ] {
-        audited.owner.run(&by_hand(EVERY, arguments))?;
-        let rows = audited.other_findings("'orders'")?;
-        let told: Vec<&str> = rows.iter().map(|row| &*row.0).collect();
-        ensure!(
-            told == [
-                "child|hole|INSERT, UPDATE, DELETE not fenced",
-                "child|notice|TRUNCATE not fenced"
-            ],
-            "{told:?}"
-        );
-        ensure!(rows.iter().all(|row| row.1.contains(mended)), "{rows:?}");
-        for (_, remedy) in &rows {
-            audited.owner.run(remedy)?;
-        }
-        ensure!(audited.other_findings("'orders'")?.is_empty());
-        // One that judges otherwise than its root does.
-        let other = "CREATE OR REPLACE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON child \
-                     FOR EACH ROW EXECUTE FUNCTION fenced('fence', 'monotonic')";
-        audited.owner.run(other)?;
-        let rows = audited.other_findings("")?;
-        ensure!(
-            rows.len() == 1
-                && rows[0]
-                    .0
-                    .starts_with(r#"child|hole|trigger "fenced" judges by other arguments"#),
-            "{rows:?}"
-        );
-        audited.owner.run(&rows[0].1)?;
-        ensure!(audited.other_findings("")?.is_empty());
-        audited.owner.run("DROP TRIGGER fenced ON child; DROP TRIGGER fenced_truncate ON child")?;
-    }
-    Ok(())
-}
-
 const FREE: &str = "mode => 'managed', events => 'update,delete,truncate'";
 
 #[lab_test]
@@ -230,38 +155,6 @@ fn a_row_whose_key_the_database_makes_is_no_finding(lab: &Lab) -> Result<()> {
         after: "428C9",
         ..BROUGHT_BACK
     }])
-}
-
-#[lab_test]
-fn what_mends_such_a_fence_leaves_its_rows_free(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    for (built, found) in [
-        (
-            "CREATE FUNCTION low() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END';
-             CREATE TRIGGER zz BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION low()",
-            "orders|hole|trigger \"zz\" runs after the fence and may change what it has judged",
-        ),
-        ("DROP TRIGGER fenced_truncate ON orders", "orders|notice|TRUNCATE not fenced"),
-    ] {
-        audited.stage(HOLE.table, BOUND)?;
-        audited.owner.run(&format!(
-            "ALTER TABLE orders ALTER id ADD GENERATED ALWAYS AS IDENTITY (START 2);
-             SELECT fence_protect('orders', {FREE}); {built}"
-        ))?;
-        let rows = audited.audit("'orders'")?;
-        ensure!(rows.len() == 1 && rows[0].0 == found, "{rows:?}");
-        audited.owner.run(&rows[0].1)?;
-        ensure!(audited.audit("'orders'")?.is_empty() && audited.audit("")?.is_empty());
-        let free: bool = audited.owner.one(
-            "SELECT bool_and(pg_get_triggerdef(oid) LIKE '%''delete,truncate,update'')') FROM pg_trigger \
-              WHERE tgrelid = 'orders'::regclass AND tgname LIKE 'fenced%'",
-            &[],
-        )?;
-        ensure!(free, "{}", rows[0].1);
-        audited.comes_to("INSERT INTO orders (v) VALUES (33)", LANDS)?;
-        audited.clear()?;
-    }
-    Ok(())
 }
 
 /// `fence_protect` keeps the lease that a call leaves out: a remedy that means none has to say so.

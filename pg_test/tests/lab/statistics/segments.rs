@@ -48,46 +48,6 @@ fn a_copy_of_a_database_begins_anew(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn an_extension_created_anew_counts_anew(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut sessions = [db.connect()?, db.connect()?, db.connect()?];
-    for round in 0..4 {
-        for (n, session) in sessions.iter_mut().enumerate() {
-            session.acquire(&format!("job{n}"), "1 h")?;
-            refuse(session, round + 1)?;
-        }
-        ensure!(shown(&mut sessions[1])? == "grants 3, refused_pf004 3", "round {round}");
-        let presented = sessions[2].text(PRESENTED)?;
-        ensure!(presented == Some(vec![(round + 1).to_string(); 3].join(" ")), "{presented:?}");
-        let who = &mut sessions[(round % 3) as usize];
-        if round % 2 == 0 {
-            who.run("BEGIN; DROP EXTENSION pg_fence; CREATE EXTENSION pg_fence; COMMIT")?;
-        } else {
-            who.run("DROP EXTENSION pg_fence")?;
-            who.run("CREATE EXTENSION pg_fence")?;
-        }
-        ensure!(shown(&mut sessions[0])?.is_empty(), "round {round}");
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn an_extension_that_was_not_dropped_after_all_counts_on(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut session, mut other) = (db.connect()?, db.connect()?);
-    session.acquire("a", "1 h")?;
-    other.acquire("b", "1 h")?;
-    session.run("BEGIN; DROP EXTENSION pg_fence")?;
-    session.run("CREATE EXTENSION pg_fence; SELECT lease_acquire('a'); ROLLBACK")?;
-    other.acquire("c", "1 h")?;
-    session.acquire("d", "1 h")?;
-    ensure!(shown(&mut other)? == "grants 4", "{}", shown(&mut other)?);
-    // A session that comes later finds the same.
-    ensure!(shown(&mut db.connect()?)? == "grants 4");
-    Ok(())
-}
-
-#[lab_test]
 fn a_standby_shows_nothing_and_counts_once_it_is_promoted(lab: &Lab) -> Result<()> {
     let primary = lab.builder().without_fsync().start()?;
     let standby = lab.builder().without_fsync().standby_of(&primary)?;
@@ -130,44 +90,6 @@ fn the_handle_of_somebody_elses_memory_is_left_alone(lab: &Lab) -> Result<()> {
     let mut late = other.connect()?;
     late.acquire("c", "1 h")?;
     ensure!(shown(&mut late)? == "grants 1");
-    Ok(())
-}
-
-#[lab_test]
-fn a_locked_sequence_keeps_nobody_waiting(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut admin = db.connect()?;
-    admin.run("BEGIN; ALTER SEQUENCE fence.stats_memory_seq OWNED BY NONE; LOCK TABLE pg_description IN ACCESS SHARE MODE")?;
-    admin.run("ALTER SEQUENCE fence.stats_memory_seq SET LOGGED")?;
-    let mut session = db.connect()?;
-    session.run("SET lock_timeout = '10 s'; SET statement_timeout = '10 s'")?;
-    let token = session.acquire("a", "1 h")?;
-    session.renew("a", token)?;
-    admin.run("ROLLBACK")?;
-    // What was kept back is there once it can be.
-    session.release("a", token)?;
-    ensure!(shown(&mut session)? == "grants 1, releases 1, renewals 1");
-    Ok(())
-}
-
-#[lab_test]
-fn a_sequence_that_is_not_fit_only_stops_the_counting(lab: &Lab) -> Result<()> {
-    for spoil in [
-        "ALTER SEQUENCE fence.stats_memory_seq SET LOGGED",
-        "ALTER SEQUENCE fence.stats_memory_seq MAXVALUE 2",
-        "ALTER EXTENSION pg_fence DROP SEQUENCE fence.stats_memory_seq; DROP SEQUENCE fence.stats_memory_seq",
-    ] {
-        let db = lab.database()?;
-        db.connect()?.run(spoil)?;
-        let mut session = db.connect()?;
-        session.run("CREATE TABLE t (fence bigint); INSERT INTO t VALUES (NULL); SELECT fence_protect('t')")?;
-        let token = session.acquire("a", "1 h")?;
-        session.run(&format!("UPDATE t SET fence = {token}"))?;
-        session.refused("UPDATE t SET fence = 1", "PF001")?;
-        ensure!(session.truth("SELECT stats_reset IS NULL AND grants = 0 FROM fence.stats")?, "{spoil}");
-        ensure!(session.rows("SELECT * FROM fence.refusals")?.is_empty(), "{spoil}");
-        session.run("SELECT fence_stats_reset()")?;
-    }
     Ok(())
 }
 

@@ -87,11 +87,6 @@ impl AuditedDatabase {
         self.db.conninfo()
     }
 
-    /// The owner's way in.
-    pub fn owner_conninfo(&self) -> Conninfo {
-        self.db.conninfo().user(&self.roles[0])
-    }
-
     /// Runs each hole on a table of its own.
     pub fn close_all(&mut self, holes: &[Hole]) -> Result<()> {
         for hole in holes {

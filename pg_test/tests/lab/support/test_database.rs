@@ -1,6 +1,6 @@
 //! A database with the extension in it, and short words for what the tests of the fence do there.
 
-use pg_test::{bail, ensure, Context, Database, Fault, Lab, Result, Session};
+use pg_test::{ensure, Context, Database, Lab, Result, Session};
 use std::ops::{Deref, DerefMut};
 
 /// A table that most tests write to: one row, `id` 1.
@@ -63,31 +63,6 @@ impl TestDatabase {
     pub fn token(&mut self) -> Result<i64> {
         self.drawn += 1;
         self.grant(&format!("any:{}", self.drawn))
-    }
-
-    /// Runs statements in a transaction that is rolled back; the answer is what `probe` shows
-    /// before the end, or the refusal.
-    pub fn try_out(&mut self, sql: &str, probe: &str) -> Result<Result<String, Fault>> {
-        self.run("BEGIN")?;
-        let outcome = match self.try_rows(sql) {
-            Ok(_) => Ok(shown(self, probe)?),
-            Err(fault) => Err(fault),
-        };
-        self.run("ROLLBACK")?;
-        Ok(outcome)
-    }
-
-    /// As [`TestDatabase::try_out`], with what must come of it: an SQLSTATE, or what the probe shows.
-    pub fn comes_to(&mut self, sql: &str, probe: &str, wanted: &str) -> Result<()> {
-        let outcome = self.try_out(sql, probe)?;
-        let got = match &outcome {
-            Ok(text) => text.clone(),
-            Err(fault) => fault.sqlstate.clone(),
-        };
-        if got != wanted {
-            bail!("wanted {wanted}, got {}: {sql}", outcome.unwrap_or_else(|f| f.to_string()));
-        }
-        Ok(())
     }
 }
 
