@@ -11,6 +11,7 @@ const CLOCK: &str = "a limit: a wait is counted by the server's clock";
 const SLOW: &str = "too slow for it: SQL in hundreds of thousands of rounds";
 const DEPENDS: &str = "there the trigger fence_named depends on the column";
 const BY_HAND: &str = "a limit: a trigger made by hand knows less";
+const COMMAND: &str = "the command asks for what only the extension has";
 const CATALOG: &str = "it names functions and relations that only the extension has";
 const MAINTENANCE: &str =
     "a limit: a try waits while VACUUM FULL and the like work on the table of the leases, or wait for it";
@@ -73,6 +74,15 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("attacks::without_the_secret_of_the_locks_nothing_is_granted", CATALOG),
     ("managed::a_rightful_holder_is_not_told_of_a_newer_one", PLAIN),
     ("protect::it_takes_off_the_fence_and_nothing_else", BY_HAND),
+    ("command::pages::every_command_line_of_the_pages_runs", COMMAND),
+    ("command::pages::in_a_second_database_the_token_is_not_its_own", RIGHTS),
+    ("command::scenarios::a_session_lease_passes_on_when_its_connection_ends", COMMAND),
+    ("command::scenarios::all_of_it_is_killed_and_its_session_lease_passes_on", COMMAND),
+    ("command::scenarios::several_hold_several_leases", COMMAND),
+    ("command::terminals::who_waits_is_told_for_whom_and_at_which_place", "lite does not say who waits"),
+    ("command::views::refusals_are_followed_over_a_restart_of_the_server", COMMAND),
+    ("command::views::refusals_holes_and_counters_are_shown", COMMAND),
+    ("command::views::what_is_watched_ends_with_its_reader", COMMAND),
     ("guards::another_role_s_token_is_42501", TRUST),
     ("guards::locks::a_guard_makes_no_row_lock_and_no_multixact", "there a guard is a lock of the lease's row"),
     ("guards::locks::not_even_one_of_the_same_transaction", ITSELF),
