@@ -218,11 +218,12 @@ pub fn a_cut_that_is_mended_in_time_ends_nothing(scene: &Scene) -> Result<()> {
     let cable = Cable::lay(scene.lab().cluster().port())?;
     let script = "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; \
               psql -qXc \"UPDATE work SET value = 'A1'\"";
-    let run = stage.run_by(&cable, "job --ttl 24s", script)?;
+    let run = stage.run_by(&cable, "job --ttl 48s", script)?;
     stage.pid("pid")?;
     stage.wait_for_renewal()?;
     cable.set(CableState::Swallows(Way::Both));
-    std::thread::sleep(scene.time(Duration::from_secs(9)));
+    // A renewal is due in it, after a third of the ttl.
+    std::thread::sleep(scene.time(Duration::from_secs(17)));
     cable.set(CableState::Mended);
     stage.wait_for_renewal()?;
     stage.touch("go")?;
