@@ -237,7 +237,7 @@ CREATE OR REPLACE FUNCTION fence_lite.ended_since(l fence.lease, as_of pg_snapsh
 
 -- A hash that does not run backwards: nobody finds another's key.
 CREATE OR REPLACE FUNCTION fence_lite.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
-  RETURN ('x' || left(encode(sha256(replace('fence ' || current_database() || lease, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
+  RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
 -- Who waits, and who grants a new name, has the key and a lock of fence.turn, which no stranger can have.
 CREATE OR REPLACE FUNCTION fence_lite.nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$

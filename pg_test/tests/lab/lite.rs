@@ -363,25 +363,36 @@ fn an_advisory_lock_of_a_stranger_s_is_a_nuisance_with_a_bound(lab: &Lab) -> Res
     Ok(())
 }
 
-/// A copy has the same oids, and a waiter of it stands in nobody's way here.
+/// A copy has the same oids, and a waiter of it stands in nobody's way here; nor where its name and the lease's read together the same.
 #[lab_test]
 fn who_waits_in_a_copy_of_the_database_counts_there_alone(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
     let (mut here, role) = (db.connect_as(&owner)?, db.role("stranger")?);
     let token = here.acquire("job", "1 h")?;
+    here.acquire("ob", "1 h")?;
     drop(here);
-    let copy = db.copy()?;
-    let mut waits = Background::connect(&copy.conninfo().user(&owner))?;
-    waits.send("SELECT lease_acquire('job', wait => '1 min')")?;
+    let (copy, longer) = (db.copy()?, format!("{}j", db.name()));
+    let mut admin = db.connect()?;
+    admin.run(&format!("ALTER DATABASE {} RENAME TO {longer}", copy.name()))?;
     let mut here = db.connect_as(&owner)?;
-    wait_until_it_sleeps(&mut here, &waits)?;
+    let mut waiters = Vec::new();
+    for lease in ["job", "ob"] {
+        let mut waits = Background::connect(&copy.conninfo().dbname(&longer).user(&owner))?;
+        waits.send(&format!("SELECT lease_acquire('{lease}', wait => '1 min')"))?;
+        wait_until_it_sleeps(&mut here, &waits)?;
+        waiters.push(waits);
+    }
     here.release("job", token)?;
     let key = key(&mut here, "job")?;
     let mut stranger = db.connect_as(&role)?;
     stranger.run(&format!("SELECT pg_advisory_lock({key})"))?;
     ensure!(here.acquire("job", "1 h")? > token);
-    waits.cancel()?;
-    waits.refused("57014").map(drop)
+    for waits in &mut waiters {
+        waits.cancel()?;
+        waits.refused("57014")?;
+    }
+    drop(waiters);
+    admin.run(&format!("DROP DATABASE {longer} WITH (FORCE)"))
 }
 
 /// The owner of a table has code of theirs run by others: by an index under ANALYZE, by a trigger under a cascade. It gets no lease,
