@@ -5,14 +5,15 @@
 //! ```text
 //! # A comment says why. Each test has a fresh database; a setup is what the tests below it begin with, until the next.
 //! setup
-//!   CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint)
+//!   CREATE TABLE orders (id int PRIMARY KEY, v int)
+//!   INSERT INTO orders VALUES (1, 0); SELECT fence_protect('orders')
 //!   row := SELECT v, fence FROM orders
 //!
 //! test a_stale_token_is_refused
 //!   old, new = SELECT lease_acquire('a'), lease_acquire('b')
 //!   UPDATE orders SET v = 1, fence = $new
 //!     WHERE id = 1
-//!   UPDATE orders SET fence = $old => PF001 is not newer … HINT: Acquire
+//!   UPDATE orders SET fence = $old => PF001 stale … HINT: A newer holder
 //!   $row => 1|$new
 //! ```
 //!
@@ -23,11 +24,11 @@
 //! | --- | --- |
 //! | `SQL` | must succeed, whatever rows come |
 //! | `SQL => a\|b / c\|-` | the rows, whole. `-` is NULL, `''` an empty text, `(no row)` none, `*` any value but NULL |
-//! | `SQL => PF001 words … more words` | the SQLSTATE, and what message, DETAIL, HINT, SCHEMA, TABLE, COLUMN must say |
-//! | `SQL => error words`, `SQL => anything` | any error; rows or an error |
+//! | `SQL => PF001 words … more words` | the SQLSTATE, and what message, DETAIL, HINT, SCHEMA, TABLE, COLUMN must say, in any order |
+//! | `SQL => error words`, `SQL => anything` | any error; rows, or an error that leaves the session |
 //! | `x, y = SQL` | one row, no NULL in it; from now on `$x` and `${y}` are these texts, wherever they stand: no quotes are added |
 //! | `x := text` | `$x` is this text, in which other values may stand |
-//! | `try SQL ;; PROBE => …` | rolled back; what comes is of the probe, if there is one and the SQL has not failed |
+//! | `try SQL ;; PROBE => …` | in a transaction of its own that is rolled back; what comes is of the probe, if there is one and the SQL has not failed |
 //! | `until SQL => …` | again and again, until that comes |
 //! | `b: SQL` | in a session named `b`, which is opened when it is first named; `b as app:`, as that role |
 //! | `b: SQL waits`, `… waits for c` | it must wait for a lock or in the queue, held up by the session `c` |

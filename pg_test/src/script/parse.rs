@@ -128,7 +128,7 @@ fn what(text: &str) -> Result<What> {
         return Ok(What::Roles(names.split_whitespace().map(str::to_owned).collect()));
     }
     let (session, role, text) = session_of(text);
-    let (mut statement, outcome) = match expectation(text) {
+    let (mut statement, outcome) = match expectation(text)? {
         Some(at) => (text[..at].trim(), Some(text[at + 2..].trim().replace('\n', " "))),
         None => (text, None),
     };
@@ -206,8 +206,8 @@ fn values_of(statement: &str) -> Option<(Vec<String>, &str)> {
     names.iter().all(|name| is_name(name)).then(|| (names, rest.trim()))
 }
 
-/// Where the `=>` is that names no argument: outside of quotes and parentheses.
-fn expectation(text: &str) -> Option<usize> {
+/// Where the `=>` is that names no argument: outside of quotes and parentheses, which must all be closed.
+fn expectation(text: &str) -> Result<Option<usize>> {
     let (mut quote, mut depth, mut at) = (None, 0, 0);
     while at < text.len() {
         let rest = &text[at..];
@@ -217,12 +217,13 @@ fn expectation(text: &str) -> Option<usize> {
             (Some(_), Some(_)) if quote == mark => quote = None,
             (None, None) if rest.starts_with('(') => depth += 1,
             (None, None) if rest.starts_with(')') => depth -= 1,
-            (None, None) if depth == 0 && rest.starts_with("=>") => return Some(at),
+            (None, None) if depth == 0 && rest.starts_with("=>") => return Ok(Some(at)),
             _ => {}
         }
         at += mark.map_or(rest.chars().next().map_or(1, char::len_utf8), str::len);
     }
-    None
+    ensure!(quote.is_none() && depth == 0, "a quote or parenthesis is not closed: {text}");
+    Ok(None)
 }
 
 fn is_name(text: &str) -> bool {

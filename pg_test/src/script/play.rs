@@ -12,20 +12,23 @@ use std::time::{Duration, Instant};
 struct Player<'a> {
     database: &'a Database,
     patience: Duration,
-    sessions: BTreeMap<String, Background>,
+    /// With the role that each was opened as, if one was named.
+    sessions: BTreeMap<String, (Option<String>, Background)>,
     /// What `$name` stands for, and whether it was written in the script: in that other values may stand.
     values: BTreeMap<String, (String, bool)>,
     roles: BTreeSet<String>,
 }
 
-/// Plays a test in a fresh database. What must come comes within `patience`.
+/// Plays a test in a fresh database. What must come comes within `patience`, but for a wait, which has [`PATIENCE`].
+///
+/// [`PATIENCE`]: crate::process::PATIENCE
 pub fn play(test: &Test, database: &Database, patience: Duration) -> Result<()> {
     let values = BTreeMap::from([("db".to_owned(), (database.name().to_owned(), false))]);
     let (sessions, roles) = Default::default();
     let mut player = Player { database, patience, sessions, values, roles };
     player.steps(&test.path, &test.setup)?;
     player.steps(&test.path, &test.steps)?;
-    for (name, session) in &player.sessions {
+    for (name, (_, session)) in &player.sessions {
         if let Some(sql) = session.pending() {
             bail!("{}: nobody has asked what became of {name}: {sql}", test.path);
         }
@@ -70,15 +73,20 @@ impl Player<'_> {
 
     /// The session of that name. It is opened as the role that is named, as the role of its own name, or as a superuser.
     fn session(&mut self, name: &str, role: Option<&str>) -> Result<&mut Background> {
+        let role = role.or(self.roles.get(name).map(String::as_str));
         if !self.sessions.contains_key(name) {
             let conninfo = self.database.conninfo();
-            let conninfo = match role.or(self.roles.get(name).map(String::as_str)) {
+            let conninfo = match role {
                 Some(role) => conninfo.user(&self.filled_in(&format!("${role}"))?),
                 None => conninfo,
             };
-            self.sessions.insert(name.to_owned(), Background::connect_once(&conninfo)?);
+            let session = (role.map(str::to_owned), Background::connect_once(&conninfo)?);
+            self.sessions.insert(name.to_owned(), session);
         }
-        Ok(self.sessions.get_mut(name).expect("it was opened"))
+        let (opened_as, session) = self.sessions.get_mut(name).expect("it was opened");
+        let fits = role.is_none() || role == opened_as.as_deref();
+        ensure!(fits, "{name} was opened as {opened_as:?}, and is not {role:?}");
+        Ok(session)
     }
 
     fn act(
@@ -97,6 +105,9 @@ impl Player<'_> {
             Action::Try(_, Some(probe)) => Some(self.filled_in(probe)?),
             _ => None,
         };
+        if matches!(action, Action::Notices(_) | Action::Disconnect) {
+            ensure!(self.sessions.contains_key(name), "there is no session {name}");
+        }
         let session = self.session(name, role)?;
         match action {
             Action::Run(_) => match wanted {
@@ -108,6 +119,7 @@ impl Player<'_> {
             },
             Action::Try(..) => {
                 outcome(session, "BEGIN", patience)??;
+                ensure!(session.notices().is_empty(), "a try within a transaction would undo it");
                 let mut tried = outcome(session, &sql, patience)?;
                 if let (true, Some(probe)) = (tried.is_ok(), probe) {
                     // That one may not fail.
@@ -126,10 +138,7 @@ impl Player<'_> {
             },
             Action::StillWaits => {
                 let sql = session.pending().context("it has nothing to wait for")?.to_owned();
-                if session.is_finished() {
-                    bail!("{sql}\n  it has ended: {}", shown(&session.outcome(patience)?));
-                }
-                Ok(())
+                session.wait_until_blocked().context(sql)
             }
             Action::Woken => {
                 let sql = session.pending().unwrap_or_default().to_owned();
@@ -144,6 +153,7 @@ impl Player<'_> {
                 Ok(())
             }
             Action::Disconnect => {
+                ensure!(session.pending().is_none(), "it is at work: {:?}", session.pending());
                 self.sessions.remove(name);
                 Ok(())
             }
@@ -157,7 +167,8 @@ impl Player<'_> {
         session.wait_until_blocked()?;
         if let Some(whom) = whom {
             let by = session.blocked_by()?;
-            let whom = self.sessions.get(whom).with_context(|| format!("no session {whom}"))?;
+            let missing = || format!("there is no session {whom}");
+            let (_, whom) = self.sessions.get(whom).with_context(missing)?;
             ensure!(by == [whom.pid()], "it waits for {by:?}, not for {}: {sql}", whom.pid());
         }
         Ok(())

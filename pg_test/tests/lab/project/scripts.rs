@@ -1,8 +1,10 @@
 //! The scripts: what a step must come to, and that a wrong expectation fails.
 
+use pg_test::extension::source_root;
 use pg_test::process::PATIENCE;
 use pg_test::script::{play, tests_of};
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
+use std::fs;
 use std::time::Duration;
 
 /// Steps that are as they say, and steps that are not, with words of what is said then.
@@ -29,6 +31,8 @@ const STEPS: &[(&str, &str)] = &[
     ("SELECT 1 WHERE false => *", "got: (no row)"),
     ("SELECT '(no row)' => (no row)", "got: '(no row)'"),
     ("SELECT 'a|b' => a|b", "got: 'a|b'"),
+    ("SELECT quote_literal('') => ''", "got: ''''"),
+    ("SELECT pg_terminate_backend(pg_backend_pid()) => anything", "wanted: anything"),
     ("SELECT 1/0 => 22012", ""),
     ("SELECT 1/0 => 22012 division", ""),
     ("SELECT 1/0 => 22012 division … zero", ""),
@@ -67,11 +71,13 @@ const STEPS: &[(&str, &str)] = &[
     ("try SELECT 1/0 ;; SELECT 2 => 2", "got: ERROR 22012"),
     ("try SELECT 2 ;; SELECT 1/0 => 22012", "division by zero"),
     ("try SELECT 1/0 => 22012\n  SELECT 1 => 1", ""),
+    ("BEGIN\n  try SELECT 1 => 1", "a try within a transaction would undo it"),
     ("CREATE SEQUENCE s\n  until SELECT nextval('s') => 3", ""),
     ("until SELECT 1 => 2", "got: 1"),
     // Sessions, roles, waits, notices.
     ("role app\n  app: SELECT current_user => $app\n  b as app: SELECT current_user => $app", ""),
     ("b as app: SELECT 1", "there is no $app"),
+    ("role other\n  b: SELECT 1\n  b as other: SELECT 1", "b was opened as None"),
     ("SELECT 1\n  b: waits := 1", "unknown step"),
     ("BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1), 'b' waits\n  b: still waits\n  \
       COMMIT\n  b: woken => ''|b", ""),
@@ -84,16 +90,22 @@ const STEPS: &[(&str, &str)] = &[
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: woken", "no outcome within 1s"),
     ("b: SELECT 1 waits", "it should wait, but it ended"),
     ("b: still waits", "it has nothing to wait for"),
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT\n  b: still waits", "it should wait, but it ended"),
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: disconnect", "it is at work"),
     ("b: woken", "no statement was sent"),
     ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => WARNING 01000 late", ""),
     ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => WARNING 01000 soon", "WARNING 01000: too late"),
     ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => none", "WARNING 01000: too late"),
     ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  SELECT 1\n  notices => none", ""),
-    ("notices => WARNING 01000", "got: []"),
+    ("SELECT 1\n  notices => WARNING 01000", "got: []"),
+    ("bb: notices => none", "there is no session bb"),
+    ("bb: disconnect", "there is no session bb"),
     ("a: SET application_name = 'x'\n  a: disconnect\n  a: SHOW application_name => lab", ""),
     // What is no step.
     ("wokn => 1", "t.script:2: unknown step"),
     ("SELECT 1 =>", "nothing behind the =>"),
+    ("SELECT 1 -- the row's => 2", "a quote or parenthesis is not closed"),
+    ("SELECT 1 -- (see => 2", "a quote or parenthesis is not closed"),
     ("try SELECT 1", "what must come of it is left out"),
     ("b: SELECT 1 waits => 1", "what waits has no outcome yet"),
     ("each a, b\n    | 1\n    SELECT 1", "t.script:3: 1 cells for 2 names"),
@@ -124,6 +136,19 @@ fn a_step_comes_to_what_it_says_or_the_test_fails(lab: &Lab) -> Result<()> {
 fn outcome(database: &Database, text: &str, patience: Duration) -> Result<()> {
     let tests = tests_of("t.script", text)?;
     play(tests.first().context("no test")?, database, patience)
+}
+
+/// That of the page of the format, too.
+#[lab_test]
+fn the_example_is_as_it_says(lab: &Lab) -> Result<()> {
+    let source = fs::read_to_string(source_root().join("pg_test/src/script.rs"))?;
+    let example = source.split("//! ```").nth(1).context("no example")?;
+    let lines = example.lines().skip(1).map(|line| line.trim_start_matches("//!").get(1..));
+    let text: Vec<&str> = lines.map(Option::unwrap_or_default).collect();
+    let tests = tests_of("example.script", &text.join("\n"))?;
+    ensure!(!tests.is_empty(), "it has no test");
+    let database = lab.database()?;
+    tests.iter().try_for_each(|test| play(test, &database, PATIENCE))
 }
 
 #[lab_test]
