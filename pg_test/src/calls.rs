@@ -1,6 +1,7 @@
 //! The calls on leases, as short as a test wants them.
 
-use crate::client::{literal, Session};
+use crate::client::{literal, Rows, Session};
+use crate::process::{wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 
 /// Runs `round` with a ttl that its steps take less than, however slow the machine is: where the server says that the
@@ -12,6 +13,19 @@ pub fn within_ttl<T>(mut round: impl FnMut(&str) -> Result<Option<T>>) -> Result
         }
     }
     bail!("the grant was over too soon, even with a ttl of 32 s")
+}
+
+/// Waits until neither a call nor a row that it waited for has a lock left in the session's database.
+pub fn nothing_is_left(session: &mut Session) -> Result<()> {
+    let sql = "SELECT l.pid, l.mode, l.granted, l.objsubid FROM pg_locks l \
+               JOIN pg_database d ON d.oid = l.database \
+               WHERE d.datname = current_database() AND l.locktype IN ('advisory', 'tuple')";
+    let mut rows = Rows::new();
+    wait_until("no lock is left", PATIENCE, || {
+        rows = session.rows(sql).unwrap_or_default();
+        rows.is_empty()
+    })
+    .with_context(|| format!("{rows:?}"))
 }
 
 /// Short ways for a session to use leases.

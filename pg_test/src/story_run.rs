@@ -160,7 +160,7 @@ impl<'a> StoryRun<'a> {
     }
 
     /// Counts from zero, so that `counted` is about this run.
-    pub fn begin_counting(&self) -> Result<()> {
+    fn begin_counting(&self) -> Result<()> {
         self.run("SELECT fence_stats_reset()")
     }
 
@@ -186,7 +186,7 @@ impl<'a> StoryRun<'a> {
     }
 
     /// The ttl as SQL.
-    pub fn ttl_sql(&self) -> String {
+    fn ttl_sql(&self) -> String {
         format!("'{} s'", self.ttl.as_secs_f64())
     }
 }

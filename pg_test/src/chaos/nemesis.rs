@@ -9,11 +9,12 @@ use super::resolver::Resolver;
 use super::servers::Servers;
 use super::worker::{instructions_file, DATABASE};
 use super::worker_pool::WorkerPool;
+use crate::calls::nothing_is_left;
 use crate::cluster::Cluster;
 use crate::edition;
 use crate::prefix::Prefix;
 use crate::process::{self, PATIENCE};
-use anyhow::{ensure, Context, Result};
+use anyhow::{ensure, Result};
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -162,7 +163,7 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Whether the server writes its log. It does not where its walwriter was frozen amid that, or while it made a page of
 /// the log's buffers ready: so all of them are filled once.
 fn can_commit(primary: &Arc<Cluster>) -> bool {
-    let conninfo = primary.conninfo(DATABASE).set("synchronous_commit", "local");
+    let conninfo = primary.conninfo(DATABASE);
     let (answer, answered) = mpsc::channel();
     std::thread::spawn(move || {
         let logs = "SELECT pg_logical_emit_message(true, 'chaos',
@@ -607,20 +608,13 @@ impl Nemesis {
         self.workers.dismiss(Duration::from_secs(20));
         self.servers.primary().wait_ready(Duration::from_secs(60))?;
         self.resolver.take().map_or(Ok(()), |mut resolver| resolver.end())?;
-        self.nothing_is_left()
+        self.all_can_be_had()
     }
 
     /// No lock of anybody is left, and every lease can be had.
-    fn nothing_is_left(&self) -> Result<()> {
+    fn all_can_be_had(&self) -> Result<()> {
         let mut session = self.servers.primary().connect(DATABASE)?;
-        let left = "SELECT pid, mode, granted FROM pg_locks JOIN pg_database d ON d.oid = database
-                     WHERE datname = current_database() AND locktype IN ('advisory', 'tuple')";
-        let mut rows = Vec::new();
-        process::wait_until("no lock is left", PATIENCE, || {
-            rows = session.rows(left).unwrap_or_default();
-            rows.is_empty()
-        })
-        .with_context(|| format!("{rows:?}"))?;
+        nothing_is_left(&mut session)?;
         let all = format!(
             "SELECT lease_acquire('job:' || n, wait => '30 s', ttl => '1 us') IS NOT NULL
                FROM generate_series(0, {} - 1) n",

@@ -4,7 +4,6 @@ use super::kind::{adopted, row_of, MULTI_HOLDER};
 use super::maintenance;
 use super::worker::{DATABASE, WORKER};
 use crate::cassert;
-use crate::client::Session;
 use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster};
 use crate::dropped_files;
@@ -39,7 +38,7 @@ pub struct Stage {
     pub leases: i32,
     /// How many leases that a lock service grants have one.
     pub adopted: usize,
-    /// How many workers have rows of their own, under the leases that several may hold at once; none: no such rows.
+    /// How many workers have rows of their own, under the leases that several may hold at once.
     pub workers: u32,
     /// Whether tables are maintained meanwhile.
     pub maintains: bool,
@@ -62,9 +61,9 @@ impl Servers {
         let Stage { leases, workers, .. } = stage;
         let clock = Clock::new(&prefix.new_dir("clock")?.join("clock"))?;
         let primary = Arc::new(builder(&prefix, &clock).start()?);
-        local(&primary, "postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
+        primary.connect("postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
         let last = leases - 1;
-        let mut session = local(&primary, DATABASE)?;
+        let mut session = primary.connect(DATABASE)?;
         if edition::is_lite() {
             // As on a platform: by the owner of the database, who is no superuser.
             session.run(&format!(
@@ -92,7 +91,7 @@ impl Servers {
         session.run(
             "SELECT fence_protect('bound', lease => 'job:{id}'); SELECT fence_protect('free')",
         )?;
-        for lease in MULTI_HOLDER.into_iter().filter(|_| workers > 0) {
+        for lease in MULTI_HOLDER {
             session.run(&format!("INSERT INTO line VALUES ({lease}, 0)"))?;
             for worker in 0..workers {
                 let (_, row) = row_of(lease, worker);
@@ -254,7 +253,9 @@ impl Servers {
         self.primary = Arc::new(standby);
         // The first draw jumps; so does none of a standby that is made from here.
         // Where it is refused, that is what to say: it has failed over all the same, and what that cut off was not lost.
-        let drawn = local(&self.primary, DATABASE)
+        let drawn = self
+            .primary
+            .connect(DATABASE)
             .and_then(|mut session| session.run("SELECT lease_acquire('failover', ttl => '1 ms')"));
         self.crashes
             .extend(drawn.err().map(|error| format!("no lease after a failover: {error:#}")));
@@ -266,11 +267,6 @@ impl Servers {
 /// Whether a line of a log tells of a server process that has died of itself.
 fn died(line: &str) -> bool {
     line.contains("was terminated by signal") && !line.contains("by signal 9")
-}
-
-/// A session that waits for no standby.
-fn local(primary: &Cluster, database: &str) -> Result<Session> {
-    primary.conninfo(database).set("synchronous_commit", "local").connect()
 }
 
 fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {

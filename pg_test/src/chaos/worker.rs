@@ -18,7 +18,7 @@ use std::time::Duration;
 pub const DATABASE: &str = "chaos";
 
 /// The role of the servers' administrator.
-pub const ADMINISTRATOR: &str = "postgres";
+const ADMINISTRATOR: &str = "postgres";
 /// The role that workers of the lite edition have: there the state is another's, who is no superuser.
 pub const WORKER: &str = "worker";
 

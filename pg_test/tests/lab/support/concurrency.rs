@@ -1,6 +1,6 @@
 //! Several sessions at once: in the queue one behind the other, or all at the same instant.
 
-use pg_test::process::{wait_until, PATIENCE};
+pub use pg_test::calls::nothing_is_left;
 use pg_test::{
     bail, ensure, Background, Cluster, Context, Database, Fault, Lab, Result, Rows, Session,
 };
@@ -118,19 +118,6 @@ pub fn still_wait<'a>(sessions: impl IntoIterator<Item = &'a mut Background>) ->
         });
     }
     Ok(())
-}
-
-/// Waits until the extension has no lock left in the session's database.
-pub fn nothing_is_left(session: &mut Session) -> Result<()> {
-    let sql = "SELECT l.pid, l.mode, l.granted, l.objsubid FROM pg_locks l \
-               JOIN pg_database d ON d.oid = l.database \
-               WHERE d.datname = current_database() AND l.locktype = 'advisory'";
-    let mut rows = Rows::new();
-    wait_until("no lock is left", PATIENCE, || {
-        rows = session.rows(sql).unwrap_or_default();
-        rows.is_empty()
-    })
-    .map_err(|error| error.context(format!("{rows:?}")))
 }
 
 /// How often a process has gone to sleep, and so was woken up (voluntary context switches).
