@@ -1,6 +1,5 @@
 //! Known bugs, planted to show that the chaos run catches each of them: a build with `--cfg planted="<name>"`
-//! has one, any other has none and pays nothing for it. (`Cargo.toml` lists the names, too. `no-counting` is none of the
-//! chaos run's: the benchmark measures by it what counting costs.)
+//! has one, any other has none and pays nothing for it. (`Cargo.toml` lists the names, too.)
 
 use pg_fence_rules::Token;
 
@@ -22,8 +21,6 @@ pub const KEEP_WITHOUT_LOCK: bool = cfg!(planted = "keep-without-lock");
 pub const NO_ADOPT_LOCK: bool = cfg!(planted = "no-adopt-lock");
 /// The token is drawn before the lease is locked.
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
-/// Nothing is counted: what the bench sets beside the extension, to tell what counting takes.
-pub const NO_COUNTING: bool = cfg!(planted = "no-counting");
 
 thread_local! {
     /// The token that was drawn before the lock.

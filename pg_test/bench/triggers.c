@@ -1,6 +1,5 @@
 /*
- * The least that a BEFORE ROW trigger in C can do, to measure against: nothing, and one comparison. And a
- * function to be seen by callgrind.
+ * The least that a BEFORE ROW trigger in C can do, to measure against: nothing, and one comparison.
  */
 #include "postgres.h"
 #include "access/htup_details.h"
@@ -11,7 +10,6 @@
 PG_MODULE_MAGIC;
 PG_FUNCTION_INFO_V1(bench_empty);
 PG_FUNCTION_INFO_V1(bench_check);
-PG_FUNCTION_INFO_V1(bench_mark);
 
 Datum
 bench_empty(PG_FUNCTION_ARGS)
@@ -35,11 +33,4 @@ bench_check(PG_FUNCTION_ARGS)
 	if (new_null || (!old_null && DatumGetInt64(new_fence) <= DatumGetInt64(old_fence)))
 		ereport(ERROR, (errmsg("stale fencing token")));
 	return PointerGetDatum(data->tg_newtuple);
-}
-
-/* Where one count of instructions ends and the next begins. */
-Datum
-bench_mark(PG_FUNCTION_ARGS)
-{
-	PG_RETURN_VOID();
 }

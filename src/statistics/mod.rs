@@ -15,7 +15,6 @@ pub use counter::Counter;
 pub use refused_write::{refused, Known, RefusedWrite};
 
 use self::counter::COUNTERS;
-use crate::known_bugs;
 use crate::pg::session::settings;
 use pg_fence_rules::Instant;
 use std::cell::Cell;
@@ -38,9 +37,6 @@ pub fn count(counter: Counter) {
 /// Counts several events at once.
 #[inline]
 pub fn add(counter: Counter, number: usize) {
-    if known_bugs::NO_COUNTING {
-        return;
-    }
     pend(counter, number as u64);
     prepare();
 }
@@ -48,9 +44,7 @@ pub fn add(counter: Counter, number: usize) {
 /// Counts a row that the fence judges. Its statement has called `prepare`.
 #[inline(always)]
 pub fn judged_row() {
-    if !known_bugs::NO_COUNTING {
-        pend(Counter::WritesChecked, 1);
-    }
+    pend(Counter::WritesChecked, 1);
 }
 
 #[inline(always)]
@@ -62,7 +56,7 @@ fn pend(counter: Counter, number: u64) {
 /// Sees to it that there is a segment to add to, if there can be one: at a transaction's end it is too late.
 #[inline]
 pub fn prepare() {
-    if !segment::is_ready() && !known_bugs::NO_COUNTING {
+    if !segment::is_ready() {
         segment::make();
     }
 }

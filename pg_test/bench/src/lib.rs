@@ -45,12 +45,6 @@ pub struct Options {
     /// How often the contenders of a race take turns
     #[arg(long, value_name = "N")]
     pub rounds: Option<usize>,
-    /// Let the leases grow to ten million, which takes ten minutes more
-    #[arg(long)]
-    pub large: bool,
-    /// Write the report as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
     /// Write the plots as SVG
     #[arg(long, value_name = "DIR")]
     pub svg: Option<PathBuf>,
@@ -104,9 +98,6 @@ pub fn run(lab: &Lab, options: &Options) -> Result<Report> {
     }
     bench.progress("done");
     report.skipped = bench.skipped();
-    if let Some(file) = &options.json {
-        std::fs::write(file, serde_json::to_string_pretty(&report)?)?;
-    }
     if let Some(dir) = &options.svg {
         std::fs::create_dir_all(dir)?;
         for plot in report.sections.iter().flat_map(|section| &section.plots) {

@@ -3,11 +3,9 @@
 pub mod advisory;
 pub mod etcd;
 pub mod insert_first;
-pub mod limits;
 pub mod notify;
 pub mod ours;
 pub mod plpgsql;
-pub mod polling;
 pub mod redis;
 pub mod sql;
 pub mod two_updates;

@@ -5,11 +5,10 @@ use crate::spread::{grouped, Spread};
 use anyhow::{anyhow, Result};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
-use serde::Serialize;
 use std::path::Path;
 
 /// Which bar is the good one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Better {
     /// The longest.
     Higher,
@@ -18,7 +17,7 @@ pub enum Better {
 }
 
 /// A bar chart, drawn as SVG.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone)]
 pub struct Plot {
     /// Name of the file, without its ending.
     pub file: String,

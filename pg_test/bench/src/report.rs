@@ -1,12 +1,11 @@
-//! What is shown of a run: text, and the same as JSON.
+//! What is shown of a run.
 
 use crate::plot::Plot;
 use crate::spread::{grouped, Spread};
-use serde::Serialize;
 use std::fmt::{self, Display, Write};
 
 /// All that one run of the bench has to say.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub struct Report {
     /// The machine, the versions, the settings.
     pub description: Vec<String>,
@@ -16,7 +15,7 @@ pub struct Report {
 }
 
 /// What was measured of one subject: figures, what they should come to, charts.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default)]
 pub struct Section {
     pub title: String,
     /// What one must know to read it.
@@ -27,7 +26,7 @@ pub struct Section {
     pub plots: Vec<Plot>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub struct Table {
     /// What they are of.
     pub title: String,
@@ -38,8 +37,7 @@ pub struct Table {
 }
 
 /// One figure, or a name.
-#[derive(Debug, Clone, Serialize)]
-#[serde(untagged)]
+#[derive(Debug, Clone)]
 pub enum Cell {
     Text(String),
     /// A number, shown with so many digits after the point.
@@ -51,10 +49,9 @@ pub enum Cell {
 }
 
 /// What was aimed at, and what came of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug)]
 pub struct Goal {
     pub aim: String,
-    pub value: f64,
     /// What was measured, with its spread.
     pub shown: String,
     /// Whether it was reached.
@@ -79,13 +76,13 @@ impl Section {
     /// Adds a goal: `spread` shall be at least `bound`.
     pub fn at_least(&mut self, aim: &str, spread: Spread, bound: f64) {
         let (value, shown) = (spread.median, Cell::Spread(spread, 2).to_string());
-        self.goals.push(Goal { aim: aim.to_owned(), value, shown, met: value >= bound });
+        self.goals.push(Goal { aim: aim.to_owned(), shown, met: value >= bound });
     }
 
     /// Adds a goal: `spread` shall be at most `bound`.
     pub fn at_most(&mut self, aim: &str, spread: Spread, bound: f64) {
         let (value, shown) = (spread.median, Cell::Spread(spread, 2).to_string());
-        self.goals.push(Goal { aim: aim.to_owned(), value, shown, met: value <= bound });
+        self.goals.push(Goal { aim: aim.to_owned(), shown, met: value <= bound });
     }
 }
 
@@ -108,7 +105,7 @@ impl Display for Cell {
         match self {
             Cell::Text(text) => f.pad(text),
             Cell::Number(number, digits) => f.pad(&grouped(*number, *digits)),
-            Cell::Spread(Spread { median, low, high, .. }, digits) => f.pad(&format!(
+            Cell::Spread(Spread { median, low, high }, digits) => f.pad(&format!(
                 "{} ({}–{})",
                 grouped(*median, *digits),
                 grouped(*low, *digits),

@@ -11,7 +11,6 @@ pub mod death;
 mod fence;
 mod growth;
 mod handover;
-mod instructions;
 mod jobs;
 mod keep;
 mod lite;
@@ -47,6 +46,4 @@ pub const ALL: &[Subject] = &[
     subject("prefixes", prefixes::measure),
     subject("databases", databases::measure),
     subject("lite", lite::measure),
-    subject("instructions", instructions::measure),
-    subject("counting", instructions::measure_counting),
 ];

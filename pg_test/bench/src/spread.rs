@@ -1,18 +1,15 @@
 //! Medians, quartiles, ratios, percentiles.
 
-use serde::Serialize;
 use std::time::Duration;
 
-/// Of several rounds: the middle, the middle half and the ends.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+/// Of several rounds: the middle, and the middle half.
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     pub median: f64,
     /// The first quartile.
     pub low: f64,
     /// The third quartile.
     pub high: f64,
-    pub min: f64,
-    pub max: f64,
 }
 
 impl Spread {
@@ -20,16 +17,15 @@ impl Spread {
     pub fn of(values: &[f64]) -> Spread {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
-        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
-            let none = f64::NAN;
-            return Spread { median: none, low: none, high: none, min: none, max: none };
-        };
+        if sorted.is_empty() {
+            return Spread { median: f64::NAN, low: f64::NAN, high: f64::NAN };
+        }
         let at = |share: f64| {
             let place = share * (sorted.len() - 1) as f64;
             let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
             below + (above - below) * place.fract()
         };
-        Spread { median: at(0.5), low: at(0.25), high: at(0.75), min, max }
+        Spread { median: at(0.5), low: at(0.25), high: at(0.75) }
     }
 
     /// Of the ratios within each round.
@@ -40,9 +36,7 @@ impl Spread {
 
     /// The same in another unit.
     pub fn times(self, factor: f64) -> Spread {
-        let Spread { median, low, high, min, max } = self;
-        let [median, low, high, min, max] = [median, low, high, min, max].map(|of| of * factor);
-        Spread { median, low, high, min, max }
+        Spread { median: self.median * factor, low: self.low * factor, high: self.high * factor }
     }
 }
 
@@ -107,7 +101,7 @@ mod tests {
     #[test]
     fn the_median_of_ratios_is_taken_within_rounds() {
         let spread = Spread::of_ratios(&[10.0, 40.0, 9.0], &[10.0, 20.0, 10.0]);
-        assert_eq!((spread.min, spread.median, spread.max), (0.9, 1.0, 2.0));
+        assert_eq!((spread.low, spread.median, spread.high), (0.95, 1.0, 1.5));
         let of_five = Spread::of(&[1.0, 4.0, 2.0, 3.0, 10.0]);
         assert_eq!((of_five.low, of_five.median, of_five.high), (2.0, 3.0, 4.0));
         assert_eq!(Spread::of(&[1.0, 4.0, 2.0, 3.0]).median, 2.5);

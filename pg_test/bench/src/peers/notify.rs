@@ -1,11 +1,11 @@
 //! The plain SQL lease that updates first, with a NOTIFY in the releasing transaction: who waits
 //! listens, and tries again when it is told to. And a NOTIFY alone, which tells of a release and grants nothing.
 
-use super::sql::Client;
+use super::sql::{Client, Statements};
 use super::update_first;
 use crate::peer::{Locker, Peer};
 use crate::workbench::Workbench;
-use anyhow::{ensure, Result};
+use anyhow::Result;
 use pg_test::{Conninfo, Session};
 use postgres::fallible_iterator::FallibleIterator;
 use postgres::Statement;
@@ -47,7 +47,9 @@ impl Peer for Notify {
             WITH released AS (UPDATE update_first SET expires_at = '-infinity'
                                WHERE name = $1 AND token = $2 RETURNING name)
             SELECT pg_notify('released', name) FROM released";
-        let mut client = Client::join(&self.0, client, update_first::ACQUIRE, release)?;
+        let statements = Statements { release: release.to_owned(), ..update_first::statements() };
+        let holder = format!("client {client}");
+        let mut client = Client::new(self.0.connect()?, holder, &statements)?;
         client.session.run("LISTEN released")?;
         Ok(Box::new(Notified(client)))
     }
@@ -61,10 +63,7 @@ impl Locker for Notified {
     }
 
     fn release(&mut self, name: &str, token: i64) -> Result<()> {
-        let Client { session, release, .. } = &mut self.0;
-        let rows = session.query(&*release, &[&name, &token])?;
-        ensure!(rows.len() == 1, "the lease was lost");
-        Ok(())
+        self.0.release(name, token)
     }
 
     fn wait(&mut self, name: &str) -> Result<i64> {

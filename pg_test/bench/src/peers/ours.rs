@@ -1,79 +1,32 @@
 //! pg_fence itself.
 
-use crate::peer::{Locker, Peer};
+use super::sql::{Sql, Statements};
+use crate::peer::Peer;
 use crate::workbench::Workbench;
-use anyhow::{Context, Result};
-use pg_test::{Conninfo, Session};
-use postgres::Statement;
+use anyhow::Result;
 
 /// Its name in the report.
 pub const NAME: &str = "pg_fence";
 /// With leases that end with their session.
 pub const NAME_SESSION: &str = "pg_fence, session => true";
+pub const SESSION: &str = ", session => true";
 
-/// The extension's functions, called by prepared statements.
-pub struct Ours {
-    conninfo: Conninfo,
-    name: &'static str,
-    /// Further arguments of an acquire.
-    arguments: &'static str,
+/// The extension's functions, an acquire with these further arguments.
+pub fn statements(arguments: &str) -> Statements {
+    let acquire = |more: &str| format!("SELECT lease_acquire($1, $2{arguments}{more})");
+    Statements {
+        acquire: acquire(""),
+        release: "SELECT lease_release($1, $2)".to_owned(),
+        renew: Some("SELECT lease_renew($1, $2)".to_owned()),
+        wait: Some(acquire(", wait => '10 min'")),
+    }
 }
 
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Ours { conninfo: bench.conninfo(), name: NAME, arguments: "" }))
+    Ok(Box::new(Sql { name: NAME, conninfo: bench.conninfo(), statements: statements("") }))
 }
 
 pub fn prepare_session(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    let arguments = ", session => true";
-    Ok(Box::new(Ours { conninfo: bench.conninfo(), name: NAME_SESSION, arguments }))
-}
-
-impl Peer for Ours {
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
-
-    fn join(&self, index: usize) -> Result<Box<dyn Locker>> {
-        client(self.conninfo.connect()?, format!("client {index}"), self.arguments)
-    }
-}
-
-/// A client by this session that acquires with these further arguments.
-pub fn client(mut session: Session, holder: String, arguments: &str) -> Result<Box<dyn Locker>> {
-    let mut acquiring =
-        |more: &str| session.prepare(&format!("SELECT lease_acquire($1, $2{arguments}{more})"));
-    let (acquire, wait) = (acquiring("")?, acquiring(", wait => '10 min'")?);
-    let renew = session.prepare("SELECT lease_renew($1, $2)")?;
-    let release = session.prepare("SELECT lease_release($1, $2)")?;
-    Ok(Box::new(Client { session, holder, acquire, wait, renew, release }))
-}
-
-struct Client {
-    session: Session,
-    holder: String,
-    acquire: Statement,
-    wait: Statement,
-    renew: Statement,
-    release: Statement,
-}
-
-impl Locker for Client {
-    fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
-        Ok(self.session.query_one(&self.acquire, &[&name, &self.holder])?.get(0))
-    }
-
-    fn release(&mut self, name: &str, token: i64) -> Result<()> {
-        let closing: Option<i64> = self.session.query_one(&self.release, &[&name, &token])?.get(0);
-        closing.map(drop).context("the lease was lost")
-    }
-
-    fn renew(&mut self, name: &str, token: i64) -> Result<()> {
-        let renewed: Option<i64> = self.session.query_one(&self.renew, &[&name, &token])?.get(0);
-        renewed.map(drop).context("the lease was lost")
-    }
-
-    fn wait(&mut self, name: &str) -> Result<i64> {
-        let token: Option<i64> = self.session.query_one(&self.wait, &[&name, &self.holder])?.get(0);
-        token.context("waited in vain")
-    }
+    let (conninfo, statements) = (bench.conninfo(), statements(SESSION));
+    Ok(Box::new(Sql { name: NAME_SESSION, conninfo, statements }))
 }

@@ -7,7 +7,6 @@ use crate::workbench::Workbench;
 use ::redis::{Connection, Script};
 use anyhow::{ensure, Result};
 use pg_test::service::{self, Service};
-use std::time::Duration;
 
 /// Its names in the report.
 pub const NAME: &str = "Redis, default durability";
@@ -22,17 +21,16 @@ pub struct Redis {
 
 /// Starts a server with its built-in settings: snapshots now and then.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(start(bench, false)?))
+    start(bench, false)
 }
 
 /// Starts a server that flushes each write.
 pub fn prepare_durable(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(start(bench, true)?))
+    start(bench, true)
 }
 
-/// Starts a server, `durable` or not.
-pub fn start(bench: &Workbench, durable: bool) -> Result<Redis> {
-    Ok(Redis { server: service::redis(bench.lab.rundir(), durable)?, durable })
+fn start(bench: &Workbench, durable: bool) -> Result<Box<dyn Peer>> {
+    Ok(Box::new(Redis { server: service::redis(bench.lab.rundir(), durable)?, durable }))
 }
 
 const ACQUIRE: &str = "
@@ -53,7 +51,10 @@ impl Peer for Redis {
     }
 
     fn join(&self, index: usize) -> Result<Box<dyn Locker>> {
-        client(self.server.port(), format!("client {index}"), TTL)
+        let server = ::redis::Client::open(format!("redis://127.0.0.1:{}/", self.server.port()))?;
+        let (acquire, release) = (Script::new(ACQUIRE), Script::new(RELEASE));
+        let (connection, holder) = (server.get_connection()?, format!("client {index}"));
+        Ok(Box::new(Client { connection, holder, acquire, release }))
     }
 
     fn is_postgres(&self) -> bool {
@@ -61,25 +62,9 @@ impl Peer for Redis {
     }
 }
 
-impl Redis {
-    /// Where it listens.
-    pub fn port(&self) -> u16 {
-        self.server.port()
-    }
-}
-
-/// A client of the server on this port, whose leases last so long.
-pub fn client(port: u16, holder: String, ttl: Duration) -> Result<Box<dyn Locker>> {
-    let server = ::redis::Client::open(format!("redis://127.0.0.1:{port}/"))?;
-    let connection = server.get_connection()?;
-    let (acquire, release) = (Script::new(ACQUIRE), Script::new(RELEASE));
-    Ok(Box::new(Client { connection, holder, ttl, acquire, release }))
-}
-
 struct Client {
     connection: Connection,
     holder: String,
-    ttl: Duration,
     acquire: Script,
     release: Script,
 }
@@ -87,7 +72,7 @@ struct Client {
 impl Locker for Client {
     fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
         let mut call = self.acquire.prepare_invoke();
-        call.key(name).arg(&self.holder).arg(self.ttl.as_millis() as u64);
+        call.key(name).arg(&self.holder).arg(TTL.as_millis() as u64);
         Ok(call.invoke(&mut self.connection)?)
     }
 

@@ -1,17 +1,25 @@
 //! A lease of one's own in plain SQL that updates first: the row of each name is there beforehand,
 //! so one UPDATE is all it takes. A caller that knows its names could do no better.
 
-use super::sql::Client;
-use crate::peer::{Locker, Peer};
+use super::sql::{Sql, Statements};
+use crate::peer::Peer;
 use crate::workbench::{Workbench, NAMES};
 use anyhow::Result;
-use pg_test::Conninfo;
 
 /// Its name in the report.
 pub const NAME: &str = "SQL, UPDATE first";
 
-/// A table of one row a name.
-pub struct UpdateFirst(Conninfo);
+const ACQUIRE: &str = "
+    UPDATE update_first
+       SET holder = $2, token = token + 1, expires_at = clock_timestamp() + '30 s'
+     WHERE name = $1 AND expires_at <= clock_timestamp() RETURNING token";
+const RELEASE: &str = "
+    UPDATE update_first SET expires_at = '-infinity' WHERE name = $1 AND token = $2 RETURNING token";
+
+pub fn statements() -> Statements {
+    let (acquire, release) = (ACQUIRE.to_owned(), RELEASE.to_owned());
+    Statements { acquire, release, ..Statements::default() }
+}
 
 /// Makes the table, its rows, and one more for each race that uses one name.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
@@ -24,26 +32,5 @@ pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
              ON CONFLICT DO NOTHING;
          ANALYZE update_first"
     ))?;
-    Ok(Box::new(UpdateFirst(bench.conninfo())))
+    Ok(Box::new(Sql { name: NAME, conninfo: bench.conninfo(), statements: statements() }))
 }
-
-impl Peer for UpdateFirst {
-    fn name(&self) -> String {
-        NAME.to_owned()
-    }
-
-    fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        Ok(Box::new(self::client(&self.0, client)?))
-    }
-}
-
-/// A client; others build on it.
-pub fn client(conninfo: &Conninfo, client: usize) -> Result<Client> {
-    let release = "UPDATE update_first SET expires_at = '-infinity' WHERE name = $1 AND token = $2";
-    Client::join(conninfo, client, ACQUIRE, release)
-}
-
-pub const ACQUIRE: &str = "
-    UPDATE update_first
-       SET holder = $2, token = token + 1, expires_at = clock_timestamp() + '30 s'
-     WHERE name = $1 AND expires_at <= clock_timestamp() RETURNING token";

@@ -21,18 +21,13 @@ pub struct ZooKeeper(Service);
 
 /// Starts a server with its built-in settings.
 pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(start(bench)?))
-}
-
-/// The same, to be joined by its port.
-pub fn start(bench: &Workbench) -> Result<ZooKeeper> {
     if bench.options.short {
         bail!("left out of the short form, as Java starts slowly");
     }
     if !service::zookeeper_packages().iter().all(Package::is_installed) {
         bail!("the package libzookeeper-java, or a Java, is not installed");
     }
-    Ok(ZooKeeper(service::zookeeper(bench.lab.rundir(), TICK)?))
+    Ok(Box::new(ZooKeeper(service::zookeeper(bench.lab.rundir(), TICK)?)))
 }
 
 impl Peer for ZooKeeper {
@@ -41,7 +36,7 @@ impl Peer for ZooKeeper {
     }
 
     fn join(&self, _client: usize) -> Result<Box<dyn Locker>> {
-        client(self.0.port(), TIMEOUT)
+        Ok(Box::new(Client::open(self.0.port())?))
     }
 
     fn is_postgres(&self) -> bool {
@@ -49,20 +44,8 @@ impl Peer for ZooKeeper {
     }
 }
 
-impl ZooKeeper {
-    /// Where it listens.
-    pub fn port(&self) -> u16 {
-        self.0.port()
-    }
-}
-
 /// How long a session lives on of which nothing is heard.
 const TIMEOUT: Duration = Duration::from_secs(40);
-
-/// A client of the server on this port, whose session lives on so long when nothing is heard of it.
-pub fn client(port: u16, timeout: Duration) -> Result<Box<dyn Locker>> {
-    Ok(Box::new(Client::open(port, timeout)?))
-}
 
 struct Client {
     stream: TcpStream,
@@ -75,7 +58,7 @@ const CLOSE: i32 = -11;
 const NODE_EXISTS: i32 = -110;
 
 impl Client {
-    fn open(port: u16, timeout: Duration) -> Result<Client> {
+    fn open(port: u16) -> Result<Client> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
         // What connects while it still starts may never be answered: that must not use up the whole wait.
@@ -83,7 +66,7 @@ impl Client {
         let mut client = Client { stream, asked: 0 };
         let mut hello = Message::default();
         // Version, last zxid seen, timeout in ms, no session yet, no password.
-        hello.int(0).long(0).int(timeout.as_millis() as i32).long(0).bytes(&[0; 16]);
+        hello.int(0).long(0).int(TIMEOUT.as_millis() as i32).long(0).bytes(&[0; 16]);
         client.send(&hello)?;
         let answer = client.receive()?;
         let timeout = answer.get(4..8).context("a short answer")?;

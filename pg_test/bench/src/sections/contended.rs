@@ -28,7 +28,7 @@ fn losing(bench: &Workbench, section: &mut Section) -> Result<()> {
         (plpgsql::NAME, plpgsql::prepare),
         (advisory::NAME, advisory::prepare),
         (redis::NAME, redis::prepare),
-        (etcd::NAME_PUT, etcd::prepare_put),
+        (etcd::NAME_WATCH, etcd::prepare_watch),
     ];
     section.note(format!(
         "{CLIENTS} clients try for one lease that somebody else holds throughout. WAL and dead rows are \
@@ -126,7 +126,7 @@ fn churn(bench: &Workbench, section: &mut Section) -> Result<()> {
     const PEERS: &[(&str, Prepare)] = &[
         (ours::NAME, ours::prepare),
         (notify::NAME, notify::prepare),
-        ("polling", polling::prepare_10_ms),
+        (update_first::NAME, update_first::prepare),
         (insert_first::NAME, insert_first::prepare),
         (plpgsql::NAME, plpgsql::prepare),
         (advisory::NAME, advisory::prepare),

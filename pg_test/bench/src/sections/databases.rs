@@ -1,6 +1,5 @@
 //! Leases in one database, rows in others: what adopting costs, beside one database that has both.
 
-use super::instructions;
 use super::uncontended::find;
 use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op, Track};
@@ -62,9 +61,6 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         section.tables.push(table("acquire + release", "pairs/s", clients, &tracks)?);
         let one = find(&tracks, ONE)?.ratio_to(find(&tracks, ALONE)?);
         plot.push((format!("pairs, one shard, {}", race::at_once(clients)), one));
-    }
-    if !bench.options.short {
-        instructions::count_adopting(bench, &mut section);
     }
     section.plots.push(Plot {
         better: Better::Higher,

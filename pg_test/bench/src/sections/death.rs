@@ -1,7 +1,8 @@
 //! From a holder's death to the next holder's answer.
 
 use crate::peer::Locker;
-use crate::peers::*;
+use crate::peers::sql::Client;
+use crate::peers::{advisory, ours};
 use crate::plot::{Better, Plot};
 use crate::report::{Cell, Section, Table};
 use crate::spread::{Latencies, Spread};
@@ -9,7 +10,6 @@ use crate::workbench::Workbench;
 use anyhow::{anyhow, ensure, Context, Result};
 use pg_test::rundir::RunDir;
 use pg_test::{Database, Session};
-use std::any::Any;
 use std::io::{BufRead, BufReader};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Stdio};
@@ -23,56 +23,38 @@ const NAME: &str = "death";
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 enum Way {
     Session,
-    Ttl,
     Advisory,
-    Etcd,
-    Redis,
-    ZooKeeper,
+    Ttl,
 }
 
-const ALL: [Way; 6] =
-    [Way::Session, Way::Advisory, Way::Ttl, Way::Redis, Way::Etcd, Way::ZooKeeper];
+const ALL: [Way; 3] = [Way::Session, Way::Advisory, Way::Ttl];
 
 impl Way {
     fn name(self) -> &'static str {
         match self {
             Way::Session => ours::NAME_SESSION,
-            Way::Ttl => "pg_fence, ttl of 1 s alone",
             Way::Advisory => advisory::NAME,
-            Way::Etcd => "etcd, ttl of 2 s",
-            Way::Redis => "Redis, ttl of 1 s",
-            Way::ZooKeeper => "ZooKeeper, timeout of 4 s",
+            Way::Ttl => "pg_fence, ttl of 1 s alone",
         }
     }
 
     /// After how long without a sign of life the holder counts as dead; None where its connection tells.
     fn ttl(self) -> Option<Duration> {
-        let seconds = match self {
-            Way::Session | Way::Advisory => return None,
-            Way::Ttl | Way::Redis => 1,
-            Way::Etcd => 2,
-            Way::ZooKeeper => 4,
-        };
-        Some(Duration::from_secs(seconds))
+        (self == Way::Ttl).then_some(Duration::from_secs(1))
     }
 
-    /// A client, `dies` says whether it is the one to die.
+    /// A client; `dies` says whether it is the one to die.
     fn client(self, address: &str, dies: bool) -> Result<Box<dyn Locker>> {
-        let holder = || if dies { "first" } else { "next" }.to_owned();
-        // The one that survives renews nothing either.
-        let ttl = self.ttl().filter(|_| dies).unwrap_or(Duration::from_secs(30));
-        let session = || Session::connect(address);
-        match self {
-            Way::Session => ours::client(session()?, holder(), ", session => true"),
-            Way::Ttl => {
-                let ttl = format!(", ttl => '{} s'", ttl.as_secs());
-                ours::client(session()?, holder(), &ttl)
-            }
-            Way::Advisory => advisory::client(session()?),
-            Way::Etcd => etcd::client(address.parse()?, holder(), ttl),
-            Way::Redis => redis::client(address.parse()?, holder(), ttl),
-            Way::ZooKeeper => zookeeper::client(address.parse()?, ttl),
-        }
+        let session = Session::connect(address)?;
+        let holder = if dies { "first" } else { "next" }.to_owned();
+        let statements = match self {
+            Way::Session => ours::statements(ours::SESSION),
+            Way::Advisory => advisory::statements(),
+            // The one that survives renews nothing either.
+            Way::Ttl if dies => ours::statements(", ttl => '1 s'"),
+            Way::Ttl => ours::statements(""),
+        };
+        Ok(Box::new(Client::new(session, holder, &statements)?))
     }
 }
 
@@ -96,124 +78,63 @@ impl Holder {
     }
 }
 
-/// What is there to hold it by.
-struct Contender {
-    way: Way,
-    address: String,
-    /// The server, for as long as it is needed.
-    _server: Box<dyn Any>,
-}
-
-fn contender(bench: &Workbench, way: Way) -> Result<Contender> {
-    let (address, server): (String, Box<dyn Any>) = match way {
-        Way::Session | Way::Ttl | Way::Advisory => {
-            let db: Database = bench.database()?;
-            (db.conninfo().to_string(), Box::new(db))
-        }
-        Way::Etcd => {
-            let etcd = etcd::watched(bench.lab.rundir())?;
-            (etcd.port().to_string(), Box::new(etcd))
-        }
-        Way::Redis => {
-            let redis = redis::start(bench, false)?;
-            (redis.port().to_string(), Box::new(redis))
-        }
-        Way::ZooKeeper => {
-            let zookeeper = zookeeper::start(bench)?;
-            (zookeeper.port().to_string(), Box::new(zookeeper))
-        }
-    };
-    Ok(Contender { way, address, _server: server })
-}
-
-/// What a contender reached.
-struct Track {
-    way: Way,
-    latencies: Latencies,
-    medians: Vec<f64>,
-}
-
 /// Processes that hold a lease are killed while another client waits for it.
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Death of the holder");
     section.note(
         "The holder is a process of its own, and is killed (SIGKILL) while another client waits. The time is from \
          just before the kill to the next holder's answer. An advisory lock and a lease acquired with \
-         `session => true` end when the server sees the connection end. The others end after a time without a \
-         sign of life, the shortest that they sensibly have: ZooKeeper's least with its own settings, etcd's least, \
-         a second for the rest. The holder is killed up to a third of that time after its last sign of \
-         life, as one that gives a sign every third would be. Who waits asks Redis and ZooKeeper every 10 ms, and \
-         watches etcd's key.",
+         `session => true` end when the server sees the connection end. The other one ends by its ttl; its holder is \
+         killed up to a third of that time after its last sign of life, as one that gives a sign every third would be.",
     );
-    let mut contenders = Vec::new();
-    for way in ALL {
-        match contender(bench, way) {
-            Ok(contender) => contenders.push(contender),
-            Err(error) => bench.skip(way.name(), &error),
-        }
-    }
-    let track =
-        |c: &Contender| Track { way: c.way, latencies: Latencies::default(), medians: vec![] };
-    let mut tracks: Vec<Track> = contenders.iter().map(track).collect();
+    let databases = ALL.map(|_| bench.database());
+    let databases = databases.into_iter().collect::<Result<Vec<Database>>>()?;
+    let mut tracks = ALL.map(|_| (Latencies::default(), Vec::new()));
     bench.progress("death: holders killed");
     for _ in 0..bench.options.pick(1, bench.options.rounds()) {
-        for (contender, track) in contenders.iter().zip(&mut tracks) {
-            let times = match contender.way.ttl() {
-                None => bench.options.pick(5, 20),
-                Some(_) => 1,
-            };
-            let some = deaths(bench.lab.rundir(), contender, times)
-                .with_context(|| format!("{} does not run", contender.way.name()))?;
-            track.medians.push(some.percentile_ms(0.5));
-            track.latencies.extend(some);
+        for ((way, database), (latencies, medians)) in ALL.iter().zip(&databases).zip(&mut tracks) {
+            let times = if way.ttl().is_some() { 1 } else { bench.options.pick(5, 20) };
+            let address = database.conninfo().to_string();
+            let some = deaths(bench.lab.rundir(), *way, &address, times)
+                .with_context(|| format!("{} does not run", way.name()))?;
+            medians.push(some.percentile_ms(0.5));
+            latencies.extend(some);
         }
     }
-    report(&mut section, &tracks);
-    Ok(section)
-}
-
-fn report(section: &mut Section, tracks: &[Track]) {
     let mut table = Table::new(
         "death to the next answer",
         &["", "p50 ms", "p99 ms", "p50 of each round, ms", "deaths"],
     );
-    for track in tracks {
+    for (way, (latencies, medians)) in ALL.iter().zip(&tracks) {
         table.rows.push(vec![
-            track.way.name().into(),
-            Cell::Number(track.latencies.percentile_ms(0.5), 2),
-            Cell::Number(track.latencies.percentile_ms(0.99), 2),
-            Cell::Spread(Spread::of(&track.medians), 2),
-            Cell::Number(track.latencies.len() as f64, 0),
+            way.name().into(),
+            Cell::Number(latencies.percentile_ms(0.5), 2),
+            Cell::Number(latencies.percentile_ms(0.99), 2),
+            Cell::Spread(Spread::of(medians), 2),
+            Cell::Number(latencies.len() as f64, 0),
         ]);
     }
     section.tables.push(table);
-    let of = |way| tracks.iter().find(|track| track.way == way).map(|track| &track.medians);
-    if let Some(ours) = of(Way::Session) {
-        for (other, bound) in
-            [(Way::Advisory, 1.5), (Way::Redis, 1.0), (Way::Etcd, 1.0), (Way::ZooKeeper, 1.0)]
-        {
-            if let Some(medians) = of(other) {
-                let aim = format!("death, p50 over {}: at most {bound}", other.name());
-                section.at_most(&aim, Spread::of_ratios(ours, medians), bound);
-            }
-        }
-    }
+    let [(_, session), (_, advisory), _] = &tracks;
+    let aim = format!("death, p50 over {}: at most 1.5", Way::Advisory.name());
+    section.at_most(&aim, Spread::of_ratios(session, advisory), 1.5);
+    let bars = ALL.iter().zip(&tracks);
     section.plots.push(Plot {
         better: Better::Lower,
         file: "death".to_owned(),
         title: "from a holder's death to the next answer, p50 in ms".to_owned(),
-        bars: tracks.iter().map(|t| (t.way.name().to_owned(), Spread::of(&t.medians))).collect(),
+        bars: bars.map(|(way, (_, p50))| (way.name().to_owned(), Spread::of(p50))).collect(),
     });
+    Ok(section)
 }
 
 /// How many deaths may come too late for their ttl. On a machine that stands still for a second some do.
 const TOO_LATE: usize = 20;
 
 /// So many holders in turn, each killed; the same client gets the lease after each.
-fn deaths(rundir: &RunDir, contender: &Contender, times: usize) -> Result<Latencies> {
+fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Latencies> {
     let (go, told) = mpsc::channel::<()>();
     let (answer, answers) = mpsc::channel::<Instant>();
-    let (way, address) = (contender.way, contender.address.as_str());
     std::thread::scope(|scope| {
         let next = scope.spawn(move || -> Result<()> {
             let mut next = way.client(address, false)?;
@@ -227,7 +148,7 @@ fn deaths(rundir: &RunDir, contender: &Contender, times: usize) -> Result<Latenc
             }
             Ok(())
         });
-        let killed = kill_each(rundir, contender, times, &go, &answers);
+        let killed = kill_each(times, way, &go, &answers, || start_holder(rundir, way, address));
         drop(go);
         next.join().map_err(|_| anyhow!("a client panicked"))??;
         killed
@@ -236,21 +157,21 @@ fn deaths(rundir: &RunDir, contender: &Contender, times: usize) -> Result<Latenc
 
 /// The time from each death to the answer.
 fn kill_each(
-    rundir: &RunDir,
-    contender: &Contender,
     times: usize,
+    way: Way,
     go: &mpsc::Sender<()>,
     answers: &mpsc::Receiver<Instant>,
+    start_holder: impl Fn() -> Result<Child>,
 ) -> Result<Latencies> {
     let answered = || answers.recv_timeout(Duration::from_secs(60)).context("nobody got the lease");
     let (mut latencies, mut too_late) = (Latencies::default(), 0);
     answered()?;
     while latencies.len() < times {
         let started = Instant::now();
-        let mut holder = start_holder(rundir, contender)?;
+        let mut holder = start_holder()?;
         go.send(()).context("a client is gone")?;
         // Long enough for the other one to ask and to wait.
-        let since = contender.way.ttl().map_or(0.0, |ttl| ttl.as_secs_f64() / 3.0);
+        let since = way.ttl().map_or(0.0, |ttl| ttl.as_secs_f64() / 3.0);
         std::thread::sleep(Duration::from_secs_f64(rand::random_range(0.02..0.03 + since)));
         let killed = Instant::now();
         holder.kill()?;
@@ -262,17 +183,17 @@ fn kill_each(
         }
         // Its time was over, which is no death of the holder.
         too_late += 1;
-        let is_over = contender.way.ttl().is_some_and(|ttl| answered - started >= ttl);
+        let is_over = way.ttl().is_some_and(|ttl| answered - started >= ttl);
         ensure!(is_over && too_late <= TOO_LATE, "it was granted before the holder died");
     }
     Ok(latencies)
 }
 
-fn start_holder(rundir: &RunDir, contender: &Contender) -> Result<Child> {
-    let way = clap::ValueEnum::to_possible_value(&contender.way).context("a way without a name")?;
+fn start_holder(rundir: &RunDir, way: Way, address: &str) -> Result<Child> {
+    let way = clap::ValueEnum::to_possible_value(&way).context("a way without a name")?;
     let mut holder = rundir
         .command(rundir.program())
-        .args(["bench-holder", way.get_name(), &contender.address])
+        .args(["bench-holder", way.get_name(), address])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .process_group(0)

@@ -8,7 +8,6 @@ use crate::report::{Cell, Section, Table};
 use crate::spread::{Latencies, Spread};
 use crate::workbench::Workbench;
 use anyhow::Result;
-use std::ops::Range;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -18,11 +17,8 @@ const PEERS: &[(&str, Prepare)] = &[
     (advisory::NAME, advisory::prepare),
     (notify::NAME_ALONE, notify::prepare_alone),
     (notify::NAME, notify::prepare),
-    (etcd::alone::NAME, etcd::alone::prepare),
     (etcd::NAME_WATCH, etcd::prepare_watch),
-    (etcd::NAME_LOCK, etcd::prepare_lock),
-    ("polling every 10 ms", polling::prepare_10_ms),
-    ("polling every 100 ms", polling::prepare_100_ms),
+    (update_first::NAME, update_first::prepare),
 ];
 
 /// Two clients hand a lease to and fro.
@@ -30,20 +26,16 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Hand-over");
     section.note(
         "Two clients hand one lease to and fro, each in its natural way to wait: in the queue, for a lock, for a \
-         notification or an event of a watch that is open already (and then a try), or by asking again. The time \
-         is from just before the release is sent to the next holder's answer. A turn takes 8 to 16 ms; with \
-         etcd's lock service 150 to 200 ms, since that sees a release within its first 100 ms late.",
+         notification or an event of a watch that is open already (and then a try), or by asking again every \
+         10 ms. The time is from just before the release is sent to the next holder's answer. A turn takes 8 to 16 ms.",
     );
     let peers = peer::prepare(bench, PEERS);
     let mut tracks: Vec<(String, Latencies, Vec<f64>)> =
         peers.iter().map(|peer| (peer.name(), Latencies::default(), Vec::new())).collect();
     bench.progress("handover: to and fro");
     for _ in 0..bench.options.pick(1, bench.options.rounds()) {
-        for (peer, (name, latencies, medians)) in peers.iter().zip(&mut tracks) {
-            let slow = name.contains("100 ms") || name == etcd::NAME_LOCK;
-            let times = bench.options.pick(if slow { 3 } else { 10 }, if slow { 12 } else { 60 });
-            let hold_ms = if name == etcd::NAME_LOCK { 150..200 } else { 8..16 };
-            let some = to_and_fro(&**peer, times, hold_ms)?;
+        for (peer, (_, latencies, medians)) in peers.iter().zip(&mut tracks) {
+            let some = to_and_fro(&**peer, bench.options.pick(10, 60))?;
             medians.push(some.percentile_ms(0.5));
             latencies.extend(some);
         }
@@ -67,8 +59,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     };
     if let Some(ours) = median(ours::NAME) {
         section.at_most("hand-over, p50 in ms: below 1", Spread::of(ours), 1.0);
-        let others = [notify::NAME_ALONE, notify::NAME, etcd::alone::NAME, etcd::NAME_WATCH];
-        for other in others {
+        for other in [notify::NAME_ALONE, notify::NAME, etcd::NAME_WATCH] {
             if let Some(other_median) = median(other) {
                 let ratio = Spread::of_ratios(ours, other_median);
                 section.at_most(&format!("hand-over, p50 over {other}: below 1"), ratio, 1.0);
@@ -96,21 +87,15 @@ struct Turn {
     released: Option<Instant>,
 }
 
-fn to_and_fro(peer: &dyn Peer, times: usize, hold_ms: Range<u64>) -> Result<Latencies> {
+fn to_and_fro(peer: &dyn Peer, times: usize) -> Result<Latencies> {
     let turn = Mutex::new(Turn { holder: None, released: None });
-    let halves = race::side_by_side(2, |client| half(peer, client, times, hold_ms.clone(), &turn))?;
+    let halves = race::side_by_side(2, |client| half(peer, client, times, &turn))?;
     let mut all = Latencies::default();
     halves.into_iter().for_each(|half| all.extend(half));
     Ok(all)
 }
 
-fn half(
-    peer: &dyn Peer,
-    client: usize,
-    times: usize,
-    hold_ms: Range<u64>,
-    turn: &Mutex<Turn>,
-) -> Result<Latencies> {
+fn half(peer: &dyn Peer, client: usize, times: usize, turn: &Mutex<Turn>) -> Result<Latencies> {
     let lock = || turn.lock().unwrap_or_else(|e| e.into_inner());
     let mut locker = peer.join(client)?;
     let mut latencies = Latencies::default();
@@ -125,7 +110,7 @@ fn half(
             turn.holder = Some(client);
         }
         // Long enough for the other one to ask and to wait.
-        std::thread::sleep(Duration::from_millis(rand::random_range(hold_ms.clone())));
+        std::thread::sleep(Duration::from_millis(rand::random_range(8..16)));
         lock().released = Some(Instant::now());
         locker.release("handover", token)?;
         // The other one's turn, unless it has had all of its own.

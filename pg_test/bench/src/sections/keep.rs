@@ -1,7 +1,6 @@
 //! The heartbeat of a process that has many leases: one call for all of them, beside a renewal each in one statement.
 
 use super::lite::work_of;
-use crate::plot::{Better, Plot};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
@@ -79,15 +78,6 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         ]);
     }
     section.tables.push(table);
-    let bar = |((name, _), (_, taken)): (&(&str, &str), &(Statement, Taken))| {
-        ((*name).to_owned(), Spread::of(&taken.cpu_ms))
-    };
-    section.plots.push(Plot {
-        better: Better::Lower,
-        file: "keep".to_owned(),
-        title: format!("the server's CPU for a heartbeat of {LEASES} leases, ms"),
-        bars: CALLS.iter().zip(&taken).map(bar).collect(),
-    });
     let [(_, keep), (_, renew)] = taken.as_slice() else { return Ok(section) };
     for (what, keep, renew) in
         [("CPU", &keep.cpu_ms, &renew.cpu_ms), ("WAL", &keep.wal_kb, &renew.wal_kb)]

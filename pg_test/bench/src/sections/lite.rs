@@ -2,15 +2,15 @@
 
 use super::fence::{check, Check, PLPGSQL};
 use super::uncontended::{find, pairs, table};
-use crate::peer::{self, Locker, Peer, Prepare};
+use crate::peer::{self, Prepare};
+use crate::peers::sql::Sql;
 use crate::peers::*;
-use crate::plot::{Better, Plot};
 use crate::race::{self, Contender};
 use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
-use pg_test::{Conninfo, Database, Session};
+use pg_test::{Database, Session};
 use postgres::Statement;
 use std::fs;
 
@@ -24,23 +24,9 @@ const OF_A_TRANSACTION: f64 = 135.0;
 
 const BY_HAND: &[(&str, Prepare)] = &[
     (update_first::NAME, update_first::prepare),
-    (insert_first::NAME, insert_first::prepare),
     (plpgsql::NAME, plpgsql::prepare),
     (ours::NAME, ours::prepare),
 ];
-
-/// The same calls, in a database that has them without the library.
-struct Lite(Conninfo);
-
-impl Peer for Lite {
-    fn name(&self) -> String {
-        LITE.to_owned()
-    }
-
-    fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        ours::client(self.0.connect()?, format!("client {client}"), "")
-    }
-}
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Without a library");
@@ -57,7 +43,8 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
 
 fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Result<()> {
     let mut peers = peer::prepare(bench, BY_HAND);
-    peers.push(Box::new(Lite(database.conninfo())));
+    let (conninfo, statements) = (database.conninfo(), ours::statements(""));
+    peers.push(Box::new(Sql { name: LITE, conninfo, statements }));
     for clients in [1, 8] {
         let at_once = race::at_once(clients);
         bench.progress(&format!("lite: pairs, {at_once}"));
@@ -66,12 +53,10 @@ fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Resu
         let (lite, by_hand) = (find(&tracks, LITE)?, find(&tracks, plpgsql::NAME)?);
         section.tables.push(table(clients, &tracks, by_hand, "over plpgsql by hand"));
         // Rates, so that the time of the one over that of the other is the other way around.
-        for name in [plpgsql::NAME, insert_first::NAME, update_first::NAME] {
+        for name in [plpgsql::NAME, update_first::NAME] {
             let aim = format!("time of a pair over {name}, {at_once}: at most {OF_A_PAIR}");
             section.at_most(&aim, find(&tracks, name)?.ratio_to(lite), OF_A_PAIR);
         }
-        let title = format!("acquire + release, pairs a second, {at_once}");
-        section.plots.push(Plot::of_rates(format!("lite_{clients}"), title, &tracks));
     }
     Ok(())
 }
@@ -214,9 +199,6 @@ fn rows(bench: &Workbench, database: &Database, section: &mut Section) -> Result
     let aim =
         format!("{}: work added to a row, over plpgsql's, at most {OF_A_ROW}", many[BOUND].name);
     section.at_most(&aim, added, OF_A_ROW);
-    let bars = many.iter().map(|kind| (kind.name.to_owned(), Spread::of(&kind.nanos))).collect();
-    let title = format!("UPDATE of {FEW} rows, ns a row");
-    section.plots.push(Plot { better: Better::Lower, file: "lite_rows".to_owned(), title, bars });
 
     let one = updates(&mut sides, turns, Some("id = $2"))?;
     report_rows(section, "UPDATE of a row, a transaction", &one);

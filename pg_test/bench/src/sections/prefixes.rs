@@ -2,14 +2,14 @@
 //! with ten prefixes.
 
 use super::uncontended::{find, pairs};
-use crate::peer::{Locker, Peer};
+use crate::peer::Peer;
 use crate::peers::ours;
+use crate::peers::sql::Sql;
 use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op, Track};
 use crate::report::{Cell, Section, Table};
 use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
-use pg_test::Conninfo;
 
 const ALL_NAMES: &str = "all names";
 const TEN: &str = "ten prefixes";
@@ -17,22 +17,6 @@ const TEN: &str = "ten prefixes";
 const KEPT: f64 = 0.97;
 /// Held throughout by somebody else.
 const TAKEN: &str = "nameless";
-
-/// A role whose clients take part.
-struct Role {
-    name: &'static str,
-    conninfo: Conninfo,
-}
-
-impl Peer for Role {
-    fn name(&self) -> String {
-        self.name.to_owned()
-    }
-
-    fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        ours::client(self.conninfo.connect()?, format!("client {client}"), "")
-    }
-}
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Prefixes");
@@ -79,17 +63,18 @@ fn ten() -> Vec<String> {
     (1..10).map(|n| format!("name_of_tenant_{n}:")).chain(["name".to_owned()]).collect()
 }
 
-fn role(bench: &Workbench, name: &'static str, prefixes: &[String]) -> Result<Role> {
+fn role(bench: &Workbench, name: &'static str, prefixes: &[String]) -> Result<Sql> {
     let user = name.replace(' ', "_");
     let mut session = bench.connect()?;
     session.run(&format!("CREATE ROLE {user} LOGIN"))?;
     for prefix in prefixes {
         session.run(&format!("SELECT fence_grant('{user}', prefix => '{prefix}')"))?;
     }
-    Ok(Role { name, conninfo: bench.conninfo().user(&user) })
+    let (conninfo, statements) = (bench.conninfo().user(&user), ours::statements(""));
+    Ok(Sql { name, conninfo, statements })
 }
 
-fn losing(role: &Role) -> Contender<'_> {
+fn losing(role: &Sql) -> Contender<'_> {
     Contender::new(role.name, move |client| {
         let mut locker = role.join(client)?;
         Ok(Box::new(move || {
@@ -100,7 +85,7 @@ fn losing(role: &Role) -> Contender<'_> {
 }
 
 /// Transactions that guard a lease of the role's and do nothing else.
-fn guards(role: &Role) -> Contender<'_> {
+fn guards(role: &Sql) -> Contender<'_> {
     Contender::new(role.name, move |_| {
         let mut session = role.conninfo.connect()?;
         let lease = format!("name of {}", role.name);

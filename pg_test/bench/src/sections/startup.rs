@@ -37,8 +37,6 @@ struct Seen {
     first_us: Vec<f64>,
     later_us: Vec<f64>,
     private_kb: Vec<f64>,
-    later_kb: Vec<f64>,
-    share_kb: Vec<f64>,
 }
 
 /// New connections, each for one kind of call.
@@ -47,8 +45,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     section.note(format!(
         "Each figure is of connections that do nothing else: one call and {LATER} more, as simple queries, with \
          synchronous_commit = off so that the disk does not hide the rest. Memory is what the backend has more \
-         than right after SELECT 1, by /proc/PID/smaps_rollup: private dirty pages are its own, and PSS adds \
-         its share of what processes share, the shared buffers that it touched included."
+         of private dirty pages than right after SELECT 1, by /proc/PID/smaps_rollup."
     ));
     prepare(bench)?;
     let token: i64 =
@@ -77,11 +74,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
             // Every third connection is for memory alone: to look takes the kernel's time.
             if memory && round % 3 == 2 {
                 match watched(&mut session, &mut call) {
-                    Ok([first, later, share]) => {
-                        seen.private_kb.push(first);
-                        seen.later_kb.push(later);
-                        seen.share_kb.push(share);
-                    }
+                    Ok(kb) => seen.private_kb.push(kb),
                     Err(why) => {
                         bench.skip("memory", &why);
                         memory = false;
@@ -135,33 +128,26 @@ fn prepare(bench: &Workbench) -> Result<()> {
     Ok(())
 }
 
-/// What the first call adds to the private dirty memory, what all calls add to it, and what all add
-/// to its share of the memory; in kB.
+/// What all calls add to the private dirty memory, in kB.
 fn watched(
     session: &mut Session,
     call: &mut impl FnMut(usize, &mut Session) -> Result<f64>,
-) -> Result<[f64; 3]> {
+) -> Result<f64> {
     session.run("SELECT 1")?;
-    let pid = session.pid();
-    let (before, share_before) = memory_kb(pid)?;
-    call(0, session)?;
-    let (first, _) = memory_kb(pid)?;
-    for number in 1..=LATER {
+    let before = memory_kb(session.pid())?;
+    for number in 0..=LATER {
         call(number, session)?;
     }
-    let (later, share) = memory_kb(pid)?;
-    Ok([first - before, later - before, share - share_before])
+    Ok(memory_kb(session.pid())? - before)
 }
 
-/// The private dirty memory of a process, and its share of all that it has mapped.
-fn memory_kb(pid: i32) -> Result<(f64, f64)> {
+/// The private dirty memory of a process.
+fn memory_kb(pid: i32) -> Result<f64> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-    let field = |name: &str| -> Result<f64> {
-        let line = text.lines().find(|line| line.starts_with(name)).context("no such field")?;
-        Ok(line.split_whitespace().nth(1).context("no number")?.parse()?)
-    };
-    Ok((field("Private_Dirty:")?, field("Pss:")?))
+    let line = text.lines().find(|line| line.starts_with("Private_Dirty:"));
+    let kb = line.and_then(|line| line.split_whitespace().nth(1)).context("no such field")?;
+    Ok(kb.parse()?)
 }
 
 fn place(name: &str) -> usize {
@@ -198,21 +184,16 @@ fn times(section: &mut Section, seen: &[Seen]) {
 }
 
 fn rooms(section: &mut Section, seen: &[Seen]) {
-    let calls = format!("after {} calls", LATER + 1);
-    let head =
-        ["", "private, first call, kB", &format!("private, {calls}"), &format!("PSS, {calls}")];
-    let mut table = Table::new("what a backend has more of in memory", &head);
+    let title = format!("private memory of a backend after {} calls", LATER + 1);
+    let mut table = Table::new(title, &["", "kB"]);
     for ((name, _), seen) in CALLS.iter().zip(seen) {
-        table.rows.push(vec![
-            (*name).into(),
-            Cell::Spread(Spread::of(&seen.private_kb), 0),
-            Cell::Spread(Spread::of(&seen.later_kb), 0),
-            Cell::Spread(Spread::of(&seen.share_kb), 0),
-        ]);
+        let kb = Cell::Spread(Spread::of(&seen.private_kb), 0);
+        table.rows.push(vec![(*name).into(), kb]);
     }
     section.tables.push(table);
     for (ours, theirs) in [(LEASE, LEASE_PLPGSQL), (UPDATE, UPDATE_PLPGSQL)] {
-        let ratio = Spread::of_ratios(&seen[place(ours)].later_kb, &seen[place(theirs)].later_kb);
+        let ratio =
+            Spread::of_ratios(&seen[place(ours)].private_kb, &seen[place(theirs)].private_kb);
         section.at_most(&format!("private memory, {ours} over {theirs}: at most 1"), ratio, 1.0);
     }
 }

@@ -9,33 +9,24 @@ use crate::workbench::{Workbench, NAMES};
 use anyhow::{Context, Result};
 
 const PEERS: &[(&str, Prepare)] = &[
-    (limits::SELECT, limits::prepare_select),
-    (limits::NEXTVAL, limits::prepare_nextval),
-    (limits::UPDATE, limits::prepare_update),
     (two_updates::NAME, two_updates::prepare),
     (ours::NAME, ours::prepare),
     (ours::NAME_SESSION, ours::prepare_session),
     (update_first::NAME, update_first::prepare),
     (insert_first::NAME, insert_first::prepare),
     (plpgsql::NAME, plpgsql::prepare),
-    (plpgsql::NAME_LAZY, plpgsql::prepare_lazy),
     (advisory::NAME, advisory::prepare),
     (redis::NAME, redis::prepare),
     (redis::NAME_DURABLE, redis::prepare_durable),
-    (etcd::NAME_PUT, etcd::prepare_put),
     (etcd::NAME, etcd::prepare),
     (zookeeper::NAME, zookeeper::prepare),
 ];
-
-/// So many of them, the first, are one statement only.
-const BARE_LIMITS: usize = 3;
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new("Leases, uncontended");
     section.note(format!(
         "Each client takes and gives back one of {NAMES} leases at a time, which no other client wants. \
-         The limits are prepared statements that exclude nobody, each committed by itself; all but the two \
-         updates are one statement where a pair takes two."
+         The two updates are prepared statements that exclude nobody, each committed by itself."
     ));
     let peers = peer::prepare(bench, PEERS);
     for clients in [1, 8] {
@@ -72,9 +63,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
             }
         }
         let title = format!("acquire + release, pairs a second, {at_once}");
-        // What is one statement only would dwarf the pairs.
-        let of_pairs = &tracks[BARE_LIMITS..];
-        section.plots.push(Plot::of_rates(format!("pairs_{clients}"), title, of_pairs));
+        section.plots.push(Plot::of_rates(format!("pairs_{clients}"), title, &tracks));
     }
     renewals(bench, &peers, &mut section)?;
     Ok(section)

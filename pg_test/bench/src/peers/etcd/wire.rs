@@ -68,13 +68,6 @@ impl Connection {
         self.transaction(key, 0, Operation { put: Some(put), delete: None })
     }
 
-    /// Puts a key, whatever was there.
-    pub fn put(&mut self, key: &str) -> Result<()> {
-        let put = Put { key: key.into(), value: Vec::new(), lease: 0 };
-        let _: Answer = self.call("/etcdserverpb.KV/Put", put)?;
-        Ok(())
-    }
-
     /// Deletes a key that was put at that revision.
     pub fn delete_if(&mut self, key: &str, put_at: Revision) -> Result<bool> {
         let delete = Delete { key: key.into() };
@@ -94,19 +87,6 @@ impl Connection {
         let done: TxnDone = self.call("/etcdserverpb.KV/Txn", question)?;
         let revision = done.header.context("an answer without a header")?.revision;
         Ok(done.succeeded.then_some(Revision(revision)))
-    }
-
-    /// Waits for a lock, which lives as long as the lease; returns the key to unlock it with.
-    pub fn lock(&mut self, name: &str, lease: i64) -> Result<(Vec<u8>, Revision)> {
-        let question = Lock { name: name.into(), lease };
-        let locked: Locked = self.call("/v3lockpb.Lock/Lock", question)?;
-        let revision = locked.header.context("an answer without a header")?.revision;
-        Ok((locked.key, Revision(revision)))
-    }
-
-    pub fn unlock(&mut self, key: Vec<u8>) -> Result<()> {
-        let _: Answer = self.call("/v3lockpb.Lock/Unlock", Unlock { key })?;
-        Ok(())
     }
 }
 
@@ -134,18 +114,13 @@ impl Connection {
         })
     }
 
-    /// Waits until a watch shows such an event (all kinds where none is named), or for so long.
-    pub fn await_event(
-        &mut self,
-        watch: &mut Watch,
-        kind: Option<Kind>,
-        limit: Duration,
-    ) -> Result<bool> {
+    /// Waits until a watch shows that the key was deleted, or for so long.
+    pub fn await_deletion(&mut self, watch: &mut Watch, limit: Duration) -> Result<bool> {
         self.runtime.block_on(async {
             let wanted = async {
                 loop {
                     let answer = watch.0.message().await?.context("the watch has ended")?;
-                    if answer.events.iter().any(|e| kind.is_none_or(|kind| kind as i32 == e.kind)) {
+                    if answer.events.iter().any(|event| event.kind == DELETED) {
                         return Ok(());
                     }
                 }
@@ -158,12 +133,8 @@ impl Connection {
     }
 }
 
-/// What a watch shows, by etcd's numbers.
-#[derive(Clone, Copy)]
-pub enum Kind {
-    /// The key is gone.
-    Deleted = 1,
-}
+/// The key is gone, by etcd's numbers of events.
+const DELETED: i32 = 1;
 
 #[derive(Clone, PartialEq, Message)]
 struct WatchQuestion {
@@ -269,26 +240,4 @@ struct TxnDone {
     header: Option<Header>,
     #[prost(bool, tag = "2")]
     succeeded: bool,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Lock {
-    #[prost(bytes = "vec", tag = "1")]
-    name: Vec<u8>,
-    #[prost(int64, tag = "2")]
-    lease: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Locked {
-    #[prost(message, optional, tag = "1")]
-    header: Option<Header>,
-    #[prost(bytes = "vec", tag = "2")]
-    key: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Unlock {
-    #[prost(bytes = "vec", tag = "1")]
-    key: Vec<u8>,
 }

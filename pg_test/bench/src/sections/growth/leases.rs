@@ -6,7 +6,7 @@ use crate::report::{Cell, Section, Table};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
-use pg_test::{process, Conninfo, Database};
+use pg_test::{Conninfo, Database};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,16 +21,14 @@ enum Call {
     Try,
     Update,
     Select,
-    Twin,
 }
 
-const CALLS: [(Call, &str); 6] = [
+const CALLS: [(Call, &str); 5] = [
     (Call::Pair, "acquire + release"),
     (Call::Renew, "lease_renew"),
     (Call::Try, "losing try"),
     (Call::Update, "plain table: update"),
     (Call::Select, "plain table: select"),
-    (Call::Twin, "the plain table's twin: update"),
 ];
 
 /// A database with so many leases. Those of an even number are free, the others held for long.
@@ -43,16 +41,11 @@ struct LeaseDatabase {
 
 /// All calls in all databases take turns.
 pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
-    let mut sizes =
-        bench.options.pick(vec![1_000, 10_000], vec![1_000, 10_000, 100_000, 1_000_000]);
-    if bench.options.large {
-        sizes.push(10_000_000);
-    }
+    let sizes = bench.options.pick(vec![1_000, 10_000], vec![1_000, 10_000, 100_000, 1_000_000]);
     section.note(
         "Leases: one client calls for one of so many leases at random, half of them held by somebody \
          else, half of them free; they were made by lease_acquire itself. Beside them a plain table of as \
-         many rows, as wide, with the same key, for what grows in PostgreSQL anyhow; and another one of the \
-         same kind, which should differ from it by nothing: what these two differ by is the machine's doing.",
+         many rows, as wide, with the same key, for what grows in PostgreSQL anyhow.",
     );
     // What the calls touch then shall have been in the log since the last checkpoint already.
     bench.connect()?.run("CHECKPOINT")?;
@@ -73,8 +66,6 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
     let tracks = race::run(&contenders, rules)?;
     drop(contenders);
     costs(section, &sizes, &tracks);
-    bench.progress("growth: what the calls touch");
-    touched(bench, section, &databases)?;
     room(section, &databases)
 }
 
@@ -85,14 +76,12 @@ impl LeaseDatabase {
         let mut session = conninfo.connect()?;
         session.run(&format!(
             "CREATE TABLE plain (name text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL, pad text) WITH (fillfactor = 50);
-             INSERT INTO plain SELECT 'lease' || i, 0, repeat('.', 130) FROM generate_series(0, {size} - 1) i;
-             CREATE TABLE twin (LIKE plain INCLUDING ALL) WITH (fillfactor = 50);
-             INSERT INTO twin SELECT * FROM plain"
+             INSERT INTO plain SELECT 'lease' || i, 0, repeat('.', 130) FROM generate_series(0, {size} - 1) i"
         ))?;
         let halves = [0..size / 2, size / 2..size];
         let tokens =
             race::side_by_side(2, |half| acquire(&conninfo, halves[half].clone()))?.concat();
-        for table in ["fence.lease", "plain", "twin"] {
+        for table in ["fence.lease", "plain"] {
             session.run(&format!("VACUUM ANALYZE {table}"))?;
         }
         Ok(LeaseDatabase { size, database, tokens: Arc::new(tokens) })
@@ -127,7 +116,6 @@ fn contender<'a>(database: &'a LeaseDatabase, call: Call, name: &str) -> Contend
             Call::Renew => "SELECT lease_renew($1, $2)",
             Call::Update => "UPDATE plain SET n = n + 1 WHERE name = $1 RETURNING n",
             Call::Select => "SELECT n FROM plain WHERE name = $1",
-            Call::Twin => "UPDATE twin SET n = n + 1 WHERE name = $1 RETURNING n",
         })?;
         let release = session.prepare("SELECT lease_release($1, $2)")?;
         // The numbers of the held leases are odd.
@@ -174,7 +162,7 @@ fn costs(section: &mut Section, sizes: &[usize], tracks: &[Track]) {
         tracks[0].rates.iter().zip(&last.rates).map(|(few, many)| few / many).collect()
     };
     let most = grouped(sizes[sizes.len() - 1]);
-    for (ours, plain) in [(0, 3), (1, 3), (2, 4), (5, 3)] {
+    for (ours, plain) in [(0, 3), (1, 3), (2, 4)] {
         let ratio = Spread::of_ratios(&growth(ours), &growth(plain));
         let what = format!(
             "{}, {most} over {least} leases, beside the {}: at most 1.1",
@@ -195,51 +183,6 @@ fn costs(section: &mut Section, sizes: &[usize], tracks: &[Track]) {
         title: "µs a call, one client, by the number of leases (rows)".to_owned(),
         bars: bars.collect(),
     });
-}
-
-/// What calls touch and write, which no other work of the machine changes.
-fn touched(bench: &Workbench, section: &mut Section, databases: &[LeaseDatabase]) -> Result<()> {
-    let calls = bench.options.pick(20, 1_000);
-    let head =
-        ["", "leases", "pages of the table", "of its index", "not in memory", "bytes of WAL"];
-    let mut table = Table::new(format!("what a call touches, of {calls} at random"), &head);
-    for (call, name, relation) in [
-        (Call::Renew, "lease_renew", "fence.lease"),
-        (Call::Try, "losing try", "fence.lease"),
-        (Call::Update, "plain table: update", "plain"),
-    ] {
-        for database in databases {
-            let mut looks = database.database.connect()?;
-            let mut now = || -> Result<[f64; 4]> {
-                let row = looks.query_one(
-                    "SELECT heap_blks_hit + heap_blks_read, idx_blks_hit + idx_blks_read, heap_blks_read + idx_blks_read,
-                            (pg_current_wal_insert_lsn() - '0/0')::bigint
-                       FROM pg_statio_all_tables WHERE relid = $1::text::regclass",
-                    &[&relation],
-                )?;
-                Ok(std::array::from_fn(|column| row.get::<_, i64>(column) as f64))
-            };
-            let before = now()?;
-            let mut op = (contender(database, call, name).join)(0)?;
-            (0..calls).try_for_each(|_| op())?;
-            // A session hands in its figures as it ends.
-            drop(op);
-            let left = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()";
-            let mut watches = database.database.connect()?;
-            process::wait_until("the session has ended", Duration::from_secs(60), || {
-                watches.one::<i64>(left, &[]).is_ok_and(|sessions| sessions == 2)
-            })?;
-            let after = now()?;
-            let mut row = vec![name.into(), Cell::Number(database.size as f64, 0)];
-            row.extend((0..4).map(|column| {
-                let each = (after[column] - before[column]) / f64::from(calls);
-                Cell::Number(each, if column < 3 { 2 } else { 0 })
-            }));
-            table.rows.push(row);
-        }
-    }
-    section.tables.push(table);
-    Ok(())
 }
 
 fn room(section: &mut Section, databases: &[LeaseDatabase]) -> Result<()> {
