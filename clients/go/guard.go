@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"sync"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -116,9 +117,9 @@ func (g *guard) once() (isInner bool, err error) {
 		return false, g.told(err, false, "")
 	}
 	defer t.end()
-	// From here on a loss breaks the connection off, where it hangs, too.
-	defer during(until, func() {
-		if t.socket != nil && g.check() != nil {
+	// From here on a loss breaks the connection off, where it hangs, too, also after the end of the caller's context.
+	defer atLoss(g.leases, func(*Lease) {
+		if t.socket != nil {
 			cut(t.socket)
 		}
 	})()
@@ -248,28 +249,30 @@ func (g *guard) told(err error, isBroken bool, role string) error {
 // untilLoss is a context that ends at a loss, too.
 func untilLoss(ctx context.Context, leases Leases) (until context.Context, leave func()) {
 	until, cancel := context.WithCancelCause(ctx)
-	stops := make([]func(), len(leases))
-	for i, one := range leases {
-		stops[i] = during(one.loss, func() { cancel(one.lost()) })
-	}
+	stop := atLoss(leases, func(of *Lease) { cancel(of.lost()) })
 	return until, func() {
-		for _, stop := range stops {
-			stop()
-		}
+		stop()
 		cancel(nil)
 	}
 }
 
-// during has the function called at the end of the context, unless what it returns is called before. That waits for it.
-func during(ctx context.Context, end func()) (stop func()) {
-	done := make(chan struct{})
-	stops := context.AfterFunc(ctx, func() {
-		defer close(done)
-		end()
-	})
+// atLoss has the function called at the loss of each, unless what it returns is called before. That waits for the calls.
+func atLoss(leases Leases, does func(*Lease)) (stop func()) {
+	var calls sync.WaitGroup
+	stops := make([]func() bool, len(leases))
+	for i, one := range leases {
+		calls.Add(1)
+		stops[i] = context.AfterFunc(one.loss, func() {
+			defer calls.Done()
+			does(one)
+		})
+	}
 	return func() {
-		if !stops() {
-			<-done
+		for _, stops := range stops {
+			if stops() {
+				calls.Done()
+			}
 		}
+		calls.Wait()
 	}
 }

@@ -257,11 +257,19 @@ func TestAGuardWithinAnotherTransactionIsASavepoint(t *testing.T) {
 }
 
 func TestWhatHangsEndsByALossAndIsTheLoss(t *testing.T) {
-	onEach(t, func(t *testing.T, fence *pgfence.Fence, _ *pgx.Conn, guard guard) {
+	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
 		lease := acquire(t, fence, short, "order:7")
-		err := guard(background, lease, func(ctx context.Context, tx txn) error {
+		caller, cancel := context.WithCancel(background)
+		defer cancel()
+		err := guard(caller, lease, func(ctx context.Context, tx txn) error {
 			if !strings.Contains(t.Name(), "pq") {
+				// It hangs on after the end of its caller, too.
 				ctx = background
+				go func() {
+					defer cancel()
+					for text(t, admin, "SELECT count(*)::text FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "0" && lease.Held() {
+					}
+				}()
 			}
 			// A release of its own that is not committed keeps the heartbeat off: so it is the deadline that tells.
 			return tx.exec(ctx, fmt.Sprintf("SELECT lease_release('order:7', %d), pg_sleep(300)", lease.Token()))
