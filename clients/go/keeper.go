@@ -318,7 +318,7 @@ func (k *keeper) releaseAtOnce(leases Leases) (could bool) {
 	limit := k.limit(smallest)
 	// So long it waits for the lock of somebody's open transaction.
 	lock := strconv.FormatInt(max(10, limit.Milliseconds()/4), 10)
-	for until, isFirst := now()+limit, true; ; isFirst = false {
+	for until, mayRepeat := now()+limit, true; ; {
 		rows, _, err := k.line.ask(limit, k.call(`SELECT lease_release(x.name, x.token)
 			FROM set_config('lock_timeout', $1, true), unnest($2::text[], $3::bigint[]) AS x(name, token)`, lock, names, tokens))
 		state := stateOf(err)
@@ -330,8 +330,9 @@ func (k *keeper) releaseAtOnce(leases Leases) (could bool) {
 				could = k.releaseAtOnce(one) && could
 			}
 			return could
-		case isFirst && sessionEnded(err):
+		case mayRepeat && sessionEnded(err):
 			// It may only have shown that the connection had ended.
+			mayRepeat = false
 		case isLocked && now() <= until:
 			time.Sleep(limit / 4)
 		case err != nil:

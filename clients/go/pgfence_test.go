@@ -416,7 +416,7 @@ func TestAFenceIsMadeFromWhatOpensConnections(t *testing.T) {
 	made := have(pgxpool.NewWithConfig(background, pooled))
 	defer made.Close()
 	opens := func(ctx context.Context) (pgfence.Conn, error) { return pgx.Connect(ctx, url) }
-	drivers := url + "&pool_max_conns=3&default_query_exec_mode=simple_protocol"
+	drivers := url + "&pool_max_conns=3&binary_parameters=yes&default_query_exec_mode=simple_protocol"
 	for _, fence := range []*pgfence.Fence{
 		pgfence.New(drivers), pgfence.New(opens), pgfence.New(url, pgfence.InSchema("public")),
 	} {
