@@ -54,35 +54,43 @@ func New[S Source](source S, settings ...Setting) *Fence {
 }
 
 func opener(source any) func(context.Context) (Conn, error) {
-	var config *pgxpool.Config
+	var pool *pgxpool.Config
 	var err error
 	switch source := source.(type) {
 	case func(context.Context) (Conn, error):
 		return source
 	case string:
-		config, err = pgxpool.ParseConfig(source)
+		if pool, err = pgxpool.ParseConfig(source); err != nil {
+			return func(context.Context) (Conn, error) { return nil, err }
+		}
+		// What lib/pq takes for itself, the server would refuse.
+		delete(pool.ConnConfig.RuntimeParams, "binary_parameters")
 	case *pgxpool.Pool:
-		config = source.Config()
+		pool = source.Config()
 	}
+	// Go's strings are UTF-8, whatever the role has set.
+	pool.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	return func(ctx context.Context) (Conn, error) {
-		if err != nil {
-			return nil, err
+		// Not by a pool of its own: what hangs in one, or panics, is out of reach.
+		config := pool.ConnConfig.Copy()
+		if pool.BeforeConnect != nil {
+			if err := pool.BeforeConnect(ctx, config); err != nil {
+				return nil, err
+			}
 		}
-		// A pool for one connection calls what is to be called for each.
-		config := config.Copy()
-		config.MinConns, config.MinIdleConns, config.MaxConns = 0, 0, 1
-		// Go's strings are UTF-8, whatever the role has set.
-		config.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
-		one, err := pgxpool.NewWithConfig(ctx, config)
-		if err != nil {
-			return nil, err
+		conn, err := pgx.ConnectConfig(ctx, config)
+		if err != nil || pool.AfterConnect == nil {
+			return conn, err
 		}
-		defer one.Close()
-		conn, err := one.Acquire(ctx)
-		if err != nil {
-			return nil, err
-		}
-		return conn.Hijack(), nil
+		isReady := false
+		defer func() {
+			if !isReady {
+				go hangUp(conn)
+			}
+		}()
+		err = pool.AfterConnect(ctx, conn)
+		isReady = err == nil
+		return conn, err
 	}
 }
 

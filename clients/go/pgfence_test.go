@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"net"
 	"os"
 	"reflect"
 	"runtime"
@@ -280,6 +281,24 @@ func TestWhatHangsEndsByALossAndIsTheLoss(t *testing.T) {
 	})
 }
 
+func TestAGuardOfSeveralIsBrokenOffByEachOfItsOwnAndByNoOther(t *testing.T) {
+	fence, admin := table(t)
+	leases := pgfence.Leases{acquire(t, fence, long, "a"), acquire(t, fence, short, "b"), acquire(t, fence, long, "order:7")}
+	stranger := acquire(t, fence, short, "stranger")
+	must(t, fence.Guard(background, connect(t), leases, func(ctx context.Context, tx pgx.Tx) error {
+		run(t, admin, "SELECT lease_revoke('stranger')")
+		<-stranger.Lost()
+		return cmp.Or(leases[1].Check(), second(tx.Exec(ctx, pay)))
+	}))
+	caller, cancel := context.WithCancel(background)
+	err := fence.Guard(caller, connect(t), leases, func(_ context.Context, tx pgx.Tx) error {
+		cancel()
+		run(t, admin, "SELECT lease_revoke('b')")
+		return second(tx.Exec(background, "SELECT pg_sleep(300)"))
+	})
+	equal(t, is(t, err, pgfence.LeaseLost).Names, []string{"b"})
+}
+
 func TestADeadlineOfTheCallersIsItsOwn(t *testing.T) {
 	forgets := func(ctx context.Context, _ txn) error {
 		<-ctx.Done()
@@ -527,6 +546,27 @@ func TestAClosedFenceHasGivenEverythingBack(t *testing.T) {
 	is(t, fence.Lease(background, "a", long, nil), pgfence.Closed)
 }
 
+func TestAReleaseIsTriedAgainWhereItsSessionEndsAfterAWaitForALock(t *testing.T) {
+	fence, admin := table(t)
+	lease := acquire(t, fence, pgfence.Options{TTL: 12 * time.Second}, "job")
+	other := connect(t)
+	run(t, other, "BEGIN")
+	run(t, other, fmt.Sprintf("SELECT lease_release('job', %d)", lease.Token()))
+	released := make(chan error)
+	go func() { released <- lease.Release() }()
+	waits := func(are string) func() bool {
+		const waiting = "FROM pg_stat_activity WHERE query ~ 'lock_timeout' AND pid <> pg_backend_pid() AND wait_event_type = 'Lock'"
+		return func() bool { return text(t, admin, "SELECT count(*)::text "+waiting) == are }
+	}
+	for _, are := range []string{"1", "0", "1"} {
+		comesTrue(t, "it waits for the lock, and again", waits(are))
+	}
+	run(t, admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ 'lock_timeout' AND pid <> pg_backend_pid()")
+	run(t, other, "ROLLBACK")
+	must(t, <-released)
+	equal(t, text(t, admin, held), "0")
+}
+
 // Nobody who acquires holds up a release, however many they are, and whatever hangs.
 func TestAFenceThatReachesNobodyIsClosedAllTheSame(t *testing.T) {
 	_, admin := table(t)
@@ -573,12 +613,25 @@ func TestACallThatPanicsIsAnErrorAndNoHang(t *testing.T) {
 	for range 2 {
 		equal(t, strings.Contains(fence.Lease(background, "job", long, nil).Error(), "no error"), true)
 	}
+	pooled := have(pgxpool.ParseConfig(url))
+	pooled.AfterConnect = func(context.Context, *pgx.Conn) error { panic("no error") }
+	of := have(pgxpool.NewWithConfig(background, pooled))
+	defer of.Close()
+	equal(t, strings.Contains(pgfence.New(of).Lease(background, "job", long, nil).Error(), "no error"), true)
 	does.Store(false)
 	lease := acquire(t, fence, short, "job")
 	does.Store(true)
 	<-lease.Lost()
 	equal(t, lease.Check().(*pgfence.Error).Reason, pgfence.ReasonKeeper)
 	comesTrue(t, "the lease has ended", func() bool { return text(t, connect(t), held) == "0" })
+}
+
+func TestNoAnswerNamesWhatWasAsked(t *testing.T) {
+	silent := have(net.Listen("tcp", "127.0.0.1:0"))
+	defer silent.Close()
+	at := silent.Addr().String()
+	told := is(t, pgfence.New("postgresql://"+at+"/shop").Lease(background, "job", short, nil), pgfence.NoAnswer)
+	equal(t, strings.Contains(told.Error(), at), true)
 }
 
 func TestWhatDriversSendForArguments(t *testing.T) {
