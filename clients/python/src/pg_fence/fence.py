@@ -276,8 +276,9 @@ class AsyncLease(Held[Awaitable[None]]):
     cancelled, and the block raises LeaseLost."""
 
     _is_async = True
-    #: An asyncio.Timeout, which cancels the task.
+    #: An asyncio.Timeout, which cancels the task; it is begun, ended and looked at on that loop.
     _block: Any = None
+    _loop: asyncio.AbstractEventLoop | None = None
 
     async def __aenter__(self) -> Self:
         await self._enter()
@@ -288,20 +289,22 @@ class AsyncLease(Held[Awaitable[None]]):
 
     async def _enter(self, stopped: GivenUp = lambda: False) -> None:
         await super()._enter(stopped)
-        self._loop, self._block = asyncio.get_running_loop(), await asyncio.timeout(None).__aenter__()
+        self._block = await asyncio.timeout(None).__aenter__()
+        self._loop = asyncio.get_running_loop()
         # It may have ended before.
         self._ended()
 
     def _ended(self) -> None:
         # The loop may be closed by then.
         with suppress(RuntimeError):
-            if self._block is not None and self._granted().is_lost:
-                self._loop.call_soon_threadsafe(self._cancel, self._block)
+            if self._loop is not None and self._granted().is_lost:
+                self._loop.call_soon_threadsafe(self._cancel)
 
-    def _cancel(self, block: Any) -> None:
-        # It may have been left by then.
+    def _cancel(self) -> None:
+        # Only once.
         with suppress(RuntimeError):
-            block.reschedule(self._loop.time())
+            if self._block is not None:
+                self._block.reschedule(0.0)
 
     async def _leave(self, kind: object, error: BaseException | None, trace: object) -> None:
         block, self._block = self._block, None
