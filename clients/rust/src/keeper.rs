@@ -520,10 +520,8 @@ impl Keeper {
         let mut all: Vec<_> = ended.chunks(MOST_RELEASED).collect();
         while let Some(some) = all.pop() {
             match self.release_some(some).await {
-                // Somebody's open transaction has changed one of them: the others need not wait for it.
-                Err(error) if error.has_state("55P03") && some.len() > 1 => {
-                    all.extend(some.chunks(1))
-                }
+                // The others need not wait for it.
+                Err(error) if is_locked(&error) && some.len() > 1 => all.extend(some.chunks(1)),
                 // Nor would the server be there for the others.
                 Err(error) if error.is_of_connection() => return,
                 _ => {}
@@ -540,7 +538,7 @@ impl Keeper {
                 Ok(rows) => break rows,
                 Err(error) => error,
             };
-            match error.has_state("55P03") {
+            match is_locked(&error) {
                 true if grants.len() > 1 => return Err(error),
                 true if now() < until => clock::sleep(limit / 4).await,
                 // It has only shown that the connection had ended before.
@@ -606,6 +604,11 @@ pub(crate) fn pairs(grants: &[Arc<Grant>]) -> Pairs {
 }
 
 /// For the log.
+/// Whether somebody's open transaction has changed a lease.
+fn is_locked(error: &Error) -> bool {
+    error.has_state("55P03") || error.has_state("40001")
+}
+
 fn all_of(grants: &[Arc<Grant>]) -> String {
     match grants {
         [one] => format!("the lease {} is", one.names.join(", ")),

@@ -211,7 +211,7 @@ export class Keeper {
         return true;
       } catch (error) {
         // Somebody's open transaction has changed one of them.
-        const isLocked = sqlstateOf(error) === "55P03";
+        const isLocked = ["55P03", "40001"].includes(sqlstateOf(error));
         if (isLocked && grants.length > 1) return (await Promise.all(grants.map((one) => this.#release([one])))).every(Boolean);
         if (isLocked && now() < until) continue;
         warn(`${allOf(grants)} not released, and ends at its ttl: ${error}`);

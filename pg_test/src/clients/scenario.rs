@@ -65,8 +65,8 @@ pub enum Event {
     ShowsRenewal(String),
     /// Another session keeps a transaction open that has renewed the lease.
     Locks(String),
-    /// That transaction is rolled back.
-    Unlocks,
+    /// That transaction ends, by COMMIT or ROLLBACK.
+    Unlocks(&'static str),
     /// So many leases are held.
     Holds(i64),
     /// A worker has so many sessions, or will have.
@@ -220,12 +220,13 @@ impl Scenario {
         };
         let keeps_snapshot =
             self.role_settings.iter().any(|(name, _)| name == "default_transaction_isolation");
+        let waits = asks(&|order| order["wait_ms"].is_u64());
         [
             (surface.sessions, asks(&|order| order["session"] == true), "session => true"),
             (surface.multi_holder, asks(&|order| order["shared"] == true), "shared grants"),
             (surface.multi_holder, asks(&|order| order["slots"].is_u64()), "slots"),
             (surface.several, asks(&several), "several leases at once"),
-            (surface.several, keeps_snapshot, "wait at REPEATABLE READ"),
+            (surface.several, keeps_snapshot && waits, "wait at REPEATABLE READ"),
             (surface.adoption, asks(&|order| order["do"] == "adopted"), "adoption"),
             (
                 surface.several,
@@ -393,7 +394,8 @@ fn server_event(words: &[&str]) -> Result<Event> {
         ["terminates", worker] => Event::Terminates((*worker).to_owned()),
         ["denies", "leases"] => Event::DeniesLeases,
         ["locks", name] => Event::Locks((*name).to_owned()),
-        ["unlocks"] => Event::Unlocks,
+        ["unlocks"] => Event::Unlocks("ROLLBACK"),
+        ["commits"] => Event::Unlocks("COMMIT"),
         ["holds", leases] => Event::Holds(leases.parse()?),
         ["sees", sessions, "sessions" | "session", "of", worker] => {
             Event::Sees { sessions: sessions.parse()?, worker: (*worker).to_owned() }

@@ -159,7 +159,7 @@ impl<'a> Servers<'a> {
                 self.locker = Some(session);
                 Ok(())
             }
-            Event::Unlocks => self.locker.take().context("nothing is locked")?.run("ROLLBACK"),
+            Event::Unlocks(by) => self.locker.take().context("nothing is locked")?.run(by),
             Event::Holds(leases) => {
                 let sql = "SELECT count(*) FROM fence.leases WHERE state = 'held'";
                 let held: i64 = self.admin()?.one(sql, &[])?;

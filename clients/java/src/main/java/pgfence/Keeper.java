@@ -224,7 +224,7 @@ final class Keeper {
                 return true;
             } catch (SQLException | RuntimeException error) {
                 // Somebody's open transaction has changed one of them.
-                boolean isLocked = FenceException.stateOf(error).equals("55P03");
+                boolean isLocked = FenceException.stateOf(error).matches("55P03|40001");
                 if (isLocked && some.size() > 1) { return some.stream().allMatch(lease -> giveBack(List.of(lease))); }
                 if (!isLocked || Clock.now() > until) { return warn(some, error); }
                 LockSupport.parkNanos((long) (limit / 4 * 1e9));
