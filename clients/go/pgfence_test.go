@@ -546,27 +546,6 @@ func TestAClosedFenceHasGivenEverythingBack(t *testing.T) {
 	is(t, fence.Lease(background, "a", long, nil), pgfence.Closed)
 }
 
-func TestAReleaseIsTriedAgainWhereItsSessionEndsAfterAWaitForALock(t *testing.T) {
-	fence, admin := table(t)
-	lease := acquire(t, fence, pgfence.Options{TTL: 12 * time.Second}, "job")
-	other := connect(t)
-	run(t, other, "BEGIN")
-	run(t, other, fmt.Sprintf("SELECT lease_release('job', %d)", lease.Token()))
-	released := make(chan error)
-	go func() { released <- lease.Release() }()
-	waits := func(are string) func() bool {
-		const waiting = "FROM pg_stat_activity WHERE query ~ 'lock_timeout' AND pid <> pg_backend_pid() AND wait_event_type = 'Lock'"
-		return func() bool { return text(t, admin, "SELECT count(*)::text "+waiting) == are }
-	}
-	for _, are := range []string{"1", "0", "1"} {
-		comesTrue(t, "it waits for the lock, and again", waits(are))
-	}
-	run(t, admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ 'lock_timeout' AND pid <> pg_backend_pid()")
-	run(t, other, "ROLLBACK")
-	must(t, <-released)
-	equal(t, text(t, admin, held), "0")
-}
-
 // Nobody who acquires holds up a release, however many they are, and whatever hangs.
 func TestAFenceThatReachesNobodyIsClosedAllTheSame(t *testing.T) {
 	_, admin := table(t)

@@ -212,7 +212,7 @@ final class Keeper {
         double limit = limit(smallest(some)), until = Clock.now() + limit;
         String lockLimit = String.valueOf(Math.max(10, Math.round(limit / 4 * 1000)));
         Sql.Call call = call(Sql.RELEASE_ASIDE, Sql.names(some), Sql.tokens(some), lockLimit);
-        while (true) {
+        for (int ended = 0; ; ) {
             try {
                 List<Lease> gone = Sql.gone(some, line.rows(call, limit).list());
                 gone.stream().filter(lease -> lease.reason == Reason.RELEASED).forEach(lease -> {
@@ -223,6 +223,7 @@ final class Keeper {
                 tell(Event.Kind.RELEASED, some.stream().filter(lease -> !gone.contains(lease)).toList());
                 return true;
             } catch (SQLException | RuntimeException error) {
+                if (FenceException.isEnd(error) && ended++ == 0) { continue; } // it may only have shown that
                 // Somebody's open transaction has changed one of them.
                 boolean isLocked = FenceException.stateOf(error).matches("55P03|40001");
                 if (isLocked && some.size() > 1) { return some.stream().allMatch(lease -> giveBack(List.of(lease))); }
