@@ -16,7 +16,7 @@ CREATE SEQUENCE fence.dumped_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.dumped_token_seq IS
     'how far the tokens have come, at most 2^19 behind: what a dump carries of them. Where it is above token_seq, a dump was loaded, and the tokens are moved on beyond it';
 
--- What is known of the past is kept in sequences, because they are set without a transaction: no open
+-- The past is recorded in sequences, because they are set without a transaction: no open
 -- transaction can hold up, hide or undo a jump.
 CREATE SEQUENCE fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.database_identity_seq IS
@@ -94,9 +94,9 @@ COMMENT ON COLUMN fence.lease.session_bound IS 'it ends with the session that ac
 COMMENT ON COLUMN fence.lease.adopted_floor IS
     'NULL for a grant that was made here; for one that somebody else has made, the latest jump when it was adopted';
 
--- Who may take what ----------------------------------------------------------------------------------------
+-- Which role may take which names ----------------------------------------------------------------------
 
--- Roles by name, as in fence.lease. What is recorded counts for a role that was itself given fence.leases to read: one
+-- Roles by name, as in fence.lease. A record counts for a role that was itself given fence.leases to read: one
 -- that is made later under the same name was not. Which levels there are is said in fence_grant; another word lets nobody
 -- do anything.
 CREATE TABLE fence.role_prefix (
@@ -129,7 +129,7 @@ CREATE FUNCTION fence.is_shown(name text) RETURNS boolean
     LANGUAGE c STABLE STRICT PARALLEL UNSAFE COST 2 AS 'MODULE_PATHNAME', 'fence_is_shown';
 COMMENT ON FUNCTION fence.is_shown(text) IS 'may the caller see the lease of this name?';
 
--- For pg_dump the state is data, not part of the extension. (What is not named here, no dump sets back.)
+-- For pg_dump the state is data, not part of the extension. (No dump sets back a sequence that is not named here.)
 SELECT pg_catalog.pg_extension_config_dump('fence.dumped_token_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.database_identity_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.lease', '');

@@ -1,4 +1,4 @@
--- Leases and tokens: the public functions. Who may call them is said in 5_grants.sql.
+-- Leases and tokens: the public functions. 5_grants.sql says who may call them.
 
 CREATE FUNCTION lease_acquire(
     name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',

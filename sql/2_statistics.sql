@@ -1,4 +1,4 @@
--- What is counted. It is kept in shared memory: here is only what reads it. Who may is said in 5_grants.sql.
+-- The counters are kept in shared memory: here is only what reads them. 5_grants.sql says who may.
 
 -- Any recovery empties what is unlogged, and a sequence is set without a transaction.
 CREATE UNLOGGED SEQUENCE fence.stats_memory_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;

@@ -8,10 +8,10 @@
 -- schema fence that does the work, which nobody else may call, and tells it what the library alone knows: what fenced()
 -- is, what the arguments of triggers say, what the template of a lease stands for, which columns are fit for it.
 --
--- No body here calls a function of the extension, or reads a relation of it, by name. ALTER SCHEMA ... RENAME leaves the
--- name behind for any role that may create a schema, and his code would run with the rights of the caller. What is needed comes
--- from the library, or is found by what depends on the extension, whose name nobody can take. A name that stands in a
--- statement to be run is made of the oid just before, and what has come of it is looked at after.
+-- No body here calls a function of the extension, or reads a relation of it, by name. After ALTER SCHEMA ... RENAME any
+-- role with CREATE can take the old name, and its functions would run with the caller's rights. So each object comes
+-- from the library, or is found by what depends on the extension, whose name nobody can take. A name in a statement to
+-- be run is made of the oid just before, and the outcome is looked at after.
 
 CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
@@ -99,7 +99,7 @@ BEGIN
          WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
            AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
 
-    -- What the table has stays, where the call does not say otherwise.
+    -- The table keeps what it has, where the call does not say otherwise.
     asked AS (
         SELECT p.*, coalesce(fence_column, had_column, 'fence')::name AS fence_name,
                CASE WHEN lease = '' AND was_fenced THEN NULL ELSE coalesce(lease, had_lease) END AS bound_to,
@@ -128,7 +128,7 @@ BEGIN
                          OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
           FROM judged j),
 
-    -- Who creates a row must not fill a managed column either: without insert among the events, the trigger
+    -- An INSERT must not fill a managed column either: without insert among the events, the trigger
     -- fires for it all the same, but the row needs no lease.
     attached AS (
         SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert,
@@ -296,9 +296,10 @@ BEGIN
             HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
     END IF;
 
-    -- What will be there and was not, or not for every write.
-    SELECT string_agg(CASE c.name WHEN 'column' THEN format('column "%s"', rule.fence_name) ELSE c.name END, ', '
-               ORDER BY c.n) INTO added
+    -- The column and events that were not there before, or not for every write.
+    SELECT nullif(concat_ws(', ', max(format('column "%s"', rule.fence_name)) FILTER (WHERE c.name = 'column'),
+               'triggers for ' || string_agg(c.name, ', ' ORDER BY c.n) FILTER (WHERE c.name <> 'column')), '')
+      INTO added
       FROM (VALUES (1, 'column', 0, 0), (2, 'INSERT', 3, 4), (3, 'UPDATE', 3, 16), (4, 'DELETE', 3, 8),
                    (5, 'TRUNCATE', 2, 32), (6, 'verify', 1, 20)) AS c (n, name, level, event)
      WHERE CASE c.name WHEN 'column' THEN NOT rule.has_column WHEN 'verify' THEN rule.verifies
@@ -349,7 +350,7 @@ BEGIN
     END LOOP;
 
     IF added IS NOT NULL THEN
-        RAISE NOTICE USING MESSAGE = format('added to the fence of %s: %s', relation, added),
+        RAISE NOTICE USING MESSAGE = format('%s is fenced: added %s', relation, added),
             HINT = format('SELECT * FROM fence_audit(%L) lists what is left around it.', relation);
     END IF;
     IF rule.bound_to IS NULL THEN
@@ -435,8 +436,8 @@ COMMENT ON FUNCTION fence.unprotect_table(regclass, oid) IS
 
 -- Called first by each of the three. Postgres itself asks for the owner again where something is done.
 --
--- Citus, where it is there, changes triggers on what it has spread over nodes only where it is told to. The owner is told
--- before anything is done.
+-- Citus changes triggers on a distributed table only if citus.enable_unsafe_triggers is on. The owner is told so before
+-- anything is done.
 CREATE FUNCTION fence.check_table(relation regclass, function text, ours oid) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -455,7 +456,7 @@ BEGIN
         (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
         (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
         (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
-         format('Ask %I to do it.', pg_get_userbyid(c.relowner))),
+         format('Its owner is role "%s".', pg_get_userbyid(c.relowner))),
         (function = 'fence_audit' AND c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
          'Name a table.'),
         (function = 'fence_unprotect' AND EXISTS (

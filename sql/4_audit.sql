@@ -13,7 +13,7 @@
 --     body of a DO, for statements that are shown and not run; the triggers of tables; the tables, with what hangs below them.
 -- placeholders, fences, spots, to_be_read: from audit_spots. The members that are looked at, and how the fence of each should
 --     be; the columns whose highest fence is asked.
--- rules: from audit_rules. What puts triggers right.
+-- rules: from audit_rules. The statements that put triggers right.
 -- heights: from the library. The highest fences.
 -- drawn, far_ahead, reach: from the library, for those who may use leases. The last token (none on a standby), when the
 --     clock will be there (where that is not soon), where a jump would go to.
@@ -61,7 +61,7 @@ event (n, name, bit) AS (
 kind (bits, tgname) AS (
     VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
 
--- Those that call fenced(), and what with.
+-- The triggers that call fenced(), and with which arguments.
 own_trigger AS (
     SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
            t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
@@ -88,7 +88,7 @@ covered AS (
              GROUP BY t.tgrelid, e.n, e.name) AS x
      GROUP BY x.oid),
 
--- Who may create triggers may replace those of the fence, and leave their names: with all of them gone,
+-- A role that may create triggers may replace those of the fence, and leave their names: with all of them gone,
 -- the fence column is what tells.
 usurped AS (
     SELECT DISTINCT t.tgrelid AS oid
@@ -251,7 +251,7 @@ placeholder AS (
      WHERE r.is_fenced),
 
 -- The tables where a row is created without its lease although its key may be that of a row deleted before,
--- because the client chooses it. (What is inserted by way of the root takes its key from there.)
+-- because the client chooses it. (A row that is inserted by way of the root takes its key from there.)
 key_at_will AS (
     SELECT m.root, m.oid
       FROM root r JOIN member m USING (root)
@@ -331,8 +331,8 @@ COMMENT ON FUNCTION fence.audit_spots(jsonb, fence.lease_template[]) IS
 'what is known by then, with how each fence should be; called by fence_audit alone';
 
 
--- What puts each kind of trigger right: a call of fence_protect, and where none reaches, a statement of its own, with
--- %1$I for the trigger's name.
+-- The statement that puts each kind of trigger right: a call of fence_protect, and where none reaches, a statement of
+-- its own, with %1$I for the trigger's name.
 CREATE FUNCTION fence.audit_rules(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -379,7 +379,7 @@ COMMENT ON FUNCTION fence.audit_rules(jsonb) IS
 'what is known by then, with what puts triggers right; called by fence_audit alone';
 
 
--- What is amiss with a table or its fence column.
+-- Faults of a table or its fence column.
 CREATE FUNCTION fence.audit_tables(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -472,7 +472,7 @@ COMMENT ON FUNCTION fence.audit_tables(jsonb) IS
 'findings on tables and their fence columns; called by fence_audit alone';
 
 
--- What is amiss with the triggers of a table.
+-- Faults of the triggers of a table.
 CREATE FUNCTION fence.audit_triggers(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -626,7 +626,7 @@ COMMENT ON FUNCTION fence.audit_triggers(jsonb) IS
 'findings on triggers; called by fence_audit alone';
 
 
--- Who may go around a fence: by a privilege, a foreign key that writes, as a member of the owner, by a setting.
+-- Roles that may go around a fence: by a privilege, a foreign key that writes, as a member of the owner, by a setting.
 CREATE FUNCTION fence.audit_rights(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -692,7 +692,7 @@ member_of_owner AS (
      WHERE f.is_fenced AND NOT g.rolsuper AND EXISTS (
            SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
 
--- What stands in the server's configuration is outdone by the database's own.
+-- A setting of the database overrides the server's configuration.
 in_effect (name, value, whose) AS (
     SELECT lower(split_part(item, '=', 1)), split_part(item, '=', 2), CASE
            WHEN setrole = 0 AND setdatabase = 0 THEN 'ROLE ALL'
@@ -746,7 +746,7 @@ COMMENT ON FUNCTION fence.audit_rights(jsonb) IS
 'findings on privileges, foreign keys and settings; called by fence_audit alone';
 
 
--- What is amiss with a fence as a whole.
+-- Faults of a fence as a whole.
 CREATE FUNCTION fence.audit_fences(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -848,7 +848,7 @@ lease_column AS (
            ) AS x (is_fit)
      WHERE NOT (is_fit AND a.attnotnull)),
 
--- DETACH leaves no link. What tells a former partition is its columns, and for certain the TRUNCATE
+-- DETACH leaves no link. A former partition is known by its columns, and for certain by the TRUNCATE
 -- trigger that fence_protect gave it.
 detached AS (
     SELECT 20, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
@@ -925,7 +925,7 @@ COMMENT ON FUNCTION fence.audit_heights(jsonb) IS
 'findings on rows; called by fence_audit alone';
 
 
--- All findings in their order. (Those from step 40 on are of no table.)
+-- All findings in their order. (From step 40 on they are of no table.)
 CREATE FUNCTION fence.audit_answer(about jsonb, findings jsonb) RETURNS SETOF fence.audit_finding
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -944,8 +944,8 @@ BEGIN
      WHERE f.step < 40 AND (f.rel IS NULL OR c.oid IS NOT NULL)
      ORDER BY f.root_n NULLS LAST, f.member_n NULLS LAST, f.step, f.n;
 
-    -- The rows that Citus has spread over nodes are judged there, and so is each shard asked there. What is said of
-    -- many is one finding, which names the first of them, for there the audit has the remedy; and what was said of the
+    -- The rows that Citus has spread over nodes are judged there, and so is each shard asked there. A finding of
+    -- many shards is one, which names the first of them, for there the audit has the remedy; and what was said of the
     -- table above is not said again. (The catalog and the functions of
     -- Citus are in pg_catalog, where nobody else has any. On a node the schema of our functions is looked at before
     -- one is called by its name.)

@@ -1,13 +1,13 @@
--- What fence_audit says where all tables are asked for: of the state of pg_fence itself, of leases, of names.
+-- The findings of fence_audit that are of no table: on the state of pg_fence itself, on leases, on names.
 
--- Who may read what is found here is asked of the catalogs alone, so anybody's fence_audit may call it.
+-- It reads the catalogs alone, so anybody's fence_audit may call it.
 CREATE FUNCTION fence.state_findings(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
 AS $state_findings$
     WITH
-    -- What its tables and sequences should be: this list is the only place that says so.
+    -- Its tables and sequences as they should be: this list is the only place that says so.
     expected (relname, persistence, key, columns) AS (
         VALUES ('token_seq'::name, 'p'::"char", NULL, NULL), ('dumped_token_seq', 'p', NULL, NULL),
                ('database_identity_seq', 'p', NULL, NULL), ('jump_token_seq', 'p', NULL, NULL),
@@ -249,7 +249,7 @@ BEGIN ATOMIC
              pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
                  'its holder can neither renew nor release it', l.name, l.role),
              pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name)),
-            -- What is left is the ttl, less what has passed since. (A second, for clocks that are put right.)
+            -- The time left is the ttl, less what has passed since. (A second, for clocks that are put right.)
             (l.renewed_at OPERATOR(pg_catalog.>)
                  (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'),
              pg_catalog.format('lease "%s" has more time left than its ttl: '
@@ -283,7 +283,7 @@ BEGIN ATOMIC
          WHERE p.level OPERATOR(pg_catalog.<>) 'monitor' AND NOT r.rolsuper),
 
     finding (step, rel, finding, remedy) AS (
-        -- Who writes the table has to take its leases; others can only keep its writers out.
+        -- A role that writes the table has to take its leases; others can only keep its writers out.
         SELECT 1, t.tgrelid::pg_catalog.regclass,
                pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
                    'those who write it; it does not write it itself', k.role, l.lease),

@@ -1,4 +1,4 @@
--- Who may do what. PUBLIC gets the trigger function and the three functions that ask for ownership of the
+-- The rights of roles. PUBLIC gets the trigger function and the three functions that ask for ownership of the
 -- table. Everything else is given role by role: by plain GRANTs, and by the names that the role may see and take.
 
 CREATE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
@@ -6,7 +6,7 @@ LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $fence_grant$
 DECLARE
-    -- Each may do what those before it may. What the library lets it do with names: src/rules/names.rs.
+    -- Each level includes the ones before it. Its rights to names: src/rules/names.rs.
     levels CONSTANT text[] := '{monitor,worker,adopter,admin}';
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
     home CONSTANT oid := (SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
@@ -68,7 +68,7 @@ BEGIN
          ORDER BY 1 DESC NULLS FIRST
     LOOP
         IF item.privilege IS NULL THEN
-            -- What is recorded for a role without any privilege was recorded for an earlier role of that name.
+            -- A record for a role without any privilege was made for an earlier role of that name.
             IF NOT EXISTS (SELECT FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
                              JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
                             CROSS JOIN aclexplode(p.proacl) AS a
@@ -168,8 +168,8 @@ COMMENT ON FUNCTION fence_revoke(regrole, text) IS
 'takes back all that fence_grant gave to a role, or the names of one prefix';
 
 
--- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let
--- others in, even to the state. All but the owner go; then the four are given.
+-- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let others in,
+-- even to the state. So all rights but the owner's are revoked; then PUBLIC gets the four functions below.
 DO $closed$
 DECLARE
     script_path CONSTANT text := pg_catalog.current_setting('search_path');

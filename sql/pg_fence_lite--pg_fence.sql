@@ -2,11 +2,12 @@
 --
 --   psql -1 -f pg_fence_lite--pg_fence.sql       as a superuser, once the library is installed
 --
--- It waits until no transaction that has used a lease is open, and holds up new ones until it commits. What it keeps:
--- every lease with its tokens, holders and deadlines, tokens that are never lower, fenced tables, and what fence_grant gave: such
--- roles are workers of all names. A grant is then the session's role's that acquired it. The owner of pg_fence_lite, who had all calls, is made an admin of the extension, which is the superuser's.
--- A call that is under way meanwhile may fail once, because the function that it called is gone.
--- It fails, and changes nothing, where other objects depend on those of pg_fence_lite: drop them and create them again.
+-- It waits until no transaction that has used a lease is open, and holds up new ones until it commits. It keeps every
+-- lease with its tokens, holders and deadlines, tokens that are never lower, fenced tables, and the rights of
+-- fence_grant: such roles are workers of all names. A grant then belongs to the role whose session acquired it. The
+-- owner of pg_fence_lite, who had all calls, is made an admin of the extension, which belongs to the superuser. A call
+-- that is under way meanwhile may fail once, because the function that it called is gone. It fails, and changes
+-- nothing, where other objects depend on those of pg_fence_lite: drop them and create them again.
 
 DO $move$
 DECLARE

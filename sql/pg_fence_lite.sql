@@ -71,7 +71,8 @@ COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leas
 CREATE TABLE IF NOT EXISTS fence.turn ();
 
 -- Refusals --------
--- What has RETURN keeps the operators that it was made with. Else it gets a search_path at the end, or is the owner's alone.
+-- A body with RETURN keeps the operators that it was made with. Any other gets a search_path at the end, or is the
+-- owner's alone.
 
 CREATE OR REPLACE FUNCTION fence_lite.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
   col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
@@ -139,7 +140,7 @@ CREATE OR REPLACE FUNCTION fence_lite.start_mark(floor bigint) RETURNS bigint LA
 CREATE OR REPLACE FUNCTION fence_lite.has_begun() RETURNS boolean LANGUAGE sql
   RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_mark(floor()), false);
 
--- What tells this database from a copy; 0 where nobody may ask.
+-- Tells this database from a copy; 0 where nobody may ask.
 CREATE OR REPLACE FUNCTION fence_lite.identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -239,7 +240,7 @@ CREATE OR REPLACE FUNCTION fence_lite.ended_since(l fence.lease, as_of pg_snapsh
 CREATE OR REPLACE FUNCTION fence_lite.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
   RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
--- Who waits, and who grants a new name, has the key and a lock of fence.turn, which no stranger can have.
+-- A session that waits, or grants a new name, has the key and a lock of fence.turn, which no stranger can have.
 CREATE OR REPLACE FUNCTION fence_lite.nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE key bigint := lock_key(lease);
 BEGIN
@@ -253,7 +254,7 @@ BEGIN
 END
 $$;
 
--- One try: the token, or NULL. What has ended after `as_of` counts as taken. `is_head`: of the queue.
+-- One try: the token, or NULL. A grant that has ended after `as_of` counts as taken. `is_head`: of the queue.
 CREATE OR REPLACE FUNCTION fence_lite.attempt(lease text, by text, ttl interval, data jsonb, reclaim boolean, is_head boolean,
   as_of pg_snapshot DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -378,7 +379,7 @@ BEGIN
 END
 $$;
 
--- Whose open transactions keep a lease from being granted; 0 for a prepared one.
+-- The sessions whose open transactions keep a lease from being granted; 0 for a prepared one.
 CREATE OR REPLACE FUNCTION fence_lite.blocking_pids(locker xid) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
@@ -797,7 +798,7 @@ BEGIN
   EXECUTE format('LOCK TABLE %s', relation);
   PERFORM check_table(relation, true);  -- it may have changed meanwhile
 
-  -- What the call leaves out stays as it was, but that without a lease only strict is safe.
+  -- An argument that is left out stays as it was, but that without a lease only strict is safe.
   SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, bool_or(t.enabled = 'A') AS always
    INTO had FROM triggers() AS t WHERE t.relation = fence_protect.relation;
   bound_to := nullif(coalesce(lease, had.lease), '');
@@ -939,7 +940,7 @@ END
 $$;
 SET search_path = pg_catalog, fence_lite, pg_temp;
 
--- Who may do what, and taking it away --------
+-- Rights, and taking them away --------
 
 CREATE OR REPLACE FUNCTION fence_lite.let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -965,7 +966,7 @@ DECLARE
   definers text[] := '{settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
   closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
-  -- Whom default privileges have let in (Supabase has such) goes.
+  -- Roles that default privileges have let in (Supabase has such) lose their rights.
   EXECUTE (SELECT format('REVOKE ALL ON SCHEMA fence, fence_lite FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM %1$s; REVOKE ALL '
       'ON ALL SEQUENCES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence_lite FROM %1$s; REVOKE ALL ON FUNCTION %2$s '
       'FROM %1$s',

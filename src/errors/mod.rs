@@ -14,7 +14,7 @@ use std::borrow::Cow;
 
 /// A call or a write that is refused.
 pub struct Refusal {
-    /// What kind of refusal it is, for programs.
+    /// The kind of refusal, for programs.
     pub sqlstate: SqlState,
     /// MESSAGE: one line for people.
     pub message: String,
@@ -22,7 +22,7 @@ pub struct Refusal {
     pub hint: Cow<'static, str>,
     /// Schema, table and column, for a refused write.
     pub location: Option<Box<Location>>,
-    /// What DETAIL is made of, at full length.
+    /// The content of DETAIL, at full length.
     pub details: Box<Detail>,
 }
 
@@ -49,7 +49,7 @@ pub struct Detail {
     /// The name of the lease that it is about.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub lease: Option<String>,
-    /// Who has, or had, the lease.
+    /// The one that has, or had, the lease.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub holder: Option<String>,
     /// The deadline of that grant, ISO 8601 in UTC.
@@ -118,7 +118,7 @@ const QUOTED_MAX: usize = 2048;
 
 /// A name as a message shows it: in quotes, on one line.
 pub fn quoted(name: &[u8]) -> String {
-    // What is quoted may be anybody's argument, of any length.
+    // The text may be anybody's argument, of any length.
     let text: String = to_utf8(within(name, QUOTED_MAX))
         .chars()
         .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
@@ -136,7 +136,7 @@ pub fn literal(text: &[u8]) -> String {
     }
 }
 
-/// What an error may show of the lease and the token that it is about: what is None here never gets into its text.
+/// The lease and the token that an error is about, as far as it may show them: a None here never gets into its text.
 #[derive(Clone, Copy)]
 pub struct Shown<'a> {
     /// The lease's name; None for a caller who may not read the columns that it is made of.
@@ -257,7 +257,7 @@ pub fn session_lease_prepared() -> Refusal {
 pub fn guarded_nothing(name: &[u8]) -> Refusal {
     Refusal::new(
         SqlState::NoActiveSqlTransaction,
-        format!("lease_guard guarded nothing: its transaction has ended, and so has the guard of lease {}", quoted(name)),
+        format!("lease_guard had no effect on lease {}: it ran in a transaction of its own, which has ended", quoted(name)),
         "Open a transaction first: BEGIN, lease_guard, the writes, COMMIT. A driver in autocommit mode ends the transaction with each statement.",
     )
     .detailed(|d| d.lease = Some(to_utf8(name)))
