@@ -17,7 +17,7 @@
 //! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,
 //! answer. `known_bugs` are for the tests to find.
 //!
-//! What is deliberately absent: `docs/internals/architecture.md` says it.
+//! `docs/internals/architecture.md` also says what is deliberately absent.
 
 mod encoding;
 mod errors;

@@ -16,11 +16,11 @@ use pg_fence_rules::{Floor, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 
-/// What this backend knows of the life that its database is in.
+/// This backend's knowledge of the life that its database is in.
 ///
 /// Once it has seen that this life has begun it need not look again: no backend survives a recovery, so the start
-/// of the server and the identity of the database stay what they are. What can still happen is that somebody
-/// loads a dump; the number that dumps carry tells.
+/// of the server and the identity of the database stay what they are. Somebody may still
+/// load a dump; the number that dumps carry tells.
 #[derive(Clone, Copy)]
 struct Life {
     /// The sequence that has been moved on in this life; invalid where that is still to be found out.
@@ -29,8 +29,8 @@ struct Life {
     sequence: Oid,
     /// A token that the sequence is known to have passed.
     passed: Token,
-    /// What a dump would have carried when this life was seen to have begun: another number is of a later move, or
-    /// of a dump that was loaded.
+    /// The number that a dump would have carried when this life was seen to have begun: another one is of a later move,
+    /// or of a dump that was loaded.
     dumped: Token,
 }
 
@@ -46,7 +46,7 @@ impl Life {
         Life { begun: Oid::INVALID, sequence, passed: Token::BEFORE_ALL, dumped: Token::BEFORE_ALL }
     }
 
-    /// What is known of this sequence.
+    /// The knowledge of this sequence.
     fn of(sequence: Oid) -> Life {
         let known = LIFE.get();
         if known.sequence == sequence {
@@ -184,7 +184,7 @@ fn check_definition(oid: Oid) -> Result<(), Refusal> {
     }
 }
 
-/// What is known once the life has begun and no dump was loaded since: read before each draw and verdict, so that a
+/// The life once it has begun and no dump was loaded since: read before each draw and verdict, so that a
 /// session that was there before the dump is as safe as one that comes later.
 fn settled(oid: Oid) -> Result<Life, Refusal> {
     let life = Life::of(oid);
@@ -194,7 +194,7 @@ fn settled(oid: Oid) -> Result<Life, Refusal> {
     Ok(Life::of(oid))
 }
 
-/// What a dump carries of the tokens: a number that is not far behind the last one. The sequence itself is in no dump,
+/// The number that a dump carries, not far behind the last token. The sequence itself is in no dump,
 /// so none that is loaded sets it back.
 fn dumped() -> Result<Token, Refusal> {
     Ok(last_of(state_oid(c"dumped_token_seq")?))
@@ -247,7 +247,7 @@ fn under_move_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Re
     result
 }
 
-/// What is due, and what was seen of the sequence when that was decided.
+/// The move that is due, and the sequence as it was when that was decided.
 fn what_is_due(oid: Oid) -> Result<(Due, Life), Refusal> {
     let life = Life::of(oid);
     // Before the sequence, which every move sets first: so it is behind this one only where a dump was loaded.

@@ -1,4 +1,4 @@
-//! What happens when a transaction or a savepoint ends: all of it, in order. `pg::session::scope` listens and calls.
+//! The work when a transaction or a savepoint ends: all of it, in order. `pg::session::scope` listens and calls.
 //!
 //! Before the commit, or PREPARE, a transaction can still be refused, or warned of. Then the commit's record comes; then
 //! others see the changes, while the locks are held; at last the locks are gone. A rollback begins with its end. Nothing
@@ -12,7 +12,7 @@ use crate::pg::session::commit;
 use crate::pg::session::scope::{Listener, Moment};
 use crate::statistics;
 
-/// What is done before a commit, and at each moment after.
+/// Called before a commit, and at each moment after.
 pub const LISTENER: Listener = Listener { before_commit, at };
 
 fn before_commit(prepares: bool) -> Result<(), Refusal> {
@@ -32,7 +32,7 @@ fn at(moment: Moment) {
         Moment::LocksGone { transaction_is_over } => return queue::wake_heads(transaction_is_over),
         Moment::SavepointReleased { .. } | Moment::SavepointRolledBack(_) => {}
     }
-    // What is kept as long as a transaction: each goes by itself, and the order means nothing.
+    // Data that is kept as long as a transaction: each goes by itself, and the order means nothing.
     lock_count::follow(moment);
     fence::follow(moment);
     session_leases::follow(moment);

@@ -105,7 +105,7 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Null)
 }
 
-/// What the parts of the audit find.
+/// The findings of the parts of the audit.
 fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<Datum, Refusal> {
     let mut findings = json::datum(&json!([]));
     let mut add = |name: &CStr, arguments: &[Datum]| -> Result<(), Refusal> {
@@ -127,10 +127,10 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
     Ok(findings)
 }
 
-/// What is known, with the highest fences and the last token.
+/// All that is known, with the highest fences and the last token.
 fn with_tokens(about: Datum) -> Result<Datum, Refusal> {
     let heights = heights(about);
-    // What was drawn and written since the audit began is not ahead. It is for those who may use leases.
+    // A token that was drawn and written since the audit began is not ahead. It is for those who may use leases.
     let drawn = if json::is_true(about, "uses_leases") { tokens::last()? } else { None };
     let (now, date) = (clock::now(), |at: Instant| at.iso()[..10].to_owned());
     let more = json!({
@@ -152,7 +152,7 @@ fn heights(about: Datum) -> BTreeMap<String, i64> {
     columns.into_iter().filter_map(highest).collect()
 }
 
-/// What the triggers of tables say.
+/// The arguments of tables' triggers.
 struct Declared {
     triggers: Vec<Trigger>,
     /// A template of leases that a call asks for.

@@ -6,7 +6,7 @@
 use crate::errors::{literal, quoted};
 use pg_fence_rules::Token;
 
-/// What a refused write tried, for the hint.
+/// A refused write, as far as the hint depends on it.
 pub struct TriedWrite {
     /// The fence column's name.
     pub column: Vec<u8>,
@@ -16,7 +16,7 @@ pub struct TriedWrite {
     pub strict: bool,
     /// The row has a lease.
     pub bound: bool,
-    /// What the statement wrote into the column.
+    /// The statement's value for the column.
     pub wrote: Wrote,
     /// The token that the transaction has beside the column.
     pub ambient: Option<Token>,
@@ -24,7 +24,7 @@ pub struct TriedWrite {
     pub guarded: bool,
 }
 
-/// What a statement wrote into the fence column.
+/// A statement's value for the fence column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wrote {
     /// It does not name the column.
@@ -39,7 +39,7 @@ pub enum Wrote {
     Loads,
 }
 
-/// What follows wherever no token was presented: the NULL may have come from a lost lease.
+/// Ends each hint of a write without a token: the NULL may have come from a lost lease.
 const LOST: &str =
     "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
 

@@ -18,7 +18,7 @@ pub use trigger::fenced;
 
 use crate::pg::session::scope::Moment;
 
-/// What is known of the rows of this transaction goes with it.
+/// Forgets this transaction's rows when it ends.
 pub fn follow(moment: Moment) {
     row_moves::follow(moment);
     written::follow(moment);

@@ -1,4 +1,4 @@
-//! What the arguments of a trigger mean for its table: worked out once for each statement.
+//! The meaning of a trigger's arguments for its table: worked out once for each statement.
 
 use super::binding::Binding;
 use super::row_moves;
@@ -10,7 +10,7 @@ use pg_fence_rules::fence::Order;
 use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
 use pgrx::pg_sys;
 
-/// What the arguments of a trigger mean for its table.
+/// The meaning of a trigger's arguments for its table.
 pub struct Plan {
     /// The fence column.
     pub column: Attribute,
@@ -30,7 +30,7 @@ pub struct Plan {
     pub depth: usize,
 }
 
-/// What a trigger is there for.
+/// The task of a trigger.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Duty {
     /// To judge what a statement presents, in the column or beside it.

@@ -13,17 +13,17 @@ thread_local! {
     static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What was accepted goes with its transaction.
+/// Forgets accepted rows when their transaction ends.
 pub fn follow(moment: Moment) {
     ACCEPTED.with_borrow_mut(|accepted| accepted.follow(moment));
 }
 
-/// What was accepted at one depth of triggers.
+/// The row that was accepted last at one depth of triggers.
 #[derive(Clone, Copy, Default)]
 struct Accepted {
     /// The version that was updated, and what it was updated with.
     row: Option<(RowId, Landing)>,
-    /// What a row was updated with that has left its partition and arrives in another next.
+    /// The landing of an updated row that has left its partition and arrives in another next.
     under_way: Option<Landing>,
     /// The savepoint that it was accepted in, whose rollback undoes it.
     savepoint: SavepointId,
@@ -44,12 +44,12 @@ pub fn leaves(depth: usize, row: RowId) -> bool {
     })
 }
 
-/// What the row that arrives was updated with where it left; it has arrived then.
+/// Takes the landing of the row that arrives, as it was judged where the row left.
 pub fn take_under_way(depth: usize) -> Option<Landing> {
     at_depth(depth, |accepted| accepted.under_way.take())
 }
 
-/// What the row was updated with whose UPDATE was accepted last, and of which nobody has seen it leave; it has arrived then.
+/// Takes the landing of the row whose UPDATE was accepted last, and that nobody has seen leave.
 pub fn take_accepted(depth: usize) -> Option<Landing> {
     at_depth(depth, |accepted| accepted.row.take().map(|(_, landing)| landing))
 }

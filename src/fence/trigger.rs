@@ -93,7 +93,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         Some(binding) => binding.leases(&call.columns, old, new)?,
         None => WriteLeases::default(),
     };
-    // What arrives was judged where it left.
+    // A row that arrives was judged where it left.
     let landing = match arriving {
         Some(landing) => landing,
         None => {
@@ -144,7 +144,7 @@ fn names_fence(call: &TriggerCall, plan: &Plan) -> bool {
     call.event != Event::Update || call.names(&plan.column)
 }
 
-/// What a row has landed with that has left its partition by an accepted update, and arrives in this one by an INSERT. A
+/// The landing of a row that has left its partition by an accepted update, and arrives in this one by an INSERT. A
 /// trigger in between must not have changed its fence (in managed mode it is put back).
 fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Landing>, Refusal> {
     let fence = write.new.flatten();
@@ -220,13 +220,13 @@ fn is_never_issued(plan: &Plan, leases: &WriteLeases, token: Token) -> bool {
     !tokens::issued(plan.tokens, token) && !leases.iter().any(known::is_adopted)
 }
 
-/// Is it PF004, and not one that a renewal mends? (Who gets that one must be told of it.)
+/// Is it PF004, and not one that a renewal mends? (A writer that gets that one must be told of it.)
 #[cold]
 fn is_lost(silent: &Refusal) -> bool {
     silent.sqlstate == SqlState::TokenDoesNotSpeak && silent.details.renew_first.is_none()
 }
 
-/// What administrators may know of a refused write, whatever its writer may.
+/// A refused write as administrators may know it, whatever its writer may know.
 #[cold]
 fn told(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let columns = call.columns;
@@ -266,7 +266,7 @@ fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
     }
 }
 
-/// What its writer may know of a write whose token is judged for a lease.
+/// How much a writer may know of its write, whose token is judged for a lease.
 #[cold]
 fn may_see(call: &TriggerCall, plan: &Plan, shown: bool) -> MaySee {
     // A token that the statement has not shown itself may be one that its writer does not know.
@@ -304,7 +304,7 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
     }
 }
 
-/// What a refused write has tried, for the hint.
+/// The refused write, as far as the hint depends on it.
 fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
     let wrote = match (call.event, write.new.flatten()) {
         (Event::Delete, _) => Wrote::Deletes,

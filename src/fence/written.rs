@@ -22,7 +22,7 @@ thread_local! {
     static WRITTEN: RefCell<Written> = RefCell::default();
 }
 
-/// What this transaction has written goes with it.
+/// Forgets the rows that this transaction has written when it ends.
 pub fn follow(moment: Moment) {
     WRITTEN.with_borrow_mut(|written| written.follow(moment));
 }
@@ -49,7 +49,7 @@ pub fn under(table: Oid, fence: Token, asked_for: impl Fn(Token) -> bool) -> Opt
     })
 }
 
-// What a rollback undoes is not looked at again.
+// A row that a rollback undoes is not looked at again.
 impl OfSavepoint for Written {}
 
 impl OfTransaction for Written {

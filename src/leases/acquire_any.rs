@@ -79,7 +79,7 @@ fn claim(table: &LeaseTable, request: &Request) -> Result<Option<Token>, Refusal
     grant(table, std::slice::from_ref(request), vec![chosen]).map(Some)
 }
 
-/// What was won. None for a name that is taken, adopted (55000) or in use with slots (22023).
+/// The win of a try. None for a name that is taken, adopted (55000) or in use with slots (22023).
 fn unless_passed_over<T>(tried: Result<Tried<T>, Refusal>) -> Result<Option<T>, Refusal> {
     use SqlState::{InvalidParameterValue, ObjectNotInPrerequisiteState};
     match tried {

@@ -37,9 +37,9 @@ pub struct Adoption {
     pub name: Vec<u8>,
     /// Its number there.
     pub token: Token,
-    /// Who has it, where that is said.
+    /// The holder, where it is said.
     pub holder: Option<Vec<u8>>,
-    /// What the caller wishes to be shown with the lease: a jsonb.
+    /// A jsonb that the caller wishes to be shown with the lease.
     pub metadata: Option<pgrx::pg_sys::Datum>,
 }
 
@@ -56,7 +56,7 @@ pub fn is_used_here() -> bool {
     looked.is_ok() && found
 }
 
-/// What the rows of the name say of the adoption.
+/// The state of the name, as its rows say, and what that means for the adoption.
 struct Found {
     adopt: Adopt,
     row: Option<Row>,

@@ -31,7 +31,7 @@ pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal
     let table = LeaseTable::open(Access::Write)?;
     let mut found = Vec::with_capacity(names.len());
     for name in names {
-        // What is locked so far is given back where one is lost.
+        // Where one is lost, the locks taken so far are given back.
         let grant = changeable(&table, name, token, CHANGE, |row| {
             let release = row.grant.release(token, clock::now());
             (release != Release::Lost).then_some(release)
@@ -55,7 +55,7 @@ pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal
         }
     }
     let current = found.iter().filter(is_current).count();
-    // What this transaction released one by one gets the closing token of all.
+    // Leases that this transaction released one by one get the closing token of all.
     let closing = closing_token(&found.iter().map(|(locked, _)| &locked.row).collect::<Vec<_>>())?;
     let rows: Vec<Row> = found.into_iter().map(|(locked, _)| locked.keep()).collect();
     rows.iter().try_for_each(|row| close(&table, row, closing, now))?;
@@ -119,7 +119,7 @@ pub fn revoke(
     Ok(Some(closing))
 }
 
-/// What is found of a grant that is to be changed.
+/// The state of a grant that is to be changed.
 pub enum Found<'a, T> {
     /// It is locked, and this was decided.
     Locked(Locked<'a>, T),
@@ -197,7 +197,7 @@ fn seen<T>(
 ) -> Option<Row> {
     let seen = of_token(&table.rows(name, AsOf::Now), token).copied();
     let seen = match &seen {
-        // What is over does not come back: a caller who is too late locks nothing, and so keeps the
+        // A grant that is over does not come back: a caller who is too late locks nothing, and so keeps the
         // lease from nobody.
         Some(row) if decide(row).is_none() && row.open_writer().is_none() => return None,
         Some(_) => seen,

@@ -194,7 +194,7 @@ fn exclusive_slot(
                 return Ok(Tried::BY_ANOTHER);
             }
         }
-        // Who held one of these locks until now may have renewed.
+        // A session that held one of these locks until now may have renewed.
         let Some(settled) = settled_rows(table, name) else { return Ok(Tried::BY_ANOTHER) };
         rows = settled;
     }
@@ -234,7 +234,7 @@ struct BesideOthers<'a> {
     busy: Vec<i32>,
 }
 
-/// What came of locking what was chosen.
+/// The outcome of locking the slot that was chosen.
 enum Locking {
     /// All of it is locked.
     Done,
@@ -242,21 +242,21 @@ enum Locking {
     SlotIsBusy,
     /// Somebody relies on a grant that would have to go, or ends it at the same time.
     Lost,
-    /// Who was in the way has finished: choose again.
+    /// The session in the way has finished: choose again.
     Changed,
 }
 
-/// Who keeps a slot of a lease from being taken.
+/// The obstacle to taking a slot of a lease.
 enum InTheWay {
-    /// Only who puts another grant into it; or nobody any more.
+    /// At most a session that puts another grant into it.
     Takers,
     /// Somebody who relies on the grant in it, or changes it.
     Relying,
-    /// Who did one or the other has finished meanwhile.
+    /// The other session has finished in the meantime.
     Gone,
 }
 
-/// What the rows look like once the locks are had.
+/// The state of the rows once the locks are taken.
 enum Settled {
     /// As when the choice was made.
     Same,
@@ -320,7 +320,7 @@ impl BesideOthers<'_> {
         let is_live = |row: &Row| row.grant.phase(now) == Phase::Held;
         let is_relied_on = |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live);
         let mut existing = existing(self.request, rows, is_relied_on);
-        // What was being written may be there by now, and counts once.
+        // A row that was being written may be there by now, and counts once.
         let is_there = |slot: i32| rows.iter().any(|row| row.grant.slot == slot && is_live(row));
         let making = self.busy.iter().filter(|slot| !is_there(**slot));
         existing
@@ -336,7 +336,7 @@ impl BesideOthers<'_> {
             return true;
         }
         match row {
-            // Who guards a grant that was given to one alone is met when its slot is locked.
+            // The guard of an exclusive grant is met when its slot is locked.
             Some(row) if !is_live(row) => {
                 row.grant.mode != Mode::Exclusive && is_guarded_by_others(name, slot)
             }
@@ -381,7 +381,7 @@ impl BesideOthers<'_> {
         row.grant.mode != self.request.ask.mode
     }
 
-    /// Who keeps a slot from being locked.
+    /// The obstacle to locking a slot.
     fn in_the_way(&self, slot: i32) -> InTheWay {
         let grant = LockTag::new(Lock::Grant, &self.request.name, slot);
         let all = grant.conflicting(TAKE_SLOT.mode);
@@ -397,8 +397,8 @@ impl BesideOthers<'_> {
         }
     }
 
-    /// Reads the rows again under the locks. Who held one of them until now may have put a grant there, renewed, or
-    /// (a prune, which gives its lock back before it commits) be deleting the row.
+    /// Reads the rows again under the locks. A session that held one of them until now may have put a grant there,
+    /// renewed, or (a prune, which gives its lock back before it commits) be deleting the row.
     fn settled(&self, before: &[Row], chosen: &FreeSlot) -> Settled {
         let rows = self.table.rows(&self.request.name, AsOf::Now);
         let deleter = |slot| in_slot(&rows, slot).map_or(Deleter::None, |row| row.deleter());

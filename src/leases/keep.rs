@@ -1,6 +1,6 @@
 //! The heartbeat of a process: many leases renewed in one call, each with an answer of its own, and none waited for.
 //!
-//! What can be locked at once is renewed; one that is in somebody's hands, lost or refused spoils none of the others.
+//! Leases that can be locked at once are renewed; one that is in somebody's hands, lost or refused spoils no other.
 
 use super::change::Found;
 use super::locks::Locked;
@@ -20,7 +20,7 @@ use pg_fence_rules::{Span, Token};
 /// A lease's name and a token; None for what cannot be either.
 pub type Pair = Option<(Vec<u8>, Token)>;
 
-/// What became of a pair.
+/// The outcome of a pair.
 #[derive(Clone, Copy)]
 pub enum Answer {
     /// Renewed, by this token and for so long.
@@ -34,7 +34,7 @@ pub enum Answer {
 }
 
 impl Answer {
-    /// In how long to send it again; None for never. What there was no room for may be sent at once, in another
+    /// In how long to send it again; None for never. A pair for which there was no room may be sent at once, in another
     /// transaction.
     pub fn again_in(&self) -> Option<Span> {
         match self {
@@ -75,7 +75,8 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
         };
         found.push((n, grant));
     }
-    // The locks were taken one by one: the time of the decision is after the last. What is over is given back.
+    // The locks were taken one by one: the time of the decision is after the last. Those of grants that are over are
+    // given back.
     let now = clock::now();
     let lives = |locked: &Locked| locked.row.grant.phase(now) == Phase::Held;
     let alive: Vec<bool> = grants.iter().map(lives).collect();

@@ -1,4 +1,4 @@
-//! What is known of a lease, and who may know it.
+//! A lease's grants as they are known, and how much a caller may learn of them.
 
 use crate::encoding;
 use crate::errors::{self, Refusal, Shown};
@@ -67,7 +67,7 @@ pub enum Caller<'a> {
     Trigger(&'a dyn Fn() -> MaySee),
 }
 
-/// What the writer of a row may know.
+/// How much the writer of a row may know.
 #[derive(Clone, Copy)]
 pub struct MaySee {
     /// The name of the row's lease.
@@ -82,7 +82,7 @@ impl Caller<'_> {
         matches!(self, Caller::Trigger(_))
     }
 
-    /// What an error may show to it.
+    /// The part of lease and token that an error may show to it.
     pub fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
         let may_see = match self {
             Caller::Function => MaySee { lease: true, token: true },
@@ -98,7 +98,7 @@ pub fn is_adopted(name: &[u8]) -> bool {
     table.rows(name, AsOf::Now).iter().any(|row| row.grant.adopted.is_some())
 }
 
-/// Who holds a lease now, in words; None also where that cannot be told without waiting.
+/// The name of a lease's holder now; None also where that cannot be told without waiting.
 pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
     let table = LeaseTable::try_open(Access::Read, IfLocked::GiveUp).ok()??;
     let now = clock::now();

@@ -32,8 +32,8 @@ impl<'a> Locks<'a> {
         Ok(taken)
     }
 
-    /// Takes one at once, or waits for the one that is in the way; false where that takes too long. Who asks for a lock
-    /// that this one excludes waits behind it. Errors: 53200, and those of a wait that is broken off.
+    /// Takes one at once, or waits for the one that is in the way; false where that takes too long. A session that asks
+    /// for a lock that this one excludes waits behind it. Errors: 53200, and those of a wait that is broken off.
     pub fn take_within(
         &mut self,
         step: LockStep,

@@ -39,7 +39,7 @@ pub fn all_renewable<'a>(
         check(table, name, &found)?;
         match found.locked()? {
             Some((locked, ())) => all.push(locked),
-            // What is locked so far is given back.
+            // The locks taken so far are given back.
             None => return Ok(None),
         }
     }

@@ -1,19 +1,19 @@
-//! What an acquire asks for, and how it ends.
+//! The request of an acquire, and how it ends.
 
 use crate::errors::{self, Refusal};
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Instant, Span};
 
-/// Who asks for what.
+/// One acquire's request.
 #[derive(Clone)]
 pub struct Request {
     /// The lease, in the database's encoding.
     pub name: Vec<u8>,
-    /// Who asks, where it names itself.
+    /// The holder, where it names itself.
     pub holder: Option<Vec<u8>>,
     /// How long the grant is to live.
     pub ttl: Span,
-    /// What the caller wishes to be shown with the lease: a jsonb.
+    /// A jsonb that the caller wishes to be shown with the lease.
     pub metadata: Option<pgrx::pg_sys::Datum>,
     /// The grant is to end with this session, too.
     pub session: bool,

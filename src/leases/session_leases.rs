@@ -28,7 +28,7 @@ struct SessionLease {
     ended_in: Option<SavepointId>,
 }
 
-/// Those of this session, oldest first.
+/// The leases of this session, oldest first.
 #[derive(Default)]
 struct SessionLeases(Vec<SessionLease>);
 
@@ -132,7 +132,7 @@ impl OfTransaction for SessionLeases {
     fn transaction_ended(&mut self, ending: Ending) {
         match ending {
             Ending::Committed => self.give_back(|lease| lease.ended_in.is_some()),
-            // What it ended is ended by others, if at all.
+            // Others end what it would have ended, if anybody does.
             Ending::Other => self.give_back(|lease| lease.acquired_in.is_some()),
         }
         for lease in &mut self.0 {

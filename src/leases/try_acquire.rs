@@ -52,7 +52,7 @@ pub fn try_acquire(
     for request in requests {
         match free_slot::lock_one(&table, request)? {
             Tried::Won(slot) => chosen.push(slot),
-            // Those that are locked so far are given back.
+            // The locks taken so far are given back.
             Tried::Lost { until } => return Ok(Tried::Lost { until }),
         }
     }

@@ -17,7 +17,8 @@ use std::time::Duration;
 /// nothing of leases, and the server's clock may be set.
 const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// Whoever takes back its own grant looks so often whether it is still guarded. Nobody wakes it, for it stands in no queue.
+/// How often a caller that reclaims its own grant looks whether it is still guarded. It stands in no queue, so nobody
+/// wakes it.
 const LOOK_FOR_ONE_S_OWN: Duration = Duration::from_millis(50);
 
 /// Tries, and waits in the queue for up to `wait`, then gives up: None. Only for one lease is waited.

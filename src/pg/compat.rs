@@ -1,4 +1,4 @@
-//! What pgrx does not bind, or what differs between major versions.
+//! The parts of Postgres that pgrx does not bind, or that differ between major versions.
 //!
 //! Where it differs, the older versions are named: a new one is taken for the newest, and stands here only where something
 //! changes with it.

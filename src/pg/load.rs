@@ -1,4 +1,4 @@
-//! What happens when the library is loaded into a backend.
+//! The steps when the library is loaded into a backend.
 
 use crate::pg::session::role;
 use crate::pg::session::scope::{self, Listener};

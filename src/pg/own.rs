@@ -1,8 +1,8 @@
-//! What belongs to the extension, found by what depends on it.
+//! The extension's own objects, found by what depends on it.
 //!
 //! The name of a schema, a table or a function can change hands: a superuser renames it, and a role that may create one makes
 //! another of the old name. The name of the extension cannot. There is no statement that renames it, and only a superuser
-//! may create one of this name. What depends on it as a member is ours, whatever it is called now.
+//! may create one of this name. A member that depends on it is ours, whatever its name is now.
 
 use crate::pg::table_scan;
 use pgrx::pg_sys::{self, Datum, Oid};

@@ -2,7 +2,7 @@
 //! time. It needs no `shared_preload_libraries`: the session that misses it makes it, and pins it, so that it lives
 //! until the server stops.
 //!
-//! What is in it, and how the others find it, is for the caller to say.
+//! Its content, and how others find it, are the caller's affair.
 
 use crate::pg::call::raise;
 use pgrx::pg_sys;
@@ -18,7 +18,7 @@ static HANDLE: AtomicU32 = AtomicU32::new(0);
 /// A segment that could not be attached, so that it is not asked for again: Postgres would take it for attached.
 static UNATTACHABLE: AtomicU32 = AtomicU32::new(0);
 
-/// What came of attaching a segment.
+/// The outcome of attaching a segment.
 pub enum Attached {
     /// The segment is attached, and is this database's.
     Yes,

@@ -3,8 +3,8 @@
 use crate::pg::memory::Scratch;
 use pgrx::pg_sys::{self, AttrNumber, Datum, HeapTuple, Oid, RegProcedure, Snapshot, TupleDesc};
 
-/// Calls `show` for every row that is committed now, or that this transaction has written, until one is refused. What
-/// Postgres allocates meanwhile is given back before the next row.
+/// Calls `show` for every row that is committed now, or that this transaction has written, until one is refused. Memory
+/// that Postgres allocates for one row is given back before the next.
 ///
 /// # Safety
 /// The relation must be an open table; a row must not be used after it was shown.

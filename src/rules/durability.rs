@@ -7,14 +7,14 @@
 //! * A grant that ends with its session: a crash ends it anyway, and a row that its holder writes is behind it in the log.
 //!   But the loss must not bring back the grant before it.
 
-/// A grant that a lease has, or has had, as one sees it who is granted that lease for its session.
+/// An earlier grant of the lease, as seen by the session that is now granted it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Predecessor {
     /// It ends with its session, so a crash has ended it.
     pub ends_with_session: bool,
     /// It is current.
     pub live: bool,
-    /// What its row says now is known to be on disk: also that it is over.
+    /// Its row is known to be on disk as it is now, which includes its end.
     pub on_disk: bool,
 }
 

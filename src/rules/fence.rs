@@ -1,4 +1,4 @@
-//! What a fenced write presents, and whether it may land.
+//! The token that a fenced write presents, and whether the write may land.
 
 use crate::Token;
 
@@ -55,12 +55,12 @@ impl Write {
     }
 }
 
-/// What a write lands with.
+/// The fences that an accepted write lands with.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Landing {
     /// The token that it has presented.
     pub token: Token,
-    /// What the row's fence is then: the token, or the stored one where that is greater.
+    /// The row's fence after the write: the token, or the stored one where that is greater.
     pub fence: Token,
 }
 
@@ -72,7 +72,7 @@ impl Landing {
     }
 }
 
-/// What a write presents.
+/// The token that a write presents, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presented {
     /// A token, in the column or beside it.
@@ -110,9 +110,9 @@ pub enum Verdict {
     Land(Landing),
     /// PF001: the row has seen the same or a greater token.
     Stale {
-        /// What the write showed.
+        /// The token of the write.
         presented: Token,
-        /// What the row has.
+        /// The fence of the row.
         stored: Token,
     },
     /// An INSERT into a managed table that is not bound to a lease, of a row without a fence: it lands, and stores NULL.
@@ -121,7 +121,7 @@ pub enum Verdict {
     Unfenced,
     /// PF003: no such token was issued.
     NeverIssued {
-        /// What the write showed.
+        /// The token of the write.
         presented: Token,
     },
 }
@@ -272,7 +272,7 @@ mod tests {
         }
         let delete = Write { new: None, ..presents(33, huge, false) };
         assert_eq!(judge(&delete, Monotonic, true, issued), land_behind(33, huge));
-        // What is stored and was never drawn here is no token to show either.
+        // A stored number that was never drawn here is no token to show either.
         let same = update(Some(huge), Some(huge), true);
         assert_eq!(judge(&same, Monotonic, true, issued), never_issued(huge));
     }

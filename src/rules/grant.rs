@@ -5,7 +5,7 @@ use crate::{Floor, Instant, Token};
 /// How many renewals of a grant are remembered, by value.
 pub const RENEWALS_KEPT: usize = 16;
 
-/// Who may hold a lease beside whom.
+/// Which grants of a lease may live beside each other.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// One grant at a time.
@@ -26,7 +26,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// Those of a grant with these renewals, oldest first; only the latest 16 are kept.
+    /// The tokens of a grant with these renewals, oldest first; only the latest 16 are kept.
     pub fn new(first: Token, renewals: &[Token]) -> Self {
         let latest = &renewals[renewals.len().saturating_sub(RENEWALS_KEPT)..];
         let mut renewed = [Token::BEFORE_ALL; RENEWALS_KEPT];
@@ -67,7 +67,7 @@ impl Tokens {
     }
 }
 
-/// What a row of the lease table says of a grant, as far as the rules care.
+/// A grant as a row of the lease table has it, as far as the rules care.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
     /// Which of the lease's grants it is, from 0; an exclusive grant has 0.
@@ -167,7 +167,7 @@ impl Grant {
         self.phase(now) == Phase::Held && self.tokens.contains(token)
     }
 
-    /// What a release by this token finds. A jump does not matter here either: a holder that gives a lease back
+    /// Judges a release by this token. A jump does not matter here either: a holder that gives a lease back
     /// is believed as one that renews it.
     pub fn release(&self, token: Token, now: Instant) -> Release {
         match self.closing {
@@ -184,7 +184,7 @@ impl Grant {
     }
 }
 
-/// What a release finds.
+/// The verdict on a release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Release {
     /// The grant is current: draw a closing token and close it.
@@ -224,7 +224,7 @@ impl ExistingGrant {
     }
 }
 
-/// What an acquire asks for.
+/// The request of an acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
     /// The mode of the grant to be made.
@@ -233,7 +233,7 @@ pub struct Ask {
     pub reclaim: bool,
 }
 
-/// What the adoption of a token finds.
+/// The verdict on the adoption of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adopt {
     /// The token is current: nothing is to be done.
@@ -266,7 +266,7 @@ pub fn adopt(existing: &[Grant], token: Token, floor: Floor) -> Adopt {
     found
 }
 
-/// What an acquire finds.
+/// The verdict on an acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Acquire {
     /// Grant it in this slot. With `reclaim`, the caller's own grants in other slots end.
@@ -319,7 +319,7 @@ pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
             return Acquire::SlotsDiffer { live };
         }
     }
-    // Who shares minds other modes only; so does who asks for slots, up to their number.
+    // A shared request conflicts with other modes only; so does one for slots, up to their number.
     let excludes = |s: &ExistingGrant| ask.mode == Mode::Exclusive || s.grant.mode != ask.mode;
     if existing.iter().filter(occupied).any(excludes) {
         return taken(&excludes, true);

@@ -8,7 +8,7 @@
 //! The modes are PostgreSQL's own, chosen by what they conflict with (`storage/lockdefs.h`, `LockConflicts` in
 //! `storage/lmgr/lock.c`). A transaction never conflicts with itself.
 
-/// What a lock is on. In the order in which one call takes them, so that no two calls wait for each other; what is
+/// The objects of locks, in the order in which one call takes them, so that no two calls wait for each other; what is
 /// taken without waiting may come at any point.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lock {
@@ -16,7 +16,7 @@ pub enum Lock {
     Queue,
     /// A grant: a lease's name and a slot. Guards, changes and take-overs meet here.
     Grant,
-    /// That a grant is guarded, and nothing else. Who asks whether it is must not be misled by a renewal, which
+    /// That a grant is guarded, and nothing else. A session that asks for that must not be misled by a renewal, which
     /// locks the grant, too.
     Guarded,
     /// Whether the grants that a lease is getting are shared or slots: two transactions that cannot see each
@@ -28,7 +28,8 @@ pub enum Lock {
     Statistics,
 }
 
-/// How a lock is held: PostgreSQL's modes, but for the one that nothing here takes. What each is for, the steps below say.
+/// How a lock is held: PostgreSQL's modes, but for the one that nothing here takes. The steps below say what each is
+/// for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[allow(missing_docs)]
 pub enum LockMode {
@@ -85,7 +86,7 @@ impl LockMode {
 /// A lock that a step takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockStep {
-    /// What the lock is on.
+    /// The object of the lock.
     pub lock: Lock,
     /// The mode, which decides whom it excludes.
     pub mode: LockMode,
@@ -101,7 +102,7 @@ const fn at_once(lock: Lock, mode: LockMode) -> LockStep {
     LockStep { lock, mode, waits: false }
 }
 
-/// Who waits for a lease becomes the head of its queue, until it stops waiting.
+/// A session that waits for a lease becomes the head of its queue, until it stops waiting.
 pub const HEAD_OF_QUEUE: LockStep = waiting(Lock::Queue, LockMode::AccessExclusive);
 /// A try asks whether somebody has a lock that is in the way of this one: who waits has a head. It takes nothing.
 pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Queue, LockMode::Share);
@@ -123,9 +124,9 @@ pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::ShareUpdateExclusive
 pub const KEEP: LockStep = at_once(CHANGE.lock, CHANGE.mode);
 /// A guard, until the transaction ends; taken before it decides, so that nobody overlooks it from then on.
 pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::RowExclusive);
-/// The same, of a grant that others may live beside. They look for a slot of their own and must not be misled by a
-/// renewal of this one. A grant that was given to one alone needs none: a grant that would live beside it once it is over
-/// takes its slot first (`TAKE_SLOT`), and meets the guard there.
+/// The guard of a shared or slot grant takes this lock too. An acquire that looks for a free slot tests it
+/// (`IS_GUARDED`); a renewal does not take it. The guard of an exclusive grant does not need it: an acquire that wants
+/// its slot takes `TAKE_SLOT`, which conflicts with `GUARD`.
 pub const GUARD_BESIDE_OTHERS: LockStep = waiting(Lock::Guarded, LockMode::RowExclusive);
 /// An acquire that finds a shared grant, or one of several slots, over asks whether an open transaction still relies on it.
 pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Share);

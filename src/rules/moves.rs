@@ -14,7 +14,7 @@ pub const STRIDE: i64 = 1 << 20;
 /// be.
 pub const CLOCK_ZERO: Instant = Instant::from_micros(820_540_800_000_000);
 
-/// What tells one database from another, and from a copy of itself.
+/// The identity of a database, which tells it from another, and from a copy of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// WAL timeline; a promotion or a point-in-time recovery changes it.
@@ -39,7 +39,7 @@ impl Identity {
     }
 }
 
-/// What tells one start of the server from another, as long as no recovery lies between.
+/// A start of the server, told from any other as long as no recovery lies between.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Start {
     /// When the server started.
@@ -67,20 +67,20 @@ fn mark(parts: &[u64]) -> i64 {
     ((hash >> 1) as i64).max(1)
 }
 
-/// What the database has recorded of the life that it is in.
+/// The database's own record of the life that it is in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recorded {
     /// Mark of the identity at the last move.
     pub identity: Option<i64>,
     /// Mark of the start; none after any recovery.
     pub start: Option<i64>,
-    /// What a dump carries of the tokens: where the last move went to, or a token that was drawn since.
+    /// The number that a dump carries: where the last move went to, or a token that was drawn since.
     pub dumped: Token,
     /// The sequence's last value; 0 when it has none.
     pub last: Token,
 }
 
-/// What must happen before anything is drawn or judged.
+/// The move that must happen before anything is drawn or judged.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Due {
     /// Nothing: this life has begun.
@@ -306,7 +306,7 @@ mod tests {
         assert!(
             !super::dump_lags(dumped, token(most)) && super::dump_lags(dumped, token(most + 1))
         );
-        // Those who race draw some more before they see that it has followed.
+        // Sessions that race draw some more before they see that it has followed.
         assert!(target(7, LONG_AGO).is_some_and(|target| target > most + STRIDE / 4));
     }
 }

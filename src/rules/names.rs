@@ -3,7 +3,7 @@
 //! Prefixes and names are compared byte by byte, as the database stores them: no collation, no case, no Unicode
 //! normalisation. The empty prefix is one of every name. No record, no name.
 
-/// What a record lets a role do with the names of its prefix. Each may do what those before it may.
+/// A role's rights to the names of its prefix. Each level includes the ones before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Level {
     /// See.
@@ -34,7 +34,7 @@ impl Level {
 pub struct Names(Vec<(Vec<u8>, Level)>);
 
 impl Names {
-    /// Those of a superuser.
+    /// The names of a superuser: all.
     pub fn all() -> Self {
         Names(vec![(Vec::new(), Level::Admin)])
     }

@@ -8,7 +8,7 @@ use std::collections::HashMap;
 pub struct Entry {
     /// How new it is: each has a greater number than those before.
     pub number: u64,
-    /// Whose it is.
+    /// The owner of the entry.
     pub owner: u32,
 }
 

@@ -21,8 +21,8 @@ pub enum InSnapshot {
     Own,
 }
 
-/// What the grant is to the transaction. `shown`: its snapshot shows the grant; `committed`: what is committed now does.
-/// Both without what the transaction has written: so its own renewal, or release, hides nothing.
+/// How the grant stands to the transaction. `shown`: its snapshot shows the grant; `committed`: the rows committed now
+/// do. Both without the transaction's own writes: so its own renewal, or release, hides nothing.
 pub fn in_snapshot(shown: bool, committed: impl FnOnce() -> bool) -> InSnapshot {
     if shown {
         InSnapshot::Shown
@@ -33,7 +33,7 @@ pub fn in_snapshot(shown: bool, committed: impl FnOnce() -> bool) -> InSnapshot 
     }
 }
 
-/// A lease's last grant, which is over, as one sees it who claims the lease.
+/// A lease's last grant, which is over, as seen by the session that claims the lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LastGrant {
     /// The statement's snapshot shows its row as it is now.

@@ -4,7 +4,7 @@ use std::fmt;
 
 /// A fencing token: a number that orders the grants of a lease.
 ///
-/// One that was drawn is positive. What a client shows may be any number (a row's column, a setting): whether it was
+/// One that was drawn is positive. A client may show any number (a row's column, a setting): whether it was
 /// ever drawn is for the judge to ask.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Token(i64);

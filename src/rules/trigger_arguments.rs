@@ -1,5 +1,5 @@
-//! What the arguments of a trigger that calls `fenced` stand for: which place has which meaning, and what is meant
-//! where one is left out or empty. What the words in them mean is for the trigger to say.
+//! The arguments of a trigger that calls `fenced`: which place has which meaning, and what is meant
+//! where one is left out or empty. The trigger says what the words in them mean.
 
 /// As many as a trigger may have.
 pub const MOST: usize = 5;
@@ -20,7 +20,7 @@ pub struct TriggerArguments<'a> {
 }
 
 impl<'a> TriggerArguments<'a> {
-    /// Reads them in their order. Those behind the last that is known are for the caller to refuse.
+    /// Reads them in their order. The caller refuses any behind the last that is known.
     pub fn new(mut given: impl Iterator<Item = &'a [u8]>) -> Self {
         let mut next = || given.next().filter(|argument| !argument.is_empty());
         TriggerArguments {

@@ -1,4 +1,4 @@
-//! What callers pass, checked: 22004 for NULL where a value is needed, 22023 for what is out of range. NULL for what
+//! Callers' arguments, checked: 22004 for NULL where a value is needed, 22023 for what is out of range. NULL for what
 //! has a default means the default: wrappers pass NULL for what their caller left out.
 
 use crate::errors::{self, Refusal};
@@ -20,7 +20,7 @@ pub const HOLDER_MAX: usize = 512;
 pub const METADATA_MAX: usize = 65_536;
 /// The ttl of those who ask for none: 30 s.
 const TTL_DEFAULT: Span = Span::from_secs(30);
-/// What `lease_prune` keeps where nothing is said: a day.
+/// The age up to which `lease_prune` keeps rows by default: a day.
 const OLDER_THAN_DEFAULT: Span = Span::from_secs(86_400);
 /// The longest ttl: 366 days.
 const TTL_MAX: Span = Span::from_secs(366 * 86_400);
@@ -58,7 +58,7 @@ fn long_name(argument: &'static str) -> Refusal {
     )
 }
 
-/// Who asks, where it names itself: at most 512 bytes, for errors and logs show it.
+/// The holder, where it names itself: at most 512 bytes, for errors and logs show it.
 fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
     args.text(n, HOLDER_MAX).map_err(|_| {
         errors::bad_argument(
@@ -69,7 +69,7 @@ fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
     })
 }
 
-/// What the caller wishes to be shown: at most 64 kB, for every renewal writes it again.
+/// A jsonb that the caller wishes to be shown: at most 64 kB, for every renewal writes it again.
 fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusal> {
     if args.raw_size(n) > METADATA_MAX {
         return Err(errors::bad_argument(
@@ -133,7 +133,7 @@ pub fn acquire_any(args: &Args) -> Result<(Vec<Text>, usize, Request), Refusal> 
     Ok((names, most, exclusive(args, 2)?))
 }
 
-/// What is asked for with an exclusive grant, of which the holder is argument number `n`, and ttl, metadata and session
+/// The request for an exclusive grant, of which the holder is argument number `n`, and ttl, metadata and session
 /// follow; its name is still to be filled in.
 pub fn exclusive(args: &Args, n: usize) -> Result<Request, Refusal> {
     let session = args.boolean(n + 3).unwrap_or(false);
@@ -213,7 +213,7 @@ pub fn check_lost_ttl(ttl: Option<Span>, table: &LeaseTable, lease: &[u8]) -> Re
     match ttl {
         Some(ttl) if ttl > TTL_MAX => {
             let rows = table.rows(lease, AsOf::Now);
-            // Who may not see the lease is answered as if there were none.
+            // A caller that may not see the lease is answered as if there were none.
             let session = role_prefix::shows(lease) && rows.iter().any(Row::ends_with_session);
             check_ttl(ttl, session)
         }

@@ -204,7 +204,7 @@ pub fn prune(args: Args) -> Result<Answer, Refusal> {
     xact::writable(c"lease_prune()");
     let table = LeaseTable::open(Access::Write)?;
     let horizon = clock::now() - older_than;
-    // What was adopted is remembered: it tells which numbers are stale.
+    // Adopted names are remembered: they tell which numbers are stale.
     let pruned =
         prune_all(&table, |row| row.grant.adopted.is_none() && row.over_since() < horizon)?;
     Ok(pruned.into())

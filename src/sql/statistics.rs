@@ -1,4 +1,4 @@
-//! What was counted, shown and reset.
+//! The counters, shown and reset.
 
 use crate::encoding::in_server_encoding;
 use crate::errors::Refusal;

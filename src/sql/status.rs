@@ -1,4 +1,4 @@
-//! What is shown, and the jump by hand.
+//! The functions that show the state, and the jump by hand.
 
 use super::arguments;
 use crate::errors::Refusal;
@@ -51,7 +51,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let name = name(&args).filter(|name| role_prefix::shows(name));
     let (Some(name), Some(slot)) = (name, args.int4(1)) else { return Ok(Answer::Null) };
-    // What keeps a grant from being replaced: guards. Renewals and grants in the making are over soon.
+    // Guards keep a grant from being replaced. Renewals and grants in the making are over soon.
     Ok(composite::int4_array(
         &LockTag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode),
     ))
@@ -71,7 +71,7 @@ pub fn as_shown(args: Args) -> Result<Answer, Refusal> {
         return Ok(Answer::Null);
     };
     let Some(expires_at) = args.instant(5) else { return Ok(Answer::Null) };
-    // What has more of them is no row of ours.
+    // A row with more of them is none of ours.
     let renewals = (args.count(3) <= RENEWALS_KEPT).then(|| args.bigints(3)).flatten();
     let renewals: Vec<Token> =
         renewals.into_iter().flatten().flatten().map(Token::from_bigint).collect();
@@ -125,8 +125,8 @@ fn name_of_state(phase: Phase) -> &'static str {
     }
 }
 
-/// Does the session live that acquired the grant with this first token, as `session => true` asks? Who may not see all
-/// leases is answered for tokens of this lease alone, and only where it may see it: else false.
+/// Does the session live that acquired the grant with this first token, as `session => true` asks? A caller that may
+/// not see all leases is answered for tokens of this lease alone, and only where it may see it: else false.
 fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
     if !role_prefix::shows_all() {
         let is_its_token = role_prefix::shows(name) && {

@@ -1,4 +1,4 @@
-//! What has a number of its own, each with its column of fence.stats. This list is the only one: the columns are filled
+//! The counters, each with its column of fence.stats. This list is the only one: the columns are filled
 //! by their names, and what each is for is said to users by its COMMENT (`sql/2_statistics.sql`).
 
 macro_rules! counters {

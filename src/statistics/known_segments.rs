@@ -1,5 +1,5 @@
-//! Which segments this server has: so that those of databases that were dropped, and of extensions that were, go too.
-//! The segments are pinned, and nobody else knows them. And which databases have no segment, and the log tells so.
+//! A list of this server's segments. They are pinned, so without the list the segments of dropped databases and
+//! extensions would stay. It also notes which databases could get no segment, so that the log says it once.
 //!
 //! The list is in the server's main shared memory, and is used under the lock under which segments are made. Where
 //! there is no room for it, or in it, a segment stays until the server stops.
@@ -64,7 +64,7 @@ pub fn add(handle: u32) {
     put(handle);
 }
 
-/// Is the log still to be told that this database has no segment? Only the first time, whichever session asks.
+/// True for the first caller, in whichever session: it should log that this database has no segment.
 pub fn is_to_be_told() -> bool {
     let own = (server::database(), NO_SEGMENT);
     let told = TOLD.replace(true) || list().iter().any(|entry| read(entry) == Some(own));

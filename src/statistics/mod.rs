@@ -1,4 +1,4 @@
-//! What is counted: fence.stats and fence.refusals.
+//! The statistics: fence.stats and fence.refusals.
 //!
 //! A session counts in memory of its own, and adds that to the segment that all sessions of the database share
 //! (`segment`) when its transaction ends, however it ends. Only a refused write is put there at once: it may be all
@@ -20,7 +20,7 @@ use pg_fence_rules::Instant;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What this session has counted and not yet added. (A backend has one thread: these are plain additions.)
+/// This session's counts that are not yet added. (A backend has one thread: these are plain additions.)
 static PENDING: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 
 thread_local! {
@@ -97,7 +97,7 @@ pub fn flush() {
     }
 }
 
-/// What fence.stats shows.
+/// The content of fence.stats.
 #[derive(Default)]
 pub struct Snapshot {
     /// Since when is counted; None where nothing is.
@@ -106,13 +106,13 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// What has been counted.
+    /// The count of one counter.
     pub fn get(&self, counter: Counter) -> u64 {
         self.numbers[counter as usize]
     }
 }
 
-/// What all sessions have counted, and this one in its transaction so far.
+/// The counts of all sessions, and of this one in its transaction so far.
 pub fn snapshot() -> Snapshot {
     segment::open(segment::Missing::IsLeft);
     flush();

@@ -14,18 +14,18 @@ use serde_json::{Map, Value};
 /// The most bytes of a holder that are kept; other texts are names, or as long as they may be.
 const HOLDER_MAX: usize = 256;
 
-/// What is known of a refused write, whatever its writer may know: only administrators see it.
+/// The facts of a refused write, whatever its writer may know: only administrators see them.
 #[derive(Default)]
 pub struct Known {
     /// The row's key.
     pub key: Option<Map<String, Value>>,
     /// The lease that guards the row, in the database's encoding.
     pub lease: Option<Vec<u8>>,
-    /// Who holds that lease, in the database's encoding.
+    /// The holder of that lease, in the database's encoding.
     pub holder: Option<Vec<u8>>,
-    /// What it presented.
+    /// The token that it presented.
     pub presented: Option<Token>,
-    /// What the row has.
+    /// The fence of the row.
     pub stored: Option<Token>,
 }
 
@@ -33,8 +33,8 @@ pub struct Known {
 /// as texts SQLSTATE, relation, lease, holder, role, application_name, client_addr and key.
 pub type RefusedWrite = (i64, i32, Option<i64>, Option<i64>, [Option<String>; 8]);
 
-/// Counts a refused write and keeps it for fence.refusals. `known` finds out what the error does not tell. What is
-/// refused for another reason than the fence's is not counted.
+/// Counts a refused write and keeps it for fence.refusals. `known` finds out what the error does not tell. A write that
+/// is refused for another reason than the fence's is not counted.
 pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     let Some(counter) = counter(refusal.sqlstate) else { return };
     if !settings::statistics() {

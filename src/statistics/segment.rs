@@ -63,7 +63,7 @@ const NEVER: u64 = u64::MAX;
 /// Before that time it is not tried again (microseconds, server's clock).
 static RETRY_AT: AtomicI64 = AtomicI64::new(i64::MIN);
 
-/// What to do where there is no segment.
+/// The way to deal with a missing segment.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     /// Nothing has been counted, then.
@@ -170,7 +170,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// What tells the segment of this sequence from all others.
+/// The words that tell the segment of this sequence from all others.
 fn identity(sequence: Oid) -> [(Word, u64); 4] {
     [
         (Word::Magic, MAGIC),
@@ -224,7 +224,7 @@ fn attach_or_make(missing: Missing) {
     }
 }
 
-/// What came of looking for the segment.
+/// The outcome of looking for the segment.
 enum Found {
     Attached,
     /// There is none yet.

@@ -25,7 +25,7 @@ impl Text {
     }
 }
 
-/// What a function answers.
+/// The answer of a function.
 #[derive(Clone, Copy)]
 pub enum Answer {
     /// SQL's NULL; or the rows that the call has put into its result set.
@@ -203,7 +203,7 @@ pub enum Unfit {
     TooLong,
 }
 
-/// What comes before the elements of an array of one dimension without NULLs.
+/// The header before the elements of an array of one dimension without NULLs.
 const ARRAY_HEADER: usize = 24;
 
 /// The elements of an array as they are, None for a NULL.
@@ -312,13 +312,13 @@ pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     }
 }
 
-/// What Postgres has to know of an array's elements: their type, its length (-1 where it varies), whether its values are
+/// How Postgres describes an array's elements: their type, its length (-1 where it varies), whether its values are
 /// passed by value, and its alignment (`pg_type.typalign`).
 pub(in crate::pg) struct Elements(pub pg_sys::Oid, pub i32, pub bool, pub u8);
 
-/// Those of a text[].
+/// The elements of a text[].
 pub(in crate::pg) const TEXTS: Elements = Elements(pg_sys::TEXTOID, -1, false, b'i');
-/// Those of a bigint[].
+/// The elements of a bigint[].
 const BIGINTS: Elements = Elements(pg_sys::INT8OID, 8, true, b'd');
 
 /// An array of such values.

@@ -12,14 +12,14 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 
-/// What is kept at most: a row is mostly repeated at once, so the latest answers do.
+/// How many answers are remembered at most: a row is mostly repeated at once, so the latest do.
 const MOST_KEPT: usize = 1000;
 
 /// The memory of a running query, an expression in it, and what was asked for.
 type Key = (usize, usize, Vec<u8>);
 
 thread_local! {
-    /// What was answered. It goes with the memory of its query.
+    /// The answers so far. They go with the memory of their query.
     static ANSWERED: RefCell<BTreeMap<Key, Token>> = const { RefCell::new(BTreeMap::new()) };
 }
 
@@ -40,7 +40,7 @@ impl Evaluation {
         }
     }
 
-    /// What the same expression answered when this row was evaluated first; None where this is the first time.
+    /// The answer of the same expression when this row was evaluated first; None where this is the first time.
     pub fn repeats(&self, asked: &[u8]) -> Option<Token> {
         ANSWERED.with_borrow(|answered| {
             let mut memory = self.memory;

@@ -9,7 +9,8 @@ use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
 /// Rust's own memory. Where there is none left Rust would abort the process, and with it the whole server: here only
-/// the session ends (FATAL). What may be large is measured, or left in Postgres's memory, where this is an ERROR.
+/// the session ends (FATAL). A text that may be large is measured, or left in Postgres's memory, where this is an
+/// ERROR.
 struct RustMemory;
 
 #[cfg(not(test))]

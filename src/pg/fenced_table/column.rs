@@ -1,4 +1,4 @@
-//! What a table holds, read without the planner: an index or a policy of its owner's may call functions, and
+//! The rows of a table, read without the planner: an index or a policy of its owner's may call functions, and
 //! none of them may run with the caller's rights.
 
 use crate::pg::table_scan;

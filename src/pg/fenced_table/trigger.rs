@@ -1,4 +1,4 @@
-//! What the trigger is called with.
+//! A call of the trigger: its table, its arguments, its rows.
 
 use crate::encoding::push_number;
 use crate::pg::call::args::{bytes_within, Args};
@@ -95,7 +95,7 @@ pub struct TriggerCall {
     data: *mut pg_sys::TriggerData,
 }
 
-/// What CREATE TRIGGER and the table say, the same for all rows of a statement.
+/// The trigger and its table as they are declared, the same for all rows of a statement.
 pub struct Declaration<'a> {
     /// The arguments of CREATE TRIGGER.
     pub arguments: Vec<&'a [u8]>,
@@ -155,7 +155,7 @@ impl TriggerCall {
         depth.map_or(0, |d| usize::try_from(d).unwrap_or(0))
     }
 
-    /// What the trigger and its table are declared as.
+    /// The trigger and its table as they are declared.
     pub fn declaration(&self) -> Declaration<'_> {
         // SAFETY: as for `new`; the trigger's description lives as long as the call, and has tgnargs NUL-terminated strings.
         unsafe {
@@ -183,7 +183,7 @@ impl TriggerCall {
         unsafe { raw::bms_is_member(bit, (*self.data).tg_updatedcols) }
     }
 
-    /// What is kept for this trigger as long as the statement runs, made at its first row.
+    /// Data of this trigger, made at the statement's first row and dropped when the statement ends.
     #[inline]
     pub fn cache<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         // SAFETY: flinfo lives as long as the statement's trigger state; fn_extra is this function's own.

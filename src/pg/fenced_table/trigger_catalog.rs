@@ -19,7 +19,8 @@ impl Trigger {
     }
 }
 
-/// Those that call the function: of one table, or of all. Seen as a statement of this transaction would see them.
+/// The triggers that call the function: of one table, or of all. Seen as a statement of this transaction would see
+/// them.
 pub fn triggers_calling(function: pg_sys::Oid, table: Option<pg_sys::Oid>) -> Vec<Trigger> {
     let (column, value) = match table {
         Some(table) => (pg_sys::Anum_pg_trigger_tgrelid, table),

@@ -48,7 +48,7 @@ const _: () = {
     assert!(LockMode::AccessExclusive.number() == pg_sys::AccessExclusiveLock as i32);
 };
 
-/// What a lock of the server's lock manager is on, in the manager's own form.
+/// The object of a lock of the server's lock manager, in the manager's own form.
 #[derive(Clone, Copy)]
 pub struct LockTag(pg_sys::LOCKTAG);
 
@@ -118,7 +118,7 @@ impl LockTag {
                 true
             });
         }
-        // Whoever was in the way may have gone between the two looks, and somebody else may have come.
+        // The session in the way may have gone between the two looks, and another may have come.
         for _ in 0..MOST_LOOKS {
             if lock_count::take(self.entry(), || self.take_quietly(mode))? {
                 return Ok(true);
@@ -185,7 +185,7 @@ impl LockTag {
         }
     }
 
-    /// Who holds a lock that conflicts with this mode, but for this backend. Looks only.
+    /// The holders of locks that conflict with this mode, but for this backend. Looks only.
     fn conflicts(&self, mode: LockMode) -> Vec<pg_sys::VirtualTransactionId> {
         let mut count: c_int = 0;
         // SAFETY: gives back `count` entries, with room for every session of the server.

@@ -1,7 +1,7 @@
 //! How many entries of the server's lock table this transaction has taken for leases, and its session for those that
 //! end with it.
 //!
-//! The table is everybody's. Who fills it keeps all others from locking anything, and so even from connecting: a
+//! The whole server shares the table. If it is full, nobody can lock anything, or even connect: so a
 //! transaction is refused before it has a quarter of it.
 
 use crate::errors::{self, Refusal};

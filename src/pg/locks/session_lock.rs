@@ -15,10 +15,10 @@ use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;
 
-/// What sets these tags apart from those of `lock`.
+/// Sets these tags apart from those of `lock`.
 const KIND: u16 = 0x504c;
 
-/// What the session holds; nobody ever asks for it in another mode.
+/// The mode in which the session holds it; nobody ever asks for another.
 const HELD: c_int = pg_sys::ExclusiveLock as c_int;
 
 /// The lock of the grant whose first token this is.
@@ -65,7 +65,7 @@ impl SessionLock {
 }
 
 thread_local! {
-    /// What is to be done when the session has ended.
+    /// The work for when the session has ended.
     static AT_EXIT: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 

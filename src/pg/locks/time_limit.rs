@@ -24,7 +24,7 @@ pub fn at_most<T>(ms: c_int, wait: impl FnOnce() -> T) -> Option<T> {
     let savepoint = Savepoint::begin();
     let limit = Limit::begin(ms);
     PgTryBuilder::new(AssertUnwindSafe(|| {
-        // What came before signals were noted.
+        // Serves a cancel that came before signals were noted.
         pgrx::check_for_interrupts!();
         let done = wait();
         limit.stop();

@@ -12,7 +12,7 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// What `pg_stat_activity` shows as the wait event of a session that sleeps.
+/// The wait event that `pg_stat_activity` shows of a session that sleeps.
 struct WaitEvent {
     name: &'static CStr,
     /// 0 until this session has asked for it.
@@ -53,7 +53,7 @@ impl Waiting {
         Waiting { since: Instant::now(), at_most }
     }
 
-    /// What is left of it.
+    /// The time that is left.
     pub fn left(&self) -> Duration {
         self.at_most.saturating_sub(self.since.elapsed())
     }

@@ -1,10 +1,10 @@
-//! Who sends the statements of this session.
+//! The client of this session.
 
 use crate::encoding::push_number;
 use pgrx::pg_sys;
 use std::ffi::CStr;
 
-/// Who sends the statements of this session.
+/// The client that sends this session's statements.
 pub struct Client {
     /// The process of this session.
     pub pid: i32,
@@ -18,7 +18,7 @@ pub struct Client {
     pub address: Option<Vec<u8>>,
 }
 
-/// Who sends the statements of this session.
+/// The client that sends this session's statements.
 pub fn client() -> Client {
     // SAFETY: reads who it is; gives back a NUL-terminated copy, or NULL for a role that was dropped.
     let (role_oid, role) = unsafe {

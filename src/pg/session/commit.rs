@@ -7,7 +7,7 @@ use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
-/// What was changed for a commit that need not wait.
+/// The changes made for a commit that need not wait.
 #[derive(Clone, Copy)]
 struct Relaxed {
     /// `synchronous_commit` as it was.
@@ -29,7 +29,7 @@ thread_local! {
 pub fn losable<R, E>(work: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E> {
     // SAFETY: reads where this transaction's last WAL record ends; 0 when there is none.
     let end = || unsafe { pg_sys::XactLastRecEnd };
-    // What was logged without a transaction id, as the pruning of a page that was read, no commit waits for.
+    // No commit waits for a record without a transaction id, such as that of a page pruned while it was read.
     let alone = !xact::has_written() || end() == ONLY_LOSABLE.get();
     let outcome = work();
     let is_losable = matches!(outcome, Ok((_, true)));

@@ -1,4 +1,4 @@
-//! Who calls, by name, as rows of the state name roles.
+//! The calling role, by name, as rows of the state name roles.
 
 use crate::encoding;
 use crate::pg::compat;

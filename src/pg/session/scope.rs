@@ -1,4 +1,4 @@
-//! What lasts as long as a transaction, or a savepoint of it: one mechanism for all that is kept that long.
+//! Data that lasts as long as a transaction, or a savepoint of it: one mechanism for all of it.
 //!
 //! A module that keeps something implements `OfTransaction` for it, and has a `follow` of its own. `crate::transaction_end`
 //! calls all of them, and what else is done when a transaction ends, in order; it is called from here.
@@ -22,7 +22,7 @@ pub enum Ending {
     Other,
 }
 
-/// What has become of the transaction, or of a savepoint of it. Postgres is past the point where it could stop: nothing
+/// The end of a transaction, or of a savepoint of it. Postgres is past the point where it could stop: nothing
 /// that is done then may raise.
 #[derive(Clone, Copy)]
 pub enum Moment {
@@ -39,7 +39,7 @@ pub enum Moment {
     SavepointReleased {
         /// That one.
         savepoint: SavepointId,
-        /// What is around it.
+        /// The savepoint around it, or the transaction.
         parent: SavepointId,
     },
     /// A savepoint was rolled back; its locks go next.
@@ -111,7 +111,7 @@ pub trait OfTransaction: OfSavepoint {
     }
 }
 
-/// Who is told of the ends of transactions and savepoints.
+/// Called at the ends of transactions and savepoints.
 #[derive(Clone, Copy)]
 pub struct Listener {
     /// The last moment at which a transaction can still write, or refuse to commit or (then it is true) to be prepared.

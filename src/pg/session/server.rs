@@ -51,7 +51,7 @@ pub fn timeline() -> u32 {
     }
 }
 
-/// What tells this cluster from others; `initdb` and `pg_upgrade` change it.
+/// The number that tells this cluster from others; `initdb` and `pg_upgrade` change it.
 pub fn system_identifier() -> u64 {
     // SAFETY: reads the control file's copy in shared memory.
     unsafe { pg_sys::GetSystemIdentifier() }

@@ -36,7 +36,7 @@ pub fn declare() {
             None,
         );
     }
-    // The others are for superusers. Whoever is refused must not keep that from being seen.
+    // The others are for superusers: a role that is refused must not be able to hide that.
     GucRegistry::define_bool_guc(
         c"pg_fence.statistics",
         c"Counts for fence.stats and keeps refused writes for fence.refusals.",
@@ -130,8 +130,8 @@ fn set_as_recorded() {
     }
 }
 
-/// What ALTER ROLE … SET and ALTER DATABASE … SET have recorded of a setting (pg_db_role_setting) for a database and a role,
-/// either of them InvalidOid for all.
+/// A setting as ALTER ROLE … SET and ALTER DATABASE … SET have recorded it (pg_db_role_setting) for a database and a
+/// role, either of them InvalidOid for all.
 fn recorded(database: Oid, role: Oid, name: &CStr) -> Option<Vec<u8>> {
     // catalog/pg_db_role_setting.h, which pgrx does not bind: the catalog, its index, and the numbers of its columns.
     const CATALOG: Oid = Oid::from_u32(2964);

@@ -1,7 +1,7 @@
 //! SIGINT, by which every cancel and timeout of a statement comes, noted on its way to whoever handles it.
 //!
 //! A handler takes what the system hands over, which not all versions of Postgres take alike: from 19 on its own want to
-//! know the sender, too. So nothing here names one of Postgres's. What was done at the signal before is kept whole.
+//! know the sender, too. So nothing here names one of Postgres's. The action before ours is kept whole.
 
 use std::ffi::{c_int, c_void};
 use std::ptr::{null, null_mut};
@@ -14,7 +14,7 @@ const SA_SIGINFO: c_int = 4;
 /// The signal's number, who has sent it, what was interrupted.
 type Handler = unsafe extern "C" fn(c_int, *mut c_void, *mut c_void);
 
-/// What is done at a signal: `struct sigaction` of Linux. The lab's test `project::prototypes` has a C compiler hold it
+/// The action at a signal: `struct sigaction` of Linux. The lab's test `project::prototypes` has a C compiler hold it
 /// against the header.
 #[repr(C)]
 #[derive(Clone, Copy)]

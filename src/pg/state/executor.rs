@@ -114,7 +114,7 @@ impl Run {
         }
     }
 
-    /// What an UPDATE would recheck a row by that was changed meanwhile; here none is.
+    /// An UPDATE would recheck a row with this if it was changed meanwhile; here none is.
     ///
     /// # Safety
     /// To be ended by `EvalPlanQualEnd`.

@@ -18,7 +18,7 @@ use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys;
 use std::cell::Cell;
 
-/// What the table is opened for.
+/// The purpose of opening the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// To look only.
@@ -30,21 +30,21 @@ pub enum Access {
 /// Which rows of a lease are read.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AsOf {
-    /// What is committed at this moment, and what this transaction has written.
+    /// The rows committed at this moment, and this transaction's own.
     Now,
-    /// What is committed at this moment, without what this transaction has written.
+    /// The rows committed at this moment, without this transaction's own.
     Committed,
-    /// What the transaction's snapshot shows (REPEATABLE READ and above), without what this transaction has written.
+    /// The rows in the transaction's snapshot (REPEATABLE READ and above), without this transaction's own.
     Snapshot,
-    /// What the statement sees.
+    /// The rows that the statement sees.
     Statement,
-    /// What is committed at this moment, what this transaction has written, and what open transactions are writing.
+    /// The rows committed at this moment, this transaction's own, and those that open transactions are writing.
     InFlight,
 }
 
 /// fence.lease, opened and locked as a statement that reads or writes it would.
 ///
-/// Who only reads gives the locks back at the end, so that no maintenance waits for a sleeping waiter or for a guarded
+/// A reader gives the locks back at the end, so that no maintenance waits for a sleeping waiter or for a guarded
 /// transaction.
 pub struct LeaseTable {
     table: Opened,
@@ -190,8 +190,8 @@ impl LeaseTable {
         self.new_grants(found.into_iter().map(|tuple| self.row(tuple)).collect())
     }
 
-    /// Those that other transactions have made and not committed. One that its own transaction has replaced is not the
-    /// latest; one with the first token of a committed row is that grant, being renewed or closed.
+    /// The grants that other transactions have made and not committed. One that its own transaction has replaced is not
+    /// the latest; one with the first token of a committed row is that grant, being renewed or closed.
     fn new_grants(&self, mut rows: Vec<Row>) -> Vec<Row> {
         rows.retain(|row| {
             row.is_others_uncommitted() && row.deleter() == Deleter::None && !self.is_known(row)
@@ -259,12 +259,12 @@ impl LeaseTable {
         self.check_written(row.name(), row.grant.slot, fields)
     }
 
-    /// Who writes keeps the table's lock until the transaction ends. That of the index goes with the call, as it does
+    /// A writer keeps the table's lock until the transaction ends. That of the index goes with the call, as it does
     /// after any statement.
     fn keep_locks(&self) {
         self.table.keep_lock();
         if self.has_triggers() {
-            // What they write may be of more worth than a lease.
+            // Their writes may be worth more than a lease.
             commit::wait_as_asked();
         }
     }

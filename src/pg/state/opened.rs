@@ -1,12 +1,12 @@
 //! A relation of the state, opened under its lock.
 //!
-//! Nobody reads or writes a relation of the state without one of these, and none can be had without the lock. Who reads
-//! a page without the lock may still change it (it prunes old versions, or sets hint bits). Another session may have
+//! Nobody reads or writes a relation of the state without one of these, and none can be had without the lock. A reader
+//! of a page may change it even without the lock (it prunes old versions, or sets hint bits). Another session may have
 //! dropped the file meanwhile: then the log has a change of a dropped file, at which every standby stops for good.
 //!
-//! Who queues for a relation's lock behind a REINDEX that itself queues behind an open transaction waits as long
-//! as that transaction likes. A try must not: it waits for those who have the lock (then maintenance is at
-//! work, and ends), and takes the lease for taken where they merely wait for it.
+//! A session that queues for a relation's lock behind a REINDEX that itself queues behind an open transaction waits as
+//! long as that transaction likes. A try must not: it waits for those who have the lock (then maintenance is at work,
+//! and ends), and takes the lease for taken where they merely wait for it.
 
 use crate::errors;
 use crate::known_bugs;
@@ -18,12 +18,12 @@ use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;
 
-/// What to do about a lock that cannot be had at once.
+/// The way to deal with a lock that cannot be had at once.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum IfLocked {
     /// Queue for it, behind those that came first.
     Queue,
-    /// Wait for those who have one that conflicts; give up where there are only such as wait for one.
+    /// Wait if another session holds a conflicting lock; give up if sessions only wait for one.
     WaitForHolders,
     /// Give up: somebody has a lock that conflicts, or waits for one.
     GiveUp,
@@ -36,7 +36,7 @@ pub struct Opened {
     pub(in crate::pg) relation: pg_sys::Relation,
     mode: c_int,
     keeps_lock: Cell<bool>,
-    /// Whose the reference is; it is given back as its own.
+    /// The owner of the reference, for which it is given back.
     owner: pg_sys::ResourceOwner,
 }
 
@@ -153,7 +153,7 @@ pub fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
     }
 }
 
-/// A transaction that has a lock on the relation which conflicts with this mode. Those that wait for one do
+/// A transaction that has a lock on the relation which conflicts with this mode. Transactions that wait for one do
 /// not count.
 fn first_holder(relation: pg_sys::Oid, mode: c_int) -> Option<pg_sys::VirtualTransactionId> {
     let tag = pg_sys::LOCKTAG {

@@ -1,6 +1,6 @@
 //! fence.role_prefix: which names of leases a role may see and take.
 //!
-//! What is read is kept until the table, a role or a membership changes, as Postgres keeps what it knows of privileges. A
+//! The prefixes are cached until the table, a role or a membership changes, as Postgres caches privileges. A
 //! trigger on the table (`role_prefix_changed`) tells every session of a change of its rows.
 
 use crate::encoding;
@@ -21,7 +21,7 @@ const TABLE: &CStr = c"role_prefix";
 /// Its first columns: role, prefix, level.
 const COLUMNS: [Oid; 3] = [pg_sys::NAMEOID, pg_sys::TEXTOID, pg_sys::TEXTOID];
 
-/// What was read at one state of the table and of roles, by user.
+/// The names that were read at one state of the table and of roles, by user.
 #[derive(Default)]
 struct Kept {
     read_at: Option<State>,
@@ -142,7 +142,7 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
                 let value = pg_sys::heap_getattr(tuple, n, columns, &mut null);
                 (!null).then_some(value)
             };
-            // Who may alter the table may let in a NULL: such a row gives nobody anything.
+            // A role that may alter the table may let in a NULL: such a row gives nobody anything.
             let (Some(role), Some(prefix), Some(level)) = (value(1), value(2), value(3)) else {
                 return Ok(());
             };
@@ -151,7 +151,7 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
                 last = Some((role.to_vec(), counts(user, role, &given)));
             }
             if last.as_ref().is_some_and(|(_, counts)| *counts) {
-                // What is no level of ours lets nobody do anything.
+                // A word that is no level of ours lets nobody do anything.
                 if let Some(level) = Level::parse(bytes_of(level)) {
                     names.add(bytes_of(prefix), level);
                 }

@@ -43,7 +43,7 @@ pub struct Fields {
     pub values: [pg_sys::Datum; COLUMNS],
     /// By position.
     pub nulls: [bool; COLUMNS],
-    /// Those that an UPDATE would name, a bit each.
+    /// The columns that an UPDATE would name, a bit each.
     pub named: u32,
 }
 
@@ -105,7 +105,7 @@ impl RowVersion {
     }
 }
 
-/// Who has marked a row as deleted (or replaced).
+/// The transaction that has marked a row as deleted (or replaced).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deleter {
     /// Nobody, or a transaction that was rolled back.
@@ -155,7 +155,7 @@ pub struct NewGrant<'a> {
     pub slot: i32,
     /// Whether it excludes others, and which.
     pub mode: Mode,
-    /// Who asks, where it names itself.
+    /// The holder, where it names itself.
     pub holder: Option<&'a [u8]>,
     /// A description of the session.
     pub session: &'a [u8],
@@ -191,8 +191,8 @@ impl Fields {
         Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS], named: 0 }
     }
 
-    /// Those of a new grant, over the row of an earlier grant of that lease where its slot has one: what the library
-    /// does not know of stays as it is.
+    /// The columns of a new grant, over the row of an earlier grant of that lease where its slot has one: what the
+    /// library does not know of stays as it is.
     pub fn of_grant(new: &NewGrant, over: Option<&Row>) -> Self {
         let (mode, slots) = match new.mode {
             Mode::Exclusive => (b'x', 0),
@@ -246,7 +246,7 @@ impl Fields {
         Fields { named: 0, ..self }
     }
 
-    /// Those of a tuple.
+    /// The columns of a tuple.
     ///
     /// # Safety
     /// The tuple must be of that row type, which has at most `COLUMNS` columns.

@@ -8,7 +8,7 @@ use crate::pg::state::opened::{self, IfLocked, Opened};
 use crate::pg::state::relation;
 use pgrx::pg_sys;
 
-/// What a sequence's page says.
+/// The content of a sequence's page.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
     /// Its last value; None when never called, since a recovery has emptied it where it is unlogged.
@@ -39,7 +39,7 @@ struct SequenceForm {
     seqcycle: bool,
 }
 
-/// What decides whether a sequence's values are fit to be tokens.
+/// The definition of a sequence, which decides whether its values are fit to be tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
     /// A crash does not empty it, for it is in WAL.
