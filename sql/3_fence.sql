@@ -456,7 +456,7 @@ BEGIN
         (relation IS NULL, '22004', 'relation must not be NULL', 'Name the table.'),
         (c.oid IS NULL, '42P01', 'there is no such table', 'Name a table that exists.'),
         (NOT pg_has_role(c.relowner, 'USAGE'), '42501', 'only its owner may',
-         format('Its owner is role "%s".', pg_get_userbyid(c.relowner))),
+         format('Ask %I, the owner.', pg_get_userbyid(c.relowner))),
         (function = 'fence_audit' AND c.relkind NOT IN ('r', 'p'), '42809', 'it is not a table of this server',
          'Name a table.'),
         (function = 'fence_unprotect' AND EXISTS (
