@@ -1,7 +1,21 @@
 //! Acquires that are not committed yet, on a standby and in another database. The rest is in uncommitted.script.
 
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
+
+/// What is shown of a lease, by the view as by the call: holder, state and whom it keeps out.
+fn shown(session: &mut Session, name: &str) -> Result<Vec<String>> {
+    let mut by = |leases: String| -> Result<Vec<String>> {
+        let rows = session.rows(&format!(
+            "SELECT concat_ws(' ', holder, state, blocking_pids) FROM {leases} ORDER BY 1"
+        ))?;
+        Ok(rows.into_iter().flatten().flatten().collect())
+    };
+    let rows = by(format!("fence.leases WHERE name = '{name}'"))?;
+    let by_call = by(format!("lease_info('{name}')"))?;
+    ensure!(rows == by_call, "{rows:?} {by_call:?}");
+    Ok(rows)
+}
 
 #[lab_test]
 fn another_database_has_leases_of_its_own(lab: &Lab) -> Result<()> {
@@ -9,7 +23,9 @@ fn another_database_has_leases_of_its_own(lab: &Lab) -> Result<()> {
     let mut open = db.connect()?;
     open.run("BEGIN; SELECT lease_acquire('a', 'me')")?;
     let elsewhere = lab.database()?;
-    ensure!(elsewhere.connect()?.granted("SELECT count(*) FROM fence.leases")? == 0);
+    let mut elsewhere = elsewhere.connect()?;
+    ensure!(shown(&mut elsewhere, "a")?.is_empty());
+    ensure!(elsewhere.granted("SELECT count(*) FROM fence.leases")? == 0);
     Ok(())
 }
 
@@ -23,10 +39,9 @@ fn a_standby_does_not_show_it(lab: &Lab) -> Result<()> {
     open.run("BEGIN; SELECT lease_acquire('job', 'me', '1 h')")?;
     primary.connect("postgres")?.run("SELECT lease_acquire('after', 'they', '1 h')")?;
     let mut reader = standby.connect("postgres")?;
-    let shown = "SELECT string_agg(concat_ws(' ', name, holder, state), ' ' ORDER BY name) FROM fence.leases";
     wait_until("the standby has what came after", PATIENCE, || {
-        let shown = reader.text(shown);
-        shown.is_ok_and(|shown| shown.as_deref() == Some("after they held job old expired"))
+        shown(&mut reader, "after").is_ok_and(|rows| rows == ["they held {}"])
     })?;
+    ensure!(shown(&mut reader, "job")? == ["old expired {}"]);
     open.run("COMMIT")
 }
