@@ -1,4 +1,4 @@
-//! What a client learns from a refusal, and what it does not.
+//! How long a DETAIL is, and what a driver makes of a refusal. The rest is in errors.script.
 
 automod::dir!(pub "tests/lab/errors");
 

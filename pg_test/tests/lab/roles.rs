@@ -1,4 +1,4 @@
-//! Who may call what, and to whom a lease belongs.
+//! What PUBLIC gets. Who else may call what, and to whom a lease belongs: roles.script.
 
 automod::dir!(pub "tests/lab/roles");
 

@@ -1,4 +1,4 @@
-//! fence.stats and fence.refusals: what the database has counted.
+//! fence.stats: its columns, and the time that was waited. The rest is in statistics.script.
 
 automod::dir!(pub "tests/lab/statistics");
 

@@ -1,5 +1,5 @@
 //! `fence_audit` on fences in `managed` mode: judged like monotonic ones, but a client that writes every column
-//! back presents nothing there, and every INSERT is looked at.
+//! back presents nothing there, and every INSERT is looked at. More of it is in managed.script.
 
 use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE, LANDS};
 use pg_test::{ensure, lab_test, Lab, Result};

@@ -1,5 +1,5 @@
-//! `fence_audit` on the state of pg_fence itself, which it looks at when asked for all tables: what was altered,
-//! who may write it, whose it is, and leases of roles that are gone.
+//! `fence_audit` on the state of pg_fence itself, which it looks at when asked for all tables: who may write it, whose it is,
+//! a clock that stood ahead, and an invalid index. The rest is in state.script.
 
 use crate::support::holes::{AuditedDatabase, Hole, HOLE};
 use pg_test::clock::Clocked;

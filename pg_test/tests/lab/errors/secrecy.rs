@@ -1,4 +1,4 @@
-//! What an error keeps to itself: rows, leases and files that the caller may not see.
+//! What a table of one's own tells of another's lease: nothing. The rest is in secrecy.script.
 
 use crate::support::test_database::TestDatabase;
 use pg_test::{ensure, lab_test, Fault, Lab, Result, Session};

@@ -1,4 +1,4 @@
-//! A closing token and its grant's deadline.
+//! A closing token and its grant's deadline. The rest is in release_and_revoke.script.
 
 use pg_test::calls::within_ttl;
 use pg_test::{ensure, lab_test, Calls, Lab, Result};

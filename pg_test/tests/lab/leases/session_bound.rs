@@ -1,4 +1,5 @@
-//! Grants that end with the session that acquired them: `session => true`.
+//! Grants that end with the session that acquired them, `session => true`: killed clients, cables, standbys, poolers.
+//! The rest is in session_bound.script.
 
 use crate::support::concurrency::{
     is_woken, nothing_is_left, token_of, undisturbed_server, waiting, Waiter, WAIT,

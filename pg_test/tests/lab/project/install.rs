@@ -1,4 +1,4 @@
-//! That the extension goes without a trace, and that its parts belong together.
+//! That the extension goes without a trace, and that its parts belong together. Where it goes: install.script.
 
 use pg_test::{ensure, lab_test, Lab, Result, Session};
 use std::collections::BTreeSet;

@@ -1,4 +1,4 @@
-//! pg_fence.max_ttl: the longest ttl that may be asked for, and how a role might try to get around it.
+//! How a client might try to get around pg_fence.max_ttl when it connects. The rest is in longest_ttl.script.
 
 use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session};
 

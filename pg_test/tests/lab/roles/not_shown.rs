@@ -1,4 +1,4 @@
-//! What a role learns of leases outside its names: nothing. And of what it has got, whatever was taken away since.
+//! What a role learns of leases outside its names: nothing. The rest is in not_shown.script.
 
 use crate::roles::{give, role_of};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};

@@ -1,4 +1,4 @@
-//! Which names a role may take: those that begin with a prefix that it was given, byte by byte.
+//! Prefixes count byte by byte. The rest is in prefixes.script.
 
 use crate::errors::encodings::Encoded;
 use crate::roles::{not_given, role_of, takes, takes_not};

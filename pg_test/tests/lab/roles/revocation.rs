@@ -1,4 +1,5 @@
-//! A name that is given or taken away counts at once, also in sessions that have read what held before.
+//! A name that is given or taken away counts at once: in open sessions, by a subscription, on a standby. The rest is in
+//! revocation.script.
 
 use crate::roles::{give, role_of};
 use pg_test::client::literal;

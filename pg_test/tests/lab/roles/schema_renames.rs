@@ -1,5 +1,6 @@
 //! Names that change hands: a superuser renames a schema of the extension, or what is in it, and a role that may create
-//! schemas puts its own code and tables under the old name. Nothing of that is ever run, read or written.
+//! schemas puts its own code and tables under the old name. Nothing of that is ever run, read or written. Renames right
+//! before a use, and during a wait: schema_renames.script.
 
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
 

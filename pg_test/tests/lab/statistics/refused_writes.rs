@@ -1,4 +1,4 @@
-//! fence.refusals: what is kept of refused writes.
+//! The ring of fence.refusals, and texts that are cut. The rest is in refused_writes.script.
 
 use super::shown;
 use pg_test::{ensure, lab_test, Lab, Result, Session};

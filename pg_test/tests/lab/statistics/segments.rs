@@ -1,4 +1,5 @@
-//! Each life of an extension in a database counts for itself.
+//! Each life of an extension in a database counts for itself: databases, copies, standbys, and the memory of what is gone.
+//! The rest is in segments.script.
 
 use super::{counted, expect, shown};
 use pg_test::process::{wait_until, PATIENCE};

@@ -1,4 +1,4 @@
-//! Who may see and reset what was counted.
+//! Who may see what was counted, in a restored dump. The rest is in who_may_see.script.
 
 use crate::failover::restores::{dump, restore};
 use pg_test::{ensure, lab_test, Calls, Lab, Result};

@@ -1,4 +1,5 @@
-//! What a wait for an open transaction finds when the lease's deadline has passed meanwhile.
+//! What a wait for an open transaction finds when the lease's deadline has passed meanwhile. The rest is in
+//! open_transactions.script.
 
 use pg_test::calls::within_ttl;
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
