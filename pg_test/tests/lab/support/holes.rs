@@ -9,14 +9,14 @@ use postgres::SimpleQueryMessage;
 /// What became of a write that was not refused.
 pub const LANDS: &str = "lands";
 /// A late write by a worker whose lease was taken over.
-pub const LATE: &str = "UPDATE orders SET v = 33, fence = :old";
+const LATE: &str = "UPDATE orders SET v = 33, fence = :old";
 /// A write by the present holder of the lease.
 pub const FRESH: &str = "UPDATE orders SET v = 35, fence = :new";
 /// The arguments that bind the table to its leases.
 pub const BOUND: &str = ", lease => 'order:{id}'";
 
 /// What the audit says of a table that is bound to no lease, behind its name.
-pub const UNBOUND: &str =
+const UNBOUND: &str =
     "|notice|this table is bound to no lease: the holder of any lease can write it";
 
 const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint)";
@@ -318,6 +318,6 @@ pub fn unbound(table: &str) -> String {
 }
 
 /// A text with its placeholders replaced.
-pub fn spoken(text: &str, words: &[(&str, String)]) -> String {
+fn spoken(text: &str, words: &[(&str, String)]) -> String {
     words.iter().fold(text.to_owned(), |text, (word, value)| text.replace(word, value))
 }
