@@ -111,11 +111,11 @@ pub fn sequence() -> Result<Oid, Refusal> {
 pub fn issued(oid: Oid, token: Token) -> bool {
     let life = LIFE.get();
     token > Token::BEFORE_ALL
-        && ((life.sequence == oid && token <= life.passed) || look_up(oid, token))
+        && ((life.sequence == oid && token <= life.passed) || issued_by_now(oid, token))
 }
 
 #[cold]
-fn look_up(oid: Oid, token: Token) -> bool {
+fn issued_by_now(oid: Oid, token: Token) -> bool {
     // No sequence that is altered has issued anything.
     let Ok(life) = settled(oid) else { return false };
     let last = last_of(oid);

@@ -95,27 +95,35 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     };
     // A row that arrives was judged where it left.
     let landing = match arriving {
-        Some(landing) => landing,
-        None => {
-            if MANAGED || !write.column_presents() {
-                write.named = names_fence(call, plan);
-                write.ambient = ambient(&leases);
-            }
-            match judge::<MANAGED>(plan, write)? {
-                Verdict::Land(landing) => landing,
-                Verdict::LandWithout => {
-                    return Ok(call.pass(new.map(|row| without(call, plan, row))));
-                }
-                refused => {
-                    return Err(refusal(call, plan, write, never_issued_or(plan, &leases, refused)))
-                }
-            }
-        }
+        Some(landing) => Some(landing),
+        None => judged::<MANAGED>(call, plan, &mut write, &leases)?,
+    };
+    let Some(landing) = landing else {
+        return Ok(call.pass(new.map(|row| without(call, plan, row))));
     };
     if plan.lease.is_some() {
         guard_leases(call, plan, write, &leases, landing)?;
     }
     Ok(land(call, plan, write, landing))
+}
+
+/// Judges a write by the token that it presents; None where it lands without one.
+#[inline(always)]
+fn judged<const MANAGED: bool>(
+    call: &TriggerCall,
+    plan: &Plan,
+    write: &mut Write,
+    leases: &WriteLeases,
+) -> Result<Option<Landing>, Refusal> {
+    if MANAGED || !write.column_presents() {
+        write.named = names_fence(call, plan);
+        write.ambient = ambient(leases);
+    }
+    match judge::<MANAGED>(plan, *write)? {
+        Verdict::Land(landing) => Ok(Some(landing)),
+        Verdict::LandWithout => Ok(None),
+        refused => Err(refusal(call, plan, *write, never_issued_or(plan, leases, refused))),
+    }
 }
 
 /// Lets the row through with the fence that it lands with, and notes what later rows and triggers ask for.

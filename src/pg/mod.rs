@@ -20,6 +20,7 @@ pub mod call {
     pub mod evaluation;
     pub mod json;
     pub mod raise;
+    mod reserve;
     pub mod rust_memory;
     pub mod state_function;
 }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::ffi::c_void;
 
 /// How many answers are remembered at most: a row is mostly repeated at once, so the latest do.
-const MOST_KEPT: usize = 1000;
+const MOST_ANSWERS: usize = 1000;
 
 /// The memory of a running query, an expression in it, and what was asked for.
 type Key = (usize, usize, Vec<u8>);
@@ -68,7 +68,7 @@ impl Evaluation {
                 answered.remove(&key);
                 return;
             };
-            if answered.len() >= MOST_KEPT {
+            if answered.len() >= MOST_ANSWERS {
                 answered.clear();
             }
             let others = answered.range((memory, 0, Vec::new())..).next();

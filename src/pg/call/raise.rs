@@ -7,7 +7,7 @@
 
 use crate::encoding::{c_string, in_server_encoding, keeps_utf8};
 use crate::errors::{Refusal, SqlState};
-use crate::pg::call::rust_memory;
+use crate::pg::call::reserve;
 use crate::pg::raw;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
@@ -26,14 +26,14 @@ pub struct RawError(Option<NonNull<pg_sys::ErrorData>>);
 
 /// How many of the errors that a call meets are kept, the latest. Mostly there is one. An exception handler in a user's
 /// trigger may meet others and then raise again the one that it was called for, which is not told to anybody.
-const KEPT: usize = 4;
+const MOST_COPIES: usize = 4;
 
 /// The errors that a piece of work has met.
 struct MetErrors {
     /// The memory that the copies are in.
     memory: pg_sys::MemoryContext,
     /// The latest comes first; NULL where there was none.
-    copies: Cell<[*mut pg_sys::ErrorData; KEPT]>,
+    copies: Cell<[*mut pg_sys::ErrorData; MOST_COPIES]>,
 }
 
 /// Does the work. A refusal, a server's error or a panic in it comes back as an error that is to be thrown when no Rust
@@ -43,10 +43,10 @@ struct MetErrors {
 /// catches errors in a loop would grow by 32 bytes with each.
 #[inline]
 pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawError> {
-    rust_memory::keep_reserve();
+    reserve::keep();
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
-    let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); KEPT]) };
+    let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); MOST_COPIES]) };
     // Laying out a refusal may itself raise: not every character has a place in every encoding.
     match met.during(|| work().map_err(RawError::of)) {
         Ok(done) => done,
@@ -109,8 +109,8 @@ unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
     // SAFETY: `during` has passed it; the error is the topmost on Postgres's stack of errors.
     unsafe {
         let met = &*met.cast::<MetErrors>();
-        if raw::geterrcode() == encode(SqlState::OutOfMemory) {
-            rust_memory::use_reserve();
+        if raw::geterrcode() == encode(SqlState::OutOfMemory) && !reserve::use_up() {
+            end_without_memory();
         }
         let before = pg_sys::CurrentMemoryContext;
         pg_sys::CurrentMemoryContext = met.memory;

@@ -23,20 +23,20 @@ const COLUMNS: [Oid; 3] = [pg_sys::NAMEOID, pg_sys::TEXTOID, pg_sys::TEXTOID];
 
 /// The names that were read at one state of the table and of roles, by user.
 #[derive(Default)]
-struct Kept {
-    read_at: Option<State>,
+struct Cached {
+    read_at: Option<Generations>,
     by_user: Vec<(Oid, Rc<Names>)>,
 }
 
 /// How often the table has changed, and how often roles have.
-type State = (u64, u64);
+type Generations = (u64, u64);
 
 thread_local! {
-    static KEPT: RefCell<Kept> = RefCell::default();
+    static CACHED: RefCell<Cached> = RefCell::default();
 }
 
 /// Not the changes of all relations: with many rows, a temporary table that comes or goes must not have them read again.
-fn state() -> State {
+fn generations() -> Generations {
     let table = state_oid(TABLE).unwrap_or(pg_sys::InvalidOid);
     (relation::changes_of(table), role::generation())
 }
@@ -97,22 +97,22 @@ fn names_of(user: Oid, if_locked: IfLocked) -> Result<Option<Rc<Names>>, Refusal
     // A transaction that holds the locks of all that it looks at would not hear of other sessions until it ends.
     // SAFETY: within a transaction, where any opening of a relation does the same.
     unsafe { pg_sys::AcceptInvalidationMessages() };
-    let state_before = Some(state());
-    let kept = KEPT.with_borrow_mut(|kept| {
-        if kept.read_at != state_before {
-            *kept = Kept { read_at: state_before, by_user: Vec::new() };
+    let before = Some(generations());
+    let cached = CACHED.with_borrow_mut(|cached| {
+        if cached.read_at != before {
+            *cached = Cached { read_at: before, by_user: Vec::new() };
         }
-        kept.by_user.iter().find(|(who, _)| *who == user).map(|(_, names)| names.clone())
+        cached.by_user.iter().find(|(who, _)| *who == user).map(|(_, names)| names.clone())
     });
-    if let Some(names) = kept {
+    if let Some(names) = cached {
         return Ok(Some(names));
     }
     let Some(names) = read(user, if_locked)?.map(Rc::new) else { return Ok(None) };
-    let state_after = Some(state());
-    KEPT.with_borrow_mut(|kept| {
+    let after = Some(generations());
+    CACHED.with_borrow_mut(|cached| {
         // Where something changed while it was read, it is good for this call only.
-        if kept.read_at == state_after {
-            kept.by_user.push((user, names.clone()));
+        if cached.read_at == after {
+            cached.by_user.push((user, names.clone()));
         }
     });
     Ok(Some(names))
