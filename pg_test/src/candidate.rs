@@ -6,8 +6,8 @@
 
 use crate::debian_binary::Libraries;
 use crate::debian_releases::{Kind, Releases, RELEASES};
-use crate::extension::{self, source_root, target_dir};
 use crate::process::output_of;
+use crate::source_tree::{self, source_root, target_dir};
 use anyhow::{ensure, Context, Result};
 use std::fs;
 use std::os::unix::fs::{symlink, PermissionsExt};
@@ -34,7 +34,7 @@ pub fn cargo() -> Result<Command> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let home = target_dir().join("candidate");
-    let mut cargo = extension::cargo();
+    let mut cargo = source_tree::cargo();
     cargo.current_dir(tree(&home.join("tree"))?);
     let own = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     if minor_of(&output_of(Command::new(own).arg("--version"))?)? < RUST_MINOR {

@@ -276,7 +276,7 @@ pub fn run_for(
     };
     let mut nemesis = Nemesis::new(servers, workers, dir.clone(), seed, weights, leases)?;
     let upkeep = nemesis.disturb(time, maintains.then(|| prefix.clone()))?;
-    let evidence = Evidence { upkeep, ..nemesis.evidence()? };
+    let evidence = Evidence { upkeep, ..Evidence::of(&nemesis)? };
     let (disturbances, findings) = (nemesis.count(), judge::judge(&evidence));
     if bug.is_none() {
         evidence.keep_where(&format!("chaos-{seed}"), &findings.violations)?;

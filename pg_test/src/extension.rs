@@ -10,16 +10,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
+pub use crate::source_tree::{cargo, source_root, target_dir};
+
 /// Its name, and so those of its files.
 pub const NAME: &str = "pg_fence";
 /// Its version: all packages of the workspace share it.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// The top of the source tree.
-pub fn source_root() -> &'static Path {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    package.parent().expect("the lab lies below the workspace")
-}
 
 /// Whether a file of that name belongs to an extension: its library, its control file or one of its scripts.
 pub fn is_file_of(extension: &str, name: &str) -> bool {
@@ -146,14 +142,6 @@ fn scripts_in(dir: &Path) -> Result<BTreeMap<String, String>> {
     Ok(scripts)
 }
 
-/// Where cargo puts what it builds.
-pub fn target_dir() -> PathBuf {
-    match std::env::var_os("CARGO_TARGET_DIR") {
-        Some(dir) => source_root().join(dir),
-        None => source_root().join("target"),
-    }
-}
-
 /// Where cargo builds for a PostgreSQL.
 #[derive(Debug)]
 pub struct BuildPlace {
@@ -240,20 +228,6 @@ fn build_library(pg_config: &Path, place: &BuildPlace, bug: Option<&str>) -> Res
     }
     let messages = String::from_utf8_lossy(&output.stdout).into_owned();
     library_named_in(&messages).context("cargo named no library")
-}
-
-/// Cargo, in the source tree. What an outer cargo told the lab about the lab's own package is not for it.
-pub fn cargo() -> Command {
-    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
-    for (name, _) in std::env::vars_os() {
-        let name = name.to_string_lossy().into_owned();
-        if of_package.iter().any(|prefix| name.starts_with(prefix)) {
-            command.env_remove(name);
-        }
-    }
-    command.current_dir(source_root());
-    command
 }
 
 /// Cargo, where the extension is built for a major version.

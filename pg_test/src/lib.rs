@@ -8,6 +8,7 @@
 //! | --- | --- |
 //! | [`setup`] | the Debian packages that are needed |
 //! | [`edition`] | which edition the tests judge |
+//! | [`source_tree`] | the source tree, and cargo in it |
 //! | [`extension`] | the built extension: library, control file, scripts |
 //! | [`rundir`] | the run directory and the watchdog that clears it |
 //! | [`prefix`] | a private, relocated copy of PostgreSQL |
@@ -95,6 +96,7 @@ pub mod script;
 pub mod script_rules;
 pub mod service;
 pub mod setup;
+pub mod source_tree;
 pub mod standstill;
 pub mod stories;
 pub mod story_run;

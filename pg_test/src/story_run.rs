@@ -3,7 +3,6 @@
 use crate::client::{literal, microseconds, Conninfo, Rows, Session};
 use crate::fault::Fault;
 use crate::process::{wait_until, PATIENCE};
-use crate::stories::Story;
 use crate::timeline::{Mark, Timeline};
 use crate::worker::Worker;
 use crate::Lab;
@@ -19,6 +18,17 @@ const LONGEST_TTL: Duration = Duration::from_secs(27);
 const COUNTED: &str = "SELECT string_agg(replace(c.key, '_', ' ') || ' ' || c.value, ', ' ORDER BY a.attnum) \
     FROM fence.stats s, jsonb_each_text(to_jsonb(s) - 'stats_reset' - 'wait_time') AS c \
     JOIN pg_attribute a ON a.attrelid = 'fence.stats'::regclass AND a.attname = c.key WHERE c.value <> '0'";
+
+/// One example of what the extension is for.
+pub struct Story {
+    /// Its name in a word or two.
+    pub title: &'static str,
+    pub plot: &'static str,
+    /// The protection without which it goes wrong, and how it does.
+    pub without: (&'static str, &'static str),
+    /// Plays it once, as [`StoryRun::play`] asks for: the outcome in a line, or the promise that was not kept.
+    pub(crate) play: fn(&StoryRun) -> Result<String>,
+}
 
 /// One run of a story, in a database that has the extension.
 pub struct StoryRun<'a> {

@@ -1,8 +1,9 @@
 //! What is left in the database when a run is over.
 
 use super::maintenance::Upkeep;
-use super::nemesis::Disturbed;
-use super::record::Record;
+use super::nemesis::{Disturbed, Nemesis};
+use super::record::{self, Record};
+use super::worker::DATABASE;
 use crate::client::Session;
 use crate::extension;
 use anyhow::Result;
@@ -71,8 +72,21 @@ pub struct Evidence {
 }
 
 impl Evidence {
+    /// All that is known of what has happened, but for the maintenance.
+    pub fn of(nemesis: &Nemesis) -> Result<Evidence> {
+        let mut evidence = Evidence {
+            records: record::read_all(&nemesis.dir.join("log"))?,
+            disturbances: nemesis.done.clone(),
+            era: nemesis.instructions.era,
+            crashes: nemesis.servers.crashes(),
+            ..Evidence::default()
+        };
+        evidence.read(&mut nemesis.servers.primary().connect(DATABASE)?)?;
+        Ok(evidence)
+    }
+
     /// Reads the traces that the transactions have left in the database.
-    pub fn read(&mut self, session: &mut Session) -> Result<()> {
+    fn read(&mut self, session: &mut Session) -> Result<()> {
         let number = |text: &Option<String>| text.as_deref().and_then(|t| t.parse::<i64>().ok());
         let sure = |text: &Option<String>| number(text).unwrap_or(-1);
         let rows = session.rows(

@@ -1,10 +1,9 @@
 //! What goes wrong in a run: chosen from a seed, done to real processes.
 
-use super::evidence::Evidence;
 use super::instructions::{Activity, Instructions, Leases};
 use super::kind::{adopted, Kind, MULTI_HOLDER};
 use super::maintenance::{self, Maintenance, Upkeep};
-use super::record::{self, now_us};
+use super::record::now_us;
 use super::resolver::Resolver;
 use super::servers::Servers;
 use super::worker::{instructions_file, DATABASE};
@@ -176,13 +175,13 @@ fn can_commit(primary: &Arc<Cluster>) -> bool {
 
 /// The one that does it.
 pub struct Nemesis {
-    servers: Servers,
+    pub(super) servers: Servers,
     workers: WorkerPool,
     weights: Weights,
     seed: u64,
     rng: StdRng,
-    dir: PathBuf,
-    instructions: Instructions,
+    pub(super) dir: PathBuf,
+    pub(super) instructions: Instructions,
     freezer: FrozenProcesses,
     resolver: Option<Resolver>,
     clock_is_off: bool,
@@ -190,7 +189,7 @@ pub struct Nemesis {
     walwriter: Vec<i32>,
     /// What was dumped, once it was.
     dump: Option<PathBuf>,
-    done: Vec<Disturbed>,
+    pub(super) done: Vec<Disturbed>,
 }
 
 impl Nemesis {
@@ -280,19 +279,6 @@ impl Nemesis {
             *count.entry(done.kind).or_default() += 1;
         }
         count
-    }
-
-    /// All that is known of what has happened.
-    pub fn evidence(&self) -> Result<Evidence> {
-        let mut evidence = Evidence {
-            records: record::read_all(&self.dir.join("log"))?,
-            disturbances: self.done.clone(),
-            era: self.instructions.era,
-            crashes: self.servers.crashes(),
-            ..Evidence::default()
-        };
-        evidence.read(&mut self.servers.primary().connect(DATABASE)?)?;
-        Ok(evidence)
     }
 
     /// Lets time pass; workers that died meanwhile are started again.
