@@ -4,8 +4,6 @@ use crate::{connection, run, views};
 use clap::{ArgAction, Parser, Subcommand};
 use clap_complete::Shell;
 use std::path::PathBuf;
-use std::str::FromStr;
-use std::time;
 
 /// Run a command under a lease of PostgreSQL, whose writes are then fenced; and look at leases.
 #[derive(Debug, Parser)]
@@ -62,18 +60,6 @@ Exit status: the command's own, or 128 and the number of the signal that ended i
 lease is taken (--if-taken); 70 where it was lost, and the command ended; 124 after --at-most; 69
 where the database is away; 78 where it refuses; 64 for a wrong command line; 126 and 127 where
 the command cannot be run.";
-
-/// A time as `30s`, `10m`, `1h 30m`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Duration(pub time::Duration);
-
-impl FromStr for Duration {
-    type Err = humantime::DurationError;
-
-    fn from_str(text: &str) -> Result<Duration, Self::Err> {
-        humantime::parse_duration(text).map(Duration)
-    }
-}
 
 #[cfg(test)]
 mod tests {

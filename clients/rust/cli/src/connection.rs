@@ -2,6 +2,7 @@
 //! then the environment, then what is usual.
 
 mod conninfo;
+mod environment;
 mod parameters;
 mod passfile;
 mod service;
@@ -10,13 +11,14 @@ mod tls;
 
 use crate::failure::{Failure, Result};
 use clap::Args;
+use environment::Environment;
 use pg_fence_client::{Connected, Fence, open};
-use settings::{Environment, Settings};
+use settings::Settings;
 use std::time::Duration;
 use tokio_postgres::Config;
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// Where to connect. What is not said here comes from the service file, the PG* variables and ~/.pgpass.
+/// Where to connect. The rest comes from the service file, the PG* variables and ~/.pgpass.
 #[derive(Debug, Clone, Default, Args)]
 #[command(next_help_heading = "Connection")]
 pub struct Options {

@@ -49,7 +49,7 @@ impl Failure {
         Failure::new(status::SYSTEM, format!("{what}: {error}"))
     }
 
-    /// What the client says, of a call that is not about a lease lost or taken.
+    /// The client's words, of a call that is not about a lease lost or taken.
     pub fn of_client(error: &Error) -> Failure {
         let text = error.to_string();
         match error {
@@ -65,7 +65,7 @@ impl Failure {
         }
     }
 
-    /// What the server says, of a statement of our own.
+    /// The server's words, of a statement of our own.
     pub fn of_driver(error: tokio_postgres::Error) -> Failure {
         let told = error.as_db_error().map(|told| (told.code().code(), told.message()));
         match told {

@@ -1,4 +1,4 @@
-//! What the client logs, for people: on the standard error, a line each.
+//! The client's log, for people: on the standard error, a line each.
 
 use crate::say;
 use log::{LevelFilter, Log, Metadata, Record};

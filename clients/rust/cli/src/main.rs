@@ -4,6 +4,7 @@
 mod arguments;
 mod clock;
 mod connection;
+mod duration;
 mod failure;
 mod logger;
 mod planted;

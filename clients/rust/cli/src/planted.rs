@@ -5,15 +5,15 @@
 pub const NO_DEADLINE: bool = cfg!(planted = "no-deadline");
 /// The keeper ends nothing.
 pub const NO_WATCHDOG: bool = cfg!(planted = "no-watchdog");
-/// What has left the command's process group is not looked for.
+/// A process that has left the command's process group is not looked for.
 pub const GROUP_ONLY: bool = cfg!(planted = "group-only");
 /// Nothing is killed that does not end by itself.
 pub const TERM_ONLY: bool = cfg!(planted = "term-only");
 /// The lease is given back while something of the command still runs.
 pub const RELEASE_FIRST: bool = cfg!(planted = "release-first");
-/// What the command writes presents no token.
+/// The command's writes present no token.
 pub const NO_TOKEN: bool = cfg!(planted = "no-token");
 /// No cgroup is made.
 pub const NO_CGROUP: bool = cfg!(planted = "no-cgroup");
-/// What is left is looked for once.
+/// Processes that are left are looked for once.
 pub const ONE_LOOK: bool = cfg!(planted = "one-look");

@@ -22,8 +22,8 @@ mod supervisor;
 mod terminal;
 mod times;
 
-use crate::arguments::Duration;
 use crate::connection;
+use crate::duration::Duration;
 use crate::failure::{Failure, Result, status};
 use clap::Args;
 use std::ffi::OsString;
@@ -31,7 +31,7 @@ use times::Times;
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
-    /// What to take a lease of; several are taken at once, all or none
+    /// The lease to take; several are taken at once, all or none
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// How long the lease lives without a renewal; it is renewed every third of that
@@ -49,7 +49,7 @@ pub struct Options {
     /// The lease ends with its connection, too: the next one need not wait for the ttl. Not through a pooler
     #[arg(long)]
     session: bool,
-    /// Who has the lease, as others see it [default: host/process/number]
+    /// The holder of the lease, as others see it [default: host/process/number]
     #[arg(long, value_name = "TEXT")]
     holder: Option<String>,
     /// Keep the lease for at least so long, also when the command takes less
@@ -86,7 +86,7 @@ pub struct Options {
 /// Runs the command. The status is its own, or tells what happened to the lease.
 pub fn run(options: Options, connection: &connection::Options) -> Result<u8> {
     let times = options.times()?;
-    // What is wrong with the connection string is said before anything is started.
+    // A fault of the connection string is told before anything is started.
     connection.server()?;
     supervisor::Supervisor::start(options, times)?.run()
 }

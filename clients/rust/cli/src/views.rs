@@ -1,4 +1,4 @@
-//! What can be looked at: tables for people, `--json` for programs.
+//! The views: tables for people, `--json` for programs.
 
 pub mod audit;
 pub mod leases;

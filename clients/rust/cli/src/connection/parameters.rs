@@ -41,7 +41,7 @@ pub const ALL: &[Parameter] = &[
     parameter("host", "PGHOST", Used),
     parameter("hostaddr", "PGHOSTADDR", Used),
     parameter("port", "PGPORT", Used),
-    // What is sent and shown is UTF-8.
+    // All that is sent and shown is UTF-8.
     parameter("client_encoding", "PGCLIENTENCODING", Ignored),
     parameter("options", "PGOPTIONS", Used),
     parameter("application_name", "PGAPPNAME", Used),

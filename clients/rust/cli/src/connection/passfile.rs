@@ -34,7 +34,7 @@ fn fields(line: &str) -> Vec<String> {
         let last = fields.len() - 1;
         match character {
             '\\' => fields[last].extend(characters.next()),
-            // What follows the fourth one is the password, whatever it holds.
+            // All that follows the fourth one is the password.
             ':' if fields.len() < 5 => fields.push(String::new()),
             _ => fields[last].push(character),
         }

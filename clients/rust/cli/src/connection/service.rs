@@ -1,7 +1,7 @@
 //! The service file: sections `[name]` of lines `keyword=value`.
 
 use super::conninfo::Pairs;
-use super::settings::Environment;
+use super::environment::Environment;
 use crate::failure::{Failure, Result};
 use std::fs;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use std::path::PathBuf;
 /// Where Debian's libpq looks; elsewhere `PGSYSCONFDIR` says it.
 const SYSTEM: &str = "/etc/postgresql-common";
 
-/// What the section of that name says, in the user's own file or in the system's.
+/// The settings in the section of that name, in the user's own file or in the system's.
 pub fn find(name: &str, environment: &Environment) -> Result<Pairs> {
     let own = environment.get("PGSERVICEFILE").map(PathBuf::from);
     let own = own.or_else(|| environment.home().map(|home| home.join(".pg_service.conf")));

@@ -1,12 +1,13 @@
 //! The settings of a connection, by libpq's keywords, and what the driver makes of them.
 
 use super::conninfo::Pairs;
+use super::environment::Environment;
 use super::parameters::{self, Meaning};
 use super::tls::{Check, Trust, Versions, connector};
 use super::{passfile, service};
 use crate::failure::{Failure, Result};
 use nix::unistd::{User, geteuid};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
@@ -18,34 +19,11 @@ use tokio_postgres::Config;
 use tokio_postgres::config::{ChannelBinding, SslMode, SslNegotiation, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// What connections are called where nobody has named them.
+/// The name of connections that nobody has named.
 pub const APPLICATION_NAME: &str = "pg_fence";
 
 /// Where servers of this machine have their sockets: Debian's place, and PostgreSQL's own.
 const SOCKETS: &[&str] = &["/var/run/postgresql", "/tmp"];
-
-/// The variables of a process.
-#[derive(Debug, Clone, Default)]
-pub struct Environment(HashMap<String, String>);
-
-impl Environment {
-    pub fn of_this_process() -> Environment {
-        let text = |(name, value): (std::ffi::OsString, std::ffi::OsString)| {
-            Some((name.into_string().ok()?, value.into_string().ok()?))
-        };
-        Environment(std::env::vars_os().filter_map(text).collect())
-    }
-
-    /// A variable that is empty counts as one that is not set.
-    pub fn get(&self, name: &str) -> Option<&str> {
-        self.0.get(name).map(String::as_str).filter(|value| !value.is_empty())
-    }
-
-    pub fn home(&self) -> Option<PathBuf> {
-        let of_user = || Some(User::from_uid(geteuid()).ok()??.dir);
-        self.get("HOME").map(PathBuf::from).or_else(of_user)
-    }
-}
 
 /// Keywords and their values.
 #[derive(Debug, Default)]
@@ -154,7 +132,7 @@ impl Settings {
         found.map(|(_, value)| Some(*value)).ok_or_else(|| unfit(key, text))
     }
 
-    /// What the driver connects by: each place in the order in which they are to be tried, and what encrypts.
+    /// The driver's own settings: each place in the order in which they are to be tried, and the encryption.
     pub fn into_configs(self) -> Result<(Vec<Config>, MakeRustlsConnect)> {
         let mut config = Config::new();
         config.user(self.get("user").unwrap_or_default());
@@ -234,7 +212,7 @@ impl Settings {
         Ok(config)
     }
 
-    /// What kinds of servers are looked for, one after the other.
+    /// The kinds of servers that are looked for, one after the other.
     fn sessions(&self) -> Result<&'static [TargetSessionAttrs]> {
         use TargetSessionAttrs::{Any, ReadOnly, ReadWrite};
         let sessions: [(&str, &[TargetSessionAttrs]); 6] = [
@@ -345,7 +323,7 @@ impl Settings {
     }
 
     fn versions(&self) -> Result<Versions> {
-        // What is older is never spoken.
+        // Older versions are never spoken.
         let least =
             [("TLSv1", Versions::All), ("TLSv1.1", Versions::All), ("TLSv1.2", Versions::All)];
         let least = [&least[..], &[("TLSv1.3", Versions::From13)]].concat();

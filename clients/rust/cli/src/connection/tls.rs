@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 pub use tokio_postgres_rustls::MakeRustlsConnect;
 
-/// Whose certificates are trusted.
+/// The authorities whose certificates are trusted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Trust {
     /// Of those in this file.
@@ -24,7 +24,7 @@ pub enum Trust {
     System,
 }
 
-/// What is checked.
+/// The part of a certificate that is checked.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Check {
     /// Nothing: it is encrypted, and anybody may answer.
@@ -46,7 +46,7 @@ pub enum Versions {
     To12,
 }
 
-/// What encrypts connections; with a client's certificate and its key, where there are such files (PEM). Fails where one of
+/// Encrypts connections; with a client's certificate and its key, where there are such files (PEM). Fails where one of
 /// them cannot be read, or nobody is trusted.
 pub fn connector(
     check: &Check,
@@ -92,7 +92,7 @@ fn roots(trust: &Trust) -> Result<RootCertStore> {
                 roots.add(certificate).map_err(unfit)?;
             }
         }
-        // What cannot be read of them is left out, as everybody does.
+        // Certificates that cannot be read are left out, as everybody does.
         Trust::System => {
             roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }

@@ -1,7 +1,7 @@
 //! A control group of a run's own (cgroup v2), where the system lets this process make one.
 //!
-//! What the command starts stays in it, whatever it does to its session, its environment or its user, and one word to
-//! the kernel kills all of it. Without one, the supervisor finds its descendants, and the keeper finds processes by
+//! All that the command starts stays in it, whatever it does to its session, its environment or its user, and one word
+//! to the kernel kills all of it. Without one, the supervisor finds its descendants, and the keeper finds processes by
 //! their mark.
 
 use super::processes::Process;
@@ -88,7 +88,7 @@ fn directories(top: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Those of runs whose supervisor and keeper were both killed.
+/// The cgroups of runs whose supervisor and keeper were both killed.
 fn remove_left_behind(own: &Path) {
     for entry in fs::read_dir(own).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -36,7 +36,7 @@ pub async fn end(mark: &str, group: Option<i32>, first: Signal, kill_at: Moment)
     };
     signal(first);
     signal(Signal::SIGCONT);
-    // What is born while one looks may be missed; it is no child of ours that we could wait for.
+    // A process that is born while we look may be missed; it is no child of ours that we could wait for.
     while (0..LOOKS).any(|_| !left().is_empty()) {
         if kill_at.has_passed().unwrap_or(true) {
             signal(Signal::SIGKILL);

@@ -7,11 +7,10 @@ use super::ending::{GIVING_UP, end};
 use super::messages::{Order, Said, Told, listen};
 use super::times::Times;
 use super::{Options, adopted, line};
-use crate::arguments;
 use crate::clock::Moment;
 use crate::connection::Server;
 use crate::failure::{Failure, Result, status};
-use crate::{logger, planted};
+use crate::{duration, logger, planted};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
 use nix::unistd::gethostname;
@@ -28,7 +27,7 @@ use tokio_postgres::types::Type;
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Between two connections, while a database that is away is waited for.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// Who waits for less is not told for whom.
+/// A wait shorter than this does not tell whom it waits for.
 const SHOW_AFTER: Duration = Duration::from_millis(500);
 
 pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
@@ -127,7 +126,7 @@ impl Keeper {
         };
         shown.iter().for_each(JoinHandle::abort);
         if let Ok(None) = granted {
-            // What is granted all the same is given back.
+            // A lease that is granted all the same is given back.
             let _ = tokio::time::timeout(GIVING_UP, fence.close()).await;
         }
         granted
@@ -165,7 +164,7 @@ impl Keeper {
         if options.session {
             request = request.session();
         }
-        if let Some(arguments::Duration(at_least)) = options.at_least {
+        if let Some(duration::Duration(at_least)) = options.at_least {
             // By that a lease that runs out as it should is told from one whose holder has died.
             request = request.metadata(serde_json::json!({ "at_least": at_least.as_secs_f64() }));
         }

@@ -1,4 +1,4 @@
-//! Who has the lease that is waited for, for people; and which place in line is ours.
+//! The holder of the lease that is waited for, for people; and our place in line.
 
 use super::messages::Told;
 use crate::connection::Server;
@@ -8,9 +8,9 @@ use std::time::Duration;
 use tokio_postgres::Row;
 use tokio_postgres::types::{ToSql, Type};
 
-/// Who holds up the one that waits: of several names, and several grants, the one that lasts longest. And our place: how
-/// many stand in line for the same lock before us, and we. (Its tag is that of docs/internals/locking.md. For several names at once
-/// there is no line.)
+/// The holder that keeps us waiting: of several names, and several grants, the one that lasts longest. And our place:
+/// how many stand in line for the same lock before us, and we. (Its tag is that of docs/internals/locking.md. For
+/// several names at once there is no line.)
 pub async fn who_has(connected: &Connected, names: &[String], own: &str) -> Result<Option<Told>> {
     // The first in line has the lock, and asks for it once more to sleep on it.
     let sql = "WITH own AS (

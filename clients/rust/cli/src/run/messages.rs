@@ -1,4 +1,4 @@
-//! What the two processes of a run tell each other: JSON, a line each.
+//! The messages between the two processes of a run: JSON, a line each.
 
 use crate::clock::Moment;
 use serde::{Deserialize, Serialize};
@@ -47,7 +47,7 @@ pub enum Order {
     Leave,
 }
 
-/// What the supervisor orders, until it is dead. A thread, since a pipe may block.
+/// The supervisor's orders, until it is dead. A thread, since a pipe may block.
 pub fn listen() -> mpsc::UnboundedReceiver<Order> {
     let (send, orders) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -61,7 +61,7 @@ pub fn listen() -> mpsc::UnboundedReceiver<Order> {
     orders
 }
 
-/// What is told to the supervisor, by a thread: it may be stopped for hours, and then reads nothing.
+/// Tells the supervisor, by a thread: it may be stopped for hours, and then reads nothing.
 pub struct Said {
     words: std_mpsc::Sender<Option<Told>>,
     written: Mutex<std_mpsc::Receiver<()>>,

@@ -67,8 +67,8 @@ pub fn children_but(not: i32) -> Option<Vec<i32>> {
     Some(pids.filter(|pid| *pid != not).collect())
 }
 
-/// Signals each of them once. Those of a process group that can hold nothing else are signalled together, so that none
-/// escapes by starting another one: the group `command`, and those in sessions that the command has begun.
+/// Signals each of them once. Members of a process group that can hold nothing else are signalled together, so that
+/// none escapes by starting another one: the group `command`, and those in sessions that the command has begun.
 pub fn signal_all(found: &[Process], command: Option<i32>, signal: Signal) {
     let own_session = getsid(None).map_or(0, Pid::as_raw);
     let is_theirs = |one: &Process| Some(one.group) == command || one.session != own_session;

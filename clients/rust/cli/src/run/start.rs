@@ -16,7 +16,7 @@ use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Those that a supervisor handles; they are blocked in what it starts.
+/// The signals that a supervisor handles; they are blocked in the processes that it starts.
 pub const HANDLED: &[Signal] = &[
     Signal::SIGHUP,
     Signal::SIGINT,
@@ -45,10 +45,10 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// What the supervisor says when the lease is granted, a line of JSON.
+/// The supervisor's word when the lease is granted, a line of JSON.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct Go {
-    /// What the command finds in its environment, beside all that is there.
+    /// The variables that the command finds in its environment, beside all that are there.
     pub environment: Vec<(String, String)>,
     /// It is to be the one that reads from the terminal.
     pub foreground: bool,

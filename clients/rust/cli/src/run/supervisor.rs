@@ -106,7 +106,7 @@ impl Supervisor {
     /// Starts the keeper.
     pub fn start(options: Options, times: Times) -> Result<Supervisor> {
         let system = |error| Failure::system("cannot prepare to run a command", error);
-        // What its parent ignores (as `nohup` does) the command is to ignore, too.
+        // The command is to ignore each signal that its parent ignores (as `nohup` does).
         let ignored = ignored_signals();
         if ignored & (1 << (Signal::SIGCHLD as u64 - 1)) != 0 {
             return Err(Failure::new(
@@ -156,7 +156,7 @@ impl Supervisor {
             }
         };
         self.clear_waiting();
-        // What has not become the command ends with this.
+        // A process that has not become the command ends with this.
         drop(self.starting.take());
         self.cgroup.iter().for_each(Cgroup::remove);
         outcome
@@ -313,7 +313,7 @@ impl Supervisor {
         Ok(())
     }
 
-    /// What has ended or stopped. Orphans that we have adopted are among them.
+    /// Notes children that have ended or stopped. Orphans that we have adopted are among them.
     /// Whether there was any.
     fn reap(&mut self) -> Result<bool> {
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED;
@@ -397,7 +397,7 @@ impl Supervisor {
             (_, Phase::Waiting) => self.release(status::SIGNAL + signal as u8)?,
             // It is ending already.
             (_, Phase::Ending { .. }) => {}
-            // Who is in a hurry need not wait for a network that does not answer.
+            // A user in a hurry need not wait for a network that does not answer.
             (_, Phase::Releasing { status, .. }) => return Ok(Some(Done(*status))),
         }
         Ok(None)
@@ -525,8 +525,8 @@ impl Supervisor {
         Ok(())
     }
 
-    /// What is left of the command; None where nothing is. What is born and gone too fast to be seen leaves its child to us,
-    /// and is waited for: where that has happened meanwhile, the look was not whole.
+    /// The processes left of the command; None where none is. One that is born and gone too fast to be seen leaves its
+    /// child to us, and is waited for: where that has happened meanwhile, the look was not whole.
     fn left(&mut self) -> Result<Option<Vec<Process>>> {
         for _ in 0..LOOKS {
             self.reap()?;
@@ -616,7 +616,7 @@ impl Keeper {
         }
     }
 
-    /// What it has told by now.
+    /// The next message, if one has come.
     fn next(&mut self) -> Result<Option<Told>> {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {

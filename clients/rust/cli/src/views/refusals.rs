@@ -29,7 +29,7 @@ pub fn show(options: &Options, connection: &connection::Options) -> Result<u8> {
     })
 }
 
-/// Those that were refused later; that moment then moves on.
+/// The writes that were refused later; that moment then moves on.
 fn newer(options: &Options, view: &View, since: &mut String) -> Result<String> {
     let from = "FROM fence.refusals WHERE refused_at > $1::text::timestamptz ORDER BY refused_at";
     let table = view.table(
@@ -43,7 +43,7 @@ fn newer(options: &Options, view: &View, since: &mut String) -> Result<String> {
         return Ok(String::new());
     };
     let text = if options.json {
-        // Those that the table has, and none that came since.
+        // The writes that the table has, and none that came since.
         let until = from.replace("ORDER BY", "AND refused_at <= $2::text::timestamptz ORDER BY");
         let arguments: super::Arguments = &[(since, Type::TEXT), (&last, Type::TEXT)];
         view.json(&format!("SELECT * {until}"), arguments)? + "\n"
