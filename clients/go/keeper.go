@@ -454,7 +454,7 @@ func (k *keeper) look() {
 	k.isBeating, k.lookAt = k.isBeating || beats, at+lookAgain
 	unlock()
 	if beats {
-		// What is due soon goes along.
+		// Leases that are due soon go along.
 		k.keep(k.those(func(l *Lease) bool { return isDue && l.dueAt() <= at+l.ttl/6 }))
 		k.end(k.those(func(l *Lease) bool { return !k.hasSession(l) }), ReasonSession)
 		defer k.lock()()

@@ -28,7 +28,7 @@ type Conn interface {
 // line is a connection of the fence's own: opened when it is needed, for one call at a time.
 type line struct {
 	open func(context.Context) (Conn, error)
-	// Who has busy has the turn, and what follows. Who acquires waits for calm before.
+	// The holder of busy has the turn, and all that follows. An acquire waits for calm before.
 	busy, calm sync.Mutex
 	conn       Conn
 	usedAt     time.Duration

@@ -1,7 +1,7 @@
 /**
  * The laboratory's worker in TypeScript: does what it reads, a JSON object a line, and says what became of it.
  *
- * What it is told and what it says is the same for the clients of all languages, and written down in clients/new-language.md.
+ * Its orders and answers are the same for the clients of all languages, and written down in clients/new-language.md.
  * `--driver` is `pg` or `postgres`. `--plant` builds in a known fault, which the laboratory must catch.
  */
 import { createHook } from "node:async_hooks";

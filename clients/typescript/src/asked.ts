@@ -7,13 +7,13 @@ export type Call = readonly [text: string, ...values: (string | null)[]];
 export type Names = string | readonly string[];
 export type Pair = readonly [name: string, token: number];
 
-/** What a lease is asked for with. */
+/** The options of an acquire. */
 export interface LeaseOptions {
   /** How long it is ours without a renewal: 30 s. */
   readonly ttl?: Span | undefined;
   /** How long to wait for it, when it is taken. */
   readonly wait?: Span | undefined;
-  /** What others see as its holder; by default a text that is unique for each call. */
+  /** The holder, as others see it; by default a text that is unique for each call. */
   readonly holder?: string | undefined;
   /** Takes it over from a holder of the same name. */
   readonly reclaim?: boolean | undefined;

@@ -49,7 +49,7 @@ export class NotInstalled extends FenceError {}
 export class NotGranted extends FenceError {}
 /** The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting, idle; and class 08. */
 const ENDED = /^(08...|25P03|25P04|57P0[1235])$/;
-/** What drivers say of that without an SQLSTATE; the system's errors, which name their call; and pg's messages. */
+/** The words of drivers for that without an SQLSTATE; the system's errors, which name their call; and pg's messages. */
 const DRIVERS = /^CONNECT(ION_(CLOSED|ENDED|DESTROYED)|_TIMEOUT)$/;
 const SYSTEMS = /^(ECONN(RESET|REFUSED|ABORTED)|EPIPE|ETIMEDOUT|EHOSTUNREACH|ENETUNREACH|ENETDOWN|EAI_AGAIN)$/;
 const MESSAGES = /^(Connection terminated|timeout expired$|Client (was closed|has encountered a connection error) and)/;
@@ -90,10 +90,10 @@ export function ofSignal(error: unknown): unknown {
   return name === "AbortError" && cause instanceof LeaseLost ? cause : error;
 }
 
-/** What an error of the work's own statements means: a refusal of the fence, or itself. */
+/** The meaning of an error of the work's own statements: a refusal of the fence, or itself. */
 export const toldOfWork = (error: unknown) => (sqlstateOf(error).startsWith("PF") ? refusal(error) : ofSignal(error));
 
-/** What an error of one of our own statements means. */
+/** The meaning of an error of one of our own statements. */
 export function toldOfCall(error: unknown, role = "…"): unknown {
   const [state, { message }] = [sqlstateOf(error), Object(error) as Error];
   if (error instanceof FenceError) return error;

@@ -6,7 +6,7 @@ import { guarded, OpenTransaction, under, type Query, type Transaction, type Und
 import { Keeper, warn, type Grant, type LeaseEvent } from "./keeper.js";
 import type { Opener } from "./line.js";
 
-/** What a driver does: `On` is what its transactions begin on, in words `takes`; `Tx` what the work in them is done with. There
+/** A driver: `On` is what its transactions begin on, in words `takes`; `Tx` what the work in them is done with. There
  * is no transaction where that is none of its connections. */
 export type Driver<On, Tx> = Readonly<{ open: Opener; takes: string; transaction(on: On): (() => Transaction<Tx>) | undefined }>;
 

@@ -13,7 +13,7 @@ const ENDED = "the work has ended the transaction itself: what it did after that
 /** A transaction, as a driver does it; within one that somebody else ends (`isInner`), a savepoint. */
 export abstract class Transaction<Tx> {
   role: string | undefined;
-  /** What has ended its session, as far as that can be seen: an ORM shows no connection. */
+  /** The cause that ended its session, as far as it can be seen: an ORM shows no connection. */
   broken: unknown;
   readonly showsEnd: boolean = true;
   #tell: (error: unknown) => void = () => {};
@@ -35,13 +35,13 @@ export abstract class Transaction<Tx> {
     this.#tell(this.broken);
   }
 
-  /** What a statement comes to, or the end of the session. */
+  /** The result of a statement, or the end of the session. */
   protected async until<T>(statement: () => PromiseLike<T>): Promise<T> {
     if (this.broken !== undefined) throw this.broken;
     return Promise.race([statement(), this.#breaks]);
   }
 
-  /** What the work comes to; when the session has ended, it has a moment to find out. */
+  /** The result of the work; when the session has ended, it has a moment to find out. */
   worked<T>(work: PromiseLike<T>): Promise<T> {
     return Promise.race([work, this.#breaks.catch((error) => sleep(GRACE).then(() => Promise.reject(error)))]);
   }
@@ -139,7 +139,7 @@ export async function guarded<Tx, T>(
       // The server has ended an idle transaction before it read the commit.
       told.inDoubt = !transaction.isInner && !/^25P0[34]$/.test(sqlstateOf(error));
     }
-    // What the work has left running would hold what it has locked.
+    // A statement that the work has left running would hold its locks.
     await transaction.rollback(() => keeper.cancel(session));
     // After a failover no token speaks until its holder has renewed.
     const speaks = !(told instanceof Refused && told.sqlstate === "PF004");

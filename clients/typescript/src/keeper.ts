@@ -8,17 +8,17 @@ import { now } from "./span.js";
 /** In milliseconds: when to look again, for timers stand still while the machine sleeps; the longest call, and portion of a
  * wait, whose snapshot holds back vacuum; how often several names are tried, which have no queue. */
 const [LOOK_AGAIN, LONGEST, PORTION, TRY_AGAIN] = [1000, 10_000, 2000, 250];
-/** What `lease_keep` takes at once; and how many are released in one transaction, which has its share of locks. */
+/** The most for one `lease_keep`; and for a release in one transaction, which has its share of locks. */
 const [MOST_PAIRS, MOST_RELEASED] = [10_000, 200];
 
-/** What `onEvent` is told; it must not block. A loss has a `reason`. */
+/** An event for `onEvent`, which must not block. A loss has a `reason`. */
 export type LeaseEvent = Readonly<{ kind: Kind; names: readonly string[]; token: number; remaining: Left; reason: Reason | undefined }>;
 type Kind = "acquired" | "renewed" | "lost" | "released";
 
 /** A lease that was granted, until it is released or lost: then it has a reason. */
 export class Grant {
   reason: Reason | undefined;
-  /** What breaks off the transactions that are in a guard of it. */
+  /** Breaks off the transactions that are in a guard of it. */
   readonly cuts = new Set<() => void>();
   readonly aborts = new AbortController();
   /** Its holder knows of its loss, or waits for that, so that the process stays alive. */
@@ -326,6 +326,6 @@ function allOf(grants: readonly Grant[]): string {
 
 export function warn(what: string): void { process.emitWarning(what, "pg_fence"); }
 
-/** Those that keep a lease, or are about to. A process that ends normally gives it back. */
+/** The keepers that have a lease, or are about to. A process that ends normally gives it back. */
 const ACTIVE = new Set<Keeper>();
 process.on("beforeExit", () => ACTIVE.forEach((keeper) => void keeper.close()));

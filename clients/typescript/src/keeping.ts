@@ -1,7 +1,7 @@
 import type { Reason } from "./errors.js";
 import { now } from "./span.js";
 
-/** What `lease_keep` says of one name; times are in milliseconds. */
+/** The answer of `lease_keep` for one name; times are in milliseconds. */
 export type Answer = Readonly<{ outcome: string; remaining: number; againIn: number | undefined }>;
 /** The outcomes that tell a loss, and its reason. */
 const LOSSES: Readonly<Record<string, Reason>> = { lost: "gone", refused: "refused" };

@@ -28,7 +28,7 @@ export type Opener = (limit: number) => Promise<Connection>;
 /** Whether it is an object of settings, and nothing that a library has made. */
 export const isSettings = (one: any) => Object(one) === one && ["Object", undefined].includes(one.constructor?.name);
 
-/** What it comes to within so many milliseconds; then `late` is called, and FenceError thrown, whatever becomes of it. */
+/** Its result within so many milliseconds; then `late` is called, and FenceError thrown, whatever becomes of it. */
 export async function within<T>(limit: number, work: PromiseLike<T>, late: () => void): Promise<T> {
   let timer: NodeJS.Timeout | undefined;
   const ends = new Promise<never>((_, reject) => {
@@ -48,8 +48,8 @@ export class Line {
 
   constructor(readonly open: Opener, readonly onEnd: () => void = () => {}) {}
 
-  /** A statement in autocommit, which may take so many milliseconds beside opening the connection. What is urgent goes first.
-   * What may be run twice is, where it only shows that the connection has ended since the last time. */
+  /** A statement in autocommit, which may take so many milliseconds beside opening the connection. An urgent one goes first;
+   * one that may be run twice is, where it only shows that the connection has ended since the last time. */
   async rows(call: Call, limit: number, { urgent = false, repeats = false } = {}): Promise<readonly Row[]> {
     if (this.#isBusy) await new Promise<void>((go) => (urgent ? this.#waiting.unshift(go) : this.#waiting.push(go)));
     this.#isBusy = true;

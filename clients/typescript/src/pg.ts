@@ -44,7 +44,7 @@ function opener(source: Source): Opener {
   };
 }
 
-/** What the types of pg do not tell of a client. */
+/** The parts of a client that the types of pg leave out. */
 type Inner = Pick<pg.Client, "user" | "end"> & { readonly connection: { readonly stream: Duplex }; unref(): void };
 const innerOf = (client: pg.ClientBase | undefined) => client as unknown as Inner | undefined;
 /** Columns as the server writes them, whatever the program makes of them. */

@@ -50,7 +50,7 @@ function opener(source: Source): Opener {
   };
 }
 
-/** What the driver tells a query's option `onexecute` of its connection. */
+/** The connection, as the driver shows it to a query's option `onexecute`. */
 type Inner = { terminate(): void; onclose: ((error: Error) => void) | null };
 
 /** A query without parameters, which tells of the connection that it runs on, and of its end. */
@@ -147,7 +147,7 @@ class PostgresTransaction extends Transaction<TransactionSql> {
 
   override cut(why: string): void {
     super.cut(why);
-    // What is written by now goes first: the driver would wait for that for ever, whatever it connects to next.
+    // Data that is written by now goes first: the driver would wait for that for ever, whatever it connects to next.
     setImmediate(() => this.#inner?.terminate());
   }
 

@@ -1,4 +1,4 @@
-"""What a caller asks for, looked over before anything is sent; and the statements that ask it of the server."""
+"""A caller's request, looked over before anything is sent; and the statements that ask it of the server."""
 
 import json
 import os

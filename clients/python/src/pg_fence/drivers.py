@@ -120,7 +120,7 @@ class Asyncpg(Driver):
     _ends_by = "terminate"
 
     async def begin(self, register: Callable[[Any], None]) -> None:
-        # What a pool hands out tells nothing any more once it has ended.
+        # A pool's connection tells nothing any more once it has ended.
         self.raw = getattr(self.connection, "_con", self.connection)
         self.is_inner = self.raw.is_in_transaction()
         register(self.raw)

@@ -1,4 +1,4 @@
-"""What can be refused or told, as types, and how they are found in what a driver or an ORM raised."""
+"""Refusals and losses, as types, and how they are found in an error of a driver or an ORM."""
 
 import json
 import traceback
@@ -101,8 +101,8 @@ def _is_broken(error: BaseException) -> bool:
 
 
 def told(error: Exception, connection: Any, is_ours: bool = True) -> Exception:
-    """What an error means: of our own statements, or of the work's, of which only the fence's refusals are ours to tell.
-    Itself, where it is no type of this package."""
+    """The meaning of an error: of our own statements, or of the work's, of which only the fence's refusals are ours to
+    tell. Itself, where it is no type of this package."""
     state, role = sqlstate_of(error), getattr(getattr(connection, "info", None), "user", "…")
     if is_ours and state in {"42883", "3F000"}:
         where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"

@@ -1,4 +1,4 @@
-"""Where leases come from, and how they are held. What both classes do is said here, in coroutines; those of synchronous
+"""Where leases come from, and how they are held. The work of both classes is here, in coroutines; those of synchronous
 programs never wait."""
 
 import asyncio
@@ -17,14 +17,14 @@ from .keeping import Grant
 from .line import GivenUp, at_once, in_thread, opener, outcome
 
 _T = TypeVar("_T")
-#: What a verb returns that has nothing to say: None, or what is to be awaited.
+#: The result of a verb that has nothing to say: None, or an awaitable of it.
 Done = TypeVar("Done")
 L = TypeVar("L", bound="Held[Any]")
 HALF_A_MINUTE = timedelta(seconds=30)
 
 
 class Held(Generic[Done]):
-    """What leases of both kinds have."""
+    """The part that leases of both kinds have in common."""
 
     _is_async = False
 
@@ -98,7 +98,7 @@ def run(work: Any, is_async: bool) -> Any:
 
 
 async def granted(keeper: Keeper, call: Callable[[GivenUp], list[Grant]], is_async: bool) -> list[Grant]:
-    """What comes when nobody waits for it any more, after an exception of a signal or a cancellation, is given back."""
+    """A lease that comes when nobody waits any more, after a signal's exception or a cancellation, is given back."""
     given_up = threading.Event()
     future = in_thread(lambda: call(given_up.is_set))
     try:
@@ -140,14 +140,14 @@ class Adopted:
         return Guard(self._keeper, [], begin, end, connection)
 
 
-#: What a claim returns.
+#: The result of a claim.
 Claims = TypeVar("Claims")
 
 
 class Leases(Generic[L, Claims, Done]):
-    """What fences of both kinds have. `source` is a connection string, a URL, a function that opens a psycopg
-    connection, SQLAlchemy's engine or Django's connection; `schema` the extension's, where that is not in the search
-    path. `on_event` is told what becomes of leases."""
+    """The part that fences of both kinds have in common. `source` is a connection string, a URL, a function that opens a
+    psycopg connection, SQLAlchemy's engine or Django's connection; `schema` the extension's, where that is not in the
+    search path. `on_event` is told what becomes of leases."""
 
     _kind: type[L]
 

@@ -1,4 +1,4 @@
-"""What keeps all leases of a fence: one thread renews them, and another one watches their deadlines."""
+"""Keeps all leases of a fence: one thread renews them, and another one watches their deadlines."""
 
 import atexit
 import contextlib
@@ -32,7 +32,7 @@ LONGEST = 10.0
 PORTION = 2.0
 #: Several names have no queue: so often they are tried, in seconds.
 TRY_AGAIN = 0.25
-#: What `lease_keep` takes at once; and how many are released in one transaction, which has its share of locks.
+#: The most for one `lease_keep`; and for a release in one transaction, which has its share of locks.
 MOST_PAIRS, MOST_RELEASED = 10_000, 200
 
 Kind = Literal["acquired", "renewed", "lost", "released"]
@@ -40,7 +40,7 @@ Kind = Literal["acquired", "renewed", "lost", "released"]
 
 @dataclass(frozen=True)
 class Event:
-    """What `on_event` is told, in whatever thread it happens; it must not block. A loss has a `reason`."""
+    """An event for `on_event`, in whatever thread it happens; it must not block. A loss has a `reason`."""
 
     kind: Kind
     names: tuple[str, ...]
@@ -65,7 +65,7 @@ class Keeper:
         self._line = Line(self._open, self._alarm)
         #: Calls that are under way.
         self._users = 0
-        #: What threads do again and again, as long as there are leases or calls.
+        #: The work that threads do again and again, as long as there are leases or calls.
         self._running = set[Callable[[], None]]()
         #: The heartbeat fails; and a loss by that is in the log: one line an outage, however many leases there are.
         self._is_out = self._has_told = self.is_closed = False
@@ -73,7 +73,7 @@ class Keeper:
     def call(self, sql: str, *arguments: Any) -> Call:
         return sql.format(self._prefix), list(arguments)
 
-    # What a fence asks of it. All of these block.
+    # Called by a fence. All of these block.
 
     def acquire(self, asked: Asked, given_up: GivenUp) -> Grant:
         """Raises LeaseTaken. A wait ends soon after it is given up."""
@@ -141,7 +141,7 @@ class Keeper:
             raise grant.lost()
 
     def end(self, grants: Iterable[Grant], reason: str) -> list[Grant]:
-        """Those that were not over before."""
+        """Returns the leases that were not over before."""
         with self._changed:
             ended = [grant for grant in grants if grant.reason is None]
             for grant in ended:
@@ -298,7 +298,7 @@ class Keeper:
     def _beat(self) -> None:
         with self._changed:
             first, at = min((grant.due_at for grant in self._grants), default=math.inf), now()
-            # What is due soon goes along.
+            # Leases that are due soon go along.
             due = [grant for grant in self._grants if first <= at and grant.due_at <= at + grant.ttl / 6]
             if not due:
                 self._sleep(first)

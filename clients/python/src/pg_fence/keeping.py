@@ -10,7 +10,7 @@ from typing import Any
 
 from .errors import LeaseLost
 
-#: What `lease_keep` says of one name: the outcome, what remains, and when to send it again.
+#: The answer of `lease_keep` for one name: the outcome, what remains, and when to send it again.
 Answer = tuple[str, float | None, float | None]
 #: The outcomes that tell a loss, and its reason.
 _LOSSES = {"lost": "gone", "refused": "refused"}
@@ -32,7 +32,7 @@ class Grant:
         #: Transactions that are about to release it: it is not renewed meanwhile.
         self.resting = 0
         self.reason: str | None = None
-        #: Those of the connections that are in a guard of it.
+        #: The connections that are in a guard of it.
         self.handles = set[socket]()
         #: Called when it is over, and must not block.
         self.on_end: Callable[[], object] = lambda: None

@@ -117,7 +117,7 @@ class Line:
         self.look()
         connection = self.connection = self.connection or self._open(limit)
         try:
-            # What the connection makes of rows is the program's.
+            # The connection's row factory is the program's.
             with self._alarm(connection, limit), connection.cursor(row_factory=tuple_row) as cursor:
                 return cursor.execute(*call).fetchall()  # type: ignore[arg-type]
         except psycopg.Error as error:

@@ -1,6 +1,6 @@
 //! The laboratory's worker in Rust: does what it reads, a JSON object a line, and says what became of it.
 //!
-//! What it is told and what it says is the same for the clients of all languages, and written down in
+//! Its orders and answers are the same for the clients of all languages, and written down in
 //! `clients/new-language.md`. `--plant` builds in a known fault, which the laboratory must catch.
 
 mod heartbeat;

@@ -33,9 +33,9 @@ public final class Fence implements AutoCloseable {
         return this;
     }
 
-    /** What {@link #onEvent} is told of a lease, and what remains of it. A loss has a reason, and nothing else has one. */
+    /** An event of a lease, for {@link #onEvent}, and the time that remains. A loss has a reason, and nothing else has one. */
     public record Event(Kind kind, List<String> names, long token, Duration remaining, Reason reason) {
-        /** What can happen to a lease. */
+        /** The events of a lease. */
         public enum Kind { ACQUIRED, RENEWED, LOST, RELEASED }
     }
 
@@ -107,7 +107,7 @@ public final class Fence implements AutoCloseable {
         return new Holding(keeper, checked(Collections.singletonList(name)), token);
     }
 
-    /** What is done while leading. */
+    /** The work that is done while leading. */
     @FunctionalInterface
     public interface Leading<E extends Exception> {
         /** Until it is done, or to stop. */

@@ -34,7 +34,7 @@ public sealed class FenceException extends RuntimeException {
             remaining = seconds == null ? null : Duration.ofMillis((long) (seconds * 1000));
         }
 
-        /** Who has it; null where that cannot be seen. */
+        /** The holder; null where that cannot be seen. */
         public String holder() { return holder; }
         /** For how long at the most, unless it is renewed; null where that cannot be seen. */
         public Duration remaining() { return remaining; }
@@ -77,9 +77,9 @@ public sealed class FenceException extends RuntimeException {
         /** PF001: a newer token was seen. PF002: no token. PF004: the token does not speak for the lease… */
         public String sqlState() { return said.getSQLState(); }
 
-        /** What the server said beside, a JSON object: {@code presented}, {@code stored}, {@code lease}, {@code holder}… */
+        /** The server's DETAIL, a JSON object: {@code presented}, {@code stored}, {@code lease}, {@code holder}… */
         public String detail() { return said.getDetail(); }
-        /** What to do; null where the server does not say. */
+        /** The server's HINT: the remedy; null where there is none. */
         public String hint() { return said.getHint(); }
     }
 
@@ -122,10 +122,10 @@ public sealed class FenceException extends RuntimeException {
 
     /** Whether a session has ended: class 08, idle in transaction, too long, terminated, crashed, starting, idle. */
     static boolean isEnd(Throwable error) { return stateOf(error).matches("08...|25P0[34]|57P0[1235]"); }
-    /** What an error of the work's own means: a refusal of the fence, or itself. */
+    /** The meaning of an error of the work's own: a refusal of the fence, or itself. */
     static Throwable ofWork(Throwable error) { return stateOf(error).startsWith("PF") ? refused(error) : error; }
 
-    /** What an error of one of our own statements means. */
+    /** The meaning of an error of one of our own statements. */
     static Throwable ofCall(Throwable error, Connection on) throws SQLException {
         String state = stateOf(error);
         if (state.matches("42883|3F000")) { return new NotInstalled(error); }

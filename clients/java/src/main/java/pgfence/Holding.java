@@ -3,7 +3,7 @@ package pgfence;
 import java.sql.*;
 import java.util.List;
 
-/** What guards a transaction: a {@link Lease}, or a lease that somebody else grants, under the number that it has there. */
+/** Guards a transaction: a {@link Lease}, or a lease that somebody else grants, under the number that it has there. */
 public class Holding {
     final Keeper keeper;
     private final List<String> names;
@@ -15,13 +15,13 @@ public class Holding {
         this.token = token;
     }
 
-    /** What is done in a transaction, for its effect. */
+    /** Work that is done in a transaction, for its effect. */
     @FunctionalInterface
     public interface Step<E extends Exception> {
         void run() throws E;
     }
 
-    /** What is done in a transaction, for a result. */
+    /** Work that is done in a transaction, for a result. */
     @FunctionalInterface
     public interface Work<T, E extends Exception> {
         T run() throws E;

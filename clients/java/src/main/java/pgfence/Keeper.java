@@ -13,7 +13,7 @@ import pgfence.Fence.Event;
 import pgfence.FenceException.*;
 
 /**
- * What keeps all leases of a fence. One thread watches their deadlines, and starts the heartbeats, each in a thread of its
+ * Keeps all leases of a fence. One thread watches their deadlines, and starts the heartbeats, each in a thread of its
  * own. It begins with the first lease and ends with the last, and so does the connection. Times are in seconds.
  */
 final class Keeper {
@@ -23,7 +23,7 @@ final class Keeper {
     private static final double LONGEST = 10, PORTION = 2;
     /** Several names have no queue: so often they are tried. */
     private static final double TRY_AGAIN = 0.25;
-    /** What {@code lease_keep} takes at once; and how many are released in one transaction, which has its share of locks. */
+    /** The most for one {@code lease_keep}; and for a release in one transaction, which has its share of locks. */
     private static final int MOST_PAIRS = 10_000, MOST_RELEASED = 200;
     private static final System.Logger LOG = System.getLogger("pgfence");
 

@@ -12,7 +12,7 @@ import org.postgresql.PGConnection;
  * and is left behind when it takes too long, whether the driver notices that its socket was shut or not.
  */
 final class Line {
-    /** What a call has brought, and by which connection. */
+    /** The result of a call, and its connection. */
     record Rows(List<Object[]> list, int session) {}
 
     /** How long it may take to open one while leases wait for it, and while none does; and how long an idle one is trusted. */
@@ -65,7 +65,7 @@ final class Line {
         }
     }
 
-    /** What a call brings in time; what it brings later is for {@code late}. */
+    /** The result of a call that comes in time; one that comes later is for {@code late}. */
     private <T> T within(double limit, Callable<T> call, Consumer<T> late) throws SQLException {
         CompletableFuture<T> answer = Threads.start(call);
         try {
@@ -95,7 +95,7 @@ final class Line {
         connection = taken;
     }
 
-    /** What is to be closed. Nobody uses it. */
+    /** The connection that is to be closed. Nobody uses it. */
     Connection detach() {
         Connection detached = connection;
         take(null);

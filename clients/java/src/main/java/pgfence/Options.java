@@ -31,7 +31,7 @@ public final class Options implements Cloneable {
         return with(options -> options.wait = seconds(wait));
     }
 
-    /** Who asks, for others to see. Otherwise a text that is unique for the call. */
+    /** The holder's name, for others to see. Otherwise a text that is unique for the call. */
     public Options holder(String holder) { return with(options -> options.holder = holder); }
     /** Takes the lease over where this {@link #holder} has it already. */
     public Options reclaim() { return with(options -> options.reclaim = true); }

@@ -4,7 +4,7 @@ import java.sql.*;
 import java.util.*;
 import org.postgresql.PGStatement;
 
-/** What is asked of the server. {@code @} stands for the extension's schema, where that is named. */
+/** The statements for the server. {@code @} stands for the extension's schema, where that is named. */
 final class Sql {
     /** A statement and its arguments. */
     record Call(String sql, Object... arguments) {}
@@ -41,7 +41,7 @@ final class Sql {
         return some.stream().flatMap(one -> one.names().stream().map(name -> one.token())).toArray(Long[]::new);
     }
 
-    /** Those of which a name had nothing to be released. */
+    /** The pairs of which a name had nothing to be released. */
     static <H extends Holding> List<H> gone(List<H> released, List<Object[]> answers) {
         Iterator<Object[]> each = answers.iterator();
         return released.stream().filter(one -> one.names().stream().filter(name -> each.next()[0] == null).count() > 0).toList();
