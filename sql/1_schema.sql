@@ -39,7 +39,7 @@ COMMENT ON SEQUENCE fence.jump_count_seq IS
 -- another. It is not for dumps: a database that is made anew has no locks.
 CREATE SEQUENCE fence.lock_key_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.lock_key_seq IS
-    'the secret key of the locks of leases: whoever knows it can find a name whose locks are those of another; must stay logged, and what it is';
+    'the secret key of the locks of leases: with it, names could be found that share their locks; must stay logged, and must not change';
 SELECT pg_catalog.setval('fence.lock_key_seq',
     ('x' OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.md5(pg_catalog.gen_random_uuid()::pg_catalog.text), 16))::bit(64)::bigint
         OPERATOR(pg_catalog.&) 9223372036854775807);
@@ -143,7 +143,7 @@ COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
 CREATE FUNCTION fence.queue_key(name text) RETURNS bigint
     LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_queue_key';
 COMMENT ON FUNCTION fence.queue_key(text) IS
-    'which lock those hold or wait for who wait for this lease: classid and objid of pg_locks, where objsubid is 20552';
+    'the lock of this lease''s waiters, which they hold or wait for: classid and objid of pg_locks, where objsubid is 20552';
 
 CREATE FUNCTION fence.shown_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
     LANGUAGE c STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_shown_grants';

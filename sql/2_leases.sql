@@ -22,7 +22,7 @@ COMMENT ON FUNCTION lease_renew(text, bigint, interval) IS
 CREATE FUNCTION lease_release(name text, token bigint)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_release';
 COMMENT ON FUNCTION lease_release(text, bigint) IS
-    'ends the grant: its closing token, good for a last write in this transaction (after a failover, only once renewed); NULL when the lease was lost';
+    'gives the lease back, and returns a closing token, with which this transaction may still write (after a failover, only once renewed); NULL when the lease was lost';
 
 CREATE FUNCTION lease_revoke(name text)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_revoke';
@@ -32,7 +32,7 @@ COMMENT ON FUNCTION lease_revoke(text) IS
 CREATE FUNCTION lease_evict(name text, token bigint)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_evict';
 COMMENT ON FUNCTION lease_evict(text, bigint) IS
-    'ends the one grant that the token is of, also that of another, and returns the closing token; NULL when it is of none';
+    'ends the one grant that has this token, also another holder''s, and returns the closing token; NULL when there is none';
 
 CREATE FUNCTION lease_acquire_any(
     names text[], n integer DEFAULT 1, holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
@@ -99,7 +99,7 @@ CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
                fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
     END;
 COMMENT ON FUNCTION lease_info(text, bigint) IS
-    'the rows of fence.leases for one lease, as of this call; with a token from the same statement, what that has just granted is there';
+    'the rows of fence.leases for one lease, as of this call; given the token of an acquire in the same statement, with that grant';
 
 CREATE FUNCTION lease_prune(older_than interval DEFAULT '1 day')
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_prune';

@@ -20,7 +20,7 @@ CREATE VIEW fence.stats AS SELECT * FROM fence.read_stats();
 COMMENT ON VIEW fence.stats IS
     'one row: what this database has counted since stats_reset, also in transactions that were rolled back; all zero on a standby';
 COMMENT ON COLUMN fence.stats.stats_reset IS
-    'since when is counted: the last reset, or the first count after a start of the server; NULL when nothing was counted yet';
+    'when counting began: the last reset, or the first count after a start of the server; NULL when nothing was counted yet';
 COMMENT ON COLUMN fence.stats.grants IS 'leases granted';
 COMMENT ON COLUMN fence.stats.tries_lost IS 'acquires that were answered with NULL, at once or after a wait';
 COMMENT ON COLUMN fence.stats.waits IS 'acquires that stood in the queue';
