@@ -75,7 +75,7 @@ def upserts(model, rows):
     )
 
 
-# What the database makes the key of is created without a lease, by the shop.
+# A row whose key the database makes is created without a lease, by the shop.
 step("the shop creates a job", lambda: Job.objects.create(v=1))
 step("it creates several", lambda: Job.objects.bulk_create([Job(v=2), Job(v=3, fence=7)]))
 print("their fences:", sorted({job.fence for job in Job.objects.all()}, key=str))

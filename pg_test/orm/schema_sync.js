@@ -8,7 +8,7 @@ const columns = { id: { type: "int", primary: true }, v: { type: "int" }, versio
 /** As TypeORM maps a column that is the database's alone. */
 const fence = { type: "bigint", nullable: true, select: false, insert: false, update: false };
 
-/** What `synchronize` would run. */
+/** The statements that `synchronize` would run. */
 const proposed = async (columns) => {
   const Order = new EntitySchema({ name: "Order", tableName: "orders", columns });
   const source = new DataSource({

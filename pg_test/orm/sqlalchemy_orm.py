@@ -96,7 +96,7 @@ def read(model):
         return row
 
 
-# What the database makes the key of is created without a lease, by the shop.
+# A row whose key the database makes is created without a lease, by the shop.
 step("the shop creates a job", lambda session: session.add(Job(v=1)))
 step("it creates several", lambda session: session.add_all([Job(v=2), Job(v=3, fence=7)]))
 with Session(engine) as session:

@@ -49,7 +49,7 @@ const deletes = (manager) => manager.delete(Order, { id: 1 });
 
 (async () => {
   await source.initialize();
-  // What the database makes the key of is created without a lease, by the shop.
+  // A row whose key the database makes is created without a lease, by the shop.
   await step("the shop creates a job", (m) => m.save(Job, { v: 1 }));
   await step("it creates several", (m) => m.save(Job, [{ v: 2 }, { v: 3, fence: "7" }]));
   const fences = (await source.getRepository(Job).find()).map((job) => job.fence);

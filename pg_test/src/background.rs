@@ -119,7 +119,7 @@ impl Background {
         self.rows()
     }
 
-    /// What the backend waits for: type and event (`"Lock"`, `"advisory"`); `None` when it works
+    /// The wait of the backend: type and event (`"Lock"`, `"advisory"`); `None` when it works
     /// or is gone.
     pub fn waits_for(&mut self) -> Option<(String, String)> {
         let sql = format!(

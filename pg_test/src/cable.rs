@@ -17,7 +17,7 @@ pub struct Cable {
     keeper: Child,
 }
 
-/// What the far end is called there.
+/// The name of the far end there.
 const FAR: &str = "far";
 
 impl Cable {
@@ -49,7 +49,7 @@ impl Cable {
         Ok(cable)
     }
 
-    /// What the near end is called here.
+    /// The name of the near end here.
     fn near_end(&self) -> String {
         format!("fence{}", self.keeper.id())
     }

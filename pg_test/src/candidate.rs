@@ -21,7 +21,7 @@ pub const MAJOR: &str = "19";
 pub const PGRX: &str = "0.19.3";
 /// Set: the extension is built with that one for the other versions, too.
 pub const PGRX_VARIABLE: &str = "PG_FENCE_NEXT_PGRX";
-/// What that asks for: 1.96.
+/// The Rust that it asks for: 1.96.
 const RUST_MINOR: u32 = 96;
 
 /// Whether the extension is built for a version with the other pgrx.

@@ -16,7 +16,7 @@ pub struct Options {
     /// Only build the server and print the path of its pg_config, for PG_FENCE_PG_CONFIG
     #[arg(long)]
     build: bool,
-    /// What follows `cargo test --test lab --`: names of tests, --test-threads
+    /// The arguments of `cargo test --test lab --`: names of tests, --test-threads
     #[arg(last = true)]
     tests: Vec<String>,
 }

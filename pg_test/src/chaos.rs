@@ -1,5 +1,5 @@
 //! The chaos run: many workers with real clients, while the tables of the state are maintained, processes are
-//! frozen and killed, servers crash and fail over, and the clock steps. What everybody asked and saw is written
+//! frozen and killed, servers crash and fail over, and the clock steps. All that workers asked and saw is written
 //! down and judged afterwards.
 
 mod evidence;
@@ -53,7 +53,7 @@ pub struct Options {
     bug: Option<KnownBug>,
 }
 
-/// What a run shows, or several added up.
+/// The result of a run, or of several added up.
 #[derive(Debug)]
 pub struct Summary {
     /// Of the latest run.
@@ -63,7 +63,7 @@ pub struct Summary {
     disturbances: BTreeMap<Disturbance, usize>,
     /// How often each kind of maintenance was done, and how often it could not be.
     maintenance: BTreeMap<Job, (usize, usize)>,
-    /// What workers could ask for.
+    /// The calls that workers could make.
     surface: Surface,
     findings: Findings,
 }

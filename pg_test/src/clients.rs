@@ -31,7 +31,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
-/// What the command takes.
+/// The arguments of the command.
 #[derive(Debug, clap::Args)]
 pub struct Options {
     #[command(flatten)]

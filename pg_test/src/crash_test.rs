@@ -22,7 +22,7 @@ pub struct CrashTest {
     plain_seen: i64,
 }
 
-/// What clients had seen before the crash, and what they are given after it.
+/// The tokens that clients had seen before the crash, and those that they are given after it.
 #[derive(Debug, Clone, Copy)]
 pub struct CrashOutcome {
     /// The greatest token seen.

@@ -1,5 +1,5 @@
-//! What other releases of Debian have than the machine's own, by lists and settings of apt's that are the lab's own: the
-//! packages that the system has, and those that its apt knows of, stay as they are.
+//! Packages of other releases of Debian than the machine's own, by lists and settings of apt's that are the lab's own:
+//! the packages that the system has, and those that its apt knows of, stay as they are.
 
 use crate::process::output_of;
 use anyhow::Result;
@@ -15,12 +15,12 @@ pub const RELEASES: &[&str] = &["bookworm", "trixie", "forky", "sid"];
 /// And where it is before it is ready for any of them.
 pub const WITH_EXPERIMENTAL: &[&str] = &["bookworm", "trixie", "forky", "sid", "experimental"];
 
-/// What of a package is wanted.
+/// The part of a package that is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// What it is built from.
+    /// The source that it is built from.
     Source,
-    /// What would be installed.
+    /// The files that would be installed.
     Binary,
 }
 
@@ -34,7 +34,7 @@ impl Kind {
     }
 }
 
-/// What is looked for, and where.
+/// The packages that are looked for, and where.
 #[derive(Debug, Clone, Copy)]
 struct Wanted {
     kind: Kind,

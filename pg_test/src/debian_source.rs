@@ -1,6 +1,6 @@
 //! Programs built from the source packages of Debian, also of other releases than the machine's own.
 //!
-//! What is built lies in the target directory. The packages that the system has, and the lists of packages that
+//! The programs lie in the target directory. The packages that the system has, and the lists of packages that
 //! its apt knows, stay as they are (see [`crate::debian_releases`]).
 
 use crate::debian_releases::{Kind, Releases, RELEASES};
@@ -45,7 +45,7 @@ impl Flavour {
     }
 }
 
-/// What compiling takes.
+/// The packages that compiling takes.
 fn tools() -> Vec<Package> {
     vec![
         Package::new("build-essential", "/usr/share/build-essential"),
@@ -158,7 +158,7 @@ fn logged(command: &mut Command, log: &Path) -> Result<()> {
     bail!("{command:?} failed; {} ends:\n{end}", log.display())
 }
 
-/// What of a source package is wanted.
+/// The part of a source package that is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     /// With Debian's patches.

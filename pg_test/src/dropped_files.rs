@@ -1,4 +1,4 @@
-//! What the log says of files after the commit that drops them: nothing, if everybody who reads or writes a relation
+//! The log's records of files after the commit that drops them: none, if everybody who reads or writes a relation
 //! holds its lock. A standby has no such file any more, and may die of it ("WAL contains references to invalid pages").
 
 use crate::cluster::Cluster;

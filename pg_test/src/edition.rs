@@ -14,7 +14,7 @@ use std::sync::OnceLock;
 pub use left_out::{reason, without_a_test, LEFT_OUT};
 pub use surface::Surface;
 
-/// What is installed where a test says `CREATE EXTENSION pg_fence`.
+/// The edition that is installed where a test says `CREATE EXTENSION pg_fence`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Edition {
     /// The extension, with its library.
@@ -41,7 +41,7 @@ pub fn chosen() -> Edition {
     })
 }
 
-/// What a command takes to choose it.
+/// The option of a command that chooses it.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Choice {
     /// Which edition to judge: the extension, or sql/pg_fence_lite.sql
@@ -89,8 +89,8 @@ pub fn take_arguments(given: impl Iterator<Item = String>) -> Result<Option<Vec<
     Ok(None)
 }
 
-/// What a test has asked the lite edition for that it leaves out, where its error is a refusal that says so. Such a test is
-/// shown as ignored with this reason, so that no list has to name each.
+/// The part that a test has asked for and that the lite edition leaves out, where its error is a refusal that says so.
+/// Such a test is shown as ignored with this reason, so that no list has to name each.
 pub fn refused_by_lite(error: &str) -> Option<String> {
     if !is_lite() {
         return None;
@@ -139,7 +139,7 @@ pub fn move_up_script() -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// What is taken out of the script, and what comes in its place.
+/// The text that is taken out of the script, and the text in its place.
 type Change = (&'static str, &'static str);
 
 /// Bugs that tests must catch.

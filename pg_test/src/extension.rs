@@ -145,9 +145,9 @@ fn scripts_in(dir: &Path) -> Result<BTreeMap<String, String>> {
 /// Where cargo builds for a PostgreSQL.
 #[derive(Debug)]
 pub struct BuildPlace {
-    /// What is built ends up here.
+    /// Built files end up here.
     target: PathBuf,
-    /// What it is built from stays here.
+    /// Intermediate files stay here.
     build: PathBuf,
 }
 

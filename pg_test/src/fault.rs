@@ -9,7 +9,7 @@ use std::ops::Deref;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fault(Box<Fields>);
 
-/// What the server said.
+/// The server's message.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fields {
     /// `ERROR`, `FATAL`, `WARNING`, `NOTICE`…

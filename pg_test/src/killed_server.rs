@@ -1,4 +1,4 @@
-//! What a server that was killed leaves outside of its directory: System V and POSIX shared memory. The machine
+//! The leftovers of a killed server outside of its directory: System V and POSIX shared memory. The machine
 //! has room for a few thousand such segments, and then starts no PostgreSQL any more.
 
 use crate::process;

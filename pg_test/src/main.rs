@@ -56,7 +56,7 @@ enum Command {
     /// Benchmark pg_fence against its alternatives
     #[command(disable_help_flag = true)]
     Bench {
-        /// What the bench's own program understands; `bench --help` shows it
+        /// The arguments of the bench's own program; `bench --help` shows them
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         arguments: Vec<String>,
     },

@@ -16,13 +16,13 @@ use anyhow::{ensure, Context, Result};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// Those that the extension is made for.
+/// The versions that the extension is made for.
 pub const ALL: [&str; 4] = ["15", "16", "17", "18"];
 
 /// The newest of them.
 pub const NEWEST: &str = ALL[ALL.len() - 1];
 
-/// What stands for one of them in an argument: its number, or `newest`.
+/// Reads one of them from an argument: its number, or `newest`.
 pub fn parse(text: &str) -> Result<String> {
     let major = if text == "newest" { NEWEST } else { text };
     ensure!(ALL.contains(&major), "{} or newest", ALL.join(", "));
@@ -108,7 +108,7 @@ pub fn is_known(package: &str) -> Result<bool> {
     known(package)
 }
 
-/// What building the extension takes whatever the server, and the user that servers run as.
+/// The packages for building the extension, whatever the server, and the user that servers run as.
 fn prepare_machine() -> Result<()> {
     setup::ensure(&setup::machine())
 }

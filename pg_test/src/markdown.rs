@@ -35,7 +35,7 @@ fn headings(text: &str) -> Vec<Heading> {
     found
 }
 
-/// What stands below a heading, as `## Locks`, up to the next heading of its level or above.
+/// The text below a heading, as `## Locks`, up to the next heading of its level or above.
 pub fn section<'a>(text: &'a str, heading: &str) -> Result<&'a str> {
     let all = headings(text);
     let is_it = |one: &&Heading| text[one.place.clone()].trim_end() == heading;
@@ -73,7 +73,7 @@ pub fn links(text: &str) -> Vec<String> {
 /// A block of code.
 #[derive(Debug)]
 pub struct Block {
-    /// What stands behind its opening marks: its language.
+    /// The word behind its opening marks: its language.
     pub mark: String,
     /// The line in the text that its first one is, from 1.
     pub line: usize,

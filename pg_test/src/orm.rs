@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// What runs a program, and from where its libraries come.
+/// The program that runs another, and the place of its libraries.
 #[derive(Debug, Clone, Copy)]
 pub enum Runtime {
     /// Python, with packages of PyPI.
@@ -47,7 +47,7 @@ pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<Strin
     output_of(command.arg(path).arg(port.to_string()).arg(name))
 }
 
-/// What Hibernate consists of in Debian, below `/usr/share/java`.
+/// The parts of Hibernate in Debian, below `/usr/share/java`.
 const HIBERNATE: &[&str] = &[
     "hibernate3",
     "hibernate-commons-annotations",
@@ -126,7 +126,7 @@ fn python(home: &Path, packages: &[&str]) -> Result<()> {
     if output_of(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_err() {
         setup::ensure(&[Package::new("python3-venv", "/usr/lib/python3*/ensurepip/__init__.py")])?;
     }
-    // What an interrupted run left there is of no use.
+    // The leftovers of an interrupted run there are of no use.
     output_of(Command::new("python3").args(["-m", "venv", "--clear"]).arg(home))?;
     let mut pip = Command::new(home.join("bin/pip"));
     output_of(pip.args(["install", "--quiet", "--only-binary=:all:"]).args(packages)).map(drop)

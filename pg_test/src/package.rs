@@ -81,7 +81,7 @@ pub fn directory() -> PathBuf {
     extension::target_dir().join("package")
 }
 
-/// What the packages for one PostgreSQL are made of.
+/// The parts of the packages for one PostgreSQL.
 pub struct Parts {
     release: Release,
     major: String,
@@ -106,7 +106,7 @@ impl Parts {
     }
 }
 
-/// What looks up which packages a library needs.
+/// The programs that look up which packages a library needs.
 fn tools() -> Vec<Package> {
     vec![Package::new("dpkg-dev", "/usr/bin/dpkg-shlibdeps")]
 }

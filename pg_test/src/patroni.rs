@@ -159,7 +159,7 @@ postgresql:
         Ok(())
     }
 
-    /// What the members have logged at last.
+    /// The last lines of the members' logs.
     pub fn logs(&self) -> String {
         let tail = |member: &Member| {
             let log = fs::read_to_string(member.dir.join("log")).unwrap_or_default();

@@ -15,7 +15,7 @@ pub const RUNDIR_VARIABLE: &str = "PG_FENCE_RUNDIR";
 /// How long a test waits for what must come: no demand on speed, only so that what never comes is an error.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Who owns the files of a server and runs it. `None` means this process's own user.
+/// The user that owns the files of a server and runs it. `None` means this process's own user.
 ///
 /// PostgreSQL refuses to run as root, so root runs it as `postgres`, whom Debian's package adds.
 pub fn server_user() -> Result<Option<User>> {
@@ -59,7 +59,7 @@ pub fn resume(pid: i32) -> Result<()> {
     signal(pid, Signal::SIGCONT)
 }
 
-/// What `/proc/<pid>/stat` tells of a process.
+/// A process, as `/proc/<pid>/stat` tells of it.
 struct Stat {
     state: char,
     parent: i32,

@@ -1,4 +1,4 @@
-//! What is promised, and the tests that show it: `pg_test/promises.md`, with the place of each test.
+//! The promises, and the tests that show them: `pg_test/promises.md`, with the place of each test.
 
 use crate::extension::source_root;
 use crate::markdown::{self, Cell};

@@ -24,7 +24,7 @@ pub fn run() -> Result<()> {
         middle.split("--").skip(1).map(str::to_owned).collect()
     };
     for name in scripts.keys() {
-        // What an upgrade finds is what the earlier version's script has made.
+        // An upgrade finds the objects that the earlier version's script has made.
         let run = match &versions(name)[..] {
             [_] => vec![dir.join(name)],
             [from, _] => vec![dir.join(format!("{NAME}--{from}.sql")), dir.join(name)],

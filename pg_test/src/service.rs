@@ -19,12 +19,12 @@ pub struct Service {
     port: u16,
 }
 
-/// What brings etcd.
+/// The packages of etcd.
 pub fn etcd_package() -> Package {
     Package::new("etcd-server", "/usr/bin/etcd").without_service("etcd")
 }
 
-/// What brings ZooKeeper: its library, which holds the server, and a Java.
+/// The packages of ZooKeeper: its library, which holds the server, and a Java.
 pub fn zookeeper_packages() -> [Package; 2] {
     [
         Package::new("libzookeeper-java", ZOOKEEPER),
@@ -135,7 +135,7 @@ impl Service {
 
     fn says(&self, question: &str) -> Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        // What connects while it still starts may never be answered: that must not use up the whole wait.
+        // A client that connects while it still starts may never be answered: that must not use up the whole wait.
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         stream.write_all(question.as_bytes())?;
         let mut said = String::new();

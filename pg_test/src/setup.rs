@@ -1,4 +1,4 @@
-//! What a fresh Debian lacks: the packages to build the extension and to run a server.
+//! The packages that a fresh Debian lacks: those to build the extension and to run a server.
 //!
 //! Only what is missing is installed, and nothing is started by it: no service, no database cluster.
 
@@ -62,7 +62,7 @@ pub fn packages_of(major: &str) -> Vec<Package> {
     ]
 }
 
-/// What is needed whatever the server: to build the extension, beside Rust, and the user that servers run as.
+/// Packages that are needed whatever the server: to build the extension, beside Rust, and the user that servers run as.
 pub fn machine() -> Vec<Package> {
     vec![
         Package::new("postgresql-common", "/usr/share/postgresql-common"),
@@ -70,7 +70,7 @@ pub fn machine() -> Vec<Package> {
     ]
 }
 
-/// What repacking tables of Debian's PostgreSQL of that version takes.
+/// The package that repacks tables of Debian's PostgreSQL of that version.
 pub fn repack(major: &str) -> Package {
     Package::new(
         format!("postgresql-{major}-repack"),

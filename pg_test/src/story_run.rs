@@ -52,9 +52,9 @@ impl<'a> StoryRun<'a> {
 
     /// Plays a story: its outcome, or the promise that was not kept.
     ///
-    /// On a machine that stands still for a while, a lease may run out before the story is ready for that. What
-    /// goes wrong then breaks no promise, so the story is played again with a longer ttl. Whether the deadline
-    /// had passed is judged by the server's clock.
+    /// On a machine that stands still for a while, a lease may run out before the story is ready for that. A failure
+    /// then breaks no promise, so the story is played again with a longer ttl. Whether the deadline had passed is
+    /// judged by the server's clock.
     pub fn play(&mut self, story: &Story) -> Result<String> {
         loop {
             let mut session = self.session()?;

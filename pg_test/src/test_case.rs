@@ -27,7 +27,7 @@ use std::{fmt, fs};
 pub struct TestCase {
     /// The path of the function's module, with the crate.
     pub module: &'static str,
-    /// What the function is called.
+    /// The name of the function.
     pub name: &'static str,
     pub run: fn(&Lab) -> Result<()>,
     /// Whether it runs only with `PG_FENCE_SLOW` set (or `--include-ignored`).
@@ -201,7 +201,7 @@ impl fmt::Display for LeftOut {
 
 impl std::error::Error for LeftOut {}
 
-/// What a test returns that cannot be run here: it counts as ignored, with that reason, and not as passed.
+/// The error of a test that cannot be run here: it counts as ignored, with that reason, and not as passed.
 pub fn left_out<T>(reason: &str) -> Result<T> {
     Err(LeftOut(reason.to_owned()).into())
 }

@@ -8,7 +8,7 @@ use std::time::Instant;
 
 pub mod picture;
 
-/// What happened, in a word.
+/// The event, in a word.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
     /// Somebody has a lease now, or still.
@@ -68,7 +68,7 @@ const COLOURS: [&str; 4] = ["\x1b[36m", "\x1b[35m", "\x1b[33m", "\x1b[32m"];
 pub struct Told {
     /// Since the story began.
     pub seconds: f64,
-    /// Whose doing it was; empty for nobody's.
+    /// The worker whose doing it was; empty for nobody's.
     pub actor: String,
     pub mark: Mark,
     /// A refusal has a second line, the error.
@@ -114,7 +114,7 @@ impl Timeline {
         self.told.lock().unwrap_or_else(|e| e.into_inner()).clear();
     }
 
-    /// What was told since the last restart.
+    /// The lines told since the last restart.
     pub fn told(&self) -> Vec<Told> {
         self.told.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
@@ -191,7 +191,7 @@ impl Timeline {
     /// A line as it is.
     pub fn line(&self, text: impl Display) {
         if self.loud {
-            // Who reads may have gone; the story goes on to its end all the same.
+            // The reader may have gone; the story goes on to its end all the same.
             let _ = writeln!(std::io::stdout(), "{text}");
         }
     }

@@ -16,7 +16,7 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
-/// What the child answers.
+/// The child's answer.
 #[derive(Debug, Serialize, Deserialize)]
 enum Reply {
     /// The pid of its backend, once at the start.
@@ -28,7 +28,7 @@ enum Reply {
 
 /// A worker process, as the test or the story that started it sees it.
 pub struct Worker {
-    /// What to call it in a timeline.
+    /// Its name in a timeline.
     pub name: String,
     child: Child,
     stdin: ChildStdin,

@@ -71,7 +71,7 @@ fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// What an acquire finds among these rows.
+/// The verdict on an acquire among these rows.
 fn decide(rows: &[Row], who: usize, ask: &Ask, now: Instant) -> Acquire {
     let existing =
         |row: &Row| ExistingGrant { grant: row.grant, mine: row.who == who, guarded: row.guarded };

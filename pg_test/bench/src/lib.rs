@@ -33,7 +33,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 use workbench::Workbench;
 
-/// What to measure, and how long.
+/// The sections to measure, and how long.
 #[derive(Debug, Clone, Default, Args)]
 pub struct Options {
     /// A minute's worth: shows that everything works, not how fast it is

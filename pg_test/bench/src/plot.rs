@@ -21,7 +21,7 @@ pub enum Better {
 pub struct Plot {
     /// Name of the file, without its ending.
     pub file: String,
-    /// What it shows, and in which unit.
+    /// Its quantity and unit.
     pub title: String,
     /// Which bar is the good one; drawn below the title.
     pub better: Better,

@@ -11,7 +11,7 @@ pub const WARM_UP: usize = 7;
 /// One call of a client.
 pub type Op = Box<dyn FnMut() -> Result<()>>;
 
-/// What takes part in a race.
+/// A participant of a race.
 pub struct Contender<'a> {
     /// Its name in the report.
     pub name: String,
@@ -29,7 +29,7 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// What a contender reached.
+/// The result of a contender.
 #[derive(Debug, Clone, Default)]
 pub struct Track {
     pub name: String,
@@ -76,7 +76,7 @@ impl Rules {
     }
 }
 
-/// What clients in threads of their own come to, each given its number.
+/// The results of clients in threads of their own, each given its number.
 pub fn side_by_side<T: Send>(
     clients: usize,
     client: impl Fn(usize) -> Result<T> + Sync,

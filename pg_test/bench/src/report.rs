@@ -1,4 +1,4 @@
-//! What is shown of a run.
+//! The report of a run.
 
 use crate::plot::Plot;
 use crate::spread::{grouped, Spread};
@@ -10,25 +10,25 @@ pub struct Report {
     /// The machine, the versions, the settings.
     pub description: Vec<String>,
     pub sections: Vec<Section>,
-    /// What could not take part, and why.
+    /// The peers that could not take part, and why.
     pub skipped: Vec<String>,
 }
 
-/// What was measured of one subject: figures, what they should come to, charts.
+/// The measurements of one subject: figures, what they should come to, charts.
 #[derive(Debug, Default)]
 pub struct Section {
     pub title: String,
-    /// What one must know to read it.
+    /// A note for the reader.
     pub notes: Vec<String>,
     pub tables: Vec<Table>,
-    /// What was aimed at.
+    /// The goals.
     pub goals: Vec<Goal>,
     pub plots: Vec<Plot>,
 }
 
 #[derive(Debug)]
 pub struct Table {
-    /// What they are of.
+    /// Their subject.
     pub title: String,
     /// Names of the columns.
     pub head: Vec<String>,
@@ -48,11 +48,11 @@ pub enum Cell {
     Nothing,
 }
 
-/// What was aimed at, and what came of it.
+/// A goal, and what came of it.
 #[derive(Debug)]
 pub struct Goal {
     pub aim: String,
-    /// What was measured, with its spread.
+    /// The value that was measured, with its spread.
     pub shown: String,
     /// Whether it was reached.
     pub met: bool,

@@ -1,4 +1,4 @@
-//! What is measured, a section each.
+//! The measurements, a section each.
 
 use crate::report::Section;
 use crate::workbench::Workbench;
@@ -20,7 +20,7 @@ mod uncontended;
 
 /// A subject that can be measured by itself.
 pub struct Subject {
-    /// What it is called on the command line.
+    /// Its name on the command line.
     pub name: &'static str,
     /// Whether it is measured unless others are asked for.
     pub by_default: bool,

@@ -49,7 +49,7 @@ impl Latencies {
         self.0.push(latency);
     }
 
-    /// Those of another client or round.
+    /// Adds the times of another client or round.
     pub fn extend(&mut self, other: Latencies) {
         self.0.extend(other.0);
     }
@@ -63,7 +63,7 @@ impl Latencies {
         self.0.is_empty()
     }
 
-    /// What that share of the calls did not exceed, in milliseconds.
+    /// The time that so great a share of the calls did not exceed, in milliseconds.
     pub fn percentile_ms(&self, share: f64) -> f64 {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();

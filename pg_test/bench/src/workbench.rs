@@ -10,7 +10,7 @@ use std::time::Instant;
 /// How many names the uncontended races spread over.
 pub const NAMES: usize = 10_000;
 
-/// What is changed of PostgreSQL's defaults, and why: room for 200 clients, and no checkpoint in
+/// Changes of PostgreSQL's defaults, and why: room for 200 clients, and no checkpoint in
 /// the middle of a slice.
 const SETTINGS: &[(&str, &str)] =
     &[("max_connections", "300"), ("max_wal_size", "8GB"), ("checkpoint_timeout", "1h")];
@@ -24,7 +24,7 @@ fn server(lab: &Lab) -> Result<Cluster> {
 pub struct Workbench<'a> {
     /// The run that it belongs to.
     pub lab: &'a Lab,
-    /// What to measure, and how long.
+    /// The sections to measure, and how long.
     pub options: Options,
     cluster: Cluster,
     skipped: Mutex<Vec<String>>,
@@ -79,7 +79,7 @@ impl<'a> Workbench<'a> {
         }
     }
 
-    /// What could not be measured.
+    /// The peers that could not be measured.
     pub fn skipped(&self) -> Vec<String> {
         self.skipped.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }

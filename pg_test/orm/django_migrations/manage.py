@@ -8,7 +8,7 @@ from django.core.management import execute_from_command_line
 
 settings.configure(
     INSTALLED_APPS=["shop"],
-    # What is not said here libpq takes from the environment: PGOPTIONS, too. Without a name Django takes "postgres".
+    # Libpq takes the rest from the environment: PGOPTIONS, too. Without a name Django takes "postgres".
     DATABASES={"default": {"ENGINE": "django.db.backends.postgresql", "NAME": os.environ["PGDATABASE"]}},
     DEFAULT_AUTO_FIELD="django.db.models.BigAutoField",
 )

@@ -1,4 +1,4 @@
-//! What is left in the database when a run is over.
+//! The evidence of a run: workers' records, and the traces in the database.
 
 use super::maintenance::Upkeep;
 use super::nemesis::{Disturbed, Nemesis};
@@ -54,11 +54,11 @@ pub struct Row {
 /// All that is known of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
-    /// What workers wrote down, by time.
+    /// The workers' records, by time.
     pub records: Vec<Record>,
-    /// What was done to them.
+    /// The disturbances of the run.
     pub disturbances: Vec<Disturbed>,
-    /// What maintenance was done, and what was found by it.
+    /// The maintenance that was done, and its findings.
     pub upkeep: Upkeep,
     /// Server processes that died of themselves, as the servers' logs tell.
     pub crashes: Vec<String>,

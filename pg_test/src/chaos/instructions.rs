@@ -1,11 +1,11 @@
-//! What workers are to do: a small file that they read before each transaction.
+//! Instructions for workers: a small file that they read before each transaction.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::Path;
 
-/// What the workers are to do.
+/// The workers' task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Activity {
     /// Acquire, renew, release and write, at random.
@@ -40,7 +40,7 @@ pub struct Instructions {
     pub era: u32,
     /// Which leases there are.
     pub leases: Leases,
-    /// What the workers are to do.
+    /// The workers' task.
     pub activity: Activity,
 }
 

@@ -17,7 +17,7 @@ use super::record::{Outcome, What};
 use std::fmt;
 use transaction::Transaction;
 
-/// What came of it.
+/// The verdict on a run.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
     /// Promises that were broken.
@@ -26,7 +26,7 @@ pub struct Findings {
     pub lost_in_failover: usize,
     /// Grants made and acknowledged.
     pub grants: usize,
-    /// Those among them that others may live beside.
+    /// Those grants that others may live beside.
     pub multi_holder: usize,
     /// Adoptions acknowledged.
     pub adoptions: usize,

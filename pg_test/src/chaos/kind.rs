@@ -1,4 +1,4 @@
-//! What a lease of a run is for, which its number says.
+//! The purpose of a lease of a run, which its number says.
 
 use std::ops::Range;
 

@@ -51,7 +51,7 @@ impl KnownBug {
             KnownBug::Now => ALL,
             KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
             KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
-            // What is revoked is fought for at once.
+            // A lease that is revoked is fought for at once.
             KnownBug::NoGuardLock | KnownBug::DecisionBeforeLock => {
                 &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)]
             }
@@ -63,7 +63,7 @@ impl KnownBug {
         }
     }
 
-    /// What is said of the promises that it breaks.
+    /// The judge's words on the promises that it breaks.
     fn shows_as(self) -> &'static [&'static str] {
         match self {
             KnownBug::TokenBeforeLock => &["came Grant"],

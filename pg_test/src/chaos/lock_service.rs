@@ -1,5 +1,5 @@
 //! A lock service that is none of the database's. It has a file for each lease, with a number that grows with every grant.
-//! What it knows outlives every server of the run; of its holders it hears nothing once they are frozen.
+//! Its memory outlives every server of the run; of its holders it hears nothing once they are frozen.
 
 use super::record::{now_us, TTL_MS};
 use anyhow::{Context, Result};
@@ -21,12 +21,12 @@ struct Grant {
 /// A service that is a directory of files, as a worker uses it.
 pub struct LockFiles {
     dir: PathBuf,
-    /// Who asks.
+    /// The holder that asks.
     holder: (u32, u32),
 }
 
 impl LockFiles {
-    /// Those of the run in this directory.
+    /// The lock service of the run in this directory.
     pub fn new(dir: &Path, worker: u32, incarnation: u32) -> LockFiles {
         LockFiles { dir: dir.to_owned(), holder: (worker, incarnation) }
     }

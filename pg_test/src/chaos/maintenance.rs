@@ -1,4 +1,4 @@
-//! What a database administrator does to the tables of the state while workers run, and whether what was put
+//! The work of a database administrator on the tables of the state while workers run, and whether what was put
 //! there was honoured: every index finds what is in its table, every row trigger saw every change.
 
 mod second_database;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// What is prepared for it in the database, once.
+/// Prepared for it in the database, once.
 pub const PREPARATION: &str = "
     CREATE EXTENSION amcheck;
     CREATE SCHEMA upkeep;
@@ -78,7 +78,7 @@ pub enum Job {
     DropTrigger,
     /// ANALYZE, or storage settings.
     Settings,
-    /// What forgets leases: in a database of its own.
+    /// Jobs that forget leases: in a database of their own.
     Second,
 }
 
@@ -132,12 +132,12 @@ pub struct FinishedJob {
     pub failure: Option<String>,
 }
 
-/// What came of it.
+/// The outcome.
 #[derive(Debug, Clone, Default)]
 pub struct Upkeep {
     /// All that was tried.
     pub done: Vec<FinishedJob>,
-    /// What must not be.
+    /// Findings that must not be.
     pub findings: Vec<String>,
 }
 
@@ -145,7 +145,7 @@ pub struct Upkeep {
 pub struct Maintenance {
     threads: Vec<JoinHandle<Result<Upkeep>>>,
     over: Arc<AtomicBool>,
-    /// What goes on until the last job is done.
+    /// Work that goes on until the last job is done.
     beside: Arc<AtomicBool>,
 }
 
@@ -237,7 +237,7 @@ impl Attempt {
         match outcome {
             Ok(findings) => Attempt { text, failure: None, findings },
             Err(fault) => {
-                // What PostgreSQL calls an internal error, or a corrupted table or index.
+                // PostgreSQL's codes for an internal error, or a corrupted table or index.
                 let is_internal = fault.sqlstate.starts_with("XX");
                 let findings =
                     is_internal.then(|| format!("{text}: {fault}")).into_iter().collect();
@@ -353,7 +353,7 @@ impl Round {
         }
     }
 
-    /// What monitoring and reports want of leases, and of any table that has a name.
+    /// The queries of monitoring and reports on leases, and on any table that has a name.
     fn new_index(&mut self, table: &str) -> String {
         let of_any = ["(name text_pattern_ops)", "(split_part(name, ':', 1))", "USING hash (name)"];
         let of_leases = [
@@ -380,7 +380,7 @@ impl Round {
     fn repack(&mut self, session: &mut Session, all: &[String], port: u16) -> Answer<Attempt> {
         let left = "SELECT FROM pg_trigger WHERE tgname = 'repack_trigger'";
         if !session.try_rows(left)?.is_empty() {
-            // What an interrupted one has left must go first, as its documentation says.
+            // The leftovers of an interrupted one must go first, as its documentation says.
             session.try_rows("DROP EXTENSION pg_repack CASCADE; CREATE EXTENSION pg_repack")?;
         }
         // An index that an interrupted CONCURRENTLY has left is not moved with its table: from then on it would
@@ -415,7 +415,7 @@ impl Round {
     }
 }
 
-/// What a program says until it ends; it is killed where that takes too long.
+/// The output of a program until it ends; it is killed where that takes too long.
 pub(super) fn said_within(mut program: std::process::Command, limit: Duration) -> Result<String> {
     let mut child = program
         .stdin(Stdio::null())
@@ -500,7 +500,7 @@ fn indexes(session: &mut Session, which: &str) -> Answer<Vec<Index>> {
     Ok(rows.iter().map(index).collect())
 }
 
-/// What is wrong with an index: it lacks a row of its table, or shows one that it must not.
+/// The fault of an index: it lacks a row of its table, or shows one that it must not.
 fn untruth_of(session: &mut Session, index: &Index) -> Answer<Option<String>> {
     let Index { name, table, condition, primary_key, .. } = index;
     if !index.is_valid {
@@ -560,7 +560,7 @@ fn create_trigger(session: &mut Session, table: &str) -> Answer<()> {
     Ok(())
 }
 
-/// Drops the trigger. What was there when it was created, with all that it has captured, must be what is there.
+/// Drops the trigger. The rows from when it was created, with all changes that it has captured, must be the rows now.
 fn drop_trigger(session: &mut Session, table: &str) -> Answer<Vec<String>> {
     let copy = table.replace('.', "_");
     session.try_rows("BEGIN")?;

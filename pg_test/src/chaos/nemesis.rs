@@ -1,4 +1,4 @@
-//! What goes wrong in a run: chosen from a seed, done to real processes.
+//! The disturbances of a run: chosen from a seed, done to real processes.
 
 use super::instructions::{Activity, Instructions, Leases};
 use super::kind::{adopted, Kind, MULTI_HOLDER};
@@ -82,7 +82,7 @@ pub struct Disturbed {
     pub kind: Disturbance,
     /// When it began, in microseconds of [`now_us`].
     pub at: i64,
-    /// When it was done. What it did, it did somewhere between.
+    /// When it was done. Its effect came somewhere between.
     pub ended: i64,
     /// The lease, where it is about one.
     pub lease: Option<i32>,
@@ -187,7 +187,7 @@ pub struct Nemesis {
     clock_is_off: bool,
     /// The primary's walwriter, while it is held.
     walwriter: Vec<i32>,
-    /// What was dumped, once it was.
+    /// The dump, once it was made.
     dump: Option<PathBuf>,
     pub(super) done: Vec<Disturbed>,
 }
@@ -382,7 +382,8 @@ impl Nemesis {
                 )?;
                 std::thread::spawn(move || {
                     std::thread::sleep(time);
-                    // The server may be gone. What was kept must not be in the way of who forgets a lease.
+                    // The server may be gone. A reference that was kept must not be in the way of a call that forgets a
+                    // lease.
                     session.run(end).and_then(|_| session.run("DELETE FROM referring"))
                 });
             }
@@ -516,7 +517,7 @@ impl Nemesis {
         }
     }
 
-    /// What is drawn after it has to be logged again. Whether it is over when the server dies is left to chance.
+    /// A token drawn after it has to be logged again. Whether it is over when the server dies is left to chance.
     fn begin_checkpoint(&mut self) {
         let primary = self.servers.primary().clone();
         std::thread::spawn(move || {
@@ -564,7 +565,7 @@ impl Nemesis {
         if !self.let_clock_pass_tokens()? {
             return Ok(false);
         }
-        // What the primary commits from now on, the standby never hears of.
+        // The standby never hears of the primary's commits from now on.
         self.servers.primary().freeze("walsender")?;
         let activity = if self.rng.random_bool(0.5) { Activity::Lazy } else { Activity::Work };
         self.tell(activity)?;

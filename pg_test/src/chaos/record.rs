@@ -1,4 +1,4 @@
-//! What workers write down: before each step what they ask, after it what they saw.
+//! The records of workers: before each step what they ask, after it what they saw.
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ pub fn now_us() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_micros() as i64)
 }
 
-/// What a transaction is for.
+/// The purpose of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum What {
     /// Acquire a lease, or a slot of it; or take it back after a restart.
@@ -113,7 +113,7 @@ pub enum Event {
     Finish {
         commit: bool,
     },
-    /// What came of that.
+    /// The outcome.
     Finished(Outcome),
     /// The session is about to give back all the locks that it holds as a session.
     Unlock,

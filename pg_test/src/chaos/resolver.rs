@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 const NUMBER: u32 = u32::MAX;
 const PREFIX: &str = "chaos ";
 
-/// What a transaction is prepared as.
+/// The name under which a transaction is prepared.
 pub fn gid_of(id: i64) -> String {
     format!("{PREFIX}{id}")
 }
@@ -32,7 +32,7 @@ pub fn finish(session: &mut Session, id: i64, commit: bool) -> Outcome {
     };
     match session.try_rows(&format!("{verb} PREPARED '{}'", gid_of(id))) {
         Ok(_) => done,
-        // What was cancelled may have been done before.
+        // A cancelled statement may have been done before.
         Err(fault) if fault.is_disconnect() || fault.sqlstate == "57014" => Outcome::Unknown,
         Err(fault) => Outcome::Refused(fault.sqlstate.clone()),
     }

@@ -31,7 +31,7 @@ const REFERRING: &str = "
     CREATE UNLOGGED TABLE referring (
         name text COLLATE \"C\", slot int, FOREIGN KEY (name, slot) REFERENCES fence.lease)";
 
-/// What a run takes place on.
+/// The servers of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Stage {
     /// How many exclusive leases have a row to write.
@@ -137,14 +137,14 @@ impl Servers {
         &self.clock
     }
 
-    /// What must not be in the logs of all primaries: failed assertions, internal errors, corrupted tables and
+    /// Lines that must not be in the logs of all primaries: failed assertions, internal errors, corrupted tables and
     /// indexes, and server processes that died of anything but SIGKILL, which is what the nemesis uses. And standbys that
     /// died: nobody kills them.
     pub fn crashes(&self) -> Vec<String> {
         let log = self.primary.log().unwrap_or_default();
         let mut crashes = self.crashes.clone();
         crashes.extend(cassert::failures_in(&log));
-        // Who calls a function while its extension is dropped may be told that by an internal error of PostgreSQL's.
+        // A caller of a function whose extension is just dropped may be told so by an internal error of PostgreSQL's.
         let expected = format!(" XX000 {} ", maintenance::SECOND);
         let internal = |line: &str| {
             line.contains(" XX00") && line.contains(" ERROR: ") && !line.contains(&expected)

@@ -1,4 +1,4 @@
-//! What a worker does in a transaction, and the traces that it leaves in the database.
+//! The work of a transaction, and the traces that it leaves in the database.
 
 use super::kind::{row_of, Kind};
 use super::record::{Event, Outcome, What, TTL_MS};
@@ -8,7 +8,7 @@ use crate::client::Rows;
 use crate::edition;
 use rand::RngExt;
 
-/// What a transaction changes in what its worker believes, once it is committed: the grants that it has, and
+/// Changes of the worker's belief by a transaction, once it is committed: the grants that it has, and
 /// those that it has no longer.
 type Change = Vec<(i32, Option<Held>)>;
 
@@ -270,7 +270,7 @@ impl ChaosWorker {
             self.who.worker
         ))?;
         if rows[0][0].is_none() {
-            // What was ended must stay so for the next try to go on from there.
+            // A grant that was ended must stay so for the next try to go on from there.
             if self.rng.random_bool(0.7) {
                 self.sql("COMMIT")?;
             }

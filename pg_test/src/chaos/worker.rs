@@ -22,7 +22,7 @@ const ADMINISTRATOR: &str = "postgres";
 /// The role that workers of the lite edition have: there the state is another's, who is no superuser.
 pub const WORKER: &str = "worker";
 
-/// Who a worker is.
+/// The identity of a worker.
 #[derive(Debug, Clone, clap::Args)]
 pub struct Identity {
     /// Its number, by which its records are told from those of others
@@ -60,7 +60,7 @@ pub(super) struct Held {
     pub shared: bool,
 }
 
-/// What stops a transaction.
+/// The cause that stops a transaction.
 pub(super) enum Stop {
     Fault(Fault),
     /// NULL where a token was hoped for.
@@ -84,7 +84,7 @@ impl From<anyhow::Error> for Stop {
 
 pub(super) type Step<T> = std::result::Result<T, Stop>;
 
-/// What to do next.
+/// The next task.
 #[derive(Clone, Copy)]
 pub(super) struct Task {
     pub what: What,
@@ -179,7 +179,7 @@ impl ChaosWorker {
             .set("statement_timeout", "8s");
         self.session = Session::connect(&conninfo.to_string()).ok();
         if self.era != instructions.era {
-            // What was finished may be as it was before: prepared.
+            // A transaction that was finished may be as it was before: prepared.
             for lease in self.prepared_for.drain(..) {
                 self.held.remove(&lease);
                 self.lost.remove(&lease);

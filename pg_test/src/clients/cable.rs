@@ -28,7 +28,7 @@ struct Shared {
     /// How many connections there have been, and how often an answer followed a request.
     opened: AtomicU64,
     round_trips: AtomicU64,
-    /// What came last was a request.
+    /// The last message was a request.
     is_asked: AtomicBool,
     connections: Mutex<Vec<Arc<Connection>>>,
 }

@@ -11,7 +11,7 @@ use std::fs;
 /// How many lines a newcomer should have to read.
 const LINES: usize = 25;
 
-/// What it printed while another one had the lease, and when it had the lease itself.
+/// Its output while another one had the lease, and when it had the lease itself.
 pub struct Printed {
     refused: String,
     done: String,

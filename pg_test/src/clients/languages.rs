@@ -12,7 +12,7 @@ use anyhow::Result;
 use std::ffi::OsString;
 use std::process::Command;
 
-/// What a client consists of for the laboratory.
+/// A client, as the laboratory sees it.
 #[derive(Debug, Clone)]
 pub struct Programs {
     /// Started with `--plant NAME`, or nothing.
@@ -40,14 +40,14 @@ impl Program {
     }
 }
 
-/// What a linter, or a tool of the registry, says of a client.
+/// The verdict of a linter, or a tool of the registry, on a client.
 pub struct Check {
     pub name: &'static str,
     /// It ends with another status than 0 where something is wrong, and prints what.
     pub command: Command,
 }
 
-/// Those of a client whose other way has them already.
+/// The checks of a client whose other way has them already.
 pub fn no_checks() -> Result<Vec<Check>> {
     Ok(Vec::new())
 }

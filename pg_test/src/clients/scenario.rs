@@ -49,7 +49,7 @@ pub enum Fate {
     Terminated,
 }
 
-/// What happens at the server.
+/// An event at the server.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Event {
     Restarts,
@@ -85,12 +85,12 @@ pub enum Action {
         worker: String,
         order: Value,
     },
-    /// What it answers to the oldest order, one of these.
+    /// Its answer to the oldest order, one of these.
     Answer {
         worker: String,
         any_of: Vec<String>,
     },
-    /// What it says unasked, one of these.
+    /// Its words unasked, one of these.
     Says {
         worker: String,
         event: String,
@@ -106,12 +106,12 @@ pub enum Action {
         /// As soon as the last thing happened, and not at a deadline.
         at_once: bool,
     },
-    /// What its workers have claimed are so many leases, each claimed by one of them.
+    /// Its workers have claimed so many leases, each claimed by one of them.
     Claimed {
         workers: Vec<String>,
         count: usize,
     },
-    /// What it costs to keep its leases, for so long; it has one session meanwhile.
+    /// The cost of keeping its leases, for so long; it has one session meanwhile.
     Measure {
         worker: String,
         time: Duration,
@@ -207,7 +207,7 @@ fn scenario(section: &str) -> Result<Scenario> {
 }
 
 impl Scenario {
-    /// What it asks for that this edition has not; None where it can be played.
+    /// The part of it that this edition has not; None where it can be played.
     pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
         let asks = |wanted: &dyn Fn(&Value) -> bool| {
             self.steps
@@ -417,7 +417,7 @@ fn cable_state(words: &[&str]) -> Result<CableState> {
     })
 }
 
-/// What is sent to the worker: see clients/new-language.md.
+/// The order to the worker: see clients/new-language.md.
 fn order_of(words: &[&str]) -> Result<Value> {
     let (what, mut rest) = words.split_first().context("no order")?;
     let mut order = Map::new();

@@ -10,7 +10,7 @@ use anyhow::{bail, ensure, Context, Result};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// What the workers work on, and who else writes down what they wrote.
+/// The table that workers write, and the trigger that writes down what they wrote.
 pub const TABLES: &str = "
     CREATE TABLE work (id int PRIMARY KEY, value text);
     INSERT INTO work VALUES (1, 'nothing');
@@ -51,7 +51,7 @@ pub struct Servers<'a> {
     locker: Option<Session>,
 }
 
-/// What it cost a worker and the server to keep its leases.
+/// The cost of keeping a worker's leases, for it and the server.
 #[derive(Debug)]
 pub struct Cost {
     pub leases: i64,
@@ -197,7 +197,7 @@ impl<'a> Servers<'a> {
         pids.split_whitespace().map(|pid| Ok(pid.parse()?)).collect()
     }
 
-    /// What it costs to keep a worker's leases for so long, by one session.
+    /// The cost of keeping a worker's leases for so long, by one session.
     pub fn measure(&self, worker: &str, process: i32, time: Duration) -> Result<Cost> {
         let leases =
             "SELECT count(*), sum(renewals)::bigint FROM fence.leases WHERE state = 'held'";

@@ -1,5 +1,5 @@
-//! A worker process in some language: it does what it is told, and says what became of it. What the two say to each
-//! other is written down in clients/new-language.md.
+//! A worker process in some language: it does what it is told, and says what became of it. The words of the two to each
+//! other are written down in clients/new-language.md.
 
 use super::cable::Cable;
 use super::languages::Program;
@@ -17,7 +17,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// What a worker says, a line.
+/// A line from a worker.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Said {
     pub event: String,
@@ -26,7 +26,7 @@ pub struct Said {
     /// Until when it holds the lease, likewise.
     pub deadline: Option<i64>,
     pub token: Option<i64>,
-    /// What was refused: `lost`, `taken`…
+    /// The kind of refusal: `lost`, `taken`…
     pub error: Option<String>,
     /// Why a lease was lost.
     pub reason: Option<String>,
@@ -44,7 +44,7 @@ pub struct Said {
 impl Said {
     /// As scenarios put it.
     pub fn words(&self) -> String {
-        // What the server refused has its SQLSTATE, whatever type a client makes of it.
+        // A refusal of the server has its SQLSTATE, whatever type a client makes of it.
         let state = self
             .sqlstate
             .clone()
@@ -154,7 +154,7 @@ impl Worker {
         Ok(())
     }
 
-    /// What it says to the oldest order not yet answered.
+    /// Its answer to the oldest order not yet answered.
     pub fn answer(&mut self) -> Result<Said> {
         self.hear(&self.answers, PATIENCE).context("no answer")
     }
@@ -165,7 +165,7 @@ impl Worker {
         Ok(said)
     }
 
-    /// What it says unasked.
+    /// Its next word unasked.
     pub fn says(&self, limit: Duration) -> Result<Said> {
         self.hear(&self.unasked, limit).context("it says nothing")
     }
@@ -211,14 +211,14 @@ impl Worker {
         })
     }
 
-    /// What it wrote to its standard error, at the end.
+    /// Its standard error, at the end.
     fn complaints(&self) -> String {
         let text = self.complaints.lock().unwrap_or_else(|e| e.into_inner());
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].iter().map(|line| format!("\n    {line}")).collect()
     }
 
-    /// What nobody has asked for or waited for, but renewals.
+    /// Words that nobody has asked for or waited for, but renewals.
     pub fn unexpected(&self) -> Option<Said> {
         self.answers.try_recv().or_else(|_| self.unasked.try_recv()).ok()
     }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, Mutex};
 
-/// What a standby is called where its primary waits for it.
+/// The name of a standby where its primary waits for it.
 pub const STANDBY: &str = "standby";
 
 /// Settings for a new cluster. Durable by default, as users run it.

@@ -347,7 +347,7 @@ pub fn reason(test: &str) -> Option<&'static str> {
     LEFT_OUT.iter().find(|(what, _)| is_meant(what, test)).map(|(_, why)| *why)
 }
 
-/// Those of the list that name none of these tests: renamed or deleted since, perhaps.
+/// The entries of the list that name none of these tests: renamed or deleted since, perhaps.
 pub fn without_a_test(tests: &[String]) -> Vec<&'static str> {
     let names = LEFT_OUT.iter().map(|(what, _)| *what);
     names.filter(|what| !tests.iter().any(|test| is_meant(what, test))).collect()

@@ -1,11 +1,11 @@
-//! What the edition that is judged has of what workers may ask for. Nobody keeps a list of it: the server is asked.
+//! The calls that workers may make in the edition that is judged. Nobody keeps a list of them: the server is asked.
 
 use super::is_lite;
 use crate::client::Session;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// What there is.
+/// The calls that there are.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surface {
     /// Shared grants, and slots.
@@ -46,7 +46,7 @@ impl Surface {
         })
     }
 
-    /// What it has not, in words.
+    /// The calls that it has not, in words.
     pub fn left_out(&self) -> Vec<&'static str> {
         [
             (self.multi_holder, "shared grants and slots"),

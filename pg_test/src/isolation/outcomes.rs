@@ -1,4 +1,4 @@
-//! What the isolation tester prints, a line a step: `step => value`.
+//! The outcomes that the isolation tester prints, a line a step: `step => value`.
 
 use anyhow::{Context, Result};
 use std::collections::HashMap;
@@ -44,7 +44,7 @@ struct Told {
     last: Last,
 }
 
-/// What the last line tells of, which decides where an outcome belongs.
+/// The kind of the last line, which decides where an outcome belongs.
 #[derive(Default, PartialEq)]
 enum Last {
     Permutation,

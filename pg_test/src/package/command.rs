@@ -23,7 +23,7 @@ const DESCRIPTION: &str = "run a program under a lease of PostgreSQL
  holds a lease, and is ended before the lease is somebody else's. What it writes
  presents a fencing token, so that the database refuses what comes too late.";
 
-/// What lintian finds and is meant so.
+/// Findings of lintian that are meant so.
 const OVERRIDES: &str = "\
 # It is not uploaded to Debian, whose list of wanted packages does not have it.
 PACKAGE: initial-upload-closes-no-bugs *

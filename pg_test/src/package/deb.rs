@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 /// The name of the source that Debian's packages of all major versions come from.
 pub const SOURCE: &str = "pg-fence";
 
-/// Who is asked about the package. Debian wants an address, and there is none yet: the publisher of a package names
+/// The contact for the package. Debian wants an address, and there is none yet: the publisher of a package names
 /// theirs in the environment, as Debian's own tools read it.
 const MAINTAINER: &str = "The pg_fence authors";
 
@@ -24,7 +24,7 @@ const DESCRIPTION: &str = "Leases with fencing tokens for PostgreSQL
  .
  This package provides the extension pg_fence for PostgreSQL ";
 
-/// What lintian finds and is meant so.
+/// Findings of lintian that are meant so.
 const OVERRIDES: &str = "\
 # It says which compiler built the library.
 PACKAGE: binary-has-unneeded-section .comment *
@@ -52,13 +52,13 @@ pub fn write(parts: &Parts, scratch: &Path, output: &Path) -> Result<PathBuf> {
     package.write(&parts.release, scratch, output, &[])
 }
 
-/// What a package says of the files that lie in `deb` below the scratch directory.
+/// A package of the files that lie in `deb` below the scratch directory.
 pub struct Package<'a> {
     pub name: &'a str,
     /// Beside the libraries that the binary is linked with; each with a comma after it.
     pub depends: &'a str,
     pub description: &'a str,
-    /// What lintian finds and is meant so.
+    /// Findings of lintian that are meant so.
     pub overrides: &'a str,
     pub third_party: String,
     pub binary: PathBuf,
@@ -174,7 +174,7 @@ License: PostgreSQL
     )
 }
 
-/// What lintian finds where no publisher has named an address.
+/// Findings of lintian where no publisher has named an address.
 fn without_address() -> &'static str {
     match std::env::var("DEBEMAIL") {
         Ok(_) => "",

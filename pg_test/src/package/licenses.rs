@@ -29,7 +29,7 @@ struct Crate {
     source: PathBuf,
 }
 
-/// What the crates in the library ask to be told, one after the other, in the order of their names.
+/// The notices that the crates in the library ask for, one after the other, in the order of their names.
 pub fn third_party(major: &str) -> Result<String> {
     let features = format!("pg{major}");
     let of_build = ["--no-default-features", "--features", features.as_str()];

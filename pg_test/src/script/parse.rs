@@ -1,4 +1,4 @@
-//! What a script says.
+//! A script, parsed.
 
 use super::{Action, Step, Test, Wanted, What};
 use crate::edition::Edition;

@@ -14,12 +14,12 @@ struct Player<'a> {
     patience: Duration,
     /// With the role that each was opened as, if one was named.
     sessions: BTreeMap<String, (Option<String>, Background)>,
-    /// What `$name` stands for, and whether it was written in the script: in that other values may stand.
+    /// The value of `$name`, and whether it was written in the script: in that other values may stand.
     values: BTreeMap<String, (String, bool)>,
     roles: BTreeSet<String>,
 }
 
-/// Plays a test in a fresh database. What must come comes within `patience`, but for a wait, which has [`PATIENCE`].
+/// Plays a test in a fresh database. Each outcome comes within `patience`, but for a wait, which has [`PATIENCE`].
 ///
 /// [`PATIENCE`]: crate::process::PATIENCE
 pub fn play(test: &Test, database: &Database, patience: Duration) -> Result<()> {

@@ -8,7 +8,7 @@ use anyhow::{anyhow, ensure, Context, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// What a guard is for.
+/// The story that shows what a guard is for.
 pub const DAILY_MERGE: Story = Story {
     title: "The daily merge",
     plot:
@@ -96,7 +96,7 @@ fn it_wakes_and_commits(story: &StoryRun) -> Result<()> {
     Ok(())
 }
 
-/// What the guard rules out.
+/// The mix that the guard rules out.
 fn nobody_guards_it(story: &StoryRun) -> Result<()> {
     let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
     let token = a.acquires("merge")?;

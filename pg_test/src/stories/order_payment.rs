@@ -69,7 +69,7 @@ fn handle_other_orders(story: &StoryRun) -> Result<()> {
 #[derive(PartialEq)]
 struct Standing {
     status: String,
-    /// What tells one version of the row from another, to the last bit.
+    /// Tells one version of the row from another, to the last bit.
     row: String,
 }
 

@@ -9,17 +9,17 @@ use crate::search::{self, protections};
 use pg_test::rules::durability::{may_come_back, Predecessor};
 use stateright::{Model, Property};
 
-// What keeps older grants silent.
+// The protections that keep older grants silent.
 protections! {
-    /// Who replaces a lasting grant that is live waits.
+    /// An acquire that replaces a lasting grant that is live waits.
     live_waits,
-    /// Who replaces a lasting grant whose end is not on disk waits.
+    /// An acquire that replaces a lasting grant whose end is not on disk waits.
     unwritten_waits,
     /// So does one whose own transactions wait for nothing.
     waits_always,
     /// Deleting a row waits.
     prune_waits,
-    /// What the transaction itself has written is not on disk.
+    /// The transaction's own writes are not on disk.
     own_is_unwritten,
 }
 
@@ -33,7 +33,7 @@ struct Row {
     record: u8,
 }
 
-/// What a call asks for.
+/// The request of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Call {
     /// For the session, or a lasting grant; over a grant that is over, or of its own.

@@ -62,7 +62,7 @@ impl Row {
     }
 }
 
-/// What a client does next.
+/// The next step of a client.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Next {
     Idle,
@@ -184,7 +184,7 @@ impl Heartbeat {
         match std::mem::replace(&mut state.next[client], Next::Idle) {
             Next::Lock { lease, seen, mut found, drawn, clock } => {
                 let now = clock.unwrap_or(state.clock);
-                // What is in somebody's hands is left for later.
+                // A lease in somebody's hands is left for later.
                 if seen.is_some() && (!self.0.lock || state.take(client, lease, KEEP)) {
                     let row = if self.0.read_again { state.renewable(lease, now) } else { seen };
                     found.extend(row.map(|row| (lease, row)));
@@ -255,7 +255,7 @@ impl Heartbeat {
             return None;
         };
         for (lease, row) in writes {
-            // Whose row it was when it was read, and open for a renewal.
+            // The owner of the row when it was read, and open for a renewal.
             let is_same = state.rows[lease]
                 .is_some_and(|now| now.first == row.first && now.closing.is_none());
             if client == KEEPER && !is_same {

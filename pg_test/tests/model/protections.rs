@@ -1,4 +1,4 @@
-//! What keeps leases and fences safe, piece by piece, so that a test can take one away.
+//! The protections of leases and fences, one by one, so that a test can take one away.
 
 use crate::search::protections;
 

@@ -1,4 +1,4 @@
-//! What the server does with a request. The decisions are the extension's own; what surrounds them (locks,
+//! The server's work on a request. The decisions are the extension's own; what surrounds them (locks,
 //! reads, draws) is told here in the order in which the extension does it.
 
 use crate::server::{micros, mode, Row, TTL};
@@ -153,7 +153,7 @@ impl System {
         }
     }
 
-    /// What must be true of a new grant, by the true clock and the true rows.
+    /// Holds each new grant against the true clock and the true rows.
     fn check_alone(&self, state: &mut State, c: usize, new: &Row) {
         if !new.is_live(state.clock) {
             state.violate(Violation::Expired);
@@ -238,7 +238,7 @@ impl System {
         Some(())
     }
 
-    /// What a write of a row with this fence lands with, as far as its token tells.
+    /// The landing of a write of a row with this fence, as far as its token tells.
     fn judge(
         &self,
         state: &State,

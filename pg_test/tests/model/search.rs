@@ -4,7 +4,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// What keeps the promises, piece by piece, all of which the extension has: `Protections::ALL`. A test can take one away.
+/// The protections of the promises, all of which the extension has: `Protections::ALL`. A test can take one away.
 macro_rules! protections {
     ($($(#[$said:meta])* $name:ident),* $(,)?) => {
         #[derive(Clone, Copy, Debug)]

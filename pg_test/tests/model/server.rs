@@ -79,7 +79,7 @@ pub struct Data {
     pub timeline: u32,
     pub sequence: Sequence,
     identity: i64,
-    /// What a dump would carry of the sequence.
+    /// The number of the sequence that a dump would carry.
     dumped: Token,
     pub floor: Floor,
     pub leases: Vec<Row>,
@@ -105,17 +105,17 @@ enum Step {
 /// A server and what hangs on it.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Server {
-    /// What sessions see.
+    /// The rows that sessions see.
     pub data: Data,
-    /// What a crash leaves.
+    /// The rows that a crash leaves.
     pub disk: Data,
-    /// What promoting a standby leaves.
+    /// The rows that promoting a standby leaves.
     pub standbys: Vec<Data>,
     /// The locks that sessions hold for grants that end with them: whose, and the grant's first token.
     pub session_locks: Vec<(usize, Token)>,
-    /// What no recovery leaves: the mark of this start.
+    /// Gone after any recovery: the mark of this start.
     begun: Option<i64>,
-    /// What is left to do of a move that somebody has begun.
+    /// The rest of a move that somebody has begun.
     steps: Vec<Step>,
 }
 
@@ -149,7 +149,7 @@ impl Server {
     /// Writes all of the log.
     pub fn flush(&mut self) {
         self.disk = self.data.clone();
-        // What is read back after a crash is the log's idea of the sequence.
+        // After a crash the log's idea of the sequence is read back.
         self.disk.sequence.last = self.disk.sequence.logged;
     }
 
@@ -181,14 +181,14 @@ impl Server {
         let granted = self.data.granted;
         self.data = self.standbys[standby].clone();
         self.data.timeline += 1;
-        // What was acknowledged stays so, whatever the standby knows.
+        // An acknowledged transaction stays so, whatever the standby knows.
         self.data.granted = granted;
         self.flush();
         self.standbys[standby] = self.disk.clone();
         self.recovered();
     }
 
-    /// What a session finds due before it may draw or judge.
+    /// The move that a session finds due before it may draw or judge.
     pub fn due(&self, p: &Protections) -> Due {
         let recorded = Recorded {
             identity: Some(self.data.identity),

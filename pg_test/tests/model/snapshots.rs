@@ -4,8 +4,8 @@
 //! Sessions whose snapshots are taken at any moment; guarded transactions that commit at any moment which the locks
 //! allow. A grant may end at any moment, which stands for its expiry, a release, a revocation, a reclaim and the end of
 //! its session: none of them asks the locks of guards. A transaction that is prepared stands also for a commit that
-//! waits for a synchronous standby: nobody sees what it did, and its locks stay. Who is granted, which locks exclude
-//! what, and which grant may be relied on, the extension's own rules decide.
+//! waits for a synchronous standby: nobody sees what it did, and its locks stay. The extension's own rules decide who
+//! is granted, which locks exclude what, and which grant may be relied on.
 
 use crate::locking::Kind;
 use crate::search::{self, holds};
@@ -48,7 +48,7 @@ impl Row {
         }
     }
 
-    /// Had this grant the lease before a new one in that slot? (Those that live beside each other have it together.)
+    /// Had this grant the lease before a new one in that slot? (Grants that live beside each other have it together.)
     fn is_before(&self, slot: i32, kind: Kind) -> bool {
         self.slot == slot || self.kind.excludes(kind)
     }
@@ -57,7 +57,7 @@ impl Row {
 /// The clock stands still: what is over is so by then.
 const NOW: Instant = Instant::EARLIEST;
 
-/// What is committed, and so what a snapshot shows.
+/// The committed grants, which a snapshot shows.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 struct World {
     rows: Vec<Row>,
@@ -188,15 +188,15 @@ enum Rule {
     Shown,
     /// All.
     Any,
-    /// Those that the snapshot shows, and the transaction's own.
+    /// The grants that the snapshot shows, and the transaction's own.
     ShownOrOwn,
-    /// Those whose number the snapshot shows.
+    /// The grants whose number the snapshot shows.
     ShownNumber,
-    /// Those of a lease of which the snapshot shows some grant.
+    /// The grants of a lease of which the snapshot shows some grant.
     ShownLease,
 }
 
-/// Two sessions of one lease. What is bounded may happen at any moment.
+/// Two sessions of one lease. Each bounded event may happen at any moment.
 #[derive(Clone, Copy, Debug)]
 struct Lease {
     /// How the lease is asked for, by whichever session.
@@ -214,7 +214,7 @@ struct Lease {
     all_else: bool,
 }
 
-/// Who asks for the lease wants it alone.
+/// A session that asks for the lease wants it alone.
 const ALONE: Lease = Lease {
     kinds: &[Alone],
     transactions: 4,
@@ -235,7 +235,7 @@ impl Lease {
     fn acquire(&self, state: &mut State, session: usize, kind: Kind) -> Option<()> {
         let rows = state.rows(session);
         let guards = |row: &Row| state.open(session).is_some_and(|t| t.guards.contains(&row.grant));
-        // Who guards a grant that was given to one alone is met when its slot is locked.
+        // The guard of an exclusive grant is met when its slot is locked.
         let guarded = |row: &Row| {
             let asks = row.over && kind != Alone && row.kind != Alone;
             guards(row) || asks && !state.is_free(session, IS_GUARDED, row.slot)
@@ -442,7 +442,7 @@ impl Model for Lease {
     }
 }
 
-/// Who relies on a grant sees all guarded work of those that had the lease before.
+/// A session that relies on a grant sees all guarded work of those that had the lease before.
 const SEES_ALL: &str = "who relies on a grant sees its predecessors' work";
 
 /// The search finds a way to lack a predecessor's work.

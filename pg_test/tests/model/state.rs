@@ -5,7 +5,7 @@ use pg_test::rules::fence::Landing;
 use pg_test::rules::locks::LockMode;
 use pg_test::rules::Token;
 
-/// What a client asks of the server.
+/// A request of a client to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Op {
     Acquire,
@@ -52,7 +52,7 @@ pub enum Action {
     StepBack,
 }
 
-/// What a transaction will change when it commits.
+/// The changes that a transaction will make when it commits.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Change {
     Lease(Row),
@@ -68,7 +68,7 @@ pub struct Guarded {
     pub first: Token,
 }
 
-/// What a request took along from before its locks.
+/// The knowledge of a request from before its locks.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Early {
     pub token: Option<Token>,
@@ -140,7 +140,7 @@ pub struct Spent {
     pub rollbacks: u8,
 }
 
-/// What must not happen.
+/// Violations: these must not happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Violation {
     /// A token was not greater than each that any client had seen.

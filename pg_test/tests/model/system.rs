@@ -44,7 +44,7 @@ impl System {
         }
     }
 
-    /// What a request takes along from before its locks, where a protection is missing.
+    /// The knowledge of a request from before its locks, where a protection is missing.
     fn early(&self, state: &mut State, op: Op) -> Option<Early> {
         let p = &self.protections;
         let mut early = Early::default();
@@ -304,7 +304,7 @@ pub const ONE_HOLDER: &str = "an exclusive grant is alone";
 pub const GUARD_EXCLUDES: &str = "a guard excludes a take-over";
 /// A write to a bound row lands only under a current or guarded grant.
 pub const NO_STALE_BOUND: &str = "no stale write on a bound row";
-/// What a bound row has seen stays.
+/// A bound row keeps the fence that it has seen.
 pub const NEVER_BACK: &str = "the fence of a bound row only rises";
 /// A write to any fenced row lands only above what it has seen.
 pub const NO_STALE_UNBOUND: &str = "no stale write on an unbound row";

@@ -22,7 +22,7 @@ pub const NAME_ALONE: &str = "LISTEN/NOTIFY alone, no lease";
 /// The table of the lease that updates first.
 pub struct Notify(Conninfo);
 
-/// Who has it, the clients' own process knows.
+/// The clients' own process knows who has it.
 pub struct Alone {
     conninfo: Conninfo,
     taken: Arc<AtomicBool>,
@@ -68,7 +68,7 @@ impl Locker for Notified {
 
     fn wait(&mut self, name: &str) -> Result<i64> {
         loop {
-            // What came before this try says nothing about what comes after it.
+            // A notification from before this try says nothing about later ones.
             while self.0.session.notifications().iter().next()?.is_some() {}
             if let Some(token) = self.acquire(name)? {
                 return Ok(token);

@@ -7,8 +7,8 @@ use postgres::types::{ToSql, Type};
 use postgres::Statement;
 use std::time::Duration;
 
-/// What a client sends. `$1` is the name of the lease, and `$2`, where there is one, the holder or the token. A row is a
-/// success, and its first column the token, if it is a number; no row, NULL or false is a refusal.
+/// The statements of a client. `$1` is the name of the lease, and `$2`, where there is one, the holder or the token. A
+/// row is a success, and its first column the token, if it is a number; no row, NULL or false is a refusal.
 #[derive(Default)]
 pub struct Statements {
     pub acquire: String,

@@ -61,7 +61,7 @@ impl Client {
     fn open(port: u16) -> Result<Client> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        // What connects while it still starts may never be answered: that must not use up the whole wait.
+        // A client that connects while it still starts may never be answered: that must not use up the whole wait.
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let mut client = Client { stream, asked: 0 };
         let mut hello = Message::default();
@@ -131,7 +131,7 @@ impl Drop for Client {
     }
 }
 
-/// What is sent, in its serialisation.
+/// A request, in its serialisation.
 #[derive(Default)]
 struct Message(Vec<u8>);
 

@@ -1,4 +1,4 @@
-//! What one more of each costs the server: a call, a worker, a lease, a waiter; and how many leases it carries.
+//! The server's cost of one more of each: a call, a worker, a lease, a waiter; and how many leases it carries.
 
 use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op, WARM_UP};
@@ -18,7 +18,7 @@ const HELD: &str = "capacity held";
 /// Leases that one statement renews.
 const BATCH: usize = 100;
 
-/// What is called many times; `$1` is a name, `$2` a token of it.
+/// The statement that is called many times; `$1` is a name, `$2` a token of it.
 struct Call {
     name: &'static str,
     /// The statements of one call; a refusal is what some of them are about.
@@ -89,7 +89,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// What the server has done up to now.
+/// The server's work up to now.
 #[derive(Clone, Copy)]
 struct Done {
     nanos: f64,
@@ -165,7 +165,7 @@ fn calls(bench: &Workbench, section: &mut Section, token: i64, stale: i64) -> Re
     Ok(())
 }
 
-/// What sessions that wait for a lease take, which nobody gives back.
+/// The cost of sessions that wait for a lease, which nobody gives back.
 fn waiters(bench: &Workbench, section: &mut Section) -> Result<()> {
     let (number, seconds) = (bench.options.pick(4, 50), bench.options.pick(1, 20));
     bench.progress(&format!("capacity: {number} waiters for {seconds} s"));
@@ -216,7 +216,7 @@ fn waiters(bench: &Workbench, section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// What is in the lock table for as long as something lasts.
+/// The entries of the lock table for as long as something lasts.
 fn locks(bench: &Workbench, section: &mut Section, token: i64) -> Result<()> {
     let mut looks = bench.connect()?;
     let mut table = Table::new("entries of the lock table", &["", "entries"]);

@@ -8,7 +8,7 @@ use crate::workbench::{Workbench, NAMES};
 use anyhow::{ensure, Context, Result};
 use pg_test::{Conninfo, Database, Session};
 
-/// What the others are measured by.
+/// The measure of the others.
 const ALONE: &str = "one database alone";
 const ADOPTED: &str = "adopted, guard alone";
 const BOTH: &str = "adopted, adopt + guard";
@@ -90,7 +90,7 @@ fn shard(bench: &Workbench, clients: usize) -> Result<Database> {
     Ok(shard)
 }
 
-/// What a guarded transaction is about.
+/// The subject of a guarded transaction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// It writes nothing.

@@ -1,4 +1,4 @@
-//! What the fence adds to an UPDATE, beside other triggers and none.
+//! The cost of the fence in an UPDATE, beside other triggers and none.
 
 use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Op};
@@ -29,11 +29,11 @@ const BOUND: &str = "pg_fence, bound to one lease";
 /// A check of a table's fence.
 pub struct Check {
     pub name: &'static str,
-    /// What the names of its tables end with.
+    /// The ending of its tables' names.
     table: &'static str,
     /// Puts it on a table, `{t}`.
     sql: &'static str,
-    /// What an UPDATE asks for beside, with the token as `$1`.
+    /// A condition that an UPDATE has beside, with the token as `$1`.
     condition: Option<&'static str>,
 }
 
@@ -133,7 +133,7 @@ fn many_rows(
         "Many rows: {rows} a statement, {turns} statements of each kind, in turns, with synchronous_commit = off. One \
          row: each a transaction of its own, whose commit waits for the disk."
     ));
-    // What a sync takes is the same for all, and varies more than what is measured.
+    // A sync takes the same for all, and varies more than the times to be measured.
     session.run("SET synchronous_commit = off")?;
     for check in checks {
         check.lay(session, "few", rows, 30)?;

@@ -1,4 +1,4 @@
-//! What a call costs when there is more of everything: leases, clients, renewals.
+//! The cost of a call when there is more of everything: leases, clients, renewals.
 
 use crate::report::Section;
 use crate::workbench::Workbench;

@@ -81,7 +81,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// Who holds it, and when its last holder sent the release.
+/// The holder, and when the last one sent the release.
 struct Turn {
     holder: Option<usize>,
     released: Option<Instant>,

@@ -20,7 +20,7 @@ const CALLS: [(&str, &str); 2] = [
     ),
 ];
 
-/// What one call took.
+/// The cost of one call.
 #[derive(Default)]
 struct Taken {
     ms: Vec<f64>,

@@ -1,4 +1,4 @@
-//! What the edition without a library takes, beside SQL that is written by hand, and the extension in the same run.
+//! The cost of the edition without a library, beside SQL that is written by hand, and the extension in the same run.
 
 use super::fence::{check, Check, PLPGSQL};
 use super::uncontended::{find, pairs, table};
@@ -15,11 +15,11 @@ use postgres::Statement;
 use std::fs;
 
 const LITE: &str = "pg_fence_lite";
-/// What a pair may take of the time that it takes by hand.
+/// The most that a pair may take of the time that it takes by hand.
 const OF_A_PAIR: f64 = 1.5;
 /// How many times what a trigger for one fixed column adds a bound row of a statement over many may add.
 const OF_A_ROW: f64 = 12.0;
-/// What a transaction of one bound row may take of the server's work, in microseconds.
+/// The most that a transaction of one bound row may take of the server's work, in microseconds.
 const OF_A_TRANSACTION: f64 = 135.0;
 
 const BY_HAND: &[(&str, Prepare)] = &[
@@ -81,7 +81,7 @@ struct Pair {
     micros: Vec<f64>,
 }
 
-/// What the server works for a pair whose commits wait for nothing.
+/// The server's work for a pair whose commits wait for nothing.
 fn work_of_pairs(bench: &Workbench, database: &Database, section: &mut Section) -> Result<()> {
     let turns = bench.options.rounds() * bench.options.pick(2, 10);
     bench.progress(&format!("lite: the server's work for {PAIRS} pairs, {turns} times each"));
@@ -171,7 +171,7 @@ struct Side {
 impl Side {
     fn begin(mut session: Session, checks: &[Check]) -> Result<Side> {
         session.run(PLPGSQL)?;
-        // What a sync takes is the same for all, and varies more than what is measured.
+        // A sync takes the same for all, and varies more than the times to be measured.
         session.run("SET synchronous_commit = off")?;
         for check in checks {
             check.lay(&mut session, "lite", FEW, 30)?;

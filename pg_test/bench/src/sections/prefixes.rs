@@ -1,4 +1,4 @@
-//! What it takes to look whether a role may take a name: the same calls by a role that was given all names, and by one
+//! The cost of looking whether a role may take a name: the same calls by a role that was given all names, and by one
 //! with ten prefixes.
 
 use super::uncontended::{find, pairs};

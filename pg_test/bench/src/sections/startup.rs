@@ -1,4 +1,4 @@
-//! What the first call in a new connection costs beside later ones, and what stays in memory.
+//! The cost of the first call in a new connection beside later ones, and the memory that stays in use.
 
 use crate::peers::plpgsql;
 use crate::plot::{Better, Plot};
@@ -31,7 +31,7 @@ const CALLS: &[(&str, &str)] = &[
     ("pg_fence, bound update", "UPDATE startup_bound SET v = v + 1, fence = TOKEN WHERE id = #"),
 ];
 
-/// What one connection showed.
+/// The figures of one connection.
 #[derive(Default)]
 struct Seen {
     first_us: Vec<f64>,
@@ -128,7 +128,7 @@ fn prepare(bench: &Workbench) -> Result<()> {
     Ok(())
 }
 
-/// What all calls add to the private dirty memory, in kB.
+/// The growth of the private dirty memory by all calls, in kB.
 fn watched(
     session: &mut Session,
     call: &mut impl FnMut(usize, &mut Session) -> Result<f64>,

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 /// The first token of a grant, and when something was acknowledged of it, after how many failovers: these may lose it.
 type Acknowledged = (i64, (i64, u32));
 
-/// What was asked for after the answer to a release, or to a newer grant that excludes the older one, is not accepted by a
+/// A request after the answer to a release, or to a newer grant that excludes the older one, is not accepted by a
 /// token of the older one.
 pub fn nothing_is_accepted(
     evidence: &Evidence,

@@ -147,7 +147,7 @@ fn by_guard(evidence: &Evidence, all: &[&Transaction], grants: &[Grant]) -> Vec<
         for disturbance in
             evidence.disturbances.iter().filter(|disturbance| disturbance.ended >= from)
         {
-            // What was prepared may be lost with the old primary.
+            // A prepared transaction may be lost with the old primary.
             if disturbance.kind == Disturbance::FailOver {
                 until = until.min(disturbance.at);
             }

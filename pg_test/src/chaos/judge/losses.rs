@@ -1,4 +1,4 @@
-//! What was acknowledged and is not there; what was not committed and is.
+//! Acknowledged transactions that are not there; uncommitted ones that are.
 
 use super::transaction::Transaction;
 use super::Findings;
@@ -6,7 +6,7 @@ use crate::chaos::evidence::Evidence;
 use crate::chaos::record::{Outcome, What};
 use std::collections::HashMap;
 
-/// What was acknowledged is there, but for the end of an era that a failover cut off; what was not
+/// An acknowledged transaction is there, but for the end of an era that a failover cut off; one that was not
 /// committed is not.
 pub fn nothing_lost(
     evidence: &Evidence,

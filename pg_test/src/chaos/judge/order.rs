@@ -42,7 +42,7 @@ pub fn grants_in_order(evidence: &Evidence, findings: &mut Findings) {
     for pair in evidence.grants.windows(2) {
         let [a, b] = pair else { continue };
         let one_by_one = matches!(Kind::of(a.lease), Kind::Exclusive | Kind::Adopted);
-        // What was adopted already has no place in the order.
+        // A number that was adopted already has no place in the order.
         if !one_by_one || a.lease != b.lease || a.n == 0 {
             continue;
         }

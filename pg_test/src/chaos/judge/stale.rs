@@ -1,4 +1,4 @@
-//! What is written by an older number once a newer one was adopted.
+//! Writes by an older number once a newer one was adopted.
 
 use super::transaction::Transaction;
 use super::Findings;
@@ -19,7 +19,7 @@ struct Adoption {
 /// By lease, those that were acknowledged.
 fn adoptions(transactions: &HashMap<i64, Transaction>) -> HashMap<i32, Vec<Adoption>> {
     let mut all: HashMap<i32, Vec<Adoption>> = HashMap::new();
-    // What a lazy one draws is for a lease of its own, whatever it was to be about.
+    // A lazy worker draws for a lease of its own, whatever it was to be about.
     let adopts = |t: &&Transaction| Kind::of(t.lease) == Kind::Adopted && t.what != What::Lazy;
     for transaction in transactions.values().filter(adopts) {
         if let (Some((number, _)), Some((at, era))) = (transaction.token, transaction.acknowledged)

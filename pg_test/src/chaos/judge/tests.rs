@@ -129,7 +129,7 @@ fn a_failover_may_lose_the_end_of_its_era_and_nothing_else() {
     assert!(judge(&evidence).violations[0].contains("lost"));
 }
 
-/// What is written down of a transaction of the worker `id`.
+/// The records of a transaction of the worker `id`.
 fn story(id: i64, events: Vec<(i64, Event)>) -> Vec<Record> {
     let record = |(at, event)| Record { at, worker: id as u32, era: 0, id, event };
     events.into_iter().map(record).collect()
@@ -334,7 +334,7 @@ fn a_prepared_transaction_guards_until_it_is_finished() {
     }
 }
 
-/// What the judge says of a prepared write, of which a trace is there or not.
+/// The judge's verdict on a prepared write, of which a trace is there or not.
 fn of_prepared(records: Vec<Record>, there: bool, era: u32) -> Vec<String> {
     let mut evidence = Evidence { records, era, ..Evidence::default() };
     if there {

@@ -4,7 +4,7 @@ use crate::chaos::evidence::Evidence;
 use crate::chaos::record::{Event, Outcome, What};
 use std::collections::HashMap;
 
-/// What one transaction asked, and all that is known of its end.
+/// The request of one transaction, and all that is known of its end.
 #[derive(Debug, Clone)]
 pub struct Transaction {
     pub worker: u32,
@@ -27,7 +27,7 @@ pub struct Transaction {
     preparing: bool,
     /// When it was prepared.
     pub prepared: Option<i64>,
-    /// What was done to it once it was prepared, by time.
+    /// The steps on it once it was prepared, by time.
     pub attempts: Vec<Attempt>,
     pub ended: i64,
     pub outcome: Option<Outcome>,

@@ -88,7 +88,7 @@ fn acquire(session: &mut Session) -> Answer<i64> {
     Ok(granted[0][0].as_deref().and_then(|text| text.parse().ok()).unwrap_or(1))
 }
 
-/// What may be done there now.
+/// The work that may be done there now.
 pub fn ddl(session: &mut Session) -> Answer<Vec<String>> {
     let create = "CREATE EXTENSION pg_fence";
     if session.try_rows("SELECT FROM pg_extension WHERE extname = 'pg_fence'")?.is_empty() {

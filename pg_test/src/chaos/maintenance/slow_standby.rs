@@ -47,7 +47,7 @@ fn answer_once(session: &mut Session, waits: &AtomicBool, rng: &mut StdRng) -> s
     }
     if !waiting.is_empty() {
         std::thread::sleep(Duration::from_millis(rng.random_range(1..150)));
-        // What it waits for is committed here, and no cancel undoes that.
+        // The transaction that waits is committed here, and no cancel undoes that.
         let sql = format!("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {WAIT}");
         session.try_rows(&sql)?;
         waits.store(false, Ordering::Relaxed);

@@ -285,7 +285,7 @@ fn fails_over(scene: &Scene, options: &str) -> Result<()> {
     Ok(())
 }
 
-/// It renews by transactions of its own. What the command sends through the pooler presents nothing, for the pooler
+/// It renews by transactions of its own. The command's writes through the pooler present nothing, for the pooler
 /// takes no options: it is refused.
 pub fn through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set(
     scene: &Scene,

@@ -1,4 +1,4 @@
-//! What happens on every day, without any trouble.
+//! Days without any trouble.
 
 use super::stage::{has_ended, is_gone, Scene, Stage};
 use crate::process::{output_of, wait_until, PATIENCE};
@@ -7,7 +7,7 @@ use anyhow::{bail, ensure, Context, Result};
 use std::process::Command;
 use std::time::Duration;
 
-/// Who stands in line at once.
+/// The runs that stand in line at once.
 const CROWD: usize = 200;
 
 pub fn day(scene: &Scene) -> Result<()> {

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// What a fresh machine has not built.
+/// A program that a fresh machine has not built.
 pub fn program() -> Result<PathBuf> {
     match rust::command()? {
         Some(program) => Ok(program),
@@ -24,7 +24,7 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
-/// What a scenario is played with.
+/// The stage of a scenario.
 pub struct Scene<'a> {
     lab: &'a Lab,
     program: PathBuf,
@@ -276,7 +276,7 @@ pub struct Run {
     child: Child,
 }
 
-/// What a run came to.
+/// The outcome of a run.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
@@ -329,7 +329,7 @@ impl Run {
             stdout: String::new(),
             stderr: String::new(),
         };
-        // What the command has left behind, against all promises, would keep these open.
+        // A process that the command has left behind, against all promises, would keep these open.
         if let Some(mut stdout) = self.child.stdout.take() {
             stdout.read_to_string(&mut ended.stdout)?;
         }

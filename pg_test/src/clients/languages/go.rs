@@ -62,7 +62,7 @@ fn checks() -> Result<Vec<Check>> {
     ])
 }
 
-/// What its README shows, as a program that must compile.
+/// The code of its README, as a program that must compile.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     let page = fs::read_to_string(client().join("README.md"))?;
     let blocks = page.split("```go\n").skip(2).filter_map(|block| block.split_once("```"));

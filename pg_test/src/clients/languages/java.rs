@@ -74,7 +74,7 @@ fn checks() -> Result<Vec<Check>> {
     ])
 }
 
-/// What its README shows, as a program.
+/// The code of its README, as a program.
 fn compiles_the_page() -> Result<Command> {
     let page = fs::read_to_string(source_root().join("clients/java/README.md"))?;
     // The first one is a file of its own.
@@ -146,7 +146,7 @@ fn build() -> Result<PathBuf> {
     }
     let home = target_dir().join("clients/java");
     let (classes, built) = (home.join("classes"), home.join("built"));
-    // What was built last is known by its text.
+    // The last build is known by its text.
     let mut text = String::new();
     for source in &sources {
         text += &fs::read_to_string(source)?;

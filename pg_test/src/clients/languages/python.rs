@@ -27,7 +27,7 @@ pub const ASYNCIO: Language = Language {
     ..LANGUAGE
 };
 
-/// What lints it, builds the package, and looks at it as PyPI does.
+/// Tools that lint it, build the package, and look at it as PyPI does.
 const TOOLS: Runtime = Runtime::Python(&[
     "ruff==0.17.6",
     "build==1.6.1",
@@ -75,7 +75,7 @@ fn checks() -> Result<Vec<Check>> {
         pyright.arg("--project").arg(project);
         Ok(pyright)
     };
-    // What builds it leaves files beside the source.
+    // The build leaves files beside the source.
     let home = target_dir().join("clients/python");
     if home.exists() {
         fs::remove_dir_all(&home)?;
@@ -97,7 +97,7 @@ fn checks() -> Result<Vec<Check>> {
     Ok(vec![ruff, pyright, page, twine, contents, licence])
 }
 
-/// What its README shows, as a program that strict types must hold for.
+/// The code of its README, as a program that strict types must hold for.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     let page = fs::read_to_string(client().join("README.md"))?;
     let blocks = page.split("```python\n").skip(1).filter_map(|block| block.split_once("```"));

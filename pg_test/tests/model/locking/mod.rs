@@ -1,7 +1,7 @@
 //! The locks of one lease, taken one at a time: between any two steps of a call, all others may take theirs.
 //!
 //! Exclusive, shared and slot acquires of one lease, guards, renewals, releases and prunes, with the very locks and
-//! decisions of the rules. What the model of the whole takes as one event (an acquire with all its locks) is
+//! decisions of the rules. A step that the model of the whole takes as one event (an acquire with all its locks) is
 //! here a search that others cross. Tokens, crashes and sessions that end are left to that one.
 
 mod protections;
@@ -174,7 +174,7 @@ const APART: &str = "grants that exclude each other are apart";
 const ONE_WRITER: &str = "a row has one writer";
 /// While a transaction relies on a grant, nothing that excludes it is granted, nor its slot.
 const GUARD_EXCLUDES: &str = "a guard excludes a take-over, whatever its mode";
-/// What a prune deletes is over, and nobody relies on it.
+/// A grant that a prune deletes is over, and nobody relies on it.
 const NOT_PRUNED: &str = "what is in use is not pruned";
 
 fn holds(bounds: Bounds) {

@@ -1,4 +1,4 @@
-//! What keeps grants of one lease apart while their locks are taken one by one, piece by piece, so that a test can
+//! The protections that keep grants of one lease apart while their locks are taken one by one, so that a test can
 //! take one away.
 
 use crate::search::protections;
@@ -14,7 +14,7 @@ protections! {
     shape,
     /// A shared or slot acquire locks the slot that it takes.
     take_slot,
-    /// What cannot be locked because somebody relies on it, and excludes the new grant, is a lost try.
+    /// A grant that cannot be locked because somebody relies on it, and excludes the new one, makes a lost try.
     relied_on_is_lost,
     /// A shared or slot acquire looks again whether all is as it chose.
     settle,

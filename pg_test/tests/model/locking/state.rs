@@ -75,7 +75,7 @@ pub fn at(seconds: u8) -> Instant {
     Instant::from_micros(0) + Span::from_secs(i64::from(seconds))
 }
 
-/// What a transaction changes when it commits.
+/// The changes of a transaction when it commits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Write {
     Put(Row),
@@ -108,7 +108,7 @@ pub struct Search {
     pub mark: usize,
 }
 
-/// What a client does next.
+/// The next step of a client.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Next {
     /// Nothing is under way.
@@ -180,7 +180,7 @@ impl Client {
     }
 }
 
-/// What must not happen.
+/// Violations: these must not happen.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Violation {
     /// Grants that exclude each other, or one too many, are live.
@@ -312,7 +312,7 @@ impl State {
         self.clients[client].next = Next::Visible;
     }
 
-    /// What must never be true, of what is committed and of what is written beside it.
+    /// States that must never be, of committed rows and of those written beside them.
     pub fn check(&mut self) {
         let found = [
             (self.two_writers(), Violation::TwoWriters),

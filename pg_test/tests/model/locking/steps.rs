@@ -1,4 +1,4 @@
-//! What each step of a call does, in the order in which the extension takes them (`leases::free_slot`,
+//! The steps of a call, in the order in which the extension takes them (`leases::free_slot`,
 //! `leases::guard`, `leases::change`, `leases::prune`). The locks are those of the rules' table, the decisions the rules' own.
 
 use super::protections::{Bounds, Protections};
@@ -84,7 +84,8 @@ impl Step<'_> {
         self.state.grants += 1;
         let closed = |slot: &i32| self.state.row(*slot).map(|row| Row { closed: true, ..row });
         let mut writes: Vec<Write> = ended.iter().filter_map(closed).map(Write::Put).collect();
-        // What is ended or replaced is over, or was when that was decided, and is what the decision saw.
+        // A grant that is ended or replaced is over, or was when that was decided, and is the one that the decision
+        // saw.
         let mut replaced = ended.iter().chain([&slot]).filter_map(|slot| self.state.row(*slot));
         if replaced.any(|row| row.is_live(self.state.clock) && !seen.contains(&row)) {
             self.state.violation.get_or_insert(Violation::Together);
@@ -172,7 +173,7 @@ impl Step<'_> {
 
     fn look_beside(&mut self, busy: Vec<i32>) {
         let rows = self.state.rows.clone();
-        // Who guards a grant that was given to one alone is met when its slot is locked.
+        // The guard of an exclusive grant is met when its slot is locked.
         let asked = |row: &&Row| !row.is_live(self.state.clock) && row.kind != Kind::Alone;
         let over = rows.iter().filter(asked);
         let left: Vec<i32> = over.map(|row| row.slot).collect();

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Leases that one transaction takes while they are made: each locks one until it commits.
 const AT_ONCE: usize = 5_000;
 
-/// What is called, on one of the leases, at random.
+/// The call, on one of the leases, at random.
 #[derive(Clone, Copy, PartialEq)]
 enum Call {
     Pair,
@@ -31,7 +31,7 @@ const CALLS: [(Call, &str); 5] = [
     (Call::Select, "plain table: select"),
 ];
 
-/// A database with so many leases. Those of an even number are free, the others held for long.
+/// A database with so many leases. Leases of an even number are free, the others held for long.
 struct LeaseDatabase {
     size: usize,
     database: Database,
@@ -47,7 +47,7 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
          else, half of them free; they were made by lease_acquire itself. Beside them a plain table of as \
          many rows, as wide, with the same key, for what grows in PostgreSQL anyhow.",
     );
-    // What the calls touch then shall have been in the log since the last checkpoint already.
+    // So the pages that the calls touch have been in the log since the last checkpoint already.
     bench.connect()?.run("CHECKPOINT")?;
     let databases = sizes
         .iter()

@@ -51,11 +51,11 @@ BEGIN
 END$$;
 ";
 
-/// Who is renewed, and by what.
+/// The rows that are renewed, and the statement for it.
 const KINDS: [(&str, &str, &str); 2] =
     [("pg_fence, lease_renew", "renew", "fence.lease"), ("plain table: update", "update", "plain")];
 
-/// What one day was like.
+/// The figures of one day.
 struct Day {
     /// Of each part of it, microseconds a call.
     costs: Vec<f64>,
