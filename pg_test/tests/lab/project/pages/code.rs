@@ -67,7 +67,7 @@ const BLOCKS: &[(&str, &str, usize, Held)] = &[
         Not("it needs a program of the reader's; the laboratory's own name these crates"),
     ),
     ("clients/rust/README.md", "sql", 1, SET_UP),
-    ("clients/scenarios.md", "", 52, Not("scenarios, which `cargo run -- clients` plays, each")),
+    ("clients/scenarios.md", "", 54, Not("scenarios, which `cargo run -- clients` plays, each")),
     ("clients/typescript/README.md", "js", 1, VERBS),
     ("clients/typescript/README.md", "sh", 1, VERBS),
     ("clients/typescript/README.md", "sql", 1, SET_UP),
