@@ -162,9 +162,17 @@ pub(crate) fn whoami() -> Call {
     call!("SELECT current_user::text".to_owned())
 }
 
-/// Ends the statement of that transaction, as `lease_guard` was told it: its process, and when it began.
-pub(crate) fn cancel((process, began): (i32, f64)) -> Call {
-    let sql = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
-               WHERE pid = $1 AND extract(epoch FROM xact_start)::float8 = $2";
-    call!(sql.to_owned(), process => INT4, began => FLOAT8)
+/// Where a transaction can be found: the process of the server, and when it began, which no other one of it has.
+pub(crate) type Place = (i32, f64);
+
+/// Ends what hangs in these transactions, and not the ROLLBACK that comes after it. A row for each; false where this role
+/// may not see it.
+pub(crate) fn cancel(places: Vec<Place>) -> Call {
+    let (processes, began): (Vec<_>, Vec<_>) = places.into_iter().unzip();
+    let sql = "SELECT CASE WHEN is_seen THEN pg_cancel_backend(pid) ELSE false END \
+               FROM unnest($1::integer[], $2::float8[]) AS x(process, began) JOIN pg_stat_activity ON pid = process, \
+               coalesce(state <> 'disabled', false) AS is_seen \
+               WHERE NOT is_seen OR state = 'active' AND query NOT LIKE 'ROLLBACK%' \
+               AND extract(epoch FROM xact_start)::float8 = began";
+    call!(sql.to_owned(), processes => INT4_ARRAY, began => FLOAT8_ARRAY)
 }

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::oneshot;
-use tokio::task::{AbortHandle, JoinHandle};
+use tokio::task::JoinHandle;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Connection, Row, Socket};
@@ -49,7 +49,7 @@ where
 /// dropped, also where the server does not answer.
 pub struct Connected {
     client: Client,
-    task: JoinHandle<()>,
+    pub(crate) task: JoinHandle<()>,
     /// Dropped with it, which the task sees.
     _in_use: oneshot::Sender<()>,
 }
@@ -83,11 +83,6 @@ impl Connected {
         drop((client, _in_use));
         // It is bounded by itself; and whether it was broken off is of no interest any more.
         let _ = task.await;
-    }
-
-    /// What breaks it off.
-    pub(crate) fn cut(&self) -> AbortHandle {
-        self.task.abort_handle()
     }
 }
 

@@ -49,6 +49,13 @@ pub struct Refused {
     pub detail: Map<String, Value>,
 }
 
+impl Refused {
+    /// The class of its SQLSTATE, and the rest. A proxy may say anything.
+    fn class(&self) -> (&str, &str) {
+        self.sqlstate.split_at_checked(2).unwrap_or_default()
+    }
+}
+
 /// Why a lease is over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
@@ -97,7 +104,7 @@ impl Error {
     /// As one of our own calls tells it, of a role whose name is not known here.
     pub(crate) fn of_call(self) -> Error {
         let Some(told) = told_in(&self) else { return self };
-        match told.sqlstate.split_at(2) {
+        match told.class() {
             ("42", "883") | ("3F", "000") => Error::NotInstalled(told.message),
             ("42", "501") => Error::NotGranted { role: "…".to_owned(), message: told.message },
             ("55", "P03") => self,
@@ -124,7 +131,7 @@ pub fn classify(error: &(dyn StdError + 'static)) -> Option<Error> {
     let Some(told) = told_in(error) else {
         return chain(error).any(is_broken).then(|| lost(error.to_string(), None));
     };
-    match told.sqlstate.split_at(2) {
+    match told.class() {
         ("PF", _) => Some(Error::Refused(told)),
         ("08", _) | ("25", "P03" | "P04") | ("57", "P01" | "P02" | "P03" | "P05") => {
             Some(lost(told.message, Some(told.sqlstate)))

@@ -1,6 +1,6 @@
 //! Transactions under leases, whichever driver they are of.
 
-use crate::asked::Pairs;
+use crate::asked::{Pairs, Place};
 use crate::connected::Connected;
 use crate::error::{Error, Reason};
 use crate::keeper::{EventKind, Grant, Keeper, lock, pairs};
@@ -24,10 +24,16 @@ pub trait Guardable: Send {
 
     #[doc(hidden)]
     fn begin(&mut self) -> impl Future<Output = Begun<Self::Begun<'_>>> + Send;
+
+    /// What breaks it off.
+    #[doc(hidden)]
+    fn cut(&self) -> Option<AbortHandle> {
+        None
+    }
 }
 
-/// A transaction, which is whole, or a savepoint; and what breaks off its connection.
-pub type Begun<T> = Result<(T, bool, Option<AbortHandle>), Error>;
+/// A transaction, which is whole, or a savepoint.
+pub type Begun<T> = Result<(T, bool), Error>;
 
 /// Names, and their tokens.
 pub type Of = (Vec<String>, Vec<i64>);
@@ -71,7 +77,7 @@ impl Open for Transaction<'_> {
 }
 
 macro_rules! begins {
-    ($($of:ty: $is_whole:literal, $one:ident => $on:expr, $cut:expr;)*) => {$(
+    ($($of:ty: $is_whole:literal, $one:ident => $on:expr $(, $cut:item)?;)*) => {$(
         impl Guardable for $of {
             type Begun<'c>
                 = Transaction<'c>
@@ -80,18 +86,19 @@ macro_rules! begins {
 
             async fn begin(&mut self) -> Begun<Transaction<'_>> {
                 let $one = self;
-                let cut = $cut;
-                Ok(($on.transaction().await?, $is_whole, cut))
+                Ok(($on.transaction().await?, $is_whole))
             }
+
+            $($cut)?
         }
     )*};
 }
 
 begins! {
-    Client: true, one => one, None;
-    Connected: true, one => one, Some(one.cut());
-    Transaction<'_>: false, one => one, None;
-    Guard<'_>: false, one => one.transaction, None;
+    Client: true, one => one;
+    Connected: true, one => one, fn cut(&self) -> Option<AbortHandle> { Some(self.task.abort_handle()) };
+    Transaction<'_>: false, one => one;
+    Guard<'_>: false, one => one.transaction;
 }
 
 /// What a transaction is under.
@@ -103,8 +110,8 @@ pub(crate) struct Under {
     is_whole: bool,
     is_releasing: bool,
     cut: Option<AbortHandle>,
-    /// The process of the server, and when the transaction began.
-    place: Option<(i32, f64)>,
+    /// Where what hangs can be found: not in a savepoint, for its transaction goes on without it.
+    place: Option<Place>,
     /// A statement is under way; or was dropped where it was.
     hangs: AtomicBool,
 }
@@ -129,14 +136,16 @@ impl Under {
             if self.of.0.is_empty() {
                 return Err(Error::Invalid("a guard takes a lease"));
             }
-            // It does not begin where one is lost already.
-            self.grants.iter().try_for_each(|grant| self.keeper.check(grant))?;
-            let transaction;
-            (transaction, self.is_whole, self.cut) = self.or_loss(connection.begin()).await?;
-            // From here on a loss breaks it off.
+            self.cut = connection.cut();
             for grant in &self.grants {
+                self.keeper.check(grant)?;
+                // From here on a loss breaks it off.
                 lock(&grant.guards).extend(self.cut.clone());
             }
+            // Nor does it begin where one was lost meanwhile.
+            self.loss().map_or(Ok(()), Err)?;
+            let transaction;
+            (transaction, self.is_whole) = self.or_loss(connection.begin()).await?;
             let mut guard = Guarded { transaction, under: self };
             let function = match guard.under.grants.is_empty() {
                 true => "lease_guard(x.name, lease_adopt(x.name, x.token))",
@@ -144,7 +153,8 @@ impl Under {
             };
             let mut entered = guard.count(function).await;
             let Under { keeper, grants, is_whole, .. } = &guard.under;
-            if *is_whole && entered.as_ref().is_err_and(|error| error.has_state("PF004")) {
+            let is_silent = entered.as_ref().is_err_and(|error| error.has_state("PF004"));
+            if is_silent && *is_whole && !grants.is_empty() {
                 // After a failover no token speaks until its holder has renewed.
                 let (renews, grants) = (keeper.clone(), grants.clone());
                 keeper.run(async move { renews.keep(&grants).await }).await?;
@@ -226,10 +236,11 @@ impl Drop for Under {
                 grant.rest(false);
             }
         }
-        // Whoever gave up a statement, or lost it, is not to be held up by it.
+        // Whoever gave up a statement, or lost it, is not to be held up by it. What a driver's own method does is not known
+        // here, so the server is asked after each loss.
         let hangs = *self.hangs.get_mut() || self.loss().is_some();
         if let (true, Some(place)) = (hangs, self.place) {
-            drop(self.keeper.run(self.keeper.clone().cancel(place)));
+            self.keeper.cancel(place);
         }
     }
 }
@@ -263,7 +274,7 @@ impl<T: Open> Guarded<T> {
              FROM unnest($1::text[], $2::bigint[]) AS x(name, token)"
         );
         let (count, process, began) = under.or_loss(transaction.row(&sql, &under.of)).await?;
-        under.place = Some((process, began));
+        under.place = under.is_whole.then_some((process, began));
         Ok(count)
     }
 
@@ -274,9 +285,12 @@ impl<T: Open> Guarded<T> {
     }
 
     async fn end(self) -> Result<Under, Error> {
-        let Guarded { transaction, under } = self;
+        let Guarded { transaction, mut under } = self;
         match under.or_loss(transaction.commit(under.is_whole)).await {
-            Ok(()) => Ok(under),
+            Ok(()) => {
+                under.place = None;
+                Ok(under)
+            }
             Err(error) => Err(told_of_commit(error)),
         }
     }

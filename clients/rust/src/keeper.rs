@@ -1,12 +1,12 @@
 //! What keeps all leases of a fence: a thread of its own, in which one task renews them and watches their deadlines. Work
 //! that blocks its own runtime does not lose its leases.
 
-use crate::asked::{Asked, Pairs, cancel, keep, release, seconds};
+use crate::asked::{Asked, Pairs, Place, cancel, keep, release, seconds};
 use crate::clock::{self, after, left, now};
 use crate::connected::{BoxFuture, Line, Opener};
 use crate::error::{Error, Reason};
 use crate::fence::Lease;
-use std::mem::replace;
+use std::mem::{replace, take};
 use std::slice::from_ref;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -178,6 +178,8 @@ struct State {
     /// The last renewal has failed; and leases were lost by that, as was said.
     is_out: bool,
     has_told: bool,
+    /// Transactions in which something is to be cancelled.
+    hanging: Vec<Place>,
 }
 
 impl Keeper {
@@ -298,18 +300,23 @@ impl Keeper {
         let (before, limit) = (now(), self.limit(LONGEST, grants) * 3 / 4);
         let mut answers = Vec::new();
         for some in pairs(grants).chunks(MOST_PAIRS) {
-            match self.ask(some, limit).await {
+            let mut asked = self.ask(some, limit).await;
+            // After a failover it is only the connection that had ended; but once in an outage, or a server that refuses
+            // all of them would be hammered.
+            if asked.as_ref().is_err_and(Error::is_of_connection) && !self.state().is_out {
+                asked = self.ask(some, limit).await;
+            }
+            match asked {
                 Ok(some) => answers.extend(some),
                 Err(error) => {
-                    let was_out = self.is_out(Some(&error));
+                    self.is_out(Some(&error));
                     if matches!(error, Error::NotGranted { .. } | Error::NotInstalled(_)) {
                         // The statement itself: it never will.
                         self.end(grants, Reason::Refused);
                     }
-                    // Else no loss: the deadline tells. On another connection it is tried at once.
+                    // Else no loss: the deadline tells.
                     let again = grants.iter().map(|grant| grant.ttl / 12).min().unwrap_or_default();
-                    let at_once = !was_out && error.is_of_connection();
-                    return self.beat_at(grants, if at_once { now() } else { after(again) });
+                    return self.beat_at(grants, after(again));
                 }
             }
         }
@@ -358,8 +365,8 @@ impl Keeper {
         ttls.fold(ttl.min(LONGEST), Duration::min) / 3
     }
 
-    /// An outage is one line of the log, however many leases there are. Whether it has begun before.
-    fn is_out(&self, error: Option<&Error>) -> bool {
+    /// An outage is one line of the log, however many leases there are.
+    fn is_out(&self, error: Option<&Error>) {
         let mut state = self.state();
         state.has_told &= error.is_some();
         let was_out = replace(&mut state.is_out, error.is_some());
@@ -370,7 +377,6 @@ impl Keeper {
             (true, None) => log::info!("leases are renewed again"),
             _ => {}
         }
-        was_out
     }
 
     // How a lease comes
@@ -392,10 +398,14 @@ impl Keeper {
             // It goes on as the fence's.
             line.connected = connected.take();
         }
+        let granted = match grant {
+            Ok(grant) => self.granted(grant).await,
+            Err(error) => Err(error),
+        };
         if let Some(connected) = connected {
             connected.close().await;
         }
-        self.granted(grant?).await
+        granted
     }
 
     async fn wait_for(
@@ -444,8 +454,14 @@ impl Keeper {
         let (limit, ttl, mut line) =
             (self.limit(asked.ttl, &[]), asked.ttl, self.line.lock().await);
         self.refuse_if_closed()?;
-        let before = now();
-        let rows = line.call(limit, &asked.any(&self.setup.schema, n)).await?;
+        let call = asked.any(&self.setup.schema, n);
+        let (before, rows) = loop {
+            let before = now();
+            match line.call(limit, &call).await {
+                Err(error) if error.has_state("40001") => {}
+                rows => break (before, rows?),
+            }
+        };
         drop(line);
         let mut leases = Vec::new();
         for row in &rows {
@@ -461,16 +477,19 @@ impl Keeper {
     }
 
     async fn granted(self: &Arc<Self>, grant: Arc<Grant>) -> Result<Lease, Error> {
-        self.state().grants.push(grant.clone());
-        self.changed.send_replace(());
-        if self.refuse_if_closed().is_err() {
-            self.release(from_ref(&grant)).await;
-        } else if grant.beat_at() <= now() {
-            // The call has waited, and the server counts from a later moment.
+        self.tell(EventKind::Acquired, &grant);
+        if grant.beat_at() <= now() {
+            // The call has waited, and the server counts from a later moment. The heartbeat does not know of it yet.
             self.keep(from_ref(&grant)).await;
         }
+        if grant.reason().is_none() {
+            self.state().grants.push(grant.clone());
+            self.changed.send_replace(());
+        }
+        if self.refuse_if_closed().is_err() {
+            self.release(from_ref(&grant)).await;
+        }
         self.check(&grant)?;
-        self.tell(EventKind::Acquired, &grant);
         Ok(Lease::new(self, grant))
     }
 
@@ -487,10 +506,18 @@ impl Keeper {
 
     /// Those that were not over before.
     pub fn end(&self, grants: &[Arc<Grant>], reason: Reason) -> Vec<Arc<Grant>> {
-        let ends =
-            |times: &mut Times| times.reason.is_none() && times.reason.replace(reason).is_none();
-        let ended = grants.iter().filter(|grant| grant.times.send_if_modified(ends));
-        let ended: Vec<_> = ended.cloned().collect();
+        let ends = |grant: &&Arc<Grant>| {
+            grant.times.send_if_modified(|times| {
+                let ends = times.reason.is_none();
+                times.reason.get_or_insert(reason);
+                if ends && reason != Reason::Released {
+                    // Before anybody hears of it, who would leave the guard.
+                    lock(&grant.guards).iter().for_each(AbortHandle::abort);
+                }
+                ends
+            })
+        };
+        let ended: Vec<_> = grants.iter().filter(ends).cloned().collect();
         if ended.is_empty() {
             return ended;
         }
@@ -503,9 +530,6 @@ impl Keeper {
         };
         self.changed.send_replace(());
         if reason != Reason::Released {
-            for grant in &ended {
-                lock(&grant.guards).iter().for_each(AbortHandle::abort);
-            }
             if !is_known {
                 log::warn!("{} lost ({reason})", all_of(&ended));
             }
@@ -520,8 +544,10 @@ impl Keeper {
         let mut all: Vec<_> = ended.chunks(MOST_RELEASED).collect();
         while let Some(some) = all.pop() {
             match self.release_some(some).await {
-                // The others need not wait for it.
-                Err(error) if is_locked(&error) && some.len() > 1 => all.extend(some.chunks(1)),
+                // Somebody's open transaction has changed one of them: the others need not wait for it.
+                Err(error) if error.has_state("55P03") && some.len() > 1 => {
+                    all.extend(some.chunks(1))
+                }
                 // Nor would the server be there for the others.
                 Err(error) if error.is_of_connection() => return,
                 _ => {}
@@ -538,13 +564,14 @@ impl Keeper {
                 Ok(rows) => break rows,
                 Err(error) => error,
             };
-            match is_locked(&error) {
-                true if grants.len() > 1 => return Err(error),
-                true if now() < until => clock::sleep(limit / 4).await,
-                // It has only shown that the connection had ended before.
-                false if !has_repeated && matches!(error, Error::TransactionLost { .. }) => {
-                    has_repeated = true;
+            match (&error, error.sqlstate().as_deref()) {
+                (_, Some("55P03")) if grants.len() > 1 => return Err(error),
+                // Somebody's transaction has it, or the role's transactions are SERIALIZABLE.
+                (_, Some("55P03" | "40001")) if now() < until => {
+                    clock::sleep(LOOK_AGAIN.min(limit / 4)).await;
                 }
+                // It has only shown that the connection had ended before.
+                (Error::TransactionLost { .. }, _) if !has_repeated => has_repeated = true,
                 _ => {
                     log::warn!("{} not released, and ends at its ttl: {error}", all_of(grants));
                     return Err(error);
@@ -583,10 +610,23 @@ impl Keeper {
         let _ = changed.wait_for(|()| self.state().runtime.is_none()).await;
     }
 
-    /// Ends the statement that hangs in that transaction.
-    pub async fn cancel(self: Arc<Self>, transaction: (i32, f64)) {
-        let limit = self.limit(LONGEST, &[]);
-        let _ = self.line.lock().await.call(limit, &cancel(transaction)).await;
+    /// Ends what hangs in that transaction, if anything does. An outage has many at a time: they go along.
+    pub fn cancel(self: &Arc<Self>, place: Place) {
+        self.state().hanging.push(place);
+        let keeper = self.clone();
+        drop(self.run(async move {
+            let (limit, mut line) = (keeper.limit(LONGEST, &[]), keeper.line.lock().await);
+            let places = take(&mut keeper.state().hanging);
+            if places.is_empty() {
+                return;
+            }
+            let warn = |error| log::warn!("a statement in a guard goes on in the server: {error}");
+            match line.call(limit, &cancel(places)).await {
+                Ok(rows) if rows.iter().all(|row| row.get(0)) => {}
+                Ok(_) => warn(Error::Invalid("only its own role may cancel it")),
+                Err(error) => warn(error),
+            }
+        }));
     }
 
     pub fn tell(&self, kind: EventKind, grant: &Grant) {
@@ -604,11 +644,6 @@ pub(crate) fn pairs(grants: &[Arc<Grant>]) -> Pairs {
 }
 
 /// For the log.
-/// Whether somebody's open transaction has changed a lease.
-fn is_locked(error: &Error) -> bool {
-    error.has_state("55P03") || error.has_state("40001")
-}
-
 fn all_of(grants: &[Arc<Grant>]) -> String {
     match grants {
         [one] => format!("the lease {} is", one.names.join(", ")),

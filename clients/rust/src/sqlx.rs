@@ -11,7 +11,7 @@ impl Guardable for PgConnection {
     /// In a transaction that is open on it, it is a savepoint.
     async fn begin(&mut self) -> Begun<Transaction<'_, Postgres>> {
         let is_whole = !self.is_in_transaction();
-        Ok((Connection::begin(self).await?, is_whole, None))
+        Ok((Connection::begin(self).await?, is_whole))
     }
 }
 

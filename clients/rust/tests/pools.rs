@@ -3,13 +3,18 @@
 
 #![cfg(feature = "sqlx")]
 
-use pg_fence_client::{Connected, Error, Fence, Lease, connect};
+use pg_fence_client::{Connected, Error, Fence, Lease, classify, connect};
 use sqlx::postgres::PgPoolOptions;
 use sqlx::{Executor, PgConnection};
+use std::sync::Mutex;
 use std::time::Duration;
-use tokio_postgres::NoTls;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpListener;
+use tokio::time::timeout;
+use tokio_postgres::{Config, NoTls};
 
-const LONG: Duration = Duration::from_secs(300);
+const SHORT: Duration = Duration::from_millis(300);
+const LONG: Duration = Duration::from_secs(10);
 
 struct Place {
     url: String,
@@ -26,7 +31,14 @@ impl Place {
 
     async fn lease(&self, name: &str) -> Lease {
         self.admin.execute("SELECT lease_revoke($1)", &[&name]).await.unwrap();
-        self.fence.lease(name).ttl(LONG).acquire().await.unwrap()
+        self.fence.lease(name).ttl(LONG / 4).acquire().await.unwrap()
+    }
+
+    /// After a while.
+    async fn end_of(&self, lease: &Lease) {
+        tokio::time::sleep(SHORT).await;
+        self.admin.execute("SELECT lease_revoke($1)", &[&lease.names()[0]]).await.unwrap();
+        timeout(LONG, lease.lost()).await.expect("it is told").expect("it is a loss");
     }
 }
 
@@ -93,4 +105,98 @@ async fn what_a_loss_has_ended_hangs_no_more() {
     drop(guard);
     client.batch_execute("SELECT 1").await.unwrap();
     place.fence.close().await;
+}
+
+/// Whoever began the transaction goes on in it.
+#[tokio::test]
+async fn what_comes_after_a_savepoint_is_not_cancelled() {
+    let place = Place::new().await;
+    let mut client = connect(&place.url, NoTls).await.unwrap();
+    let mut outer = client.transaction().await.unwrap();
+    let lease = place.lease("inner").await;
+    let guard = lease.guard(&mut outer).await.unwrap();
+    place.end_of(&lease).await;
+    drop(guard);
+    outer.batch_execute("SELECT pg_sleep(1)").await.unwrap();
+}
+
+/// Where not even BEGIN comes through.
+#[tokio::test]
+async fn a_loss_breaks_off_what_has_not_begun() {
+    let place = Place::new().await;
+    let mut client = connect(&place.url, NoTls).await.unwrap();
+    let lease = place.lease("begins").await;
+    assert!(timeout(SHORT, client.batch_execute("SELECT pg_sleep(300)")).await.is_err());
+    let begins = async { lease.guard(&mut client).await.map(drop) };
+    let (begun, ()) = tokio::join!(begins, place.end_of(&lease));
+    assert!(matches!(begun, Err(Error::LeaseLost { .. })), "{begun:?}");
+    timeout(LONG, client.batch_execute("SELECT 1")).await.expect("it is broken off").unwrap_err();
+}
+
+#[tokio::test]
+async fn a_grant_that_was_waited_for_is_renewed_once() {
+    let place = Place::new().await;
+    let before = place.lease("waited for").await;
+    let waits = place.fence.lease("waited for").ttl(SHORT * 10).wait(LONG).acquire();
+    let releases = async {
+        tokio::time::sleep(SHORT * 5).await;
+        before.release().await
+    };
+    let (lease, _) = tokio::join!(waits, releases);
+    lease.unwrap().release().await.unwrap();
+    let row = place.admin.query_one("SELECT renewals FROM lease_info('waited for')", &[]).await;
+    assert_eq!(row.unwrap().get::<_, i64>(0), 1);
+}
+
+struct Warnings(Mutex<String>);
+
+static WARNINGS: Warnings = Warnings(Mutex::new(String::new()));
+
+impl log::Log for Warnings {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        self.0.lock().unwrap().push_str(&record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+#[tokio::test]
+async fn a_statement_of_another_role_is_not_cancelled_which_is_told() {
+    let _ = log::set_logger(&WARNINGS).map(|()| log::set_max_level(log::LevelFilter::Warn));
+    let mut place = Place::new().await;
+    let role =
+        "DO $$ BEGIN CREATE ROLE rust_app LOGIN; EXCEPTION WHEN duplicate_object THEN NULL; END $$;
+        SELECT fence_grant('rust_app')";
+    place.admin.batch_execute(role).await.unwrap();
+    let mut config: Config = place.url.parse().unwrap();
+    place.fence = Fence::at([config.user("rust_app").clone()], NoTls);
+    let lease = place.lease("of a role").await;
+    let (mut client, connection) = tokio_postgres::connect(&place.url, NoTls).await.unwrap();
+    tokio::spawn(connection);
+    let guard = lease.guard(&mut client).await.unwrap();
+    let (hung, ()) = tokio::join!(guard.batch_execute("SELECT pg_sleep(3)"), place.end_of(&lease));
+    assert!(matches!(hung, Err(Error::LeaseLost { .. })), "{hung:?}");
+    drop(guard);
+    client.batch_execute("SELECT 1").await.unwrap();
+    assert!(WARNINGS.0.lock().unwrap().contains("only its own role may cancel it"));
+}
+
+/// As a proxy may say it.
+#[tokio::test]
+async fn a_sqlstate_may_be_anything() {
+    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("host=127.0.0.1 port={} user=me", proxy.local_addr().unwrap().port());
+    let says = async {
+        let (mut one, _) = proxy.accept().await.unwrap();
+        let fields = "SFATAL\0C1\0Mno\0\0".as_bytes();
+        one.write_all(&[b"E\0\0\0".as_slice(), &[fields.len() as u8 + 4], fields].concat()).await
+    };
+    let (refused, _) = tokio::join!(tokio_postgres::connect(&url, NoTls), says);
+    let Err(refused) = refused else { panic!("it is refused") };
+    assert_eq!(refused.code().map(|code| code.code()), Some("1"));
+    assert!(classify(&refused).is_none());
 }
