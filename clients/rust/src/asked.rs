@@ -63,9 +63,6 @@ impl Asked {
     /// With a holder, and nothing that makes no sense.
     pub fn checked(mut self) -> Result<Asked, Error> {
         let is_plain = !self.shared && self.slots == 1 && !self.reclaim;
-        if self.names.is_empty() {
-            return Err(Error::Invalid("a lease needs a name"));
-        }
         if self.names.len() > 1 && !is_plain {
             let exclusive = "several names at once are exclusive: no shared, slots or reclaim";
             return Err(Error::Invalid(exclusive));
@@ -81,7 +78,7 @@ impl Asked {
     pub fn call(&self, schema: &str, portion: Duration) -> Call {
         let Asked { mut names, holder, shared, slots, reclaim, session, .. } = self.clone();
         let (ttl, metadata) = (span(self.ttl), self.metadata.as_ref().map(Value::to_string));
-        if names.len() > 1 {
+        if names.len() != 1 {
             let sql = format!(
                 "SELECT {schema}lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)"
             );

@@ -383,14 +383,11 @@ impl Keeper {
 
     /// Where `wanted` has gone, nobody waits for it any more. What comes all the same is dropped, and so given back.
     pub async fn acquire(self: Arc<Self>, asked: Asked, wanted: Weak<()>) -> Result<Lease, Error> {
-        if asked.wait.is_zero() || asked.session {
-            let grant = self.wait_for(&asked, &self.line, wanted).await?;
-            return self.granted(grant).await;
-        }
         // The others are renewed meanwhile.
-        let own = AsyncMutex::new(Line::new(self.setup.open.clone()));
-        let grant = self.wait_for(&asked, &own, wanted).await;
-        let mut connected = own.into_inner().connected;
+        let own = (!asked.wait.is_zero() && !asked.session)
+            .then(|| AsyncMutex::new(Line::new(self.setup.open.clone())));
+        let grant = self.wait_for(&asked, own.as_ref().unwrap_or(&self.line), wanted).await;
+        let mut connected = own.and_then(|own| own.into_inner().connected);
         if grant.is_ok()
             && let Ok(mut line) = self.line.try_lock()
             && !line.look()
@@ -427,11 +424,7 @@ impl Keeper {
             // A session lease waits on the connection that keeps the others.
             let portion = if asked.session { PORTION.min(limit) } else { PORTION }.min(left(until));
             let before = now();
-            let rows = match line.call(portion + limit, &asked.call(schema, portion)).await {
-                // The role's transactions are SERIALIZABLE.
-                Err(error) if error.has_state("40001") => continue,
-                rows => rows?,
-            };
+            let rows = line.call(portion + limit, &asked.call(schema, portion)).await?;
             if let Some(token) = rows.first().map_or(Ok(None), |row| row.try_get(0))? {
                 let session = asked.session.then_some(line.session);
                 return Ok(Grant::new(asked.names.clone(), token, before, asked.ttl, session));
@@ -454,14 +447,8 @@ impl Keeper {
         let (limit, ttl, mut line) =
             (self.limit(asked.ttl, &[]), asked.ttl, self.line.lock().await);
         self.refuse_if_closed()?;
-        let call = asked.any(&self.setup.schema, n);
-        let (before, rows) = loop {
-            let before = now();
-            match line.call(limit, &call).await {
-                Err(error) if error.has_state("40001") => {}
-                rows => break (before, rows?),
-            }
-        };
+        let before = now();
+        let rows = line.call(limit, &asked.any(&self.setup.schema, n)).await?;
         drop(line);
         let mut leases = Vec::new();
         for row in &rows {
@@ -566,10 +553,7 @@ impl Keeper {
             };
             match (&error, error.sqlstate().as_deref()) {
                 (_, Some("55P03")) if grants.len() > 1 => return Err(error),
-                // Somebody's transaction has it, or the role's transactions are SERIALIZABLE.
-                (_, Some("55P03" | "40001")) if now() < until => {
-                    clock::sleep(LOOK_AGAIN.min(limit / 4)).await;
-                }
+                (_, Some("55P03")) if now() < until => clock::sleep(limit / 4).await,
                 // It has only shown that the connection had ended before.
                 (Error::TransactionLost { .. }, _) if !has_repeated => has_repeated = true,
                 _ => {

@@ -182,6 +182,10 @@ async fn several_are_taken_claimed_and_guarded_at_once() {
     let claimed =
         fence.claim(["several:a", "several:b", "several:c"], 1, LONG, Some("me")).await.unwrap();
     assert_eq!(claimed[0].names(), ["several:b"]);
+    // There is no work.
+    assert!(fence.claim(Vec::<String>::new(), 1, LONG, None).await.unwrap().is_empty());
+    let none = fence.lease(Vec::<String>::new()).acquire().await;
+    assert!(matches!(none, Err(Error::Refused(refused)) if refused.sqlstate == "22023"));
     let other = fence.lease("several:b").acquire().await;
     assert!(matches!(other, Err(Error::LeaseTaken { holder: Some(holder), .. }) if holder == "me"));
     let mut client = client().await;
