@@ -152,27 +152,20 @@ fn is_broken(error: &(dyn StdError + 'static)) -> bool {
 
 /// What the server said, in whichever driver's words.
 fn told_in(error: &(dyn StdError + 'static)) -> Option<Refused> {
-    macro_rules! told {
-        ($one:expr, $state:expr) => {
-            Some(Refused {
-                sqlstate: $state.to_owned(),
-                message: $one.message().to_owned(),
-                hint: $one.hint().map(str::to_owned),
-                detail: $one
-                    .detail()
-                    .and_then(|detail| serde_json::from_str(detail).ok())
-                    .unwrap_or_default(),
-            })
-        };
-    }
+    let of = |sqlstate: &str, message: &str, hint: Option<&str>, detail: Option<&str>| Refused {
+        sqlstate: sqlstate.to_owned(),
+        message: message.to_owned(),
+        hint: hint.map(str::to_owned),
+        detail: detail.and_then(|detail| serde_json::from_str(detail).ok()).unwrap_or_default(),
+    };
     chain(error).find_map(|one| {
         #[cfg(feature = "sqlx")]
         if let Some(sqlx::Error::Database(one)) = one.downcast_ref() {
             let one = one.try_downcast_ref::<sqlx::postgres::PgDatabaseError>()?;
-            return told!(one, one.code());
+            return Some(of(one.code(), one.message(), one.hint(), one.detail()));
         }
         let one = one.downcast_ref::<tokio_postgres::error::DbError>()?;
-        told!(one, one.code().code())
+        Some(of(one.code().code(), one.message(), one.hint(), one.detail()))
     })
 }
 
