@@ -3,7 +3,6 @@
 use crate::asked::{Call, whoami};
 use crate::clock;
 use crate::error::Error;
-use crate::open::open;
 use std::ops::{Deref, DerefMut};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -52,11 +51,6 @@ pub struct Connected {
     pub(crate) task: JoinHandle<()>,
     /// Dropped with it, which the task sees.
     _in_use: oneshot::Sender<()>,
-}
-
-/// Opens a connection, and drives it in a task of its own.
-pub async fn connect(url: &str, tls: impl Tls) -> Result<Connected, Error> {
-    open(&[url.parse()?], tls, Duration::MAX).await
 }
 
 impl Connected {

@@ -36,7 +36,7 @@ mod open;
 mod sqlx;
 
 pub use asked::Names;
-pub use connected::{Connected, Tls, connect};
+pub use connected::{Connected, Tls};
 pub use error::{Error, Reason, Refused, classify};
 pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
 pub use guard::{Guard, Guardable, Guarded, Guards};
@@ -44,4 +44,4 @@ pub use guard::{Guard, Guardable, Guarded, Guards};
 #[doc(hidden)]
 pub use keeper::{Answer, Lab};
 pub use keeper::{Event, EventKind};
-pub use open::open;
+pub use open::{connect, open};

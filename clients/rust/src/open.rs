@@ -11,6 +11,11 @@ use tokio_postgres::config::{Host, LoadBalanceHosts};
 
 const USUAL_PORT: u16 = 5432;
 
+/// Opens a connection, and drives it in a task of its own.
+pub async fn connect(url: &str, tls: impl Tls) -> Result<Connected, Error> {
+    open(&[url.parse()?], tls, Duration::MAX).await
+}
+
 /// The first of these servers that takes us, within `limit`. `connect_timeout` bounds all that is said with one address,
 /// until it has let us in; and of the limit each of them gets its part, so that one that is silent leaves time for the
 /// next.
