@@ -162,7 +162,9 @@ func (g *guard) does(t *transaction) error {
 		if name, err := t.text(g.until, g.ends()); err != nil {
 			return err
 		} else if name != nil {
-			return g.gone(*name)
+			isOther := func(of *Lease) bool { return !slices.Contains(of.names, *name) }
+			g.k.end(slices.DeleteFunc(slices.Clone(g.leases), isOther), ReasonGone)
+			return cmp.Or(g.check(), error(lostBy(ReasonGone, *name)))
 		}
 	}
 	g.at = committing
@@ -201,17 +203,6 @@ func (g *guard) pairs() string {
 	}
 	text, _ := json.Marshal(all)
 	return string(text)
-}
-
-// gone is what a release means that finds nothing under a name.
-func (g *guard) gone(name string) error {
-	for _, lease := range g.leases {
-		if slices.Contains(lease.names, name) {
-			g.k.end(Leases{lease}, ReasonGone)
-			return lease.over.Load()
-		}
-	}
-	return lostBy(ReasonGone, name)
 }
 
 // told is what an error means, in a transaction that was broken off by it, or not. One of a commit may hide that it has landed.

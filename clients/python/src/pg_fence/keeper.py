@@ -222,8 +222,7 @@ class Keeper:
         until, call = now() + limit, self.call(statements.RELEASE_ASIDE, lock_limit, *pairs_of(grants))
         while True:
             try:
-                with self._in_use():
-                    answers = iter(self._line.rows(call, limit))
+                answers = iter(self._line.rows(call, limit))
                 break
             except Exception as error:  # noqa: BLE001
                 # Somebody's open transaction has changed one of them.
