@@ -162,7 +162,7 @@ export class Keeper {
   async #acquire(line: Line, asked: sql.Asked, signal: AbortSignal | undefined): Promise<Grant> {
     const until = now() + asked.wait;
     for (;;) {
-      const [before, session] = [now(), line.session];
+      const before = now();
       const limit = line === this.#line ? this.#limit(asked.ttl) : Math.min(asked.ttl / 3, LONGEST);
       // A session lease waits on the connection that keeps the others.
       const portion = Math.max(0, Math.min(until - before, PORTION, asked.session ? limit : PORTION));
@@ -173,7 +173,7 @@ export class Keeper {
       const token = answer?.[0]?.[0];
       if (typeof token === "string") {
         const grant = new Grant(asked.names, numberOf(token), new Keeping(before, asked.ttl));
-        if (asked.session) grant.session = session;
+        if (asked.session) grant.session = line.session;
         return this.#granted(grant);
       }
       if (answer && (now() >= until || signal?.aborted || this.isClosed)) throw await this.#taken(line, asked.names, limit);

@@ -82,8 +82,8 @@ export class Line {
     const opening = this.open(2 * limit);
     const connection = await within(limit, opening, () => void opening.then((late) => late.cut(), () => {}));
     connection.onEnd = () => {
-      this.session += 1;
-      if (this.#connection === connection) this.#connection = undefined;
+      if (this.#connection !== connection) return; // it was closed, when nobody had a lease
+      [this.#connection, this.session] = [undefined, this.session + 1];
       this.onEnd();
     };
     if (connection.isEnded) throw new FenceError("the connection has ended while it was opened");

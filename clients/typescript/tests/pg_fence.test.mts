@@ -373,6 +373,12 @@ test("a caller that gives up gets its own reason, and nothing is left", withOrde
   assert.equal(await isHeld("other"), false);
 }));
 
+test("the end of the last connection is no loss of the next one's session leases", async () => {
+  for (const pause of [0, 1, 2, 5, 10, 20, 50]) {
+    await fence.lease("job", { session: true }, () => sleep(pause));
+  }
+});
+
 test("events", async () => {
   const events: string[] = [];
   await using watched = new Fence(on, { onEvent: ({ kind }) => assert.ok(events.push(kind) > 1, "a handler may fail") });
