@@ -63,7 +63,7 @@ func opener(source any) func(context.Context) (Conn, error) {
 		if pool, err = pgxpool.ParseConfig(source); err != nil {
 			return func(context.Context) (Conn, error) { return nil, err }
 		}
-		// What lib/pq takes for itself, the server would refuse.
+		// The server would refuse the settings that lib/pq takes for itself.
 		delete(pool.ConnConfig.RuntimeParams, "binary_parameters")
 	case *pgxpool.Pool:
 		pool = source.Config()

@@ -25,8 +25,9 @@ import (
 	"pgfence.example/pgfence"
 )
 
-// What the scenarios of all clients do not show: the shape of the API, the kinds of connections, and what is Go's own.
-// DATABASE_URL names a database with the extension that is otherwise of no use: a table is made and dropped in it.
+// The part that the scenarios of all clients do not show: the shape of the API, the kinds of connections, and what is
+// Go's own. DATABASE_URL names a database with the extension that is otherwise of no use: a table is made and dropped
+// in it.
 
 var (
 	url        = os.Getenv("DATABASE_URL")

@@ -122,7 +122,7 @@ func (w *worker) read() {
 	close(w.lines)
 }
 
-// What it says
+// Its answers
 
 var saying sync.Mutex
 
@@ -178,7 +178,7 @@ func granted(lease *pgfence.Lease) said {
 	return said{"token": lease.Token(), "deadline": wall.Add(lease.Remaining()).UnixMilli()}
 }
 
-// What it is told
+// Its orders
 
 func (w *worker) follow(o order) (event string, more said, err error) {
 	switch o.Do {
@@ -512,7 +512,7 @@ func (w *worker) close() (event string, more said, err error) {
 	return "closed", nil, nil
 }
 
-// What is planted
+// The planted faults
 
 var (
 	starved, broken atomic.Bool

@@ -474,7 +474,7 @@ def span(ms: float) -> timedelta:
 
 
 def run(work: Any) -> Any:
-    """What never waits."""
+    """Work that never waits."""
     try:
         work.send(None)
     except StopIteration as end:

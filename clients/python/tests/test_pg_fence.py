@@ -1,4 +1,4 @@
-"""What the scenarios of all clients do not show: the shape of the API, each kind of connection, and what is Python's own.
+"""Not shown by the scenarios of all clients: the shape of the API, each kind of connection, and what is Python's own.
 
     DATABASE_URL=postgresql://… python -W error -m unittest discover clients/python/tests
 
@@ -414,7 +414,7 @@ class AsyncConnections(OnOrders, unittest.IsolatedAsyncioTestCase):
 
 
 class Shape(OnOrders):
-    """What the package shows, takes and leaves behind."""
+    """The names of the package, its arguments, and its leftovers."""
 
     def test_completion_shows_the_verbs_and_nothing_internal(self) -> None:
         def shown(thing: object) -> set[str]:
@@ -473,7 +473,7 @@ class Shape(OnOrders):
             raise error
 
         connecting = iter([psycopg.errors.TooManyConnections("53300"), psycopg.errors.ReadOnlySqlTransaction("25006")])
-        # What PgBouncer does to a connection whose server is terminated.
+        # As PgBouncer does to a connection whose server is terminated.
         strange = psycopg.InternalError("received 2 results from command 'BEGIN'")
         steps: Iterator[Callable[[], Any]] = iter([lambda: asyncio.run(refused()), lambda: raises(strange), lambda: 7])
         with pg_fence.Fence(lambda: [raises(error) for error in connecting] and None or psycopg.connect(URL)) as fence:

@@ -1,4 +1,4 @@
-//! What a caller asks for, looked over before anything is sent; and the statements that ask it of the server.
+//! A caller's request, looked over before anything is sent; and the statements that ask it of the server.
 
 use crate::error::Error;
 use serde_json::Value;
@@ -104,7 +104,7 @@ impl Asked {
         call!(sql, self.names => TEXT_ARRAY, n => INT4, self.holder => TEXT, span(self.ttl) => TEXT)
     }
 
-    /// Who has it.
+    /// The statement that asks for the holder.
     pub fn holder(&self, schema: &str) -> Call {
         let sql = format!(
             "SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM unnest($1::text[]) AS n(name), \
@@ -120,12 +120,12 @@ fn span(time: Duration) -> String {
     format!("{} microseconds", time.as_micros())
 }
 
-/// What the server says, which is never negative.
+/// The server's answer, which is never negative.
 pub(crate) fn seconds(seconds: f64) -> Duration {
     Duration::try_from_secs_f64(seconds).unwrap_or_default()
 }
 
-/// What the view of all leases shows as the holder, unless one is named.
+/// The holder in the view of all leases, unless one is named.
 pub(crate) fn unique_holder() -> String {
     let host = rustix::system::uname();
     let random = RandomState::new().hash_one(()) as u32;

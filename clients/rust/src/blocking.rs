@@ -24,7 +24,7 @@ impl Fence {
         Ok(Fence { fence, runtime: runtime.map_err(Error::other)? })
     }
 
-    /// What a verb comes to, or a statement of a connection that was opened by this, too.
+    /// The result of a verb, or of a statement of a connection that was opened by this, too.
     pub fn wait<T>(&self, verb: impl Future<Output = T>) -> T {
         // The work of `lead` waits within a wait.
         block_in_place(|| self.runtime.block_on(verb))

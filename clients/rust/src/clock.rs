@@ -36,7 +36,7 @@ pub async fn sleep(span: Duration) {
     }
 }
 
-/// What `work` comes to, or nothing where it takes longer than that.
+/// The result of `work`, or nothing where it takes longer than that.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;

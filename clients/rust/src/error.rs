@@ -1,4 +1,4 @@
-//! What can be refused or told, as types, and how to find it in what a driver or a pool returned.
+//! Refusals and losses, as types, and how to find them in an error of a driver or a pool.
 
 use serde_json::{Map, Value};
 use std::error::Error as StdError;
@@ -12,8 +12,8 @@ use std::time::Duration;
 #[non_exhaustive]
 #[allow(missing_docs)]
 pub enum Error {
-    /// Somebody else has the lease, and kept it for as long as we waited. Who has it, and for how long at the most unless it
-    /// is renewed, where that can be seen.
+    /// Somebody else has the lease, and kept it for as long as we waited. The holder, and for how long at the most
+    /// unless it is renewed, where that can be seen.
     LeaseTaken { names: Vec<String>, holder: Option<String>, remaining: Option<Duration> },
     /// The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now. `in_doubt`: a
     /// commit was on its way, which may have landed; the server has judged it.
@@ -31,9 +31,9 @@ pub enum Error {
     /// No server could be connected to: which ones, and what came of each try. With the SQLSTATE, where it is a server
     /// that has refused each of them.
     NotConnected(String, Option<String>),
-    /// The server did not answer within that time. What it granted all the same ends at its ttl.
+    /// The server did not answer within that time. A lease that it granted all the same ends at its ttl.
     NoAnswer(Duration),
-    /// What was asked for makes no sense, or the fence is closed.
+    /// The request makes no sense, or the fence is closed.
     Invalid(&'static str),
     /// None of pg_fence's business: an error of the driver or of what opens connections; or its thread has died.
     Other(Arc<dyn StdError + Send + Sync>),
@@ -68,7 +68,7 @@ pub enum Reason {
     Refused,
     /// The session that it was bound to has ended.
     Session,
-    /// What kept it has died.
+    /// The thread that kept it has died.
     Keeper,
     /// Its holder gave it back.
     Released,
@@ -150,7 +150,7 @@ fn is_broken(error: &(dyn StdError + 'static)) -> bool {
     })
 }
 
-/// What the server said, in whichever driver's words.
+/// The server's error, in whichever driver's words.
 fn told_in(error: &(dyn StdError + 'static)) -> Option<Refused> {
     let of = |sqlstate: &str, message: &str, hint: Option<&str>, detail: Option<&str>| Refused {
         sqlstate: sqlstate.to_owned(),

@@ -201,7 +201,7 @@ asks! {
     ttl(ttl: Duration) ttl = ttl;
     /// How long to wait for it: not at all unless said otherwise.
     wait(wait: Duration) wait = wait;
-    /// Who has it, for the view of all leases; by default a text that is unique for each acquire.
+    /// The holder, for the view of all leases; by default a text that is unique for each acquire.
     holder(holder: impl Into<String>) holder = Some(holder.into());
     /// Where that holder has it already, it gets a new grant at once.
     reclaim(holder: impl Into<String>) holder = Some(holder.into()), reclaim = true;
@@ -268,7 +268,7 @@ impl Lease {
         Lease(Arc::new(Held { keeper: keeper.clone(), grant }))
     }
 
-    /// What it is a lease of.
+    /// The names that it is a lease of.
     pub fn names(&self) -> &[String] {
         &self.0.grant.names
     }
@@ -302,7 +302,7 @@ impl Lease {
         }
     }
 
-    /// What `work` comes to, unless the lease is lost before: then the work is dropped where it waits.
+    /// The result of `work`, unless the lease is lost before: then the work is dropped where it waits.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         tokio::select! {
             biased;
@@ -340,7 +340,7 @@ impl fmt::Debug for Keeper {
     }
 }
 
-/// What a connection is opened with (`options` of libpq and of most drivers, `PGOPTIONS`), so that all that it writes
+/// Settings to open a connection with (`options` of libpq and of most drivers, `PGOPTIONS`), so that all that it writes
 /// presents the token: for code that knows nothing of fences. Not through a pooler, which takes no options.
 pub fn options(lease: &Lease) -> String {
     format!("-c pg_fence.token={}", lease.token())

@@ -13,8 +13,8 @@ use tokio::task::AbortHandle;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Row, ToStatement, Transaction};
 
-/// What a transaction under a lease can be begun on: tokio-postgres' [`Client`], a [`Connected`], a [`Transaction`] or
-/// [`Guard`] that is open; with the feature `sqlx` its `PgConnection`, too.
+/// A connection on which a transaction under a lease can be begun: tokio-postgres' [`Client`], a [`Connected`], a
+/// [`Transaction`] or [`Guard`] that is open; with the feature `sqlx` its `PgConnection`, too.
 pub trait Guardable: Send {
     /// The driver's transaction.
     #[doc(hidden)]
@@ -25,7 +25,7 @@ pub trait Guardable: Send {
     #[doc(hidden)]
     fn begin(&mut self) -> impl Future<Output = Begun<Self::Begun<'_>>> + Send;
 
-    /// What breaks it off.
+    /// The handle that breaks it off.
     #[doc(hidden)]
     fn cut(&self) -> Option<AbortHandle> {
         None
@@ -101,7 +101,7 @@ begins! {
     Guard<'_>: false, one => one.transaction;
 }
 
-/// What a transaction is under.
+/// The lease or number that a transaction is under.
 pub(crate) struct Under {
     keeper: Arc<Keeper>,
     grants: Vec<Arc<Grant>>,
@@ -177,7 +177,7 @@ impl Under {
         self.grants.iter().find_map(|grant| grant.loss())
     }
 
-    /// What a call comes to, unless a loss is first.
+    /// The result of a call, unless a loss is first.
     async fn or_loss<T>(&self, call: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
         let lost = async {
             let mut changed = self.keeper.changed.subscribe();
@@ -206,7 +206,7 @@ impl Under {
     }
 }
 
-/// What a commit that was refused means.
+/// The meaning of a refused commit.
 fn told_of_commit(error: Error) -> Error {
     let lost = |message: &str, in_doubt| {
         let (message, sqlstate) = (message.to_owned(), error.sqlstate());
@@ -236,8 +236,8 @@ impl Drop for Under {
                 grant.rest(false);
             }
         }
-        // Whoever gave up a statement, or lost it, is not to be held up by it. What a driver's own method does is not known
-        // here, so the server is asked after each loss.
+        // A caller that gave up a statement, or lost it, is not to be held up by it. It is not known here what a
+        // driver's own method does, so the server is asked after each loss.
         let hangs = *self.hangs.get_mut() || self.loss().is_some();
         if let (true, Some(place)) = (hangs, self.place) {
             self.keeper.cancel(place);
@@ -245,7 +245,7 @@ impl Drop for Under {
     }
 }
 
-/// What comes of beginning one on such a connection.
+/// The outcome of beginning one on such a connection.
 pub type Guards<'c, C> = Result<Guarded<<C as Guardable>::Begun<'c>>, Error>;
 
 /// On tokio-postgres.
@@ -255,7 +255,7 @@ pub type Guard<'c> = Guarded<Transaction<'c>>;
 /// [`commit_and_release`](Guarded::commit_and_release); dropped, it is rolled back.
 ///
 /// It dereferences to the driver's transaction. The methods of that name here do more: a loss ends them where they wait,
-/// and errors come out as [types](Error). What is reached by dereferencing ends with the connection, which a loss breaks off
+/// and errors come out as [types](Error). A call by dereferencing ends with the connection, which a loss breaks off
 /// where it is a [`Connected`].
 #[must_use = "dropped, it is rolled back"]
 pub struct Guarded<T: Open> {

@@ -1,4 +1,4 @@
-//! What keeps all leases of a fence: a thread of its own, in which one task renews them and watches their deadlines. Work
+//! Keeps all leases of a fence: a thread of its own, in which one task renews them and watches their deadlines. Work
 //! that blocks its own runtime does not lose its leases.
 
 use crate::asked::{Asked, Pairs, Place, cancel, keep, release, seconds};
@@ -15,7 +15,7 @@ use tokio::sync::{Mutex as AsyncMutex, watch};
 use tokio::task::AbortHandle;
 use tokio_postgres::Row;
 
-/// What `lease_keep` takes at once; and how many are released in one transaction, which has its share of locks.
+/// The most for one `lease_keep`; and for a release in one transaction, which has its share of locks.
 const MOST_PAIRS: usize = 10_000;
 const MOST_RELEASED: usize = 200;
 /// No portion of a wait takes longer: its snapshot holds up others.
@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Several names have no queue: so often they are tried. So often it is looked whether a session has ended, too.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
-/// What `on_event` is told, in the keeper's thread; it must not block.
+/// An event for `on_event`, in the keeper's thread; it must not block.
 #[derive(Debug, Clone)]
 #[allow(missing_docs)]
 pub struct Event {
@@ -36,7 +36,7 @@ pub struct Event {
     pub remaining: Duration,
 }
 
-/// What has become of a lease.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum EventKind {
@@ -46,7 +46,7 @@ pub enum EventKind {
     Released,
 }
 
-/// What `lease_keep` says of one name: the outcome; what remains, and when to ask again, in seconds.
+/// The answer of `lease_keep` for one name: the outcome; what remains, and when to ask again, in seconds.
 pub type Answer = (String, Option<f64>, Option<f64>);
 
 type Answers = Result<Vec<Answer>, Error>;
@@ -110,7 +110,7 @@ impl Grant {
         if times.reason.is_none() { left(times.deadline) } else { Duration::ZERO }
     }
 
-    /// What `check` says of it.
+    /// The verdict of `check` on it.
     pub fn over(&self) -> Option<Error> {
         let (names, reason) = (self.names.clone(), self.reason()?);
         Some(Error::LeaseLost { names, reason, in_doubt: false })
@@ -252,7 +252,7 @@ impl Keeper {
                 let is_in_use =
                     state.runtime.as_ref().is_some_and(|one| Arc::strong_count(one) > 1);
                 if state.grants.is_empty() && !is_in_use {
-                    // Whoever comes now begins with another thread, and with another connection.
+                    // A caller that comes now begins with another thread, and with another connection.
                     drop((beat.take(), state.runtime.take()));
                     break self.line.try_lock().ok().and_then(|mut line| line.take());
                 }
@@ -274,7 +274,7 @@ impl Keeper {
             if let Some(next) = next.filter(|_| beat.is_none()) {
                 pause = pause.min(next);
                 if next.is_zero() {
-                    // Those that are nearly due go along.
+                    // Leases that are nearly due go along.
                     grants.retain(|grant| left(grant.beat_at()) <= grant.ttl / 6);
                     let keeper = self.clone();
                     beat = Some(Box::pin(async move { keeper.keep(&grants).await }));
@@ -381,7 +381,8 @@ impl Keeper {
 
     // How a lease comes
 
-    /// Where `wanted` has gone, nobody waits for it any more. What comes all the same is dropped, and so given back.
+    /// Where `wanted` has gone, nobody waits for it any more. A lease that comes all the same is dropped, and so given
+    /// back.
     pub async fn acquire(self: Arc<Self>, asked: Asked, wanted: Weak<()>) -> Result<Lease, Error> {
         // The others are renewed meanwhile.
         let own = (!asked.wait.is_zero() && !asked.session)
@@ -491,7 +492,7 @@ impl Keeper {
         grant.over().map_or(Ok(()), Err)
     }
 
-    /// Those that were not over before.
+    /// Returns the leases that were not over before.
     pub fn end(&self, grants: &[Arc<Grant>], reason: Reason) -> Vec<Arc<Grant>> {
         let ends = |grant: &&Arc<Grant>| {
             grant.times.send_if_modified(|times| {

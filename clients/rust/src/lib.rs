@@ -16,7 +16,7 @@
 //! # }
 //! ```
 //!
-//! What the verbs promise, and each one's SQL, is said once for the clients of all languages, in the README of the
+//! The promise of each verb, and its SQL, are said once for the clients of all languages, in the README of the
 //! project's directory `clients`.
 
 #![warn(missing_docs)]

@@ -1,4 +1,4 @@
-//! What the scenarios of all clients do not show: what is Rust's own.
+//! The part that the scenarios of all clients do not show: what is Rust's own.
 //!
 //! `DATABASE_URL=postgresql://… cargo test`. The database has the extension and is otherwise of no use: each test
 //! makes a table in it.
@@ -116,7 +116,7 @@ async fn guards_commit_release_and_roll_back() {
     assert!(matches!(lease.check(), Err(Error::LeaseLost { reason: Reason::Released, .. })));
 }
 
-/// Whose futures are `Send`.
+/// The verbs' futures are `Send`.
 #[tokio::test]
 async fn what_waits_can_be_spawned() {
     let shop = Shop::new("spawned").await;

@@ -107,7 +107,7 @@ async fn what_a_loss_has_ended_hangs_no_more() {
     place.fence.close().await;
 }
 
-/// Whoever began the transaction goes on in it.
+/// The caller that began the transaction goes on in it.
 #[tokio::test]
 async fn what_comes_after_a_savepoint_is_not_cancelled() {
     let place = Place::new().await;

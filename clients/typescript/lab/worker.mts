@@ -60,7 +60,7 @@ const heartbeat = { isStarved: false, isBroken: false };
 /** Runs a statement on the connection of the transaction that is open, if one is. */
 let inWork: ((text: string, values: any[]) => Promise<Rows>) | undefined;
 
-/** What `lease_keep` does can be made to fail, or its answers changed. */
+/** `lease_keep` can be made to fail, or its answers changed. */
 async function kept(text: string, values: any[], run: () => PromiseLike<Rows>): Promise<Rows> {
   if (heartbeat.isStarved) throw Object.assign(new Error("starved"), { code: "57014" });
   if (heartbeat.isBroken) {
@@ -86,7 +86,7 @@ async function kept(text: string, values: any[], run: () => PromiseLike<Rows>): 
   return rows;
 }
 
-/** What differs between the drivers. */
+/** The differences between the drivers. */
 interface Side {
   fence(onEvent: (event: pgFence.LeaseEvent) => void): PgFence | PostgresFence;
   /** Opens a connection, has something done with it, and closes it. */

@@ -1,6 +1,6 @@
 /**
- * What the scenarios of all clients do not show: the shape of the API, each kind of transaction, the ORMs, and what is
- * JavaScript's own.
+ * The part that the scenarios of all clients do not show: the shape of the API, each kind of transaction, the ORMs, and
+ * what is JavaScript's own.
  *
  *     DATABASE_URL=postgresql://… node tests/pg_fence.test.mjs pg    (or postgres)
  *
@@ -45,7 +45,7 @@ const settings: any = ON_PG ? { host, port, database, user } : { host, port, dat
 
 type AnyLease = pgFence.Query & onPg.Lease;
 const Fence: new (source: any, options?: pgFence.FenceOptions) => onPg.Fence = ON_PG ? onPg.Fence : (onPostgres.Fence as any);
-/** What transactions begin on, and what runs a statement by what the work is given. */
+/** The source of transactions, and how the work runs a statement. */
 const on: any = ON_PG ? pool : sql;
 const run = (tx: any, statement: string): Promise<any> => (ON_PG ? tx.query(statement) : tx.unsafe(statement));
 const fence = new Fence(on);
@@ -54,7 +54,7 @@ before(() => admin.connect());
 after(() => Promise.all([fence.close(), admin.end(), pool.end(), sql.end()]));
 
 beforeEach(async () => {
-  // What a test that failed has left.
+  // The leftovers of a test that failed.
   await admin.query("SELECT pg_terminate_backend(pid, 1000) FROM pg_stat_activity WHERE state ~ '^idle in' AND pid <> pg_backend_pid()");
   await admin.query(`
     DROP TABLE IF EXISTS orders;
@@ -79,7 +79,7 @@ async function comesTrue(check: () => Promise<boolean>): Promise<void> {
   }
 }
 
-/** What it is rejected with. */
+/** The error that it is rejected with. */
 async function errorOf(work: () => PromiseLike<unknown>): Promise<any> {
   try {
     await work();

@@ -64,7 +64,7 @@ final class Worker {
         return DriverManager.getConnection(url + "&prepareThreshold=0" + options);
     }
 
-    // What it says
+    // Its answers
 
     private static synchronized void say(String event, Object... more) {
         Map<String, Object> line = new LinkedHashMap<>(Map.of("event", event, "at", System.currentTimeMillis()));
@@ -104,9 +104,9 @@ final class Worker {
         }
     }
 
-    // What it is told
+    // Its orders
 
-    /** What is missing is null, 0, false. */
+    /** A missing value is null, 0, false. */
     private record Order(Map<String, JsonElement> parts) {
         String text(String key) {
             return parts.containsKey(key) ? parts.get(key).getAsString() : null;
@@ -477,7 +477,7 @@ final class Worker {
         say("closed");
     }
 
-    // What lease_keep does can be made to fail, and its answers changed
+    // lease_keep can be made to fail, and its answers changed
 
     private static volatile boolean isStarved;
     private static volatile boolean isBroken;

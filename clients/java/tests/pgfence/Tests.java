@@ -12,8 +12,8 @@ import pgfence.Fence.*;
 import pgfence.FenceException.*;
 
 /**
- * What the scenarios of all clients do not show: the shape of the API, and what is Java's own. {@code DATABASE_URL} names a
- * database with the extension that is otherwise of no use: a table is made and dropped in it.
+ * The part that the scenarios of all clients do not show: the shape of the API, and what is Java's own. {@code
+ * DATABASE_URL} names a database with the extension that is otherwise of no use: a table is made and dropped in it.
  */
 @SuppressWarnings("try")
 public final class Tests {
@@ -494,7 +494,7 @@ public final class Tests {
                 .collect(Collectors.toCollection(TreeSet::new));
     }
 
-    // What they have in common
+    // Shared by the tests
 
     private interface Body {
         void run() throws Exception;

@@ -1,4 +1,4 @@
-//! What `lease_keep` does, made to fail, or its answers changed: known faults.
+//! `lease_keep`, made to fail, or its answers changed: known faults.
 
 use crate::lock;
 use pg_fence_client::{Answer, Error, Guard, Lab};

@@ -86,7 +86,7 @@ async fn serve(heartbeat: Arc<Heartbeat>) -> Outcome {
     Ok(())
 }
 
-// What it says
+// Its answers
 
 fn now_ms() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
@@ -153,7 +153,7 @@ errors! {
     Failure: "an error of the work's own"
 }
 
-/// What it writes under.
+/// The lease or number that it writes under.
 #[derive(Clone)]
 enum Held {
     Lease(Lease),
@@ -169,7 +169,7 @@ impl Held {
     }
 }
 
-// What it is told
+// Its orders
 
 struct Worker {
     config: Config,
@@ -551,7 +551,7 @@ fn tell(event: &Event, crowd: &[String]) {
     }
 }
 
-/// What it comes to, unless the caller's own deadline comes first.
+/// Its result, unless the caller's own deadline comes first.
 async fn within<T>(order: &Value, work: impl Future<Output = T>) -> Result<T, Deadline> {
     if !order["within_ms"].is_u64() {
         return Ok(work.await);
