@@ -51,7 +51,7 @@ fn a_detail_is_never_longer_than_a_screen(lab: &Lab) -> Result<()> {
         ensure!(fault.detail.as_deref().is_some_and(|d| d.len() < SCREEN), "{fault}");
         ensure!(starts(&detail["lease"], 512) && starts(&detail["holder"], 512), "{fault}");
     }
-    // What is short is shown as it is.
+    // A short value is shown as it is.
     db.run("INSERT INTO one VALUES (repeat('x', 200) || '...', 0)")?;
     let fault = db.refused("UPDATE one SET v = 1", "PF002")?;
     ensure!(fault.json()?["key"]["word"] == "x".repeat(200) + "...", "{fault}");

@@ -435,7 +435,7 @@ fn code_that_others_run_gets_no_lease(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Whoever has a table can have another's trigger function called for it, and functions of his own written for it.
+/// The owner of a table can have another's trigger function called for it, and functions of its own written for it.
 #[lab_test]
 fn a_table_owner_changes_no_other_s_fence(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
@@ -453,7 +453,7 @@ fn a_table_owner_changes_no_other_s_fence(lab: &Lab) -> Result<()> {
              FOR n IN 1..20 LOOP PERFORM fence_lite.write_trigger('mine'::regclass, 'fence', n::text); END LOOP;
          END $$",
     )?;
-    // What has no trigger any longer, he drops in a transaction that stays open.
+    // The owner drops a function without a trigger in a transaction that stays open.
     rogue.run("BEGIN; SELECT fence_lite.write_trigger('mine'::regclass)")?;
     keeper.run("SET lock_timeout = '5 s'; SELECT fence_protect('orders')")?;
     rogue.run("ROLLBACK; DROP TABLE mine")?;
@@ -507,7 +507,8 @@ fn hostile_names_are_quoted(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What plpgsql may be told to refuse, by a session that develops functions of its own, and what the client may be told to read.
+/// Code that plpgsql may be told to refuse, by a session that develops functions of its own, and what the client may be
+/// told to read.
 #[lab_test]
 fn settings_of_the_session_change_nothing(lab: &Lab) -> Result<()> {
     let strings = ["standard_conforming_strings = off", "escape_string_warning = off"];
@@ -540,7 +541,7 @@ fn settings_of_the_session_change_nothing(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What a column's collation takes for alike are leases of their own.
+/// Names that a column's collation takes for alike are leases of their own.
 #[lab_test]
 fn a_name_of_any_collation_is_compared_by_its_bytes(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
@@ -635,7 +636,7 @@ fn a_dump_of_the_data_gives_no_token_twice(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What a data-only dump sets, after the server was started anew: a jump, and what was revoked since is not had again.
+/// A data-only dump, loaded after the server was started anew, makes a jump: what was revoked since is not had again.
 #[lab_test]
 fn a_dump_loaded_after_a_restart_is_a_jump_too(lab: &Lab) -> Result<()> {
     let cluster = server(lab, &lite_script()?)?;
@@ -980,8 +981,8 @@ fn a_dump_restored_within_the_same_life_is_known_as_a_copy(lab: &Lab) -> Result<
     Ok(())
 }
 
-/// A restore sets the sequences one after the other. What it sets while a session moves the tokens on must not pass for
-/// that session's own.
+/// A restore sets the sequences one after the other. A value that it sets while a session moves the tokens on must not
+/// pass for that session's own.
 #[lab_test]
 fn an_older_jump_that_is_loaded_in_the_middle_of_a_move_is_noticed(lab: &Lab) -> Result<()> {
     let (db, owner) = lite(lab)?;
@@ -1043,11 +1044,11 @@ fn the_clock_after_the_lock_decides(db: &Database, owner: &str) -> Result<()> {
     Ok(())
 }
 
-/// What was seen before a crash is not handed out after it.
+/// A token seen before a crash is not handed out after it.
 fn no_token_recurs_after_a_crash(cluster: &Cluster) -> Result<()> {
     let mut session = cluster.connect("postgres")?;
     session.run("CHECKPOINT")?;
-    // What nextval logs ahead is in the log of a transaction that is still open, and not on disk.
+    // The numbers that nextval logs ahead are in the log of a transaction that is still open, and not on disk.
     let frozen = cluster.freeze("walwriter")?;
     session.run("SET synchronous_commit = off; BEGIN")?;
     let mut seen = 0;

@@ -1,4 +1,4 @@
-//! What PUBLIC gets. Who else may call what, and to whom a lease belongs: roles.script.
+//! The rights of PUBLIC. The rights of others, and the owner of a lease: roles.script.
 
 automod::dir!(pub "tests/lab/roles");
 

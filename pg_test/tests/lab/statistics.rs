@@ -6,7 +6,7 @@ use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Lab, Result, Session};
 use std::time::Duration;
 
-/// What was counted since the last call, as `guards 1, releases 2`; it counts from zero then.
+/// The counts since the last call, as `guards 1, releases 2`; it counts from zero then.
 pub fn counted(session: &mut Session) -> Result<String> {
     let counted = shown(session)?;
     session.run("SELECT fence_stats_reset()")?;

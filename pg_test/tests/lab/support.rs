@@ -1,4 +1,4 @@
-//! What the tests have in common: databases, concurrent sessions, and what holds for many of them.
+//! Shared by the tests: databases, concurrent sessions, and what holds for many of them.
 
 automod::dir!(pub "tests/lab/support");
 

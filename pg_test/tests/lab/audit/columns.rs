@@ -117,7 +117,7 @@ fn a_fence_column_made_again_is_found(lab: &Lab) -> Result<()> {
             audited.close_all(&[Hole { table, fence, built, found: MADE_AGAIN, ..HOLE }])?;
         }
     }
-    // Who has it written with the fence off, and then fences it again, knows what he does.
+    // An owner that writes with the fence off, and then fences it again, means to.
     audited.stage(HOLE.table, "")?;
     audited.owner.run(&format!("{built}; SELECT fence_protect('orders')"))?;
     ensure!(audited.other_findings("")?.is_empty());

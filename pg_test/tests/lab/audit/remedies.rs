@@ -1,5 +1,5 @@
 //! The remedies of `fence_audit`, where roles, columns and leases bear names that end whatever a name stands in.
-//! (What else has a name gets such a one in each of the tests beside this, before its remedies are run.)
+//! (Other objects get such a name in each of the tests beside this, before the remedies are run.)
 
 use crate::support::holes::{identifier, statements, WORST};
 use crate::support::set_if_known;

@@ -38,7 +38,7 @@ fn who_may_create_a_trigger_is_found(lab: &Lab) -> Result<()> {
     };
     AuditedDatabase::new(lab)?.close_all(&[
         Hole { found: MAY_CREATE, ..hole },
-        // What runs later is looked at again. What takes the place of that look is not.
+        // A trigger that runs later is looked at again. One in the place of that look is not.
         Hole { fence: VERIFIED, found: MAY_CREATE, before: "PF001", ..hole },
         Hole {
             fence: VERIFIED,
@@ -58,7 +58,7 @@ const MAY_CREATE: &[&str] =
     &["orders|hole|:writer may create triggers, and replace those of the fence"];
 const VERIFIED: &str = ", lease => 'order:{id}', verify => true";
 
-/// What the writer does with the right to create triggers; which is then taken back.
+/// The writer's use of the right to create triggers; which is then taken back.
 fn replaced(statements: &str) -> String {
     format!(
         "CREATE FUNCTION lets_pass() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN coalesce(NEW, OLD); END'; \

@@ -5,7 +5,7 @@ use crate::support::holes::{AuditedDatabase, Hole, HOLE};
 use pg_test::clock::Clocked;
 use pg_test::{ensure, lab_test, Background, Context, Database, Lab, Result, Session};
 
-/// What `fence_audit()` says to a session: `relation|severity|finding`, and the remedy.
+/// The answer of `fence_audit()` to a session: `relation|severity|finding`, and the remedy.
 fn audit(session: &mut Session) -> Result<Vec<(String, String)>> {
     let rows = session.rows(
         "SELECT concat_ws('|', coalesce(relation::text, '-'), severity, finding), coalesce(remedy, '') FROM fence_audit()",

@@ -1,4 +1,4 @@
-//! What the command leaves of its cgroups, how it does without any, and a program that was replaced under it.
+//! The leftovers of the command's cgroups, a run without any, and a program that was replaced under it.
 
 use pg_test::clients::command::stage::{cgroups_are_at_hand, kill, play_with, program, Stage};
 use pg_test::clients::command::{lost, plain};

@@ -179,7 +179,7 @@ fn every_parameter_of_libpq_has_its_meaning_here(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What psql refuses the command refuses, too, and says why.
+/// The command refuses all that psql refuses, and says why.
 #[lab_test]
 fn protections_that_cannot_be_kept_are_refused_by_their_names(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;

@@ -1,4 +1,4 @@
-//! What a run costs beside connecting.
+//! The cost of a run beside connecting.
 
 use pg_test::clients::cable::Cable;
 use pg_test::clients::command::stage::Stage;

@@ -17,7 +17,7 @@ const JOBS: usize = 6;
 
 const MACHINES: [&str; 2] = ["one", "two"];
 
-/// What is found in the fence's own statistics and in the tables of the jobs.
+/// The counts in the fence's own statistics and in the tables of the jobs.
 const TABLES: &str = "
     CREATE TABLE counters (job text PRIMARY KEY, value bigint NOT NULL);
     SELECT fence_protect('counters', lease => '{job}');
@@ -25,7 +25,7 @@ const TABLES: &str = "
     SELECT fence_protect('runs', lease => '{job}');
 ";
 
-/// What cron starts. A run that lost its lease, or whose write was refused, is tried again: the minute may be somebody's
+/// The job of cron. A run that lost its lease, or whose write was refused, is tried again: the minute may be somebody's
 /// by then, which the job itself sees.
 const CRONTAB_SCRIPT: &str = "#!/bin/sh
 minute=$(date +%Y%m%d%H%M)
@@ -154,7 +154,7 @@ fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(lab: &Lab) ->
         victims.retain(|pid| !process::title(*pid).to_lowercase().contains("cron -f"));
         let share = random.random_range(1..4);
         victims.retain(|_| random.random_range(0..3) < share);
-        // Who has ended meanwhile cannot be frozen.
+        // A process that has ended meanwhile cannot be frozen.
         victims.retain(|pid| freeze_now(*pid));
         freezes += victims.len();
         std::thread::sleep(Duration::from_millis(random.random_range(100..9000)));

@@ -84,7 +84,7 @@ fn machine(stage: &Stage, stop: &AtomicBool, freezes: &AtomicU64, runs: &AtomicU
             freezes.fetch_add(frozen.len() as u64, Ordering::Relaxed);
             let signal =
                 if random.random_range(0..4) == 0 { Signal::SIGKILL } else { Signal::SIGSTOP };
-            // Who has ended meanwhile is none.
+            // A process that has ended meanwhile is none.
             frozen.iter().for_each(|pid| drop(process::signal(*pid, signal)));
             std::thread::sleep(Duration::from_millis(random.random_range(0..4000)));
         }

@@ -1,4 +1,4 @@
-//! What a command finds when it is run, and what its end comes to.
+//! The environment of a command, and the exit status for each end.
 
 use nix::sys::signal::Signal;
 use pg_test::clients::command::stage::{is_gone, pause, Run, Stage};
@@ -168,7 +168,7 @@ fn one_that_waits_leaves_the_line_when_it_is_told_to_end(lab: &Lab) -> Result<()
     Ok(())
 }
 
-/// Whoever reads the mail of cron wants to know it, too.
+/// A reader of cron's mail wants to know it, too.
 #[lab_test]
 fn who_has_a_lease_that_is_taken_is_said(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;

@@ -17,9 +17,9 @@ struct Tool {
     /// Called with a revision, from the directory of the libraries' programs.
     migrates_to: fn(&str) -> String,
     table: &'static str,
-    /// What it says when there is nothing to do.
+    /// Its output when there is nothing to do.
     has_nothing: fn(&str) -> bool,
-    /// What it says where it sees by itself that somebody else has migrated meanwhile.
+    /// Its output where it sees by itself that somebody else has migrated meanwhile.
     finds_itself_late: &'static str,
 }
 

@@ -1,4 +1,4 @@
-//! What the pages of the command promise: their command lines run, and what they say of migrations and of a second
+//! The promises of the command's pages: their command lines run, and what they say of migrations and of a second
 //! database is so.
 
 use pg_test::clients::command::stage::{freeze, is_gone, program, thaw, Stage};

@@ -126,7 +126,7 @@ fn who_waits_is_told_for_whom_and_at_which_place(lab: &Lab) -> Result<()> {
     };
     shows("waiting for job: held by web-3, 35")?;
     shows(" s left, second in line")?;
-    // Who leaves the line makes room.
+    // A run that leaves the line makes room.
     process::signal(first.supervisor(), nix::sys::signal::Signal::SIGTERM)?;
     first.ends_with(128 + 15)?;
     shows(" s left, first in line")?;

@@ -1,4 +1,4 @@
-//! What the command shows, to people and to programs.
+//! The command's views, for people and for programs.
 
 use pg_test::clients::command::stage::Stage;
 use pg_test::process::{output_of, wait_until, PATIENCE};
@@ -92,7 +92,7 @@ fn refusals_holes_and_counters_are_shown(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What goes on by itself ends when nobody reads it any more, also where there is nothing new to be written.
+/// A view that goes on by itself ends when nobody reads it any more, also where there is nothing new to be written.
 #[lab_test]
 fn what_is_watched_ends_with_its_reader(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;

@@ -94,7 +94,7 @@ fn no_argument_is_too_large_to_be_refused(lab: &Lab) -> Result<()> {
     for call in calls {
         let mut session = cluster.connect("postgres")?;
         session.run("SELECT lease_check('warm', 1)")?;
-        // Enough for the value, and not for a copy of it. (What is stored is compressed.)
+        // Enough for the value, and not for a copy of it. (The stored value is compressed.)
         let megabytes = if call.contains("stored") { 300 } else { 700 };
         limit_memory(&mut probe, &session, megabytes * 1024)?;
         let outcome = session.try_rows(&format!("SELECT {call}"));

@@ -1,4 +1,4 @@
-//! What a table of one's own tells of another's lease: nothing. The rest is in secrecy.script.
+//! A table of one's own tells nothing of another's lease. The rest is in secrecy.script.
 
 use crate::support::test_database::TestDatabase;
 use pg_test::{ensure, lab_test, Fault, Lab, Result, Session};
@@ -7,7 +7,7 @@ fn text_of(fault: &Fault) -> String {
     format!("{fault} {:?} {:?} {:?}", fault.schema, fault.table, fault.column)
 }
 
-/// What the error says for each of these tokens, all of which must be refused; the token itself is left out.
+/// The error for each of these tokens, all of which must be refused; the token itself is left out.
 fn said(session: &mut Session, write: &str, tokens: &[i64]) -> Result<Vec<String>> {
     let mut said = Vec::new();
     for token in tokens {
@@ -67,7 +67,7 @@ fn a_table_of_one_s_own_tells_nothing_of_another_s_lease(lab: &Lab) -> Result<()
     let said_after = said(&mut stranger, write, &guesses)?;
     ensure!(said_after[0].contains("PF004"), "{said_after:#?}");
     ensure!(said_after.iter().all(|text| *text == said_after[0]), "{said_after:#?}");
-    // Those who may see leases are told what it is.
+    // A role that may see leases is told what it is.
     let live: i64 = db.one("SELECT lease_renew('victim', $1)", &[&live])?;
     db.run(&format!("SELECT fence_grant('{role}')"))?;
     for (token, sqlstate) in [(live, "42501"), (foreign, "PF004"), (i64::MAX, "PF003")] {

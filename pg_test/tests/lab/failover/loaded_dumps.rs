@@ -170,7 +170,7 @@ fn a_dump_goes_on_where_the_clock_is_a_minute_behind(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_session_that_was_there_before_the_dump_goes_on_above_it(lab: &Lab) -> Result<()> {
     let mut behind = Behind::begin(lab)?;
-    // What the one that was there does first.
+    // The first call of the session that was there.
     for first in ["draw", "judge", "guard", "check"] {
         for way in &WAYS[2..6] {
             behind.restored(lab, &["--section=pre-data"], |behind| {

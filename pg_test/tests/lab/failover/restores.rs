@@ -252,7 +252,7 @@ fn a_role_that_may_administer_leases_may_dump_them(lab: &Lab) -> Result<()> {
     ensure!(jumps(&mut session)? == 0);
     ensure!(session.one::<i64>("SELECT lease_renew('order:7', $1)", &[&token])? > token);
     ensure!(jumps(&mut session)? == 1);
-    // What it may read it may not write.
+    // It may read that, and not write it.
     let mut owner_session = db.connect_as(&owner)?;
     for write in [
         "UPDATE fence.lease SET closing_token = 1",

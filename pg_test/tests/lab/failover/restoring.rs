@@ -150,7 +150,7 @@ fn a_column_added_to_the_state_is_told_of_for_no_dump_loads_with_it(lab: &Lab) -
     added.connect()?.run("ALTER TABLE fence.lease ADD \"a note\" text")?;
     restore(lab, lab.cluster(), added.name(), &file, &["--section=data", "--section=post-data"])?;
     ensure!(added.connect()?.one::<i64>(leases, &[])? == 1);
-    // What the audit says to run takes it away.
+    // The audit's remedy takes it away.
     let remedy =
         "SELECT remedy FROM fence_audit() WHERE finding LIKE '%column \"a note\" was added%'";
     let remedy = session.text(remedy)?.unwrap_or_default();

@@ -232,7 +232,7 @@ fn a_token_lost_in_the_crash_was_issued(lab: &Lab) -> Result<()> {
         ensure!(last_value(&mut after)? < lost, "the crash lost nothing");
         after.run(&judged_by.replace('$', &lost.to_string()))?;
         ensure!(draw(&mut after)? > lost);
-        // What was never drawn is not issued for that.
+        // A number that was never drawn is not issued for that.
         let never = after.last_token()? + 1;
         after.refused(&format!("INSERT INTO t VALUES (3, 1, {never})"), "PF003")?;
     }

@@ -176,7 +176,7 @@ fn goes_on_after_upgrade(lab: &Lab, from: &str, to: &str) -> Result<()> {
     ensure!(jumps(&mut session)? == 1);
     let finds = session.rows(audit)?;
     ensure!(finds == found, "{finds:?} after {found:?}");
-    // What was granted to a role went with it.
+    // The rights of a role went with it.
     let mut app = new.conninfo("postgres").user("app").connect()?;
     app.run("SELECT lease_acquire('app')")?;
     app.refused("SELECT fence_new_epoch()", "42501").map(drop)
@@ -188,7 +188,7 @@ fn upgrade(old: &Cluster, new: &Cluster) -> Result<()> {
     upgrade.arg("-b").arg(old.prefix().bin_dir()).arg("-B").arg(new.prefix().bin_dir());
     upgrade.arg("-d").arg(old.data()).arg("-D").arg(new.data());
     let Err(error) = output_of(upgrade.current_dir(new.dir())) else { return Ok(()) };
-    // What it says itself only names the file with the cause.
+    // Its own output only names the file with the cause.
     let mut find = Command::new("grep");
     let logs = new.data().join("pg_upgrade_output.d");
     let why = output_of(find.args(["-rhiE", "error|fatal"]).arg(logs)).unwrap_or_default();

@@ -184,7 +184,7 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
     Ok(())
 }
 
-/// What a subscription writes into the sequence is the publisher's last number, which may be lower.
+/// A subscription writes the publisher's last number into the sequence, which may be lower.
 #[lab_test(from = 19)]
 fn a_subscription_to_sequences_gives_no_token_twice(lab: &Lab) -> Result<()> {
     // The one that starts first has the lower tokens.

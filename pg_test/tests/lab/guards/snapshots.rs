@@ -15,7 +15,7 @@ fn add_rows(session: &mut Session, lease: &str) -> Result<()> {
     session.run(&format!("INSERT INTO t VALUES ('{lease}', 1), ('{lease}', 2)"))
 }
 
-/// What relies on a grant by one of its tokens.
+/// The ways to rely on a grant by one of its tokens.
 fn relies(lease: &str, token: i64) -> [String; 2] {
     let update =
         format!("UPDATE t SET v = 7, fence = {token} WHERE (lease, part) = ('{lease}', 2)");

@@ -97,7 +97,7 @@ fn a_step_back_prolongs_a_lease_and_no_stale_write_lands(lab: &Lab) -> Result<()
     let renewed: i64 = session.one("SELECT lease_renew('order:7', $1)", &[&a])?;
     ensure!(renewed > a && !session.one::<bool>(remaining, &[])?);
     session.run(&write("orders", 1, renewed))?;
-    // Who does not want to wait revokes.
+    // An administrator who does not want to wait revokes.
     session.run("SELECT lease_revoke('order:7')")?;
     let b = acquire(&mut session)?.expect("revoked");
     ensure!(b > renewed);
@@ -204,8 +204,8 @@ fn a_wait_ends_in_time_though_the_clock_goes_back(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Those behind the first wait for a lock, and Postgres's timeouts follow the clock: as long as the clock went back, or
-/// until they are the first.
+/// Waiters behind the first wait for a lock, and Postgres's timeouts follow the clock: as long as the clock went back,
+/// or until they are the first.
 #[lab_test]
 fn who_is_behind_the_first_waits_longer_when_the_clock_goes_back(lab: &Lab) -> Result<()> {
     let (clocked, mut session) = start(lab)?;

@@ -1,4 +1,4 @@
-//! What a call that came to nothing must not leave behind: memory, queues, a grant beside another. The rest is in
+//! Leftovers that a call that came to nothing must not have: memory, queues, a grant beside another. The rest is in
 //! failed_calls.script.
 
 use crate::support::concurrency::{gets_nothing, token_of, waiting, waiting_at_most, WAIT};

@@ -78,7 +78,7 @@ fn one_transaction_does_not_fill_the_lock_table(lab: &Lab) -> Result<()> {
         other.release("t:1", token)?.expect("held");
         ensure!(other.is_taken("job0-0")?);
     }
-    // What it has, it can work with and give back.
+    // It can work with the leases that it has, and give them back.
     for session in &mut greedy {
         session.run("COMMIT")?;
     }
@@ -123,7 +123,7 @@ fn what_is_given_back_is_counted_off(lab: &Lab) -> Result<()> {
     for work in [
         // A try that loses.
         "IF lease_acquire('theirs' || n) IS NOT NULL THEN RAISE 'granted'; END IF",
-        // What is rolled back.
+        // Leases that are rolled back.
         "BEGIN PERFORM lease_acquire('mine' || n); RAISE division_by_zero; EXCEPTION WHEN division_by_zero THEN END",
         // A guard that fails.
         "BEGIN PERFORM lease_guard('theirs' || n, 1000000000); EXCEPTION WHEN SQLSTATE 'PF004' THEN END",
@@ -190,7 +190,7 @@ fn what_there_was_no_room_for_is_kept_by_the_next_call(lab: &Lab) -> Result<()> 
              INSERT INTO held VALUES ('job' || n, lease_acquire('job' || n, ttl => '1 h')); COMMIT;
          END LOOP; END $$"
     ))?;
-    // What the last call has not kept.
+    // Locks that the last call has not kept.
     let keep =
         "SELECT k.* FROM (SELECT array_agg(name) AS names, array_agg(token) AS tokens FROM held WHERE NOT done) h, \
          lease_keep(h.names, h.tokens) k";
@@ -232,7 +232,7 @@ fn a_session_lease_is_looked_at_where_the_lock_table_is_full(lab: &Lab) -> Resul
     ensure!(looker.speaks("job", token)?);
     let mut hog = cluster.connect("postgres")?;
     hog.refused("SELECT pg_advisory_lock(n) FROM generate_series(1, 1000000) AS n", "53200")?;
-    // What is left of it after the error: the session has kept them.
+    // The locks left after the error: the session has kept them.
     while hog.try_rows("SELECT pg_advisory_lock((random() * 1e15)::bigint)").is_ok() {}
     ensure!(looker.speaks("job", token)?, "looking takes a lock");
     Ok(())

@@ -237,7 +237,7 @@ fn a_pooler_s_reset_ends_it(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn behind_a_transaction_pooler_it_is_the_connection_s(lab: &Lab) -> Result<()> {
-    // What the documentation warns of: the session is the pooler's connection, which outlives the client.
+    // As the documentation warns: the session is the pooler's connection, which outlives the client.
     let db = lab.database()?;
     let pooler = Pooler::start(lab, lab.cluster(), 1)?;
     let mut admin = db.connect()?;

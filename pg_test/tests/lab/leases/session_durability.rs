@@ -80,7 +80,7 @@ fn a_crash_brings_back_no_grant_that_a_session_s_has_replaced(lab: &Lab) -> Resu
     const ACQUIRE: &str = "SELECT lease_acquire('job', 'h', session => true)";
     const RECLAIM: &str = "SELECT lease_acquire('job', 'h', session => true, reclaim => true)";
     let mut server = CrashTest::start(lab.builder())?;
-    // What becomes of a lasting grant of which nobody has told the disk, and how a session is granted the lease then.
+    // The fate of a lasting grant of which nobody has told the disk, and how a session is granted the lease then.
     for (what, settings, before, acquire, asks) in [
         ("released", "", "", ACQUIRE.to_owned(), true),
         ("by a session that never waits", "SET synchronous_commit = off", "", ACQUIRE.to_owned(), true),

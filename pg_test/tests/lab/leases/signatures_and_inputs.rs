@@ -1,4 +1,4 @@
-//! What is refused as bad input. Signatures, defaults and limits: signatures_and_inputs.script.
+//! Bad input that is refused. Signatures, defaults and limits: signatures_and_inputs.script.
 
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 

@@ -3,7 +3,7 @@
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
-/// What is shown of a lease, by the view as by the call: holder, state and whom it keeps out.
+/// A lease as it is shown, by the view as by the call: holder, state and whom it keeps out.
 fn shown(session: &mut Session, name: &str) -> Result<Vec<String>> {
     let mut by = |leases: String| -> Result<Vec<String>> {
         let rows = session.rows(&format!(

@@ -45,7 +45,7 @@ impl Player {
         Ok(Player { sessions: [session()?, session()?], tokens: Vec::new() })
     }
 
-    /// What it answers, with tokens by the order in which they came, and those that are new. `$n` is the n-th token.
+    /// Its answer, with tokens by the order in which they came, and those that are new. `$n` is the n-th token.
     fn play(&mut self, who: usize, sql: &str) -> (String, Vec<i64>) {
         let mut text = sql.to_owned();
         for (n, token) in self.tokens.iter().enumerate().rev() {
@@ -84,7 +84,7 @@ impl Player {
     }
 }
 
-/// What a session's open transaction has done, by which the editions are said to differ.
+/// The steps of a session's open transaction, by which the editions are said to differ.
 #[derive(Default)]
 struct Open {
     is_open: bool,

@@ -1,4 +1,4 @@
-//! What the place where the source is kept reads: workflows, templates, updates of dependencies. As far as they can be
+//! The files that the place of the source reads: workflows, templates, updates of dependencies. As far as they can be
 //! judged here: each parses, names what is there, and says the same as the others.
 
 use pg_test::extension::{self, source_root};

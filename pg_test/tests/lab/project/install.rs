@@ -86,7 +86,7 @@ fn cargo_pgrx_has_every_part_of_the_script(_: &Lab) -> Result<()> {
     let library = std::fs::read_to_string(root.join("src/lib.rs"))?;
     for part in std::fs::read_dir(root.join("sql"))? {
         let part = part?.file_name().into_string().expect("a name");
-        // What a released version was installed by, or is updated by, is no part of this one's.
+        // The scripts that install or update a released version are no part of this one's.
         // Nor is the edition without a library.
         if part.starts_with("pg_fence--") || part.starts_with("pg_fence_lite") {
             continue;

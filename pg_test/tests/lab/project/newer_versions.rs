@@ -1,4 +1,4 @@
-//! What newer versions of PostgreSQL bring, and how leases and fences get on with it.
+//! News of newer versions of PostgreSQL, and how leases and fences get on with them.
 
 use pg_test::process::PATIENCE;
 use pg_test::{bail, ensure, lab_test, Background, Calls, Lab, Result};

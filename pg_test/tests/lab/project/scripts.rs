@@ -101,7 +101,7 @@ const STEPS: &[(&str, &str)] = &[
     ("bb: notices => none", "there is no session bb"),
     ("bb: disconnect", "there is no session bb"),
     ("a: SET application_name = 'x'\n  a: disconnect\n  a: SHOW application_name => lab", ""),
-    // What is no step.
+    // Lines that are no step.
     ("wokn => 1", "t.script:2: unknown step"),
     ("SELECT 1 =>", "nothing behind the =>"),
     ("SELECT 1 -- the row's => 2", "a quote or parenthesis is not closed"),
@@ -120,7 +120,7 @@ fn a_step_comes_to_what_it_says_or_the_test_fails(lab: &Lab) -> Result<()> {
         // A session that was left waiting holds its lock for a moment.
         let own = steps.contains("advisory").then(|| lab.bare_database()).transpose()?;
         let database = own.as_ref().unwrap_or(&shared);
-        // What will never come is waited for in vain, and only that.
+        // A wait for what will never come is in vain, and no other.
         let is_vain = wanted.contains("within 1s") || *steps == "until SELECT 1 => 2";
         let patience = if is_vain { Duration::from_secs(1) } else { PATIENCE };
         let got = match outcome(database, &format!("test t bare\n  {steps}\n"), patience) {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 /// A version that is updated to this one.
 struct Earlier {
     version: String,
-    /// Those of this version, with the script of the earlier one and the update among them.
+    /// The scripts of this version, with the script of the earlier one and the update among them.
     files: Extension,
 }
 
@@ -76,7 +76,7 @@ impl Earlier {
     }
 }
 
-/// What this version has and the made-up one lacks. Each is for itself, so that each can be left out.
+/// The objects of this version that the made-up one lacks. Each is for itself, so that each can be left out.
 const ADDED: [&str; 7] = [
     "CREATE FUNCTION added() RETURNS int LANGUAGE sql RETURN 1",
     "CREATE SEQUENCE fence.added_seq",
@@ -152,7 +152,7 @@ fn same(fresh: &BTreeSet<String>, updated: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// What a fresh installation makes, and what an update leaves behind, in that schema of new databases.
+/// The objects of a fresh installation, and those that an update leaves behind, in that schema of new databases.
 fn made(earlier: &Earlier, server: &Cluster, schema: &str) -> Result<[BTreeSet<String>; 2]> {
     let prepare = format!(
         "CREATE SCHEMA IF NOT EXISTS {schema}; SET search_path = {schema};

@@ -1,4 +1,4 @@
-//! What an unprivileged role might try, each shown to fail. More of it is in attacks.script.
+//! Attacks that an unprivileged role might try, each shown to fail. More of it is in attacks.script.
 
 use crate::roles::{gives_all_by_default, public_rights, role_of, PUBLIC};
 use pg_test::{edition, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};

@@ -4,7 +4,7 @@ use crate::roles::gives_all_by_default;
 use pg_test::edition::lite_script;
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
-/// Those of the role that installs the edition without a library, and installs it again.
+/// The default privileges of the role that installs the edition without a library, and installs it again.
 #[lab_test]
 fn they_give_nothing_of_the_lite_edition_away(lab: &Lab) -> Result<()> {
     let db = lab.bare_database()?;
@@ -40,7 +40,7 @@ fn they_give_nothing_of_the_lite_edition_away(lab: &Lab) -> Result<()> {
             stranger.refused(attack, "42501")?;
         }
         ensure!(keeper.speaks("job", token)?);
-        // What fence_grant has given stays.
+        // The rights that fence_grant has given stay.
         let mut held = db.connect_as(&worker)?;
         let its = held.acquire("its", "1 h")?;
         held.release("its", its)?;

@@ -52,7 +52,7 @@ fn a_dump_loads_where_its_roles_are_missing(lab: &Lab) -> Result<()> {
     let mut owner = server.connect("postgres")?;
     owner.run(&format!("CREATE ROLE {team}"))?;
     owner.run("CREATE DATABASE other")?;
-    // What was granted to a role that is not there is an error that pg_restore goes on after.
+    // A grant to a role that is not there is an error after which pg_restore goes on.
     let conninfo = server.conninfo("other").to_string();
     let outcome = lab.run("pg_restore", &["-d", &conninfo, &file]);
     ensure!(

@@ -100,7 +100,7 @@ const RELATIONS: &[(&str, Level)] = &[
     ("lock_key_seq", Nobody),
 ];
 
-/// What the extension consists of, of one catalog: names, without those of composite types.
+/// The extension's objects of one catalog: names, without those of composite types.
 fn parts(db: &Database, catalog: &str, name: &str, which: &str) -> Result<BTreeSet<String>> {
     let rows = db.connect()?.rows(&format!(
         "SELECT o.{name} FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid

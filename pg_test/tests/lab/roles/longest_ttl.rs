@@ -22,7 +22,7 @@ fn is_bounded(session: &mut Session) -> Result<()> {
     Ok(())
 }
 
-/// What a client asks for when it connects comes before what the role was given, and is stronger.
+/// A setting that a client asks for when it connects overrides the role's.
 #[lab_test]
 fn an_option_of_the_connection_does_not_lift_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;

@@ -104,7 +104,7 @@ fn a_table_of_another_shape_is_refused_and_shows_nothing(lab: &Lab) -> Result<()
         gone.to_owned(),
     ] {
         let mut w = Watched::new(&server)?;
-        // What the audit asks names the columns, and would hold them.
+        // The audit's query names the columns, and would hold them.
         w.owner.run(
             "DO $$DECLARE f text := 'fence.name_findings'::regproc::regprocedure; BEGIN
                  EXECUTE 'ALTER EXTENSION pg_fence DROP FUNCTION ' || f; EXECUTE 'DROP FUNCTION ' || f; END$$",

@@ -1,4 +1,4 @@
-//! What roles may do once the edition without a library was replaced by the extension.
+//! The rights of roles once the extension has replaced the edition without a library.
 
 use pg_test::edition::{is_lite, move_up_script};
 use pg_test::test_case::left_out;

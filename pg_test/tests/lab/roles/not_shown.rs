@@ -1,4 +1,4 @@
-//! What a role learns of leases outside its names: nothing. The rest is in not_shown.script.
+//! A role learns nothing of leases outside its names. The rest is in not_shown.script.
 
 use crate::roles::{give, role_of};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session};
@@ -82,7 +82,7 @@ fn no_view_and_no_helper_shows_another_s_lease(lab: &Lab) -> Result<()> {
     }
     let refused = n.spy.refused("SELECT * FROM fence.refusals", "42501")?;
     ensure!(!refused.to_string().contains("theirs"), "{refused}");
-    // What is counted is counted whole.
+    // The counters count all leases.
     let mine = "SELECT grants FROM fence.stats";
     ensure!(n.spy.one::<i64>(mine, &[])? == n.db.connect()?.one::<i64>(mine, &[])?);
     n.open.run("ROLLBACK")?;
@@ -167,7 +167,7 @@ fn one_lease_is_looked_up_by_its_name(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What the server answers, without the numbers that were asked for.
+/// The server's answer, without the numbers that were asked for.
 fn answer(session: &mut Session, call: &str, token: i64) -> String {
     let answer = match session.try_rows(&call.replace("{}", &token.to_string())) {
         Ok(rows) => format!("{rows:?}"),

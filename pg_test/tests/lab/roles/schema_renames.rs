@@ -149,7 +149,7 @@ fn all_calls_work(
     let left = session.rows(&findings)?;
     ensure!(left == before, "{left:?}");
 
-    // What was granted is taken back.
+    // The rights are taken back.
     let rights = format!(
         "SELECT count(*) FROM pg_shdepend WHERE refobjid = '{gone}'::regrole AND deptype = 'a'
                              AND objid <> '{api}'::regnamespace"

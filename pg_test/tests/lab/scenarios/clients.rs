@@ -7,7 +7,7 @@ use pg_test::extension::source_root;
 use pg_test::process::output_of;
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
 
-/// Those that are quick, one for each: a day without trouble, a late write, a cable that is cut.
+/// The quick scenarios, one for each: a day without trouble, a late write, a cable that is cut.
 const SHORT: &[&str] =
     &["a-day-without-trouble", "frozen-in-the-middle-of-a-write", "the-cable-is-cut"];
 

@@ -13,7 +13,7 @@ const KINDS: [&str; 4] = ["shared => false", "shared => true", "slots => 2", "sl
 /// How many grants of each kind a session was given.
 type Granted = [usize; KINDS.len()];
 
-/// What lives now, by one snapshot: kinds, slots of the least number in force, grants.
+/// The live grants, by one snapshot: kinds, slots of the least number in force, grants.
 const LIVING: &str = "SELECT count(DISTINCT (mode, slots)), min(slots), count(*)
                         FROM fence.lease
                        WHERE name = 'job' AND closing_token IS NULL AND expires_at > clock_timestamp()";
@@ -67,7 +67,7 @@ fn work_in_mixed_modes(session: &mut Session, seed: u64, rounds: usize) -> Resul
         }
         if open {
             std::thread::sleep(std::time::Duration::from_millis(rng.random_range(0..12)));
-            // What failed is rolled back by this, too.
+            // A failed transaction is rolled back by this, too.
             session.run(["COMMIT", "ROLLBACK"][usize::from(rng.random_range(0..4) == 0)])?;
         }
         fits(session)?;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Barrier, Mutex};
 use std::time::Duration;
 
-/// What a racer's statement returned.
+/// The result of a racer's statement.
 type Answer = Result<Option<i64>, Fault>;
 
 /// Sessions that all run a statement at the same moment, again and again.
@@ -304,7 +304,7 @@ fn in_a_storm_grants_never_overlap_and_tokens_grow_in_their_order(lab: &Lab) -> 
     Ok(())
 }
 
-/// What the view says of a time, in microseconds; in the transaction that made it true.
+/// A time in the view, in microseconds, in the transaction that set it.
 fn micros(session: &mut Session, column: &str) -> Result<i64> {
     session.granted(&format!(
         "SELECT (extract(epoch FROM {column}) * 1000000)::bigint FROM lease_info('job')"

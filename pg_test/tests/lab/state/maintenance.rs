@@ -5,7 +5,7 @@ use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Context, Database, Lab, Result, Session};
 use std::time::Duration;
 
-/// What a DBA runs on the state.
+/// The commands that a DBA runs on the state.
 const MAINTENANCE: &[&str] = &[
     "REINDEX TABLE fence.lease",
     "REINDEX TABLE CONCURRENTLY fence.lease",

@@ -1,5 +1,5 @@
-//! What copies a table while it is written to loses no write of a lease: pg_repack, which records by a row trigger what
-//! changes meanwhile, and REPACK (CONCURRENTLY), which reads that from the log.
+//! Tools that copy a table while it is written to lose no write of a lease: pg_repack, which records by a row trigger
+//! what changes meanwhile, and REPACK (CONCURRENTLY), which reads that from the log.
 
 use pg_test::test_case::left_out;
 use pg_test::{ensure, lab_test, process, Calls, Context, Database, Lab, Result, Session};
@@ -93,7 +93,7 @@ fn every_hand_over_stands(session: &mut Session, all: &[HandOver]) -> Result<()>
         )?;
     }
     ensure!(session.truth(&format!("SELECT count(*) = {LEASES} FROM fence.lease"))?);
-    // What nobody touched stands, too.
+    // Rows that nobody touched stand, too.
     ensure!(session.truth(&format!(
         "SELECT count(*) = {} FROM fence.lease WHERE holder = 'A' AND closing_token IS NULL",
         LEASES - all.len() as i32

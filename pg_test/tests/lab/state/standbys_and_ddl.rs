@@ -45,7 +45,7 @@ fn name(look: usize) -> String {
 impl Pair {
     fn start(lab: &Lab) -> Result<Pair> {
         let builder = lab.builder().without_fsync().set("autovacuum", "off");
-        // What checksums do, PostgreSQL 18's default: a hint bit is logged.
+        // As with checksums, PostgreSQL 18's default: a hint bit is logged.
         let builder = builder.set("wal_log_hints", "on").set("allow_in_place_tablespaces", "on");
         // Nobody answers to that name: a commit that waits for standbys is in the log, and no further.
         let builder = builder.set("synchronous_standby_names", "nobody");
@@ -91,7 +91,7 @@ impl Pair {
         Ok(())
     }
 
-    /// What a look asks.
+    /// The statement of a look.
     fn sql(&self, look: usize) -> String {
         let (lease, new) = (name(look), format!("new {} {look}", self.round));
         let sql = LOOKS[look].replace("{lease}", &lease).replace("{new}", &new);

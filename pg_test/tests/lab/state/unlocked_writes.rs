@@ -66,7 +66,7 @@ fn a_row_with_a_multixact_is_shown_and_pruned(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What is done to the row of the held lease `job` in a transaction that stays open, and what is done before: a load of
+/// The write of the row of the held lease `job` in a transaction that stays open, and the step before: a load of
 /// the row, an UPDATE and a DELETE by hand.
 const UNLOCKED: [(&str, &str); 3] = [
     (

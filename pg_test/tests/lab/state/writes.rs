@@ -152,7 +152,7 @@ fn columns_of_ours_that_were_altered_are_refused(lab: &Lab) -> Result<()> {
         let db = lab.database()?;
         let mut session = db.connect()?;
         let token = session.acquire("job", "1 h")?;
-        // What else is made of the columns goes first.
+        // Other objects made of the columns go first.
         session.run(
             "ALTER EXTENSION pg_fence DROP FUNCTION lease_info;
              ALTER EXTENSION pg_fence DROP FUNCTION fence.lease_findings; ALTER EXTENSION pg_fence DROP VIEW fence.leases;

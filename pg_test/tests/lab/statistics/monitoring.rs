@@ -37,7 +37,7 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// What the panels of the dashboard ask for, with the variables as Grafana fills them in.
+/// The queries of the dashboard's panels, with the variables as Grafana fills them in.
 fn asked_by_the_dashboard() -> Result<Vec<String>> {
     let dashboard: Value = serde_json::from_str(&text("dashboard.json")?)?;
     let panels = dashboard["panels"].as_array().context("no panels")?;
@@ -204,7 +204,7 @@ impl Service {
         Ok(body.to_owned())
     }
 
-    /// What an API of Prometheus answers.
+    /// The answer of an API of Prometheus.
     fn api(&self, path: &str) -> Result<Value> {
         Ok(serde_json::from_str::<Value>(&self.get(&format!("/api/v1/{path}"))?)?["data"].take())
     }
@@ -358,7 +358,7 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
         "CREATE TABLE orders (id bigint PRIMARY KEY, status text); INSERT INTO orders VALUES (7, 'new');
          SELECT fence_protect('orders', lease => 'order:{id}'); SELECT fence_stats_reset()",
     )?;
-    // What grows is seen only beside what was there before.
+    // Growth is seen only beside an earlier value.
     wait_until("Prometheus looks", PATIENCE, || prometheus.samples("PF001").is_ok_and(|n| n >= 2))
         .with_context(told)?;
     ensure!(prometheus.firing("FenceWriteRefused")?.is_none(), "it fires before anything happens");

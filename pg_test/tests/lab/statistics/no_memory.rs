@@ -72,7 +72,7 @@ fn a_segment_that_cannot_be_made(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What the log says of it.
+/// The log's line on it.
 fn told(cluster: &Cluster) -> Result<Vec<String>> {
     let log = cluster.log()?;
     Ok(log.lines().filter(|line| line.contains("does not count")).map(str::to_owned).collect())

@@ -1,4 +1,4 @@
-//! Who may see what was counted, in a restored dump. The rest is in who_may_see.script.
+//! The rights to see counters, in a restored dump. The rest is in who_may_see.script.
 
 use crate::failover::restores::{dump, restore};
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
@@ -13,7 +13,7 @@ fn a_dump_carries_who_may_see(lab: &Lab) -> Result<()> {
     let file = dump(lab, lab.cluster(), db.name())?;
     restore(lab, lab.cluster(), copy.name(), &file, &[])?;
     let mut session = copy.connect_as(&worker)?;
-    // What was counted stays where it was.
+    // The counts stay where they were.
     ensure!(session.truth("SELECT grants = 0 AND stats_reset IS NULL FROM fence.stats")?);
     session.refused("SELECT * FROM fence.refusals", "42501")?;
     let mut session = copy.connect_as(&admin)?;

@@ -84,8 +84,8 @@ impl Waiter {
     }
 }
 
-/// What gives up by itself may have done so before a busy machine has seen it wait. So `attempt` is given a second
-/// and, while it says that this was too little, twice as many as before.
+/// A call that gives up by itself may have done so before a busy machine has seen it wait. So `attempt` is given a
+/// second and, while it says that this was too little, twice as many as before.
 pub fn with_time_enough<T>(mut attempt: impl FnMut(u32) -> Result<Option<T>>) -> Result<T> {
     for seconds in [1, 2, 4, 8, 16, 32, 64] {
         if let Some(done) = attempt(seconds)? {

@@ -2,7 +2,7 @@
 
 use pg_test::{edition, ensure, Calls, Context, Fault, Result, Session};
 
-/// What clients have seen of it.
+/// Clients' view of it.
 pub struct History {
     /// The token of the lease `order:7`, held for an hour as `worker`.
     pub token: i64,
@@ -108,7 +108,7 @@ impl History {
 
         let fresh: i64 = session.one("SELECT lease_acquire($1)", &[&format!("fresh {renewed}")])?;
         ensure!(fresh > renewed, "{fresh} after {renewed}");
-        // What was written before the change is still fenced by what wrote it.
+        // A row written before the change is still fenced by the token that wrote it.
         let stale = format!("UPDATE parcels SET total = 4, fence = {}", self.written);
         session.refused(&stale, "PF001")?;
         session.run(&format!("UPDATE parcels SET total = 5, fence = {fresh}"))?;

@@ -6,7 +6,7 @@ use crate::support::test_database::shown;
 use pg_test::{ensure, Conninfo, Context, Database, Fault, Lab, Result, Session};
 use postgres::SimpleQueryMessage;
 
-/// What became of a write that was not refused.
+/// The outcome of a write that was not refused.
 pub const LANDS: &str = "lands";
 /// A late write by a worker whose lease was taken over.
 const LATE: &str = "UPDATE orders SET v = 33, fence = :old";
@@ -15,7 +15,7 @@ pub const FRESH: &str = "UPDATE orders SET v = 35, fence = :new";
 /// The arguments that bind the table to its leases.
 pub const BOUND: &str = ", lease => 'order:{id}'";
 
-/// What the audit says of a table that is bound to no lease, behind its name.
+/// The audit's finding on a table that is bound to no lease, behind its name.
 const UNBOUND: &str =
     "|notice|this table is bound to no lease: the holder of any lease can write it";
 
@@ -31,7 +31,7 @@ pub struct Hole<'a> {
     pub table: &'a str,
     /// Further arguments of `fence_protect`.
     pub fence: &'a str,
-    /// Who builds the hole and closes it: the owner, or an administrator.
+    /// The role that builds the hole and closes it: the owner, or an administrator.
     pub by_admin: bool,
     /// The statements that build it.
     pub built: &'a str,
@@ -39,7 +39,7 @@ pub struct Hole<'a> {
     pub found: &'a [&'a str],
     /// Where the audit of everything says something else, being of more than one table.
     pub found_in_all: Option<&'a [&'a str]>,
-    /// What the writer tries, and what comes of it (`LANDS` or an SQLSTATE) before and after the remedies.
+    /// The writer's statement, and its outcome (`LANDS` or an SQLSTATE) before and after the remedies.
     pub write: &'a str,
     pub before: &'a str,
     pub after: &'a str,
@@ -221,7 +221,7 @@ impl AuditedDatabase {
         self.admin.run("SELECT lease_revoke('order:1'); DROP SCHEMA s CASCADE")
     }
 
-    /// What `fence_audit(…)` says to the owner: `relation|severity|finding`, and the remedy.
+    /// The answer of `fence_audit(…)` to the owner: `relation|severity|finding`, and the remedy.
     pub fn audit(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
         let rows = self.owner.rows(&format!(
             "SELECT concat_ws('|', coalesce(relation::text, 'orders'), severity, finding), coalesce(remedy, '') FROM fence_audit({arguments})"
@@ -312,7 +312,7 @@ fn contents(session: &mut Session) -> Result<Vec<String>> {
     tables.map(|table| shown(session, &format!("SELECT t FROM ONLY {} AS t", table?))).collect()
 }
 
-/// What the audit says of this table where it is bound to no lease.
+/// The audit's finding on this table where it is bound to no lease.
 pub fn unbound(table: &str) -> String {
     format!("{table}{UNBOUND}")
 }

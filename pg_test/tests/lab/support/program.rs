@@ -64,7 +64,7 @@ impl Program {
         let ended = wait_until("the program leaves", limit, || self.has_ended());
         ended.with_context(|| self.said())?;
         let status = self.child.wait()?;
-        // What it printed last may still be on its way here.
+        // Its last lines may still be on their way here.
         wait_until("its pipes are read", limit, || Arc::strong_count(&self.said) == 1)?;
         let said = self.said();
         ensure!(status.success() == well, "{status}: {said}");

@@ -147,7 +147,7 @@ fn a_transaction_that_only_releases_does_not_wait_for_the_disk(lab: &Lab) -> Res
     server.see_plain(session)?;
     let (loss, cluster) = server.crash()?;
     safe("released", loss)?;
-    // What the last one gave back is taken until its deadline.
+    // The lease that the last one gave back is taken until its deadline.
     let mut session = cluster.connect("postgres")?;
     ensure!(session.one::<Option<i64>>("SELECT lease_acquire('job')", &[])?.is_none());
     Ok(())

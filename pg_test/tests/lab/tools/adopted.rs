@@ -20,7 +20,7 @@ use work::{Reader, Work};
 const REDIS: Runtime = Runtime::Python(&["redis==8.1.0", "psycopg[binary]==3.3.9"]);
 const KAZOO: Runtime = Runtime::Python(&["kazoo==2.11.0", "psycopg[binary]==3.3.9"]);
 
-/// What the programs write, and what guards it.
+/// The tables that the programs write, and their fences.
 const TABLE: &str = "
     CREATE TABLE reports (id bigint PRIMARY KEY, body text NOT NULL);
     INSERT INTO reports VALUES (1, 'empty');
@@ -302,7 +302,7 @@ fn a_frozen_scheduler_writes_to_no_shard(lab: &Lab) -> Result<()> {
     a_frozen_holder_writes_nothing(&schedulers(lab)?)
 }
 
-/// What all of this is for.
+/// The purpose of all this.
 #[lab_test]
 fn a_frozen_scheduler_that_adopts_nothing_writes_over_its_successor(lab: &Lab) -> Result<()> {
     let adopts = r#"$(sql --dbname "$shard" --command "SELECT lease_adopt('scheduler', $number, wait => '1 min')")"#;

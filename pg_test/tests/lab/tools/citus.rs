@@ -22,7 +22,7 @@ fn documents(lab: &Lab, workers: usize) -> Result<(Citus, Session)> {
     Ok((citus, session))
 }
 
-/// What the statement says on that worker.
+/// The statement's answer on that worker.
 fn on(citus: &Citus, worker: usize, sql: &str) -> Result<Option<String>> {
     citus.worker(worker).connect("postgres")?.text(sql)
 }
@@ -171,7 +171,7 @@ fn a_lease_on_the_node_of_its_row_fences_the_row(lab: &Lab) -> Result<()> {
     let here = session.text("SELECT count(*) FROM fence.leases")?;
     ensure!(here.as_deref() == Some("0"), "the coordinator has {here:?} leases");
 
-    // What is not sent to the node is granted by the coordinator, and says nothing there.
+    // A call that is not sent to the node is granted by the coordinator, and means nothing there.
     let key = citus.key_on("docs", 0)?;
     let mine: i64 = session.one("SELECT coalesce(lease_acquire($1), 0)", &[&key])?;
     ensure!(mine > 0);
@@ -297,7 +297,7 @@ fn a_transaction_over_two_nodes_keeps_both_leases_until_it_has_ended(lab: &Lab) 
     })?;
     citus.coordinator().kill9()?;
     process::signal(backend, Signal::SIGCONT)?;
-    // What was under way to the second node may have arrived there, or be lost with the connection.
+    // A write under way to the second node may have arrived there, or be lost with the connection.
     wait_until("the second node's backend is gone", PATIENCE, || !process::is_alive(backend))?;
     for (worker, key) in keys.iter().enumerate() {
         let mut there = citus.worker(worker).connect("postgres")?;

@@ -56,7 +56,7 @@ impl<'a> Scene<'a> {
         Ok((worker, request))
     }
 
-    /// What the queue knows of the job: its state, then whose it is.
+    /// The queue's view of the job: its state, then its worker.
     fn job(&mut self) -> Result<String> {
         self.admin.one(&format!("SELECT coalesce(({}), 'gone')", self.queue.job), &[])
     }
@@ -104,7 +104,7 @@ struct Overtaken<'a> {
     first: Program,
     _second: Program,
     to_second: office::Request,
-    /// What the queue knew of the job before.
+    /// The queue's view of the job before.
     job: String,
 }
 

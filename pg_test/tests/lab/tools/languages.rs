@@ -8,7 +8,7 @@ use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
 use std::io::Write;
 use std::process::{Child, Command, Output, Stdio};
 
-/// What the pages call the slow part of the work.
+/// The pages' name for the slow part of the work.
 const SLOW: &str = "the slow work";
 
 /// The program of a page, which waits for a line of its input where the slow work is.

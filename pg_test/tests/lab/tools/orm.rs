@@ -20,7 +20,7 @@ const TABLES: &str = "
     SELECT fence_protect('jobs', mode => 'managed');
 ";
 
-/// What a program prints must be this, but for the indentation.
+/// The output of a program must be this, but for the indentation.
 fn tells(lab: &Lab, runtime: Runtime, program: &str, wanted: &str) -> Result<()> {
     let db = lab.database()?;
     db.connect()?.run(TABLES)?;

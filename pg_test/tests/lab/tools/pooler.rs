@@ -132,7 +132,7 @@ fn a_session_level_set_leaks_to_other_clients(lab: &Lab) -> Result<()> {
     a.run("CREATE TABLE t (n int, fence bigint); INSERT INTO t VALUES (0)")?;
     a.run("SELECT fence_protect('t')")?;
     let token = a.acquire("job", "1 h")?;
-    // What the documentation warns of: PgBouncer resets nothing between transactions.
+    // As the documentation warns: PgBouncer resets nothing between transactions.
     a.run(&format!("SET pg_fence.token = '{token}'"))?;
     let leaked = b.granted("SHOW pg_fence.token")?;
     ensure!(leaked == token, "{leaked}");

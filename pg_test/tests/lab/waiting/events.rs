@@ -1,4 +1,4 @@
-//! What `pg_stat_activity` shows of a session that sleeps in the extension.
+//! A session that sleeps in the extension, as `pg_stat_activity` shows it.
 
 use crate::support::concurrency::{waiting, WAIT};
 use pg_test::process::{wait_until, PATIENCE};

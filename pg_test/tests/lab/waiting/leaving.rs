@@ -353,7 +353,7 @@ fn a_killed_client_is_granted_nothing(lab: &Lab) -> Result<()> {
 const BY_TIMEOUT: &str = "canceling statement due to statement timeout";
 const BY_USER: &str = "canceling statement due to user request";
 
-/// What follows the wait takes longer than the test has patience with.
+/// The work after the wait takes longer than the test has patience with.
 fn then_goes_on(wait: &str) -> String {
     format!("SELECT lease_acquire('job', wait => '{wait}'), pg_sleep(600)")
 }
@@ -418,7 +418,7 @@ fn a_cancel_that_comes_when_the_wait_ends_is_not_lost(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What a backend finds that was without a processor until all of it had come, as on a busy machine.
+/// The signals of a backend that was without a processor until all of them had come, as on a busy machine.
 #[lab_test]
 fn what_comes_together_with_the_end_of_a_wait_counts(lab: &Lab) -> Result<()> {
     let queue = Queue::new(lab)?;
@@ -450,7 +450,7 @@ fn frozen_over_its_wait(db: &Database, setting: &str, cancelled: bool) -> Result
         if setting != "none" {
             waiter.run(&format!("SET {setting} = '{seconds} s'"))?;
         }
-        // What is to be ended would go on for long; what is not, for an instant.
+        // A statement that is to be ended would go on for long; another, for an instant.
         let then = if cancelled || setting != "none" { 600.0 } else { 0.2 };
         let (sent, span) = (Instant::now(), Duration::from_secs(seconds.into()));
         waiter.send(&format!(

@@ -1,4 +1,4 @@
-//! What a wait for an open transaction finds when the lease's deadline has passed meanwhile. The rest is in
+//! A wait for an open transaction whose lease's deadline has passed meanwhile. The rest is in
 //! open_transactions.script.
 
 use pg_test::calls::within_ttl;

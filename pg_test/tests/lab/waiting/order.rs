@@ -125,7 +125,7 @@ fn an_administrator_sees_the_queue(lab: &Lab) -> Result<()> {
     admin.acquire("job", "1 h")?;
     let queue: Vec<Background> = (0..4).map(|_| waiting(&db, WAIT)).collect::<Result<Vec<_>>>()?;
     let pids: Vec<String> = queue.iter().map(|w| w.pid().to_string()).collect();
-    // Those behind the head wait for a lock, in the order they came.
+    // Waiters behind the head wait for a lock, in the order they came.
     let behind = admin.rows(
         "SELECT l.pid FROM pg_locks l JOIN pg_stat_activity a USING (pid) \
          WHERE a.datname = current_database() AND NOT l.granted AND l.locktype = 'advisory' \
@@ -163,7 +163,7 @@ fn at_most_one_of_a_queue_looks(lab: &Lab) -> Result<()> {
     while Instant::now() < until {
         let looking = holder.granted(not_locked)?;
         ensure!(looking <= 1, "{looking} look at once");
-        // What the holder does wakes no crowd either.
+        // The holder's calls wake no crowd either.
         renewed = holder.renew("job", renewed)?.expect("held");
     }
     still_wait(&mut queue)
@@ -183,7 +183,7 @@ fn waiters_sleep(lab: &Lab) -> Result<()> {
         let call = format!("SELECT lease_acquire('{name}', ttl => '2 s'{more})");
         let token = holder.granted(&call)?;
         guard.run(&format!("SELECT lease_guard('{name}', {token})"))?;
-        // What is left of the grant runs out; the guard keeps the place.
+        // The rest of the grant runs out; the guard keeps the place.
         holder.granted(&format!("SELECT lease_renew('{name}', {token}, '1 us')"))?;
     }
     let mut queue = Vec::new();
@@ -281,7 +281,7 @@ fn a_wait_that_elapses_ends_with_null(lab: &Lab) -> Result<()> {
         let all_wait = !queue.iter_mut().any(Background::is_finished);
         Ok(all_wait.then_some((queue, started, unit)))
     })?;
-    // Who came second, then the third, then the head.
+    // The second, then the third, then the head.
     for (place, least) in [(1, 3 * unit), (2, 4 * unit), (0, 5 * unit)] {
         gets_nothing(&mut queue[place])?;
         let waited = started.elapsed();

@@ -1,4 +1,4 @@
-//! What a try that loses (wait = 0) writes, and what is another database's. The rest is in tries.script.
+//! The writes of a try that loses (wait = 0), and the leases of another database. The rest is in tries.script.
 
 use pg_test::cluster::Builder;
 use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};

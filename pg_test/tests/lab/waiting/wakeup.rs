@@ -1,4 +1,4 @@
-//! What wakes the head of a queue.
+//! The events that wake the head of a queue.
 
 use crate::support::concurrency::{
     is_woken, nothing_is_left, still_wait, token_of, undisturbed_server, waiting, Waiter, WAIT,
@@ -34,7 +34,7 @@ impl Sessions {
         Ok(Sessions { db, a, b, c, _server: server })
     }
 
-    /// What `before` holds somebody waits for, and `end` wakes who waits; in each round it is served.
+    /// Somebody waits for what `before` holds, and `end` wakes the waiter; in each round it is served.
     fn wakes(
         &mut self,
         before: impl Fn(&mut Sessions) -> Result<i64>,

@@ -1,4 +1,4 @@
-//! What PGXN is told.
+//! The package for PGXN.
 
 use super::{directory, this_release};
 use pg_test::extension::{source_root, VERSION};

@@ -125,7 +125,7 @@ fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     let side = fs::read_dir(&unpacked)?.next().context("an empty tarball")??.path();
     let (share, lib) = (side.join("share"), side.join("lib"));
 
-    // What the container file copies is what is there.
+    // The files that the container file copies are there.
     let containerfile = fs::read_to_string(side.join("Containerfile"))?;
     ensure!(containerfile == "FROM scratch\nCOPY lib /lib\nCOPY share /share\n", "{containerfile}");
 

@@ -1,4 +1,4 @@
-//! What pages say of packages, of the edition without a library, and of plots is so.
+//! Claims of pages on packages, on the edition without a library, and on plots: each is so.
 
 use super::{page, section};
 use pg_test::{ensure, lab_test, Context, Lab, Result};

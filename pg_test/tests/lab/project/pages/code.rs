@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// What becomes of some blocks of a page.
+/// The treatment of some blocks of a page.
 enum Held {
     /// A test runs them, or compares them with what runs.
     By(&'static str),

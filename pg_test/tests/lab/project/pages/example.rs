@@ -14,10 +14,10 @@ use pg_test::{bail, ensure, Context, Fault, Result, Rows};
 pub struct Step {
     /// Its line in the text, for messages.
     pub line: usize,
-    /// Whose session runs it.
+    /// The worker whose session runs it.
     pub worker: String,
     pub sql: String,
-    /// What is to be done with its result.
+    /// The use of its result.
     pub then: Then,
     /// It is held up at first.
     pub waits: bool,
@@ -25,7 +25,7 @@ pub struct Step {
     pub answer: Vec<String>,
 }
 
-/// What is to be done with a result.
+/// The use of a result.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Then {
     /// Only to be looked at.
@@ -107,7 +107,7 @@ fn ended(text: &str) -> Result<Option<(String, Then)>> {
         r"\gexec" => Then::Run,
         r"\gset" => {
             let (_, name) = sql.rsplit_once(" AS ").context("\\gset needs AS and a name")?;
-            // What it is selected from may follow.
+            // A FROM may follow.
             let name = name.split_whitespace().next().context("AS needs a name")?;
             Then::Keep(name.to_owned())
         }

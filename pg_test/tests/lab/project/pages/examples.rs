@@ -49,7 +49,7 @@ pages![
     wrappers = "docs/tutorial/wrappers.md",
 ];
 
-/// Those whose examples need more than a server; tests of the tools beside which they run play them.
+/// Pages whose examples need more than a server; tests of the tools beside which they run play them.
 const RUN_ELSEWHERE: &[&str] = &["docs/operations/citus.md", "docs/recipes/work-table.md"];
 
 /// The sessions of the workers in the examples, and what they have kept.
@@ -113,7 +113,7 @@ impl Page {
         self.then(step, outcome.unwrap_or_default())
     }
 
-    /// What the worker waited for must have come.
+    /// The answer that the worker waited for must have come.
     fn arrive(&mut self, worker: &str) -> Result<()> {
         let Some(step) = self.waiting.remove(worker) else { return Ok(()) };
         let outcome = self.session(worker)?.outcome(PATIENCE)?;
@@ -139,7 +139,7 @@ impl Page {
     }
 }
 
-/// Who waits is awake for a moment now and then, to look: the statement is run again until it shows what the step says.
+/// A waiter is awake for a moment now and then, to look: the statement is run again until it shows what the step says.
 fn seen_to_wait(session: &mut Background, sql: &str, step: &Step, first: Outcome) -> Outcome {
     let mut outcome = first;
     let mut fits = || {

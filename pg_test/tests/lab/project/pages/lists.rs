@@ -1,4 +1,4 @@
-//! What the pages list is all that there is: errors, locks, the rooms of the source.
+//! The lists in pages are complete: errors, locks, the rooms of the source.
 
 use super::{page, section};
 use pg_test::{bail, edition, ensure, lab_test, markdown, promises, test_case};
@@ -117,7 +117,7 @@ fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// What a table calls a test: all of a file or folder (`guards::`), or one.
+/// A test as a table names it: all of a file or folder (`guards::`), or one.
 fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
     match name.strip_suffix("::") {
         Some(_) => tests.iter().any(|test| test.starts_with(name)),
@@ -137,7 +137,7 @@ fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
         }
     }
     ensure!(promises.len() > 150, "only {} promises were found", promises.len());
-    // What no promise names in a whole folder is of no use to anybody.
+    // A folder of which no promise names a test is of no use to anybody.
     let folders = tests.iter().filter_map(|test| test.split("::").next());
     for folder in folders.collect::<BTreeSet<_>>() {
         let names = |name: &String| name.split("::").next() == Some(folder);

@@ -18,7 +18,7 @@ fn the_picture_shows_the_demonstration(lab: &Lab) -> Result<()> {
     run.ttl = Duration::from_secs(3);
     let end = run.play(story)?;
     let drawn = picture::draw(story.title, &timeline.told(), &end);
-    // What was told before a lease ran out early on a slow machine is no part of the picture.
+    // Lines told before a lease ran out early on a slow machine are no part of the picture.
     ensure!(
         without_numbers(&page(PICTURE)?) == without_numbers(&drawn) || drawn.contains("too slow"),
         "draw it again: cargo run -- demo --svg {PICTURE}\n{drawn}"

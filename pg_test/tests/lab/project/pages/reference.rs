@@ -9,7 +9,7 @@ const PAGE: &str = "docs/reference/sql.md";
 /// Types that no caller sees: the page names them, and their COMMENTs say the rest.
 const INTERNAL: [&str; 2] = ["fence.trigger_arguments", "fence.lease_template"];
 
-/// What must be in a section, and whether it is: all that is not is told at once.
+/// The texts that must be in a section; all that are missing are told at once.
 #[derive(Default)]
 struct Wanted(Vec<String>);
 
@@ -80,7 +80,7 @@ fn every_function_is_there_as_it_is(lab: &Lab) -> Result<()> {
     wanted.all_found(&listed)
 }
 
-/// What a section says of the function with these arguments: from its signature on, where there are several.
+/// The part of a section on the function with these arguments: from its signature on, where there are several.
 fn overload<'a>(part: &'a str, name: &str, arguments: &str) -> &'a str {
     let signature = format!("```text\n{name}({arguments})");
     part.find(&signature).map_or(part, |at| &part[at..])

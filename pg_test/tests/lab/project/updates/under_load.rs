@@ -14,7 +14,7 @@ const EARLIER_LIBRARY: &str = "PG_FENCE_EARLIER_LIBRARY";
 const WORKERS: usize = 6;
 const ROWS: i64 = 2;
 
-/// What a worker has seen: its tokens by row, in the order of its increments.
+/// A worker's observations: its tokens by row, in the order of its increments.
 #[derive(Default)]
 struct Seen {
     done: BTreeMap<i64, i64>,

@@ -1,4 +1,4 @@
-//! What a program reads before it writes: a file that gives its content when the test says so.
+//! A program's input before it writes: a file that gives its content when the test says so.
 
 use crate::support::program::Program;
 use pg_test::process::{output_of, wait_until, PATIENCE};

@@ -23,7 +23,7 @@ pub struct Queue {
     /// How the program leaves at a loss, and what goes on to tell the queue instead.
     pub exit: &'static str,
     pub no_exit: &'static str,
-    /// What would tell the queue a failure then, and what tells it a success instead.
+    /// The statement that would tell the queue a failure then, and the one that tells it a success instead.
     pub hides: (&'static str, &'static str),
 }
 
