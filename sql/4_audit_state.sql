@@ -26,21 +26,6 @@ AS $state_findings$
         SELECT d.classid, d.objid, e.extnamespace FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
          WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
 
-    -- PUBLIC may call those that take a table, of which they ask for the caller to be its owner, and the trigger function.
-    object (kind, name, rel, is_for_all, owner, acl) AS (
-        SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
-               c.oid::regclass::text, c.oid::regclass, false, c.relowner, c.relacl
-          FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
-         WHERE c.relkind IN ('r', 'S', 'v')
-        UNION ALL
-        SELECT 'FUNCTION', f.oid::regprocedure::text, NULL,
-               f.pronamespace = p.extnamespace AND (f.oid = (about->>'ours')::oid OR f.proargtypes[0] = 'regclass'::regtype),
-               f.proowner, coalesce(f.proacl, acldefault('f', f.proowner))
-          FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
-        UNION ALL
-        SELECT 'SCHEMA', quote_ident(h.nspname), NULL, false, h.nspowner, h.nspacl
-          FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
-
     state AS (
         SELECT row_number() OVER (ORDER BY c.relname) AS n, c.oid, c.oid::regclass AS rel, c.relname, c.relkind,
                CASE c.relkind WHEN 'S' THEN 'SEQUENCE' ELSE 'TABLE' END AS kind, c.relpersistence, c.relowner,
@@ -127,25 +112,96 @@ AS $state_findings$
                format('DROP RULE %I ON %s;', w.rulename, s.rel)
           FROM state s JOIN pg_rewrite w ON w.ev_class = s.oid),
 
+    -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
+    silent_trigger AS (
+        SELECT 12, s.n, s.rel, 'notice',
+               format('trigger "%s" %s: a prefix that is taken away may go on counting in sessions that are open',
+                   x.name, CASE WHEN t.oid IS NULL THEN 'is gone' ELSE 'does not always fire' END),
+               CASE WHEN t.oid IS NULL
+                    THEN format('CREATE TRIGGER %I AFTER INSERT OR UPDATE OR DELETE ON %s '
+                        'FOR EACH ROW EXECUTE FUNCTION %s(); ', x.name, s.rel, f.oid::regproc)
+                    ELSE '' END
+               || format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, coalesce(t.tgname, x.name))
+          FROM state s
+         CROSS JOIN (VALUES ('changed'::name)) AS x (name)
+          JOIN part p ON p.classid = 'pg_proc'::regclass
+          JOIN pg_proc f ON f.oid = p.objid AND f.proname = 'role_prefix_changed'
+          LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
+         WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
+
+    spent AS (
+        SELECT 0, 1, s.rel, 'notice',
+               format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
+                   'and the numbers up to there are spent; tokens go on from here, and none is handed out twice',
+                   about->>'far_ahead'), NULL
+          FROM state s
+         WHERE s.relname = 'token_seq' AND about->>'far_ahead' IS NOT NULL),
+
+    finding AS (
+        SELECT * FROM altered
+        UNION ALL SELECT * FROM invalid_index
+        UNION ALL SELECT * FROM added_column
+        UNION ALL SELECT * FROM added_trigger
+        UNION ALL SELECT * FROM added_rule
+        UNION ALL SELECT * FROM silent_trigger
+        UNION ALL SELECT * FROM spent)
+    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('step', CASE f.step WHEN 0 THEN 40 ELSE f.step + 50 END))
+      FROM finding f
+$state_findings$;
+
+COMMENT ON FUNCTION fence.state_findings(jsonb) IS
+'findings on the tables and sequences of pg_fence; called by fence_audit alone';
+
+
+-- So does this.
+CREATE FUNCTION fence.state_rights(about jsonb) RETURNS jsonb
+LANGUAGE sql STABLE
+SET search_path = pg_catalog, pg_temp
+SET jit = off
+AS $state_rights$
+    WITH
+    extension AS (
+        SELECT e.oid, e.extnamespace, e.extowner
+          FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+         WHERE d.classid = 'pg_proc'::regclass AND d.objid = (about->>'ours')::oid
+           AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+
+    part AS (
+        SELECT d.classid, d.objid, e.extnamespace FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
+         WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+
+    -- PUBLIC may call those that take a table, of which they ask for the caller to be its owner, and the trigger function.
+    object (kind, name, rel, is_for_all, owner, acl) AS (
+        SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
+               c.oid::regclass::text, c.oid::regclass, false, c.relowner, c.relacl
+          FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+         WHERE c.relkind IN ('r', 'S', 'v')
+        UNION ALL
+        SELECT 'FUNCTION', f.oid::regprocedure::text, NULL,
+               f.pronamespace = p.extnamespace AND (f.oid = (about->>'ours')::oid OR f.proargtypes[0] = 'regclass'::regtype),
+               f.proowner, coalesce(f.proacl, acldefault('f', f.proowner))
+          FROM part p JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid
+        UNION ALL
+        SELECT 'SCHEMA', quote_ident(h.nspname), NULL, false, h.nspowner, h.nspacl
+          FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
+
     -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone.
-    privilege AS (
-        SELECT 8, row_number() OVER (ORDER BY x.n, a.n), x.rel,
+    privilege (step, n, rel, severity, finding, remedy) AS (
+        SELECT 8, row_number() OVER (ORDER BY x.rel IS NOT NULL, x.name, x.columns, a.n), x.rel,
                CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
                format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
                format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
                    CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
-          FROM (SELECT s.n, s.rel, s.kind || ' ' || s.rel, '', s.relowner, s.relacl,
-                       CASE s.relkind WHEN 'S' THEN '{USAGE,UPDATE}'
+          FROM (SELECT o.rel, o.kind || ' ' || o.name, '', o.owner, o.acl,
+                       CASE o.kind WHEN 'SCHEMA' THEN '{CREATE}' WHEN 'SEQUENCE' THEN '{USAGE,UPDATE}'
                            ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
-                  FROM state s
+                  FROM object o WHERE o.kind IN ('TABLE', 'SEQUENCE', 'SCHEMA')
                 UNION ALL
-                SELECT s.n, s.rel, s.kind || ' ' || s.rel, format(' (%I)', c.attname), s.relowner, c.attacl,
+                SELECT o.rel, o.kind || ' ' || o.name, format(' (%I)', c.attname), o.owner, c.attacl,
                        '{INSERT,UPDATE,REFERENCES}'
-                  FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
-                UNION ALL
-                SELECT 0, NULL, 'SCHEMA ' || o.name, '', o.owner, o.acl, '{CREATE}'
-                  FROM object o WHERE o.kind = 'SCHEMA'
-               ) AS x (n, rel, name, columns, owner, acl, private)
+                  FROM object o JOIN pg_attribute c ON c.attrelid = o.rel
+                 WHERE o.kind = 'TABLE'
+               ) AS x (rel, name, columns, owner, acl, private)
          CROSS JOIN aclexplode(x.acl) WITH ORDINALITY AS a (grantor, grantee, privilege_type, is_grantable, n)
           JOIN (SELECT 0::oid, 'PUBLIC'
                 UNION ALL
@@ -154,11 +210,12 @@ AS $state_findings$
          WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
 
     writer_of_all AS (
-        SELECT 9, row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
+        SELECT 9, row_number() OVER (ORDER BY g.rolname), c.oid::regclass, 'notice',
                format('%I is a member of pg_write_all_data, and may write the state of pg_fence', g.rolname),
                format('REVOKE pg_write_all_data FROM %I;', g.rolname)
           FROM extension e
-          JOIN state s ON s.relname = 'lease'
+         CROSS JOIN part p
+          JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid AND c.relname = 'lease'
           JOIN pg_roles g ON g.oid IN (
                SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
          WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
@@ -181,23 +238,6 @@ AS $state_findings$
           FROM object o
          WHERE o.kind = 'SCHEMA' AND o.name <> quote_ident('fence')),
 
-    -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
-    silent_trigger AS (
-        SELECT 12, s.n, s.rel, 'notice',
-               format('trigger "%s" %s: a prefix that is taken away may go on counting in sessions that are open',
-                   x.name, CASE WHEN t.oid IS NULL THEN 'is gone' ELSE 'does not always fire' END),
-               CASE WHEN t.oid IS NULL
-                    THEN format('CREATE TRIGGER %I AFTER INSERT OR UPDATE OR DELETE ON %s '
-                        'FOR EACH ROW EXECUTE FUNCTION %s(); ', x.name, s.rel, f.oid::regproc)
-                    ELSE '' END
-               || format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I;', s.rel, coalesce(t.tgname, x.name))
-          FROM state s
-         CROSS JOIN (VALUES ('changed'::name)) AS x (name)
-          JOIN part p ON p.classid = 'pg_proc'::regclass
-          JOIN pg_proc f ON f.oid = p.objid AND f.proname = 'role_prefix_changed'
-          LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
-         WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
-
     -- (Writing is told of above.)
     public_privilege AS (
         SELECT 13, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
@@ -208,33 +248,17 @@ AS $state_findings$
          CROSS JOIN aclexplode(x.acl) AS a
          WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
 
-    spent AS (
-        SELECT 0, 1, s.rel, 'notice',
-               format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
-                   'and the numbers up to there are spent; tokens go on from here, and none is handed out twice',
-                   about->>'far_ahead'), NULL
-          FROM state s
-         WHERE s.relname = 'token_seq' AND about->>'far_ahead' IS NOT NULL),
-
     finding AS (
-        SELECT * FROM altered
-        UNION ALL SELECT * FROM invalid_index
-        UNION ALL SELECT * FROM added_column
-        UNION ALL SELECT * FROM added_trigger
-        UNION ALL SELECT * FROM added_rule
-        UNION ALL SELECT * FROM privilege
+        SELECT * FROM privilege
         UNION ALL SELECT * FROM writer_of_all
         UNION ALL SELECT * FROM another_owner
         UNION ALL SELECT * FROM renamed_schema
-        UNION ALL SELECT * FROM silent_trigger
-        UNION ALL SELECT * FROM public_privilege
-        UNION ALL SELECT * FROM spent)
-    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('step', CASE f.step WHEN 0 THEN 40 ELSE f.step + 50 END))
-      FROM finding f
-$state_findings$;
+        UNION ALL SELECT * FROM public_privilege)
+    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('step', f.step + 50)) FROM finding f
+$state_rights$;
 
-COMMENT ON FUNCTION fence.state_findings(jsonb) IS
-'findings on the state of pg_fence itself; called by fence_audit alone';
+COMMENT ON FUNCTION fence.state_rights(jsonb) IS
+'findings on who owns the state of pg_fence, and who may write it; called by fence_audit alone';
 
 
 -- Its body keeps the view by oid, and is called by oid.

@@ -117,6 +117,7 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
     AUDIT.iter().try_for_each(|part| add(part, &[about]))?;
     if args.oid(0).is_none() {
         add(c"state_findings", &[about])?;
+        add(c"state_rights", &[about])?;
         if json::field(about, "drawn").is_some() && json::is_true(about, "reads_leases") {
             add(c"lease_findings", &[])?;
         }

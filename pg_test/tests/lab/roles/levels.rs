@@ -79,6 +79,7 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("audit_heights", Nobody, ""),
     ("audit_answer", Nobody, ""),
     ("state_findings", Nobody, ""),
+    ("state_rights", Nobody, ""),
     ("lease_findings", Nobody, ""),
     ("name_findings", Nobody, ""),
 ];
