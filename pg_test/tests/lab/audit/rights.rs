@@ -2,7 +2,7 @@
 //! the owner, foreign keys.
 
 use crate::support::holes::{AuditedDatabase, Hole, BOUND, HOLE, LANDS};
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{lab_test, Lab, Result};
 
 #[lab_test]
 fn who_may_truncate_is_found(lab: &Lab) -> Result<()> {
@@ -196,36 +196,6 @@ fn a_trigger_in_the_place_of_the_fence_s_is_found_on_partitions_and_children(
         write: "UPDATE child SET v = 33",
         ..hole
     }])
-}
-
-#[lab_test]
-fn a_trigger_of_such_a_name_on_a_table_that_was_never_fenced_is_not(lab: &Lab) -> Result<()> {
-    const OTHER: &str =
-        "CREATE OR REPLACE TRIGGER fenced BEFORE UPDATE ON plots FOR EACH ROW EXECUTE FUNCTION f()";
-    let mut audited = AuditedDatabase::new(lab)?;
-    audited.stage(HOLE.table, BOUND)?;
-    audited.owner.run(&format!(
-        "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; \
-         CREATE TABLE plots (id bigint); {OTHER}"
-    ))?;
-    let rows = audited.audit("")?;
-    ensure!(rows.is_empty(), "{rows:?}");
-    let rows = audited.audit("'plots'")?;
-    ensure!(rows.len() == 1 && rows[0].0.contains("no trigger of pg_fence"), "{rows:?}");
-
-    // The mark of fence_protect tells a fence column, whatever its name.
-    audited.owner.run(
-        "DROP TRIGGER fenced ON plots; SELECT fence_protect('plots', 'seen', events => 'update')",
-    )?;
-    audited.owner.run(OTHER)?;
-    let rows = audited.other_findings("")?;
-    ensure!(rows.len() == 1 && rows[0].0.contains(r#"trigger "fenced" bears a name"#), "{rows:?}");
-    audited.owner.run(&rows[0].1)?;
-    let rows = audited.other_findings("")?;
-    ensure!(rows.is_empty(), "{rows:?}");
-    audited.owner.run("INSERT INTO plots VALUES (1)")?;
-    audited.owner.refused("UPDATE plots SET id = 2", "PF002")?;
-    audited.clear()
 }
 
 #[lab_test]

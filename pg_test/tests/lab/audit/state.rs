@@ -1,9 +1,9 @@
 //! `fence_audit` on the state of pg_fence itself, which it looks at when asked for all tables: who may write it, whose it is,
-//! a clock that stood ahead, and an invalid index. The rest is in state.script.
+//! a clock that stood ahead. The rest is in state.script.
 
 use crate::support::holes::{AuditedDatabase, Hole, HOLE};
 use pg_test::clock::Clocked;
-use pg_test::{ensure, lab_test, Background, Context, Database, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
 
 /// The answer of `fence_audit()` to a session: `relation|severity|finding`, and the remedy.
 fn audit(session: &mut Session) -> Result<Vec<(String, String)>> {
@@ -169,43 +169,5 @@ fn a_lease_from_a_clock_that_stood_ahead_is_found(lab: &Lab) -> Result<()> {
     admin.run(&rows[0].1)?;
     ensure!(audit(&mut admin)?.is_empty());
     ensure!(admin.one::<bool>("SELECT count(*) = 2 FROM fence.leases WHERE state = 'held'", &[])?);
-    Ok(())
-}
-
-/// Of the table and of what it keeps out of line.
-#[lab_test]
-fn an_index_that_was_left_invalid_is_found(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut admin = db.connect()?;
-    for built in [
-        "REINDEX TABLE CONCURRENTLY fence.lease",
-        "CREATE INDEX CONCURRENTLY by_role ON fence.lease (role)",
-    ] {
-        // It waits for the session that has the table, and is cancelled.
-        let mut holder = db.connect()?;
-        holder.run("BEGIN; SELECT lease_acquire('any')")?;
-        let mut builder = Background::connect(&db.conninfo())?;
-        builder.send(built)?;
-        builder.wait_until_blocked()?;
-        builder.cancel()?;
-        builder.refused("57014")?;
-        holder.run("ROLLBACK")?;
-        let rows = audit(&mut admin)?;
-        ensure!(!rows.is_empty(), "{built} left nothing");
-        for (told, remedy) in &rows {
-            ensure!(
-                told.starts_with("fence.lease|notice|index ") && told.contains(" is invalid: "),
-                "{rows:#?}"
-            );
-            admin.run(remedy)?;
-        }
-        let toast = rows.iter().filter(|row| row.1.contains("pg_toast")).count();
-        ensure!(
-            rows.len() == 1 + toast && toast == usize::from(built.starts_with("REINDEX")),
-            "{rows:#?}"
-        );
-        ensure!(audit(&mut admin)?.is_empty());
-        admin.run("SELECT lease_revoke('job') FROM lease_acquire('job')")?;
-    }
     Ok(())
 }

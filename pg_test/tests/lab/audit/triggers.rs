@@ -180,39 +180,6 @@ fn a_later_trigger_is_found(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_later_trigger_that_can_do_no_harm_is_not(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
-    for (fence, built) in [
-        ("", "CREATE TRIGGER a BEFORE UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION f()"),
-        ("", "CREATE TRIGGER zz BEFORE INSERT ON orders FOR EACH ROW EXECUTE FUNCTION f()"),
-        ("", "CREATE TRIGGER zz BEFORE DELETE ON orders FOR EACH ROW EXECUTE FUNCTION f()"),
-        (BOUND, "CREATE TRIGGER zz AFTER UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION f()"),
-        (
-            BOUND,
-            "CREATE TRIGGER zz BEFORE UPDATE ON orders FOR EACH STATEMENT EXECUTE FUNCTION f()",
-        ),
-        (
-            BOUND,
-            "CREATE TRIGGER zz BEFORE UPDATE ON orders FOR EACH ROW \
-                 EXECUTE FUNCTION suppress_redundant_updates_trigger()",
-        ),
-        (
-            ", lease => 'order:{id}', verify => true",
-            "CREATE TRIGGER zz BEFORE INSERT OR UPDATE ON orders FOR EACH ROW EXECUTE FUNCTION f()",
-        ),
-    ] {
-        audited.stage(HOLE.table, fence)?;
-        audited.owner.run(&format!(
-            "CREATE FUNCTION f() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN RETURN NEW; END'; {built}"
-        ))?;
-        let rows = audited.other_findings("'orders'")?;
-        pg_test::ensure!(rows.is_empty(), "{built}: {rows:?}");
-        audited.clear()?;
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn a_subscription_that_no_trigger_sees_is_found(lab: &Lab) -> Result<()> {
     let mut audited = AuditedDatabase::new(lab)?;
     let name =
