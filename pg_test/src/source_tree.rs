@@ -17,7 +17,7 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
-/// Cargo, in the source tree. What an outer cargo told the lab about the lab's own package is not for it.
+/// Cargo, in the source tree. It must not see what an outer cargo told the lab about the lab's own package.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];

@@ -75,7 +75,7 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
         };
         found.push((n, grant));
     }
-    // The locks were taken one by one: the time of the decision is after the last. Those of grants that are over are
+    // The locks were taken one by one: the time of the decision is after the last. Locks of grants that are over are
     // given back.
     let now = clock::now();
     let lives = |locked: &Locked| locked.row.grant.phase(now) == Phase::Held;

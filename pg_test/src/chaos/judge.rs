@@ -26,7 +26,7 @@ pub struct Findings {
     pub lost_in_failover: usize,
     /// Grants made and acknowledged.
     pub grants: usize,
-    /// Those grants that others may live beside.
+    /// Grants that others may live beside.
     pub multi_holder: usize,
     /// Adoptions acknowledged.
     pub adoptions: usize,

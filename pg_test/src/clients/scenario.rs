@@ -7,7 +7,7 @@ use serde_json::{json, Map, Value};
 use std::fs;
 use std::time::Duration;
 
-/// What has to be there beside a database of the scenario's own.
+/// The things that a scenario needs beside a database of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Need {
     Nothing,
@@ -29,7 +29,7 @@ pub enum Way {
     Both,
 }
 
-/// What becomes of a worker's cable.
+/// An event of a worker's cable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CableState {
     Swallows(Way),
@@ -37,7 +37,7 @@ pub enum CableState {
     Mended,
 }
 
-/// What happens to a worker's process.
+/// An event of a worker's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Frozen,

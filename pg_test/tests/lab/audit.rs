@@ -1,4 +1,4 @@
-//! `fence_audit` itself: silence over a well-protected table and over copies. Who may ask: audit.script.
+//! `fence_audit` itself: silence over a well-protected table and over copies. The right to ask: audit.script.
 //!
 //! The files of this folder tell what it finds.
 

@@ -87,7 +87,7 @@ class Line:
         self.connection: psycopg.Connection[Any] | None = None
 
     def rows(self, call: Call, limit: float, given_up: GivenUp | None = None) -> list[tuple[Any, ...]]:
-        """A statement in autocommit, which may take that many seconds beside opening the connection. What can be given up
+        """A statement in autocommit, which may take that many seconds beside opening the connection. One that can be given up
         lets all others go first, which may be run twice, and is not sent where nobody waits for it any more."""
         is_urgent = given_up is None
         with self._free:

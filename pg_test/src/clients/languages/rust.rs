@@ -114,7 +114,7 @@ pub fn command_with(fault: &str) -> Result<PathBuf> {
     build.args(["rustc", "--locked", "--package", "pg-fence-cli", "--bin", "pg_fence"]);
     build.arg("--manifest-path").arg(manifest());
     build.args(["--", "--cfg", &format!("planted={fault:?}")]);
-    // What it stands upon is the same for all of them.
+    // Its dependencies are the same for all of them.
     build.env("CARGO_TARGET_DIR", &target).env("CARGO_BUILD_BUILD_DIR", home().join("planted"));
     output_of(&mut build).with_context(|| format!("{fault} cannot be built"))?;
     Ok(target.join("debug/pg_fence"))

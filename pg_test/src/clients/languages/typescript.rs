@@ -33,7 +33,7 @@ pub const ON_POSTGRES: Language = Language {
 
 const FIRST_WORKER: &str = "examples/first_worker.mjs";
 
-/// What it stands on, what compiles it, and the ORMs of its tests.
+/// Its dependencies, its compiler, and the ORMs of its tests.
 const LIBRARIES: Runtime = Runtime::Node(&[
     "typescript@7.0.2",
     "@types/node@20.19.43",
@@ -49,7 +49,7 @@ const LIBRARIES: Runtime = Runtime::Node(&[
     "typeorm@1.1.1",
 ]);
 
-/// What looks over the package as npm would take it.
+/// Tools that look over the package as npm would take it.
 const CHECKERS: Runtime = Runtime::Node(&["@arethetypeswrong/cli@0.18.5", "publint@0.3.25"]);
 
 /// The package, packed: whether its types are found as its code is, by ES modules and by CommonJS; and what its
@@ -75,7 +75,7 @@ fn checks() -> Result<Vec<Check>> {
     ])
 }
 
-/// What its README shows, and the first workers, as programs that strict types must hold for.
+/// The code of its README, and the first workers, as programs that strict types must hold for.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     let page = fs::read_to_string(home.join("README.md"))?;
     let blocks = page.split("```ts\n").skip(1).filter_map(|block| block.split_once("```"));
@@ -97,7 +97,7 @@ fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// What the examples take from around them.
+/// The names that the examples take from around them.
 const PRELUDE: &str = r#"
 import { setTimeout as sleep } from "node:timers/promises";
 import { sql as raws } from "drizzle-orm";
@@ -144,7 +144,7 @@ pub fn build() -> Result<PathBuf> {
     if !copy(&client, &home)? && built.exists() {
         return Ok(home);
     }
-    // What the client has no more would be compiled, too.
+    // Files that the client has no more would be compiled, too.
     fs::remove_dir_all(&home)?;
     copy(&client, &home)?;
     let link = home.join("node_modules");

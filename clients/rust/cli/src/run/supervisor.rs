@@ -224,7 +224,7 @@ impl Supervisor {
         Some(self.command.as_ref()?.started + self.options.at_most?.0)
     }
 
-    // What the keeper tells
+    // The keeper's messages
 
     /// All that it has told by now.
     fn hear_all(&mut self) -> Result<Option<Done>> {
@@ -403,7 +403,7 @@ impl Supervisor {
         Ok(None)
     }
 
-    // What is due
+    // The work that is due
 
     fn go_on(&mut self) -> Result<Option<Done>> {
         match self.phase {

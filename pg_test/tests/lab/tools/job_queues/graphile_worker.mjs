@@ -15,7 +15,7 @@ function leave(loss) {
 }
 
 async function total({ url }, { job }) {
-  // Who had the job before may be frozen: that lease ends within its ttl. If it does not, LeaseTaken has the queue try later.
+  // The job's last worker may be frozen: its lease ends within its ttl. If it does not, LeaseTaken has the queue try later.
   const lease = await fence.lease(`job:${job.id}`, { ttl, wait: ttl });
   lease.signal.addEventListener("abort", () => leave(lease.signal.reason));
   try {

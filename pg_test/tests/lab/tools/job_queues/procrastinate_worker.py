@@ -27,7 +27,7 @@ fence = pg_fence.Fence(database, on_event=lambda event: event.kind == "lost" and
 def total(context, url):
     job = str(context.job.id)
     try:
-        # Who had the job before may be frozen: that lease ends within its ttl.
+        # The job's last worker may be frozen: its lease ends within its ttl.
         with fence.lease(f"job:{job}", ttl=ttl, wait=ttl) as lease:
             with urllib.request.urlopen(url) as answer:
                 amount = int(answer.read())
