@@ -150,23 +150,6 @@ fn no_plan_counts_what_is_not_shown(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The barrier keeps out what could tell, and not a name: one lease is looked up, not found among all. (For a role that
-/// may not see all, by `lease_info`.)
-#[lab_test]
-fn one_lease_is_looked_up_by_its_name(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = role_of(&db, "tenant", &[("worker", "")])?;
-    let mut session = db.connect_as(&role)?;
-    session.run("SET enable_seqscan = off; SET enable_bitmapscan = off")?;
-    for name in ["'a:1'", "fence.checked_lease_name('a:1', 1)"] {
-        let plan =
-            session.rows(&format!("EXPLAIN SELECT * FROM fence.leases l WHERE l.name = {name}"))?;
-        let plan: Vec<String> = plan.into_iter().flatten().flatten().collect();
-        ensure!(plan.iter().any(|line| line.contains("Index Cond: (name = ")), "{plan:#?}");
-    }
-    Ok(())
-}
-
 /// The server's answer, without the numbers that were asked for.
 fn answer(session: &mut Session, call: &str, token: i64) -> String {
     let answer = match session.try_rows(&call.replace("{}", &token.to_string())) {

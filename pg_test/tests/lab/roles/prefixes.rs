@@ -2,47 +2,7 @@
 
 use crate::errors::encodings::Encoded;
 use crate::roles::{not_given, role_of, takes, takes_not};
-use pg_test::client::literal;
 use pg_test::{ensure, lab_test, Lab, Result};
-
-#[lab_test]
-fn no_letter_of_a_prefix_means_anything_else(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let long = "l".repeat(512);
-    for (n, (prefix, outside)) in [
-        ("%", "a"),
-        ("_", "a"),
-        ("a%b", "aXb"),
-        ("\\", "a"),
-        ("\\%", "%"),
-        ("'", "\""),
-        ("\"", "'"),
-        ("'; DROP TABLE fence.lease; --", "'"),
-        ("$1", "$2"),
-        ("{a}", "a"),
-        ("a\nb", "a b"),
-        ("[a-z]*", "a"),
-        (" ", "a"),
-        (&*long, "l"),
-    ]
-    .into_iter()
-    .enumerate()
-    {
-        let role = role_of(&db, &format!("r{n}"), &[("worker", prefix)])?;
-        let mut session = db.connect_as(&role)?;
-        takes(&mut session, prefix)?;
-        if prefix.len() < 500 {
-            takes(&mut session, &format!("{prefix}1"))?;
-        }
-        takes_not(&mut session, outside)?;
-        let fault = not_given(&mut session, "SELECT lease_acquire('Z')")?;
-        ensure!(fault.message.lines().count() == 1, "{fault}");
-        ensure!(fault.hint.as_deref().is_some_and(|h| h.lines().count() == 1), "{fault}");
-        db.connect()?.run(&format!("SELECT fence_revoke('{role}', {})", literal(prefix)))?;
-        takes_not(&mut session, prefix)?;
-    }
-    Ok(())
-}
 
 #[lab_test]
 fn bytes_count_not_letters(lab: &Lab) -> Result<()> {
