@@ -1,46 +1,6 @@
 //! The ring of fence.refusals, and texts that are cut. The rest is in refused_writes.script.
 
-use super::shown;
-use pg_test::{ensure, lab_test, Lab, Result, Session};
-
-#[lab_test]
-fn the_ring_keeps_the_latest(lab: &Lab) -> Result<()> {
-    let refuse = |session: &mut Session, from: i32, to: i32| {
-        session.run(&format!(
-            "DO $$ BEGIN FOR n IN {from}..{to} LOOP
-                 BEGIN UPDATE t SET fence = n + 9000000000000000; EXCEPTION WHEN SQLSTATE 'PF003' THEN END;
-             END LOOP; END $$"
-        ))
-    };
-    let presented =
-        "SELECT coalesce(string_agg((presented - 9000000000000000)::text, ' '), '') FROM fence.refusals";
-    for (setting, kept) in [(None, 256), (Some("3"), 3), (Some("0"), 0)] {
-        let db = lab.database()?;
-        if let Some(setting) = setting {
-            db.connect()?.run(&format!(
-                "ALTER DATABASE {} SET pg_fence.refusals_kept = {setting}",
-                db.name()
-            ))?;
-        }
-        let mut session = db.connect()?;
-        session.run(
-            "CREATE TABLE t (fence bigint); INSERT INTO t VALUES (1); SELECT fence_protect('t')",
-        )?;
-        refuse(&mut session, 1, 2)?;
-        let wanted = if kept == 0 { "" } else { "2 1" };
-        ensure!(session.text(presented)?.as_deref() == Some(wanted), "{setting:?}");
-        refuse(&mut session, 3, 300)?;
-        let wanted: Vec<String> = (1..=300).rev().take(kept).map(|n| n.to_string()).collect();
-        ensure!(session.text(presented)? == Some(wanted.join(" ")), "{setting:?}");
-        ensure!(shown(&mut session)? == "refused_pf003 300, writes_checked 300");
-        session.run("SELECT fence_stats_reset()")?;
-        ensure!(session.text(presented)?.as_deref() == Some(""));
-        refuse(&mut session, 5, 5)?;
-        let wanted = if kept == 0 { "" } else { "5" };
-        ensure!(session.text(presented)?.as_deref() == Some(wanted), "{setting:?}");
-    }
-    Ok(())
-}
+use pg_test::{ensure, lab_test, Lab, Result};
 
 #[lab_test]
 fn long_texts_are_cut_between_characters(lab: &Lab) -> Result<()> {
