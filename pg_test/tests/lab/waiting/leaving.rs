@@ -1,4 +1,5 @@
-//! Leaving the queue: cancelled, timed out, terminated, gone. The queue goes on and nothing is left behind.
+//! Leaving the queue: cancelled, timed out, terminated, gone. The queue goes on and nothing is left behind. (The extent of
+//! what an error undoes: leaving.script.)
 
 use crate::support::c_module;
 use crate::support::concurrency::{
@@ -180,81 +181,6 @@ fn a_wait_leaves_the_session_s_lock_timeout_as_it_was(lab: &Lab) -> Result<()> {
                 waiter.send("SELECT pg_advisory_lock(1)")?;
                 waiter.refused("55P03")?;
             }
-        }
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn an_error_while_waiting_is_undone_to_the_savepoint_and_no_further(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    holder.run("CREATE TABLE t (n int)")?;
-    holder.acquire("job", "1 h")?;
-    for place in ["head", "behind"] {
-        let _head = if place == "behind" { Some(waiting(&db, WAIT)?) } else { None };
-        let mut waiter = Background::connect(&db.conninfo())?;
-        waiter.run("BEGIN; INSERT INTO t VALUES (1); SAVEPOINT s; INSERT INTO t VALUES (2)")?;
-        waiter.send(WAIT)?;
-        waiter.wait_until_blocked()?;
-        waiter.cancel()?;
-        waiter.refused("57014")?;
-        waiter.send("SELECT 1")?;
-        waiter.refused("25P02")?;
-        waiter.run("ROLLBACK TO s; INSERT INTO t VALUES (3)")?;
-        // Several statements in one message are one transaction, too.
-        waiter.run("COMMIT")?;
-        waiter.send(&format!("INSERT INTO t VALUES (100); {WAIT}"))?;
-        waiter.wait_until_blocked()?;
-        waiter.cancel()?;
-        waiter.refused("57014")?;
-        waiter.run("INSERT INTO t VALUES (4)")?;
-        let rows = holder.rows("SELECT n FROM t ORDER BY n")?;
-        let rows: Vec<String> = rows.into_iter().filter_map(|row| row[0].clone()).collect();
-        ensure!(rows == ["1", "3", "4"], "{place}: {rows:?}");
-        holder.run("TRUNCATE t")?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn an_error_while_waiting_can_be_caught(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    holder.run(
-        "CREATE TABLE t (what text);
-         CREATE FUNCTION try() RETURNS text LANGUAGE plpgsql AS $$
-         DECLARE answer text := 'NULL';
-         BEGIN
-           INSERT INTO t VALUES ('before');
-           BEGIN
-             INSERT INTO t VALUES ('undone');
-             PERFORM lease_acquire('job', wait => '10 min');
-             answer := 'ended';
-           EXCEPTION WHEN query_canceled OR lock_not_available THEN
-             answer := SQLSTATE;
-           END;
-           INSERT INTO t VALUES ('after');
-           RETURN answer;
-         END $$",
-    )?;
-    holder.acquire("job", "1 h")?;
-    for place in ["head", "behind"] {
-        let _head = if place == "behind" { Some(waiting(&db, WAIT)?) } else { None };
-        for sqlstate in ["57014", "55P03"] {
-            let timeout = if sqlstate == "55P03" { "300ms" } else { "0" };
-            let mut waiter = Background::connect(&db.conninfo().set("lock_timeout", timeout))?;
-            waiter.send("SELECT try()")?;
-            if sqlstate == "57014" {
-                waiter.wait_until_blocked()?;
-                waiter.cancel()?;
-            }
-            let answer = waiter.rows()?[0][0].clone();
-            ensure!(answer.as_deref() == Some(sqlstate), "{place}: {answer:?}");
-            let kept = holder.text("SELECT string_agg(what, ' ' ORDER BY what) FROM t")?;
-            ensure!(kept.as_deref() == Some("after before"), "{place}, {sqlstate}: {kept:?}");
-            holder.run("TRUNCATE t")?;
-            goes_on(&mut waiter)?;
         }
     }
     Ok(())

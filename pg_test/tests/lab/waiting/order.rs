@@ -1,4 +1,5 @@
-//! Waiting in the queue: who is served when, and what the queue looks like from outside.
+//! Waiting in the queue: who is served when, and what the queue looks like from outside. (Reclaims, and the transaction
+//! after a wait: order.script.)
 
 use crate::support::concurrency::{
     gets_nothing, nothing_is_left, sleeps, still_wait, token_of, undisturbed_server, waiting,
@@ -6,7 +7,7 @@ use crate::support::concurrency::{
 };
 use nix::sys::signal::Signal;
 use pg_test::process::{self, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Calls, Context, Database, Lab, Result};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
 use std::time::{Duration, Instant};
 
 #[lab_test]
@@ -67,37 +68,6 @@ fn nobody_overtakes_a_waiter_though_the_lease_is_free(lab: &Lab) -> Result<()> {
     holder.release("job", next)?;
     token_of(&mut third)?;
     Ok(())
-}
-
-#[lab_test]
-fn a_reclaim_goes_ahead_of_waiters(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    let first = holder.granted("SELECT lease_acquire('job', 'w1', '1 h')")?;
-    let mut head = waiting(&db, WAIT)?;
-    let mut second = waiting(&db, WAIT)?;
-    for wait in ["0", "10 min"] {
-        let again = db.connect()?.granted(&format!(
-            "SELECT lease_acquire('job', 'w1', '1 h', wait => '{wait}', reclaim => true)"
-        ))?;
-        ensure!(again > first && holder.speaks("job", again)?);
-        still_wait([&mut head, &mut second])?;
-    }
-    // Also where what it did before is still being finished.
-    let mut before = db.connect()?;
-    let guarded = holder.text("SELECT token FROM lease_info('job')")?.context("a token")?;
-    before.run(&format!("BEGIN; SELECT lease_guard('job', {guarded})"))?;
-    let mut again = waiting(
-        &db,
-        "SELECT lease_acquire('job', 'w1', '1 h', wait => '10 min', reclaim => true)",
-    )?;
-    still_wait([&mut head, &mut second, &mut again])?;
-    before.run("COMMIT")?;
-    token_of(&mut again)?;
-    still_wait([&mut head, &mut second])?;
-    holder.granted("SELECT lease_revoke('job')")?;
-    token_of(&mut head)?;
-    still_wait([&mut second])
 }
 
 #[lab_test]
@@ -214,30 +184,6 @@ fn waiters_sleep(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_waiter_has_no_transaction_id_and_no_row_lock(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    let token = holder.acquire("job", "1 h")?;
-    let mut queue = [waiting(&db, WAIT)?, waiting(&db, WAIT)?, waiting(&db, WAIT)?];
-    let pids: Vec<i32> = queue.iter().map(Background::pid).collect();
-    let ids: i64 = holder
-        .one("SELECT count(backend_xid) FROM pg_stat_activity WHERE pid = ANY($1)", &[&pids])?;
-    ensure!(ids == 0, "{ids} waiters have a transaction id");
-    // Nothing but the queue, the table as readers lock it, and their own virtual transactions.
-    let strong: Vec<Vec<Option<String>>> = holder.rows(&format!(
-        "SELECT locktype, mode FROM pg_locks WHERE pid = ANY('{}') AND NOT \
-         (locktype IN ('advisory', 'virtualxid') OR mode IN ('AccessShareLock', 'RowExclusiveLock'))",
-        format!("{pids:?}").replace('[', "{").replace(']', "}")
-    ))?;
-    ensure!(strong.is_empty(), "{strong:?}");
-    // So the holder's calls go on beside them.
-    holder.run("SET lock_timeout = '10 s'")?;
-    let renewed = holder.renew("job", token)?.expect("held");
-    holder.run(&format!("BEGIN; SELECT lease_guard('job', {renewed}); COMMIT"))?;
-    still_wait(&mut queue)
-}
-
-#[lab_test]
 fn the_ttl_starts_at_the_grant(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut holder = db.connect()?;
@@ -293,107 +239,6 @@ fn a_wait_that_elapses_ends_with_null(lab: &Lab) -> Result<()> {
     holder.release("job", token)?;
     token_of(&mut last)?;
     nothing_is_left(&mut holder)
-}
-
-#[lab_test]
-fn a_transaction_goes_on_after_a_wait_in_vain(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    holder.run("CREATE TABLE t (n int)")?;
-    holder.acquire("job", "1 h")?;
-    // As the head of the queue, then behind another.
-    let mut heads = Vec::new();
-    for number in 0..2 {
-        let mut session = db.connect()?;
-        session.run(&format!("BEGIN; INSERT INTO t VALUES ({number})"))?;
-        session.nothing("SELECT lease_acquire('job', wait => '200 ms')")?;
-        session.run("SAVEPOINT s; INSERT INTO t VALUES (100)")?;
-        session.nothing("SELECT lease_acquire('job', wait => '200 ms')")?;
-        session.run("ROLLBACK TO s; INSERT INTO t VALUES (10)")?;
-        let free = session.granted("SELECT lease_acquire('free', wait => '200 ms')")?;
-        session.run(&format!("SELECT lease_release('free', {free}); COMMIT"))?;
-        heads.push(waiting(&db, WAIT)?);
-    }
-    let sums = holder.rows("SELECT count(*), sum(n) FROM t")?;
-    ensure!(sums == [[Some("4".to_owned()), Some("21".to_owned())]], "{sums:?}");
-    Ok(())
-}
-
-#[lab_test]
-fn a_wait_in_an_exception_block_leaves_the_transaction_whole(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    holder.run(
-        "CREATE TABLE t (what text);
-         CREATE FUNCTION try(lease text, fails boolean, patience interval) RETURNS text LANGUAGE plpgsql AS $$
-         DECLARE answer text := 'NULL';
-         BEGIN
-           INSERT INTO t VALUES ('before');
-           BEGIN
-             INSERT INTO t VALUES ('in');
-             IF lease_acquire(lease, wait => patience) IS NOT NULL THEN answer := 'granted'; END IF;
-             INSERT INTO t VALUES ('after');
-             IF fails THEN RAISE division_by_zero; END IF;
-           EXCEPTION WHEN others THEN answer := SQLSTATE;
-           END;
-           RETURN answer;
-         END $$",
-    )?;
-    holder.acquire("job", "1 h")?;
-    holder.acquire("lonely", "1 h")?;
-    let _head = waiting(&db, WAIT)?;
-    for lease in ["lonely", "job", "free"] {
-        for (fails, timeout) in [(false, "0"), (true, "0"), (false, "100ms"), (false, "1h")] {
-            let mut session = db.connect()?;
-            session.run(&format!("BEGIN; SET LOCAL lock_timeout = '{timeout}'"))?;
-            let answer = match (fails, timeout, lease) {
-                (true, _, _) => "22012",
-                (_, _, "free") => "granted",
-                (_, "100ms", _) => "55P03",
-                _ => "NULL",
-            };
-            // A wait that is over is not told of a timeout that is over, too.
-            let patience = if timeout == "100ms" { "1 min" } else { "300 ms" };
-            let got = session.text(&format!("SELECT try('{lease}', {fails}, '{patience}')"))?;
-            ensure!(got.as_deref() == Some(answer), "{lease}, {fails}, {timeout}: {got:?}");
-            let undone = answer.len() == 5;
-            let rows = session.granted("SELECT count(*) FROM t")?;
-            ensure!(rows == if undone { 1 } else { 3 }, "{lease}, {answer}: {rows} rows");
-            session.run("ROLLBACK")?;
-        }
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn at_repeatable_read_what_was_waited_for_serves_the_next_transaction(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    let mut token = holder.acquire("job", "1 h")?;
-    for isolation in ["REPEATABLE READ", "SERIALIZABLE"] {
-        let begin = format!("BEGIN ISOLATION LEVEL {isolation}");
-        let mut early = Background::connect(&db.conninfo())?;
-        early.run(&begin)?;
-        early.send(WAIT)?;
-        early.wait_until_blocked()?;
-        let mut next = waiting(&db, WAIT)?;
-        holder.release("job", token)?;
-        let theirs = token_of(&mut early)?;
-        // Its snapshot is older than its grant.
-        let guard = format!("SELECT lease_guard('job', {theirs})");
-        early.run("SAVEPOINT s")?;
-        early.send(&guard)?;
-        early.refused("55000")?;
-        early.run("ROLLBACK TO s")?;
-        early.run("COMMIT")?;
-        for statement in [&begin, &guard, "COMMIT"] {
-            early.run(statement)?;
-        }
-        holder.release("job", theirs)?;
-        // The queue goes on.
-        token = token_of(&mut next)?;
-    }
-    Ok(())
 }
 
 #[lab_test]

@@ -1,4 +1,4 @@
-//! The events that wake the head of a queue.
+//! The events that wake the head of a queue, and (in wakeup.script) those that do not.
 
 use crate::support::concurrency::{
     is_woken, nothing_is_left, still_wait, token_of, undisturbed_server, waiting, Waiter, WAIT,
@@ -122,25 +122,6 @@ fn the_end_of_a_grant_that_was_never_committed_wakes(lab: &Lab) -> Result<()> {
         },
         |s, _| s.a.run("ROLLBACK TO s; ROLLBACK"),
     )
-}
-
-#[lab_test]
-fn a_rolled_back_release_lets_them_wait(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::new(lab)?;
-    let token = sessions.a.acquire("job", "1 h")?;
-    let mut queue = [waiting(&sessions.db, WAIT)?, waiting(&sessions.db, WAIT)?];
-    for end in ["lease_release('job', $)", "lease_revoke('job')", "lease_release_all('{job}', $)"] {
-        let end = end.replace('$', &token.to_string());
-        sessions.a.run(&format!("BEGIN; SELECT {end}; ROLLBACK"))?;
-        sessions.a.run(&format!("BEGIN; SAVEPOINT s; SELECT {end}; ROLLBACK TO s; COMMIT"))?;
-    }
-    ensure!(sessions.a.speaks("job", token)?);
-    // Long enough for the head to have looked.
-    std::thread::sleep(Duration::from_millis(1200));
-    still_wait(&mut queue)?;
-    sessions.a.release("job", token)?.expect("held");
-    token_of(&mut queue[0])?;
-    Ok(())
 }
 
 #[lab_test]
@@ -351,26 +332,5 @@ fn a_prepared_grant_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
     let mut waiter = waiting(&sessions.db, WAIT)?;
     sessions.b.run(&format!("COMMIT PREPARED '{gid}'"))?;
     token_of(&mut waiter)?;
-    Ok(())
-}
-
-#[lab_test]
-fn a_prepared_guard_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::new(lab)?;
-    let gid = format!("{}_line", sessions.db.name());
-    for end in ["COMMIT", "ROLLBACK"] {
-        let token = sessions.a.acquire("job", "1 h")?;
-        sessions.a.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
-        sessions.a.run(&format!("PREPARE TRANSACTION '{gid}'"))?;
-        // A lock of the prepared transaction, so not even the session that made it takes over.
-        sessions.a.granted("SELECT lease_revoke('job')")?;
-        ensure!(sessions.a.is_taken("job")?, "taken over from under a prepared guard");
-        let mut waiter = waiting(&sessions.db, WAIT)?;
-        std::thread::sleep(Duration::from_millis(1200));
-        still_wait([&mut waiter])?;
-        sessions.b.run(&format!("{end} PREPARED '{gid}'"))?;
-        let next = token_of(&mut waiter)?;
-        sessions.a.release("job", next)?.expect("held");
-    }
     Ok(())
 }
