@@ -175,7 +175,7 @@ impl Display for Error {
             Error::LeaseTaken { names, holder, remaining } => {
                 write!(f, "the lease {} is taken", names.join(", "))?;
                 holder.iter().try_for_each(|holder| write!(f, " by {holder}"))?;
-                remaining.iter().map(Duration::as_secs).try_for_each(|left| {
+                remaining.iter().map(|left| left.as_secs_f64().ceil()).try_for_each(|left| {
                     write!(f, ", for {left} s at the most unless it is renewed")
                 })
             }

@@ -77,9 +77,15 @@ async fn a_lease_is_held_until_it_is_dropped_and_a_fence_that_was_closed_gives_n
     let lease = shop.lease().await;
     assert!(lease.held() && lease.check().is_ok() && lease.remaining() > LONG / 2);
     let other = shop.fence.lease(shop.order()).holder("other").acquire().await;
+    let said = other.as_ref().err().map(Error::to_string).unwrap_or_default();
     let Err(Error::LeaseTaken { holder, remaining, .. }) = other else { panic!("{other:?}") };
     assert!(holder.is_some_and(|holder| holder.contains('/')));
     assert!(remaining.is_some_and(|left| left > LONG / 2));
+    let at_most = said.split(" for ").nth(1).and_then(|rest| rest.split(' ').next()?.parse().ok());
+    assert!(
+        Duration::from_secs(at_most.expect(&said)) >= remaining.unwrap(),
+        "{said} {remaining:?}"
+    );
     let clone = lease.clone();
     drop(lease);
     assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("held"));

@@ -29,7 +29,7 @@ public sealed class FenceException extends RuntimeException {
 
         LeaseTaken(List<String> names, String holder, Double seconds, Throwable cause) {
             super("the lease " + String.join(", ", names) + " is taken" + (holder == null ? "" : " by " + holder)
-                    + (seconds == null ? "" : ", for %.1f s at the most unless it is renewed".formatted(seconds)), false, cause);
+                    + (seconds == null ? "" : ", for %.0f s at the most unless it is renewed".formatted(Math.ceil(seconds))), false, cause);
             this.holder = holder;
             remaining = seconds == null ? null : Duration.ofMillis((long) (seconds * 1000));
         }
