@@ -24,7 +24,7 @@ struct Arguments {
 enum Command {
     /// Play the demonstration on a private server
     Demo(demo::Options),
-    /// Stop the servers that `demo --keep` left running
+    /// Stop the servers that `demo --keep` left running, of every checkout
     Stop,
     /// Install the Debian packages that are missing for building and testing
     Setup,
@@ -75,6 +75,7 @@ fn main() -> Result<()> {
         Command::Demo(options) => demo::run(&program, options),
         Command::Stop => {
             let stopped = rundir::stop_kept();
+            stopped.iter().for_each(|dir| println!("stopped the servers in {}", dir.display()));
             println!("{} stopped", stopped.len());
             Ok(())
         }
