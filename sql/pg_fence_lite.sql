@@ -71,8 +71,7 @@ COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leas
 CREATE TABLE IF NOT EXISTS fence.turn ();
 
 -- Refusals --------
--- A body with RETURN keeps the operators that it was made with. Any other gets a search_path at the end, or is the
--- owner's alone.
+-- A body with RETURN keeps its operators. Any other gets a search_path at the end, or is the owner's alone.
 
 CREATE OR REPLACE FUNCTION fence_lite.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
   col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$

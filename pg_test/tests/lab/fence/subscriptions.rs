@@ -4,6 +4,7 @@
 //! pass; a trigger that is enabled ALWAYS checks the order there too, and stalls what is out of it.
 
 use crate::support::history::History;
+use crate::support::subscription::{becomes_true, subscribe};
 use crate::tokens::jumps::jumps;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
@@ -21,17 +22,9 @@ fn pair(lab: &Lab) -> Result<(Cluster, Cluster)> {
 }
 
 /// Publishes and subscribes; existing rows are copied.
-fn subscribe(publisher: &Cluster, subscriber: &Cluster, what: &str) -> Result<()> {
+fn publish(publisher: &Cluster, downstream: &mut Session, what: &str) -> Result<()> {
     publisher.connect("postgres")?.run(&format!("CREATE PUBLICATION p FOR {what}"))?;
-    subscriber.connect("postgres")?.run(&format!(
-        "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p",
-        publisher.conninfo("postgres").to_string().replace('\'', "''")
-    ))
-}
-
-/// Waits until the query says true.
-fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
-    wait_until(query, PATIENCE, || session.one(query, &[]).unwrap_or(false))
+    subscribe(publisher, downstream)
 }
 
 fn order_is(session: &mut Session, total: i32, fence: i64) -> Result<()> {
@@ -50,8 +43,8 @@ fn a_subscriber_takes_what_the_publisher_s_fence_let_pass(lab: &Lab) -> Result<(
     // Of no token and no lease of the publisher does the subscriber know.
     let drawn = downstream.last_token()?;
     downstream.run("SELECT fence_protect('orders', lease => 'order:{id}', always => true)")?;
-    subscribe(&publisher, &subscriber, "TABLE orders")?;
-    becomes_true(&mut downstream, "SELECT count(*) = 1 FROM orders")?;
+    publish(&publisher, &mut downstream, "TABLE orders")?;
+    ensure!(downstream.granted("SELECT count(*) FROM orders")? == 1, "it was not copied");
 
     let old: i64 = upstream.one("SELECT lease_acquire('order:7')", &[])?;
     upstream.run(&format!("UPDATE orders SET total = 1, fence = {old}"))?;
@@ -83,7 +76,7 @@ fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
     // The publisher has no fence at all, and so writes as it likes.
     upstream.run("INSERT INTO orders VALUES (7, 0, 34)")?;
     downstream.run("SELECT fence_protect('orders')")?;
-    subscribe(&publisher, &subscriber, "TABLE orders")?;
+    publish(&publisher, &mut downstream, "TABLE orders")?;
     order_is(&mut downstream, 0, 34)?;
     upstream.run("UPDATE orders SET total = 1, fence = 33")?;
     order_is(&mut downstream, 1, 33)?;
@@ -104,7 +97,7 @@ fn the_audit_calls_fences_that_a_subscription_brought_no_hole(lab: &Lab) -> Resu
     let protect = "SELECT fence_protect('orders', lease => 'order:{id}', always => true)";
     upstream.run(&format!("INSERT INTO orders VALUES (7, 0); {protect}"))?;
     downstream.run(protect)?;
-    subscribe(&publisher, &subscriber, "TABLE orders")?;
+    publish(&publisher, &mut downstream, "TABLE orders")?;
     upstream.run("SELECT fence_new_epoch()")?;
     let token: i64 = upstream.one("SELECT lease_acquire('order:7')", &[])?;
     upstream.run(&format!("UPDATE orders SET total = 1, fence = {token}"))?;
@@ -137,7 +130,7 @@ fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()>
     let mut downstream = subscriber.connect("postgres")?;
     upstream.run("INSERT INTO orders VALUES (7, 0, 34)")?;
     downstream.run("SELECT fence_protect('orders', always => true)")?;
-    subscribe(&publisher, &subscriber, "TABLE orders")?;
+    publish(&publisher, &mut downstream, "TABLE orders")?;
     order_is(&mut downstream, 0, 34)?;
     upstream.run("UPDATE orders SET total = 1, fence = 33")?;
     becomes_true(&mut downstream, "SELECT apply_error_count > 0 FROM pg_stat_subscription_stats")?;
@@ -164,7 +157,7 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
          SELECT lease_revoke('order:7'), lease_revoke('parcel:7'), lease_prune('0')",
     )?;
     // Leases are rows and go along; the sequence is none and does not.
-    subscribe(&publisher, &subscriber, "ALL TABLES")?;
+    publish(&publisher, &mut downstream, "ALL TABLES")?;
     let drawn = downstream.last_token()?;
     history.draw_more(&mut upstream, 60)?;
     becomes_true(&mut downstream, "SELECT count(*) = 62 FROM fence.leases")?;
@@ -196,7 +189,7 @@ fn a_subscription_to_sequences_gives_no_token_twice(lab: &Lab) -> Result<()> {
         let gone = downstream.acquire("gone", "1 h")?;
         seen = seen.max(downstream.release("gone", gone)?.context("held")?);
         downstream.granted("SELECT lease_prune('0')")?;
-        subscribe(publisher, subscriber, "ALL SEQUENCES")?;
+        publish(publisher, &mut downstream, "ALL SEQUENCES")?;
         let is_ready =
             "SELECT count(*) > 0 AND bool_and(srsubstate = 'r') FROM pg_subscription_rel";
         becomes_true(&mut downstream, is_ready)?;

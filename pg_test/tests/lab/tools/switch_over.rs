@@ -2,15 +2,12 @@
 //! change that the subscriber's fence refuses.
 
 use crate::support::history::History;
+use crate::support::subscription::{becomes_true, subscribe};
 use pg_test::cluster::Builder;
 use pg_test::prefix::Prefix;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, majors, Calls, Cluster, Context, Lab, Result, Session};
 use std::sync::Arc;
-
-fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
-    wait_until(query, PATIENCE, || session.one(query, &[]).unwrap_or(false))
-}
 
 const TABLES: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint);
                       CREATE TABLE parcels (id int PRIMARY KEY, total int, fence bigint)";
@@ -21,13 +18,6 @@ fn catch_up(upstream: &mut Session) -> Result<()> {
         upstream,
         "SELECT coalesce(bool_and(replay_lsn >= pg_current_wal_lsn()), false) FROM pg_stat_replication",
     )
-}
-
-fn subscribe(publisher: &Cluster, downstream: &mut Session) -> Result<()> {
-    downstream.run(&format!(
-        "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p",
-        publisher.conninfo("postgres").to_string().replace('\'', "''")
-    ))
 }
 
 #[lab_test(slow)]

@@ -1,0 +1,22 @@
+//! A server that subscribes to another one.
+
+use pg_test::process::{wait_until, PATIENCE};
+use pg_test::{Cluster, Result, Session};
+
+/// Waits until the query says true.
+pub fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
+    wait_until(query, PATIENCE, || session.one(query, &[]).unwrap_or(false))
+}
+
+/// Subscribes to the publication `p`, and waits until what is there is copied: only from then on is the apply worker the
+/// one that meets a change, counts its errors and skips it.
+pub fn subscribe(publisher: &Cluster, subscriber: &mut Session) -> Result<()> {
+    subscriber.run(&format!(
+        "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p",
+        publisher.conninfo("postgres").to_string().replace('\'', "''")
+    ))?;
+    becomes_true(
+        subscriber,
+        "SELECT NOT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's'))",
+    )
+}
