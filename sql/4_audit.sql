@@ -18,8 +18,8 @@
 -- drawn, far_ahead, reach: from the library, for those who may use leases. The last token (none on a standby), when the
 --     clock will be there (where that is not soon), where a jump would go to.
 --
--- Tables go from part to part by number: one may be dropped meanwhile, and a name would not be found then. (Each part says
--- itself which columns it reads: a type of schema fence would ask for USAGE of the caller.)
+-- Tables go from part to part by number: one may be dropped meanwhile, and a name would not be found then, nor in a schema
+-- that the caller has no USAGE of. (Each part says itself which columns it reads: a type of schema fence would ask for it.)
 --
 -- A part answers an array of findings. The last one, audit_answer, puts them in their order: table by table, with what
 -- hangs below it; then its fence as a whole; at last what is not of one table.
@@ -465,7 +465,7 @@ column_amiss AS (
 finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT * FROM table_amiss
     UNION ALL SELECT * FROM column_amiss)
-SELECT jsonb_agg(f) FROM finding f
+SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $audit_tables$;
 
 COMMENT ON FUNCTION fence.audit_tables(jsonb) IS
@@ -619,7 +619,7 @@ finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     UNION ALL SELECT * FROM trigger_amiss
     UNION ALL SELECT * FROM event_missing
     UNION ALL SELECT * FROM trigger_later)
-SELECT jsonb_agg(f) FROM finding f
+SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $audit_triggers$;
 
 COMMENT ON FUNCTION fence.audit_triggers(jsonb) IS
@@ -739,7 +739,7 @@ finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     UNION ALL SELECT * FROM member_of_owner
     UNION ALL SELECT * FROM setting
     UNION ALL SELECT * FROM parameter_privilege)
-SELECT jsonb_agg(f) FROM finding f
+SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $audit_rights$;
 
 COMMENT ON FUNCTION fence.audit_rights(jsonb) IS
@@ -875,7 +875,7 @@ finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT * FROM fence_amiss
     UNION ALL SELECT * FROM lease_column
     UNION ALL SELECT * FROM detached)
-SELECT jsonb_agg(f) FROM finding f
+SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $audit_fences$;
 
 COMMENT ON FUNCTION fence.audit_fences(jsonb) IS
@@ -918,7 +918,7 @@ too_high AS (
 
 finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT * FROM too_high)
-SELECT jsonb_agg(f) FROM finding f
+SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $audit_heights$;
 
 COMMENT ON FUNCTION fence.audit_heights(jsonb) IS
@@ -938,9 +938,9 @@ BEGIN
     -- (A table of which something was found may be gone by now.)
     RETURN QUERY
     SELECT c.oid::regclass, f.severity, f.finding, f.remedy
-      FROM jsonb_to_recordset(findings) AS f (step integer, root_n bigint, member_n bigint, n bigint, rel text,
+      FROM jsonb_to_recordset(findings) AS f (step integer, root_n bigint, member_n bigint, n bigint, rel oid,
                                               severity text, finding text, remedy text)
-      LEFT JOIN pg_class c ON c.oid = CASE WHEN f.rel ~ '^[0-9]+$' THEN f.rel::oid ELSE to_regclass(f.rel) END
+      LEFT JOIN pg_class c ON c.oid = f.rel
      WHERE f.step < 40 AND (f.rel IS NULL OR c.oid IS NOT NULL)
      ORDER BY f.root_n NULLS LAST, f.member_n NULLS LAST, f.step, f.n;
 

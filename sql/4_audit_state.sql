@@ -145,7 +145,8 @@ AS $state_findings$
         UNION ALL SELECT * FROM added_rule
         UNION ALL SELECT * FROM silent_trigger
         UNION ALL SELECT * FROM spent)
-    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('step', CASE f.step WHEN 0 THEN 40 ELSE f.step + 50 END))
+    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object(
+               'step', CASE f.step WHEN 0 THEN 40 ELSE f.step + 50 END, 'rel', f.rel::oid))
       FROM finding f
 $state_findings$;
 
@@ -254,7 +255,7 @@ AS $state_rights$
         UNION ALL SELECT * FROM another_owner
         UNION ALL SELECT * FROM renamed_schema
         UNION ALL SELECT * FROM public_privilege)
-    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('step', f.step + 50)) FROM finding f
+    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('step', f.step + 50, 'rel', f.rel::oid)) FROM finding f
 $state_rights$;
 
 COMMENT ON FUNCTION fence.state_rights(jsonb) IS
