@@ -16,15 +16,9 @@ AS $state_findings$
                ('stats_memory_seq', 'u', NULL, NULL), ('lease', 'p', 'name, slot', 19),
                ('role_prefix', 'p', 'role, prefix', 3)),
 
-    extension AS (
-        SELECT e.oid, e.extnamespace, e.extowner
-          FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
-         WHERE d.classid = 'pg_proc'::regclass AND d.objid = (about->>'ours')::oid
-           AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
-
     part AS (
-        SELECT d.classid, d.objid, e.extnamespace FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
-         WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+        SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
+         WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
 
     state AS (
         SELECT row_number() OVER (ORDER BY c.relname) AS n, c.oid, c.oid::regclass AS rel, c.relname, c.relkind,
@@ -55,24 +49,24 @@ AS $state_findings$
                 WHERE i.indrelid = s.oid AND i.indisprimary) AS k (name, is_valid) ON true
          CROSS JOIN LATERAL (VALUES (s.relname || '_pkey')) AS should (be)
          CROSS JOIN LATERAL (VALUES
-            (1, s.persistence = 'p' AND s.relpersistence <> 'p', 'hole',
+            (51, s.persistence = 'p' AND s.relpersistence <> 'p', 'hole',
              'this part of the state is unlogged: a crash empties it', format('ALTER %s %s SET LOGGED;', s.kind, s.rel)),
-            (1, s.persistence = 'u' AND s.relpersistence <> 'u',
+            (51, s.persistence = 'u' AND s.relpersistence <> 'u',
              CASE s.relname WHEN 'stats_memory_seq' THEN 'notice' ELSE 'hole' END,
              'this part of the state is logged: ' || CASE s.relname WHEN 'stats_memory_seq' THEN 'nothing is counted'
                  ELSE 'a crash does not empty it, and is not noticed' END,
              format('ALTER %s %s SET UNLOGGED;', s.kind, s.rel)),
-            (2, sequence.changes <> '', 'notice',
+            (52, sequence.changes <> '', 'notice',
              format('this sequence was altered (%s): pg_fence cannot work with it, or not for long', sequence.changes),
              format('ALTER SEQUENCE %s AS bigint INCREMENT 1 MINVALUE 1 MAXVALUE 9223372036854775807 CACHE 1 NO CYCLE;',
                  s.rel)),
-            (3, s.relkind = 'r' AND k.name IS NULL, 'notice', 'its primary key is gone: pg_fence cannot work',
+            (53, s.relkind = 'r' AND k.name IS NULL, 'notice', 'its primary key is gone: pg_fence cannot work',
              format('ALTER TABLE %s ADD CONSTRAINT %I PRIMARY KEY (%s);', s.rel, should.be, s.key)),
-            (3, k.name <> should.be, 'notice', format('its primary key has become "%s": pg_fence cannot work', k.name),
+            (53, k.name <> should.be, 'notice', format('its primary key has become "%s": pg_fence cannot work', k.name),
              format('ALTER TABLE %s RENAME CONSTRAINT "%s" TO %I;', s.rel, replace(k.name, '"', '""'), should.be)),
-            (3, NOT k.is_valid, 'hole', 'its primary key is invalid: pg_fence may not find a row by it',
+            (53, NOT k.is_valid, 'hole', 'its primary key is invalid: pg_fence may not find a row by it',
              format('REINDEX TABLE %s;', s.rel)),
-            (5, s.has_row_security, 'notice',
+            (55, s.has_row_security, 'notice',
              'row security is on: it keeps rows from dumps, and may keep them from fence.leases',
              format('ALTER TABLE %s DISABLE ROW LEVEL SECURITY, NO FORCE ROW LEVEL SECURITY;', s.rel))
          ) AS x (step, applies, severity, finding, remedy)
@@ -80,7 +74,7 @@ AS $state_findings$
 
     -- As CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY leave them when they fail.
     invalid_index AS (
-        SELECT 4, row_number() OVER (ORDER BY s.n, i.indexrelid), s.rel, 'notice',
+        SELECT 54, row_number() OVER (ORDER BY s.n, i.indexrelid), s.rel, 'notice',
                format('index %s is invalid: nothing is found by it, but each write may have to maintain it',
                    i.indexrelid::regclass),
                format('DROP INDEX %s;', i.indexrelid::regclass)
@@ -89,7 +83,7 @@ AS $state_findings$
 
     -- A restored database makes the extension as it was, and COPY finds no such column.
     added_column AS (
-        SELECT 5, row_number() OVER (ORDER BY s.n, c.attnum), s.rel, 'notice',
+        SELECT 55, row_number() OVER (ORDER BY s.n, c.attnum), s.rel, 'notice',
                format('column "%s" was added: no row of this table is restored from a dump, unless it is added there before the data',
                    c.attname),
                format('ALTER TABLE %s DROP COLUMN %I;', s.rel, c.attname)
@@ -97,7 +91,7 @@ AS $state_findings$
          WHERE c.attnum > s.columns AND NOT c.attisdropped AND c.attgenerated = ''),
 
     added_trigger AS (
-        SELECT 6, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
+        SELECT 56, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
                format(CASE WHEN t.tgtype & 1 = 1
                       THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may change or refuse it'
                       ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END, t.tgname),
@@ -107,14 +101,14 @@ AS $state_findings$
                SELECT FROM part p WHERE p.classid = 'pg_proc'::regclass AND p.objid = t.tgfoid)),
 
     added_rule AS (
-        SELECT 7, row_number() OVER (ORDER BY s.n, w.rulename), s.rel, 'notice',
+        SELECT 57, row_number() OVER (ORDER BY s.n, w.rulename), s.rel, 'notice',
                format('rule "%s" is not applied when pg_fence writes here', w.rulename),
                format('DROP RULE %I ON %s;', w.rulename, s.rel)
           FROM state s JOIN pg_rewrite w ON w.ev_class = s.oid),
 
     -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
     silent_trigger AS (
-        SELECT 12, s.n, s.rel, 'notice',
+        SELECT 62, s.n, s.rel, 'notice',
                format('trigger "%s" %s: a prefix that is taken away may go on counting in sessions that are open',
                    x.name, CASE WHEN t.oid IS NULL THEN 'is gone' ELSE 'does not always fire' END),
                CASE WHEN t.oid IS NULL
@@ -130,7 +124,7 @@ AS $state_findings$
          WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
 
     spent AS (
-        SELECT 0, 1, s.rel, 'notice',
+        SELECT 40, 1, s.rel, 'notice',
                format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
                    'and the numbers up to there are spent; tokens go on from here, and none is handed out twice',
                    about->>'far_ahead'), NULL
@@ -145,9 +139,7 @@ AS $state_findings$
         UNION ALL SELECT * FROM added_rule
         UNION ALL SELECT * FROM silent_trigger
         UNION ALL SELECT * FROM spent)
-    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object(
-               'step', CASE f.step WHEN 0 THEN 40 ELSE f.step + 50 END, 'rel', f.rel::oid))
-      FROM finding f
+    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $state_findings$;
 
 COMMENT ON FUNCTION fence.state_findings(jsonb) IS
@@ -162,10 +154,7 @@ SET jit = off
 AS $state_rights$
     WITH
     extension AS (
-        SELECT e.oid, e.extnamespace, e.extowner
-          FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
-         WHERE d.classid = 'pg_proc'::regclass AND d.objid = (about->>'ours')::oid
-           AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+        SELECT * FROM pg_extension WHERE extname = 'pg_fence'),
 
     part AS (
         SELECT d.classid, d.objid, e.extnamespace FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
@@ -188,7 +177,7 @@ AS $state_rights$
 
     -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone.
     privilege (step, n, rel, severity, finding, remedy) AS (
-        SELECT 8, row_number() OVER (ORDER BY x.rel IS NOT NULL, x.name, x.columns, a.n), x.rel,
+        SELECT 58, row_number() OVER (ORDER BY x.rel IS NOT NULL, x.name, x.columns, a.n), x.rel,
                CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
                format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
                format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
@@ -211,7 +200,7 @@ AS $state_rights$
          WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
 
     writer_of_all AS (
-        SELECT 9, row_number() OVER (ORDER BY g.rolname), c.oid::regclass, 'notice',
+        SELECT 59, row_number() OVER (ORDER BY g.rolname), c.oid::regclass, 'notice',
                format('%I is a member of pg_write_all_data, and may write the state of pg_fence', g.rolname),
                format('REVOKE pg_write_all_data FROM %I;', g.rolname)
           FROM extension e
@@ -223,7 +212,7 @@ AS $state_rights$
                SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
 
     another_owner AS (
-        SELECT 10, row_number() OVER (ORDER BY o.kind || ' ' || o.name), o.rel,
+        SELECT 60, row_number() OVER (ORDER BY o.kind || ' ' || o.name), o.rel,
                CASE WHEN r.rolsuper THEN 'notice' ELSE 'hole' END,
                format('%s %s belongs to %I, not to the owner of pg_fence', o.kind, o.name, r.rolname),
                format('ALTER %s %s OWNER TO %I;', o.kind, o.name, pg_get_userbyid(e.extowner))
@@ -233,7 +222,7 @@ AS $state_rights$
          WHERE o.owner <> e.extowner),
 
     renamed_schema AS (
-        SELECT 11, 1, NULL::regclass, 'notice',
+        SELECT 61, 1, NULL::regclass, 'notice',
                format('the schema "fence" is now named %s: a dump of this database does not load', o.name),
                format('ALTER SCHEMA %s RENAME TO fence;', o.name)
           FROM object o
@@ -241,7 +230,7 @@ AS $state_rights$
 
     -- (Writing is told of above.)
     public_privilege AS (
-        SELECT 13, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
+        SELECT 63, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
                format('PUBLIC has %s on %s: leases are for the roles that fence_grant names', a.privilege_type, x.what),
                format('REVOKE %s ON %s FROM PUBLIC CASCADE;', a.privilege_type, x.what)
           FROM (SELECT o.rel, replace(o.kind, 'VIEW', 'TABLE') || ' ' || o.name, o.acl
@@ -255,7 +244,7 @@ AS $state_rights$
         UNION ALL SELECT * FROM another_owner
         UNION ALL SELECT * FROM renamed_schema
         UNION ALL SELECT * FROM public_privilege)
-    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('step', f.step + 50, 'rel', f.rel::oid)) FROM finding f
+    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $state_rights$;
 
 COMMENT ON FUNCTION fence.state_rights(jsonb) IS
