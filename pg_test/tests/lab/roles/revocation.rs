@@ -2,7 +2,7 @@
 //! revocation.script.
 
 use crate::roles::{give, role_of};
-use pg_test::client::literal;
+use crate::support::subscription::subscribe;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
@@ -88,10 +88,10 @@ fn what_a_subscription_changes_counts_at_once(lab: &Lab) -> Result<()> {
     let subscriber = lab.builder().start()?;
     let mut target = subscriber.connect("postgres")?;
     target.run("CREATE EXTENSION pg_fence; CREATE ROLE tenant LOGIN; SELECT fence_grant('tenant', 'worker', 'own:')")?;
-    let from = literal(&publisher.conninfo("postgres").to_string());
-    target.run(&format!("CREATE SUBSCRIPTION s CONNECTION {from} PUBLICATION p"))?;
     let mut tenant = subscriber.conninfo("postgres").user("tenant").connect()?;
-    wait_until("the copy is there", PATIENCE, || may_take(&mut tenant, "a:").unwrap_or(false))?;
+    ensure!(!may_take(&mut tenant, "a:")?, "nothing is copied yet");
+    subscribe(&publisher, &mut target)?;
+    ensure!(may_take(&mut tenant, "a:")?, "the copy does not count");
     let there = "SELECT count(*) FROM fence.role_prefix WHERE prefix = 'a:'";
     source.run("SELECT fence_revoke('tenant', 'a:')")?;
     wait_until("the row is gone", PATIENCE, || {

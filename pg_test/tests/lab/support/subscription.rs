@@ -1,5 +1,6 @@
 //! A server that subscribes to another one.
 
+use pg_test::client::literal;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{Cluster, Result, Session};
 
@@ -11,10 +12,8 @@ pub fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
 /// Subscribes to the publication `p`, and waits until what is there is copied: only from then on is the apply worker the
 /// one that meets a change, counts its errors and skips it.
 pub fn subscribe(publisher: &Cluster, subscriber: &mut Session) -> Result<()> {
-    subscriber.run(&format!(
-        "CREATE SUBSCRIPTION s CONNECTION '{}' PUBLICATION p",
-        publisher.conninfo("postgres").to_string().replace('\'', "''")
-    ))?;
+    let from = literal(&publisher.conninfo("postgres").to_string());
+    subscriber.run(&format!("CREATE SUBSCRIPTION s CONNECTION {from} PUBLICATION p"))?;
     becomes_true(
         subscriber,
         "SELECT NOT EXISTS (SELECT FROM pg_subscription_rel WHERE srsubstate NOT IN ('r', 's'))",
