@@ -1,6 +1,6 @@
 //! The pages as a book: those of `docs/SUMMARY.md`, where they are, with what they link to, built by mdBook.
 
-use crate::extension::source_root;
+use crate::source_tree::source_root;
 use anyhow::{ensure, Context, Result};
 use std::fs;
 use std::path::{Component, Path, PathBuf};

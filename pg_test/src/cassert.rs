@@ -2,7 +2,8 @@
 
 use crate::debian_source::{self, Flavour};
 use crate::majors::PG_CONFIG_VARIABLE;
-use crate::{extension, setup};
+use crate::setup;
+use crate::source_tree;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,7 +34,7 @@ pub fn run(options: &Options) -> Result<()> {
     }
     let failures = dir.join("failures");
     fs::write(&failures, "")?;
-    let status = extension::cargo()
+    let status = source_tree::cargo()
         .args(["test", "--package", "pg_test", "--test", "lab", "--"])
         .args(&options.tests)
         .env(PG_CONFIG_VARIABLE, &pg_config)
@@ -57,7 +58,7 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn directory(major: &str) -> PathBuf {
-    extension::target_dir().join(match major {
+    source_tree::target_dir().join(match major {
         "15" => "cassert".to_owned(),
         _ => format!("cassert-{major}"),
     })

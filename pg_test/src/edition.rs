@@ -6,7 +6,7 @@
 mod left_out;
 mod surface;
 
-use crate::extension::source_root;
+use crate::source_tree::source_root;
 use anyhow::{ensure, Context, Result};
 use std::borrow::Cow;
 use std::sync::OnceLock;

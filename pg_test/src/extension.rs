@@ -2,6 +2,7 @@
 
 use crate::candidate;
 use crate::installation::Installation;
+use crate::source_tree::{cargo, source_root, target_dir};
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,8 +10,6 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
-
-pub use crate::source_tree::{cargo, source_root, target_dir};
 
 /// Its name, and so those of its files.
 pub const NAME: &str = "pg_fence";

@@ -2,9 +2,10 @@
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
-use pg_test::extension::{self, Extension, NAME};
+use pg_test::extension::{Extension, NAME};
 use pg_test::installation::Installation;
 use pg_test::majors;
+use pg_test::source_tree;
 use pg_test::{
     book, cassert, chaos, clients, demo, matrix, package, process, promises, rundir, script_rules,
     worker,
@@ -101,8 +102,8 @@ fn main() -> Result<()> {
 
 /// Builds and starts the bench. Its packages are many, so that it is no part of this program.
 fn bench(arguments: &[String]) -> Result<()> {
-    let mut cargo = extension::cargo();
-    let manifest = extension::source_root().join("pg_test/bench/Cargo.toml");
+    let mut cargo = source_tree::cargo();
+    let manifest = source_tree::source_root().join("pg_test/bench/Cargo.toml");
     cargo.args(["run", "--manifest-path"]).arg(manifest);
     if !cfg!(debug_assertions) {
         cargo.arg("--release");
@@ -143,7 +144,7 @@ fn install(pg_config: Option<PathBuf>, destdir: Option<&Path>) -> Result<()> {
 
 /// Leaves what is to be installed in the target directory, and says how to go on.
 fn by_hand(extension: &Extension, lib: &Path, share: &Path) -> Result<String> {
-    let ready = extension::target_dir().join("install");
+    let ready = source_tree::target_dir().join("install");
     let _ = std::fs::remove_dir_all(&ready);
     let (library, others) = (ready.join("lib"), ready.join("extension"));
     std::fs::create_dir_all(&library)?;

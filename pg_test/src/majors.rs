@@ -8,9 +8,9 @@ use crate::candidate;
 use crate::debian_binary;
 use crate::debian_releases::madison;
 use crate::debian_source::{self, Flavour};
-use crate::extension;
 use crate::installation::Installation;
 use crate::setup::{self, Package};
+use crate::source_tree;
 use crate::wheel;
 use anyhow::{ensure, Context, Result};
 use std::process::Command;
@@ -64,7 +64,8 @@ pub fn of(major: &str) -> Result<Installation> {
         true => (Some(format!("candidate/pg{major}")), Some("candidate/build")),
         false => ((major != setup::USUAL_MAJOR).then(|| format!("pg{major}")), None),
     };
-    let (mut libraries, dir) = (Vec::new(), extension::target_dir().join("postgresql").join(major));
+    let (mut libraries, dir) =
+        (Vec::new(), source_tree::target_dir().join("postgresql").join(major));
     let pg_config = if is_debians(major)? {
         setup::ensure(&setup::packages_of(major))?;
         format!("/usr/lib/postgresql/{major}/bin/pg_config").into()

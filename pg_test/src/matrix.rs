@@ -5,6 +5,7 @@ use crate::extension::BuildPlace;
 use crate::installation::Installation;
 use crate::majors;
 use crate::process::output_of;
+use crate::source_tree;
 use crate::{extension, setup};
 use anyhow::{bail, ensure, Context, Result};
 use std::fs::{self, File};
@@ -30,7 +31,7 @@ pub struct Options {
 
 /// Runs it on one version after the other; that anything failed on any of them is an error.
 pub fn run(options: &Options) -> Result<()> {
-    let dir = extension::target_dir().join("matrix");
+    let dir = source_tree::target_dir().join("matrix");
     fs::create_dir_all(&dir)?;
     if options.next_pgrx {
         // For the tests, too, which are programs of their own.
@@ -127,7 +128,7 @@ impl Version<'_> {
     }
 
     fn cargo(&self, arguments: &[&str]) -> Command {
-        let mut command = extension::cargo();
+        let mut command = source_tree::cargo();
         command
             .args(arguments)
             .env(setup::MAJOR_VARIABLE, self.major)

@@ -3,9 +3,9 @@
 
 use crate::client::Conninfo;
 use crate::clients::languages::java;
-use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
 use crate::setup::{self, Package};
+use crate::source_tree::{source_root, target_dir};
 use anyhow::{Context, Result};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};

@@ -17,6 +17,7 @@ use crate::extension::{self, Extension, NAME};
 use crate::majors;
 use crate::process::output_of;
 use crate::setup::{self, Package};
+use crate::source_tree;
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeSet;
 use std::fs;
@@ -46,15 +47,15 @@ pub fn run(options: &Options) -> Result<()> {
     let _ = fs::remove_dir_all(&output);
     fs::create_dir_all(&output)?;
     let output = fs::canonicalize(output)?;
-    let release = Release::of_commit(extension::source_root())?;
+    let release = Release::of_commit(source_tree::source_root())?;
     let mut done = BTreeSet::new();
     for pg_config in options.pg_configs()? {
         let major = extension::major_of(&pg_config)?;
         ensure!(done.insert(major.clone()), "PostgreSQL {major} is named twice");
-        let library = library::build(extension::source_root(), &pg_config, &directory())?;
+        let library = library::build(source_tree::source_root(), &pg_config, &directory())?;
         Parts::new(release.clone(), &major, Extension::around(library)?).write(&output)?;
     }
-    let program = command::build(extension::source_root(), &directory())?;
+    let program = command::build(source_tree::source_root(), &directory())?;
     command::write(&program, &release, &output)?;
     pgxn::archive(&release, &output)?;
     print!("{}", checksums(&output)?);
@@ -78,7 +79,7 @@ impl Options {
 
 /// Where packages are built and put.
 pub fn directory() -> PathBuf {
-    extension::target_dir().join("package")
+    source_tree::target_dir().join("package")
 }
 
 /// The parts of the packages for one PostgreSQL.
@@ -161,7 +162,7 @@ fn put(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
 
 /// Puts the pages of operations, with the queries and alerts for Prometheus, into a directory of a package.
 fn operations(directory: &Path) -> Result<()> {
-    let pages = extension::source_root().join("docs/operations");
+    let pages = source_tree::source_root().join("docs/operations");
     for from in [pages.clone(), pages.join("monitoring")] {
         for entry in fs::read_dir(&from)? {
             let path = entry?.path();

@@ -11,6 +11,7 @@ use crate::majors;
 use crate::process;
 use crate::rundir::{make_dir, RunDir};
 use crate::setup::{self, Package};
+use crate::source_tree;
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -149,7 +150,7 @@ impl Prefix {
             setup::ensure(&[package])?;
             Places::of(format!("/usr/lib/postgresql/{}/bin/pg_config", self.major).as_ref())?
         } else {
-            let dir = extension::target_dir().join(format!("postgresql/repack-{}", self.major));
+            let dir = source_tree::target_dir().join(format!("postgresql/repack-{}", self.major));
             let root = debian_source::repack(&dir, &self.pg_config)?;
             Places::of(&self.pg_config)?.below(&root)?
         };

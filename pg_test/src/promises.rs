@@ -1,7 +1,7 @@
 //! The promises, and the tests that show them: `pg_test/promises.md`, with the place of each test.
 
-use crate::extension::source_root;
 use crate::markdown::{self, Cell};
+use crate::source_tree::source_root;
 use anyhow::{ensure, Context, Result};
 use std::fmt::Debug;
 use std::fs;

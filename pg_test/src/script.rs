@@ -46,9 +46,9 @@ mod play;
 mod shown;
 
 use crate::edition::Edition;
-use crate::extension::source_root;
 use crate::lab::Lab;
 use crate::process::PATIENCE;
+use crate::source_tree::source_root;
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::Path;

@@ -1,9 +1,10 @@
 //! The rules for scripts of extensions, by which nobody else's objects get in their way: pgspot, from PyPI, looks
 //! over the install and upgrade scripts.
 
-use crate::extension::{self, source_root, NAME};
+use crate::extension::{self, NAME};
 use crate::orm::{self, Runtime};
 use crate::process::output_of;
+use crate::source_tree::{self, source_root};
 use anyhow::{ensure, Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -14,7 +15,7 @@ const PGSPOT: Runtime = Runtime::Python(&["pgspot==0.9.4", "pglast==7.21"]);
 /// Checks all scripts of the extension; what is found is the error.
 pub fn run() -> Result<()> {
     let scripts = extension::scripts()?;
-    let dir = extension::target_dir().join("script_rules");
+    let dir = source_tree::target_dir().join("script_rules");
     fs::create_dir_all(&dir)?;
     for (name, text) in &scripts {
         fs::write(dir.join(name), text)?;

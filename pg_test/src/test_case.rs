@@ -9,9 +9,9 @@
 //! the tests of the [scripts](crate::script).
 
 use crate::edition;
-use crate::extension;
 use crate::lab::Lab;
 use crate::script;
+use crate::source_tree;
 use anyhow::{ensure, Result};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeSet;
@@ -98,7 +98,7 @@ pub fn run_all(program: &Path) -> ExitCode {
 
 /// All tests of this program and of the scripts, by their names.
 fn all() -> Result<Vec<Found>> {
-    let lab = extension::source_root().join("pg_test/tests/lab");
+    let lab = source_tree::source_root().join("pg_test/tests/lab");
     let scripts = script::tests_below(&lab)?.into_iter().map(|(module, test)| Found {
         name: format!("{module}::{}", test.name),
         slow: test.slow,
@@ -155,7 +155,7 @@ impl Found {
 /// That every file below `pg_test/tests/lab` with a test is a module of this program. Cargo builds nothing for a file
 /// that is new, and a filter that names it would run no test and pass.
 fn all_are_here() -> Result<()> {
-    let lab = extension::source_root().join("pg_test/tests/lab");
+    let lab = source_tree::source_root().join("pg_test/tests/lab");
     let modules = inventory::iter::<TestCase>().map(TestCase::module_below).collect();
     let missing = missing_of(&lab, Path::new(""), &modules)?;
     ensure!(
@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_file_with_tests_that_is_no_module_is_named() {
-        let lab = extension::target_dir().join(format!("lab-{}", std::process::id()));
+        let lab = source_tree::target_dir().join(format!("lab-{}", std::process::id()));
         fs::create_dir_all(lab.join("guards")).unwrap();
         for (name, text) in [
             ("guards/locks.rs", "#[lab_test]\nfn"),

@@ -1,8 +1,8 @@
 //! Triggers in C to measure against, compiled when they are needed.
 
 use anyhow::Result;
-use pg_test::extension::source_root;
 use pg_test::majors;
+use pg_test::source_tree::source_root;
 use pg_test::{process, Lab, Session};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;

@@ -5,7 +5,7 @@ use super::nemesis::{Disturbed, Nemesis};
 use super::record::{self, Record};
 use super::worker::DATABASE;
 use crate::client::Session;
-use crate::extension;
+use crate::source_tree;
 use anyhow::Result;
 use std::collections::HashSet;
 use std::fs::File;
@@ -143,7 +143,7 @@ impl Evidence {
         if violations.is_empty() {
             return Ok(());
         }
-        let path = extension::target_dir().join(format!("{name}.txt"));
+        let path = source_tree::target_dir().join(format!("{name}.txt"));
         let mut file = BufWriter::new(File::create(&path)?);
         for violation in violations {
             writeln!(file, "{violation}")?;

@@ -2,9 +2,9 @@
 
 use super::languages::{Language, Program};
 use crate::database::Database;
-use crate::extension::source_root;
 use crate::lab::Lab;
 use crate::process::output_of;
+use crate::source_tree::source_root;
 use anyhow::{ensure, Context, Result};
 use std::fs;
 

@@ -1,7 +1,7 @@
 //! The scenarios of `clients/scenarios.md`, read into steps.
 
 use crate::edition::Surface;
-use crate::extension::source_root;
+use crate::source_tree::source_root;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Map, Value};
 use std::fs;

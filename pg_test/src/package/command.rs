@@ -8,9 +8,10 @@
 use super::deb::{self, SOURCE};
 use super::library::remapped;
 use super::{licenses, make_executable, put, settle, tarball, tools, Release};
-use crate::extension::{self, NAME};
+use crate::extension::NAME;
 use crate::process::output_of;
 use crate::setup::{self, Package};
+use crate::source_tree;
 use anyhow::{ensure, Context, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -64,7 +65,7 @@ pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
     let script = source.join("pg_test/src/package/never_unwound.ld");
     let options = "-z,pack-relative-relocs,--no-eh-frame-hdr,-T";
     flags.push(format!("-Clink-arg=-Wl,{options},{}", script.display()));
-    let status = extension::cargo()
+    let status = source_tree::cargo()
         .current_dir(source)
         .args(["build", "--release", "--locked", "--package", "pg-fence-cli", "--target", &triple])
         .env("CARGO_TARGET_DIR", &target)

@@ -1,6 +1,7 @@
 //! The library as it is packaged: without symbols for debuggers, and without a trace of where it was built.
 
 use crate::extension::{self, BuildPlace, NAME};
+use crate::source_tree;
 use anyhow::{ensure, Context, Result};
 use std::ffi::OsString;
 use std::fs;
@@ -20,7 +21,7 @@ pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> 
     fs::write(target.join("rustfmt.toml"), "")?;
     place.prepare()?;
     let status = place
-        .tell(&mut extension::cargo())
+        .tell(&mut source_tree::cargo())
         .current_dir(source)
         .args([
             "rustc",

@@ -1,8 +1,9 @@
 //! The licences: our own, and those of the crates that are linked into the library, or into the command. By hand: cargo-about would
 //! have to be built first wherever a package is made or tested, for what `cargo tree` and the crates' own files say.
 
-use crate::extension::{self, source_root, NAME};
+use crate::extension::{self, NAME};
 use crate::process::output_of;
+use crate::source_tree::{self, source_root};
 use anyhow::{ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::fs;
@@ -68,14 +69,14 @@ fn crates(manifest: &str, package: &str, of_build: &[&str]) -> Result<Vec<Crate>
     let of_manifest = ["--locked", "--manifest-path", manifest];
     // Build scripts and macros run on the builder's machine alone.
     let tree = output_of(
-        extension::cargo()
+        source_tree::cargo()
             .args(["tree", "--package", package, "--edges", "normal,no-proc-macro"])
             .args(of_manifest)
             .args(of_build)
             .args(["--prefix", "none", "--no-dedupe", "--format", "{p}|{l}"]),
     )?;
     let metadata =
-        output_of(extension::cargo().args(["metadata", "--format-version=1"]).args(of_manifest))?;
+        output_of(source_tree::cargo().args(["metadata", "--format-version=1"]).args(of_manifest))?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;
     let mut found = BTreeMap::new();
     for line in tree.lines() {

@@ -1,8 +1,9 @@
 //! The archive for PGXN: the source of the commit, with `META.json` at its top.
 
 use super::Release;
-use crate::extension::{source_root, NAME};
+use crate::extension::NAME;
 use crate::process::output_of;
+use crate::source_tree::source_root;
 use anyhow::{ensure, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -32,7 +32,7 @@ pub fn expect(session: &mut Session, what: &str, wanted: &str) -> Result<()> {
 
 #[lab_test]
 fn each_counter_has_its_column(lab: &Lab) -> Result<()> {
-    let source = pg_test::extension::source_root().join("src/statistics/counter.rs");
+    let source = pg_test::source_tree::source_root().join("src/statistics/counter.rs");
     let source = std::fs::read_to_string(source)?;
     let counters = source.lines().filter_map(|line| line.split_once(" = \""));
     let mut counters: Vec<_> =

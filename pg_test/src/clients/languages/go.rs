@@ -5,8 +5,8 @@
 
 use super::{Check, Language, Program, Programs};
 use crate::debian_releases::{Kind, Releases, RELEASES};
-use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
+use crate::source_tree::{source_root, target_dir};
 use anyhow::{ensure, Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,9 +1,9 @@
 //! The client in Java, on JDBC.
 
 use super::{Check, Language, Program, Programs};
-use crate::extension::{source_root, target_dir};
 use crate::process::output_of;
 use crate::setup::{self, Package};
+use crate::source_tree::{source_root, target_dir};
 use anyhow::{ensure, Context, Result};
 use std::ffi::OsString;
 use std::fs;

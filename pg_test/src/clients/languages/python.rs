@@ -1,9 +1,9 @@
 //! The client in Python, on psycopg 3.
 
 use super::{Check, Language, Program, Programs};
-use crate::extension::{source_root, target_dir};
 use crate::orm::{self, Runtime, PYTHON};
 use crate::process::output_of;
+use crate::source_tree::{source_root, target_dir};
 use anyhow::{ensure, Result};
 use serde_json::json;
 use std::fs;

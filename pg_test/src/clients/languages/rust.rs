@@ -1,8 +1,8 @@
 //! The client in Rust, on tokio-postgres.
 
 use super::{Check, Language, Program, Programs};
-use crate::extension::{cargo, source_root, target_dir};
 use crate::process::output_of;
+use crate::source_tree::{cargo, source_root, target_dir};
 use anyhow::{Context, Result};
 use std::fs::DirEntry;
 use std::path::PathBuf;

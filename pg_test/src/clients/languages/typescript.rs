@@ -1,9 +1,9 @@
 //! The client in TypeScript, on `pg` and on `postgres`.
 
 use super::{Check, Language, Program, Programs};
-use crate::extension::{source_root, target_dir};
 use crate::orm::{self, Runtime};
 use crate::process::output_of;
+use crate::source_tree::{source_root, target_dir};
 use anyhow::{ensure, Context, Result};
 use serde_json::json;
 use std::fs;

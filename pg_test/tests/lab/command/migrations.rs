@@ -2,8 +2,8 @@
 //! frozen is refused, together with its DDL.
 
 use pg_test::clients::command::stage::{freeze, is_gone, thaw, Stage};
-use pg_test::extension::source_root;
 use pg_test::orm::{self, Runtime, PYTHON};
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Lab, Result};
 
 const ALEMBIC: Runtime =

@@ -3,6 +3,7 @@
 use pg_test::clients::command::stage::program;
 use pg_test::package::{command, Release};
 use pg_test::process::output_of;
+use pg_test::source_tree;
 use pg_test::{ensure, extension, lab_test, Context, Lab, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,7 +72,7 @@ const LARGEST_PACKAGE: u64 = 1_900_000;
 /// Alone in an empty root directory the packages' program finds names, a service, a password and a certificate.
 #[lab_test(slow)]
 fn the_program_of_the_packages_is_linked_with_nothing_and_runs_alone(lab: &Lab) -> Result<()> {
-    let built = command::build(extension::source_root(), &pg_test::package::directory())?;
+    let built = command::build(source_tree::source_root(), &pg_test::package::directory())?;
     runs(&built)?;
     let linked = Command::new("ldd").arg(&built).output()?;
     let said = String::from_utf8_lossy(&[linked.stdout, linked.stderr].concat()).into_owned();

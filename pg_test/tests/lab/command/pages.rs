@@ -2,8 +2,8 @@
 //! database is so.
 
 use pg_test::clients::command::stage::{freeze, is_gone, program, thaw, Stage};
-use pg_test::extension::source_root;
 use pg_test::process::{output_of, wait_until, PATIENCE};
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

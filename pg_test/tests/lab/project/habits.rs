@@ -1,8 +1,8 @@
 //! The files that the place of the source reads: workflows, templates, updates of dependencies. As far as they can be
 //! judged here: each parses, names what is there, and says the same as the others.
 
-use pg_test::extension::{self, source_root};
 use pg_test::process::output_of;
+use pg_test::source_tree::{self, source_root};
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 use serde_json::Value;
 use std::fs;
@@ -99,7 +99,7 @@ fn every_crate_has_a_licence_that_is_allowed(_: &Lab) -> Result<()> {
         let licence = licence.split(" WITH ").next().unwrap_or(licence);
         allowed.iter().any(|a| a.as_str() == Some(licence))
     };
-    let mut cargo = extension::cargo();
+    let mut cargo = source_tree::cargo();
     cargo.args(["metadata", "--format-version=1", "--locked"]).current_dir(source_root());
     let metadata: Value = serde_json::from_str(&output_of(&mut cargo)?)?;
     for package in list(&metadata, "packages")? {

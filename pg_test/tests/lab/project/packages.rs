@@ -11,7 +11,8 @@ use pg_test::package::{checksums, Parts, Release};
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::rundir::RunDir;
-use pg_test::{ensure, extension, lab_test, majors, Context, Lab, Result};
+use pg_test::source_tree;
+use pg_test::{ensure, lab_test, majors, Context, Lab, Result};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -27,10 +28,10 @@ fn directory(lab: &Lab, name: &str) -> Result<PathBuf> {
 
 /// A program that cargo installs, once for all runs.
 fn cargo_installs(name: &str, version: &str) -> Result<PathBuf> {
-    let root = extension::target_dir().join("tools");
+    let root = source_tree::target_dir().join("tools");
     let program = root.join("bin").join(name);
     if !program.exists() {
-        let mut cargo = extension::cargo();
+        let mut cargo = source_tree::cargo();
         cargo.args(["install", name, "--version", version, "--locked", "--root"]).arg(&root);
         output_of(cargo.env_remove("CARGO_TARGET_DIR"))?;
     }
@@ -38,7 +39,7 @@ fn cargo_installs(name: &str, version: &str) -> Result<PathBuf> {
 }
 
 fn this_release() -> Result<Release> {
-    Release::of_commit(extension::source_root())
+    Release::of_commit(source_tree::source_root())
 }
 
 /// The packages of the library that the lab has built: the Debian package and the tarball.
@@ -175,7 +176,7 @@ fn the_tarball_has_the_same_files_and_its_checksum(lab: &Lab) -> Result<()> {
             let packed = fs::read(directory.join(&operations).join(page))
                 .with_context(|| page.to_owned())?;
             ensure!(
-                packed == fs::read(extension::source_root().join("docs/operations").join(page))?,
+                packed == fs::read(source_tree::source_root().join("docs/operations").join(page))?,
                 "{page}"
             );
         }

@@ -11,13 +11,13 @@ use std::path::PathBuf;
 
 /// The text of a page, by its path below the root of the source.
 pub fn page(path: &str) -> Result<String> {
-    let path = pg_test::extension::source_root().join(path);
+    let path = pg_test::source_tree::source_root().join(path);
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
 /// The paths of all pages below the root of the source: its own, and those in docs and in the folders there.
 fn pages() -> Result<Vec<String>> {
-    let root = pg_test::extension::source_root();
+    let root = pg_test::source_tree::source_root();
     let mut found = Vec::new();
     let mut folders = vec![PathBuf::new(), PathBuf::from("docs")];
     while let Some(folder) = folders.pop() {
@@ -38,9 +38,9 @@ fn pages() -> Result<Vec<String>> {
 fn client_pages() -> Result<Vec<String>> {
     let shared = ["clients/README.md", "clients/scenarios.md", "clients/new-language.md"];
     let mut found = shared.map(str::to_owned).to_vec();
-    for entry in std::fs::read_dir(pg_test::extension::source_root().join("clients"))? {
+    for entry in std::fs::read_dir(pg_test::source_tree::source_root().join("clients"))? {
         let path = PathBuf::from("clients").join(entry?.file_name()).join("README.md");
-        if pg_test::extension::source_root().join(&path).exists() {
+        if pg_test::source_tree::source_root().join(&path).exists() {
             found.push(path.to_string_lossy().into_owned());
         }
     }

@@ -46,7 +46,7 @@ StaticAssertDecl(sizeof(struct sigaction) == 3 * sizeof(void *) + 128, "size");
 
 #[lab_test]
 fn hand_written_declarations_are_the_headers_own(lab: &Lab) -> Result<()> {
-    let source = pg_test::extension::source_root().join("src/pg/compat.rs");
+    let source = pg_test::source_tree::source_root().join("src/pg/compat.rs");
     let source = std::fs::read_to_string(source)?;
     let (_, block) = source.split_once("extern \"C-unwind\" {").context("no declarations")?;
     let (block, _) = block.split_once("\n}").context("no end of the declarations")?;

@@ -1,8 +1,8 @@
 //! The scripts: what a step must come to, and that a wrong expectation fails.
 
-use pg_test::extension::source_root;
 use pg_test::process::PATIENCE;
 use pg_test::script::{play, tests_of};
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
 use std::fs;
 use std::time::Duration;

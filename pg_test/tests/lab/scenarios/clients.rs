@@ -3,8 +3,8 @@
 
 use pg_test::clients::languages::{Language, ALL};
 use pg_test::clients::{first_worker, scenario, stage};
-use pg_test::extension::source_root;
 use pg_test::process::output_of;
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
 
 /// The quick scenarios, one for each: a day without trouble, a late write, a cable that is cut.
@@ -38,7 +38,7 @@ fn the_clients_have_the_version_of_the_extension(_: &Lab) -> Result<()> {
         // The workspace's version is the extension's.
         ("rust/Cargo.toml", "version.workspace = true".to_owned()),
     ] {
-        let path = pg_test::extension::source_root().join("clients").join(manifest);
+        let path = pg_test::source_tree::source_root().join("clients").join(manifest);
         ensure!(std::fs::read_to_string(path)?.contains(&line), "{manifest}: {line}");
     }
     Ok(())

@@ -5,11 +5,11 @@ automod::dir!(pub "tests/lab/tools/adopted");
 
 use crate::support::program::{self, Program};
 use pg_test::clients::cable::Cable;
-use pg_test::extension::source_root;
 use pg_test::orm::{self, Runtime};
 use pg_test::process::{output_of, wait_until, PATIENCE};
 use pg_test::service::{self, Service};
 use pg_test::setup::{self, Package};
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Conninfo, Context, Database, Lab, Result, Session};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -275,7 +275,7 @@ fn every_queue_s_worker_leaves_when_its_lease_is_revoked(lab: &Lab) -> Result<()
 #[lab_test]
 fn the_page_shows_the_workers_that_run(_: &Lab) -> Result<()> {
     let page = std::fs::read_to_string(
-        pg_test::extension::source_root().join("docs/recipes/job-queues.md"),
+        pg_test::source_tree::source_root().join("docs/recipes/job-queues.md"),
     )?;
     for queue in QUEUES {
         let block = format!("```{}\n{}```\n", queue.language, queue.source()?);

@@ -1,8 +1,8 @@
 //! Test suites, fixtures and migrations of fenced tables: `docs/recipes/testing-and-migrations.md` says what to do.
 
-use pg_test::extension::source_root;
 use pg_test::orm::{self, PYTHON};
 use pg_test::process::output_of;
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Lab, Result};
 use std::process::Command;
 

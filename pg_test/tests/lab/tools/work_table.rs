@@ -11,7 +11,7 @@ const TTL: &str = "1500 ms";
 
 /// The first statement below that heading of the page, for this worker, run and token.
 fn statement(heading: &str, worker: &str, run: i64, token: i64) -> Result<String> {
-    let page = pg_test::extension::source_root().join("docs/recipes/work-table.md");
+    let page = pg_test::source_tree::source_root().join("docs/recipes/work-table.md");
     let page = std::fs::read_to_string(page)?;
     let blocks = example::blocks(markdown::section(&page, heading)?, u32::MAX)?;
     let step = blocks.first().and_then(|steps| steps.first()).context("a statement")?;
@@ -44,7 +44,7 @@ impl Scene<'_> {
     fn set(lab: &Lab, runs: usize) -> Result<Scene<'_>> {
         let db = lab.database()?;
         let mut admin = db.connect()?;
-        let page = pg_test::extension::source_root().join("docs/recipes/work-table.md");
+        let page = pg_test::source_tree::source_root().join("docs/recipes/work-table.md");
         let blocks = example::blocks(&std::fs::read_to_string(page)?, u32::MAX)?;
         for step in
             blocks.first().context("the table")?.iter().filter(|s| !s.sql.contains("INSERT"))

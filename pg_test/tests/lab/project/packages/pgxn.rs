@@ -1,9 +1,10 @@
 //! The package for PGXN.
 
 use super::{directory, this_release};
-use pg_test::extension::{source_root, VERSION};
+use pg_test::extension::VERSION;
 use pg_test::package::pgxn;
 use pg_test::process::output_of;
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 use std::process::Command;
 

@@ -3,12 +3,13 @@
 
 use super::{directory, files, this_release, unpacked};
 use pg_test::cluster::Builder;
-use pg_test::extension::{source_root, target_dir, Extension, VERSION};
+use pg_test::extension::{Extension, VERSION};
 use pg_test::package::{self, checksums, library, Parts};
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::rundir::RunDir;
 use pg_test::setup::{self, Package};
+use pg_test::source_tree::{self, source_root, target_dir};
 use pg_test::test_case::left_out;
 use pg_test::{bail, candidate, ensure, extension, lab_test, majors, Context, Lab, Result};
 use std::fs;
@@ -145,7 +146,7 @@ fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
     let dir = directory(lab, "pgrx")?;
     let major = lab.prefix().major();
     let pg_config = packaged()?;
-    let mut command = extension::cargo();
+    let mut command = source_tree::cargo();
     let path = std::env::var("PATH").unwrap_or_default();
     // Of the version that the extension is built with.
     let cargo_pgrx = super::cargo_installs("cargo-pgrx", "0.18.1")?;

@@ -2,10 +2,10 @@
 
 use super::{bare_prefix, directory, packed, unpacked};
 use pg_test::cluster::Builder;
-use pg_test::extension::source_root;
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::setup::{self, Package};
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Calls, Conninfo, Context, Lab, Result, Session};
 use std::fs;
 use std::path::Path;

@@ -39,7 +39,8 @@ fn the_plots_are_shown_and_say_what_is_quoted_from_them(_: &Lab) -> Result<()> {
     let (text, capacity) =
         (page("docs/operations/benchmarks.md")?, page("docs/operations/capacity.md")?);
     let (mut plots, mut unshown) = (String::new(), Vec::new());
-    for entry in std::fs::read_dir(pg_test::extension::source_root().join("pg_test/bench/plots"))? {
+    for entry in std::fs::read_dir(pg_test::source_tree::source_root().join("pg_test/bench/plots"))?
+    {
         let name = entry?.file_name().to_string_lossy().into_owned();
         if !text.contains(&name) && !capacity.contains(&name) {
             unshown.push(name.clone());

@@ -292,7 +292,7 @@ fn every_block_of_every_page_is_run_or_says_why_not(_: &Lab) -> Result<()> {
 
 /// Whether this line is the laboratory's, or what CI runs; an error if it does not understand it.
 fn understand(line: &str) -> Result<bool> {
-    let root = pg_test::extension::source_root();
+    let root = pg_test::source_tree::source_root();
     let code = line.split(" #").next().unwrap_or_default();
     for part in code.split("&&").flat_map(|part| part.split(['(', ')'])).map(str::trim) {
         let words: Vec<&str> = part.split_whitespace().collect();

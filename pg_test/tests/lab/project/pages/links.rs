@@ -73,7 +73,7 @@ fn follow(from: &str, link: &str) -> Result<()> {
     }
     let (path, anchor) = link.split_once('#').map_or((link, None), |(p, a)| (p, Some(a)));
     let target = if path.is_empty() { from.into() } else { beside(from, path)? };
-    let file = pg_test::extension::source_root().join(&target);
+    let file = pg_test::source_tree::source_root().join(&target);
     ensure!(file.exists(), "there is no {}", target.display());
     if let Some(anchor) = anchor {
         let titles = anchors(&page(&target.to_string_lossy())?);

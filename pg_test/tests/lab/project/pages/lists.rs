@@ -21,7 +21,7 @@ fn codes(text: &str) -> BTreeSet<String> {
 /// The texts of all files in a folder of the source and in those below it.
 fn texts_below(folder: &str) -> Result<Vec<String>> {
     let mut texts = Vec::new();
-    let mut folders = vec![pg_test::extension::source_root().join(folder)];
+    let mut folders = vec![pg_test::source_tree::source_root().join(folder)];
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder)? {
             let path: PathBuf = entry?.path();
@@ -82,7 +82,7 @@ fn the_first_page_lists_the_errors_of_the_fence(_: &Lab) -> Result<()> {
 fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     let text = page("docs/internals/locking.md")?;
     let table = section(&text, "## The locks")?;
-    let source = pg_test::extension::source_root().join("src/pg/locks/lock.rs");
+    let source = pg_test::source_tree::source_root().join("src/pg/locks/lock.rs");
     let source = std::fs::read_to_string(source)?;
     let numbers = source
         .lines()
@@ -97,7 +97,7 @@ fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     }
     let listed = table.lines().filter(|line| line.contains(" (0x")).count();
     ensure!(found == listed && found >= 6, "{found} kinds of locks, {listed} are listed");
-    let source = pg_test::extension::source_root().join("src/pg/locks/session_lock.rs");
+    let source = pg_test::source_tree::source_root().join("src/pg/locks/session_lock.rs");
     let source = std::fs::read_to_string(source)?;
     let (_, hex) = source.split_once("const KIND: u16 = 0x").context("no KIND of session locks")?;
     let (hex, _) = hex.split_once(';').context("no number of session locks")?;
@@ -110,7 +110,7 @@ fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
 #[lab_test]
 fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
     let map = page("docs/internals/architecture.md")?;
-    for entry in std::fs::read_dir(pg_test::extension::source_root().join("src"))? {
+    for entry in std::fs::read_dir(pg_test::source_tree::source_root().join("src"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         ensure!(map.contains(&name), "{name} is not on the map");
     }

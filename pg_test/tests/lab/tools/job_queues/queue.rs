@@ -1,7 +1,7 @@
 //! The queues, and what a test must know of each.
 
-use pg_test::extension::source_root;
 use pg_test::orm::Runtime;
+use pg_test::source_tree::source_root;
 use pg_test::{Context, Result};
 
 /// A queue and its worker.

@@ -3,8 +3,8 @@
 use super::queue::Queue;
 use crate::support::program::{self, Program};
 use pg_test::clients::languages::typescript;
-use pg_test::extension::source_root;
 use pg_test::orm::{self, Runtime};
+use pg_test::source_tree::source_root;
 use pg_test::{Context, Database, Lab, Result};
 use std::ffi::OsString;
 use std::fs;
