@@ -15,8 +15,6 @@ pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");
 pub const NO_TABLE_LOCK: bool = cfg!(planted = "no-table-lock");
 /// A session is believed to live for ever.
 pub const SESSION_OUTLIVED: bool = cfg!(planted = "session-outlived");
-/// A heartbeat of many leases takes no lock.
-pub const KEEP_WITHOUT_LOCK: bool = cfg!(planted = "keep-without-lock");
 /// An adoption does not take the lease alone.
 pub const NO_ADOPT_LOCK: bool = cfg!(planted = "no-adopt-lock");
 /// The token is drawn before the lease is locked.

@@ -4,7 +4,6 @@ use super::known::{check_role, greatest, may_know_of, of_token, refuse_adopted};
 use super::locks::{Locked, Locks};
 use super::{queue, session_leases};
 use crate::errors::Refusal;
-use crate::known_bugs;
 use crate::pg::session::clock;
 use crate::pg::session::commit;
 use crate::pg::session::xact;
@@ -155,12 +154,10 @@ pub fn changeable<'a, T>(
     loop {
         let Some(seen) = seen(table, name, token, &decide) else { return Ok(Found::Lost) };
         let mut locks = Locks::of(name);
-        if step.waits || !known_bugs::KEEP_WITHOUT_LOCK {
-            match locks.take(step, seen.grant.slot) {
-                Ok(true) => {}
-                Ok(false) => return Ok(Found::InTheWay(seen)),
-                Err(refusal) => return Ok(Found::NoRoom(seen, refusal)),
-            }
+        match locks.take(step, seen.grant.slot) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Found::InTheWay(seen)),
+            Err(refusal) => return Ok(Found::NoRoom(seen, refusal)),
         }
         let has_token = |row: &Row| row.grant.has(token);
         let unlocked_writer = match Locked::under(locks, table, seen.grant.slot, has_token) {

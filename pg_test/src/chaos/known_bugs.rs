@@ -30,8 +30,6 @@ pub enum KnownBug {
     NoTableLock,
     /// A session is believed to live for ever
     SessionOutlived,
-    /// A heartbeat of many leases takes no lock
-    KeepWithoutLock,
     /// An adoption does not take the lease alone
     NoAdoptLock,
     /// An acquire decides by what it saw before the lock (of the lite edition only)
@@ -56,9 +54,6 @@ impl KnownBug {
                 &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)]
             }
             KnownBug::NoTableLock | KnownBug::NoAdoptLock => &[(Disturbance::FreezeWorker, 1)],
-            KnownBug::KeepWithoutLock => {
-                &[(Disturbance::FreezeBackend, 2), (Disturbance::Revoke, 3)]
-            }
             KnownBug::SessionOutlived => &[(Disturbance::Terminate, 1)],
         }
     }
@@ -71,10 +66,6 @@ impl KnownBug {
             KnownBug::NoStartMove | KnownBug::NoJump => &["was seen twice", "had been seen"],
             KnownBug::NoGuardLock | KnownBug::NoAdoptLock | KnownBug::DecisionBeforeLock => {
                 &["replaced grant", "too many holders", "others had it"]
-            }
-            // PostgreSQL notices that the row has another writer.
-            KnownBug::KeepWithoutLock => {
-                &["was refused Renew with XX", "too many holders", "had been seen"]
             }
             KnownBug::SessionOutlived => &["after the end of its session"],
             KnownBug::NoTableLock => &["a standby died", "changes of dropped files"],
@@ -101,7 +92,6 @@ impl KnownBug {
     pub(super) fn leases(self) -> i32 {
         match self {
             KnownBug::TokenBeforeLock | KnownBug::NoGuardLock | KnownBug::DecisionBeforeLock => 1,
-            KnownBug::KeepWithoutLock => 2,
             _ => 3,
         }
     }

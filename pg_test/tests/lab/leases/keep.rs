@@ -1,8 +1,9 @@
 //! The heartbeat of a process: what needs threads and a crash. The rest is in keep.script.
 
+use crate::support::concurrency::{at_once, rounds, sessions};
 use nix::sys::signal::Signal;
 use pg_test::process::{self, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Calls, Lab, Result};
+use pg_test::{bail, ensure, lab_test, Background, Calls, Context, Lab, Result};
 
 #[lab_test]
 fn ten_thousand_are_kept_in_as_many_calls_as_their_locks_take(lab: &Lab) -> Result<()> {
@@ -40,6 +41,27 @@ fn ten_thousand_are_kept_in_as_many_calls_as_their_locks_take(lab: &Lab) -> Resu
     ensure!(session.granted("SELECT count(*) FROM fence.leases WHERE renewals = 1")? == 9_000);
     ensure!(session.granted("SELECT renewals FROM fence.stats")? == 9_000);
     ensure!(session.granted("SELECT renewals_lost FROM fence.stats")? == 1_000);
+    Ok(())
+}
+
+#[lab_test]
+fn calls_of_one_instant_are_in_each_other_s_way_at_most(lab: &Lab) -> Result<()> {
+    let db = lab.database()?;
+    let mut sessions = sessions(&db, 8)?;
+    let held = sessions[0].rows(
+        "SELECT string_agg(name, ','), string_agg(token::text, ',') FROM lease_acquire_any(
+             ARRAY(SELECT 'job' || i FROM generate_series(1, 50) i), 50, ttl => '1 h')",
+    )?;
+    let [Some(names), Some(tokens)] = &held[0][..] else { bail!("{held:?}") };
+    let keep = format!(
+        "SELECT count(*) FROM lease_keep('{{{names}}}', '{{{tokens}}}') WHERE outcome NOT IN ('kept', 'later')"
+    );
+    for round in 0..rounds(40) {
+        for answer in at_once(&mut sessions, |_| keep.clone()) {
+            let answer = answer.with_context(|| format!("round {round}"))?;
+            ensure!(answer[0][0].as_deref() == Some("0"), "round {round}: {answer:?}");
+        }
+    }
     Ok(())
 }
 
