@@ -61,28 +61,36 @@ COMMENT ON COLUMN fence.lease_template.is_too_long IS 'what stands between its p
 COMMENT ON COLUMN fence.lease_template.beginning IS 'what stands before its first placeholder';
 
 
--- Called twice: what was seen before the lock may have changed while waiting for it. The first call sees whether the
--- table can be fenced, and locks it; the second one looks again, and does it.
-CREATE FUNCTION fence.protect_table(
+CREATE TYPE fence.table_rule AS (
+    fence_column name, mode text, lease text, events text[], chosen_events text, has_unfenced_insert boolean,
+    verify boolean, always boolean, replaced name[], weakened boolean);
+
+COMMENT ON TYPE fence.table_rule IS 'the rule by which a table is to be fenced';
+COMMENT ON COLUMN fence.table_rule.fence_column IS 'the fence column, which may not be there yet';
+COMMENT ON COLUMN fence.table_rule.mode IS 'strict, monotonic or managed; or another word that was asked for';
+COMMENT ON COLUMN fence.table_rule.lease IS 'the lease that guards a row, with placeholders; NULL for none';
+COMMENT ON COLUMN fence.table_rule.events IS 'the events that are judged';
+COMMENT ON COLUMN fence.table_rule.chosen_events IS 'the same, where they are not all that such a fence judges';
+COMMENT ON COLUMN fence.table_rule.has_unfenced_insert IS 'a managed row may be created without its lease';
+COMMENT ON COLUMN fence.table_rule.verify IS 'a trigger after all others looks again at what is written';
+COMMENT ON COLUMN fence.table_rule.always IS 'the triggers fire in replication, too';
+COMMENT ON COLUMN fence.table_rule.replaced IS
+'the triggers that are replaced where they are, so that readers need not have finished';
+COMMENT ON COLUMN fence.table_rule.weakened IS 'the table was fenced with verify or always, and no longer will be';
+
+
+-- fence_protect asks for the rule and whether it can be, locks the table, and asks for both again: what was seen before
+-- the lock may have changed while waiting for it. Then it attaches the fence, and tells what to think of.
+CREATE FUNCTION fence.rule_for(
     relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean,
-    ours              oid,                        -- fenced()
-    triggers          fence.trigger_arguments[],  -- those of the table; in the second call, of all tables
-    leases            fence.lease_template[],     -- the one asked for, and those in the triggers
-    placeholder_types regtype[],                  -- of columns that may be in the name of a lease
-    column_comment    text,                       -- by which a fence column is known again
-    is_locked         boolean
-) RETURNS void
+    ours     oid,                       -- fenced()
+    triggers fence.trigger_arguments[]  -- those of the table, or of all
+) RETURNS fence.table_rule
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
-AS $protect_table$
+AS $rule_for$
 DECLARE
-    table_name CONSTANT text := relation::text;
-    -- pg_partition_tree takes locks, which must come after that of the table.
-    locked CONSTANT regclass := CASE WHEN is_locked THEN relation END;
-    rule record;  -- the fence that the table is to have, and why it cannot
-    replaced name[];  -- those of its triggers that are replaced where they are, so that readers need not have finished
-    item record;
-    added text;
+    rule record;
 BEGIN
     WITH
     -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
@@ -135,32 +143,48 @@ BEGIN
                CASE WHEN NOT (on_events @> '{update,delete,truncate}' AND ('insert' = ANY (on_events)) =
                               (bound_to IS NOT NULL OR judged_as = 'managed'))
                     THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END AS chosen_events
-          FROM fired f),
+          FROM fired f)
 
-    -- The triggers, in the words of CREATE TRIGGER.
-    wanted AS (
-        SELECT a.*, x.row_events, x.new_events,
-               -- Given in full, so that \d shows the whole rule, and each trigger can tell it.
-               concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
-                   quote_literal(coalesce(bound_to, empty)), quote_literal(empty),
-                   quote_literal(chosen_events)) AS arguments,
-               concat_ws(', ', quote_literal(fence_name), quote_literal(judged_as),
-                   quote_literal(coalesce(bound_to, '')), $$'verify'$$, quote_literal(chosen_events)
-                   ) AS verify_arguments
-          FROM attached a
-         CROSS JOIN LATERAL (VALUES (CASE WHEN chosen_events IS NOT NULL THEN '' END)) AS before_events (empty)
-         CROSS JOIN LATERAL (
-               SELECT string_agg(DISTINCT e, ' OR ') FILTER (WHERE e <> 'truncate'),
-                      string_agg(DISTINCT e, ' OR ') FILTER (WHERE e IN ('insert', 'update'))
-                 FROM unnest(on_events || CASE WHEN unfenced_insert THEN '{insert}'::text[] END) AS e
-               ) AS x (row_events, new_events))
+    SELECT fence_name, judged_as, bound_to, on_events, chosen_events, unfenced_insert, verifies, fires_always,
+           -- (Citus makes each trigger anew on its nodes.)
+           ARRAY(SELECT x.name FROM (VALUES ('fenced'::name, unfenced_insert OR on_events && '{insert,update,delete}'),
+                                            ('fenced_verify', verifies),
+                                            ('fenced_truncate', 'truncate' = ANY (on_events))) AS x (name, is_wanted)
+                  WHERE x.is_wanted AND to_regclass('pg_catalog.pg_dist_partition') IS NULL),
+           coalesce(had_verify AND NOT verifies OR had_always AND NOT fires_always, false)
+      INTO rule
+      FROM attached;
+    RETURN rule;
+END
+$rule_for$;
 
-    SELECT w.*, n.nspname, c.relname, f.attnum IS NOT NULL AS has_column, template.columns, refusal.* INTO rule
-      FROM wanted w
-      LEFT JOIN unnest(leases) AS template ON template.lease = bound_to
+COMMENT ON FUNCTION fence.rule_for(
+    regclass, name, text, text, text, boolean, boolean, oid, fence.trigger_arguments[]) IS
+'the rule that fence_protect is asked for, with what the table has where the call does not say otherwise';
+
+
+CREATE FUNCTION fence.check_rule(
+    relation          regclass,
+    rule              fence.table_rule,
+    events            text,                    -- as they were asked for
+    ours              oid,                     -- fenced()
+    leases            fence.lease_template[],  -- the one of the rule among them
+    placeholder_types regtype[],               -- of columns that may be in the name of a lease
+    locked            regclass                 -- the table once it is locked: pg_partition_tree takes locks, too
+) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $check_rule$
+DECLARE
+    table_name CONSTANT text := relation::text;
+    refusal record;
+BEGIN
+    SELECT r.*, n.nspname, c.relname INTO refusal
+      FROM (VALUES (1)) AS once
+      LEFT JOIN unnest(leases) AS template ON template.lease = rule.lease
       LEFT JOIN pg_class c ON c.oid = relation
       LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-      LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = fence_name
+      LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = rule.fence_column
       LEFT JOIN LATERAL (  -- the first placeholder that is not fit
            SELECT p.name, a.attnum, a.attgenerated
              FROM unnest(template.columns) AS p (name)
@@ -169,32 +193,33 @@ BEGIN
             WHERE a.attnum IS NULL OR a.attgenerated <> ''
                OR a.atttypid <> ALL (placeholder_types)
             LIMIT 1) AS unfit ON true
-      LEFT JOIN LATERAL (  -- the first of the reasons why the table cannot be fenced so
-         SELECT code, fault, hint, about FROM (VALUES
+     CROSS JOIN LATERAL (VALUES  -- the reasons why the table cannot be fenced so
             -- what was asked for
-            (fence_name = '', '22023', 'the fence column needs a name',
+            (rule.fence_column = '', '22023', 'the fence column needs a name',
              'Leave fence_column out for a column "fence".', NULL),
-            (judged_as NOT IN ('strict', 'monotonic', 'managed'), '22023',
-             format('there is no mode "%s"', judged_as), 'The modes are strict, monotonic and managed.', NULL),
-            (NOT on_events <@ '{insert,update,delete,truncate}', '22023',
+            (rule.mode NOT IN ('strict', 'monotonic', 'managed'), '22023',
+             format('there is no mode "%s"', rule.mode), 'The modes are strict, monotonic and managed.', NULL),
+            (NOT rule.events <@ '{insert,update,delete,truncate}', '22023',
              format('events "%s" are not known', events),
              'Give one or more of insert, update, delete, truncate, with commas between them.', NULL),
-            (verifies AND new_events IS NULL, '22023', 'verify needs insert or update among the events',
-             'Only these have a new row to verify.', NULL),
-            (unfenced_insert AND moves AND on_events @> '{update}' AND NOT on_events @> '{delete}', '22023',
-             'a managed partitioned table needs delete among the events',
+            (rule.verify AND NOT rule.has_unfenced_insert AND NOT rule.events && '{insert,update}', '22023',
+             'verify needs insert or update among the events', 'Only these have a new row to verify.', NULL),
+            (rule.has_unfenced_insert AND c.relkind = 'p' AND rule.events @> '{update}'
+             AND NOT rule.events @> '{delete}', '22023', 'a managed partitioned table needs delete among the events',
              'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-            (verifies AND moves AND 'update' = ANY (on_events) AND NOT on_events @> '{insert,delete}', '22023',
+            (rule.verify AND c.relkind = 'p' AND 'update' = ANY (rule.events)
+             AND NOT rule.events @> '{insert,delete}', '22023',
              'verify on a partitioned table needs insert and delete among the events',
              'A row that moves to another partition is a DELETE here and an INSERT there.', NULL),
-            (bound_to = '', '22023', 'the name of a lease must not be empty',
+            (rule.lease = '', '22023', 'the name of a lease must not be empty',
              'Leave lease out to compare tokens row by row only; to unbind, give it for a fenced table.', NULL),
-            (is_malformed, '22023', format('the braces of lease "%s" do not pair', bound_to),
+            (template.is_malformed, '22023', format('the braces of lease "%s" do not pair', rule.lease),
              'Write {column} for the value of a column, {{ and }} for braces.', NULL),
-            (is_too_long, '22023', 'the name of a lease must not exceed 512 bytes',
+            (template.is_too_long, '22023', 'the name of a lease must not exceed 512 bytes',
              'Shorten the text around the placeholders.', NULL),
-            (fence_name = ANY (template.columns), '22023', 'the lease of a row cannot depend on its fence column',
-             'Use the columns that identify the row.', fence_name),
+            (rule.fence_column = ANY (template.columns), '22023',
+             'the lease of a row cannot depend on its fence column', 'Use the columns that identify the row.',
+             rule.fence_column),
             -- what kind of table
             (c.oid IS NULL, '42P01', 'it was dropped meanwhile', 'Name a table that exists.', NULL),
             (c.oid < 16384 OR c.relnamespace IN (
@@ -221,19 +246,19 @@ BEGIN
              'Rename that trigger.', NULL),
             -- its columns (what happens to the fence column later, fence_audit finds: column_amiss)
             (f.attnum IS NULL AND c.reloftype <> 0, '42809',
-             format('its type has no attribute "%s"', fence_name),
-             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, fence_name),
-             fence_name),
-            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', fence_name),
-             'Give the fence column another name.', fence_name),
-            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', fence_name,
-             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', fence_name),
-            (f.attgenerated <> '', '42611', format('column "%s" is generated', fence_name),
-             'Name a plain bigint column as fence_column.', fence_name),
+             format('its type has no attribute "%s"', rule.fence_column),
+             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, rule.fence_column),
+             rule.fence_column),
+            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', rule.fence_column),
+             'Give the fence column another name.', rule.fence_column),
+            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', rule.fence_column,
+             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', rule.fence_column),
+            (f.attgenerated <> '', '42611', format('column "%s" is generated', rule.fence_column),
+             'Name a plain bigint column as fence_column.', rule.fence_column),
             (f.atthasdef OR f.attidentity <> '', '42611',
-             format('column "%s" has a default, which would pass for a token', fence_name),
-             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, fence_name,
-             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), fence_name),
+             format('column "%s" has a default, which would pass for a token', rule.fence_column),
+             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, rule.fence_column,
+             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), rule.fence_column),
             (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
              format('the lease names {%s}, no column of it', unfit.name),
              'Write a column exactly as it is stored, capitals included.', unfit.name),
@@ -243,67 +268,93 @@ BEGIN
              format('Fit are %s: no setting changes their text.', array_to_string(placeholder_types, ', ')),
              unfit.name)
          ) AS r (applies, code, fault, hint, about)
-          WHERE r.applies
-          LIMIT 1) AS refusal ON true;
-    IF rule.code IS NOT NULL THEN
-        RAISE EXCEPTION USING ERRCODE = rule.code, HINT = rule.hint,
-            MESSAGE = format('cannot fence %s: %s', table_name, rule.fault),
-            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', rule.about)),
-            SCHEMA = coalesce(rule.nspname, ''), TABLE = coalesce(rule.relname, ''),
-            COLUMN = coalesce(rule.about, '');
+     WHERE r.applies
+     LIMIT 1;
+    IF FOUND THEN
+        RAISE EXCEPTION USING ERRCODE = refusal.code, HINT = refusal.hint,
+            MESSAGE = format('cannot fence %s: %s', table_name, refusal.fault),
+            DETAIL = jsonb_strip_nulls(jsonb_build_object('relation', table_name, 'column', refusal.about)),
+            SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, ''),
+            COLUMN = coalesce(refusal.about, '');
     END IF;
+END
+$check_rule$;
 
-    -- (Citus makes each trigger anew on its nodes.)
-    replaced := ARRAY(
-        SELECT x.name FROM (VALUES ('fenced'::name, rule.row_events IS NOT NULL), ('fenced_verify', rule.verifies),
-                                   ('fenced_truncate', 'truncate' = ANY (rule.on_events))) AS x (name, is_wanted)
-         WHERE x.is_wanted AND to_regclass('pg_catalog.pg_dist_partition') IS NULL);
+COMMENT ON FUNCTION fence.check_rule(
+    regclass, fence.table_rule, text, oid, fence.lease_template[], regtype[], regclass) IS
+'refuses a rule by which the table cannot be fenced; called by fence_protect alone';
 
-    -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
-    IF NOT is_locked THEN
-        EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
-            WHEN rule.has_column
-             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours
-                                AND (t.tgname <> ALL (replaced) OR t.tgconstraint <> 0))
-            THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
-        IF table_name <> relation::text THEN
-            RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
-                MESSAGE = format('cannot fence %s: it was renamed meanwhile', table_name);
-        END IF;
-        RETURN;
+
+-- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
+CREATE FUNCTION fence.lock_for_fence(relation regclass, rule fence.table_rule, ours oid) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $lock_for_fence$
+DECLARE
+    table_name CONSTANT text := relation::text;
+BEGIN
+    EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
+        WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column)
+         AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours
+                            AND (t.tgname <> ALL (rule.replaced) OR t.tgconstraint <> 0))
+        THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+    IF table_name <> relation::text THEN
+        RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
+            MESSAGE = format('cannot fence %s: it was renamed meanwhile', table_name);
     END IF;
+END
+$lock_for_fence$;
 
-    IF NOT rule.has_column THEN
-        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, rule.fence_name);
+COMMENT ON FUNCTION fence.lock_for_fence(regclass, fence.table_rule, oid) IS
+'locks a table for fence_protect; called by that alone';
+
+
+CREATE FUNCTION fence.attach_fence(
+    relation       regclass,
+    rule           fence.table_rule,
+    ours           oid,                        -- fenced()
+    triggers       fence.trigger_arguments[],  -- those of all tables
+    leases         fence.lease_template[],     -- the one of the rule among them
+    column_comment text                        -- by which a fence column is known again
+) RETURNS void
+LANGUAGE plpgsql
+SET search_path = pg_catalog, pg_temp
+AS $attach_fence$
+DECLARE
+    has_column CONSTANT boolean := EXISTS (
+        SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column);
+    row_events CONSTANT text[] := rule.events || CASE WHEN rule.has_unfenced_insert THEN '{insert}'::text[] END;
+    empty CONSTANT text := CASE WHEN rule.chosen_events IS NOT NULL THEN '' END;
+    item record;
+    added text;
+    others text;
+BEGIN
+    IF NOT has_column THEN
+        EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, rule.fence_column);
         FOR item IN
             SELECT a.attname FROM pg_attribute a
              WHERE a.attrelid = relation
                AND col_description(relation, a.attnum) = column_comment
         LOOP
             RAISE WARNING USING
-                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', rule.fence_name,
+                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', rule.fence_column,
                     item.attname),
                 HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
         END LOOP;
     END IF;
     IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
-         WHERE a.attrelid = relation AND a.attname = rule.fence_name) THEN
-        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_name, column_comment);
-    END IF;
-
-    IF rule.had_verify AND NOT rule.verifies OR rule.had_always AND NOT rule.fires_always THEN
-        RAISE NOTICE USING MESSAGE = format('%s was fenced with verify or always, and is no longer', relation),
-            HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
+         WHERE a.attrelid = relation AND a.attname = rule.fence_column) THEN
+        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_column, column_comment);
     END IF;
 
     -- The column and events that were not there before, or not for every write.
-    SELECT nullif(concat_ws(', ', max(format('column "%s"', rule.fence_name)) FILTER (WHERE c.name = 'column'),
+    SELECT nullif(concat_ws(', ', max(format('column "%s"', rule.fence_column)) FILTER (WHERE c.name = 'column'),
                'triggers for ' || string_agg(c.name, ', ' ORDER BY c.n) FILTER (WHERE c.name <> 'column')), '')
       INTO added
       FROM (VALUES (1, 'column', 0, 0), (2, 'INSERT', 3, 4), (3, 'UPDATE', 3, 16), (4, 'DELETE', 3, 8),
                    (5, 'TRUNCATE', 2, 32), (6, 'verify', 1, 20)) AS c (n, name, level, event)
-     WHERE CASE c.name WHEN 'column' THEN NOT rule.has_column WHEN 'verify' THEN rule.verifies
-           ELSE lower(c.name) = ANY (rule.on_events) END
+     WHERE CASE c.name WHEN 'column' THEN NOT has_column WHEN 'verify' THEN rule.verify
+           ELSE lower(c.name) = ANY (rule.events) END
        AND EXISTS (
            SELECT FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
             WHERE NOT EXISTS (
@@ -316,7 +367,7 @@ BEGIN
         SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
          WHERE t.tgfoid = ours AND t.tgparentid = 0
            AND t.tgrelid IN (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation))
-           AND (t.tgname <> ALL (replaced) OR t.tgconstraint <> 0
+           AND (t.tgname <> ALL (rule.replaced) OR t.tgconstraint <> 0
                 OR t.tgrelid <> relation AND t.tgname <> 'fenced_truncate')
     LOOP
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
@@ -324,28 +375,33 @@ BEGIN
 
     -- Postgres copies a row trigger to every partition, present and future, but no statement trigger.
     FOR item IN
-        SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE ' || rule.row_events AS at, 'ROW' AS level,
-               rule.arguments
-         WHERE rule.row_events IS NOT NULL
+        SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE' AS at, 'ROW' AS level,
+               array_remove(row_events, 'truncate') AS on_events, coalesce(rule.lease, empty) AS lease, empty AS verify
+         WHERE array_remove(row_events, 'truncate') <> '{}'
         UNION ALL
-        SELECT 'fenced_verify', relation, 'AFTER ' || rule.new_events, 'ROW', rule.verify_arguments
-         WHERE rule.verifies
+        SELECT 'fenced_verify', relation, 'AFTER', 'ROW',
+               array_remove(array_remove(row_events, 'truncate'), 'delete'), coalesce(rule.lease, ''), 'verify'
+         WHERE rule.verify
         UNION ALL
-        SELECT 'fenced_truncate', part, 'BEFORE TRUNCATE', 'STATEMENT', rule.arguments
+        SELECT 'fenced_truncate', part, 'BEFORE', 'STATEMENT', '{truncate}', coalesce(rule.lease, empty), empty
           FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
-         WHERE 'truncate' = ANY (rule.on_events)
+         WHERE 'truncate' = ANY (rule.events)
     LOOP
-        EXECUTE format('CREATE %s TRIGGER %I %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
-            CASE WHEN item.tgname = ANY (replaced) THEN 'OR REPLACE' END,
-            item.tgname, item.at, item.rel, item.level, ours::regproc, item.arguments);
-        IF rule.fires_always THEN
+        -- The arguments are given in full, so that \d shows the whole rule, and each trigger can tell it.
+        EXECUTE format('CREATE %s TRIGGER %I %s %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
+            CASE WHEN item.tgname = ANY (rule.replaced) THEN 'OR REPLACE' END,
+            item.tgname, item.at, (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(item.on_events) AS e),
+            item.rel, item.level, ours::regproc,
+            concat_ws(', ', quote_literal(rule.fence_column), quote_literal(rule.mode), quote_literal(item.lease),
+                quote_literal(item.verify), quote_literal(rule.chosen_events)));
+        IF rule.always THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
         END IF;
         -- The name may have become another function's by then: nothing has run it.
         IF NOT EXISTS (SELECT FROM pg_trigger t
                         WHERE t.tgrelid = item.rel AND t.tgname = item.tgname AND t.tgfoid = ours) THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
-                MESSAGE = format('cannot fence %s: the trigger function was renamed meanwhile', table_name);
+                MESSAGE = format('cannot fence %s: the trigger function was renamed meanwhile', relation);
         END IF;
     END LOOP;
 
@@ -353,7 +409,11 @@ BEGIN
         RAISE NOTICE USING MESSAGE = format('%s is fenced: added %s', relation, added),
             HINT = format('SELECT * FROM fence_audit(%L) lists what is left around it.', relation);
     END IF;
-    IF rule.bound_to IS NULL THEN
+    IF rule.weakened THEN
+        RAISE NOTICE USING MESSAGE = format('%s was fenced with verify or always, and is no longer', relation),
+            HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
+    END IF;
+    IF rule.lease IS NULL THEN
         RAISE NOTICE USING
             MESSAGE = format('%s is bound to no lease: its fence checks the order of tokens alone, and the holder '
                 'of any lease can write it', relation),
@@ -361,27 +421,30 @@ BEGIN
                 relation);
     END IF;
     FOR item IN
-        SELECT a.attname FROM unnest(rule.columns) AS p (name)
+        SELECT a.attname FROM unnest(leases) AS template, unnest(template.columns) AS p (name)
           JOIN pg_attribute a ON a.attrelid = relation AND a.attname = p.name
-         WHERE NOT a.attnotnull
+         WHERE template.lease = rule.lease AND NOT a.attnotnull
          ORDER BY a.attnum
     LOOP
         RAISE NOTICE USING
-            MESSAGE = format('column "%s" of %s may be NULL: nobody can write such a row (22004)', item.attname, relation),
+            MESSAGE = format('column "%s" of %s may be NULL: nobody can write such a row (22004)', item.attname,
+                relation),
             HINT = format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation, item.attname);
     END LOOP;
 
     -- A schema a tenant, made from one template.
-    SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO added
+    SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO others
       FROM unnest(triggers) AS a
       JOIN pg_trigger t ON t.oid = a.trigger AND t.tgparentid = 0
-      JOIN pg_class c ON c.oid = t.tgrelid
-     WHERE a.lease = rule.bound_to AND c.oid <> relation AND c.relname = rule.relname;
-    IF added IS NOT NULL THEN
+      JOIN pg_class c ON c.oid = t.tgrelid AND c.oid <> relation
+      JOIN pg_class own ON own.oid = relation AND own.relname = c.relname
+     WHERE a.lease = rule.lease;
+    IF others IS NOT NULL THEN
         RAISE NOTICE USING
-            MESSAGE = format('%s has leases of the same names as %s: the holder of one holds all', relation, added),
+            MESSAGE = format('%s has leases of the same names as %s: the holder of one holds all', relation, others),
             HINT = format('Unless that is meant: SELECT fence_protect(%L, lease => %L); binds it to names of its own.',
-                relation, replace(replace(rule.nspname, '{', '{{'), '}', '}}') || ':' || rule.bound_to);
+                relation, (SELECT replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || rule.lease
+                             FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation));
     END IF;
 
     IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
@@ -390,12 +453,11 @@ BEGIN
             HINT = format('fence_audit(%L) has the statements that fence them.', relation);
     END IF;
 END
-$protect_table$;
+$attach_fence$;
 
-COMMENT ON FUNCTION fence.protect_table(
-    regclass, name, text, text, text, boolean, boolean,
-    oid, fence.trigger_arguments[], fence.lease_template[], regtype[], text, boolean) IS
-'what fence_protect does, with the rights of its caller; called by that alone';
+COMMENT ON FUNCTION fence.attach_fence(
+    regclass, fence.table_rule, oid, fence.trigger_arguments[], fence.lease_template[], text) IS
+'puts the fence column and the triggers on a locked table, and tells what is new; called by fence_protect alone';
 
 
 CREATE FUNCTION fence_unprotect(relation regclass) RETURNS void

@@ -30,29 +30,25 @@ const FENCE_COLUMN_COMMENT: &str = "fencing token of the latest write (pg_fence)
 const AUDIT: [&CStr; 5] =
     [c"audit_tables", c"audit_triggers", c"audit_rights", c"audit_fences", c"audit_heights"];
 
-/// `fence_protect(relation, fence_column, mode, lease, events, verify, always)`. Once to see what is to be done and to
-/// lock the table for it, and once to do it: what was seen before the lock may have changed while waiting for it.
+/// `fence_protect(relation, fence_column, mode, lease, events, verify, always)`.
 pub fn protect(args: Args) -> Result<Answer, Refusal> {
-    /// How many arguments the call has.
-    const OWN: usize = 7;
-    let function = StateFunction::find(c"protect_table", OWN + 6)?;
     let fenced = state_function::fenced()?;
     let lease = args.text(3, TEMPLATE_MAX).map_err(|_| errors::long_template())?;
     check_table(args, "fence_protect", fenced)?;
-    for is_locked in [false, true] {
-        // To tell of tables that share its leases, those of all tables are asked for.
-        let table = args.oid(0).filter(|_| !is_locked);
-        let triggers = trigger_catalog::triggers_calling(fenced, table);
-        let declared = Declared { triggers, asked: lease.clone() };
-        let mut arguments: Vec<Option<Datum>> = (0..OWN).map(|n| args.datum(n)).collect();
-        let triggers = declared.triggers(function.argument_type(OWN + 1));
-        let leases = declared.leases(function.argument_type(OWN + 2));
-        let comment = text_datum(FENCE_COLUMN_COMMENT.as_bytes());
-        let types = type_array(&PLACEHOLDER_TYPES);
-        arguments
-            .extend([fenced.into(), triggers, leases, types, comment, is_locked.into()].map(Some));
-        function.call(args, &arguments);
-    }
+    let declared = Declared::of(fenced, args.oid(0), lease.clone());
+    let rule = declared.rule(args, fenced, false)?;
+    let lock = StateFunction::find(c"lock_for_fence", 3)?;
+    lock.call(args, &[args.datum(0), rule, Some(fenced.into())]);
+    // What was seen before the lock may have changed while waiting for it. To tell of tables that share its leases, the
+    // triggers of all are looked at.
+    let declared = Declared::of(fenced, None, lease);
+    let rule = declared.rule(args, fenced, true)?;
+    let attach = StateFunction::find(c"attach_fence", 6)?;
+    let triggers = declared.triggers(attach.argument_type(3));
+    let leases = declared.leases(attach.argument_type(4));
+    let comment = text_datum(FENCE_COLUMN_COMMENT.as_bytes());
+    let known = [fenced.into(), triggers, leases, comment].map(Some);
+    attach.call(args, &[&[args.datum(0), rule][..], &known].concat());
     Ok(Answer::Null)
 }
 
@@ -81,8 +77,7 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         check_table(args, "fence_audit", fenced)?;
     }
     // Parents and children of the table count as well.
-    let declared =
-        Declared { triggers: trigger_catalog::triggers_calling(fenced, None), asked: None };
+    let declared = Declared::of(fenced, None, None);
     let members = StateFunction::find(c"audit_members", 2)?;
     let spots = StateFunction::find(c"audit_spots", 2)?;
     let triggers = declared.triggers(members.argument_type(1));
@@ -161,6 +156,29 @@ struct Declared {
 }
 
 impl Declared {
+    /// Those of one table's triggers, or of all, and the template that a call asks for.
+    fn of(fenced: Oid, table: Option<Oid>, asked: Option<Vec<u8>>) -> Declared {
+        Declared { triggers: trigger_catalog::triggers_calling(fenced, table), asked }
+    }
+
+    /// The rule by which `fence_protect` is to fence the table of its call, as a `fence.table_rule`. Errors: those of a
+    /// table that cannot be fenced so.
+    fn rule(&self, args: Args, fenced: Oid, is_locked: bool) -> Result<Option<Datum>, Refusal> {
+        /// How many arguments the call has.
+        const OWN: usize = 7;
+        let rule_for = StateFunction::find(c"rule_for", OWN + 2)?;
+        let triggers = self.triggers(rule_for.argument_type(OWN + 1));
+        let asked: Vec<_> = (0..OWN).map(|n| args.datum(n)).collect();
+        let known = [fenced.into(), triggers].map(Some);
+        let rule = rule_for.call(args, &[&asked[..], &known].concat());
+        let check = StateFunction::find(c"check_rule", 7)?;
+        let (leases, types) = (self.leases(check.argument_type(4)), type_array(&PLACEHOLDER_TYPES));
+        let known = [fenced.into(), leases, types].map(Some);
+        let locked = args.datum(0).filter(|_| is_locked);
+        check.call(args, &[&[args.datum(0), rule, args.datum(4)][..], &known, &[locked]].concat());
+        Ok(rule)
+    }
+
     /// As an array of `fence.trigger_arguments`.
     fn triggers(&self, array_type: Oid) -> Datum {
         let rows = self.triggers.iter().map(|trigger| {

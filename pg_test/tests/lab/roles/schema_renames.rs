@@ -35,7 +35,8 @@ fn functions_under_the_old_name(
                           FROM unnest(p.proargtypes) WITH ORDINALITY AS a (oid, n) JOIN pg_type t ON t.oid = a.oid)
                     ELSE pg_get_function_arguments(p.oid) END,
                     CASE WHEN p.prorettype = 'trigger'::regtype THEN 'trigger' WHEN p.proretset THEN 'SETOF record'
-                         WHEN p.proallargtypes IS NULL THEN format_type(p.prorettype, NULL) ELSE 'record' END,
+                         WHEN p.proallargtypes IS NULL AND p.prorettype < 16384 THEN format_type(p.prorettype, NULL)
+                         ELSE 'record' END,
                     format('BEGIN INSERT INTO public.ran VALUES (%L, current_user); RETURN%s; END', p.proname,
                         CASE WHEN p.proretset OR p.prorettype = 'void'::regtype OR p.proallargtypes IS NOT NULL
                              THEN '' ELSE ' NULL' END))

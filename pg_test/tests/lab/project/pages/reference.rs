@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 const PAGE: &str = "docs/reference/sql.md";
 
 /// Types that no caller sees: the page names them, and their COMMENTs say the rest.
-const INTERNAL: [&str; 2] = ["fence.trigger_arguments", "fence.lease_template"];
+const INTERNAL: [&str; 3] = ["fence.trigger_arguments", "fence.lease_template", "fence.table_rule"];
 
 /// The texts that must be in a section; all that are missing are told at once.
 #[derive(Default)]
