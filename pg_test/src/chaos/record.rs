@@ -60,7 +60,7 @@ pub enum Outcome {
     RolledBack,
     /// NULL: the lease was taken, or lost.
     Lost,
-    /// The server refused a statement, with this SQLSTATE.
+    /// The server refused a statement, with this SQLSTATE; a deadlock with its detail.
     Refused(String),
     /// The connection broke before the commit was sent.
     Broken,

@@ -315,6 +315,10 @@ impl ChaosWorker {
     fn clean_up(&mut self, stop: &Stop) -> Outcome {
         let outcome = match stop {
             Stop::Lost => Outcome::Lost,
+            // The detail of a deadlock says who waited for what.
+            Stop::Fault(fault) if fault.sqlstate == "40P01" => {
+                Outcome::Refused(fault.detail.clone().unwrap_or_default())
+            }
             Stop::Fault(fault) if !fault.is_disconnect() => {
                 Outcome::Refused(fault.sqlstate.clone())
             }

@@ -60,6 +60,22 @@ fn a_good_run_is_good() {
     assert_eq!(judge(&good()).violations, Vec::<String>::new());
 }
 
+/// A deadlock of two, one of which waits for a lease.
+fn deadlock(other: &str) -> Event {
+    Event::End(Outcome::Refused(format!(
+        "Process 1 waits for RowExclusiveLock on advisory lock [5,1,3,20550]; blocked by process 2.\n\
+         Process 2 waits for ShareLock on {other}; blocked by process 1."
+    )))
+}
+
+#[test]
+fn a_deadlock_over_a_row_is_no_harm() {
+    let mut evidence = good();
+    evidence.records[5].event = deadlock("transaction 7");
+    let violations = judge(&evidence).violations;
+    assert!(!violations.iter().any(|what| what.contains("was refused")), "{violations:?}");
+}
+
 #[test]
 fn each_kind_of_harm_is_found() {
     finds("seen twice", |e| e.records[4].event = Event::Token(1));
@@ -76,6 +92,7 @@ fn each_kind_of_harm_is_found() {
     });
     finds("while others had it", too_soon);
     finds("XX000", |e| e.records[5].event = Event::End(Outcome::Refused("XX000".to_owned())));
+    finds("advisory", |e| e.records[5].event = deadlock("advisory lock [5,1,2,20550]"));
     finds("missed writes", |e| e.upkeep.findings.push("a trigger missed writes".to_owned()));
     finds("signal 11", |e| e.crashes.push("terminated by signal 11".to_owned()));
 }
