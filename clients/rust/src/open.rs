@@ -25,6 +25,10 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
     for config in configs {
         all.extend(clock::within(clock::left(until), places(config)).await.unwrap_or_default());
     }
+    if configs.iter().any(|one| one.get_load_balance_hosts() == LoadBalanceHosts::Random) {
+        let random = RandomState::new();
+        all.sort_by_cached_key(|one| random.hash_one(place(one)));
+    }
     let (mut tried, mut state) = (Vec::new(), Some(String::new()));
     for (left, config) in (1..=all.len() as u32).rev().zip(&all) {
         let part = clock::left(until) / left;
@@ -68,10 +72,6 @@ async fn places(config: &Config) -> Vec<Config> {
             },
             _ => places.push(one),
         }
-    }
-    if config.get_load_balance_hosts() == LoadBalanceHosts::Random {
-        let random = RandomState::new();
-        places.sort_by_cached_key(|one| random.hash_one(place(one)));
     }
     places
 }

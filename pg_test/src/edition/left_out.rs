@@ -79,7 +79,6 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("command::scenarios::a_session_lease_passes_on_when_its_connection_ends", COMMAND),
     ("command::scenarios::all_of_it_is_killed_and_its_session_lease_passes_on", COMMAND),
     ("command::scenarios::several_hold_several_leases", COMMAND),
-    ("command::terminals::who_waits_is_told_for_whom_and_at_which_place", "lite does not say who waits"),
     ("command::views::refusals_are_followed_over_a_restart_of_the_server", COMMAND),
     ("command::views::refusals_holes_and_counters_are_shown", COMMAND),
     ("command::views::what_is_watched_ends_with_its_reader", COMMAND),

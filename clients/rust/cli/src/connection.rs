@@ -85,20 +85,6 @@ impl Server {
         }
     }
 
-    /// The same, whose connections are called that, where nobody has named them.
-    pub fn called(mut self, name: &str) -> Server {
-        if self.application_name() == settings::APPLICATION_NAME {
-            for config in &mut self.configs {
-                config.application_name(name);
-            }
-        }
-        self
-    }
-
-    pub fn application_name(&self) -> &str {
-        self.configs.first().and_then(Config::get_application_name).unwrap_or_default()
-    }
-
     /// A connection for statements of one's own.
     pub async fn connect(&self) -> Result<Connected> {
         let opened = open(&self.configs, self.tls.clone(), Duration::MAX).await;

@@ -94,8 +94,7 @@ pub fn run(options: Options, connection: &connection::Options) -> Result<u8> {
 /// The other process of a run. It was started with the same arguments.
 pub fn keep(options: Options, connection: &connection::Options) -> Result<u8> {
     let times = options.times()?;
-    let server = connection.server()?.called(&keeper::application_name());
-    keeper::keep(options, times, server)
+    keeper::keep(options, times, connection.server()?)
 }
 
 impl Options {

@@ -1,11 +1,13 @@
 //! Every parameter of libpq 18, and what becomes of it here: what could not be kept is refused by its name.
 
-use Meaning::{Ignored, Only, Refused, Used};
+use Meaning::{Driver, Ignored, Only, Refused, Used};
 
 #[derive(Debug, Clone, Copy)]
 pub enum Meaning {
     /// Read by [`Settings`](super::settings::Settings).
     Used,
+    /// The driver's, which reads it as libpq does.
+    Driver,
     /// It makes no difference here, and takes no protection away.
     Ignored,
     /// These values ask for nothing that could not be kept.
@@ -32,27 +34,27 @@ pub fn of(keyword: &str) -> Option<&'static Parameter> {
 /// In the order in which `PQconndefaults` has them.
 pub const ALL: &[Parameter] = &[
     parameter("service", "PGSERVICE", Used),
-    parameter("user", "PGUSER", Used),
+    parameter("user", "PGUSER", Driver),
     parameter("password", "PGPASSWORD", Used),
     parameter("passfile", "PGPASSFILE", Used),
-    parameter("channel_binding", "PGCHANNELBINDING", Used),
-    parameter("connect_timeout", "PGCONNECT_TIMEOUT", Used),
-    parameter("dbname", "PGDATABASE", Used),
+    parameter("channel_binding", "PGCHANNELBINDING", Driver),
+    parameter("connect_timeout", "PGCONNECT_TIMEOUT", Driver),
+    parameter("dbname", "PGDATABASE", Driver),
     parameter("host", "PGHOST", Used),
     parameter("hostaddr", "PGHOSTADDR", Used),
     parameter("port", "PGPORT", Used),
     // All that is sent and shown is UTF-8.
     parameter("client_encoding", "PGCLIENTENCODING", Ignored),
-    parameter("options", "PGOPTIONS", Used),
-    parameter("application_name", "PGAPPNAME", Used),
+    parameter("options", "PGOPTIONS", Driver),
+    parameter("application_name", "PGAPPNAME", Driver),
     parameter("fallback_application_name", "", Used),
-    parameter("keepalives", "", Used),
-    parameter("keepalives_idle", "", Used),
-    parameter("keepalives_interval", "", Used),
+    parameter("keepalives", "", Driver),
+    parameter("keepalives_idle", "", Driver),
+    parameter("keepalives_interval", "", Driver),
     parameter("keepalives_count", "", Used),
     parameter("tcp_user_timeout", "", Used),
     parameter("sslmode", "PGSSLMODE", Used),
-    parameter("sslnegotiation", "PGSSLNEGOTIATION", Used),
+    parameter("sslnegotiation", "PGSSLNEGOTIATION", Driver),
     // libpq does not compress either, with any OpenSSL of the last years.
     parameter("sslcompression", "PGSSLCOMPRESSION", Ignored),
     parameter("sslcert", "PGSSLCERT", Used),
@@ -68,7 +70,7 @@ pub const ALL: &[Parameter] = &[
     parameter("min_protocol_version", "PGMINPROTOCOLVERSION", Only(&["3.0"])),
     parameter("max_protocol_version", "PGMAXPROTOCOLVERSION", Only(&["3.0", "3.2", "latest"])),
     parameter("ssl_min_protocol_version", "PGSSLMINPROTOCOLVERSION", Used),
-    parameter("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Used),
+    parameter("ssl_max_protocol_version", "PGSSLMAXPROTOCOLVERSION", Only(&["TLSv1.3"])),
     // Kerberos is never used, neither to encrypt nor to log in.
     parameter("gssencmode", "PGGSSENCMODE", Only(&["disable", "prefer"])),
     parameter("krbsrvname", "PGKRBSRVNAME", Ignored),
@@ -76,7 +78,7 @@ pub const ALL: &[Parameter] = &[
     parameter("gssdelegation", "PGGSSDELEGATION", Ignored),
     parameter("replication", "", Only(&["false", "off", "no", "0"])),
     parameter("target_session_attrs", "PGTARGETSESSIONATTRS", Used),
-    parameter("load_balance_hosts", "PGLOADBALANCEHOSTS", Used),
+    parameter("load_balance_hosts", "PGLOADBALANCEHOSTS", Driver),
     parameter("scram_client_key", "", Refused),
     parameter("scram_server_key", "", Refused),
     parameter("oauth_issuer", "", Refused),

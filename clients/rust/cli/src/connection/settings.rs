@@ -2,21 +2,19 @@
 
 use super::conninfo::Pairs;
 use super::environment::Environment;
-use super::parameters::{self, Meaning};
-use super::tls::{Check, Trust, Versions, connector};
+use super::parameters::{self, Meaning, Parameter};
+use super::tls::{Check, Trust, connector};
 use super::{passfile, service};
 use crate::failure::{Failure, Result};
 use nix::unistd::{User, geteuid};
 use std::collections::BTreeMap;
 use std::fs;
-use std::hash::{BuildHasher, RandomState};
-use std::net::IpAddr;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 use tokio_postgres::Config;
-use tokio_postgres::config::{ChannelBinding, SslMode, SslNegotiation, TargetSessionAttrs};
+use tokio_postgres::config::{SslMode, TargetSessionAttrs};
 use tokio_postgres_rustls::MakeRustlsConnect;
 
 /// The name of connections that nobody has named.
@@ -24,6 +22,15 @@ pub const APPLICATION_NAME: &str = "pg_fence";
 
 /// Where servers of this machine have their sockets: Debian's place, and PostgreSQL's own.
 const SOCKETS: &[&str] = &["/var/run/postgresql", "/tmp"];
+
+/// The kinds of servers. (To prefer a standby makes no sense for who takes leases.)
+const SESSIONS: &[(&str, TargetSessionAttrs)] = &[
+    ("any", TargetSessionAttrs::Any),
+    ("read-write", TargetSessionAttrs::ReadWrite),
+    ("primary", TargetSessionAttrs::ReadWrite),
+    ("read-only", TargetSessionAttrs::ReadOnly),
+    ("standby", TargetSessionAttrs::ReadOnly),
+];
 
 /// Keywords and their values.
 #[derive(Debug, Default)]
@@ -84,7 +91,7 @@ impl Settings {
         for parameter in parameters::ALL {
             let Some(value) = self.get(parameter.keyword) else { continue };
             let said = match parameter.meaning {
-                Meaning::Used | Meaning::Ignored => continue,
+                Meaning::Used | Meaning::Driver | Meaning::Ignored => continue,
                 Meaning::Only(values) if values.contains(&value) => continue,
                 Meaning::Only(_) => format!("{}={value}", parameter.keyword),
                 // It may be a secret.
@@ -120,12 +127,6 @@ impl Settings {
         self.get(key).map(read).transpose()
     }
 
-    fn seconds(&self, key: &str) -> Result<Option<Duration>> {
-        // Zero means the system's own choice, and so does less.
-        let seconds = self.number::<i32>(key)?.and_then(|seconds| u64::try_from(seconds).ok());
-        Ok(seconds.filter(|seconds| *seconds > 0).map(Duration::from_secs))
-    }
-
     fn one_of<T: Copy>(&self, key: &str, choices: &[(&str, T)]) -> Result<Option<T>> {
         let Some(text) = self.get(key) else { return Ok(None) };
         let found = choices.iter().find(|(name, _)| *name == text);
@@ -134,27 +135,54 @@ impl Settings {
 
     /// The driver's own settings: each place in the order in which they are to be tried, and the encryption.
     pub fn into_configs(self) -> Result<(Vec<Config>, MakeRustlsConnect)> {
-        let mut config = Config::new();
-        config.user(self.get("user").unwrap_or_default());
-        config.dbname(self.get("dbname").unwrap_or_default());
-        config.application_name(self.get("application_name").unwrap_or_default());
-        if let Some(options) = self.get("options") {
-            config.options(options);
-        }
-        self.times(&mut config)?;
-        self.choices(&mut config)?;
         let (mode, check) = self.encryption()?;
-        config.ssl_mode(mode);
         let client = self.client_certificate()?;
         let client = client.as_ref().map(|(cert, key)| (&**cert, &**key));
-        let tls = connector(&check, client, self.versions()?)?;
+        // Older versions than 1.2 are never spoken.
+        let least = [("TLSv1", false), ("TLSv1.1", false), ("TLSv1.2", false), ("TLSv1.3", true)];
+        let is_only_13 = self.one_of("ssl_min_protocol_version", &least)? == Some(true);
+        let tls = connector(&check, client, is_only_13)?;
         let mut configs = Vec::new();
-        for wanted in self.sessions()? {
-            for place in self.places()? {
-                configs.push(self.at(&place, config.clone().target_session_attrs(*wanted))?);
-            }
+        for place in self.places()? {
+            let mut config = self.at(&place)?;
+            config.ssl_mode(mode);
+            configs.push(config);
         }
         Ok((configs, tls))
+    }
+
+    /// The driver reads most of them itself.
+    fn at(&self, place: &Place) -> Result<Config> {
+        let is_its = |one: &&Parameter| matches!(one.meaning, Meaning::Driver);
+        let its = parameters::ALL.iter().filter(is_its).map(|one| one.keyword);
+        let password = self.password(place);
+        let of_place = [
+            ("host", place.host.as_deref()),
+            ("hostaddr", place.address.as_deref()),
+            ("port", Some(&*place.port)),
+            ("password", password.as_deref()),
+        ];
+        let mut all = String::new();
+        for (keyword, value) in its.map(|keyword| (keyword, self.get(keyword))).chain(of_place) {
+            let Some(value) = value else { continue };
+            let quoted = value.replace('\\', r"\\").replace('\'', r"\'");
+            let setting = format!("{keyword}='{quoted}' ");
+            setting.parse::<Config>().map_err(|_| unfit(keyword, value))?;
+            all += &setting;
+        }
+        let config = all.parse::<Config>();
+        let mut config = config.map_err(|error| Failure::system("the settings", error))?;
+        // It would count in seconds.
+        if let Some(milliseconds) = self.number("tcp_user_timeout")? {
+            config.tcp_user_timeout(Duration::from_millis(milliseconds));
+        }
+        if let Some(count) = self.number("keepalives_count")? {
+            config.keepalives_retries(count);
+        }
+        if let Some(wanted) = self.one_of("target_session_attrs", SESSIONS)? {
+            config.target_session_attrs(wanted);
+        }
+        Ok(config)
     }
 
     /// Hosts, addresses and ports belong together by their place in their lists.
@@ -175,93 +203,16 @@ impl Settings {
         let mut places = Vec::new();
         for at in 0..count {
             let port = given(&ports, at).unwrap_or_else(|| "5432".to_owned());
-            let address = given(&addresses, at)
-                .map(|text| text.parse().map_err(|_| unfit("hostaddr", &text)));
-            let address: Option<IpAddr> = address.transpose()?;
+            let address = given(&addresses, at);
             let host = given(&hosts, at).or_else(|| {
                 let socket = format!(".s.PGSQL.{port}");
                 let has_it = |place: &&&str| Path::new(place).join(&socket).exists();
                 let usual = || *SOCKETS.iter().find(has_it).unwrap_or(&"localhost");
                 address.is_none().then(|| usual().to_owned())
             });
-            let port = port.parse().map_err(|_| unfit("port", &port))?;
             places.push(Place { host, address, port });
         }
-        let order = [("disable", false), ("random", true)];
-        if self.one_of("load_balance_hosts", &order)? == Some(true) {
-            let random = RandomState::new();
-            places.sort_by_cached_key(|place| {
-                random.hash_one((&place.host, place.address, place.port))
-            });
-        }
         Ok(places)
-    }
-
-    fn at(&self, place: &Place, config: &Config) -> Result<Config> {
-        let mut config = config.clone();
-        if let Some(host) = &place.host {
-            config.host(host);
-        }
-        if let Some(address) = place.address {
-            config.hostaddr(address);
-        }
-        config.port(place.port);
-        if let Some(password) = self.password(place) {
-            config.password(password);
-        }
-        Ok(config)
-    }
-
-    /// The kinds of servers that are looked for, one after the other.
-    fn sessions(&self) -> Result<&'static [TargetSessionAttrs]> {
-        use TargetSessionAttrs::{Any, ReadOnly, ReadWrite};
-        let sessions: [(&str, &[TargetSessionAttrs]); 6] = [
-            ("any", &[Any]),
-            ("read-write", &[ReadWrite]),
-            ("primary", &[ReadWrite]),
-            ("read-only", &[ReadOnly]),
-            ("standby", &[ReadOnly]),
-            ("prefer-standby", &[ReadOnly, Any]),
-        ];
-        Ok(self.one_of("target_session_attrs", &sessions)?.unwrap_or(&[Any]))
-    }
-
-    fn times(&self, config: &mut Config) -> Result<()> {
-        if let Some(time) = self.seconds("connect_timeout")? {
-            config.connect_timeout(time);
-        }
-        if let Some(milliseconds) = self.number("tcp_user_timeout")? {
-            config.tcp_user_timeout(Duration::from_millis(milliseconds));
-        }
-        if let Some(on) = self.number::<u8>("keepalives")? {
-            config.keepalives(on != 0);
-        }
-        if let Some(time) = self.seconds("keepalives_idle")? {
-            config.keepalives_idle(time);
-        }
-        if let Some(time) = self.seconds("keepalives_interval")? {
-            config.keepalives_interval(time);
-        }
-        if let Some(count) = self.number("keepalives_count")? {
-            config.keepalives_retries(count);
-        }
-        Ok(())
-    }
-
-    fn choices(&self, config: &mut Config) -> Result<()> {
-        let binding = [
-            ("disable", ChannelBinding::Disable),
-            ("prefer", ChannelBinding::Prefer),
-            ("require", ChannelBinding::Require),
-        ];
-        if let Some(binding) = self.one_of("channel_binding", &binding)? {
-            config.channel_binding(binding);
-        }
-        let begin = [("postgres", SslNegotiation::Postgres), ("direct", SslNegotiation::Direct)];
-        if let Some(begin) = self.one_of("sslnegotiation", &begin)? {
-            config.ssl_negotiation(begin);
-        }
-        Ok(())
     }
 
     /// The one that was given, or of ~/.pgpass.
@@ -272,13 +223,12 @@ impl Settings {
         let of_user = || Some(self.home.as_ref()?.join(".pgpass"));
         let path = self.get("passfile").map(PathBuf::from).or_else(of_user)?;
         let (dbname, user) = (self.get("dbname")?, self.get("user")?);
-        let host = match (place.host.as_deref(), place.address) {
+        let host = match place.host.as_deref().or(place.address.as_deref())? {
             // A socket in its usual place is written as localhost there.
-            (Some(host), _) if SOCKETS.contains(&host) => "localhost".to_owned(),
-            (Some(host), _) => host.to_owned(),
-            (None, address) => address?.to_string(),
+            host if SOCKETS.contains(&host) => "localhost",
+            host => host,
         };
-        passfile::password(&path, &host, &place.port.to_string(), dbname, user)
+        passfile::password(&path, host, &place.port, dbname, user)
     }
 
     fn encryption(&self) -> Result<(SslMode, Check)> {
@@ -322,22 +272,6 @@ impl Settings {
         })
     }
 
-    fn versions(&self) -> Result<Versions> {
-        // Older versions are never spoken.
-        let least =
-            [("TLSv1", Versions::All), ("TLSv1.1", Versions::All), ("TLSv1.2", Versions::All)];
-        let least = [&least[..], &[("TLSv1.3", Versions::From13)]].concat();
-        let least = self.one_of("ssl_min_protocol_version", &least)?;
-        let most = [("TLSv1.2", Versions::To12), ("TLSv1.3", Versions::All)];
-        match (least, self.one_of("ssl_max_protocol_version", &most)?) {
-            (Some(Versions::From13), Some(Versions::To12)) => {
-                Err(Failure::usage("ssl_min_protocol_version is above ssl_max_protocol_version"))
-            }
-            (Some(Versions::From13), _) => Ok(Versions::From13),
-            (_, most) => Ok(most.unwrap_or(Versions::All)),
-        }
-    }
-
     fn client_certificate(&self) -> Result<Option<(PathBuf, PathBuf)>> {
         let modes = [("disable", false), ("allow", true)];
         if self.one_of("sslcertmode", &modes)? == Some(false) {
@@ -370,8 +304,8 @@ impl Settings {
 struct Place {
     /// Or the directory of its socket.
     host: Option<String>,
-    address: Option<IpAddr>,
-    port: u16,
+    address: Option<String>,
+    port: String,
 }
 
 /// As libpq asks: a key that others may read is used by nobody, but root's by its group.
@@ -449,37 +383,21 @@ mod tests {
 
     #[test]
     fn hosts_ports_and_times_reach_the_driver() {
-        let said =
-            "host=a,/tmp port=5433,5434 user=me connect_timeout=7 target_session_attrs=primary";
+        let said = r"host=a,/tmp port=5433,5434 user='it\'s \\ me' connect_timeout=7
+                     target_session_attrs=primary tcp_user_timeout=1500";
         let (configs, _) = settings(said, &[]).into_configs().unwrap();
         let [first, second] = configs.as_slice() else { panic!("{configs:?}") };
         assert_eq!(first.get_hosts(), [Host::Tcp("a".to_owned())]);
         assert_eq!(second.get_hosts(), [Host::Unix("/tmp".into())]);
         assert_eq!((first.get_ports(), second.get_ports()), (&[5433][..], &[5434][..]));
+        assert_eq!(second.get_user(), Some(r"it's \ me"));
         assert_eq!(second.get_connect_timeout(), Some(&Duration::from_secs(7)));
+        assert_eq!(second.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
         assert_eq!(second.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
         let (configs, _) = settings("host=a,b connect_timeout=-1", &[]).into_configs().unwrap();
         assert_eq!(configs[1].get_ports(), [5432]);
         assert_eq!(configs[1].get_connect_timeout(), None);
         assert!(settings("host=a,b port=1,2,3", &[]).into_configs().is_err());
-    }
-
-    #[test]
-    fn a_standby_is_looked_for_before_any_other() {
-        let (configs, _) =
-            settings("host=a,b target_session_attrs=prefer-standby", &[]).into_configs().unwrap();
-        let wanted =
-            configs.iter().map(|one| (one.get_hosts()[0].clone(), one.get_target_session_attrs()));
-        let host = |name: &str| Host::Tcp(name.to_owned());
-        assert_eq!(
-            wanted.collect::<Vec<_>>(),
-            [
-                (host("a"), TargetSessionAttrs::ReadOnly),
-                (host("b"), TargetSessionAttrs::ReadOnly),
-                (host("a"), TargetSessionAttrs::Any),
-                (host("b"), TargetSessionAttrs::Any),
-            ]
-        );
     }
 
     #[test]
@@ -517,7 +435,7 @@ mod tests {
         for parameter in parameters::ALL {
             let (keyword, variable) = (parameter.keyword, parameter.variable);
             let (taken, refused) = match parameter.meaning {
-                Meaning::Used => continue,
+                Meaning::Used | Meaning::Driver => continue,
                 Meaning::Ignored => (Some("x"), None),
                 Meaning::Only(values) => (values.first().copied(), Some("require")),
                 Meaning::Refused => (None, Some("x")),
@@ -551,23 +469,18 @@ mod tests {
         let refused = |said: &str| settings(said, &variables).into_configs().is_err();
         for said in [
             "sslcertmode=require",
+            "connect_timeout=soon",
             "ssl_min_protocol_version=TLSv1.4",
-            "ssl_max_protocol_version=TLSv1.1",
-            "ssl_min_protocol_version=TLSv1.3 ssl_max_protocol_version=TLSv1.2",
             "sslrootcert=system sslmode=require",
             "sslnegotiation=direct",
             "sslmode=perhaps",
             "channel_binding=perhaps",
-            "target_session_attrs=perhaps",
+            "target_session_attrs=prefer-standby",
             "load_balance_hosts=perhaps",
             "hostaddr=perhaps",
         ] {
             assert!(refused(said), "{said}");
         }
-        let versions = |said: &str| settings(said, &variables).versions().unwrap();
-        assert_eq!(versions("ssl_min_protocol_version=TLSv1.3"), Versions::From13);
-        assert_eq!(versions("ssl_max_protocol_version=TLSv1.2"), Versions::To12);
-        assert_eq!(versions("ssl_min_protocol_version=TLSv1.1"), Versions::All);
         let of_old = [("PGREQUIRESSL", "1")];
         assert_eq!(settings("", &of_old).encryption().unwrap().0, SslMode::Require);
         // A key that others may read, and a list of certificates that were revoked.

@@ -7,9 +7,10 @@ use rustls::crypto::{CryptoProvider, ring, verify_tls12_signature, verify_tls13_
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
-use rustls::version::{TLS12, TLS13};
+use rustls::version::TLS13;
 use rustls::{
-    ClientConfig, DigitallySignedStruct, Error as TlsError, RootCertStore, SignatureScheme,
+    ClientConfig, DEFAULT_VERSIONS, DigitallySignedStruct, Error as TlsError, RootCertStore,
+    SignatureScheme,
 };
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,31 +36,16 @@ pub enum Check {
     IssuerAndName(Trust),
 }
 
-/// Which versions of TLS are spoken.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Versions {
-    /// 1.2 and 1.3.
-    All,
-    /// Not 1.2.
-    From13,
-    /// Not 1.3.
-    To12,
-}
-
 /// Encrypts connections; with a client's certificate and its key, where there are such files (PEM). Fails where one of
 /// them cannot be read, or nobody is trusted.
 pub fn connector(
     check: &Check,
     client: Option<(&Path, &Path)>,
-    versions: Versions,
+    is_only_13: bool,
 ) -> Result<MakeRustlsConnect> {
     let provider = Arc::new(ring::default_provider());
     let builder = ClientConfig::builder_with_provider(provider.clone());
-    let versions: &[_] = match versions {
-        Versions::All => &[&TLS13, &TLS12],
-        Versions::From13 => &[&TLS13],
-        Versions::To12 => &[&TLS12],
-    };
+    let versions: &[_] = if is_only_13 { &[&TLS13] } else { DEFAULT_VERSIONS };
     let builder = builder.with_protocol_versions(versions).map_err(unfit)?;
     let builder = match check {
         Check::IssuerAndName(trust) => builder.with_root_certificates(roots(trust)?),

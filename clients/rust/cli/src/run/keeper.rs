@@ -50,11 +50,6 @@ fn mark() -> String {
     std::env::var("PG_FENCE_RUN").unwrap_or_default()
 }
 
-/// By which a run finds itself among those that stand in line.
-pub fn application_name() -> String {
-    format!("pg_fence run {}", mark())
-}
-
 struct Keeper {
     options: Options,
     times: Times,
@@ -190,8 +185,7 @@ impl Keeper {
         Some(tokio::spawn(async move {
             tokio::time::sleep(SHOW_AFTER).await;
             let Ok(connected) = server.connect().await else { return };
-            while let Ok(told) = line::who_has(&connected, &names, server.application_name()).await
-            {
+            while let Ok(told) = line::who_has(&connected, &names).await {
                 if let Some(told) = told {
                     said.say(told);
                 }

@@ -1,4 +1,4 @@
-//! The holder of the lease that is waited for, for people; and our place in line.
+//! The holder of the lease that is waited for, for people.
 
 use super::messages::Told;
 use crate::connection::Server;
@@ -6,40 +6,18 @@ use crate::failure::{Failure, Result};
 use pg_fence_client::Connected;
 use std::time::Duration;
 use tokio_postgres::Row;
-use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::types::Type;
 
-/// The holder that keeps us waiting: of several names, and several grants, the one that lasts longest. And our place:
-/// how many stand in line for the same lock before us, and we. (Its tag is that of docs/internals/locking.md. For
-/// several names at once there is no line.)
-pub async fn who_has(connected: &Connected, names: &[String], own: &str) -> Result<Option<Told>> {
-    // The first in line has the lock, and asks for it once more to sleep on it.
-    let sql = "WITH own AS (
-            SELECT locktype, database, classid, objid, objsubid, pid,
-                   bool_or(granted) AS is_first, min(waitstart) AS since
-            FROM pg_stat_activity AS a JOIN pg_locks AS l USING (pid)
-            WHERE a.application_name = $2 AND a.usename = current_user AND a.datname = current_database()
-              AND l.locktype = 'advisory' AND l.objsubid = 20552
-            GROUP BY locktype, l.database, classid, objid, objsubid, pid
-        ), place AS (
-            SELECT nullif(count(DISTINCT l.pid), 0) AS place FROM own JOIN pg_locks AS l
-                USING (locktype, database, classid, objid, objsubid)
-            WHERE l.pid = own.pid OR NOT own.is_first AND (l.granted OR l.waitstart < own.since)
-        )
-        SELECT holder, (extract(epoch FROM remaining) * 1000)::bigint, place FROM fence.leases, place
+/// The holder that keeps us waiting: of several names, and several grants, the one that lasts longest.
+pub async fn who_has(connected: &Connected, names: &[String]) -> Result<Option<Told>> {
+    let sql = "SELECT holder, (extract(epoch FROM remaining) * 1000)::bigint FROM fence.leases
         WHERE name = ANY ($1) AND state IN ('held', 'uncommitted') ORDER BY remaining DESC LIMIT 1";
-    let names = names.to_vec();
-    let arguments: [(&(dyn ToSql + Sync), Type); 2] =
-        [(&names, Type::TEXT_ARRAY), (&own, Type::TEXT)];
-    let rows = connected.query_typed(sql, &arguments).await;
+    let rows = connected.query_typed(sql, &[(&names, Type::TEXT_ARRAY)]).await;
     let rows = rows.map_err(Failure::of_driver)?;
     let told = |row: &Row| {
-        let (holder, remaining): (Option<String>, i64) =
-            (row.try_get(0).ok()?, row.try_get(1).ok()?);
-        Some(Told::Waiting {
-            holder: holder.unwrap_or_default(),
-            remaining_ms: remaining.try_into().unwrap_or(0),
-            place: row.try_get(2).ok()?,
-        })
+        let holder: Option<String> = row.try_get(0).ok()?;
+        let remaining_ms = row.try_get::<_, i64>(1).ok()?.try_into().unwrap_or(0);
+        Some(Told::Waiting { holder: holder.unwrap_or_default(), remaining_ms })
     };
     Ok(rows.first().and_then(told))
 }

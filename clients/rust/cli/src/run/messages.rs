@@ -11,11 +11,10 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Told {
-    /// It waits in line: who has the lease, for how long still, and which place is ours, where that can be seen.
+    /// It waits in line: who has the lease, and for how long still.
     Waiting {
         holder: String,
         remaining_ms: u64,
-        place: Option<i64>,
     },
     /// The lease is ours. One that was adopted has no deadline.
     Granted {

@@ -238,9 +238,7 @@ impl Supervisor {
 
     fn hear(&mut self, told: Told) -> Result<Option<Done>> {
         match told {
-            Told::Waiting { holder, remaining_ms, place } => {
-                self.show_waiting(&holder, remaining_ms, place);
-            }
+            Told::Waiting { holder, remaining_ms } => self.show_waiting(&holder, remaining_ms),
             // Or it comes too late: then it is given back.
             Told::Granted { token, deadline } if matches!(self.phase, Phase::Waiting) => {
                 self.clear_waiting();
@@ -264,18 +262,17 @@ impl Supervisor {
         Ok(None)
     }
 
-    fn show_waiting(&mut self, holder: &str, remaining_ms: u64, place: Option<i64>) {
+    fn show_waiting(&mut self, holder: &str, remaining_ms: u64) {
         if self.options.quiet || !stderr().is_terminal() {
             return;
         }
         self.is_waiting_shown = true;
         let lease = self.options.lease();
         let left = remaining_ms / 1000;
-        let place = place.map(|place| format!(", {} in line", ordinal(place))).unwrap_or_default();
         // Nobody to say it to is no reason to stop.
         let _ = write!(
             stderr(),
-            "\r\x1b[Kpg_fence: waiting for {lease}: held by {holder}, {left} s left{place}"
+            "\r\x1b[Kpg_fence: waiting for {lease}: held by {holder}, {left} s left"
         );
     }
 
@@ -678,32 +675,4 @@ fn listed(processes: &[Process]) -> String {
     }
     let one = |process: &Process| format!("{} ({})", process.name, process.pid);
     processes.iter().map(one).collect::<Vec<_>>().join(", ")
-}
-
-/// As people count.
-fn ordinal(number: i64) -> String {
-    match number {
-        1 => "first".to_owned(),
-        2 => "second".to_owned(),
-        3 => "third".to_owned(),
-        _ if (11..=13).contains(&(number % 100)) => format!("{number}th"),
-        _ => match number % 10 {
-            1 => format!("{number}st"),
-            2 => format!("{number}nd"),
-            3 => format!("{number}rd"),
-            _ => format!("{number}th"),
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ordinal;
-
-    #[test]
-    fn places_in_line_are_said_as_people_say_them() {
-        let said = [1, 2, 3, 4, 11, 12, 13, 21, 22, 23, 111, 121].map(ordinal);
-        let wanted = "first second third 4th 11th 12th 13th 21st 22nd 23rd 111th 121st";
-        assert_eq!(said.join(" "), wanted);
-    }
 }
