@@ -1,8 +1,6 @@
 //! The clock that goes on while the machine sleeps, shared by all processes of this machine.
 
-use crate::failure::{Failure, Result};
-use nix::sys::time::TimeSpec;
-use nix::time::{ClockId, clock_gettime};
+use rustix::time::{ClockId, Timespec, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -12,23 +10,24 @@ use std::time::Duration;
 pub struct Moment(Duration);
 
 impl Moment {
-    pub fn now() -> Result<Moment> {
-        let now = clock_gettime(ClockId::CLOCK_BOOTTIME);
-        let now = now.map_err(|error| Failure::system("there is no clock", error))?;
-        Ok(Moment(Duration::from(now)))
+    pub fn now() -> Moment {
+        let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
+        // Neither part is ever negative.
+        Moment(Duration::new(tv_sec as u64, tv_nsec as u32))
     }
 
     /// How long it is until then; nothing where it has passed.
-    pub fn remaining(self) -> Result<Duration> {
-        Ok(self.0.saturating_sub(Moment::now()?.0))
+    pub fn remaining(self) -> Duration {
+        self.0.saturating_sub(Moment::now().0)
     }
 
-    pub fn has_passed(self) -> Result<bool> {
-        Ok(Moment::now()? >= self)
+    pub fn has_passed(self) -> bool {
+        Moment::now() >= self
     }
 
-    pub fn as_timespec(self) -> TimeSpec {
-        TimeSpec::from_duration(self.0)
+    /// Since the machine was started.
+    pub fn as_duration(self) -> Duration {
+        self.0
     }
 }
 

@@ -4,7 +4,6 @@
 mod arguments;
 mod clock;
 mod connection;
-mod duration;
 mod failure;
 mod logger;
 mod planted;

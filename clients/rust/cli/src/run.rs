@@ -23,11 +23,15 @@ mod terminal;
 mod times;
 
 use crate::connection;
-use crate::duration::Duration;
 use crate::failure::{Failure, Result, status};
 use clap::Args;
+use humantime::parse_duration;
 use std::ffi::OsString;
+use std::time::Duration;
 use times::Times;
+
+/// The variable by which all that a run has started is found.
+const MARK: &str = "PG_FENCE_RUN";
 
 #[derive(Debug, Clone, Args)]
 pub struct Options {
@@ -35,10 +39,10 @@ pub struct Options {
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// How long the lease lives without a renewal; it is renewed every third of that
-    #[arg(long, value_name = "TIME", default_value = "30s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "30s")]
     ttl: Duration,
     /// How long to wait in line for the lease; by default not at all
-    #[arg(long, value_name = "TIME", default_value = "0s")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, default_value = "0s")]
     wait: Duration,
     /// Share the lease with others that ask for it so
     #[arg(long, conflicts_with = "slots")]
@@ -53,10 +57,10 @@ pub struct Options {
     #[arg(long, value_name = "TEXT")]
     holder: Option<String>,
     /// Keep the lease for at least so long, also when the command takes less
-    #[arg(long, value_name = "TIME", conflicts_with = "session")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration, conflicts_with = "session")]
     at_least: Option<Duration>,
     /// End the command, with status 124, when it takes longer
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     at_most: Option<Duration>,
     /// The lease is somebody else's to grant (etcd, ZooKeeper, another database), under this token of theirs
     #[arg(
@@ -67,7 +71,7 @@ pub struct Options {
     )]
     adopt: Option<i64>,
     /// How long after TERM the command is killed; by default a sixth of the ttl, at most 5s
-    #[arg(long, value_name = "TIME")]
+    #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     grace: Option<Duration>,
     /// Make no cgroup for the command, also where that can be
     #[arg(long)]
@@ -107,7 +111,7 @@ impl Options {
         if self.names.len() > 1 && self.adopt.is_some() {
             return Err(Failure::usage("a token is adopted for one name"));
         }
-        Times::new(self.ttl.0, self.grace.map(|grace| grace.0))
+        Times::new(self.ttl, self.grace)
     }
 
     /// As it is said to people.

@@ -7,37 +7,18 @@ use pg_fence_client::Connected;
 use std::time::Duration;
 use tokio_postgres::types::Type;
 
-pub struct Adopting<'s> {
-    server: &'s Server,
-    connected: Option<Connected>,
-    name: String,
-    token: i64,
-    holder: String,
+pub struct Adopting {
+    pub server: Server,
+    pub connected: Option<Connected>,
+    pub name: String,
+    pub token: i64,
+    pub holder: String,
 }
 
-impl<'s> Adopting<'s> {
-    pub fn new(server: &'s Server, name: &str, token: i64, holder: String) -> Adopting<'s> {
-        Adopting { server, connected: None, name: name.to_owned(), token, holder }
-    }
-
-    /// Makes the token known, and waits so long for the end of transactions that are under the one before.
-    pub async fn wait(&mut self, wait: Duration, limit: Duration) -> Result<()> {
-        match self.adopt(wait, limit).await? {
-            true => Ok(()),
-            false => {
-                let taken = format!("{} is guarded by an older token", self.name);
-                Err(Failure::new(status::TAKEN, taken))
-            }
-        }
-    }
-
-    /// Finds that it still is; a failover is mended by it.
-    pub async fn look(&mut self, limit: Duration) -> Result<bool> {
-        self.adopt(Duration::ZERO, limit).await
-    }
-
-    /// Each call is bounded by `limit` beyond the wait.
-    async fn adopt(&mut self, wait: Duration, limit: Duration) -> Result<bool> {
+impl Adopting {
+    /// Makes the token known, or finds that it is. False: transactions are under the one before, and stayed so for `wait`.
+    /// It takes no longer than `limit` beyond that.
+    pub async fn adopt(&mut self, wait: Duration, limit: Duration) -> Result<bool> {
         let adopted = tokio::time::timeout(wait.saturating_add(limit), self.call(wait)).await;
         let late = || Failure::new(status::UNAVAILABLE, "the server did not answer in time");
         let adopted = adopted.unwrap_or_else(|_| Err(late()));

@@ -1,5 +1,6 @@
 //! The end of a command at its keeper's hands: where its supervisor is frozen or dead.
 
+use super::MARK;
 use super::cgroup::Cgroup;
 use super::processes::{of_group_or_with, signal_all};
 use crate::clock::Moment;
@@ -20,7 +21,7 @@ pub async fn end(mark: &str, group: Option<i32>, first: Signal, kill_at: Moment)
         return true;
     }
     // The supervisor may have died before it told the group.
-    let variable = format!("PG_FENCE_RUN={mark}");
+    let variable = format!("{MARK}={mark}");
     let cgroup = Cgroup::find(mark);
     let left = || {
         let mut all = of_group_or_with(group, &variable);
@@ -38,10 +39,10 @@ pub async fn end(mark: &str, group: Option<i32>, first: Signal, kill_at: Moment)
     signal(Signal::SIGCONT);
     // A process that is born while we look may be missed; it is no child of ours that we could wait for.
     while (0..LOOKS).any(|_| !left().is_empty()) {
-        if kill_at.has_passed().unwrap_or(true) {
+        if kill_at.has_passed() {
             signal(Signal::SIGKILL);
         }
-        if (kill_at + GIVING_UP).has_passed().unwrap_or(true) {
+        if (kill_at + GIVING_UP).has_passed() {
             log::warn!("KILL does not end all of the command: the lease is left to its ttl");
             return false;
         }

@@ -3,14 +3,15 @@
 //! Signals are blocked in it, and it is in no terminal's process group: as long as the command runs the lease is
 //! renewed, whatever becomes of the supervisor. Where that is frozen or dead, it ends the command itself.
 
+use super::adopted::Adopting;
 use super::ending::{GIVING_UP, end};
 use super::messages::{Order, Said, Told, listen};
 use super::times::Times;
-use super::{Options, adopted, line};
+use super::{MARK, Options, line};
 use crate::clock::Moment;
 use crate::connection::Server;
 use crate::failure::{Failure, Result, status};
-use crate::{duration, logger, planted};
+use crate::{logger, planted};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
 use nix::unistd::gethostname;
@@ -38,7 +39,8 @@ pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
     let runtime = runtime.map_err(|error| Failure::system("the runtime", error))?;
     runtime.block_on(async {
         let said = Arc::new(Said::start());
-        let keeper = Keeper { options, times, server, orders: listen(), said: said.clone() };
+        let (orders, group) = (listen(), None);
+        let keeper = Keeper { options, times, server, orders, group, said: said.clone() };
         keeper.keep().await;
         said.finish(GIVING_UP);
     });
@@ -47,7 +49,7 @@ pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
 
 /// Of this run, and of no other on this machine.
 fn mark() -> String {
-    std::env::var("PG_FENCE_RUN").unwrap_or_default()
+    std::env::var(MARK).unwrap_or_default()
 }
 
 struct Keeper {
@@ -56,6 +58,8 @@ struct Keeper {
     server: Server,
     /// None is the supervisor's death.
     orders: mpsc::UnboundedReceiver<Order>,
+    /// Of the command.
+    group: Option<i32>,
     said: Arc<Said>,
 }
 
@@ -81,8 +85,8 @@ impl Keeper {
     fn fence(&self) -> Fence {
         let said = self.said.clone();
         self.server.fence().on_event(move |event| {
-            if let (EventKind::Renewed, Ok(now)) = (event.kind, Moment::now()) {
-                said.say(Told::Renewed { deadline: now + event.remaining });
+            if event.kind == EventKind::Renewed {
+                said.say(Told::Renewed { deadline: Moment::now() + event.remaining });
             }
         })
     }
@@ -91,16 +95,16 @@ impl Keeper {
 
     /// Nothing where the supervisor wants it no more.
     async fn acquire(&mut self, fence: &Fence) -> Result<Option<Lease>> {
-        let until = Moment::now()? + self.options.wait.0;
+        let until = Moment::now() + self.options.wait;
         let shown = self.show_who_has_it();
         let request = self.request(fence);
         // The same is not told again and again.
         let mut told = String::new();
         let granted = loop {
             let granted = tokio::select! {
-                granted = request.clone().wait(until.remaining()?).acquire() => granted,
+                granted = request.clone().wait(until.remaining()).acquire() => granted,
                 // Release, or the end: nobody wants it any more.
-                _ = self.orders.recv() => break Ok(None),
+                _ = self.order() => break Ok(None),
             };
             let failure = match granted {
                 Ok(lease) => break Ok(Some(lease)),
@@ -110,14 +114,14 @@ impl Keeper {
                 }
                 Err(error) => Failure::of_client(&error),
             };
-            if !failure.is_passing() || until.has_passed()? {
+            if !failure.is_passing() || until.has_passed() {
                 break Err(failure);
             }
             if failure.message != told {
                 log::warn!("{failure}: it is tried again");
                 told = failure.message;
             }
-            tokio::time::sleep(TRY_AGAIN.min(until.remaining()?)).await;
+            tokio::time::sleep(TRY_AGAIN.min(until.remaining())).await;
         };
         shown.iter().for_each(JoinHandle::abort);
         if let Ok(None) = granted {
@@ -159,7 +163,7 @@ impl Keeper {
         if options.session {
             request = request.session();
         }
-        if let Some(duration::Duration(at_least)) = options.at_least {
+        if let Some(at_least) = options.at_least {
             // By that a lease that runs out as it should is told from one whose holder has died.
             request = request.metadata(serde_json::json!({ "at_least": at_least.as_secs_f64() }));
         }
@@ -176,7 +180,7 @@ impl Keeper {
 
     /// On a terminal, by a connection of its own: the lease's is busy with waiting.
     fn show_who_has_it(&self) -> Option<JoinHandle<()>> {
-        let is_wanted = !self.options.quiet && !self.options.wait.0.is_zero();
+        let is_wanted = !self.options.quiet && !self.options.wait.is_zero();
         if !is_wanted || !stderr().is_terminal() {
             return None;
         }
@@ -196,35 +200,38 @@ impl Keeper {
 
     // With the lease
 
+    /// The supervisor's next order, but for the group of the command, which is noted. None is its death.
+    async fn order(&mut self) -> Option<Order> {
+        loop {
+            match self.orders.recv().await {
+                Some(Order::Started { group }) => self.group = Some(group),
+                order => return order,
+            }
+        }
+    }
+
     async fn hold(&mut self, lease: Lease) {
-        let Some(granted) = deadline_of(&lease) else { return };
-        self.said.say(Told::Granted { token: lease.token(), deadline: Some(granted) });
-        let since = Moment::now().ok();
-        let mut group = None;
+        self.said.say(Told::Granted { token: lease.token(), deadline: Some(deadline_of(&lease)) });
+        let since = Moment::now();
         let mut lost = std::pin::pin!(lease.lost());
         let order = loop {
-            let deadline = deadline_of(&lease).unwrap_or(granted);
+            let deadline = deadline_of(&lease);
             let enforce_at = self.times.enforce_at(deadline);
             tokio::select! {
                 biased;
-                order = self.orders.recv() => match order {
-                    Some(Order::Started { group: started }) => group = Some(started),
-                    order => break order,
-                },
+                order = self.order() => break order,
                 loss = &mut lost => {
                     if loss.is_some() {
                         self.said.say(Told::Lost);
                     }
-                    let until = Moment::now().map(|now| now + self.times.patience());
-                    let by = until.map_or(enforce_at, |at| at.min(enforce_at));
-                    return self.see_it_ended(group, by).await;
+                    let by = Moment::now() + self.times.patience();
+                    return self.see_it_ended(by.min(enforce_at)).await;
                 }
                 // The client itself tells the loss at the deadline, which is too late for this. It may have been renewed.
                 () = sleep_until(enforce_at), if !planted::NO_DEADLINE => {
-                    let is_over = deadline_of(&lease).is_none_or(|now| now <= deadline);
-                    if is_over {
+                    if deadline_of(&lease) <= deadline {
                         self.said.say(Told::Lost);
-                        return self.see_it_ended(group, enforce_at).await;
+                        return self.see_it_ended(enforce_at).await;
                     }
                 }
             }
@@ -235,16 +242,15 @@ impl Keeper {
             Some(_) => {}
             // The supervisor is dead.
             None => {
-                let deadline = deadline_of(&lease).unwrap_or(granted);
-                let kill_at = Moment::now().map(|now| now + self.times.grace);
-                let kill_at = kill_at.map_or(deadline, |at| at.min(self.times.kill_at(deadline)));
-                if !end(&mark(), group, Signal::SIGTERM, kill_at).await {
+                let kill_at = self.times.kill_at(deadline_of(&lease));
+                let kill_at = kill_at.min(Moment::now() + self.times.grace);
+                if !self.end(Signal::SIGTERM, kill_at).await {
                     return std::mem::forget(lease);
                 }
             }
         }
-        let left = since.zip(self.options.at_least).map(|(since, least)| since + least.0);
-        match left.and_then(|until| until.remaining().ok()).filter(|left| !left.is_zero()) {
+        let left = self.options.at_least.map(|least| (since + least).remaining());
+        match left.filter(|left| !left.is_zero()) {
             None => drop(lease.release().await),
             Some(left) => self.leave(lease, left).await,
         }
@@ -274,69 +280,67 @@ impl Keeper {
 
     /// Nothing is given back at the end: the token is theirs, and so is its end.
     async fn keep_adopted(&mut self, token: i64) -> Result<()> {
-        let mut adopting =
-            adopted::Adopting::new(&self.server, &self.options.names[0], token, self.holder());
-        let limit = self.times.ttl / 3;
-        adopting.wait(self.options.wait.0, limit).await?;
+        let (name, server) = (self.options.names[0].clone(), self.server.clone());
+        let (limit, holder) = (self.times.ttl / 3, self.holder());
+        let mut adopting = Adopting { server, connected: None, name, token, holder };
+        if !adopting.adopt(self.options.wait, limit).await? {
+            let taken = format!("{} is guarded by an older token", adopting.name);
+            return Err(Failure::new(status::TAKEN, taken));
+        }
         self.said.say(Told::Granted { token, deadline: None });
-        let mut group = None;
-        let mut look_at = Moment::now()? + limit;
         loop {
+            let look_at = Moment::now() + limit;
             tokio::select! {
                 biased;
-                order = self.orders.recv() => match order {
-                    Some(Order::Started { group: started }) => group = Some(started),
-                    Some(_) => return Ok(()),
-                    None => {
-                        let kill_at = Moment::now()? + self.times.grace;
-                        end(&mark(), group, Signal::SIGTERM, kill_at).await;
-                        return Ok(());
+                order = self.order() => {
+                    if order.is_none() {
+                        self.end(Signal::SIGTERM, Moment::now() + self.times.grace).await;
                     }
-                },
-                () = sleep_until(look_at) => {
-                    match adopting.look(limit).await {
-                        Err(failure) if !failure.is_passing() => {
-                            log::warn!("{failure}");
-                            self.said.say(Told::Lost);
-                            let by = Moment::now()? + self.times.patience();
-                            self.see_it_ended(group, by).await;
-                            return Ok(());
-                        }
-                        // The server judges what is written; its absence is no loss.
-                        Err(failure) => log::warn!("{failure}"),
-                        Ok(_) => {}
-                    }
-                    look_at = Moment::now()? + limit;
+                    return Ok(());
                 }
+                () = sleep_until(look_at) => {}
+            }
+            // A failover is mended by that.
+            match adopting.adopt(Duration::ZERO, limit).await {
+                Err(failure) if !failure.is_passing() => {
+                    log::warn!("{failure}");
+                    self.said.say(Told::Lost);
+                    self.see_it_ended(Moment::now() + self.times.patience()).await;
+                    return Ok(());
+                }
+                // The server judges what is written; its absence is no loss.
+                Err(failure) => log::warn!("{failure}"),
+                Ok(_) => {}
             }
         }
     }
 
     /// It is the supervisor that ends the command. Where it has not by then, it is frozen.
-    async fn see_it_ended(&mut self, mut group: Option<i32>, by: Moment) {
-        loop {
-            tokio::select! {
-                biased;
-                order = self.orders.recv() => match order {
-                    Some(Order::Started { group: started }) => group = Some(started),
-                    Some(_) => return,
-                    None => break,
-                },
-                () = sleep_until(by) => break,
-            }
+    async fn see_it_ended(&mut self, by: Moment) {
+        let order = tokio::select! {
+            biased;
+            order = self.order() => order,
+            () = sleep_until(by) => None,
+        };
+        if order.is_none() {
+            self.end(Signal::SIGKILL, by).await;
         }
-        end(&mark(), group, Signal::SIGKILL, by).await;
+    }
+
+    /// Whether nothing is left.
+    async fn end(&self, first: Signal, kill_at: Moment) -> bool {
+        end(&mark(), self.group, first, kill_at).await
     }
 }
 
 async fn sleep_until(moment: Moment) {
-    while !moment.has_passed().unwrap_or(true) {
-        tokio::time::sleep(moment.remaining().unwrap_or_default().min(LOOK_AGAIN)).await;
+    while !moment.has_passed() {
+        tokio::time::sleep(moment.remaining().min(LOOK_AGAIN)).await;
     }
 }
 
 /// Rounded down: the clock is read before. A freeze in between makes it earlier, and never later.
-fn deadline_of(lease: &Lease) -> Option<Moment> {
-    let now = Moment::now().ok()?;
-    Some(now + lease.remaining())
+fn deadline_of(lease: &Lease) -> Moment {
+    let now = Moment::now();
+    now + lease.remaining()
 }

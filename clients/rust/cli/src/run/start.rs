@@ -6,12 +6,9 @@ use crate::failure::{Failure, Result, status};
 use clap::Args;
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{close, getpid, getppid};
-use serde::{Deserialize, Serialize};
+use nix::unistd::{getpid, getppid};
 use std::ffi::OsString;
-use std::fs::File;
-use std::io::{BufRead, BufReader, ErrorKind};
-use std::os::fd::RawFd;
+use std::io::ErrorKind;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
@@ -35,9 +32,9 @@ pub struct Options {
     /// The process that started this one
     #[arg(long)]
     parent: i32,
-    /// The descriptor on which it says when to go on
+    /// It is to be the one that reads from the terminal
     #[arg(long)]
-    go: RawFd,
+    foreground: bool,
     /// The cgroup to enter
     #[arg(long)]
     cgroup: Option<PathBuf>,
@@ -45,17 +42,7 @@ pub struct Options {
     command: Vec<OsString>,
 }
 
-/// The supervisor's word when the lease is granted, a line of JSON.
-#[derive(Debug, Serialize, Deserialize)]
-pub struct Go {
-    /// The variables that the command finds in its environment, beside all that are there.
-    pub environment: Vec<(String, String)>,
-    /// It is to be the one that reads from the terminal.
-    pub foreground: bool,
-}
-
-/// Becomes the command. It is in a process group of its own already, and started while the lease is still asked for:
-/// to enter a cgroup takes the kernel longer than all the rest.
+/// Becomes the command. It is in a process group of its own already.
 pub fn start(options: &Options) -> Result<u8> {
     // Where both processes of the run are killed at once, the command itself dies with them.
     set_pdeathsig(Signal::SIGKILL).map_err(|error| Failure::system("prctl", error))?;
@@ -66,8 +53,7 @@ pub fn start(options: &Options) -> Result<u8> {
         // Without it the command is looked after as where there are none.
         let _ = Cgroup::enter(cgroup);
     }
-    let Some(go) = wait_for_go(options.go)? else { return Ok(0) };
-    if go.foreground {
+    if options.foreground {
         Terminal::open().give_to(getpid());
     }
     let handled: SigSet = HANDLED.iter().copied().collect();
@@ -75,24 +61,10 @@ pub fn start(options: &Options) -> Result<u8> {
     let [program, arguments @ ..] = options.command.as_slice() else {
         return Err(Failure::usage("there is no command"));
     };
-    let error = Command::new(program).args(arguments).envs(go.environment).exec();
+    let error = Command::new(program).args(arguments).exec();
     let status = match error.kind() {
         ErrorKind::NotFound => status::NOT_FOUND,
         _ => status::NOT_EXECUTABLE,
     };
     Err(Failure::new(status, format!("cannot run {}: {error}", program.to_string_lossy())))
-}
-
-/// Nothing where the lease was not to be had.
-fn wait_for_go(descriptor: RawFd) -> Result<Option<Go>> {
-    let system = |error| Failure::system("the supervisor's pipe", error);
-    let pipe = File::open(format!("/proc/self/fd/{descriptor}")).map_err(system)?;
-    // The command is not to have it.
-    close(descriptor).map_err(|error| system(error.into()))?;
-    let mut line = String::new();
-    BufReader::new(pipe).read_line(&mut line).map_err(system)?;
-    match line.strip_suffix('\n') {
-        None => Ok(None),
-        Some(line) => serde_json::from_str(line).map(Some).map_err(|error| system(error.into())),
-    }
 }

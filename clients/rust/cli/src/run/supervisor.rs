@@ -4,28 +4,29 @@
 //! which something is due. Whatever the command starts stays its descendant, for it adopts orphans (a subreaper), and in
 //! a cgroup where there may be one.
 
-use super::Options;
 use super::cgroup::Cgroup;
 use super::messages::{Order, Told};
 use super::processes::{self, Process};
-use super::start::{Go, HANDLED};
+use super::start::HANDLED;
 use super::terminal::Terminal;
 use super::times::Times;
+use super::{MARK, Options};
 use crate::clock::Moment;
 use crate::failure::{Failure, Result, status};
 use crate::{planted, say};
-use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::prctl::set_child_subreaper;
 use nix::sys::signal::{SigSet, Signal, kill, killpg, raise};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
+use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{Pid, pipe2};
+use nix::unistd::Pid;
 use std::ffi::OsString;
-use std::fs::{self, File};
+use std::fs;
 use std::io::{ErrorKind, IsTerminal, Read, Write, stderr};
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
 use std::time::Duration;
@@ -48,7 +49,8 @@ pub struct Supervisor {
     keeper: Keeper,
     /// Of all that the command starts.
     cgroup: Option<Cgroup>,
-    starting: Option<Starting>,
+    /// By which the keeper finds what has been started, should this process be killed.
+    mark: String,
     phase: Phase,
     /// Of the lease.
     deadline: Option<Moment>,
@@ -66,12 +68,6 @@ struct Keeper {
     has_ended: bool,
 }
 
-/// The process that is to become the command, and how it is told to.
-struct Starting {
-    pid: Pid,
-    go: File,
-}
-
 enum Phase {
     /// For the lease.
     Waiting,
@@ -86,6 +82,8 @@ enum Phase {
         status: u8,
         until: Moment,
     },
+    /// With this status.
+    Done(u8),
 }
 
 struct Running {
@@ -98,9 +96,6 @@ struct Running {
     /// It gets the terminal whenever we have it.
     has_terminal: bool,
 }
-
-/// The end of a run.
-struct Done(u8);
 
 impl Supervisor {
     /// Starts the keeper.
@@ -124,12 +119,11 @@ impl Supervisor {
         let flags = TimerFlags::TFD_CLOEXEC | TimerFlags::TFD_NONBLOCK;
         let timer = TimerFd::new(ClockId::CLOCK_BOOTTIME, flags).map_err(system)?;
         set_child_subreaper(true).map_err(system)?;
-        let mark = unique_mark();
+        let now = Moment::now().as_duration().as_nanos();
+        let mark = format!("{}-{now}", std::process::id());
         let keeper = Keeper::start(&mark)?;
         let is_wanted = !options.no_cgroup && !planted::GROUP_ONLY && !planted::NO_CGROUP;
-        let cgroup = is_wanted.then(|| Cgroup::make(mark_in(&mark))).flatten();
-        // While the keeper asks for the lease.
-        let starting = Some(Starting::start(&options, &mark, cgroup.as_ref())?);
+        let cgroup = is_wanted.then(|| Cgroup::make(&mark)).flatten();
         Ok(Supervisor {
             options,
             times,
@@ -138,7 +132,7 @@ impl Supervisor {
             timer,
             keeper,
             cgroup,
-            starting,
+            mark,
             phase: Phase::Waiting,
             deadline: None,
             command: None,
@@ -149,35 +143,27 @@ impl Supervisor {
     /// Until the end. The status to exit with.
     pub fn run(mut self) -> Result<u8> {
         let outcome = loop {
-            match self.step() {
-                Ok(None) => {}
-                Ok(Some(Done(status))) => break Ok(status),
-                Err(failure) => break Err(failure),
+            match (self.step(), &self.phase) {
+                (Err(failure), _) => break Err(failure),
+                (Ok(()), Phase::Done(status)) => break Ok(*status),
+                _ => {}
             }
         };
         self.clear_waiting();
-        // A process that has not become the command ends with this.
-        drop(self.starting.take());
         self.cgroup.iter().for_each(Cgroup::remove);
         outcome
     }
 
-    fn step(&mut self) -> Result<Option<Done>> {
+    fn step(&mut self) -> Result<()> {
         self.wait()?;
-        if let Some(done) = self.hear_all()? {
-            return Ok(Some(done));
-        }
+        self.hear_all()?;
         while let Ok(Some(signal)) = self.signals.read_signal() {
-            if let Some(done) = self.handle(signal.ssi_signo)? {
-                return Ok(Some(done));
-            }
+            self.handle(signal.ssi_signo)?;
         }
         self.reap()?;
         // We may have been stopped or frozen just now, and the lease renewed meanwhile.
-        if has_passed(self.lost_at())?
-            && let Some(done) = self.hear_all()?
-        {
-            return Ok(Some(done));
+        if has_passed(self.lost_at()) {
+            self.hear_all()?;
         }
         self.go_on()
     }
@@ -185,9 +171,9 @@ impl Supervisor {
     /// Until anything happens, or something is due.
     fn wait(&mut self) -> Result<()> {
         let system = |error| Failure::system("cannot wait", error);
-        match self.next_moment()? {
+        match self.next_moment() {
             Some(moment) => {
-                let at = Expiration::OneShot(moment.as_timespec());
+                let at = Expiration::OneShot(TimeSpec::from_duration(moment.as_duration()));
                 self.timer.set(at, TimerSetTimeFlags::TFD_TIMER_ABSTIME).map_err(system)?;
             }
             None => self.timer.unset().map_err(system)?,
@@ -205,13 +191,13 @@ impl Supervisor {
         }
     }
 
-    fn next_moment(&self) -> Result<Option<Moment>> {
-        Ok(match &self.phase {
-            Phase::Waiting => None,
+    fn next_moment(&self) -> Option<Moment> {
+        match &self.phase {
+            Phase::Waiting | Phase::Done(_) => None,
             Phase::Running => self.lost_at().into_iter().chain(self.too_long_at()).min(),
-            Phase::Ending { .. } => Some(Moment::now()? + LOOK_AGAIN),
+            Phase::Ending { .. } => Some(Moment::now() + LOOK_AGAIN),
             Phase::Releasing { until, .. } => Some(*until),
-        })
+        }
     }
 
     /// Where nothing is renewed until then.
@@ -221,22 +207,20 @@ impl Supervisor {
     }
 
     fn too_long_at(&self) -> Option<Moment> {
-        Some(self.command.as_ref()?.started + self.options.at_most?.0)
+        Some(self.command.as_ref()?.started + self.options.at_most?)
     }
 
     // The keeper's messages
 
     /// All that it has told by now.
-    fn hear_all(&mut self) -> Result<Option<Done>> {
+    fn hear_all(&mut self) -> Result<()> {
         while let Some(told) = self.keeper.next()? {
-            if let Some(done) = self.hear(told)? {
-                return Ok(Some(done));
-            }
+            self.hear(told)?;
         }
-        Ok(None)
+        Ok(())
     }
 
-    fn hear(&mut self, told: Told) -> Result<Option<Done>> {
+    fn hear(&mut self, told: Told) -> Result<()> {
         match told {
             Told::Waiting { holder, remaining_ms } => self.show_waiting(&holder, remaining_ms),
             // Or it comes too late: then it is given back.
@@ -247,7 +231,7 @@ impl Supervisor {
             }
             Told::Granted { .. } => {}
             Told::Renewed { deadline } => self.deadline = Some(deadline),
-            Told::Lost => self.lose(&format!("the lease {} is lost", self.options.lease()))?,
+            Told::Lost => self.lose(&format!("the lease {} is lost", self.options.lease())),
             Told::Failed { status, message } => {
                 self.clear_waiting();
                 if status != status::TAKEN {
@@ -256,10 +240,10 @@ impl Supervisor {
                 if !self.options.quiet {
                     say(&message);
                 }
-                return Ok(Some(Done(self.options.if_taken)));
+                self.phase = Phase::Done(self.options.if_taken);
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     fn show_waiting(&mut self, holder: &str, remaining_ms: u64) {
@@ -286,26 +270,35 @@ impl Supervisor {
 
     fn start_command(&mut self, token: i64) -> Result<()> {
         let has_terminal = self.terminal.is_ours_alone();
-        let mut given = std::env::var("PGOPTIONS").unwrap_or_default();
+        let mut command = Command::new(SELF);
+        command.arg0("pg_fence").args(["become", "--parent"]);
+        command.arg(std::process::id().to_string());
+        if has_terminal {
+            command.arg("--foreground");
+        }
+        if let Some(cgroup) = &self.cgroup {
+            command.arg("--cgroup").arg(cgroup.path());
+        }
+        command.arg("--").args(&self.options.command).process_group(0).env(MARK, &self.mark);
+        command.env("PG_FENCE_TOKEN", token.to_string());
+        command.env("PG_FENCE_LEASE", self.options.names.join(","));
         if !planted::NO_TOKEN {
             // Every program on libpq presents the token by that.
-            given.push_str(&format!(" -c pg_fence.token={token}"));
+            let given = std::env::var("PGOPTIONS").unwrap_or_default();
+            let options = format!("{given} -c pg_fence.token={token}");
+            command.env("PGOPTIONS", options.trim_start());
         }
-        let variables = [
-            ("PG_FENCE_TOKEN", token.to_string()),
-            ("PG_FENCE_LEASE", self.options.names.join(",")),
-            ("PGOPTIONS", given.trim_start().to_owned()),
-        ];
-        let environment = variables.map(|(name, value)| (name.to_owned(), value)).to_vec();
-        let system = |error| Failure::system("cannot start the command", error);
-        let starting = self.starting.take();
-        let starting = starting.ok_or_else(|| system(ErrorKind::NotFound.into()))?;
-        let group = starting.pid;
-        starting.go(&Go { environment, foreground: has_terminal }).map_err(system)?;
+        let child = command.spawn();
+        let child = child.map_err(|error| Failure::system("cannot start a process", error))?;
+        let group = Pid::from_raw(child.id() as i32);
         self.keeper.tell(&Order::Started { group: group.as_raw() });
-        let started = Moment::now()?;
-        self.command =
-            Some(Running { group, started, status: None, is_stopped: false, has_terminal });
+        self.command = Some(Running {
+            group,
+            started: Moment::now(),
+            status: None,
+            is_stopped: false,
+            has_terminal,
+        });
         self.phase = Phase::Running;
         Ok(())
     }
@@ -384,95 +377,99 @@ impl Supervisor {
 
     // Signals
 
-    fn handle(&mut self, number: u32) -> Result<Option<Done>> {
-        let Ok(signal) = Signal::try_from(number as i32) else { return Ok(None) };
+    fn handle(&mut self, number: u32) -> Result<()> {
+        let Ok(signal) = Signal::try_from(number as i32) else { return Ok(()) };
         match (signal, &self.phase) {
             (Signal::SIGCHLD, _) => {}
             (Signal::SIGCONT, _) => self.continue_command(),
             (Signal::SIGTSTP, Phase::Waiting | Phase::Releasing { .. }) => stop_ourselves()?,
             (_, Phase::Running) => self.signal_command(signal),
-            (_, Phase::Waiting) => self.release(status::SIGNAL + signal as u8)?,
+            (_, Phase::Waiting) => self.release(status::SIGNAL + signal as u8),
             // It is ending already.
-            (_, Phase::Ending { .. }) => {}
+            (_, Phase::Ending { .. } | Phase::Done(_)) => {}
             // A user in a hurry need not wait for a network that does not answer.
-            (_, Phase::Releasing { status, .. }) => return Ok(Some(Done(*status))),
+            (_, Phase::Releasing { status, .. }) => self.phase = Phase::Done(*status),
         }
-        Ok(None)
+        Ok(())
     }
 
     // The work that is due
 
-    fn go_on(&mut self) -> Result<Option<Done>> {
+    fn go_on(&mut self) -> Result<()> {
         match self.phase {
             Phase::Waiting if self.keeper.has_ended => {
-                Err(Failure::new(status::LOST, "the process that keeps the lease has died"))
+                let died = "the process that keeps the lease has died";
+                return Err(Failure::new(status::LOST, died));
             }
-            Phase::Waiting => Ok(None),
-            Phase::Running => self.go_on_running().map(|()| None),
-            Phase::Ending { status, kill_at } => self.go_on_ending(status, kill_at).map(|()| None),
-            Phase::Releasing { status, .. } if self.keeper.has_ended => Ok(Some(Done(status))),
-            Phase::Releasing { status, until } => Ok(until.has_passed()?.then(|| {
+            Phase::Running => self.go_on_running()?,
+            Phase::Ending { status, kill_at } => self.go_on_ending(status, kill_at)?,
+            Phase::Releasing { status, .. } if self.keeper.has_ended => {
+                self.phase = Phase::Done(status);
+            }
+            Phase::Releasing { status, until } if until.has_passed() => {
                 // It hangs, or is frozen.
                 let _ = kill(Pid::from_raw(self.keeper.pid), Signal::SIGKILL);
-                Done(status)
-            })),
+                self.phase = Phase::Done(status);
+            }
+            _ => {}
         }
+        Ok(())
     }
 
     fn go_on_running(&mut self) -> Result<()> {
         let lease = self.options.lease();
         // First of all: a command that ended while we were frozen may have been ended by the keeper.
-        if has_passed(self.lost_at())? {
-            return self.lose(&format!("the lease {lease} could not be renewed"));
-        }
-        if let Some(status) = self.command.as_ref().and_then(|command| command.status) {
-            let Some(left) = self.left()?.filter(|_| !planted::RELEASE_FIRST) else {
-                return self.release(status);
-            };
-            say(&format!("ending what the command has left behind: {}", listed(&left)));
-            return self.end(status);
-        }
-        if self.keeper.has_ended {
-            return self.lose(&format!("the process that keeps the lease {lease} has died"));
-        }
-        if has_passed(self.too_long_at())? {
+        if has_passed(self.lost_at()) {
+            self.lose(&format!("the lease {lease} could not be renewed"));
+        } else if let Some(status) = self.command.as_ref().and_then(|command| command.status) {
+            match self.left()?.filter(|_| !planted::RELEASE_FIRST) {
+                None => self.release(status),
+                Some(left) => {
+                    say(&format!("ending what the command has left behind: {}", listed(&left)));
+                    self.end(status);
+                }
+            }
+        } else if self.keeper.has_ended {
+            self.lose(&format!("the process that keeps the lease {lease} has died"));
+        } else if has_passed(self.too_long_at()) {
             say("the command takes longer than --at-most: it is ended");
-            return self.end(status::TOO_LONG);
+            self.end(status::TOO_LONG);
         }
         Ok(())
     }
 
-    fn lose(&mut self, why: &str) -> Result<()> {
+    fn lose(&mut self, why: &str) {
         if let Phase::Running = self.phase {
             say(&format!("{why}: the command is ended"));
-            return self.end(status::LOST);
+            self.end(status::LOST);
         }
-        Ok(())
     }
 
     /// TERM to all that the command has started, and KILL after the grace, or just before the deadline.
-    fn end(&mut self, status: u8) -> Result<()> {
-        let after_grace = Moment::now()? + self.times.grace;
+    fn end(&mut self, status: u8) {
+        let after_grace = Moment::now() + self.times.grace;
         let before_deadline = self.deadline.map(|deadline| self.times.kill_at(deadline));
         let kill_at = before_deadline.map_or(after_grace, |moment| moment.min(after_grace));
         // One that is stopped would not hear of it.
         self.signal_all(Signal::SIGTERM);
         self.signal_all(Signal::SIGCONT);
         self.phase = Phase::Ending { status, kill_at };
-        Ok(())
     }
 
     fn go_on_ending(&mut self, status: u8, kill_at: Moment) -> Result<()> {
         // There may be no time to look for processes first.
-        if kill_at.has_passed()? && !planted::TERM_ONLY {
+        if kill_at.has_passed() && !planted::TERM_ONLY {
             self.signal_all(Signal::SIGKILL);
             self.kill_children()?;
         }
-        let Some(left) = self.left()? else { return self.release(status) };
-        if (kill_at + DYING).has_passed()? {
-            say(&format!("KILL does not end {}: the lease is left to its ttl", listed(&left)));
-            self.keeper.tell(&Order::Leave);
-            return self.leave(status);
+        match self.left()? {
+            None => self.release(status),
+            Some(left) if (kill_at + DYING).has_passed() => {
+                say(&format!("KILL does not end {}: the lease is left to its ttl", listed(&left)));
+                self.keeper.tell(&Order::Leave);
+                self.leave(status);
+            }
+            Some(_) => {}
         }
         Ok(())
     }
@@ -495,10 +492,10 @@ impl Supervisor {
         if planted::GROUP_ONLY {
             return Ok(());
         }
-        let until = Moment::now()? + LOOK_AGAIN;
+        let until = Moment::now() + LOOK_AGAIN;
         while let Some(children) = processes::children_but(self.keeper.pid)
             && !children.is_empty()
-            && !until.has_passed()?
+            && !until.has_passed()
         {
             for child in children {
                 let _ = kill(Pid::from_raw(child), Signal::SIGKILL);
@@ -508,18 +505,17 @@ impl Supervisor {
         Ok(())
     }
 
-    fn release(&mut self, status: u8) -> Result<()> {
+    fn release(&mut self, status: u8) {
         self.clear_waiting();
         self.keeper.tell(&Order::Release);
-        self.leave(status)
+        self.leave(status);
     }
 
     /// The keeper ends by itself. After the deadline there is nothing to give back.
-    fn leave(&mut self, status: u8) -> Result<()> {
+    fn leave(&mut self, status: u8) {
         self.keeper.orders = None;
-        let until = self.deadline.unwrap_or(Moment::now()? + self.times.ttl);
+        let until = self.deadline.unwrap_or(Moment::now() + self.times.ttl);
         self.phase = Phase::Releasing { status, until };
-        Ok(())
     }
 
     /// The processes left of the command; None where none is. One that is born and gone too fast to be seen leaves its
@@ -557,41 +553,15 @@ impl Supervisor {
     }
 }
 
-impl Starting {
-    /// It does all that can be done before there is a lease, and waits.
-    fn start(options: &Options, mark: &str, cgroup: Option<&Cgroup>) -> Result<Starting> {
-        let system = |error| Failure::system("cannot start a process", error);
-        let (read, write) = pipe2(OFlag::O_CLOEXEC).map_err(|error| system(error.into()))?;
-        fcntl(&read, FcntlArg::F_SETFD(FdFlag::empty())).map_err(|error| system(error.into()))?;
-        let mut command = Command::new(SELF);
-        command.arg0("pg_fence").args(["become", "--parent"]);
-        command.arg(std::process::id().to_string());
-        command.arg("--go").arg(read.as_raw_fd().to_string());
-        if let Some(cgroup) = cgroup {
-            command.arg("--cgroup").arg(cgroup.path());
-        }
-        let (name, value) = mark.split_once('=').unwrap_or_default();
-        command.arg("--").args(&options.command).env(name, value).process_group(0);
-        let child = command.spawn().map_err(system)?;
-        Ok(Starting { pid: Pid::from_raw(child.id() as i32), go: File::from(write) })
-    }
-
-    fn go(mut self, go: &Go) -> std::io::Result<()> {
-        let line = serde_json::to_string(go)?;
-        self.go.write_all(format!("{line}\n").as_bytes())
-    }
-}
-
 impl Keeper {
     /// The same program with the same arguments, in a process group of its own, which no terminal signals.
     fn start(mark: &str) -> Result<Keeper> {
         let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-        let (name, value) = mark.split_once('=').unwrap_or_default();
         let mut child = Command::new(SELF)
             .arg0("pg_fence")
             .arg(crate::KEEPER)
             .args(arguments)
-            .env(name, value)
+            .env(MARK, mark)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .process_group(0)
@@ -636,8 +606,8 @@ impl Keeper {
     }
 }
 
-fn has_passed(moment: Option<Moment>) -> Result<bool> {
-    moment.map_or(Ok(false), Moment::has_passed)
+fn has_passed(moment: Option<Moment>) -> bool {
+    moment.is_some_and(Moment::has_passed)
 }
 
 /// As Ctrl-Z does. Where no shell would continue us the kernel lets us go on.
@@ -655,18 +625,6 @@ fn ignored_signals() -> u64 {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
-}
-
-/// By which the keeper finds what has been started, should this process be killed.
-fn unique_mark() -> String {
-    let moment = Moment::now().map(|now| format!("{:?}", now.as_timespec())).unwrap_or_default();
-    let moment: String = moment.chars().filter(char::is_ascii_digit).collect();
-    format!("PG_FENCE_RUN={}-{moment}", std::process::id())
-}
-
-/// Without the variable's name.
-fn mark_in(entry: &str) -> &str {
-    entry.split_once('=').map_or(entry, |(_, mark)| mark)
 }
 
 fn listed(processes: &[Process]) -> String {
