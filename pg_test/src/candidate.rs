@@ -132,30 +132,3 @@ impl Toolchain {
         Ok(rustc)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_manifest_names_the_other_pgrx_and_the_extension_alone() {
-        let own = fs::read_to_string(source_root().join("Cargo.toml")).unwrap();
-        let text = manifest(&own).unwrap();
-        let manifest: toml::Value = toml::from_str(&text).unwrap();
-        let members = manifest["workspace"]["members"].as_array().unwrap();
-        assert_eq!(members.len(), 2, "{text}");
-        assert_eq!(manifest["dependencies"]["pgrx"]["version"].as_str(), Some("=0.19.3"));
-        assert_eq!(manifest["features"]["pg19"][0].as_str(), Some("pgrx/pg19"));
-        assert_eq!(manifest["profile"]["release"]["lto"].as_str(), Some("thin"));
-    }
-
-    #[test]
-    fn the_version_of_a_compiler_is_read() {
-        assert_eq!(minor_of("rustc 1.95.0 (59807616e 2026-04-14)").unwrap(), 95);
-        assert_eq!(
-            minor_of("rustc 1.97.1 (8bab26f4f 2026-07-14) (built from a source tarball)").unwrap(),
-            97
-        );
-        assert!(minor_of("cc 12").is_err());
-    }
-}

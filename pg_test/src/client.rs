@@ -226,17 +226,3 @@ pub fn literal(text: &str) -> String {
         format!("'{quoted}'")
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_connection_string_is_read_back_as_meant() {
-        let text = Conninfo::new(5433, "it's").user("a b").set("search_path", "a, b").to_string();
-        let config: Config = text.parse().unwrap();
-        assert_eq!(config.get_dbname(), Some("it's"));
-        assert_eq!(config.get_user(), Some("a b"));
-        assert_eq!(config.get_options(), Some("-c search_path=a,\\ b"));
-    }
-}

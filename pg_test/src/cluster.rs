@@ -341,14 +341,3 @@ pub fn free_port() -> Result<u16> {
     }
     bail!("no free port on 127.0.0.1")
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn no_port_is_given_twice() {
-        let ports: BTreeSet<u16> = (0..500).map(|_| free_port().unwrap()).collect();
-        assert_eq!(ports.len(), 500);
-    }
-}

@@ -210,16 +210,3 @@ pub fn statements(sql: &str) -> Cow<'_, str> {
     text.push_str(rest);
     Cow::Owned(text)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn each_bug_finds_its_place() {
-        let script = lite_script().unwrap();
-        for (bug, ..) in BUGS {
-            assert_ne!(with_bug(&script, bug).unwrap(), script, "{bug}");
-        }
-    }
-}

@@ -264,25 +264,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_parts_become_one_script_in_the_order_of_their_names() {
-        let dir = std::env::temp_dir().join(format!("pg_fence_sql-{}", std::process::id()));
-        fs::create_dir_all(&dir).unwrap();
-        for (name, text) in [
-            ("2_b.sql", "b"),
-            ("1_a.sql", "a"),
-            ("notes.txt", "no"),
-            ("pg_fence--0.0.1--0.0.2.sql", "up"),
-        ] {
-            fs::write(dir.join(name), text).unwrap();
-        }
-        let scripts = scripts_in(&dir).unwrap();
-        assert_eq!(scripts[&format!("pg_fence--{VERSION}.sql")], "a\nb");
-        assert_eq!(scripts["pg_fence--0.0.1--0.0.2.sql"], "up");
-        assert_eq!(scripts.len(), 2);
-        fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
     fn a_build_finds_its_own_library_again() {
         let dir = std::env::temp_dir().join(format!("pg_fence_place-{}", std::process::id()));
         let place = BuildPlace::new(dir.join("target"), dir.join("build"));
@@ -302,12 +283,5 @@ mod tests {
         place.prepare().unwrap();
         assert_eq!(fs::read_to_string(&shared).unwrap(), "ours");
         fs::remove_dir_all(&dir).unwrap();
-    }
-
-    #[test]
-    fn the_library_is_where_cargo_says() {
-        let messages = "{\"reason\":\"build-finished\"}\n{\"reason\":\"compiler-artifact\",\
-            \"filenames\":[\"/x/libpg_fence.rlib\",\"/x/libpg_fence.so\"]}";
-        assert_eq!(library_named_in(messages).unwrap(), Path::new("/x/libpg_fence.so"));
     }
 }

@@ -126,14 +126,3 @@ fn difference(expected: &str, ended: &str) -> String {
     let diff = TextDiff::from_lines(expected, ended);
     diff.unified_diff().context_radius(6).header("expected", "ended").to_string()
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_difference_names_both_lines() {
-        let diff = difference("a\nb\nc\n", "a\nB\nc\n");
-        assert!(diff.contains("\n-b\n+B\n"), "{diff}");
-    }
-}

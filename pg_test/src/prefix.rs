@@ -306,22 +306,3 @@ fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_copy_keeps_what_its_places_have_in_common() {
-        let ancestor = |places: [&str; 3]| common_ancestor(&places.map(PathBuf::from));
-        let debian = [
-            "/usr/lib/postgresql/15/bin",
-            "/usr/lib/postgresql/15/lib",
-            "/usr/share/postgresql/15",
-        ];
-        assert_eq!(ancestor(debian), Path::new("/usr"));
-        let own = ["/opt/pg/bin", "/opt/pg/lib/postgresql", "/opt/pg/share/postgresql"];
-        assert_eq!(ancestor(own), Path::new("/opt/pg"));
-        assert_eq!(ancestor(["/bin", "/lib", "/share"]), Path::new("/"));
-    }
-}

@@ -176,21 +176,3 @@ pub fn wait_until(what: &str, limit: Duration, mut answer: impl FnMut() -> bool)
     }
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_frozen_child_is_seen_as_such_and_is_gone_after_a_kill() {
-        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
-        let pid = child.id() as i32;
-        assert!(children_of(std::process::id() as i32).contains(&pid));
-        signal(pid, Signal::SIGSTOP).unwrap();
-        wait_until("stopped", PATIENCE, || is_stopped(pid)).unwrap();
-        assert!(is_alive(pid));
-        signal(pid, Signal::SIGKILL).unwrap();
-        wait_until("dead", PATIENCE, || !is_alive(pid)).unwrap();
-        child.wait().unwrap();
-    }
-}

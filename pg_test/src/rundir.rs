@@ -197,23 +197,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_directory_belongs_to_a_living_process_only() {
-        let path = std::env::temp_dir().join(format!("pg_fence_unit-{}", std::process::id()));
-        make_dir(&path).unwrap();
-        let own = std::process::id();
-        let started = process::started_at(own as i32).unwrap();
-        for (owner, alive) in [
-            (format!("{own} {started}"), true),
-            (format!("{own} {}", started + 1), false),
-            (String::new(), false),
-        ] {
-            fs::write(path.join(OWNER), owner).unwrap();
-            assert_eq!(owner_is_alive(&path), alive);
-        }
-        fs::remove_dir_all(&path).unwrap();
-    }
-
-    #[test]
     fn the_watchdog_clears_nothing_but_run_directories() {
         assert!(watchdog(Path::new("/tmp")).is_err());
     }

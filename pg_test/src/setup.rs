@@ -199,17 +199,3 @@ fn exists(base: &Path, path: &str) -> bool {
         })
         .any(|entry| rest.is_empty() || exists(&entry.path(), rest))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_probe_may_hold_a_star() {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        assert!(exists(root, "src/set*.rs"));
-        assert!(exists(root, "s*c/setup.rs"));
-        assert!(!exists(root, "src/nothing*.rs"));
-        assert!(!exists(root, "src/setup.rs/below"));
-    }
-}

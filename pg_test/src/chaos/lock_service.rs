@@ -84,25 +84,3 @@ fn replace(file: &mut File, text: &str) -> Result<()> {
     file.write_all(format!("{text:<100}").as_bytes())?;
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_grow_with_every_grant_and_with_nothing_else() -> Result<()> {
-        let dir = std::env::temp_dir().join(format!("lock-service-{}", std::process::id()));
-        std::fs::create_dir_all(&dir)?;
-        let (a, b) = (LockFiles::new(&dir, 1, 0), LockFiles::new(&dir, 2, 0));
-        assert_eq!((a.grant(300)?, a.grant(300)?, b.grant(300)?), (Some(1), Some(1), None));
-        b.release(300)?;
-        assert_eq!(b.grant(300)?, None);
-        a.release(300)?;
-        assert_eq!((b.grant(300)?, a.grant(300)?), (Some(2), None));
-        // Its next incarnation knows of nothing.
-        assert_eq!(LockFiles::new(&dir, 2, 1).grant(300)?, None);
-        assert!(a.grant(301)? > Some(1 << 40));
-        std::fs::remove_dir_all(&dir)?;
-        Ok(())
-    }
-}

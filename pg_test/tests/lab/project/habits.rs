@@ -1,8 +1,7 @@
 //! The files that the place of the source reads: workflows, templates, updates of dependencies. As far as they can be
 //! judged here: each parses, names what is there, and says the same as the others.
 
-use pg_test::process::output_of;
-use pg_test::source_tree::{self, source_root};
+use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 use serde_json::Value;
 use std::fs;
@@ -88,26 +87,4 @@ fn the_forms_for_issues_ask_for_something(_: &Lab) -> Result<()> {
         ensure!(!ids.is_empty(), "it asks for nothing");
     }
     yaml(".github/ISSUE_TEMPLATE/config.yml").map(drop)
-}
-
-/// As cargo-deny judges them, of each choice one; an exception to a licence only widens it.
-#[lab_test]
-fn every_crate_has_a_licence_that_is_allowed(_: &Lab) -> Result<()> {
-    let rules: toml::Table = fs::read_to_string(source_root().join("deny.toml"))?.parse()?;
-    let allowed = rules["licenses"]["allow"].as_array().context("no list of licences")?;
-    let may_be = |licence: &str| {
-        let licence = licence.split(" WITH ").next().unwrap_or(licence);
-        allowed.iter().any(|a| a.as_str() == Some(licence))
-    };
-    let mut cargo = source_tree::cargo();
-    cargo.args(["metadata", "--format-version=1", "--locked"]).current_dir(source_root());
-    let metadata: Value = serde_json::from_str(&output_of(&mut cargo)?)?;
-    for package in list(&metadata, "packages")? {
-        let licence = package["license"].as_str().unwrap_or("none").replace(['(', ')'], "");
-        let good = licence.split(" AND ").all(|needed| {
-            needed.replace(" / ", "/").replace('/', " OR ").split(" OR ").any(may_be)
-        });
-        ensure!(good, "{} is under {licence}", package["name"]);
-    }
-    Ok(())
 }

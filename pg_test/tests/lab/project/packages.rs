@@ -6,7 +6,6 @@ automod::dir!(pub "tests/lab/project/packages");
 
 use pg_test::cluster::Builder;
 use pg_test::extension::VERSION;
-use pg_test::installation::Installation;
 use pg_test::package::{checksums, Parts, Release};
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
@@ -99,19 +98,6 @@ fn installed(prefix: &Prefix) -> Result<BTreeSet<String>> {
 }
 
 #[lab_test]
-fn tests_hold_where_some_version_is_installed_on_the_machine(lab: &Lab) -> Result<()> {
-    let machine = bare_prefix(lab)?;
-    machine.install(lab.extension())?;
-    fs::write(machine.extension_dir().join("pg_fence--9.8.7.sql"), "SELECT 1")?;
-    ensure!(installed(&machine)?.len() >= 4, "{:?}", installed(&machine)?);
-    let its = Installation::named(machine.bin_dir().join("pg_config"));
-    let copy = Prefix::copy(machine.rundir().clone(), &its)?;
-    ensure!(copy.bin_dir() != machine.bin_dir());
-    ensure!(installed(&copy)?.is_empty(), "{:?}", installed(&copy)?);
-    Ok(())
-}
-
-#[lab_test]
 fn the_debian_package_unpacked_into_a_postgresql_runs_the_readme(lab: &Lab) -> Result<()> {
     let dir = directory(lab, "deb")?;
     let major = lab.prefix().major();
@@ -194,23 +180,6 @@ fn the_tarball_has_the_same_files_and_its_checksum(lab: &Lab) -> Result<()> {
     }
 
     checksums(&output)?;
-    let check = || {
-        output_of(Command::new("sha256sum").args(["--check", "SHA256SUMS"]).current_dir(&output))
-    };
-    check()?;
-    fs::write(&tarball, "something else")?;
-    ensure!(check().is_err(), "a changed file goes unseen");
-    Ok(())
-}
-
-#[lab_test]
-fn packed_twice_they_are_the_same_bytes(lab: &Lab) -> Result<()> {
-    let sums = |name: &str| -> Result<String> {
-        let dir = directory(lab, name)?;
-        packed(lab, &dir)?;
-        checksums(&dir)
-    };
-    let (one, other) = (sums("once")?, sums("twice")?);
-    ensure!(one == other && one.lines().count() == 2, "{one}{other}");
-    Ok(())
+    let mut check = Command::new("sha256sum");
+    output_of(check.args(["--check", "SHA256SUMS"]).current_dir(&output)).map(drop)
 }

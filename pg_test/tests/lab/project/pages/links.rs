@@ -1,7 +1,7 @@
 //! Every link of every page leads somewhere: to a file, or to a section of a page.
 
 use super::{client_pages, page, pages};
-use pg_test::markdown::{anchors, links, torn};
+use pg_test::markdown::{anchors, links};
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 use std::path::{Component, Path, PathBuf};
 
@@ -36,16 +36,6 @@ fn a_wrong_link_is_seen(_: &Lab) -> Result<()> {
         follow("docs/tutorial/concepts.md", "docs/tutorial/concepts.md").is_err(),
         "links start at their page"
     );
-    Ok(())
-}
-
-#[lab_test]
-fn no_empty_line_tears_a_table_or_a_list_apart(_: &Lab) -> Result<()> {
-    let mut found = Vec::new();
-    for path in pages()?.into_iter().chain(client_pages()?) {
-        found.extend(torn(&page(&path)?).iter().map(|line| format!("{path}:{line}")));
-    }
-    ensure!(found.is_empty(), "torn apart: {}", found.join(", "));
     Ok(())
 }
 

@@ -118,7 +118,7 @@ fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
 }
 
 /// A test as a table names it: all of a file or folder (`guards::`), or one.
-fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
+pub fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
     match name.strip_suffix("::") {
         Some(_) => tests.iter().any(|test| test.starts_with(name)),
         None => tests.contains(name),
