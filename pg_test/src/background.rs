@@ -21,6 +21,8 @@ pub struct Background {
     conninfo: Conninfo,
     probe: Option<Session>,
     pid: i32,
+    /// Whether what sleeps counts as waiting: a waiter of the lite edition sleeps between its looks.
+    pub waits_asleep: bool,
 }
 
 impl Background {
@@ -44,8 +46,17 @@ impl Background {
                 }
             }
         })?;
-        let (pending, early, probe, conninfo) = (None, None, None, conninfo.clone());
-        Ok(Background { statements, outcomes, pending, early, notices, conninfo, probe, pid })
+        Ok(Background {
+            statements,
+            outcomes,
+            pending: None,
+            early: None,
+            notices,
+            conninfo: conninfo.clone(),
+            probe: None,
+            pid,
+            waits_asleep: edition::is_lite(),
+        })
     }
 
     /// Looks with a superuser's eyes, past a pooler's or a role's limits.
@@ -152,8 +163,7 @@ impl Background {
             finished = self.is_finished();
             let waits_for = self.waits_for();
             let waits_for = waits_for.as_ref().map(|(kind, event)| (kind.as_str(), event.as_str()));
-            // A waiter of the lite edition sleeps between its looks.
-            let sleeps = waits_for == Some(("Timeout", "PgSleep")) && edition::is_lite();
+            let sleeps = waits_for == Some(("Timeout", "PgSleep")) && self.waits_asleep;
             finished || sleeps || matches!(waits_for, Some(("Lock" | "Extension", _)))
         })?;
         Ok(!finished)

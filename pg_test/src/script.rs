@@ -17,8 +17,10 @@
 //!   $row => 1|$new
 //! ```
 //!
-//! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL) and `bare` (without the extension). A step is one
-//! line; what is indented more belongs to it. It is played in a superuser's session, or in that which it names:
+//! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
+//! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
+//! from it). A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which
+//! it names:
 //!
 //! | step | means |
 //! | --- | --- |
@@ -65,6 +67,8 @@ pub struct Test {
     pub from: u32,
     /// Whether its database is without the extension.
     bare: bool,
+    /// Whether it is of the lite edition, whichever is judged.
+    lite: bool,
     path: String,
     setup: Arc<Vec<Step>>,
     steps: Vec<Step>,
@@ -107,7 +111,7 @@ enum Wanted {
 impl Test {
     /// Plays it in a database of its own.
     pub fn run(&self, lab: &Lab) -> Result<()> {
-        let database = if self.bare { lab.bare_database()? } else { lab.database()? };
+        let database = if self.bare || self.lite { lab.bare_database()? } else { lab.database()? };
         play(self, &database, PATIENCE)
     }
 }

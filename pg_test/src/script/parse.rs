@@ -50,11 +50,13 @@ fn head_of(text: &str) -> Result<Test> {
         _ => bail!("neither `setup` nor `test its_name`: {text}"),
     };
     let (path, setup, steps) = Default::default();
-    let mut test = Test { name, slow: false, from: 0, bare: false, path, setup, steps };
+    let mut test =
+        Test { name, slow: false, from: 0, bare: false, lite: false, path, setup, steps };
     while let Some(word) = words.next() {
         match word {
             "slow" => test.slow = true,
             "bare" => test.bare = true,
+            "lite" => test.lite = true,
             "from" => test.from = words.next().context("from which version?")?.parse()?,
             _ => bail!("unknown word behind the name: {word}"),
         }

@@ -17,6 +17,7 @@ struct Player<'a> {
     /// The value of `$name`, and whether it was written in the script: in that other values may stand.
     values: BTreeMap<String, (String, bool)>,
     roles: BTreeSet<String>,
+    lite: bool,
 }
 
 /// Plays a test in a fresh database. Each outcome comes within `patience`, but for a wait, which has [`PATIENCE`].
@@ -25,7 +26,10 @@ struct Player<'a> {
 pub fn play(test: &Test, database: &Database, patience: Duration) -> Result<()> {
     let values = BTreeMap::from([("db".to_owned(), (database.name().to_owned(), false))]);
     let (sessions, roles) = Default::default();
-    let mut player = Player { database, patience, sessions, values, roles };
+    let mut player = Player { database, patience, sessions, values, roles, lite: test.lite };
+    if test.lite {
+        player.prepare_for_lite()?;
+    }
     player.steps(&test.path, &test.setup)?;
     player.steps(&test.path, &test.steps)?;
     for (name, (_, session)) in &player.sessions {
@@ -55,19 +59,29 @@ impl Player<'_> {
                 What::Define(name, text) => {
                     self.values.insert(name.clone(), (text.clone(), true));
                 }
-                What::Roles(names) => {
-                    for name in names {
-                        let role = self.database.role(name)?;
-                        self.values.insert(name.clone(), (role, false));
-                        self.roles.insert(name.clone());
-                    }
-                }
+                What::Roles(names) => names.iter().try_for_each(|name| self.role(name))?,
                 What::Do { session, role, action, wanted } => {
                     self.act(session, role.as_deref(), action, wanted)
                         .with_context(|| format!("{path}:{}", step.line))?;
                 }
             }
         }
+        Ok(())
+    }
+
+    fn prepare_for_lite(&mut self) -> Result<()> {
+        self.role("owner")?;
+        let owned = self.filled_in("ALTER DATABASE $db OWNER TO $owner")?;
+        self.database.connect()?.run(&owned)?;
+        self.values.insert("install".to_owned(), (edition::lite_script()?, false));
+        self.values.insert("move_up".to_owned(), (edition::move_up_script()?, false));
+        Ok(())
+    }
+
+    fn role(&mut self, name: &str) -> Result<()> {
+        let role = self.database.role(name)?;
+        self.values.insert(name.to_owned(), (role, false));
+        self.roles.insert(name.to_owned());
         Ok(())
     }
 
@@ -80,8 +94,9 @@ impl Player<'_> {
                 Some(role) => conninfo.user(&self.filled_in(&format!("${role}"))?),
                 None => conninfo,
             };
-            let session = (role.map(str::to_owned), Background::connect_once(&conninfo)?);
-            self.sessions.insert(name.to_owned(), session);
+            let mut session = Background::connect_once(&conninfo)?;
+            session.waits_asleep |= self.lite;
+            self.sessions.insert(name.to_owned(), (role.map(str::to_owned), session));
         }
         let (opened_as, session) = self.sessions.get_mut(name).expect("it was opened");
         let fits = role.is_none() || role == opened_as.as_deref();
