@@ -91,6 +91,12 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ("snapshots::a_rewritten_table_shows_what_it_showed", RETRY),
     ("remembered_verdicts::a_verdict_stands_for_its_transaction_though_the_ttl_passes", EACH_TIME),
     ("clock_steps::a_guarded_transaction_outlives_a_step_forward", EACH_TIME),
+    ("jumps::a_guard_outlasts_a_jump_until_its_transaction_ends", EACH_TIME),
+    (
+        "open_transactions::a_stale_write_and_the_write_of_the_next_grant_s_transaction_are_a_deadlock_that_ends",
+        EACH_TIME,
+    ),
+    ("open_transactions::who_has_changed_a_lease_keeps_its_lock", "there the row of the lease is its lock"),
     ("isolation_specs::bound_first_write", EACH_TIME),
     ("isolation_specs::bound_row_lock", EACH_TIME),
     ("isolation_specs::guard_savepoint", EACH_TIME),
@@ -310,6 +316,10 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
     ),
     ("isolation_specs::renew_acquire", "there a renewal that comes too late answers NULL at once, and waits for nobody"),
     ("isolation_specs::jump_guard", "its permutations count on an extension that is created again"),
+    (
+        "release_and_revoke::a_release_that_is_rolled_back_with_its_savepoint_never_was",
+        "a limit: who waits for a release learns of a savepoint's rollback at the transaction's end",
+    ),
     (
         "isolation_specs::release_savepoint",
         "a limit: who waits for a release learns of a savepoint's rollback at the transaction's end",
