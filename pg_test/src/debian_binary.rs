@@ -25,7 +25,6 @@ pub fn server(dir: &Path, major: &str) -> Result<PathBuf> {
         releases.unpack(&packages, &root)?;
         let own = Libraries::of(&root)?;
         own.tell_programs(&home.join("bin"))?;
-        own.tell_programs(&home.join("lib/pgxs/src/test/isolation"))?;
         fs::write(ready, "")?;
     }
     Ok(home.join("bin/pg_config"))

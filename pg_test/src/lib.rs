@@ -33,7 +33,6 @@
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
 //! | [`candidate`] | PostgreSQL that is not released yet: what the extension is built for it with |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
-//! | [`isolation`] | the isolation specs and the tester that plays them |
 //! | [`book`] | the pages as a book |
 //! | [`package`] | packages to install where there is no Rust |
 //! | [`orm`] | libraries that map tables to objects |
@@ -78,7 +77,6 @@ pub mod edition;
 pub mod extension;
 pub mod fault;
 pub mod installation;
-pub mod isolation;
 pub mod killed_server;
 mod lab;
 pub mod majors;

@@ -18,7 +18,7 @@ pub struct Options {
     /// Which major versions; `newest` is one of them, and 19, a candidate, only if it is named
     #[arg(long, value_delimiter = ',', default_values = majors::ALL, value_parser = majors::parse_any)]
     majors: Vec<String>,
-    /// Only build, without a warning, and play the isolation specs and the pages' examples
+    /// Only build, without a warning, and run what guards promise and the pages' examples
     #[arg(long)]
     short: bool,
     /// Build the extension with the pgrx that comes next, as it is for the candidate
@@ -96,7 +96,7 @@ impl Version<'_> {
     ) -> Result<Vec<(&'static str, Command)>> {
         let mut steps = vec![("warnings", self.warnings(installation)?)];
         if options.short {
-            for tests in ["isolation_specs", "pages", "roles::levels"] {
+            for tests in ["guards", "pages", "roles::levels"] {
                 let arguments = ["test", "--package", "pg_test", "--test", "lab", tests];
                 steps.push((tests, self.cargo(&arguments)));
             }

@@ -47,8 +47,7 @@ impl Package {
     }
 }
 
-/// Debian's PostgreSQL of that version: to run a server, and to build an extension for it. The second brings the
-/// isolation tester, too.
+/// Debian's PostgreSQL of that version: to run a server, and to build an extension for it.
 pub fn packages_of(major: &str) -> Vec<Package> {
     vec![
         Package::new(

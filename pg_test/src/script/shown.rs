@@ -3,14 +3,17 @@
 use crate::background::Outcome;
 use crate::client::Rows;
 use crate::fault::Fault;
-use crate::isolation;
 
 /// The rows or the error.
 pub fn shown(outcome: &Outcome) -> String {
     match outcome {
         Ok(rows) => {
             let rows: Vec<String> = cells(rows).iter().map(|row| row.join("|")).collect();
-            isolation::in_one_line(&rows)
+            if rows.is_empty() {
+                "(no row)".to_owned()
+            } else {
+                rows.join(" / ")
+            }
         }
         Err(fault) => fault_shown(fault),
     }

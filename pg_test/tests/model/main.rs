@@ -8,7 +8,7 @@
 //! In this machine a call has all its locks at once; `locking` is another one, in which they are taken one by one, and
 //! `snapshots` a third, whose transactions read the world of their snapshots; `durability` is about grants that a crash may
 //! lose, `keep` about many leases renewed in one call. Real sessions try the rest (`lab`:
-//! `mixed_modes`, `session_races`, `snapshots`, the specs): the order of those who wait, how rows are seen in a table that
+//! `mixed_modes`, `session_races`, `snapshots`, the scripts): the order of those who wait, how rows are seen in a table that
 //! is rewritten, and leases that somebody else grants.
 
 mod durability;
