@@ -4,7 +4,7 @@
 use crate::process::output_of;
 use anyhow::Result;
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -34,12 +34,8 @@ impl Kind {
     }
 }
 
-/// The packages that are looked for, and where.
-#[derive(Debug, Clone, Copy)]
-struct Wanted {
-    kind: Kind,
-    releases: &'static [&'static str],
-}
+/// Signs all of Debian's archives.
+const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Apt with lists of its own, which go with this.
 #[derive(Debug)]
@@ -55,8 +51,7 @@ impl Drop for Releases {
 
 impl Releases {
     /// Learns in `dir` what there is in those releases.
-    pub fn of(kind: Kind, dir: &Path, releases: &'static [&'static str]) -> Result<Releases> {
-        let wanted = Wanted { kind, releases };
+    pub fn of(kind: Kind, dir: &Path, names: &[&str]) -> Result<Releases> {
         let releases = Releases { apt: dir.join("apt") };
         let apt = &releases.apt;
         let _ = fs::remove_dir_all(apt);
@@ -71,9 +66,13 @@ impl Releases {
             crate::setup::update()?;
             known = mirrored()?;
         }
-        let places: Vec<&str> =
-            known.iter().filter_map(|(_, place)| place.split(' ').next()).collect();
-        write_lists(wanted, Path::new("/etc/apt"), apt, &places)?;
+        let places = known.iter().filter_map(|(_, place)| place.split(' ').next());
+        let mirrors: BTreeSet<&str> = places.filter(|at| !at.ends_with("-security")).collect();
+        let archive =
+            |mirror, name| format!("{} [signed-by={KEYS}] {mirror} {name} main\n", kind.word());
+        let archives =
+            mirrors.iter().flat_map(|mirror| names.iter().map(|name| archive(*mirror, *name)));
+        fs::write(apt.join("list"), archives.collect::<String>())?;
         // A mirror may lack one of the releases: what counts is whether a package is found.
         let updated = output_of(releases.apt("apt-get").arg("update"));
         let is_there = !releases.versions("postgresql-common")?.is_empty();
@@ -193,71 +192,4 @@ pub fn madison(mut apt_cache: Command, package: &str) -> Result<Vec<(String, Str
         Some((fields.next()?.to_owned(), fields.next()?.to_owned()))
     };
     Ok(text.lines().filter_map(fields).collect())
-}
-
-/// Makes lists of the packages wanted in `to` out of the lists of packages in `from`, of those archives only that
-/// are at one of `places`: of the release that is named there, and of the others. Whatever else is said there,
-/// as who has signed an archive, stays said.
-fn write_lists(wanted: Wanted, from: &Path, to: &Path, places: &[&str]) -> Result<()> {
-    let mut files = vec![from.join("sources.list")];
-    files.extend(
-        fs::read_dir(from.join("sources.list.d")).into_iter().flatten().flatten().map(|e| e.path()),
-    );
-    let mut lines = String::new();
-    for (number, file) in files.iter().enumerate() {
-        let Ok(text) = fs::read_to_string(file) else { continue };
-        let is_at_one = |text: &str| {
-            let mut words = text.split_whitespace().map(|word| word.trim_end_matches('/'));
-            words.any(|word| places.iter().any(|place| word == place.trim_end_matches('/')))
-        };
-        if file.extension().is_some_and(|end| end == "sources") {
-            let paragraphs: Vec<String> = text
-                .split("\n\n")
-                .filter(|text| is_at_one(text))
-                .map(|text| of_sources(wanted, text))
-                .collect();
-            fs::write(to.join(format!("parts/{number}.sources")), paragraphs.join("\n\n"))?;
-        } else {
-            let of_packages = |line: &&str| line.starts_with("deb ") || line.starts_with("deb\t");
-            for line in text.lines().filter(of_packages).filter(|line| is_at_one(line)) {
-                lines += &of_list(wanted, line, places);
-            }
-        }
-    }
-    Ok(fs::write(to.join("list"), lines)?)
-}
-
-/// A paragraph about packages, as one about all releases.
-fn of_sources(Wanted { kind, releases }: Wanted, paragraph: &str) -> String {
-    let line = |line: &str| match line.split_once(':') {
-        Some((field, _)) if field.eq_ignore_ascii_case("types") => {
-            format!("Types: {}\n", kind.word())
-        }
-        Some((field, suites)) if field.eq_ignore_ascii_case("suites") => {
-            let own = suites.split_whitespace().filter(|suite| !releases.contains(suite));
-            let suites: Vec<&str> = match suites.contains("-security") {
-                true => suites.split_whitespace().collect(),
-                false => own.chain(releases.iter().copied()).collect(),
-            };
-            format!("Suites: {}\n", suites.join(" "))
-        }
-        _ => format!("{line}\n"),
-    };
-    paragraph.lines().map(line).collect()
-}
-
-/// The same for the older form, in which a line is an archive: `deb [options] place suite components`.
-fn of_list(Wanted { kind, releases }: Wanted, line: &str, places: &[&str]) -> String {
-    let of_kind = format!("{}{}\n", kind.word(), &line[3..]);
-    let mut words = line.split_whitespace();
-    let at_place = |word: &&str| {
-        places.iter().any(|place| place.trim_end_matches('/') == word.trim_end_matches('/'))
-    };
-    let suite = words.by_ref().find(at_place).and_then(|_| words.next()).unwrap_or_default();
-    let is_release = releases.contains(&suite);
-    let others = releases.iter().filter(|release| is_release && **release != suite);
-    let other =
-        |release: &&str| of_kind.replacen(&format!(" {suite} "), &format!(" {release} "), 1);
-    let others: String = others.map(other).collect();
-    of_kind + &others
 }

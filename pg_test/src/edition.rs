@@ -83,7 +83,7 @@ pub fn take_arguments(given: impl Iterator<Item = String>) -> Result<Option<Vec<
     if !lists {
         return Ok(Some(rest));
     }
-    for (what, why) in LEFT_OUT {
+    for (what, why) in LEFT_OUT.iter() {
         println!("{what}: {why}");
     }
     Ok(None)

@@ -1,7 +1,6 @@
 //! No error shows a file path, not even where backtraces are switched on.
 
-use crate::support::test_database::{shown, ORDERS};
-use pg_test::process::{wait_until, PATIENCE};
+use crate::support::test_database::ORDERS;
 use pg_test::{bail, ensure, lab_test, Cluster, Lab, Result, Session};
 
 /// A server as a careless administrator may run it.
@@ -112,55 +111,4 @@ fn an_error_of_postgres_itself_passes_through_without_a_path(lab: &Lab) -> Resul
     refused(&mut session, "SELECT lease_acquire('b')", "55000")?;
     session.run("ROLLBACK")?;
     session.run(&format!("SELECT lease_release('a', {token})"))
-}
-
-#[lab_test]
-fn a_wait_that_is_given_up_shows_no_path(lab: &Lab) -> Result<()> {
-    let (cluster, mut session) = cluster(lab)?;
-    session.run("SELECT fence_protect('orders', lease => 'order:{id}')")?;
-    let token: i64 = session.one("SELECT lease_acquire('order:1', 'me', '1 h')", &[])?;
-    // While a grant is in the making, guards, renewals and waiters wait for it.
-    session.run("BEGIN; SELECT lease_acquire('order:1', 'me', '1 h', reclaim => true)")?;
-    for wait in [
-        format!("SELECT lease_renew('order:1', {token})"),
-        format!("SELECT lease_release('order:1', {token})"),
-        format!("SELECT lease_guard('order:1', {token})"),
-        format!("UPDATE orders SET v = 7, fence = {token}"),
-        "SELECT lease_acquire('order:1', wait => '60 s')".to_owned(),
-    ] {
-        let mut waiter = cluster.connect("postgres")?;
-        if !wait.contains("wait =>") {
-            waiter.run("SET lock_timeout = '100 ms'")?;
-            refused(&mut waiter, &wait, "55P03")?;
-            waiter.run("RESET lock_timeout")?;
-        }
-        waiter.run("SET statement_timeout = '1 s'")?;
-        refused(&mut waiter, &wait, "57014")?;
-        waiter.run("RESET statement_timeout")?;
-        cancelled(&cluster, &mut waiter, &wait)?;
-        waiter.run("SELECT 1")?;
-    }
-    session.run("ROLLBACK")?;
-    // Nothing was left behind by any of them.
-    session.run(&format!("SET lock_timeout = '5 s'; UPDATE orders SET v = 7, fence = {token}"))?;
-    session.run(&format!("SELECT lease_release('order:1', {token})"))
-}
-
-/// Cancels the statement once it waits: for a lock, in the extension, or asleep between two looks of the lite edition.
-fn cancelled(cluster: &Cluster, waiter: &mut Session, sql: &str) -> Result<()> {
-    let pid = waiter.pid();
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| refused(waiter, sql, "57014"));
-        let mut other = cluster.connect("postgres")?;
-        let blocked = format!(
-            "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND state = 'active' \
-             AND (wait_event_type IN ('Lock', 'Extension') OR wait_event = 'PgSleep')"
-        );
-        let seen = wait_until("it waits", PATIENCE, || {
-            shown(&mut other, &blocked).is_ok_and(|count| count == "1")
-        });
-        other.run(&format!("SELECT pg_cancel_backend({pid})"))?;
-        let Ok(outcome) = waiting.join() else { bail!("the thread panicked") };
-        seen.and(outcome)
-    })
 }

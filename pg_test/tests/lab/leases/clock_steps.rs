@@ -5,7 +5,7 @@ use crate::support::concurrency::with_time_enough;
 use crate::tokens::jumps::STRIDE;
 use pg_test::clock::Clocked;
 use pg_test::process::PATIENCE;
-use pg_test::{bail, ensure, lab_test, Background, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Background, Lab, Result, Session};
 use std::time::Duration;
 
 const HOUR: i64 = 3600;
@@ -35,36 +35,6 @@ fn speaks(session: &mut Session, token: i64) -> Result<bool> {
 
 fn write(table: &str, total: i32, token: i64) -> String {
     format!("UPDATE {table} SET total = {total}, fence = {token}")
-}
-
-#[lab_test]
-fn the_clock_of_the_server_is_stepped(lab: &Lab) -> Result<()> {
-    let (clocked, mut session) = start(lab)?;
-    let now = "SELECT extract(epoch FROM clock_timestamp())::bigint";
-    let before: i64 = session.one(now, &[])?;
-    for hours in [1, -1] {
-        clocked.step(hours * HOUR)?;
-        let after: i64 = session.one(now, &[])?;
-        ensure!((after - before - hours * HOUR).abs() < 600, "{before}, {after}");
-    }
-    Ok(())
-}
-
-/// PostgreSQL reads the clock in signal handlers, too: what steps it must not allocate memory there.
-#[lab_test]
-fn a_stepped_clock_is_read_in_signal_handlers(lab: &Lab) -> Result<()> {
-    let (clocked, mut session) = start(lab)?;
-    for turn in 0..600 {
-        let timeout = format!("SET statement_timeout = '{} ms'", turn % 4 + 1);
-        let read = "SELECT count(clock_timestamp()) FROM generate_series(1, 20000)";
-        for sql in [&*timeout, read] {
-            match session.try_rows(sql) {
-                Err(fault) if fault.sqlstate != "57014" => bail!("{sql}: {fault}"),
-                _ => {}
-            }
-        }
-    }
-    clocked.cluster().connect("postgres")?.run("SELECT 1")
 }
 
 #[lab_test]

@@ -297,10 +297,16 @@ fn schedulers_by(lab: &Lab, program: PathBuf) -> Result<Scene<'_>> {
     })
 }
 
-#[lab_test]
-fn a_frozen_scheduler_writes_to_no_shard(lab: &Lab) -> Result<()> {
-    a_frozen_holder_writes_nothing(&schedulers(lab)?)
+fn of_schedulers(lab: &Lab, story: fn(&Scene) -> Result<()>) -> Result<()> {
+    story(&schedulers(lab)?)
 }
+
+cases![
+    a_frozen_scheduler_writes_to_no_shard => of_schedulers(a_frozen_holder_writes_nothing),
+    a_scheduler_frozen_between_two_shards_writes_to_none => of_schedulers(a_holder_frozen_before_it_adopts_writes_nothing),
+    a_scheduler_writes_until_the_next_one_has_adopted => of_schedulers(until_the_next_holder_adopts_the_older_one_writes),
+    the_next_scheduler_waits_for_a_frozen_transaction => of_schedulers(the_next_holder_waits_for_a_frozen_transaction),
+];
 
 /// The purpose of all this.
 #[lab_test]
@@ -320,21 +326,6 @@ fn a_frozen_scheduler_that_adopts_nothing_writes_over_its_successor(lab: &Lab) -
     old.program.thaw()?;
     old.program.ends_well()?;
     scene.shows("by the frozen one")
-}
-
-#[lab_test]
-fn a_scheduler_frozen_between_two_shards_writes_to_none(lab: &Lab) -> Result<()> {
-    a_holder_frozen_before_it_adopts_writes_nothing(&schedulers(lab)?)
-}
-
-#[lab_test]
-fn a_scheduler_writes_until_the_next_one_has_adopted(lab: &Lab) -> Result<()> {
-    until_the_next_holder_adopts_the_older_one_writes(&schedulers(lab)?)
-}
-
-#[lab_test]
-fn the_next_scheduler_waits_for_a_frozen_transaction(lab: &Lab) -> Result<()> {
-    the_next_holder_waits_for_a_frozen_transaction(&schedulers(lab)?)
 }
 
 #[lab_test(slow)]

@@ -146,21 +146,6 @@ fn a_frozen_worker_comes_back(lab: &Lab, queue: &Queue) -> Result<()> {
     Ok(())
 }
 
-#[lab_test(slow)]
-fn graphile_worker_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
-    a_frozen_worker_comes_back(lab, &GRAPHILE_WORKER)
-}
-
-#[lab_test(slow)]
-fn pg_boss_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
-    a_frozen_worker_comes_back(lab, &PG_BOSS)
-}
-
-#[lab_test(slow)]
-fn procrastinate_keeps_one_result_of_a_frozen_worker_s_job(lab: &Lab) -> Result<()> {
-    a_frozen_worker_comes_back(lab, &PROCRASTINATE)
-}
-
 /// The server refuses the result before the worker's own clock tells it anything.
 fn a_worker_whose_lease_was_revoked_writes_nothing(lab: &Lab, queue: &Queue) -> Result<()> {
     let mut scene = Scene::set(lab, queue, &[])?;
@@ -202,15 +187,14 @@ fn a_reported_loss_starts_a_third_run(lab: &Lab, queue: &Queue) -> Result<()> {
     Ok(())
 }
 
-#[lab_test(slow)]
-fn a_loss_reported_to_pg_boss_starts_a_third_run(lab: &Lab) -> Result<()> {
-    a_reported_loss_starts_a_third_run(lab, &PG_BOSS)
-}
-
-#[lab_test(slow)]
-fn a_loss_reported_to_procrastinate_starts_a_third_run(lab: &Lab) -> Result<()> {
-    a_reported_loss_starts_a_third_run(lab, &PROCRASTINATE)
-}
+cases![
+    slow:
+    graphile_worker_keeps_one_result_of_a_frozen_worker_s_job => a_frozen_worker_comes_back(&GRAPHILE_WORKER),
+    pg_boss_keeps_one_result_of_a_frozen_worker_s_job => a_frozen_worker_comes_back(&PG_BOSS),
+    procrastinate_keeps_one_result_of_a_frozen_worker_s_job => a_frozen_worker_comes_back(&PROCRASTINATE),
+    a_loss_reported_to_pg_boss_starts_a_third_run => a_reported_loss_starts_a_third_run(&PG_BOSS),
+    a_loss_reported_to_procrastinate_starts_a_third_run => a_reported_loss_starts_a_third_run(&PROCRASTINATE),
+];
 
 /// A worker that hides its loss and returns: the queue takes that for the success of the run that is under way. Were
 /// that one to fail, nobody would try again.
