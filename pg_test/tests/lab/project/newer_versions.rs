@@ -1,4 +1,4 @@
-//! News of newer versions of PostgreSQL, and how leases and fences get on with them.
+//! News of newer versions of PostgreSQL, and how leases and fences get on with them. The rest is in newer_versions.script.
 
 use pg_test::process::PATIENCE;
 use pg_test::{bail, ensure, lab_test, Background, Calls, Lab, Result};
@@ -44,101 +44,6 @@ fn transaction_timeout_ends_a_wait_in_the_queue_and_leaves_nothing_behind(lab: &
     holder.release("job", token)?;
     patient.outcome(PATIENCE)??;
     Ok(())
-}
-
-#[lab_test(from = 17)]
-fn merge_by_what_the_source_lacks_is_judged_as_any_write(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run(
-        "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint);
-         INSERT INTO orders VALUES (1, 0), (2, 0), (3, 0);
-         SELECT fence_protect('orders', lease => 'order:{id}')",
-    )?;
-    let merge = |action: &str| {
-        format!(
-            "MERGE INTO orders USING (VALUES (1)) AS s (id) ON s.id = orders.id \
-             WHEN NOT MATCHED BY SOURCE AND orders.id = 2 THEN {action} RETURNING orders.v, orders.fence"
-        )
-    };
-    session.refused(&merge("UPDATE SET v = 1"), "PF002")?;
-    session.refused(&merge("DELETE"), "PF002")?;
-    let token = session.acquire("order:2", "1 h")?;
-    session.run(&format!("BEGIN; SELECT lease_guard('order:2', {token})"))?;
-    let rows = session.rows(&merge("UPDATE SET v = 1"))?;
-    ensure!(rows == [[Some("1".to_owned()), Some(token.to_string())]], "{rows:?}");
-    session.run("COMMIT")?;
-    // The guard is for one lease; a row of another is refused, and with it all of the statement.
-    let all = "MERGE INTO orders USING (VALUES (1)) AS s (id) ON s.id = orders.id \
-               WHEN NOT MATCHED BY SOURCE THEN DELETE";
-    session.run(&format!("BEGIN; SELECT lease_guard('order:2', {token})"))?;
-    session.refused(all, "PF004")?;
-    session.run("ROLLBACK")?;
-    ensure!(session.one::<i64>("SELECT count(*) FROM orders", &[])? == 3);
-    Ok(())
-}
-
-#[lab_test(from = 17)]
-fn who_may_maintain_a_fenced_table_may_not_write_it(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = db.role("keeper")?;
-    db.connect()?.run(&format!(
-        "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint);
-         INSERT INTO orders VALUES (1, 0);
-         SELECT fence_protect('orders', lease => 'order:{{id}}');
-         GRANT MAINTAIN ON orders TO {role}; GRANT pg_maintain TO {role}"
-    ))?;
-    let mut keeper = db.connect_as(&role)?;
-    for upkeep in ["VACUUM FULL orders", "REINDEX TABLE orders", "VACUUM ANALYZE"] {
-        keeper.run(upkeep)?;
-    }
-    for write in [
-        "UPDATE orders SET v = 1",
-        "TRUNCATE orders",
-        "DELETE FROM fence.lease",
-        "ALTER TABLE orders DISABLE TRIGGER ALL",
-    ] {
-        keeper.refused(write, "42501")?;
-    }
-    // The state is as good as before.
-    let mut session = db.connect()?;
-    let token = session.acquire("order:1", "1 h")?;
-    session.run(&format!("UPDATE orders SET v = 1, fence = {token}"))?;
-    session.refused("UPDATE orders SET v = 2", "PF002").map(drop)
-}
-
-#[lab_test(from = 18)]
-fn what_was_stamped_is_returned_beside_what_was_there(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run(
-        "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint);
-         INSERT INTO orders VALUES (1, 0);
-         SELECT fence_protect('orders', lease => 'order:{id}', mode => 'managed')",
-    )?;
-    let mut before: Option<i64> = None;
-    for _ in 0..2 {
-        let token =
-            session.granted("SELECT lease_acquire('order:1', 'me', '1 h', reclaim => true)")?;
-        session.run(&format!("BEGIN; SELECT lease_guard('order:1', {token})"))?;
-        let rows = session.rows("UPDATE orders SET v = v + 1 RETURNING old.fence, new.fence")?;
-        session.run("COMMIT")?;
-        let wanted = [before.map(|token| token.to_string()), Some(token.to_string())];
-        ensure!(rows == [wanted], "{rows:?}");
-        before = Some(token);
-    }
-    Ok(())
-}
-
-#[lab_test(from = 18)]
-fn a_column_that_is_computed_when_read_names_no_lease(lab: &Lab) -> Result<()> {
-    // A trigger does not see its value.
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    session.run(
-        "CREATE TABLE orders (id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL, fence bigint)",
-    )?;
-    session.refused("SELECT fence_protect('orders', lease => 'order:{twice}')", "42611").map(drop)
 }
 
 #[lab_test(from = 19)]
