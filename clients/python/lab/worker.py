@@ -41,6 +41,10 @@ class Work(Exception):
     """An error of the work's own."""
 
 
+class RollBack(Exception):
+    """It was told to end so."""
+
+
 def refused(error: BaseException) -> None:
     state = getattr(error, "sqlstate", None)
     kind = "refused" if state else "other"
@@ -224,33 +228,31 @@ class Worker:
         self.lease = None
         spans = {key.removesuffix("_ms"): span(ms) for key, ms in options.items() if key.endswith("_ms")}
         others = {key: value for key, value in options.items() if not key.endswith("_ms")}
-        lease = self.fence.lease(names if len(names) > 1 else names[0], **spans, **others)
+        block = self.fence.lease(names if len(names) > 1 else names[0], **spans, **others)
         try:
             async with within(within_ms):
-                await enter(lease)
+                self.lease = await enter(block)
         except pg_fence.LeaseTaken:
             say("taken")
         else:
-            self.lease = self.block = lease
-            say("acquired", token=lease.token, deadline=deadline(lease))
+            self.block = block
+            say("acquired", token=self.lease.token, deadline=deadline(self.lease))
 
     async def hold(self, names: list[str], ttl_ms: int) -> None:
         self.crowd.update(names)
         for name in names:
-            lease = self.fence.lease(name, ttl=span(ttl_ms))
             # In a task of its own, which is over at a loss: others are held still.
-            entering = enter(lease)
+            entering = enter(self.fence.lease(name, ttl=span(ttl_ms)))
             try:
-                await (asyncio.create_task(entering) if IS_ASYNC else entering)
+                self.many.append(await (asyncio.create_task(entering) if IS_ASYNC else entering))
             except pg_fence.LeaseTaken:
                 say("taken")
                 return
-            self.many.append(lease)
         await self.holding()
 
     async def claim(self, names: list[str], n: int, ttl_ms: int) -> None:
         self.crowd.update(names)
-        claimed = await settled(self.fence.claim(names, n=n, ttl=span(ttl_ms)))
+        claimed = await enter(self.fence.claim(names, n=n, ttl=span(ttl_ms)))
         self.many += claimed
         say("claimed", names=[lease.names[0] for lease in claimed])
 
@@ -351,7 +353,8 @@ class Worker:
             await self.steps(connection)
         except BaseException as error:
             Heartbeat.work = None
-            if not await leave(block, error):
+            await leave(block, error)
+            if not isinstance(error, RollBack):
                 raise
             say("rolled-back")
         else:
@@ -365,7 +368,7 @@ class Worker:
                 case "commit":
                     return
                 case "rollback":
-                    raise psycopg.Rollback()
+                    raise RollBack()
                 case "update":
                     await update(connection, order["value"])
                     say("updated")

@@ -12,29 +12,29 @@ Call = tuple[str, list[Any]]
 
 #: A shorter ttl leaves no time for a renewal.
 SHORTEST_TTL = timedelta(milliseconds=100)
-#: A wait is below the role's timeouts, whatever these are.
-_WAIT = """least(%s::text::interval, nullif(current_setting('statement_timeout'), '0')::interval / 2,
-    nullif(current_setting('lock_timeout'), '0')::interval / 2)"""
-# Spans of time are sent as text, whatever the role's IntervalStyle. {0} is the extension's schema, where one is given.
-_ACQUIRE = f"""SELECT {{0}}lease_acquire(%s::text, %s::text, %s::text::interval, {_WAIT}, %s::text::jsonb, %s::boolean,
-    %s::integer, %s::boolean, %s::boolean)"""
-_ACQUIRE_ALL = "SELECT {0}lease_acquire_all(%s::text[], %s::text, %s::text::interval, %s::text::jsonb, %s::boolean)"
+#: By whom it is taken, where that can be seen. {0} is the extension's schema, where one is given.
+_TAKEN_BY = """LEFT JOIN LATERAL (SELECT i.holder, extract(epoch FROM i.remaining)::float8
+    FROM unnest(%s::text[]) AS n(name), {0}lease_info(n.name) AS i WHERE granted IS NULL AND i.state IN ('held', 'uncommitted')
+    ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true"""
+#: Spans of time are sent as text, whatever the role's IntervalStyle. A wait is below the role's timeouts, whatever these are.
+_ACQUIRE = f"""SELECT granted, taken.* FROM {{0}}lease_acquire(%s::text, %s::text, %s::text::interval,
+    least(%s::text::interval, nullif(current_setting('statement_timeout'), '0')::interval / 2,
+        nullif(current_setting('lock_timeout'), '0')::interval / 2),
+    %s::text::jsonb, %s::boolean, %s::integer, %s::boolean, %s::boolean) AS granted {_TAKEN_BY}"""
+_ACQUIRE_ALL = f"""SELECT granted, taken.* FROM {{0}}lease_acquire_all(%s::text[], %s::text, %s::text::interval, %s::text::jsonb,
+    %s::boolean) AS granted {_TAKEN_BY}"""
 CLAIM = "SELECT name, token FROM {0}lease_acquire_any(%s::text[], %s::integer, %s::text, %s::text::interval)"
 KEEP = """SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8
     FROM {0}lease_keep(%s::text[], %s::bigint[])"""
 _PAIRS = "unnest(%s::text[], %s::bigint[]) AS x(name, token)"
 #: In the same order everywhere, so that no two wait for each other.
-GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token))
-    FROM (SELECT x.* FROM {_PAIRS} ORDER BY x.name COLLATE "C") AS x"""
+GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token)) FROM (SELECT x.* FROM {_PAIRS} ORDER BY x.name COLLATE "C") AS x"""
 #: Each transaction makes the number known.
-GUARD_ADOPTED = "SELECT {0}lease_guard(%s::text, (SELECT {0}lease_adopt(%s::text, %s::bigint)))"
+GUARD_ADOPTED = f"SELECT count({{0}}lease_guard(x.name, (SELECT {{0}}lease_adopt(x.name, x.token)))) FROM {_PAIRS}"
 #: Within a transaction of the work. Returns a name under which there is nothing to be released.
 RELEASE = f"SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL) FROM {_PAIRS}"
 #: In a transaction of its own, which waits no longer than that, in milliseconds, for somebody's open transaction.
 RELEASE_ASIDE = f"SELECT {{0}}lease_release(x.name, x.token) FROM set_config('lock_timeout', %s::text, true), {_PAIRS}"
-HOLDER = """SELECT i.holder, extract(epoch FROM i.remaining)::float8
-    FROM unnest(%s::text[]) AS n(name), {0}lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted')
-    ORDER BY i.remaining DESC NULLS LAST LIMIT 1"""
 
 
 class Asked:
@@ -56,10 +56,11 @@ class Asked:
 
     def call(self, portion: float) -> tuple[Any, ...]:
         """One try; of a single name, which has a queue, a portion of the wait. The statement, and its arguments."""
-        if len(self.names) > 1:
-            return _ACQUIRE_ALL, list(self.names), self._holder, span(self.ttl), self._metadata, self.session
-        first = *self.names, self._holder, span(self.ttl), span(portion), self._metadata
-        return _ACQUIRE, *first, *self._single, self.session
+        names = list(self.names)
+        if len(names) > 1:
+            return _ACQUIRE_ALL, names, self._holder, span(self.ttl), self._metadata, self.session, names
+        first = *names, self._holder, span(self.ttl), span(portion), self._metadata
+        return _ACQUIRE, *first, *self._single, self.session, names
 
 
 def span(seconds: float) -> str:

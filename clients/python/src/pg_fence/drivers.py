@@ -1,7 +1,6 @@
 """How each kind of connection begins and ends a transaction and runs a statement, synchronous or not."""
 
 import contextlib
-import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +10,7 @@ from psycopg.pq import TransactionStatus as Status
 from psycopg.rows import tuple_row
 
 from .errors import sqlstate_of
-from .line import kind_of
-
-
-async def settled(value: Any) -> Any:
-    """Of a synchronous connection it is there already."""
-    return await value if inspect.isawaitable(value) else value
+from .line import settled
 
 
 async def status_of(raw: Any) -> Status:
@@ -46,24 +40,25 @@ class Driver:
     """A transaction of a connection; as it stands here, on psycopg. One that the driver has begun by itself, for a mere
     SELECT, is ours; within one that somebody else ends (`is_inner`), it is a savepoint."""
 
-    _ends_by = "close"
-
     def __init__(self, connection: Any, is_async: bool):
         self.connection, self.is_async, self.is_inner = connection, is_async, False
         self._began_by_itself = False
-        #: The driver's own connection.
-        self.raw: Any = connection
+        #: The driver's own connection. A pool's of asyncpg tells nothing any more once it has ended.
+        self.raw: Any = getattr(connection, "_con", connection)
         self._block: Any = None
 
     async def begin(self, register: Callable[[Any], None]) -> None:
         """`register` is told the driver's own connection before anything is waited for."""
         is_begun = await status_of(self.raw) is not Status.IDLE
-        self._began_by_itself = is_begun and not (self.raw.autocommit or self.raw._num_transactions)
+        # asyncpg begins none.
+        self._began_by_itself = is_begun and not (getattr(self.raw, "autocommit", True) or self.raw._num_transactions)
         self.is_inner = is_begun and not self._began_by_itself
         register(self.raw)
         await self._enter(self.raw.transaction())
 
     async def value(self, sql: str, arguments: list[Any]) -> Any:
+        if hasattr(self.raw, "fetchval"):
+            return await self.raw.fetchval(numbered(sql), *arguments)
         # Not as the program would have its cursors and rows.
         kind: Any = psycopg.AsyncCursor if self.is_async else psycopg.Cursor
         is_psycopg_3 = isinstance(self.raw, (psycopg.Connection, psycopg.AsyncConnection))
@@ -80,14 +75,13 @@ class Driver:
         if self._began_by_itself:
             await settled(self.connection.commit())
 
-    async def rollback(self, error: BaseException) -> bool:
-        """Whether the error has done its part by that. Where it leaves a transaction open, the connection ends."""
-        done = bool(await self._leave(error))
+    async def rollback(self, error: BaseException) -> None:
+        """Where it leaves a transaction open, the connection ends."""
+        await self._leave(error)
         if self._began_by_itself and not self.is_closed():
             await settled(self.connection.rollback())
         if not self.is_inner and not self.is_closed() and await status_of(self.raw) is not Status.IDLE:
             await self.abort()
-        return done
 
     async def abort(self) -> None:
         """Ends the connection."""
@@ -96,7 +90,8 @@ class Driver:
                 # An exception of a signal has left it in the middle of a statement, which holds what it has locked.
                 await settled(self.raw.cancel_safe(timeout=2))
         with contextlib.suppress(Exception):
-            await settled(getattr(self.connection, self._ends_by)())
+            ends = (getattr(self.connection, name, None) for name in ("terminate", "invalidate", "close"))
+            await settled(next(filter(None, ends))())
 
     def is_closed(self) -> bool:
         return bool(self.raw.is_closed() if hasattr(self.raw, "is_closed") else getattr(self.raw, "closed", False))
@@ -108,45 +103,26 @@ class Driver:
         await settled((getattr(block, "__aenter__", None) or block.__enter__)())
         self._block = block
 
-    async def _leave(self, error: BaseException | None) -> Any:
+    async def _leave(self, error: BaseException | None) -> None:
         block, self._block = self._block, None
         if block is not None:
             leave = getattr(block, "__aexit__", None) or block.__exit__
             raised = (None, None, None) if error is None else (type(error), error, error.__traceback__)
-            return await self._run(lambda: leave(*raised))
-
-
-class Asyncpg(Driver):
-    _ends_by = "terminate"
-
-    async def begin(self, register: Callable[[Any], None]) -> None:
-        # A pool's connection tells nothing any more once it has ended.
-        self.raw = getattr(self.connection, "_con", self.connection)
-        self.is_inner = self.raw.is_in_transaction()
-        register(self.raw)
-        await self._enter(self.raw.transaction())
-
-    async def value(self, sql: str, arguments: list[Any]) -> Any:
-        return await self.raw.fetchval(numbered(sql), *arguments)
+            await self._run(lambda: leave(*raised))
 
 
 class SQLAlchemy(Driver):
     """A Connection or a Session, or their asynchronous ones."""
 
-    _ends_by = "invalidate"
-
     async def begin(self, register: Callable[[Any], None]) -> None:
-        names = ("sync_session", "sync_connection") if self.is_async else ()
-        sync = self._sync = next(filter(None, (getattr(self.connection, n, None) for n in names)), self.connection)
-        is_begun, is_session = sync.in_transaction(), hasattr(sync, "get_bind")
-        # A mere query, or a look at an attribute, has begun it: nobody else will end it.
-        is_the_drivers = is_begun and sync._trans_context_manager is None
-        if is_begun and is_session:
-            is_the_drivers = is_the_drivers and sync.get_transaction().origin.name == "AUTOBEGIN"
-        self.is_inner = is_begun and not is_the_drivers
+        sync = getattr(self.connection, "sync_session", None) or getattr(self.connection, "sync_connection", self.connection)
+        self._sync, is_begun = sync, sync.in_transaction()
+        # One that a mere query, or a look at an attribute, has begun is ours: nobody else will end it.
+        origin = getattr(sync.get_transaction(), "origin", None)
+        self.is_inner = sync._trans_context_manager is not None or (origin is not None and origin.name != "AUTOBEGIN")
         if not is_begun:
             await self._run(sync.begin)
-        self._core = sync.connection if is_session else lambda: sync
+        self._core = sync.connection if hasattr(sync, "get_bind") else lambda: sync
         pooled = (await self._run(self._core)).connection
         self.raw, self._root = pooled.driver_connection, sync.get_transaction()
         register(self.raw)
@@ -170,9 +146,9 @@ class SQLAlchemy(Driver):
             await self._run(self._sync.flush)
         return await super().status()
 
-    async def rollback(self, error: BaseException) -> bool:
+    async def rollback(self, error: BaseException) -> None:
         # Afterwards the driver's own connection is its pool's.
-        return bool(await self._leave(error))
+        await self._leave(error)
 
 
 class Django(Driver):
@@ -195,7 +171,7 @@ class Django(Driver):
 
 _KINDS: list[tuple[str, type[Driver], bool, str]] = [
     ("psycopg.", Driver, False, "transaction"),
-    ("asyncpg.", Asyncpg, True, "is_in_transaction"),
+    ("asyncpg.", Driver, True, "is_in_transaction"),
     ("sqlalchemy.ext.asyncio", SQLAlchemy, True, "in_transaction"),
     ("sqlalchemy.", SQLAlchemy, False, "in_transaction"),
     ("django.", Django, False, "ensure_connection"),
@@ -210,4 +186,4 @@ def driver_of(connection: Any) -> Driver:
         if any(module.startswith(package) for module in modules) and hasattr(connection, attribute):
             return kind(connection, is_async or isinstance(connection, psycopg.AsyncConnection))
     takes = "a connection of psycopg 3, asyncpg or Django, or a connection or session of SQLAlchemy"
-    raise TypeError(f"this takes {takes}, and not {kind_of(connection)}; of a pool or an engine, take a connection")
+    raise TypeError(f"this takes {takes}, and not {type(connection)}; of a pool or an engine, take a connection")

@@ -74,13 +74,10 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = inner if isinstance(inner, BaseException) else error.__cause__
 
 
-def _state_of(error: BaseException) -> str | None:
-    return getattr(error, "sqlstate", None) or getattr(error, "pgcode", None)
-
-
 def sqlstate_of(error: BaseException) -> str:
     """That of the server, however deep it is wrapped."""
-    return next((state for state in map(_state_of, _chain(error)) if isinstance(state, str)), "")
+    states = (getattr(one, "sqlstate", None) or getattr(one, "pgcode", None) for one in _chain(error))
+    return next((state for state in states if isinstance(state, str)), "")
 
 
 def session_ended(error: BaseException) -> bool:
@@ -118,8 +115,6 @@ def told(error: Exception, connection: Any, is_ours: bool = True) -> Exception:
     message, detail, hint = (
         (diag.message_primary, diag.message_detail, diag.message_hint) if diag else (one, one.detail, one.hint)
     )
-    try:
-        parsed = json.loads(detail or "")
-    except ValueError:
-        parsed = None
-    return Refused(str(message), state, parsed if isinstance(parsed, dict) else {}, hint)
+    # Of the server's own errors it is a text.
+    parsed = json.loads(detail) if detail and detail.startswith("{") else {}
+    return Refused(str(message), state, parsed, hint)

@@ -2,67 +2,59 @@
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from socket import socket
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 from psycopg.pq import TransactionStatus
 
 from . import asked
-from .asked import Call
 from .drivers import driver_of
-from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended, sqlstate_of, told
-from .keeper import Keeper, pairs_of
-from .keeping import Grant
-from .line import at_once, handle_of, in_thread, outcome
+from .errors import FenceError, LeaseLost, LeaseTaken, TransactionLost, session_ended, sqlstate_of, told
+from .keeper import Grant, Keeper, pairs_of
+from .line import Block, aside, handle_of
 
 C = TypeVar("C")
 
 
-class Guard(Generic[C]):
-    """A transaction under leases, to be entered by `with` or, on an asynchronous connection, by `async with`. It is a
-    coroutine in both cases; that of a synchronous connection never waits."""
+class Guard(Block[C]):
+    """A transaction under leases, to be entered by `with` or, on an asynchronous connection, by `async with`."""
 
-    def __init__(self, keeper: Keeper, grants: Sequence[Grant], begin: Call, end: Call | None, connection: C):
-        self._keeper, self._grants, self._begin, self._end = keeper, grants, begin, end
+    def __init__(
+        self, keeper: Keeper, grants: list[Grant], release: bool, connection: C, adopted: tuple[list[str], list[int]] = ([], [])
+    ):
+        names, tokens = pairs_of(grants) if grants else adopted
+        if not names:
+            raise ValueError("a guard takes a lease")
+        self._keeper, self._grants, self._names = keeper, grants, names
+        self._begin = keeper.call(asked.GUARD if grants else asked.GUARD_ADOPTED, names, tokens)
+        self._end = keeper.call(asked.RELEASE, names, tokens) if release else None
         self._connection, self._driver = connection, driver_of(connection)
+        self._is_async = self._driver.is_async
         self._handle: socket | None = None
-        self._block: Any = None
 
-    def __enter__(self) -> C:
-        return at_once(self._enter(is_async=False))
+    async def _enter(self) -> C:
+        self._transaction = self._around()
+        return await self._transaction.__aenter__()
 
-    def __exit__(self, *raised: object) -> bool | None:
-        return at_once(self._block.__aexit__(*raised))
-
-    async def __aenter__(self) -> C:
-        return await self._enter(is_async=True)
-
-    async def __aexit__(self, *raised: object) -> bool | None:
-        return await self._block.__aexit__(*raised)
-
-    async def _enter(self, is_async: bool) -> C:
-        if self._driver.is_async != is_async:
-            raise TypeError("`async with` for an asynchronous connection, and `with` for any other")
-        self._block = self._transaction()
-        try:
-            return await self._block.__aenter__()
-        except Refused as refused:
-            if refused.sqlstate != "PF004" or self._driver.is_inner or not self._grants:
-                raise
-        # After a failover no token speaks until its holder has renewed.
-        await outcome(in_thread(lambda: self._keeper.keep(list(self._grants))), is_async)
-        self._block = self._transaction()
-        return await self._block.__aenter__()
+    async def _leave(self, *raised: Any) -> bool | None:
+        return await self._transaction.__aexit__(*raised)
 
     @contextlib.asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[C]:
+    async def _around(self) -> AsyncIterator[C]:
         for grant in self._grants:
             self._keeper.check(grant)
-        stage, resting = "begin", self._grants if self._end else ()
+        stage, resting = "begin", self._grants if self._end else []
         try:
-            await self._driver.begin(self._register)
-            await self._driver.value(*self._begin)
+            try:
+                await self._begin_once()
+            except Exception as error:
+                if sqlstate_of(error) != "PF004" or self._driver.is_inner or not self._grants:
+                    raise
+                # After a failover no token speaks until its holder has renewed.
+                await self._roll_back(error)
+                await aside(lambda: self._keeper.keep(self._grants), self._is_async)
+                await self._begin_once()
             stage = "work"
             yield self._connection
             stage = "release"
@@ -80,14 +72,10 @@ class Guard(Generic[C]):
             if stage == "commit" and isinstance(meant, (LeaseLost, TransactionLost)):
                 # The server has ended an idle transaction before it read the commit.
                 meant.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
-            is_done = await self._roll_back(error)
-            self._unregister()
+            await self._roll_back(error)
             for grant in self._grants if sqlstate_of(error) in {"PF001", "PF004"} else ():
                 # The next renewal tells whether it is lost, within a second; but the connection is sound.
                 grant.beat_at = -math.inf
-            if is_done and stage == "work":
-                # psycopg.Rollback only rolls back.
-                return
             if meant is error:
                 raise
             raise meant from error
@@ -95,6 +83,10 @@ class Guard(Generic[C]):
             if stage in {"release", "commit"}:
                 self._rest(resting, -1)
             self._unregister()
+
+    async def _begin_once(self) -> None:
+        await self._driver.begin(self._register)
+        await self._driver.value(*self._begin)
 
     def _register(self, connection: Any) -> None:
         """From here on a loss breaks the connection off, where it hangs, too."""
@@ -104,13 +96,12 @@ class Guard(Generic[C]):
             self._keeper.check(grant)
 
     def _unregister(self) -> None:
-        handle, self._handle = self._handle, None
-        if handle is not None:
+        if self._handle is not None:
             for grant in self._grants:
-                grant.handles.discard(handle)
-            handle.close()
+                grant.handles.discard(self._handle)
+            self._handle.close()
 
-    def _rest(self, resting: Sequence[Grant], more: int) -> None:
+    def _rest(self, resting: list[Grant], more: int) -> None:
         for grant in resting:
             grant.resting += more
 
@@ -123,16 +114,16 @@ class Guard(Generic[C]):
             ended = "the work has ended the transaction itself: what it did after that was not guarded"
             raise TransactionLost(ended, in_doubt=True)
 
-    async def _roll_back(self, error: BaseException) -> bool:
-        """Whether the error has done its part by that. A connection on which it fails, or is interrupted, ends."""
+    async def _roll_back(self, error: BaseException) -> None:
+        """A connection on which it fails, or is interrupted, ends. Any other is sound, and no loss breaks it off any more."""
         try:
-            return await self._driver.rollback(error)
+            await self._driver.rollback(error)
         except BaseException as failed:
             await self._driver.abort()
+            # Else the error that led here is the one to tell.
             if not isinstance(failed, Exception):
                 raise
-            # The error that led here is the one to tell.
-            return False
+        self._unregister()
 
     def _told(self, error: BaseException, stage: str) -> BaseException:
         """The typed error, where it is one. A connection that was broken off because of a loss tells the loss."""
@@ -142,17 +133,9 @@ class Guard(Generic[C]):
         ends, is_closed = session_ended(error), self._driver.is_closed()
         # The work may use other connections, too.
         if (ends or is_closed) and (stage != "work" or (ends and (state != "" or is_closed))):
-            lost = [grant.lost() for grant in self._grants if grant.is_lost]
+            lost = [grant.loss() for grant in self._grants if grant.is_lost]
             return lost[0] if lost else TransactionLost(f"the session ended under the transaction: {error}")
         if is_ours and not self._grants and state == "22004":
             # NULL from lease_adopt: an older number is guarded.
-            return LeaseTaken((self._begin[1][0],))
+            return LeaseTaken(tuple(self._names))
         return told(error, self._driver.raw, is_ours)
-
-
-def under(keeper: Keeper, grants: Sequence[Grant], release: bool, connection: C) -> Guard[C]:
-    if not grants:
-        raise ValueError("a guard takes a lease")
-    names_and_tokens = pairs_of(grants)
-    end = keeper.call(asked.RELEASE, *names_and_tokens) if release else None
-    return Guard(keeper, grants, keeper.call(asked.GUARD, *names_and_tokens), end, connection)

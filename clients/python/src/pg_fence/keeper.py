@@ -18,9 +18,8 @@ import psycopg
 
 from . import asked as statements
 from .asked import Asked, Call, span
-from .errors import FenceError, LeaseTaken, NotGranted, NotInstalled, sqlstate_of
-from .keeping import Answer, Grant, now
-from .line import GivenUp, Line, Opener, cut, handle_of
+from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, NotInstalled, sqlstate_of
+from .line import GivenUp, Line, Opener, cut, now
 
 _log = logging.getLogger("pg_fence")
 
@@ -34,6 +33,9 @@ PORTION = 2.0
 TRY_AGAIN = 0.25
 #: The most for one `lease_keep`; and for a release in one transaction, which has its share of locks.
 MOST_PAIRS, MOST_RELEASED = 10_000, 200
+
+#: The answer of `lease_keep` for one name: the outcome, what remains, and when to send it again.
+Answer = tuple[str, float | None, float | None]
 
 Kind = Literal["acquired", "renewed", "lost", "released"]
 
@@ -49,26 +51,68 @@ class Event:
     reason: str | None
 
 
+class Grant:
+    """A lease that was granted, until it is released or lost: then it has a reason."""
+
+    def __init__(self, names: tuple[str, ...], token: int, ttl: float, before: float, session: Any = None):
+        """By a call that began at `before`, from where the ttl counts. `session`: the connection that it lives on."""
+        self.names, self.token, self.ttl, self.session = names, token, ttl, session
+        self.deadline, self.beat_at = before + ttl, before + ttl / 3
+        #: Transactions that are about to release it: it is not renewed meanwhile.
+        self.resting = 0
+        self.reason: str | None = None
+        #: The connections that are in a guard of it.
+        self.handles = set[socket]()
+        self.lost = threading.Event()
+        #: Called at its loss, and must not block.
+        self.on_loss: Callable[[], object] = lambda: None
+
+    @property
+    def remaining(self) -> timedelta:
+        return timedelta(seconds=max(0.0, self.deadline - now() if self.reason is None else 0.0))
+
+    @property
+    def is_lost(self) -> bool:
+        return self.reason not in (None, "released")
+
+    def loss(self) -> LeaseLost:
+        return LeaseLost(self.reason or "deadline", self.names)
+
+    def answered(self, answers: list[Answer], before: float, got_on: bool) -> str:
+        """Takes the answers, one for each name, to a call that began at `before`; `got_on`: it has kept something.
+        Returns `kept`, `later`, or why the lease is lost."""
+        outcomes = {outcome for outcome, _, _ in answers}
+        if not outcomes.isdisjoint({"lost", "refused"}):
+            return "later" if self.resting else "gone" if "lost" in outcomes else "refused"
+        again_in = min(self.ttl / 12 if again is None else again for _, _, again in answers)
+        if outcomes == {"kept"}:
+            self.deadline = before + min(remaining or 0.0 for _, remaining, _ in answers)
+            self.beat_at = before + again_in
+            return "kept"
+        # Out of locks: at once, in another transaction, as long as that helps.
+        self.beat_at = now() + (again_in if got_on or again_in > 0 else self.ttl / 12)
+        return "later"
+
+    @property
+    def due_at(self) -> float:
+        return math.inf if self.resting else self.beat_at
+
+
 class Keeper:
     """Its threads and its connection begin with the first lease, and end with the last."""
 
     def __init__(self, open: Opener, prefix: str, on_event: Callable[[Event], object] | None):
         self._open, self._prefix, self._on_event = open, prefix, on_event
-        self._begin()
-        _all.add(self)
-
-    def _begin(self) -> None:
         self._changed = threading.Condition()
         self._grants: set[Grant] = set()
-        #: When calls that are under way are to be broken off.
-        self._alarms: dict[socket, float] = {}
-        self._line = Line(self._open, self._alarm)
+        self._line = Line(self._open)
         #: Calls that are under way.
         self._users = 0
         #: The work that threads do again and again, as long as there are leases or calls.
         self._running = set[Callable[[], None]]()
         #: The heartbeat fails; and a loss by that is in the log: one line an outage, however many leases there are.
         self._is_out = self._has_told = self.is_closed = False
+        _all.add(self)
 
     def call(self, sql: str, *arguments: Any) -> Call:
         return sql.format(self._prefix), list(arguments)
@@ -77,12 +121,30 @@ class Keeper:
 
     def acquire(self, asked: Asked, given_up: GivenUp) -> Grant:
         """Raises LeaseTaken. A wait ends soon after it is given up."""
-        with self._in_use(begins=True):
-            if not asked.wait or asked.session:
-                return self._acquire(self._line, asked, given_up)
-            # The others are renewed meanwhile.
-            with contextlib.closing(Line(self._open, self._alarm)) as own:
-                return self._acquire(own, asked, given_up)
+        until = now() + asked.wait
+        with self._in_use(begins=True), contextlib.closing(Line(self._open)) as own:
+            # The others are renewed meanwhile; but a session lease lives on their connection.
+            line = own if asked.wait and not asked.session else self._line
+            while True:
+                before = now()
+                limit = self._limit(asked.ttl) if line is self._line else min(asked.ttl / 3, LONGEST)
+                portion = max(0.0, min(until - before, PORTION, limit if asked.session else PORTION))
+                call = self.call(*asked.call(portion))
+                try:
+                    ((token, holder, left),) = line.rows(call, portion + limit, given_up)
+                except psycopg.errors.SerializationFailure:
+                    # The role's transactions are SERIALIZABLE.
+                    continue
+                if token is not None:
+                    # Where the connection has ended since, it is none that the lease could live on.
+                    session = (line.connection or line) if asked.session else None
+                    grant = self._granted(Grant(asked.names, token, asked.ttl, before, session))
+                    self.check(grant)
+                    return grant
+                if now() >= until or given_up() or self.is_closed:
+                    raise LeaseTaken(asked.names, holder, None if left is None else timedelta(seconds=left))
+                if len(asked.names) > 1:
+                    time.sleep(max(0.0, min(until - now(), TRY_AGAIN)))
 
     def claim(self, names: tuple[str, ...], n: int, ttl: float, holder: str, given_up: GivenUp) -> list[Grant]:
         with self._in_use(begins=True):
@@ -121,14 +183,22 @@ class Keeper:
             self._is_out = True
         else:
             self._is_out = self._has_told = False
-            self._take(grants, answers, before)
+            got_on = any(outcome == "kept" for outcome, _, _ in answers)
+            rows = iter(answers)
+            told: dict[str, list[Grant]] = {"kept": [], "later": []}
+            for grant in grants:
+                mine = [next(rows) for _ in grant.names]
+                if grant.reason is None:
+                    told.setdefault(grant.answered(mine, before, got_on), []).append(grant)
+            self.tell("renewed", told.pop("kept"))
+            del told["later"]
+            for reason, lost in told.items():
+                self.end(lost, reason)
 
     def close(self) -> None:
         """Gives everything back, and ends the waits after their portions."""
-        with self._changed:
-            self.is_closed = True
-            grants = list(self._grants)
-        self.release(grants)
+        self.is_closed = True
+        self.release(list(self._grants))
         with self._changed:
             self._changed.notify_all()
             self._changed.wait_for(lambda: not self._running, 3 * LOOK_AGAIN)
@@ -138,7 +208,7 @@ class Keeper:
         if now() >= grant.deadline:
             self.end([grant], "deadline")
         if grant.reason is not None:
-            raise grant.lost()
+            raise grant.loss()
 
     def end(self, grants: Iterable[Grant], reason: str) -> list[Grant]:
         """Returns the leases that were not over before."""
@@ -149,9 +219,12 @@ class Keeper:
                 self._grants.discard(grant)
             handles = [handle for grant in ended for handle in grant.handles]
             self._changed.notify_all()
-        for grant in ended:
-            grant.on_end()
         if ended and reason != "released":
+            for grant in ended:
+                grant.lost.set()
+                # An event loop may be closed by then.
+                with contextlib.suppress(RuntimeError):
+                    grant.on_loss()
             for handle in handles:
                 cut(handle)
             by_outage = self._is_out and reason == "deadline"
@@ -168,32 +241,6 @@ class Keeper:
             except Exception:  # noqa: BLE001
                 _log.exception("on_event failed")
 
-    # Calls
-
-    def _acquire(self, line: Line, asked: Asked, given_up: GivenUp) -> Grant:
-        until = now() + asked.wait
-        while True:
-            before = now()
-            # Nothing is kept on a connection of its own. A session lease waits on the one that keeps the others.
-            limit = self._limit(asked.ttl) if line is self._line else min(asked.ttl / 3, LONGEST)
-            portion = max(0.0, min(until - before, PORTION, limit if asked.session else PORTION))
-            call = self.call(*asked.call(portion))
-            try:
-                ((token,),) = line.rows(call, portion + limit, given_up)
-            except psycopg.errors.SerializationFailure:
-                # The role's transactions are SERIALIZABLE.
-                continue
-            if token is not None:
-                # Where the connection has ended since, it is none that the lease could live on.
-                session = (line.connection or line) if asked.session else None
-                grant = self._granted(Grant(asked.names, token, asked.ttl, before, session))
-                self.check(grant)
-                return grant
-            if now() >= until or given_up() or self.is_closed:
-                raise self._taken(line, asked, limit, given_up)
-            if len(asked.names) > 1:
-                time.sleep(max(0.0, min(until - now(), TRY_AGAIN)))
-
     def _granted(self, grant: Grant) -> Grant:
         self.tell("acquired", [grant])
         if now() > grant.beat_at:
@@ -202,18 +249,10 @@ class Keeper:
         with self._changed:
             if grant.reason is None:
                 self._grants.add(grant)
-                self._wake(grant.beat_at)
+                self._changed.notify_all()
         if self.is_closed:
             self.release([grant])
         return grant
-
-    def _taken(self, line: Line, asked: Asked, limit: float, given_up: GivenUp) -> LeaseTaken:
-        """By whom, where that can be seen."""
-        call = self.call(statements.HOLDER, list(asked.names))
-        with contextlib.suppress(psycopg.Error, FenceError):
-            for holder, left in line.rows(call, limit, given_up):
-                return LeaseTaken(asked.names, holder, None if left is None else timedelta(seconds=left))
-        return LeaseTaken(asked.names)
 
     def _release(self, grants: list[Grant]) -> bool:
         """In one transaction. Whether the server could be asked at all."""
@@ -240,25 +279,10 @@ class Keeper:
             self.tell("lost" if grant.is_lost else "released", [grant])
         return True
 
-    def _take(self, grants: list[Grant], answers: list[Answer], before: float) -> None:
-        got_on = any(outcome == "kept" for outcome, _, _ in answers)
-        rows = iter(answers)
-        told: dict[str, list[Grant]] = {}
-        for grant in grants:
-            mine = [next(rows) for _ in grant.names]
-            if grant.reason is None:
-                told.setdefault(grant.answered(mine, before, got_on), []).append(grant)
-        self.tell("renewed", told.pop("kept", []))
-        told.pop("later", None)
-        for reason, lost in told.items():
-            self.end(lost, reason)
-
     def _limit(self, ttl: float) -> float:
         """How long a call may take: a third of that ttl and of all that are kept."""
         with self._changed:
             return min([LONGEST, ttl / 3, *(grant.ttl / 3 for grant in self._grants)])
-
-    # Threads
 
     @contextlib.contextmanager
     def _in_use(self, begins: bool = False) -> Iterator[None]:
@@ -275,8 +299,7 @@ class Keeper:
         finally:
             with self._changed:
                 self._users -= 1
-                if not self._users and not self._grants:
-                    self._changed.notify_all()
+                self._changed.notify_all()
 
     def _repeat(self, step: Callable[[], None]) -> None:
         while True:
@@ -304,45 +327,20 @@ class Keeper:
             bound = [grant for grant in self._grants if grant.session]
         if bound:
             # A session lease ends with its connection.
-            self._line.look_if_free()
-            self.end([grant for grant in bound if grant.session is not self._line.connection], "session")
+            connection = self._line.look()
+            self.end([grant for grant in bound if grant.session is not connection], "session")
         if due:
             self.keep(due)
 
     def _watch(self) -> None:
         with self._changed:
             over = [grant for grant in self._grants if grant.deadline <= now()]
-            for handle in [handle for handle, at in self._alarms.items() if at <= now()]:
-                del self._alarms[handle]
-                cut(handle)
             if not over:
-                deadlines = [*self._alarms.values(), *(grant.deadline for grant in self._grants)]
-                self._sleep(min(deadlines, default=math.inf))
+                self._sleep(min((grant.deadline for grant in self._grants), default=math.inf))
         self.end(over, "deadline")
 
     def _sleep(self, until: float) -> None:
         self._changed.wait(max(0.0, min(until - now(), LOOK_AGAIN)))
-
-    def _wake(self, at: float) -> None:
-        """Where the threads may sleep for longer."""
-        if at < now() + LOOK_AGAIN:
-            self._changed.notify_all()
-
-    @contextlib.contextmanager
-    def _alarm(self, connection: Any, limit: float) -> Iterator[None]:
-        with handle_of(connection) as handle:
-            with self._changed:
-                self._alarms[handle] = now() + limit
-                self._wake(now() + limit)
-            try:
-                yield
-            except psycopg.Error as error:
-                if handle in self._alarms:
-                    raise
-                raise FenceError(f"the server has not answered within {limit:.1f} s") from error
-            finally:
-                with self._changed:
-                    self._alarms.pop(handle, None)
 
     def forked(self) -> None:
         """In the child there are no threads. The leases, and their session, are its parent's."""
@@ -350,7 +348,7 @@ class Keeper:
             grant.reason = "keeper"
         # Kept, so that nobody closes its connection.
         _of_the_parent.append(self._line)
-        self._begin()
+        self.__init__(self._open, self._prefix, self._on_event)
 
 
 def pairs_of(grants: Sequence[Grant]) -> tuple[list[str], list[int]]:

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import inspect
 import math
 import re
 import socket
 import threading
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psycopg
 from psycopg import conninfo
@@ -23,7 +25,7 @@ _T = TypeVar("_T")
 #: Whether nobody waits for an acquire any more.
 GivenUp = Callable[[], bool]
 #: Opens a connection, which may take that many seconds.
-Opener = Callable[[float], "psycopg.Connection[Any]"]
+Opener = Callable[[float], Any]
 
 
 def opener(source: Any) -> Opener:
@@ -38,28 +40,18 @@ def opener(source: Any) -> Opener:
         known = {option.keyword.decode() for option in psycopg.pq.Conninfo.get_defaults()}
         given = {key: value for key, value in source.get_connection_params().items() if key in known}
     elif callable(source):
-        return lambda _: _ready(source())
+        return lambda _: source()
     else:
         takes = "a connection string, a URL, a function that opens a psycopg.Connection, an engine, or Django's connection"
-        raise TypeError(f"a fence takes {takes}, and not {kind_of(source)}")
+        raise TypeError(f"a fence takes {takes}, and not {type(source)}")
     # libpq counts in whole seconds, two at least.
-    return lambda limit: _ready(
-        psycopg.connect(**{"connect_timeout": max(2, math.ceil(limit)), "client_encoding": "utf8", **given})
-    )
+    return lambda limit: psycopg.connect(**{"connect_timeout": max(2, math.ceil(limit)), "client_encoding": "utf8", **given})
 
 
-def _ready(connection: Any) -> psycopg.Connection[Any]:
-    if not isinstance(connection, psycopg.Connection):
-        raise TypeError(f"the function of a fence opens a psycopg.Connection, and not {kind_of(connection)}")
-    connection.autocommit = True
-    # A pooler in transaction mode hands each transaction to a server that may not know the statement.
-    connection.prepare_threshold = None
-    return connection
-
-
-def kind_of(thing: object) -> str:
-    """Its type, for an error."""
-    return f"a {type(thing).__module__}.{type(thing).__qualname__}"
+def now() -> float:
+    """On such a clock, which goes on while the machine sleeps where there is one."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.monotonic() if boottime is None else time.clock_gettime(boottime)
 
 
 def handle_of(connection: Any) -> socket.socket:
@@ -76,49 +68,37 @@ def cut(handle: socket.socket) -> None:
 
 
 class Line:
-    """Opened when it is needed, for one call at a time. `alarm` breaks a connection off in so many seconds, unless its
-    block has ended by then."""
+    """Opened when it is needed, for one call at a time."""
 
-    def __init__(self, open: Opener, alarm: Callable[[Any, float], contextlib.AbstractContextManager[None]]):
-        self._open, self._alarm = open, alarm
-        self._free, self._is_busy = threading.Condition(), False
-        #: So many wait that go first.
-        self._urgent = 0
+    def __init__(self, open: Opener):
+        self._open = open
+        #: Of all calls; and of those that can be given up, one of which at a time is among the others.
+        self._turn, self._calm = threading.RLock(), threading.Lock()
+        #: When the call that is under way is given up.
+        self._until = 0.0
         self.connection: psycopg.Connection[Any] | None = None
 
     def rows(self, call: Call, limit: float, given_up: GivenUp | None = None) -> list[tuple[Any, ...]]:
         """A statement in autocommit, which may take that many seconds beside opening the connection. One that can be given up
-        lets all others go first, which may be run twice, and is not sent where nobody waits for it any more."""
-        is_urgent = given_up is None
-        with self._free:
-            self._urgent += is_urgent
-            try:
-                self._free.wait_for(lambda: not self._is_busy and (is_urgent or self._urgent == 0))
-            finally:
-                self._urgent -= is_urgent
-            self._is_busy = True
-        try:
-            if given_up is not None and given_up():
+        is behind all others, which may be run twice, and is not sent where nobody waits for it any more."""
+        with self._calm if given_up else contextlib.nullcontext(), self._turn:
+            if given_up and given_up():
                 raise FenceError("nobody waits for the answer any more")
             before = self.connection
             try:
                 return self._rows(call, limit)
             except psycopg.Error as error:
                 # It may only show that the connection has ended since the last time.
-                if not is_urgent or before in (None, self.connection) or not session_ended(error):
+                if given_up or before in (None, self.connection) or not session_ended(error):
                     raise
                 return self._rows(call, limit)
-        finally:
-            with self._free:
-                self._is_busy = False
-                self._free.notify_all()
 
     def _rows(self, call: Call, limit: float) -> list[tuple[Any, ...]]:
-        self.look()
-        connection = self.connection = self.connection or self._open(limit)
+        connection = self.connection = self.look() or self._opened(limit)
+        self._until = now() + limit
         try:
             # The connection's row factory is the program's.
-            with self._alarm(connection, limit), connection.cursor(row_factory=tuple_row) as cursor:
+            with connection.cursor(row_factory=tuple_row) as cursor:
                 return cursor.execute(*call).fetchall()  # type: ignore[arg-type]
         except psycopg.Error as error:
             meant = told(error, connection)
@@ -129,24 +109,42 @@ class Line:
             if connection.closed or connection.info.transaction_status is not TransactionStatus.IDLE:
                 self.close()
 
+    def _opened(self, limit: float) -> psycopg.Connection[Any]:
+        connection: Any = self._open(limit)
+        if not isinstance(connection, psycopg.Connection):
+            raise TypeError(f"the function of a fence opens a psycopg.Connection, and not {type(connection)}")
+        connection.autocommit = True
+        # A pooler in transaction mode hands each transaction to a server that may not know the statement.
+        connection.prepare_threshold = None
+        wait = connection.wait
+        connection.wait = lambda steps, **options: wait(self._in_time(steps), **options)  # type: ignore[assignment]
+        return connection
+
+    def _in_time(self, steps: Generator[Any, Any, _T]) -> Generator[Any, Any, _T]:
+        """The steps of a call, as psycopg has them; it goes on with them ten times a second, whatever hangs."""
+        try:
+            waits_for = next(steps)
+            while now() < self._until:
+                waits_for = steps.send((yield waits_for))
+        except StopIteration as end:
+            return end.value
+        raise FenceError("the server has not answered in time")
+
     def close(self) -> None:
         connection, self.connection = self.connection, None
         if connection is not None:
             connection.close()
 
-    def look_if_free(self) -> None:
-        with self._free:
-            if not self._is_busy:
-                self.look()
-
-    def look(self) -> None:
-        """Closes it where the server has ended it."""
-        try:
-            # The reason, then the end.
-            for _ in range(2 if self.connection else 0):
-                self.connection.pgconn.consume_input()  # type: ignore[union-attr]
-        except psycopg.Error:
-            self.close()
+    def look(self) -> psycopg.Connection[Any] | None:
+        """The connection, which is closed where the server has ended it."""
+        with self._turn:
+            try:
+                # The reason, then the end.
+                for _ in range(2 if self.connection else 0):
+                    self.connection.pgconn.consume_input()  # type: ignore[union-attr]
+            except psycopg.Error:
+                self.close()
+            return self.connection
 
 
 def in_thread(call: Callable[[], _T]) -> Future[_T]:
@@ -165,16 +163,51 @@ def in_thread(call: Callable[[], _T]) -> Future[_T]:
     return future
 
 
+async def settled(value: Any) -> Any:
+    """Of what is not asynchronous it is there already."""
+    return await value if inspect.isawaitable(value) else value
+
+
+async def aside(call: Callable[[], _T], is_async: bool) -> _T:
+    return await outcome(in_thread(call), is_async)
+
+
 async def outcome(future: Future[_T], is_async: bool) -> _T:
     return await asyncio.wrap_future(future) if is_async else future.result()
 
 
-def at_once(work: Coroutine[Any, Any, _T]) -> _T:
-    """Runs what never waits, because it is synchronous."""
+def run(work: Coroutine[Any, Any, _T], is_async: bool) -> Any:
+    """Has a coroutine be awaited by the caller, where that is asynchronous. Any other never waits."""
+    if is_async:
+        return work
     try:
         work.send(None)
     except StopIteration as end:
-        value: _T = end.value
-        return value
+        return end.value
     work.close()
     raise RuntimeError("a synchronous call waited")
+
+
+class Block(Generic[_T]):
+    """Entered by `with` or, where it is asynchronous, by `async with`. It is made of coroutines in both cases."""
+
+    _is_async: bool
+    _enter: Callable[[], Coroutine[Any, Any, _T]]
+    _leave: Callable[..., Coroutine[Any, Any, bool | None]]
+
+    def __enter__(self) -> _T:
+        return run(self._enter_by("with"), False)
+
+    def __exit__(self, *raised: object) -> None:
+        run(self._leave(*raised), False)
+
+    async def __aenter__(self) -> _T:
+        return await self._enter_by("async with")
+
+    async def __aexit__(self, *raised: object) -> None:
+        await self._leave(*raised)
+
+    async def _enter_by(self, word: str) -> _T:
+        if word != ("async with" if self._is_async else "with"):
+            raise TypeError("`async with` for an asynchronous connection or fence, and `with` for any other")
+        return await self._enter()

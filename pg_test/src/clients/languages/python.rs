@@ -125,7 +125,7 @@ import psycopg
 import pg_fence
 fence = pg_fence.Fence('')
 conn = psycopg.connect('')
-lease = first = second = fence.lease('')
+lease = first = second = fence.lease('').__enter__()
 ";
 
 /// The wheel has the project's licence.
