@@ -146,10 +146,7 @@ func onSQL(from SQL, work SQLWork) opening {
 		t.whole = func(ctx context.Context) error {
 			// The token was set for that transaction alone.
 			token, err := t.text(ctx, call{sql: "SELECT nullif(current_setting('pg_fence.token', true), '')"})
-			switch {
-			case stateOf(err) == "25P02":
-				return failedInside(err)
-			case errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil, err == nil && token == nil:
+			if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || err == nil && token == nil {
 				return endedInside()
 			}
 			return err

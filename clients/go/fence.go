@@ -55,41 +55,35 @@ func New[S Source](source S, settings ...Setting) *Fence {
 
 func opener(source any) func(context.Context) (Conn, error) {
 	var pool *pgxpool.Config
-	var err error
+	var wrong error
 	switch source := source.(type) {
 	case func(context.Context) (Conn, error):
 		return source
-	case string:
-		if pool, err = pgxpool.ParseConfig(source); err != nil {
-			return func(context.Context) (Conn, error) { return nil, err }
-		}
-		// The server would refuse the settings that lib/pq takes for itself.
-		delete(pool.ConnConfig.RuntimeParams, "binary_parameters")
 	case *pgxpool.Pool:
 		pool = source.Config()
+	case string:
+		pool, wrong = pgxpool.ParseConfig(source)
 	}
-	// Go's strings are UTF-8, whatever the role has set.
-	pool.ConnConfig.RuntimeParams["client_encoding"] = "UTF8"
 	return func(ctx context.Context) (Conn, error) {
+		if wrong != nil {
+			return nil, wrong
+		}
 		// Not by a pool of its own: what hangs in one, or panics, is out of reach.
 		config := pool.ConnConfig.Copy()
+		// The server would refuse the setting that lib/pq takes for itself. Go's strings are UTF-8, whatever the role has set.
+		delete(config.RuntimeParams, "binary_parameters")
+		config.RuntimeParams["client_encoding"] = "UTF8"
 		if pool.BeforeConnect != nil {
 			if err := pool.BeforeConnect(ctx, config); err != nil {
 				return nil, err
 			}
 		}
 		conn, err := pgx.ConnectConfig(ctx, config)
-		if err != nil || pool.AfterConnect == nil {
-			return conn, err
-		}
-		isReady := false
-		defer func() {
-			if !isReady {
+		if err == nil && pool.AfterConnect != nil {
+			if err = pool.AfterConnect(ctx, conn); err != nil {
 				go hangUp(conn)
 			}
-		}()
-		err = pool.AfterConnect(ctx, conn)
-		isReady = err == nil
+		}
 		return conn, err
 	}
 }
@@ -155,7 +149,15 @@ func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*
 	if err != nil {
 		return nil, err
 	}
-	return f.k.acquire(ctx, names, options)
+	leases, err := f.k.acquire(ctx, names, options)
+	if err == nil {
+		// It may have ended already.
+		err = leases[0].Check()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return leases[0], nil
 }
 
 // Claim takes the first n of these names that are free, in their order, as a lease each. It takes a TTL and a Holder.
@@ -180,7 +182,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 	for goesOn := err == nil; goesOn; {
 		var lease *Lease
 		var told *Error
-		if lease, err = f.k.acquire(ctx, []string{name}, options); err == nil {
+		if lease, err = f.Acquire(ctx, []string{name}, options); err == nil {
 			err = lease.Do(ctx, work)
 			goesOn = lease.lost() != nil || errors.As(err, &told) && (told.SQLState == "PF001" || told.SQLState == "PF004")
 		} else {

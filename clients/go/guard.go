@@ -174,21 +174,23 @@ func (g *guard) does(t *transaction) error {
 	return err
 }
 
+// recordset is of pairs.
+const recordset = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint)`
+
 func (g *guard) begins() call {
+	token := "x.token"
 	if len(g.leases) == 0 {
 		// Each transaction makes the number known.
-		return g.k.call(`SELECT lease_guard($1::text, (SELECT lease_adopt($1::text, $2::bigint)))::text`, g.names[0], g.token)
+		token = "(SELECT lease_adopt(x.name, x.token))"
 	}
 	// In the same order everywhere, so that no two wait for each other.
-	return g.k.call(`SELECT count(lease_guard(x.name, x.token))::text
-		FROM (SELECT * FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint) ORDER BY name COLLATE "C") AS x`,
-		g.pairs())
+	return g.k.call(`SELECT count(lease_guard(x.name, `+token+`))::text
+		FROM (SELECT * FROM `+recordset+` ORDER BY name COLLATE "C") AS x`, g.pairs())
 }
 
 // ends returns a name under which there is nothing to be released, or NULL.
 func (g *guard) ends() call {
-	return g.k.call(`SELECT min(x.name) FILTER (WHERE lease_release(x.name, x.token) IS NULL)
-		FROM jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint)`, g.pairs())
+	return g.k.call(`SELECT min(x.name) FILTER (WHERE lease_release(x.name, x.token) IS NULL) FROM `+recordset, g.pairs())
 }
 
 // pairs are names and tokens in a form that every driver can send.
@@ -197,9 +199,9 @@ func (g *guard) pairs() string {
 	if len(g.leases) == 0 {
 		names, tokens = g.names, []int64{g.token}
 	}
-	all := []map[string]any{}
+	all := make([]map[string]any, len(names))
 	for i, name := range names {
-		all = append(all, map[string]any{"name": name, "token": tokens[i]})
+		all[i] = map[string]any{"name": name, "token": tokens[i]}
 	}
 	text, _ := json.Marshal(all)
 	return string(text)
@@ -213,17 +215,17 @@ func (g *guard) told(err error, isBroken bool, role string) error {
 	var told *Error
 	switch {
 	case errors.As(err, &told):
-	case errors.Is(err, pgx.ErrTxCommitRollback):
+	case errors.Is(err, pgx.ErrTxCommitRollback), g.at > working && state == "25P02":
 		return failedInside(err)
 	case (isBroken || isInterrupted(err)) && errors.As(errors.Join(g.check(), context.Cause(g.until)), &told):
 		again := *told
 		again.cause, again.InDoubt = err, inDoubt
 		return &again
-	case isBroken && inDoubt:
-		return &Error{Kind: TransactionLost, InDoubt: true, cause: errors.Join(own, err), message: "the commit was broken off: " + err.Error()}
-	case isBroken && own == nil && !isAnyOf(err, context.Canceled, context.DeadlineExceeded):
+	case isBroken && (inDoubt || own == nil && !isAnyOf(err, context.Canceled, context.DeadlineExceeded)):
 		// Else it is by a context of the work's own.
-		return tell(TransactionLost, err, "the session has ended under the transaction: %v", err)
+		told = tell(TransactionLost, errors.Join(own, err), "the session has ended under the transaction: %v", err)
+		told.InDoubt = inDoubt
+		return told
 	case isBroken || isInterrupted(err):
 		if own != nil && !errors.Is(err, own) {
 			return fmt.Errorf("%w: %w", own, err)

@@ -104,22 +104,25 @@ func interval(span time.Duration) string {
 
 // acquiring is one try, or a portion of the wait, which is below the role's timeouts, whatever these are.
 func (k *keeper) acquiring(names []string, o Options, wait time.Duration) call {
+	const takenBy = ` AS granted LEFT JOIN LATERAL (SELECT i.holder, extract(epoch FROM i.remaining)::float8
+		FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i WHERE granted IS NULL AND i.state IN ('held', 'uncommitted')
+		ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`
 	if len(names) > 1 {
-		return k.call("SELECT lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)",
-			names, o.Holder, interval(o.TTL), o.Metadata, o.Session)
+		return k.call("SELECT granted, taken.* FROM lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)"+
+			takenBy, names, o.Holder, interval(o.TTL), o.Metadata, o.Session)
 	}
-	return k.call(`SELECT lease_acquire($1::text, $2::text, $3::interval, least($4::interval,
+	return k.call(`SELECT granted, taken.* FROM lease_acquire(($1::text[])[1], $2::text, $3::interval, least($4::interval,
 			nullif(current_setting('statement_timeout'), '0')::interval / 2,
 			nullif(current_setting('lock_timeout'), '0')::interval / 2),
-		$5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean)`,
-		names[0], o.Holder, interval(o.TTL), interval(wait), o.Metadata, o.Shared, o.Slots, o.Reclaim, o.Session)
+		$5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean)`+takenBy,
+		names, o.Holder, interval(o.TTL), interval(wait), o.Metadata, o.Shared, o.Slots, o.Reclaim, o.Session)
 }
 
 // aside runs what acquires where a caller who gives up does not wait for it. Grants that come all the same are given back.
 func (k *keeper) aside(
 	ctx context.Context, limit time.Duration, acquire func(context.Context) (Leases, error),
 ) (Leases, error) {
-	inTime, cancel := context.WithCancelCause(ctx)
+	awaited, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	defer time.AfterFunc(limit, func() { cancel(noAnswer(limit, context.DeadlineExceeded)) }).Stop()
 	defer context.AfterFunc(k.open, func() { cancel(&Error{Kind: Closed}) })()
@@ -127,25 +130,27 @@ func (k *keeper) aside(
 	go func() {
 		defer k.use()()
 		defer close(done)
-		granted, err = acquire(inTime)
+		if granted, err = acquire(awaited); err == nil {
+			err = k.granted(granted)
+		}
 	}()
 	select {
 	case <-done:
-		if err == nil || inTime.Err() == nil {
+		if err == nil || awaited.Err() == nil {
 			return granted, err
 		}
-	case <-inTime.Done():
+	case <-awaited.Done():
 		go func() {
 			<-done
 			k.release(granted)
 		}()
 	}
-	return nil, cmp.Or(ctx.Err(), context.Cause(inTime))
+	return nil, cmp.Or(ctx.Err(), context.Cause(awaited))
 }
 
 // acquire is LeaseTaken where somebody else has it. A wait ends soon after the context.
-func (k *keeper) acquire(ctx context.Context, names []string, o Options) (*Lease, error) {
-	one, err := k.aside(ctx, min(o.Wait, forever)+2*longest, func(ctx context.Context) (Leases, error) {
+func (k *keeper) acquire(ctx context.Context, names []string, o Options) (Leases, error) {
+	return k.aside(ctx, min(o.Wait, forever)+2*longest, func(ctx context.Context) (Leases, error) {
 		on, begun := k.line, now()
 		if o.Wait > 0 && !o.Session {
 			// The others are renewed meanwhile.
@@ -168,30 +173,15 @@ func (k *keeper) acquire(ctx context.Context, names []string, o Options) (*Lease
 				if !o.Session {
 					session = -1
 				}
-				return k.granted(k.newLease(names, rows[0][0], before, o.TTL, session))
+				return Leases{k.newLease(names, rows[0][0], before, o.TTL, session)}, nil
 			case ctx.Err() != nil || now() >= until:
-				return nil, k.taken(ctx, on, names, limit)
+				holder, _ := rows[0][1].(string)
+				return nil, takenBy(holder, span(rows[0][2], 0), nil, names...)
 			case len(names) > 1:
 				time.Sleep(min(until-now(), tryAgain))
 			}
 		}
 	})
-	if err != nil {
-		return nil, err
-	}
-	return one[0], nil
-}
-
-// taken says by whom, where that can be seen.
-func (k *keeper) taken(ctx context.Context, on *line, names []string, limit time.Duration) error {
-	rows, _, _ := on.askCalmly(ctx, limit, k.call(`SELECT i.holder, extract(epoch FROM i.remaining)::float8
-		FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
-		WHERE i.state IN ('held', 'uncommitted') ORDER BY i.remaining DESC NULLS LAST LIMIT 1`, names))
-	for _, row := range rows {
-		holder, _ := row[0].(string)
-		return takenBy(holder, span(row[1], 0), nil, names...)
-	}
-	return takenBy("", 0, nil, names...)
 }
 
 func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) (Leases, error) {
@@ -201,34 +191,31 @@ func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) (L
 			"SELECT name, token FROM lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)",
 			names, n, o.Holder, interval(o.TTL)))
 		for _, row := range rows {
-			// One that is lost already is told, and left out.
-			one, _ := k.granted(k.newLease([]string{row[0].(string)}, row[1], before, o.TTL, -1))
-			claimed = append(claimed, one...)
+			claimed = append(claimed, k.newLease([]string{row[0].(string)}, row[1], before, o.TTL, -1))
 		}
 		return claimed, err
 	})
 }
 
-// granted has it be kept.
-func (k *keeper) granted(l *Lease) (Leases, error) {
-	if now() > l.beatAt {
-		// The call has waited, and the server counts from a later moment.
-		k.keep(l.leases)
+// granted has them be kept.
+func (k *keeper) granted(leases Leases) error {
+	k.tell("acquired", leases)
+	for _, l := range leases {
+		if now() > l.beatAt {
+			// The call has waited, and the server counts from a later moment.
+			k.keep(l.leases)
+		}
 	}
-	unlock := k.lock()
-	if l.over.Load() == nil {
-		k.leases[l] = struct{}{}
-	}
-	unlock()
+	k.change(leases, func(l *Lease) {
+		if l.over.Load() == nil {
+			k.leases[l] = struct{}{}
+		}
+	})
 	if k.open.Err() != nil {
-		k.release(l.leases)
-		return nil, &Error{Kind: Closed}
+		k.release(leases)
+		return &Error{Kind: Closed}
 	}
-	if err := l.Check(); err != nil {
-		return nil, err
-	}
-	k.tell("acquired", l.leases)
-	return l.leases, nil
+	return nil
 }
 
 // keep renews them now, and takes the answers. It asks, too, where none are due, to see whether a session has ended.
@@ -325,9 +312,8 @@ func (k *keeper) releaseAtOnce(leases Leases) (could bool) {
 		isLocked := state == "55P03" || state == "40001"
 		switch {
 		case isLocked && len(leases) > 1:
-			could = true
 			for one := range slices.Chunk(leases, 1) {
-				could = k.releaseAtOnce(one) && could
+				could = k.releaseAtOnce(one) || could
 			}
 			return could
 		case mayRepeat && sessionEnded(err):
@@ -435,10 +421,11 @@ func (k *keeper) warn(what string, leases Leases, key string, value any) {
 
 // limit is how long a call may take: a third of that ttl and of all that are kept.
 func (k *keeper) limit(ttl time.Duration) time.Duration {
-	k.those(func(l *Lease) bool {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	for l := range k.leases {
 		ttl = min(ttl, l.ttl)
-		return false
-	})
+	}
 	return min(ttl/3, longest)
 }
 

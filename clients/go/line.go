@@ -56,8 +56,11 @@ func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int64, er
 			err = tell(panicked, nil, "panic: %v\n%s", what, debug.Stack())
 		}
 	}()
-	if now()-l.usedAt > tryAgain && l.hasEnded() {
-		l.close()
+	if l.conn != nil && now()-l.usedAt > tryAgain {
+		// It may have ended since: the server's reason comes first, then the end.
+		if bounded(time.Millisecond, l.conn.PgConn().WaitForNotification) != nil && l.conn.PgConn().IsClosed() {
+			l.close()
+		}
 	}
 	if l.conn == nil {
 		err = bounded(max(limit, shortestOpening), func(ctx context.Context) (err error) {
@@ -87,18 +90,6 @@ func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int64, er
 		}
 	}
 	return rows, session, err
-}
-
-// hasEnded is by the server.
-func (l *line) hasEnded() bool {
-	if l.conn == nil {
-		return false
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), time.Millisecond)
-	defer cancel()
-	// The reason comes first, then the end.
-	err := l.conn.PgConn().WaitForNotification(ctx)
-	return err != nil && !pgconn.Timeout(err)
 }
 
 // close waits for nothing. It is for who has the turn, or where nobody can have it.
