@@ -4,211 +4,132 @@ use crate::support::concurrency::{
     is_woken, nothing_is_left, still_wait, token_of, undisturbed_server, waiting, Waiter, WAIT,
 };
 use pg_test::calls::within_ttl;
-use pg_test::{
-    ensure, lab_test, Background, Calls, Cluster, Context, Database, Lab, Result, Session,
-};
+use pg_test::{ensure, lab_test, Background, Calls, Context, Database, Lab, Result, Session};
 use std::time::Duration;
 
-/// The sessions of a test: two for its script, one to clear up.
+const HELD: &str = "a: SELECT lease_acquire('job', ttl => '1 h')";
+const GUARDED: &str = "a: BEGIN; SELECT lease_guard('job', $)";
+const RELEASED: &str = "a: BEGIN; SELECT lease_release('job', $)";
+const WRITTEN: &str = "a: BEGIN; INSERT INTO t (n, fence) VALUES (1, $)";
+const REVOKED: &str = "b: SELECT lease_revoke('job')";
+const FAILS: &str = "a: SELECT 1/0";
+const DIES: &str = "b: SELECT pg_terminate_backend($a)";
+
+/// What one session waits for, and what wakes it: statements of two others, in order. `$` is the first token.
+type Cases = &'static [(&'static [&'static str], &'static [&'static str])];
+
+const WAKES: Cases = &[
+    // A release; in a transaction, at its end; in a savepoint.
+    (&[HELD], &["a: SELECT lease_release('job', $)"]),
+    (&[HELD, RELEASED], &["a: COMMIT"]),
+    (&[HELD, "a: BEGIN; SAVEPOINT s; SELECT lease_release('job', $); RELEASE s"], &["a: COMMIT"]),
+    (&[HELD], &[REVOKED]),
+    // A renewal to a sooner end.
+    (&[HELD], &["a: SELECT lease_renew('job', $, '1 ms')"]),
+    // The end of a grant that was never committed.
+    (&["a: BEGIN", HELD], &["a: ROLLBACK"]),
+    (&["a: BEGIN; SAVEPOINT s", HELD], &["a: ROLLBACK TO s"]),
+    (&["a: BEGIN; SAVEPOINT s; SAVEPOINT t", HELD, "a: RELEASE t"], &["a: ROLLBACK TO s"]),
+    // The end of a guarded transaction. The guard goes with its savepoint, too.
+    (&[HELD, GUARDED, REVOKED], &["a: COMMIT"]),
+    (&[HELD, GUARDED, REVOKED], &["a: ROLLBACK"]),
+    (&[HELD, GUARDED, REVOKED], &[FAILS, "a: ROLLBACK"]),
+    (
+        &[HELD, "a: BEGIN; SAVEPOINT s; SELECT lease_guard('job', $)", REVOKED],
+        &["a: ROLLBACK TO s"],
+    ),
+    (&[HELD, WRITTEN, REVOKED], &["a: COMMIT"]),
+    (&[HELD, WRITTEN, REVOKED], &["a: ROLLBACK"]),
+    // The death of a session that has acquired, that guards; that has released, which is undone.
+    (&["a: BEGIN", HELD], &[DIES]),
+    (&[HELD, GUARDED, REVOKED], &[DIES]),
+    (&[HELD, RELEASED], &[DIES, "b: SELECT lease_release('job', $)"]),
+];
+
+/// The same of several leases, by another session, too; and of a shared grant.
+const OF_SEVERAL: Cases = &[
+    (
+        &["a: SELECT lease_acquire_all('{x, job, y}', ttl => '1 h')"],
+        &["b: SELECT lease_release_all('{y, job, x}', $)"],
+    ),
+    (&[HELD], &["a: SELECT lease_renew_all('{job}', $, '1 ms')"]),
+    (
+        &[
+            "a: BEGIN; SAVEPOINT s; SAVEPOINT t",
+            "a: SELECT lease_acquire_all('{a, job}', ttl => '1 h')",
+            "a: RELEASE t",
+        ],
+        &[FAILS, "a: ROLLBACK"],
+    ),
+    (
+        &["a: BEGIN; SAVEPOINT s", "a: SELECT lease_acquire('job', shared => true, ttl => '1 h')"],
+        &["a: ROLLBACK TO s; ROLLBACK"],
+    ),
+];
+
+/// Two sessions that play a case, and one that waits and clears up.
 struct Sessions {
     db: Database,
     a: Session,
     b: Session,
     c: Session,
-    _server: Option<Cluster>,
 }
 
 impl Sessions {
-    fn new(lab: &Lab) -> Result<Sessions> {
-        Sessions::of(lab.database()?, None)
-    }
-
-    /// On a server of their own: the ends of other tests' databases wake the waiters on the shared one.
-    fn undisturbed(lab: &Lab) -> Result<Sessions> {
-        let server = undisturbed_server(lab)?;
-        Sessions::of(Database::with_extension(server.conninfo("postgres"))?, Some(server))
-    }
-
-    fn of(db: Database, server: Option<Cluster>) -> Result<Sessions> {
+    fn new(db: Database) -> Result<Sessions> {
         let (a, b, c) = (db.connect()?, db.connect()?, db.connect()?);
-        Ok(Sessions { db, a, b, c, _server: server })
+        Ok(Sessions { db, a, b, c })
     }
 
-    /// Somebody waits for what `before` holds, and `end` wakes the waiter; in each round it is served.
-    fn wakes(
-        &mut self,
-        before: impl Fn(&mut Sessions) -> Result<i64>,
-        end: impl Fn(&mut Sessions, i64) -> Result<()>,
-    ) -> Result<()> {
+    /// Plays the statements; the first token of all.
+    fn play(&mut self, statements: &[&str], mut token: Option<i64>) -> Result<i64> {
+        for statement in statements {
+            let (who, sql) = statement.split_once(": ").expect("a session's name");
+            let sql = sql.replace("$a", &self.a.pid().to_string());
+            let sql = sql.replace('$', &token.unwrap_or_default().to_string());
+            let session = if who == "a" { &mut self.a } else { &mut self.b };
+            if *statement == FAILS {
+                session.refused(&sql, "22012")?;
+                continue;
+            }
+            let rows = session.rows(&sql).with_context(|| statement.to_string())?;
+            token = token.or(rows.first().and_then(|row| row[0].as_deref()?.parse().ok()));
+        }
+        token.context("no token")
+    }
+}
+
+cases![
+    what_ends_a_grant_or_a_guard_wakes => each_wakes(WAKES),
+    what_ends_a_grant_of_several_wakes => each_wakes(OF_SEVERAL),
+];
+
+fn each_wakes(lab: &Lab, cases: Cases) -> Result<()> {
+    // On a server of its own: the ends of other tests' databases wake the waiters on the shared one.
+    let server = undisturbed_server(lab)?;
+    let mut s = Sessions::new(Database::with_extension(server.conninfo("postgres"))?)?;
+    s.b.run("CREATE TABLE t (n int); SELECT fence_protect('t', lease => 'job')")?;
+    for (before, end) in cases {
         is_woken(|| {
-            let token = before(self)?;
-            let waiter = Waiter::comes(&self.db, &mut self.c)?;
-            end(self, token)?;
-            let (next, took) = waiter.served(&mut self.c)?;
-            ensure!(next > token, "{next} after {token}");
-            self.c.release("job", next)?.expect("held");
-            Ok(took)
-        })?;
-        nothing_is_left(&mut self.c)
-    }
-}
-
-#[lab_test]
-fn a_release_wakes(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::undisturbed(lab)?;
-    sessions
-        .wakes(|s| s.a.acquire("job", "1 h"), |s, token| s.a.release("job", token).map(drop))?;
-    // In a transaction, at its end; by another session; as one of several; in a savepoint.
-    sessions.wakes(
-        |s| {
-            let token = s.a.acquire("job", "1 h")?;
-            s.a.run(&format!("BEGIN; SELECT lease_release('job', {token})"))?;
-            Ok(token)
-        },
-        |s, _| s.a.run("COMMIT"),
-    )?;
-    sessions.wakes(
-        |s| s.a.granted("SELECT lease_acquire_all('{x, job, y}', ttl => '1 h')"),
-        |s, token| s.b.run(&format!("SELECT lease_release_all('{{y, job, x}}', {token})")),
-    )?;
-    sessions.wakes(
-        |s| {
-            let token = s.a.acquire("job", "1 h")?;
-            s.a.run("BEGIN; SAVEPOINT s")?;
-            s.a.run(&format!("SELECT lease_release('job', {token}); RELEASE s"))?;
-            Ok(token)
-        },
-        |s, _| s.a.run("COMMIT"),
-    )
-}
-
-#[lab_test]
-fn a_revocation_wakes(lab: &Lab) -> Result<()> {
-    Sessions::undisturbed(lab)?
-        .wakes(|s| s.a.acquire("job", "1 h"), |s, _| s.b.run("SELECT lease_revoke('job')"))
-}
-
-#[lab_test]
-fn the_end_of_a_grant_that_was_never_committed_wakes(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::undisturbed(lab)?;
-    sessions.wakes(
-        |s| {
-            s.a.run("BEGIN")?;
-            s.a.acquire("job", "1 h")
-        },
-        |s, _| s.a.run("ROLLBACK"),
-    )?;
-    sessions.wakes(
-        |s| {
-            s.a.run("BEGIN; SAVEPOINT s")?;
-            s.a.acquire("job", "1 h")
-        },
-        |s, _| s.a.run("ROLLBACK TO s"),
-    )?;
-    sessions.a.run("COMMIT")?;
-    sessions.wakes(
-        |s| {
-            s.a.run("BEGIN; SAVEPOINT s; SAVEPOINT t")?;
-            let token = s.a.granted("SELECT lease_acquire_all('{a, job}', ttl => '1 h')")?;
-            s.a.run("RELEASE t")?;
-            Ok(token)
-        },
-        |s, _| s.a.refused("SELECT 1/0", "22012").and_then(|_| s.a.run("ROLLBACK")),
-    )?;
-    sessions.wakes(
-        |s| {
-            s.a.run("BEGIN; SAVEPOINT s")?;
-            s.a.granted("SELECT lease_acquire('job', shared => true, ttl => '1 h')")
-        },
-        |s, _| s.a.run("ROLLBACK TO s; ROLLBACK"),
-    )
-}
-
-#[lab_test]
-fn the_end_of_a_guarded_transaction_wakes(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::undisturbed(lab)?;
-    let guarded = |s: &mut Sessions| {
-        let token = s.a.acquire("job", "1 h")?;
-        s.a.run(&format!("BEGIN; SELECT lease_guard('job', {token})"))?;
-        s.b.granted("SELECT lease_revoke('job')")?;
-        Ok(token)
-    };
-    sessions.wakes(guarded, |s, _| s.a.run("COMMIT"))?;
-    sessions.wakes(guarded, |s, _| s.a.run("ROLLBACK"))?;
-    sessions.wakes(guarded, |s, _| {
-        s.a.refused("SELECT 1/0", "22012")?;
-        s.a.run("ROLLBACK")
-    })?;
-    // The guard goes with its savepoint.
-    sessions.wakes(
-        |s| {
-            let token = s.a.acquire("job", "1 h")?;
-            s.a.run("BEGIN; SAVEPOINT s")?;
-            s.a.run(&format!("SELECT lease_guard('job', {token})"))?;
-            s.b.granted(&format!("SELECT lease_renew('job', {token}, '1 us')"))?;
-            s.b.wait_expired("job")?;
-            Ok(token)
-        },
-        |s, _| s.a.run("ROLLBACK TO s"),
-    )?;
-    sessions.a.run("COMMIT")
-}
-
-#[lab_test]
-fn the_end_of_a_transaction_guarded_by_a_bound_fence_wakes(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::undisturbed(lab)?;
-    sessions.a.run("CREATE TABLE t (n int)")?;
-    sessions.a.run("SELECT fence_protect('t', lease => 'job')")?;
-    for end in ["COMMIT", "ROLLBACK"] {
-        sessions.wakes(
-            |s| {
-                let token = s.a.acquire("job", "1 h")?;
-                s.a.run(&format!("BEGIN; INSERT INTO t (n, fence) VALUES (1, {token})"))?;
-                s.b.granted(&format!("SELECT lease_release('job', {token})"))?;
-                Ok(token)
-            },
-            |s, _| s.a.run(end),
-        )?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn the_death_of_a_session_wakes(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::undisturbed(lab)?;
-    // One that has acquired, one that guards, one that has released, in open transactions.
-    for sql in ["", "lease_guard", "lease_release"] {
-        sessions.wakes(
-            |s| {
+            if s.a.run("ROLLBACK").is_err() {
                 s.a = s.db.connect()?;
-                if sql.is_empty() {
-                    s.a.run("BEGIN")?;
-                    return s.a.acquire("job", "1 h");
-                }
-                let token = s.a.acquire("job", "1 h")?;
-                s.a.run(&format!("BEGIN; SELECT {sql}('job', {token})"))?;
-                // The release is undone, so the lease must come to an end by itself.
-                if sql == "lease_guard" {
-                    s.b.granted("SELECT lease_revoke('job')")?;
-                }
-                Ok(token)
-            },
-            |s, token| {
-                let pid = s.a.pid();
-                s.b.run(&format!("SELECT pg_terminate_backend({pid})"))?;
-                if sql == "lease_release" {
-                    ensure!(s.b.release("job", token)?.is_some(), "the dead one's release held");
-                }
-                Ok(())
-            },
-        )?;
+            }
+            let token = s.play(before, None)?;
+            let waiter = Waiter::comes(&s.db, &mut s.c)?;
+            s.play(end, Some(token))?;
+            let (next, took) = waiter.served(&mut s.c)?;
+            ensure!(next > token, "{next} after {token}");
+            s.c.release("job", next)?.expect("held");
+            Ok(took)
+        })
+        .with_context(|| format!("{before:?}, {end:?}"))?;
     }
-    Ok(())
+    s.a.run("ROLLBACK").or_else(|_| Ok(())).and_then(|()| nothing_is_left(&mut s.c))
 }
 
 #[lab_test]
 fn expiry_wakes(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::new(lab)?;
+    let mut sessions = Sessions::new(lab.database()?)?;
     for more in ["", ", shared => true", ", slots => 1"] {
         // The head's look is due at the end of the grant. One that looked only each second would be late in every
         // round, however many there are; in some of them the machine may be busy.
@@ -242,7 +163,7 @@ fn late_after_expiry(sessions: &mut Sessions, more: &str) -> Result<i64> {
 
 #[lab_test]
 fn a_grant_committed_while_they_wait_is_waited_out(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::new(lab)?;
+    let mut sessions = Sessions::new(lab.database()?)?;
     sessions.a.run("BEGIN")?;
     sessions.a.acquire("job", "3 s")?;
     let mut queue = [waiting(&sessions.db, WAIT)?, waiting(&sessions.db, WAIT)?];
@@ -260,7 +181,7 @@ fn a_grant_committed_while_they_wait_is_waited_out(lab: &Lab) -> Result<()> {
 
 /// Two have seen the lease with this ttl, and wait on behind its end, for the holder has renewed it in time.
 fn they_wait_on(lab: &Lab, ttl: &str) -> Result<Option<()>> {
-    let mut sessions = Sessions::new(lab)?;
+    let mut sessions = Sessions::new(lab.database()?)?;
     let conninfo = sessions.db.conninfo();
     let mut queue = [Background::connect(&conninfo)?, Background::connect(&conninfo)?];
     let token = sessions.a.acquire("job", ttl)?;
@@ -291,22 +212,8 @@ fn a_renewed_lease_is_waited_for_on(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_renewal_to_a_sooner_end_wakes(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::undisturbed(lab)?;
-    for call in ["lease_renew('job', $, '1 ms')", "lease_renew_all('{job}', $, '1 ms')"] {
-        sessions
-            .wakes(
-                |s| s.a.acquire("job", "1 h"),
-                |s, token| s.a.run(&format!("SELECT {}", call.replace('$', &token.to_string()))),
-            )
-            .context(call)?;
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn a_prepared_grant_is_waited_out_and_its_end_noticed(lab: &Lab) -> Result<()> {
-    let mut sessions = Sessions::new(lab)?;
+    let mut sessions = Sessions::new(lab.database()?)?;
     let gid = format!("{}_line", sessions.db.name());
     for (end, by) in [("COMMIT", "COMMIT"), ("ROLLBACK", "ROLLBACK")] {
         sessions.a.run("BEGIN")?;
