@@ -14,7 +14,6 @@ mod adopted;
 mod cgroup;
 mod ending;
 mod keeper;
-mod line;
 mod messages;
 mod processes;
 pub mod start;

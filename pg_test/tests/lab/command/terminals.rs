@@ -122,8 +122,7 @@ fn who_waits_is_told_for_whom(lab: &Lab) -> Result<()> {
         wait_until(words, PATIENCE, || String::from_utf8_lossy(&shown()).contains(words))
             .with_context(|| String::from_utf8_lossy(&shown()).into_owned())
     };
-    shows("waiting for job: held by web-3, 35")?;
-    shows(" s left")?;
+    shows("waiting: job is taken: held by web-3, for 59m")?;
     admin.run(&format!("SELECT lease_release('job', {token})"))?;
     terminal.ends_with(3)
 }

@@ -7,29 +7,27 @@ use super::adopted::Adopting;
 use super::ending::{GIVING_UP, end};
 use super::messages::{Order, Said, Told, listen};
 use super::times::Times;
-use super::{MARK, Options, line};
+use super::{MARK, Options};
 use crate::clock::Moment;
 use crate::connection::Server;
 use crate::failure::{Failure, Result, status};
-use crate::{logger, planted};
+use crate::{logger, planted, say};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
 use nix::unistd::gethostname;
 use pg_fence_client::{Error, EventKind, Fence, Lease, LeaseRequest};
 use std::io::{IsTerminal, stderr};
+use std::mem::replace;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::Builder;
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 use tokio_postgres::types::Type;
 
 /// Tokio's timers stand still while the machine sleeps: each wait looks at the clock again after this.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// Between two connections, while a database that is away is waited for.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
-/// A wait shorter than this does not tell whom it waits for.
-const SHOW_AFTER: Duration = Duration::from_millis(500);
 
 pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
     logger::start();
@@ -96,13 +94,15 @@ impl Keeper {
     /// Nothing where the supervisor wants it no more.
     async fn acquire(&mut self, fence: &Fence) -> Result<Option<Lease>> {
         let until = Moment::now() + self.options.wait;
-        let shown = self.show_who_has_it();
         let request = self.request(fence);
+        // A try finds for whom one waits at a terminal.
+        let mut is_told = self.options.quiet || !stderr().is_terminal();
         // The same is not told again and again.
         let mut told = String::new();
         let granted = loop {
+            let wait = if is_told { until.remaining() } else { Duration::ZERO };
             let granted = tokio::select! {
-                granted = request.clone().wait(until.remaining()).acquire() => granted,
+                granted = request.clone().wait(wait).acquire() => granted,
                 // Release, or the end: nobody wants it any more.
                 _ = self.order() => break Ok(None),
             };
@@ -110,7 +110,11 @@ impl Keeper {
                 Ok(lease) => break Ok(Some(lease)),
                 Err(Error::LeaseTaken { holder, remaining, .. }) => {
                     let message = self.taken(holder, remaining).await;
-                    break Err(Failure::new(status::TAKEN, message));
+                    if replace(&mut is_told, true) || until.has_passed() {
+                        break Err(Failure::new(status::TAKEN, message));
+                    }
+                    say(&format!("waiting: {message}"));
+                    continue;
                 }
                 Err(error) => Failure::of_client(&error),
             };
@@ -123,7 +127,6 @@ impl Keeper {
             }
             tokio::time::sleep(TRY_AGAIN.min(until.remaining())).await;
         };
-        shown.iter().for_each(JoinHandle::abort);
         if let Ok(None) = granted {
             // A lease that is granted all the same is given back.
             let _ = tokio::time::timeout(GIVING_UP, fence.close()).await;
@@ -140,7 +143,7 @@ impl Keeper {
                 let left = Duration::from_secs(left.as_secs().max(1));
                 Some(format!("held by {holder}, for {} more", humantime::format_duration(left)))
             }
-            _ => line::kept_by(&self.server, &self.options.names, GIVING_UP).await,
+            _ => kept_by(&self.server, &self.options.names, GIVING_UP).await,
         };
         why.map_or_else(|| plain.clone(), |why| format!("{plain}: {why}"))
     }
@@ -176,26 +179,6 @@ impl Keeper {
             format!("{}/{}", host.to_string_lossy(), mark())
         };
         self.options.holder.clone().unwrap_or_else(unique)
-    }
-
-    /// On a terminal, by a connection of its own: the lease's is busy with waiting.
-    fn show_who_has_it(&self) -> Option<JoinHandle<()>> {
-        let is_wanted = !self.options.quiet && !self.options.wait.is_zero();
-        if !is_wanted || !stderr().is_terminal() {
-            return None;
-        }
-        let (server, said) = (self.server.clone(), self.said.clone());
-        let names = self.options.names.clone();
-        Some(tokio::spawn(async move {
-            tokio::time::sleep(SHOW_AFTER).await;
-            let Ok(connected) = server.connect().await else { return };
-            while let Ok(told) = line::who_has(&connected, &names).await {
-                if let Some(told) = told {
-                    said.say(told);
-                }
-                tokio::time::sleep(LOOK_AGAIN).await;
-            }
-        }))
     }
 
     // With the lease
@@ -343,4 +326,19 @@ async fn sleep_until(moment: Moment) {
 fn deadline_of(lease: &Lease) -> Moment {
     let now = Moment::now();
     now + lease.remaining()
+}
+
+/// The open transaction that keeps a lease which nobody holds, where that can be seen.
+async fn kept_by(server: &Server, names: &[String], limit: Duration) -> Option<String> {
+    let sql = "SELECT array_to_string(blocking_pids, ', '), state, coalesce(holder, '')
+                 FROM fence.leases WHERE name = ANY ($1) AND blocking_pids <> '{}' LIMIT 1";
+    let names = names.to_vec();
+    let asked = async {
+        let connected = server.connect().await.ok()?;
+        let rows = connected.query_typed(sql, &[(&names, Type::TEXT_ARRAY)]).await.ok()?;
+        let text = |at| rows.first()?.try_get::<_, String>(at).ok();
+        let (pids, state, holder) = (text(0)?, text(1)?, text(2)?);
+        Some(format!("kept from all by an open transaction (pid {pids}; {state}, {holder})"))
+    };
+    tokio::time::timeout(limit, asked).await.ok()?
 }

@@ -11,11 +11,6 @@ use tokio::sync::mpsc;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Told {
-    /// It waits in line: who has the lease, and for how long still.
-    Waiting {
-        holder: String,
-        remaining_ms: u64,
-    },
     /// The lease is ours. One that was adopted has no deadline.
     Granted {
         token: i64,

@@ -25,7 +25,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{ErrorKind, IsTerminal, Read, Write, stderr};
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
@@ -55,7 +55,6 @@ pub struct Supervisor {
     /// Of the lease.
     deadline: Option<Moment>,
     command: Option<Running>,
-    is_waiting_shown: bool,
 }
 
 /// The keeper's process, and the pipes to it.
@@ -136,7 +135,6 @@ impl Supervisor {
             phase: Phase::Waiting,
             deadline: None,
             command: None,
-            is_waiting_shown: false,
         })
     }
 
@@ -149,7 +147,6 @@ impl Supervisor {
                 _ => {}
             }
         };
-        self.clear_waiting();
         self.cgroup.iter().for_each(Cgroup::remove);
         outcome
     }
@@ -222,10 +219,8 @@ impl Supervisor {
 
     fn hear(&mut self, told: Told) -> Result<()> {
         match told {
-            Told::Waiting { holder, remaining_ms } => self.show_waiting(&holder, remaining_ms),
             // Or it comes too late: then it is given back.
             Told::Granted { token, deadline } if matches!(self.phase, Phase::Waiting) => {
-                self.clear_waiting();
                 self.deadline = deadline;
                 self.start_command(token)?;
             }
@@ -233,7 +228,6 @@ impl Supervisor {
             Told::Renewed { deadline } => self.deadline = Some(deadline),
             Told::Lost => self.lose(&format!("the lease {} is lost", self.options.lease())),
             Told::Failed { status, message } => {
-                self.clear_waiting();
                 if status != status::TAKEN {
                     return Err(Failure::new(status, message));
                 }
@@ -244,26 +238,6 @@ impl Supervisor {
             }
         }
         Ok(())
-    }
-
-    fn show_waiting(&mut self, holder: &str, remaining_ms: u64) {
-        if self.options.quiet || !stderr().is_terminal() {
-            return;
-        }
-        self.is_waiting_shown = true;
-        let lease = self.options.lease();
-        let left = remaining_ms / 1000;
-        // Nobody to say it to is no reason to stop.
-        let _ = write!(
-            stderr(),
-            "\r\x1b[Kpg_fence: waiting for {lease}: held by {holder}, {left} s left"
-        );
-    }
-
-    fn clear_waiting(&mut self) {
-        if std::mem::take(&mut self.is_waiting_shown) {
-            let _ = write!(stderr(), "\r\x1b[K");
-        }
     }
 
     // The command
@@ -506,7 +480,6 @@ impl Supervisor {
     }
 
     fn release(&mut self, status: u8) {
-        self.clear_waiting();
         self.keeper.tell(&Order::Release);
         self.leave(status);
     }
