@@ -5,11 +5,11 @@ use crate::clock;
 use crate::connected::{Connected, Opener, Tls};
 use crate::error::{Error, classify};
 use crate::guard::{Guardable, Guards, Under};
-use crate::keeper::{Event, Grant, Keeper, Setup};
+use crate::keeper::{Held, Keeper, Setup};
+use crate::lease::Event;
 use crate::open::open;
 use serde_json::Value;
 use std::error::Error as StdError;
-use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::{Config, NoTls};
@@ -93,7 +93,8 @@ impl Fence {
         let holder = holder.map(str::to_owned);
         let asked = Asked { ttl, holder, ..Asked::new(names) };
         let n = n.try_into().map_err(Error::other)?;
-        self.0.run(self.0.clone().claim(asked.checked()?, n)).await?
+        let claimed = self.0.run(self.0.clone().claim(asked.checked()?, n)).await??;
+        Ok(claimed.into_iter().map(Lease::of).collect())
     }
 
     /// Does `work` whenever this process leads, and again after each loss, also of the server, the connection or the
@@ -222,7 +223,8 @@ impl LeaseRequest {
         let (asked, keeper) = (self.asked.checked()?, &self.fence.0);
         // Dropped with this.
         let wanted = Arc::new(());
-        keeper.run(keeper.clone().acquire(asked, Arc::downgrade(&wanted))).await?
+        let acquired = keeper.run(keeper.clone().acquire(asked, Arc::downgrade(&wanted)));
+        acquired.await?.map(Lease::of)
     }
 
     /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits, and the answer is
@@ -247,25 +249,9 @@ impl LeaseRequest {
 #[derive(Clone, Debug)]
 pub struct Lease(Arc<Held>);
 
-#[derive(Debug)]
-struct Held {
-    keeper: Arc<Keeper>,
-    grant: Arc<Grant>,
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if self.grant.reason().is_none() {
-            let (keeper, grant) = (self.keeper.clone(), self.grant.clone());
-            // Where there is no thread to be had it ends at its ttl.
-            drop(self.keeper.run(async move { keeper.release(&[grant]).await }));
-        }
-    }
-}
-
 impl Lease {
-    pub(crate) fn new(keeper: &Arc<Keeper>, grant: Arc<Grant>) -> Lease {
-        Lease(Arc::new(Held { keeper: keeper.clone(), grant }))
+    fn of(held: Held) -> Lease {
+        Lease(held.into())
     }
 
     /// The names that it is a lease of.
@@ -326,17 +312,10 @@ impl Lease {
     /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be reached, it
     /// ends at its ttl. Dropped while it waits, it goes on in the background.
     pub async fn release(&self) -> Result<(), Error> {
-        let (keeper, grant) = (self.0.keeper.clone(), self.0.grant.clone());
-        if grant.reason().is_none() {
-            self.0.keeper.run(async move { keeper.release(&[grant]).await }).await?;
+        if let Some(released) = self.0.give_back() {
+            released.await?;
         }
         self.0.grant.loss().map_or(Ok(()), Err)
-    }
-}
-
-impl fmt::Debug for Keeper {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Keeper")
     }
 }
 

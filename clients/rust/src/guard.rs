@@ -3,7 +3,8 @@
 use crate::asked::{Pairs, Place};
 use crate::connected::Connected;
 use crate::error::{Error, Reason};
-use crate::keeper::{EventKind, Grant, Keeper, lock, pairs};
+use crate::keeper::Keeper;
+use crate::lease::{EventKind, Grant, lock, pairs};
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;

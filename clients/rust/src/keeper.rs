@@ -5,17 +5,17 @@ use crate::asked::{Asked, Pairs, Place, cancel, keep, release, seconds};
 use crate::clock::{self, after, left, now};
 use crate::connected::{BoxFuture, Line, Opener};
 use crate::error::{Error, Reason};
-use crate::fence::Lease;
+use crate::lease::{Answer, Event, EventKind, Grant, all_of, lock, pairs};
+use std::fmt;
 use std::mem::{replace, take};
 use std::slice::from_ref;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{Mutex as AsyncMutex, watch};
-use tokio::task::AbortHandle;
 use tokio_postgres::Row;
 
-/// The most for one `lease_keep`; and for a release in one transaction, which has its share of locks.
+/// The most for one `lease_keep`, the others come right after it; and for a release in one transaction, which has its share of locks.
 const MOST_PAIRS: usize = 10_000;
 const MOST_RELEASED: usize = 200;
 /// No portion of a wait takes longer: its snapshot holds up others.
@@ -25,130 +25,11 @@ const LONGEST: Duration = Duration::from_secs(30);
 /// Several names have no queue: so often they are tried. So often it is looked whether a session has ended, too.
 const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
-/// An event for `on_event`, in the keeper's thread; it must not block.
-#[derive(Debug, Clone)]
-#[allow(missing_docs)]
-pub struct Event {
-    pub kind: EventKind,
-    pub names: Vec<String>,
-    pub token: i64,
-    /// How long it is ours if no renewal comes through any more.
-    pub remaining: Duration,
-}
-
-/// The kind of an event.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(missing_docs)]
-pub enum EventKind {
-    Acquired,
-    Renewed,
-    Lost(Reason),
-    Released,
-}
-
-/// The answer of `lease_keep` for one name: the outcome; what remains, and when to ask again, in seconds.
-pub type Answer = (String, Option<f64>, Option<f64>);
-
 type Answers = Result<Vec<Answer>, Error>;
 
 /// The laboratory's: does the call, or something else in its place.
 #[cfg(feature = "lab")]
 pub type Lab = Arc<dyn Fn(Pairs, BoxFuture<Answers>) -> BoxFuture<Answers> + Send + Sync>;
-
-/// A lease that was granted, until it is over: then it has a reason.
-#[derive(Debug)]
-pub(crate) struct Grant {
-    pub names: Vec<String>,
-    pub token: i64,
-    ttl: Duration,
-    /// The connection that a session lease lives on.
-    session: Option<u64>,
-    pub times: watch::Sender<Times>,
-    /// The connections that are in a transaction under it.
-    pub guards: Mutex<Vec<AbortHandle>>,
-}
-
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Times {
-    deadline: Duration,
-    beat_at: Duration,
-    /// Transactions that are about to release it: it is not renewed meanwhile.
-    resting: i32,
-    pub reason: Option<Reason>,
-}
-
-impl Grant {
-    /// By a call that began at `before`: from there the ttl counts.
-    fn new(
-        names: Vec<String>,
-        token: i64,
-        before: Duration,
-        ttl: Duration,
-        session: Option<u64>,
-    ) -> Arc<Grant> {
-        let (deadline, beat_at) = (before + ttl, before + ttl / 3);
-        let times = watch::Sender::new(Times { deadline, beat_at, resting: 0, reason: None });
-        Arc::new(Grant { names, token, ttl, session, times, guards: Mutex::default() })
-    }
-
-    fn times(&self) -> Times {
-        *self.times.borrow()
-    }
-
-    /// When it is to be renewed.
-    fn beat_at(&self) -> Duration {
-        let times = self.times();
-        if times.resting == 0 { times.beat_at } else { Duration::MAX }
-    }
-
-    pub fn reason(&self) -> Option<Reason> {
-        self.times().reason
-    }
-
-    pub fn remaining(&self) -> Duration {
-        let times = self.times();
-        if times.reason.is_none() { left(times.deadline) } else { Duration::ZERO }
-    }
-
-    /// The verdict of `check` on it.
-    pub fn over(&self) -> Option<Error> {
-        let (names, reason) = (self.names.clone(), self.reason()?);
-        Some(Error::LeaseLost { names, reason, in_doubt: false })
-    }
-
-    /// The loss that it has come to.
-    pub fn loss(&self) -> Option<Error> {
-        if self.reason() == Some(Reason::Released) { None } else { self.over() }
-    }
-
-    pub fn rest(&self, is_resting: bool) {
-        self.times.send_modify(|times| times.resting += if is_resting { 1 } else { -1 });
-    }
-
-    /// Takes the answers, one for each name, to a call that began at `before`. Why it is lost, if it is; or else whether it
-    /// was renewed.
-    fn answered(&self, answers: &[Answer], before: Duration, got_on: bool) -> Result<bool, Reason> {
-        let is = |outcome: &str| answers.iter().any(|(is, ..)| is == outcome);
-        if is("lost") || is("refused") {
-            let reason = if is("lost") { Reason::Gone } else { Reason::Refused };
-            return if self.times().resting > 0 { Ok(false) } else { Err(reason) };
-        }
-        let again = answers.iter().map(|(.., again)| again.map_or(self.ttl / 12, seconds)).min();
-        let again = again.unwrap_or(self.ttl / 3);
-        let left = answers.iter().filter_map(|(_, left, _)| left.map(seconds)).min();
-        let is_kept = answers.iter().all(|(outcome, ..)| outcome == "kept");
-        self.times.send_modify(|times| match is_kept {
-            true => {
-                (times.deadline, times.beat_at) =
-                    (before + left.unwrap_or_default(), before + again)
-            }
-            // Out of locks: at once, in another transaction, as long as that helps.
-            false if again.is_zero() && !got_on => times.beat_at = after(self.ttl / 12),
-            false => times.beat_at = after(again),
-        });
-        Ok(is_kept)
-    }
-}
 
 /// How a fence was made.
 #[derive(Clone)]
@@ -180,6 +61,35 @@ struct State {
     has_told: bool,
     /// Transactions in which something is to be cancelled.
     hanging: Vec<Place>,
+}
+
+impl fmt::Debug for Keeper {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Keeper")
+    }
+}
+
+/// A grant that is somebody's. Dropped, it is given back in the background; where there is no thread to be had it ends at
+/// its ttl.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub keeper: Arc<Keeper>,
+    pub grant: Arc<Grant>,
+}
+
+impl Held {
+    /// Nothing where it is over. To the end, also where what it returns is dropped.
+    pub fn give_back(&self) -> Option<impl Future<Output = Result<(), Error>> + use<>> {
+        let (keeper, grant) = (self.keeper.clone(), self.grant.clone());
+        let released = async move { keeper.release(&[grant]).await };
+        self.grant.reason().is_none().then(|| self.keeper.run(released))
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.give_back());
+    }
 }
 
 impl Keeper {
@@ -275,7 +185,12 @@ impl Keeper {
                 pause = pause.min(next);
                 if next.is_zero() {
                     // Leases that are nearly due go along.
-                    grants.retain(|grant| left(grant.beat_at()) <= grant.ttl / 6);
+                    let mut count = 0;
+                    grants.retain(|grant| {
+                        let is_due = left(grant.beat_at()) <= grant.ttl / 6;
+                        count += if is_due { grant.names.len() } else { 0 };
+                        is_due && count <= MOST_PAIRS
+                    });
                     let keeper = self.clone();
                     beat = Some(Box::pin(async move { keeper.keep(&grants).await }));
                 }
@@ -298,29 +213,32 @@ impl Keeper {
     pub async fn keep(self: &Arc<Self>, grants: &[Arc<Grant>]) {
         // So much less that where a connection falls silent, another one can be opened in time.
         let (before, limit) = (now(), self.limit(LONGEST, grants) * 3 / 4);
-        let mut answers = Vec::new();
-        for some in pairs(grants).chunks(MOST_PAIRS) {
-            let mut asked = self.ask(some, limit).await;
-            // After a failover it is only the connection that had ended; but once in an outage, or a server that refuses
-            // all of them would be hammered.
-            if asked.as_ref().is_err_and(Error::is_of_connection) && !self.state().is_out {
-                asked = self.ask(some, limit).await;
-            }
-            match asked {
-                Ok(some) => answers.extend(some),
-                Err(error) => {
-                    self.is_out(Some(&error));
-                    if matches!(error, Error::NotGranted { .. } | Error::NotInstalled(_)) {
-                        // The statement itself: it never will.
-                        self.end(grants, Reason::Refused);
-                    }
-                    // Else no loss: the deadline tells.
-                    let again = grants.iter().map(|grant| grant.ttl / 12).min().unwrap_or_default();
-                    return self.beat_at(grants, after(again));
-                }
-            }
+        let mut asked = self.ask(pairs(grants), limit).await;
+        // After a failover it is only the connection that had ended; but once in an outage, or a server that refuses
+        // all of them would be hammered.
+        if asked.as_ref().is_err_and(Error::is_of_connection) && !self.state().is_out {
+            asked = self.ask(pairs(grants), limit).await;
         }
-        self.is_out(None);
+        let answers = match asked {
+            Ok(answers) => answers,
+            Err(error) => {
+                // An outage is one line of the log, however many leases there are.
+                if !replace(&mut self.state().is_out, true) {
+                    log::warn!("leases are not renewed, and it is tried again: {error}");
+                }
+                if matches!(error, Error::NotGranted { .. } | Error::NotInstalled(_)) {
+                    // The statement itself: it never will.
+                    self.end(grants, Reason::Refused);
+                }
+                // Else no loss: the deadline tells.
+                let again = grants.iter().map(|grant| grant.ttl / 12).min().unwrap_or_default();
+                return self.beat_at(grants, after(again));
+            }
+        };
+        {
+            let mut state = self.state();
+            (state.is_out, state.has_told) = (false, false);
+        }
         let got_on = answers.iter().any(|(outcome, ..)| outcome == "kept");
         let (mut rest, mut lost) = (answers.as_slice(), Vec::new());
         for grant in grants {
@@ -339,15 +257,15 @@ impl Keeper {
         self.changed.send_replace(());
     }
 
-    async fn ask(self: &Arc<Self>, pairs: &[(String, i64)], limit: Duration) -> Answers {
-        let (keeper, call) = (self.clone(), keep(&self.setup.schema, pairs.to_vec()));
+    async fn ask(self: &Arc<Self>, pairs: Pairs, limit: Duration) -> Answers {
+        let (keeper, call) = (self.clone(), keep(&self.setup.schema, pairs.clone()));
         let answers = async move {
             let answer = |row: &Row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
             keeper.line.lock().await.call(limit, &call).await?.iter().map(answer).collect()
         };
         #[cfg(feature = "lab")]
         if let Some(lab) = &self.setup.lab {
-            return lab(pairs.to_vec(), Box::pin(answers)).await;
+            return lab(pairs, Box::pin(answers)).await;
         }
         answers.await
     }
@@ -365,43 +283,28 @@ impl Keeper {
         ttls.fold(ttl.min(LONGEST), Duration::min) / 3
     }
 
-    /// An outage is one line of the log, however many leases there are.
-    fn is_out(&self, error: Option<&Error>) {
-        let mut state = self.state();
-        state.has_told &= error.is_some();
-        let was_out = replace(&mut state.is_out, error.is_some());
-        match (was_out, error) {
-            (false, Some(error)) => {
-                log::warn!("leases are not renewed, and it is tried again: {error}")
-            }
-            (true, None) => log::info!("leases are renewed again"),
-            _ => {}
-        }
-    }
-
     // How a lease comes
 
-    /// Where `wanted` has gone, nobody waits for it any more. A lease that comes all the same is dropped, and so given
-    /// back.
-    pub async fn acquire(self: Arc<Self>, asked: Asked, wanted: Weak<()>) -> Result<Lease, Error> {
-        // The others are renewed meanwhile.
-        let own = (!asked.wait.is_zero() && !asked.session)
-            .then(|| AsyncMutex::new(Line::new(self.setup.open.clone())));
-        let grant = self.wait_for(&asked, own.as_ref().unwrap_or(&self.line), wanted).await;
-        let mut connected = own.and_then(|own| own.into_inner().connected);
+    /// Where `wanted` has gone, nobody waits for it any more.
+    pub async fn acquire(self: Arc<Self>, asked: Asked, wanted: Weak<()>) -> Result<Held, Error> {
+        // While it waits on a connection of its own, the others are renewed.
+        let own = AsyncMutex::new(Line::new(self.setup.open.clone()));
+        let waits = !asked.wait.is_zero() && !asked.session;
+        let grant = self.wait_for(&asked, if waits { &own } else { &self.line }, wanted).await;
+        let mut spare = own.into_inner().connected;
         if grant.is_ok()
             && let Ok(mut line) = self.line.try_lock()
             && !line.look()
         {
             // It goes on as the fence's.
-            line.connected = connected.take();
+            line.connected = spare.take();
         }
         let granted = match grant {
             Ok(grant) => self.granted(grant).await,
             Err(error) => Err(error),
         };
-        if let Some(connected) = connected {
-            connected.close().await;
+        if let Some(spare) = spare {
+            spare.close().await;
         }
         granted
     }
@@ -444,27 +347,27 @@ impl Keeper {
         }
     }
 
-    pub async fn claim(self: Arc<Self>, asked: Asked, n: i32) -> Result<Vec<Lease>, Error> {
+    pub async fn claim(self: Arc<Self>, asked: Asked, n: i32) -> Result<Vec<Held>, Error> {
         let (limit, ttl, mut line) =
             (self.limit(asked.ttl, &[]), asked.ttl, self.line.lock().await);
         self.refuse_if_closed()?;
         let before = now();
         let rows = line.call(limit, &asked.any(&self.setup.schema, n)).await?;
         drop(line);
-        let mut leases = Vec::new();
+        let mut all = Vec::new();
         for row in &rows {
             let grant = Grant::new(vec![row.try_get(0)?], row.try_get(1)?, before, ttl, None);
             // One that is lost already has been told.
-            leases.extend(self.granted(grant).await.ok());
+            all.extend(self.granted(grant).await.ok());
         }
-        Ok(leases)
+        Ok(all)
     }
 
     fn refuse_if_closed(&self) -> Result<(), Error> {
         if self.state().is_closed { Err(Error::Invalid("the fence is closed")) } else { Ok(()) }
     }
 
-    async fn granted(self: &Arc<Self>, grant: Arc<Grant>) -> Result<Lease, Error> {
+    async fn granted(self: &Arc<Self>, grant: Arc<Grant>) -> Result<Held, Error> {
         self.tell(EventKind::Acquired, &grant);
         if grant.beat_at() <= now() {
             // The call has waited, and the server counts from a later moment. The heartbeat does not know of it yet.
@@ -478,7 +381,7 @@ impl Keeper {
             self.release(from_ref(&grant)).await;
         }
         self.check(&grant)?;
-        Ok(Lease::new(self, grant))
+        Ok(Held { keeper: self.clone(), grant })
     }
 
     // How it ends
@@ -494,18 +397,7 @@ impl Keeper {
 
     /// Returns the leases that were not over before.
     pub fn end(&self, grants: &[Arc<Grant>], reason: Reason) -> Vec<Arc<Grant>> {
-        let ends = |grant: &&Arc<Grant>| {
-            grant.times.send_if_modified(|times| {
-                let ends = times.reason.is_none();
-                times.reason.get_or_insert(reason);
-                if ends && reason != Reason::Released {
-                    // Before anybody hears of it, who would leave the guard.
-                    lock(&grant.guards).iter().for_each(AbortHandle::abort);
-                }
-                ends
-            })
-        };
-        let ended: Vec<_> = grants.iter().filter(ends).cloned().collect();
+        let ended: Vec<_> = grants.iter().filter(|grant| grant.end(reason)).cloned().collect();
         if ended.is_empty() {
             return ended;
         }
@@ -618,24 +510,4 @@ impl Keeper {
         let (names, token) = (grant.names.clone(), grant.token);
         (self.setup.on_event)(&Event { kind, names, token, remaining: grant.remaining() });
     }
-}
-
-pub(crate) fn pairs(grants: &[Arc<Grant>]) -> Pairs {
-    let of_one = |grant: &Arc<Grant>| {
-        let token = grant.token;
-        grant.names.clone().into_iter().map(move |name| (name, token))
-    };
-    grants.iter().flat_map(of_one).collect()
-}
-
-/// For the log.
-fn all_of(grants: &[Arc<Grant>]) -> String {
-    match grants {
-        [one] => format!("the lease {} is", one.names.join(", ")),
-        all => format!("{} leases ({}, …) are", all.len(), all[0].names.join(", ")),
-    }
-}
-
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

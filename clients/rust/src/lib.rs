@@ -31,6 +31,7 @@ mod error;
 mod fence;
 mod guard;
 mod keeper;
+mod lease;
 mod open;
 #[cfg(feature = "sqlx")]
 mod sqlx;
@@ -40,8 +41,8 @@ pub use connected::{Connected, Tls};
 pub use error::{Error, Reason, Refused, classify};
 pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
 pub use guard::{Guard, Guardable, Guarded, Guards};
+pub use lease::{Event, EventKind};
+pub use open::{connect, open};
 #[cfg(feature = "lab")]
 #[doc(hidden)]
-pub use keeper::{Answer, Lab};
-pub use keeper::{Event, EventKind};
-pub use open::{connect, open};
+pub use {keeper::Lab, lease::Answer};

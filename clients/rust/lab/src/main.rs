@@ -115,8 +115,6 @@ fn refused(error: &(dyn StdError + 'static)) {
     let told = told.as_ref().or(error.downcast_ref());
     let state = told.and_then(Error::sqlstate);
     let kind = match told {
-        None if error.is::<Nothing>() => "lost",
-        None if error.is::<Deadline>() => "deadline",
         Some(Error::TransactionLost { in_doubt: true, .. }) => "in-doubt",
         Some(Error::TransactionLost { .. }) => "transaction-lost",
         Some(Error::LeaseTaken { .. }) => "taken",
@@ -125,33 +123,37 @@ fn refused(error: &(dyn StdError + 'static)) {
         Some(Error::NotGranted { .. }) => "not-granted",
         Some(Error::NoAnswer(_) | Error::NotConnected(..)) => "no-answer",
         Some(_) if state.is_some() => "refused",
-        _ if error.is::<Wrong>() => "type",
-        _ => "other",
+        _ => match error.downcast_ref() {
+            Some(Own::Nothing) => "lost",
+            Some(Own::Deadline) => "deadline",
+            Some(Own::Wrong) => "type",
+            _ => "other",
+        },
     };
     say("refused", json!({ "error": kind, "sqlstate": state, "message": error.to_string() }));
 }
 
-macro_rules! errors {
-    ($($name:ident: $words:literal),*) => {$(
-        #[derive(Debug)]
-        struct $name;
-
-        impl std::fmt::Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str($words)
-            }
-        }
-
-        impl StdError for $name {}
-    )*};
+/// An error of the worker's own.
+#[derive(Debug)]
+enum Own {
+    Nothing,
+    Deadline,
+    Wrong,
+    Failure,
 }
 
-errors! {
-    Nothing: "there is no lease, or its transaction has ended",
-    Deadline: "the caller's own deadline has passed",
-    Wrong: "the compiler refuses it",
-    Failure: "an error of the work's own"
+impl std::fmt::Display for Own {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Own::Nothing => "there is no lease, or its transaction has ended",
+            Own::Deadline => "the caller's own deadline has passed",
+            Own::Wrong => "the compiler refuses it",
+            Own::Failure => "an error of the work's own",
+        })
+    }
 }
+
+impl StdError for Own {}
 
 /// The lease or number that it writes under.
 #[derive(Clone)]
@@ -294,19 +296,19 @@ impl Worker {
                 say("done", json!({}));
             }
             // The compiler refuses all of these.
-            "wrong" => return Err(Wrong.into()),
+            "wrong" => return Err(Own::Wrong.into()),
             "census" => say("census", json!({ "tasks": census() })),
             "close" => self.close().await,
             "update" | "sleep" | "commit" | "rollback" | "commit-itself" | "fail-and-go-on" => {
-                return Err(Nothing.into());
+                return Err(Own::Nothing.into());
             }
             _ => return Err("unknown order".into()),
         }
         Ok(())
     }
 
-    fn held(&self) -> Result<Held, Nothing> {
-        lock(&self.held).clone().ok_or(Nothing)
+    fn held(&self) -> Result<Held, Own> {
+        lock(&self.held).clone().ok_or(Own::Nothing)
     }
 
     async fn acquire(&mut self, order: &Value) -> Outcome {
@@ -421,7 +423,7 @@ impl Worker {
             };
             match order["do"].as_str().unwrap_or_default() {
                 "guard" => {
-                    let Held::Lease(lease) = self.held()? else { return Err(Nothing.into()) };
+                    let Held::Lease(lease) = self.held()? else { return Err(Own::Nothing.into()) };
                     let inner = lease.guard(&mut guard).await?;
                     say("guarded", json!({}));
                     Box::pin(self.steps(inner, orders, renewals)).await?;
@@ -454,31 +456,19 @@ impl Worker {
     }
 
     async fn present(&self, orders: &mut Orders) -> Outcome {
-        let Held::Lease(lease) = self.held()? else { return Err(Nothing.into()) };
+        let Held::Lease(lease) = self.held()? else { return Err(Own::Nothing.into()) };
         let mut config = self.config.clone();
         config.options(options(&lease));
         let (client, connection) = config.connect(NoTls).await?;
-        let mut connected = Connected::new(client, connection);
-        let transaction = connected.transaction().await?;
+        let connected = Connected::new(client, connection);
+        connected.batch_execute("BEGIN").await?;
         say("presented", json!({}));
         loop {
-            let order = orders.recv().await.ok_or("no order")?;
-            match order["do"].as_str().unwrap_or_default() {
-                "commit" => {
-                    transaction.commit().await?;
-                    say("committed", json!({}));
-                    return Ok(());
-                }
-                "rollback" => {
-                    transaction.rollback().await?;
-                    say("rolled-back", json!({}));
-                    return Ok(());
-                }
-                _ => {
-                    let (sql, said) = step(&order)?;
-                    transaction.batch_execute(&sql).await?;
-                    say(said, json!({}));
-                }
+            let (sql, said) = step(&orders.recv().await.ok_or("no order")?)?;
+            connected.batch_execute(&sql).await?;
+            say(said, json!({}));
+            if matches!(said, "committed" | "rolled-back") {
+                return Ok(());
             }
         }
     }
@@ -501,7 +491,7 @@ impl Worker {
             };
             match fence.lead(&name, ttl, &stop, work).await {
                 Ok(_) => say("stopped", json!({})),
-                Err(error) if error.is::<Failure>() => say("stopped", json!({ "reason": "fails" })),
+                Err(error) if error.is::<Own>() => say("stopped", json!({ "reason": "fails" })),
                 Err(error) => say("stopped", json!({ "reason": error.to_string() })),
             }
         }));
@@ -525,7 +515,7 @@ async fn works(stop: CancellationToken, how: Arc<Mutex<Option<String>>>, url: St
         let how = lock(&how).take();
         match how.as_deref() {
             Some("returns") => return Ok(()),
-            Some("fails") => return Err(Failure.into()),
+            Some("fails") => return Err(Own::Failure.into()),
             Some("loses-connection") => {
                 let client = connect(&url, NoTls).await?;
                 client.batch_execute("SELECT pg_terminate_backend(pg_backend_pid())").await?;
@@ -552,17 +542,19 @@ fn tell(event: &Event, crowd: &[String]) {
 }
 
 /// Its result, unless the caller's own deadline comes first.
-async fn within<T>(order: &Value, work: impl Future<Output = T>) -> Result<T, Deadline> {
+async fn within<T>(order: &Value, work: impl Future<Output = T>) -> Result<T, Own> {
     if !order["within_ms"].is_u64() {
         return Ok(work.await);
     }
-    tokio::time::timeout(ms(&order["within_ms"]), work).await.map_err(|_| Deadline)
+    tokio::time::timeout(ms(&order["within_ms"]), work).await.map_err(|_| Own::Deadline)
 }
 
 /// A statement within a transaction, and what is said after it.
 fn step(order: &Value) -> Result<(String, &'static str), BoxError> {
     match order["do"].as_str().unwrap_or_default() {
         "update" => Ok((update(order), "updated")),
+        "commit" => Ok(("COMMIT".to_owned(), "committed")),
+        "rollback" => Ok(("ROLLBACK".to_owned(), "rolled-back")),
         // In the server, so that the work hangs in its connection.
         "sleep" => Ok((format!("SELECT pg_sleep({})", ms(&order["ms"]).as_secs_f64()), "slept")),
         _ => Err("unknown order".into()),
