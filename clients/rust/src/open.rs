@@ -59,7 +59,6 @@ async fn places(config: &Config) -> Vec<Config> {
         let port = ports.get(at).or(ports.first()).copied().unwrap_or(USUAL_PORT);
         match (one.port(port), hosts.get(at)) {
             (one, Some(Host::Tcp(host))) => one.host(host),
-            #[cfg(unix)]
             (one, Some(Host::Unix(path))) => one.host_path(path),
             (one, None) => one,
         };
@@ -101,7 +100,6 @@ fn place(config: &Config) -> String {
     let user = config.get_user().unwrap_or_default();
     let address = config.get_hostaddrs().first().map(ToString::to_string);
     let at = match (config.get_hosts().first(), address) {
-        #[cfg(unix)]
         (Some(Host::Unix(path)), _) => format!("socket \"{}/.s.PGSQL.{port}\"", path.display()),
         (Some(Host::Tcp(host)), Some(address)) if *host != address => {
             format!("\"{host}\" ({address}), port {port},")

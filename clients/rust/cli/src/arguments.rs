@@ -70,13 +70,4 @@ mod tests {
     fn the_command_line_is_sound() {
         Arguments::command().debug_assert();
     }
-
-    #[test]
-    fn what_follows_the_dashes_is_the_command() {
-        let text = "pg_fence run -d shop a b --ttl 1m -- ls -d --ttl x";
-        let arguments = Arguments::try_parse_from(text.split(' ')).unwrap();
-        assert!(matches!(arguments.command, Command::Run(_)));
-        assert!(Arguments::try_parse_from(["pg_fence", "run", "--", "ls"]).is_err());
-        assert!(Arguments::try_parse_from(["pg_fence", "run", "a"]).is_err());
-    }
 }

@@ -58,7 +58,7 @@ fn carry_out(arguments: Arguments, is_keeper: bool) -> Result<u8> {
         Command::Completions { shell } => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Arguments::command(), "pg_fence", &mut text);
-            print(&text)
+            print(&String::from_utf8_lossy(&text))
         }
         Command::Man { directory } => {
             let written = clap_mangen::generate_to(Arguments::command(), directory);
@@ -68,14 +68,14 @@ fn carry_out(arguments: Arguments, is_keeper: bool) -> Result<u8> {
 }
 
 /// Where the reader has gone, as `head` does, there is nothing more to do.
-fn print(text: &[u8]) -> Result<u8> {
+fn print(text: &str) -> Result<u8> {
     put(text).map(|_| 0)
 }
 
 /// Whether somebody reads it.
-fn put(text: &[u8]) -> Result<bool> {
+fn put(text: &str) -> Result<bool> {
     let mut out = stdout();
-    match out.write_all(text).and_then(|()| out.flush()) {
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
         Ok(()) => Ok(true),
         Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
         Err(error) => Err(Failure::system("the standard output", error)),

@@ -77,7 +77,7 @@ fn show_again(
             None => View::open(connection).and_then(|opened| look(view.insert(opened))),
         };
         match shown {
-            Ok(text) if crate::put(text.as_bytes())? => told.clear(),
+            Ok(text) if crate::put(&text)? => told.clear(),
             Ok(_) => return Ok(0),
             Err(failure) if failure.is_passing() => {
                 view = None;
@@ -98,8 +98,4 @@ fn show_again(
             Err(error) => return Err(Failure::system("cannot wait", error)),
         }
     }
-}
-
-fn print(text: &str) -> Result<u8> {
-    crate::print(text.as_bytes())
 }

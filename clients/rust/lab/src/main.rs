@@ -249,50 +249,32 @@ impl Worker {
                 }
                 say("released", json!({}));
             }
-            "write" => return self.write(order).await,
+            "write" => return self.write(order, &update(order)).await,
+            "truncate" => return self.write(order, "TRUNCATE work").await,
             "unfenced" => {
                 let client = connect(&self.url, NoTls).await?;
                 client.batch_execute(&update(order)).await?;
                 client.close().await;
                 say("wrote", json!({}));
             }
-            "truncate" => {
-                let held = self.held()?;
+            which @ ("guard" | "guard-all") => {
                 let mut client = connect(&self.url, NoTls).await?;
-                let guard = held.guard(&mut client).await?;
-                guard.batch_execute("TRUNCATE work").await?;
-                guard.commit().await?;
-                say("wrote", json!({}));
-            }
-            "guard" => {
-                let held = self.held()?;
-                let mut client = connect(&self.url, NoTls).await?;
-                let guard = held.guard(&mut client).await?;
-                self.until_its_end(guard, orders).await?;
-                client.close().await;
-            }
-            "guard-all" => {
-                let mut client = connect(&self.url, NoTls).await?;
-                let guard = self.fence.guard(&mut client, &self.crowd).await?;
+                let guard = match which {
+                    "guard" => self.held()?.guard(&mut client).await?,
+                    _ => self.fence.guard(&mut client, &self.crowd).await?,
+                };
                 self.until_its_end(guard, orders).await?;
                 client.close().await;
             }
             "present" => return self.present(orders).await,
-            "starve" => {
-                self.heartbeat.starve();
-                say("done", json!({}));
-            }
-            "break" => {
-                self.heartbeat.break_once();
-                say("done", json!({}));
-            }
-            "lead" => self.lead(order),
-            "work" => {
-                *lock(&self.how) = order["how"].as_str().map(str::to_owned);
-                say("done", json!({}));
-            }
-            "stop" => {
-                self.stop.cancel();
+            which @ ("starve" | "break" | "lead" | "work" | "stop") => {
+                match which {
+                    "starve" => self.heartbeat.starve(),
+                    "break" => self.heartbeat.break_once(),
+                    "lead" => self.lead(order),
+                    "work" => *lock(&self.how) = order["how"].as_str().map(str::to_owned),
+                    _ => self.stop.cancel(),
+                }
                 say("done", json!({}));
             }
             // The compiler refuses all of these.
@@ -380,14 +362,14 @@ impl Worker {
     // Transactions
 
     /// A whole transaction; with `release`, the last one.
-    async fn write(&mut self, order: &Value) -> Outcome {
+    async fn write(&mut self, order: &Value, sql: &str) -> Outcome {
         let held = self.held()?;
         let mut client = connect(&self.url, NoTls).await?;
         if order["read_first"] == true {
             client.batch_execute("SELECT 1").await?;
         }
         let guard = held.guard(&mut client).await?;
-        guard.batch_execute(&update(order)).await?;
+        guard.batch_execute(sql).await?;
         if order["release"] == true {
             guard.commit_and_release().await?;
         } else {
@@ -495,7 +477,6 @@ impl Worker {
                 Err(error) => say("stopped", json!({ "reason": error.to_string() })),
             }
         }));
-        say("done", json!({}));
     }
 
     async fn close(&mut self) {

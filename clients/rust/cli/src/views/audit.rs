@@ -1,8 +1,8 @@
 //! Ways around the fence, and where they were looked for.
 
-use super::{View, print};
-use crate::connection;
+use super::View;
 use crate::failure::{Failure, Result};
+use crate::{connection, print};
 use clap::Args;
 use tokio_postgres::types::Type;
 

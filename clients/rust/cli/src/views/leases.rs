@@ -1,8 +1,8 @@
 //! Leases: who has them; and giving them back, or taking them away.
 
-use super::{View, print, show_again};
-use crate::connection;
+use super::{View, show_again};
 use crate::failure::{Failure, Result, status};
+use crate::{connection, print};
 use clap::Args;
 use tokio_postgres::types::Type;
 

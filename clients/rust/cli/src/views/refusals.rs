@@ -1,8 +1,8 @@
 //! The latest refused writes.
 
-use super::{View, print, show_again};
-use crate::connection;
+use super::{View, show_again};
 use crate::failure::Result;
+use crate::{connection, print};
 use clap::Args;
 use tokio_postgres::types::Type;
 

@@ -1,8 +1,8 @@
 //! The state of pg_fence in the database, in one row.
 
-use super::{View, print};
-use crate::connection;
+use super::View;
 use crate::failure::Result;
+use crate::{connection, print};
 use clap::Args;
 
 #[derive(Debug, Args)]
