@@ -50,7 +50,7 @@ fn main() -> Outcome {
     };
     log::set_logger(&Logger).map_err(|error| error.to_string())?;
     log::set_max_level(log::LevelFilter::Warn);
-    let heartbeat = Arc::new(Heartbeat::new(plant.as_deref())?);
+    let heartbeat = Arc::new(Heartbeat::new(plant));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     runtime.block_on(serve(heartbeat))

@@ -19,6 +19,7 @@ fn text(stage: &Stage, arguments: &[&str]) -> Result<String> {
 
 fn json(stage: &Stage, arguments: &[&str]) -> Result<Value> {
     let text = text(stage, &[arguments, &["--json"]].concat())?;
+    ensure!(text.lines().count() == 1, "{text}");
     serde_json::from_str(&text).with_context(|| text)
 }
 
@@ -33,7 +34,7 @@ fn leases_are_listed_shown_released_and_revoked(lab: &Lab) -> Result<()> {
     let listed = text(&stage, &["leases", "jo"])?;
     ensure!(listed.lines().count() == 2 && listed.contains("web-3"), "{listed}");
     ensure!(listed.starts_with("NAME") && listed.contains(&token.to_string()), "{listed}");
-    let row = &json(&stage, &["leases", "job"])?[0];
+    let row = &json(&stage, &["leases"])?[0];
     ensure!(row["first_token"] == token && row["holder"] == "web-3", "{row}");
     let one = text(&stage, &["show", "job"])?;
     ensure!(one.lines().any(|line| line.split_whitespace().eq(["holder", "web-3"])), "{one}");

@@ -84,14 +84,10 @@ fn url(text: &str) -> Result<Pairs> {
     add("user", user)?;
     add("password", password)?;
     add("dbname", dbname)?;
-    let hosts: Vec<(&str, &str)> = hosts.split(',').map(host_and_port).collect();
-    let joined = |values: Vec<&str>| values.join(",");
-    if hosts.iter().any(|(host, _)| !host.is_empty()) {
-        add("host", &joined(hosts.iter().map(|(host, _)| *host).collect()))?;
-    }
-    if hosts.iter().any(|(_, port)| !port.is_empty()) {
-        add("port", &joined(hosts.iter().map(|(_, port)| *port).collect()))?;
-    }
+    // An item that is empty is as usual.
+    let (names, ports): (Vec<&str>, Vec<&str>) = hosts.split(',').map(host_and_port).unzip();
+    add("host", &names.join(","))?;
+    add("port", &ports.join(","))?;
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (key, value) =
             pair.split_once('=').ok_or_else(|| malformed(&format!("no = in \"{pair}\"")))?;
@@ -153,6 +149,7 @@ mod tests {
             ]
         );
         assert_eq!(read("postgres://"), [""; 0]);
+        assert_eq!(read("postgres://db1,db2"), ["host=db1,db2", "port=,"]);
         assert_eq!(read("postgres:///shop?host=/tmp"), ["dbname=shop", "host=/tmp"]);
         assert_eq!(read("postgres://%2Ftmp/shop"), ["dbname=shop", "host=/tmp"]);
         assert!(parse("postgres://db/shop?sslmode").is_err());

@@ -394,7 +394,8 @@ mod tests {
         assert_eq!(second.get_connect_timeout(), Some(&Duration::from_secs(7)));
         assert_eq!(second.get_tcp_user_timeout(), Some(&Duration::from_millis(1500)));
         assert_eq!(second.get_target_session_attrs(), TargetSessionAttrs::ReadWrite);
-        let (configs, _) = settings("host=a,b connect_timeout=-1", &[]).into_configs().unwrap();
+        let (configs, _) =
+            settings("postgres://a,b?connect_timeout=-1&user=me", &[]).into_configs().unwrap();
         assert_eq!(configs[1].get_ports(), [5432]);
         assert_eq!(configs[1].get_connect_timeout(), None);
         assert!(settings("host=a,b port=1,2,3", &[]).into_configs().is_err());

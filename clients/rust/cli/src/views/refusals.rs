@@ -31,25 +31,24 @@ pub fn show(options: &Options, connection: &connection::Options) -> Result<u8> {
 
 /// The writes that were refused later; that moment then moves on.
 fn newer(options: &Options, view: &View, since: &mut String) -> Result<String> {
-    let from = "FROM fence.refusals WHERE refused_at > $1::text::timestamptz ORDER BY refused_at";
-    let table = view.table(
-        &format!(
-            "SELECT refused_at::text, sqlstate, relation, key::text, lease, presented::text, stored::text, holder, \
-             role::text, application_name, client_addr::text, pid::text {from}"
-        ),
-        &[(since, Type::TEXT)],
-    )?;
+    let columns = match options.json {
+        true => "row_to_json(r)::text AS json",
+        false => {
+            "sqlstate, relation, key::text, lease, presented::text, stored::text, holder, role::text, application_name, \
+             client_addr::text, pid::text"
+        }
+    };
+    let sql = format!(
+        "SELECT refused_at::text, {columns} FROM fence.refusals AS r \
+         WHERE refused_at > $1::text::timestamptz ORDER BY refused_at"
+    );
+    let table = view.table(&sql, &[(since, Type::TEXT)])?;
     let Some(last) = table.column("refused_at").last().map(|last| (*last).to_owned()) else {
         return Ok(String::new());
     };
-    let text = if options.json {
-        // The writes that the table has, and none that came since.
-        let until = from.replace("ORDER BY", "AND refused_at <= $2::text::timestamptz ORDER BY");
-        let arguments: super::Arguments = &[(since, Type::TEXT), (&last, Type::TEXT)];
-        view.json(&format!("SELECT * {until}"), arguments)? + "\n"
-    } else {
-        table.wide()
-    };
     *since = last;
-    Ok(text)
+    Ok(match options.json {
+        true => format!("[{}]\n", table.column("json").join(", ")),
+        false => table.wide(),
+    })
 }
