@@ -100,45 +100,17 @@ fn remove_left_behind(own: &Path) {
     }
 }
 
-/// Where the cgroup of this process is in the file system.
+/// Where the cgroup of this process is, if it is in reach: version 2 alone, or beside version 1.
 fn own_directory() -> Option<PathBuf> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").ok()?;
-    directory_in(&mounts, &fs::read_to_string("/proc/self/cgroup").ok()?)
-}
-
-fn directory_in(mounts: &str, cgroups: &str) -> Option<PathBuf> {
-    let own = Path::new(cgroups.lines().find_map(|line| line.strip_prefix("0::"))?);
-    // … root, mount point, options … - type source options
-    let mount = |line: &str| {
-        let (place, kind) = line.split_once(" - ")?;
-        let mut fields = place.split(' ').skip(3);
-        let (root, point) = (fields.next()?, fields.next()?);
-        if !kind.starts_with("cgroup2 ") {
-            return None;
-        }
-        // One that lies outside of what is mounted here is out of reach.
-        Some(Path::new(point).join(own.strip_prefix(root).ok()?))
-    };
-    mounts.lines().find_map(mount)
+    let cgroups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let own = cgroups.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let mut mounts = ["/sys/fs/cgroup", "/sys/fs/cgroup/unified"].map(Path::new).into_iter();
+    Some(mounts.find(|mount| mount.join("cgroup.procs").exists())?.join(own))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn the_own_cgroup_is_found_below_where_it_is_mounted() {
-        let mounts = "22 1 0:20 / /proc rw - proc proc rw\n\
-                      35 24 0:29 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n";
-        let found = |cgroups| directory_in(mounts, cgroups);
-        let unified = Path::new("/sys/fs/cgroup/unified");
-        assert_eq!(found("4:memory:/x\n0::/\n"), Some(unified.to_owned()));
-        assert_eq!(found("0::/user.slice/a\n"), Some(unified.join("user.slice/a")));
-        assert_eq!(found("4:memory:/x\n"), None);
-        let part = mounts.replace(" / /sys", " /box /sys");
-        assert_eq!(directory_in(&part, "0::/box/a\n"), Some(unified.join("a")));
-        assert_eq!(directory_in(&part, "0::/elsewhere\n"), None);
-    }
 
     #[test]
     fn those_within_come_after_those_around_them() {
