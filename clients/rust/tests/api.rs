@@ -284,26 +284,6 @@ async fn a_connection_of_sqlx_is_guarded_alike() {
     assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("free"));
 }
 
-/// A server that takes connections and says nothing costs its own part of the time, and not that of the next one.
-#[tokio::test]
-async fn a_silent_host_leaves_time_for_the_next_one() {
-    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let mut config: Config = url().parse().unwrap();
-    let mut both = Config::new();
-    both.host("127.0.0.1").port(silent.local_addr().unwrap().port());
-    both.host("127.0.0.1").port(config.get_ports()[0]);
-    both.user(config.get_user().unwrap()).dbname(config.get_dbname().unwrap());
-    config.get_password().map(|password| both.password(password));
-    for limit in [None, Some(Duration::from_secs(1)), Some(Duration::from_secs(60))] {
-        limit.map(|limit| both.connect_timeout(limit));
-        let fence = Fence::at([both.clone()], NoTls);
-        let lease = fence.lease("silent").ttl(Duration::from_secs(6)).acquire().await.unwrap();
-        lease.release().await.unwrap();
-    }
-    config.connect_timeout(Duration::from_secs(1));
-    Fence::at([config], NoTls).lease("silent").acquire().await.unwrap();
-}
-
 /// Whatever becomes of the guard that was about to release it.
 #[tokio::test]
 async fn a_lease_is_kept_after_a_release_that_was_given_up() {
