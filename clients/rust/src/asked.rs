@@ -76,22 +76,30 @@ impl Asked {
 
     /// One try, or a portion of the wait. Where the role has a limit for statements or locks, it ends before that.
     pub fn call(&self, schema: &str, portion: Duration) -> Call {
-        let Asked { mut names, holder, shared, slots, reclaim, session, .. } = self.clone();
+        let Asked { names, holder, shared, slots, reclaim, session, .. } = self.clone();
         let (ttl, metadata) = (span(self.ttl), self.metadata.as_ref().map(Value::to_string));
+        // By whom it is taken, where that can be seen.
+        let taken_by = format!(
+            "AS granted LEFT JOIN LATERAL (SELECT i.holder, extract(epoch FROM i.remaining)::float8 \
+             FROM unnest($1::text[]) AS n(name), {schema}lease_info(n.name) AS i \
+             WHERE granted IS NULL AND i.state IN ('held', 'uncommitted') \
+             ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true"
+        );
         if names.len() != 1 {
             let sql = format!(
-                "SELECT {schema}lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)"
+                "SELECT granted, taken.* FROM {schema}lease_acquire_all($1::text[], $2::text, $3::interval, \
+                 $4::jsonb, $5::boolean) {taken_by}"
             );
             return call!(sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, metadata => TEXT, session => BOOL);
         }
         let sql = format!(
-            "SELECT {schema}lease_acquire($1::text, $2::text, $3::interval, least($4::interval, \
-             nullif(current_setting('statement_timeout'), '0')::interval / 2, \
+            "SELECT granted, taken.* FROM {schema}lease_acquire(($1::text[])[1], $2::text, $3::interval, \
+             least($4::interval, nullif(current_setting('statement_timeout'), '0')::interval / 2, \
              nullif(current_setting('lock_timeout'), '0')::interval / 2), \
-             $5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean)"
+             $5::jsonb, $6::boolean, $7::integer, $8::boolean, $9::boolean) {taken_by}"
         );
         call!(
-            sql, names.pop() => TEXT, holder => TEXT, ttl => TEXT, span(portion) => TEXT,
+            sql, names => TEXT_ARRAY, holder => TEXT, ttl => TEXT, span(portion) => TEXT,
             metadata => TEXT, shared => BOOL, slots => INT4, reclaim => BOOL, session => BOOL
         )
     }
@@ -102,16 +110,6 @@ impl Asked {
             "SELECT name, token FROM {schema}lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)"
         );
         call!(sql, self.names => TEXT_ARRAY, n => INT4, self.holder => TEXT, span(self.ttl) => TEXT)
-    }
-
-    /// The statement that asks for the holder.
-    pub fn holder(&self, schema: &str) -> Call {
-        let sql = format!(
-            "SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM unnest($1::text[]) AS n(name), \
-             {schema}lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted') \
-             ORDER BY i.remaining DESC NULLS LAST LIMIT 1"
-        );
-        call!(sql, self.names.clone() => TEXT_ARRAY)
     }
 }
 

@@ -334,9 +334,8 @@ impl Keeper {
                 return Ok(Grant::new(asked.names.clone(), token, before, asked.ttl, session));
             }
             if until <= now() {
-                let rows = line.call(limit, &asked.holder(schema)).await.unwrap_or_default();
-                let holder = rows.first().and_then(|row| row.try_get(0).ok()).flatten();
-                let left: Option<f64> = rows.first().and_then(|row| row.try_get(1).ok()).flatten();
+                let holder = rows.first().and_then(|row| row.try_get(1).ok()).flatten();
+                let left: Option<f64> = rows.first().and_then(|row| row.try_get(2).ok()).flatten();
                 let (names, remaining) = (asked.names.clone(), left.map(seconds));
                 return Err(Error::LeaseTaken { names, holder, remaining });
             }

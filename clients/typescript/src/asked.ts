@@ -46,15 +46,20 @@ export function askedFor(prefix: string, names: Names, options: LeaseOptions): A
   if (json === undefined) throw new TypeError(`metadata has no JSON: ${String(metadata)}`);
   if (reclaim && options.holder === undefined) throw new TypeError("reclaim takes a holder: whose lease is it?");
   if (wait < 0) throw new RangeError("wait is not negative");
+  // By whom it is taken, where that can be seen.
+  const takenBy = `LEFT JOIN LATERAL (SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM unnest($1::text[]) AS n(name),
+    ${prefix}lease_info(n.name) AS i WHERE granted IS NULL AND i.state IN ('held', 'uncommitted')
+    ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`;
+  const select = (call: string) => `SELECT granted, taken.* FROM ${prefix}${call} AS granted ${takenBy}`;
   if (all.length > 1) {
     if (shared || slots !== 1 || reclaim) throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");
-    const text = `${prefix}lease_acquire_all($1::text[], $2::text, $3::text::interval, $4::text::jsonb, $5::text::boolean)`;
-    return { names: all, ttl, wait, session, call: () => [`SELECT ${text}`, list(all), holder, span(ttl), json, String(session)] };
+    const text = select("lease_acquire_all($1::text[], $2::text, $3::text::interval, $4::text::jsonb, $5::text::boolean)");
+    return { names: all, ttl, wait, session, call: () => [text, list(all), holder, span(ttl), json, String(session)] };
   }
   const others = "$5::text::jsonb, $6::text::boolean, $7::text::integer, $8::text::boolean, $9::text::boolean";
-  const text = `SELECT ${prefix}lease_acquire($1::text, $2::text, $3::text::interval, ${WAIT}, ${others})`;
+  const text = select(`lease_acquire(($1::text[])[1], $2::text, $3::text::interval, ${WAIT}, ${others})`);
   const kind = [shared, checked("slots", slots, "number"), reclaim, session].map(String);
-  return { names: all, ttl, wait, session, call: (portion) => [text, `${all[0]}`, holder, span(ttl), span(portion), json, ...kind] };
+  return { names: all, ttl, wait, session, call: (portion) => [text, list(all), holder, span(ttl), span(portion), json, ...kind] };
 }
 
 export function ttlOf(ttl: Span = { seconds: 30 }): number {
@@ -97,12 +102,6 @@ export function releaseAside(prefix: string, pairs: readonly Pair[], lockLimit: 
   const from = "set_config('lock_timeout', $1::text, true), unnest($2::text[], $3::bigint[]) AS x(name, token)";
   const limit = String(Math.max(10, Math.round(lockLimit)));
   return [`SELECT ${prefix}lease_release(x.name, x.token) FROM ${from}`, limit, ...pairsOf(pairs)];
-}
-
-export function holderNow(prefix: string, names: readonly string[]): Call {
-  const from = `unnest($1::text[]) AS n(name), ${prefix}lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted')`;
-  const latest = "ORDER BY i.remaining DESC NULLS LAST LIMIT 1";
-  return [`SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM ${from} ${latest}`, list(names)];
 }
 
 export function guard(prefix: string, name: string, token: number): Call {

@@ -170,13 +170,16 @@ export class Keeper {
         // From a role whose transactions are SERIALIZABLE.
         if (sqlstateOf(error) !== "40001") throw error;
       });
-      const token = answer?.[0]?.[0];
+      const [token, holder, remaining] = answer?.[0] ?? [];
       if (typeof token === "string") {
         const grant = new Grant(asked.names, numberOf(token), new Keeping(before, asked.ttl));
         if (asked.session) grant.session = line.session;
         return this.#granted(grant);
       }
-      if (answer && (now() >= until || signal?.aborted || this.isClosed)) throw await this.#taken(line, asked.names, limit);
+      if (answer && (now() >= until || signal?.aborted || this.isClosed)) {
+        const left = remaining ? { milliseconds: Number(remaining) * 1000 } : undefined;
+        throw new LeaseTaken(asked.names, holder ?? undefined, left);
+      }
       if (asked.names.length > 1) await sleep(Math.max(0, Math.min(until - now(), TRY_AGAIN)));
     }
   }
@@ -193,12 +196,6 @@ export class Keeper {
     this.check(grant);
     this.tell("acquired", [grant]);
     return grant;
-  }
-
-  async #taken(line: Line, names: readonly string[], limit: number): Promise<LeaseTaken> {
-    const rows = await line.rows(sql.holderNow(this.prefix, names), limit).catch(() => []);
-    const [holder, remaining] = rows[0] ?? [];
-    return new LeaseTaken(names, holder ?? undefined, remaining ? { milliseconds: Number(remaining) * 1000 } : undefined);
   }
 
   /** In one transaction. Whether the server could be asked at all. */

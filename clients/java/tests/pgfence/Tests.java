@@ -378,7 +378,7 @@ public final class Tests {
                 thrown(InterruptedException.class, () -> fence.lease("job", options.waitUpTo(Duration.ofMinutes(5))));
                 isInterrupted.set(true);
             });
-            String waiting = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT lease_acq%'";
+            String waiting = "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'SELECT granted%'";
             comesTrue(() -> value(waiting).equals("1"), () -> "it does not wait");
             waits.interrupt();
             waits.join(1000);

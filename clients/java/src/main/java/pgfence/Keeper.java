@@ -64,36 +64,29 @@ final class Keeper {
     private Lease acquired(Line on, List<String> names, Options asked, BooleanSupplier isOver) throws SQLException {
         double until = Clock.now() + asked.wait;
         String ttl = Sql.span(asked.ttl);
+        String[] all = names.toArray(String[]::new);
         while (true) {
             double before = Clock.now();
             double limit = on == line ? limit(asked.ttl) : Math.min(asked.ttl / 3, LONGEST);
             double portion = Math.max(0, Math.min(until - before, on == line ? Math.min(PORTION, limit) : PORTION));
             Sql.Call call = names.size() > 1
-                    ? call(Sql.ACQUIRE_ALL, names.toArray(String[]::new), asked.holder, ttl, asked.metadata, asked.session)
+                    ? call(Sql.ACQUIRE_ALL, all, asked.holder, ttl, asked.metadata, asked.session, all)
                     : call(Sql.ACQUIRE, names.get(0), asked.holder, ttl, Sql.span(portion), asked.metadata, asked.shared,
-                            asked.slots, asked.reclaim, asked.session);
+                            asked.slots, asked.reclaim, asked.session, all);
             try {
                 Line.Rows rows = on.calmly(call, portion + limit, isOver);
-                if (rows.list().get(0)[0] instanceof Long token) {
+                Object[] answer = rows.list().get(0);
+                if (answer[0] instanceof Long token) {
                     return new Lease(this, names, token, before, asked.ttl, asked.session ? rows.session() : 0);
                 }
-                if (Clock.now() >= until || isOver.getAsBoolean()) { throw taken(on, names, limit, isOver); }
+                if (Clock.now() >= until || isOver.getAsBoolean()) {
+                    throw new LeaseTaken(names, (String) answer[1], (Double) answer[2], null);
+                }
                 LockSupport.parkNanos(names.size() > 1 ? (long) (Math.min(until - Clock.now(), TRY_AGAIN) * 1e9) : 0);
             } catch (SQLException error) {
                 // The role's transactions are SERIALIZABLE.
                 if (!FenceException.stateOf(error).equals("40001")) { throw error; }
             }
-        }
-    }
-
-    /** By whom, where that can be seen. */
-    private LeaseTaken taken(Line on, List<String> names, double limit, BooleanSupplier isOver) {
-        try {
-            Sql.Call call = call(Sql.HOLDER, (Object) names.toArray(String[]::new));
-            Object[] first = on.calmly(call, limit, isOver).list().stream().findFirst().orElse(new Object[2]);
-            return new LeaseTaken(names, (String) first[0], (Double) first[1], null);
-        } catch (SQLException | FenceException unseen) {
-            return new LeaseTaken(names, null, null, unseen);
         }
     }
 

@@ -9,13 +9,16 @@ final class Sql {
     /** A statement and its arguments. */
     record Call(String sql, Object... arguments) {}
 
+    /** By whom, where that can be seen. */
+    private static final String TAKEN_BY = " AS granted LEFT JOIN LATERAL (SELECT i.holder, extract(epoch FROM i.remaining)::float8"
+            + " FROM unnest(?::text[]) AS n(name), @lease_info(n.name) AS i WHERE granted IS NULL"
+            + " AND i.state IN ('held', 'uncommitted') ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true";
     /** The wait is below the role's timeouts, whatever these are. */
-    static final String ACQUIRE = "SELECT @lease_acquire(?, ?, ?::interval, least(?::interval,"
+    static final String ACQUIRE = "SELECT granted, taken.* FROM @lease_acquire(?, ?, ?::interval, least(?::interval,"
             + " nullif(current_setting('statement_timeout'), '0')::interval / 2,"
-            + " nullif(current_setting('lock_timeout'), '0')::interval / 2), ?::jsonb, ?, ?, ?, ?)";
-    static final String ACQUIRE_ALL = "SELECT @lease_acquire_all(?::text[], ?, ?::interval, ?::jsonb, ?)";
-    static final String HOLDER = "SELECT i.holder, extract(epoch FROM i.remaining)::float8 FROM unnest(?::text[]) AS n(name),"
-            + " @lease_info(n.name) AS i WHERE i.state IN ('held', 'uncommitted') ORDER BY i.remaining DESC NULLS LAST LIMIT 1";
+            + " nullif(current_setting('lock_timeout'), '0')::interval / 2), ?::jsonb, ?, ?, ?, ?)" + TAKEN_BY;
+    static final String ACQUIRE_ALL = "SELECT granted, taken.* FROM @lease_acquire_all(?::text[], ?, ?::interval, ?::jsonb, ?)"
+            + TAKEN_BY;
     static final String CLAIM = "SELECT name, token FROM @lease_acquire_any(?::text[], ?, ?, ?::interval)";
     static final String KEEP = "SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8"
             + " FROM @lease_keep(?::text[], ?::bigint[])";
