@@ -69,15 +69,10 @@ fn carry_out(arguments: Arguments, is_keeper: bool) -> Result<u8> {
 
 /// Where the reader has gone, as `head` does, there is nothing more to do.
 fn print(text: &str) -> Result<u8> {
-    put(text).map(|_| 0)
-}
-
-/// Whether somebody reads it.
-fn put(text: &str) -> Result<bool> {
     let mut out = stdout();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(false),
+        Ok(()) => Ok(0),
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => Ok(0),
         Err(error) => Err(Failure::system("the standard output", error)),
     }
 }

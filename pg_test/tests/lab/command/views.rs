@@ -1,11 +1,10 @@
 //! The command's views, for people and for programs.
 
 use pg_test::clients::command::stage::Stage;
-use pg_test::process::{output_of, wait_until, PATIENCE};
+use pg_test::process::output_of;
 use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
-use std::process::{Output, Stdio};
+use std::process::Output;
 
 fn shown(stage: &Stage, arguments: &[&str]) -> Result<Output> {
     let mut command = stage.command_to(&stage.database().conninfo());
@@ -90,53 +89,6 @@ fn refusals_holes_and_counters_are_shown(lab: &Lab) -> Result<()> {
     let audit = shown(&stage, &["audit", "--json"])?;
     let found: Value = serde_json::from_slice(&audit.stdout)?;
     ensure!(audit.status.code() == Some(1) && found[0]["severity"] == "hole", "{found}");
-    Ok(())
-}
-
-/// A view that goes on by itself ends when nobody reads it any more, also where there is nothing new to be written.
-#[lab_test]
-fn what_is_watched_ends_with_its_reader(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
-    for arguments in [
-        &["leases", "--watch"][..],
-        &["leases", "--watch", "--json"],
-        &["refusals", "--follow"],
-        &["refusals", "--follow", "--json"],
-    ] {
-        let mut command = stage.command_to(&stage.database().conninfo());
-        let mut watching = command.args(arguments).stdout(Stdio::piped()).spawn()?;
-        drop(watching.stdout.take());
-        let mut status = None;
-        wait_until(&format!("{arguments:?} ends"), PATIENCE, || {
-            status = watching.try_wait().ok().flatten();
-            status.is_some()
-        })
-        .inspect_err(|_| drop(watching.kill()))?;
-        ensure!(status.is_some_and(|status| status.success()), "{arguments:?}: {status:?}");
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn refusals_are_followed_over_a_restart_of_the_server(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().start()?;
-    let stage = Stage::on(lab, &cluster)?;
-    let mut command = stage.command_to(&stage.database().conninfo());
-    command.args(["refusals", "--follow", "--json"]);
-    let mut following = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-    let mut lines = BufReader::new(following.stdout.take().context("no output")?).lines();
-    let mut next = |value: &str| -> Result<String> {
-        stage.admin()?.refused(&format!("UPDATE work SET value = '{value}'"), "PF002")?;
-        Ok(lines.next().context("it has ended")??)
-    };
-    ensure!(next("before")?.contains("PF002"));
-    cluster.restart()?;
-    ensure!(next("after")?.contains("PF002"));
-    following.kill()?;
-    let mut said = String::new();
-    following.stderr.take().context("no errors")?.read_to_string(&mut said)?;
-    following.wait()?;
-    ensure!(said.lines().count() <= 3 && said.contains("it is tried again"), "{said}");
     Ok(())
 }
 

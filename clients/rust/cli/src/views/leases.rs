@@ -1,6 +1,6 @@
 //! Leases: who has them; and giving them back, or taking them away.
 
-use super::{View, show_again};
+use super::View;
 use crate::failure::{Failure, Result, status};
 use crate::{connection, print};
 use clap::Args;
@@ -14,10 +14,7 @@ pub struct Options {
     /// Also those that nobody has
     #[arg(short, long)]
     all: bool,
-    /// Show them again every second, until interrupted
-    #[arg(short, long)]
-    watch: bool,
-    /// For programs: an array; with --watch one a line
+    /// For programs
     #[arg(long)]
     json: bool,
 }
@@ -44,22 +41,17 @@ const LISTED: &str = "SELECT name, state, mode, holder, date_trunc('second', rem
      renewals::text, token::text, array_to_string(blocking_pids, ' ') AS blocked_by ";
 
 pub fn list(options: &Options, connection: &connection::Options) -> Result<u8> {
-    if !options.watch {
-        return print(&listed(options, &View::open(connection)?)?);
-    }
-    // From the top of the screen, and nothing below.
-    let clear = if options.json { "" } else { "\x1b[H\x1b[J" };
-    show_again(connection, |view| Ok(format!("{clear}{}", listed(options, view)?)))
-}
-
-fn listed(options: &Options, view: &View) -> Result<String> {
+    let view = View::open(connection)?;
     let from = "FROM fence.leases WHERE starts_with(name, $1) AND ($2 OR state <> 'free') ORDER BY name, first_token";
     let arguments: super::Arguments = &[(&options.prefix, Type::TEXT), (&options.all, Type::BOOL)];
     if options.json {
-        return Ok(view.json(&format!("SELECT * {from}"), arguments)? + "\n");
+        return print(&(view.json(&format!("SELECT * {from}"), arguments)? + "\n"));
     }
     let table = view.table(&format!("{LISTED}{from}"), arguments)?;
-    Ok(if table.is_empty() { "nobody has a lease\n".to_owned() } else { table.wide() })
+    if table.is_empty() {
+        return print("nobody has a lease\n");
+    }
+    print(&table.wide())
 }
 
 pub fn show(options: &OneOptions, connection: &connection::Options) -> Result<u8> {
