@@ -79,7 +79,8 @@ fn the_statements_of_the_common_page_can_be_prepared(lab: &Lab) -> Result<()> {
     let mut prepared = 0;
     for block in page.split("```sql\n").skip(1) {
         let (block, _) = block.split_once("```").context("a block has no end")?;
-        let code: String = block.lines().map(|l| l.split("--").next().unwrap_or("")).collect();
+        let code: Vec<_> = block.lines().map(|l| l.split("--").next().unwrap_or("")).collect();
+        let code = code.join("\n");
         for statement in code.split(';').map(str::trim) {
             if !matches!(statement, "" | "BEGIN" | "COMMIT") {
                 session.run(&format!("PREPARE one AS {statement}; DEALLOCATE one"))?;
