@@ -317,7 +317,7 @@ impl ChaosWorker {
             Stop::Lost => Outcome::Lost,
             // The detail of a deadlock says who waited for what.
             Stop::Fault(fault) if fault.sqlstate == "40P01" => {
-                Outcome::Refused(fault.detail.clone().unwrap_or_default())
+                Outcome::Refused(format!("40P01: {}", fault.detail.as_deref().unwrap_or_default()))
             }
             Stop::Fault(fault) if !fault.is_disconnect() => {
                 Outcome::Refused(fault.sqlstate.clone())

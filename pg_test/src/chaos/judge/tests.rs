@@ -63,7 +63,7 @@ fn a_good_run_is_good() {
 /// A deadlock of two, one of which waits for a lease.
 fn deadlock(other: &str) -> Event {
     Event::End(Outcome::Refused(format!(
-        "Process 1 waits for RowExclusiveLock on advisory lock [5,1,3,20550]; blocked by process 2.\n\
+        "40P01: Process 1 waits for RowExclusiveLock on advisory lock [5,1,3,20550]; blocked by process 2.\n\
          Process 2 waits for ShareLock on {other}; blocked by process 1."
     )))
 }
