@@ -39,7 +39,7 @@ pub fn run() -> Result<()> {
 }
 
 /// Checks scripts that run one after the other.
-fn check(scripts: &[PathBuf]) -> Result<()> {
+pub fn check(scripts: &[PathBuf]) -> Result<()> {
     let program: &Path = &source_root().join("pg_test/script_rules.py");
     let python = orm::fetch(PGSPOT)?.join("bin/python");
     output_of(Command::new(python).arg(program).args(scripts)).map(drop)

@@ -27,3 +27,19 @@ fn is_meant(what: &str, test: &str) -> bool {
         test.ends_with(&what)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_and_a_test_are_known_by_the_end_of_their_names() {
+        assert!(reason("leases::slots::anything").is_some());
+        assert!(reason("a::leases::slots::anything").is_some());
+        assert!(reason("no_slots::anything").is_none());
+        assert!(reason("leases::a_lease_is_had_by_one_at_a_time").is_none());
+        let shared = "leases::shared::one".to_owned();
+        assert!(!without_a_test(std::slice::from_ref(&shared)).contains(&"leases::shared::"));
+        assert!(without_a_test(&[shared]).contains(&"leases::slots::"));
+    }
+}
