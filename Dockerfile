@@ -7,7 +7,7 @@
 #     docker build --target demo -t pg_fence_demo . && docker run --rm pg_fence_demo
 #
 # Both images may be any of Debian 12: the first with Rust, the second with Debian's or the project's PostgreSQL 15.
-ARG RUST=docker.io/library/rust:1-bookworm
+ARG RUST=docker.io/library/rust:1.95.0-bookworm
 ARG POSTGRES=docker.io/library/postgres:15-bookworm
 
 FROM ${RUST} AS demo

@@ -34,6 +34,9 @@ fn workflows_pin_what_they_use(_: &Lab) -> Result<()> {
             }
         }
     }
+    let image = fs::read_to_string(source_root().join("Dockerfile"))?;
+    let (_, rust) = image.split_once("/rust:").context("the image has no Rust")?;
+    pinned.push(rust.split('-').next().unwrap_or_default().to_owned());
     pinned.dedup();
     ensure!(pinned.len() == 1, "not the same Rust everywhere: {pinned:?}");
     let check = &yaml(".github/workflows/pull_request.yml")?["jobs"]["check"]["strategy"];
