@@ -226,3 +226,10 @@ pub fn literal(text: &str) -> String {
         format!("'{quoted}'")
     }
 }
+
+/// A statement that sets what newer versions of PostgreSQL have no more, where it can still be set.
+pub fn set_if_known(setting: &str) -> String {
+    format!(
+        "DO $$ BEGIN SET {setting}; EXCEPTION WHEN feature_not_supported OR undefined_object THEN NULL; END $$"
+    )
+}

@@ -19,8 +19,8 @@
 //!
 //! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
 //! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
-//! from it). A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which
-//! it names:
+//! from it), and `server max_connections=40` for a server of its own, with these settings. A step is one line; what is indented
+//! more belongs to it. It is played in a superuser's session, or in that which it names:
 //!
 //! | step | means |
 //! | --- | --- |
@@ -39,14 +39,23 @@
 //! | `b: disconnect` | its next step connects anew |
 //! | `role app other` | roles that may log in: `$app` is the name, `app:` a session of its |
 //! | `each x, y` | the rows below it, `\| 1 \| a`, are taken one by one for the steps below them |
-//! | `full …`, `lite …` | the step `…`, for that edition alone |
+//! | `full …`, `lite …`, `from 17 …`, `until 16 …` | the step `…`, for that edition alone, for these versions of PostgreSQL |
+//!
+//! | `restart`, `crash` | the test's own server is stopped, or killed, and started again; sessions connect anew |
+//! | `crash b` | it recovers by itself from the end of one server process, that of the session `b` |
+//! | `checkpoint` | all is on disk, and its processes that write in the background stand still: a crash loses all from here on |
+//! | `stage` | [a table with a fence](holes::AuditedDatabase::stage): `$table`, `$fence`, the roles `$owner` and `$writer`, `$old` and `$new` |
+//! | `hole SQL`, `owner: hole SQL` | a superuser or the owner makes [a hole](holes::Hole) in that; below it `\| relation \| severity \| finding`, `in all \| …` and `in one \| …` for what only the audit of everything or of the table finds, and `x := text` for this hole |
 //!
 //! A cell that could be taken for something else is shown in quotes: `''`, `'-'`, `'a|b'`, `'22023'` alone.
 
+pub mod holes;
 mod parse;
 mod play;
 mod shown;
 
+use crate::cluster::Builder;
+use crate::database::Database;
 use crate::edition::Edition;
 use crate::lab::Lab;
 use crate::process::PATIENCE;
@@ -69,6 +78,8 @@ pub struct Test {
     bare: bool,
     /// Whether it is of the lite edition, whichever is judged.
     lite: bool,
+    /// The settings of its own server, if it has one.
+    server: Option<Vec<(String, String)>>,
     path: String,
     setup: Arc<Vec<Step>>,
     steps: Vec<Step>,
@@ -77,16 +88,58 @@ pub struct Test {
 /// A step, and the line that it begins in.
 struct Step {
     line: usize,
-    /// The only one that it is for.
-    edition: Option<Edition>,
+    only: Only,
     what: What,
 }
 
+/// Where alone it is played.
+enum Only {
+    Everywhere,
+    In(Edition),
+    /// From that major version of PostgreSQL on, or up to it.
+    From(i32),
+    Until(i32),
+}
+
 enum What {
-    Each { names: Vec<String>, rows: Vec<Vec<String>>, steps: Vec<Step> },
+    Each {
+        names: Vec<String>,
+        rows: Vec<Vec<String>>,
+        steps: Vec<Step>,
+    },
     Define(String, String),
     Roles(Vec<String>),
-    Do { session: String, role: Option<String>, action: Action, wanted: Wanted },
+    /// A table with a fence, and a hole in it.
+    Stage(Option<Hole>),
+    Server(ServerStep),
+    Do {
+        session: String,
+        role: Option<String>,
+        action: Action,
+        wanted: Wanted,
+    },
+}
+
+/// A hole as it is written.
+struct Hole {
+    by_admin: bool,
+    built: String,
+    found: Vec<Finding>,
+    values: Vec<(String, String)>,
+}
+
+/// What an audit finds: that of the table, that of everything, or both.
+struct Finding {
+    in_one: bool,
+    in_all: bool,
+    text: String,
+}
+
+enum ServerStep {
+    Restart,
+    /// Of all its processes, or of that of a session.
+    Crash(Option<String>),
+    Checkpoint,
 }
 
 enum Action {
@@ -111,8 +164,18 @@ enum Wanted {
 impl Test {
     /// Plays it in a database of its own.
     pub fn run(&self, lab: &Lab) -> Result<()> {
-        let database = if self.bare || self.lite { lab.bare_database()? } else { lab.database()? };
-        play(self, &database, PATIENCE)
+        let server = match &self.server {
+            Some(settings) => {
+                let set =
+                    |builder: Builder, (name, value): &(String, String)| builder.set(name, value);
+                Some(settings.iter().fold(lab.builder(), set).start()?)
+            }
+            None => None,
+        };
+        let admin = server.as_ref().unwrap_or(lab.cluster()).conninfo("postgres");
+        let is_bare = self.bare || self.lite;
+        let make = if is_bare { Database::create } else { Database::with_extension };
+        play(self, &make(admin)?, server.as_ref(), PATIENCE)
     }
 }
 

@@ -1,6 +1,6 @@
 //! A script, parsed.
 
-use super::{Action, Step, Test, Wanted, What};
+use super::{Action, Finding, Hole, Only, ServerStep, Step, Test, Wanted, What};
 use crate::edition::Edition;
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use std::sync::Arc;
@@ -44,19 +44,26 @@ fn tests(path: &str, text: &str) -> Result<Vec<Test>> {
 }
 
 fn head_of(text: &str) -> Result<Test> {
-    let mut words = text.split_whitespace();
+    let mut words = text.split_whitespace().peekable();
     let name = match (words.next(), words.next()) {
         (Some("test"), Some(name)) if is_name(name) => name.to_owned(),
         _ => bail!("neither `setup` nor `test its_name`: {text}"),
     };
-    let (path, setup, steps) = Default::default();
-    let mut test =
-        Test { name, slow: false, from: 0, bare: false, lite: false, path, setup, steps };
+    let (slow, from, bare, lite, server, path, setup, steps) = Default::default();
+    let mut test = Test { name, slow, from, bare, lite, server, path, setup, steps };
     while let Some(word) = words.next() {
         match word {
             "slow" => test.slow = true,
             "bare" => test.bare = true,
             "lite" => test.lite = true,
+            "server" => {
+                let mut settings = Vec::new();
+                while let Some((name, value)) = words.peek().and_then(|word| word.split_once('=')) {
+                    settings.push((name.to_owned(), value.to_owned()));
+                    words.next();
+                }
+                test.server = Some(settings);
+            }
             "from" => test.from = words.next().context("from which version?")?.parse()?,
             _ => bail!("unknown word behind the name: {word}"),
         }
@@ -82,19 +89,25 @@ fn steps(lines: &[Line]) -> Result<Vec<Step>> {
 
 fn step(head: &Line, body: &[Line]) -> Result<Step> {
     let (text, line) = (head.text, head.number);
-    let (edition, text) = match text.split_once(' ') {
-        Some(("full", text)) => (Some(Edition::Full), text),
-        Some(("lite", text)) => (Some(Edition::Lite), text),
-        _ => (None, text),
+    let (first, rest) = text.split_once(' ').unwrap_or((text, ""));
+    let (number, behind) = rest.split_once(' ').unwrap_or((rest, ""));
+    let (only, text) = match (first, number.parse()) {
+        ("full", _) => (Only::In(Edition::Full), rest),
+        ("lite", _) => (Only::In(Edition::Lite), rest),
+        ("from", Ok(major)) => (Only::From(major), behind),
+        ("until", Ok(major)) => (Only::Until(major), behind),
+        _ => (Only::Everywhere, text),
     };
-    let what = match text.strip_prefix("each ") {
-        Some(names) => each(head, names, body)?,
-        None => {
+    let hole = text.strip_prefix("owner: ").unwrap_or(text).strip_prefix("hole ");
+    let what = match (text.strip_prefix("each "), hole) {
+        (Some(names), _) => each(head, names, body)?,
+        (_, Some(built)) => hole_of(!text.starts_with("owner: "), built, body),
+        _ => {
             let lines: Vec<&str> = [text].into_iter().chain(body.iter().map(|l| l.text)).collect();
             what(&lines.join("\n")).with_context(|| line.to_string())?
         }
     };
-    Ok(Step { line, edition, what })
+    Ok(Step { line, only, what })
 }
 
 fn each(head: &Line, names: &str, body: &[Line]) -> Result<What> {
@@ -121,9 +134,44 @@ fn each(head: &Line, names: &str, body: &[Line]) -> Result<What> {
     Ok(What::Each { names, rows, steps: own })
 }
 
+fn hole_of(by_admin: bool, built: &str, body: &[Line]) -> What {
+    let (found, values) = Default::default();
+    let mut hole = Hole { by_admin, built: built.to_owned(), found, values };
+    for line in body {
+        let (only, row) = line.text.split_once('|').unwrap_or(("no row", ""));
+        if ["", "in one ", "in all "].contains(&only) {
+            let cells: Vec<&str> = row.split('|').map(str::trim).collect();
+            let (in_one, in_all) = (only != "in all ", only != "in one ");
+            hole.found.push(Finding { in_one, in_all, text: cells.join("|") });
+        } else if let Some(value) = definition(line.text) {
+            hole.values.push(value);
+        } else {
+            hole.built += "\n";
+            hole.built += line.text;
+        }
+    }
+    What::Stage(Some(hole))
+}
+
+/// `x := text`
+fn definition(text: &str) -> Option<(String, String)> {
+    let (name, value) = text.split_once(":=").filter(|(name, _)| is_name(name.trim()))?;
+    Some((name.trim().to_owned(), value.trim().to_owned()))
+}
+
 fn what(text: &str) -> Result<What> {
-    if let Some((name, value)) = text.split_once(":=").filter(|(name, _)| is_name(name.trim())) {
-        return Ok(What::Define(name.trim().to_owned(), value.trim().to_owned()));
+    if let Some((name, value)) = definition(text) {
+        return Ok(What::Define(name, value));
+    }
+    match text.split_once(' ').unwrap_or((text, "")) {
+        ("stage", "") => return Ok(What::Stage(None)),
+        ("restart", "") => return Ok(What::Server(ServerStep::Restart)),
+        ("crash", whose) if whose.is_empty() || is_name(whose) => {
+            let whose = (!whose.is_empty()).then(|| whose.to_owned());
+            return Ok(What::Server(ServerStep::Crash(whose)));
+        }
+        ("checkpoint", "") => return Ok(What::Server(ServerStep::Checkpoint)),
+        _ => {}
     }
     if let Some(names) = text.strip_prefix("role ") {
         ensure!(names.split_whitespace().all(is_name), "these are no names: {names}");

@@ -1,11 +1,15 @@
 //! Plays a test of a script.
 
+use super::holes::{self, AuditedDatabase, BOUND, LANDS, TABLE};
 use super::shown::{are, fault_shown, is, shown};
-use super::{Action, Step, Test, Wanted, What};
+use super::{Action, Finding, Hole, Only, ServerStep, Step, Test, Wanted, What};
 use crate::background::{Background, Outcome};
+use crate::cluster::Cluster;
 use crate::database::Database;
 use crate::edition;
+use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
+use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -18,15 +22,33 @@ struct Player<'a> {
     values: BTreeMap<String, (String, bool)>,
     roles: BTreeSet<String>,
     lite: bool,
+    /// The test's own, and those of its processes that stand still.
+    server: Option<&'a Cluster>,
+    frozen: Vec<i32>,
+    audited: Option<AuditedDatabase>,
 }
 
-/// Plays a test in a fresh database. Each outcome comes within `patience`, but for a wait, which has [`PATIENCE`].
+/// Plays a test in a fresh database, on a server of its own if it needs one. Each outcome comes within `patience`, but for a wait, which has [`PATIENCE`].
 ///
 /// [`PATIENCE`]: crate::process::PATIENCE
-pub fn play(test: &Test, database: &Database, patience: Duration) -> Result<()> {
-    let values = BTreeMap::from([("db".to_owned(), (database.name().to_owned(), false))]);
-    let (sessions, roles) = Default::default();
-    let mut player = Player { database, patience, sessions, values, roles, lite: test.lite };
+pub fn play(
+    test: &Test,
+    database: &Database,
+    server: Option<&Cluster>,
+    patience: Duration,
+) -> Result<()> {
+    let mut player = Player {
+        database,
+        patience,
+        sessions: BTreeMap::new(),
+        values: BTreeMap::new(),
+        roles: BTreeSet::new(),
+        lite: test.lite,
+        server,
+        frozen: Vec::new(),
+        audited: None,
+    };
+    player.remember("db", database.name());
     if test.lite {
         player.prepare_for_lite()?;
     }
@@ -43,7 +65,13 @@ pub fn play(test: &Test, database: &Database, patience: Duration) -> Result<()> 
 impl Player<'_> {
     fn steps(&mut self, path: &str, steps: &[Step]) -> Result<()> {
         for step in steps {
-            if step.edition.is_some_and(|edition| edition != edition::chosen()) {
+            let is_for_us = match step.only {
+                Only::Everywhere => true,
+                Only::In(edition) => edition == edition::chosen(),
+                Only::From(first) => self.major()? >= first,
+                Only::Until(last) => self.major()? <= last,
+            };
+            if !is_for_us {
                 continue;
             }
             match &step.what {
@@ -60,6 +88,12 @@ impl Player<'_> {
                     self.values.insert(name.clone(), (text.clone(), true));
                 }
                 What::Roles(names) => names.iter().try_for_each(|name| self.role(name))?,
+                What::Stage(hole) => {
+                    self.stage(hole.as_ref()).with_context(|| format!("{path}:{}", step.line))?;
+                }
+                What::Server(what) => {
+                    self.serve(what).with_context(|| format!("{path}:{}", step.line))?;
+                }
                 What::Do { session, role, action, wanted } => {
                     self.act(session, role.as_deref(), action, wanted)
                         .with_context(|| format!("{path}:{}", step.line))?;
@@ -67,6 +101,12 @@ impl Player<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The server's major version.
+    fn major(&self) -> Result<i32> {
+        let number = "SELECT current_setting('server_version_num')::int / 10000";
+        self.database.connect()?.one(number, &[])
     }
 
     fn prepare_for_lite(&mut self) -> Result<()> {
@@ -80,9 +120,99 @@ impl Player<'_> {
 
     fn role(&mut self, name: &str) -> Result<()> {
         let role = self.database.role(name)?;
-        self.values.insert(name.to_owned(), (role, false));
+        self.remember(name, &role);
         self.roles.insert(name.to_owned());
         Ok(())
+    }
+
+    /// From now on `$name` is this text.
+    fn remember(&mut self, name: &str, text: &str) {
+        self.values.insert(name.to_owned(), (text.to_owned(), false));
+    }
+
+    /// The test's own server does that.
+    fn serve(&mut self, step: &ServerStep) -> Result<()> {
+        let server = self.server.context("the test has no server of its own")?;
+        if let ServerStep::Checkpoint = step {
+            server.thaw(&std::mem::take(&mut self.frozen))?;
+            self.database.connect()?.run("CHECKPOINT")?;
+            for title in ["walwriter", "background writer", "checkpointer"] {
+                self.frozen.extend(server.freeze(title)?);
+            }
+            return Ok(());
+        }
+        let mut sessions = std::mem::take(&mut self.sessions);
+        match step {
+            ServerStep::Crash(Some(whose)) => {
+                let missing = || format!("there is no session {whose}");
+                let (_, victim) = sessions.get(whose).with_context(missing)?;
+                process::signal(victim.pid(), Signal::SIGKILL)?;
+                // Until the server has noticed, it may still let somebody in.
+                let gone = |session: &mut Background| session.run("SELECT 1").is_err();
+                for (_, session) in sessions.values_mut() {
+                    wait_until("all sessions are gone", PATIENCE, || gone(session))?;
+                }
+                server.wait_ready(PATIENCE)?;
+            }
+            ServerStep::Crash(None) => {
+                server.kill9()?;
+                server.start()?;
+            }
+            _ => server.restart()?,
+        }
+        self.frozen.clear();
+        Ok(())
+    }
+
+    /// Makes the table with its fence; a hole is made in it and closed, and the table goes.
+    fn stage(&mut self, hole: Option<&Hole>) -> Result<()> {
+        let mut audited = match self.audited.take() {
+            Some(audited) => audited,
+            None => {
+                let audited = AuditedDatabase::new(self.database)?;
+                for (name, role) in ["owner", "writer"].into_iter().zip(&audited.roles) {
+                    self.remember(name, role);
+                    self.roles.insert(name.to_owned());
+                }
+                audited
+            }
+        };
+        let before = self.values.clone();
+        for (name, text) in hole.into_iter().flat_map(|hole| &hole.values) {
+            self.values.insert(name.clone(), (text.clone(), true));
+        }
+        let fence = self.value_or("fence", BOUND)?;
+        let tokens = audited.stage(&self.value_or("table", TABLE)?, &fence)?;
+        for (name, token) in ["old", "new"].into_iter().zip(tokens) {
+            self.remember(name, &token.to_string());
+        }
+        if let Some(hole) = hole {
+            let found = |of: fn(&Finding) -> bool| -> Result<Vec<String>> {
+                hole.found.iter().filter(|f| of(f)).map(|f| self.filled_in(&f.text)).collect()
+            };
+            let hole = holes::Hole {
+                by_admin: hole.by_admin,
+                built: self.filled_in(&hole.built)?,
+                found: found(|finding| finding.in_one)?,
+                found_in_all: found(|finding| finding.in_all)?,
+                write: self.value_or("write", "UPDATE orders SET v = 33, fence = $old")?,
+                before: self.value_or("before", LANDS)?,
+                after: self.value_or("after", "PF001")?,
+            };
+            audited
+                .close(&fence, &hole)
+                .with_context(|| format!("fence_protect('orders'{fence}); {}", hole.built))?;
+            self.values = before;
+        }
+        self.audited = Some(audited);
+        Ok(())
+    }
+
+    /// The value of that name, or this text.
+    fn value_or(&self, name: &str, text: &str) -> Result<String> {
+        let text =
+            if self.values.contains_key(name) { format!("${name}") } else { text.to_owned() };
+        self.filled_in(&text)
     }
 
     /// The session of that name. It is opened as the role that is named, as the role of its own name, or as a superuser.

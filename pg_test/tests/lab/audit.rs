@@ -4,10 +4,9 @@
 
 automod::dir!(pub "tests/lab/audit");
 
-use crate::support::holes::{unbound, AuditedDatabase, BOUND, HOLE, LANDS};
+use pg_test::script::holes::{unbound, AuditedDatabase, BOUND, LANDS, TABLE as ORDERS};
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 
-const ORDERS: &str = HOLE.table;
 const PARTITIONS: &str =
     "CREATE TABLE orders (id int, v int, fence bigint, region text DEFAULT 'eu', PRIMARY KEY (id, region)) \
          PARTITION BY LIST (region);
@@ -19,7 +18,8 @@ const CHILD: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigin
 
 #[lab_test]
 fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
+    let db = lab.database()?;
+    let mut audited = AuditedDatabase::new(&db)?;
     for table in [ORDERS, PARTITIONS, CHILD] {
         for fence in [
             "",
@@ -33,8 +33,7 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
         ] {
             let outcome = (|| {
                 // The writer does not write by another column.
-                let words =
-                    audited.stage(table, if fence.contains("Seen") { "" } else { fence })?;
+                audited.stage(table, if fence.contains("Seen") { "" } else { fence })?;
                 audited.owner.run(&format!("SELECT fence_protect('orders'{fence})"))?;
                 if table == CHILD {
                     for (_, remedy) in audited.other_findings("'orders'")? {
@@ -54,7 +53,6 @@ fn over_a_well_protected_table_it_says_nothing(lab: &Lab) -> Result<()> {
                         .then(|| unbound("orders"));
                     ensure!(rows.iter().map(|row| &row.0).eq(&expected), "{what}: {rows:#?}");
                 }
-                drop(words);
                 audited.clear()
             })();
             outcome.with_context(|| format!("{table}; fence_protect('orders'{fence})"))?;
@@ -71,7 +69,8 @@ fn a_table_that_is_not_bound_is_found(lab: &Lab) -> Result<()> {
                           WHERE tgrelid = 'orders'::regclass AND tgname IN ('fenced', 'fenced_verify')";
     const TWO: &str =
         "CREATE TABLE orders (id int, \"{k}\" text DEFAULT 'k', v int, fence bigint, PRIMARY KEY (id, \"{k}\"))";
-    let mut audited = AuditedDatabase::new(lab)?;
+    let db = lab.database()?;
+    let mut audited = AuditedDatabase::new(&db)?;
     for (table, fence, lease) in [
         (ORDERS, "", "orders:{id}"),
         (ORDERS, ", verify => true, always => true", "orders:{id}"),
@@ -124,9 +123,10 @@ fn a_table_that_is_not_bound_is_found(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn it_finds_nothing_in_a_copy_by_dump(lab: &Lab) -> Result<()> {
-    let mut audited = AuditedDatabase::new(lab)?;
+    let db = lab.database()?;
+    let mut audited = AuditedDatabase::new(&db)?;
     audited.stage(PARTITIONS, ", lease => 'order:{id}', verify => true, always => true")?;
-    let dump = lab.run("pg_dump", &["-d", &audited.conninfo().to_string()])?;
+    let dump = lab.run("pg_dump", &["-d", &audited.conninfo.to_string()])?;
     let copy = lab.bare_database()?;
     let file = lab.rundir().path().join(format!("{}.sql", copy.name()));
     std::fs::write(&file, dump)?;

@@ -4,7 +4,7 @@
 
 automod::dir!(pub "tests/lab/lite");
 
-use crate::support::set_if_known;
+use pg_test::client::set_if_known;
 use pg_test::edition::{lite_script, with_bug};
 use pg_test::{
     ensure, lab_test, Background, Calls, Cluster, Context, Database, Lab, Result, Session, Shutdown,

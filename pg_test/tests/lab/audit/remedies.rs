@@ -1,9 +1,8 @@
 //! The remedies of `fence_audit`, where roles, columns and leases bear names that end whatever a name stands in.
 //! (Other objects get such a name in each of the tests beside this, before the remedies are run.)
 
-use crate::support::holes::{identifier, statements, WORST};
-use crate::support::set_if_known;
-use pg_test::client::literal;
+use pg_test::client::{literal, set_if_known};
+use pg_test::script::holes::{identifier, statements, WORST};
 use pg_test::{ensure, lab_test, Database, Lab, Result, Session};
 
 /// Its findings and the statements of each remedy: run one after the other, they leave nothing.

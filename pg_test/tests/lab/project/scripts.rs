@@ -64,6 +64,9 @@ const STEPS: &[(&str, &str)] = &[
     ("each a, b\n    | 1 | 1\n    | 2 | 3\n    SELECT $a => $b", "with [\"2\", \"3\"]"),
     ("full SELECT 1 => 2\n  lite SELECT 1 => 2", "got: 1"),
     ("full x := 1\n  lite x := 2\n  full SELECT $x => 1\n  lite SELECT $x => 2", ""),
+    ("from 15 SELECT 1 => 2", "got: 1"),
+    ("until 99 SELECT 1 => 2", "got: 1"),
+    ("from 99 SELECT 1 => 2\n  until 14 SELECT 1 => 2", ""),
     // Tried out, and again and again.
     ("CREATE TABLE t (n int)\n  try INSERT INTO t VALUES (1) ;; TABLE t => 1\n  TABLE t => (no row)", ""),
     ("try SELECT 1 ;; SELECT 2 => 1", "got: 2"),
@@ -101,6 +104,8 @@ const STEPS: &[(&str, &str)] = &[
     ("bb: notices => none", "there is no session bb"),
     ("bb: disconnect", "there is no session bb"),
     ("a: SET application_name = 'x'\n  a: disconnect\n  a: SHOW application_name => lab", ""),
+    ("restart", "the test has no server of its own"),
+    ("checkpoint", "the test has no server of its own"),
     // Lines that are no step.
     ("wokn => 1", "t.script:2: unknown step"),
     ("SELECT 1 =>", "nothing behind the =>"),
@@ -123,19 +128,22 @@ fn a_step_comes_to_what_it_says_or_the_test_fails(lab: &Lab) -> Result<()> {
         // A wait for what will never come is in vain, and no other.
         let is_vain = wanted.contains("within 1s") || *steps == "until SELECT 1 => 2";
         let patience = if is_vain { Duration::from_secs(1) } else { PATIENCE };
-        let got = match outcome(database, &format!("test t bare\n  {steps}\n"), patience) {
-            Ok(()) => String::new(),
-            Err(error) => error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
-        };
-        let as_wanted = got.contains(wanted) && got.is_empty() == wanted.is_empty();
-        ensure!(as_wanted, "{steps}\nwanted: {wanted}\ngot: {got}");
+        is_played(database, &format!("test t bare\n  {steps}\n"), wanted, patience)?;
     }
     Ok(())
 }
 
-fn outcome(database: &Database, text: &str, patience: Duration) -> Result<()> {
-    let tests = tests_of("t.script", text)?;
-    play(tests.first().context("no test")?, database, patience)
+/// The first test of the script fails with these words, or passes where there are none.
+fn is_played(database: &Database, text: &str, wanted: &str, patience: Duration) -> Result<()> {
+    let outcome = tests_of("t.script", text)
+        .and_then(|tests| play(tests.first().context("no test")?, database, None, patience));
+    let got = match outcome {
+        Ok(()) => String::new(),
+        Err(error) => error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
+    };
+    let as_wanted = got.contains(wanted) && got.is_empty() == wanted.is_empty();
+    ensure!(as_wanted, "{text}\nwanted: {wanted}\ngot: {got}");
+    Ok(())
 }
 
 /// That of the page of the format, too.
@@ -148,7 +156,41 @@ fn the_example_is_as_it_says(lab: &Lab) -> Result<()> {
     let tests = tests_of("example.script", &text.join("\n"))?;
     ensure!(!tests.is_empty(), "it has no test");
     let database = lab.database()?;
-    tests.iter().try_for_each(|test| play(test, &database, PATIENCE))
+    tests.iter().try_for_each(|test| play(test, &database, None, PATIENCE))
+}
+
+/// Of a hole that is there, with what is wrong in it as it is written: rows of findings, outcomes.
+#[lab_test]
+fn a_hole_is_as_it_is_written_or_the_test_fails(lab: &Lab) -> Result<()> {
+    const SAID: &str =
+        "| orders | hole | this table is unlogged: a crash empties it, fences and all";
+    for (found, more, wanted) in [
+        (SAID, "before := PF001", ""),
+        ("", "before := PF001", "the audit of orders says"),
+        (&SAID.replace("hole", "notice"), "before := PF001", "the audit of orders says"),
+        (&format!("in all {SAID}"), "before := PF001", "the audit of orders says"),
+        (&format!("in one {SAID}"), "before := PF001", "the audit of everything says"),
+        (SAID, "before := lands", "before the remedies"),
+        (SAID, "before := PF001\n    after := PF002", "wanted PF002, got ERROR PF001"),
+        (SAID, "before := PF001\n    fence := , lease => 'x', verify => true", "PF004"),
+    ] {
+        let text = format!(
+            "test t\n  owner: hole ALTER TABLE orders\n      SET UNLOGGED\n    {found}\n    {more}\n"
+        );
+        is_played(&lab.database()?, &text, wanted, PATIENCE)?;
+    }
+    Ok(())
+}
+
+#[lab_test]
+fn a_server_of_its_own_is_restarted_and_crashes(lab: &Lab) -> Result<()> {
+    let text = "test t server work_mem=3MB\n  SHOW work_mem => 3MB\n  CREATE TABLE t (n int)
+  started = SELECT pg_postmaster_start_time()
+  b: BEGIN; INSERT INTO t VALUES (1)\n  crash b\n  TABLE t => (no row)
+  SELECT pg_postmaster_start_time() = '$started' => t
+  checkpoint\n  b: SET synchronous_commit = off; INSERT INTO t VALUES (1)\n  crash\n  TABLE t => (no row)
+  b: SET synchronous_commit = off; INSERT INTO t VALUES (1)\n  restart\n  TABLE t => 1";
+    tests_of("t.script", text)?.iter().try_for_each(|test| test.run(lab))
 }
 
 #[lab_test]
@@ -158,7 +200,7 @@ fn a_setup_is_what_the_tests_below_it_begin_with(lab: &Lab) -> Result<()> {
     let heads: Vec<_> = tests.iter().map(|test| (&*test.name, test.slow, test.from)).collect();
     ensure!(heads == [("a", true, 17), ("b", false, 0)], "{heads:?}");
     let database = lab.bare_database()?;
-    tests.iter().try_for_each(|test| play(test, &database, PATIENCE))?;
+    tests.iter().try_for_each(|test| play(test, &database, None, PATIENCE))?;
     for text in [
         "test\n  SELECT 1",
         "test a fast\n  SELECT 1",

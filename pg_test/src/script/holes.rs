@@ -1,77 +1,52 @@
 //! A hole in a fence: how it is built, what the audit says of it, and which write passes through it
 //! until the audit's own statements have been run.
 
-use crate::support::set_if_known;
-use crate::support::test_database::shown;
-use pg_test::{ensure, Conninfo, Context, Database, Fault, Lab, Result, Session};
+use super::shown;
+use crate::client::{literal, set_if_known, Conninfo, Session};
+use crate::database::Database;
+use crate::fault::Fault;
+use anyhow::{ensure, Context, Result};
 use postgres::SimpleQueryMessage;
 
 /// The outcome of a write that was not refused.
 pub const LANDS: &str = "lands";
-/// A late write by a worker whose lease was taken over.
-const LATE: &str = "UPDATE orders SET v = 33, fence = :old";
-/// A write by the present holder of the lease.
-pub const FRESH: &str = "UPDATE orders SET v = 35, fence = :new";
 /// The arguments that bind the table to its leases.
 pub const BOUND: &str = ", lease => 'order:{id}'";
+/// How the owner makes the table, if nothing else is said.
+pub const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint)";
 
 /// The audit's finding on a table that is bound to no lease, behind its name.
 const UNBOUND: &str =
     "|notice|this table is bound to no lease: the holder of any lease can write it";
 
-const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint)";
-
-/// One way around the fence of the table `orders`, which has one row: `id` 1, last written with `:new`
-/// under the lease `order:1`; `:old` is a token of the grant before.
-///
-/// `:owner` and `:writer` are roles, `:database` is where they are. The owner is no superuser; the writer may SELECT, INSERT, UPDATE and
-/// DELETE.
-pub struct Hole<'a> {
-    /// How the owner makes the table.
-    pub table: &'a str,
-    /// Further arguments of `fence_protect`.
-    pub fence: &'a str,
-    /// The role that builds the hole and closes it: the owner, or an administrator.
+/// One way around the fence of the table `orders`, which [`AuditedDatabase::stage`] has made.
+pub struct Hole {
+    /// Whether an administrator builds the hole and closes it, not the owner.
     pub by_admin: bool,
     /// The statements that build it.
-    pub built: &'a str,
-    /// `relation|severity|finding`: the whole answer of the audit, but for `UNBOUND`.
-    pub found: &'a [&'a str],
-    /// Where the audit of everything says something else, being of more than one table.
-    pub found_in_all: Option<&'a [&'a str]>,
+    pub built: String,
+    /// `relation|severity|finding`: the whole answer of the audit of `orders`, but for `UNBOUND`.
+    pub found: Vec<String>,
+    /// That of everything.
+    pub found_in_all: Vec<String>,
     /// The writer's statement, and its outcome (`LANDS` or an SQLSTATE) before and after the remedies.
-    pub write: &'a str,
-    pub before: &'a str,
-    pub after: &'a str,
+    pub write: String,
+    pub before: String,
+    pub after: String,
 }
-
-/// The late write that lands on a bound table until the hole is closed.
-pub const HOLE: Hole<'static> = Hole {
-    table: TABLE,
-    fence: BOUND,
-    by_admin: false,
-    built: "",
-    found: &[],
-    found_in_all: None,
-    write: LATE,
-    before: LANDS,
-    after: "PF001",
-};
 
 /// A database with an administrator, an owner and a writer.
 pub struct AuditedDatabase {
-    db: Database,
+    /// The administrator's way in.
+    pub conninfo: Conninfo,
     pub admin: Session,
     pub owner: Session,
-    roles: [String; 2],
+    /// The owner, who is no superuser, and the writer, who may SELECT, INSERT, UPDATE and DELETE.
+    pub roles: [String; 2],
 }
 
 impl AuditedDatabase {
-    pub fn new(lab: &Lab) -> Result<AuditedDatabase> {
-        AuditedDatabase::on(lab.database()?)
-    }
-
-    pub fn on(db: Database) -> Result<AuditedDatabase> {
+    pub fn new(db: &Database) -> Result<AuditedDatabase> {
         let mut admin = db.connect()?;
         let (owner, writer) = (db.role("owner")?, db.role("writer")?);
         for role in [&owner, &writer] {
@@ -79,54 +54,37 @@ impl AuditedDatabase {
             admin.run(&format!("ALTER ROLE {role} SET search_path = s, public"))?;
         }
         admin.run("SET search_path = s, public")?;
-        Ok(AuditedDatabase { owner: db.connect_as(&owner)?, admin, db, roles: [owner, writer] })
+        let (conninfo, roles) = (db.conninfo(), [owner, writer]);
+        Ok(AuditedDatabase { owner: db.connect_as(&roles[0])?, admin, conninfo, roles })
     }
 
-    /// The administrator's way in.
-    pub fn conninfo(&self) -> Conninfo {
-        self.db.conninfo()
-    }
-
-    /// Runs each hole on a table of its own.
-    pub fn close_all(&mut self, holes: &[Hole]) -> Result<()> {
-        for hole in holes {
-            let context = format!("fence_protect('orders'{}); {}", hole.fence, hole.built);
-            self.close(hole).context(context)?;
-        }
-        Ok(())
-    }
-
-    fn close(&mut self, hole: &Hole) -> Result<()> {
-        let words = self.stage(hole.table, hole.fence)?;
+    /// The hole in a fence with these arguments is built, is told of, and is closed by the remedies. Then the table goes.
+    pub fn close(&mut self, fence: &str, hole: &Hole) -> Result<()> {
         let first = self.audit("'orders'")?;
-        let expected =
-            if hole.fence.contains("lease =>") { vec![] } else { vec![unbound("orders")] };
-        ensure!(
-            first.iter().map(|row| &row.0).eq(&expected),
-            "before the hole was there: {first:#?}"
-        );
+        let unbound = (!fence.contains("lease =>")).then(|| unbound("orders"));
+        let is_whole = first.iter().map(|row| &row.0).eq(&unbound);
+        ensure!(is_whole, "before there was a hole: {first:#?}");
         let by = if hole.by_admin { &mut self.admin } else { &mut self.owner };
-        by.run(&spoken(hole.built, &words))?;
-
-        let found: Vec<String> = hole.found.iter().map(|row| spoken(row, &words)).collect();
+        by.run(&hole.built)?;
         let rows = self.other_findings("'orders'")?;
-        let told: Vec<String> = rows.iter().map(|(told, _)| told.clone()).collect();
-        ensure!(told == found, "the audit says {told:#?}, not {found:#?}");
         let all = self.other_findings("")?;
-        let remedies = if rows.is_empty() { all.clone() } else { rows };
-        let all: Vec<String> = all.into_iter().map(|(told, _)| told).collect();
-        let found = hole.found_in_all.unwrap_or(hole.found);
-        let found: Vec<String> = found.iter().map(|row| spoken(row, &words)).collect();
-        ensure!(all == found, "the audit of everything says {all:#?}, not {found:#?}");
-
-        let write = spoken(hole.write, &words);
-        self.comes_to(&write, hole.before).context("before the remedies")?;
+        for (what, rows, wanted) in
+            [("orders", &rows, &hole.found), ("everything", &all, &hole.found_in_all)]
+        {
+            let told: Vec<&String> = rows.iter().map(|(told, _)| told).collect();
+            ensure!(
+                told.iter().eq(&wanted.iter().collect::<Vec<_>>()),
+                "the audit of {what} says {told:#?}, not {wanted:#?}"
+            );
+        }
+        let remedies = if rows.is_empty() { all } else { rows };
+        self.comes_to(&hole.write, &hole.before).context("before the remedies")?;
         self.remedy_disguised(hole.by_admin, &remedies)?;
         for what in ["'orders'", ""] {
             let left = self.other_findings(what)?;
             ensure!(left.is_empty(), "after {remedies:#?}\nthe audit says {left:#?}");
         }
-        self.comes_to(&write, hole.after).with_context(|| format!("after {remedies:#?}"))?;
+        self.comes_to(&hole.write, &hole.after).with_context(|| format!("after {remedies:#?}"))?;
         self.bind(hole.by_admin)?;
         self.clear()
     }
@@ -190,33 +148,31 @@ impl AuditedDatabase {
         Ok(())
     }
 
-    /// Makes the table and its row, fences it, and returns what the placeholders stand for.
-    pub fn stage(&mut self, table: &str, fence: &str) -> Result<Vec<(&'static str, String)>> {
+    /// Makes the table, fences it by `fence_protect` with these further arguments, and returns two tokens of the lease
+    /// `order:1`: of the grant that has written the one row, `id` 1, and of the grant before.
+    pub fn stage(&mut self, table: &str, fence: &str) -> Result<[i64; 2]> {
         let [owner, writer] = self.roles.clone();
         self.admin.run(&format!(
             "CREATE SCHEMA s AUTHORIZATION {owner}; GRANT ALL ON SCHEMA s TO {writer}; \
              ALTER DEFAULT PRIVILEGES FOR ROLE {owner} IN SCHEMA s \
                  GRANT SELECT, INSERT, UPDATE, DELETE ON TABLES TO {writer}"
         ))?;
-        let database = self.db.name().to_owned();
-        let mut words =
-            vec![(":owner", owner), (":writer", writer.clone()), (":database", database)];
-        self.owner.run(&spoken(table, &words))?;
+        self.owner.run(table)?;
         self.owner.run(&format!(
             "INSERT INTO orders (id) VALUES (1); \
              SELECT fence_protect('orders'{fence})"
         ))?;
-        let mut session = self.db.connect_as(&writer)?;
-        for word in [":old", ":new"] {
+        let mut session = self.conninfo.clone().user(&writer).connect()?;
+        let mut grant = || -> Result<i64> {
             self.admin.run("SELECT lease_revoke('order:1')")?;
-            let token: i64 = session.one("SELECT lease_acquire('order:1', ttl => '1 h')", &[])?;
-            words.push((word, token.to_string()));
-        }
-        session.run(&spoken("UPDATE orders SET v = 34, fence = :new", &words))?;
-        Ok(words)
+            session.one("SELECT lease_acquire('order:1', ttl => '1 h')", &[])
+        };
+        let (old, new) = (grant()?, grant()?);
+        session.run(&format!("UPDATE orders SET v = 34, fence = {new}"))?;
+        Ok([old, new])
     }
 
-    /// Removes all that [`AuditedDatabase::stage`] made.
+    /// Removes all that [`AuditedDatabase::stage`] has made.
     pub fn clear(&mut self) -> Result<()> {
         self.admin.run("SELECT lease_revoke('order:1'); DROP SCHEMA s CASCADE")
     }
@@ -239,7 +195,7 @@ impl AuditedDatabase {
 
     /// The writer tries it, in a new session and a transaction that is rolled back.
     pub fn comes_to(&self, write: &str, wanted: &str) -> Result<()> {
-        let mut session = self.db.connect_as(&self.roles[1])?;
+        let mut session = self.conninfo.clone().user(&self.roles[1]).connect()?;
         session.run("BEGIN")?;
         let before = contents(&mut session)?;
         let got = match session.try_rows(write) {
@@ -298,7 +254,7 @@ fn disguise(renamed: &str, condition: &str) -> String {
                  SELECT format('ALTER %s TO %I', kind, {renamed}) FROM named WHERE {condition} ORDER BY step
              LOOP EXECUTE command; END LOOP;
          END $do$",
-        pg_test::client::literal(WORST)
+        literal(WORST)
     )
 }
 
@@ -309,15 +265,14 @@ fn contents(session: &mut Session) -> Result<Vec<String>> {
             AND has_table_privilege(oid, 'SELECT') ORDER BY oid",
     )?;
     let tables = tables.into_iter().map(|mut row| row.remove(0).context("a table without a name"));
-    tables.map(|table| shown(session, &format!("SELECT t FROM ONLY {} AS t", table?))).collect()
+    tables
+        .map(|table| {
+            Ok(shown::shown(&Ok(session.rows(&format!("SELECT t FROM ONLY {} AS t", table?))?)))
+        })
+        .collect()
 }
 
 /// The audit's finding on this table where it is bound to no lease.
 pub fn unbound(table: &str) -> String {
     format!("{table}{UNBOUND}")
-}
-
-/// A text with its placeholders replaced.
-fn spoken(text: &str, words: &[(&str, String)]) -> String {
-    words.iter().fold(text.to_owned(), |text, (word, value)| text.replace(word, value))
 }
