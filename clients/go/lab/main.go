@@ -1,7 +1,7 @@
 // The laboratory's worker in Go: does what it reads, a JSON object a line, and says what became of it.
 //
 // Its orders and answers are the same for the clients of all languages, and written down in
-// clients/new-language.md. --plant builds in a known fault, which the laboratory must catch.
+// clients/new-language.md.
 package main
 
 import (
@@ -13,7 +13,6 @@ import (
 	"os"
 	"os/signal"
 	"runtime"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -72,6 +71,8 @@ type worker struct {
 	// crowd are the names of those of hold and claim.
 	crowd map[string]bool
 	many  pgfence.Leases
+	// isBroken: the next connection of the fence's cannot be opened.
+	isBroken atomic.Bool
 	// how the work of the leader is to end.
 	how     chan string
 	stop    context.CancelFunc
@@ -79,10 +80,6 @@ type worker struct {
 }
 
 func main() {
-	plant := ""
-	if len(os.Args) == 3 && os.Args[1] == "--plant" {
-		plant = os.Args[2]
-	}
 	ctx, cancel := signal.NotifyContext(background, syscall.SIGTERM)
 	defer cancel()
 	w := &worker{lines: make(chan order), crowd: map[string]bool{}, how: make(chan string, 1)}
@@ -90,7 +87,7 @@ func main() {
 	first := <-w.lines
 	w.url = fmt.Sprintf("postgresql://%s@%s:%d/%s?application_name=%s&connect_timeout=2",
 		first.User, first.Host, first.Port, first.Dbname, first.Application)
-	w.fence = pgfence.New(planted(w.url, plant), pgfence.OnEvent(w.tell))
+	w.fence = pgfence.New(w.opens, pgfence.OnEvent(w.tell))
 	defer w.fence.Close()
 	say("connected", nil)
 	for {
@@ -108,6 +105,14 @@ func main() {
 			}
 		}
 	}
+}
+
+// opens a connection for the fence.
+func (w *worker) opens(ctx context.Context) (pgfence.Conn, error) {
+	if w.isBroken.CompareAndSwap(true, false) {
+		panic("broken")
+	}
+	return pgx.Connect(ctx, w.url)
 }
 
 func (w *worker) read() {
@@ -197,10 +202,8 @@ func (w *worker) follow(o order) (event string, more said, err error) {
 	case "adopted":
 		w.holds(w.fence.Adopted(o.Name, o.Token))
 		return "adopted", said{"token": o.Token}, nil
-	case "starve":
-		starved.Store(true)
 	case "break":
-		broken.Store(true)
+		w.isBroken.Store(true)
 	case "lead":
 		w.lead(o)
 	case "stop":
@@ -409,8 +412,6 @@ func told(err error) error {
 }
 
 func (w *worker) transaction(ctx context.Context, begun string, tx pgx.Tx) error {
-	atWork.Store(tx.Conn())
-	defer atWork.Store(nil)
 	say(begun, nil)
 	for o := range w.lines {
 		done, err := "done", error(nil)
@@ -511,90 +512,3 @@ func (w *worker) close() (event string, more said, err error) {
 	w.many = nil
 	return "closed", nil, nil
 }
-
-// The planted faults
-
-var (
-	starved, broken atomic.Bool
-	// atWork is the connection of the transaction that is open, if one is.
-	atWork atomic.Pointer[pgx.Conn]
-)
-
-// planted opens connections whose lease_keep can be made to fail, or to answer something else.
-func planted(url, plant string) func(context.Context) (pgfence.Conn, error) {
-	switch plant {
-	case "", "deadline-from-answer", "error-is-loss", "one-lost-loses-all", "one-lock-stops-all", "renew-in-work":
-	default:
-		panic("there is no fault called " + plant)
-	}
-	return func(ctx context.Context) (pgfence.Conn, error) {
-		conn, err := pgx.Connect(ctx, url)
-		return &faulty{conn, plant}, err
-	}
-}
-
-type faulty struct {
-	*pgx.Conn
-	plant string
-}
-
-func (f *faulty) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if !strings.Contains(sql, "lease_keep") {
-		return f.Conn.Query(ctx, sql, args...)
-	}
-	if starved.Load() {
-		return nil, errors.New("starved")
-	}
-	if broken.CompareAndSwap(true, false) {
-		panic("broken")
-	}
-	on, begun := f.Conn, time.Now()
-	if work := atWork.Load(); work != nil && f.plant == "renew-in-work" {
-		on = work
-	}
-	if f.plant == "" || f.plant == "renew-in-work" {
-		return on.Query(ctx, sql, args...)
-	}
-	rows, _ := on.Query(ctx, sql, args...)
-	answers, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) ([]any, error) { return row.Values() })
-	outcomes := map[any]bool{}
-	for _, answer := range answers {
-		outcomes[answer[0]] = true
-		if remaining, is := answer[1].(float64); is && f.plant == "deadline-from-answer" {
-			answer[1] = remaining + time.Since(begun).Seconds()
-		}
-	}
-	all := func(outcome string) {
-		answers = nil
-		for range args[1].([]string) {
-			answers = append(answers, []any{outcome, nil, nil})
-		}
-	}
-	switch {
-	case err != nil && f.plant == "error-is-loss":
-		all("lost")
-	case err != nil:
-		return nil, err
-	case f.plant == "one-lost-loses-all" && outcomes["lost"]:
-		all("lost")
-	case f.plant == "one-lock-stops-all" && outcomes["later"]:
-		all("later")
-	}
-	return &answered{rows: answers}, nil
-}
-
-// answered are rows that nobody has sent.
-type answered struct {
-	pgx.Rows
-	rows [][]any
-	next int
-}
-
-func (a *answered) Next() bool {
-	a.next++
-	return a.next <= len(a.rows)
-}
-
-func (a *answered) Values() ([]any, error) { return a.rows[a.next-1], nil }
-func (a *answered) Err() error             { return nil }
-func (a *answered) Close()                 {}

@@ -2,7 +2,7 @@
 
 What it is told and what it says is the same for the clients of all languages, and written down in clients/new-language.md.
 With `--asyncio` the same orders are carried out by the asynchronous classes; without, all coroutines here are run at once,
-for nothing in them waits. `--plant` builds in a known fault, which the laboratory must catch.
+for nothing in them waits.
 """
 
 import asyncio
@@ -23,8 +23,6 @@ import psycopg
 import pg_fence
 
 IS_ASYNC = "--asyncio" in sys.argv
-PLANT = sys.argv[sys.argv.index("--plant") + 1] if "--plant" in sys.argv else None
-FAULTS = {"deadline-from-answer", "error-is-loss", "one-lost-loses-all", "one-lock-stops-all", "renew-in-work"}
 _says = threading.Lock()
 
 
@@ -99,49 +97,6 @@ async def within(ms: int | None) -> AsyncIterator[None]:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-class Heartbeat(psycopg.Cursor[Any]):
-    """Cursors of the fence's own connections: what `lease_keep` does can be made to fail, or its answers changed."""
-
-    starved = broken = False
-    #: The connection of the transaction that is open, if one is.
-    work: Any = None
-    answers: list[Any] | None = None
-
-    def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
-        self.answers = None
-        if "lease_keep" not in str(query):
-            return super().execute(query, params, **options)
-        if Heartbeat.starved:
-            raise psycopg.OperationalError("starved")
-        if Heartbeat.broken:
-            Heartbeat.broken = False
-            raise SystemExit("broken")
-        begun = time.monotonic()
-        try:
-            if PLANT == "renew-in-work" and Heartbeat.work is not None:
-                self.answers = Heartbeat.work(query, params)
-                return self
-            super().execute(query, params, **options)
-        except psycopg.Error:
-            if PLANT != "error-is-loss":
-                raise
-            self.answers = [("lost", None, None)] * len(params[0])
-            return self
-        self.answers = super().fetchall()
-        outcomes = {answer[0] for answer in self.answers}
-        if PLANT == "deadline-from-answer":
-            took = time.monotonic() - begun
-            self.answers = [(kept, left and left + took, *more) for kept, left, *more in self.answers]
-        elif PLANT == "one-lost-loses-all" and "lost" in outcomes:
-            self.answers = [("lost", None, None)] * len(self.answers)
-        elif PLANT == "one-lock-stops-all" and "later" in outcomes:
-            self.answers = [("later", None, None)] * len(self.answers)
-        return self
-
-    def fetchall(self) -> list[Any]:
-        return super().fetchall() if self.answers is None else self.answers
-
-
 class Worker:
     def __init__(self) -> None:
         self.lease: Any = None
@@ -152,6 +107,8 @@ class Worker:
         self.leading: Any = None
         self.how: str | None = None
         self.reader: asyncio.StreamReader | None = None
+        #: The next connection of the fence's cannot be opened, of something that is no error.
+        self.is_broken = False
         self.is_terminated = False
         #: Whether what it does now has not been answered yet.
         self.owes = False
@@ -210,7 +167,10 @@ class Worker:
         await call(**arguments)
 
     def open(self) -> psycopg.Connection[Any]:
-        return psycopg.connect(**self.place, connect_timeout=2, cursor_factory=Heartbeat)
+        if self.is_broken:
+            self.is_broken = False
+            raise SystemExit("broken")
+        return psycopg.connect(**self.place, connect_timeout=2)
 
     def tell(self, event: pg_fence.Event) -> None:
         name = event.names[0]
@@ -336,29 +296,15 @@ class Worker:
     async def transaction(self, begun: str, block: Any, connection: Any) -> None:
         """Until it reads `commit` or `rollback`, what it does is one transaction."""
         await enter(block)
-        loop = asyncio.get_running_loop() if IS_ASYNC else None
-
-        async def rows(query: Any, params: Any) -> list[Any]:
-            cursor = await settled(connection.execute(query, params))
-            return list(await settled(cursor.fetchall()))
-
-        def in_work(query: Any, params: Any) -> list[Any]:
-            if loop is not None:
-                return asyncio.run_coroutine_threadsafe(rows(query, params), loop).result()
-            return run(rows(query, params))
-
-        Heartbeat.work = in_work
         try:
             say(begun)
             await self.steps(connection)
         except BaseException as error:
-            Heartbeat.work = None
             await leave(block, error)
             if not isinstance(error, RollBack):
                 raise
             say("rolled-back")
         else:
-            Heartbeat.work = None
             await leave(block)
             say("committed")
 
@@ -388,12 +334,8 @@ class Worker:
                 case other:
                     raise ValueError(f"unknown order: {other}")
 
-    async def starve(self) -> None:
-        Heartbeat.starved = True
-        say("done")
-
     async def break_(self) -> None:
-        Heartbeat.broken = True
+        self.is_broken = True
         say("done")
 
     async def lead(self, name: str, ttl_ms: int) -> None:
@@ -511,7 +453,5 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    if PLANT is not None and PLANT not in FAULTS:
-        raise ValueError(f"there is no fault called {PLANT}")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     asyncio.run(serve_async()) if IS_ASYNC else serve()

@@ -45,13 +45,7 @@ impl Fence {
     }
 
     fn opening(open: Opener) -> Fence {
-        Fence(Keeper::new(Setup {
-            open,
-            schema: String::new(),
-            on_event: Arc::new(|_| {}),
-            #[cfg(feature = "lab")]
-            lab: None,
-        }))
+        Fence(Keeper::new(Setup { open, schema: String::new(), on_event: Arc::new(|_| {}) }))
     }
 
     fn changed(self, change: impl FnOnce(&mut Setup)) -> Fence {
@@ -68,12 +62,6 @@ impl Fence {
     /// Another one, which tells what becomes of leases.
     pub fn on_event(self, told: impl Fn(&Event) + Send + Sync + 'static) -> Fence {
         self.changed(|setup| setup.on_event = Arc::new(told))
-    }
-
-    #[cfg(feature = "lab")]
-    #[doc(hidden)]
-    pub fn in_lab(self, lab: crate::keeper::Lab) -> Fence {
-        self.changed(|setup| setup.lab = Some(lab))
     }
 
     /// A lease of a name; or of several names (`["order:7", "order:8"]`, a `Vec`) at once, all or none.

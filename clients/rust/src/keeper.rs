@@ -1,7 +1,7 @@
 //! Keeps all leases of a fence: a thread of its own, in which one task renews them and watches their deadlines. Work
 //! that blocks its own runtime does not lose its leases.
 
-use crate::asked::{Asked, Pairs, Place, cancel, keep, release, seconds};
+use crate::asked::{Asked, Place, cancel, keep, release, seconds};
 use crate::clock::{self, after, left, now};
 use crate::connected::{BoxFuture, Line, Opener};
 use crate::error::{Error, Reason};
@@ -13,7 +13,6 @@ use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{Mutex as AsyncMutex, watch};
-use tokio_postgres::Row;
 
 /// The most for one `lease_keep`, the others come right after it; and for a release in one transaction, which has its share of locks.
 const MOST_PAIRS: usize = 10_000;
@@ -27,10 +26,6 @@ const LOOK_AGAIN: Duration = Duration::from_millis(250);
 
 type Answers = Result<Vec<Answer>, Error>;
 
-/// The laboratory's: does the call, or something else in its place.
-#[cfg(feature = "lab")]
-pub type Lab = Arc<dyn Fn(Pairs, BoxFuture<Answers>) -> BoxFuture<Answers> + Send + Sync>;
-
 /// How a fence was made.
 #[derive(Clone)]
 pub(crate) struct Setup {
@@ -38,8 +33,6 @@ pub(crate) struct Setup {
     /// With a dot, or empty.
     pub schema: String,
     pub on_event: Arc<dyn Fn(&Event) + Send + Sync>,
-    #[cfg(feature = "lab")]
-    pub lab: Option<Lab>,
 }
 
 pub(crate) struct Keeper {
@@ -213,11 +206,11 @@ impl Keeper {
     pub async fn keep(self: &Arc<Self>, grants: &[Arc<Grant>]) {
         // So much less that where a connection falls silent, another one can be opened in time.
         let (before, limit) = (now(), self.limit(LONGEST, grants) * 3 / 4);
-        let mut asked = self.ask(pairs(grants), limit).await;
+        let mut asked = self.ask(grants, limit).await;
         // After a failover it is only the connection that had ended; but once in an outage, or a server that refuses
         // all of them would be hammered.
         if asked.as_ref().is_err_and(Error::is_of_connection) && !self.state().is_out {
-            asked = self.ask(pairs(grants), limit).await;
+            asked = self.ask(grants, limit).await;
         }
         let answers = match asked {
             Ok(answers) => answers,
@@ -257,17 +250,10 @@ impl Keeper {
         self.changed.send_replace(());
     }
 
-    async fn ask(self: &Arc<Self>, pairs: Pairs, limit: Duration) -> Answers {
-        let (keeper, call) = (self.clone(), keep(&self.setup.schema, pairs.clone()));
-        let answers = async move {
-            let answer = |row: &Row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?));
-            keeper.line.lock().await.call(limit, &call).await?.iter().map(answer).collect()
-        };
-        #[cfg(feature = "lab")]
-        if let Some(lab) = &self.setup.lab {
-            return lab(pairs, Box::pin(answers)).await;
-        }
-        answers.await
+    async fn ask(&self, grants: &[Arc<Grant>], limit: Duration) -> Answers {
+        let call = keep(&self.setup.schema, pairs(grants));
+        let rows = self.line.lock().await.call(limit, &call).await?;
+        rows.iter().map(|row| Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))).collect()
     }
 
     /// With nothing as the time: the next renewal is to tell whether they are lost.

@@ -43,6 +43,3 @@ pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
 pub use guard::{Guard, Guardable, Guarded, Guards};
 pub use lease::{Event, EventKind};
 pub use open::{connect, open};
-#[cfg(feature = "lab")]
-#[doc(hidden)]
-pub use {keeper::Lab, lease::Answer};

@@ -2,7 +2,7 @@
  * The laboratory's worker in TypeScript: does what it reads, a JSON object a line, and says what became of it.
  *
  * Its orders and answers are the same for the clients of all languages, and written down in clients/new-language.md.
- * `--driver` is `pg` or `postgres`. `--plant` builds in a known fault, which the laboratory must catch.
+ * `--driver` is `pg` or `postgres`.
  */
 import { createHook } from "node:async_hooks";
 import { createInterface } from "node:readline";
@@ -15,14 +15,8 @@ import { Fence as PgFence } from "../dist/pg.js";
 import { Fence as PostgresFence } from "../dist/postgres.js";
 
 type Order = Record<string, any>;
-/** The columns of rows, as the server writes them. */
-type Rows = (string | null)[][];
 
-const argument = (name: string) => (process.argv.includes(name) ? process.argv[process.argv.indexOf(name) + 1] : undefined);
-const PLANT = argument("--plant");
-const ON_PG = (argument("--driver") ?? "pg") === "pg";
-const FAULTS = ["deadline-from-answer", "error-is-loss", "one-lost-loses-all", "one-lock-stops-all", "renew-in-work"];
-if (PLANT !== undefined && !FAULTS.includes(PLANT)) throw new Error(`there is no fault called ${PLANT}`);
+const ON_PG = !process.argv.includes("postgres");
 
 // Timers and sockets, also those that do not keep the process alive.
 const alive = new Set<number>();
@@ -56,34 +50,13 @@ async function within<T>(ms: number | undefined, work: PromiseLike<T>): Promise<
   return Promise.race([work, new Promise<never>((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
 }
 
-const heartbeat = { isStarved: false, isBroken: false };
-/** Runs a statement on the connection of the transaction that is open, if one is. */
-let inWork: ((text: string, values: any[]) => Promise<Rows>) | undefined;
+/** The next connection of the fence's cannot be opened. */
+let isBroken = false;
 
-/** `lease_keep` can be made to fail, or its answers changed. */
-async function kept(text: string, values: any[], run: () => PromiseLike<Rows>): Promise<Rows> {
-  if (heartbeat.isStarved) throw Object.assign(new Error("starved"), { code: "57014" });
-  if (heartbeat.isBroken) {
-    heartbeat.isBroken = false;
-    throw "broken";
-  }
-  const begun = performance.now();
-  const all = (outcome: string, rows: { length: number }) => Array.from({ length: rows.length }, () => [outcome, null, null]);
-  let rows: Rows;
-  try {
-    rows = PLANT === "renew-in-work" && inWork ? await inWork(text, values) : await run();
-  } catch (error) {
-    if (PLANT !== "error-is-loss") throw error;
-    return all("lost", String(values[0]).split(","));
-  }
-  const outcomes = rows.map(([outcome]) => outcome);
-  if (PLANT === "deadline-from-answer") {
-    const took = (performance.now() - begun) / 1000;
-    return rows.map(([outcome = null, left = null, again = null]) => [outcome, left && String(Number(left) + took), again]);
-  }
-  if (PLANT === "one-lost-loses-all" && outcomes.includes("lost")) return all("lost", rows);
-  if (PLANT === "one-lock-stops-all" && outcomes.includes("later")) return all("later", rows);
-  return rows;
+function breaks(): void {
+  if (!isBroken) return;
+  isBroken = false;
+  throw "broken";
 }
 
 /** The differences between the drivers. */
@@ -96,15 +69,12 @@ interface Side {
 
 function onPg({ host, port, user, dbname, application }: Order): Side {
   const settings = { host, port, user, database: dbname, application_name: application };
-  const planted = async () => {
-    const client = await new pg.Client({ ...settings, connectionTimeoutMillis: 2000 }).connect();
-    const query = client.query.bind(client) as (of: any) => Promise<{ rows: Rows }>;
-    const by = async (of: any) =>
-      of.text.includes("lease_keep") ? { rows: await kept(of.text, of.values, async () => (await query(of)).rows) } : query(of);
-    return Object.assign(client, { query: by });
+  const open = () => {
+    breaks();
+    return new pg.Client({ ...settings, connectionTimeoutMillis: 2000 }).connect();
   };
   return {
-    fence: (onEvent) => new PgFence(planted, { onEvent }),
+    fence: (onEvent) => new PgFence(open, { onEvent }),
     async with(work, options) {
       const client = new pg.Client({ ...settings, options });
       client.on("error", () => {});
@@ -121,18 +91,12 @@ function onPg({ host, port, user, dbname, application }: Order): Side {
 
 function onPostgres({ host, port, user, dbname, application }: Order): Side {
   const settings = { host, port, user, database: dbname, max: 1, onnotice() {} };
-  const planted = () => {
-    const sql = postgres({ ...settings, prepare: false, fetch_types: false, connection: { application_name: application } });
-    const unsafe = sql.unsafe.bind(sql) as any;
-    const plain = (rows: (Buffer | null)[][]) => rows.map((row) => row.map((column) => column && String(column)));
-    const by = (text: string, values: any[], options: object) =>
-      text.includes("lease_keep")
-        ? { raw: () => kept(text, values, () => unsafe(text, values).raw().then(plain)) }
-        : unsafe(text, values, options);
-    return Object.assign(sql, { unsafe: by as any });
+  const open = () => {
+    breaks();
+    return postgres({ ...settings, connection: { application_name: application } });
   };
   return {
-    fence: (onEvent) => new PostgresFence(planted, { onEvent }),
+    fence: (onEvent) => new PostgresFence(open, { onEvent }),
     async with(work, options) {
       const sql = postgres({ ...settings, connection: { application_name: application, ...(options ? { options } : {}) } });
       try {
@@ -301,12 +265,8 @@ class Worker {
   async transaction(begun: string, by: (work: (tx: any) => Promise<void>) => Promise<void>): Promise<void> {
     try {
       await by(async (tx) => {
-        inWork = async (text, values) => {
-          const rows = await this.side.run(tx, text, values);
-          return (rows.rows ?? rows).map((row: object) => Object.values(row));
-        };
         say(begun);
-        await this.steps(tx).finally(() => (inWork = undefined));
+        await this.steps(tx);
       });
     } catch (error) {
       if (error !== ROLLBACK) throw error;
@@ -339,13 +299,8 @@ class Worker {
     }
   }
 
-  starve(): void {
-    heartbeat.isStarved = true;
-    say("done");
-  }
-
   break(): void {
-    heartbeat.isBroken = true;
+    isBroken = true;
     say("done");
   }
 

@@ -15,7 +15,6 @@ use std::process::Command;
 /// A client, as the laboratory sees it.
 #[derive(Debug, Clone)]
 pub struct Programs {
-    /// Started with `--plant NAME`, or nothing.
     pub worker: Program,
     /// The example of its README, started with where to connect, as a URL.
     pub first_worker: Program,

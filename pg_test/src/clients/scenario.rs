@@ -59,6 +59,8 @@ pub enum Event {
     Revokes(String),
     /// It ends all sessions of a worker.
     Terminates(String),
+    /// Every `lease_keep` of a worker fails.
+    Starves(String),
     /// The workers' role may use leases no more.
     DeniesLeases,
     /// Another session sees that the lease was renewed.
@@ -392,6 +394,7 @@ fn server_event(words: &[&str]) -> Result<Event> {
         }
         ["revokes", name] => Event::Revokes((*name).to_owned()),
         ["terminates", worker] => Event::Terminates((*worker).to_owned()),
+        ["starves", worker] => Event::Starves((*worker).to_owned()),
         ["denies", "leases"] => Event::DeniesLeases,
         ["locks", name] => Event::Locks((*name).to_owned()),
         ["unlocks"] => Event::Unlocks("ROLLBACK"),

@@ -10,6 +10,9 @@ use anyhow::{bail, ensure, Context, Result};
 use std::fmt;
 use std::time::{Duration, Instant};
 
+/// `lease_keep` with a known fault.
+const PLANTED: &str = include_str!("planted.sql");
+
 /// The table that workers write, and the trigger that writes down what they wrote.
 pub const TABLES: &str = "
     CREATE TABLE work (id int PRIMARY KEY, value text);
@@ -20,6 +23,10 @@ pub const TABLES: &str = "
         BEGIN INSERT INTO public.written (value, token) VALUES (NEW.value, NEW.fence); RETURN NULL; END $$;
     CREATE TRIGGER write_down AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION write_down();
 ";
+
+fn planted(fault: &str, worker: &str) -> String {
+    PLANTED.replace("FAULT", fault).replace("WORKER", worker)
+}
 
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -63,7 +70,8 @@ pub struct Cost {
 }
 
 impl<'a> Servers<'a> {
-    pub fn start(lab: &'a Lab, scenario: &Scenario) -> Result<Servers<'a>> {
+    /// With a known fault planted, if one is named.
+    pub fn start(lab: &'a Lab, scenario: &Scenario, plant: Option<&str>) -> Result<Servers<'a>> {
         let (mut own, mut clock) = (None, None);
         if scenario.need == Need::Clock {
             let given = Clock::new(&lab.prefix().new_dir("clock")?.join("clock"))?;
@@ -81,6 +89,7 @@ impl<'a> Servers<'a> {
         admin.run(&format!(
             "SELECT fence_grant('{role}'{level}); GRANT SELECT, UPDATE, TRUNCATE ON work TO {role}"
         ))?;
+        plant.map_or(Ok(()), |fault| admin.run(&planted(fault, "")))?;
         for (name, value) in &scenario.role_settings {
             admin.run(&format!("ALTER ROLE {role} SET {name} = '{value}'"))?;
         }
@@ -148,6 +157,7 @@ impl<'a> Servers<'a> {
                 ensure!(self.admin()?.one::<i64>(sql, &[worker])? > 0, "{worker} has no session");
                 Ok(())
             }
+            Event::Starves(worker) => self.admin()?.run(&planted("starve", worker)),
             Event::DeniesLeases => {
                 self.admin()?.run(&format!("SELECT fence_revoke('{}')", self.role))
             }

@@ -65,10 +65,10 @@ fn play_at(
     plant: Option<&str>,
 ) -> Result<()> {
     let scenario = scenario.slowed_down(pace);
-    let servers = Servers::start(lab, &scenario).context(NotReady)?;
+    let servers = Servers::start(lab, &scenario, plant).context(NotReady)?;
     let slack_ms = SLACK_MS * i64::from(pace);
     let (workers, disturbed_at) = (BTreeMap::new(), unix_ms());
-    let mut stage = Stage { servers, program, plant, slack_ms, workers, disturbed_at };
+    let mut stage = Stage { servers, program, slack_ms, workers, disturbed_at };
     for step in &scenario.steps {
         for action in &step.actions {
             stage.act(action).with_context(|| format!("at \"{}\"", step.text))?;
@@ -80,7 +80,6 @@ fn play_at(
 struct Stage<'a> {
     servers: Servers<'a>,
     program: &'a Program,
-    plant: Option<&'a str>,
     slack_ms: i64,
     workers: BTreeMap<String, Worker>,
     /// When the last thing happened to a worker, a cable or the server, in milliseconds since 1970.
@@ -136,7 +135,7 @@ impl Stage<'_> {
                 "dbname": self.servers.dbname(), "application": name,
             });
             let lab = self.servers.lab();
-            let worker = Worker::start(lab, self.program, self.plant, name, cable, &place)
+            let worker = Worker::start(lab, self.program, name, cable, &place)
                 .with_context(|| format!("{name} does not start"))
                 .context(NotReady)?;
             self.workers.insert(name.to_owned(), worker);

@@ -94,15 +94,11 @@ impl Worker {
     pub fn start(
         lab: &Lab,
         program: &Program,
-        plant: Option<&str>,
         name: &str,
         cable: Cable,
         place: &Value,
     ) -> Result<Worker> {
         let mut command = program.command(lab);
-        if let Some(plant) = plant {
-            command.args(["--plant", plant]);
-        }
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

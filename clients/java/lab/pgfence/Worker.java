@@ -2,7 +2,6 @@ package pgfence;
 
 import com.google.gson.*;
 import java.io.*;
-import java.lang.reflect.*;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
@@ -14,14 +13,11 @@ import pgfence.FenceException.*;
  * The laboratory's worker in Java: does what it reads, a JSON object a line, and says what became of it.
  *
  * <p>What it is told and what it says is the same for the clients of all languages, and written down in
- * clients/new-language.md. {@code --plant} builds in a known fault, which the laboratory must catch.
+ * clients/new-language.md.
  */
 final class Worker {
-    private static final Set<String> FAULTS = Set.of(
-            "deadline-from-answer", "error-is-loss", "one-lost-loses-all", "one-lock-stops-all", "renew-in-work");
     private static final Gson JSON = new Gson();
     private static final BufferedReader LINES = new BufferedReader(new InputStreamReader(System.in));
-    private static String plant = "";
 
     private final String url;
     private final Fence fence;
@@ -31,15 +27,11 @@ final class Worker {
     private CountDownLatch stop;
     private Thread leads;
     private volatile String how = "";
+    /** The next connection of the fence's cannot be opened. */
+    private volatile boolean isBroken;
 
     public static void main(String[] arguments) throws IOException {
         System.setProperty("java.util.logging.SimpleFormatter.format", "%5$s%n");
-        if (arguments.length == 2 && arguments[0].equals("--plant")) {
-            plant = arguments[1];
-            if (!FAULTS.contains(plant)) {
-                throw new IllegalArgumentException("there is no fault called " + plant);
-            }
-        }
         Worker worker = new Worker(next());
         Runtime.getRuntime().addShutdownHook(new Thread(worker.fence::close));
         try (worker.fence) {
@@ -56,8 +48,17 @@ final class Worker {
     private Worker(Order place) {
         url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s".formatted(place.text("host"), place.number("port"),
                 place.text("dbname"), place.text("user"), place.text("application"));
-        fence = new Fence(() -> heartbeat(opened("&connectTimeout=2&socketTimeout=30"))).onEvent(this::tell);
+        fence = new Fence(this::opens).onEvent(this::tell);
         say("connected");
+    }
+
+    /** A connection for the fence. */
+    private Connection opens() throws SQLException {
+        if (isBroken) {
+            isBroken = false;
+            throw new AssertionError("broken");
+        }
+        return opened("&connectTimeout=2&socketTimeout=30");
     }
 
     private Connection opened(String options) throws SQLException {
@@ -179,10 +180,6 @@ final class Worker {
                 }
             }
             case "present" -> present();
-            case "starve" -> {
-                isStarved = true;
-                say("done");
-            }
             case "break" -> {
                 isBroken = true;
                 say("done");
@@ -321,15 +318,12 @@ final class Worker {
         try (Connection on = opened("&options=" + held().options().replace(" ", "%20"))) {
             on.setAutoCommit(false);
             say("presented");
-            work = on;
             try {
                 steps(on);
                 on.commit();
                 say("committed");
             } catch (RolledBack asked) {
                 say("rolled-back");
-            } finally {
-                work = null;
             }
         } catch (SQLException error) {
             throw lease instanceof Lease own && !own.isHeld() ? new LeaseLost(Reason.GONE, own.names(), false, error) : error;
@@ -346,18 +340,14 @@ final class Worker {
 
     /** Until it reads {@code commit} or {@code rollback}, what it does is one transaction. */
     private void transaction(Connection on, Within within) throws Exception {
-        Connection outer = work;
         try {
             within.run(() -> {
-                work = on;
                 say("guarded");
                 steps(on);
             });
             say("committed");
         } catch (RolledBack asked) {
             say("rolled-back");
-        } finally {
-            work = outer;
         }
     }
 
@@ -475,89 +465,5 @@ final class Worker {
         lease = null;
         many.clear();
         say("closed");
-    }
-
-    // lease_keep can be made to fail, and its answers changed
-
-    private static volatile boolean isStarved;
-    private static volatile boolean isBroken;
-    /** The connection of the transaction that is open, if one is. */
-    private static volatile Connection work;
-
-    private interface Handler {
-        Object invoke(Method method, Object[] arguments) throws Throwable;
-    }
-
-    /** The same, but for what the handler does; it returns NOTHING where it does nothing. */
-    private static <T> T planted(Class<T> type, T real, Handler handler) {
-        InvocationHandler all = (self, method, arguments) -> {
-            try {
-                Object changed = handler.invoke(method, arguments);
-                return changed == NOTHING ? method.invoke(real, arguments) : changed;
-            } catch (InvocationTargetException error) {
-                throw error.getCause();
-            }
-        };
-        return type.cast(Proxy.newProxyInstance(Worker.class.getClassLoader(), new Class<?>[] {type}, all));
-    }
-
-    private static final Object NOTHING = new Object();
-
-    private static Connection heartbeat(Connection real) {
-        return planted(Connection.class, real, (method, arguments) -> {
-            if (!method.getName().equals("prepareStatement") || !arguments[0].toString().contains("lease_keep")) {
-                return NOTHING;
-            }
-            if (isStarved) {
-                throw new SQLException("starved");
-            }
-            if (isBroken) {
-                isBroken = false;
-                throw new AssertionError("broken");
-            }
-            Connection on = plant.equals("renew-in-work") && work != null ? work : real;
-            return keeping(on.prepareStatement(arguments[0].toString()));
-        });
-    }
-
-    private static PreparedStatement keeping(PreparedStatement real) {
-        List<String[]> names = new ArrayList<>();
-        return planted(PreparedStatement.class, real, (method, arguments) -> {
-            if (method.getName().equals("setObject") && arguments[1] instanceof String[] given) {
-                names.add(given);
-            }
-            return method.getName().equals("executeQuery") ? answers(real, names.get(0).length) : NOTHING;
-        });
-    }
-
-    /** As the fault that is planted has them: outcome, remaining, again_in. */
-    private static ResultSet answers(PreparedStatement real, int count) throws SQLException {
-        List<Object[]> rows = new ArrayList<>();
-        long begun = System.nanoTime();
-        try (ResultSet read = real.executeQuery()) {
-            double took = plant.equals("deadline-from-answer") ? (System.nanoTime() - begun) / 1e9 : 0;
-            while (read.next()) {
-                Double remaining = (Double) read.getObject(2);
-                rows.add(new Object[] {read.getString(1), remaining == null ? null : remaining + took, read.getObject(3)});
-            }
-        } catch (SQLException error) {
-            if (!plant.equals("error-is-loss")) {
-                throw error;
-            }
-            rows.addAll(Collections.nCopies(count, new Object[] {"lost", null, null}));
-        }
-        String spreads = plant.equals("one-lost-loses-all") ? "lost" : plant.equals("one-lock-stops-all") ? "later" : "";
-        if (rows.stream().anyMatch(row -> row[0].equals(spreads))) {
-            rows.replaceAll(row -> new Object[] {spreads, null, null});
-        }
-        ResultSetMetaData three = planted(ResultSetMetaData.class, null, (method, arguments) -> 3);
-        Iterator<Object[]> left = rows.iterator();
-        Object[][] row = new Object[1][];
-        return planted(ResultSet.class, null, (method, arguments) -> switch (method.getName()) {
-            case "getMetaData" -> three;
-            case "next" -> (row[0] = left.hasNext() ? left.next() : null) != null;
-            case "getObject" -> row[0][(Integer) arguments[0] - 1];
-            default -> null;
-        });
     }
 }

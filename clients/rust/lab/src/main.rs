@@ -1,11 +1,8 @@
 //! The laboratory's worker in Rust: does what it reads, a JSON object a line, and says what became of it.
 //!
 //! Its orders and answers are the same for the clients of all languages, and written down in
-//! `clients/new-language.md`. `--plant` builds in a known fault, which the laboratory must catch.
+//! `clients/new-language.md`.
 
-mod heartbeat;
-
-use heartbeat::{Heartbeat, Kept};
 use pg_fence_client::{
     Adopted, BoxError, Connected, Error, Event, EventKind, Fence, Guard, Lease, classify, connect,
     options,
@@ -14,6 +11,7 @@ use serde_json::{Value, json};
 use std::error::Error as StdError;
 use std::future::Future;
 use std::io::BufRead;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tokio::runtime::Handle;
@@ -43,20 +41,14 @@ impl log::Log for Logger {
 }
 
 fn main() -> Outcome {
-    let plant = match std::env::args().skip(1).collect::<Vec<_>>().as_slice() {
-        [] => None,
-        [flag, plant] if flag == "--plant" => Some(plant.clone()),
-        _ => return Err("what?".into()),
-    };
     log::set_logger(&Logger).map_err(|error| error.to_string())?;
     log::set_max_level(log::LevelFilter::Warn);
-    let heartbeat = Arc::new(Heartbeat::new(plant));
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
-    runtime.block_on(serve(heartbeat))
+    runtime.block_on(serve())
 }
 
-async fn serve(heartbeat: Arc<Heartbeat>) -> Outcome {
+async fn serve() -> Outcome {
     let (send, mut orders) = mpsc::unbounded_channel();
     // Tokio's own standard input would be counted as a task, and keep the process from ending.
     std::thread::spawn(move || {
@@ -69,7 +61,7 @@ async fn serve(heartbeat: Arc<Heartbeat>) -> Outcome {
     });
     let mut terminated = signal(SignalKind::terminate())?;
     let place = orders.recv().await.ok_or("no order")?;
-    let mut worker = Worker::new(&place, heartbeat)?;
+    let mut worker = Worker::new(&place)?;
     say("connected", json!({}));
     loop {
         // As the page shows it: whatever ends the program, the fence is closed.
@@ -177,7 +169,8 @@ struct Worker {
     config: Config,
     url: String,
     fence: Fence,
-    heartbeat: Arc<Heartbeat>,
+    /// The next connection of the fence's cannot be opened.
+    is_broken: Arc<AtomicBool>,
     /// The leader's, too.
     held: Arc<Mutex<Option<Held>>>,
     leading: Option<JoinHandle<()>>,
@@ -189,7 +182,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(place: &Value, heartbeat: Arc<Heartbeat>) -> Result<Worker, BoxError> {
+    fn new(place: &Value) -> Result<Worker, BoxError> {
         let part = |key: &str| place[key].to_string().replace('"', "");
         let url = format!(
             "host={} port={} user={} dbname={} application_name={}",
@@ -201,13 +194,19 @@ impl Worker {
         );
         let crowd_names: Arc<Mutex<Vec<String>>> = Arc::default();
         let crowd = crowd_names.clone();
-        let fence = Fence::new(&url)?.in_lab(heartbeat.clone().lab());
+        let is_broken: Arc<AtomicBool> = Arc::default();
+        let (broken, to) = (is_broken.clone(), url.clone());
+        let fence = Fence::with_opener(move || {
+            assert!(!broken.swap(false, Ordering::Relaxed), "broken");
+            let to = to.clone();
+            async move { connect(&to, NoTls).await }
+        });
         let fence = fence.on_event(move |event| tell(event, &lock(&crowd)));
         Ok(Worker {
             config: url.parse()?,
             url,
             fence,
-            heartbeat,
+            is_broken,
             held: Arc::default(),
             leading: None,
             stop: CancellationToken::new(),
@@ -263,14 +262,13 @@ impl Worker {
                     "guard" => self.held()?.guard(&mut client).await?,
                     _ => self.fence.guard(&mut client, &self.crowd).await?,
                 };
-                self.until_its_end(guard, orders).await?;
+                self.steps(guard, orders).await?;
                 client.close().await;
             }
             "present" => return self.present(orders).await,
-            which @ ("starve" | "break" | "lead" | "work" | "stop") => {
+            which @ ("break" | "lead" | "work" | "stop") => {
                 match which {
-                    "starve" => self.heartbeat.starve(),
-                    "break" => self.heartbeat.break_once(),
+                    "break" => self.is_broken.store(true, Ordering::Relaxed),
                     "lead" => self.lead(order),
                     "work" => *lock(&self.how) = order["how"].as_str().map(str::to_owned),
                     _ => self.stop.cancel(),
@@ -316,7 +314,6 @@ impl Worker {
         }
         match within(order, request.acquire()).await? {
             Ok(lease) => {
-                self.heartbeat.feed();
                 say_granted("acquired", &lease);
                 *lock(&self.held) = Some(Held::Lease(lease));
             }
@@ -380,35 +377,16 @@ impl Worker {
         Ok(())
     }
 
-    async fn until_its_end(&self, guard: Guard<'_>, orders: &mut Orders) -> Outcome {
-        say("guarded", json!({}));
-        let mut renewals = self.heartbeat.transaction_is_open();
-        let commits = self.steps(guard, orders, &mut renewals).await;
-        self.heartbeat.transaction_has_ended();
-        commits
-    }
-
     /// Until it reads `commit` or `rollback`, what it does is one transaction.
-    async fn steps(
-        &self,
-        mut guard: Guard<'_>,
-        orders: &mut Orders,
-        renewals: &mut Kept,
-    ) -> Outcome {
+    async fn steps(&self, mut guard: Guard<'_>, orders: &mut Orders) -> Outcome {
+        say("guarded", json!({}));
         loop {
-            let order = tokio::select! {
-                order = orders.recv() => order.ok_or("no order")?,
-                Some(renewal) = renewals.recv() => {
-                    renewal.within(&guard).await;
-                    continue;
-                }
-            };
+            let order = orders.recv().await.ok_or("no order")?;
             match order["do"].as_str().unwrap_or_default() {
                 "guard" => {
                     let Held::Lease(lease) = self.held()? else { return Err(Own::Nothing.into()) };
                     let inner = lease.guard(&mut guard).await?;
-                    say("guarded", json!({}));
-                    Box::pin(self.steps(inner, orders, renewals)).await?;
+                    Box::pin(self.steps(inner, orders)).await?;
                 }
                 "commit" => {
                     guard.commit().await?;
@@ -461,12 +439,11 @@ impl Worker {
         self.stop = CancellationToken::new();
         *lock(&self.how) = None;
         let (fence, stop, held) = (self.fence.clone(), self.stop.clone(), self.held.clone());
-        let (how, heartbeat, url) = (self.how.clone(), self.heartbeat.clone(), self.url.clone());
+        let (how, url) = (self.how.clone(), self.url.clone());
         let name = order["name"].as_str().unwrap_or_default().to_owned();
         let ttl = ms(&order["ttl_ms"]);
         self.leading = Some(tokio::spawn(async move {
             let work = |lease: Lease| {
-                heartbeat.feed();
                 say_granted("leading", &lease);
                 *lock(&held) = Some(Held::Lease(lease.clone()));
                 works(stop.clone(), how.clone(), url.clone())

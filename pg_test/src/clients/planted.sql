@@ -1,0 +1,35 @@
+-- lease_keep with a known fault, in the place of the server's: what a client with that fault would see, whatever its language.
+-- FAULT and WORKER stand for the fault, and the worker that it befalls ('' is all).
+ALTER FUNCTION lease_keep(text[], bigint[]) RENAME TO lease_keep_as_it_is;
+
+CREATE FUNCTION lease_keep(names text[], tokens bigint[])
+    RETURNS TABLE (name text, token bigint, outcome text, renewed bigint, remaining interval, again_in interval, code text)
+    LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    fault text := CASE WHEN 'WORKER' IN ('', current_setting('application_name')) THEN 'FAULT' END;
+    -- Of a client whose renewals have failed since the last third of the ttl began.
+    is_late boolean;
+BEGIN
+    IF fault = 'starve' THEN
+        RAISE 'starved' USING ERRCODE = 'query_canceled';
+    ELSIF fault = 'renew-in-work' AND EXISTS (SELECT FROM pg_stat_activity
+            WHERE application_name = current_setting('application_name') AND state = 'idle in transaction') THEN
+        -- A part of the transaction that is open: nobody else sees it.
+        RETURN QUERY SELECT i.name, t, 'kept', t, i.remaining, i.remaining / 3, NULL
+            FROM unnest(names, tokens) AS x(n, t), lease_info(x.n) AS i;
+        RETURN;
+    END IF;
+    is_late := EXISTS (SELECT FROM unnest(names) AS n, lease_info(n) AS i
+        WHERE i.remaining < 0.6 * (i.expires_at - COALESCE(i.renewed_at, i.acquired_at)));
+    RETURN QUERY
+    WITH answered AS MATERIALIZED (SELECT * FROM lease_keep_as_it_is(names, tokens)),
+        spread (outcome) AS (SELECT CASE fault
+            WHEN 'error-is-loss' THEN (SELECT 'lost' WHERE is_late)
+            WHEN 'one-lost-loses-all' THEN (SELECT max(outcome) FROM answered WHERE outcome = 'lost')
+            WHEN 'one-lock-stops-all' THEN (SELECT max(outcome) FROM answered WHERE outcome = 'later') END)
+    SELECT a.name, a.token, COALESCE(s.outcome, a.outcome), a.renewed,
+        -- As long as the cable of its scenario takes for an answer.
+        a.remaining + CASE fault WHEN 'deadline-from-answer' THEN '700 ms' ELSE '0' END::interval, a.again_in, a.code
+      FROM answered AS a, spread AS s;
+END $$;
