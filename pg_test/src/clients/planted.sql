@@ -29,7 +29,7 @@ BEGIN
             WHEN 'one-lost-loses-all' THEN (SELECT max(outcome) FROM answered WHERE outcome = 'lost')
             WHEN 'one-lock-stops-all' THEN (SELECT max(outcome) FROM answered WHERE outcome = 'later') END)
     SELECT a.name, a.token, COALESCE(s.outcome, a.outcome), a.renewed,
-        -- As long as the cable of its scenario takes for an answer.
-        a.remaining + CASE fault WHEN 'deadline-from-answer' THEN '700 ms' ELSE '0' END::interval, a.again_in, a.code
+        -- As long as a call takes whose two answers are slow, as a driver has that describes a statement first.
+        a.remaining + CASE fault WHEN 'deadline-from-answer' THEN '1.4 s' ELSE '0' END::interval, a.again_in, a.code
       FROM answered AS a, spread AS s;
 END $$;
