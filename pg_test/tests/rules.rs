@@ -4,7 +4,6 @@ use pg_fence_rules::fence::{judge, Landing, Order, Verdict, Write};
 use pg_fence_rules::grant::{
     self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
 };
-use pg_fence_rules::moves::{self, Due, Identity, Recorded, Start, CLOCK_ZERO, STRIDE};
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use proptest::collection::vec;
@@ -103,24 +102,6 @@ fn write() -> impl Strategy<Value = Write> {
         .prop_map(|(old, new, named, ambient)| Write { old, new, named, ambient })
 }
 
-fn identity() -> impl Strategy<Value = Identity> {
-    let parts = (0..3u32, 0..3u64, 0..3u32, 0..3u32);
-    parts.prop_map(|(timeline, system, database, sequence)| Identity {
-        timeline,
-        system_identifier: system << 40,
-        database,
-        sequence,
-    })
-}
-
-fn start() -> impl Strategy<Value = Start> {
-    (instant(0..3), 0..3u32, 0..3u32).prop_map(|(server, database, file)| Start {
-        server,
-        database,
-        file,
-    })
-}
-
 /// Writes a template of these pieces.
 fn render(pieces: &[Piece]) -> Vec<u8> {
     let mut text = Vec::new();
@@ -201,47 +182,6 @@ proptest! {
     }
 
     #[test]
-    fn taken_says_when_the_clock_can_change_it(
-        modes in vec((mode(), instant(1..60), any::<bool>()), 1..4), asked in mode(), now in instant(0..50),
-    ) {
-        let row = |(i, (mode, expires, guarded)): (usize, &(Mode, Instant, bool))| {
-            let grant = grant(*mode, i as i32, Token::from_bigint(i as i64 + 1), *expires);
-            Row { grant, who: 0, guarded: *guarded }
-        };
-        let rows: Vec<Row> = modes.iter().enumerate().map(row).collect();
-        let ask = Ask { mode: asked, reclaim: false };
-        if let Acquire::Taken { until } = decide(&rows, 1, &ask, now) {
-            // None is never.
-            prop_assert!(until.is_none_or(|until| until > now));
-            for later in now.micros()..until.map_or(100, Instant::micros).min(100) {
-                let then = decide(&rows, 1, &ask, Instant::from_micros(later));
-                prop_assert!(!matches!(then, Acquire::Grant { .. }), "granted at {later}: {then:?}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_first_and_the_latest_sixteen_tokens_count_and_nothing_else(
-        first in 1..1000i64, steps in vec(1..5i64, 0..40),
-    ) {
-        let first = Token::from_bigint(first);
-        let (mut tokens, mut all) = (Tokens::new(first, &[]), vec![first]);
-        for step in steps {
-            let next = Token::from_bigint(all[all.len() - 1].bigint() + step);
-            tokens = tokens.renew(next);
-            all.push(next);
-        }
-        let latest = &all[1..][all[1..].len().saturating_sub(16)..];
-        prop_assert_eq!(tokens.renewed(), latest);
-        prop_assert_eq!(tokens.latest(), all[all.len() - 1]);
-        prop_assert_eq!(Tokens::new(first, &all[1..]), tokens);
-        for token in (first.bigint() - 1..all[all.len() - 1].bigint() + 2).map(Token::from_bigint) {
-            let counts = token == first || latest.contains(&token);
-            prop_assert_eq!(tokens.contains(token), counts, "{}", token);
-        }
-    }
-
-    #[test]
     fn what_may_renew_may_release_and_what_speaks_may_do_both(
         asked in token(0..20), now in instant(0..100), floor in token(0..20).prop_map(Floor::at), expires in instant(0..100),
         closing in prop::option::of(token(10..20)), closed_here in any::<bool>(),
@@ -281,28 +221,6 @@ proptest! {
     }
 
     #[test]
-    fn being_bound_changes_nothing_but_what_becomes_of_a_lower_token(w in write(), strict in any::<bool>()) {
-        let order = if strict { Order::Strict } else { Order::Monotonic };
-        let issued = |token: Token| (1..=9).contains(&token.bigint());
-        let (unbound, bound) = (judge(&w, order, false, issued), judge(&w, order, true, issued));
-        match (unbound, bound) {
-            (Verdict::Stale { presented, stored }, Verdict::Land(landing)) => {
-                prop_assert!(!strict && presented < stored);
-                prop_assert_eq!(landing, Landing { token: presented, fence: stored });
-            }
-            _ => prop_assert_eq!(unbound, bound),
-        }
-    }
-
-    #[test]
-    fn a_write_that_presents_nothing_does_not_land(old in prop::option::of(token(1..9)), named in any::<bool>()) {
-        let w = Write { old: Some(old), new: Some(old), named, ambient: None };
-        let lands = |order| matches!(judge(&w, order, false, |_| true), Verdict::Land(_));
-        prop_assert!(!lands(Order::Strict));
-        prop_assert_eq!(lands(Order::Monotonic), named && old.is_some());
-    }
-
-    #[test]
     fn a_template_is_read_as_it_was_written(pieces in pieces()) {
         prop_assert_eq!(template::parse(&render(&pieces)), Ok(pieces));
     }
@@ -312,39 +230,5 @@ proptest! {
         if let Ok(pieces) = template::parse(&text) {
             prop_assert_eq!(render(&pieces), text);
         }
-    }
-
-    #[test]
-    fn a_move_outruns_the_past_and_the_clock(
-        last in 0..(1i64 << 52), more in 0..(1i64 << 30), now in instant(0..1i64 << 60), later in span(0..1i64 << 50),
-    ) {
-        let target_of =
-            |last: i64, now| moves::target(Token::from_bigint(last), now).unwrap().bigint();
-        let target = target_of(last, now);
-        prop_assert!(target >= last + STRIDE);
-        let elapsed = now.since(CLOCK_ZERO).micros().max(0);
-        let (seconds, us) = (elapsed / 1_000_000, elapsed % 1_000_000);
-        prop_assert!(target >= seconds * STRIDE + us * STRIDE / 1_000_000);
-        prop_assert!(target_of(last + more, now + later) >= target);
-        prop_assert!(target_of(target, now) >= target + STRIDE);
-    }
-
-    #[test]
-    fn a_life_has_begun_only_when_all_of_it_is_the_same(
-        kept in (identity(), start()), found in (identity(), start()),
-        dumped in token(0..5), last in token(0..5), passed in token(0..5), marked in any::<bool>(),
-    ) {
-        let recorded =
-            Recorded { identity: Some(kept.0.mark()), start: Some(kept.1.mark()), dumped, last };
-        let due = moves::due(&recorded, &found.0, marked.then_some(&found.1), passed);
-        let began = marked && kept.1 == found.1;
-        let set_back = last < passed || last < dumped;
-        prop_assert_eq!(due, match kept.0 == found.0 {
-            false => Due::Jump,
-            true if set_back => Due::Jump,
-            true if began => Due::Nothing,
-            true => Due::Move,
-        });
-        prop_assert!(found.0.mark() > 0 && found.1.mark() > 0);
     }
 }

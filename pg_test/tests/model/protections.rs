@@ -57,8 +57,8 @@ impl Protections {
 /// How far the model goes. Whatever happens at most so often may happen at any time.
 #[derive(Clone, Debug)]
 pub struct Bounds {
-    /// A client each: whether it asks for the lease alone (else shared).
-    pub exclusive: &'static [bool],
+    /// Clients, all of which want the lease.
+    pub clients: usize,
     /// Seconds that may pass.
     pub seconds: u8,
     /// Tokens that may be drawn.
@@ -95,9 +95,9 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    /// Two clients that want the lease alone, and nothing that goes wrong but their own slowness.
+    /// Two clients, and nothing that goes wrong but their own slowness.
     pub const CALM: Bounds = Bounds {
-        exclusive: &[true, true],
+        clients: 2,
         seconds: 3,
         draws: 4,
         crashes: 0,

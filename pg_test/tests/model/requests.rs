@@ -1,14 +1,12 @@
 //! The server's work on a request. The decisions are the extension's own; what surrounds them (locks,
 //! reads, draws) is told here in the order in which the extension does it.
 
-use crate::server::{micros, mode, Row, TTL};
-use crate::state::{Change, Early, Guarded, Op, Phase, State, Transaction, Violation};
+use crate::server::{micros, Row, TTL};
+use crate::state::{Change, Early, Op, Phase, State, Transaction, Violation};
 use crate::system::System;
 use pg_test::rules::fence::{self, Landing, Order, Verdict, Write};
-use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Release};
-use pg_test::rules::locks::{
-    LockMode, ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, GUARD, IS_GUARDED, TAKE_SLOT,
-};
+use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Release};
+use pg_test::rules::locks::{LockMode, ACQUIRE_ALONE, CHANGE, GUARD};
 use pg_test::rules::moves::Due;
 use pg_test::rules::{Floor, Token};
 
@@ -47,88 +45,60 @@ impl System {
 
     /// The grant as a request sees it that may look at its session's lock now.
     fn grant(&self, state: &State, early: &Early, row: &Row) -> Grant {
-        row.grant(match &early.abandoned {
-            Some(abandoned) => abandoned.contains(&row.first),
+        row.grant(match early.abandoned {
+            Some(abandoned) => abandoned == Some(row.first),
             None => state.server.is_abandoned(&self.protections, row),
         })
     }
 
+    /// The lock of a step, where it is to be had now; none where that is what is tried.
+    fn lock(
+        &self,
+        state: &State,
+        c: usize,
+        takes: bool,
+        mode: LockMode,
+    ) -> Option<Option<LockMode>> {
+        (!takes || state.may_lock(c, mode)).then_some(takes.then_some(mode))
+    }
+
     fn acquire(&self, state: &mut State, c: usize, early: Early) -> Option<()> {
-        let exclusive = self.bounds.exclusive[c];
-        let rows = early.rows.clone().unwrap_or_else(|| state.server.data.leases.clone());
+        let seen = early.row.clone().unwrap_or_else(|| state.server.data.lease.clone());
         let clock = early.clock.unwrap_or(state.clock);
-        let ask = Ask { mode: mode(exclusive), reclaim: self.bounds.reclaim };
-        let grant_of = |state: &State, row: &Row| self.grant(state, &early, row);
-        let decide = |state: &State, guarded: &dyn Fn(i32) -> bool| {
-            let as_existing = |row: &Row| ExistingGrant {
-                grant: grant_of(state, row),
-                mine: ask.reclaim && row.owner == c,
-                guarded: guarded(row.slot),
-            };
-            let existing: Vec<ExistingGrant> = rows.iter().map(as_existing).collect();
-            match grant::admit(&existing, &ask, micros(clock)) {
-                Acquire::Grant { slot } => Some(slot),
-                _ => None,
-            }
-        };
-        let mut locks = Vec::new();
-        let lock = |state: &State, locks: &mut Vec<(i32, LockMode)>, slot, lock| {
-            if self.protections.grant_lock {
-                locks.push((slot, lock));
-                return state.may_lock(c, slot, lock);
-            }
-            true
-        };
-        let slot = if exclusive {
-            let all = std::iter::once(0).chain(rows.iter().map(|r| r.slot));
-            if !all.fold(true, |had, slot| had & lock(state, &mut locks, slot, ACQUIRE_ALONE.mode))
-            {
-                return None;
-            }
-            // Under these locks nobody else guards anything.
-            let Some(slot) = decide(state, &|_| false) else {
-                return self.taken(state, &early);
-            };
-            slot
-        } else {
-            if !lock(state, &mut locks, 0, EXCLUDE_ALONE.mode) {
-                return None;
-            }
-            let guarded = |slot: i32| {
-                let is_over =
-                    |r: &Row| grant_of(state, r).phase(micros(clock)) != grant::Phase::Held;
-                let over = rows.iter().any(|r| r.slot == slot && is_over(r));
-                over && !state.may_lock(c, slot, IS_GUARDED.mode)
-            };
-            let slot = decide(state, &guarded)?;
-            if !lock(state, &mut locks, slot, TAKE_SLOT.mode) {
-                return None;
-            }
-            slot
-        };
+        let lock = self.lock(state, c, self.protections.grant_lock, ACQUIRE_ALONE.mode)?;
+        let reclaim = self.bounds.reclaim;
+        // Under this lock nobody else guards anything.
+        let existing = seen.as_ref().map(|row| ExistingGrant {
+            grant: self.grant(state, &early, row),
+            mine: reclaim && row.owner == c,
+            guarded: false,
+        });
+        let ask = Ask { mode: Mode::Exclusive, reclaim };
+        let verdict = grant::admit(existing.as_slice(), &ask, micros(clock));
+        if !matches!(verdict, Acquire::Grant { .. }) {
+            return self.taken(state, &early);
+        }
         let token = match early.token {
             Some(drawn) => drawn,
             None => self.draw(state)?,
         };
-        let expires = clock + TTL;
-        let (first, renewed, closing) = (token, Vec::new(), None);
-        let ends = rows.iter().filter(|r| r.slot == slot).map(|r| r.first).collect();
-        let session = state.clients[c].session;
-        let row = Row { slot, exclusive, owner: c, first, renewed, closing, expires, session };
+        let (first, session) = (token, state.clients[c].session);
+        let (renewed, closing, expires) = (Vec::new(), None, clock + TTL);
+        let row = Row { owner: c, first, renewed, closing, expires, session };
         if session.is_some() && self.protections.session_lock_first {
             state.server.session_locks.push((c, first));
         }
         self.check_rises(state, token);
         self.check_alone(state, c, &row);
-        let change = Change::Lease(row);
-        let transaction = Transaction { op: Op::Acquire, locks, change, guarded: None, ends };
+        let (change, ends) = (Change::Lease(row), seen.map(|row| row.first));
+        let transaction = Transaction { op: Op::Acquire, lock, change, guarded: None, ends };
         state.clients[c].phase = Phase::Drawn(transaction, token);
         Some(())
     }
 
-    /// An exclusive acquire that has all the locks finds the lease taken: somebody must have it.
+    /// An acquire that has the lock finds the lease taken: somebody must have it.
     fn taken(&self, state: &mut State, early: &Early) -> Option<()> {
-        let had = state.server.data.leases.iter().any(|row| state.lives(row));
+        let had = state.server.data.lease.as_ref().is_some_and(|row| state.lives(row));
         if had || *early != Early::default() {
             return None;
         }
@@ -159,29 +129,27 @@ impl System {
             state.violate(Violation::Expired);
         }
         let yields = |row: &Row| self.bounds.reclaim && row.owner == c;
-        let excludes = |row: &Row| state.lives(row) && (row.exclusive || new.exclusive);
-        let pending = |t: &Transaction| matches!(&t.change, Change::Lease(row) if excludes(row));
-        let committed = state.server.data.leases.iter().any(|r| excludes(r) && !yields(r));
-        let relied_on = state.others(c).filter_map(|t| t.guarded).any(|g| {
-            let rows = &state.server.data.leases;
-            let shared = rows.iter().any(|r| r.slot == g.slot && !r.exclusive);
-            new.exclusive || !shared || g.slot == new.slot
+        let written = state.others(c).filter_map(|t| match &t.change {
+            Change::Lease(row) => Some(row),
+            _ => None,
         });
-        let stands = |row: &Row| row.is_live(state.clock) && row.owner != c && row.exclusive;
-        let passes_on = state.server.data.leases.iter().any(stands);
-        if committed || state.others(c).any(pending) {
+        let committed = state.server.data.lease.iter().filter(|row| !yields(row));
+        let is_beside = committed.chain(written).any(|row| state.lives(row));
+        let is_relied_on = state.others(c).any(|t| t.guarded.is_some());
+        let stands = |row: &Row| row.is_live(state.clock) && row.owner != c;
+        state.passed_on |= state.server.data.lease.as_ref().is_some_and(stands);
+        if is_beside {
             state.violate(Violation::TwoHolders);
         }
-        state.passed_on |= passes_on;
-        if relied_on && self.protections.report_take_over {
+        if is_relied_on && self.protections.report_take_over {
             state.violate(Violation::TakenOverGuard);
         }
     }
 
     /// The grant of the client's token, as committed.
     fn own_row(&self, state: &State, early: &Early, token: Token) -> Option<Row> {
-        let rows = early.rows.as_ref().unwrap_or(&state.server.data.leases);
-        rows.iter().find(|r| r.tokens().contains(token)).cloned()
+        let row = early.row.as_ref().unwrap_or(&state.server.data.lease);
+        row.clone().filter(|row| row.tokens().contains(token))
     }
 
     /// The client has been told that its token does not speak. It gives up, unless renewing can help.
@@ -200,9 +168,7 @@ impl System {
         let Some(mut row) = self.own_row(state, &early, token) else {
             return self.refuse(state, c, None);
         };
-        if !state.may_lock(c, row.slot, CHANGE.mode) {
-            return None;
-        }
+        let lock = self.lock(state, c, true, CHANGE.mode)?;
         let now = micros(early.clock.unwrap_or(state.clock));
         let grant = self.grant(state, &early, &row);
         let allowed = if op == Op::Renew {
@@ -219,21 +185,20 @@ impl System {
             None => self.draw(state)?,
         };
         self.check_rises(state, fresh);
-        let mut ends = Vec::new();
+        let mut ends = None;
         if op == Op::Renew {
             row.renewed = row.tokens().renew(fresh).renewed().to_vec();
             row.expires = early.clock.unwrap_or(state.clock) + TTL;
         } else {
             row.closing = Some(fresh);
             if self.protections.session_lock_to_commit {
-                ends.push(row.first);
+                ends = Some(row.first);
             } else {
                 state.server.session_unlocked(c, Some(row.first));
             }
         }
-        let locks = vec![(row.slot, CHANGE.mode)];
         let change = Change::Lease(row);
-        let transaction = Transaction { op, locks, change, guarded: None, ends };
+        let transaction = Transaction { op, lock, change, guarded: None, ends };
         state.clients[c].phase = Phase::Drawn(transaction, fresh);
         Some(())
     }
@@ -269,9 +234,7 @@ impl System {
             return self.refuse(state, c, None);
         };
         if landing.keeps_greater() && !self.protections.behind_must_speak {
-            let (change, locks, ends) = (Change::Bound(landing), Vec::new(), Vec::new());
-            let transaction = Transaction { op, locks, change, guarded: None, ends };
-            state.clients[c].phase = Phase::Open(transaction);
+            state.clients[c].phase = Phase::Open(Transaction::of_write(op, Change::Bound(landing)));
             return Some(());
         }
         if !self.protections.keep_greater {
@@ -280,21 +243,14 @@ impl System {
         let Some(row) = self.own_row(state, &early, token) else {
             return self.refuse(state, c, None);
         };
-        let mut locks = Vec::new();
-        if self.protections.guard_lock {
-            if !state.may_lock(c, row.slot, GUARD.mode) {
-                return None;
-            }
-            locks.push((row.slot, GUARD.mode));
-        }
+        let lock = self.lock(state, c, self.protections.guard_lock, GUARD.mode)?;
         let now = micros(early.clock.unwrap_or(state.clock));
         if !self.grant(state, &early, &row).speaks(token, now, self.floor(state)) {
             return self.refuse(state, c, Some(&row));
         }
         self.check_speaks(state, &row);
-        let guarded = Some(Guarded { slot: row.slot, first: row.first });
-        let (change, ends) = (Change::Bound(landing), Vec::new());
-        let transaction = Transaction { op, locks, change, guarded, ends };
+        let write = Transaction::of_write(op, Change::Bound(landing));
+        let transaction = Transaction { lock, guarded: Some(row.first), ..write };
         state.clients[c].phase = Phase::Open(transaction);
         Some(())
     }
@@ -308,10 +264,8 @@ impl System {
         let strict = self.protections.strict_order;
         let order = if strict { Order::Strict } else { Order::Monotonic };
         if self.judge(state, state.server.data.unbound, token, order, false).is_some() {
-            let (op, change) = (Op::WriteUnbound, Change::Unbound(token));
-            let (locks, ends) = (Vec::new(), Vec::new());
-            let transaction = Transaction { op, locks, change, guarded: None, ends };
-            state.clients[c].phase = Phase::Open(transaction);
+            let write = Transaction::of_write(Op::WriteUnbound, Change::Unbound(token));
+            state.clients[c].phase = Phase::Open(write);
         }
         Some(())
     }
@@ -319,23 +273,13 @@ impl System {
     /// Somebody without a session of the model's revokes, in one go.
     pub fn revoke(&self, state: &mut State) -> Option<()> {
         let nobody = state.clients.len();
-        let held = |row: &Row| {
-            let grant = self.grant(state, &Early::default(), row);
-            grant.phase(micros(state.clock)) == grant::Phase::Held
-        };
-        let live: Vec<usize> = (0..state.server.data.leases.len())
-            .filter(|i| held(&state.server.data.leases[*i]))
-            .collect();
-        let slot = |i: &usize| state.server.data.leases[*i].slot;
-        let lockable = |i: &usize| state.may_lock(nobody, slot(i), CHANGE.mode);
-        if live.is_empty() || !live.iter().all(lockable) {
-            return None;
-        }
+        let mut row = state.server.data.lease.clone()?;
+        let phase = self.grant(state, &Early::default(), &row).phase(micros(state.clock));
+        (phase == grant::Phase::Held && state.may_lock(nobody, CHANGE.mode)).then_some(())?;
         let closing = self.draw(state)?;
         self.check_rises(state, closing);
-        for i in live {
-            state.server.data.leases[i].closing = Some(closing);
-        }
+        row.closing = Some(closing);
+        state.server.data.lease = Some(row);
         state.seen = state.seen.max(closing);
         if self.bounds.synchronous_commit {
             state.server.flush();

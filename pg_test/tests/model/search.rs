@@ -1,5 +1,8 @@
 //! How each of the models is searched, and what they are made of alike.
 
+use pg_test::rules::grant::{Grant, Mode, Tokens};
+use pg_test::rules::locks::{Lock, LockMode, LockStep};
+use pg_test::rules::{Instant, Token};
 use stateright::{Checker, HasDiscoveries, Model};
 use std::fmt::Debug;
 use std::hash::Hash;
@@ -35,7 +38,43 @@ macro_rules! never {
     };
 }
 
-pub(crate) use {never, protections};
+/// Tests, a row each: the name, and the searches that it stands for.
+macro_rules! searches {
+    ($($name:ident => $($search:expr),+;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                $($search;)+
+            }
+        )*
+    };
+}
+
+pub(crate) use {never, protections, searches};
+
+/// A grant of one token that nothing ends, and nobody has closed.
+pub fn grant(slot: i32, mode: Mode, token: Token) -> Grant {
+    Grant {
+        slot,
+        mode,
+        tokens: Tokens::new(token, &[]),
+        closing: None,
+        closed_here: false,
+        expires_at: Instant::LATEST,
+        abandoned: false,
+        adopted: None,
+    }
+}
+
+/// A lock that a transaction has: of which object, on which slot.
+pub type Held = (Lock, i32, LockMode);
+
+/// Is the lock to be had beside those of others?
+pub fn is_free<'a>(mut others: impl Iterator<Item = &'a Held>, want: LockStep, slot: i32) -> bool {
+    !others.any(|(lock, on, mode)| {
+        (*lock, *on) == (want.lock, slot) && want.mode.conflicts_with(*mode)
+    })
+}
 
 /// Counts what may happen so often; None where it has.
 pub fn once_more(count: &mut u8, limit: u8) -> Option<()> {

@@ -1,6 +1,7 @@
 //! The server, as far as it matters here: rows, the sequence, what is on disk, the clock's seconds.
 
 use crate::protections::Protections;
+use crate::search;
 use pg_test::rules::grant::{Grant, Mode, Tokens};
 use pg_test::rules::moves::{self, Due, Identity, Recorded, Start};
 use pg_test::rules::{Floor, Instant, Span, Token};
@@ -10,11 +11,9 @@ const LOGGED_AHEAD: i64 = 2;
 /// How long a grant lasts, in seconds.
 pub const TTL: u8 = 2;
 
-/// A row of the lease table.
+/// The row of the lease: its latest grant.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Row {
-    pub slot: i32,
-    pub exclusive: bool,
     pub owner: usize,
     pub first: Token,
     pub renewed: Vec<Token>,
@@ -33,29 +32,17 @@ impl Row {
     /// As the extension's rules see it, where a look at its session's lock has shown whether it is abandoned.
     pub fn grant(&self, abandoned: bool) -> Grant {
         Grant {
-            slot: self.slot,
-            mode: mode(self.exclusive),
             tokens: self.tokens(),
             closing: self.closing,
-            closed_here: false,
             expires_at: micros(self.expires),
             abandoned,
-            adopted: None,
+            ..search::grant(0, Mode::Exclusive, self.first)
         }
     }
 
     /// Current by this clock, as far as the row tells?
     pub fn is_live(&self, clock: u8) -> bool {
         self.closing.is_none() && clock < self.expires
-    }
-}
-
-/// The mode of a grant.
-pub fn mode(exclusive: bool) -> Mode {
-    if exclusive {
-        Mode::Exclusive
-    } else {
-        Mode::Shared
     }
 }
 
@@ -82,14 +69,14 @@ pub struct Data {
     /// The number of the sequence that a dump would carry.
     dumped: Token,
     pub floor: Floor,
-    pub leases: Vec<Row>,
+    pub lease: Option<Row>,
     /// The fence of the row that is bound to the lease.
     pub bound: Option<Token>,
     /// The fence of the row that is not.
     pub unbound: Option<Token>,
     /// The greatest token that was ever written into the unbound row.
     pub unbound_high: Token,
-    /// The greatest token of an exclusive grant that was acknowledged.
+    /// The greatest token of a grant that was acknowledged.
     pub granted: Token,
 }
 

@@ -8,8 +8,8 @@
 //! is granted, which locks exclude what, and which grant may be relied on.
 
 use crate::locking::Kind;
-use crate::search::{self, holds};
-use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase, Tokens};
+use crate::search::{self, holds, searches, Held};
+use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase};
 use pg_test::rules::locks::*;
 use pg_test::rules::snapshot::{in_snapshot, InSnapshot};
 use pg_test::rules::{Floor, Instant, Token};
@@ -36,16 +36,8 @@ impl Row {
 
     /// As the extension's rules see it.
     fn as_grant(&self) -> Grant {
-        Grant {
-            slot: self.slot,
-            mode: self.kind.mode(),
-            tokens: Tokens::new(self.token(), &[]),
-            closing: None,
-            closed_here: false,
-            expires_at: if self.over { NOW } else { Instant::LATEST },
-            abandoned: false,
-            adopted: None,
-        }
+        let expires_at = if self.over { NOW } else { Instant::LATEST };
+        Grant { expires_at, ..search::grant(self.slot, self.kind.mode(), self.token()) }
     }
 
     /// Had this grant the lease before a new one in that slot? (Grants that live beside each other have it together.)
@@ -82,7 +74,7 @@ impl World {
 struct Transaction {
     /// At REPEATABLE READ and above.
     snapshot: Option<World>,
-    locks: Vec<(Lock, i32, LockMode)>,
+    locks: Vec<Held>,
     /// The rows that it has written.
     rows: Vec<Row>,
     /// The grants that it relies on: it writes something under each.
@@ -136,10 +128,7 @@ impl State {
     }
 
     fn is_free(&self, session: usize, step: LockStep, slot: i32) -> bool {
-        let mut had = self.others(session).flat_map(|other| &other.locks);
-        !had.any(|(lock, at, mode)| {
-            (*lock, *at) == (step.lock, slot) && step.mode.conflicts_with(*mode)
-        })
+        search::is_free(self.others(session).flat_map(|other| &other.locks), step, slot)
     }
 
     /// Locks as the extension does: all at once, or none, and the call has to wait or has lost.
@@ -451,42 +440,21 @@ fn breaks(lease: Lease) {
     search::breaks(lease, SEES_ALL);
 }
 
-#[test]
-fn who_relies_on_a_grant_that_its_snapshot_shows_sees_its_predecessors_work() {
-    holds(ALONE);
-    holds(Lease { numbers_recur: true, ..ALONE });
-}
-
-#[test]
-fn so_it_does_beside_others() {
-    holds(READERS);
-    holds(SLOTS);
-}
-
-#[test]
-fn who_relies_on_any_grant_does_not() {
-    breaks(Lease { rule: Rule::Any, ..ALONE });
-    breaks(Lease { rule: Rule::Any, ..READERS });
-    breaks(Lease { rule: Rule::Any, ..SLOTS });
-}
-
-#[test]
-fn nor_does_who_relies_on_its_own() {
-    breaks(Lease { rule: Rule::ShownOrOwn, ..ALONE });
-}
-
-#[test]
-fn nor_who_relies_on_another_grant_of_the_lease_that_it_sees() {
-    breaks(Lease { rule: Rule::ShownLease, ..ALONE });
-}
-
-#[test]
-fn nor_who_tells_a_grant_by_a_number_that_may_recur() {
-    breaks(Lease { rule: Rule::ShownNumber, numbers_recur: true, ..ALONE });
-}
-
-#[test]
-fn the_rule_alone_is_not_enough_without_the_guards_locks() {
-    breaks(Lease { guard_lock: false, ..ALONE });
-    breaks(Lease { locks_until_visible: false, ..ALONE });
+searches! {
+    who_relies_on_a_grant_that_its_snapshot_shows_sees_its_predecessors_work =>
+        holds(ALONE),
+        holds(Lease { numbers_recur: true, ..ALONE });
+    so_it_does_beside_others => holds(READERS), holds(SLOTS);
+    who_relies_on_any_grant_does_not =>
+        breaks(Lease { rule: Rule::Any, ..ALONE }),
+        breaks(Lease { rule: Rule::Any, ..READERS }),
+        breaks(Lease { rule: Rule::Any, ..SLOTS });
+    nor_does_who_relies_on_its_own => breaks(Lease { rule: Rule::ShownOrOwn, ..ALONE });
+    nor_who_relies_on_another_grant_of_the_lease_that_it_sees =>
+        breaks(Lease { rule: Rule::ShownLease, ..ALONE });
+    nor_who_tells_a_grant_by_a_number_that_may_recur =>
+        breaks(Lease { rule: Rule::ShownNumber, numbers_recur: true, ..ALONE });
+    the_rule_alone_is_not_enough_without_the_guards_locks =>
+        breaks(Lease { guard_lock: false, ..ALONE }),
+        breaks(Lease { locks_until_visible: false, ..ALONE });
 }

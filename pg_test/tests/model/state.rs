@@ -60,34 +60,33 @@ pub enum Change {
     Unbound(Token),
 }
 
-/// A grant that a transaction guards.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Guarded {
-    pub slot: i32,
-    /// The first token of the grant.
-    pub first: Token,
-}
-
 /// The knowledge of a request from before its locks.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Early {
     pub token: Option<Token>,
     pub clock: Option<u8>,
-    pub rows: Option<Vec<Row>>,
-    /// The first tokens of the grants that were abandoned then.
-    pub abandoned: Option<Vec<Token>>,
+    pub row: Option<Option<Row>>,
+    /// The first token of the grant that was abandoned then, if it was.
+    pub abandoned: Option<Option<Token>>,
 }
 
 /// An open transaction.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Transaction {
     pub op: Op,
-    pub locks: Vec<(i32, LockMode)>,
+    pub lock: Option<LockMode>,
     pub change: Change,
-    pub guarded: Option<Guarded>,
-    /// The first tokens of the grants that it ends: where they end with this session, their locks go when it
-    /// commits.
-    pub ends: Vec<Token>,
+    /// The first token of the grant that it guards.
+    pub guarded: Option<Token>,
+    /// The first token of the grant that it ends: where that ends with this session, its lock goes when it commits.
+    pub ends: Option<Token>,
+}
+
+impl Transaction {
+    /// One that writes a row of a table, and locks nothing.
+    pub fn of_write(op: Op, change: Change) -> Transaction {
+        Transaction { op, lock: None, change, guarded: None, ends: None }
+    }
 }
 
 /// How far a client is.
@@ -145,7 +144,7 @@ pub struct Spent {
 pub enum Violation {
     /// A token was not greater than each that any client had seen.
     Reissued,
-    /// A grant was made beside a live one that excludes it.
+    /// A grant was made beside a live one.
     TwoHolders,
     /// A grant was replaced while a transaction relied on it.
     TakenOverGuard,
@@ -185,9 +184,8 @@ impl State {
     }
 
     /// Could this client have the lock now?
-    pub fn may_lock(&self, client: usize, slot: i32, lock: LockMode) -> bool {
-        let mut held = self.others(client).flat_map(|t| t.locks.iter());
-        held.all(|(at, other)| *at != slot || !lock.conflicts_with(*other))
+    pub fn may_lock(&self, client: usize, lock: LockMode) -> bool {
+        self.others(client).filter_map(|t| t.lock).all(|other| !lock.conflicts_with(other))
     }
 
     /// The lock of a row that somebody is writing.

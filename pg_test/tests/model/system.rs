@@ -2,7 +2,7 @@
 
 use crate::protections::{Bounds, Protections};
 use crate::search::{never, once_more};
-use crate::server::Server;
+use crate::server::{Row, Server};
 use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State, Violation};
 use pg_test::rules::Token;
 use stateright::{Model, Property};
@@ -52,12 +52,12 @@ impl System {
             early.clock = Some(state.clock);
         }
         if !p.reread {
-            early.rows = Some(state.server.data.leases.clone());
+            early.row = Some(state.server.data.lease.clone());
         }
         if !p.session_after_lock {
-            let rows = state.server.data.leases.iter();
-            let abandoned = rows.filter(|row| state.server.is_abandoned(p, row));
-            early.abandoned = Some(abandoned.map(|row| row.first).collect());
+            let row = state.server.data.lease.as_ref();
+            let abandoned = row.filter(|row| state.server.is_abandoned(p, row));
+            early.abandoned = Some(abandoned.map(|row| row.first));
         }
         if !p.draw_under_lock && matches!(op, Op::Acquire | Op::Renew) {
             early.token = Some(self.draw(state)?);
@@ -72,8 +72,8 @@ impl System {
         let Phase::Open(transaction) = std::mem::replace(&mut client.phase, Phase::Idle) else {
             return None;
         };
-        for first in &transaction.ends {
-            state.server.session_unlocked(index, Some(*first));
+        if let Some(first) = transaction.ends {
+            state.server.session_unlocked(index, Some(first));
         }
         let data = &mut state.server.data;
         match transaction.change {
@@ -84,21 +84,17 @@ impl System {
                 if row.session.is_some() && transaction.op == Op::Acquire && !p.session_lock_first {
                     client.to_lock = Some(row.first);
                 }
-                if row.exclusive && row.closing.is_none() {
+                if row.closing.is_none() {
                     data.granted = data.granted.max(latest);
                 }
-                data.leases.retain(|r| r.slot != row.slot);
-                data.leases.push(row);
-                data.leases.sort_by_key(|r| r.slot);
+                data.lease = Some(row);
             }
             Change::Bound(landing) => {
                 let went_back = data.bound > Some(landing.fence);
                 data.bound = Some(landing.fence);
-                let relied_on = transaction.guarded.and_then(|guarded| {
-                    let row = data.leases.iter().find(|r| r.slot == guarded.slot)?;
-                    (row.first == guarded.first).then(|| row.tokens().latest())
-                });
-                if relied_on.is_none_or(|latest| latest < data.granted) {
+                let guarded = |row: &&Row| Some(row.first) == transaction.guarded;
+                let relied_on = data.lease.as_ref().filter(guarded);
+                if relied_on.is_none_or(|row| row.tokens().latest() < data.granted) {
                     state.violate(Violation::StaleBound);
                 }
                 if went_back {
@@ -211,7 +207,7 @@ impl Model for System {
         vec![State {
             clock: 0,
             server: Server::new(self.bounds.standbys),
-            clients: (0..self.bounds.exclusive.len()).map(|i| self.client(i)).collect(),
+            clients: (0..self.bounds.clients).map(|i| self.client(i)).collect(),
             spent: Spent::default(),
             seen: Token::BEFORE_ALL,
             passed_on: false,
@@ -298,8 +294,8 @@ impl Model for System {
 
 /// No token is handed out that is not greater than all that were seen.
 pub const NEVER_REISSUED: &str = "tokens only rise";
-/// At most one live exclusive grant, and nothing beside it.
-pub const ONE_HOLDER: &str = "an exclusive grant is alone";
+/// At most one live grant.
+pub const ONE_HOLDER: &str = "a grant is alone";
 /// A guarded transaction excludes a take-over.
 pub const GUARD_EXCLUDES: &str = "a guard excludes a take-over";
 /// A write to a bound row lands only under a current or guarded grant.

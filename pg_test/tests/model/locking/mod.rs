@@ -8,7 +8,7 @@ mod protections;
 mod state;
 mod steps;
 
-use crate::search::{self, never, once_more};
+use crate::search::{self, never, once_more, searches};
 use protections::{Bounds, Protections};
 pub use state::Kind;
 use state::{Next, State, Violation};
@@ -216,119 +216,50 @@ const PRUNED: Bounds = Bounds { prunes: true, guards: true, ..READERS };
 const STEPS_BACK: Bounds =
     Bounds { kinds: &[Shared, Slots(2)], steps_back: 1, calls: 5, ..READERS };
 
-#[test]
-fn readers_and_writers_that_cross_each_other_stay_apart() {
-    holds(READERS);
-    holds(HOLDERS);
-}
-
-#[test]
-fn readers_and_slots_that_cross_each_other_stay_apart() {
-    holds(MIXED);
-    holds(Bounds { kinds: MIXED.kinds, ..HOLDERS });
-}
-
-#[test]
-fn different_numbers_of_slots_stay_apart() {
-    holds(NUMBERS);
-    holds(Bounds { kinds: NUMBERS.kinds, ..HOLDERS });
-}
-
-#[test]
-fn grants_of_all_kinds_that_cross_each_other_stay_apart() {
-    holds(ALL_KINDS);
-    holds(Bounds { kinds: ALL_KINDS.kinds, calls: 5, ..HOLDERS });
-}
-
-#[test]
-fn prunes_between_the_steps_of_others_break_nothing() {
-    holds(PRUNED);
-    holds(Bounds { kinds: ALL_KINDS.kinds, ..PRUNED });
-}
-
-#[test]
-fn a_clock_set_back_between_the_steps_of_others_breaks_nothing() {
-    holds(STEPS_BACK);
-    holds(Bounds { kinds: ALL_KINDS.kinds, calls: 4, ..STEPS_BACK });
-}
-
-#[test]
-fn an_exclusive_acquire_that_locks_slot_0_alone_passes_a_guard() {
-    breaks(Bounds { calls: 5, ..HOLDERS }, GUARD_EXCLUDES, |p| p.own_every_slot = false);
-}
-
-#[test]
-fn an_exclusive_acquire_that_does_not_read_again_overlooks_a_renewal() {
-    breaks(Bounds { calls: 5, ..HOLDERS }, APART, |p| p.read_again_under_all = false);
-}
-
-#[test]
-fn an_exclusive_acquire_that_nobody_excludes_is_not_alone() {
-    breaks(READERS, APART, |p| p.exclude_alone = false);
-}
-
-#[test]
-fn without_the_shape_readers_and_slots_are_granted_together() {
-    breaks(MIXED, APART, |p| p.shape = false);
-}
-
-#[test]
-fn without_the_slot_s_lock_two_write_it() {
-    breaks(READERS, ONE_WRITER, |p| p.take_slot = false);
-}
-
-#[test]
-fn a_renewal_under_way_is_taken_for_a_grant_in_the_making() {
-    breaks(Bounds { kinds: ALL_KINDS.kinds, ..HOLDERS }, APART, |p| p.relied_on_is_lost = false);
-}
-
-#[test]
-fn without_a_second_look_at_the_slot_a_grant_is_overwritten() {
-    breaks(READERS, APART, |p| p.settle = false);
-}
-
-#[test]
-fn a_grant_of_another_mode_that_is_not_ended_comes_back() {
-    breaks(STEPS_BACK, APART, |p| p.end_others = false);
-}
-
-#[test]
-fn a_row_that_a_prune_is_deleting_is_not_a_free_slot() {
-    breaks(PRUNED, ONE_WRITER, |p| p.see_deletions = false);
-    breaks(Bounds { kinds: &[Alone, Alone], ..PRUNED }, ONE_WRITER, |p| p.see_deletions = false);
-}
-
-#[test]
-fn numbers_of_slots_that_are_not_compared_again_differ() {
-    breaks(NUMBERS, APART, |p| p.compare_number = false);
-}
-
-#[test]
-fn a_number_of_slots_that_is_over_but_guarded_must_be_compared() {
-    let numbers = Bounds { kinds: NUMBERS.kinds, ..HOLDERS };
-    breaks(numbers, GUARD_EXCLUDES, |p| p.compare_guarded = false);
-}
-
-#[test]
-fn locks_given_back_before_the_commit_let_two_in() {
-    breaks(READERS, APART, |p| p.keep_to_commit = false);
-}
-
-#[test]
-fn a_guard_without_locks_is_passed_by_every_mode() {
-    breaks(HOLDERS, GUARD_EXCLUDES, |p| p.guard_lock = false);
-    let alone = Bounds { kinds: &[Shared, Alone], ..HOLDERS };
-    breaks(alone, GUARD_EXCLUDES, |p| p.guard_lock = false);
-    let slots = Bounds { kinds: &[Alone, Slots(2)], ..HOLDERS };
-    breaks(slots, GUARD_EXCLUDES, |p| p.guard_lock = false);
-}
-
-#[test]
-fn a_prune_without_the_lock_deletes_what_is_being_granted_or_guarded() {
-    breaks(PRUNED, NOT_PRUNED, |p| p.prune_locks = false);
-}
-
-#[test]
-fn a_prune_that_does_not_read_again_deletes_a_new_grant() {
-    breaks(PRUNED, NOT_PRUNED, |p| p.prune_reads_again = false);
+searches! {
+    readers_and_writers_that_cross_each_other_stay_apart => holds(READERS), holds(HOLDERS);
+    readers_and_slots_that_cross_each_other_stay_apart =>
+        holds(MIXED),
+        holds(Bounds { kinds: MIXED.kinds, ..HOLDERS });
+    different_numbers_of_slots_stay_apart =>
+        holds(NUMBERS),
+        holds(Bounds { kinds: NUMBERS.kinds, ..HOLDERS });
+    grants_of_all_kinds_that_cross_each_other_stay_apart =>
+        holds(ALL_KINDS),
+        holds(Bounds { kinds: ALL_KINDS.kinds, calls: 5, ..HOLDERS });
+    prunes_between_the_steps_of_others_break_nothing =>
+        holds(PRUNED),
+        holds(Bounds { kinds: ALL_KINDS.kinds, ..PRUNED });
+    a_clock_set_back_between_the_steps_of_others_breaks_nothing =>
+        holds(STEPS_BACK),
+        holds(Bounds { kinds: ALL_KINDS.kinds, calls: 4, ..STEPS_BACK });
+    an_exclusive_acquire_that_locks_slot_0_alone_passes_a_guard =>
+        breaks(Bounds { calls: 5, ..HOLDERS }, GUARD_EXCLUDES, |p| p.own_every_slot = false);
+    an_exclusive_acquire_that_does_not_read_again_overlooks_a_renewal =>
+        breaks(Bounds { calls: 5, ..HOLDERS }, APART, |p| p.read_again_under_all = false);
+    an_exclusive_acquire_that_nobody_excludes_is_not_alone =>
+        breaks(READERS, APART, |p| p.exclude_alone = false);
+    without_the_shape_readers_and_slots_are_granted_together => breaks(MIXED, APART, |p| p.shape = false);
+    without_the_slot_s_lock_two_write_it => breaks(READERS, ONE_WRITER, |p| p.take_slot = false);
+    a_renewal_under_way_is_taken_for_a_grant_in_the_making =>
+        breaks(Bounds { kinds: ALL_KINDS.kinds, ..HOLDERS }, APART, |p| p.relied_on_is_lost = false);
+    without_a_second_look_at_the_slot_a_grant_is_overwritten => breaks(READERS, APART, |p| p.settle = false);
+    a_grant_of_another_mode_that_is_not_ended_comes_back =>
+        breaks(STEPS_BACK, APART, |p| p.end_others = false);
+    a_row_that_a_prune_is_deleting_is_not_a_free_slot =>
+        breaks(PRUNED, ONE_WRITER, |p| p.see_deletions = false),
+        breaks(Bounds { kinds: &[Alone, Alone], ..PRUNED }, ONE_WRITER, |p| p.see_deletions = false);
+    numbers_of_slots_that_are_not_compared_again_differ =>
+        breaks(NUMBERS, APART, |p| p.compare_number = false);
+    a_number_of_slots_that_is_over_but_guarded_must_be_compared =>
+        breaks(Bounds { kinds: NUMBERS.kinds, ..HOLDERS }, GUARD_EXCLUDES, |p| p.compare_guarded = false);
+    locks_given_back_before_the_commit_let_two_in => breaks(READERS, APART, |p| p.keep_to_commit = false);
+    a_guard_without_locks_is_passed_by_every_mode =>
+        breaks(HOLDERS, GUARD_EXCLUDES, |p| p.guard_lock = false),
+        breaks(Bounds { kinds: &[Shared, Alone], ..HOLDERS }, GUARD_EXCLUDES, |p| p.guard_lock = false),
+        breaks(Bounds { kinds: &[Alone, Slots(2)], ..HOLDERS }, GUARD_EXCLUDES, |p| p.guard_lock = false);
+    a_prune_without_the_lock_deletes_what_is_being_granted_or_guarded =>
+        breaks(PRUNED, NOT_PRUNED, |p| p.prune_locks = false);
+    a_prune_that_does_not_read_again_deletes_a_new_grant =>
+        breaks(PRUNED, NOT_PRUNED, |p| p.prune_reads_again = false);
 }

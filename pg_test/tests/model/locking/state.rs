@@ -1,7 +1,8 @@
 //! One lease: its rows, and clients each of which is between two steps of a call.
 
 use super::protections::{Bounds, Protections};
-use pg_test::rules::grant::{Grant, Mode, Phase, Tokens};
+use crate::search::{self, Held};
+use pg_test::rules::grant::{Grant, Mode, Phase};
 use pg_test::rules::locks::{Lock, LockMode, LockStep, SLOT_IS_BEING_TAKEN, TAKE_SLOT};
 use pg_test::rules::{Instant, Span, Token};
 
@@ -52,16 +53,9 @@ impl Row {
 
     /// As the extension's rules see it.
     pub fn as_grant(&self) -> Grant {
-        Grant {
-            slot: self.slot,
-            mode: self.kind.mode(),
-            tokens: Tokens::new(self.token(), &[]),
-            closing: self.closed.then(|| self.token()),
-            closed_here: false,
-            expires_at: at(self.expires),
-            abandoned: false,
-            adopted: None,
-        }
+        let closing = self.closed.then(|| self.token());
+        let held = search::grant(self.slot, self.kind.mode(), self.token());
+        Grant { closing, expires_at: at(self.expires), ..held }
     }
 
     /// The token of its acquire, which serves as long as the grant lives.
@@ -167,7 +161,7 @@ pub struct Client {
     /// The grant that it believes to have.
     pub grant: Option<u8>,
     pub next: Next,
-    pub locks: Vec<(Lock, i32, LockMode)>,
+    pub locks: Vec<Held>,
     pub writes: Vec<Write>,
     /// The grant that it guards.
     pub guards: Option<Row>,
@@ -235,10 +229,7 @@ impl State {
 
     /// Could this client have the lock now?
     pub fn is_free(&self, client: usize, want: LockStep, slot: i32) -> bool {
-        let mut held = self.others(client).flat_map(|c| &c.locks);
-        held.all(|(lock, on, mode)| {
-            (*lock, *on) != (want.lock, slot) || !want.mode.conflicts_with(*mode)
-        })
+        search::is_free(self.others(client).flat_map(|c| &c.locks), want, slot)
     }
 
     /// Takes a lock, where it is to be had now.
