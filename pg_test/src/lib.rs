@@ -22,7 +22,6 @@
 //! | [`cable`] | a network of its own for a client, to be cut |
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
-//! | [`crash_test`] | a server that crashes with as little on disk as possible |
 //! | [`majors`] | PostgreSQL of each major version, from where it is to be had |
 //! | [`markdown`] | the pages, taken apart |
 //! | [`matrix`] | the whole suite on each of them |
@@ -66,7 +65,6 @@ pub mod client;
 pub mod clients;
 pub mod clock;
 pub mod cluster;
-pub mod crash_test;
 pub mod database;
 pub mod debian_binary;
 pub mod debian_releases;

@@ -42,7 +42,7 @@
 //! | `full …`, `lite …`, `from 17 …`, `until 16 …` | the step `…`, for that edition alone, for these versions of PostgreSQL |
 //!
 //! | `restart`, `crash` | the test's own server is stopped, or killed, and started again; sessions connect anew |
-//! | `crash b` | it recovers by itself from the end of one server process, that of the session `b` |
+//! | `crash b` | one server process is killed, that of the session `b`: it recovers by itself, or is started if it is told to stop |
 //! | `checkpoint` | all is on disk, and its processes that write in the background stand still: a crash loses all from here on |
 //! | `stage` | [a table with a fence](holes::AuditedDatabase::stage): `$table`, `$fence`, the roles `$owner` and `$writer`, `$old` and `$new` |
 //! | `hole SQL`, `owner: hole SQL` | a superuser or the owner makes [a hole](holes::Hole) in that; below it `\| relation \| severity \| finding`, `in all \| …` and `in one \| …` for what only the audit of everything or of the table finds, and `x := text` for this hole |

@@ -152,13 +152,23 @@ impl Player<'_> {
                 for (_, session) in sessions.values_mut() {
                     wait_until("all sessions are gone", PATIENCE, || gone(session))?;
                 }
-                server.wait_ready(PATIENCE)?;
+                let ready = server.wait_ready(PATIENCE);
+                if ready.is_err() && !server.is_running() {
+                    // So it was told (`restart_after_crash = off`).
+                    let _ = server.kill9();
+                    server.start()?;
+                } else {
+                    ready?;
+                }
             }
             ServerStep::Crash(None) => {
                 server.kill9()?;
                 server.start()?;
             }
-            _ => server.restart()?,
+            _ => {
+                server.thaw(&self.frozen)?;
+                server.restart()?;
+            }
         }
         self.frozen.clear();
         Ok(())

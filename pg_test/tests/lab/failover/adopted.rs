@@ -1,93 +1,11 @@
-//! Adopted leases when servers crash, fail over, are dumped and restored.
+//! Adopted leases when servers fail over, are dumped and restored. Crashes: adopted.script.
 
 use super::promotions::cut;
 use super::restores::{dump, restore};
-use pg_test::crash_test::CrashTest;
-use pg_test::{ensure, lab_test, Calls, Cluster, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 
 fn adopt(session: &mut Session, token: i64) -> Result<Option<i64>> {
     session.one("SELECT lease_adopt('job', $1)", &[&token])
-}
-
-/// A server of which a crash loses what was not written for certain, with a table bound to `job` and 33 adopted.
-fn server(lab: &Lab, synchronous_commit: &str) -> Result<CrashTest> {
-    let server = CrashTest::start(lab.builder().set("synchronous_commit", synchronous_commit))?;
-    let mut session = server.cluster().connect("postgres")?;
-    session.run(
-        "CREATE TABLE lost (v int);
-         CREATE TABLE t (id int PRIMARY KEY, v int);
-         INSERT INTO t VALUES (1, 0);
-         SELECT fence_protect('t', lease => 'job'), lease_adopt('job', 33)",
-    )?;
-    Ok(server)
-}
-
-/// Crashes it once something was committed that did not wait: a crash that loses nothing shows nothing.
-fn crash(server: CrashTest) -> Result<(Cluster, Session)> {
-    let mut session = server.cluster().connect("postgres")?;
-    session.run("SET synchronous_commit = off; INSERT INTO lost VALUES (1)")?;
-    let cluster = server.crash_only()?;
-    let mut session = cluster.connect("postgres")?;
-    ensure!(session.one::<i64>("SELECT count(*) FROM lost", &[])? == 0, "the crash lost nothing");
-    Ok((cluster, session))
-}
-
-#[lab_test]
-fn an_adoption_that_was_answered_is_on_disk(lab: &Lab) -> Result<()> {
-    let mut server = server(lab, "off")?;
-    server.checkpoint()?;
-    let holder = server.session("SET synchronous_commit = off")?;
-    server.run(holder, "SELECT 1 / (lease_adopt('job', 34) = 34)::int")?;
-    let (_cluster, mut session) = crash(server)?;
-    ensure!(session.speaks("job", 34)?);
-    session.refused("SELECT lease_adopt('job', 33)", "PF001")?;
-    session.refused("UPDATE t SET fence = 33", "PF004")?;
-    session.run("UPDATE t SET fence = 34")
-}
-
-#[lab_test]
-fn what_a_try_has_ended_stays_so_in_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = server(lab, "off")?;
-    server.checkpoint()?;
-    let old = server.session("BEGIN; UPDATE t SET fence = 33")?;
-    let new = server.session("SET synchronous_commit = off")?;
-    server.run(new, "SELECT 1 / (lease_adopt('job', 34) IS NULL)::int")?;
-    server.run(old, "UPDATE t SET v = 1, fence = 33")?;
-    let (_cluster, mut session) = crash(server)?;
-    session.refused("UPDATE t SET fence = 33", "PF004")?;
-    session.refused("SELECT lease_adopt('job', 33)", "PF001")?;
-    ensure!(adopt(&mut session, 34)? == Some(34));
-    Ok(())
-}
-
-#[lab_test]
-fn what_was_adopted_again_after_a_jump_stays_so_in_a_crash(lab: &Lab) -> Result<()> {
-    let mut server = server(lab, "off")?;
-    let session = server.session("SET synchronous_commit = off; SELECT fence_new_epoch()")?;
-    server.checkpoint()?;
-    server.run(session, "SELECT 1 / (lease_adopt('job', 33) = 33)::int")?;
-    let (_cluster, mut session) = crash(server)?;
-    ensure!(session.speaks("job", 33)?);
-    Ok(())
-}
-
-/// Nobody acquires next who would make it durable: the number would speak again, without any deadline.
-#[lab_test]
-fn a_release_or_a_revocation_of_an_adopted_lease_is_on_disk(lab: &Lab) -> Result<()> {
-    for end in [
-        "SELECT lease_release('job', 33)",
-        "SELECT lease_revoke('job')",
-        "UPDATE t SET fence = lease_release('job', 33)",
-    ] {
-        let mut server = server(lab, "on")?;
-        server.checkpoint()?;
-        let session = server.session("")?;
-        server.run(session, end)?;
-        let (_cluster, mut session) = crash(server)?;
-        session.refused("SELECT lease_adopt('job', 33)", "PF001")?;
-        ensure!(!session.speaks("job", 33)?, "{end}: it speaks again");
-    }
-    Ok(())
 }
 
 #[lab_test]

@@ -1,12 +1,11 @@
-//! Every start of the server moves the token sequence on, before anything is drawn or judged: no token is handed
-//! out twice, whatever of the sequence was lost. Grants live on, and their tokens speak.
+//! Starts from copies, snapshots and dumps, in crowds and alone: no token is handed out twice. More of it is in
+//! server_starts.script.
 
 use crate::failover::restores::{copy_dir, dump, restore};
 use crate::support::history::History;
-use crate::tokens::jumps::{by_clock, jumps, race, STRIDE};
+use crate::tokens::jumps::{jumps, race, STRIDE};
 use nix::sys::signal::Signal;
 use pg_test::cluster::base_backup;
-use pg_test::crash_test::CrashTest;
 use pg_test::process::{is_alive, is_stopped, signal, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session, Shutdown};
 use std::fs;
@@ -28,30 +27,6 @@ fn last_value(session: &mut Session) -> Result<i64> {
 
 fn draw(session: &mut Session) -> Result<i64> {
     session.granted("SELECT lease_acquire(gen_random_uuid()::text)")
-}
-
-#[lab_test]
-fn a_start_moves_the_sequence_on_once_and_grants_live_on(lab: &Lab) -> Result<()> {
-    let (cluster, mut session) = server(lab)?;
-    let token = session.granted(GRANT)?;
-    for _ in 0..2 {
-        let before = last_value(&mut session)?;
-        cluster.restart()?;
-        session = cluster.connect("postgres")?;
-        // A session that only looks writes nothing.
-        ensure!(session.last_token()? == before && session.speaks("job", token)?);
-        ensure!(last_value(&mut session)? == before, "looking has moved it on");
-        let clock = by_clock(&mut session)?;
-        let next = draw(&mut session)?;
-        ensure!(next > before + STRIDE && next > clock, "{next} after {before} at {clock}");
-        ensure!(draw(&mut session)? == next + 1, "moved on twice by one session");
-        ensure!(draw(&mut cluster.connect("postgres")?)? == next + 2, "moved on by the next one");
-        ensure!(session.speaks("job", token)?, "the grant lives on");
-        session.run(&format!("BEGIN; SELECT lease_guard('job', {token}); COMMIT"))?;
-        ensure!(jumps(&mut session)? == 0, "a start is no jump");
-    }
-    ensure!(session.release("job", token)?.is_some());
-    Ok(())
 }
 
 #[lab_test]
@@ -126,126 +101,8 @@ fn marks_that_have_lost_their_pages_are_made_anew_as_the_hint_says(lab: &Lab) ->
     Ok(())
 }
 
-#[lab_test]
-fn an_open_transaction_does_not_hold_a_start_up(lab: &Lab) -> Result<()> {
-    let (cluster, _) = server(lab)?;
-    cluster.restart()?;
-    let conninfo = cluster.conninfo("postgres").set("statement_timeout", "20s");
-    let mut first = conninfo.connect()?;
-    first.run("BEGIN")?;
-    let moved = draw(&mut first)?;
-    ensure!(draw(&mut conninfo.connect()?)? == moved + 1);
-    first.run("ROLLBACK")?;
-    ensure!(draw(&mut first)? == moved + 2, "the rollback has undone it");
-    Ok(())
-}
-
-/// Kills the backend of a session, and waits until the server has noticed.
-fn kill_backend(victim: &mut Session) -> Result<()> {
-    signal(victim.pid(), Signal::SIGKILL)?;
-    wait_until("the session is gone", PATIENCE, || victim.run("SELECT 1").is_err())
-}
-
 fn started_at(session: &mut Session) -> Result<Option<String>> {
     session.text("SELECT pg_postmaster_start_time()")
-}
-
-#[lab_test]
-fn a_crash_of_one_backend_moves_the_sequence_on(lab: &Lab) -> Result<()> {
-    let mut server = CrashTest::start(lab.builder())?;
-    let started = started_at(&mut server.cluster().connect("postgres")?)?;
-    for _ in 0..2 {
-        let open = server.session("BEGIN")?;
-        for n in 0..5 {
-            server.see(open, &format!("SELECT lease_acquire('job {n}')"))?;
-        }
-        server.see_plain(open)?;
-        let (loss, cluster) = server.crash_of_one()?;
-        ensure!(loss.plain_reissued() && !loss.reissued(), "{loss:?}");
-        ensure!(loss.next > loss.seen + STRIDE / 2, "not moved on: {loss:?}");
-        let mut session = cluster.connect("postgres")?;
-        ensure!(started_at(&mut session)? == started, "that was a start of the whole server");
-        server = CrashTest::again(cluster)?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_crash_of_one_backend_that_stops_the_server_moves_the_sequence_on(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().set("restart_after_crash", "off").start()?;
-    let mut session = cluster.connect("postgres")?;
-    session.run("CREATE EXTENSION pg_fence")?;
-    session.run("CHECKPOINT")?;
-    session.run("BEGIN")?;
-    let seen = draw(&mut session)?;
-    kill_backend(&mut session)?;
-    wait_until("the server stops", PATIENCE, || !cluster.is_running())?;
-    let _ = cluster.kill9();
-    cluster.start()?;
-    let next = draw(&mut cluster.connect("postgres")?)?;
-    ensure!(next > seen + STRIDE / 2, "{next} after {seen}");
-    Ok(())
-}
-
-#[lab_test]
-fn a_second_crash_right_after_the_move_does_not_undo_it(lab: &Lab) -> Result<()> {
-    let mut server = CrashTest::start(lab.builder())?;
-    // Ahead of the clock, each move goes by the last value alone.
-    let admin = server.session("")?;
-    server.run(
-        admin,
-        "SELECT setval('fence.token_seq', last_value + 3600 * 1048576::bigint) FROM fence.token_seq",
-    )?;
-    for n in 0..3 {
-        // The first draw of this life, and of a transaction that will never end.
-        server = CrashTest::untouched(server.crash_only()?)?;
-        let open = server.session("BEGIN")?;
-        server.see(open, &format!("SELECT lease_acquire('job {n}')"))?;
-        server.see_plain(open)?;
-        let (loss, cluster) = server.crash()?;
-        ensure!(loss.plain_reissued() && !loss.reissued(), "{loss:?}");
-        server = CrashTest::again(cluster)?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_token_lost_in_the_crash_was_issued(lab: &Lab) -> Result<()> {
-    for judged_by in [
-        "UPDATE t SET v = 1, fence = $",
-        "INSERT INTO t VALUES (2, 1, $)",
-        "SET pg_fence.token = $; DELETE FROM t",
-    ] {
-        let mut server = CrashTest::start(lab.builder())?;
-        server.session(
-            "CREATE TABLE t (id int, v int, fence bigint); INSERT INTO t VALUES (1, 0);
-             SELECT fence_protect('t', events => 'insert,update,delete')",
-        )?;
-        server.checkpoint()?;
-        let open = server.session("BEGIN")?;
-        let mut lost = 0;
-        for n in 0..100 {
-            lost = server.see(open, &format!("SELECT lease_acquire('job {n}')"))?;
-        }
-        let cluster = server.crash_only()?;
-        let mut after = cluster.connect("postgres")?;
-        ensure!(last_value(&mut after)? < lost, "the crash lost nothing");
-        after.run(&judged_by.replace('$', &lost.to_string()))?;
-        ensure!(draw(&mut after)? > lost);
-        // A number that was never drawn is not issued for that.
-        let never = after.last_token()? + 1;
-        after.refused(&format!("INSERT INTO t VALUES (3, 1, {never})"), "PF003")?;
-    }
-    let mut server = CrashTest::start(lab.builder())?;
-    let open = server.session("BEGIN")?;
-    let lost = server.see(open, "SELECT lease_acquire('job')")?;
-    let cluster = server.crash_only()?;
-    let mut after = cluster.connect("postgres")?;
-    ensure!(!after.speaks("job", lost)?, "its grant is lost, too");
-    after.refused(&format!("SELECT lease_guard('job', {lost})"), "PF004")?;
-    ensure!(after.release("job", lost)?.is_none() && after.renew("job", lost)?.is_none());
-    ensure!(after.granted("SELECT lease_acquire('job')")? > lost);
-    Ok(())
 }
 
 /// Puts a copy of the data directory in its place.
@@ -341,43 +198,6 @@ fn a_base_backup_started_as_it_is_gives_no_token_twice(lab: &Lab) -> Result<()> 
     Ok(())
 }
 
-#[lab_test]
-fn a_mark_that_was_made_logged_tells_nothing(lab: &Lab) -> Result<()> {
-    let mut server = CrashTest::start(lab.builder())?;
-    let admin = server.session("ALTER SEQUENCE fence.server_start_seq SET LOGGED")?;
-    // Each session takes itself for the first, but only once.
-    let first = server.see(admin, "SELECT lease_acquire('a')")?;
-    ensure!(server.see(admin, "SELECT lease_acquire('b')")? == first + 1, "moved on twice");
-    let other = server.session("")?;
-    ensure!(server.see(other, "SELECT lease_acquire('c')")? > first + STRIDE);
-    server.checkpoint()?;
-    let open = server.session("BEGIN")?;
-    server.see(open, "SELECT lease_acquire('d')")?;
-    server.see_plain(open)?;
-    let (loss, _cluster) = server.crash_of_one()?;
-    ensure!(loss.plain_reissued() && !loss.reissued(), "{loss:?}");
-    Ok(())
-}
-
-#[lab_test]
-fn a_mark_that_was_logged_during_a_crash_is_not_believed_later(lab: &Lab) -> Result<()> {
-    let mut server = CrashTest::start(lab.builder())?;
-    server.session("ALTER SEQUENCE fence.server_start_seq SET LOGGED")?;
-    server.checkpoint()?;
-    let open = server.session("BEGIN")?;
-    server.see(open, "SELECT lease_acquire('a')")?;
-    let seen = server.see(open, "SELECT lease_acquire('b')")?;
-    // The server's start time is the same after this crash, and the mark was not emptied.
-    let cluster = server.crash_of_one_only()?;
-    let mut session = cluster.connect("postgres")?;
-    session.run("ALTER SEQUENCE fence.server_start_seq SET UNLOGGED")?;
-    let next = draw(&mut cluster.connect("postgres")?)?;
-    ensure!(next > seen, "{next} after {seen}");
-    // From now on it tells starts apart again.
-    ensure!(draw(&mut cluster.connect("postgres")?)? == next + 1);
-    Ok(())
-}
-
 /// Draws a token. Some minor releases copy a template's unlogged sequences without what a crash makes of them: then the
 /// error has the statements that make such a sequence anew.
 fn draw_once_mended(session: &mut Session) -> Result<i64> {
@@ -458,82 +278,6 @@ fn copies_made_in_one_second_differ(lab: &Lab) -> Result<()> {
         }
     }
     ensure!(seen.windows(2).all(|pair| pair[0] < pair[1]), "{seen:?}");
-    Ok(())
-}
-
-#[lab_test]
-fn an_extension_created_anew_gives_no_token_twice(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let mut other = db.connect()?;
-    let mut seen = draw(&mut other)?;
-    session.run("CREATE TABLE t (id int, v int, fence bigint); INSERT INTO t VALUES (1, 0)")?;
-    for _ in 0..3 {
-        session.run("SELECT fence_protect('t')")?;
-        let token = draw(&mut session)?;
-        session.run(&format!("UPDATE t SET v = 1, fence = {token}"))?;
-        session.run("DROP EXTENSION pg_fence CASCADE; CREATE EXTENSION pg_fence")?;
-        for session in [&mut session, &mut other] {
-            let next = draw(session)?;
-            ensure!(next > seen && next > token, "{next} after {seen}, {token}");
-            seen = next;
-        }
-        ensure!(jumps(&mut session)? == 0);
-        // The old worker is refused, and who is granted a lease now may write.
-        session.run("SELECT fence_protect('t')")?;
-        session.refused(&format!("UPDATE t SET v = 2, fence = {token}"), "PF001")?;
-        session.run(&format!("UPDATE t SET v = 3, fence = {seen}"))?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn an_extension_whose_creation_was_rolled_back_gives_no_token_twice(lab: &Lab) -> Result<()> {
-    let db = lab.bare_database()?;
-    let mut session = db.connect()?;
-    let mut seen = 0;
-    for end in ["ROLLBACK", "ROLLBACK TO s; COMMIT", "COMMIT"] {
-        session.run("BEGIN; SAVEPOINT s; CREATE EXTENSION pg_fence")?;
-        for _ in 0..40 {
-            let next = draw(&mut session)?;
-            ensure!(next > seen, "{next} after {seen}");
-            seen = next;
-        }
-        session.run(end)?;
-    }
-    ensure!(draw(&mut db.connect()?)? == seen + 1);
-    Ok(())
-}
-
-#[lab_test]
-fn a_sequence_set_back_by_hand_gives_no_token_of_this_life_twice(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let began = last_value(&mut session)?;
-    let mut seen = draw(&mut session)?;
-    session.run("CREATE TABLE t (id int, v int, fence bigint); SELECT fence_protect('t', events => 'insert')")?;
-    let restart = "ALTER SEQUENCE fence.token_seq RESTART".to_owned();
-    let set = |value: i64| format!("SELECT setval('fence.token_seq', {value})");
-    let backs = [set(1), restart, set(began - 1)];
-    for (n, back) in backs.iter().chain(&backs).enumerate() {
-        session.run(back)?;
-        if n == 1 {
-            // A token of this life that is judged first was issued all the same.
-            db.connect()?.run(&format!("INSERT INTO t VALUES (1, 1, {seen})"))?;
-        }
-        // One that knows where this life began, and one that has drawn; or the other way round.
-        let mut both = [&mut db.connect()?, &mut session];
-        if n >= backs.len() {
-            both.reverse();
-        }
-        for who in both {
-            let next = draw(who)?;
-            ensure!(next > seen, "{next} after {seen}: {back}");
-            seen = next;
-        }
-    }
-    // With an older sequence, older grants may have been loaded: it is a jump.
-    ensure!(jumps(&mut session)? == 6);
     Ok(())
 }
 
@@ -645,27 +389,6 @@ fn what_a_restore_loads_first_does_not_speak(lab: &Lab) -> Result<()> {
                 )?;
             }
         }
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_clock_set_back_between_two_starts_gives_no_token_twice(lab: &Lab) -> Result<()> {
-    let (cluster, mut session) = server(lab)?;
-    let mut seen = draw(&mut session)?;
-    // Instead of the clock's, the sequence's place is moved: an hour ahead of what the clock says.
-    session.run(&format!("SELECT setval('fence.token_seq', {})", seen + 3600 * STRIDE))?;
-    for _ in 0..3 {
-        for _ in 0..40 {
-            seen = draw(&mut session)?;
-        }
-        cluster.kill9()?;
-        cluster.start()?;
-        session = cluster.connect("postgres")?;
-        ensure!(by_clock(&mut session)? < seen, "the clock has caught up");
-        let next = draw(&mut session)?;
-        ensure!(next > seen && next < seen + 2 * STRIDE, "{next} after {seen}");
-        seen = next;
     }
     Ok(())
 }
