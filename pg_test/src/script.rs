@@ -19,8 +19,8 @@
 //!
 //! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
 //! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
-//! from it), and `server max_connections=40` for a server of its own, with these settings. A step is one line; what is indented
-//! more belongs to it. It is played in a superuser's session, or in that which it names:
+//! from it), and `server max_connections=40` for a server of its own, with these settings, `clock` for one whose clock can be
+//! stepped. A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it names:
 //!
 //! | step | means |
 //! | --- | --- |
@@ -44,6 +44,7 @@
 //! | `restart`, `crash` | the test's own server is stopped, or killed, and started again; sessions connect anew |
 //! | `crash b` | one server process is killed, that of the session `b`: it recovers by itself, or is started if it is told to stop |
 //! | `checkpoint` | all is on disk, and its processes that write in the background stand still: a crash loses all from here on |
+//! | `clock -3600` | the clock of the test's own server is stepped to so many seconds from the right time |
 //! | `stage` | [a table with a fence](holes::AuditedDatabase::stage): `$table`, `$fence`, the roles `$owner` and `$writer`, `$old` and `$new` |
 //! | `hole SQL`, `owner: hole SQL` | a superuser or the owner makes [a hole](holes::Hole) in that; below it `\| relation \| severity \| finding`, `in all \| …` and `in one \| …` for what only the audit of everything or of the table finds, and `x := text` for this hole |
 //!
@@ -54,7 +55,8 @@ mod parse;
 mod play;
 mod shown;
 
-use crate::cluster::Builder;
+use crate::clock::Clock;
+use crate::cluster::{Builder, Cluster};
 use crate::database::Database;
 use crate::edition::Edition;
 use crate::lab::Lab;
@@ -80,6 +82,8 @@ pub struct Test {
     lite: bool,
     /// The settings of its own server, if it has one.
     server: Option<Vec<(String, String)>>,
+    /// Whether the clock of that can be stepped.
+    clock: bool,
     path: String,
     setup: Arc<Vec<Step>>,
     steps: Vec<Step>,
@@ -136,6 +140,7 @@ struct Finding {
 }
 
 enum ServerStep {
+    Clock(i64),
     Restart,
     /// Of all its processes, or of that of a session.
     Crash(Option<String>),
@@ -165,17 +170,32 @@ impl Test {
     /// Plays it in a database of its own.
     pub fn run(&self, lab: &Lab) -> Result<()> {
         let server = match &self.server {
-            Some(settings) => {
-                let set =
-                    |builder: Builder, (name, value): &(String, String)| builder.set(name, value);
-                Some(settings.iter().fold(lab.builder(), set).start()?)
-            }
+            Some(settings) => Some(Server::start(lab, settings, self.clock)?),
             None => None,
         };
-        let admin = server.as_ref().unwrap_or(lab.cluster()).conninfo("postgres");
+        let cluster = server.as_ref().map_or(lab.cluster(), |server| &server.cluster);
+        let admin = cluster.conninfo("postgres");
         let is_bare = self.bare || self.lite;
         let make = if is_bare { Database::create } else { Database::with_extension };
         play(self, &make(admin)?, server.as_ref(), PATIENCE)
+    }
+}
+
+/// A server of a test's own.
+pub struct Server {
+    cluster: Cluster,
+    clock: Option<Clock>,
+}
+
+impl Server {
+    fn start(lab: &Lab, settings: &[(String, String)], clock: bool) -> Result<Server> {
+        let set = |builder: Builder, (name, value): &(String, String)| builder.set(name, value);
+        let builder = settings.iter().fold(lab.builder(), set);
+        if !clock {
+            return Ok(Server { cluster: builder.start()?, clock: None });
+        }
+        let clock = Clock::new(&lab.prefix().new_dir("clock")?.join("clock"))?;
+        Ok(Server { cluster: clock.give(builder).start()?, clock: Some(clock) })
     }
 }
 

@@ -49,8 +49,8 @@ fn head_of(text: &str) -> Result<Test> {
         (Some("test"), Some(name)) if is_name(name) => name.to_owned(),
         _ => bail!("neither `setup` nor `test its_name`: {text}"),
     };
-    let (slow, from, bare, lite, server, path, setup, steps) = Default::default();
-    let mut test = Test { name, slow, from, bare, lite, server, path, setup, steps };
+    let (slow, from, bare, lite, server, clock, path, setup, steps) = Default::default();
+    let mut test = Test { name, slow, from, bare, lite, server, clock, path, setup, steps };
     while let Some(word) = words.next() {
         match word {
             "slow" => test.slow = true,
@@ -63,6 +63,10 @@ fn head_of(text: &str) -> Result<Test> {
                     words.next();
                 }
                 test.server = Some(settings);
+            }
+            "clock" => {
+                test.clock = true;
+                test.server.get_or_insert_default();
             }
             "from" => test.from = words.next().context("from which version?")?.parse()?,
             _ => bail!("unknown word behind the name: {word}"),
@@ -169,6 +173,9 @@ fn what(text: &str) -> Result<What> {
         ("crash", whose) if whose.is_empty() || is_name(whose) => {
             let whose = (!whose.is_empty()).then(|| whose.to_owned());
             return Ok(What::Server(ServerStep::Crash(whose)));
+        }
+        ("clock", seconds) if seconds.parse::<i64>().is_ok() => {
+            return Ok(What::Server(ServerStep::Clock(seconds.parse()?)));
         }
         ("checkpoint", "") => return Ok(What::Server(ServerStep::Checkpoint)),
         _ => {}

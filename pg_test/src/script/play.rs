@@ -2,9 +2,8 @@
 
 use super::holes::{self, AuditedDatabase, BOUND, LANDS, TABLE};
 use super::shown::{are, fault_shown, is, shown};
-use super::{Action, Finding, Hole, Only, ServerStep, Step, Test, Wanted, What};
+use super::{Action, Finding, Hole, Only, Server, ServerStep, Step, Test, Wanted, What};
 use crate::background::{Background, Outcome};
-use crate::cluster::Cluster;
 use crate::database::Database;
 use crate::edition;
 use crate::process::{self, wait_until, PATIENCE};
@@ -23,7 +22,7 @@ struct Player<'a> {
     roles: BTreeSet<String>,
     lite: bool,
     /// The test's own, and those of its processes that stand still.
-    server: Option<&'a Cluster>,
+    server: Option<&'a Server>,
     frozen: Vec<i32>,
     audited: Option<AuditedDatabase>,
 }
@@ -34,7 +33,7 @@ struct Player<'a> {
 pub fn play(
     test: &Test,
     database: &Database,
-    server: Option<&Cluster>,
+    server: Option<&Server>,
     patience: Duration,
 ) -> Result<()> {
     let mut player = Player {
@@ -132,14 +131,21 @@ impl Player<'_> {
 
     /// The test's own server does that.
     fn serve(&mut self, step: &ServerStep) -> Result<()> {
-        let server = self.server.context("the test has no server of its own")?;
-        if let ServerStep::Checkpoint = step {
-            server.thaw(&std::mem::take(&mut self.frozen))?;
-            self.database.connect()?.run("CHECKPOINT")?;
-            for title in ["walwriter", "background writer", "checkpointer"] {
-                self.frozen.extend(server.freeze(title)?);
+        let Server { cluster: server, clock } =
+            self.server.context("the test has no server of its own")?;
+        match step {
+            ServerStep::Clock(seconds) => {
+                return clock.as_ref().context("its clock cannot be stepped")?.step(*seconds);
             }
-            return Ok(());
+            ServerStep::Checkpoint => {
+                server.thaw(&std::mem::take(&mut self.frozen))?;
+                self.database.connect()?.run("CHECKPOINT")?;
+                for title in ["walwriter", "background writer", "checkpointer"] {
+                    self.frozen.extend(server.freeze(title)?);
+                }
+                return Ok(());
+            }
+            _ => {}
         }
         let mut sessions = std::mem::take(&mut self.sessions);
         match step {

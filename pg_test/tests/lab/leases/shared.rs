@@ -48,24 +48,6 @@ fn all_readers_of_one_instant_are_granted(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn of_one_instant_there_is_a_writer_or_there_are_readers(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut admin = db.connect()?;
-    let mut holders = sessions(&db, 12)?;
-    for round in 0..15 {
-        let got = tokens(at_once(&mut holders, |i| {
-            format!("SELECT lease_acquire('job', ttl => '1 h', shared => {})", i % 3 != 0)
-        }))?;
-        let writers = got.iter().step_by(3).flatten().count();
-        let all = got.iter().flatten().count();
-        ensure!(all > 0, "round {round}: nobody won");
-        ensure!(writers == 0 || all == 1, "round {round}: {writers} writers of {all} winners");
-        admin.granted("SELECT lease_revoke('job')")?;
-    }
-    Ok(())
-}
-
-#[lab_test]
 fn a_writer_that_gives_up_leaves_the_way_open(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
     let mut one = db.connect()?;

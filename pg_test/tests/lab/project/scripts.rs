@@ -106,6 +106,8 @@ const STEPS: &[(&str, &str)] = &[
     ("a: SET application_name = 'x'\n  a: disconnect\n  a: SHOW application_name => lab", ""),
     ("restart", "the test has no server of its own"),
     ("checkpoint", "the test has no server of its own"),
+    ("clock 5", "the test has no server of its own"),
+    ("clock five", "t.script:2: unknown step"),
     // Lines that are no step.
     ("wokn => 1", "t.script:2: unknown step"),
     ("SELECT 1 =>", "nothing behind the =>"),
@@ -189,7 +191,9 @@ fn a_server_of_its_own_is_restarted_and_crashes(lab: &Lab) -> Result<()> {
   b: BEGIN; INSERT INTO t VALUES (1)\n  crash b\n  TABLE t => (no row)
   SELECT pg_postmaster_start_time() = '$started' => t
   checkpoint\n  b: SET synchronous_commit = off; INSERT INTO t VALUES (1)\n  crash\n  TABLE t => (no row)
-  b: SET synchronous_commit = off; INSERT INTO t VALUES (1)\n  restart\n  TABLE t => 1";
+  b: SET synchronous_commit = off; INSERT INTO t VALUES (1)\n  restart\n  TABLE t => 1
+test u clock\n  since = SELECT clock_timestamp()\n  clock 3600\n  SELECT clock_timestamp() - '$since' > '1 h' => t
+  clock 0\n  SELECT clock_timestamp() - '$since' < '1 h' => t";
     tests_of("t.script", text)?.iter().try_for_each(|test| test.run(lab))
 }
 
