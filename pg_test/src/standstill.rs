@@ -14,8 +14,36 @@ const PAUSE: Duration = Duration::from_millis(20);
 /// It writes to the disk once in so many looks.
 const LOOKS_PER_WRITE: u32 = 5;
 
+/// What fails on a machine that stood still for that long is tried again.
+const STANDSTILL: Duration = Duration::from_millis(100);
+
+/// How many times slower, one after the other.
+const PACES: [u32; 3] = [1, 2, 4];
+
+/// Tries it, and again, more slowly, where it fails on a machine that stood still: such a failure shows nothing. A fault
+/// shows at every pace, and the outcome of the last counts in any case. `directory` is on the disk that is watched.
+pub fn at_some_pace(
+    directory: &Path,
+    what: &str,
+    attempt: impl Fn(u32) -> Result<()>,
+) -> Result<()> {
+    let [others @ .., last] = PACES;
+    for pace in others {
+        let watch = Watch::start(directory)?;
+        let Err(error) = attempt(pace) else { return Ok(()) };
+        let stood_still = watch.longest();
+        if stood_still < STANDSTILL {
+            return Err(error);
+        }
+        eprintln!(
+            "{what}: the machine stood still for {stood_still:?}: again, more slowly ({error:#})"
+        );
+    }
+    attempt(last)
+}
+
 /// Looks at the clock again and again, until it is dropped. Whatever makes a look late holds up the others, too.
-pub struct Watch(Arc<Mutex<Seen>>);
+struct Watch(Arc<Mutex<Seen>>);
 
 struct Seen {
     last_look: Instant,
@@ -24,7 +52,7 @@ struct Seen {
 
 impl Watch {
     /// Watches the machine, and the disk that this directory is on.
-    pub fn start(directory: &Path) -> Result<Watch> {
+    fn start(directory: &Path) -> Result<Watch> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let path = directory.join(format!("watch-{number}"));
@@ -47,7 +75,7 @@ impl Watch {
     }
 
     /// The longest time since the start for which the machine or its disk stood still.
-    pub fn longest(&self) -> Duration {
+    fn longest(&self) -> Duration {
         // The thread itself may not have seen yet what has just ended.
         let mut seen = locked(&self.0);
         seen.look();

@@ -28,6 +28,14 @@ fn planted(fault: &str, worker: &str) -> String {
     PLANTED.replace("FAULT", fault).replace("WORKER", worker)
 }
 
+/// The values of all that landed in [`TABLES`], in order; tokens must never go back.
+pub fn written(admin: &mut Session) -> Result<Vec<String>> {
+    let rows = admin.rows("SELECT value, token FROM written ORDER BY n")?;
+    let tokens: Vec<i64> = rows.iter().filter_map(|row| row[1].as_deref()?.parse().ok()).collect();
+    ensure!(tokens.is_sorted(), "a token went back: {rows:?}");
+    Ok(rows.into_iter().filter_map(|row| row.into_iter().next().flatten()).collect())
+}
+
 impl fmt::Display for Cost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let a_beat = |total: f64| total / self.beats.max(1.0);
@@ -259,16 +267,6 @@ impl<'a> Servers<'a> {
         let sql = "SELECT max(ceil(extract(epoch FROM expires_at) * 1000))::bigint \
                    FROM fence.leases WHERE first_token = $1";
         self.admin()?.one(sql, &[&token])
-    }
-
-    /// All that landed, in order; tokens must never go back.
-    pub fn written(&self) -> Result<Vec<String>> {
-        let mut admin = self.admin()?;
-        let rows = admin.rows("SELECT value, token FROM written ORDER BY n")?;
-        let tokens: Vec<i64> =
-            rows.iter().filter_map(|row| row[1].as_deref()?.parse().ok()).collect();
-        ensure!(tokens.is_sorted(), "a token went back: {rows:?}");
-        Ok(rows.into_iter().filter_map(|row| row.into_iter().next().flatten()).collect())
     }
 
     /// Neither a session of the workers nor a lease is left.

@@ -3,11 +3,11 @@
 use super::cable::Cable;
 use super::languages::Program;
 use super::scenario::{Action, Event, Fate, Scenario};
-use super::servers::Servers;
+use super::servers::{self, Servers};
 use super::worker::{unix_ms, Said, Worker};
 use crate::lab::Lab;
 use crate::process::PATIENCE;
-use crate::standstill::Watch;
+use crate::standstill;
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,14 +17,8 @@ use std::time::Duration;
 /// How late a loss may be told on a machine that has much else to do. A fault shows as much more.
 const SLACK_MS: i64 = 1500;
 
-/// A scenario that fails on a machine that stood still for that long is played again.
-pub const STANDSTILL: Duration = Duration::from_millis(100);
-
 /// How many threads or tasks a client may have for its leases, however many these are.
 const FEW_TASKS: i64 = 12;
-
-/// How many times slower a scenario is played, one after the other. The outcome of the last one counts in any case.
-pub const PACES: [u32; 3] = [1, 2, 4];
 
 /// Why a scenario could not even begin, in an error's chain. A fault that was planted is not caught by that.
 #[derive(Debug, Clone, Copy)]
@@ -41,20 +35,9 @@ impl fmt::Display for NotReady {
 /// A machine that stands still makes renewals late and leases run out that the scenario needs. Such a failure shows
 /// nothing, so the scenario is played again, more slowly. A client's own fault shows at every pace.
 pub fn play(lab: &Lab, scenario: &Scenario, program: &Program, plant: Option<&str>) -> Result<()> {
-    let [others @ .., last] = PACES;
-    for pace in others {
-        let watch = Watch::start(lab.rundir().path())?;
-        let Err(error) = play_at(pace, lab, scenario, program, plant) else { return Ok(()) };
-        let stood_still = watch.longest();
-        if stood_still < STANDSTILL {
-            return Err(error);
-        }
-        let name = &scenario.name;
-        eprintln!(
-            "{name}: the machine stood still for {stood_still:?}: again, more slowly ({error:#})"
-        );
-    }
-    play_at(last, lab, scenario, program, plant)
+    standstill::at_some_pace(lab.rundir().path(), &scenario.name, |pace| {
+        play_at(pace, lab, scenario, program, plant)
+    })
 }
 
 fn play_at(
@@ -119,7 +102,7 @@ impl Stage<'_> {
                 Ok(())
             }
             Action::Writes(values) => {
-                let written = self.servers.written()?;
+                let written = servers::written(&mut self.servers.admin()?)?;
                 ensure!(written == *values, "what landed: {written:?}");
                 Ok(())
             }

@@ -2,10 +2,10 @@
 
 use crate::clients::cable::Cable;
 use crate::clients::languages::rust;
-use crate::clients::servers::TABLES;
-use crate::clients::stage::{NotReady, PACES, STANDSTILL};
+use crate::clients::servers::{self, TABLES};
+use crate::clients::stage::NotReady;
 use crate::process::{self, wait_until, PATIENCE};
-use crate::standstill::Watch;
+use crate::standstill;
 use crate::test_case::left_out;
 use crate::{Calls, Cluster, Conninfo, Database, Lab, Session};
 use anyhow::{ensure, Context, Result};
@@ -68,18 +68,8 @@ pub fn play_with(
     program: &Path,
     scenario: impl Fn(&Scene) -> Result<()>,
 ) -> Result<()> {
-    let [others @ .., last] = PACES;
     let scene = |pace| Scene { lab, program: program.to_owned(), pace, options };
-    for pace in others {
-        let watch = Watch::start(lab.rundir().path())?;
-        let Err(error) = scenario(&scene(pace)) else { return Ok(()) };
-        let stood_still = watch.longest();
-        if stood_still < STANDSTILL {
-            return Err(error);
-        }
-        eprintln!("the machine stood still for {stood_still:?}: again, more slowly ({error:#})");
-    }
-    scenario(&scene(last))
+    standstill::at_some_pace(lab.rundir().path(), "the command", |pace| scenario(&scene(pace)))
 }
 
 pub struct Stage<'a> {
@@ -205,11 +195,7 @@ impl<'a> Stage<'a> {
 
     /// All that landed, in order; tokens must never go back.
     pub fn written(&self) -> Result<Vec<String>> {
-        let rows = self.admin()?.rows("SELECT value, token FROM written ORDER BY n")?;
-        let tokens: Vec<i64> =
-            rows.iter().filter_map(|row| row[1].as_deref()?.parse().ok()).collect();
-        ensure!(tokens.is_sorted(), "a token went back: {rows:?}");
-        Ok(rows.into_iter().filter_map(|row| row.into_iter().next().flatten()).collect())
+        servers::written(&mut self.admin()?)
     }
 
     /// Somebody else's acquire, which waits for as long as it takes.
