@@ -24,7 +24,7 @@ pub mod spread;
 pub mod triggers;
 pub mod workbench;
 
-use anyhow::{bail, Result};
+use anyhow::{ensure, Result};
 use clap::Args;
 use pg_test::Lab;
 use race::Rules;
@@ -78,22 +78,17 @@ impl Options {
 
 /// Measures, and returns what there is to report.
 pub fn run(lab: &Lab, options: &Options) -> Result<Report> {
+    let names: Vec<&str> = sections::ALL.iter().map(|(name, _)| *name).collect();
     for name in &options.only {
-        if !sections::ALL.iter().any(|section| section.name == *name) {
-            let names: Vec<&str> = sections::ALL.iter().map(|section| section.name).collect();
-            bail!("there is no section {name}; there are {}", names.join(", "));
-        }
+        let there = names.join(", ");
+        ensure!(names.contains(&name.as_str()), "there is no section {name}; there are {there}");
     }
     let bench = Workbench::make(lab, options.clone())?;
     let mut report = Report::new(bench.description()?);
-    for section in sections::ALL {
-        let wanted = match options.only.is_empty() {
-            true => section.by_default,
-            false => options.only.iter().any(|name| name == section.name),
-        };
-        if wanted {
-            bench.progress(&format!("measuring: {}", section.name));
-            report.sections.push((section.measure)(&bench)?);
+    for (name, measure) in sections::ALL {
+        if options.only.is_empty() || options.only.iter().any(|only| only == name) {
+            bench.progress(&format!("measuring: {name}"));
+            report.sections.push(measure(&bench)?);
         }
     }
     bench.progress("done");

@@ -1,7 +1,8 @@
 //! The report of a run.
 
 use crate::plot::Plot;
-use crate::spread::{grouped, Spread};
+use crate::race::Track;
+use crate::spread::{grouped, Latencies, Spread};
 use std::fmt::{self, Display, Write};
 
 /// All that one run of the bench has to say.
@@ -91,6 +92,49 @@ impl Table {
     pub fn new(title: impl Into<String>, head: &[&str]) -> Table {
         let head = head.iter().map(|name| (*name).to_owned()).collect();
         Table { title: title.into(), head, rows: Vec::new() }
+    }
+}
+
+impl Table {
+    /// How fast contenders were, beside one of them, and how long their calls took.
+    pub fn of_rates(
+        title: impl Into<String>,
+        unit: &str,
+        tracks: &[Track],
+        reference: &Track,
+        over: &str,
+    ) -> Table {
+        let mut table = Table::new(title, &["", unit, over, "p50 ms", "p99 ms"]);
+        for track in tracks {
+            table.rows.push(vec![
+                track.name.as_str().into(),
+                Cell::Spread(track.rate(), 0),
+                Cell::Spread(track.ratio_to(reference), 3),
+                Cell::Number(track.latencies.percentile_ms(0.5), 2),
+                Cell::Number(track.latencies.percentile_ms(0.99), 2),
+            ]);
+        }
+        table
+    }
+
+    /// How long it took to the next answer, of all rounds, with the median of each round.
+    pub fn of_answers<'a>(
+        title: &str,
+        counted: &str,
+        all: impl Iterator<Item = (&'a str, &'a Latencies, &'a [f64])>,
+    ) -> Table {
+        let head = ["", "p50 ms", "p99 ms", "p50 of each round, ms", counted];
+        let mut table = Table::new(title, &head);
+        for (name, latencies, medians) in all {
+            table.rows.push(vec![
+                name.into(),
+                Cell::Number(latencies.percentile_ms(0.5), 2),
+                Cell::Number(latencies.percentile_ms(0.99), 2),
+                Cell::Spread(Spread::of(medians), 2),
+                Cell::Number(latencies.len() as f64, 0),
+            ]);
+        }
+        table
     }
 }
 

@@ -19,31 +19,21 @@ mod startup;
 mod uncontended;
 
 /// A subject that can be measured by itself.
-pub struct Subject {
-    /// Its name on the command line.
-    pub name: &'static str,
-    /// Whether it is measured unless others are asked for.
-    pub by_default: bool,
-    pub measure: fn(&Workbench) -> Result<Section>,
-}
+pub type Measure = fn(&Workbench) -> Result<Section>;
 
-const fn subject(name: &'static str, measure: fn(&Workbench) -> Result<Section>) -> Subject {
-    Subject { name, by_default: true, measure }
-}
-
-/// All of them, in the order of the report.
-pub const ALL: &[Subject] = &[
-    subject("uncontended", uncontended::measure),
-    subject("contended", contended::measure),
-    subject("jobs", jobs::measure),
-    subject("keep", keep::measure),
-    subject("handover", handover::measure),
-    subject("death", death::measure),
-    subject("fence", fence::measure),
-    subject("growth", growth::measure),
-    subject("startup", startup::measure),
-    subject("capacity", capacity::measure),
-    subject("prefixes", prefixes::measure),
-    subject("databases", databases::measure),
-    subject("lite", lite::measure),
+/// All of them by their names on the command line, in the order of the report.
+pub const ALL: &[(&str, Measure)] = &[
+    ("uncontended", uncontended::measure),
+    ("contended", contended::measure),
+    ("jobs", jobs::measure),
+    ("keep", keep::measure),
+    ("handover", handover::measure),
+    ("death", death::measure),
+    ("fence", fence::measure),
+    ("growth", growth::measure),
+    ("startup", startup::measure),
+    ("capacity", capacity::measure),
+    ("prefixes", prefixes::measure),
+    ("databases", databases::measure),
+    ("lite", lite::measure),
 ];

@@ -2,14 +2,15 @@
 
 use super::uncontended::find;
 use crate::plot::{Better, Plot};
-use crate::race::{self, Contender, Op, Track};
-use crate::report::{Cell, Section, Table};
+use crate::race::{self, Contender, Op};
+use crate::report::{Section, Table};
 use crate::workbench::{Workbench, NAMES};
 use anyhow::{ensure, Context, Result};
 use pg_test::{Conninfo, Database, Session};
 
 /// The measure of the others.
 const ALONE: &str = "one database alone";
+const OVER: &str = "over one database";
 const ADOPTED: &str = "adopted, guard alone";
 const BOTH: &str = "adopted, adopt + guard";
 const ONE: &str = "adopted on one shard";
@@ -44,7 +45,13 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         let contenders = contenders
             .map(|(name, lease, adopts)| transactions(shard.conninfo(), name, kind, lease, adopts));
         let tracks = race::run(&contenders, bench.options.rules(clients).in_short_turns())?;
-        section.tables.push(table(what, "transactions/s", clients, &tracks)?);
+        section.tables.push(Table::of_rates(
+            format!("{what}, {}", race::at_once(clients)),
+            "transactions/s",
+            &tracks,
+            find(&tracks, ALONE)?,
+            OVER,
+        ));
         let both = find(&tracks, BOTH)?.ratio_to(find(&tracks, ADOPTED)?);
         let aim = format!("{what}, adopt + guard over guard alone, {}", race::at_once(clients));
         section.at_least(&format!("{aim}: at least {KEPT}"), both, KEPT);
@@ -58,7 +65,13 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         let contenders = [(ALONE, 0), (ONE, 1), (FOUR, 4)]
             .map(|(name, number)| pairs(bench, name, &shards[..number], clients));
         let tracks = race::run(&contenders, bench.options.rules(clients))?;
-        section.tables.push(table("acquire + release", "pairs/s", clients, &tracks)?);
+        section.tables.push(Table::of_rates(
+            format!("acquire + release, {}", race::at_once(clients)),
+            "pairs/s",
+            &tracks,
+            find(&tracks, ALONE)?,
+            OVER,
+        ));
         let one = find(&tracks, ONE)?.ratio_to(find(&tracks, ALONE)?);
         plot.push((format!("pairs, one shard, {}", race::at_once(clients)), one));
     }
@@ -162,20 +175,4 @@ fn pairs<'a>(
             closing.map(drop).context("the lease was lost")
         }) as Op)
     })
-}
-
-fn table(what: &str, unit: &str, clients: usize, tracks: &[Track]) -> Result<Table> {
-    let reference = find(tracks, ALONE)?;
-    let title = format!("{what}, {}", race::at_once(clients));
-    let mut table = Table::new(title, &["", unit, "over one database", "p50 ms", "p99 ms"]);
-    for track in tracks {
-        table.rows.push(vec![
-            track.name.as_str().into(),
-            Cell::Spread(track.rate(), 0),
-            Cell::Spread(track.ratio_to(reference), 3),
-            Cell::Number(track.latencies.percentile_ms(0.5), 2),
-            Cell::Number(track.latencies.percentile_ms(0.99), 2),
-        ]);
-    }
-    Ok(table)
 }

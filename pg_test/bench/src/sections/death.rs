@@ -4,7 +4,7 @@ use crate::peer::Locker;
 use crate::peers::sql::Client;
 use crate::peers::{advisory, ours};
 use crate::plot::{Better, Plot};
-use crate::report::{Cell, Section, Table};
+use crate::report::{Section, Table};
 use crate::spread::{Latencies, Spread};
 use crate::workbench::Workbench;
 use anyhow::{anyhow, ensure, Context, Result};
@@ -101,20 +101,9 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
             latencies.extend(some);
         }
     }
-    let mut table = Table::new(
-        "death to the next answer",
-        &["", "p50 ms", "p99 ms", "p50 of each round, ms", "deaths"],
-    );
-    for (way, (latencies, medians)) in ALL.iter().zip(&tracks) {
-        table.rows.push(vec![
-            way.name().into(),
-            Cell::Number(latencies.percentile_ms(0.5), 2),
-            Cell::Number(latencies.percentile_ms(0.99), 2),
-            Cell::Spread(Spread::of(medians), 2),
-            Cell::Number(latencies.len() as f64, 0),
-        ]);
-    }
-    section.tables.push(table);
+    let all = ALL.iter().zip(&tracks);
+    let all = all.map(|(way, (latencies, medians))| (way.name(), latencies, &**medians));
+    section.tables.push(Table::of_answers("death to the next answer", "deaths", all));
     let [(_, session), (_, advisory), _] = &tracks;
     let aim = format!("death, p50 over {}: at most 1.5", Way::Advisory.name());
     section.at_most(&aim, Spread::of_ratios(session, advisory), 1.5);

@@ -4,7 +4,7 @@ use crate::peer::{self, Peer, Prepare};
 use crate::peers::*;
 use crate::plot::{Better, Plot};
 use crate::race;
-use crate::report::{Cell, Section, Table};
+use crate::report::{Section, Table};
 use crate::spread::{Latencies, Spread};
 use crate::workbench::Workbench;
 use anyhow::Result;
@@ -40,20 +40,8 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
             latencies.extend(some);
         }
     }
-    let mut table = Table::new(
-        "release to the next answer",
-        &["", "p50 ms", "p99 ms", "p50 of each round, ms", "hand-overs"],
-    );
-    for (name, latencies, medians) in &tracks {
-        table.rows.push(vec![
-            name.as_str().into(),
-            Cell::Number(latencies.percentile_ms(0.5), 2),
-            Cell::Number(latencies.percentile_ms(0.99), 2),
-            Cell::Spread(Spread::of(medians), 2),
-            Cell::Number(latencies.len() as f64, 0),
-        ]);
-    }
-    section.tables.push(table);
+    let all = tracks.iter().map(|(name, latencies, medians)| (&**name, latencies, &**medians));
+    section.tables.push(Table::of_answers("release to the next answer", "hand-overs", all));
     let median = |wanted: &str| {
         tracks.iter().find(|(name, ..)| name == wanted).map(|(.., medians)| medians.as_slice())
     };

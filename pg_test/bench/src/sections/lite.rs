@@ -1,7 +1,7 @@
 //! The cost of the edition without a library, beside SQL that is written by hand, and the extension in the same run.
 
 use super::fence::{check, Check, PLPGSQL};
-use super::uncontended::{find, pairs, table};
+use super::uncontended::{find, pairs};
 use crate::peer::{self, Prepare};
 use crate::peers::sql::Sql;
 use crate::peers::*;
@@ -51,7 +51,9 @@ fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Resu
         let contenders: Vec<Contender> = peers.iter().map(|peer| pairs(&**peer, clients)).collect();
         let tracks = race::run(&contenders, bench.options.rules(clients))?;
         let (lite, by_hand) = (find(&tracks, LITE)?, find(&tracks, plpgsql::NAME)?);
-        section.tables.push(table(clients, &tracks, by_hand, "over plpgsql by hand"));
+        let title = format!("acquire + release, {at_once}");
+        let over = "over plpgsql by hand";
+        section.tables.push(Table::of_rates(title, "pairs/s", &tracks, by_hand, over));
         // Rates, so that the time of the one over that of the other is the other way around.
         for name in [plpgsql::NAME, update_first::NAME] {
             let aim = format!("time of a pair over {name}, {at_once}: at most {OF_A_PAIR}");

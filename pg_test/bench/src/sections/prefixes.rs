@@ -6,8 +6,8 @@ use crate::peer::Peer;
 use crate::peers::ours;
 use crate::peers::sql::Sql;
 use crate::plot::{Better, Plot};
-use crate::race::{self, Contender, Op, Track};
-use crate::report::{Cell, Section, Table};
+use crate::race::{self, Contender, Op};
+use crate::report::{Section, Table};
 use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
 
@@ -41,8 +41,16 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
             })
             .collect();
         let tracks = race::run(&contenders, bench.options.rules(clients).in_short_turns())?;
-        section.tables.push(table(what, clients, &tracks)?);
-        let ten = find(&tracks, TEN)?.ratio_to(find(&tracks, ALL_NAMES)?);
+        let all_names = find(&tracks, ALL_NAMES)?;
+        let title = format!("{what}, {}", race::at_once(clients));
+        section.tables.push(Table::of_rates(
+            title,
+            "calls/s",
+            &tracks,
+            all_names,
+            "over all names",
+        ));
+        let ten = find(&tracks, TEN)?.ratio_to(all_names);
         let aim = format!("{what}, ten prefixes over all names: at least {KEPT}");
         section.at_least(&aim, ten, KEPT);
         plot.push((what.to_owned(), ten));
@@ -100,19 +108,4 @@ fn guards(role: &Sql) -> Contender<'_> {
             Ok(())
         }) as Op)
     })
-}
-
-fn table(what: &str, clients: usize, tracks: &[Track]) -> Result<Table> {
-    let reference = find(tracks, ALL_NAMES)?;
-    let title = format!("{what}, {}", race::at_once(clients));
-    let mut table = Table::new(title, &["", "calls/s", "over all names", "p99 ms"]);
-    for track in tracks {
-        table.rows.push(vec![
-            track.name.as_str().into(),
-            Cell::Spread(track.rate(), 0),
-            Cell::Spread(track.ratio_to(reference), 3),
-            Cell::Number(track.latencies.percentile_ms(0.99), 2),
-        ]);
-    }
-    Ok(table)
 }

@@ -36,7 +36,8 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         let tracks = race::run(&contenders, bench.options.rules(clients))?;
         let limit = find(&tracks, two_updates::NAME)?;
         let ours = find(&tracks, ours::NAME)?;
-        section.tables.push(table(clients, &tracks, limit, "over two updates"));
+        let title = format!("acquire + release, {at_once}");
+        section.tables.push(Table::of_rates(title, "pairs/s", &tracks, limit, "over two updates"));
         let goal = if clients == 1 { 1.05 } else { 1.2 };
         let aim = format!("pairs over two updates, {at_once}: at least {goal}");
         section.at_least(&aim, ours.ratio_to(limit), goal);
@@ -85,23 +86,6 @@ pub fn pairs(peer: &dyn Peer, clients: usize) -> Contender<'_> {
             locker.release(&name, token)
         }) as Op)
     })
-}
-
-/// Pairs of acquire and release, beside those of one of the tracks.
-pub fn table(clients: usize, tracks: &[Track], limit: &Track, over: &str) -> Table {
-    let title = format!("acquire + release, {}", race::at_once(clients));
-    let head = ["", "pairs/s", over, "p50 ms", "p99 ms"];
-    let mut table = Table::new(title, &head);
-    for track in tracks {
-        table.rows.push(vec![
-            track.name.as_str().into(),
-            Cell::Spread(track.rate(), 0),
-            Cell::Spread(track.ratio_to(limit), 2),
-            Cell::Number(track.latencies.percentile_ms(0.5), 2),
-            Cell::Number(track.latencies.percentile_ms(0.99), 2),
-        ]);
-    }
-    table
 }
 
 fn renewals(bench: &Workbench, peers: &[Box<dyn Peer>], section: &mut Section) -> Result<()> {
