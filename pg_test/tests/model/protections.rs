@@ -5,6 +5,8 @@ use crate::search::protections;
 protections! {
     /// An acquire locks the grant's place.
     grant_lock,
+    /// A renewal or a release locks the grant.
+    change_lock,
     /// A guard locks the grant.
     guard_lock,
     /// The rows are read again once the locks are had.
@@ -37,8 +39,6 @@ protections! {
     session_lock_first,
     /// A release gives the session's lock back when it commits, not at once.
     session_lock_to_commit,
-    /// A strict row wants a greater token, not an equal one.
-    strict_order,
     /// A token that is smaller than a bound row's must speak for the lease.
     behind_must_speak,
     /// The row then keeps the greater token.
@@ -90,8 +90,6 @@ pub struct Bounds {
     pub synchronous_commit: bool,
     /// Clients write the row that is bound to the lease.
     pub bound: bool,
-    /// Clients write the row that is not.
-    pub unbound: bool,
 }
 
 impl Bounds {
@@ -113,6 +111,5 @@ impl Bounds {
         reclaim: false,
         synchronous_commit: true,
         bound: true,
-        unbound: true,
     };
 }

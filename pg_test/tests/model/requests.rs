@@ -4,7 +4,7 @@
 use crate::server::{micros, Row, TTL};
 use crate::state::{Change, Early, Op, Phase, State, Transaction, Violation};
 use crate::system::System;
-use pg_test::rules::fence::{self, Landing, Order, Verdict, Write};
+use pg_test::rules::fence::{self, Order, Verdict, Write};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Release};
 use pg_test::rules::locks::{LockMode, ACQUIRE_ALONE, CHANGE, GUARD};
 use pg_test::rules::moves::Due;
@@ -18,7 +18,6 @@ impl System {
             Op::Renew | Op::Release => self.change(state, c, op, early),
             Op::WriteBound => self.write_bound(state, c, op, early),
             Op::WriteBoundByFirst => self.write_bound(state, c, op, early),
-            Op::WriteUnbound => self.write_unbound(state, c),
         }
     }
 
@@ -168,7 +167,7 @@ impl System {
         let Some(mut row) = self.own_row(state, &early, token) else {
             return self.refuse(state, c, None);
         };
-        let lock = self.lock(state, c, true, CHANGE.mode)?;
+        let lock = self.lock(state, c, self.protections.change_lock, CHANGE.mode)?;
         let now = micros(early.clock.unwrap_or(state.clock));
         let grant = self.grant(state, &early, &row);
         let allowed = if op == Op::Renew {
@@ -203,23 +202,6 @@ impl System {
         Some(())
     }
 
-    /// The landing of a write of a row with this fence, as far as its token tells.
-    fn judge(
-        &self,
-        state: &State,
-        stored: Option<Token>,
-        token: Token,
-        order: Order,
-        bound: bool,
-    ) -> Option<Landing> {
-        let write = Write { old: Some(stored), new: Some(Some(token)), named: true, ambient: None };
-        let last = state.server.data.sequence.last;
-        match fence::judge(&write, order, bound, |t| t > Token::BEFORE_ALL && t <= last) {
-            Verdict::Land(landing) => Some(landing),
-            _ => None,
-        }
-    }
-
     fn write_bound(&self, state: &mut State, c: usize, op: Op, early: Early) -> Option<()> {
         let by_first = op == Op::WriteBoundByFirst;
         let token = if by_first { state.clients[c].first } else { state.clients[c].token }?;
@@ -229,8 +211,11 @@ impl System {
         if self.must_move_on(state) {
             return None;
         }
-        let stored = state.server.data.bound;
-        let Some(mut landing) = self.judge(state, stored, token, Order::Monotonic, true) else {
+        let (old, last) = (Some(state.server.data.bound), state.server.data.sequence.last);
+        let write = Write { old, new: Some(Some(token)), named: true, ambient: None };
+        let issued = |token| token > Token::BEFORE_ALL && token <= last;
+        let Verdict::Land(mut landing) = fence::judge(&write, Order::Monotonic, true, issued)
+        else {
             return self.refuse(state, c, None);
         };
         if landing.keeps_greater() && !self.protections.behind_must_speak {
@@ -252,21 +237,6 @@ impl System {
         let write = Transaction::of_write(op, Change::Bound(landing));
         let transaction = Transaction { lock, guarded: Some(row.first), ..write };
         state.clients[c].phase = Phase::Open(transaction);
-        Some(())
-    }
-
-    fn write_unbound(&self, state: &mut State, c: usize) -> Option<()> {
-        let token = state.clients[c].token?;
-        let is_written = state.is_written(c, |change| matches!(change, Change::Unbound(_)));
-        if is_written || self.must_move_on(state) {
-            return None;
-        }
-        let strict = self.protections.strict_order;
-        let order = if strict { Order::Strict } else { Order::Monotonic };
-        if self.judge(state, state.server.data.unbound, token, order, false).is_some() {
-            let write = Transaction::of_write(Op::WriteUnbound, Change::Unbound(token));
-            state.clients[c].phase = Phase::Open(write);
-        }
         Some(())
     }
 

@@ -59,8 +59,8 @@ pub struct Sequence {
     logged: Token,
 }
 
-/// All that a database keeps. The last two fields are the model's own memory of what was acknowledged; they
-/// live and die with the data that they speak of.
+/// All that a database keeps. The last field is the model's own memory of what was acknowledged; it
+/// lives and dies with the data that it speaks of.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Data {
     pub timeline: u32,
@@ -72,10 +72,6 @@ pub struct Data {
     pub lease: Option<Row>,
     /// The fence of the row that is bound to the lease.
     pub bound: Option<Token>,
-    /// The fence of the row that is not.
-    pub unbound: Option<Token>,
-    /// The greatest token that was ever written into the unbound row.
-    pub unbound_high: Token,
     /// The greatest token of a grant that was acknowledged.
     pub granted: Token,
 }

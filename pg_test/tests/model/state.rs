@@ -15,8 +15,6 @@ pub enum Op {
     WriteBound,
     /// The same, with the acquire's token, though the client has renewed since.
     WriteBoundByFirst,
-    /// An update of a row that only its fence protects.
-    WriteUnbound,
 }
 
 /// One event.
@@ -57,7 +55,6 @@ pub enum Action {
 pub enum Change {
     Lease(Row),
     Bound(Landing),
-    Unbound(Token),
 }
 
 /// The knowledge of a request from before its locks.
@@ -146,12 +143,12 @@ pub enum Violation {
     Reissued,
     /// A grant was made beside a live one.
     TwoHolders,
+    /// A renewal was written over the end of its grant.
+    Revived,
     /// A grant was replaced while a transaction relied on it.
     TakenOverGuard,
     /// A write landed under a grant that somebody else's has followed.
     StaleBound,
-    /// A row was written by a token that it had seen, or a smaller one.
-    StaleUnbound,
     /// The fence of a row that is bound to its lease became smaller.
     WentBack,
     /// A token was let speak after its deadline, or a grant was over when it was made.

@@ -36,9 +36,6 @@ impl System {
                 actions.push(ask(Op::WriteBoundByFirst));
             }
         }
-        if self.bounds.unbound {
-            actions.push(ask(Op::WriteUnbound));
-        }
         if self.bounds.reclaim {
             actions.push(ask(Op::Acquire));
         }
@@ -87,7 +84,12 @@ impl System {
                 if row.closing.is_none() {
                     data.granted = data.granted.max(latest);
                 }
+                let is_over = |old: &Row| old.first == row.first && old.closing.is_some();
+                let revived = row.closing.is_none() && data.lease.as_ref().is_some_and(is_over);
                 data.lease = Some(row);
+                if revived {
+                    state.violate(Violation::Revived);
+                }
             }
             Change::Bound(landing) => {
                 let went_back = data.bound > Some(landing.fence);
@@ -99,14 +101,6 @@ impl System {
                 }
                 if went_back {
                     state.violate(Violation::WentBack);
-                }
-            }
-            Change::Unbound(token) => {
-                data.unbound = Some(token);
-                let stale = token <= data.unbound_high;
-                data.unbound_high = data.unbound_high.max(token);
-                if stale {
-                    state.violate(Violation::StaleUnbound);
                 }
             }
         }
@@ -255,18 +249,16 @@ impl Model for System {
         vec![
             never!(System, NEVER_REISSUED, Reissued),
             never!(System, ONE_HOLDER, TwoHolders),
+            never!(System, NOT_REVIVED, Revived),
             never!(System, GUARD_EXCLUDES, TakenOverGuard),
             never!(System, NO_STALE_BOUND, StaleBound),
-            never!(System, NO_STALE_UNBOUND, StaleUnbound),
             never!(System, NEVER_BACK, WentBack),
             never!(System, NOT_EXPIRED, Expired),
             never!(System, NOT_ABANDONED, Abandoned),
             never!(System, NOBODY_KEPT_OUT, KeptFromAll),
             // So that the above are not true for want of anything happening.
             Property::<System>::sometimes("writes land", |system, state| {
-                let data = &state.server.data;
-                let bound = data.bound.is_some() || !system.bounds.bound;
-                bound && (data.unbound.is_some() || !system.bounds.unbound)
+                state.server.data.bound.is_some() || !system.bounds.bound
             }),
             Property::<System>::sometimes("a write lands behind its row", |system, state| {
                 let behind = |c: &Client| match c.transaction().map(|t| &t.change) {
@@ -284,9 +276,9 @@ impl Model for System {
             }),
             Property::<System>::sometimes("a write lands after a failover", |system, state| {
                 let data = &state.server.data;
-                let landed = data.bound.max(data.unbound) > Some(data.floor.token());
+                let landed = data.bound > Some(data.floor.token());
                 let failed_over = data.timeline > u32::from(system.bounds.promotions);
-                failed_over && (landed || !system.bounds.bound || !system.bounds.unbound)
+                failed_over && (landed || !system.bounds.bound)
             }),
         ]
     }
@@ -296,14 +288,14 @@ impl Model for System {
 pub const NEVER_REISSUED: &str = "tokens only rise";
 /// At most one live grant.
 pub const ONE_HOLDER: &str = "a grant is alone";
+/// A grant that is released or revoked stays so.
+pub const NOT_REVIVED: &str = "what has ended is not renewed";
 /// A guarded transaction excludes a take-over.
 pub const GUARD_EXCLUDES: &str = "a guard excludes a take-over";
 /// A write to a bound row lands only under a current or guarded grant.
 pub const NO_STALE_BOUND: &str = "no stale write on a bound row";
 /// A bound row keeps the fence that it has seen.
 pub const NEVER_BACK: &str = "the fence of a bound row only rises";
-/// A write to any fenced row lands only above what it has seen.
-pub const NO_STALE_UNBOUND: &str = "no stale write on an unbound row";
 /// Nothing is decided by a clock that stood still while waiting.
 pub const NOT_EXPIRED: &str = "nothing speaks after its deadline";
 /// No token of a grant that ends with a session is accepted once that has ended.
