@@ -148,8 +148,12 @@ func typed(err error, isOfWork bool, role string) error {
 		return tell(NotInstalled, err, "pg_fence is not installed in this database, or not on the search_path: "+
 			"CREATE EXTENSION pg_fence, or name the schema that it is in, pgfence.InSchema(…) (%v)", err)
 	case state == "42501":
+		level := ""
+		if strings.Contains(err.Error(), "lease_adopt") {
+			level = ", 'adopter'"
+		}
 		return tell(NotGranted, err, "the role %s may not use the lease: %v; an administrator grants it: "+
-			"SELECT fence_grant('%[1]s')", cmp.Or(role, "…"), err)
+			"SELECT fence_grant('%[1]s'%[3]s)", cmp.Or(role, "…"), err, level)
 	case slices.ContainsFunc([]string{"PF", "22", "55", "0A", "53"}, isOf):
 		return refused(err, state)
 	}

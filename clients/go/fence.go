@@ -104,8 +104,6 @@ type Options struct {
 func (o Options) complete(names []string) (Options, error) {
 	o.TTL, o.Slots = cmp.Or(o.TTL, 30*time.Second), cmp.Or(o.Slots, 1)
 	switch {
-	case len(names) == 0:
-		return o, errors.New("pgfence: a lease needs a name")
 	case o.TTL < 100*time.Millisecond, o.Wait < 0, o.Wait > 0 && o.Wait < time.Millisecond:
 		// To Go a number is nanoseconds.
 		return o, fmt.Errorf("pgfence: TTL %v is below 100ms, or Wait %v below 1ms: a number without its unit?", o.TTL, o.Wait)

@@ -107,7 +107,7 @@ func (k *keeper) acquiring(names []string, o Options, wait time.Duration) call {
 	const takenBy = ` AS granted LEFT JOIN LATERAL (SELECT i.holder, extract(epoch FROM i.remaining)::float8
 		FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i WHERE granted IS NULL AND i.state IN ('held', 'uncommitted')
 		ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`
-	if len(names) > 1 {
+	if len(names) != 1 {
 		return k.call("SELECT granted, taken.* FROM lease_acquire_all($1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)"+
 			takenBy, names, o.Holder, interval(o.TTL), o.Metadata, o.Session)
 	}
@@ -189,7 +189,7 @@ func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) (L
 		before := now()
 		rows, _, err := k.line.askCalmly(ctx, k.limit(o.TTL), k.call(
 			"SELECT name, token FROM lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)",
-			names, n, o.Holder, interval(o.TTL)))
+			append([]string{}, names...), n, o.Holder, interval(o.TTL)))
 		for _, row := range rows {
 			claimed = append(claimed, k.newLease([]string{row[0].(string)}, row[1], before, o.TTL, -1))
 		}

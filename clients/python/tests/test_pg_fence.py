@@ -456,7 +456,6 @@ class Shape(OnOrders):
             ("slots", {"slots": "3"}),
             ("reclaim", {"reclaim": True}),
             ("several", {"names": ["a", "b"], "shared": True}),
-            ("name", {"names": []}),
             ("name", {"names": ["a", 7]}),
         ]
         for what, options in wrong:
@@ -464,9 +463,10 @@ class Shape(OnOrders):
                 fence.lease(**({"names": "job"} | options))
         with on_psycopg() as connection, self.assertRaises(ValueError):
             fence.guard(connection, [])
-        with self.assertRaises(pg_fence.Refused) as raised, fence.lease("x" * 600):
-            self.fail("it is held")
-        self.assertEqual(raised.exception.sqlstate, "22023")
+        for names in ("x" * 600, []):
+            with self.assertRaises(pg_fence.Refused) as raised, fence.lease(names):
+                self.fail("it is held")
+            self.assertEqual(raised.exception.sqlstate, "22023")
 
     def test_a_databases_errors_and_no_others_make_a_leader_go_on(self) -> None:
         async def refused() -> None:
@@ -509,8 +509,8 @@ class Shape(OnOrders):
             with fence.lease("job", ttl=timedelta(seconds=1)):
                 time.sleep(0.5)
             self.assertEqual([events[0], events[1], events[-1]], ["acquired", "renewed", "released"])
-            with fence.claim(["a", "b", "c"], n=2) as claimed:
-                self.assertEqual([lease.names for lease in claimed], [("a",), ("b",)])
+            with fence.claim(["a", "b", "c"], n=2) as claimed, fence.claim([]) as none:
+                self.assertEqual([lease.names for lease in claimed + none], [("a",), ("b",)])
             self.assertEqual(fence.lead("job", lambda lease: lease.token > 0), True)
             with self.assertRaises(ZeroDivisionError):
                 fence.lead("job", lambda lease: 1 // 0)

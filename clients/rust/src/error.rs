@@ -196,7 +196,8 @@ impl Display for Error {
             ),
             Error::NotGranted { role, message } => write!(
                 f,
-                "the role {role} may not use the lease: {message} (an administrator grants it: SELECT fence_grant('{role}'))"
+                "the role {role} may not use the lease: {message} (an administrator grants it: SELECT fence_grant('{role}'{}))",
+                if message.contains("lease_adopt") { ", 'adopter'" } else { "" }
             ),
             Error::NotConnected(tries, _) => write!(f, "cannot connect to a server: {tries}"),
             Error::NoAnswer(limit) => write!(f, "the server did not answer within {limit:?}"),

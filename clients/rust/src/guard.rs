@@ -36,6 +36,9 @@ pub trait Guardable: Send {
 /// A transaction, which is whole, or a savepoint.
 pub type Begun<T> = Result<(T, bool), Error>;
 
+/// Refused in a transaction that has failed (25P02), and outside of the guard's own (22P02), of which alone the token is.
+pub const OURS: &str = "SELECT current_setting('pg_fence.token')::bigint";
+
 /// Names, and their tokens.
 pub type Of = (Vec<String>, Vec<i64>);
 /// A count, the process of the server, and when the transaction began.
@@ -50,7 +53,7 @@ pub trait Open: Send + Sized {
     fn row(&mut self, sql: &str, of: &Of) -> impl Future<Output = Result<Row3, Error>> + Send;
 
     /// A COMMIT of a transaction that has failed rolls back and is no error, and one without any transaction is a
-    /// warning; so where it is whole something comes before it that is refused in both cases.
+    /// warning; so where it is whole `OURS` comes before it.
     fn commit(self, is_whole: bool) -> impl Future<Output = Result<(), Error>> + Send;
 }
 
@@ -70,7 +73,7 @@ impl Open for Transaction<'_> {
         if !is_whole {
             return Ok(Transaction::commit(self).await?);
         }
-        self.batch_execute("SAVEPOINT pg_fence_commits; COMMIT").await?;
+        self.batch_execute(&format!("{OURS}; COMMIT")).await?;
         // Its drop would send a ROLLBACK. It owns nothing.
         mem::forget(self);
         Ok(())
@@ -215,7 +218,7 @@ fn told_of_commit(error: Error) -> Error {
     };
     match (error.sqlstate().as_deref(), &error) {
         (Some("25P02"), _) => lost("a statement of it has failed: all of it is rolled back", false),
-        (Some("25P01" | "3B001"), _) => {
+        (Some("22P02" | "3B001"), _) => {
             lost("the work has ended it itself: what came after that was not guarded", true)
         }
         // The server ends an idle transaction before it reads the commit.
@@ -301,7 +304,7 @@ impl<T: Open> Guarded<T> {
         // A renewal would tell that they are locked, or gone.
         self.under.is_releasing = true;
         self.under.grants.iter().for_each(|grant| grant.rest(true));
-        let count = self.count("lease_release(x.name, x.token)").await?;
+        let count = self.count("lease_release(x.name, x.token)").await.map_err(told_of_commit)?;
         let Under { keeper, grants, of: (names, _), .. } = &self.under;
         if count < names.len() as i64 {
             keeper.end(grants, Reason::Gone);

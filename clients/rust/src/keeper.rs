@@ -8,6 +8,7 @@ use crate::error::{Error, Reason};
 use crate::lease::{Answer, Event, EventKind, Grant, all_of, lock, pairs};
 use std::fmt;
 use std::mem::{replace, take};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::from_ref;
 use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::Duration;
@@ -493,6 +494,9 @@ impl Keeper {
 
     pub fn tell(&self, kind: EventKind, grant: &Grant) {
         let (names, token) = (grant.names.clone(), grant.token);
-        (self.setup.on_event)(&Event { kind, names, token, remaining: grant.remaining() });
+        let event = Event { kind, names, token, remaining: grant.remaining() };
+        if catch_unwind(AssertUnwindSafe(|| (self.setup.on_event)(&event))).is_err() {
+            log::error!("the function of on_event has panicked");
+        }
     }
 }

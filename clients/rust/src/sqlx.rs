@@ -1,7 +1,7 @@
 //! Transactions under a lease on connections of sqlx.
 
 use crate::error::Error;
-use crate::guard::{Begun, Guardable, Of, Open, Row3};
+use crate::guard::{Begun, Guardable, OURS, Of, Open, Row3};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor, Postgres, Transaction};
 
@@ -28,7 +28,7 @@ impl Open for Transaction<'_, Postgres> {
 
     async fn commit(mut self, is_whole: bool) -> Result<(), Error> {
         if is_whole {
-            self.text("SAVEPOINT pg_fence_commits").await?;
+            self.text(OURS).await?;
         }
         Ok(Transaction::commit(self).await?)
     }

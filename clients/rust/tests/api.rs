@@ -8,7 +8,7 @@ use pg_fence_client::{
 };
 use std::error::Error as StdError;
 use std::future::pending;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
@@ -204,7 +204,10 @@ async fn events_are_told_in_their_order() {
     let shop = Shop::new("events").await;
     let told: Arc<Mutex<Vec<EventKind>>> = Arc::default();
     let hears = told.clone();
-    let hears = move |event: &Event| hears.lock().unwrap().push(event.kind);
+    let hears = move |event: &Event| {
+        hears.lock().unwrap_or_else(PoisonError::into_inner).push(event.kind);
+        panic!("which takes nothing from the lease");
+    };
     let fence = shop.fence.clone().on_event(hears);
     let request = fence.lease(shop.order()).ttl(Duration::from_millis(900));
     let lease = request.acquire().await.unwrap();
@@ -266,10 +269,20 @@ async fn a_connection_of_sqlx_is_guarded_alike() {
     guard.commit().await.unwrap();
     assert_eq!(shop.status().await, "paid");
     let fails = async move {
-        let mut guard = lease.guard(&mut connection).await?;
-        guard.execute("SELECT 1 / 0").await.unwrap_err();
-        let failed = guard.commit().await;
-        assert!(matches!(failed, Err(Error::TransactionLost { in_doubt: false, .. })));
+        for (statement, releases, is_in_doubt) in [
+            ("SELECT 1 / 0", false, false),
+            ("SELECT 1 / 0", true, false),
+            ("COMMIT; BEGIN", false, true),
+        ] {
+            let mut guard = lease.guard(&mut connection).await?;
+            let _ = guard.execute(statement).await;
+            let _ = guard.execute("CREATE TABLE undone ()").await;
+            let failed =
+                if releases { guard.commit_and_release().await } else { guard.commit().await };
+            assert!(
+                matches!(failed, Err(Error::TransactionLost { in_doubt, .. }) if in_doubt == is_in_doubt)
+            );
+        }
         Ok::<_, Error>((lease, connection))
     };
     let (lease, mut connection) = tokio::spawn(fails).await.unwrap().unwrap();

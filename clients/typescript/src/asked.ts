@@ -51,7 +51,7 @@ export function askedFor(prefix: string, names: Names, options: LeaseOptions): A
     ${prefix}lease_info(n.name) AS i WHERE granted IS NULL AND i.state IN ('held', 'uncommitted')
     ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`;
   const select = (call: string) => `SELECT granted, taken.* FROM ${prefix}${call} AS granted ${takenBy}`;
-  if (all.length > 1) {
+  if (all.length !== 1) {
     if (shared || slots !== 1 || reclaim) throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");
     const text = select("lease_acquire_all($1::text[], $2::text, $3::text::interval, $4::text::jsonb, $5::text::boolean)");
     return { names: all, ttl, wait, session, call: () => [text, list(all), holder, span(ttl), json, String(session)] };
@@ -74,7 +74,6 @@ export function holderOf(holder = `${hostname()}/${process.pid}/${randomUUID().s
 
 export function listOf(names: Names): readonly string[] {
   const all = (Array.isArray(names) ? [...names] : [names]) as string[];
-  if (all.length === 0) throw new TypeError("a lease needs a name");
   return all.map((name) => checked("the name of a lease", name, "string"));
 }
 

@@ -103,7 +103,8 @@ export function toldOfCall(error: unknown, role = "…"): unknown {
     return new NotInstalled(`pg_fence is not in this database, or not on the search_path: ${where} (${message})`, error);
   }
   if (state === "42501") {
-    const grant = `an administrator grants it: SELECT fence_grant('${role}')`;
+    const level = message.includes("lease_adopt") ? ", 'adopter'" : "";
+    const grant = `an administrator grants it: SELECT fence_grant('${role}'${level})`;
     return new NotGranted(`the role ${role} may not use the lease: ${message}; ${grant}`, error);
   }
   return /^(PF|22|55|0A|53)/.test(state) && state !== "55P03" ? refusal(error) : error;

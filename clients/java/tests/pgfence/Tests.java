@@ -193,6 +193,18 @@ public final class Tests {
         thrown(LeaseLost.class, lease::close);
     }
 
+    public void whatTheWorkGoesOnToWriteAfterItsOwnCommitIsUndone() throws Exception {
+        try (Lease lease = fence.lease("order:7", LONG); Connection on = connected(true)) {
+            TransactionLost lost = thrown(TransactionLost.class, () -> lease.guard(on, () -> {
+                run(on, PAY);
+                on.commit();
+                run(on, "CREATE TABLE undone ()");
+            }));
+            equal(List.of(lost.inDoubt(), on.getAutoCommit(), status()), List.of(true, true, "paid"));
+            equal(value("SELECT to_regclass('undone') IS NULL"), "t");
+        }
+    }
+
     public void aRollbackThatFailsEndsTheConnection() throws Exception {
         try (Lease lease = fence.lease("order:7", LONG); Connection on = connected(true)) {
             Connection failing = instead(Connection.class, on, "rollback", arguments -> {
@@ -259,7 +271,6 @@ public final class Tests {
                 "ttl", () -> new Options().ttl(Duration.ofMillis(99)),
                 "wait", () -> new Options().waitUpTo(Duration.ofSeconds(-1)),
                 "several", () -> fence.lease(List.of("a", "b"), new Options().shared()),
-                "needs a name", () -> fence.lease(List.of(), new Options()),
                 "name of", () -> fence.lease(Arrays.asList("a", null), new Options()),
                 "the name", () -> fence.lease((String) null),
                 "a claim", () -> fence.claim(List.of("a"), 1, new Options().session()));
@@ -268,6 +279,7 @@ public final class Tests {
             equal(error.getMessage().contains(one.getKey()) && !(error instanceof FenceException), true);
         }
         equal(thrown(Refused.class, () -> fence.lease("x".repeat(600))).sqlState(), "22023");
+        equal(thrown(Refused.class, () -> fence.lease(List.of(), new Options())).sqlState(), "22023");
         Refused whose = thrown(Refused.class, () -> fence.lease("job", new Options().reclaim()));
         equal(whose.getMessage().contains("reclaim"), true);
         equal(thrown(Refused.class, () -> fence.lease("x", new Options().metadata("{no JSON"))).sqlState(), "22P02");
@@ -301,6 +313,10 @@ public final class Tests {
         try (Fence other = new Fence(ADDRESS.replace("user=postgres", "user=nobody_in_particular"))) {
             NotGranted error = thrown(NotGranted.class, () -> other.lease("job"));
             equal(error.getMessage().contains("fence_grant('nobody_in_particular')"), true);
+            try (Connection on = DriverManager.getConnection("jdbc:" + ADDRESS.replace("user=postgres", "user=nobody_in_particular"))) {
+                error = thrown(NotGranted.class, () -> other.adopted("job", 7).guard(on, () -> {}));
+                equal(error.getMessage().contains("fence_grant('nobody_in_particular', 'adopter')"), true);
+            }
         }
         run(admin, "DROP ROLE nobody_in_particular");
     }
@@ -325,6 +341,7 @@ public final class Tests {
             equal(claimed.stream().map(Holding::names).toList(), List.of(List.of("a"), List.of("b")));
             claimed.get(0).close();
             equal(value(HELD), "1");
+            equal(fence.claim(List.of(), 2, LONG).size(), 0);
         }
         CountDownLatch stop = new CountDownLatch(1);
         equal(fence.lead("job", Duration.ofSeconds(3), stop, lease -> equal(lease.isHeld(), true)), true);

@@ -57,7 +57,7 @@ class Asked:
     def call(self, portion: float) -> tuple[Any, ...]:
         """One try; of a single name, which has a queue, a portion of the wait. The statement, and its arguments."""
         names = list(self.names)
-        if len(names) > 1:
+        if len(names) != 1:
             return _ACQUIRE_ALL, names, self._holder, span(self.ttl), self._metadata, self.session, names
         first = *names, self._holder, span(self.ttl), span(portion), self._metadata
         return _ACQUIRE, *first, *self._single, self.session, names
@@ -75,8 +75,6 @@ def holder_of(holder: str | None) -> str:
 
 def list_of_names(names: str | Sequence[str]) -> tuple[str, ...]:
     given: list[Any] = list(names) if isinstance(names, (list, tuple)) else [names]
-    if not given:
-        raise ValueError("a lease needs a name")
     return tuple(checked("the name of a lease", name, str) for name in given)
 
 

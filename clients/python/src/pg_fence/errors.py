@@ -105,7 +105,8 @@ def told(error: Exception, connection: Any, is_ours: bool = True) -> Exception:
         where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"
         return NotInstalled(f"pg_fence is not installed in this database, or not on the search_path: {where} ({error})")
     if is_ours and state == "42501":
-        grant = f"SELECT fence_grant('{role}')"
+        level = ", 'adopter'" if "lease_adopt" in str(error) else ""
+        grant = f"SELECT fence_grant('{role}'{level})"
         return NotGranted(f"the role {role} may not use the lease: {error}; an administrator grants it: {grant}")
     if not state.startswith(("PF", "22", "55", "0A", "53") if is_ours else "PF") or state == "55P03":
         return error

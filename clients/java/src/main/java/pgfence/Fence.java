@@ -155,7 +155,6 @@ public final class Fence implements AutoCloseable {
 
     private static List<String> checked(List<String> names) {
         names.forEach(name -> Objects.requireNonNull(name, "the name of a lease"));
-        if (names.isEmpty()) { throw new IllegalArgumentException("a lease needs a name"); }
         return List.copyOf(names);
     }
 

@@ -11,8 +11,10 @@ import pgfence.FenceException.*;
  * that has ended the autocommit (Spring, Hibernate, another guard), which is guarded from a savepoint on.
  */
 final class Guard {
-    /** There is no such savepoint any more. */
-    private static final String NO_TRANSACTION = "3B001";
+    /** The token is of this transaction alone: where the work has ended it, and begun another one, none of that is committed. */
+    private static final String COMMIT = "SELECT current_setting('pg_fence.token')::bigint; COMMIT";
+    /** There is no such savepoint any more; or no token, so that the text is no number. */
+    private static final String NO_SAVEPOINT = "3B001", NO_TOKEN = "22P02";
 
     /** How far it has come, and where it stays when something fails. */
     private enum Stage { BEFORE, BEGUN, WORK, ENDING, COMMITTING }
@@ -112,7 +114,7 @@ final class Guard {
         if (raw.getTransactionState() == TransactionState.FAILED) {
             throw new TransactionLost("a statement of the transaction has failed: all of it is rolled back", false, null);
         }
-        if (raw.getTransactionState() == TransactionState.IDLE) { throw new SQLException("there is none", NO_TRANSACTION); }
+        if (raw.getTransactionState() == TransactionState.IDLE) { throw new SQLException("there is none", NO_SAVEPOINT); }
     }
 
     private void release() throws SQLException {
@@ -131,7 +133,7 @@ final class Guard {
         if (isInner) {
             execute("RELEASE SAVEPOINT pg_fence");
         } else {
-            connection.commit();
+            execute(COMMIT);
             connection.setAutoCommit(true);
         }
     }
@@ -170,7 +172,7 @@ final class Guard {
         }
         isStale = state.equals("PF001") || state.equals("PF004");
         if (stage == Stage.WORK) { return FenceException.ofWork(error); }
-        if (state.equals(NO_TRANSACTION)) {
+        if (state.equals(NO_SAVEPOINT) || stage == Stage.COMMITTING && state.equals(NO_TOKEN)) {
             String ended = "the work has ended the transaction itself: what it did after that was not guarded";
             return new TransactionLost(ended, true, error);
         }

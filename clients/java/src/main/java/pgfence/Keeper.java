@@ -69,7 +69,7 @@ final class Keeper {
             double before = Clock.now();
             double limit = on == line ? limit(asked.ttl) : Math.min(asked.ttl / 3, LONGEST);
             double portion = Math.max(0, Math.min(until - before, on == line ? Math.min(PORTION, limit) : PORTION));
-            Sql.Call call = names.size() > 1
+            Sql.Call call = names.size() != 1
                     ? call(Sql.ACQUIRE_ALL, all, asked.holder, ttl, asked.metadata, asked.session, all)
                     : call(Sql.ACQUIRE, names.get(0), asked.holder, ttl, Sql.span(portion), asked.metadata, asked.shared,
                             asked.slots, asked.reclaim, asked.session, all);
