@@ -221,7 +221,7 @@ func (g *guard) told(err error, isBroken bool, role string) error {
 		again := *told
 		again.cause, again.InDoubt = err, inDoubt
 		return &again
-	case isBroken && (inDoubt || own == nil && !isAnyOf(err, context.Canceled, context.DeadlineExceeded)):
+	case inDoubt && (isBroken || isInterrupted(err)), isBroken && own == nil && !isAnyOf(err, context.Canceled, context.DeadlineExceeded):
 		// Else it is by a context of the work's own.
 		told = tell(TransactionLost, errors.Join(own, err), "the session has ended under the transaction: %v", err)
 		told.InDoubt = inDoubt

@@ -186,10 +186,14 @@ func (k *keeper) acquire(ctx context.Context, names []string, o Options) (Leases
 
 func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) (Leases, error) {
 	return k.aside(ctx, 2*longest, func(ctx context.Context) (claimed Leases, err error) {
+		call := k.call("SELECT name, token FROM lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)",
+			append([]string{}, names...), n, o.Holder, interval(o.TTL))
 		before := now()
-		rows, _, err := k.line.askCalmly(ctx, k.limit(o.TTL), k.call(
-			"SELECT name, token FROM lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)",
-			append([]string{}, names...), n, o.Holder, interval(o.TTL)))
+		rows, _, err := k.line.askCalmly(ctx, k.limit(o.TTL), call)
+		for stateOf(err) == "40001" && now() < before+longest {
+			// The role's transactions are SERIALIZABLE.
+			rows, _, err = k.line.askCalmly(ctx, k.limit(o.TTL), call)
+		}
 		for _, row := range rows {
 			claimed = append(claimed, k.newLease([]string{row[0].(string)}, row[1], before, o.TTL, -1))
 		}

@@ -263,9 +263,9 @@ class Connections(OnOrders):
         def test(connection: Any, lease: pg_fence.Lease) -> None:
             with self.assertRaises(pg_fence.TransactionLost) as raised, lease.guard(connection):
                 run(connection, PAY)
-                connection.commit() if isinstance(connection, Session) else run(connection, "COMMIT")
+                connection.commit() if isinstance(connection, Session) else run(connection, "COMMIT; BEGIN; CREATE TABLE undone ()")
             self.assertTrue(raised.exception.in_doubt)
-            self.assertEqual(self.status(), "paid")
+            self.assertEqual((self.status(), self.admin.execute("SELECT to_regclass('undone')").fetchone()), ("paid", (None,)))
 
         self.on_each(test)
 

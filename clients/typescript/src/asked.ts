@@ -39,6 +39,7 @@ const WAIT = `least($4::text::interval, nullif(current_setting('statement_timeou
 
 /** Looked over before anything is sent. */
 export function askedFor(prefix: string, names: Names, options: LeaseOptions): Asked {
+  if (typeof options === "function") throw new TypeError("the options come before the work");
   const { metadata = null, slots = 1, reclaim = false, session = false, shared = false } = options;
   Object.entries({ reclaim, session, shared }).forEach(([what, flag]) => checked(what, flag, "boolean"));
   const [all, ttl, wait, holder] = [listOf(names), ttlOf(options.ttl), msOf("wait", options.wait ?? { seconds: 0 }), holderOf(options.holder)];

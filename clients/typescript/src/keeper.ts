@@ -36,6 +36,11 @@ export class Grant {
   }
 }
 
+/** From a role whose transactions are SERIALIZABLE: nothing, and it is to be tried again. */
+function unlessSerializable(error: unknown): void {
+  if (sqlstateOf(error) !== "40001") throw error;
+}
+
 /** Keeps all leases of a fence, by one timer and one connection: they begin with the first lease, and end with the last. */
 export class Keeper {
   readonly #grants = new Set<Grant>();
@@ -71,7 +76,8 @@ export class Keeper {
     this.#refuseIfClosed();
     return this.#calling(async () => {
       const before = now();
-      const rows = await this.#line.rows(sql.claim(this.prefix, names, n, holder, ttl), this.#limit(ttl));
+      const rows = await this.#line.rows(sql.claim(this.prefix, names, n, holder, ttl), this.#limit(ttl)).catch(unlessSerializable);
+      if (!rows) return this.claim(names, n, ttl, holder);
       const grants = rows.map(([name, token]) => new Grant([`${name}`], numberOf(token), new Keeping(before, ttl)));
       return Promise.all(grants.map((grant) => this.#granted(grant)));
     });
@@ -166,10 +172,7 @@ export class Keeper {
       const limit = line === this.#line ? this.#limit(asked.ttl) : Math.min(asked.ttl / 3, LONGEST);
       // A session lease waits on the connection that keeps the others.
       const portion = Math.max(0, Math.min(until - before, PORTION, asked.session ? limit : PORTION));
-      const answer = await line.rows(asked.call(portion), portion + limit).catch((error) => {
-        // From a role whose transactions are SERIALIZABLE.
-        if (sqlstateOf(error) !== "40001") throw error;
-      });
+      const answer = await line.rows(asked.call(portion), portion + limit).catch(unlessSerializable);
       const [token, holder, remaining] = answer?.[0] ?? [];
       if (typeof token === "string") {
         const grant = new Grant(asked.names, numberOf(token), new Keeping(before, asked.ttl));

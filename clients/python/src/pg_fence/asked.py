@@ -31,6 +31,7 @@ _PAIRS = "unnest(%s::text[], %s::bigint[]) AS x(name, token)"
 GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token)) FROM (SELECT x.* FROM {_PAIRS} ORDER BY x.name COLLATE "C") AS x"""
 #: Each transaction makes the number known.
 GUARD_ADOPTED = f"SELECT count({{0}}lease_guard(x.name, (SELECT {{0}}lease_adopt(x.name, x.token)))) FROM {_PAIRS}"
+TOKEN = "SELECT current_setting('pg_fence.token', true)"
 #: Within a transaction of the work. Returns a name under which there is nothing to be released.
 RELEASE = f"SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL) FROM {_PAIRS}"
 #: In a transaction of its own, which waits no longer than that, in milliseconds, for somebody's open transaction.

@@ -9,25 +9,15 @@ import psycopg
 from psycopg.pq import TransactionStatus as Status
 from psycopg.rows import tuple_row
 
-from .errors import sqlstate_of
 from .line import settled
 
 
-async def status_of(raw: Any) -> Status:
+def status_of(raw: Any) -> Status:
     """Where a transaction of the driver's own connection is, as libpq has it."""
-    if not hasattr(raw, "is_in_transaction"):
-        # psycopg, 2 and 3.
-        return Status(raw.info.transaction_status)
-    if not raw.is_in_transaction():
-        return Status.IDLE
-    # asyncpg does not tell a transaction that has failed.
-    try:
-        await raw.execute("SELECT 1")
-    except Exception as error:
-        if sqlstate_of(error) == "25P02":
-            return Status.INERROR
-        raise
-    return Status.INTRANS
+    if hasattr(raw, "is_in_transaction"):
+        # asyncpg does not tell one that has failed.
+        return Status.INTRANS if raw.is_in_transaction() else Status.IDLE
+    return Status(raw.info.transaction_status)
 
 
 def numbered(sql: str) -> str:
@@ -49,7 +39,7 @@ class Driver:
 
     async def begin(self, register: Callable[[Any], None]) -> None:
         """`register` is told the driver's own connection before anything is waited for."""
-        is_begun = await status_of(self.raw) is not Status.IDLE
+        is_begun = status_of(self.raw) is not Status.IDLE
         # asyncpg begins none.
         self._began_by_itself = is_begun and not (getattr(self.raw, "autocommit", True) or self.raw._num_transactions)
         self.is_inner = is_begun and not self._began_by_itself
@@ -68,7 +58,7 @@ class Driver:
 
     async def status(self) -> Status:
         """Before the commit, when an ORM has sent what it had kept back."""
-        return await status_of(self.raw)
+        return status_of(self.raw)
 
     async def commit(self) -> None:
         await self._leave(None)
@@ -80,13 +70,13 @@ class Driver:
         await self._leave(error)
         if self._began_by_itself and not self.is_closed():
             await settled(self.connection.rollback())
-        if not self.is_inner and not self.is_closed() and await status_of(self.raw) is not Status.IDLE:
+        if not self.is_inner and not self.is_closed() and status_of(self.raw) is not Status.IDLE:
             await self.abort()
 
     async def abort(self) -> None:
         """Ends the connection."""
         with contextlib.suppress(Exception):
-            if hasattr(self.raw, "cancel_safe") and await status_of(self.raw) is Status.ACTIVE:
+            if hasattr(self.raw, "cancel_safe") and status_of(self.raw) is Status.ACTIVE:
                 # An exception of a signal has left it in the middle of a statement, which holds what it has locked.
                 await settled(self.raw.cancel_safe(timeout=2))
         with contextlib.suppress(Exception):

@@ -28,11 +28,9 @@ class LeaseLost(FenceError):
     never renew it), `session` (the connection of a session lease has ended), `keeper` (what kept it has died) or
     `released` (by its holder). `in_doubt`: it met a commit, which may have landed."""
 
-    in_doubt = False
-
-    def __init__(self, reason: str, names: tuple[str, ...]):
+    def __init__(self, reason: str, names: tuple[str, ...], in_doubt: bool = False):
         super().__init__(f"the lease {', '.join(names)} is lost ({reason})")
-        self.reason, self.names = reason, names
+        self.reason, self.names, self.in_doubt = reason, names, in_doubt
 
 
 class Refused(FenceError):

@@ -15,6 +15,7 @@ from .keeper import Grant, Keeper, pairs_of
 from .line import Block, aside, handle_of
 
 C = TypeVar("C")
+FAILED = "a statement of the transaction has failed: all of it is rolled back"
 
 
 class Guard(Block[C]):
@@ -69,6 +70,8 @@ class Guard(Block[C]):
             self._keeper.tell("released", self._keeper.end(resting, "released"))
         except BaseException as error:
             meant = self._told(error, stage)
+            for grant in self._grants if stage == "commit" and not isinstance(error, Exception) else ():
+                grant.in_doubt = True
             if stage == "commit" and isinstance(meant, (LeaseLost, TransactionLost)):
                 # The server has ended an idle transaction before it read the commit.
                 meant.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
@@ -109,8 +112,9 @@ class Guard(Block[C]):
         """The work may have swallowed an error: then the commit would roll back, and say nothing."""
         status = await self._driver.status()
         if status is TransactionStatus.INERROR:
-            raise TransactionLost("a statement of the transaction has failed: all of it is rolled back")
-        if status is TransactionStatus.IDLE:
+            raise TransactionLost(FAILED)
+        # A driver may have begun another one by itself; but the token is of this one alone.
+        if status is TransactionStatus.IDLE or not await self._driver.value(asked.TOKEN, []):
             ended = "the work has ended the transaction itself: what it did after that was not guarded"
             raise TransactionLost(ended, in_doubt=True)
 
@@ -135,6 +139,8 @@ class Guard(Block[C]):
         if (ends or is_closed) and (stage != "work" or (ends and (state != "" or is_closed))):
             lost = [grant.loss() for grant in self._grants if grant.is_lost]
             return lost[0] if lost else TransactionLost(f"the session ended under the transaction: {error}")
+        if stage == "release" and state == "25P02":
+            return TransactionLost(FAILED)
         if is_ours and not self._grants and state == "22004":
             # NULL from lease_adopt: an older number is guarded.
             return LeaseTaken(tuple(self._names))

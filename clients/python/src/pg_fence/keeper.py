@@ -61,6 +61,8 @@ class Grant:
         #: Transactions that are about to release it: it is not renewed meanwhile.
         self.resting = 0
         self.reason: str | None = None
+        #: A commit was on its way when a task was cancelled.
+        self.in_doubt = False
         #: The connections that are in a guard of it.
         self.handles = set[socket]()
         self.lost = threading.Event()
@@ -76,7 +78,7 @@ class Grant:
         return self.reason not in (None, "released")
 
     def loss(self) -> LeaseLost:
-        return LeaseLost(self.reason or "deadline", self.names)
+        return LeaseLost(self.reason or "deadline", self.names, self.in_doubt)
 
     def answered(self, answers: list[Answer], before: float, got_on: bool) -> str:
         """Takes the answers, one for each name, to a call that began at `before`; `got_on`: it has kept something.
@@ -130,11 +132,7 @@ class Keeper:
                 limit = self._limit(asked.ttl) if line is self._line else min(asked.ttl / 3, LONGEST)
                 portion = max(0.0, min(until - before, PORTION, limit if asked.session else PORTION))
                 call = self.call(*asked.call(portion))
-                try:
-                    ((token, holder, left),) = line.rows(call, portion + limit, given_up)
-                except psycopg.errors.SerializationFailure:
-                    # The role's transactions are SERIALIZABLE.
-                    continue
+                ((token, holder, left),) = self._acquiring(line, call, portion + limit, given_up)
                 if token is not None:
                     # Where the connection has ended since, it is none that the lease could live on.
                     session = (line.connection or line) if asked.session else None
@@ -146,10 +144,16 @@ class Keeper:
                 if len(asked.names) > 1:
                     time.sleep(max(0.0, min(until - now(), TRY_AGAIN)))
 
+    def _acquiring(self, line: Line, call: Call, limit: float, given_up: GivenUp) -> list[tuple[Any, ...]]:
+        while True:
+            # The role's transactions may be SERIALIZABLE.
+            with contextlib.suppress(psycopg.errors.SerializationFailure):
+                return line.rows(call, limit, given_up)
+
     def claim(self, names: tuple[str, ...], n: int, ttl: float, holder: str, given_up: GivenUp) -> list[Grant]:
         with self._in_use(begins=True):
             before, call = now(), self.call(statements.CLAIM, list(names), n, holder, span(ttl))
-            rows = self._line.rows(call, self._limit(ttl), given_up)
+            rows = self._acquiring(self._line, call, self._limit(ttl), given_up)
             return [self._granted(Grant((name,), token, ttl, before)) for name, token in rows]
 
     def release(self, grants: list[Grant]) -> None:

@@ -103,11 +103,7 @@ public sealed class FenceException extends RuntimeException {
     public static final class NotGranted extends FenceException {
         private NotGranted(String role, Throwable cause) {
             super("the role " + role + " may not use the lease: " + cause.getMessage() + "; an administrator grants it: "
-                    + "SELECT fence_grant('" + role + (adopts(cause) ? "', 'adopter')" : "')"), false, cause);
-        }
-
-        private static boolean adopts(Throwable cause) {
-            return String.valueOf(cause.getMessage()).contains("lease_adopt");
+                    + "SELECT fence_grant('" + role + (("" + cause).contains("lease_adopt") ? "', 'adopter')" : "')"), false, cause);
         }
     }
 

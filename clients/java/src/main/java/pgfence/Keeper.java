@@ -73,20 +73,15 @@ final class Keeper {
                     ? call(Sql.ACQUIRE_ALL, all, asked.holder, ttl, asked.metadata, asked.session, all)
                     : call(Sql.ACQUIRE, names.get(0), asked.holder, ttl, Sql.span(portion), asked.metadata, asked.shared,
                             asked.slots, asked.reclaim, asked.session, all);
-            try {
-                Line.Rows rows = on.calmly(call, portion + limit, isOver);
-                Object[] answer = rows.list().get(0);
-                if (answer[0] instanceof Long token) {
-                    return new Lease(this, names, token, before, asked.ttl, asked.session ? rows.session() : 0);
-                }
-                if (Clock.now() >= until || isOver.getAsBoolean()) {
-                    throw new LeaseTaken(names, (String) answer[1], (Double) answer[2], null);
-                }
-                LockSupport.parkNanos(names.size() > 1 ? (long) (Math.min(until - Clock.now(), TRY_AGAIN) * 1e9) : 0);
-            } catch (SQLException error) {
-                // The role's transactions are SERIALIZABLE.
-                if (!FenceException.stateOf(error).equals("40001")) { throw error; }
+            Line.Rows rows = on.calmly(call, portion + limit, isOver);
+            Object[] answer = rows.list().get(0);
+            if (answer[0] instanceof Long token) {
+                return new Lease(this, names, token, before, asked.ttl, asked.session ? rows.session() : 0);
             }
+            if (Clock.now() >= until || isOver.getAsBoolean()) {
+                throw new LeaseTaken(names, (String) answer[1], (Double) answer[2], null);
+            }
+            LockSupport.parkNanos(names.size() > 1 ? (long) (Math.min(until - Clock.now(), TRY_AGAIN) * 1e9) : 0);
         }
     }
 

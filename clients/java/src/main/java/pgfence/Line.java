@@ -34,14 +34,19 @@ final class Line {
 
     /** As {@code rows}, behind all that keeps or releases, unless nobody waits for it any more when its turn has come. */
     Rows calmly(Sql.Call call, double limit, BooleanSupplier isGivenUp) throws SQLException {
-        calm.lock();
-        try {
-            if (isGivenUp.getAsBoolean()) {
-                throw new FenceException("the fence is closed, or nobody waits for the lease any more", false, null);
+        while (true) {
+            calm.lock();
+            try {
+                if (isGivenUp.getAsBoolean()) {
+                    throw new FenceException("the fence is closed, or nobody waits for the lease any more", false, null);
+                }
+                return rows(call, limit);
+            } catch (SQLException error) {
+                // The role's transactions are SERIALIZABLE.
+                if (!FenceException.stateOf(error).equals("40001")) { throw error; }
+            } finally {
+                calm.unlock();
             }
-            return rows(call, limit);
-        } finally {
-            calm.unlock();
         }
     }
 
