@@ -41,12 +41,12 @@ const CALM: Bounds = Bounds::CALM;
 const CRASHES: Bounds = Bounds { crashes: 1, kills: 1, seconds: 2, draws: 3, ..CALM };
 /// The same, where commits do not wait for the disk.
 const LAZY: Bounds = Bounds { synchronous_commit: false, kills: 0, ..CRASHES };
-/// The server is killed again while it starts, within a second. Tokens alone matter here.
-const CRASH_LOOP: Bounds = Bounds { crashes: 2, seconds: 0, draws: 4, bound: false, ..LAZY };
+/// The server is killed again while it starts, within a second.
+const CRASH_LOOP: Bounds = Bounds { crashes: 2, seconds: 0, draws: 4, ..LAZY };
 /// A standby that is behind takes over.
 const FAILOVER: Bounds =
     Bounds { promotions: 1, standbys: 1, revocations: 1, seconds: 1, draws: 4, ..CALM };
-/// An older standby takes over from the first. Tokens alone matter here.
+/// An older standby takes over from the first.
 const TWO_FAILOVERS: Bounds = Bounds {
     promotions: 2,
     standbys: 2,
@@ -55,7 +55,6 @@ const TWO_FAILOVERS: Bounds = Bounds {
     seconds: 0,
     draws: 3,
     ships: 2,
-    bound: false,
     ..CALM
 };
 /// Sessions end, and with them the grants of one client or of both.

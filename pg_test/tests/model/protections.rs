@@ -88,8 +88,6 @@ pub struct Bounds {
     pub reclaim: bool,
     /// Commits wait until they are on disk.
     pub synchronous_commit: bool,
-    /// Clients write the row that is bound to the lease.
-    pub bound: bool,
 }
 
 impl Bounds {
@@ -110,6 +108,5 @@ impl Bounds {
         sessions: &[],
         reclaim: false,
         synchronous_commit: true,
-        bound: true,
     };
 }

@@ -29,13 +29,8 @@ impl System {
             actions.push(ask(Op::Acquire));
             return;
         }
-        actions.extend([ask(Op::Renew), ask(Op::Release)]);
-        if self.bounds.bound {
-            actions.push(ask(Op::WriteBound));
-            if client.first.is_some() {
-                actions.push(ask(Op::WriteBoundByFirst));
-            }
-        }
+        actions.extend([ask(Op::Renew), ask(Op::Release), ask(Op::WriteBound)]);
+        actions.extend(client.first.is_some().then(|| ask(Op::WriteBoundByFirst)));
         if self.bounds.reclaim {
             actions.push(ask(Op::Acquire));
         }
@@ -257,15 +252,12 @@ impl Model for System {
             never!(System, NOT_ABANDONED, Abandoned),
             never!(System, NOBODY_KEPT_OUT, KeptFromAll),
             // So that the above are not true for want of anything happening.
-            Property::<System>::sometimes("writes land", |system, state| {
-                state.server.data.bound.is_some() || !system.bounds.bound
-            }),
-            Property::<System>::sometimes("a write lands behind its row", |system, state| {
+            Property::<System>::sometimes("a write lands behind its row", |_, state| {
                 let behind = |c: &Client| match c.transaction().map(|t| &t.change) {
                     Some(Change::Bound(landing)) => landing.keeps_greater(),
                     _ => false,
                 };
-                state.clients.iter().any(behind) || !system.bounds.bound
+                state.clients.iter().any(behind)
             }),
             Property::<System>::sometimes("a grant follows another's", |_, state| {
                 let owner = |i: usize| state.clients[i].token.is_some();
@@ -276,9 +268,8 @@ impl Model for System {
             }),
             Property::<System>::sometimes("a write lands after a failover", |system, state| {
                 let data = &state.server.data;
-                let landed = data.bound > Some(data.floor.token());
                 let failed_over = data.timeline > u32::from(system.bounds.promotions);
-                failed_over && (landed || !system.bounds.bound)
+                failed_over && data.bound > Some(data.floor.token())
             }),
         ]
     }
