@@ -39,8 +39,8 @@ pub struct Hole {
 pub struct AuditedDatabase {
     /// The administrator's way in.
     pub conninfo: Conninfo,
-    pub admin: Session,
-    pub owner: Session,
+    admin: Session,
+    owner: Session,
     /// The owner, who is no superuser, and the writer, who may SELECT, INSERT, UPDATE and DELETE.
     pub roles: [String; 2],
 }
@@ -137,7 +137,7 @@ impl AuditedDatabase {
 
     /// Runs the remedies that bind what is bound to no lease; the children that a table has then differ from it, and
     /// are told with the next audit. After that nothing is left.
-    pub fn bind(&mut self, by_admin: bool) -> Result<()> {
+    fn bind(&mut self, by_admin: bool) -> Result<()> {
         let unbound = self.audit("")?;
         self.remedy(by_admin, &unbound)?;
         let children = self.audit("")?;
@@ -173,12 +173,12 @@ impl AuditedDatabase {
     }
 
     /// Removes all that [`AuditedDatabase::stage`] has made.
-    pub fn clear(&mut self) -> Result<()> {
+    fn clear(&mut self) -> Result<()> {
         self.admin.run("SELECT lease_revoke('order:1'); DROP SCHEMA s CASCADE")
     }
 
     /// The answer of `fence_audit(…)` to the owner: `relation|severity|finding`, and the remedy.
-    pub fn audit(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
+    fn audit(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
         let rows = self.owner.rows(&format!(
             "SELECT concat_ws('|', coalesce(relation::text, 'orders'), severity, finding), coalesce(remedy, '') FROM fence_audit({arguments})"
         ))?;
@@ -187,14 +187,14 @@ impl AuditedDatabase {
     }
 
     /// As [`AuditedDatabase::audit`], without what it says of a table that is bound to no lease.
-    pub fn other_findings(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
+    fn other_findings(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
         let mut rows = self.audit(arguments)?;
         rows.retain(|(told, _)| !told.ends_with(UNBOUND));
         Ok(rows)
     }
 
     /// The writer tries it, in a new session and a transaction that is rolled back.
-    pub fn comes_to(&self, write: &str, wanted: &str) -> Result<()> {
+    fn comes_to(&self, write: &str, wanted: &str) -> Result<()> {
         let mut session = self.conninfo.clone().user(&self.roles[1]).connect()?;
         session.run("BEGIN")?;
         let before = contents(&mut session)?;
@@ -273,6 +273,6 @@ fn contents(session: &mut Session) -> Result<Vec<String>> {
 }
 
 /// The audit's finding on this table where it is bound to no lease.
-pub fn unbound(table: &str) -> String {
+fn unbound(table: &str) -> String {
     format!("{table}{UNBOUND}")
 }

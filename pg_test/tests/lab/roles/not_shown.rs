@@ -222,37 +222,3 @@ fn another_s_token_is_answered_as_any_wrong_number_and_waits_for_nobody(lab: &La
     ensure!(n.them.speaks("theirs:old", live)?, "it was harmed");
     n.open.run("COMMIT")
 }
-
-#[lab_test]
-fn a_bound_table_of_one_s_own_tells_nothing_of_names_that_are_not_shown(lab: &Lab) -> Result<()> {
-    let mut n = Neighbours::new(lab)?;
-    n.db.connect()?.run(&format!("GRANT CREATE ON SCHEMA public TO {}", n.role))?;
-    n.spy.run("CREATE TABLE own (id int, fence bigint); INSERT INTO own VALUES (1, NULL)")?;
-    let mut guesses = n.tokens.clone();
-    guesses.extend([7, n.db.connect()?.last_token()? + 1_000_000, i64::MAX]);
-    for name in ["theirs:old", "theirs:open", "theirs:bound", "theirs:guarded", "theirs:none"] {
-        for mode in ["monotonic", "strict", "managed"] {
-            n.spy.run(&format!(
-                "SELECT fence_protect('own', mode => '{mode}', lease => '{name}', verify => true)"
-            ))?;
-            for write in [
-                "INSERT INTO own VALUES (2, {})",
-                "UPDATE own SET fence = {}",
-                "SET LOCAL pg_fence.token = '{}'; UPDATE own SET id = 2",
-                "SET LOCAL pg_fence.token = '{}'; DELETE FROM own",
-            ] {
-                if mode == "managed" && !write.starts_with("SET") {
-                    continue;
-                }
-                let first = answer(&mut n.spy, write, guesses[0]);
-                ensure!(first.contains("PF004"), "{name}, {mode}: {write}: {first}");
-                ensure!(!first.contains("_them"), "{name}, {mode}: {write}: {first}");
-                for guess in &guesses {
-                    let said = answer(&mut n.spy, write, *guess);
-                    ensure!(said == first, "{name}, {mode}: {write}: {said}\nand {first}");
-                }
-            }
-        }
-    }
-    Ok(())
-}

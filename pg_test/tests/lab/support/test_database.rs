@@ -1,6 +1,6 @@
 //! A database with the extension in it, and short words for what the tests of the fence do there.
 
-use pg_test::{ensure, Context, Database, Lab, Result, Session};
+use pg_test::{ensure, Database, Lab, Result, Session};
 use std::ops::{Deref, DerefMut};
 
 /// A table that most tests write to: one row, `id` 1.
@@ -50,13 +50,6 @@ impl TestDatabase {
     /// Acquires a lease, which must be free, for an hour.
     pub fn grant(&mut self, name: &str) -> Result<i64> {
         self.one("SELECT lease_acquire($1, 'test', '1 h')", &[&name])
-    }
-
-    /// Ends whatever grant there is and acquires the lease.
-    pub fn take_over(&mut self, name: &str) -> Result<i64> {
-        let closing: Option<i64> = self.one("SELECT lease_revoke($1)", &[&name])?;
-        closing.context("there was nothing to take over")?;
-        self.grant(name)
     }
 
     /// A token of a lease that matters to no table.
