@@ -39,6 +39,7 @@
 //! | `b: disconnect` | its next step connects anew |
 //! | `role app other` | roles that may log in: `$app` is the name, `app:` a session of its |
 //! | `each x, y` | the rows below it, `\| 1 \| a`, are taken one by one for the steps below them |
+//! | `steps name`, `play name` | the steps below it get a name; they are played, with the values of then |
 //! | `full …`, `lite …`, `from 17 …`, `until 16 …` | the step `…`, for that edition alone, for these versions of PostgreSQL |
 //!
 //! | `restart`, `crash` | the test's own server is stopped, or killed, and started again; sessions connect anew |
@@ -111,6 +112,9 @@ enum What {
         rows: Vec<Vec<String>>,
         steps: Vec<Step>,
     },
+    /// Steps that have a name, and that they are played.
+    Steps(String, Vec<Step>),
+    Play(String),
     Define(String, String),
     Roles(Vec<String>),
     /// A table with a fence, and a hole in it.

@@ -103,7 +103,9 @@ fn step(head: &Line, body: &[Line]) -> Result<Step> {
         _ => (Only::Everywhere, text),
     };
     let hole = text.strip_prefix("owner: ").unwrap_or(text).strip_prefix("hole ");
+    let named = text.strip_prefix("steps ").filter(|name| is_name(name));
     let what = match (text.strip_prefix("each "), hole) {
+        _ if named.is_some() => What::Steps(named.unwrap_or_default().to_owned(), steps(body)?),
         (Some(names), _) => each(head, names, body)?,
         (_, Some(built)) => hole_of(!text.starts_with("owner: "), built, body),
         _ => {
@@ -168,6 +170,7 @@ fn what(text: &str) -> Result<What> {
         return Ok(What::Define(name, value));
     }
     match text.split_once(' ').unwrap_or((text, "")) {
+        ("play", name) if is_name(name) => return Ok(What::Play(name.to_owned())),
         ("stage", "") => return Ok(What::Stage(None)),
         ("restart", "") => return Ok(What::Server(ServerStep::Restart)),
         ("crash", whose) if whose.is_empty() || is_name(whose) => {

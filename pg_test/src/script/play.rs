@@ -19,6 +19,8 @@ struct Player<'a> {
     sessions: BTreeMap<String, (Option<String>, Background)>,
     /// The value of `$name`, and whether it was written in the script: in that other values may stand.
     values: BTreeMap<String, (String, bool)>,
+    /// The steps that have a name.
+    named: BTreeMap<String, &'a [Step]>,
     roles: BTreeSet<String>,
     lite: bool,
     /// The test's own, and those of its processes that stand still.
@@ -41,6 +43,7 @@ pub fn play(
         patience,
         sessions: BTreeMap::new(),
         values: BTreeMap::new(),
+        named: BTreeMap::new(),
         roles: BTreeSet::new(),
         lite: test.lite,
         server,
@@ -61,8 +64,8 @@ pub fn play(
     Ok(())
 }
 
-impl Player<'_> {
-    fn steps(&mut self, path: &str, steps: &[Step]) -> Result<()> {
+impl<'a> Player<'a> {
+    fn steps(&mut self, path: &str, steps: &'a [Step]) -> Result<()> {
         for step in steps {
             let is_for_us = match step.only {
                 Only::Everywhere => true,
@@ -82,6 +85,12 @@ impl Player<'_> {
                         self.steps(path, steps)
                             .with_context(|| format!("{path}:{}: with {row:?}", step.line))?;
                     }
+                }
+                What::Steps(name, steps) => drop(self.named.insert(name.clone(), steps)),
+                What::Play(name) => {
+                    let at = || format!("{path}:{}: {name}", step.line);
+                    let steps = *self.named.get(name).with_context(at)?;
+                    self.steps(path, steps).with_context(at)?;
                 }
                 What::Define(name, text) => {
                     self.values.insert(name.clone(), (text.clone(), true));

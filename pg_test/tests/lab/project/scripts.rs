@@ -67,6 +67,9 @@ const STEPS: &[(&str, &str)] = &[
     ("from 15 SELECT 1 => 2", "got: 1"),
     ("until 99 SELECT 1 => 2", "got: 1"),
     ("from 99 SELECT 1 => 2\n  until 14 SELECT 1 => 2", ""),
+    ("steps s\n    x = SELECT $x + 1\n    SELECT $x => $y\n  x := 1\n  y := 2\n  play s\n  y := 3\n  play s", ""),
+    ("steps s\n    SELECT 1 => 2\n  play s", "t.script:4: s\nt.script:3\nSELECT 1"),
+    ("play s", "t.script:2: s"),
     // Tried out, and again and again.
     ("CREATE TABLE t (n int)\n  try INSERT INTO t VALUES (1) ;; TABLE t => 1\n  TABLE t => (no row)", ""),
     ("try SELECT 1 ;; SELECT 2 => 1", "got: 2"),
