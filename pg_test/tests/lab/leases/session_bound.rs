@@ -4,10 +4,9 @@
 use crate::support::concurrency::{
     is_woken, nothing_is_left, token_of, undisturbed_server, waiting, Waiter, WAIT,
 };
-use nix::sys::signal::Signal;
 use pg_test::cable::Cable;
 use pg_test::pooler::{Mode, Pooler};
-use pg_test::process::{signal, wait_until, PATIENCE};
+use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Context, Database, Lab, Result, Session, Worker};
 use std::fs;
 
@@ -155,36 +154,6 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
         wait_until("the session is gone", PATIENCE, || {
             admin.granted(&left(worker)).is_ok_and(|left| left == 0)
         })?;
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn a_restart_and_a_crash_end_it(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().start()?;
-    let db = Database::with_extension(cluster.conninfo("postgres"))?;
-    for crash in [false, true] {
-        let mut holder = db.connect()?;
-        let token = holder.granted(ACQUIRE)?;
-        // This commit waits for the disk, so the crash leaves what was before it, too.
-        let plain = holder.acquire("plain", "1 h")?;
-        if crash {
-            let mut witness = db.connect()?;
-            signal(holder.pid(), Signal::SIGKILL)?;
-            wait_until("the server has noticed", PATIENCE, || witness.run("SELECT 1").is_err())?;
-            wait_until("the server is back", PATIENCE, || {
-                db.connect().is_ok_and(|mut s| s.run("SELECT 1").is_ok())
-            })?;
-        } else {
-            cluster.restart()?;
-        }
-        let mut other = db.connect()?;
-        abandoned(&mut other, token)?;
-        ensure!(other.speaks("plain", plain)?, "the other lease lives on");
-        other.release("plain", plain)?.expect("held");
-        let next = other.acquire("job", "1 h")?;
-        ensure!(next > token);
-        other.release("job", next)?.expect("held");
     }
     Ok(())
 }

@@ -1,45 +1,8 @@
-//! Backends and servers that die in the middle.
+//! A backend that is terminated in the middle. Servers that stop or crash: crashes.script.
 
 use super::shown;
-use nix::sys::signal::Signal;
 use pg_test::process::PATIENCE;
 use pg_test::{ensure, lab_test, process, Background, Calls, Lab, Result};
-
-#[lab_test]
-fn after_a_restart_or_a_crash_counting_begins_anew(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().start()?;
-    cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
-    let ends =
-        ["restart", "backend killed", "server killed", "backend killed again", "restart again"];
-    for end in ends {
-        let mut session = cluster.connect("postgres")?;
-        session.acquire(end, "1 h")?;
-        session.refused("SELECT lease_guard('x', 1)", "PF004")?;
-        let mut open = cluster.connect("postgres")?;
-        open.run("BEGIN; SELECT lease_acquire('open')")?;
-        let before = shown(&mut session)?;
-        ensure!(before == "grants 1, refused_pf004 1", "before {end}: {before}");
-        if end.starts_with("restart") {
-            cluster.restart()?;
-        } else if end.starts_with("server") {
-            cluster.kill9()?;
-            cluster.start()?;
-        } else {
-            process::signal(open.pid(), Signal::SIGKILL)?;
-            process::wait_until("the server has started again", PATIENCE, || {
-                let again = cluster.connect("postgres");
-                again.is_ok_and(|mut again| {
-                    again.truth("SELECT stats_reset IS NULL FROM fence.stats").unwrap_or(false)
-                })
-            })?;
-        }
-        let mut session = cluster.connect("postgres")?;
-        ensure!(session.truth("SELECT stats_reset IS NULL FROM fence.stats")?, "{end}");
-        ensure!(shown(&mut session)?.is_empty(), "{end}");
-        ensure!(session.rows("SELECT * FROM fence.refusals")?.is_empty(), "{end}");
-    }
-    Ok(())
-}
 
 #[lab_test]
 fn a_session_that_is_terminated_has_counted(lab: &Lab) -> Result<()> {
