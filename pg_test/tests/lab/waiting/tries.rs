@@ -1,47 +1,7 @@
-//! The writes of a try that loses (wait = 0), and the leases of another database. The rest is in tries.script.
+//! The log of a try that loses (wait = 0), and the leases of another database. The rest is in tries.script.
 
 use pg_test::cluster::Builder;
-use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
-
-/// Sessions of two callers; a wait of the second is an error.
-fn pair(db: &pg_test::Database) -> Result<(Session, Session)> {
-    let patience = db.conninfo().set("lock_timeout", "10s").set("statement_timeout", "20s");
-    Ok((db.connect()?, patience.connect()?))
-}
-
-/// A session whose guard keeps `guarded` taken, though its grant is over.
-fn guarding(db: &pg_test::Database) -> Result<Session> {
-    let (mut guard, mut other) = (db.connect()?, db.connect()?);
-    let token = guard.granted("SELECT lease_acquire('guarded', 'me', '1 h')")?;
-    guard.run(&format!("BEGIN; SELECT lease_guard('guarded', {token})"))?;
-    other.expire_now("guarded", token)?;
-    Ok(guard)
-}
-
-#[lab_test]
-fn a_losing_try_makes_no_row_version_and_draws_no_token(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let (mut holder, mut other) = pair(&db)?;
-    let _guard = guarding(&db)?;
-    holder.run("SELECT lease_acquire('held', 'me', '1 h')")?;
-    let state = "SELECT ctid, xmin, xmax, l.* FROM fence.lease l";
-    let before = (holder.rows(state)?, holder.last_token()?);
-    for _ in 0..20 {
-        other.nothing("SELECT lease_acquire('held')")?;
-        other.nothing("SELECT lease_acquire('held', 'you', reclaim => true)")?;
-        other.nothing("SELECT lease_acquire('guarded', 'me', reclaim => true)")?;
-    }
-    holder.run("BEGIN; SELECT lease_acquire('new')")?;
-    let drawn = holder.last_token()?;
-    for _ in 0..20 {
-        other.nothing("SELECT lease_acquire('new')")?;
-    }
-    ensure!(holder.last_token()? == drawn, "a losing try drew a token");
-    holder.run("ROLLBACK")?;
-    ensure!(holder.rows(state)? == before.0, "the row was touched");
-    ensure!(drawn == before.1 + 1, "a losing try drew a token");
-    Ok(())
-}
+use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result};
 
 #[lab_test]
 fn a_losing_try_writes_no_wal(lab: &Lab) -> Result<()> {
