@@ -1,8 +1,9 @@
-//! PostgreSQL, by pointer: small safe wrappers, each unsafe block with its reason. The only modules with `unsafe`;
-//! everything else in the extension is ordinary Rust over these.
+//! PostgreSQL, by pointer: small safe wrappers, each unsafe block with its reason. The only modules with `unsafe`,
+//! but for `encoding`; everything else in the extension is ordinary Rust over these.
 //!
 //! From the ground up: the modules of this folder, then [`call`], [`session`], [`locks`], [`state`] and
-//! [`fenced_table`]; at last `load`, which starts them. None names one that comes after it.
+//! [`fenced_table`]; at last `load`, which starts them. None names one that comes after it,
+//! but for `shared_memory`, which asks `call` for the message of an error.
 #![allow(unsafe_code)]
 
 pub mod compat;
