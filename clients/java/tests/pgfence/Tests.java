@@ -200,8 +200,7 @@ public final class Tests {
                 on.commit();
                 run(on, "CREATE TABLE undone ()");
             }));
-            equal(List.of(lost.inDoubt(), on.getAutoCommit(), status()), List.of(true, true, "paid"));
-            equal(value("SELECT to_regclass('undone') IS NULL"), "t");
+            equal(List.of(lost.inDoubt(), status(), value("SELECT to_regclass('undone') IS NULL")), List.of(true, "paid", "t"));
         }
     }
 
@@ -310,13 +309,12 @@ public final class Tests {
     public void notInstalledAndNotGranted() throws Exception {
         thrown(NotInstalled.class, () -> new Fence(URL).schema("else\"where").lease("job"));
         run(admin, "DROP ROLE IF EXISTS nobody_in_particular; CREATE ROLE nobody_in_particular LOGIN");
-        try (Fence other = new Fence(ADDRESS.replace("user=postgres", "user=nobody_in_particular"))) {
+        String nobodys = ADDRESS.replace("user=postgres", "user=nobody_in_particular");
+        try (Fence other = new Fence(nobodys); Connection on = DriverManager.getConnection("jdbc:" + nobodys)) {
             NotGranted error = thrown(NotGranted.class, () -> other.lease("job"));
             equal(error.getMessage().contains("fence_grant('nobody_in_particular')"), true);
-            try (Connection on = DriverManager.getConnection("jdbc:" + ADDRESS.replace("user=postgres", "user=nobody_in_particular"))) {
-                error = thrown(NotGranted.class, () -> other.adopted("job", 7).guard(on, () -> {}));
-                equal(error.getMessage().contains("fence_grant('nobody_in_particular', 'adopter')"), true);
-            }
+            error = thrown(NotGranted.class, () -> other.adopted("job", 7).guard(on, () -> {}));
+            equal(error.getMessage().contains("fence_grant('nobody_in_particular', 'adopter')"), true);
         }
         run(admin, "DROP ROLE nobody_in_particular");
     }
@@ -340,8 +338,7 @@ public final class Tests {
         try (Leases claimed = fence.claim(List.of("a", "b", "c"), 2, LONG)) {
             equal(claimed.stream().map(Holding::names).toList(), List.of(List.of("a"), List.of("b")));
             claimed.get(0).close();
-            equal(value(HELD), "1");
-            equal(fence.claim(List.of(), 2, LONG).size(), 0);
+            equal(List.of(value(HELD), fence.claim(List.of(), 2, LONG).size()), List.of("1", 0));
         }
         CountDownLatch stop = new CountDownLatch(1);
         equal(fence.lead("job", Duration.ofSeconds(3), stop, lease -> equal(lease.isHeld(), true)), true);
