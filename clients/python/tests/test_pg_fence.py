@@ -402,6 +402,27 @@ class AsyncConnections(OnOrders, unittest.IsolatedAsyncioTestCase):
                             await arun(connection, "SELECT pg_sleep(60)")
                 await asyncio.sleep(0)
 
+    async def test_a_loss_that_meets_the_commit_is_in_doubt(self) -> None:
+        self.admin.execute("""CREATE OR REPLACE FUNCTION hangs() RETURNS trigger LANGUAGE plpgsql AS
+            $$BEGIN PERFORM pg_advisory_xact_lock_shared(7); RETURN NULL; END$$; SELECT pg_advisory_lock(7);
+            CREATE CONSTRAINT TRIGGER hangs AFTER UPDATE ON orders DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION hangs()""")
+
+        def revoke() -> None:
+            hangs = "SELECT 1 FROM pg_locks WHERE locktype = 'advisory' AND objid = 7 AND NOT granted"
+            with contextlib.closing(psycopg.connect(URL, autocommit=True)) as other:
+                while other.execute(hangs).fetchone() is None:
+                    time.sleep(0.05)
+                other.execute("SELECT lease_revoke('order:7')")
+
+        async with pg_fence.AsyncFence(URL) as fence, ASYNC_KINDS["asyncpg"]() as connection:
+            with self.assertRaises(pg_fence.LeaseLost) as raised:
+                async with fence.lease("order:7", ttl=LONG, wait=LONG) as lease:
+                    threading.Thread(target=revoke).start()
+                    async with lease.guard(connection):
+                        await arun(connection, PAY)
+            self.assertTrue(raised.exception.in_doubt)
+        self.admin.execute("SELECT pg_advisory_unlock(7)")
+
     async def test_anothers_cancellation_stays_one_and_the_wrong_with_is_named(self) -> None:
         async with pg_fence.AsyncFence(URL) as fence:
             async with fence.lease("order:7") as lease:
