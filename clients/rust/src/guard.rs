@@ -304,7 +304,10 @@ impl<T: Open> Guarded<T> {
         // A renewal would tell that they are locked, or gone.
         self.under.is_releasing = true;
         self.under.grants.iter().for_each(|grant| grant.rest(true));
-        let count = self.count("lease_release(x.name, x.token)").await.map_err(told_of_commit)?;
+        let count = self.count("lease_release(x.name, x.token)").await.map_err(|error| {
+            // No commit is on its way yet: any other error leaves no doubt.
+            if error.has_state("25P02") { told_of_commit(error) } else { error }
+        })?;
         let Under { keeper, grants, of: (names, _), .. } = &self.under;
         if count < names.len() as i64 {
             keeper.end(grants, Reason::Gone);
