@@ -2,13 +2,16 @@
 //! programs of `orm/` that use them.
 
 use crate::client::Conninfo;
-use crate::clients::languages::java;
+use crate::clients::languages::{java, typescript};
 use crate::process::output_of;
+use crate::rundir::RunDir;
 use crate::setup::{self, Package};
 use crate::source_tree::{source_root, target_dir};
 use anyhow::{Context, Result};
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::ErrorKind;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
@@ -45,6 +48,28 @@ pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<Strin
     command.env("NODE_PATH", home.join("node_modules"));
     let (port, name) = database.place();
     output_of(command.arg(path).arg(port.to_string()).arg(name))
+}
+
+/// A program in a page, among its libraries and with our client in its language; its arguments follow.
+pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Command> {
+    let home = fetch(runtime)?;
+    Ok(match runtime {
+        Runtime::Python(_) => {
+            let mut python = rundir.command(home.join("bin/python"));
+            python.args(["-c", source]).env("PYTHONPATH", source_root().join("clients/python/src"));
+            python
+        }
+        Runtime::Node(_) => {
+            match symlink(typescript::build()?, home.join("node_modules/pg_fence")) {
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
+                _ => {}
+            }
+            let mut node = rundir.command("node");
+            // The first argument stands for the name of its file.
+            node.args(["--input-type=module", "--eval", source, "page"]).current_dir(home);
+            node
+        }
+    })
 }
 
 /// The parts of Hibernate in Debian, below `/usr/share/java`.

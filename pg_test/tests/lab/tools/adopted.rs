@@ -1,24 +1,24 @@
 //! Locks that others grant, adopted here: etcd's, ZooKeeper's, Redis's, and a lease of another pg_fence. A real holder is
 //! frozen until its lock has passed on, and comes back. The programs are those of the pages in `docs/recipes/adopt`.
 
-automod::dir!(pub "tests/lab/tools/adopted");
-
-use crate::support::program::{self, Program};
+use crate::support::program::{Holder, Shown};
 use pg_test::clients::cable::Cable;
 use pg_test::orm::{self, Runtime};
 use pg_test::process::{output_of, wait_until, PATIENCE};
 use pg_test::service::{self, Service};
 use pg_test::setup::{self, Package};
-use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Conninfo, Context, Database, Lab, Result, Session};
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
-use work::{Reader, Work};
 
 const REDIS: Runtime = Runtime::Python(&["redis==8.1.0", "psycopg[binary]==3.3.9"]);
 const KAZOO: Runtime = Runtime::Python(&["kazoo==2.11.0", "psycopg[binary]==3.3.9"]);
+
+const ETCD: Shown = Shown("docs/recipes/adopt/etcd.md", "sh", "");
+const REDIS_LOCK: Shown = Shown("docs/recipes/adopt/redis.md", "python", "");
+const ZOOKEEPER: Shown = Shown("docs/recipes/adopt/zookeeper.md", "python", "");
+const SCHEDULER: Shown = Shown("docs/recipes/adopt/pg-fence.md", "sh", "");
 
 /// The tables that the programs write, and their fences.
 const TABLE: &str = "
@@ -36,19 +36,6 @@ struct Scene<'a> {
 
 /// A program for those databases, with that file as its work.
 type Start<'a> = Box<dyn Fn(&[Conninfo], &Path) -> Result<Command> + 'a>;
-
-/// A program that takes the lock, or waits for it.
-struct Holder {
-    program: Program,
-    work: Work,
-}
-
-impl Holder {
-    /// It has the lock, and has adopted its number everywhere.
-    fn is_at_work(&mut self) -> Result<Reader> {
-        self.work.is_asked_for(&mut self.program)
-    }
-}
 
 impl<'a> Scene<'a> {
     fn set(
@@ -71,15 +58,15 @@ impl<'a> Scene<'a> {
         self.databases.iter().map(Database::conninfo).collect()
     }
 
+    /// One that takes the lock, or waits for it.
     fn holder(&self) -> Result<Holder> {
-        self.holder_by(&self.conninfos())
+        Holder::start(self.lab, |work| (self.command)(&self.conninfos(), work))
     }
 
-    fn holder_by(&self, databases: &[Conninfo]) -> Result<Holder> {
-        let dir = self.lab.prefix().new_dir("work")?;
-        let work = Work::new(dir.join("body.txt"))?;
-        let program = Program::start((self.command)(databases, work.path())?)?;
-        Ok(Holder { program, work })
+    /// One that has the lock, and has adopted its number everywhere.
+    fn at_work(&self) -> Result<Holder> {
+        let mut holder = self.holder()?;
+        holder.is_at_work().map(|()| holder)
     }
 
     /// One that gets the lock and does not get to that database.
@@ -89,7 +76,7 @@ impl<'a> Scene<'a> {
         let cable = Cable::lay(port)?;
         cable.hold();
         databases[number] = databases[number].clone().port(cable.port());
-        let mut holder = self.holder_by(&databases)?;
+        let mut holder = Holder::start(self.lab, |work| (self.command)(&databases, work))?;
         wait_until("it has the lock, and connects", PATIENCE, || {
             cable.is_holding() || holder.program.has_ended()
         })
@@ -130,54 +117,47 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// Somebody takes the lock and does all of its work.
-    fn is_done(&self, body: &str) -> Result<()> {
-        let mut holder = self.holder()?;
-        holder.is_at_work()?.reads(body)?;
+    /// One that is at work ends it, and nothing but its result is there.
+    fn ends(&self, holder: &mut Holder, body: &str) -> Result<()> {
+        holder.reads(body)?;
         holder.program.ends_well()?;
         self.shows(body)
+    }
+
+    /// Its work comes too late.
+    fn comes_late(&self, holder: &mut Holder, words: &str) -> Result<()> {
+        let said = holder.program.leaves_with_failure()?;
+        ensure!(said.contains("PF001") && said.contains(words), "{said}");
+        self.shows("empty")
     }
 }
 
 /// Frozen in the middle of its work until its lock has passed on, it comes back while the next holder is at work.
 fn a_frozen_holder_writes_nothing(scene: &Scene) -> Result<()> {
-    let mut old = scene.holder()?;
-    let to_old = old.is_at_work()?;
+    let mut old = scene.at_work()?;
     let stale = scene.number()?;
     old.program.freeze()?;
-    let mut new = scene.holder()?;
-    let to_new = new.is_at_work()?;
+    let mut new = scene.at_work()?;
     let number = scene.number()?;
     ensure!(number > stale, "{number} after {stale}");
 
-    to_old.reads("by the frozen one")?;
+    old.reads("by the frozen one")?;
     old.program.thaw()?;
-    let said = old.program.leaves_with_failure(PATIENCE)?;
-    ensure!(said.contains("PF001") && said.contains("has had"), "{said}");
-    scene.shows("empty")?;
+    scene.comes_late(&mut old, "has had")?;
     scene.refuses(stale, "PF004")?;
-
-    to_new.reads("by the next")?;
-    new.program.ends_well()?;
-    scene.shows("by the next")?;
+    scene.ends(&mut new, "by the next")?;
     scene.refuses(stale, "PF001")
 }
 
 /// Frozen after it was granted the lock and before it has adopted its number in all places.
 fn a_holder_frozen_before_it_adopts_writes_nothing(scene: &Scene) -> Result<()> {
-    let last = scene.databases.len() - 1;
-    let (mut old, cable) = scene.kept_from(last)?;
+    let (mut old, cable) = scene.kept_from(scene.databases.len() - 1)?;
     old.program.freeze()?;
-    let mut new = scene.holder()?;
-    let to_new = new.is_at_work()?;
+    let mut new = scene.at_work()?;
     cable.let_through();
     old.program.thaw()?;
-    let said = old.program.leaves_with_failure(PATIENCE)?;
-    ensure!(said.contains("PF001") && said.contains("has had"), "{said}");
-    scene.shows("empty")?;
-    to_new.reads("by the next")?;
-    new.program.ends_well()?;
-    scene.shows("by the next")
+    scene.comes_late(&mut old, "has had")?;
+    scene.ends(&mut new, "by the next")
 }
 
 /// Until the next holder has adopted its number nothing is known of it here.
@@ -187,22 +167,20 @@ fn until_the_next_holder_adopts_the_older_one_writes(scene: &Scene) -> Result<()
     let (mut new, next_to_adopt) = scene.kept_from(0)?;
     to_adopt.let_through();
     old.program.thaw()?;
-    old.is_at_work()?.reads("by the frozen one")?;
-    old.program.ends_well()?;
-    scene.shows("by the frozen one")?;
+    old.is_at_work()?;
+    scene.ends(&mut old, "by the frozen one")?;
     // It has read nothing yet.
     next_to_adopt.let_through();
-    new.is_at_work()?.reads("by the next")?;
-    new.program.ends_well()?;
-    scene.shows("by the next")
+    new.is_at_work()?;
+    scene.ends(&mut new, "by the next")
 }
 
 /// Frozen in the middle of a transaction that has written: the next one waits until that has ended.
 fn the_next_holder_waits_for_a_frozen_transaction(scene: &Scene) -> Result<()> {
     let [mut row, mut watcher] = [scene.databases[0].connect()?, scene.databases[0].connect()?];
     row.run("BEGIN; SELECT FROM reports FOR UPDATE")?;
-    let mut old = scene.holder()?;
-    old.is_at_work()?.reads("by the frozen one")?;
+    let mut old = scene.at_work()?;
+    old.reads("by the frozen one")?;
     seen(&mut watcher, "active", "%UPDATE reports%", row.pid())?;
     old.program.freeze()?;
     row.run("COMMIT")?;
@@ -212,13 +190,11 @@ fn the_next_holder_waits_for_a_frozen_transaction(scene: &Scene) -> Result<()> {
     scene.shows("empty")?;
     // As idle_in_transaction_session_timeout would.
     watcher.run(&format!("SELECT pg_terminate_backend({frozen})"))?;
-    let to_new = new.is_at_work()?;
+    new.is_at_work()?;
     old.program.thaw()?;
-    old.program.leaves_with_failure(PATIENCE)?;
+    old.program.leaves_with_failure()?;
     scene.shows("empty")?;
-    to_new.reads("by the next")?;
-    new.program.ends_well()?;
-    scene.shows("by the next")
+    scene.ends(&mut new, "by the next")
 }
 
 /// The pid of the session whose latest statement is like that, once it is in that state.
@@ -240,65 +216,27 @@ const STORIES: [fn(&Scene) -> Result<()>; 4] = [
     the_next_holder_waits_for_a_frozen_transaction,
 ];
 
-/// A program of a page: the page, its language, its file.
-type Shown = (&'static str, &'static str, &'static str);
-
-const ETCD: Shown = ("etcd.md", "sh", "etcd.sh");
-const REDIS_LOCK: Shown = ("redis.md", "python", "redis_lock.py");
-const ZOOKEEPER: Shown = ("zookeeper.md", "python", "zookeeper.py");
-const SCHEDULER: Shown = ("pg-fence.md", "sh", "scheduler.sh");
-
-fn file(shown: Shown) -> PathBuf {
-    source_root().join("pg_test/tests/lab/tools/adopted").join(shown.2)
-}
-
-#[lab_test]
-fn the_pages_show_the_programs_that_run(_: &Lab) -> Result<()> {
-    for shown @ (page, language, name) in [ETCD, REDIS_LOCK, ZOOKEEPER, SCHEDULER] {
-        let text = fs::read_to_string(source_root().join("docs/recipes/adopt").join(page))?;
-        let block = format!("```{language}\n{}```\n", fs::read_to_string(file(shown))?);
-        ensure!(text.contains(&block), "docs/recipes/adopt/{page} shows another {name}");
-    }
-    Ok(())
-}
-
 /// With the private psql.
-fn in_shell(lab: &Lab, mut command: Command) -> Command {
+fn in_shell(lab: &Lab, program: &str) -> Command {
+    let mut command = lab.rundir().command(program);
     let path = std::env::var("PATH").unwrap_or_default();
     command.env("PATH", format!("{}:{path}", lab.prefix().bin_dir().display()));
     command
 }
 
-fn in_python(lab: &Lab, runtime: Runtime, program: &Path) -> Result<Command> {
-    let mut command = lab.rundir().command(orm::fetch(runtime)?.join("bin/python"));
-    command.arg(program);
-    Ok(command)
-}
-
-/// A program like that of the page, but for those changes.
-fn changed(lab: &Lab, shown: Shown, changes: &[(&str, &str)]) -> Result<PathBuf> {
-    let program = lab.prefix().new_dir("changed")?.join(shown.2);
-    fs::write(&program, program::changed(fs::read_to_string(file(shown))?, changes)?)?;
-    Ok(program)
-}
-
 /// The scheduler's lease is in one database, its rows in two others. A lease ends after a second.
-fn schedulers(lab: &Lab) -> Result<Scene<'_>> {
-    schedulers_by(lab, file(SCHEDULER))
-}
-
-fn schedulers_by(lab: &Lab, program: PathBuf) -> Result<Scene<'_>> {
-    let leases = lab.database()?;
+fn schedulers<'a>(lab: &'a Lab, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
+    let (leases, program) = (lab.database()?, SCHEDULER.source(changes)?);
     Scene::set(lab, "scheduler", 2, move |shards, work| {
-        let mut command = in_shell(lab, lab.rundir().command("sh"));
-        command.arg(&program).arg(work).arg(leases.conninfo().to_string());
+        let mut command = in_shell(lab, "sh");
+        command.args(["-c", &program, "sh"]).arg(work).arg(leases.conninfo().to_string());
         command.args(shards.iter().map(Conninfo::to_string)).env("LEASE_SECONDS", "1");
         Ok(command)
     })
 }
 
 fn of_schedulers(lab: &Lab, story: fn(&Scene) -> Result<()>) -> Result<()> {
-    story(&schedulers(lab)?)
+    story(&schedulers(lab, &[])?)
 }
 
 cases![
@@ -313,30 +251,25 @@ cases![
 fn a_frozen_scheduler_that_adopts_nothing_writes_over_its_successor(lab: &Lab) -> Result<()> {
     let adopts = r#"$(sql --dbname "$shard" --command "SELECT lease_adopt('scheduler', $number, wait => '1 min')")"#;
     let guards = "SELECT lease_guard('scheduler', lease_adopt('scheduler', $number));\n";
-    let program = changed(lab, SCHEDULER, &[(adopts, "$number"), (guards, "")])?;
-    let scene = schedulers_by(lab, program)?;
+    let scene = schedulers(lab, &[(adopts, "$number"), (guards, "")])?;
     for mut session in scene.sessions()? {
         session.run("SELECT fence_unprotect('reports')")?;
     }
-    let mut old = scene.holder()?;
-    let to_old = old.is_at_work()?;
+    let mut old = scene.at_work()?;
     old.program.freeze()?;
-    scene.is_done("by the next")?;
-    to_old.reads("by the frozen one")?;
+    scene.ends(&mut scene.at_work()?, "by the next")?;
     old.program.thaw()?;
-    old.program.ends_well()?;
-    scene.shows("by the frozen one")
+    scene.ends(&mut old, "by the frozen one")
 }
 
 #[lab_test(slow)]
 fn a_frozen_holder_of_etcd_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     setup::ensure(&[Package::new("etcd-client", "/usr/bin/etcdctl")])?;
-    let etcd = service::etcd(lab.rundir(), &[])?;
+    let (etcd, program) = (service::etcd(lab.rundir(), &[])?, ETCD.source(&[])?);
     let command = |databases: &[Conninfo], work: &Path| {
-        let mut command = in_shell(lab, lab.rundir().command("etcdctl"));
+        let mut command = in_shell(lab, "etcdctl");
         command
-            .args(["lock", "--ttl", "5", "report-writer", "sh"])
-            .arg(file(ETCD))
+            .args(["lock", "--ttl", "5", "--", "report-writer", "sh", "-c", &program, "sh"])
             .arg(databases[0].to_string())
             .arg(work)
             .env("ETCDCTL_ENDPOINTS", format!("http://127.0.0.1:{}", etcd.port()));
@@ -345,32 +278,33 @@ fn a_frozen_holder_of_etcd_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     STORIES.iter().try_for_each(|story| story(&Scene::set(lab, "report-writer", 1, command)?))
 }
 
+/// A program in Python that is told the database, the service, and its work.
+fn in_python(
+    lab: &Lab,
+    runtime: Runtime,
+    program: String,
+    service: String,
+    seconds: u32,
+) -> Result<Scene<'_>> {
+    Scene::set(lab, "report-writer", 1, move |databases, work| {
+        let mut python = orm::command(lab.rundir(), runtime, &program)?;
+        python.arg(databases[0].to_string()).arg(&service).arg(work);
+        python.env("LEASE_SECONDS", seconds.to_string());
+        Ok(python)
+    })
+}
+
 #[lab_test(slow)]
 fn a_frozen_holder_of_zookeeper_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     let zookeeper = service::zookeeper(lab.rundir(), Duration::from_secs(1))?;
-    let command = |databases: &[Conninfo], work: &Path| {
-        let mut command = in_python(lab, KAZOO, &file(ZOOKEEPER))?;
-        command
-            .arg(databases[0].to_string())
-            .arg(format!("127.0.0.1:{}", zookeeper.port()))
-            .arg(work)
-            .env("LEASE_SECONDS", "5");
-        Ok(command)
-    };
-    STORIES.iter().try_for_each(|story| story(&Scene::set(lab, "report-writer", 1, command)?))
+    let place = format!("127.0.0.1:{}", zookeeper.port());
+    let scene = || in_python(lab, KAZOO, ZOOKEEPER.source(&[])?, place.clone(), 5);
+    STORIES.iter().try_for_each(|story| story(&scene()?))
 }
 
-fn redis_lock<'a>(lab: &'a Lab, redis: &'a Service, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
-    let program = changed(lab, REDIS_LOCK, changes)?;
-    Scene::set(lab, "report-writer", 1, move |databases, work| {
-        let mut command = in_python(lab, REDIS, &program)?;
-        command
-            .arg(databases[0].to_string())
-            .arg(format!("redis://127.0.0.1:{}", redis.port()))
-            .arg(work)
-            .env("LEASE_SECONDS", "3");
-        Ok(command)
-    })
+fn redis_lock<'a>(lab: &'a Lab, redis: &Service, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
+    let place = format!("redis://127.0.0.1:{}", redis.port());
+    in_python(lab, REDIS, REDIS_LOCK.source(changes)?, place, 3)
 }
 
 fn redis_cli(redis: &Service, command: &str) -> Result<()> {
@@ -378,6 +312,12 @@ fn redis_cli(redis: &Service, command: &str) -> Result<()> {
     let said = output_of(cli.args(["-p", &redis.port().to_string()]).args(command.split(' ')))?;
     ensure!(said.trim() == "OK", "{command}: {said}");
     Ok(())
+}
+
+/// As after a failover to a replica that has missed the later grants.
+fn counts(redis: &Service, number: u32) -> Result<()> {
+    redis_cli(redis, "FLUSHALL")?;
+    redis_cli(redis, &format!("SET {{report-writer}}:number {number}"))
 }
 
 #[lab_test(slow)]
@@ -390,26 +330,22 @@ fn a_frozen_holder_of_redis_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
 #[lab_test(slow)]
 fn numbers_of_a_redis_that_has_lost_its_counter_are_refused(lab: &Lab) -> Result<()> {
     let redis = service::redis(lab.rundir(), false)?;
-    redis_cli(&redis, "SET {report-writer}:number 40")?;
+    counts(&redis, 40)?;
     let scene = redis_lock(lab, &redis, &[])?;
-    scene.is_done("the forty-first")?;
+    scene.ends(&mut scene.at_work()?, "the forty-first")?;
     redis_cli(&redis, "FLUSHALL")?;
-    let refused = || -> Result<()> {
-        let said = scene.holder()?.program.leaves_with_failure(PATIENCE)?;
-        ensure!(said.contains("PF001") && said.contains("has had 41"), "{said}");
-        Ok(())
-    };
-    refused()?;
+    let said = scene.holder()?.program.leaves_with_failure()?;
+    ensure!(said.contains("PF001") && said.contains("has had 41"), "{said}");
     // The counter is set to what the name has had: nothing that is stale becomes valid.
     redis_cli(&redis, "SET {report-writer}:number 41")?;
-    scene.is_done("the forty-second")?;
+    scene.ends(&mut scene.at_work()?, "the forty-second")?;
     scene.refuses(41, "PF001")?;
     // Or the name is forgotten here: it begins with any number.
     redis_cli(&redis, "FLUSHALL")?;
     scene.databases[0]
         .connect()?
         .run("SELECT lease_revoke('report-writer'); SELECT lease_forget('report-writer')")?;
-    scene.is_done("the first again")?;
+    scene.ends(&mut scene.at_work()?, "the first again")?;
     ensure!(scene.number()? == 1);
     Ok(())
 }
@@ -418,49 +354,39 @@ fn numbers_of_a_redis_that_has_lost_its_counter_are_refused(lab: &Lab) -> Result
 #[lab_test(slow)]
 fn a_lost_grant_with_a_greater_number_ends_the_present_one(lab: &Lab) -> Result<()> {
     let redis = service::redis(lab.rundir(), false)?;
-    redis_cli(&redis, "SET {report-writer}:number 44")?;
+    counts(&redis, 44)?;
     let scene = redis_lock(lab, &redis, &[])?;
     let (mut lost, cable) = scene.kept_from(0)?;
     lost.program.freeze()?;
-    redis_cli(&redis, "FLUSHALL")?;
-    redis_cli(&redis, "SET {report-writer}:number 40")?;
-    let mut present = scene.holder()?;
-    let to_present = present.is_at_work()?;
+    counts(&redis, 40)?;
+    let mut present = scene.at_work()?;
     ensure!(scene.number()? == 41);
     cable.let_through();
     lost.program.thaw()?;
-    let to_lost = lost.is_at_work()?;
+    lost.is_at_work()?;
     ensure!(scene.number()? == 45);
-    to_present.reads("by the present one")?;
-    let said = present.program.leaves_with_failure(PATIENCE)?;
-    ensure!(said.contains("PF001") && said.contains("has had 45"), "{said}");
-    scene.shows("empty")?;
-    to_lost.reads("by the lost one")?;
-    lost.program.ends_well()?;
-    scene.shows("by the lost one")
+    present.reads("by the present one")?;
+    scene.comes_late(&mut present, "has had 45")?;
+    scene.ends(&mut lost, "by the lost one")
 }
 
 /// The replica has missed the last grant alone: the next holder gets the same number.
-fn two_holders_of_one_number(scene: &Scene, redis: &Service) -> Result<(Holder, Reader, Holder)> {
-    redis_cli(redis, "SET {report-writer}:number 40")?;
-    let mut first = scene.holder()?;
-    let to_first = first.is_at_work()?;
-    redis_cli(redis, "FLUSHALL")?;
-    redis_cli(redis, "SET {report-writer}:number 40")?;
-    Ok((first, to_first, scene.holder()?))
+fn two_holders_of_one_number(scene: &Scene, redis: &Service) -> Result<[Holder; 2]> {
+    counts(redis, 40)?;
+    let first = scene.at_work()?;
+    counts(redis, 40)?;
+    Ok([first, scene.holder()?])
 }
 
 #[lab_test(slow)]
 fn a_number_that_redis_grants_twice_is_used_by_one_holder(lab: &Lab) -> Result<()> {
     let redis = service::redis(lab.rundir(), false)?;
     let scene = redis_lock(lab, &redis, &[])?;
-    let (first, to_first, mut second) = two_holders_of_one_number(&scene, &redis)?;
-    let said = second.program.leaves_with_failure(PATIENCE)?;
+    let [mut first, mut second] = two_holders_of_one_number(&scene, &redis)?;
+    let said = second.program.leaves_with_failure()?;
     ensure!(said.contains("Redis has granted 41 twice"), "{said}");
-    to_first.reads("by the first")?;
-    first.program.ends_well()?;
-    scene.shows("by the first")?;
-    scene.is_done("by the third")
+    scene.ends(&mut first, "by the first")?;
+    scene.ends(&mut scene.at_work()?, "by the third")
 }
 
 /// Without the look at the holder nobody sees that there are two.
@@ -470,12 +396,8 @@ fn a_number_that_redis_grants_twice_is_used_by_both_who_do_not_look(lab: &Lab) -
     let release = r#"connection.execute("SELECT lease_release(%s, %s)", [LEASE, number])"#;
     let changes = [("if holder != me:", "if False:"), (release, "pass")];
     let scene = redis_lock(lab, &redis, &changes)?;
-    let (first, to_first, mut second) = two_holders_of_one_number(&scene, &redis)?;
-    let to_second = second.is_at_work()?;
-    to_second.reads("by the second")?;
-    second.program.ends_well()?;
-    scene.shows("by the second")?;
-    to_first.reads("by the first")?;
-    first.program.ends_well()?;
-    scene.shows("by the first")
+    let [mut first, mut second] = two_holders_of_one_number(&scene, &redis)?;
+    second.is_at_work()?;
+    scene.ends(&mut second, "by the second")?;
+    scene.ends(&mut first, "by the first")
 }

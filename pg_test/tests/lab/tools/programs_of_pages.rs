@@ -1,12 +1,11 @@
 //! Programs that pages show whole, run as they stand there.
 
-use crate::project::pages::page;
-use pg_test::markdown::blocks;
-use pg_test::orm::{fetch, Runtime, PYTHON};
+use crate::support::program::{Holder, Shown};
+use pg_test::orm::{self, Runtime, PYTHON};
 use pg_test::process::output_of;
-use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
+use pg_test::setup::{self, Package};
+use pg_test::{ensure, lab_test, Calls, Context, Database, Lab, Result};
 use std::fs;
-use std::process::Command;
 
 const NODE: Runtime = Runtime::Node(&["pg@8", "typescript@5", "@types/node@20", "@types/pg@8"]);
 
@@ -47,49 +46,37 @@ await work(globalThis.process.argv[2]!, "worker A", async (given) => {
 });
 "#;
 
-/// The first block of that mark on the page.
-fn program(path: &str, mark: &str) -> Result<String> {
-    let block = blocks(&page(path)?).into_iter().find(|block| block.mark == mark);
-    Ok(block.with_context(|| format!("{path} shows nothing in {mark}"))?.code)
-}
+const TABLE_OF_WORK: &str = "docs/recipes/work-table.md";
 
 fn in_python(lab: &Lab, db: &Database, code: &str) -> Result<()> {
-    let file = lab.prefix().new_dir("page")?.join("page.py");
-    fs::write(&file, code)?;
-    let mut python = lab.rundir().command(fetch(PYTHON)?.join("bin/python"));
-    output_of(python.arg(file).arg(db.conninfo().to_string())).map(drop)
+    let mut python = orm::command(lab.rundir(), PYTHON, code)?;
+    output_of(python.arg(db.conninfo().to_string())).map(drop)
 }
 
 /// The table of the page, and its three runs.
 fn table_of_work(lab: &Lab) -> Result<Database> {
     let db = lab.database()?;
-    let mut session = db.connect()?;
-    for block in blocks(&page("docs/recipes/work-table.md")?).iter().take(1) {
-        session.run(&block.code)?;
-    }
+    db.connect()?.run(&Shown(TABLE_OF_WORK, "sql", "CREATE TABLE").source(&[])?)?;
     Ok(db)
 }
 
 fn the_runs_are_done(db: &Database) -> Result<()> {
-    let runs = "SELECT string_agg(concat_ws(' ', input, state, result, attempts), ', ' ORDER BY id) FROM runs";
+    let runs = "SELECT string_agg(concat_ws(' ', input, state, result, attempts, error IS NULL), ', ' ORDER BY id) FROM runs";
     let told = db.connect()?.text(runs)?;
-    ensure!(told.as_deref() == Some("a done A 1, b failed 3, c done C 1"), "{told:?}");
-    ensure!(!db
-        .connect()?
-        .one::<bool>("SELECT bool_or(error IS NULL) FROM runs WHERE state = 'failed'", &[])?);
+    ensure!(told.as_deref() == Some("a done A 1 t, b failed 3 f, c done C 1 t"), "{told:?}");
     Ok(())
 }
 
 #[lab_test(slow)]
 fn the_least_heartbeat_keeps_its_lease_and_is_told_of_its_loss(lab: &Lab) -> Result<()> {
-    let code = program("docs/tutorial/orms-and-poolers.md", "python")?;
+    let code = Shown("docs/tutorial/orms-and-poolers.md", "python", "").source(&[])?;
     in_python(lab, &lab.database()?, &format!("{code}{KEEPS}"))
 }
 
 #[lab_test(slow)]
 fn the_worker_in_python_does_all_runs(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab)?;
-    let code = program("docs/recipes/work-table.md", "python")?;
+    let code = Shown(TABLE_OF_WORK, "python", "").source(&[])?;
     in_python(lab, &db, &format!("{code}{WORKS_IN_PYTHON}"))?;
     the_runs_are_done(&db)
 }
@@ -97,20 +84,86 @@ fn the_worker_in_python_does_all_runs(lab: &Lab) -> Result<()> {
 #[lab_test(slow)]
 fn the_worker_in_typescript_does_all_runs(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab)?;
-    let home = fetch(NODE)?;
+    let home = orm::fetch(NODE)?;
     // Beside its libraries, where they are found.
-    let file = home.join("page.mts");
-    fs::write(
-        &file,
-        format!("{}{WORKS_IN_TYPESCRIPT}", program("docs/recipes/work-table.md", "ts")?),
-    )?;
-    let mut compiler = Command::new("node");
-    compiler.arg(home.join("node_modules/typescript/bin/tsc")).arg(&file);
-    compiler.args(["--strict", "--module", "nodenext", "--target", "es2022", "--types", "node"]);
+    let code = Shown(TABLE_OF_WORK, "ts", "").source(&[])?;
+    fs::write(home.join("page.mts"), format!("{code}{WORKS_IN_TYPESCRIPT}"))?;
+    let mut compiler = lab.rundir().command("node");
+    compiler.args(["node_modules/typescript/bin/tsc", "page.mts", "--strict", "--types", "node"]);
+    compiler.args(["--module", "nodenext", "--target", "es2022"]);
     output_of(compiler.current_dir(&home))?;
     let conninfo = db.conninfo();
     let (port, name) = conninfo.place();
     let url = format!("postgresql://postgres@127.0.0.1:{port}/{name}");
     output_of(lab.rundir().command("node").arg(home.join("page.mjs")).arg(url))?;
     the_runs_are_done(&db)
+}
+
+/// The page's name for the slow part of the work, and what reads a file there.
+type Slow = (&'static str, &'static str);
+
+/// It writes under its lease, is told where the lease is taken, and is refused once it has lost it.
+fn keeps_to_its_lease(
+    lab: &Lab,
+    shown: Shown,
+    packages: &[Package],
+    [program, option]: [&str; 2],
+    (slow, reads): Slow,
+) -> Result<()> {
+    setup::ensure(packages)?;
+    let code = shown.source(&[(slow, &format!("{reads}\n{slow}"))])?;
+    let code = code.trim_start_matches("<?php");
+    let cluster = lab.builder().start()?;
+    let mut session = cluster.connect("postgres")?;
+    session.run(
+        "CREATE EXTENSION pg_fence; CREATE TABLE orders (id bigint PRIMARY KEY, status text);
+         INSERT INTO orders VALUES (7, 'new'); SELECT fence_protect('orders', lease => 'order:{id}');
+         CREATE ROLE app LOGIN; SELECT fence_grant('app'); GRANT SELECT, UPDATE ON orders TO app",
+    )?;
+    let start = || {
+        Holder::start(lab, |work| {
+            let mut command = lab.rundir().command(program);
+            let (host, port) = ("127.0.0.1", cluster.port());
+            let dsn = format!("pgsql:host={host};port={port};dbname=postgres;user=app");
+            command.args([option, code]).env("WORK", work).env("PDO_DSN", dsn);
+            command.env("DATABASE_URL", format!("postgresql://app@{host}:{port}/postgres"));
+            Ok(command)
+        })
+    };
+    let at_work = || start().and_then(|mut holder| holder.is_at_work().map(|()| holder));
+    let status = "SELECT status FROM orders";
+
+    let mut lost = at_work()?;
+    let (_, said) = start()?.program.ends()?;
+    ensure!(said.contains("is taken"), "{said}");
+    session.run("SELECT lease_revoke('order:7')")?;
+    let token = session.acquire("order:7", "1 h")?;
+    lost.reads("")?;
+    let (is_well, said) = lost.program.ends()?;
+    ensure!(said.contains("is lost") || !is_well && said.contains("does not speak"), "{said}");
+    ensure!(session.text(status)?.as_deref() == Some("new"), "{said}");
+    session.release("order:7", token)?.context("held")?;
+
+    let mut holder = at_work()?;
+    holder.reads("")?;
+    let (is_well, said) = holder.program.ends()?;
+    ensure!(is_well, "{said}");
+    ensure!(session.text(status)?.as_deref() == Some("paid"), "{said}");
+    ensure!(session.text("SELECT state FROM fence.leases")?.as_deref() == Some("free"), "{said}");
+    Ok(())
+}
+
+#[lab_test(slow)]
+fn programs_without_a_client_of_ours_keep_to_their_leases(lab: &Lab) -> Result<()> {
+    let ruby = [Package::new("ruby-pg", "/usr/lib/ruby/vendor_ruby/pg.rb")];
+    let shown = Shown("docs/tutorial/languages/ruby.md", "ruby", "");
+    let slow = ("# the slow work", "File.read(ENV['WORK'])");
+    keeps_to_its_lease(lab, shown, &ruby, ["ruby", "-e"], slow).context("Ruby")?;
+    let php = [
+        Package::new("php-cli", "/usr/bin/php"),
+        Package::new("php-pgsql", "/usr/share/doc/php-pgsql"),
+    ];
+    let shown = Shown("docs/tutorial/languages/php.md", "php", "");
+    let slow = ("// the slow work", "file_get_contents(getenv('WORK'));");
+    keeps_to_its_lease(lab, shown, &php, ["php", "-r"], slow).context("PHP")
 }
