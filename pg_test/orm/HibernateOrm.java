@@ -1,4 +1,4 @@
-// Hibernate on a managed table: prints one line a step, what was tried and what became of it.
+// Hibernate on a managed table: it fails where something else comes of a step than it says.
 
 import java.sql.SQLException;
 import java.time.Duration;
@@ -57,19 +57,19 @@ public class HibernateOrm {
         for (Class<? extends Row> kind : List.of(Plain.class, Mapped.class)) {
             String who = kind.getSimpleName().toLowerCase();
             Row row = read(kind);
-            step(who + ": the holder saves", () -> save(row, 1, held));
-            step(who + ": it saves the same object again", () -> save(row, 2, held));
+            step(who + ": the holder saves", () -> save(row, 1, held), "done");
+            step(who + ": it saves the same object again", () -> save(row, 2, held), "done");
             Row older = read(kind);
-            step(who + ": it saves what it has read", () -> save(read(kind), 3, held));
-            step(who + ": it saves an older version", () -> save(older, 4, held));
-            step(who + ": who has only read saves", () -> save(read(kind), 5, null));
+            step(who + ": it saves what it has read", () -> save(read(kind), 3, held), "done");
+            step(who + ": it saves an older version", () -> save(older, 4, held), "another version");
+            step(who + ": who has only read saves", () -> save(read(kind), 5, null), "PF002");
         }
-        say("the fence is the token", () -> ((Mapped) read(Mapped.class)).fence == held.token());
+        same("the token", held.token(), read(Mapped.class).fence);
         query("SELECT 1 FROM lease_revoke('order:1')");
         Lease next = fence.lease("order:1", options);
-        step("the stale worker saves the right version", () -> save(read(Plain.class), 6, held));
-        step("the next holder saves", () -> save(read(Plain.class), 7, next));
-        say("the row", () -> read(Plain.class).v + " " + read(Plain.class).version);
+        step("the stale worker saves the right version", () -> save(read(Plain.class), 6, held), "PF004");
+        step("the next holder saves", () -> save(read(Plain.class), 7, next), "done");
+        same("the row", "7 8", read(Plain.class).v + " " + read(Plain.class).version);
         fence.close();
         factory.close();
     }
@@ -113,11 +113,13 @@ public class HibernateOrm {
         session.close();
     }
 
-    static void say(String what, Callable<?> value) throws Exception {
-        System.out.println(what + ": " + value.call());
+    static void same(String what, Object wanted, Object is) {
+        if (!wanted.equals(is)) {
+            throw new AssertionError(what + ": " + is);
+        }
     }
 
-    static void step(String what, Callable<?> work) throws Exception {
+    static void step(String what, Callable<?> work, String comes) throws Exception {
         String outcome = "done";
         try {
             work.call();
@@ -126,7 +128,7 @@ public class HibernateOrm {
         } catch (RuntimeException error) {
             outcome = stateOf(error);
         }
-        System.out.println(what + ": " + outcome);
+        same(what, comes, outcome);
     }
 
     static String stateOf(Throwable error) {

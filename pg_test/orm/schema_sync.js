@@ -1,5 +1,6 @@
-// TypeORM's synchronize and Sequelize's sync on fenced tables: prints what each would do to the fence, or has done.
+// What TypeORM's synchronize and Sequelize's sync would do to the fence, or have done.
 
+const assert = require("assert");
 const { DataSource, EntitySchema } = require("typeorm");
 const { DataTypes, Sequelize } = require("sequelize");
 
@@ -21,8 +22,8 @@ const proposed = async (columns) => {
 };
 
 (async () => {
-  console.log("TypeORM, not mapped:", await proposed(columns));
-  console.log("TypeORM, mapped:", await proposed({ ...columns, fence }));
+  assert.equal(await proposed(columns), 'ALTER TABLE "orders" DROP COLUMN "fence"');
+  assert.equal(await proposed({ ...columns, fence }), 'COMMENT ON COLUMN "orders"."fence" IS NULL');
 
   const run = [];
   const db = new Sequelize({
@@ -37,12 +38,12 @@ const proposed = async (columns) => {
     return `columns ${row.columns}, triggers ${row.triggers > 0 ? "some" : "none"}`;
   };
   await db.sync();
-  console.log("Sequelize, sync:", await fences());
+  assert.equal(await fences(), "columns 1, triggers some");
   await db.sync({ alter: { drop: false } });
-  console.log("Sequelize, sync with alter, without drop:", await fences());
+  assert.equal(await fences(), "columns 1, triggers some");
   await db.sync({ alter: true });
-  console.log("Sequelize, sync with alter:", await fences());
+  assert.equal(await fences(), "columns 0, triggers some");
   await db.sync({ force: true });
-  console.log("Sequelize, sync with force:", await fences());
+  assert.equal(await fences(), "columns 0, triggers none");
   await db.close();
 })().catch((error) => { console.error(error); process.exit(1); });
