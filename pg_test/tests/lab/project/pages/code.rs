@@ -23,16 +23,22 @@ fn all_pages() -> Result<Vec<String>> {
 #[lab_test]
 fn every_block_of_every_page_is_run_or_says_why_not(_: &Lab) -> Result<()> {
     let mut there: BTreeMap<(String, String), usize> = BTreeMap::new();
+    let mut understood = 0;
     for path in all_pages()? {
         for block in blocks(&page(&path)?) {
-            let played = block.mark == "sql" && examples::RUN.contains(&&*path);
-            let understood =
-                || block.code.lines().all(|line| understand(line).is_ok_and(|known| known));
-            if !(played || block.mark == "sh" && understood()) {
+            let mut is_held = block.mark == "sql" && examples::RUN.contains(&&*path);
+            if block.mark == "sh" {
+                let lines = block.code.lines().map(|line| understand(line).context(path.clone()));
+                let known = lines.collect::<Result<Vec<_>>>()?;
+                understood += known.iter().filter(|known| **known).count();
+                is_held = !known.contains(&false);
+            }
+            if !is_held {
                 *there.entry((path.clone(), block.mark)).or_default() += 1;
             }
         }
     }
+    ensure!(understood > 40, "only {understood} commands were found");
     let (mut expected, tests): (BTreeMap<_, usize>, _) = (BTreeMap::new(), test_case::names()?);
     for [path, mark, count, held] in told()? {
         *expected.entry((path.text, mark.text)).or_default() += count.text.parse::<usize>()?;
@@ -107,29 +113,6 @@ fn finds_tests(arguments: &[&str]) -> Result<()> {
     let others = arguments.iter().filter(|word| **word != "--list");
     let listed = output_of(program.args(others).arg("--list"))?;
     ensure!(!listed.trim().is_empty(), "it finds no test");
-    Ok(())
-}
-
-#[lab_test]
-fn every_command_of_the_laboratory_is_understood(_: &Lab) -> Result<()> {
-    let mut understood = 0;
-    for path in all_pages()? {
-        for block in blocks(&page(&path)?).iter().filter(|block| block.mark == "sh") {
-            for line in block.code.lines() {
-                understood += usize::from(understand(line).context(path.clone())?);
-            }
-        }
-    }
-    ensure!(understood > 40, "only {understood} commands were found");
-    for bad in [
-        "cargo run -- chaos --minute 60",
-        "cargo run -- demon",
-        "cargo test --test lab -- no_such_test",
-        "cargo test --test modl",
-    ] {
-        ensure!(understand(bad).is_err(), "understood: {bad}");
-    }
-    ensure!(!understand("docker run -it debian")?);
     Ok(())
 }
 

@@ -1,14 +1,13 @@
 //! Every SQL example of every page does what it says: each page is one test, on a server of its own.
 
 use super::example::{self, Step, Then};
-use super::{page, pages};
+use super::page;
 use pg_test::background::Outcome;
-use pg_test::markdown;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
 
-/// One test a page.
+/// One test a page. (Blocks of SQL on any other page have to be explained in `code.md`.)
 macro_rules! pages {
     ($($page:ident = $path:literal),* $(,)?) => {
         pub const RUN: &[&str] = &[$($path),*];
@@ -48,9 +47,6 @@ pages![
     troubleshooting = "docs/reference/errors.md",
     wrappers = "docs/tutorial/wrappers.md",
 ];
-
-/// Pages whose examples need more than a server; tests of the tools beside which they run play them.
-const RUN_ELSEWHERE: &[&str] = &["docs/operations/citus.md", "docs/recipes/work-table.md"];
 
 /// The sessions of the workers in the examples, and what they have kept.
 struct Page {
@@ -173,70 +169,4 @@ pub fn play(path: &str, conninfo: Conninfo) -> Result<()> {
     ensure!(!blocks.is_empty(), "{path} has no example");
     let mut page = Page::new(path, conninfo);
     blocks.iter().try_for_each(|block| page.block(block))
-}
-
-#[lab_test]
-fn no_page_with_an_example_is_left_out(_: &Lab) -> Result<()> {
-    let (mut with, mut blocks) = (Vec::new(), 0);
-    for path in pages()? {
-        let text = page(&path)?;
-        // Any other mark would hide an example from the tests.
-        for mark in markdown::blocks(&text).into_iter().map(|block| block.mark) {
-            ensure!(
-                [
-                    "sql", "sh", "text", "python", "js", "rust", "ts", "ruby", "php", "csharp",
-                    "elixir"
-                ]
-                .contains(&&*mark),
-                "{path}: a block of {mark:?}"
-            );
-        }
-        let found = example::blocks(&text, u32::MAX)?.len();
-        blocks += found;
-        if found > 0 {
-            with.push(path);
-        }
-    }
-    with.sort();
-    let mut run = [RUN, RUN_ELSEWHERE].concat();
-    run.sort_unstable();
-    ensure!(with == run, "pages with examples: {with:?}; run: {run:?}");
-    ensure!(blocks > 40, "only {blocks} blocks were found");
-    Ok(())
-}
-
-#[lab_test]
-fn a_wrong_result_in_an_example_is_seen(lab: &Lab) -> Result<()> {
-    let db = lab.bare_database()?;
-    let passes = |sql: &str| -> Result<bool> {
-        let blocks = example::blocks(&format!("```sql\n{sql}\n```\n"), u32::MAX)?;
-        let mut page = Page::new("these lines", db.conninfo());
-        Ok(blocks.iter().all(|block| page.block(block).is_ok()))
-    };
-    for good in [
-        "SELECT 1, NULL, ';';\n-- 1 | NULL | ;",
-        "SELECT 34 AS a \\gset\n\nSELECT :a::text || ':a';\n-- 34:a",
-        "SELECT 1 WHERE false;\n-- (0 rows)",
-        "SELECT 1/0;\n-- ERROR:  22012: division…",
-        "SELECT 'SELECT 1' \\gexec",
-        "SELECT 1;\n\n-- prose",
-        "SELECT pg_advisory_lock(7);\n\n-- worker B\nSELECT pg_advisory_lock(7)::text || 'mine';\n-- waits\n-- mine\n\n\
-         -- worker A\nSELECT pg_advisory_unlock(7);\n-- t",
-    ] {
-        ensure!(passes(good)?, "refused: {good}");
-    }
-    for bad in [
-        "SELECT 1;\n-- 2",
-        "SELECT 1;\n-- 1\n-- 1",
-        "SELECT 1;\n-- (0 rows)",
-        "SELECT 1;\n-- ERROR:  22012: division by zero",
-        "SELECT 1/0;",
-        "SELECT 1/0;\n-- ERROR:  22003: …",
-        "SELECT 1/0;\n-- ERROR:  22012: …\n-- HINT:  …",
-        "SELECT 1;\n-- waits",
-        "SELECT 'SELECT 1/0' \\gexec",
-    ] {
-        ensure!(!passes(bad)?, "accepted: {bad}");
-    }
-    Ok(())
 }

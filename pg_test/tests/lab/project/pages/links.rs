@@ -21,24 +21,6 @@ fn every_link_has_a_target(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-#[lab_test]
-fn a_wrong_link_is_seen(_: &Lab) -> Result<()> {
-    for good in ["LICENSE", "docs", "#install", "docs/tutorial/concepts.md#how-it-works"] {
-        follow("README.md", good).context(good)?;
-    }
-    follow("docs/tutorial/concepts.md", "../../README.md#install")?;
-    for bad in
-        ["LICENCE", "#no-such-section", "docs/tutorial/concepts.md#install", "docs#install", "/etc"]
-    {
-        ensure!(follow("README.md", bad).is_err(), "followed: {bad}");
-    }
-    ensure!(
-        follow("docs/tutorial/concepts.md", "docs/tutorial/concepts.md").is_err(),
-        "links start at their page"
-    );
-    Ok(())
-}
-
 /// A newcomer reads the first page as a whole.
 #[lab_test]
 fn the_first_page_is_short(_: &Lab) -> Result<()> {
