@@ -55,6 +55,11 @@ impl Conninfo {
         self
     }
 
+    /// The role that it connects as.
+    pub fn role(&self) -> &str {
+        &self.user
+    }
+
     pub fn dbname(mut self, dbname: &str) -> Conninfo {
         self.dbname = dbname.to_owned();
         self

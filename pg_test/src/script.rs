@@ -20,7 +20,8 @@
 //! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
 //! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
 //! from it), and `server max_connections=40` for a server of its own, with these settings, `clock` for one whose clock can be
-//! stepped. A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it names:
+//! stepped; `command` for the command `pg_fence`: left out where that was never built. A step is one line; what is indented more
+//! belongs to it. It is played in a superuser's session, or in that which it names:
 //!
 //! | step | means |
 //! | --- | --- |
@@ -32,7 +33,7 @@
 //! | `x := text` | `$x` is this text, in which other values may stand |
 //! | `try SQL ;; PROBE => …` | in a transaction of its own that is rolled back; what comes is of the probe, if there is one and the SQL has not failed |
 //! | `until SQL => …` | again and again, until that comes |
-//! | `b: SQL` | in a session named `b`, which is opened when it is first named; `b as app:`, as that role |
+//! | `b: SQL` | in a session named `b`, which is opened when it is first named; `b as app:`, as that role; `b on x:`, in that database |
 //! | `b: SQL waits`, `… waits for c` | it must wait for a lock or in the queue, held up by the session `c` |
 //! | `b: still waits`, `b: woken => …`, `b: x = woken` | it has not ended; it has, or does now, and this comes of it |
 //! | `b: notices => … / …` | what its last statement said besides, in order: severity, SQLSTATE and words, as of an error; or `none` |
@@ -40,6 +41,10 @@
 //! | `role app other` | roles that may log in: `$app` is the name, `app:` a session of its |
 //! | `each x, y` | the rows below it, `\| 1 \| a`, are taken one by one for the steps below them |
 //! | `steps name`, `play name` | the steps below it get a name; they are played, with the values of then |
+//! | `at once` | below it `\| 8 \| SQL`: so many sessions run it side by side to its end, without an error; `$n` is the number of each |
+//! | `rounds := 250` | `$rounds` is this, or what `PG_FENCE_RACE_ROUNDS` says |
+//! | `sh COMMANDS` | in a shell, up to the first that fails; as `b: sh …`, `psql` connects as the role `b`. What is left in the background ends with the test |
+//! | `sh … => 75\|out\|words … more` | its exit code, output and words of its errors: `*` or nothing is any, `''` none; `x = sh …`, `$x` is its output |
 //! | `full …`, `lite …`, `from 17 …`, `until 16 …` | the step `…`, for that edition alone, for these versions of PostgreSQL |
 //!
 //! | `restart`, `crash` | the test's own server is stopped, or killed, and started again; sessions connect anew |
@@ -54,6 +59,7 @@
 pub mod holes;
 mod parse;
 mod play;
+mod shell;
 mod shown;
 
 use crate::clock::Clock;
@@ -85,6 +91,8 @@ pub struct Test {
     server: Option<Vec<(String, String)>>,
     /// Whether the clock of that can be stepped.
     clock: bool,
+    /// Whether it is of the command `pg_fence`.
+    command: bool,
     path: String,
     setup: Arc<Vec<Step>>,
     steps: Vec<Step>,
@@ -116,6 +124,9 @@ enum What {
     Steps(String, Vec<Step>),
     Play(String),
     Define(String, String),
+    /// How many sessions, and what they run.
+    AtOnce(Vec<(String, String)>),
+    Shell(Option<String>, String, Wanted),
     Roles(Vec<String>),
     /// A table with a fence, and a hole in it.
     Stage(Option<Hole>),
@@ -123,6 +134,7 @@ enum What {
     Do {
         session: String,
         role: Option<String>,
+        database: Option<String>,
         action: Action,
         wanted: Wanted,
     },
@@ -181,7 +193,7 @@ impl Test {
         let admin = cluster.conninfo("postgres");
         let is_bare = self.bare || self.lite;
         let make = if is_bare { Database::create } else { Database::with_extension };
-        play(self, &make(admin)?, server.as_ref(), PATIENCE)
+        play(lab, self, &make(admin)?, server.as_ref(), PATIENCE)
     }
 }
 

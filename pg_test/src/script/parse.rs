@@ -49,13 +49,15 @@ fn head_of(text: &str) -> Result<Test> {
         (Some("test"), Some(name)) if is_name(name) => name.to_owned(),
         _ => bail!("neither `setup` nor `test its_name`: {text}"),
     };
-    let (slow, from, bare, lite, server, clock, path, setup, steps) = Default::default();
-    let mut test = Test { name, slow, from, bare, lite, server, clock, path, setup, steps };
+    let (slow, from, bare, lite, server, clock, command, path, setup, steps) = Default::default();
+    let mut test =
+        Test { name, slow, from, bare, lite, server, clock, command, path, setup, steps };
     while let Some(word) = words.next() {
         match word {
             "slow" => test.slow = true,
             "bare" => test.bare = true,
             "lite" => test.lite = true,
+            "command" => test.command = true,
             "server" => {
                 let mut settings = Vec::new();
                 while let Some((name, value)) = words.peek().and_then(|word| word.split_once('=')) {
@@ -105,6 +107,7 @@ fn step(head: &Line, body: &[Line]) -> Result<Step> {
     let hole = text.strip_prefix("owner: ").unwrap_or(text).strip_prefix("hole ");
     let named = text.strip_prefix("steps ").filter(|name| is_name(name));
     let what = match (text.strip_prefix("each "), hole) {
+        _ if text == "at once" => What::AtOnce(at_once(head, body)?),
         _ if named.is_some() => What::Steps(named.unwrap_or_default().to_owned(), steps(body)?),
         (Some(names), _) => each(head, names, body)?,
         (_, Some(built)) => hole_of(!text.starts_with("owner: "), built, body),
@@ -138,6 +141,19 @@ fn each(head: &Line, names: &str, body: &[Line]) -> Result<What> {
     }
     ensure!(!rows.is_empty() && !own.is_empty(), "{}: it needs rows and steps", head.number);
     Ok(What::Each { names, rows, steps: own })
+}
+
+fn at_once(head: &Line, body: &[Line]) -> Result<Vec<(String, String)>> {
+    let mut rows = Vec::new();
+    for (head, body) in blocks(body)? {
+        let lines: Vec<&str> = [head.text].into_iter().chain(body.iter().map(|l| l.text)).collect();
+        let row = lines.join("\n");
+        let row = row.strip_prefix('|').and_then(|row| row.split_once(" | "));
+        let (count, sql) = row.with_context(|| format!("{}: no | 8 | SQL", head.number))?;
+        rows.push((count.trim().to_owned(), sql.trim().to_owned()));
+    }
+    ensure!(!rows.is_empty(), "{}: nobody at once", head.number);
+    Ok(rows)
 }
 
 fn hole_of(by_admin: bool, built: &str, body: &[Line]) -> What {
@@ -187,8 +203,11 @@ fn what(text: &str) -> Result<What> {
         ensure!(names.split_whitespace().all(is_name), "these are no names: {names}");
         return Ok(What::Roles(names.split_whitespace().map(str::to_owned).collect()));
     }
-    let (session, role, text) = session_of(text);
-    let (mut statement, outcome) = match expectation(text)? {
+    let Head { session, role, database, text } = session_of(text);
+    if let Some(shell) = shell(&session, text)? {
+        return Ok(shell);
+    }
+    let (mut statement, outcome) = match expectation(text, &["$$", "'", "\""])? {
         Some(at) => (text[..at].trim(), Some(text[at + 2..].trim().replace('\n', " "))),
         None => (text, None),
     };
@@ -217,7 +236,22 @@ fn what(text: &str) -> Result<What> {
         (_, wanted) => matches!(wanted, Wanted::Outcome(_)),
     };
     ensure!(fits, "what must come of it is left out, or there is nothing to come: {text}");
-    Ok(What::Do { session, role, action, wanted })
+    Ok(What::Do { session, role, database, action, wanted })
+}
+
+/// `sh …`, `x = sh …`
+fn shell(session: &str, text: &str) -> Result<Option<What>> {
+    let role = (!session.is_empty()).then(|| session.to_owned());
+    let (names, rest) = values_of(text).unwrap_or((Vec::new(), text));
+    let Some(commands) = rest.strip_prefix("sh ") else { return Ok(None) };
+    let (commands, wanted) = match expectation(commands, &["'", "\""])? {
+        Some(at) => {
+            (commands[..at].trim(), Wanted::Outcome(commands[at + 2..].trim().replace('\n', " ")))
+        }
+        None if names.is_empty() => (commands, Wanted::Success),
+        None => (commands, Wanted::Values(names)),
+    };
+    Ok(Some(What::Shell(role, commands.to_owned(), wanted)))
 }
 
 fn action(statement: &str) -> Result<Action> {
@@ -248,15 +282,26 @@ fn action(statement: &str) -> Result<Action> {
     })
 }
 
-/// `b: …` or `b as role: …`; else the session without a name.
-fn session_of(text: &str) -> (String, Option<String>, &str) {
+struct Head<'a> {
+    session: String,
+    role: Option<String>,
+    database: Option<String>,
+    text: &'a str,
+}
+
+/// `b: …`, `b as role: …`, `b on database: …` or both; else the session without a name.
+fn session_of(text: &str) -> Head<'_> {
     if let Some((head, rest)) = text.split_once(':') {
+        let (head, database) = head.split_once(" on ").map_or((head, None), |(h, d)| (h, Some(d)));
         let (name, role) = head.split_once(" as ").map_or((head, None), |(n, r)| (n, Some(r)));
-        if is_name(name) && role.is_none_or(is_name) && rest.starts_with([' ', '\n']) {
-            return (name.to_owned(), role.map(str::to_owned), rest.trim());
+        let is_one = |database: &str| !database.contains(char::is_whitespace);
+        let is_head = is_name(name) && role.is_none_or(is_name) && database.is_none_or(is_one);
+        if is_head && rest.starts_with([' ', '\n']) {
+            let (role, database) = (role.map(str::to_owned), database.map(str::to_owned));
+            return Head { session: name.to_owned(), role, database, text: rest.trim() };
         }
     }
-    (String::new(), None, text)
+    Head { session: String::new(), role: None, database: None, text }
 }
 
 /// `x, y = …`
@@ -266,12 +311,12 @@ fn values_of(statement: &str) -> Option<(Vec<String>, &str)> {
     names.iter().all(|name| is_name(name)).then(|| (names, rest.trim()))
 }
 
-/// Where the `=>` is that names no argument: outside of quotes and parentheses, which must all be closed.
-fn expectation(text: &str) -> Result<Option<usize>> {
+/// Where the `=>` is that names no argument: outside of these quotes and of parentheses, which must all be closed.
+fn expectation(text: &str, quotes: &[&'static str]) -> Result<Option<usize>> {
     let (mut quote, mut depth, mut at) = (None, 0, 0);
     while at < text.len() {
         let rest = &text[at..];
-        let mark = ["$$", "'", "\""].into_iter().find(|mark| rest.starts_with(mark));
+        let mark = quotes.iter().copied().find(|mark| rest.starts_with(mark));
         match (quote, mark) {
             (None, Some(_)) => quote = mark,
             (Some(_), Some(_)) if quote == mark => quote = None,

@@ -1,11 +1,14 @@
 //! Plays a test of a script.
 
 use super::holes::{self, AuditedDatabase, BOUND, LANDS, TABLE};
+use super::shell::Shell;
 use super::shown::{are, fault_shown, is, shown};
 use super::{Action, Finding, Hole, Only, Server, ServerStep, Step, Test, Wanted, What};
 use crate::background::{Background, Outcome};
+use crate::client::Conninfo;
 use crate::database::Database;
 use crate::edition;
+use crate::lab::Lab;
 use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
@@ -27,12 +30,16 @@ struct Player<'a> {
     server: Option<&'a Server>,
     frozen: Vec<i32>,
     audited: Option<AuditedDatabase>,
+    lab: &'a Lab,
+    with_command: bool,
+    shell: Option<Shell<'a>>,
 }
 
 /// Plays a test in a fresh database, on a server of its own if it needs one. Each outcome comes within `patience`, but for a wait, which has [`PATIENCE`].
 ///
 /// [`PATIENCE`]: crate::process::PATIENCE
 pub fn play(
+    lab: &Lab,
     test: &Test,
     database: &Database,
     server: Option<&Server>,
@@ -49,6 +56,9 @@ pub fn play(
         server,
         frozen: Vec::new(),
         audited: None,
+        lab,
+        with_command: test.command,
+        shell: None,
     };
     player.remember("db", database.name());
     if test.lite {
@@ -93,7 +103,16 @@ impl<'a> Player<'a> {
                     self.steps(path, steps).with_context(at)?;
                 }
                 What::Define(name, text) => {
-                    self.values.insert(name.clone(), (text.clone(), true));
+                    let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
+                    let text = asked.filter(|_| name == "rounds").unwrap_or(text.clone());
+                    self.values.insert(name.clone(), (text, true));
+                }
+                What::AtOnce(rows) => {
+                    self.at_once(rows).with_context(|| format!("{path}:{}", step.line))?;
+                }
+                What::Shell(role, text, wanted) => {
+                    self.shell(role.as_deref(), text, wanted)
+                        .with_context(|| format!("{path}:{}", step.line))?;
                 }
                 What::Roles(names) => names.iter().try_for_each(|name| self.role(name))?,
                 What::Stage(hole) => {
@@ -102,8 +121,10 @@ impl<'a> Player<'a> {
                 What::Server(what) => {
                     self.serve(what).with_context(|| format!("{path}:{}", step.line))?;
                 }
-                What::Do { session, role, action, wanted } => {
-                    self.act(session, role.as_deref(), action, wanted)
+                What::Do { session, role, database, action, wanted } => {
+                    let role = role.as_deref();
+                    self.open(session, role, database.as_deref())
+                        .and_then(|()| self.act(session, role, action, wanted))
                         .with_context(|| format!("{path}:{}", step.line))?;
                 }
             }
@@ -240,23 +261,71 @@ impl<'a> Player<'a> {
         self.filled_in(&text)
     }
 
+    /// Where the role connects, or that of this name, or else a superuser.
+    fn conninfo(&self, name: &str, role: Option<&str>) -> Result<Conninfo> {
+        let conninfo = self.database.conninfo();
+        match role.or(self.roles.get(name).map(String::as_str)) {
+            Some(role) => Ok(conninfo.user(&self.filled_in(&format!("${role}"))?)),
+            None => Ok(conninfo),
+        }
+    }
+
+    /// Opens the session in the database that is named, if one is and there is none yet.
+    fn open(&mut self, name: &str, role: Option<&str>, database: Option<&str>) -> Result<()> {
+        if let Some(database) = database.filter(|_| !self.sessions.contains_key(name)) {
+            let conninfo = self.conninfo(name, role)?.dbname(&self.filled_in(database)?);
+            self.connect(name, role, &conninfo)?;
+        }
+        Ok(())
+    }
+
+    fn connect(&mut self, name: &str, role: Option<&str>, conninfo: &Conninfo) -> Result<()> {
+        let mut session = Background::connect_once(conninfo)?;
+        session.waits_asleep |= self.lite;
+        let role = role.or(self.roles.get(name).map(String::as_str));
+        self.sessions.insert(name.to_owned(), (role.map(str::to_owned), session));
+        Ok(())
+    }
+
     /// The session of that name. It is opened as the role that is named, as the role of its own name, or as a superuser.
     fn session(&mut self, name: &str, role: Option<&str>) -> Result<&mut Background> {
-        let role = role.or(self.roles.get(name).map(String::as_str));
         if !self.sessions.contains_key(name) {
-            let conninfo = self.database.conninfo();
-            let conninfo = match role {
-                Some(role) => conninfo.user(&self.filled_in(&format!("${role}"))?),
-                None => conninfo,
-            };
-            let mut session = Background::connect_once(&conninfo)?;
-            session.waits_asleep |= self.lite;
-            self.sessions.insert(name.to_owned(), (role.map(str::to_owned), session));
+            self.connect(name, role, &self.conninfo(name, role)?)?;
         }
+        let role = role.or(self.roles.get(name).map(String::as_str));
         let (opened_as, session) = self.sessions.get_mut(name).expect("it was opened");
         let fits = role.is_none() || role == opened_as.as_deref();
         ensure!(fits, "{name} was opened as {opened_as:?}, and is not {role:?}");
         Ok(session)
+    }
+
+    /// Sessions that run these statements side by side.
+    fn at_once(&mut self, rows: &[(String, String)]) -> Result<()> {
+        let mut racers = Vec::new();
+        for (count, sql) in rows {
+            for _ in 0..self.filled_in(count)?.parse()? {
+                self.remember("n", &(racers.len() + 1).to_string());
+                let session = Background::connect_once(&self.database.conninfo())?;
+                racers.push((session, self.filled_in(sql)?));
+            }
+        }
+        racers.iter_mut().try_for_each(|(session, sql)| session.send(sql))?;
+        racers.iter_mut().try_for_each(|(session, _)| session.rows().map(drop))
+    }
+
+    fn shell(&mut self, role: Option<&str>, text: &str, wanted: &Wanted) -> Result<()> {
+        let (conninfo, text) = (self.conninfo(role.unwrap_or(""), None)?, self.filled_in(text)?);
+        let shell = match &mut self.shell {
+            Some(shell) => shell,
+            None => self.shell.insert(Shell::new(self.lab, self.with_command)?),
+        };
+        let ended = shell.run(&conninfo, &text, self.patience)?;
+        match wanted {
+            Wanted::Outcome(wanted) => return ended.judge(&text, &self.filled_in(wanted)?),
+            Wanted::Values(names) => self.remember(&names[0], &ended.out),
+            _ => {}
+        }
+        ended.judge(&text, "0")
     }
 
     fn act(

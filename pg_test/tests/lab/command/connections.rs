@@ -1,4 +1,4 @@
-//! Connections as users of libpq expect them: service file, password file, TLS with verification.
+//! Connections with service file, password file and TLS with verification, and to several servers. The rest is in connections.script.
 
 use pg_test::clients::cable::Cable;
 use pg_test::clients::command::stage::{program, Run, Stage};
@@ -118,47 +118,6 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
     Ok(())
 }
 
-#[lab_test]
-fn what_cannot_be_connected_to_is_named(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
-    let (port, dbname) = (lab.cluster().port().to_string(), stage.database().name());
-    let nobody = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
-    let says = |target: &str, words: &[&str]| -> Result<()> {
-        let mut command = lab.rundir().command(program()?);
-        let output = command.args(["-d", target, "leases"]).output()?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(words.iter().all(|word| said.contains(word)), "{target}: {said}");
-        ensure!(!output.status.success() && said.lines().count() == 1, "{said}");
-        Ok(())
-    };
-    let at = |place: &str| format!("{place} user=me dbname={dbname}");
-    says(
-        &at(&format!("host=127.0.0.1 port={nobody}")),
-        &["127.0.0.1", &nobody, "\"me\"", "refused"],
-    )?;
-    says(&at("host=/nowhere port=77"), &["/nowhere/.s.PGSQL.77", "\"me\""])?;
-    says(&at("host=no-such-host.invalid"), &["no-such-host.invalid", "5432", "\"me\""])?;
-    says(
-        &at(&format!("host=127.0.0.1 port={port}")),
-        &["127.0.0.1", &port, "\"me\"", "does not exist"],
-    )?;
-    Ok(())
-}
-
-#[lab_test]
-fn the_variables_and_the_socket_of_libpq_are_used(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
-    let cluster = lab.cluster();
-    let run = |host: &str| -> Result<()> {
-        let mut command = lab.rundir().command(program()?);
-        command.args(["run", "job", "--", "true"]).env("PGHOST", host);
-        command.env("PGPORT", cluster.port().to_string()).env("PGUSER", stage.role());
-        output_of(command.env("PGDATABASE", stage.database().name())).map(drop)
-    };
-    run("127.0.0.1")?;
-    run(&cluster.dir().display().to_string())
-}
-
 /// Each parameter of libpq is known here: what is not kept is refused by its name, as the command's own tests show.
 #[lab_test(slow)]
 fn every_parameter_of_libpq_has_its_meaning_here(_: &Lab) -> Result<()> {
@@ -176,26 +135,6 @@ fn every_parameter_of_libpq_has_its_meaning_here(_: &Lab) -> Result<()> {
         .collect();
     let libpq: Vec<&str> = known.lines().collect();
     ensure!(ours == libpq, "libpq has {libpq:?}, and the command {ours:?}");
-    Ok(())
-}
-
-/// The command refuses all that psql refuses, and says why.
-#[lab_test]
-fn protections_that_cannot_be_kept_are_refused_by_their_names(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
-    for variable in [
-        ("PGGSSENCMODE", "require"),
-        ("PGREQUIREPEER", "nobody"),
-        ("PGSSLCRL", "/none"),
-        ("PGSSLCRLDIR", "/none"),
-        ("PGREQUIREAUTH", "scram-sha-256"),
-    ] {
-        let (name, value) = variable;
-        let output =
-            stage.command().args(["run", "job", "--", "true"]).env(name, value).output()?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.status.code() == Some(64) && said.contains(name), "{output:?}");
-    }
     Ok(())
 }
 

@@ -61,29 +61,6 @@ fn of_alembics_one_migrates_and_a_frozen_one_is_refused(lab: &Lab) -> Result<()>
     one_migrates(lab, &ALEMBIC_TOOL)
 }
 
-/// A statement that waits has a snapshot, for which the holder's CREATE INDEX CONCURRENTLY would wait in turn.
-#[lab_test]
-fn one_that_waits_does_not_hold_up_the_index_of_the_one_that_migrates(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
-    stage.admin()?.run(&format!(
-        "CREATE TABLE customers (id bigint PRIMARY KEY, name text);
-         ALTER TABLE customers OWNER TO {0}; GRANT ALL ON SCHEMA public TO {0}",
-        stage.role()
-    ))?;
-    let script = "echo $$ > $DIR/pid; until [ -e $DIR/wanted ]; do sleep 0.05; done; \
-                  psql -qXv ON_ERROR_STOP=1 -c 'CREATE INDEX CONCURRENTLY by_name ON customers (name)'; \
-                  echo $? > $DIR/built; until [ -e $DIR/go ]; do sleep 0.05; done";
-    let first = stage.run("migrations --ttl 1m", script)?;
-    stage.pid("pid")?;
-    let mut second = stage.run("migrations --wait 1h", "exit 5")?;
-    stage.wait_for_line(1)?;
-    stage.touch("wanted")?;
-    ensure!(stage.file("built")? == "0" && !second.has_ended());
-    stage.touch("go")?;
-    first.ends_with(0)?;
-    second.ends_with(5).map(drop)
-}
-
 fn one_migrates(lab: &Lab, tool: &Tool) -> Result<()> {
     let libraries = orm::fetch(tool.libraries)?;
     let stage = Stage::new(lab)?;

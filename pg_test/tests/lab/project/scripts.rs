@@ -107,6 +107,23 @@ const STEPS: &[(&str, &str)] = &[
     ("bb: notices => none", "there is no session bb"),
     ("bb: disconnect", "there is no session bb"),
     ("a: SET application_name = 'x'\n  a: disconnect\n  a: SHOW application_name => lab", ""),
+    ("a on postgres: SELECT current_database() => postgres\n  a: SELECT current_database() => postgres", ""),
+    // Crowds and shells.
+    ("CREATE TABLE racers (n int)\n  at once\n    | 2 | INSERT INTO racers VALUES ($n)\n    | 1 | INSERT INTO racers\n        SELECT $n + 1\n  \
+      SELECT sum(n) FROM racers => 7", ""),
+    ("at once\n    | 2 | SELECT 1 / ($n - 2)", "division by zero"),
+    ("at once\n    | 2 SELECT 1", "t.script:3: no | 8 | SQL"),
+    ("rounds := 3\n  SELECT $rounds > 0 => t", ""),
+    ("x = sh echo 'a => b'; echo $(echo c)\n  sh echo \"$x\"; echo no >&2; exit 3 => 3|a => b / c|no", ""),
+    ("sh false", "wanted: 0\n  got: Some(1)||"),
+    ("sh false\n    true => 1", ""),
+    ("sh echo a | tr a b => 0|a", "got: Some(0)|b|"),
+    ("sh echo a >&2 => 0|''|b", "got: Some(0)||a"),
+    ("sh echo a >&2 => 0|''|''", "got: Some(0)||a"),
+    ("sh echo a => 0|''", "got: Some(0)|a|"),
+    ("sh sleep 100 & => 0|''|''", ""),
+    ("role shopper\n  shopper: sh psql -XAtc 'SELECT current_user' => 0|$shopper", ""),
+    ("x = sh echo a; exit 1", "wanted: 0\n  got: Some(1)|a|"),
     ("restart", "the test has no server of its own"),
     ("checkpoint", "the test has no server of its own"),
     ("clock 5", "the test has no server of its own"),
@@ -133,15 +150,21 @@ fn a_step_comes_to_what_it_says_or_the_test_fails(lab: &Lab) -> Result<()> {
         // A wait for what will never come is in vain, and no other.
         let is_vain = wanted.contains("within 1s") || *steps == "until SELECT 1 => 2";
         let patience = if is_vain { Duration::from_secs(1) } else { PATIENCE };
-        is_played(database, &format!("test t bare\n  {steps}\n"), wanted, patience)?;
+        is_played(lab, database, &format!("test t bare\n  {steps}\n"), wanted, patience)?;
     }
     Ok(())
 }
 
 /// The first test of the script fails with these words, or passes where there are none.
-fn is_played(database: &Database, text: &str, wanted: &str, patience: Duration) -> Result<()> {
+fn is_played(
+    lab: &Lab,
+    database: &Database,
+    text: &str,
+    wanted: &str,
+    patience: Duration,
+) -> Result<()> {
     let outcome = tests_of("t.script", text)
-        .and_then(|tests| play(tests.first().context("no test")?, database, None, patience));
+        .and_then(|tests| play(lab, tests.first().context("no test")?, database, None, patience));
     let got = match outcome {
         Ok(()) => String::new(),
         Err(error) => error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
@@ -161,7 +184,7 @@ fn the_example_is_as_it_says(lab: &Lab) -> Result<()> {
     let tests = tests_of("example.script", &text.join("\n"))?;
     ensure!(!tests.is_empty(), "it has no test");
     let database = lab.database()?;
-    tests.iter().try_for_each(|test| play(test, &database, None, PATIENCE))
+    tests.iter().try_for_each(|test| play(lab, test, &database, None, PATIENCE))
 }
 
 /// Of a hole that is there, with what is wrong in it as it is written: rows of findings, outcomes.
@@ -182,7 +205,7 @@ fn a_hole_is_as_it_is_written_or_the_test_fails(lab: &Lab) -> Result<()> {
         let text = format!(
             "test t\n  owner: hole ALTER TABLE orders\n      SET UNLOGGED\n    {found}\n    {more}\n"
         );
-        is_played(&lab.database()?, &text, wanted, PATIENCE)?;
+        is_played(lab, &lab.database()?, &text, wanted, PATIENCE)?;
     }
     Ok(())
 }
@@ -207,7 +230,7 @@ fn a_setup_is_what_the_tests_below_it_begin_with(lab: &Lab) -> Result<()> {
     let heads: Vec<_> = tests.iter().map(|test| (&*test.name, test.slow, test.from)).collect();
     ensure!(heads == [("a", true, 17), ("b", false, 0)], "{heads:?}");
     let database = lab.bare_database()?;
-    tests.iter().try_for_each(|test| play(test, &database, None, PATIENCE))?;
+    tests.iter().try_for_each(|test| play(lab, test, &database, None, PATIENCE))?;
     for text in [
         "test\n  SELECT 1",
         "test a fast\n  SELECT 1",

@@ -1,0 +1,102 @@
+//! Commands for a shell, in a folder of the test's own, where `psql` and the like find its database.
+
+use crate::client::Conninfo;
+use crate::clients::command::stage;
+use crate::lab::Lab;
+use crate::process::wait_until;
+use anyhow::{ensure, Context, Result};
+use nix::sys::signal::{killpg, Signal};
+use nix::unistd::Pid;
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::time::Duration;
+
+pub struct Shell<'a> {
+    lab: &'a Lab,
+    dir: PathBuf,
+    path: String,
+    /// Of each shell so far: what it has started may still run.
+    groups: Vec<Pid>,
+}
+
+pub struct Ended {
+    code: Option<i32>,
+    pub out: String,
+    err: String,
+}
+
+impl<'a> Shell<'a> {
+    /// `with_command`: one that finds `pg_fence`, too.
+    pub fn new(lab: &'a Lab, with_command: bool) -> Result<Shell<'a>> {
+        let mut places = vec![lab.prefix().bin_dir()];
+        if with_command {
+            places.push(stage::program()?.parent().context("it lies somewhere")?.to_owned());
+        }
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let path = std::env::join_paths(places.into_iter().chain(std::env::split_paths(&path)))?;
+        let dir = lab.prefix().new_dir("shell")?;
+        Ok(Shell { lab, dir, path: path.to_string_lossy().into_owned(), groups: Vec::new() })
+    }
+
+    /// Runs them until they end or one fails.
+    pub fn run(&mut self, conninfo: &Conninfo, text: &str, patience: Duration) -> Result<Ended> {
+        let file = |what: &str| self.dir.join(format!("{what}{}", self.groups.len()));
+        let (out, err) = (file(".out"), file(".err"));
+        let (port, dbname) = conninfo.place();
+        let mut command = self.lab.rundir().command("sh");
+        command.args(["-ec", text]).current_dir(&self.dir).process_group(0);
+        command.envs([("PATH", &*self.path), ("PGHOST", "127.0.0.1"), ("PGDATABASE", dbname)]);
+        command.env("PGUSER", conninfo.role()).env("PGPORT", port.to_string());
+        command.env("HOME", &self.dir).env_remove("PGOPTIONS").stdin(Stdio::null());
+        // Into files: what it has left behind would keep a pipe open.
+        let mut child = command.stdout(File::create(&out)?).stderr(File::create(&err)?).spawn()?;
+        self.groups.push(Pid::from_raw(child.id() as i32));
+        let mut status = None;
+        let ends = wait_until("the shell ends", patience, || {
+            status = child.try_wait().ok().flatten();
+            status.is_some()
+        });
+        let said = |path| Ok::<_, anyhow::Error>(fs::read_to_string(path)?.trim_end().to_owned());
+        let ended = Ended {
+            code: status.and_then(|status| status.code()),
+            out: said(out)?,
+            err: said(err)?,
+        };
+        ends.with_context(|| format!("{text}\n  said: {}", ended.shown())).map(|()| ended)
+    }
+}
+
+impl Drop for Shell<'_> {
+    fn drop(&mut self) {
+        for group in &self.groups {
+            let _ = killpg(*group, Signal::SIGKILL);
+        }
+    }
+}
+
+impl Ended {
+    /// Whether it is as wanted: `code|output|words … words of the errors`, of which the last may be left out.
+    pub fn judge(&self, text: &str, wanted: &str) -> Result<()> {
+        let mut cells = wanted.splitn(3, '|').map(str::trim);
+        let code = self.code.map(|code| code.to_string());
+        let mut fits = code.as_deref() == cells.next();
+        fits &= match cells.next() {
+            None | Some("*") => true,
+            Some(out) => out == self.out.replace('\n', " / ") || out == "''" && self.out.is_empty(),
+        };
+        fits &= match cells.next() {
+            Some("''") => self.err.is_empty(),
+            words => {
+                words.is_none_or(|words| words.split('…').all(|w| self.err.contains(w.trim())))
+            }
+        };
+        ensure!(fits, "{text}\n  wanted: {wanted}\n  got: {}", self.shown());
+        Ok(())
+    }
+
+    fn shown(&self) -> String {
+        format!("{:?}|{}|{}", self.code, self.out.replace('\n', " / "), self.err)
+    }
+}
