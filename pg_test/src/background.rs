@@ -164,7 +164,9 @@ impl Background {
             let waits_for = self.waits_for();
             let waits_for = waits_for.as_ref().map(|(kind, event)| (kind.as_str(), event.as_str()));
             let sleeps = waits_for == Some(("Timeout", "PgSleep")) && self.waits_asleep;
-            finished || sleeps || matches!(waits_for, Some(("Lock" | "Extension", _)))
+            // A commit that waits for a standby, too.
+            let is_blocked = matches!(waits_for, Some(("Lock" | "Extension", _) | (_, "SyncRep")));
+            finished || sleeps || is_blocked
         })?;
         Ok(!finished)
     }

@@ -18,9 +18,21 @@ static COUNTER: AtomicU32 = AtomicU32::new(0);
 impl Database {
     /// Makes an empty database on the server of `admin` (a superuser's way to it).
     pub fn create(admin: Conninfo) -> Result<Database> {
+        Database::create_as(admin, "")
+    }
+
+    fn create_as(admin: Conninfo, options: &str) -> Result<Database> {
         let name = format!("t{}", COUNTER.fetch_add(1, Ordering::Relaxed));
-        admin.connect()?.run(&format!("CREATE DATABASE {name}"))?;
+        admin.connect()?.run(&format!("CREATE DATABASE {name} {options}"))?;
         Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
+    }
+
+    /// Makes a database in that encoding, with the extension in it.
+    pub fn encoded(admin: Conninfo, encoding: &str) -> Result<Database> {
+        let of = format!("ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0");
+        let database = Database::create_as(admin, &of)?;
+        database.connect()?.run("CREATE EXTENSION pg_fence")?;
+        Ok(database)
     }
 
     /// Makes a database with the extension in it, in schema public.

@@ -19,9 +19,9 @@
 //!
 //! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
 //! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
-//! from it), and `server max_connections=40` for a server of its own, with these settings, `clock` for one whose clock can be
-//! stepped; `command` for the command `pg_fence`: left out where that was never built. A step is one line; what is indented more
-//! belongs to it. It is played in a superuser's session, or in that which it names:
+//! from it), `encoding LATIN1` of its database, and `server max_connections=40` for a server of its own, with these settings,
+//! `clock` for one whose clock can be stepped; `command` for the command `pg_fence`: left out where that was never built. A step
+//! is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it names:
 //!
 //! | step | means |
 //! | --- | --- |
@@ -33,13 +33,16 @@
 //! | `x := text` | `$x` is this text, in which other values may stand |
 //! | `try SQL ;; PROBE => …` | in a transaction of its own that is rolled back; what comes is of the probe, if there is one and the SQL has not failed |
 //! | `until SQL => …` | again and again, until that comes |
-//! | `b: SQL` | in a session named `b`, which is opened when it is first named; `b as app:`, as that role; `b on x:`, in that database |
+//! | `b: SQL` | in a session named `b`, which is opened when it is first named, or by a value; `b as app:`, as that role; `b on x:`, in that database |
 //! | `b: SQL waits`, `… waits for c` | it must wait for a lock or in the queue, held up by the session `c` |
 //! | `b: still waits`, `b: woken => …`, `b: x = woken` | it has not ended; it has, or does now, and this comes of it |
 //! | `b: notices => … / …` | what its last statement said besides, in order: severity, SQLSTATE and words, as of an error; or `none` |
 //! | `b: disconnect` | its next step connects anew |
+//! | `b: cancel`, `b: terminate` | its statement is cancelled, and says so; its server process is told to end, and is gone |
+//! | `b: freeze`, `b: thaw` | its server process stands still, and goes on |
 //! | `role app other` | roles that may log in: `$app` is the name, `app:` a session of its |
 //! | `each x, y` | the rows below it, `\| 1 \| a`, are taken one by one for the steps below them |
+//! | `within x` | the steps below it have to come in time: they are played with `$x` = 1, then 2, 4, … 64 until none fails; what fails ends their sessions |
 //! | `steps name`, `play name` | the steps below it get a name; they are played, with the values of then |
 //! | `at once` | below it `\| 8 \| SQL`: so many sessions run it side by side to its end, without an error; `$n` is the number of each |
 //! | `rounds := 250` | `$rounds` is this, or what `PG_FENCE_RACE_ROUNDS` says |
@@ -85,6 +88,8 @@ pub struct Test {
     pub from: u32,
     /// Whether its database is without the extension.
     bare: bool,
+    /// The encoding of its database, if not UTF-8.
+    encoding: String,
     /// Whether it is of the lite edition, whichever is judged.
     lite: bool,
     /// The settings of its own server, if it has one.
@@ -120,6 +125,8 @@ enum What {
         rows: Vec<Vec<String>>,
         steps: Vec<Step>,
     },
+    /// Steps that are played until they come in time.
+    Within(String, Vec<Step>),
     /// Steps that have a name, and that they are played.
     Steps(String, Vec<Step>),
     Play(String),
@@ -171,6 +178,10 @@ enum Action {
     Woken,
     Notices(String),
     Disconnect,
+    Cancel,
+    Terminate,
+    Freeze,
+    Thaw,
 }
 
 enum Wanted {
@@ -191,9 +202,15 @@ impl Test {
         };
         let cluster = server.as_ref().map_or(lab.cluster(), |server| &server.cluster);
         let admin = cluster.conninfo("postgres");
-        let is_bare = self.bare || self.lite;
-        let make = if is_bare { Database::create } else { Database::with_extension };
-        play(lab, self, &make(admin)?, server.as_ref(), PATIENCE)
+        let database = match (self.bare || self.lite, &*self.encoding) {
+            (true, _) => Database::create(admin)?,
+            (_, "") => Database::with_extension(admin)?,
+            (_, encoding) => Database::encoded(admin, encoding)?,
+        };
+        let played = play(lab, self, &database, server.as_ref(), PATIENCE);
+        // The database goes with its own server, whose processes may stand still.
+        drop(server);
+        played
     }
 }
 

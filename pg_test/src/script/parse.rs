@@ -49,9 +49,10 @@ fn head_of(text: &str) -> Result<Test> {
         (Some("test"), Some(name)) if is_name(name) => name.to_owned(),
         _ => bail!("neither `setup` nor `test its_name`: {text}"),
     };
-    let (slow, from, bare, lite, server, clock, command, path, setup, steps) = Default::default();
+    let (slow, from, bare, encoding, lite) = Default::default();
+    let (server, clock, command, path, setup, steps) = Default::default();
     let mut test =
-        Test { name, slow, from, bare, lite, server, clock, command, path, setup, steps };
+        Test { name, slow, from, bare, encoding, lite, server, clock, command, path, setup, steps };
     while let Some(word) = words.next() {
         match word {
             "slow" => test.slow = true,
@@ -70,6 +71,7 @@ fn head_of(text: &str) -> Result<Test> {
                 test.clock = true;
                 test.server.get_or_insert_default();
             }
+            "encoding" => test.encoding = words.next().context("which encoding?")?.to_owned(),
             "from" => test.from = words.next().context("from which version?")?.parse()?,
             _ => bail!("unknown word behind the name: {word}"),
         }
@@ -105,10 +107,10 @@ fn step(head: &Line, body: &[Line]) -> Result<Step> {
         _ => (Only::Everywhere, text),
     };
     let hole = text.strip_prefix("owner: ").unwrap_or(text).strip_prefix("hole ");
-    let named = text.strip_prefix("steps ").filter(|name| is_name(name));
     let what = match (text.strip_prefix("each "), hole) {
         _ if text == "at once" => What::AtOnce(at_once(head, body)?),
-        _ if named.is_some() => What::Steps(named.unwrap_or_default().to_owned(), steps(body)?),
+        _ if first == "steps" && is_name(rest) => What::Steps(rest.to_owned(), steps(body)?),
+        _ if first == "within" && is_name(rest) => What::Within(rest.to_owned(), steps(body)?),
         (Some(names), _) => each(head, names, body)?,
         (_, Some(built)) => hole_of(!text.starts_with("owner: "), built, body),
         _ => {
@@ -232,8 +234,10 @@ fn what(text: &str) -> Result<What> {
     let fits = match (&action, &wanted) {
         (Action::Run(_), _) => true,
         (Action::Woken, wanted) => !matches!(wanted, Wanted::Waits(_)),
-        (Action::StillWaits | Action::Disconnect, wanted) => matches!(wanted, Wanted::Success),
-        (_, wanted) => matches!(wanted, Wanted::Outcome(_)),
+        (Action::Try(..) | Action::Until(_) | Action::Notices(_), wanted) => {
+            matches!(wanted, Wanted::Outcome(_))
+        }
+        (_, wanted) => matches!(wanted, Wanted::Success),
     };
     ensure!(fits, "what must come of it is left out, or there is nothing to come: {text}");
     Ok(What::Do { session, role, database, action, wanted })
@@ -267,6 +271,10 @@ fn action(statement: &str) -> Result<Action> {
         "woken" => Action::Woken,
         "notices" => Action::Notices(String::new()),
         "disconnect" => Action::Disconnect,
+        "cancel" => Action::Cancel,
+        "terminate" => Action::Terminate,
+        "freeze" => Action::Freeze,
+        "thaw" => Action::Thaw,
         _ => {
             if let Some(text) = statement.strip_prefix("try ") {
                 match text.split_once(";;") {
@@ -295,7 +303,8 @@ fn session_of(text: &str) -> Head<'_> {
         let (head, database) = head.split_once(" on ").map_or((head, None), |(h, d)| (h, Some(d)));
         let (name, role) = head.split_once(" as ").map_or((head, None), |(n, r)| (n, Some(r)));
         let is_one = |database: &str| !database.contains(char::is_whitespace);
-        let is_head = is_name(name) && role.is_none_or(is_name) && database.is_none_or(is_one);
+        let is_ours = is_name(name.strip_prefix('$').unwrap_or(name));
+        let is_head = is_ours && role.is_none_or(is_name) && database.is_none_or(is_one);
         if is_head && rest.starts_with([' ', '\n']) {
             let (role, database) = (role.map(str::to_owned), database.map(str::to_owned));
             return Head { session: name.to_owned(), role, database, text: rest.trim() };

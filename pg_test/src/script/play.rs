@@ -8,6 +8,7 @@ use crate::background::{Background, Outcome};
 use crate::client::Conninfo;
 use crate::database::Database;
 use crate::edition;
+use crate::fault::Fault;
 use crate::lab::Lab;
 use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
@@ -29,6 +30,8 @@ struct Player<'a> {
     /// The test's own, and those of its processes that stand still.
     server: Option<&'a Server>,
     frozen: Vec<i32>,
+    /// Those of its sessions that stand still.
+    stopped: BTreeSet<i32>,
     audited: Option<AuditedDatabase>,
     lab: &'a Lab,
     with_command: bool,
@@ -55,6 +58,7 @@ pub fn play(
         lite: test.lite,
         server,
         frozen: Vec::new(),
+        stopped: BTreeSet::new(),
         audited: None,
         lab,
         with_command: test.command,
@@ -96,6 +100,7 @@ impl<'a> Player<'a> {
                             .with_context(|| format!("{path}:{}: with {row:?}", step.line))?;
                     }
                 }
+                What::Within(name, steps) => self.within(path, name, steps)?,
                 What::Steps(name, steps) => drop(self.named.insert(name.clone(), steps)),
                 What::Play(name) => {
                     let at = || format!("{path}:{}: {name}", step.line);
@@ -130,6 +135,27 @@ impl<'a> Player<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Plays the steps again and again, with more time each, until none of them fails. What was too late may have been kept
+    /// from being in time: by no more than a minute, and not for as long as patience lasts.
+    fn within(&mut self, path: &str, name: &str, steps: &'a [Step]) -> Result<()> {
+        let (mut seconds, since) = (1, Instant::now());
+        loop {
+            self.remember(name, &seconds.to_string());
+            let played = self.steps(path, steps);
+            if played.is_ok() || (seconds == 64 && since.elapsed() > self.patience) {
+                return played;
+            }
+            std::mem::take(&mut self.stopped).into_iter().try_for_each(process::resume)?;
+            for step in steps {
+                if let What::Do { session, .. } = &step.what {
+                    let session = self.filled_in(session)?;
+                    self.sessions.remove(&session);
+                }
+            }
+            seconds = 64.min(2 * seconds);
+        }
     }
 
     /// The server's major version.
@@ -335,7 +361,7 @@ impl<'a> Player<'a> {
         action: &Action,
         wanted: &Wanted,
     ) -> Result<()> {
-        let (patience, since) = (self.patience, Instant::now());
+        let (name, patience, since) = (&*self.filled_in(name)?, self.patience, Instant::now());
         let sql = match action {
             Action::Run(sql) | Action::Until(sql) | Action::Try(sql, _) => self.filled_in(sql)?,
             _ => String::new(),
@@ -344,9 +370,8 @@ impl<'a> Player<'a> {
             Action::Try(_, Some(probe)) => Some(self.filled_in(probe)?),
             _ => None,
         };
-        if matches!(action, Action::Notices(_) | Action::Disconnect) {
-            ensure!(self.sessions.contains_key(name), "there is no session {name}");
-        }
+        let may_open = matches!(action, Action::Run(_) | Action::Try(..) | Action::Until(_));
+        ensure!(may_open || self.sessions.contains_key(name), "there is no session {name}");
         let session = self.session(name, role)?;
         match action {
             Action::Run(_) => match wanted {
@@ -390,6 +415,32 @@ impl<'a> Player<'a> {
                 let said: Vec<String> = notices.iter().map(fault_shown).collect();
                 ensure!(are(&notices, &wanted), "notices\n  wanted: {wanted}\n  got: {said:?}");
                 Ok(())
+            }
+            Action::Cancel => {
+                session.cancel()?;
+                session.refused("57014").map(drop)
+            }
+            Action::Terminate => {
+                session.terminate()?;
+                let pid = session.pid();
+                wait_until("it is gone", PATIENCE, || !process::is_alive(pid))?;
+                if session.pending().is_some() {
+                    let outcome = session.outcome(patience)?;
+                    ensure!(outcome.as_ref().is_err_and(Fault::is_disconnect), "{outcome:?}");
+                }
+                self.sessions.remove(name);
+                Ok(())
+            }
+            Action::Freeze => {
+                let pid = session.pid();
+                self.stopped.insert(pid);
+                process::signal(pid, Signal::SIGSTOP)?;
+                wait_until("it stands still", PATIENCE, || process::is_stopped(pid))
+            }
+            Action::Thaw => {
+                let pid = session.pid();
+                self.stopped.remove(&pid);
+                process::resume(pid)
             }
             Action::Disconnect => {
                 ensure!(session.pending().is_none(), "it is at work: {:?}", session.pending());
@@ -468,6 +519,14 @@ impl<'a> Player<'a> {
             rest = behind;
         }
         Ok(filled + rest)
+    }
+}
+
+impl Drop for Player<'_> {
+    fn drop(&mut self) {
+        for pid in &self.stopped {
+            let _ = process::resume(*pid);
+        }
     }
 }
 

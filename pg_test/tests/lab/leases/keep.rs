@@ -1,9 +1,7 @@
-//! The heartbeat of a process: what needs threads and a crash. The rest is in keep.script.
+//! The heartbeat of a process: what needs threads. The rest is in keep.script.
 
 use crate::support::concurrency::{at_once, rounds, sessions};
-use nix::sys::signal::Signal;
-use pg_test::process::{self, wait_until, PATIENCE};
-use pg_test::{bail, ensure, lab_test, Background, Calls, Context, Lab, Result};
+use pg_test::{bail, ensure, lab_test, Calls, Context, Lab, Result};
 
 #[lab_test]
 fn ten_thousand_are_kept_in_as_many_calls_as_their_locks_take(lab: &Lab) -> Result<()> {
@@ -62,38 +60,5 @@ fn calls_of_one_instant_are_in_each_other_s_way_at_most(lab: &Lab) -> Result<()>
             ensure!(answer[0][0].as_deref() == Some("0"), "round {round}: {answer:?}");
         }
     }
-    Ok(())
-}
-
-#[lab_test]
-fn what_was_kept_before_a_crash_is_kept_though_nobody_was_told(lab: &Lab) -> Result<()> {
-    let cluster = lab.builder().start()?;
-    let mut local = cluster.connect("postgres")?;
-    local.run("CREATE EXTENSION pg_fence; SET synchronous_commit = local")?;
-    let (a, b) = (local.acquire("a", "1 h")?, local.acquire("b", "1 h")?);
-    // One that never answers: the commit is on disk, and the client waits for its answer.
-    cluster.configure(&[("synchronous_standby_names", "nobody")])?;
-    cluster.reload()?;
-    let keep_both = format!("lease_keep('{{a,b}}', ARRAY[{a}, {b}])");
-    let mut client = Background::connect(&cluster.conninfo("postgres"))?;
-    wait_until("who asks for a standby waits for it", PATIENCE, || {
-        if client.is_finished() {
-            let _ = client.rows();
-        }
-        let _ = client.send(&format!("SELECT * FROM {keep_both}"));
-        client.waits_for().is_some_and(|(_, event)| event == "SyncRep")
-    })?;
-    process::signal(client.pid(), Signal::SIGKILL)?;
-    wait_until("the server has started again", PATIENCE, || {
-        local.run("SELECT 1").is_err() && cluster.connect("postgres").is_ok()
-    })?;
-    let mut local = cluster.connect("postgres")?;
-    local.run("SET synchronous_commit = local")?;
-    let before = local.granted("SELECT min(renewals) FROM fence.leases")?;
-    let token = local.granted("SELECT max(token) FROM fence.leases")?;
-    ensure!(before >= 1 && local.speaks("a", a)? && local.speaks("b", b)?, "the commit is lost");
-    let kept =
-        format!("SELECT count(*) FROM {keep_both} WHERE outcome = 'kept' AND renewed > {token}");
-    ensure!(local.granted(&kept)? == 2, "what was kept is lost");
     Ok(())
 }

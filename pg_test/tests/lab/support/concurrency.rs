@@ -25,15 +25,6 @@ pub fn waiting(db: &Database, sql: &str) -> Result<Background> {
     Ok(session)
 }
 
-/// As [`waiting`], for a statement that waits for so many seconds at most.
-pub fn waiting_at_most(db: &Database, sql: impl Fn(u32) -> String) -> Result<Background> {
-    with_time_enough(|seconds| {
-        let mut session = Background::connect(&db.conninfo())?;
-        session.send(&sql(seconds))?;
-        Ok(session.blocks_or_ends()?.then_some(session))
-    })
-}
-
 /// The head of a queue looks by itself a second after it came, and not sooner; what comes sooner was woken.
 const LOOKS_AFTER: f64 = 0.98;
 
@@ -103,13 +94,6 @@ pub fn token_of(session: &mut Background) -> Result<i64> {
     Ok(text.unwrap_or_default().parse()?)
 }
 
-/// The session gets NULL.
-pub fn gets_nothing(session: &mut Background) -> Result<()> {
-    let rows = session.rows()?;
-    ensure!(rows.last().is_some_and(|row| row[0].is_none()), "{rows:?}, not NULL");
-    Ok(())
-}
-
 /// None of these has been served.
 pub fn still_wait<'a>(sessions: impl IntoIterator<Item = &'a mut Background>) -> Result<()> {
     for (i, session) in sessions.into_iter().enumerate() {
@@ -118,13 +102,6 @@ pub fn still_wait<'a>(sessions: impl IntoIterator<Item = &'a mut Background>) ->
         });
     }
     Ok(())
-}
-
-/// How often a process has gone to sleep, and so was woken up (voluntary context switches).
-pub fn sleeps(pid: i32) -> Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find_map(|l| l.strip_prefix("voluntary_ctxt_switches:"));
-    Ok(line.unwrap_or_default().trim().parse()?)
 }
 
 /// So many sessions, connected.

@@ -72,17 +72,6 @@ impl DerefMut for TestDatabase {
     }
 }
 
-/// A database with the table `orders`, each row bound to the lease `order:{id}`.
-pub fn bound(lab: &Lab) -> Result<TestDatabase> {
-    TestDatabase::orders(lab, "lease => 'order:{id}'")
-}
-
-/// Tries to acquire: is it granted?
-pub fn granted(session: &mut Session, name: &str) -> Result<bool> {
-    let token: Option<i64> = session.one("SELECT lease_acquire($1)", &[&name])?;
-    Ok(token.is_some())
-}
-
 /// The rows of a query on one line: `1|a 2|-`.
 pub fn shown(session: &mut Session, sql: &str) -> Result<String> {
     let rows = session.rows(sql)?;
