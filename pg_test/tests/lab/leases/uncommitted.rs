@@ -1,7 +1,7 @@
-//! Acquires that are not committed yet, on a standby and in another database. The rest is in uncommitted.script.
+//! Acquires that are not committed yet, on a standby. The rest is in uncommitted.script.
 
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Lab, Result, Session};
 
 /// A lease as it is shown, by the view as by the call: holder, state and whom it keeps out.
 fn shown(session: &mut Session, name: &str) -> Result<Vec<String>> {
@@ -15,18 +15,6 @@ fn shown(session: &mut Session, name: &str) -> Result<Vec<String>> {
     let by_call = by(format!("lease_info('{name}')"))?;
     ensure!(rows == by_call, "{rows:?} {by_call:?}");
     Ok(rows)
-}
-
-#[lab_test]
-fn another_database_has_leases_of_its_own(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut open = db.connect()?;
-    open.run("BEGIN; SELECT lease_acquire('a', 'me')")?;
-    let elsewhere = lab.database()?;
-    let mut elsewhere = elsewhere.connect()?;
-    ensure!(shown(&mut elsewhere, "a")?.is_empty());
-    ensure!(elsewhere.granted("SELECT count(*) FROM fence.leases")? == 0);
-    Ok(())
 }
 
 #[lab_test]

@@ -1,11 +1,8 @@
-//! Several sessions at once: in the queue one behind the other, or all at the same instant.
+//! Several sessions at once: in the queue one behind the other.
 
 pub use pg_test::calls::nothing_is_left;
-use pg_test::{
-    bail, ensure, Background, Cluster, Context, Database, Fault, Lab, Result, Rows, Session,
-};
+use pg_test::{bail, ensure, Background, Cluster, Context, Database, Lab, Result, Session};
 use std::str::FromStr;
-use std::sync::Barrier;
 use std::time::Duration;
 
 /// How many rounds: as many as `PG_FENCE_RACE_ROUNDS` says, or else so `few` that they are no burden every day.
@@ -102,43 +99,4 @@ pub fn still_wait<'a>(sessions: impl IntoIterator<Item = &'a mut Background>) ->
         });
     }
     Ok(())
-}
-
-/// So many sessions, connected.
-pub fn sessions(db: &Database, count: usize) -> Result<Vec<Session>> {
-    (0..count).map(|_| db.connect()).collect()
-}
-
-/// Has every session run its statement at the same instant; the outcomes in order.
-pub fn at_once(
-    sessions: &mut [Session],
-    sql: impl Fn(usize) -> String,
-) -> Vec<std::result::Result<Rows, Fault>> {
-    let start = Barrier::new(sessions.len());
-    std::thread::scope(|scope| {
-        let threads: Vec<_> = sessions
-            .iter_mut()
-            .enumerate()
-            .map(|(i, session)| {
-                let (sql, start) = (sql(i), &start);
-                scope.spawn(move || {
-                    start.wait();
-                    session.try_rows(&sql)
-                })
-            })
-            .collect();
-        threads.into_iter().map(|thread| thread.join().expect("it does not panic")).collect()
-    })
-}
-
-/// The tokens in these outcomes, none of which may be an error.
-pub fn tokens(outcomes: Vec<std::result::Result<Rows, Fault>>) -> Result<Vec<Option<i64>>> {
-    outcomes
-        .into_iter()
-        .map(|outcome| {
-            let rows = outcome?;
-            let text = rows.last().and_then(|row| row[0].clone());
-            Ok(text.map(|text| text.parse()).transpose()?)
-        })
-        .collect()
 }

@@ -8,9 +8,6 @@ pub const ORDERS: &str =
     "CREATE TABLE orders (id int PRIMARY KEY, v int NOT NULL DEFAULT 0, fence bigint); \
      INSERT INTO orders VALUES (1);";
 
-/// The present state of that row.
-pub const ROW: &str = "SELECT v, fence FROM orders WHERE id = 1";
-
 /// A database and a superuser's session in it.
 pub struct TestDatabase {
     session: Session,

@@ -1,4 +1,4 @@
-//! The log of a try that loses (wait = 0), and the leases of another database. The rest is in tries.script.
+//! The log of a try that loses (wait = 0). The rest is in tries.script.
 
 use pg_test::cluster::Builder;
 use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result};
@@ -87,21 +87,4 @@ fn quiet(builder: Builder) -> Builder {
 fn wal(cluster: &Cluster) -> Result<i64> {
     let mut session = cluster.connect("postgres")?;
     session.granted("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint")
-}
-
-#[lab_test]
-fn leases_of_another_database_are_others(lab: &Lab) -> Result<()> {
-    let (here, there) = (lab.database()?, lab.database()?);
-    let (mut one, mut two) = (here.connect()?, there.connect()?);
-    two.run("SET lock_timeout = '10 s'")?;
-    let token = one.acquire("job", "1 h")?;
-    one.run("BEGIN; SELECT lease_acquire('open')")?;
-    one.renew("job", token)?;
-    let other = two.acquire("job", "1 h")?;
-    two.acquire("open", "1 h")?;
-    ensure!(two.renew("job", other)?.is_some());
-    two.granted("SELECT lease_revoke('job')")?;
-    one.run("COMMIT")?;
-    ensure!(one.speaks("job", token)?);
-    Ok(())
 }
