@@ -59,6 +59,11 @@ impl Background {
         })
     }
 
+    /// It is looked at by way of another connection: its own may lead through a pooler.
+    pub fn look_from(&mut self, conninfo: Conninfo) {
+        self.conninfo = conninfo;
+    }
+
     /// Looks with a superuser's eyes, past a pooler's or a role's limits.
     fn probe(&mut self) -> Result<&mut Session> {
         let probe = match self.probe.take() {

@@ -1,5 +1,6 @@
 //! The pages as a book: those of `docs/SUMMARY.md`, where they are, with what they link to, built by mdBook.
 
+use crate::markdown;
 use crate::source_tree::source_root;
 use anyhow::{ensure, Context, Result};
 use std::fs;
@@ -11,23 +12,24 @@ const SUMMARY: &str = "docs/SUMMARY.md";
 /// The paths of the book's pages, below the root of the source.
 pub fn pages() -> Result<Vec<PathBuf>> {
     let summary = fs::read_to_string(source_root().join(SUMMARY))?;
-    Ok(links(&summary).map(|link| beside(Path::new(SUMMARY), link)).collect())
+    Ok(files(Path::new(SUMMARY), &summary))
 }
 
-/// Where the links of a Markdown text lead to, but for those to other hosts and within the page.
-fn links(text: &str) -> impl Iterator<Item = &str> {
-    let links = text.split("](").skip(1).filter_map(|rest| rest.split([')', '#']).next());
-    links.filter(|link| !link.is_empty() && !link.contains(':'))
+/// The files that a page links to, below the root of the source.
+pub fn files(page: &Path, text: &str) -> Vec<PathBuf> {
+    let links = markdown::links(text).into_iter().filter(|link| !link.contains(':'));
+    let links = links.filter_map(|link| Some(link.split('#').next()?.to_owned()));
+    links.filter(|link| !link.is_empty()).map(|link| beside(page, &link)).collect()
 }
 
 /// The path that a link of a page means.
-fn beside(page: &Path, link: &str) -> PathBuf {
+pub fn beside(page: &Path, link: &str) -> PathBuf {
     let mut target = page.parent().map(Path::to_path_buf).unwrap_or_default();
     for part in Path::new(link).components() {
         match part {
             Component::ParentDir => drop(target.pop()),
-            Component::Normal(name) => target.push(name),
-            _ => {}
+            Component::CurDir => {}
+            other => target.push(other),
         }
     }
     target
@@ -48,8 +50,7 @@ pub fn build() -> Result<PathBuf> {
             fs::read_to_string(root.join(&page)).with_context(|| page.display().to_string())?;
         put(&page, text.as_bytes())?;
         // Pictures, programs, specifications: as they are.
-        for link in links(&text) {
-            let target = beside(&page, link);
+        for target in files(&page, &text) {
             if root.join(&target).is_file()
                 && target.extension().is_none_or(|ending| ending != "md")
             {

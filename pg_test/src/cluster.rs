@@ -76,7 +76,7 @@ impl Cluster {
         Ok(String::from_utf8_lossy(&fs::read(self.log_file())?).into_owned())
     }
 
-    fn log_file(&self) -> PathBuf {
+    pub fn log_file(&self) -> PathBuf {
         self.dir.join("log")
     }
 

@@ -6,6 +6,7 @@ use crate::database::Database;
 use crate::extension::Extension;
 use crate::prefix::Prefix;
 use crate::rundir::RunDir;
+use crate::setup::{self, Package};
 use crate::worker::Worker;
 use crate::{edition, majors, process};
 use anyhow::Result;
@@ -43,6 +44,23 @@ impl Lab {
     /// A new cluster of one's own.
     pub fn builder(&self) -> Builder {
         Builder::new(self.prefix.clone())
+    }
+
+    /// Debian's own PostgreSQL with the extension, in a run directory of its own, to which tools are added; with one of
+    /// its packages that is an extension, if one is named.
+    pub fn debians(&self, tool: Option<&str>) -> Result<Arc<Prefix>> {
+        let rundir = Arc::new(RunDir::create(self.rundir.program())?);
+        let prefix = Prefix::of_major(rundir, setup::USUAL_MAJOR)?;
+        if let Some(extension) = tool {
+            let (short, library) = match extension {
+                "pg_partman" => ("partman", "pg_partman_bgw.so"),
+                _ => (extension, &*format!("{extension}.so")),
+            };
+            let place = format!("/usr/lib/postgresql/{}/lib/{library}", prefix.major());
+            let package = Package::new(format!("postgresql-{}-{short}", prefix.major()), place);
+            prefix.bring_package(package, extension, &[library])?;
+        }
+        Ok(Arc::new(prefix))
     }
 
     /// A new database on the shared server, with the extension.

@@ -18,17 +18,6 @@ pub fn package() -> Package {
     Package::new("pgbouncer", "/usr/sbin/pgbouncer").without_service("pgbouncer")
 }
 
-/// How long a client keeps a connection to the server.
-#[derive(Clone, Copy)]
-pub enum Mode {
-    /// A client has a server's connection for one transaction.
-    Transaction,
-    /// Until it leaves; then the pooler runs `DISCARD ALL`.
-    Session,
-    /// For one statement.
-    Statement,
-}
-
 /// A running PgBouncer; it is killed when dropped.
 pub struct Pooler {
     process: Child,
@@ -39,21 +28,16 @@ pub struct Pooler {
 impl Pooler {
     /// Starts one in transaction mode that has at most `connections` to the server for each database and role.
     pub fn start(lab: &Lab, cluster: &Cluster, connections: usize) -> Result<Pooler> {
-        Pooler::start_in(lab, cluster, connections, Mode::Transaction)
+        Pooler::start_in(lab, cluster, connections, "transaction")
     }
 
-    /// Starts one in this mode.
+    /// Starts one in which a client keeps a connection for a `transaction`, a `statement`, or its `session`.
     pub fn start_in(
         lab: &Lab,
         cluster: &Cluster,
         connections: usize,
-        mode: Mode,
+        mode: &str,
     ) -> Result<Pooler> {
-        let mode = match mode {
-            Mode::Transaction => "transaction",
-            Mode::Session => "session",
-            Mode::Statement => "statement",
-        };
         setup::ensure(&[package()])?;
         let dir = lab.prefix().new_dir("pooler")?;
         let port = free_port()?;

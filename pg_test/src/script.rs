@@ -20,8 +20,10 @@
 //! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
 //! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
 //! from it), `encoding LATIN1` of its database, and `server max_connections=40` for a server of its own, with these settings,
-//! `clock` for one whose clock can be stepped; `command` for the command `pg_fence`: left out where that was never built. A step
-//! is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it names:
+//! whose log is `$log`, `tool pgaudit` for one of Debian's with an extension of its packages, `clock` for one whose clock can be
+//! stepped; `pooled 2` for PgBouncer with so many connections, behind which the sessions with names are (`pooled 2 statement`, in
+//! that mode); `command` for the command `pg_fence`: left out where that was never built. A step is one line; what is indented
+//! more belongs to it. It is played in a superuser's session, or in that which it names:
 //!
 //! | step | means |
 //! | --- | --- |
@@ -31,6 +33,7 @@
 //! | `SQL => error words`, `SQL => anything` | any error; rows, or an error that leaves the session |
 //! | `x, y = SQL` | one row, no NULL in it; from now on `$x` and `${y}` are these texts, wherever they stand: no quotes are added |
 //! | `x := text` | `$x` is this text, in which other values may stand |
+//! | `x := page PATH ## Heading` | the first SQL below that heading, up to its first line of comment; `:y` in it is `$y` |
 //! | `try SQL ;; PROBE => …` | in a transaction of its own that is rolled back; what comes is of the probe, if there is one and the SQL has not failed |
 //! | `until SQL => …` | again and again, until that comes |
 //! | `b: SQL` | in a session named `b`, which is opened when it is first named, or by a value; `b as app:`, as that role; `b on x:`, in that database |
@@ -81,6 +84,7 @@ pub use parse::tests_of;
 pub use play::play;
 
 /// A test of a script.
+#[derive(Default)]
 pub struct Test {
     pub name: String,
     pub slow: bool,
@@ -96,8 +100,12 @@ pub struct Test {
     server: Option<Vec<(String, String)>>,
     /// Whether the clock of that can be stepped.
     clock: bool,
+    /// The extension that is beside ours there.
+    tool: Option<String>,
     /// Whether it is of the command `pg_fence`.
     command: bool,
+    /// The connections of a pooler before the server, and its mode.
+    pooled: Option<(usize, String)>,
     path: String,
     setup: Arc<Vec<Step>>,
     steps: Vec<Step>,
@@ -197,7 +205,7 @@ impl Test {
     /// Plays it in a database of its own.
     pub fn run(&self, lab: &Lab) -> Result<()> {
         let server = match &self.server {
-            Some(settings) => Some(Server::start(lab, settings, self.clock)?),
+            Some(settings) => Some(self.start(lab, settings)?),
             None => None,
         };
         let cluster = server.as_ref().map_or(lab.cluster(), |server| &server.cluster);
@@ -212,24 +220,26 @@ impl Test {
         drop(server);
         played
     }
+
+    fn start(&self, lab: &Lab, settings: &[(String, String)]) -> Result<Server> {
+        let builder = match self.tool.as_deref() {
+            tool @ Some(_) => Builder::new(lab.debians(tool)?),
+            None => lab.builder(),
+        };
+        let set = |builder: Builder, (name, value): &(String, String)| builder.set(name, value);
+        let builder = settings.iter().fold(builder, set);
+        if !self.clock {
+            return Ok(Server { cluster: builder.start()?, clock: None });
+        }
+        let clock = Clock::new(&lab.prefix().new_dir("clock")?.join("clock"))?;
+        Ok(Server { cluster: clock.give(builder).start()?, clock: Some(clock) })
+    }
 }
 
 /// A server of a test's own.
 pub struct Server {
     cluster: Cluster,
     clock: Option<Clock>,
-}
-
-impl Server {
-    fn start(lab: &Lab, settings: &[(String, String)], clock: bool) -> Result<Server> {
-        let set = |builder: Builder, (name, value): &(String, String)| builder.set(name, value);
-        let builder = settings.iter().fold(lab.builder(), set);
-        if !clock {
-            return Ok(Server { cluster: builder.start()?, clock: None });
-        }
-        let clock = Clock::new(&lab.prefix().new_dir("clock")?.join("clock"))?;
-        Ok(Server { cluster: clock.give(builder).start()?, clock: Some(clock) })
-    }
 }
 
 /// All tests of the scripts in a folder and below, with the module that each is in: `folder::file`.

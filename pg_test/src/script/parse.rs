@@ -2,6 +2,8 @@
 
 use super::{Action, Finding, Hole, Only, ServerStep, Step, Test, Wanted, What};
 use crate::edition::Edition;
+use crate::markdown::{blocks as blocks_of_code, section};
+use crate::source_tree::source_root;
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use std::sync::Arc;
 
@@ -49,16 +51,18 @@ fn head_of(text: &str) -> Result<Test> {
         (Some("test"), Some(name)) if is_name(name) => name.to_owned(),
         _ => bail!("neither `setup` nor `test its_name`: {text}"),
     };
-    let (slow, from, bare, encoding, lite) = Default::default();
-    let (server, clock, command, path, setup, steps) = Default::default();
-    let mut test =
-        Test { name, slow, from, bare, encoding, lite, server, clock, command, path, setup, steps };
+    let mut test = Test { name, ..Test::default() };
     while let Some(word) = words.next() {
         match word {
             "slow" => test.slow = true,
             "bare" => test.bare = true,
             "lite" => test.lite = true,
             "command" => test.command = true,
+            "pooled" => {
+                let count = words.next().context("by how many connections?")?.parse()?;
+                let mode = words.next_if(|word| ["statement", "session"].contains(word));
+                test.pooled = Some((count, mode.unwrap_or("transaction").to_owned()));
+            }
             "server" => {
                 let mut settings = Vec::new();
                 while let Some((name, value)) = words.peek().and_then(|word| word.split_once('=')) {
@@ -72,6 +76,10 @@ fn head_of(text: &str) -> Result<Test> {
                 test.server.get_or_insert_default();
             }
             "encoding" => test.encoding = words.next().context("which encoding?")?.to_owned(),
+            "tool" => {
+                test.tool = words.next().map(str::to_owned);
+                test.server.get_or_insert_default();
+            }
             "from" => test.from = words.next().context("from which version?")?.parse()?,
             _ => bail!("unknown word behind the name: {word}"),
         }
@@ -183,9 +191,33 @@ fn definition(text: &str) -> Option<(String, String)> {
     Some((name.trim().to_owned(), value.trim().to_owned()))
 }
 
+/// `docs/page.md ## Heading`
+fn sql_of_page(place: &str) -> Result<String> {
+    let (path, heading) = place.split_once(' ').context("no heading")?;
+    let page = std::fs::read_to_string(source_root().join(path))?;
+    let blocks = blocks_of_code(section(&page, heading)?);
+    let block = blocks.into_iter().find(|block| block.mark == "sql").context("no SQL there")?;
+    let lines: Vec<&str> = block.code.lines().take_while(|line| !line.starts_with("--")).collect();
+    let (mut sql, mut before) = (String::new(), ' ');
+    for c in lines.join("\n").trim_end_matches(';').chars() {
+        // Not `::type`, nor in a name that is quoted.
+        let is_value = |c: char| c.is_ascii_lowercase() && " [(".contains(before);
+        if sql.ends_with(':') && is_value(c) {
+            sql.pop();
+            sql.push('$');
+        }
+        if c == ':' {
+            before = sql.chars().last().unwrap_or(' ');
+        }
+        sql.push(c);
+    }
+    Ok(sql)
+}
+
 fn what(text: &str) -> Result<What> {
     if let Some((name, value)) = definition(text) {
-        return Ok(What::Define(name, value));
+        let of_page = value.strip_prefix("page ").map(sql_of_page).transpose()?;
+        return Ok(What::Define(name, of_page.unwrap_or(value)));
     }
     match text.split_once(' ').unwrap_or((text, "")) {
         ("play", name) if is_name(name) => return Ok(What::Play(name.to_owned())),

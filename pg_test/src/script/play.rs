@@ -10,6 +10,7 @@ use crate::database::Database;
 use crate::edition;
 use crate::fault::Fault;
 use crate::lab::Lab;
+use crate::pooler::Pooler;
 use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
@@ -36,6 +37,7 @@ struct Player<'a> {
     lab: &'a Lab,
     with_command: bool,
     shell: Option<Shell<'a>>,
+    pooler: Option<Pooler>,
 }
 
 /// Plays a test in a fresh database, on a server of its own if it needs one. Each outcome comes within `patience`, but for a wait, which has [`PATIENCE`].
@@ -63,8 +65,18 @@ pub fn play(
         lab,
         with_command: test.command,
         shell: None,
+        pooler: match &test.pooled {
+            Some((count, mode)) => {
+                let cluster = server.map_or(lab.cluster(), |server| &server.cluster);
+                Some(Pooler::start_in(lab, cluster, *count, mode)?)
+            }
+            None => None,
+        },
     };
     player.remember("db", database.name());
+    if let Some(server) = server {
+        player.remember("log", &server.cluster.log_file().display().to_string());
+    }
     if test.lite {
         player.prepare_for_lite()?;
     }
@@ -289,7 +301,10 @@ impl<'a> Player<'a> {
 
     /// Where the role connects, or that of this name, or else a superuser.
     fn conninfo(&self, name: &str, role: Option<&str>) -> Result<Conninfo> {
-        let conninfo = self.database.conninfo();
+        let conninfo = match self.pooler.as_ref().filter(|_| !name.is_empty()) {
+            Some(pooler) => pooler.conninfo(self.database.name()),
+            None => self.database.conninfo(),
+        };
         match role.or(self.roles.get(name).map(String::as_str)) {
             Some(role) => Ok(conninfo.user(&self.filled_in(&format!("${role}"))?)),
             None => Ok(conninfo),
@@ -308,6 +323,9 @@ impl<'a> Player<'a> {
     fn connect(&mut self, name: &str, role: Option<&str>, conninfo: &Conninfo) -> Result<()> {
         let mut session = Background::connect_once(conninfo)?;
         session.waits_asleep |= self.lite;
+        if self.pooler.is_some() {
+            session.look_from(self.database.conninfo());
+        }
         let role = role.or(self.roles.get(name).map(String::as_str));
         self.sessions.insert(name.to_owned(), (role.map(str::to_owned), session));
         Ok(())

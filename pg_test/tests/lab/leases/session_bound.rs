@@ -5,7 +5,7 @@ use crate::support::concurrency::{
     is_woken, nothing_is_left, token_of, undisturbed_server, waiting, Waiter, WAIT,
 };
 use pg_test::cable::Cable;
-use pg_test::pooler::{Mode, Pooler};
+use pg_test::pooler::Pooler;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Context, Database, Lab, Result, Session, Worker};
 use std::fs;
@@ -191,7 +191,7 @@ fn in_a_copied_database_it_is_abandoned(lab: &Lab) -> Result<()> {
 #[lab_test]
 fn a_pooler_s_reset_ends_it(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
-    let pooler = Pooler::start_in(lab, lab.cluster(), 2, Mode::Session)?;
+    let pooler = Pooler::start_in(lab, lab.cluster(), 2, "session")?;
     let mut admin = db.connect()?;
     let mut client = pooler.conninfo(db.name()).connect()?;
     let token = client.granted(ACQUIRE)?;

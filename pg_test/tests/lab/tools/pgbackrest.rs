@@ -1,6 +1,5 @@
 //! pgBackRest, of Debian's package: a backup restored, with and without recovery beyond it.
 
-use super::debians;
 use crate::support::history::History;
 use crate::tokens::jumps::jumps;
 use pg_test::cluster::Builder;
@@ -38,7 +37,7 @@ fn a_backup_restored_by_pgbackrest_jumps_and_one_without_recovery_takes_it_by_ha
     lab: &Lab,
 ) -> Result<()> {
     setup::ensure(&[Package::new("pgbackrest", "/usr/bin/pgbackrest")])?;
-    let prefix = debians(lab)?;
+    let prefix = lab.debians(None)?;
     let dir = prefix.new_dir("backrest")?;
     let archive = format!(
         "pgbackrest --config={}/pgbackrest.conf --stanza=main archive-push %p",

@@ -1,6 +1,5 @@
 //! Pgpool-II, of Debian's package: statements that read are sent to a standby.
 
-use super::{bound_orders, debians};
 use pg_test::cluster::{free_port, Builder};
 use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::setup::{self, Package};
@@ -82,9 +81,14 @@ impl Drop for Pgpool {
 
 #[lab_test(slow)]
 fn functions_go_to_the_primary_and_the_view_to_a_standby(lab: &Lab) -> Result<()> {
-    let prefix = debians(lab)?;
+    let prefix = lab.debians(None)?;
     let primary = Builder::new(prefix.clone()).start()?;
-    let (_, token) = bound_orders(&primary)?;
+    let mut session = primary.connect("postgres")?;
+    session.run(
+        "CREATE EXTENSION pg_fence; CREATE TABLE orders (id int PRIMARY KEY, total int NOT NULL);
+         INSERT INTO orders VALUES (7, 0); SELECT fence_protect('orders', lease => 'order:{id}')",
+    )?;
+    let token = session.acquire("order:7", "1 h")?;
     let standby = Builder::new(prefix).standby_of(&primary)?;
     standby.start()?;
     standby.wait_replayed(&primary)?;

@@ -1,23 +1,39 @@
-//! Every link of every page leads somewhere: to a file, or to a section of a page.
+//! Every link of every page leads somewhere: to a file, or to a section of a page. The book has every page, and links to
+//! pages that it has.
 
 use super::{client_pages, page, pages};
 use pg_test::markdown::{anchors, links};
-use pg_test::{ensure, lab_test, Context, Lab, Result};
-use std::path::{Component, Path, PathBuf};
+use pg_test::source_tree::source_root;
+use pg_test::{book, ensure, lab_test, Lab, Result};
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
 
 #[lab_test]
 fn every_link_has_a_target(_: &Lab) -> Result<()> {
     let (mut followed, mut broken) = (0, Vec::new());
     for path in pages()?.into_iter().chain(client_pages()?) {
-        for link in links(&page(&path)?) {
+        for link in links(&page(&path)?).iter().filter(|link| !link.starts_with("https://")) {
             followed += 1;
-            if let Err(error) = follow(&path, &link) {
+            if let Err(error) = follow(&path, link) {
                 broken.push(format!("{path}: ({link}): {error:#}"));
             }
         }
     }
     ensure!(broken.is_empty(), "{}", broken.join("\n"));
     ensure!(followed > 100, "only {followed} links were found");
+    Ok(())
+}
+
+fn follow(from: &str, link: &str) -> Result<()> {
+    let (path, anchor) = link.split_once('#').map_or((link, None), |(p, a)| (p, Some(a)));
+    let from = Path::new(from);
+    let target = if path.is_empty() { from.to_owned() } else { book::beside(from, path) };
+    let is_there = source_root().join(from.with_file_name(path)).exists();
+    ensure!(target.is_relative() && is_there, "there is no {}", target.display());
+    if let Some(anchor) = anchor {
+        let titles = anchors(&page(&target.to_string_lossy())?);
+        ensure!(titles.contains(anchor), "{} has no section #{anchor}", target.display());
+    }
     Ok(())
 }
 
@@ -29,41 +45,18 @@ fn the_first_page_is_short(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The files that a page links to, below the root of the source.
-pub fn links_of(path: &str) -> Result<Vec<String>> {
-    let links = links(&page(path)?).into_iter().filter(|link| !link.starts_with("https://"));
-    let files = links.filter_map(|link| link.split('#').next().map(str::to_owned));
-    files
-        .filter(|file| !file.is_empty())
-        .map(|file| Ok(beside(path, &file)?.to_string_lossy().into_owned()))
-        .collect()
-}
-
-fn follow(from: &str, link: &str) -> Result<()> {
-    if link.starts_with("https://") {
-        return Ok(());
+#[lab_test]
+fn every_page_is_in_the_book(_: &Lab) -> Result<()> {
+    let listed = book::pages()?;
+    let book: BTreeSet<&PathBuf> = listed.iter().collect();
+    ensure!(book.len() == listed.len(), "a page is listed twice: {listed:?}");
+    let mut missing: Vec<PathBuf> = Vec::new();
+    for path in pages()?.into_iter().chain(client_pages()?).filter(|path| path != "docs/SUMMARY.md")
+    {
+        let linked = book::files(Path::new(&path), &page(&path)?);
+        let linked = linked.into_iter().filter(|file| file.extension().is_some_and(|e| e == "md"));
+        missing.extend(linked.chain([path.into()]).filter(|page| !book.contains(page)));
     }
-    let (path, anchor) = link.split_once('#').map_or((link, None), |(p, a)| (p, Some(a)));
-    let target = if path.is_empty() { from.into() } else { beside(from, path)? };
-    let file = pg_test::source_tree::source_root().join(&target);
-    ensure!(file.exists(), "there is no {}", target.display());
-    if let Some(anchor) = anchor {
-        let titles = anchors(&page(&target.to_string_lossy())?);
-        ensure!(titles.contains(anchor), "{} has no section #{anchor}", target.display());
-    }
+    ensure!(missing.is_empty() && listed.len() > 40, "not in docs/SUMMARY.md: {missing:?}");
     Ok(())
-}
-
-/// The path that a link means, below the root of the source.
-fn beside(from: &str, path: &str) -> Result<PathBuf> {
-    let mut target = Path::new(from).parent().context("a page lies somewhere")?.to_path_buf();
-    for part in Path::new(path).components() {
-        match part {
-            Component::Normal(name) => target.push(name),
-            Component::ParentDir => ensure!(target.pop(), "outside of the source"),
-            Component::CurDir => {}
-            Component::RootDir | Component::Prefix(_) => pg_test::bail!("not relative"),
-        }
-    }
-    Ok(target)
 }
