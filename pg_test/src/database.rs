@@ -101,9 +101,11 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // Failing that, it goes with its server.
-        if let Ok(mut session) = self.admin.connect() {
-            let _ = session.run(&format!("DROP DATABASE {} WITH (FORCE)", self.name));
+        // Failing that, it goes with its server, and so do those that a test has named after it.
+        let Ok(mut session) = self.admin.connect() else { return };
+        let own = format!("SELECT datname FROM pg_database WHERE datname ~ '^{}(_|$)'", self.name);
+        for name in session.rows(&own).into_iter().flatten().flatten().flatten() {
+            let _ = session.run(&format!("DROP DATABASE {name} WITH (FORCE)"));
         }
     }
 }

@@ -4,6 +4,7 @@ use crate::client::Conninfo;
 use crate::clients::command::stage;
 use crate::lab::Lab;
 use crate::process::wait_until;
+use crate::source_tree::source_root;
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::{killpg, Signal};
 use nix::unistd::Pid;
@@ -49,7 +50,11 @@ impl<'a> Shell<'a> {
         command.args(["-ec", text]).current_dir(&self.dir).process_group(0);
         command.envs([("PATH", &*self.path), ("PGHOST", "127.0.0.1"), ("PGDATABASE", dbname)]);
         command.env("PGUSER", conninfo.role()).env("PGPORT", port.to_string());
-        command.env("HOME", &self.dir).env_remove("PGOPTIONS").stdin(Stdio::null());
+        command
+            .env("HOME", &self.dir)
+            .env("SOURCE", source_root())
+            .env_remove("PGOPTIONS")
+            .stdin(Stdio::null());
         // Into files: what it has left behind would keep a pipe open.
         let mut child = command.stdout(File::create(&out)?).stderr(File::create(&err)?).spawn()?;
         self.groups.push(Pid::from_raw(child.id() as i32));
