@@ -47,9 +47,9 @@
 //! | `each x, y` | the rows below it, `\| 1 \| a`, are taken one by one for the steps below them |
 //! | `within x` | the steps below it have to come in time: they are played with `$x` = 1, then 2, 4, … 64 until none fails; what fails ends their sessions |
 //! | `steps name`, `play name` | the steps below it get a name; they are played, with the values of then |
-//! | `at once` | below it `\| 8 \| SQL`: so many sessions run it side by side to its end, without an error; `$n` is the number of each |
+//! | `at once` | below it `\| 8 \| SQL` or `\| 8 as app \| SQL`: so many sessions run it side by side to its end, without an error; `$n` is the number of each |
 //! | `rounds := 250` | `$rounds` is this, or what `PG_FENCE_RACE_ROUNDS` says |
-//! | `sh COMMANDS` | in a shell, up to the first that fails; as `b: sh …`, `psql` connects as the role `b`. What is left in the background ends with the test |
+//! | `sh COMMANDS` | in a shell, up to the first that fails; as `b: sh …`, `psql` connects as the role `b`. What is left in the background ends with the test. `$SOURCE` has the project |
 //! | `sh … => 75\|out\|words … more` | its exit code, output and words of its errors: `*` or nothing is any, `''` none; `x = sh …`, `$x` is its output |
 //! | `full …`, `lite …`, `from 17 …`, `until 16 …` | the step `…`, for that edition alone, for these versions of PostgreSQL |
 //!

@@ -347,9 +347,11 @@ impl<'a> Player<'a> {
     fn at_once(&mut self, rows: &[(String, String)]) -> Result<()> {
         let mut racers = Vec::new();
         for (count, sql) in rows {
-            for _ in 0..self.filled_in(count)?.parse()? {
+            let (count, role) = count.split_once(" as ").map_or((&**count, ""), |of_role| of_role);
+            let conninfo = self.conninfo(role, None)?;
+            for _ in 0..count.parse()? {
                 self.remember("n", &(racers.len() + 1).to_string());
-                let session = Background::connect_once(&self.database.conninfo())?;
+                let session = Background::connect_once(&conninfo)?;
                 racers.push((session, self.filled_in(sql)?));
             }
         }
