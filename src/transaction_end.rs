@@ -29,7 +29,7 @@ fn at(moment: Moment) {
             commit::restore(ending);
             statistics::flush();
         }
-        Moment::LocksGone { transaction_is_over } => return queue::wake_heads(transaction_is_over),
+        Moment::LocksGone => return queue::wake_heads(),
         Moment::SavepointReleased { .. } | Moment::SavepointRolledBack(_) => {}
     }
     // Data that is kept as long as a transaction: each goes by itself, and the order means nothing.

@@ -2,7 +2,7 @@
 //! The UPDATE has been judged, so its two halves are known again and let pass.
 
 use crate::pg::fenced_table::trigger::RowId;
-use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Moment, SavepointId};
 use crate::pg::session::xact;
 use pg_fence_rules::fence::Landing;
 use std::cell::RefCell;
@@ -13,9 +13,16 @@ thread_local! {
     static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Forgets accepted rows when their transaction ends.
+/// Forgets accepted rows when their transaction ends, or their savepoint was rolled back. The places stay, for each tells
+/// its depth.
 pub fn follow(moment: Moment) {
-    ACCEPTED.with_borrow_mut(|accepted| accepted.follow(moment));
+    ACCEPTED.with_borrow_mut(|all| {
+        for accepted in all {
+            if !moment.spares(&mut accepted.savepoint) {
+                *accepted = Accepted::default();
+            }
+        }
+    });
 }
 
 /// The row that was accepted last at one depth of triggers.
@@ -66,24 +73,4 @@ fn at_depth<T>(depth: usize, work: impl FnOnce(&mut Accepted) -> T) -> T {
         }
         work(&mut accepted[depth])
     })
-}
-
-impl OfSavepoint for Accepted {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.savepoint.savepoint_released(savepoint, parent);
-    }
-
-    /// It stays where it is, for its place tells its depth; what was accepted in a savepoint did not happen.
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        if self.savepoint == savepoint {
-            *self = Accepted::default();
-        }
-        true
-    }
-}
-
-impl OfTransaction for Vec<Accepted> {
-    fn transaction_ended(&mut self, _: Ending) {
-        self.clear();
-    }
 }

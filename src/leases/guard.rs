@@ -9,7 +9,7 @@ use super::queue;
 use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
 use crate::pg::session::clock;
-use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Moment, SavepointId};
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::row::Row;
@@ -33,8 +33,6 @@ struct Guard {
 #[derive(Default)]
 struct Guards {
     by_lease: BTreeMap<Vec<u8>, Vec<Guard>>,
-    /// The guard that was asked for last: most writes of a transaction are under one.
-    last: Option<(Vec<u8>, Token)>,
     /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
     outside_block: Option<(Vec<u8>, Instant)>,
 }
@@ -43,9 +41,17 @@ thread_local! {
     static GUARDS: RefCell<Guards> = RefCell::default();
 }
 
-/// The guards of this transaction go with it.
+/// The guards of this transaction go with it, and those of a savepoint with its rollback.
 pub fn follow(moment: Moment) {
-    GUARDS.with_borrow_mut(|guards| guards.follow(moment));
+    GUARDS.with_borrow_mut(|g| {
+        g.by_lease.retain(|_, guards| {
+            guards.retain_mut(|guard| moment.spares(&mut guard.savepoint));
+            !guards.is_empty()
+        });
+        if !matches!(moment, Moment::SavepointReleased { .. }) {
+            g.outside_block = None;
+        }
+    });
 }
 
 /// Notes a `lease_guard`: where the transaction turns out to end with that statement, its caller is warned.
@@ -159,16 +165,7 @@ fn lock<'a>(name: &'a [u8], row: &Row) -> Result<Locks<'a>, Refusal> {
 /// Does this transaction guard the lease by exactly this token?
 #[inline]
 pub fn is_guarded_here(name: &[u8], token: Token) -> bool {
-    GUARDS.with_borrow_mut(|g| {
-        if g.last.as_ref().is_some_and(|(n, t)| *t == token && n == name) {
-            return true;
-        }
-        let stands = g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.token == token));
-        if stands {
-            g.last = Some((name.to_vec(), token));
-        }
-        stands
-    })
+    GUARDS.with_borrow(|g| g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.token == token)))
 }
 
 /// The token by which this transaction guards the lease; the latest where there are several.
@@ -180,32 +177,4 @@ pub fn token_for(name: &[u8]) -> Option<Token> {
 /// Does this transaction guard the grant in that slot?
 pub fn guards_slot(name: &[u8], slot: i32) -> bool {
     GUARDS.with_borrow(|g| g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.slot == slot)))
-}
-
-impl OfSavepoint for Guard {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.savepoint.savepoint_released(savepoint, parent);
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        self.savepoint.survives_rollback(savepoint)
-    }
-}
-
-impl OfSavepoint for Guards {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.by_lease.savepoint_released(savepoint, parent);
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        self.last = None;
-        self.outside_block = None;
-        self.by_lease.survives_rollback(savepoint)
-    }
-}
-
-impl OfTransaction for Guards {
-    fn transaction_ended(&mut self, _: Ending) {
-        *self = Guards::default();
-    }
 }

@@ -6,7 +6,7 @@
 //! visible and its own locks are gone.
 
 use crate::pg::locks::lock::LockTag;
-use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Moment, SavepointId};
 use crate::pg::session::xact;
 use pg_fence_rules::locks::{HEAD_OF_QUEUE, SOMEBODY_WAITS};
 use std::cell::RefCell;
@@ -16,9 +16,13 @@ thread_local! {
     static CHANGED: RefCell<Vec<Changed>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The leases that this transaction has changed stay until its locks are gone.
+/// The heads are woken when the locks are gone: now they would find the leases locked.
 pub fn follow(moment: Moment) {
-    CHANGED.with_borrow_mut(|changed| changed.follow(moment));
+    CHANGED.with_borrow_mut(|all| {
+        for changed in all {
+            changed.is_over |= !moment.spares(&mut changed.savepoint);
+        }
+    });
 }
 
 /// A lease that was changed or guarded.
@@ -27,8 +31,8 @@ struct Changed {
     queue: LockTag,
     /// The savepoint that did it, whose rollback gives its locks back.
     savepoint: SavepointId,
-    /// That one was rolled back: its locks go next.
-    undone: bool,
+    /// That one was rolled back, or the transaction is over: its locks go next.
+    is_over: bool,
 }
 
 /// Does somebody wait for this lease?
@@ -44,7 +48,7 @@ pub fn wake(name: &[u8]) {
 /// This transaction has changed the lease, or guards it: its end wakes the head of the queue.
 pub fn changed(name: &[u8]) {
     let (queue, savepoint) = (LockTag::queue(name), xact::savepoint());
-    let new = Changed { queue, savepoint, undone: false };
+    let new = Changed { queue, savepoint, is_over: false };
     CHANGED.with_borrow_mut(|changed| {
         // The same lease is mostly changed many times in a row.
         if changed.last() != Some(&new) {
@@ -53,29 +57,11 @@ pub fn changed(name: &[u8]) {
     });
 }
 
-impl OfSavepoint for Changed {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.savepoint.savepoint_released(savepoint, parent);
-    }
-
-    /// It is told of when the locks are gone: woken now, the head would find the lease locked.
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        self.undone |= self.savepoint == savepoint;
-        true
-    }
-}
-
-impl OfTransaction for Vec<Changed> {
-    /// The locks are still held: heads are woken when they are gone.
-    fn transaction_ended(&mut self, _: Ending) {}
-}
-
 /// Wakes the heads of the queues of leases whose locks are gone: with the transaction, or with a savepoint that was rolled
 /// back.
-pub fn wake_heads(transaction_is_over: bool) {
-    let is_due = |changed: &mut Changed| changed.undone || transaction_is_over;
+pub fn wake_heads() {
     CHANGED.with_borrow_mut(|all| {
-        for changed in all.extract_if(.., is_due) {
+        for changed in all.extract_if(.., |changed| changed.is_over) {
             changed.queue.wake(HEAD_OF_QUEUE.mode);
         }
     });

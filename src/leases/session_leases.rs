@@ -10,7 +10,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
 use crate::pg::session::clock;
-use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Ending, Moment, SavepointId};
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use pg_fence_rules::grant::Phase;
@@ -102,47 +102,26 @@ fn forget_ended(table: &LeaseTable) {
     });
 }
 
-impl OfSavepoint for SessionLease {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        for mark in [&mut self.acquired_in, &mut self.ended_in].into_iter().flatten() {
-            mark.savepoint_released(savepoint, parent);
-        }
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        if self.ended_in == Some(savepoint) {
-            self.ended_in = None;
-        }
-        self.acquired_in != Some(savepoint)
-    }
-}
-
-impl OfSavepoint for SessionLeases {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.0.savepoint_released(savepoint, parent);
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        self.give_back(|lease| !lease.survives_rollback(savepoint));
-        true
-    }
-}
-
-impl OfTransaction for SessionLeases {
-    fn transaction_ended(&mut self, ending: Ending) {
-        match ending {
-            Ending::Committed => self.give_back(|lease| lease.ended_in.is_some()),
-            // Others end what it would have ended, if anybody does.
-            Ending::Other => self.give_back(|lease| lease.acquired_in.is_some()),
-        }
-        for lease in &mut self.0 {
-            (lease.acquired_in, lease.ended_in) = (None, None);
-        }
-        self.notice_unlocked();
-    }
-}
-
 impl SessionLeases {
+    fn follow(&mut self, moment: Moment) {
+        let is_committed = matches!(moment, Moment::Ended(Ending::Committed));
+        self.give_back(|lease| {
+            let is_over = |mark: &mut Option<SavepointId>| {
+                mark.take_if(|savepoint| !moment.spares(savepoint)).is_some()
+            };
+            let (acquired, ended) = (is_over(&mut lease.acquired_in), is_over(&mut lease.ended_in));
+            // Others end what a rollback leaves, if anybody does.
+            if is_committed {
+                ended
+            } else {
+                acquired
+            }
+        });
+        if matches!(moment, Moment::Ended(_)) {
+            self.notice_unlocked();
+        }
+    }
+
     /// `DISCARD ALL` and `pg_advisory_unlock_all()` give back all of the session's locks: the waiters are told.
     /// Looking at the oldest is enough, for they go together.
     fn notice_unlocked(&mut self) {

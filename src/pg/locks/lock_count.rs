@@ -6,7 +6,7 @@
 
 use crate::errors::{self, Refusal};
 use crate::pg::compat;
-use crate::pg::session::scope::{Ending, Moment, OfSavepoint, OfTransaction, SavepointId};
+use crate::pg::session::scope::{Moment, SavepointId};
 use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -32,7 +32,7 @@ thread_local! {
 
 /// The entries of this transaction go with it.
 pub fn follow(moment: Moment) {
-    TAKEN.with_borrow_mut(|taken| taken.follow(moment));
+    TAKEN.with_borrow_mut(|taken| taken.retain(|_, entry| moment.spares(&mut entry.savepoint)));
 }
 
 /// Takes an entry, and counts it in the innermost savepoint; false where it is not to be had. 53200 when it would be one
@@ -94,20 +94,4 @@ pub fn given_back(entry: Entry) {
             }
         }
     });
-}
-
-impl OfSavepoint for Taken {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.savepoint.savepoint_released(savepoint, parent);
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        self.savepoint.survives_rollback(savepoint)
-    }
-}
-
-impl OfTransaction for BTreeMap<Entry, Taken> {
-    fn transaction_ended(&mut self, _: Ending) {
-        self.clear();
-    }
 }

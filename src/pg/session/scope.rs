@@ -1,13 +1,12 @@
-//! Data that lasts as long as a transaction, or a savepoint of it: one mechanism for all of it.
+//! The ends of transactions and savepoints, and how long data lasts that belongs to one.
 //!
-//! A module that keeps something implements `OfTransaction` for it, and has a `follow` of its own. `crate::transaction_end`
-//! calls all of them, and what else is done when a transaction ends, in order; it is called from here.
+//! A module that keeps such data has a `follow`. `crate::transaction_end` calls all of them, and what else is done when a
+//! transaction ends, in order; it is called from here.
 
 use crate::errors::Refusal;
 use crate::pg::call::raise;
 use pgrx::pg_sys;
 use std::cell::Cell;
-use std::collections::BTreeMap;
 use std::ffi::c_void;
 
 /// A savepoint (or the transaction itself), by number.
@@ -31,10 +30,7 @@ pub enum Moment {
     /// The transaction is over, or prepared: its changes are visible, its locks are still held.
     Ended(Ending),
     /// The locks of the transaction are gone, or, where it goes on, those of the savepoint that was rolled back.
-    LocksGone {
-        /// It does not go on.
-        transaction_is_over: bool,
-    },
+    LocksGone,
     /// A savepoint was released: what belongs to it, its locks too, belongs to its parent now.
     SavepointReleased {
         /// That one.
@@ -46,67 +42,20 @@ pub enum Moment {
     SavepointRolledBack(SavepointId),
 }
 
-/// Something that belongs to a savepoint.
-pub trait OfSavepoint {
-    /// A savepoint was released.
-    fn savepoint_released(&mut self, _savepoint: SavepointId, _parent: SavepointId) {}
-
-    /// A savepoint was rolled back. False where this goes with it.
-    fn survives_rollback(&mut self, _savepoint: SavepointId) -> bool {
-        true
-    }
-}
-
-impl OfSavepoint for SavepointId {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        if *self == savepoint {
-            *self = parent;
-        }
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        *self != savepoint
-    }
-}
-
-impl<T: OfSavepoint> OfSavepoint for Vec<T> {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.iter_mut().for_each(|entry| entry.savepoint_released(savepoint, parent));
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        self.retain_mut(|entry| entry.survives_rollback(savepoint));
-        !self.is_empty()
-    }
-}
-
-impl<K: Ord, T: OfSavepoint> OfSavepoint for BTreeMap<K, T> {
-    fn savepoint_released(&mut self, savepoint: SavepointId, parent: SavepointId) {
-        self.values_mut().for_each(|entry| entry.savepoint_released(savepoint, parent));
-    }
-
-    fn survives_rollback(&mut self, savepoint: SavepointId) -> bool {
-        self.retain(|_, entry| entry.survives_rollback(savepoint));
-        !self.is_empty()
-    }
-}
-
-/// Something that lasts as long as the transaction.
-pub trait OfTransaction: OfSavepoint {
-    /// The transaction is over, or prepared.
-    fn transaction_ended(&mut self, ending: Ending);
-
-    /// Does what is to be done with it at that moment.
-    fn follow(&mut self, moment: Moment) {
-        match moment {
-            Moment::Ended(ending) => self.transaction_ended(ending),
+impl Moment {
+    /// Does it leave alone what belongs to this savepoint, or to the transaction? Where that one was released, it belongs
+    /// to the one around it from now on.
+    pub fn spares(self, owner: &mut SavepointId) -> bool {
+        match self {
+            Moment::Ended(_) => false,
+            Moment::SavepointRolledBack(savepoint) => *owner != savepoint,
             Moment::SavepointReleased { savepoint, parent } => {
-                self.savepoint_released(savepoint, parent);
+                if *owner == savepoint {
+                    *owner = parent;
+                }
+                true
             }
-            Moment::SavepointRolledBack(savepoint) => {
-                self.survives_rollback(savepoint);
-            }
-            Moment::CommitBegins | Moment::LocksGone { .. } => {}
+            Moment::CommitBegins | Moment::LocksGone => true,
         }
     }
 }
@@ -193,6 +142,6 @@ unsafe extern "C-unwind" fn release_event(
     // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
     if after && (transaction_is_over || !commit) {
-        tell(Moment::LocksGone { transaction_is_over });
+        tell(Moment::LocksGone);
     }
 }
