@@ -178,6 +178,8 @@ mod tests {
     use super::*;
     use Order::{Monotonic, Strict};
 
+    const HUGE: i64 = i64::MAX;
+
     fn token(number: i64) -> Token {
         Token::from_bigint(number)
     }
@@ -185,6 +187,19 @@ mod tests {
     fn update(old: Option<i64>, new: Option<i64>, named: bool) -> Write {
         let column = |number: Option<i64>| Some(number.map(token));
         Write { old: column(old), new: column(new), named, ambient: None }
+    }
+
+    fn insert(new: Option<i64>) -> Write {
+        Write { old: None, ..update(None, new, true) }
+    }
+
+    fn delete(old: Option<i64>) -> Write {
+        Write { new: None, ..update(old, None, false) }
+    }
+
+    /// The same, with a token beside the column.
+    fn by(number: i64, write: Write) -> Write {
+        Write { ambient: Some(token(number)), ..write }
     }
 
     /// All tokens from 1 to 99 were drawn.
@@ -209,107 +224,91 @@ mod tests {
         Verdict::NeverIssued { presented: token(presented) }
     }
 
-    fn verdict(write: Write, order: Order) -> Verdict {
-        judge(&write, order, false, issued)
-    }
-
     #[test]
-    fn the_column_comes_first() {
-        assert_eq!(verdict(update(Some(33), Some(34), true), Strict), land(34));
-        assert_eq!(verdict(update(Some(34), Some(33), true), Strict), stale(33, 34));
-        assert_eq!(verdict(update(None, Some(1), true), Strict), land(1));
-        assert_eq!(verdict(update(Some(3), Some(100), true), Strict), never_issued(100));
-        assert_eq!(verdict(update(Some(3), Some(0), true), Strict), never_issued(0));
-        assert_eq!(verdict(update(Some(3), None, true), Monotonic), Verdict::Unfenced);
-        let both = Write { ambient: Some(token(50)), ..update(Some(3), Some(40), true) };
-        assert_eq!(verdict(both, Strict), land(40));
-    }
-
-    #[test]
-    fn an_equal_value_presents_nothing_but_in_monotonic_where_it_is_named() {
-        let same = |named| update(Some(34), Some(34), named);
-        assert_eq!(verdict(same(true), Strict), stale(34, 34));
-        assert_eq!(verdict(same(false), Strict), Verdict::Unfenced);
-        assert_eq!(verdict(same(true), Monotonic), land(34));
-        assert_eq!(verdict(same(false), Monotonic), Verdict::Unfenced);
-        assert_eq!(verdict(update(None, None, true), Monotonic), Verdict::Unfenced);
-    }
-
-    #[test]
-    fn the_ambient_token_is_stamped_and_judged() {
-        let with = |number, old| Write { ambient: Some(token(number)), ..update(old, old, false) };
-        assert_eq!(verdict(with(35, Some(34)), Strict), land(35));
-        assert_eq!(verdict(with(34, Some(34)), Strict), stale(34, 34));
-        assert_eq!(verdict(with(34, Some(34)), Monotonic), land(34));
-        let delete =
-            Write { old: Some(Some(token(3))), new: None, named: false, ambient: Some(token(4)) };
-        assert_eq!(verdict(delete, Strict), land(4));
-        let bare = Write { ambient: None, ..delete };
-        assert_eq!(verdict(bare, Strict), Verdict::Unfenced);
-        let insert = Write { old: None, new: Some(None), named: true, ambient: Some(token(4)) };
-        assert_eq!(verdict(insert, Strict), land(4));
+    fn what_a_write_presents_and_whether_it_lands() {
+        let unfenced = Verdict::Unfenced;
+        for (line, (write, order, expected)) in [
+            // The column comes first.
+            (update(Some(33), Some(34), true), Strict, land(34)),
+            (update(Some(34), Some(33), true), Strict, stale(33, 34)),
+            (update(None, Some(1), true), Strict, land(1)),
+            (update(Some(3), Some(100), true), Strict, never_issued(100)),
+            (update(Some(3), Some(0), true), Strict, never_issued(0)),
+            (update(Some(3), None, true), Monotonic, unfenced),
+            (by(50, update(Some(3), Some(40), true)), Strict, land(40)),
+            // An equal value presents nothing, but in monotonic where it is named.
+            (update(Some(34), Some(34), true), Strict, stale(34, 34)),
+            (update(Some(34), Some(34), false), Strict, unfenced),
+            (update(Some(34), Some(34), true), Monotonic, land(34)),
+            (update(Some(34), Some(34), false), Monotonic, unfenced),
+            (update(None, None, true), Monotonic, unfenced),
+            // The ambient token is stamped and judged.
+            (by(35, update(Some(34), Some(34), false)), Strict, land(35)),
+            (by(34, update(Some(34), Some(34), false)), Strict, stale(34, 34)),
+            (by(34, update(Some(34), Some(34), false)), Monotonic, land(34)),
+            (by(4, delete(Some(3))), Strict, land(4)),
+            (delete(Some(3)), Strict, unfenced),
+            (by(4, insert(None)), Strict, land(4)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(judge(&write, order, false, issued), expected, "line {line}");
+        }
     }
 
     #[test]
     fn behind_a_bound_row_it_depends_on_the_lease_but_in_strict_mode() {
-        let huge = i64::MAX;
-        let presents = |number, stored, named| match named {
-            true => update(Some(stored), Some(number), true),
-            false => {
-                Write { ambient: Some(token(number)), ..update(Some(stored), Some(stored), false) }
-            }
-        };
-        for named in [true, false] {
-            for stored in [34, 99, 100, huge] {
-                let write = presents(33, stored, named);
+        for stored in [34, 99, 100, HUGE] {
+            let beside = |number| by(number, update(Some(stored), Some(stored), false));
+            for write in [update(Some(stored), Some(33), true), beside(33)] {
                 assert_eq!(judge(&write, Monotonic, true, issued), land_behind(33, stored));
                 assert_eq!(judge(&write, Strict, true, issued), stale(33, stored));
                 assert_eq!(judge(&write, Monotonic, false, issued), stale(33, stored));
             }
-            let forged = presents(100, huge, named);
-            assert_eq!(judge(&forged, Monotonic, true, issued), never_issued(100));
-            assert_eq!(judge(&presents(40, 34, named), Monotonic, true, issued), land(40));
         }
-        let delete = Write { new: None, ..presents(33, huge, false) };
-        assert_eq!(judge(&delete, Monotonic, true, issued), land_behind(33, huge));
-        // A stored number that was never drawn here is no token to show either.
-        let same = update(Some(huge), Some(huge), true);
-        assert_eq!(judge(&same, Monotonic, true, issued), never_issued(huge));
+        for (line, (write, expected)) in [
+            (update(Some(HUGE), Some(100), true), never_issued(100)),
+            (by(100, update(Some(HUGE), Some(HUGE), false)), never_issued(100)),
+            (update(Some(34), Some(40), true), land(40)),
+            (by(33, delete(Some(HUGE))), land_behind(33, HUGE)),
+            // A stored number that was never drawn here is no token to show either.
+            (update(Some(HUGE), Some(HUGE), true), never_issued(HUGE)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(judge(&write, Monotonic, true, issued), expected, "line {line}");
+        }
     }
 
     #[test]
     fn a_managed_write_presents_the_ambient_token_and_nothing_else() {
-        let managed = |write: &Write, bound| judge_managed(write, bound, issued);
-        for new in [None, Some(3), Some(33), Some(34), Some(50), Some(100), Some(-1)] {
-            for bound in [false, true] {
+        let managed = |write: Write, bound| judge_managed(&write, bound, issued);
+        for bound in [false, true] {
+            for new in [None, Some(3), Some(33), Some(34), Some(50), Some(100), Some(-1)] {
                 let bare = update(Some(34), new, true);
-                assert_eq!(managed(&bare, bound), Verdict::Unfenced);
-                let with = |number| Write { ambient: Some(token(number)), ..bare };
-                assert_eq!(managed(&with(34), bound), land(34));
-                assert_eq!(managed(&with(50), bound), land(50));
                 let behind = if bound { land_behind(33, 34) } else { stale(33, 34) };
-                assert_eq!(managed(&with(33), bound), behind);
-                assert_eq!(managed(&with(100), bound), never_issued(100));
+                assert_eq!(managed(bare, bound), Verdict::Unfenced);
+                for (number, expected) in
+                    [(34, land(34)), (50, land(50)), (33, behind), (100, never_issued(100))]
+                {
+                    assert_eq!(managed(by(number, bare), bound), expected);
+                }
+                assert_eq!(managed(by(7, insert(new)), bound), land(7));
             }
+            assert_eq!(managed(delete(None), bound), Verdict::Unfenced);
+            assert_eq!(managed(by(7, delete(None)), bound), land(7));
         }
-    }
-
-    #[test]
-    fn a_managed_row_may_be_created_without_a_token_where_no_lease_guards_it() {
-        let managed = |write: &Write, bound| judge_managed(write, bound, issued);
-        for new in [None, Some(0), Some(-1), Some(7)] {
-            let insert = Write { old: None, new: Some(new.map(token)), named: true, ambient: None };
-            // A fence is not blanked in silence.
-            let without = if new == Some(7) { Verdict::Unfenced } else { Verdict::LandWithout };
-            assert_eq!(managed(&insert, false), without);
-            assert_eq!(managed(&insert, true), Verdict::Unfenced);
-            let with = Write { ambient: Some(token(7)), ..insert };
-            assert_eq!(managed(&with, false), land(7));
-            assert_eq!(managed(&with, true), land(7));
+        // A row may be created without a token where no lease guards it; but a fence is not blanked in silence.
+        for (new, without) in [
+            (None, Verdict::LandWithout),
+            (Some(0), Verdict::LandWithout),
+            (Some(-1), Verdict::LandWithout),
+            (Some(7), Verdict::Unfenced),
+        ] {
+            assert_eq!(managed(insert(new), false), without);
+            assert_eq!(managed(insert(new), true), Verdict::Unfenced);
         }
-        let delete = Write { old: Some(None), new: None, named: true, ambient: None };
-        assert_eq!(managed(&delete, false), Verdict::Unfenced);
-        let with = Write { ambient: Some(token(7)), ..delete };
-        assert_eq!(managed(&with, false), land(7));
     }
 }

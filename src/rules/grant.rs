@@ -393,30 +393,25 @@ mod tests {
         Floor::at(token(number))
     }
 
-    fn existing(slot: i32, mode: Mode, expires: i64) -> ExistingGrant {
+    /// Acquired with 10, renewed with 12 and 15.
+    fn held(slot: i32, mode: Mode, until: i64) -> ExistingGrant {
         let grant = Grant {
-            slot,
-            mode,
             tokens: Tokens::new(token(10), &[12, 15].map(token)),
-            closing: None,
-            closed_here: false,
-            expires_at: at(expires),
-            abandoned: false,
-            adopted: None,
+            expires_at: at(until),
+            ..ExistingGrant::in_the_making(slot, mode).grant
         };
         ExistingGrant { grant, mine: false, guarded: false }
     }
 
-    fn ask(mode: Mode) -> Ask {
-        Ask { mode, reclaim: false }
+    /// A grant that somebody else has made under this number.
+    fn adopted(number: i64, jump: i64) -> Grant {
+        let tokens = Tokens::new(token(number), &[]);
+        let grant = held(0, Mode::Exclusive, 0).grant;
+        Grant { tokens, expires_at: Instant::LATEST, adopted: Some(floor(jump)), ..grant }
     }
 
-    #[test]
-    fn tokens_are_values_not_a_range() {
-        let g = existing(0, Mode::Exclusive, 100).grant;
-        assert!([10, 12, 15].map(token).iter().all(|t| g.speaks(*t, at(99), floor(0))));
-        assert!([9, 11, 13, 16].map(token).iter().all(|t| !g.speaks(*t, at(99), floor(0))));
-        assert!(!g.speaks(token(10), at(100), floor(0)), "the deadline itself is over");
+    fn closed(grant: Grant, closing: i64, closed_here: bool) -> Grant {
+        Grant { closing: Some(token(closing)), closed_here, ..grant }
     }
 
     #[test]
@@ -425,205 +420,160 @@ mod tests {
         for t in 2..=20 {
             tokens = tokens.renew(token(t));
         }
-        assert!(tokens.contains(token(1)));
-        assert!(!tokens.contains(token(4)));
-        assert!((5..=20).all(|t| tokens.contains(token(t))));
+        let of_it: Vec<i64> = (0..30).filter(|n| tokens.contains(token(*n))).collect();
+        assert_eq!(of_it, [1].into_iter().chain(5..=20).collect::<Vec<_>>());
         assert_eq!(tokens.latest(), token(20));
         assert_eq!(Tokens::new(token(1), tokens.renewed()), tokens);
     }
 
     #[test]
+    fn which_tokens_speak_await_a_renewal_and_release() {
+        use Release::{Again, Close, Lost};
+        // Does it speak? Does it await a renewal?
+        const SPEAKS: (bool, bool) = (true, false);
+        const AWAITS: (bool, bool) = (false, true);
+        const SILENT: (bool, bool) = (false, false);
+        let grant = held(0, Mode::Exclusive, 100).grant;
+        let renewed = Grant { tokens: grant.tokens.renew(token(51)), ..grant };
+        let abandoned = Grant { abandoned: true, ..grant };
+        let (again, other) = (|closing| Again(token(closing)), adopted(3, 50));
+        for (line, (grant, asked, now, jump, voice, release)) in [
+            // Values, not a range; at its deadline a grant is over.
+            (grant, 9, 99, 0, SILENT, Lost),
+            (grant, 10, 99, 0, SPEAKS, Close),
+            (grant, 11, 99, 0, SILENT, Lost),
+            (grant, 12, 99, 0, SPEAKS, Close),
+            (grant, 13, 99, 0, SILENT, Lost),
+            (grant, 15, 99, 0, SPEAKS, Close),
+            (grant, 16, 99, 0, SILENT, Lost),
+            (grant, 10, 100, 0, SILENT, Lost),
+            (abandoned, 10, 1, 0, SILENT, Lost),
+            // After a jump nothing speaks until it is renewed.
+            (grant, 10, 1, 50, AWAITS, Close),
+            (grant, 11, 1, 50, SILENT, Lost),
+            (grant, 10, 100, 50, SILENT, Lost),
+            (renewed, 10, 1, 50, SPEAKS, Close),
+            (renewed, 51, 1, 50, SPEAKS, Close),
+            // A closing token speaks only where it was drawn; after a jump only where the grant was renewed.
+            (closed(grant, 20, false), 20, 1, 0, SILENT, Lost),
+            (closed(grant, 20, false), 10, 1, 0, SILENT, Lost),
+            (closed(grant, 20, true), 20, 1, 0, SPEAKS, again(20)),
+            (closed(grant, 20, true), 10, 1, 0, SILENT, again(20)),
+            (closed(grant, 60, true), 60, 1, 50, AWAITS, again(60)),
+            (closed(grant, 60, true), 10, 1, 50, SILENT, again(60)),
+            (closed(renewed, 60, true), 60, 1, 50, SPEAKS, again(60)),
+            // What another grant ended has no closing token.
+            (closed(grant, 15, true), 10, 1, 0, SILENT, Lost),
+            (closed(grant, 15, true), 15, 1, 0, SILENT, Lost),
+            // An adopted one speaks whatever the sequence says, until a jump.
+            (other, 3, 1, 50, SPEAKS, Close),
+            (other, 4, 1, 50, SILENT, Lost),
+            (other, 3, 1, 51, AWAITS, Close),
+            (closed(other, 3, true), 3, 1, 50, SPEAKS, again(3)),
+            (closed(other, 3, false), 3, 1, 50, SILENT, Lost),
+            // A greater one has ended it.
+            (closed(other, 9, true), 3, 1, 50, SILENT, Lost),
+            (closed(other, 9, true), 9, 1, 50, SILENT, Lost),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let (asked, now, jump) = (token(asked), at(now), floor(jump));
+            let found = (grant.speaks(asked, now, jump), grant.awaits_renewal(asked, now, jump));
+            assert_eq!((found, grant.release(asked, now)), (voice, release), "line {line}");
+            assert_eq!(grant.renewable(asked, now), release == Close, "line {line}");
+        }
+    }
+
+    #[test]
     fn an_adopted_token_ends_smaller_ones_for_good() {
-        let (here, before) = (floor(50), floor(7));
-        let row = |number, closing: Option<i64>, under| Grant {
-            tokens: Tokens::new(token(number), &[]),
-            closing: closing.map(token),
-            expires_at: Instant::LATEST,
-            adopted: Some(under),
-            ..existing(0, Mode::Exclusive, 0).grant
-        };
-        let found = |grant: Grant, number| adopt(&[grant], token(number), here);
-        assert_eq!(adopt(&[], token(5), here), Adopt::Greater);
-        let current = row(5, None, here);
-        assert_eq!(
-            [4, 5, 6].map(|n| found(current, n)),
-            [Adopt::Stale, Adopt::Current, Adopt::Greater]
-        );
-        assert_eq!(found(row(5, None, before), 5), Adopt::AfterJump);
-        // Released or revoked.
-        assert_eq!(
-            [4, 5, 6].map(|n| found(row(5, Some(5), here), n)),
-            [Adopt::Stale, Adopt::Stale, Adopt::Greater]
-        );
-        // Ended by an adoption of 9 that is not answered yet.
-        assert_eq!(
-            [5, 8, 9, 10].map(|n| found(row(5, Some(9), here), n)),
-            [Adopt::Stale, Adopt::Stale, Adopt::Greater, Adopt::Greater]
-        );
-        assert_eq!(found(existing(0, Mode::Exclusive, 0).grant, 99), Adopt::GrantedHere);
-    }
-
-    #[test]
-    fn an_adopted_token_speaks_whatever_the_sequence_says_until_a_jump() {
-        let mut g = existing(0, Mode::Exclusive, 0).grant;
-        g = Grant { tokens: Tokens::new(token(3), &[]), expires_at: Instant::LATEST, ..g };
-        g.adopted = Some(floor(50));
-        assert!(g.speaks(token(3), at(1), floor(50)) && !g.speaks(token(4), at(1), floor(50)));
-        assert!(
-            !g.speaks(token(3), at(1), floor(51)) && g.awaits_renewal(token(3), at(1), floor(51))
-        );
-        // A release's own token speaks to the end of its transaction; one that a greater token ended does not.
-        (g.closing, g.closed_here) = (Some(token(3)), true);
-        assert!(g.speaks(token(3), at(1), floor(50)));
-        assert_eq!(g.release(token(3), at(1)), Release::Again(token(3)));
-        g.closing = Some(token(9));
-        assert!(!g.speaks(token(3), at(1), floor(50)) && !g.speaks(token(9), at(1), floor(50)));
-        assert_eq!(g.release(token(3), at(1)), Release::Lost);
-        g.closed_here = false;
-        assert!(!g.speaks(token(3), at(1), floor(50)));
-    }
-
-    #[test]
-    fn after_a_jump_nothing_speaks_until_renewed() {
-        let mut g = existing(0, Mode::Exclusive, 100).grant;
-        assert!(!g.speaks(token(10), at(1), floor(50)));
-        assert!(g.renewable(token(10), at(1)));
-        assert_eq!(g.release(token(10), at(1)), Release::Close);
-        assert!(
-            g.awaits_renewal(token(10), at(1), floor(50))
-                && !g.awaits_renewal(token(11), at(1), floor(50))
-        );
-        assert!(!g.awaits_renewal(token(10), at(100), floor(50)), "it has expired");
-        g.tokens = g.tokens.renew(token(51));
-        assert!(
-            g.speaks(token(10), at(1), floor(50))
-                && g.speaks(token(51), at(1), floor(50))
-                && !g.awaits_renewal(token(10), at(1), floor(50))
-        );
-    }
-
-    #[test]
-    fn a_closing_token_speaks_only_where_it_was_drawn() {
-        let mut g = existing(0, Mode::Exclusive, 100).grant;
-        g.closing = Some(token(20));
-        assert!(!g.speaks(token(20), at(1), floor(0)) && !g.speaks(token(10), at(1), floor(0)));
-        assert_eq!(g.release(token(10), at(1)), Release::Lost);
-        g.closed_here = true;
-        assert!(g.speaks(token(20), at(1), floor(0)) && !g.speaks(token(10), at(1), floor(0)));
-        assert_eq!(g.release(token(10), at(1)), Release::Again(token(20)));
-        assert!(!g.renewable(token(10), at(1)));
-    }
-
-    #[test]
-    fn a_closing_token_drawn_after_a_jump_speaks_only_where_the_grant_was_renewed() {
-        let mut g = existing(0, Mode::Exclusive, 100).grant;
-        (g.closing, g.closed_here) = (Some(token(60)), true);
-        assert!(
-            !g.speaks(token(60), at(1), floor(50)) && g.awaits_renewal(token(60), at(1), floor(50))
-        );
-        assert_eq!(g.release(token(10), at(1)), Release::Again(token(60)));
-        g.tokens = g.tokens.renew(token(51));
-        assert!(
-            g.speaks(token(60), at(1), floor(50)) && !g.awaits_renewal(token(60), at(1), floor(50))
-        );
-    }
-
-    #[test]
-    fn exclusive_waits_for_everybody_and_a_guard_outlives_the_deadline() {
-        let mut s = existing(0, Mode::Exclusive, 100);
-        assert_eq!(admit(&[], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
-        assert_eq!(
-            admit(&[s], &ask(Mode::Exclusive), at(99)),
-            Acquire::Taken { until: Some(at(100)) }
-        );
-        assert_eq!(admit(&[s], &ask(Mode::Exclusive), at(100)), Acquire::Grant { slot: 0 });
-        s.guarded = true;
-        for mode in [Mode::Exclusive, Mode::Shared, Mode::Slots(2)] {
-            assert_eq!(admit(&[s], &ask(mode), at(100)), Acquire::Taken { until: None });
-        }
-        assert_eq!(admit(&[s], &ask(Mode::Slots(2)), at(99)), Acquire::SlotsDiffer { live: 1 });
-    }
-
-    #[test]
-    fn reclaim_is_for_the_same_holder_and_not_over_a_guard() {
-        let mut s = existing(0, Mode::Exclusive, 100);
-        let again = Ask { mode: Mode::Exclusive, reclaim: true };
-        assert_eq!(admit(&[s], &again, at(1)), Acquire::Taken { until: Some(at(100)) });
-        s.mine = true;
-        assert_eq!(admit(&[s], &again, at(1)), Acquire::Grant { slot: 0 });
-        assert_eq!(
-            admit(&[s], &ask(Mode::Exclusive), at(1)),
-            Acquire::Taken { until: Some(at(100)) }
-        );
-        s.guarded = true;
-        assert_eq!(admit(&[s], &again, at(1)), Acquire::Taken { until: None });
-        for mode in [Mode::Shared, Mode::Slots(2)] {
-            s.grant.mode = mode;
-            let again = Ask { mode, reclaim: true };
-            assert_eq!(admit(&[s], &again, at(1)), Acquire::Taken { until: None });
+        use Adopt::{AfterJump, Current, GrantedHere, Greater, Stale};
+        let here = adopted(5, 50);
+        assert_eq!(adopt(&[], token(5), floor(50)), Greater);
+        for (grant, verdicts) in [
+            (here, vec![(4, Stale), (5, Current), (6, Greater)]),
+            (adopted(5, 7), vec![(5, AfterJump)]),
+            // Released or revoked.
+            (closed(here, 5, false), vec![(4, Stale), (5, Stale), (6, Greater)]),
+            // Ended by an adoption of 9 that is not answered yet.
+            (closed(here, 9, false), vec![(5, Stale), (8, Stale), (9, Greater), (10, Greater)]),
+            (held(0, Mode::Exclusive, 0).grant, vec![(99, GrantedHere)]),
+        ] {
+            for (number, verdict) in verdicts {
+                assert_eq!(adopt(&[grant], token(number), floor(50)), verdict, "{number}");
+            }
         }
     }
 
     #[test]
-    fn what_another_grant_ended_has_no_closing_token() {
-        let mut g = existing(0, Mode::Shared, 100).grant;
-        g.closing = Some(g.tokens.latest());
-        g.closed_here = true;
-        assert!([10, 12, 15].map(token).iter().all(|t| !g.speaks(*t, at(1), floor(0))));
-        assert!([10, 12, 15].map(token).iter().all(|t| g.release(*t, at(1)) == Release::Lost));
+    fn who_is_granted_what_beside_whom() {
+        use Mode::{Exclusive, Shared, Slots};
+        let granted = |slot| Acquire::Grant { slot };
+        let until = |us| Acquire::Taken { until: Some(at(us)) };
+        let (unknown, differ) =
+            (Acquire::Taken { until: None }, |live| Acquire::SlotsDiffer { live });
+        let one = held(0, Exclusive, 100);
+        let mine = ExistingGrant { mine: true, ..one };
+        let guarded = |one| ExistingGrant { guarded: true, ..one };
+        let left = ExistingGrant { grant: Grant { abandoned: true, ..one.grant }, ..one };
+        let of_mine = |mode| guarded(ExistingGrant { mine: true, ..held(0, mode, 100) });
+        let readers = vec![held(0, Shared, 100), held(2, Shared, 100)];
+        let full = vec![held(0, Slots(2), 50), held(1, Slots(2), 70)];
+        for (line, (existing, mode, reclaim, now, expected)) in [
+            (vec![], Exclusive, false, 1, granted(0)),
+            (vec![one], Exclusive, false, 99, until(100)),
+            (vec![one], Exclusive, false, 100, granted(0)),
+            (vec![left], Exclusive, false, 1, granted(0)),
+            // A guard outlives the deadline, and the end of the session.
+            (vec![guarded(one)], Exclusive, false, 100, unknown),
+            (vec![guarded(one)], Shared, false, 100, unknown),
+            (vec![guarded(one)], Slots(2), false, 100, unknown),
+            (vec![guarded(one)], Slots(2), false, 99, differ(1)),
+            (vec![guarded(left)], Exclusive, false, 1, unknown),
+            // To reclaim is for the same holder, and not over a guard.
+            (vec![one], Exclusive, true, 1, until(100)),
+            (vec![mine], Exclusive, true, 1, granted(0)),
+            (vec![mine], Exclusive, false, 1, until(100)),
+            (vec![of_mine(Exclusive)], Exclusive, true, 1, unknown),
+            (vec![of_mine(Shared)], Shared, true, 1, unknown),
+            (vec![of_mine(Slots(2))], Slots(2), true, 1, unknown),
+            // Those who share, and slots up to their number.
+            (readers.clone(), Shared, false, 1, granted(1)),
+            (readers, Exclusive, false, 1, until(100)),
+            (full.clone(), Slots(2), false, 1, until(50)),
+            (full.clone(), Slots(2), false, 60, granted(0)),
+            (full.clone(), Slots(3), false, 1, differ(2)),
+            (full.clone(), Slots(3), false, 80, granted(0)),
+            (full, Shared, false, 1, until(70)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(admit(&existing, &Ask { mode, reclaim }, at(now)), expected, "line {line}");
+        }
     }
 
     #[test]
     fn a_grant_ends_what_must_not_come_back_beside_it() {
-        let shared = existing(1, Mode::Shared, 100);
-        let (all, one) = (ask(Mode::Shared), ask(Mode::Exclusive));
-        assert!(ends(&one, &shared, at(100)) && ends(&ask(Mode::Slots(2)), &shared, at(100)));
-        assert!(!ends(&all, &shared, at(100)) && !ends(&one, &shared, at(99)));
-        assert!(!ends(&one, &ExistingGrant { guarded: true, ..shared }, at(100)));
-        let reclaim = Ask { reclaim: true, ..all };
-        assert!(!ends(&reclaim, &shared, at(99)));
-        assert!(ends(&reclaim, &ExistingGrant { mine: true, ..shared }, at(99)));
-        assert!(!ends(&reclaim, &ExistingGrant { mine: true, guarded: true, ..shared }, at(99)));
-    }
-
-    #[test]
-    fn what_its_session_has_abandoned_is_over_and_does_not_come_back() {
-        let mut s = existing(0, Mode::Exclusive, 100);
-        s.grant.abandoned = true;
-        assert_eq!(
-            (s.grant.phase(at(99)), s.grant.phase(at(100))),
-            (Phase::Abandoned, Phase::Expired)
-        );
-        assert!(
-            !s.grant.speaks(token(10), at(1), floor(0)) && !s.grant.renewable(token(10), at(1))
-        );
-        assert_eq!(s.grant.release(token(10), at(1)), Release::Lost);
-        assert_eq!(admit(&[s], &ask(Mode::Exclusive), at(1)), Acquire::Grant { slot: 0 });
-        s.guarded = true;
-        let taken = Acquire::Taken { until: None };
-        assert_eq!(admit(&[s], &ask(Mode::Exclusive), at(1)), taken);
-        let shared = ExistingGrant { guarded: false, ..s };
-        assert!(ends(&ask(Mode::Slots(2)), &shared, at(1)));
-    }
-
-    #[test]
-    fn shared_and_slots() {
-        let reader = |slot| existing(slot, Mode::Shared, 100);
-        let two = [reader(0), reader(2)];
-        assert_eq!(admit(&two, &ask(Mode::Shared), at(1)), Acquire::Grant { slot: 1 });
-        assert_eq!(
-            admit(&two, &ask(Mode::Exclusive), at(1)),
-            Acquire::Taken { until: Some(at(100)) }
-        );
-        let worker = |slot, until| existing(slot, Mode::Slots(2), until);
-        let full = [worker(0, 50), worker(1, 70)];
-        assert_eq!(
-            admit(&full, &ask(Mode::Slots(2)), at(1)),
-            Acquire::Taken { until: Some(at(50)) }
-        );
-        assert_eq!(admit(&full, &ask(Mode::Slots(2)), at(60)), Acquire::Grant { slot: 0 });
-        assert_eq!(admit(&full, &ask(Mode::Slots(3)), at(1)), Acquire::SlotsDiffer { live: 2 });
-        assert_eq!(admit(&full, &ask(Mode::Slots(3)), at(80)), Acquire::Grant { slot: 0 });
-        assert_eq!(admit(&full, &ask(Mode::Shared), at(1)), Acquire::Taken { until: Some(at(70)) });
+        let shared = held(1, Mode::Shared, 100);
+        let guarded = ExistingGrant { guarded: true, ..shared };
+        let (mine, mut left) = (ExistingGrant { mine: true, ..shared }, shared);
+        left.grant.abandoned = true;
+        for (line, (mode, reclaim, other, now, ended)) in [
+            (Mode::Exclusive, false, shared, 99, false),
+            (Mode::Exclusive, false, shared, 100, true),
+            (Mode::Exclusive, false, guarded, 100, false),
+            (Mode::Slots(2), false, shared, 100, true),
+            (Mode::Slots(2), false, left, 1, true),
+            (Mode::Shared, false, shared, 100, false),
+            (Mode::Shared, true, shared, 99, false),
+            (Mode::Shared, true, mine, 99, true),
+            (Mode::Shared, true, ExistingGrant { guarded: true, ..mine }, 99, false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            assert_eq!(ends(&Ask { mode, reclaim }, &other, at(now)), ended, "line {line}");
+        }
     }
 }

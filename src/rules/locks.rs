@@ -28,58 +28,41 @@ pub enum Lock {
     Statistics,
 }
 
-/// How a lock is held: PostgreSQL's modes, but for the one that nothing here takes. The steps below say what each is
-/// for.
+/// How a lock is held: PostgreSQL's modes by its numbers (`storage/lockdefs.h`), but for the one that nothing here takes.
+/// The steps below say what each is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[allow(missing_docs)]
 pub enum LockMode {
-    AccessShare,
-    RowShare,
-    RowExclusive,
-    ShareUpdateExclusive,
-    Share,
-    Exclusive,
-    AccessExclusive,
+    AccessShare = 1,
+    RowShare = 2,
+    RowExclusive = 3,
+    ShareUpdateExclusive = 4,
+    Share = 5,
+    Exclusive = 7,
+    AccessExclusive = 8,
 }
 
 impl LockMode {
-    /// All of them, from the weakest to the strongest.
-    pub const ALL: [LockMode; 7] = [
-        LockMode::AccessShare,
-        LockMode::RowShare,
-        LockMode::RowExclusive,
-        LockMode::ShareUpdateExclusive,
-        LockMode::Share,
-        LockMode::Exclusive,
-        LockMode::AccessExclusive,
-    ];
-
-    /// PostgreSQL's number of the mode (`storage/lockdefs.h`).
+    /// PostgreSQL's number of the mode.
     pub const fn number(self) -> i32 {
-        match self {
-            LockMode::AccessShare => 1,
-            LockMode::RowShare => 2,
-            LockMode::RowExclusive => 3,
-            LockMode::ShareUpdateExclusive => 4,
-            LockMode::Share => 5,
-            LockMode::Exclusive => 7,
-            LockMode::AccessExclusive => 8,
-        }
+        self as i32
     }
 
     /// Does this mode keep another transaction from having `other` on the same lock?
     pub const fn conflicts_with(self, other: LockMode) -> bool {
-        use LockMode::*;
-        match (self, other) {
-            (AccessExclusive, _) | (_, AccessExclusive) => true,
-            (AccessShare, _) | (_, AccessShare) => false,
-            (Exclusive, _) | (_, Exclusive) => true,
-            (RowShare, _) | (_, RowShare) => false,
-            (Share, Share) => false,
-            (Share, _) | (_, Share) => true,
-            (RowExclusive, _) | (_, RowExclusive) => false,
-            (ShareUpdateExclusive, ShareUpdateExclusive) => true,
-        }
+        /// `LockConflicts` of `storage/lmgr/lock.c`, a bit for each mode's number.
+        const CONFLICTS: [i32; 9] = [
+            0,
+            1 << 8,
+            1 << 7 | 1 << 8,
+            1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
+            1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
+            1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8,
+            1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
+            1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
+            1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
+        ];
+        CONFLICTS[self.number() as usize] & 1 << other.number() != 0
     }
 }
 
@@ -145,71 +128,57 @@ pub const MAKE_STATISTICS: LockStep = at_once(Lock::Statistics, LockMode::Access
 #[cfg(test)]
 mod tests {
     use super::*;
-    use LockMode::*;
-
-    /// `LockConflicts` of `storage/lmgr/lock.c`, a bit for each mode's number.
-    const POSTGRES: [i32; 9] = [
-        0,
-        1 << 8,
-        1 << 7 | 1 << 8,
-        1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
-        1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
-        1 << 3 | 1 << 4 | 1 << 6 | 1 << 7 | 1 << 8,
-        1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
-        1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
-        1 << 1 | 1 << 2 | 1 << 3 | 1 << 4 | 1 << 5 | 1 << 6 | 1 << 7 | 1 << 8,
-    ];
 
     #[test]
-    fn the_table_of_conflicts_is_postgres_s() {
-        for one in LockMode::ALL {
-            for other in LockMode::ALL {
-                let theirs = POSTGRES[one.number() as usize] & 1 << other.number() != 0;
-                assert_eq!(one.conflicts_with(other), theirs, "{one:?} and {other:?}");
+    fn conflicts_are_mutual() {
+        use LockMode::*;
+        let all = [
+            AccessShare,
+            RowShare,
+            RowExclusive,
+            ShareUpdateExclusive,
+            Share,
+            Exclusive,
+            AccessExclusive,
+        ];
+        for one in all {
+            for other in all {
+                assert_eq!(one.conflicts_with(other), other.conflicts_with(one));
             }
         }
     }
 
     #[test]
-    fn a_take_over_meets_guards_and_changes_but_these_do_not_meet_each_other() {
-        for take_over in [ACQUIRE_ALONE, TAKE_SLOT, PRUNE] {
-            assert!(take_over.mode.conflicts_with(GUARD.mode));
-            assert!(take_over.mode.conflicts_with(CHANGE.mode));
-            assert_eq!((take_over.lock, take_over.waits), (GUARD.lock, false));
-        }
-        assert!(!CHANGE.mode.conflicts_with(GUARD.mode));
-        assert!(!GUARD.mode.conflicts_with(GUARD.mode));
-        assert!(CHANGE.mode.conflicts_with(CHANGE.mode));
-    }
-
-    #[test]
-    fn kinds_of_grants_exclude_each_other_while_they_are_made() {
-        assert!(EXCLUDE_ALONE.mode.conflicts_with(ACQUIRE_ALONE.mode));
-        assert!(!EXCLUDE_ALONE.mode.conflicts_with(TAKE_SLOT.mode));
-        assert!(!EXCLUDE_ALONE.mode.conflicts_with(CHANGE.mode));
-        assert!(EXCLUDE_SLOTS.mode.conflicts_with(EXCLUDE_SHARED.mode));
-        assert!(!EXCLUDE_SLOTS.mode.conflicts_with(EXCLUDE_SLOTS.mode));
-        assert!(!EXCLUDE_SHARED.mode.conflicts_with(EXCLUDE_SHARED.mode));
-        assert!(TAKE_SLOT.mode.conflicts_with(TAKE_SLOT.mode));
-    }
-
-    #[test]
-    fn who_takes_a_slot_is_told_from_who_guards_or_changes_its_grant() {
-        let asks = SLOT_IS_BEING_TAKEN;
-        for takes in [TAKE_SLOT, ACQUIRE_ALONE] {
-            assert!(asks.lock == takes.lock && asks.mode.conflicts_with(takes.mode));
-        }
-        for other in [GUARD, CHANGE, EXCLUDE_ALONE] {
-            assert!(asks.lock == other.lock && !asks.mode.conflicts_with(other.mode));
-        }
-    }
-
-    #[test]
-    fn who_asks_sees_the_one_that_it_asks_for_and_not_another_that_asks() {
-        for (asks, found) in [(SOMEBODY_WAITS, HEAD_OF_QUEUE), (IS_GUARDED, GUARD_BESIDE_OTHERS)] {
-            assert_eq!(asks.lock, found.lock);
-            assert!(asks.mode.conflicts_with(found.mode));
-            assert!(!asks.mode.conflicts_with(asks.mode));
+    fn who_excludes_whom() {
+        for (line, (one, others, excludes)) in [
+            // A take-over meets guards and changes, but these do not meet each other.
+            (ACQUIRE_ALONE, &[GUARD, CHANGE][..], true),
+            (TAKE_SLOT, &[GUARD, CHANGE, TAKE_SLOT], true),
+            (PRUNE, &[GUARD, CHANGE], true),
+            (CHANGE, &[CHANGE], true),
+            (GUARD, &[GUARD, CHANGE], false),
+            // Kinds of grants exclude each other while they are made.
+            (EXCLUDE_ALONE, &[ACQUIRE_ALONE], true),
+            (EXCLUDE_ALONE, &[TAKE_SLOT, CHANGE], false),
+            (EXCLUDE_SLOTS, &[EXCLUDE_SHARED], true),
+            (EXCLUDE_SLOTS, &[EXCLUDE_SLOTS], false),
+            (EXCLUDE_SHARED, &[EXCLUDE_SHARED], false),
+            // A session that takes a slot is told from one that guards or changes its grant.
+            (SLOT_IS_BEING_TAKEN, &[TAKE_SLOT, ACQUIRE_ALONE], true),
+            (SLOT_IS_BEING_TAKEN, &[GUARD, CHANGE, EXCLUDE_ALONE], false),
+            // A session that asks sees the one that it asks for, and not another that asks.
+            (SOMEBODY_WAITS, &[HEAD_OF_QUEUE], true),
+            (SOMEBODY_WAITS, &[SOMEBODY_WAITS], false),
+            (IS_GUARDED, &[GUARD_BESIDE_OTHERS], true),
+            (IS_GUARDED, &[IS_GUARDED], false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for other in others {
+                assert_eq!(one.lock, other.lock, "line {line}");
+                assert_eq!(one.mode.conflicts_with(other.mode), excludes, "line {line}: {other:?}");
+            }
         }
         // A renewal does not lock what tells of guards.
         assert_ne!(IS_GUARDED.lock, CHANGE.lock);
@@ -221,18 +190,8 @@ mod tests {
         assert!(wait.iter().all(|w| w.waits));
         assert!(wait.windows(2).all(|two| two[0].lock < two[1].lock));
         assert!(HEAD_OF_QUEUE.lock < CHANGE.lock && CHANGE.lock < MOVE_ON.lock);
-        // An acquire waits in the queue only, so a try never waits.
+        // An acquire waits in the queue only, so a try never waits; nor does a prune.
         let acquire = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SLOTS, EXCLUDE_SHARED];
-        assert!(acquire.iter().chain([&TAKE_SLOT, &IS_GUARDED]).all(|w| !w.waits));
-    }
-
-    #[test]
-    fn conflicts_are_mutual_and_a_stronger_mode_is_stronger() {
-        for one in LockMode::ALL {
-            assert!(one.conflicts_with(AccessExclusive) && AccessExclusive.conflicts_with(one));
-            for other in LockMode::ALL {
-                assert_eq!(one.conflicts_with(other), other.conflicts_with(one));
-            }
-        }
+        assert!(acquire.iter().chain([&TAKE_SLOT, &IS_GUARDED, &PRUNE]).all(|w| !w.waits));
     }
 }

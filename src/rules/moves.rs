@@ -158,6 +158,8 @@ mod tests {
     use super::*;
 
     const LONG_AGO: Instant = Instant::from_micros(0);
+    const HOUR: Instant = Instant::from_micros(CLOCK_ZERO.micros() + 3_600_000_000);
+    const SECOND: i64 = 1_000_000;
 
     const IDENTITY: Identity =
         Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9 };
@@ -167,146 +169,109 @@ mod tests {
         Token::from_bigint(number)
     }
 
-    /// Where the sequence moves on to from there.
-    fn target(last: i64, now: Instant) -> Option<i64> {
-        super::target(token(last), now).map(Token::bigint)
-    }
-
-    fn wait_for_clock(last: i64, now: Instant) -> Span {
-        super::wait_for_clock(token(last), now)
-    }
-
-    fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, passed: i64) -> Due {
-        super::due(recorded, identity, start, token(passed))
-    }
-
-    fn recorded() -> Recorded {
-        Recorded {
-            identity: Some(IDENTITY.mark()),
-            start: Some(START.mark()),
-            dumped: token(100),
-            last: token(120),
-        }
+    /// Where the sequence moves on to from there, so many microseconds after the hour.
+    fn moved(last: i64, us: i64) -> Option<i64> {
+        target(token(last), HOUR + Span::from_micros(us)).map(Token::bigint)
     }
 
     #[test]
     fn a_move_outruns_the_last_token_and_the_clock() {
-        assert_eq!(target(0, LONG_AGO), Some(STRIDE));
-        assert_eq!(target(STRIDE, LONG_AGO), Some(2 * STRIDE));
-        assert_eq!(target(7, CLOCK_ZERO - Span::from_micros(1)), Some(STRIDE + 7));
-        let hour = CLOCK_ZERO + Span::from_secs(3_600);
-        assert_eq!(target(5, hour), Some(3600 * STRIDE));
-        assert_eq!(target(3600 * STRIDE, hour), Some(3601 * STRIDE));
-        assert_eq!(target(i64::MAX, hour), None);
+        let first = 3600 * STRIDE;
+        for (last, us, expected) in [
+            (0, LONG_AGO.since(HOUR).micros(), STRIDE),
+            (STRIDE, LONG_AGO.since(HOUR).micros(), 2 * STRIDE),
+            (7, -3_600 * SECOND - 1, STRIDE + 7),
+            (5, 0, first),
+            (first, 0, first + STRIDE),
+            // A clock that was set back between two starts.
+            (first + 3, -1_800 * SECOND, first + 3 + STRIDE),
+        ] {
+            assert_eq!(moved(last, us), Some(expected), "{last} at {us}");
+        }
+        assert_eq!(moved(i64::MAX, 0), None);
+        // It is as fine as the clock: two copies made within 2 µs.
+        assert!((0..100).all(|us| moved(0, us) < moved(0, us + 1)));
     }
 
     #[test]
     fn a_second_move_within_a_second_waits_for_the_clock() {
-        let hour = CLOCK_ZERO + Span::from_secs(3_600);
-        let first = target(0, hour).expect("far from the end");
-        assert_eq!(wait_for_clock(0, hour), Span::ZERO, "nothing was drawn yet");
+        let first = 3600 * STRIDE;
+        let wait = |last, us| wait_for_clock(token(last), HOUR + Span::from_micros(us)).micros();
         // At once, and after a tenth of a second with some tokens drawn.
-        for (drawn, later) in [(0, 0), (50, 100_000), (STRIDE / 10, 100_000)] {
-            let now = hour + Span::from_micros(later);
-            let then = now + wait_for_clock(first + drawn, now);
-            assert!(then > now && then <= now + Span::from_secs(2));
-            assert_eq!(
-                target(first + drawn, then),
-                by_clock(then).map(Token::bigint),
-                "the clock decides"
-            );
+        for (drawn, us) in [(0, 0), (50, 100_000), (STRIDE / 10, 100_000)] {
+            let then = us + wait(first + drawn, us);
+            assert!(then > us && then <= us + 2 * SECOND);
+            let clock = by_clock(HOUR + Span::from_micros(then)).map(Token::bigint);
+            assert_eq!(moved(first + drawn, then), clock, "the clock decides");
         }
-        assert_eq!(wait_for_clock(first, hour + Span::from_secs(1)), Span::ZERO);
-        // Far ahead of the clock, waiting is of no use.
-        assert_eq!(wait_for_clock(first + 10 * STRIDE, hour), Span::ZERO);
-        assert_eq!(wait_for_clock(i64::MAX, hour), Span::ZERO);
-    }
-
-    #[test]
-    fn a_move_is_as_fine_as_the_clock() {
-        let hour = CLOCK_ZERO + Span::from_secs(3_600);
-        let next = |us: i64| target(0, hour + Span::from_micros(us)).expect("far from the end");
-        assert!((0..100).all(|us| next(us) < next(us + 1)), "two copies made within 2 µs");
-    }
-
-    #[test]
-    fn a_clock_set_back_between_two_starts_goes_on_above_the_last() {
-        let hour = CLOCK_ZERO + Span::from_secs(3_600);
-        let first = target(5, hour).expect("far from the end");
-        assert_eq!(target(first + 3, hour - Span::from_secs(1_800)), Some(first + 3 + STRIDE));
-        assert_eq!(target(first + 3, LONG_AGO), Some(first + 3 + STRIDE));
+        // Nothing was drawn yet; a second is over; far ahead of the clock, waiting is of no use.
+        for (last, us) in [(0, 0), (first, SECOND), (first + 10 * STRIDE, 0), (i64::MAX, 0)] {
+            assert_eq!(wait(last, us), 0, "{last} at {us}");
+        }
     }
 
     #[test]
     fn tokens_stay_exact_in_javascript_for_270_years() {
-        let year = |n: i64| Span::from_secs(n * 365 * 86_400);
-        let then = target(0, CLOCK_ZERO + year(270)).expect("far from the end");
-        assert!(then < 1 << 53, "{then}");
-        assert_eq!(target(0, CLOCK_ZERO + year(1)).map(|t| t.to_string().len()), Some(14));
+        let after = |years: i64| moved(0, (years * 365 * 24 - 1) * 3_600 * SECOND);
+        assert!(after(270).is_some_and(|then| then < 1 << 53));
+        assert_eq!(after(1).map(|t| t.to_string().len()), Some(14));
     }
 
     #[test]
     fn a_sequence_more_than_a_day_ahead_of_the_clock_is_told_of() {
         let day = Span::from_secs(86_400);
-        let now = CLOCK_ZERO + Span::from_secs(3_600);
-        let far_ahead = |last| super::far_ahead(token(last), now);
-        let tomorrow = target(0, now + day).expect("far from the end");
-        assert_eq!(far_ahead(0), None);
-        assert_eq!(far_ahead(tomorrow), None);
-        assert_eq!(far_ahead(tomorrow + STRIDE), Some(now + day + Span::from_secs(1)));
-        let end = far_ahead(i64::MAX).expect("277 thousand years");
-        assert!(end < Instant::LATEST);
+        let ahead = |last| far_ahead(token(last), HOUR);
+        let tomorrow = moved(0, day.micros()).expect("far from the end");
+        assert_eq!((ahead(0), ahead(tomorrow)), (None, None));
+        assert_eq!(ahead(tomorrow + STRIDE), Some(HOUR + day + Span::from_secs(1)));
+        assert!(ahead(i64::MAX).is_some_and(|end| end < Instant::LATEST), "277 thousand years");
     }
 
     #[test]
-    fn each_part_of_the_identity_counts() {
-        assert_eq!(due(&recorded(), &IDENTITY, Some(&START), 0), Due::Nothing);
-        let none = Recorded { identity: None, ..recorded() };
-        assert_eq!(due(&none, &IDENTITY, Some(&START), 0), Due::Jump);
-        for other in [
-            Identity { timeline: 2, ..IDENTITY },
-            Identity { system_identifier: 8, ..IDENTITY },
-            Identity { database: 6, ..IDENTITY },
-            Identity { sequence: 10, ..IDENTITY },
-        ] {
-            assert_eq!(due(&recorded(), &other, Some(&START), 0), Due::Jump);
+    fn what_is_due_by_each_part_of_what_is_recorded() {
+        let recorded = Recorded {
+            identity: Some(IDENTITY.mark()),
+            start: Some(START.mark()),
+            dumped: token(100),
+            last: token(120),
+        };
+        let at = |last| Recorded { last: token(last), ..recorded };
+        let no_identity = Recorded { identity: None, ..recorded };
+        let emptied = Recorded { start: None, ..recorded };
+        for (line, (recorded, identity, start, passed, expected)) in [
+            (recorded, IDENTITY, Some(START), 0, Due::Nothing),
+            // Another database.
+            (no_identity, IDENTITY, Some(START), 0, Due::Jump),
+            (recorded, Identity { timeline: 2, ..IDENTITY }, Some(START), 0, Due::Jump),
+            (recorded, Identity { system_identifier: 8, ..IDENTITY }, Some(START), 0, Due::Jump),
+            (recorded, Identity { database: 6, ..IDENTITY }, Some(START), 0, Due::Jump),
+            (recorded, Identity { sequence: 10, ..IDENTITY }, Some(START), 0, Due::Jump),
+            // Another start; or no mark of one can be kept.
+            (emptied, IDENTITY, Some(START), 0, Due::Move),
+            (recorded, IDENTITY, Some(Start { server: LONG_AGO, ..START }), 0, Due::Move),
+            (recorded, IDENTITY, Some(Start { database: 6, ..START }), 0, Due::Move),
+            (recorded, IDENTITY, Some(Start { file: 16_401, ..START }), 0, Due::Move),
+            (recorded, IDENTITY, None, 0, Due::Move),
+            // A sequence below what a dump has loaded, or what a session has seen; also where the server has started since.
+            (at(100), IDENTITY, Some(START), 0, Due::Nothing),
+            (at(99), IDENTITY, Some(START), 0, Due::Jump),
+            (at(110), IDENTITY, Some(START), 111, Due::Jump),
+            (Recorded { start: None, ..at(99) }, IDENTITY, Some(START), 0, Due::Jump),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let found = due(&recorded, &identity, start.as_ref(), token(passed));
+            assert_eq!(found, expected, "line {line}");
         }
-    }
-
-    #[test]
-    fn each_part_of_the_start_counts() {
-        let emptied = Recorded { start: None, ..recorded() };
-        assert_eq!(due(&emptied, &IDENTITY, Some(&START), 0), Due::Move);
-        for other in [
-            Start { server: Instant::from_micros(1_001), ..START },
-            Start { database: 6, ..START },
-            Start { file: 16_401, ..START },
-        ] {
-            assert_eq!(due(&recorded(), &IDENTITY, Some(&other), 0), Due::Move);
-        }
-        assert_eq!(due(&recorded(), &IDENTITY, None, 0), Due::Move, "no mark can be kept");
-    }
-
-    #[test]
-    fn a_sequence_below_what_a_dump_has_loaded_jumps() {
-        let at = |last| Recorded { last: token(last), ..recorded() };
-        assert_eq!(due(&at(100), &IDENTITY, Some(&START), 0), Due::Nothing);
-        assert_eq!(due(&at(99), &IDENTITY, Some(&START), 0), Due::Jump);
-        assert_eq!(due(&at(110), &IDENTITY, Some(&START), 111), Due::Jump);
-        // Also where the server has started since.
-        assert_eq!(
-            due(&Recorded { start: Some(1), ..at(99) }, &IDENTITY, Some(&START), 0),
-            Due::Jump
-        );
     }
 
     #[test]
     fn a_move_from_what_a_dump_carries_outruns_what_was_drawn() {
         let (dumped, most) = (token(7), STRIDE / 2 + 7);
-        assert!(
-            !super::dump_lags(dumped, token(most)) && super::dump_lags(dumped, token(most + 1))
-        );
+        assert!(!dump_lags(dumped, token(most)) && dump_lags(dumped, token(most + 1)));
         // Sessions that race draw some more before they see that it has followed.
-        assert!(target(7, LONG_AGO).is_some_and(|target| target > most + STRIDE / 4));
+        let moved = target(dumped, LONG_AGO).map(Token::bigint);
+        assert!(moved.is_some_and(|target| target > most + STRIDE / 4));
     }
 }

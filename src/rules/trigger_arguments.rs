@@ -53,11 +53,12 @@ fn words(events: &[u8]) -> impl Iterator<Item = &[u8]> {
 mod tests {
     use super::*;
 
+    fn read<'a>(given: &[&'a str]) -> TriggerArguments<'a> {
+        TriggerArguments::new(given.iter().copied().map(str::as_bytes))
+    }
+
     #[test]
     fn what_is_left_out_or_empty_has_its_default() {
-        let read = |given: &[&'static str]| {
-            TriggerArguments::new(given.iter().copied().map(str::as_bytes))
-        };
         let none = TriggerArguments {
             fence_column: b"fence",
             mode: b"strict",
@@ -65,14 +66,16 @@ mod tests {
             verify: None,
             events: None,
         };
+        let all = TriggerArguments {
+            fence_column: b"token",
+            mode: b"managed",
+            lease: Some(b"order:{id}"),
+            verify: Some(b"verify"),
+            events: Some(b"update,delete"),
+        };
         assert_eq!(read(&[]), none);
         assert_eq!(read(&["", "", "", "", ""]), none);
-        let all = read(&["token", "managed", "order:{id}", "verify", "update,delete"]);
-        assert_eq!((all.fence_column, all.mode), (&b"token"[..], &b"managed"[..]));
-        assert_eq!(all.lease, Some(&b"order:{id}"[..]));
-        assert_eq!(all.verify, Some(&b"verify"[..]));
-        assert_eq!(all.events, Some(&b"update,delete"[..]));
-        assert_eq!(read(&["", "", "", "", "update"]).verify, None);
+        assert_eq!(read(&["token", "managed", "order:{id}", "verify", "update,delete"]), all);
     }
 
     #[test]
@@ -87,8 +90,7 @@ mod tests {
             ("managed", "update, insert", true, false),
             ("managed", ",", true, false),
         ] {
-            let given = ["", mode, "", "", events].map(str::as_bytes);
-            let read = TriggerArguments::new(given.into_iter());
+            let read = read(&["", mode, "", "", events]);
             let got = (read.has_unfenced_insert(), read.knows_its_events());
             assert_eq!(got, (free, known), "{mode} {events}");
         }
