@@ -5,8 +5,7 @@ CREATE UNLOGGED SEQUENCE fence.stats_memory_seq AS bigint MINVALUE 1 CACHE 1 NO 
 COMMENT ON SEQUENCE fence.stats_memory_seq IS
     'handle of the shared memory in which this database counts; must stay unlogged';
 
--- The library fills a column by its name: there is one for each counter of
--- src/statistics/counter.rs, as a test asks.
+-- A column for each counter of src/statistics/counter.rs, in the same order, as a test asks.
 CREATE FUNCTION fence.read_stats(
     OUT stats_reset timestamptz, OUT grants bigint, OUT tries_lost bigint, OUT waits bigint,
     OUT wait_time double precision, OUT renewals bigint, OUT renewals_lost bigint, OUT releases bigint,

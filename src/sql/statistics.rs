@@ -3,7 +3,7 @@
 use crate::encoding::in_server_encoding;
 use crate::errors::Refusal;
 use crate::pg::call::args::{text_datum, Answer, Args};
-use crate::pg::call::composite;
+use crate::pg::call::composite::{self, RowAnswer};
 use crate::pg::session::xact;
 use crate::statistics::{self, Counter};
 use pgrx::pg_sys::Datum;
@@ -11,28 +11,21 @@ use pgrx::pg_sys::Datum;
 /// `fence.read_stats()`: one row, of zeros where nothing was counted.
 pub fn read_stats(args: Args) -> Result<Answer, Refusal> {
     let seen = statistics::snapshot();
-    let value = |column: &str| {
-        if column == "stats_reset" {
-            return seen.reset_at.map(|at| at.micros().into());
-        }
-        match Counter::of_column(column)? {
-            // In milliseconds. A double precision is passed as its bits.
-            Counter::WaitTime => {
-                let wait_ms = seen.get(Counter::WaitTime) as f64 / 1_000.0;
-                Some(Datum::from(wait_ms.to_bits()))
-            }
-            counter => Some(Datum::from(seen.get(counter) as i64)),
-        }
-    };
-    Ok(composite::row_by_names(args, value))
+    let mut row = vec![seen.reset_at.map(|at| at.micros().into())];
+    row.extend(seen.numbers.map(|number| Some(Datum::from(number as i64))));
+    // In milliseconds. A double precision is passed as its bits.
+    let wait_time = Counter::WaitTime as usize;
+    row[1 + wait_time] = Some(Datum::from((seen.numbers[wait_time] as f64 / 1_000.0).to_bits()));
+    Ok(composite::row(args, &row))
 }
 
 /// `fence.read_refusals()`: a row for each refused write that is kept, newest first.
 pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
-    let rows = statistics::refusals().into_iter().map(|(at, pid, presented, stored, texts)| {
+    let rows = RowAnswer::begin(args);
+    for (at, pid, presented, stored, texts) in statistics::refusals() {
         let [sqlstate, relation, lease, holder, role, application, address, key] =
             texts.map(|text| text.map(|text| text_datum(&in_server_encoding(text))));
-        [
+        rows.put([
             Some(at.into()),
             sqlstate,
             relation,
@@ -45,9 +38,9 @@ pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
             application,
             address,
             Some(pid.into()),
-        ]
-    });
-    Ok(composite::value_rows(args, rows))
+        ]);
+    }
+    Ok(Answer::Null)
 }
 
 /// `fence_stats_reset()`: counts from zero. Errors: 25006.

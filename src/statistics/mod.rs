@@ -102,14 +102,8 @@ pub fn flush() {
 pub struct Snapshot {
     /// Since when is counted; None where nothing is.
     pub reset_at: Option<Instant>,
-    numbers: [u64; COUNTERS],
-}
-
-impl Snapshot {
-    /// The count of one counter.
-    pub fn get(&self, counter: Counter) -> u64 {
-        self.numbers[counter as usize]
-    }
+    /// In the order of the counters.
+    pub numbers: [u64; COUNTERS],
 }
 
 /// The counts of all sessions, and of this one in its transaction so far.

@@ -53,9 +53,16 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     });
 }
 
-/// Each SQLSTATE of the fence has a counter of its name.
+/// Each SQLSTATE of the fence has a counter of its own.
 fn counter(sqlstate: SqlState) -> Option<Counter> {
-    Counter::of_column(&format!("refused_{}", sqlstate.code().to_ascii_lowercase()))
+    match sqlstate {
+        SqlState::StaleToken => Some(Counter::RefusedPf001),
+        SqlState::NoToken => Some(Counter::RefusedPf002),
+        SqlState::TokenNeverIssued => Some(Counter::RefusedPf003),
+        SqlState::TokenDoesNotSpeak => Some(Counter::RefusedPf004),
+        SqlState::CannotBeFenced => Some(Counter::RefusedPf005),
+        _ => None,
+    }
 }
 
 fn describe(refusal: &Refusal, known: Known, client: Client) -> RefusedWrite {

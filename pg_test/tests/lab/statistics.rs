@@ -18,12 +18,21 @@ pub fn shown(session: &mut Session) -> Result<String> {
 fn each_counter_has_its_column(lab: &Lab) -> Result<()> {
     let source = pg_test::source_tree::source_root().join("src/statistics/counter.rs");
     let source = std::fs::read_to_string(source)?;
-    let counters = source.lines().filter_map(|line| line.split_once(" = \""));
-    let mut counters: Vec<_> =
-        counters.filter_map(|(_, column)| column.strip_suffix("\",")).collect();
-    counters.sort_unstable();
-    let shown = "SELECT string_agg(key, ' ' ORDER BY key COLLATE \"C\")
-           FROM fence.stats s, jsonb_each(to_jsonb(s) - 'stats_reset') WHERE value <> 'null'";
+    let variants = source.lines().skip_while(|line| *line != "pub enum Counter {").skip(1);
+    // `TriesLost` is tries_lost.
+    let column = |variant: &str| -> String {
+        let words = variant
+            .chars()
+            .flat_map(|c| c.is_uppercase().then_some('_').into_iter().chain(c.to_lowercase()));
+        words.skip(1).collect()
+    };
+    let counters: Vec<String> = variants
+        .take_while(|line| *line != "}")
+        .filter_map(|line| line.trim().strip_suffix(','))
+        .map(column)
+        .collect();
+    let shown = "SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute
+                  WHERE attrelid = 'fence.stats'::regclass AND attname <> 'stats_reset'";
     let shown = lab.database()?.connect()?.text(shown)?.unwrap_or_default();
     ensure!(shown == counters.join(" "), "{shown}, not {counters:?}");
     Ok(())

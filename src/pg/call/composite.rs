@@ -1,45 +1,18 @@
 //! Values made of several.
 
 use crate::pg::call::args::{array, text_datum, Answer, Args, Elements, TEXTS};
-use crate::pg::compat;
 use pgrx::pg_sys;
-use std::ffi::CStr;
 
 /// A row of the function's declared type.
 pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
-    // SAFETY: the SQL declares as many columns of these types.
-    unsafe { form_row(row_type(args), columns) }
-}
-
-/// A row of the function's declared type, of which `value` gives each column by its name.
-pub fn row_by_names(args: Args, value: impl Fn(&str) -> Option<pg_sys::Datum>) -> Answer {
-    // SAFETY: the type has so many columns, whose names are NUL-terminated; the SQL declares them as the values are.
-    unsafe {
-        let row_type = row_type(args);
-        let name = |n| CStr::from_ptr((*compat::attribute(row_type, n)).attname.data.as_ptr());
-        let columns = (0..(*row_type).natts as usize).map(|n| value(&name(n).to_string_lossy()));
-        form_row(row_type, &columns.collect::<Vec<_>>())
-    }
-}
-
-/// The row type that the SQL declares for the function's result.
-fn row_type(args: Args) -> pg_sys::TupleDesc {
-    let mut row_type = std::ptr::null_mut();
-    // SAFETY: the call being served; the SQL declares a row.
-    unsafe {
-        pg_sys::get_call_result_type(args.raw(), std::ptr::null_mut(), &mut row_type);
-        pg_sys::BlessTupleDesc(row_type)
-    }
-}
-
-/// # Safety
-/// The type must have as many columns, of the values' types.
-unsafe fn form_row(desc: pg_sys::TupleDesc, columns: &[Option<pg_sys::Datum>]) -> Answer {
-    let mut values: Vec<pg_sys::Datum> =
-        columns.iter().map(|c| c.unwrap_or(pg_sys::Datum::from(0))).collect();
+    let mut desc = std::ptr::null_mut();
+    let mut values: Vec<_> = columns.iter().map(|c| c.unwrap_or(pg_sys::Datum::from(0))).collect();
     let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
-    // SAFETY: the caller's promise.
+    // SAFETY: the call being served; the SQL declares a row of as many columns, of these types.
     unsafe {
+        pg_sys::get_call_result_type(args.raw(), std::ptr::null_mut(), &mut desc);
+        let desc = pg_sys::BlessTupleDesc(desc);
+        assert_eq!((*desc).natts as usize, columns.len());
         let tuple = pg_sys::heap_form_tuple(desc, values.as_mut_ptr(), nulls.as_mut_ptr());
         Answer::Value(pg_sys::HeapTupleHeaderGetDatum((*tuple).t_data))
     }
@@ -55,16 +28,6 @@ pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answ
             pg_sys::tuplestore_puttuple((*result).setResult, tuple);
         }
     }
-    Answer::Null
-}
-
-/// Rows of the function's declared columns.
-pub fn value_rows<const N: usize>(
-    args: Args,
-    rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
-) -> Answer {
-    let answer = RowAnswer::begin(args);
-    rows.for_each(|row| answer.put(row));
     Answer::Null
 }
 
