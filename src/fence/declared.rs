@@ -16,7 +16,7 @@ use crate::tokens;
 use pg_fence_rules::moves;
 use pg_fence_rules::template::{self, Piece, TEMPLATE_MAX};
 use pg_fence_rules::trigger_arguments::TriggerArguments;
-use pg_fence_rules::{Instant, Token, NAME_MAX};
+use pg_fence_rules::{Token, NAME_MAX};
 use pgrx::pg_sys::{Datum, Oid};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
@@ -128,7 +128,7 @@ fn with_tokens(about: Datum) -> Result<Datum, Refusal> {
     let heights = heights(about);
     // A token that was drawn and written since the audit began is not ahead. It is for those who may use leases.
     let drawn = if json::is_true(about, "uses_leases") { tokens::last()? } else { None };
-    let (now, date) = (clock::now(), |at: Instant| at.iso()[..10].to_owned());
+    let (now, date) = (clock::now(), |at| clock::iso(at)[..10].to_owned());
     let more = json!({
         "heights": heights,
         "drawn": drawn.map(Token::bigint),

@@ -38,7 +38,7 @@ pub fn acquire_any(
     let Some(table) = LeaseTable::try_open(Access::Write, IfLocked::GiveUp)? else {
         return Ok(claims);
     };
-    let (scratch, mut seen) = (Scratch::new(), HashSet::new());
+    let (mut scratch, mut seen) = (Scratch::new(), HashSet::new());
     for (n, name) in names.iter().enumerate() {
         if claims.len() == most {
             break;

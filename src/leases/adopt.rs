@@ -155,7 +155,7 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
     }
     let row = locked.keep();
     commit::force();
-    table.adopt_again(&row, floor, clock::now())?;
+    table.replace(&row, &row.adopted_again(floor, clock::now()))?;
     Ok(true)
 }
 
@@ -170,7 +170,7 @@ fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Refusal> {
     if row.grant.closing.is_none_or(|closing| closing < adoption.token) {
         locked.keep();
         commit::force();
-        table.close(&row, adoption.token, clock::now())?;
+        table.replace(&row, &row.closed(adoption.token, clock::now()))?;
     }
     Ok(())
 }

@@ -69,7 +69,7 @@ pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Res
         // Nobody acquires next who makes it durable, and no deadline ends what a crash brings back.
         commit::force();
     }
-    table.close(row, closing, now)?;
+    table.replace(row, &row.closed(closing, now))?;
     session_leases::grant_ended(name, row.grant.tokens.first());
     queue::changed(name);
     Ok(())

@@ -125,6 +125,6 @@ pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     refusal.detailed(|d| {
         d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session())));
         let deadline = Some(row.grant.expires_at).filter(|at| *at < Instant::LATEST);
-        d.expires_at = deadline.map(Instant::iso);
+        d.expires_at = deadline.map(clock::iso);
     })
 }

@@ -94,7 +94,7 @@ pub fn renew(
         let is_further = row.name() == last;
         let token = if is_further { tokens::draw(row.grant.greatest())? } else { fresh };
         let ttl = ttl.unwrap_or(row.ttl);
-        table.renew(row, token, now, ttl)?;
+        table.replace(row, &row.renewed(token, now, ttl))?;
         if now + ttl < row.grant.expires_at {
             // The head of the queue may sleep for too long.
             queue::changed(row.name());

@@ -118,7 +118,9 @@ fn write(
     let is_over = |row: &Row| matches!(row.grant.phase(now), Phase::Expired | Phase::Abandoned);
     let takes_over = ended.iter().chain(over).any(is_over);
     for row in ended {
-        table.end(row, now)?;
+        // Another grant ends it: there is no closing token.
+        let (latest, at) = (row.grant.tokens.latest(), now.min(row.grant.expires_at));
+        table.replace(row, &row.closed(latest, at))?;
     }
     for row in ended.iter().chain(over) {
         session_leases::grant_ended(&request.name, row.grant.tokens.first());

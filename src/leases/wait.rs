@@ -38,7 +38,7 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
     let waiting = Waiting::since_now(wait);
     let _counted = statistics::stands_in_queue();
     // One's own grant is had ahead of all who wait, as soon as nobody guards it.
-    let scratch = Scratch::new();
+    let mut scratch = Scratch::new();
     while scratch.turn(|| takes_back_its_own(request))? {
         wait::begin_look();
         let tried = scratch.turn(|| try_acquire(requests, false, IfLocked::GiveUp))?;
@@ -59,7 +59,7 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
 }
 
 fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusal> {
-    let scratch = Scratch::new();
+    let mut scratch = Scratch::new();
     loop {
         // Before the look, so that a wake-up after it is not lost.
         wait::begin_look();

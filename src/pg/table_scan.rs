@@ -15,7 +15,7 @@ pub unsafe fn each_row<E>(
     // SAFETY: the caller's promise; the snapshot outlives the scan.
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot());
-        let scratch = Scratch::new();
+        let mut scratch = Scratch::new();
         let mut result = Ok(());
         scan(table, snapshot, |tuple| {
             result = scratch.turn(|| show(tuple));

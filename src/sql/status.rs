@@ -173,10 +173,10 @@ pub fn shown_grants(args: Args) -> Result<Answer, Refusal> {
 pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
     let mut rows = match (args.datum(0).is_some(), name(&args)) {
         _ if server::in_recovery() => Vec::new(),
-        (_, Some(name)) => LeaseTable::open(Access::Read)?.uncommitted_of(&name),
+        (_, Some(name)) => LeaseTable::open(Access::Read)?.uncommitted(Some(&name)),
         // The whole table is read only where somebody is at it.
         (false, _) if LockTag::others_write_grants() => {
-            LeaseTable::open(Access::Read)?.uncommitted()
+            LeaseTable::open(Access::Read)?.uncommitted(None)
         }
         _ => Vec::new(),
     };

@@ -14,7 +14,6 @@ use crate::pg::state::opened::{IfLocked, Opened};
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, COLUMNS, LEASE};
 use crate::pg::table_scan;
-use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -174,25 +173,23 @@ impl LeaseTable {
         }
     }
 
-    /// The new grants of a lease that other transactions have made and not committed.
-    pub fn uncommitted_of(&self, name: &[u8]) -> Vec<Row> {
-        self.new_grants(self.rows(name, AsOf::InFlight))
-    }
-
-    /// The new grants that other transactions have made and not committed. Reads the whole table.
-    pub fn uncommitted(&self) -> Vec<Row> {
+    /// The new grants that other transactions have made and not committed: of one lease, or of all, for which it reads the
+    /// whole table. One that its own transaction has replaced is not the latest; one with the first token of a committed row
+    /// is that grant, being renewed or closed.
+    pub fn uncommitted(&self, name: Option<&[u8]>) -> Vec<Row> {
         let is_open = |tuple| {
             // SAFETY: a tuple of the scan.
             unsafe { xact::open_writer(tuple) }.is_some()
         };
-        // SAFETY: an open table.
-        let found = unsafe { table_scan::copies(self.relation(), &mut dirty_snapshot(), is_open) };
-        self.new_grants(found.into_iter().map(|tuple| self.row(tuple)).collect())
-    }
-
-    /// The grants that other transactions have made and not committed. One that its own transaction has replaced is not
-    /// the latest; one with the first token of a committed row is that grant, being renewed or closed.
-    fn new_grants(&self, mut rows: Vec<Row>) -> Vec<Row> {
+        let mut rows = name.map_or_else(
+            || {
+                let mut all = dirty_snapshot();
+                // SAFETY: an open table.
+                let found = unsafe { table_scan::copies(self.relation(), &mut all, is_open) };
+                found.into_iter().map(|tuple| self.row(tuple)).collect()
+            },
+            |name| self.rows(name, AsOf::InFlight),
+        );
         rows.retain(|row| {
             row.is_others_uncommitted() && row.deleter() == Deleter::None && !self.is_known(row)
         });
@@ -218,26 +215,6 @@ impl LeaseTable {
         }
     }
 
-    /// Writes a renewal of the row's grant.
-    pub fn renew(&self, row: &Row, token: Token, now: Instant, ttl: Span) -> Result<(), Refusal> {
-        self.replace(row, &row.renewed(token, now, ttl))
-    }
-
-    /// Writes that the row's grant, which somebody else has made, was adopted again after a jump.
-    pub fn adopt_again(&self, row: &Row, floor: Floor, now: Instant) -> Result<(), Refusal> {
-        self.replace(row, &row.adopted_again(floor, now))
-    }
-
-    /// Closes the row's grant.
-    pub fn close(&self, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
-        self.replace(row, &row.closed(closing, now))
-    }
-
-    /// Closes the row's grant, which another one ends: there is no closing token.
-    pub fn end(&self, row: &Row, now: Instant) -> Result<(), Refusal> {
-        self.close(row, row.grant.tokens.latest(), now.min(row.grant.expires_at))
-    }
-
     /// Deletes the row, unless a trigger prevents it.
     pub fn delete(&self, row: &Row) -> bool {
         self.keep_locks();
@@ -252,7 +229,7 @@ impl LeaseTable {
     }
 
     /// Writes a new version of a row that was read under the grant's lock.
-    fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
+    pub fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
         self.keep_locks();
         // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
         unsafe { executor::update(self.relation(), row.place(), fields) };
