@@ -256,14 +256,25 @@ impl Cluster {
         Ok(pids)
     }
 
+    /// Freezes all of its processes, the postmaster first, which then neither starts nor buries any.
+    pub fn freeze_all(&self) -> Result<Vec<i32>> {
+        let mut pids = vec![self.pid()?];
+        process::signal(pids[0], Signal::SIGSTOP)?;
+        wait_until("the postmaster is frozen", PATIENCE, || process::is_stopped(pids[0]))?;
+        pids.extend(self.freeze("")?);
+        Ok(pids)
+    }
+
     /// Lets frozen processes go on (SIGCONT).
     pub fn thaw(&self, pids: &[i32]) -> Result<()> {
         pids.iter().try_for_each(|&pid| process::signal(pid, Signal::SIGCONT))
     }
 
-    /// Makes a standby the primary, and waits until it is.
+    /// Makes a standby the primary, and waits until it is. Does no harm to one that has become it by itself.
     pub fn promote(&self) -> Result<()> {
-        let done: bool = self.connect("postgres")?.one("SELECT pg_promote(true, 120)", &[])?;
+        let promote =
+            "SELECT CASE WHEN pg_is_in_recovery() THEN pg_promote(true, 120) ELSE true END";
+        let done: bool = self.connect("postgres")?.one(promote, &[])?;
         ensure!(done, "the standby was not promoted; its log ends:\n{}", self.log_end(20));
         self.make_unlogged_sequences_anew()
     }
@@ -292,9 +303,28 @@ impl Cluster {
         Ok(())
     }
 
+    /// Cuts a standby off: what the primary does from now on, it will never know.
+    pub fn cut(&self) -> Result<()> {
+        self.configure(&[("primary_conninfo", "")])?;
+        self.reload()?;
+        wait_until("the standby is cut off", PATIENCE, || {
+            self.processes("walreceiver").is_ok_and(|found| found.is_empty())
+        })
+    }
+
+    /// Waits until this standby has replayed all that the server that it follows has logged so far.
+    pub fn wait_replayed_all(&self) -> Result<()> {
+        let primary = self.connect("postgres")?.text("SHOW primary_conninfo")?;
+        self.replayed_of(&mut Session::connect(&primary.context("it follows nobody")?)?)
+    }
+
     /// Waits until this standby has replayed all that `primary` has logged so far.
     pub fn wait_replayed(&self, primary: &Cluster) -> Result<()> {
-        let written = primary.connect("postgres")?.text("SELECT pg_current_wal_insert_lsn()")?;
+        self.replayed_of(&mut primary.connect("postgres")?)
+    }
+
+    fn replayed_of(&self, primary: &mut Session) -> Result<()> {
+        let written = primary.text("SELECT pg_current_wal_insert_lsn()")?;
         let target = written.context("no LSN")?;
         let mut session = self.connect("postgres")?;
         let query = format!("SELECT coalesce(pg_last_wal_replay_lsn() >= '{target}', false)");

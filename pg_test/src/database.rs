@@ -23,7 +23,15 @@ impl Database {
 
     fn create_as(admin: Conninfo, options: &str) -> Result<Database> {
         let name = format!("t{}", COUNTER.fetch_add(1, Ordering::Relaxed));
-        admin.connect()?.run(&format!("CREATE DATABASE {name} {options}"))?;
+        let sql = format!("CREATE DATABASE {name} {options}");
+        let mut session = admin.connect()?;
+        let mut made = Ok(());
+        // A session that has just been closed may take its time, and autovacuum may be at work.
+        wait_until("nobody else is connected to the template", PATIENCE, || {
+            made = session.try_rows(&sql).map(drop);
+            !made.as_ref().is_err_and(|fault| fault.sqlstate == "55006")
+        })?;
+        made?;
         Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
     }
 
@@ -58,18 +66,12 @@ impl Database {
     /// Makes another database from this one (`CREATE DATABASE … TEMPLATE`), to which no session may
     /// be connected.
     pub fn copy(&self) -> Result<Database> {
-        let name = format!("t{}", COUNTER.fetch_add(1, Ordering::Relaxed));
-        let sql = format!("CREATE DATABASE {name} TEMPLATE {}", self.name);
-        let mut session = self.admin.connect()?;
-        let mut made = Ok(());
-        // A session that has just been closed may take its time, and autovacuum may be at work.
-        wait_until("nobody else is connected to the template", PATIENCE, || {
-            made = session.try_rows(&sql).map(drop);
-            !made.as_ref().is_err_and(|fault| fault.sqlstate == "55006")
-        })?;
-        made?;
-        let admin = self.admin.clone();
-        Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
+        self.another(&format!("TEMPLATE {}", self.name))
+    }
+
+    /// Makes one more on its server, with these options of `CREATE DATABASE`.
+    pub fn another(&self, options: &str) -> Result<Database> {
+        Database::create_as(self.admin.clone(), options)
     }
 
     pub fn name(&self) -> &str {

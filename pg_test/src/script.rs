@@ -4,6 +4,7 @@
 //!
 //! ```text
 //! # A comment says why. Each test has a fresh database; a setup is what the tests below it begin with, until the next.
+//! # (`setup history`: and before that with the steps of `lab/support/history.steps`.)
 //! setup
 //!   CREATE TABLE orders (id int PRIMARY KEY, v int)
 //!   INSERT INTO orders VALUES (1, 0); SELECT fence_protect('orders')
@@ -22,21 +23,22 @@
 //! from it), `encoding LATIN1` of its database, and `server max_connections=40` for a server of its own, with these settings,
 //! whose log is `$log`, `tool pgaudit` for one of Debian's with an extension of its packages, `clock` for one whose clock can be
 //! stepped; `pooled 2` for PgBouncer with so many connections, behind which the sessions with names are (`pooled 2 statement`, in
-//! that mode); `command` for the command `pg_fence`: left out where that was never built. A step is one line; what is indented
-//! more belongs to it. It is played in a superuser's session, or in that which it names:
+//! that mode); `command` for the command `pg_fence`: left out where that was never built; `repack` for pg_repack, where that is to
+//! be had. A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it
+//! names:
 //!
 //! | step | means |
 //! | --- | --- |
 //! | `SQL` | must succeed, whatever rows come |
 //! | `SQL => a\|b / c\|-` | the rows, whole. `-` is NULL, `''` an empty text, `(no row)` none, `*` any value but NULL |
-//! | `SQL => PF001 words … more words` | the SQLSTATE, and what message, DETAIL, HINT, SCHEMA, TABLE, COLUMN must say, in any order |
+//! | `SQL => PF001 words … more words` | the SQLSTATE, and what message, DETAIL, HINT, SCHEMA, TABLE, COLUMN, CONTEXT must say, in any order |
 //! | `SQL => error words`, `SQL => anything` | any error; rows, or an error that leaves the session |
 //! | `x, y = SQL` | one row, no NULL in it; from now on `$x` and `${y}` are these texts, wherever they stand: no quotes are added |
 //! | `x := text` | `$x` is this text, in which other values may stand |
 //! | `x := page PATH ## Heading` | the first SQL below that heading, up to its first line of comment; `:y` in it is `$y` |
 //! | `try SQL ;; PROBE => …` | in a transaction of its own that is rolled back; what comes is of the probe, if there is one and the SQL has not failed |
 //! | `until SQL => …` | again and again, until that comes |
-//! | `b: SQL` | in a session named `b`, which is opened when it is first named, or by a value; `b as app:`, as that role; `b on x:`, in that database |
+//! | `b: SQL` | in a session named `b`, which is opened when it is first named, or by a value; `b as app:`, as that role; `b on x:`, in that database or on that server |
 //! | `b: SQL waits`, `… waits for c` | it must wait for a lock or in the queue, held up by the session `c` |
 //! | `b: still waits`, `b: woken => …`, `b: x = woken` | it has not ended; it has, or does now, and this comes of it |
 //! | `b: notices => … / …` | what its last statement said besides, in order: severity, SQLSTATE and words, as of an error; or `none` |
@@ -46,14 +48,21 @@
 //! | `role app other` | roles that may log in: `$app` is the name, `app:` a session of its |
 //! | `each x, y` | the rows below it, `\| 1 \| a`, are taken one by one for the steps below them |
 //! | `within x` | the steps below it have to come in time: they are played with `$x` = 1, then 2, 4, … 64 until none fails; what fails ends their sessions |
-//! | `steps name`, `play name` | the steps below it get a name; they are played, with the values of then |
+//! | `b: SQL runs` | it is not waited for; `woken` is |
+//! | `x = race 24 SQL` | so many sessions run it at once, the same ones next time; `$x` are their answers, with commas |
+//! | `database d TEMPLATE $db` | one more database, without the extension, with these options; `$d` is its name, and `d:` and `b on d:` are sessions in it |
 //! | `at once` | below it `\| 8 \| SQL` or `\| 8 as app \| SQL`: so many sessions run it side by side to its end, without an error; `$n` is the number of each |
 //! | `rounds := 250` | `$rounds` is this, or what `PG_FENCE_RACE_ROUNDS` says |
-//! | `sh COMMANDS` | in a shell, up to the first that fails; as `b: sh …`, `psql` connects as the role `b`. What is left in the background ends with the test. `$SOURCE` has the project |
+//! | `sh COMMANDS` | in a shell, up to the first that fails; as `b: sh …`, `psql` connects as the role `b`, or where `b` is; `$PGDATA` are the files of a server of the test's. What is left in the background ends with the test. `$SOURCE` has the project |
 //! | `sh … => 75\|out\|words … more` | its exit code, output and words of its errors: `*` or nothing is any, `''` none; `x = sh …`, `$x` is its output |
+//! | `steps name`, `play name`, `b: play name` | the steps below it get a name; they are played, with the values of then; those without a session by `b` |
 //! | `full …`, `lite …`, `from 17 …`, `until 16 …` | the step `…`, for that edition alone, for these versions of PostgreSQL |
 //!
-//! | `restart`, `crash` | the test's own server is stopped, or killed, and started again; sessions connect anew |
+//! | `restart`, `crash` | the test's own server is stopped, or killed, and started again; its sessions connect anew |
+//! | `stop`, `kill`, `start` | the same, one by one |
+//! | `freeze`, `thaw` | all its processes stand still; they go on |
+//! | `backup s`, `standby s` | a server made by a base backup of it: as it is, and not started; a standby. `s:` and `b on s:` are sessions there, `restart s` and so on are its |
+//! | `replayed s`, `cut s`, `promote s` | the standby has all that its primary has logged; it hears no more of that; it is the primary, without what bugs of PostgreSQL make of unlogged sequences |
 //! | `crash b` | one server process is killed, that of the session `b`: it recovers by itself, or is started if it is told to stop |
 //! | `checkpoint` | all is on disk, and its processes that write in the background stand still: a crash loses all from here on |
 //! | `clock -3600` | the clock of the test's own server is stepped to so many seconds from the right time |
@@ -65,6 +74,7 @@
 pub mod holes;
 mod parse;
 mod play;
+mod servers;
 mod shell;
 mod shown;
 
@@ -75,6 +85,7 @@ use crate::edition::Edition;
 use crate::lab::Lab;
 use crate::process::PATIENCE;
 use crate::source_tree::source_root;
+use crate::test_case::left_out;
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::Path;
@@ -106,6 +117,8 @@ pub struct Test {
     command: bool,
     /// The connections of a pooler before the server, and its mode.
     pooled: Option<(usize, String)>,
+    /// Whether it is of pg_repack.
+    repack: bool,
     path: String,
     setup: Arc<Vec<Step>>,
     steps: Vec<Step>,
@@ -137,19 +150,19 @@ enum What {
     Within(String, Vec<Step>),
     /// Steps that have a name, and that they are played.
     Steps(String, Vec<Step>),
-    Play(String),
+    Play(Place, String),
     Define(String, String),
     /// How many sessions, and what they run.
     AtOnce(Vec<(String, String)>),
-    Shell(Option<String>, String, Wanted),
+    Shell(Place, String, Wanted),
     Roles(Vec<String>),
     /// A table with a fence, and a hole in it.
     Stage(Option<Hole>),
     Server(ServerStep),
+    /// One more, with these options.
+    Database(String, String),
     Do {
-        session: String,
-        role: Option<String>,
-        database: Option<String>,
+        place: Place,
         action: Action,
         wanted: Wanted,
     },
@@ -172,14 +185,39 @@ struct Finding {
 
 enum ServerStep {
     Clock(i64),
+    /// Of the test's own server, or of another by its name; a crash also of a session's process.
+    Do(Verb, String),
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Verb {
+    Start,
+    Stop,
+    Kill,
     Restart,
-    /// Of all its processes, or of that of a session.
-    Crash(Option<String>),
+    Crash,
     Checkpoint,
+    Freeze,
+    Thaw,
+    Backup,
+    Standby,
+    Replayed,
+    Cut,
+    Promote,
+}
+
+/// Whose a step is: a session's, which is opened as a role, in a database or on a server, where these are named.
+#[derive(Clone, Default)]
+struct Place {
+    session: String,
+    role: Option<String>,
+    on: Option<String>,
 }
 
 enum Action {
     Run(String),
+    /// By so many sessions at once.
+    Race(usize, String),
     Try(String, Option<String>),
     Until(String),
     StillWaits,
@@ -199,11 +237,18 @@ enum Wanted {
     Outcome(String),
     /// For whom, if that is said.
     Waits(Option<String>),
+    /// Nothing yet.
+    Runs,
 }
 
 impl Test {
     /// Plays it in a database of its own.
     pub fn run(&self, lab: &Lab) -> Result<()> {
+        if self.repack && !lab.prefix().has_repack() {
+            return left_out("pg_repack does not build for a candidate");
+        } else if self.repack {
+            lab.prefix().bring_repack()?;
+        }
         let server = match &self.server {
             Some(settings) => Some(self.start(lab, settings)?),
             None => None,

@@ -1,10 +1,11 @@
 //! A script, parsed.
 
-use super::{Action, Finding, Hole, Only, ServerStep, Step, Test, Wanted, What};
+use super::{Action, Finding, Hole, Only, Place, ServerStep, Step, Test, Verb, Wanted, What};
 use crate::edition::Edition;
 use crate::markdown::{blocks as blocks_of_code, section};
 use crate::source_tree::source_root;
 use anyhow::{anyhow, bail, ensure, Context, Result};
+use std::fs;
 use std::sync::Arc;
 
 struct Line<'a> {
@@ -18,20 +19,30 @@ pub fn tests_of(path: &str, text: &str) -> Result<Vec<Test>> {
     tests(path, text).map_err(|error| anyhow!("{path}:{error:#}"))
 }
 
-fn tests(path: &str, text: &str) -> Result<Vec<Test>> {
+fn lines_of(text: &str) -> Vec<Line<'_>> {
     let lines = text.lines().enumerate().map(|(n, line)| {
         let text = line.trim();
         Line { number: n + 1, indent: line.len() - line.trim_start().len(), text }
     });
-    let lines: Vec<_> =
-        lines.filter(|line| !line.text.is_empty() && !line.text.starts_with('#')).collect();
+    lines.filter(|line| !line.text.is_empty() && !line.text.starts_with('#')).collect()
+}
+
+fn tests(path: &str, text: &str) -> Result<Vec<Test>> {
+    let lines = lines_of(text);
     if let Some(first) = lines.first() {
         ensure!(first.indent == 0, "{}: indented, but below nothing", first.number);
     }
     let (mut tests, mut setup) = (Vec::new(), Arc::new(Vec::new()));
     for (head, body) in blocks(&lines)? {
-        if head.text == "setup" {
-            setup = Arc::new(steps(body)?);
+        if let ("setup", shared) = head.text.split_once(' ').unwrap_or((head.text, "")) {
+            let mut all = Vec::new();
+            if !shared.is_empty() {
+                let file = format!("pg_test/tests/lab/support/{shared}.steps");
+                let text = fs::read_to_string(source_root().join(&file)).context(file)?;
+                all.extend(steps(&lines_of(&text))?);
+            }
+            all.extend(steps(body)?);
+            setup = Arc::new(all);
             continue;
         }
         let at = || head.number.to_string();
@@ -63,6 +74,7 @@ fn head_of(text: &str) -> Result<Test> {
                 let mode = words.next_if(|word| ["statement", "session"].contains(word));
                 test.pooled = Some((count, mode.unwrap_or("transaction").to_owned()));
             }
+            "repack" => test.repack = true,
             "server" => {
                 let mut settings = Vec::new();
                 while let Some((name, value)) = words.peek().and_then(|word| word.split_once('=')) {
@@ -220,25 +232,31 @@ fn what(text: &str) -> Result<What> {
         return Ok(What::Define(name, of_page.unwrap_or(value)));
     }
     match text.split_once(' ').unwrap_or((text, "")) {
-        ("play", name) if is_name(name) => return Ok(What::Play(name.to_owned())),
         ("stage", "") => return Ok(What::Stage(None)),
-        ("restart", "") => return Ok(What::Server(ServerStep::Restart)),
-        ("crash", whose) if whose.is_empty() || is_name(whose) => {
-            let whose = (!whose.is_empty()).then(|| whose.to_owned());
-            return Ok(What::Server(ServerStep::Crash(whose)));
-        }
         ("clock", seconds) if seconds.parse::<i64>().is_ok() => {
             return Ok(What::Server(ServerStep::Clock(seconds.parse()?)));
         }
-        ("checkpoint", "") => return Ok(What::Server(ServerStep::Checkpoint)),
+        ("database", rest) => {
+            let (name, options) = rest.split_once(' ').unwrap_or((rest, ""));
+            ensure!(is_name(name), "this is no name: {name}");
+            return Ok(What::Database(name.to_owned(), options.to_owned()));
+        }
+        (verb, name) if name.is_empty() || is_name(name) => {
+            if let Some(verb) = Verb::of(verb) {
+                return Ok(What::Server(ServerStep::Do(verb, name.to_owned())));
+            }
+        }
         _ => {}
     }
     if let Some(names) = text.strip_prefix("role ") {
         ensure!(names.split_whitespace().all(is_name), "these are no names: {names}");
         return Ok(What::Roles(names.split_whitespace().map(str::to_owned).collect()));
     }
-    let Head { session, role, database, text } = session_of(text);
-    if let Some(shell) = shell(&session, text)? {
+    let (place, text) = place_of(text);
+    if let Some(name) = text.strip_prefix("play ").filter(|name| is_name(name)) {
+        return Ok(What::Play(place, name.to_owned()));
+    }
+    if let Some(shell) = shell(&place, text)? {
         return Ok(shell);
     }
     let (mut statement, outcome) = match expectation(text, &["$$", "'", "\""])? {
@@ -259,25 +277,29 @@ fn what(text: &str) -> Result<What> {
             (statement, wanted) = (before, Wanted::Waits(whom));
         }
     }
+    if let Some(before) = statement.strip_suffix(" runs") {
+        ensure!(matches!(wanted, Wanted::Success), "what runs has no outcome yet");
+        (statement, wanted) = (before, Wanted::Runs);
+    }
     let action = match (action(statement)?, &wanted) {
         (Action::Notices(_), Wanted::Outcome(notices)) => Action::Notices(notices.clone()),
         (action, _) => action,
     };
     let fits = match (&action, &wanted) {
         (Action::Run(_), _) => true,
-        (Action::Woken, wanted) => !matches!(wanted, Wanted::Waits(_)),
+        (Action::Woken, wanted) => !matches!(wanted, Wanted::Waits(_) | Wanted::Runs),
+        (Action::Race(..), wanted) => matches!(wanted, Wanted::Success | Wanted::Values(_)),
         (Action::Try(..) | Action::Until(_) | Action::Notices(_), wanted) => {
             matches!(wanted, Wanted::Outcome(_))
         }
         (_, wanted) => matches!(wanted, Wanted::Success),
     };
     ensure!(fits, "what must come of it is left out, or there is nothing to come: {text}");
-    Ok(What::Do { session, role, database, action, wanted })
+    Ok(What::Do { place, action, wanted })
 }
 
 /// `sh …`, `x = sh …`
-fn shell(session: &str, text: &str) -> Result<Option<What>> {
-    let role = (!session.is_empty()).then(|| session.to_owned());
+fn shell(place: &Place, text: &str) -> Result<Option<What>> {
     let (names, rest) = values_of(text).unwrap_or((Vec::new(), text));
     let Some(commands) = rest.strip_prefix("sh ") else { return Ok(None) };
     let (commands, wanted) = match expectation(commands, &["'", "\""])? {
@@ -287,7 +309,7 @@ fn shell(session: &str, text: &str) -> Result<Option<What>> {
         None if names.is_empty() => (commands, Wanted::Success),
         None => (commands, Wanted::Values(names)),
     };
-    Ok(Some(What::Shell(role, commands.to_owned(), wanted)))
+    Ok(Some(What::Shell(place.clone(), commands.to_owned(), wanted)))
 }
 
 fn action(statement: &str) -> Result<Action> {
@@ -308,7 +330,10 @@ fn action(statement: &str) -> Result<Action> {
         "freeze" => Action::Freeze,
         "thaw" => Action::Thaw,
         _ => {
-            if let Some(text) = statement.strip_prefix("try ") {
+            if let Some(text) = statement.strip_prefix("race ") {
+                let (count, text) = text.split_once(' ').context("how many race for what?")?;
+                Action::Race(count.parse()?, sql(text)?)
+            } else if let Some(text) = statement.strip_prefix("try ") {
                 match text.split_once(";;") {
                     Some((text, probe)) => Action::Try(sql(text)?, Some(sql(probe)?)),
                     None => Action::Try(sql(text)?, None),
@@ -322,27 +347,21 @@ fn action(statement: &str) -> Result<Action> {
     })
 }
 
-struct Head<'a> {
-    session: String,
-    role: Option<String>,
-    database: Option<String>,
-    text: &'a str,
-}
-
-/// `b: …`, `b as role: …`, `b on database: …` or both; else the session without a name.
-fn session_of(text: &str) -> Head<'_> {
+/// `b: …`, `b as role: …`, `b on place: …` or both; else the session without a name.
+fn place_of(text: &str) -> (Place, &str) {
     if let Some((head, rest)) = text.split_once(':') {
-        let (head, database) = head.split_once(" on ").map_or((head, None), |(h, d)| (h, Some(d)));
+        let (head, on) = head.split_once(" on ").map_or((head, None), |(h, on)| (h, Some(on)));
         let (name, role) = head.split_once(" as ").map_or((head, None), |(n, r)| (n, Some(r)));
-        let is_one = |database: &str| !database.contains(char::is_whitespace);
+        let is_one = |on: &str| !on.contains(char::is_whitespace);
         let is_ours = is_name(name.strip_prefix('$').unwrap_or(name));
-        let is_head = is_ours && role.is_none_or(is_name) && database.is_none_or(is_one);
+        let is_head = is_ours && role.is_none_or(is_name) && on.is_none_or(is_one);
         if is_head && rest.starts_with([' ', '\n']) {
-            let (role, database) = (role.map(str::to_owned), database.map(str::to_owned));
-            return Head { session: name.to_owned(), role, database, text: rest.trim() };
+            let own = |name: &str| name.to_owned();
+            let place = Place { session: own(name), role: role.map(own), on: on.map(own) };
+            return (place, rest.trim());
         }
     }
-    Head { session: String::new(), role: None, database: None, text }
+    (Place::default(), text)
 }
 
 /// `x, y = …`

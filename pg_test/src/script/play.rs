@@ -1,11 +1,12 @@
 //! Plays a test of a script.
 
 use super::holes::{self, AuditedDatabase, BOUND, LANDS, TABLE};
+use super::servers::Opened;
 use super::shell::Shell;
 use super::shown::{are, fault_shown, is, shown};
-use super::{Action, Finding, Hole, Only, Server, ServerStep, Step, Test, Wanted, What};
+use super::{Action, Finding, Hole, Only, Place, Server, Step, Test, Wanted, What};
 use crate::background::{Background, Outcome};
-use crate::client::Conninfo;
+use crate::cluster::Cluster;
 use crate::database::Database;
 use crate::edition;
 use crate::fault::Fault;
@@ -17,27 +18,31 @@ use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
-struct Player<'a> {
-    database: &'a Database,
+pub(super) struct Player<'a> {
+    pub(super) database: &'a Database,
     patience: Duration,
-    /// With the role that each was opened as, if one was named.
-    sessions: BTreeMap<String, (Option<String>, Background)>,
+    pub(super) sessions: BTreeMap<String, Opened>,
+    /// Servers and databases that steps have made, by their names.
+    pub(super) others: BTreeMap<String, Cluster>,
+    pub(super) databases: BTreeMap<String, Database>,
     /// The value of `$name`, and whether it was written in the script: in that other values may stand.
     values: BTreeMap<String, (String, bool)>,
+    /// Whose a step is that names no session.
+    by: Place,
     /// The steps that have a name.
     named: BTreeMap<String, &'a [Step]>,
-    roles: BTreeSet<String>,
-    lite: bool,
-    /// The test's own, and those of its processes that stand still.
-    server: Option<&'a Server>,
-    frozen: Vec<i32>,
+    pub(super) roles: BTreeSet<String>,
+    pub(super) lite: bool,
+    /// The test's own, and those processes that stand still.
+    pub(super) server: Option<&'a Server>,
+    pub(super) frozen: Vec<i32>,
     /// Those of its sessions that stand still.
     stopped: BTreeSet<i32>,
     audited: Option<AuditedDatabase>,
-    lab: &'a Lab,
+    pub(super) lab: &'a Lab,
     with_command: bool,
     shell: Option<Shell<'a>>,
-    pooler: Option<Pooler>,
+    pub(super) pooler: Option<Pooler>,
 }
 
 /// Plays a test in a fresh database, on a server of its own if it needs one. Each outcome comes within `patience`, but for a wait, which has [`PATIENCE`].
@@ -54,7 +59,10 @@ pub fn play(
         database,
         patience,
         sessions: BTreeMap::new(),
+        others: BTreeMap::new(),
+        databases: BTreeMap::new(),
         values: BTreeMap::new(),
+        by: Place::default(),
         named: BTreeMap::new(),
         roles: BTreeSet::new(),
         lite: test.lite,
@@ -82,8 +90,8 @@ pub fn play(
     }
     player.steps(&test.path, &test.setup)?;
     player.steps(&test.path, &test.steps)?;
-    for (name, (_, session)) in &player.sessions {
-        if let Some(sql) = session.pending() {
+    for (name, opened) in &player.sessions {
+        if let Some(sql) = opened.session.pending() {
             bail!("{}: nobody has asked what became of {name}: {sql}", test.path);
         }
     }
@@ -114,10 +122,15 @@ impl<'a> Player<'a> {
                 }
                 What::Within(name, steps) => self.within(path, name, steps)?,
                 What::Steps(name, steps) => drop(self.named.insert(name.clone(), steps)),
-                What::Play(name) => {
+                What::Play(place, name) => {
                     let at = || format!("{path}:{}: {name}", step.line);
                     let steps = *self.named.get(name).with_context(at)?;
+                    let before = self.by.clone();
+                    if !place.session.is_empty() {
+                        self.by = place.clone();
+                    }
                     self.steps(path, steps).with_context(at)?;
+                    self.by = before;
                 }
                 What::Define(name, text) => {
                     let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
@@ -127,8 +140,8 @@ impl<'a> Player<'a> {
                 What::AtOnce(rows) => {
                     self.at_once(rows).with_context(|| format!("{path}:{}", step.line))?;
                 }
-                What::Shell(role, text, wanted) => {
-                    self.shell(role.as_deref(), text, wanted)
+                What::Shell(place, text, wanted) => {
+                    self.shell(place, text, wanted)
                         .with_context(|| format!("{path}:{}", step.line))?;
                 }
                 What::Roles(names) => names.iter().try_for_each(|name| self.role(name))?,
@@ -138,10 +151,12 @@ impl<'a> Player<'a> {
                 What::Server(what) => {
                     self.serve(what).with_context(|| format!("{path}:{}", step.line))?;
                 }
-                What::Do { session, role, database, action, wanted } => {
-                    let role = role.as_deref();
-                    self.open(session, role, database.as_deref())
-                        .and_then(|()| self.act(session, role, action, wanted))
+                What::Database(name, options) => {
+                    self.database(name, options)
+                        .with_context(|| format!("{path}:{}", step.line))?;
+                }
+                What::Do { place, action, wanted } => {
+                    self.act(place, action, wanted)
                         .with_context(|| format!("{path}:{}", step.line))?;
                 }
             }
@@ -161,8 +176,8 @@ impl<'a> Player<'a> {
             }
             std::mem::take(&mut self.stopped).into_iter().try_for_each(process::resume)?;
             for step in steps {
-                if let What::Do { session, .. } = &step.what {
-                    let session = self.filled_in(session)?;
+                if let What::Do { place, .. } = &step.what {
+                    let session = self.filled_in(&place.session)?;
                     self.sessions.remove(&session);
                 }
             }
@@ -193,59 +208,8 @@ impl<'a> Player<'a> {
     }
 
     /// From now on `$name` is this text.
-    fn remember(&mut self, name: &str, text: &str) {
+    pub(super) fn remember(&mut self, name: &str, text: &str) {
         self.values.insert(name.to_owned(), (text.to_owned(), false));
-    }
-
-    /// The test's own server does that.
-    fn serve(&mut self, step: &ServerStep) -> Result<()> {
-        let Server { cluster: server, clock } =
-            self.server.context("the test has no server of its own")?;
-        match step {
-            ServerStep::Clock(seconds) => {
-                return clock.as_ref().context("its clock cannot be stepped")?.step(*seconds);
-            }
-            ServerStep::Checkpoint => {
-                server.thaw(&std::mem::take(&mut self.frozen))?;
-                self.database.connect()?.run("CHECKPOINT")?;
-                for title in ["walwriter", "background writer", "checkpointer"] {
-                    self.frozen.extend(server.freeze(title)?);
-                }
-                return Ok(());
-            }
-            _ => {}
-        }
-        let mut sessions = std::mem::take(&mut self.sessions);
-        match step {
-            ServerStep::Crash(Some(whose)) => {
-                let missing = || format!("there is no session {whose}");
-                let (_, victim) = sessions.get(whose).with_context(missing)?;
-                process::signal(victim.pid(), Signal::SIGKILL)?;
-                // Until the server has noticed, it may still let somebody in.
-                let gone = |session: &mut Background| session.run("SELECT 1").is_err();
-                for (_, session) in sessions.values_mut() {
-                    wait_until("all sessions are gone", PATIENCE, || gone(session))?;
-                }
-                let ready = server.wait_ready(PATIENCE);
-                if ready.is_err() && !server.is_running() {
-                    // So it was told (`restart_after_crash = off`).
-                    let _ = server.kill9();
-                    server.start()?;
-                } else {
-                    ready?;
-                }
-            }
-            ServerStep::Crash(None) => {
-                server.kill9()?;
-                server.start()?;
-            }
-            _ => {
-                server.thaw(&self.frozen)?;
-                server.restart()?;
-            }
-        }
-        self.frozen.clear();
-        Ok(())
     }
 
     /// Makes the table with its fence; a hole is made in it and closed, and the table goes.
@@ -299,56 +263,13 @@ impl<'a> Player<'a> {
         self.filled_in(&text)
     }
 
-    /// Where the role connects, or that of this name, or else a superuser.
-    fn conninfo(&self, name: &str, role: Option<&str>) -> Result<Conninfo> {
-        let conninfo = match self.pooler.as_ref().filter(|_| !name.is_empty()) {
-            Some(pooler) => pooler.conninfo(self.database.name()),
-            None => self.database.conninfo(),
-        };
-        match role.or(self.roles.get(name).map(String::as_str)) {
-            Some(role) => Ok(conninfo.user(&self.filled_in(&format!("${role}"))?)),
-            None => Ok(conninfo),
-        }
-    }
-
-    /// Opens the session in the database that is named, if one is and there is none yet.
-    fn open(&mut self, name: &str, role: Option<&str>, database: Option<&str>) -> Result<()> {
-        if let Some(database) = database.filter(|_| !self.sessions.contains_key(name)) {
-            let conninfo = self.conninfo(name, role)?.dbname(&self.filled_in(database)?);
-            self.connect(name, role, &conninfo)?;
-        }
-        Ok(())
-    }
-
-    fn connect(&mut self, name: &str, role: Option<&str>, conninfo: &Conninfo) -> Result<()> {
-        let mut session = Background::connect_once(conninfo)?;
-        session.waits_asleep |= self.lite;
-        if self.pooler.is_some() {
-            session.look_from(self.database.conninfo());
-        }
-        let role = role.or(self.roles.get(name).map(String::as_str));
-        self.sessions.insert(name.to_owned(), (role.map(str::to_owned), session));
-        Ok(())
-    }
-
-    /// The session of that name. It is opened as the role that is named, as the role of its own name, or as a superuser.
-    fn session(&mut self, name: &str, role: Option<&str>) -> Result<&mut Background> {
-        if !self.sessions.contains_key(name) {
-            self.connect(name, role, &self.conninfo(name, role)?)?;
-        }
-        let role = role.or(self.roles.get(name).map(String::as_str));
-        let (opened_as, session) = self.sessions.get_mut(name).expect("it was opened");
-        let fits = role.is_none() || role == opened_as.as_deref();
-        ensure!(fits, "{name} was opened as {opened_as:?}, and is not {role:?}");
-        Ok(session)
-    }
-
     /// Sessions that run these statements side by side.
     fn at_once(&mut self, rows: &[(String, String)]) -> Result<()> {
         let mut racers = Vec::new();
         for (count, sql) in rows {
             let (count, role) = count.split_once(" as ").map_or((&**count, ""), |of_role| of_role);
-            let conninfo = self.conninfo(role, None)?;
+            let place = Place { session: role.to_owned(), ..Place::default() };
+            let (conninfo, _) = self.conninfo(&place)?;
             for _ in 0..count.parse()? {
                 self.remember("n", &(racers.len() + 1).to_string());
                 let session = Background::connect_once(&conninfo)?;
@@ -359,13 +280,15 @@ impl<'a> Player<'a> {
         racers.iter_mut().try_for_each(|(session, _)| session.rows().map(drop))
     }
 
-    fn shell(&mut self, role: Option<&str>, text: &str, wanted: &Wanted) -> Result<()> {
-        let (conninfo, text) = (self.conninfo(role.unwrap_or(""), None)?, self.filled_in(text)?);
+    fn shell(&mut self, place: &Place, text: &str, wanted: &Wanted) -> Result<()> {
+        let place = self.place(place)?;
+        let ((conninfo, server), text) = (self.conninfo(&place)?, self.filled_in(text)?);
+        let data = self.cluster(&server).ok().map(Cluster::data);
         let shell = match &mut self.shell {
             Some(shell) => shell,
             None => self.shell.insert(Shell::new(self.lab, self.with_command)?),
         };
-        let ended = shell.run(&conninfo, &text, self.patience)?;
+        let ended = shell.run(&conninfo, data, &text, self.patience)?;
         match wanted {
             Wanted::Outcome(wanted) => return ended.judge(&text, &self.filled_in(wanted)?),
             Wanted::Values(names) => self.remember(&names[0], &ended.out),
@@ -374,16 +297,22 @@ impl<'a> Player<'a> {
         ended.judge(&text, "0")
     }
 
-    fn act(
-        &mut self,
-        name: &str,
-        role: Option<&str>,
-        action: &Action,
-        wanted: &Wanted,
-    ) -> Result<()> {
-        let (name, patience, since) = (&*self.filled_in(name)?, self.patience, Instant::now());
+    /// Where a step is at home that names no session; that may be named by a value.
+    fn place(&self, place: &Place) -> Result<Place> {
+        let place = if place.session.is_empty() { &self.by } else { place };
+        Ok(Place { session: self.filled_in(&place.session)?, ..place.clone() })
+    }
+
+    fn act(&mut self, place: &Place, action: &Action, wanted: &Wanted) -> Result<()> {
+        let place = &self.place(place)?;
+        let (patience, since) = (self.patience, Instant::now());
         let sql = match action {
             Action::Run(sql) | Action::Until(sql) | Action::Try(sql, _) => self.filled_in(sql)?,
+            Action::Race(count, sql) => {
+                let sql = self.filled_in(sql)?;
+                let outcome = self.race(place, *count, &sql)?;
+                return self.judge(&sql, outcome, wanted);
+            }
             _ => String::new(),
         };
         let probe = match action {
@@ -391,11 +320,14 @@ impl<'a> Player<'a> {
             _ => None,
         };
         let may_open = matches!(action, Action::Run(_) | Action::Try(..) | Action::Until(_));
-        ensure!(may_open || self.sessions.contains_key(name), "there is no session {name}");
-        let session = self.session(name, role)?;
+        if !may_open {
+            self.opened(&place.session)?;
+        }
+        let session = self.session(place)?;
         match action {
             Action::Run(_) => match wanted {
-                Wanted::Waits(whom) => self.waits(name, &sql, whom.as_deref()),
+                Wanted::Waits(whom) => self.waits(place, &sql, whom.as_deref()),
+                Wanted::Runs => session.send(&sql),
                 _ => {
                     let outcome = outcome(session, &sql, patience)?;
                     self.judge(&sql, outcome, wanted)
@@ -413,13 +345,14 @@ impl<'a> Player<'a> {
                 self.judge(&sql, tried, wanted)
             }
             Action::Until(_) => loop {
-                let outcome = outcome(self.session(name, role)?, &sql, patience)?;
+                let outcome = outcome(self.session(place)?, &sql, patience)?;
                 let judged = self.judge(&sql, outcome, wanted);
                 if judged.is_ok() || since.elapsed() > patience {
                     return judged;
                 }
                 std::thread::sleep(Duration::from_millis(5));
             },
+            Action::Race(..) => unreachable!("it is over"),
             Action::StillWaits => {
                 let sql = session.pending().context("it has nothing to wait for")?.to_owned();
                 session.wait_until_blocked().context(sql)
@@ -448,7 +381,7 @@ impl<'a> Player<'a> {
                     let outcome = session.outcome(patience)?;
                     ensure!(outcome.as_ref().is_err_and(Fault::is_disconnect), "{outcome:?}");
                 }
-                self.sessions.remove(name);
+                self.sessions.remove(&place.session);
                 Ok(())
             }
             Action::Freeze => {
@@ -464,22 +397,21 @@ impl<'a> Player<'a> {
             }
             Action::Disconnect => {
                 ensure!(session.pending().is_none(), "it is at work: {:?}", session.pending());
-                self.sessions.remove(name);
+                self.sessions.remove(&place.session);
                 Ok(())
             }
         }
     }
 
-    fn waits(&mut self, name: &str, sql: &str, whom: Option<&str>) -> Result<()> {
-        let session = self.session(name, None)?;
+    fn waits(&mut self, place: &Place, sql: &str, whom: Option<&str>) -> Result<()> {
+        let session = self.session(place)?;
         session.notices();
         session.send(sql)?;
         session.wait_until_blocked()?;
         if let Some(whom) = whom {
             let by = session.blocked_by()?;
-            let missing = || format!("there is no session {whom}");
-            let (_, whom) = self.sessions.get(whom).with_context(missing)?;
-            ensure!(by == [whom.pid()], "it waits for {by:?}, not for {}: {sql}", whom.pid());
+            let whom = self.opened(whom)?.pid();
+            ensure!(by == [whom], "it waits for {by:?}, not for {whom}: {sql}");
         }
         Ok(())
     }
@@ -489,7 +421,7 @@ impl<'a> Player<'a> {
         let (fits, told) = match (wanted, &outcome) {
             (Wanted::Success, _) => (outcome.is_ok(), "no error".to_owned()),
             (Wanted::Outcome(wanted), _) => {
-                let wanted = self.filled_in(wanted)?;
+                let wanted = self.filled_in(wanted)?.replace('\n', " ");
                 (is(&outcome, &wanted), wanted)
             }
             (Wanted::Values(names), Ok(rows)) => {
@@ -502,14 +434,16 @@ impl<'a> Player<'a> {
                 }
                 (row.is_some(), format!("a row of {} values", names.len()))
             }
-            (Wanted::Values(_) | Wanted::Waits(_), _) => (false, "values".to_owned()),
+            (Wanted::Values(_) | Wanted::Waits(_) | Wanted::Runs, _) => {
+                (false, "values".to_owned())
+            }
         };
         ensure!(fits, "{sql}\n  wanted: {told}\n  got: {}", shown(&outcome));
         Ok(())
     }
 
     /// The text with its values.
-    fn filled_in(&self, text: &str) -> Result<String> {
+    pub(super) fn filled_in(&self, text: &str) -> Result<String> {
         self.filled_in_down_to(text, 9)
     }
 
@@ -544,7 +478,7 @@ impl<'a> Player<'a> {
 
 impl Drop for Player<'_> {
     fn drop(&mut self) {
-        for pid in &self.stopped {
+        for pid in self.stopped.iter().chain(&self.frozen) {
             let _ = process::resume(*pid);
         }
     }

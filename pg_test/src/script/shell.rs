@@ -3,7 +3,7 @@
 use crate::client::Conninfo;
 use crate::clients::command::stage;
 use crate::lab::Lab;
-use crate::process::wait_until;
+use crate::process::{as_server_user, wait_until};
 use crate::source_tree::source_root;
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::{killpg, Signal};
@@ -18,6 +18,7 @@ pub struct Shell<'a> {
     lab: &'a Lab,
     dir: PathBuf,
     path: String,
+    with_command: bool,
     /// Of each shell so far: what it has started may still run.
     groups: Vec<Pid>,
 }
@@ -38,15 +39,32 @@ impl<'a> Shell<'a> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(places.into_iter().chain(std::env::split_paths(&path)))?;
         let dir = lab.prefix().new_dir("shell")?;
-        Ok(Shell { lab, dir, path: path.to_string_lossy().into_owned(), groups: Vec::new() })
+        Ok(Shell {
+            lab,
+            dir,
+            path: path.to_string_lossy().into_owned(),
+            with_command,
+            groups: Vec::new(),
+        })
     }
 
     /// Runs them until they end or one fails.
-    pub fn run(&mut self, conninfo: &Conninfo, text: &str, patience: Duration) -> Result<Ended> {
+    pub fn run(
+        &mut self,
+        conninfo: &Conninfo,
+        data: Option<PathBuf>,
+        text: &str,
+        patience: Duration,
+    ) -> Result<Ended> {
         let file = |what: &str| self.dir.join(format!("{what}{}", self.groups.len()));
         let (out, err) = (file(".out"), file(".err"));
         let (port, dbname) = conninfo.place();
         let mut command = self.lab.rundir().command("sh");
+        if data.is_some() && !self.with_command {
+            // The files of servers are that user's.
+            as_server_user(&mut command)?;
+        }
+        command.envs(data.map(|data| ("PGDATA", data)));
         command.args(["-ec", text]).current_dir(&self.dir).process_group(0);
         command.envs([("PATH", &*self.path), ("PGHOST", "127.0.0.1"), ("PGDATABASE", dbname)]);
         command.env("PGUSER", conninfo.role()).env("PGPORT", port.to_string());
@@ -78,6 +96,8 @@ impl Drop for Shell<'_> {
         for group in &self.groups {
             let _ = killpg(*group, Signal::SIGKILL);
         }
+        // Copies of servers' files are large.
+        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 

@@ -70,6 +70,7 @@ pub fn fault_shown(fault: &Fault) -> String {
         ("SCHEMA", fault.schema.clone()),
         ("TABLE", fault.table.clone()),
         ("COLUMN", fault.column.clone()),
+        ("CONTEXT", fault.context.clone()),
     ] {
         text += &field.map(|field| format!(" {name}: {field}")).unwrap_or_default();
     }

@@ -1,7 +1,6 @@
 //! Patroni fails over under load, twice, each time to a standby that has missed some of it.
 
-use crate::support::history::History;
-use crate::tokens::jumps::jumps;
+use crate::support::history::{jumps, History};
 use pg_test::patroni::{self, leader_of, Patroni};
 use pg_test::process::{resume, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, setup, Conninfo, Context, Lab, Result};

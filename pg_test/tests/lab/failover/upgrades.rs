@@ -3,8 +3,7 @@
 //! An upgrade gives a cluster another system identifier. So does a new control file (by the same program,
 //! `pg_resetwal`), with which all files stay the same, and every oid: that takes one version only.
 
-use crate::support::history::History;
-use crate::tokens::jumps::jumps;
+use crate::support::history::{jumps, History};
 use pg_test::cluster::Builder;
 use pg_test::prefix::Prefix;
 use pg_test::process::{as_server_user, output_of};

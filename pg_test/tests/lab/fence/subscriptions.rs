@@ -3,9 +3,8 @@
 //! An apply worker fires no ordinary trigger, so a subscriber takes what the publisher's fence let
 //! pass; a trigger that is enabled ALWAYS checks the order there too, and stalls what is out of it.
 
-use crate::support::history::History;
+use crate::support::history::{jumps, History};
 use crate::support::subscription::{becomes_true, subscribe};
-use crate::tokens::jumps::jumps;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
 

@@ -136,6 +136,22 @@ const STEPS: &[(&str, &str)] = &[
     ("sh sleep 100 & => 0|''|''", ""),
     ("role shopper\n  shopper: sh psql -XAtc 'SELECT current_user' => 0|$shopper", ""),
     ("x = sh echo a; exit 1", "wanted: 0\n  got: Some(1)|a|"),
+    ("b: SELECT 1 runs\n  b: woken => 1", ""),
+    ("b: SELECT 1 runs", "what became of b"),
+    ("b: SELECT 1 runs => 1", "what runs has no outcome yet"),
+    ("x = race 3 SELECT 7\n  SELECT sum(n), count(n) FROM unnest(ARRAY[$x]) AS n => 21|3", ""),
+    ("race 2 SET application_name = 'x'\n  x = race 3 SHOW application_name\n  SELECT '$x' => x,x,lab", ""),
+    ("race 2 SELECT 1/0", "got: ERROR 22012"),
+    ("steps s\n    SHOW application_name => x\n  b: SET application_name = 'x'\n  b: play s", ""),
+    ("steps s\n    SHOW application_name => x\n  b: SET application_name = 'x'\n  play s", "got: lab"),
+    // Other databases.
+    ("database d\n  d: SELECT current_database() => $d\n  b on d: SELECT '$db' <> current_database() => t", ""),
+    ("CREATE TABLE c ()\n  database d TEMPLATE $db\n  d: TABLE c => (no row)", ""),
+    ("b on nowhere: SELECT 1", "database \"nowhere\" does not exist"),
+    ("database d\n  b: SELECT 1\n  b on d: SELECT 1", "b was opened on None"),
+    ("database d\n  d: sh echo $PGDATABASE $(psql -Atc 'SELECT 5') => 0|$d 5", ""),
+    ("standby s", "the test has no server of its own"),
+    ("promote s", "there is no server s"),
     ("restart", "the test has no server of its own"),
     ("checkpoint", "the test has no server of its own"),
     ("clock 5", "the test has no server of its own"),
@@ -230,6 +246,10 @@ fn a_server_of_its_own_is_restarted_and_crashes(lab: &Lab) -> Result<()> {
   SELECT pg_postmaster_start_time() = '$started' => t
   checkpoint\n  b: SET synchronous_commit = off; INSERT INTO t VALUES (1)\n  crash\n  TABLE t => (no row)
   b: SET synchronous_commit = off; INSERT INTO t VALUES (1)\n  restart\n  TABLE t => 1
+  standby s\n  standby late\n  late: sh pg_ctl status\n  INSERT INTO t VALUES (2)\n  replayed s\n  replayed late\n  s: TABLE t => 1 / 2
+  cut late\n  INSERT INTO t VALUES (3)\n  backup b\n  replayed s\n  freeze\n  sh cp -a $PGDATA kept; test -O $PGDATA\n  thaw\n  kill
+  promote late\n  late: TABLE t => 1 / 2\n  s: TABLE t => 1 / 2 / 3\n  s: INSERT INTO t VALUES (4) => 25006
+  start b\n  b: INSERT INTO t VALUES (4)\n  stop b\n  start b\n  b: TABLE t => 1 / 2 / 3 / 4\n  start\n  TABLE t => 1 / 2 / 3
 test u clock\n  since = SELECT clock_timestamp()\n  clock 3600\n  SELECT clock_timestamp() - '$since' > '1 h' => t
   clock 0\n  SELECT clock_timestamp() - '$since' < '1 h' => t
 test v encoding LATIN1\n  SHOW server_encoding => LATIN1";

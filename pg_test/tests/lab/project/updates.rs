@@ -6,7 +6,7 @@
 automod::dir!(pub "tests/lab/project/updates");
 
 use super::install::{objects, same};
-use crate::failover::restores::{dump, restore};
+use crate::support::dumps::{dump, restore};
 use crate::support::history::History;
 use pg_test::cluster::Builder;
 use pg_test::extension::{Extension, VERSION};

@@ -1,7 +1,7 @@
 //! A dump carries levels and names; wherever it is loaded, no role has more than it had.
 
-use crate::failover::restores::{dump, restore};
 use crate::roles::{give, not_given, role_of};
+use crate::support::dumps::{dump, restore};
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 const ROWS: &str = "SELECT role, prefix, level FROM fence.role_prefix ORDER BY 1, 2";

@@ -72,17 +72,6 @@ impl Waiter {
     }
 }
 
-/// A call that gives up by itself may have done so before a busy machine has seen it wait. So `attempt` is given a
-/// second and, while it says that this was too little, twice as many as before.
-pub fn with_time_enough<T>(mut attempt: impl FnMut(u32) -> Result<Option<T>>) -> Result<T> {
-    for seconds in [1, 2, 4, 8, 16, 32, 64] {
-        if let Some(done) = attempt(seconds)? {
-            return Ok(done);
-        }
-    }
-    bail!("it gave up before it was seen to wait, however long it might have waited")
-}
-
 /// The token that a waiting session gets.
 pub fn token_of(session: &mut Background) -> Result<i64> {
     let rows = session.rows()?;

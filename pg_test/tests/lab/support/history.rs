@@ -12,6 +12,11 @@ pub struct History {
     pub seen: i64,
 }
 
+/// How often the sequence has jumped.
+pub fn jumps(session: &mut Session) -> Result<i64> {
+    session.one("SELECT jumps FROM fence_status()", &[])
+}
+
 fn says_to_renew(refusal: &Fault) -> bool {
     refusal.hint.as_deref().is_some_and(|hint| hint.contains("call lease_renew"))
 }

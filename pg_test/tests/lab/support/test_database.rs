@@ -1,6 +1,6 @@
 //! A database with the extension in it, and short words for what the tests of the fence do there.
 
-use pg_test::{ensure, Database, Lab, Result, Session};
+use pg_test::{Database, Lab, Result, Session};
 use std::ops::{Deref, DerefMut};
 
 /// A table that most tests write to: one row, `id` 1.
@@ -36,10 +36,6 @@ impl TestDatabase {
         self.run(&format!("SELECT fence_protect('orders'{comma}{arguments})"))
     }
 
-    pub fn database(&self) -> &Database {
-        &self.database
-    }
-
     pub fn another(&self) -> Result<Session> {
         self.database.connect()
     }
@@ -67,22 +63,4 @@ impl DerefMut for TestDatabase {
     fn deref_mut(&mut self) -> &mut Session {
         &mut self.session
     }
-}
-
-/// The rows of a query on one line: `1|a 2|-`.
-pub fn shown(session: &mut Session, sql: &str) -> Result<String> {
-    let rows = session.rows(sql)?;
-    let line = |row: Vec<Option<String>>| {
-        let texts: Vec<String> =
-            row.into_iter().map(|text| text.unwrap_or_else(|| "-".to_owned())).collect();
-        texts.join("|")
-    };
-    Ok(rows.into_iter().map(line).collect::<Vec<_>>().join(" "))
-}
-
-/// The rows of a query must be these.
-pub fn shows(session: &mut Session, sql: &str, wanted: &str) -> Result<()> {
-    let got = shown(session, sql)?;
-    ensure!(got == wanted, "wanted {wanted:?}, got {got:?}: {sql}");
-    Ok(())
 }

@@ -1,7 +1,6 @@
 //! pgBackRest, of Debian's package: a backup restored, with and without recovery beyond it.
 
-use crate::support::history::History;
-use crate::tokens::jumps::jumps;
+use crate::support::history::{jumps, History};
 use pg_test::cluster::Builder;
 use pg_test::process::{self, output_of, PATIENCE};
 use pg_test::setup::{self, Package};

@@ -1,8 +1,6 @@
 //! pg_rewind: a primary that was replaced comes back behind its successor.
 
-use crate::failover::promotions::cut;
-use crate::support::history::History;
-use crate::tokens::jumps::jumps;
+use crate::support::history::{jumps, History};
 use pg_test::{ensure, lab_test, Lab, Result, Shutdown};
 use std::fs;
 
@@ -17,7 +15,7 @@ fn a_primary_that_pg_rewind_brought_back_and_that_is_promoted_again_goes_on(
     let second = builder().standby_of(&first)?;
     second.start()?;
     second.wait_replayed(&first)?;
-    cut(&second)?;
+    second.cut()?;
     // The first goes on alone, and hands out tokens that the second will not know.
     history.draw_more(&mut session, 50)?;
     drop(session);

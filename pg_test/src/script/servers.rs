@@ -1,0 +1,243 @@
+//! The servers and databases of a test, the sessions in them, and commands of the shell beside them.
+
+use super::play::Player;
+use super::{Place, Server, ServerStep, Verb};
+use crate::background::{Background, Outcome};
+use crate::client::Conninfo;
+use crate::cluster::{base_backup, Cluster};
+use crate::process::{self, wait_until, PATIENCE};
+use crate::Shutdown;
+use anyhow::{ensure, Context, Result};
+use nix::sys::signal::Signal;
+
+/// An open session: as whom, where, and on which server.
+pub(super) struct Opened {
+    role: Option<String>,
+    on: Option<String>,
+    server: String,
+    pub session: Background,
+}
+
+impl Verb {
+    pub(super) fn of(word: &str) -> Option<Verb> {
+        Some(match word {
+            "start" => Verb::Start,
+            "stop" => Verb::Stop,
+            "kill" => Verb::Kill,
+            "restart" => Verb::Restart,
+            "crash" => Verb::Crash,
+            "checkpoint" => Verb::Checkpoint,
+            "freeze" => Verb::Freeze,
+            "thaw" => Verb::Thaw,
+            "backup" => Verb::Backup,
+            "standby" => Verb::Standby,
+            "replayed" => Verb::Replayed,
+            "cut" => Verb::Cut,
+            "promote" => Verb::Promote,
+            _ => return None,
+        })
+    }
+}
+
+impl<'a> Player<'a> {
+    fn own_server(&self) -> Result<&'a Server> {
+        self.server.context("the test has no server of its own")
+    }
+
+    /// The test's own server, or that of the name.
+    pub(super) fn cluster(&self, name: &str) -> Result<&Cluster> {
+        match self.others.get(name) {
+            None if name.is_empty() => Ok(&self.own_server()?.cluster),
+            other => other.with_context(|| format!("there is no server {name}")),
+        }
+    }
+
+    /// A server does that.
+    pub(super) fn serve(&mut self, step: &ServerStep) -> Result<()> {
+        let (verb, name) = match step {
+            ServerStep::Clock(seconds) => {
+                let clock = self.own_server()?.clock.as_ref();
+                return clock.context("its clock cannot be stepped")?.step(*seconds);
+            }
+            ServerStep::Do(verb, name) => (*verb, name.as_str()),
+        };
+        match verb {
+            Verb::Backup | Verb::Standby => {
+                let (server, builder) = (self.cluster("")?, self.lab.builder());
+                let made = if verb == Verb::Standby {
+                    let standby = builder.standby_of(server)?;
+                    standby.start()?;
+                    standby
+                } else {
+                    builder.create_by(|prefix, data| base_backup(prefix, server, data))?
+                };
+                self.disconnect_all(name);
+                self.others.insert(name.to_owned(), made);
+            }
+            Verb::Crash if !name.is_empty() && !self.others.contains_key(name) => {
+                self.crash_process(name)?;
+            }
+            Verb::Checkpoint => {
+                let frozen = std::mem::take(&mut self.frozen);
+                let server = self.cluster(name)?;
+                server.thaw(&frozen)?;
+                server.connect("postgres")?.run("CHECKPOINT")?;
+                let titles = ["walwriter", "background writer", "checkpointer"];
+                let frozen = titles.map(|title| server.freeze(title));
+                self.frozen = frozen.into_iter().collect::<Result<Vec<_>>>()?.concat();
+            }
+            Verb::Freeze => self.frozen = self.cluster(name)?.freeze_all()?,
+            Verb::Thaw => {
+                let frozen = std::mem::take(&mut self.frozen);
+                self.cluster(name)?.thaw(&frozen)?;
+            }
+            Verb::Start => self.cluster(name)?.start()?,
+            Verb::Replayed => self.cluster(name)?.wait_replayed_all()?,
+            Verb::Cut => self.cluster(name)?.cut()?,
+            Verb::Promote => self.cluster(name)?.promote()?,
+            Verb::Stop | Verb::Kill | Verb::Restart | Verb::Crash => {
+                let is_killed = matches!(verb, Verb::Kill | Verb::Crash);
+                let frozen = std::mem::take(&mut self.frozen);
+                let cluster = self.cluster(name)?;
+                if is_killed {
+                    cluster.kill9()?;
+                } else {
+                    cluster.thaw(&frozen)?;
+                    cluster.stop(Shutdown::Fast)?;
+                }
+                if matches!(verb, Verb::Restart | Verb::Crash) {
+                    cluster.start()?;
+                }
+                self.disconnect_all(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Nobody has a session there any more, but for those who wait to hear that theirs is broken.
+    fn disconnect_all(&mut self, server: &str) {
+        self.sessions
+            .retain(|_, opened| opened.server != server || opened.session.pending().is_some());
+    }
+
+    fn crash_process(&mut self, whose: &str) -> Result<()> {
+        let server = &self.own_server()?.cluster;
+        let mut sessions = std::mem::take(&mut self.sessions);
+        let missing = || format!("there is no session {whose}");
+        let victim = sessions.get(whose).with_context(missing)?;
+        process::signal(victim.session.pid(), Signal::SIGKILL)?;
+        // Until the server has noticed, it may still let somebody in.
+        let gone = |opened: &mut Opened| opened.session.run("SELECT 1").is_err();
+        for opened in sessions.values_mut() {
+            wait_until("all sessions are gone", PATIENCE, || gone(opened))?;
+        }
+        let ready = server.wait_ready(PATIENCE);
+        if ready.is_err() && !server.is_running() {
+            // So it was told (`restart_after_crash = off`).
+            let _ = server.kill9();
+            server.start()?;
+        } else {
+            ready?;
+        }
+        self.frozen.clear();
+        Ok(())
+    }
+
+    /// One more database, without the extension, in the place of one that had its name.
+    pub(super) fn database(&mut self, name: &str, options: &str) -> Result<()> {
+        let options = self.filled_in(options)?;
+        if options.contains("TEMPLATE") {
+            // Nobody may be connected to that.
+            self.sessions.clear();
+        }
+        self.sessions.retain(|session, opened| opened.on.as_deref().unwrap_or(session) != name);
+        let made = self.database.another(&options)?;
+        self.remember(name, made.name());
+        self.databases.insert(name.to_owned(), made);
+        Ok(())
+    }
+
+    /// Where that is; the name of its server, too.
+    pub(super) fn conninfo(&self, place: &Place) -> Result<(Conninfo, String)> {
+        let at = place.on.as_ref().unwrap_or(&place.session);
+        let (conninfo, server) = match (self.others.get(at), self.databases.get(at)) {
+            (Some(other), _) => (other.conninfo(self.database.name()), at.clone()),
+            (_, Some(database)) => (database.conninfo(), String::new()),
+            _ if place.on.is_some() => {
+                (self.database.conninfo().dbname(&self.filled_in(at)?), String::new())
+            }
+            _ => match self.pooler.as_ref().filter(|_| !place.session.is_empty()) {
+                Some(pooler) => (pooler.conninfo(self.database.name()), String::new()),
+                None => (self.database.conninfo(), String::new()),
+            },
+        };
+        Ok(match self.role_of(place) {
+            Some(role) => (conninfo.user(&self.filled_in(&format!("${role}"))?), server),
+            None => (conninfo, server),
+        })
+    }
+
+    fn role_of<'p>(&'p self, place: &'p Place) -> Option<&'p str> {
+        place.role.as_deref().or(self.roles.get(&place.session).map(String::as_str))
+    }
+
+    /// The session of that name. It is opened as the role that is named, as the role of its own name, or as a superuser; where
+    /// that is named, where its own name says, or in the test's database.
+    pub(super) fn session(&mut self, place: &Place) -> Result<&mut Background> {
+        let (name, role) = (&place.session, self.role_of(place).map(str::to_owned));
+        if !self.sessions.contains_key(name) {
+            let (conninfo, server) = self.conninfo(place)?;
+            let mut session = Background::connect_once(&conninfo)?;
+            session.waits_asleep |= self.lite;
+            if self.pooler.is_some() {
+                session.look_from(self.database.conninfo());
+            }
+            let opened = Opened { role: role.clone(), on: place.on.clone(), server, session };
+            self.sessions.insert(name.to_owned(), opened);
+        }
+        let Opened { role: was, on, session, .. } =
+            self.sessions.get_mut(name).expect("it was opened");
+        ensure!(
+            role.is_none() || role == *was,
+            "{name} was opened as {was:?}, and is not {role:?}"
+        );
+        ensure!(place.on.is_none() || place.on == *on, "{name} was opened on {on:?}");
+        Ok(session)
+    }
+
+    /// So many sessions run it at once; their answers.
+    pub(super) fn race(&mut self, place: &Place, count: usize, sql: &str) -> Result<Outcome> {
+        let role = self.role_of(place).map(str::to_owned);
+        let has_place = |name| self.others.contains_key(name) || self.databases.contains_key(name);
+        let own = has_place(&place.session).then(|| place.session.clone());
+        let on = place.on.clone().or(own);
+        let racer = |n| Place {
+            session: format!("{} {n}", place.session),
+            role: role.clone(),
+            on: on.clone(),
+        };
+        let racers: Vec<Place> = (0..count).map(racer).collect();
+        for racer in &racers {
+            self.session(racer)?;
+        }
+        for racer in &racers {
+            self.session(racer)?.send(sql)?;
+        }
+        let mut answers = Vec::new();
+        for racer in &racers {
+            match self.session(racer)?.outcome(PATIENCE)? {
+                Ok(rows) => {
+                    answers.extend(rows.into_iter().flatten().map(Option::unwrap_or_default))
+                }
+                Err(fault) => return Ok(Err(fault)),
+            }
+        }
+        Ok(Ok(vec![vec![Some(answers.join(","))]]))
+    }
+
+    /// The session of that name, if it is open.
+    pub(super) fn opened(&self, name: &str) -> Result<&Background> {
+        let opened = self.sessions.get(name);
+        Ok(&opened.with_context(|| format!("there is no session {name}"))?.session)
+    }
+}
