@@ -20,7 +20,7 @@
 //!
 //! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
 //! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
-//! from it), `encoding LATIN1` of its database, and `server max_connections=40` for a server of its own, with these settings,
+//! from it), and `server max_connections=40` for a server of its own, with these settings,
 //! whose log is `$log`, `tool pgaudit` for one of Debian's with an extension of its packages, `clock` for one whose clock can be
 //! stepped; `pooled 2` for PgBouncer with so many connections, behind which the sessions with names are (`pooled 2 statement`, in
 //! that mode); `command` for the command `pg_fence`: left out where that was never built; `repack` for pg_repack, where that is to
@@ -103,8 +103,6 @@ pub struct Test {
     pub from: u32,
     /// Whether its database is without the extension.
     bare: bool,
-    /// The encoding of its database, if not UTF-8.
-    encoding: String,
     /// Whether it is of the lite edition, whichever is judged.
     lite: bool,
     /// The settings of its own server, if it has one.
@@ -255,11 +253,9 @@ impl Test {
         };
         let cluster = server.as_ref().map_or(lab.cluster(), |server| &server.cluster);
         let admin = cluster.conninfo("postgres");
-        let database = match (self.bare || self.lite, &*self.encoding) {
-            (true, _) => Database::create(admin)?,
-            (_, "") => Database::with_extension(admin)?,
-            (_, encoding) => Database::encoded(admin, encoding)?,
-        };
+        let is_bare = self.bare || self.lite;
+        let make = if is_bare { Database::create } else { Database::with_extension };
+        let database = make(admin)?;
         let played = play(lab, self, &database, server.as_ref(), PATIENCE);
         // The database goes with its own server, whose processes may stand still.
         drop(server);

@@ -87,7 +87,6 @@ fn head_of(text: &str) -> Result<Test> {
                 test.clock = true;
                 test.server.get_or_insert_default();
             }
-            "encoding" => test.encoding = words.next().context("which encoding?")?.to_owned(),
             "tool" => {
                 test.tool = words.next().map(str::to_owned);
                 test.server.get_or_insert_default();

@@ -175,14 +175,25 @@ impl<'a> Player<'a> {
                 return played;
             }
             std::mem::take(&mut self.stopped).into_iter().try_for_each(process::resume)?;
-            for step in steps {
-                if let What::Do { place, .. } = &step.what {
-                    let session = self.filled_in(&place.session)?;
-                    self.sessions.remove(&session);
-                }
-            }
+            self.end_sessions_of(steps)?;
             seconds = 64.min(2 * seconds);
         }
+    }
+
+    fn end_sessions_of(&mut self, steps: &'a [Step]) -> Result<()> {
+        for step in steps {
+            match &step.what {
+                What::Do { place, .. } => {
+                    drop(self.sessions.remove(&self.filled_in(&place.session)?))
+                }
+                What::Each { steps, .. } => self.end_sessions_of(steps)?,
+                What::Play(_, name) => {
+                    self.end_sessions_of(self.named.get(name).copied().unwrap_or(&[]))?
+                }
+                _ => {}
+            }
+        }
+        Ok(())
     }
 
     /// The server's major version.

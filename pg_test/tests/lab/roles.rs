@@ -3,7 +3,7 @@
 automod::dir!(pub "tests/lab/roles");
 
 use pg_test::client::literal;
-use pg_test::{ensure, lab_test, Calls, Database, Fault, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Database, Fault, Lab, Result, Session};
 
 /// Functions of the extension that PUBLIC may execute, and relations and schemas of which it has
 /// any right at all.
@@ -42,17 +42,6 @@ pub fn role_of(db: &Database, what: &str, given: &[(&str, &str)]) -> Result<Stri
 pub fn give(owner: &mut Session, role: &str, level: &str, prefix: &str) -> Result<()> {
     let prefix = if prefix.is_empty() { "NULL".to_owned() } else { literal(prefix) };
     owner.run(&format!("SELECT fence_grant('{role}', '{level}', {prefix})"))
-}
-
-/// Takes the lease and gives it back.
-pub fn takes(session: &mut Session, name: &str) -> Result<()> {
-    let token = session.acquire(name, "1 h")?;
-    ensure!(session.release(name, token)?.is_some(), "{name}");
-    Ok(())
-}
-
-pub fn takes_not(session: &mut Session, name: &str) -> Result<()> {
-    not_given(session, &format!("SELECT lease_acquire({})", literal(name))).map(drop)
 }
 
 /// Whatever the session's role creates from now on is everybody's, and theirs.

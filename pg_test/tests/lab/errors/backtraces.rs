@@ -1,6 +1,5 @@
 //! No error shows a file path, not even where backtraces are switched on.
 
-use crate::support::test_database::ORDERS;
 use pg_test::{bail, ensure, lab_test, Cluster, Lab, Result, Session};
 
 /// A server as a careless administrator may run it.
@@ -13,7 +12,10 @@ fn cluster(lab: &Lab) -> Result<(Cluster, Session)> {
         .start()?;
     let mut session = cluster.connect("postgres")?;
     session.run("CREATE EXTENSION pg_fence")?;
-    session.run(ORDERS)?;
+    session.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, v int NOT NULL DEFAULT 0, fence bigint);
+         INSERT INTO orders VALUES (1)",
+    )?;
     Ok((cluster, session))
 }
 

@@ -1,13 +1,11 @@
-//! Grants that end with the session that acquired them, `session => true`: killed clients, cables, standbys, poolers.
+//! Grants that end with the session that acquired them, `session => true`: cables, standbys, poolers.
 //! The rest is in session_bound.script.
 
-use crate::support::concurrency::{
-    is_woken, nothing_is_left, token_of, undisturbed_server, waiting, Waiter, WAIT,
-};
+use crate::support::concurrency::{token_of, waiting, WAIT};
 use pg_test::cable::Cable;
 use pg_test::pooler::Pooler;
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Context, Database, Lab, Result, Session, Worker};
+use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session, Worker};
 use std::fs;
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";
@@ -21,74 +19,6 @@ fn seen(session: &mut Session, token: i64) -> Result<(String, bool)> {
 fn abandoned(session: &mut Session, token: i64) -> Result<()> {
     let seen = seen(session, token)?;
     ensure!(seen == ("abandoned".to_owned(), false), "{seen:?}");
-    Ok(())
-}
-
-/// A client with a process of its own holds the lease, and who waits for it is woken when `end` has ended the
-/// session. In each round it gets it. The client has done before what each of the cases says; `{}` is its token.
-fn passes_on(
-    lab: &Lab,
-    cases: &[&[&str]],
-    end: impl Fn(&mut Worker, &mut Session) -> Result<()>,
-) -> Result<()> {
-    let server = undisturbed_server(lab)?;
-    let db = Database::with_extension(server.conninfo("postgres"))?;
-    let mut admin = db.connect()?;
-    admin.run("CREATE TABLE t (n int)")?;
-    for before in cases {
-        is_woken(|| {
-            let mut holder = lab.worker("holder", &db.conninfo())?;
-            let first = holder.number(ACQUIRE)?.expect("free");
-            for sql in *before {
-                holder.rows(&sql.replace("{}", &first.to_string()))?;
-            }
-            let waiter = Waiter::comes(&db, &mut admin)?;
-            end(&mut holder, &mut admin)?;
-            let (next, took) = waiter.served(&mut admin)?;
-            ensure!(next > first, "{next} after {first}");
-            ensure!(!admin.speaks("job", first)? && admin.speaks("job", next)?);
-            admin.release("job", next)?.expect("held");
-            Ok(took)
-        })
-        .with_context(|| format!("{before:?}"))?;
-    }
-    nothing_is_left(&mut admin)
-}
-
-#[lab_test]
-fn a_killed_client_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
-    let cases: &[&[&str]] = &[
-        &[],
-        &["BEGIN", "INSERT INTO t VALUES (1)"],
-        &["BEGIN", "SELECT lease_guard('job', {})", "INSERT INTO t VALUES (1)"],
-    ];
-    passes_on(lab, cases, |holder, _| holder.kill())
-}
-
-#[lab_test]
-fn a_terminated_session_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
-    passes_on(lab, &[&[], &["BEGIN", "SELECT lease_guard('job', {})"]], |holder, admin| {
-        admin.run(&format!("SELECT pg_terminate_backend({}, 5000)", holder.backend()))
-    })
-}
-
-#[lab_test]
-fn a_discarded_session_s_lease_passes_on_at_once(lab: &Lab) -> Result<()> {
-    passes_on(lab, &[&[]], |holder, _| holder.rows("DISCARD ALL").map(drop))
-}
-
-#[lab_test]
-fn a_client_killed_in_a_statement_is_noticed_where_the_server_checks(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut admin = db.connect()?;
-    let mut holder = lab.worker("holder", &db.conninfo())?;
-    let first = holder.number(ACQUIRE)?.expect("free");
-    holder.rows("SET client_connection_check_interval = '100 ms'")?;
-    holder.send("SELECT pg_sleep(600)")?;
-    let mut waiter = waiting(&db, WAIT)?;
-    holder.kill()?;
-    let next = token_of(&mut waiter)?;
-    ensure!(!admin.speaks("job", first)? && admin.speaks("job", next)?);
     Ok(())
 }
 
@@ -177,15 +107,6 @@ fn on_a_standby_the_row_is_shown_and_after_a_failover_it_is_abandoned(lab: &Lab)
     ensure!(next > token);
     ensure!(holder.speaks("job", token)?, "the old primary knows nothing of it");
     Ok(())
-}
-
-#[lab_test]
-fn in_a_copied_database_it_is_abandoned(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let token = session.granted(ACQUIRE)?;
-    drop(session);
-    abandoned(&mut db.copy()?.connect()?, token)
 }
 
 #[lab_test]

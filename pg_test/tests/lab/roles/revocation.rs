@@ -1,7 +1,7 @@
-//! A name that is given or taken away counts at once: in open sessions, by a subscription, on a standby. The rest is in
+//! A name that is given or taken away counts at once: by a subscription, on a standby. The rest is in
 //! revocation.script.
 
-use crate::roles::{give, role_of};
+use crate::roles::give;
 use crate::support::subscription::subscribe;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
@@ -20,62 +20,6 @@ fn may_take(session: &mut Session, prefix: &str) -> Result<bool> {
             Ok(false)
         }
     }
-}
-
-fn all_may(sessions: &mut [Session], prefix: &str, may: bool) -> Result<()> {
-    for session in sessions {
-        ensure!(may_take(session, prefix)? == may, "{prefix}: {may} was expected");
-        let shown = session.truth(&format!("SELECT fence.is_shown('{prefix}1')"))?;
-        ensure!(shown == may, "{prefix}: is shown: {shown}");
-    }
-    Ok(())
-}
-
-#[lab_test]
-fn open_sessions_learn_at_once(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let role = role_of(&db, "tenant", &[("worker", "a:"), ("worker", "b:")])?;
-    let mut owner = db.connect()?;
-    let mut sessions = vec![db.connect_as(&role)?, db.connect_as(&role)?, db.connect_as(&role)?];
-    all_may(&mut sessions, "a:", true)?;
-    for _ in 0..3 {
-        owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
-        all_may(&mut sessions, "a:", false)?;
-        all_may(&mut sessions, "b:", true)?;
-        // Not before it is committed.
-        owner.run(&format!("BEGIN; SELECT fence_grant('{role}', 'worker', 'a:')"))?;
-        all_may(&mut sessions, "a:", false)?;
-        owner.run("COMMIT")?;
-        all_may(&mut sessions, "a:", true)?;
-        // Nor after it is rolled back.
-        owner.run(&format!("BEGIN; SELECT fence_revoke('{role}', 'a:'); ROLLBACK"))?;
-        all_may(&mut sessions, "a:", true)?;
-    }
-    owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
-    // A level that is given on top counts, too.
-    owner.run("SELECT lease_acquire('c:held', ttl => '1 h')")?;
-    ensure!(sessions[0].one::<i64>("SELECT count(*) FROM lease_info('c:held')", &[])? == 0);
-    give(&mut owner, &role, "monitor", "c:")?;
-    ensure!(sessions[0].one::<i64>("SELECT count(*) FROM lease_info('c:held')", &[])? == 1);
-    ensure!(!may_take(&mut sessions[0], "c:")?);
-    give(&mut owner, &role, "worker", "c:")?;
-    ensure!(may_take(&mut sessions[0], "c:2")?);
-    // However the rows go.
-    for (loss, prefix) in [
-        ("DELETE FROM fence.role_prefix WHERE prefix = 'b:'", "b:"),
-        ("UPDATE fence.role_prefix SET prefix = 'd:' WHERE prefix = 'c:'", "c:"),
-        ("TRUNCATE fence.role_prefix", "d:"),
-    ] {
-        ensure!(may_take(&mut sessions[1], prefix)? && may_take(&mut sessions[2], prefix)?);
-        owner.run(loss)?;
-        all_may(&mut sessions, prefix, false)?;
-    }
-    owner.run(&format!("INSERT INTO fence.role_prefix VALUES ('{role}', 'e:', 'worker')"))?;
-    all_may(&mut sessions, "e:", true)?;
-    // Triggers that a replication worker switches off are not those of the table.
-    owner
-        .run("SET session_replication_role = replica; DELETE FROM fence.role_prefix; RESET ALL")?;
-    all_may(&mut sessions, "e:", false)
 }
 
 /// A replication worker runs no statement triggers.

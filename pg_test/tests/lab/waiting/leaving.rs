@@ -1,88 +1,15 @@
-//! Leaving the queue: clients that are gone, and what comes at the instant at which a wait ends. The rest is in leaving.script.
+//! Leaving the queue at the instant at which the wait ends. The rest is in leaving.script.
 
 use crate::support::c_module;
-use crate::support::concurrency::{nothing_is_left, rounds, still_wait, token_of, waiting, WAIT};
-use pg_test::process::{is_alive, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result, Session, Worker};
+use crate::support::concurrency::{rounds, waiting, WAIT};
+use pg_test::process::{wait_until, PATIENCE};
+use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
 
-/// A lease that is held, by whom, and its token.
-fn held(lab: &Lab) -> Result<(Database, Session, i64)> {
+/// A database in which the lease is held.
+fn held(lab: &Lab) -> Result<Database> {
     let db = lab.database()?;
-    let mut holder = db.connect()?;
-    let token = holder.acquire("job", "1 h")?;
-    Ok((db, holder, token))
-}
-
-fn gone(worker: &Worker) -> Result<()> {
-    wait_until("the backend is gone", PATIENCE, || !is_alive(worker.backend()))
-}
-
-/// Waits until the client's backend waits, for a lock or as the head of the queue.
-fn blocked(session: &mut Session, worker: &Worker, kind: &str) -> Result<()> {
-    let waits = format!(
-        "SELECT count(*) FROM pg_stat_activity WHERE pid = {} AND wait_event_type = '{kind}'",
-        worker.backend()
-    );
-    wait_until("it waits", PATIENCE, || session.granted(&waits).unwrap_or(0) == 1)
-}
-
-#[lab_test]
-fn a_client_that_disconnects_leaves(lab: &Lab) -> Result<()> {
-    let (db, mut holder, token) = held(lab)?;
-    // The kernel tells the server of a connection that is closed; only the head is asked to look.
-    let mut worker = lab.worker("gone", &db.conninfo())?;
-    worker.send(WAIT)?;
-    blocked(&mut holder, &worker, "Extension")?;
-    let mut next = waiting(&db, WAIT)?;
-    worker.kill()?;
-    gone(&worker)?;
-    still_wait([&mut next])?;
-    holder.release("job", token)?;
-    token_of(&mut next)?;
-    nothing_is_left(&mut holder)
-}
-
-#[lab_test]
-fn a_killed_client_leaves_at_once_where_the_server_checks_its_connection(lab: &Lab) -> Result<()> {
-    let (db, mut holder, _) = held(lab)?;
-    let conninfo = db.conninfo().set("client_connection_check_interval", "100ms");
-    let head = waiting(&db, WAIT)?;
-    let mut worker = lab.worker("gone", &conninfo)?;
-    worker.send(WAIT)?;
-    blocked(&mut holder, &worker, "Lock")?;
-    worker.kill()?;
-    // Though it is not the head and nobody has released anything.
-    gone(&worker)?;
-    drop(head);
-    nothing_is_left(&mut holder)
-}
-
-#[lab_test]
-fn a_killed_client_is_granted_nothing(lab: &Lab) -> Result<()> {
-    let (db, mut holder, token) = held(lab)?;
-    let mut head = waiting(&db, WAIT)?;
-    let mut dead = Vec::new();
-    for name in ["one", "two"] {
-        let mut worker = lab.worker(name, &db.conninfo())?;
-        let session = name == "two";
-        let call =
-            format!("SELECT lease_acquire('job', '{name}', '1 h', '10 min', session => {session})");
-        worker.send(&call)?;
-        blocked(&mut holder, &worker, "Lock")?;
-        dead.push(worker);
-    }
-    let mut last = waiting(&db, WAIT)?;
-    for worker in &mut dead {
-        worker.kill()?;
-    }
-    holder.release("job", token)?;
-    let token = token_of(&mut head)?;
-    let closing = holder.release("job", token)?.expect("held");
-    // The next token drawn is that of the last in the queue: nobody between was granted anything.
-    let next = token_of(&mut last)?;
-    ensure!(next == closing + 1, "{} tokens between", next - closing - 1);
-    dead.iter().try_for_each(gone)?;
-    nothing_is_left(&mut holder)
+    db.connect()?.acquire("job", "1 h")?;
+    Ok(db)
 }
 
 const BY_TIMEOUT: &str = "canceling statement due to statement timeout";
@@ -103,7 +30,7 @@ fn is_cancelled(session: &mut Background, message: &str) -> Result<()> {
 
 #[lab_test]
 fn a_statement_timeout_that_is_due_with_the_wait_is_not_lost(lab: &Lab) -> Result<()> {
-    let (db, ..) = held(lab)?;
+    let db = held(lab)?;
     let connect = || Background::connect(&db.conninfo());
     let mut waiters = (0..6).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     for head in [true, false] {
@@ -125,7 +52,7 @@ fn a_statement_timeout_that_is_due_with_the_wait_is_not_lost(lab: &Lab) -> Resul
 #[lab_test]
 fn a_cancel_that_comes_when_the_wait_ends_is_not_lost(lab: &Lab) -> Result<()> {
     const WAIT_MS: i64 = 300;
-    let (db, ..) = held(lab)?;
+    let db = held(lab)?;
     let connect = || Background::connect(&db.conninfo());
     let mut waiters = (0..5).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     let mut cancellers = (0..5).map(|_| connect()).collect::<Result<Vec<_>>>()?;
@@ -207,7 +134,7 @@ sender_of_sigint(PG_FUNCTION_ARGS)
 #[lab_test]
 fn a_wait_leaves_another_extension_s_handler_of_cancels_as_it_was(lab: &Lab) -> Result<()> {
     let library = c_module::build(lab, "handles_sigint", HANDLES_SIGINT)?;
-    let (db, ..) = held(lab)?;
+    let db = held(lab)?;
     let (mut admin, _head) = (db.connect()?, waiting(&db, WAIT)?);
     for (function, answer) in [("handle_sigint", "void"), ("sender_of_sigint", "int")] {
         admin.run(&format!(
