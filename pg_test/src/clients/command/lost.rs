@@ -191,15 +191,6 @@ pub fn both_are_killed_at_once_and_the_command_with_them(scene: &Scene) -> Resul
     stage.taken_over().map(drop)
 }
 
-pub fn the_command_is_killed(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
-    let run = stage.run("job --ttl 10m", WORKS)?;
-    kill(stage.pid("pid")?)?;
-    run.ends_with(128 + 9)?;
-    ensure!(!stage.is_held()?);
-    Ok(())
-}
-
 /// Nobody is told of the cut.
 pub fn cut(scene: &Scene, way: Way) -> Result<()> {
     let stage = &scene.stage()?;
@@ -369,56 +360,6 @@ pub fn hidden_from_the_keeper(scene: &Scene) -> Result<()> {
     run.ends_killed()
 }
 
-/// In the middle of a transaction that has written, and so guards the lease: it holds up the next one, until the
-/// server ends its session.
-pub fn frozen_in_a_guarded_transaction(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
-    let timeout = scene.time(Duration::from_secs(3)).as_millis();
-    stage.admin()?.run(&format!(
-        "ALTER ROLE {} SET idle_in_transaction_session_timeout = {timeout}",
-        stage.role()
-    ))?;
-    let script = "mkfifo $DIR/late; exec psql -qAtX -v ON_ERROR_STOP=1 -c BEGIN \
-                  -c \"UPDATE work SET value = 'late'\" -c \"\\! echo $$ > $DIR/pid\" -f $DIR/late";
-    let run = stage.run("job --ttl 2s", script)?;
-    let (keeper, pid) = (run.keeper()?, stage.pid("pid")?);
-    for frozen in [run.supervisor(), keeper, pid] {
-        freeze(frozen)?;
-    }
-    let (mut other, token) = stage.taken_over()?;
-    other.run(&format!("UPDATE work SET value = 'B1', fence = {token}"))?;
-    thaw(pid)?;
-    std::fs::write(stage.dir().join("late"), "COMMIT;\n")?;
-    is_gone(pid)?;
-    thaw(keeper)?;
-    thaw(run.supervisor())?;
-    run.ended()?;
-    ensure!(stage.written()? == ["B1"], "{:?}", stage.written()?);
-    Ok(())
-}
-
-/// The server ends the session of the program, which is no loss: the lease is held, and the next session writes.
-pub fn the_program_s_session_ends(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
-    stage.admin()?.run(&format!(
-        "ALTER ROLE {} SET idle_in_transaction_session_timeout = '1 s'",
-        stage.role()
-    ))?;
-    let script = "mkfifo $DIR/late; { echo 'BEGIN;'; echo \"UPDATE work SET value = 'undone';\"; \
-                  until [ -e $DIR/go ]; do sleep 0.05; done; echo 'COMMIT;'; } > $DIR/late & \
-                  echo $$ > $DIR/pid; psql -qX -f $DIR/late; echo status $?; \
-                  psql -qXc \"UPDATE work SET value = 'A1'\"";
-    let run = stage.run("job --ttl 30s", script)?;
-    stage.pid("pid")?;
-    stage.wait_for_writers(1)?;
-    // Its session ends.
-    stage.wait_for_writers(0)?;
-    stage.touch("go")?;
-    let ended = run.ends_with(0)?;
-    ensure!(ended.stdout == "status 2\n" && stage.written()? == ["A1"], "{ended:?}");
-    Ok(())
-}
-
 /// The ttl counts from before a call whose answer takes long: else the program would go on when somebody else begins.
 pub fn slow_answers(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
@@ -437,24 +378,6 @@ pub fn slow_answers(scene: &Scene) -> Result<()> {
     has_ended(escaped)?;
     run.ends_with(70)?;
     is_gone(keeper)
-}
-
-/// A renewal counts at once, whatever becomes of a transaction that the program has open.
-pub fn renewed_beside_an_open_transaction(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
-    let script = "mkfifo $DIR/late; { echo 'BEGIN;'; echo \"UPDATE work SET value = 'undone';\"; \
-                  until [ -e $DIR/go ]; do sleep 0.05; done; echo 'ROLLBACK;'; \
-                  echo \"UPDATE work SET value = 'A1';\"; } > $DIR/late & \
-                  echo $$ > $DIR/pid; exec psql -qXv ON_ERROR_STOP=1 -f $DIR/late";
-    let run = stage.run("job --ttl 3s", script)?;
-    stage.pid("pid")?;
-    stage.wait_for_writers(1)?;
-    stage.wait_for_renewal()?;
-    stage.wait_for_renewal()?;
-    stage.touch("go")?;
-    run.ends_with(0)?;
-    ensure!(stage.written()? == ["A1"]);
-    Ok(())
 }
 
 /// The server then holds the lease for longer; a run that cannot renew goes by its own clock.

@@ -1,31 +1,11 @@
-//! Days without any trouble.
+//! Scenarios without any trouble. More of them: `command/scenarios.script` in the lab.
 
 use super::stage::{has_ended, is_gone, Scene, Stage};
 use crate::process::{output_of, wait_until, PATIENCE};
 use crate::Calls;
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{ensure, Context, Result};
 use std::process::Command;
 use std::time::Duration;
-
-/// The runs that stand in line at once.
-const CROWD: usize = 200;
-
-pub fn day(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
-    let script = "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $$ > $DIR/pid; \
-                  until [ -e $DIR/go ]; do sleep 0.05; done; psql -qXc \"UPDATE work SET value = 'A2'\"; exit 3";
-    let run = stage.run("job --ttl 3s", script)?;
-    stage.pid("pid")?;
-    let taken = stage.run("job", "echo ran")?.ends_with(75)?;
-    ensure!(taken.stdout.is_empty(), "{taken:?}");
-    stage.wait_for_renewal()?;
-    stage.touch("go")?;
-    run.ends_with(3)?;
-    ensure!(!stage.is_held()?);
-    stage.run("job", "psql -qXc \"UPDATE work SET value = 'B1'\"")?.ends_with(0)?;
-    ensure!(stage.written()? == ["A1", "A2", "B1"], "{:?}", stage.written()?);
-    Ok(())
-}
 
 pub fn presented_by_psql(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
@@ -36,41 +16,6 @@ pub fn presented_by_psql(scene: &Scene) -> Result<()> {
     let token: i64 = stage.admin()?.one("SELECT fence FROM work", &[])?;
     ensure!(ended.stdout == format!("{token} job\nheld|me\n"), "{ended:?}");
     ensure!(ended.stderr.is_empty(), "{ended:?}");
-    ensure!(stage.written()? == ["A1"] && !stage.is_held()?);
-    Ok(())
-}
-
-pub fn several_holders_and_leases(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
-    let script = "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; \
-                  psql -qXc \"UPDATE work SET value = 'A1'\"";
-    let run = stage.run("a job --ttl 3s", script)?;
-    stage.pid("pid")?;
-    stage.run("a", "true")?.ends_with(75)?;
-    stage.run("b a", "true")?.ends_with(75)?;
-    stage.wait_for_renewal()?;
-    stage.touch("go")?;
-    run.ends_with(0)?;
-    // Two that wait for each other are both in.
-    for (options, third) in [("readers --shared", "readers"), ("pool --slots 2", "pool --slots 2")]
-    {
-        let meets = "echo in > $DIR/$ME; until [ -e $DIR/$OTHER ]; do sleep 0.05; done; \
-                     until [ -e $DIR/$END ]; do sleep 0.05; done";
-        let name = third.split(' ').next().unwrap_or_default();
-        let one = |me: u8, other: u8| {
-            stage.run(
-                &format!("{options} --wait 1m"),
-                &format!("ME={name}{me} OTHER={name}{other} END={name}-end; {meets}"),
-            )
-        };
-        let (one, two) = (one(1, 2)?, one(2, 1)?);
-        stage.file(&format!("{name}1"))?;
-        stage.file(&format!("{name}2"))?;
-        stage.run(third, "true")?.ends_with(75)?;
-        stage.touch(&format!("{name}-end"))?;
-        one.ends_with(0)?;
-        two.ends_with(0)?;
-    }
     ensure!(stage.written()? == ["A1"] && !stage.is_held()?);
     Ok(())
 }
@@ -147,38 +92,6 @@ pub fn daemons(scene: &Scene) -> Result<()> {
 fn nothing_is_alive(stage: &Stage) -> Result<()> {
     let mut lock = Command::new("flock");
     output_of(lock.args(["-n", "-x"]).arg(stage.dir().join("alive")).arg("true")).map(drop)
-}
-
-pub fn two_hundred_in_line(scene: &Scene) -> Result<()> {
-    let cluster = scene.lab().builder().set("max_connections", "260").start()?;
-    let stage = &scene.stage_on(&cluster)?;
-    let mut admin = stage.admin()?;
-    let token = admin.acquire("job", "1 h")?;
-    let mut runs = Vec::new();
-    for number in 0..CROWD {
-        // Two that ran at once would mix up what they write.
-        let script = format!("echo begin {number} >> $DIR/order; echo end {number} >> $DIR/order");
-        runs.push(stage.run("job --wait 1h", &script)?);
-    }
-    stage.wait_for_line(CROWD as i64)?;
-    admin.run(&format!("SELECT lease_release('job', {token})"))?;
-    for run in runs {
-        let ended = run.ends_with(0)?;
-        ensure!(ended.stderr.is_empty(), "{ended:?}");
-    }
-    let order = std::fs::read_to_string(stage.dir().join("order"))?;
-    let lines: Vec<&str> = order.lines().collect();
-    // They wait in portions, between which others go before: the order is anybody's.
-    let mut ran = Vec::new();
-    for pair in lines.chunks(2) {
-        let [begin, end] = pair else { bail!("{order}") };
-        let number = begin.strip_prefix("begin ").context("no begin")?;
-        ensure!(end.strip_prefix("end ") == Some(number), "{order}");
-        ran.push(number.parse::<usize>()?);
-    }
-    ran.sort_unstable();
-    ensure!(ran == (0..CROWD).collect::<Vec<_>>(), "{order}");
-    Ok(())
 }
 
 /// It gets HUP, as without the command.

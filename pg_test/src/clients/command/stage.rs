@@ -226,20 +226,11 @@ impl<'a> Stage<'a> {
 
     /// Waits until so many runs wait for their lease.
     pub fn wait_for_line(&self, count: i64) -> Result<()> {
-        self.wait_for_sessions(count, "state = 'active' AND query LIKE '%lease_acquire%'")
-    }
-
-    /// Waits until so many commands sit in a transaction that has written. (After BEGIN they are idle for a moment,
-    /// too.)
-    pub fn wait_for_writers(&self, count: i64) -> Result<()> {
-        self.wait_for_sessions(count, "state = 'idle in transaction' AND query LIKE 'UPDATE%'")
-    }
-
-    fn wait_for_sessions(&self, count: i64, which: &str) -> Result<()> {
-        let sql = format!("SELECT count(*) FROM pg_stat_activity WHERE usename = $1 AND {which}");
+        let sql = "SELECT count(*) FROM pg_stat_activity
+                    WHERE usename = $1 AND state = 'active' AND query LIKE '%lease_acquire%'";
         let mut admin = self.admin()?;
-        wait_until(&format!("{count} sessions with {which}"), PATIENCE, || {
-            admin.one::<i64>(&sql, &[&self.role]).is_ok_and(|now| now == count)
+        wait_until(&format!("{count} wait"), PATIENCE, || {
+            admin.one::<i64>(sql, &[&self.role]).is_ok_and(|now| now == count)
         })
     }
 

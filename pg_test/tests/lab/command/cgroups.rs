@@ -1,10 +1,10 @@
-//! The leftovers of the command's cgroups, a run without any, and a program that was replaced under it.
+//! The leftovers of the command's cgroups, and runs without any.
 
 use pg_test::clients::command::stage::{cgroups_are_at_hand, kill, play_with, program, Stage};
 use pg_test::clients::command::{lost, plain};
 use pg_test::process::{output_of, wait_until, PATIENCE};
 use pg_test::test_case::left_out;
-use pg_test::{ensure, lab_test, Calls, Lab, Result};
+use pg_test::{ensure, lab_test, Lab, Result};
 
 /// As on a machine where none can be made.
 #[lab_test]
@@ -44,19 +44,4 @@ fn no_cgroup_is_left_behind(lab: &Lab) -> Result<()> {
         }
     }
     Ok(())
-}
-
-#[lab_test]
-fn a_program_that_was_replaced_meanwhile_still_starts_the_command(lab: &Lab) -> Result<()> {
-    let copy = lab.prefix().new_dir("replaced")?.join("pg_fence");
-    std::fs::copy(program()?, &copy)?;
-    let stage = Stage::with(lab, lab.cluster(), copy.clone())?;
-    let mut admin = stage.admin()?;
-    let token = admin.acquire("job", "1 h")?;
-    let run = stage.run("job --wait 5m", "exit 7")?;
-    run.keeper()?;
-    stage.wait_for_line(1)?;
-    std::fs::remove_file(&copy)?;
-    admin.run(&format!("SELECT lease_release('job', {token})"))?;
-    run.ends_with(7).map(drop)
 }

@@ -68,52 +68,39 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
         format!("[shop]\nhost=localhost\nport={port}\ndbname={dbname}\nuser={role}\n"),
     )?;
 
-    let run = |target: &str, root: &str| -> Result<std::process::Output> {
+    let run = |target: &str, root: &str, options: &[&str]| -> Result<std::process::Output> {
         let mut command = lab.rundir().command(program()?);
-        command
-            .args(["-d", target, "run", "job", "--", "echo", "ran"])
-            .env("PGSERVICEFILE", &services)
-            .env("PGPASSFILE", &passwords)
-            .env("PGSSLROOTCERT", certificates.join(root))
-            .env("HOME", stage.dir());
+        command.args(["-d", target, "run", "job"]).args(options).args(["--", "echo", "ran"]);
+        command.env("PGSERVICEFILE", &services).env("PGPASSFILE", &passwords);
+        command.env("PGSSLROOTCERT", certificates.join(root)).env("HOME", stage.dir());
         Ok(command.output()?)
     };
-    let runs = |target: &str, root: &str| -> Result<()> {
-        let output = run(target, root)?;
-        ensure!(
-            output.stdout == b"ran\n" && output.status.success(),
-            "{target}, {root}: {output:?}"
-        );
-        Ok(())
-    };
-    let is_refused = |target: &str, root: &str, why: &str| -> Result<()> {
-        let output = run(target, root)?;
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        ensure!(output.stdout.is_empty() && said.contains(why), "{target}, {root}: {output:?}");
-        Ok(())
-    };
-    runs("service=shop sslmode=verify-full", "ca.crt")?;
-    runs("service=shop", "ca.crt")?;
     let url = format!("postgresql://{role}@127.0.0.1:{port}/{dbname}?sslmode");
-    runs(&format!("{url}=verify-ca"), "ca.crt")?;
-    runs(&format!("{url}=require"), "ca.crt")?;
-    // The certificate is of another name, or of somebody whom we do not trust; or nothing is encrypted.
-    is_refused(&format!("{url}=verify-full"), "ca.crt", "certificate")?;
-    is_refused("service=shop sslmode=verify-full", "other.crt", "certificate")?;
-    is_refused("service=shop sslmode=verify-ca", "other.crt", "certificate")?;
-    is_refused("service=shop sslmode=require", "other.crt", "certificate")?;
-    is_refused("service=shop sslmode=verify-full", "none.crt", "none.crt")?;
-    is_refused("service=shop sslmode=disable", "ca.crt", "pg_hba.conf")?;
-    is_refused("service=none", "ca.crt", "no service \"none\"")?;
-    is_refused("service=shop passfile=/dev/null", "ca.crt", "~/.pgpass")?;
+    let by_url = |mode: &str| format!("{url}={mode}");
+    for (target, root, refused) in [
+        ("service=shop sslmode=verify-full", "ca.crt", ""),
+        ("service=shop", "ca.crt", ""),
+        (&by_url("verify-ca"), "ca.crt", ""),
+        (&by_url("require"), "ca.crt", ""),
+        // The certificate is of another name, or of somebody whom we do not trust; or nothing is encrypted.
+        (&by_url("verify-full"), "ca.crt", "certificate"),
+        ("service=shop sslmode=verify-full", "other.crt", "certificate"),
+        ("service=shop sslmode=verify-ca", "other.crt", "certificate"),
+        ("service=shop sslmode=require", "other.crt", "certificate"),
+        ("service=shop sslmode=verify-full", "none.crt", "none.crt"),
+        ("service=shop sslmode=disable", "ca.crt", "pg_hba.conf"),
+        ("service=none", "ca.crt", "no service \"none\""),
+        ("service=shop passfile=/dev/null", "ca.crt", "~/.pgpass"),
+    ] {
+        let output = run(target, root, &[])?;
+        let is_run = output.stdout == b"ran\n" && output.status.success();
+        let said = String::from_utf8_lossy(&output.stderr);
+        let is_refused = output.stdout.is_empty() && said.contains(refused);
+        let fits = if refused.is_empty() { is_run } else { is_refused };
+        ensure!(fits, "{target}, {root}: {output:?}");
+    }
     // It is no matter of time, and nobody is asked.
-    let mut command = lab.rundir().command(program()?);
-    command
-        .args(["-d", "service=shop passfile=/dev/null", "run", "job", "--wait", "1h", "--", "true"])
-        .env("PGSERVICEFILE", &services)
-        .env("PGSSLROOTCERT", certificates.join("ca.crt"))
-        .env("HOME", stage.dir());
-    let output = command.output()?;
+    let output = run("service=shop passfile=/dev/null", "ca.crt", &["--wait", "1h"])?;
     ensure!(output.status.code() == Some(78), "{output:?}");
     Ok(())
 }
