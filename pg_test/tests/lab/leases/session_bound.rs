@@ -1,4 +1,4 @@
-//! Grants that end with the session that acquired them, `session => true`: cables, standbys, poolers.
+//! Grants that end with the session that acquired them, `session => true`: cables, poolers.
 //! The rest is in session_bound.script.
 
 use crate::support::concurrency::{token_of, waiting, WAIT};
@@ -85,27 +85,6 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
             admin.granted(&left(worker)).is_ok_and(|left| left == 0)
         })?;
     }
-    Ok(())
-}
-
-#[lab_test]
-fn on_a_standby_the_row_is_shown_and_after_a_failover_it_is_abandoned(lab: &Lab) -> Result<()> {
-    let primary = lab.builder().start()?;
-    let db = Database::with_extension(primary.conninfo("postgres"))?;
-    let mut holder = db.connect()?;
-    let token = holder.granted(ACQUIRE)?;
-    let standby = lab.builder().standby_of(&primary)?;
-    standby.start()?;
-    standby.wait_replayed(&primary)?;
-    let mut there = standby.connect(db.name())?;
-    ensure!(seen(&mut there, token)? == ("held".to_owned(), true));
-    // The session lives on, but on another server.
-    standby.promote()?;
-    let mut there = standby.connect(db.name())?;
-    abandoned(&mut there, token)?;
-    let next = there.acquire("job", "1 h")?;
-    ensure!(next > token);
-    ensure!(holder.speaks("job", token)?, "the old primary knows nothing of it");
     Ok(())
 }
 
