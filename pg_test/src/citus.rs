@@ -5,7 +5,7 @@ use crate::client::Session;
 use crate::cluster::{Builder, Cluster};
 use crate::prefix::Prefix;
 use crate::test_case::left_out;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 use std::sync::Arc;
 
 /// A coordinator with its workers, in whose database `postgres` both extensions are.
@@ -75,20 +75,12 @@ impl Citus {
 
     /// A key of the table that is on that worker.
     pub fn key_on(&self, table: &str, worker: usize) -> Result<String> {
-        let keys = self.keys_on(table, worker, 1)?;
-        keys.into_iter().next().context("one was asked for")
-    }
-
-    /// So many keys of the table that are on that worker.
-    pub fn keys_on(&self, table: &str, worker: usize, count: usize) -> Result<Vec<String>> {
-        let rows = self.connect()?.rows(&format!(
+        self.connect()?.one(
             "SELECT 'key' || n FROM generate_series(0, 999) AS n JOIN pg_dist_shard_placement AS p
-                 ON p.shardid = get_shard_id_for_distribution_column('{table}', 'key' || n)
-              WHERE p.nodeport = {} ORDER BY n LIMIT {count}",
-            self.worker(worker).port()
-        ))?;
-        ensure!(rows.len() == count, "worker {worker} has no {count} keys of {table}");
-        Ok(rows.into_iter().flatten().flatten().collect())
+                 ON p.shardid = get_shard_id_for_distribution_column($1::text::regclass, 'key' || n)
+              WHERE p.nodeport = $2 ORDER BY n LIMIT 1",
+            &[&table, &i64::from(self.worker(worker).port())],
+        )
     }
 
     /// Moves the shard that has the row to a worker, and with it those that Citus keeps beside it.

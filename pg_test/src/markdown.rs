@@ -136,3 +136,39 @@ pub fn rows(text: &str) -> Vec<Vec<Cell>> {
     }
     rows
 }
+
+/// The characters of SQL that are neither quoted nor comment.
+pub fn code(text: &str) -> impl Iterator<Item = (usize, char)> + '_ {
+    let mut quote: Option<char> = None;
+    let mut comment = false;
+    text.char_indices().filter(move |(at, c)| {
+        match (quote, c) {
+            (_, '\n') if comment => comment = false,
+            _ if comment => {}
+            (Some(q), c) if q == *c => quote = None,
+            (Some(_), _) => {}
+            (None, '\'' | '"') => quote = Some(*c),
+            (None, '-') if text[*at..].starts_with("--") => comment = true,
+            (None, _) => return true,
+        }
+        false
+    })
+}
+
+/// SQL with the values of `:name` put in, as psql does.
+pub fn filled(sql: &str, value_of: impl Fn(&str) -> Option<String>) -> Result<String> {
+    let mut result = String::new();
+    let mut done = 0;
+    for (at, c) in code(sql) {
+        let name: String =
+            sql[at + 1..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
+        if c != ':' || name.is_empty() || sql[..at].ends_with(':') {
+            continue;
+        }
+        result.push_str(&sql[done..at]);
+        result.push_str(&value_of(&name).with_context(|| format!("nothing is kept as {name}"))?);
+        done = at + 1 + name.len();
+    }
+    result.push_str(&sql[done..]);
+    Ok(result)
+}

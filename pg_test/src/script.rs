@@ -21,7 +21,7 @@
 //! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
 //! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
 //! from it), and `server max_connections=40` for a server of its own, with these settings,
-//! whose log is `$log`, `tool pgaudit` for one of Debian's with an extension of its packages, `clock` for one whose clock can be
+//! `tool pgaudit` for one of Debian's with an extension of its packages, `clock` for one whose clock can be
 //! stepped; `pooled 2` for PgBouncer with so many connections, behind which the sessions with names are (`pooled 2 statement`, in
 //! that mode); `command` for the command `pg_fence`: left out where that was never built; `repack` for pg_repack, where that is to
 //! be had. A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it
@@ -34,7 +34,7 @@
 //! | `SQL => PF001 words … more words` | the SQLSTATE, and what message, DETAIL, HINT, SCHEMA, TABLE, COLUMN, CONTEXT must say, in any order |
 //! | `SQL => error words`, `SQL => anything` | any error; rows, or an error that leaves the session |
 //! | `x, y = SQL` | one row, no NULL in it; from now on `$x` and `${y}` are these texts, wherever they stand: no quotes are added |
-//! | `x := text` | `$x` is this text, in which other values may stand |
+//! | `x := text` | `$x` is this text, in which other values may stand; `$log` is the server's log |
 //! | `x := page PATH ## Heading` | the first SQL below that heading, up to its first line of comment; `:y` in it is `$y` |
 //! | `try SQL ;; PROBE => …` | in a transaction of its own that is rolled back; what comes is of the probe, if there is one and the SQL has not failed |
 //! | `until SQL => …` | again and again, until that comes |

@@ -7,7 +7,7 @@ use crate::extension::NAME;
 use crate::process::output_of;
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 /// The name of the source that Debian's packages of all major versions come from.
 pub const SOURCE: &str = "pg-fence";
@@ -217,8 +217,6 @@ fn needed_libraries(library: &Path, scratch: &Path, package: &str) -> Result<Str
 
 /// The checksums that dpkg keeps, by path.
 fn sums(root: &Path) -> Result<String> {
-    let find = output_of(Command::new("find").args(["usr", "-type", "f"]).current_dir(root))?;
-    let mut files: Vec<&str> = find.lines().collect();
-    files.sort_unstable();
-    output_of(Command::new("md5sum").args(files).current_dir(root).stdin(Stdio::null()))
+    let sums = "find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum";
+    output_of(Command::new("sh").args(["-c", sums]).current_dir(root))
 }

@@ -8,9 +8,8 @@ use super::{commands, install, licenses, put, settle, Parts};
 use crate::extension::NAME;
 use crate::process::output_of;
 use anyhow::Result;
-use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 const CONTAINERFILE: &str = "FROM scratch\nCOPY lib /lib\nCOPY share /share\n";
 
@@ -74,27 +73,10 @@ After an update, in a new session: ALTER EXTENSION {NAME} UPDATE;
 
 /// An archive without the builder's name, and with its files in an order of their own.
 pub fn pack(scratch: &Path, name: &str, epoch: u64, path: &Path) -> Result<()> {
-    let mut tar = Command::new("tar")
-        .args([
-            "--create",
-            "--format=gnu",
-            "--sort=name",
-            "--owner=0",
-            "--group=0",
-            "--numeric-owner",
-        ])
-        .arg(format!("--mtime=@{epoch}"))
-        .args([name])
-        .current_dir(scratch)
-        .env("LC_ALL", "C")
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let packed = tar.stdout.take().expect("it was asked for");
-    let gzip = Command::new("gzip")
-        .args(["-9", "--no-name"])
-        .stdin(packed)
-        .stdout(File::create(path)?)
-        .status()?;
-    anyhow::ensure!(tar.wait()?.success() && gzip.success(), "cannot pack {}", path.display());
+    let mut tar = Command::new("tar");
+    tar.args(["--create", "--format=gnu", "--sort=name", "--owner=0", "--group=0"]);
+    tar.args(["--numeric-owner", "--use-compress-program=gzip -9 --no-name", "--file"]).arg(path);
+    tar.args([&format!("--mtime=@{epoch}"), name]).current_dir(scratch).env("LC_ALL", "C");
+    output_of(&mut tar)?;
     output_of(Command::new("gzip").arg("--test").arg(path)).map(drop)
 }

@@ -2,7 +2,7 @@
 
 use super::{Action, Finding, Hole, Only, Place, ServerStep, Step, Test, Verb, Wanted, What};
 use crate::edition::Edition;
-use crate::markdown::{blocks as blocks_of_code, section};
+use crate::markdown::{blocks as blocks_of_code, filled, section};
 use crate::source_tree::source_root;
 use anyhow::{anyhow, bail, ensure, Context, Result};
 use std::fs;
@@ -209,20 +209,7 @@ fn sql_of_page(place: &str) -> Result<String> {
     let blocks = blocks_of_code(section(&page, heading)?);
     let block = blocks.into_iter().find(|block| block.mark == "sql").context("no SQL there")?;
     let lines: Vec<&str> = block.code.lines().take_while(|line| !line.starts_with("--")).collect();
-    let (mut sql, mut before) = (String::new(), ' ');
-    for c in lines.join("\n").trim_end_matches(';').chars() {
-        // Not `::type`, nor in a name that is quoted.
-        let is_value = |c: char| c.is_ascii_lowercase() && " [(".contains(before);
-        if sql.ends_with(':') && is_value(c) {
-            sql.pop();
-            sql.push('$');
-        }
-        if c == ':' {
-            before = sql.chars().last().unwrap_or(' ');
-        }
-        sql.push(c);
-    }
-    Ok(sql)
+    filled(lines.join("\n").trim_end_matches(';'), |name| Some(format!("${name}")))
 }
 
 fn what(text: &str) -> Result<What> {

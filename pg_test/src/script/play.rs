@@ -55,6 +55,7 @@ pub fn play(
     server: Option<&Server>,
     patience: Duration,
 ) -> Result<()> {
+    let cluster = server.map_or(lab.cluster(), |server| &server.cluster);
     let mut player = Player {
         database,
         patience,
@@ -74,17 +75,12 @@ pub fn play(
         with_command: test.command,
         shell: None,
         pooler: match &test.pooled {
-            Some((count, mode)) => {
-                let cluster = server.map_or(lab.cluster(), |server| &server.cluster);
-                Some(Pooler::start_in(lab, cluster, *count, mode)?)
-            }
+            Some((count, mode)) => Some(Pooler::start_in(lab, cluster, *count, mode)?),
             None => None,
         },
     };
     player.remember("db", database.name());
-    if let Some(server) = server {
-        player.remember("log", &server.cluster.log_file().display().to_string());
-    }
+    player.remember("log", &cluster.log_file().display().to_string());
     if test.lite {
         player.prepare_for_lite()?;
     }

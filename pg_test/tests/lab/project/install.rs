@@ -64,27 +64,6 @@ fn dropping_it_leaves_nothing_behind(lab: &Lab) -> Result<()> {
 }
 
 #[lab_test]
-fn a_library_without_its_sql_objects_says_how_to_mend_it(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut session = db.connect()?;
-    let versions = "SELECT library_version || ' ' || sql_version FROM fence_status()";
-    let version = pg_test::extension::VERSION;
-    ensure!(session.text(versions)? == Some(format!("{version} {version}")));
-    // As if these were the objects of an earlier version that had no jumps.
-    session.run(
-        "UPDATE pg_extension SET extversion = '0.0.9' WHERE extname = 'pg_fence';
-         ALTER EXTENSION pg_fence DROP SEQUENCE fence.jump_token_seq; DROP SEQUENCE fence.jump_token_seq",
-    )?;
-    ensure!(session.text(versions)? == Some(format!("{version} 0.0.9")));
-    let fault = session.refused("SELECT fence_new_epoch()", "55000")?;
-    ensure!(
-        fault.hint.as_deref().is_some_and(|h| h.contains("ALTER EXTENSION pg_fence UPDATE")),
-        "{fault}"
-    );
-    Ok(())
-}
-
-#[lab_test]
 fn cargo_pgrx_has_every_part_of_the_script(_: &Lab) -> Result<()> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let library = std::fs::read_to_string(root.join("src/lib.rs"))?;

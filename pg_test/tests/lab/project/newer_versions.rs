@@ -1,50 +1,6 @@
 //! News of newer versions of PostgreSQL, and how leases and fences get on with them. The rest is in newer_versions.script.
 
-use pg_test::process::PATIENCE;
-use pg_test::{bail, ensure, lab_test, Background, Calls, Lab, Result};
-
-#[lab_test(from = 17)]
-fn transaction_timeout_ends_a_guarded_transaction_that_goes_on_and_on(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut other = db.connect()?;
-    other.run("CREATE TABLE totals (n int); INSERT INTO totals VALUES (0)")?;
-    let mut busy = db.conninfo().set("transaction_timeout", "3s").connect()?;
-    let token = busy.acquire("job", "1 h")?;
-    busy.run(&format!("BEGIN; SELECT lease_guard('job', {token}); UPDATE totals SET n = 1"))?;
-    other.expire_now("job", token)?;
-    // Neither silent nor long at one statement: no other timeout would ever end it.
-    let fault = (0..1_000).find_map(|_| busy.try_rows("SELECT pg_sleep(0.05)").err());
-    let Some(fault) = fault else { bail!("the transaction goes on") };
-    // Between two statements the client does not get to read why.
-    ensure!(fault.sqlstate == "25P04" || fault.is_disconnect(), "{fault}");
-    ensure!(lab.cluster().log()?.contains("connection due to transaction timeout"));
-    other.granted("SELECT lease_acquire('job', wait => '60 s')")?;
-    ensure!(other.one::<i32>("SELECT n FROM totals", &[])? == 0, "it was committed");
-    Ok(())
-}
-
-#[lab_test(from = 17)]
-fn transaction_timeout_ends_a_wait_in_the_queue_and_leaves_nothing_behind(lab: &Lab) -> Result<()> {
-    let db = lab.database()?;
-    let mut holder = db.connect()?;
-    let token = holder.acquire("job", "1 h")?;
-    let mut impatient = Background::connect(&db.conninfo().set("transaction_timeout", "1s"))?;
-    impatient.send("SELECT lease_acquire('job', wait => '1 h')")?;
-    impatient.wait_until_blocked()?;
-    let mut patient = Background::connect(&db.conninfo())?;
-    patient.send("SELECT lease_acquire('job', wait => '1 h')")?;
-    match impatient.outcome(PATIENCE)? {
-        // A client that reads late may only see that the connection is closed.
-        Err(fault) => ensure!(fault.sqlstate == "25P04" || fault.is_disconnect(), "{fault}"),
-        Ok(rows) => bail!("it was granted what is taken: {rows:?}"),
-    }
-    let (log, session) = (lab.cluster().log()?, format!("[{}]", impatient.pid()));
-    let why = |line: &str| line.contains(&session) && line.contains("due to transaction timeout");
-    ensure!(log.lines().any(why), "it ended by something else");
-    holder.release("job", token)?;
-    patient.outcome(PATIENCE)??;
-    Ok(())
-}
+use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 #[lab_test(from = 19)]
 fn a_conflict_that_is_only_read_is_an_insert_s_to_refuse_and_writes_nothing(

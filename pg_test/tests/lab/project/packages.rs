@@ -55,15 +55,11 @@ fn packed(lab: &Lab, output: &Path) -> Result<(PathBuf, PathBuf)> {
 /// Unpacks a package's files below `to`.
 fn unpacked(package: &Path, to: PathBuf) -> Result<PathBuf> {
     fs::create_dir_all(&to)?;
-    let mut tool = match package.extension().is_some_and(|end| end == "deb") {
-        true => Command::new("dpkg-deb"),
-        false => Command::new("tar"),
+    let unpack = match package.extension().is_some_and(|end| end == "deb") {
+        true => "dpkg-deb --extract \"$0\" \"$1\"",
+        false => "tar --extract --file \"$0\" --directory \"$1\"",
     };
-    match package.extension().is_some_and(|end| end == "deb") {
-        true => tool.arg("--extract").arg(package).arg(&to),
-        false => tool.arg("--extract").arg("--file").arg(package).arg("--directory").arg(&to),
-    };
-    output_of(&mut tool)?;
+    output_of(Command::new("sh").args(["-c", unpack]).arg(package).arg(&to))?;
     Ok(to)
 }
 
@@ -71,14 +67,6 @@ fn unpacked(package: &Path, to: PathBuf) -> Result<PathBuf> {
 fn files(root: &Path) -> Result<BTreeSet<String>> {
     let list = output_of(Command::new("find").args([".", "-type", "f"]).current_dir(root))?;
     Ok(list.lines().map(|path| path.trim_start_matches("./").to_owned()).collect())
-}
-
-fn copy_all(from: &Path, to: &Path) -> Result<()> {
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        fs::copy(entry.path(), to.join(entry.file_name()))?;
-    }
-    Ok(())
 }
 
 /// A PostgreSQL in a run directory of its own, to which nothing was added.
@@ -117,16 +105,14 @@ fn the_debian_package_unpacked_into_a_postgresql_runs_the_readme(lab: &Lab) -> R
     output_of(Command::new("md5sum").arg("--check").arg(dir.join("sums")).current_dir(&root))?;
 
     let prefix = bare_prefix(lab)?;
-    let lib = root.join(format!("usr/lib/postgresql/{major}/lib"));
-    let share = root.join(format!("usr/share/postgresql/{major}/extension"));
-    copy_all(&lib, &prefix.lib_dir())?;
-    copy_all(&share, &prefix.extension_dir())?;
+    for (from, to) in [
+        (format!("usr/lib/postgresql/{major}/lib/."), prefix.lib_dir()),
+        (format!("usr/share/postgresql/{major}/extension/."), prefix.extension_dir()),
+    ] {
+        output_of(Command::new("cp").arg("-r").arg(root.join(from)).arg(to))?;
+    }
     let cluster = Builder::new(Arc::new(prefix)).start()?;
     crate::project::pages::play("README.md", cluster.conninfo("postgres"))
-}
-
-fn operations_of_deb(lab: &Lab) -> String {
-    format!("usr/share/doc/postgresql-{}-pg-fence/operations", lab.prefix().major())
 }
 
 #[lab_test]
@@ -136,36 +122,22 @@ fn the_tarball_has_the_same_files_and_its_checksum(lab: &Lab) -> Result<()> {
     let (package, tarball) = packed(lab, &output)?;
     let deb = unpacked(&package, dir.join("deb"))?;
     let tar = unpacked(&tarball, dir.join("tar"))?;
-    let top =
-        format!("pg_fence-{VERSION}-pg{}-linux-{}", lab.prefix().major(), std::env::consts::ARCH);
-    let of_deb: BTreeSet<String> = files(&deb)?
-        .iter()
-        .filter(|path| path.contains("/postgresql/"))
-        .filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned()))
-        .collect();
-    let of_tar: BTreeSet<String> = files(&tar.join(&top))?
-        .iter()
-        .filter(|path| path.starts_with("lib/") || path.starts_with("share/extension/"))
-        .filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned()))
-        .collect();
+    let major = lab.prefix().major();
+    let top = format!("pg_fence-{VERSION}-pg{major}-linux-{}", std::env::consts::ARCH);
+    let names = |root: &Path, is_ours: fn(&str) -> bool| -> Result<BTreeSet<String>> {
+        let ours = files(root)?.into_iter().filter(|path| is_ours(path));
+        Ok(ours.filter_map(|path| Some(path.rsplit_once('/')?.1.to_owned())).collect())
+    };
+    let of_deb = names(&deb, |path| path.contains("/postgresql/"))?;
+    let is_ours = |path: &str| path.starts_with("lib/") || path.starts_with("share/extension/");
+    let of_tar = names(&tar.join(&top), is_ours)?;
     ensure!(of_deb == of_tar, "{of_deb:?}, but {of_tar:?}");
-    for (directory, operations) in
-        [(&tar, format!("{top}/doc/operations")), (&deb, operations_of_deb(lab))]
-    {
-        for page in [
-            "operations.md",
-            "monitoring.md",
-            "monitoring/queries.yaml",
-            "monitoring/alerts.yaml",
-            "monitoring/dashboard.json",
-        ] {
-            let packed = fs::read(directory.join(&operations).join(page))
-                .with_context(|| page.to_owned())?;
-            ensure!(
-                packed == fs::read(source_tree::source_root().join("docs/operations").join(page))?,
-                "{page}"
-            );
-        }
+    let pages = source_tree::source_root().join("docs/operations");
+    for operations in [
+        tar.join(&top).join("doc/operations"),
+        deb.join(format!("usr/share/doc/postgresql-{major}-pg-fence/operations")),
+    ] {
+        output_of(Command::new("diff").arg("-r").arg(operations).arg(&pages))?;
     }
     ensure!(of_tar.contains("pg_fence.so") && of_tar.contains("pg_fence.control"), "{of_tar:?}");
     let notices = fs::read_to_string(tar.join(&top).join("THIRD-PARTY-LICENSES"))?;

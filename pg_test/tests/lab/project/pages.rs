@@ -6,8 +6,9 @@ automod::dir!(pub "tests/lab/project/pages");
 pub use examples::play;
 use pg_test::markdown::section;
 
+use pg_test::process::output_of;
 use pg_test::{Context, Result};
-use std::path::PathBuf;
+use std::process::Command;
 
 /// The text of a page, by its path below the root of the source.
 pub fn page(path: &str) -> Result<String> {
@@ -15,34 +16,10 @@ pub fn page(path: &str) -> Result<String> {
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
-/// The paths of all pages below the root of the source: its own, and those in docs and in the folders there.
+/// The paths of all pages below the root of the source: its own, those in docs and in the folders there, and the clients'.
 fn pages() -> Result<Vec<String>> {
-    let root = pg_test::source_tree::source_root();
-    let mut found = Vec::new();
-    let mut folders = vec![PathBuf::new(), PathBuf::from("docs")];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(root.join(&folder))? {
-            let path = folder.join(entry?.file_name());
-            if path.extension().is_some_and(|ending| ending == "md") {
-                found.push(path.to_string_lossy().into_owned());
-            } else if folder.starts_with("docs") && root.join(&path).is_dir() {
-                folders.push(path);
-            }
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// The paths of the pages of the clients.
-fn client_pages() -> Result<Vec<String>> {
-    let shared = ["clients/README.md", "clients/scenarios.md", "clients/new-language.md"];
-    let mut found = shared.map(str::to_owned).to_vec();
-    for entry in std::fs::read_dir(pg_test::source_tree::source_root().join("clients"))? {
-        let path = PathBuf::from("clients").join(entry?.file_name()).join("README.md");
-        if pg_test::source_tree::source_root().join(&path).exists() {
-            found.push(path.to_string_lossy().into_owned());
-        }
-    }
-    Ok(found)
+    let all = "ls *.md clients/*.md clients/*/README.md; find docs -name '*.md'";
+    let mut list = Command::new("sh");
+    list.args(["-ec", all]).current_dir(pg_test::source_tree::source_root());
+    Ok(output_of(&mut list)?.lines().map(str::to_owned).collect())
 }

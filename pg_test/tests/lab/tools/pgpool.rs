@@ -45,13 +45,8 @@ impl Pgpool {
         let log = File::create(dir.join("log"))?;
         let mut command = prefix.rundir().command("/usr/sbin/pgpool");
         process::as_server_user(&mut command)?;
-        command
-            .arg("-n")
-            .arg("-f")
-            .arg(dir.join("pgpool.conf"))
-            .arg("-F")
-            .arg(dir.join("pcp.conf"));
-        command.arg("-a").arg(dir.join("pool_hba.conf"));
+        command.args(["-n", "-f", "pgpool.conf", "-F", "pcp.conf", "-a", "pool_hba.conf"]);
+        command.current_dir(&dir);
         let process = command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
         let pgpool = Pgpool { process, port };
         let ready = wait_until("pgpool sends readers to the standby", PATIENCE, || {

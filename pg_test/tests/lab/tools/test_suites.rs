@@ -1,9 +1,10 @@
 //! Test suites, fixtures and migrations of fenced tables: `docs/recipes/testing-and-migrations.md` says what to do.
 
+use crate::project::pages::page;
 use pg_test::orm::{self, PYTHON};
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{ensure, lab_test, Context, Lab, Result};
 use std::process::Command;
 
 /// Django's own test runner, as a role that is no superuser, with a database made from a template.
@@ -17,18 +18,9 @@ fn a_django_suite_flushes_loads_fixtures_and_migrates(lab: &Lab) -> Result<()> {
         "CREATE EXTENSION pg_fence; SELECT fence_grant('tester'); GRANT CREATE ON SCHEMA public TO tester",
     )?;
     let mut command = Command::new(orm::fetch(PYTHON)?.join("bin/python"));
+    let django = "-W error::RuntimeWarning -m django test --verbosity 2 shop.tests";
+    command.args(django.split(' ')).current_dir(source_root().join("pg_test/orm/django_suite"));
     command
-        .args([
-            "-W",
-            "error::RuntimeWarning",
-            "-m",
-            "django",
-            "test",
-            "--verbosity",
-            "2",
-            "shop.tests",
-        ])
-        .current_dir(source_root().join("pg_test/orm/django_suite"))
         .env("PYTHONPATH", format!("{}:.", source_root().join("clients/python/src").display()))
         .env("PYTHONDONTWRITEBYTECODE", "1")
         .env("DJANGO_SETTINGS_MODULE", "settings")
@@ -36,33 +28,24 @@ fn a_django_suite_flushes_loads_fixtures_and_migrates(lab: &Lab) -> Result<()> {
     output_of(&mut command).map(drop)
 }
 
-/// The lines of a file stand on the page, however far they are indented there.
-fn shows(page: &str, file: &str) -> Result<bool> {
-    let lines = |text: &str| -> Vec<String> {
-        text.lines().map(|line| line.trim().to_owned()).filter(|line| !line.is_empty()).collect()
-    };
-    let (page, file) = (lines(page), lines(file));
-    ensure!(!file.is_empty(), "there is nothing to be shown");
-    Ok(page.windows(file.len()).any(|part| part == file))
-}
-
+/// However far the lines are indented there.
 #[lab_test]
 fn the_page_shows_what_the_suite_runs(_: &Lab) -> Result<()> {
-    let read = |path: &str| std::fs::read_to_string(source_root().join(path));
-    let page = read("docs/recipes/testing-and-migrations.md")?;
-    let cases = read("pg_test/orm/django_suite/shop/testcases.py")?;
-    ensure!(shows(&page, &cases)?, "another test case");
-    let fixture = read("pg_test/orm/django_suite/shop/tests.py")?;
-    let migration = read("pg_test/orm/django_suite/shop/migrations/0001_initial.py")?;
-    let alembic = read("pg_test/orm/alembic_autogenerate.py")?;
+    let lines = |text: &str| -> String {
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        lines.map(|line| format!("\n{line}")).collect()
+    };
+    let page = lines(&page("docs/recipes/testing-and-migrations.md")?);
     for (file, from, to) in [
-        (&fixture, "    @classmethod", "\n\n"),
-        (&migration, "        migrations.RunSQL(", "\n    ]"),
-        (&alembic, "def include_name", "\n\n"),
+        ("django_suite/shop/testcases.py", "", "\n\n\n\n"),
+        ("django_suite/shop/tests.py", "    @classmethod", "\n\n"),
+        ("django_suite/shop/migrations/0001_initial.py", "        migrations.RunSQL(", "\n    ]"),
+        ("alembic_autogenerate.py", "def include_name", "\n\n"),
     ] {
-        let part = file.split_once(from).and_then(|(_, rest)| rest.split_once(to));
-        let part = part.map(|(part, _)| format!("{from}{part}")).unwrap_or_default();
-        ensure!(shows(&page, &part)?, "another\n{part}");
+        let text = std::fs::read_to_string(source_root().join("pg_test/orm").join(file))?;
+        let (_, part) = text.split_once(from).with_context(|| format!("{file} has no {from}"))?;
+        let part = lines(&format!("{from}{}", part.split(to).next().unwrap_or_default()));
+        ensure!(part.len() > 20 && page.contains(&part), "another\n{part}");
     }
     Ok(())
 }

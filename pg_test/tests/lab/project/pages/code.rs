@@ -1,7 +1,7 @@
 //! Every block of code of every page is run by a test, or `code.md` says why not.
 
 use super::lists::is_there;
-use super::{client_pages, examples, page, pages};
+use super::{examples, page, pages};
 use pg_test::markdown::{blocks, rows, Cell};
 use pg_test::process::output_of;
 use pg_test::{ensure, lab_test, test_case, Calls, Context, Lab, Result};
@@ -15,16 +15,12 @@ fn told() -> Result<Vec<[Cell; 4]>> {
     rows(&table).into_iter().map(cells).collect()
 }
 
-fn all_pages() -> Result<Vec<String>> {
-    let others = ["clients/rust/cli/README.md".to_owned()];
-    Ok([pages()?, client_pages()?, others.into()].concat())
-}
-
 #[lab_test]
 fn every_block_of_every_page_is_run_or_says_why_not(_: &Lab) -> Result<()> {
     let mut there: BTreeMap<(String, String), usize> = BTreeMap::new();
     let mut understood = 0;
-    for path in all_pages()? {
+    let of_command = "clients/rust/cli/README.md".to_owned();
+    for path in pages()?.into_iter().chain([of_command]) {
         for block in blocks(&page(&path)?) {
             let mut is_held = block.mark == "sql" && examples::RUN.contains(&&*path);
             if block.mark == "sh" {

@@ -6,7 +6,7 @@
 //! comments are prose, and `\set`, which is for people, is passed over. A block that begins with
 //! `-- From PostgreSQL 17 on` is for that version and newer.
 
-use pg_test::markdown;
+use pg_test::markdown::{self, code};
 use pg_test::{bail, ensure, Context, Fault, Result, Rows};
 
 /// A statement and what it must answer.
@@ -114,42 +114,6 @@ fn ended(text: &str) -> Result<Option<(String, Then)>> {
         other => bail!("one statement a line, please: {other}"),
     };
     Ok(Some((sql, then)))
-}
-
-/// The characters that are neither quoted nor comment.
-fn code(text: &str) -> impl Iterator<Item = (usize, char)> + '_ {
-    let mut quote: Option<char> = None;
-    let mut comment = false;
-    text.char_indices().filter(move |(at, c)| {
-        match (quote, c) {
-            (_, '\n') if comment => comment = false,
-            _ if comment => {}
-            (Some(q), c) if q == *c => quote = None,
-            (Some(_), _) => {}
-            (None, '\'' | '"') => quote = Some(*c),
-            (None, '-') if text[*at..].starts_with("--") => comment = true,
-            (None, _) => return true,
-        }
-        false
-    })
-}
-
-/// With the values of `:name` put in, as psql does.
-pub fn filled(sql: &str, value_of: impl Fn(&str) -> Option<String>) -> Result<String> {
-    let mut result = String::new();
-    let mut done = 0;
-    for (at, c) in code(sql) {
-        let name: String =
-            sql[at + 1..].chars().take_while(|c| c.is_ascii_alphanumeric() || *c == '_').collect();
-        if c != ':' || name.is_empty() || sql[..at].ends_with(':') {
-            continue;
-        }
-        result.push_str(&sql[done..at]);
-        result.push_str(&value_of(&name).with_context(|| format!("nothing is kept as {name}"))?);
-        done = at + 1 + name.len();
-    }
-    result.push_str(&sql[done..]);
-    Ok(result)
 }
 
 /// Is the outcome what the step says?

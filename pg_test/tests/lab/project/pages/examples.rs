@@ -3,6 +3,7 @@
 use super::example::{self, Step, Then};
 use super::page;
 use pg_test::background::Outcome;
+use pg_test::markdown;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
@@ -86,7 +87,7 @@ impl Page {
     }
 
     fn play(&mut self, step: &Step) -> Result<()> {
-        let sql = example::filled(&step.sql, |name| self.kept.get(name).cloned())?;
+        let sql = markdown::filled(&step.sql, |name| self.kept.get(name).cloned())?;
         let session = self.session(&step.worker)?;
         session.send(&sql)?;
         if step.waits {

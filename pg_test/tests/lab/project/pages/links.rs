@@ -1,7 +1,7 @@
 //! Every link of every page leads somewhere: to a file, or to a section of a page. The book has every page, and links to
 //! pages that it has.
 
-use super::{client_pages, page, pages};
+use super::{page, pages};
 use pg_test::markdown::{anchors, links};
 use pg_test::source_tree::source_root;
 use pg_test::{book, ensure, lab_test, Lab, Result};
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 #[lab_test]
 fn every_link_has_a_target(_: &Lab) -> Result<()> {
     let (mut followed, mut broken) = (0, Vec::new());
-    for path in pages()?.into_iter().chain(client_pages()?) {
+    for path in pages()? {
         for link in links(&page(&path)?).iter().filter(|link| !link.starts_with("https://")) {
             followed += 1;
             if let Err(error) = follow(&path, link) {
@@ -51,8 +51,7 @@ fn every_page_is_in_the_book(_: &Lab) -> Result<()> {
     let book: BTreeSet<&PathBuf> = listed.iter().collect();
     ensure!(book.len() == listed.len(), "a page is listed twice: {listed:?}");
     let mut missing: Vec<PathBuf> = Vec::new();
-    for path in pages()?.into_iter().chain(client_pages()?).filter(|path| path != "docs/SUMMARY.md")
-    {
+    for path in pages()?.into_iter().filter(|path| path != "docs/SUMMARY.md") {
         let linked = book::files(Path::new(&path), &page(&path)?);
         let linked = linked.into_iter().filter(|file| file.extension().is_some_and(|e| e == "md"));
         missing.extend(linked.chain([path.into()]).filter(|page| !book.contains(page)));

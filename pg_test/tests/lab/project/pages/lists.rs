@@ -1,10 +1,11 @@
 //! The lists in pages are complete: errors, locks, the rooms of the source.
 
 use super::{page, section};
+use pg_test::process::output_of;
 use pg_test::{bail, edition, ensure, lab_test, markdown, promises, test_case};
 use pg_test::{Context, Lab, Result};
 use std::collections::BTreeSet;
-use std::path::PathBuf;
+use std::process::Command;
 
 /// The SQLSTATEs in a text.
 fn codes(text: &str) -> BTreeSet<String> {
@@ -19,20 +20,10 @@ fn codes(text: &str) -> BTreeSet<String> {
 }
 
 /// The texts of all files in a folder of the source and in those below it.
-fn texts_below(folder: &str) -> Result<Vec<String>> {
-    let mut texts = Vec::new();
-    let mut folders = vec![pg_test::source_tree::source_root().join(folder)];
-    while let Some(folder) = folders.pop() {
-        for entry in std::fs::read_dir(folder)? {
-            let path: PathBuf = entry?.path();
-            if path.is_dir() {
-                folders.push(path);
-            } else {
-                texts.push(std::fs::read_to_string(path)?);
-            }
-        }
-    }
-    Ok(texts)
+fn texts_below(folder: &str) -> Result<String> {
+    let mut find = Command::new("find");
+    find.args([folder, "-type", "f", "-exec", "cat", "{}", "+"]);
+    output_of(find.current_dir(pg_test::source_tree::source_root()))
 }
 
 #[lab_test]
@@ -40,13 +31,11 @@ fn every_error_is_listed(_: &Lab) -> Result<()> {
     let text = page("docs/reference/errors.md")?;
     let table = section(&text, "## By SQLSTATE")?;
     let listed = codes(table);
-    let mut raised = BTreeSet::new();
     let rust = texts_below("src")?;
-    for text in rust.iter().chain(&texts_below("sql")?) {
-        // Only what is quoted is a code.
-        let quoted = text.split(['"', '\'']).filter(|word| word.len() == 5);
-        raised.extend(quoted.flat_map(codes));
-    }
+    let all = rust.clone() + &texts_below("sql")?;
+    // Only what is quoted is a code.
+    let quoted = all.split(['"', '\'']).filter(|word| word.len() == 5);
+    let mut raised: BTreeSet<String> = quoted.flat_map(codes).collect();
     // By it the edition without a library leaves a block of its own: it reaches no caller.
     raised.remove("PF999");
     let missing: Vec<_> = raised.difference(&listed).collect();
@@ -54,11 +43,8 @@ fn every_error_is_listed(_: &Lab) -> Result<()> {
     for code in listed.iter().filter(|code| code.starts_with("PF")) {
         ensure!(raised.contains(code), "nothing raises {code}");
     }
-    let detail = rust
-        .iter()
-        .find_map(|text| text.split_once("pub struct Detail {"))
-        .and_then(|(_, rest)| rest.split("\n}").next());
-    let keys = detail.context("no struct Detail")?.lines().filter_map(|line| {
+    let (_, detail) = rust.split_once("pub struct Detail {").context("no struct Detail")?;
+    let keys = detail.split("\n}").next().unwrap_or_default().lines().filter_map(|line| {
         line.trim().strip_prefix("pub ").and_then(|field| field.split(':').next())
     });
     for key in keys {
@@ -82,8 +68,7 @@ fn the_first_page_lists_the_errors_of_the_fence(_: &Lab) -> Result<()> {
 fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     let text = page("docs/internals/locking.md")?;
     let table = section(&text, "## The locks")?;
-    let source = pg_test::source_tree::source_root().join("src/pg/locks/lock.rs");
-    let source = std::fs::read_to_string(source)?;
+    let source = page("src/pg/locks/lock.rs")?;
     let numbers = source
         .lines()
         .filter_map(|line| line.split_once(" => 0x").or_else(|| line.split_once(" = 0x")));
@@ -97,8 +82,7 @@ fn the_locks_have_the_numbers_that_are_listed(_: &Lab) -> Result<()> {
     }
     let listed = table.lines().filter(|line| line.contains(" (0x")).count();
     ensure!(found == listed && found >= 6, "{found} kinds of locks, {listed} are listed");
-    let source = pg_test::source_tree::source_root().join("src/pg/locks/session_lock.rs");
-    let source = std::fs::read_to_string(source)?;
+    let source = page("src/pg/locks/session_lock.rs")?;
     let (_, hex) = source.split_once("const KIND: u16 = 0x").context("no KIND of session locks")?;
     let (hex, _) = hex.split_once(';').context("no number of session locks")?;
     let number = u16::from_str_radix(hex, 16)?;
