@@ -114,30 +114,21 @@ fn tools() -> Vec<Package> {
 
 /// The pg_config of Debian's PostgreSQLs that have their headers beside them.
 fn installed() -> Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten() {
-        let headers = Path::new("/usr/include/postgresql").join(entry.file_name());
-        let pg_config = entry.path().join("bin/pg_config");
-        if pg_config.exists() && headers.join("server/postgres.h").exists() {
-            found.push(pg_config);
-        }
-    }
+    let list = "cd /usr/include/postgresql && ls -d */server/postgres.h | cut -d/ -f1";
+    let majors = output_of(Command::new("sh").args(["-c", list])).unwrap_or_default();
+    let of = |major| Path::new("/usr/lib/postgresql").join(major).join("bin/pg_config");
+    let found: Vec<PathBuf> = majors.lines().map(of).filter(|path| path.exists()).collect();
     ensure!(
         !found.is_empty(),
         "there is no PostgreSQL with headers below /usr/lib/postgresql: name one by --pg-config or --majors, or run `cargo run -- setup`"
     );
-    found.sort();
     Ok(found)
 }
 
 /// Writes `SHA256SUMS` for the files of a directory, and returns its text.
 pub fn checksums(dir: &Path) -> Result<String> {
-    let mut names: Vec<String> = Vec::new();
-    for entry in fs::read_dir(dir)? {
-        names.push(entry?.file_name().to_string_lossy().into_owned());
-    }
-    names.sort();
-    let text = output_of(Command::new("sha256sum").args(&names).current_dir(dir))?;
+    let sums = "LC_ALL=C; export LC_ALL; sha256sum *";
+    let text = output_of(Command::new("sh").args(["-c", sums]).current_dir(dir))?;
     fs::write(dir.join("SHA256SUMS"), &text)?;
     Ok(text)
 }
@@ -162,16 +153,9 @@ fn put(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
 
 /// Puts the pages of operations, with the queries and alerts for Prometheus, into a directory of a package.
 fn operations(directory: &Path) -> Result<()> {
-    let pages = source_tree::source_root().join("docs/operations");
-    for from in [pages.clone(), pages.join("monitoring")] {
-        for entry in fs::read_dir(&from)? {
-            let path = entry?.path();
-            if path.is_file() {
-                put(&directory.join(path.strip_prefix(&pages)?), fs::read(&path)?)?;
-            }
-        }
-    }
-    Ok(())
+    fs::create_dir_all(directory)?;
+    let pages = source_tree::source_root().join("docs/operations/.");
+    output_of(Command::new("cp").arg("-r").arg(pages).arg(directory)).map(drop)
 }
 
 /// Installs the extension's files below a package's directories.

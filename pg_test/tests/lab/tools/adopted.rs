@@ -20,12 +20,6 @@ const REDIS_LOCK: Shown = Shown("docs/recipes/adopt/redis.md", "python", "");
 const ZOOKEEPER: Shown = Shown("docs/recipes/adopt/zookeeper.md", "python", "");
 const SCHEDULER: Shown = Shown("docs/recipes/adopt/pg-fence.md", "sh", "");
 
-/// The tables that the programs write, and their fences.
-const TABLE: &str = "
-    CREATE TABLE reports (id bigint PRIMARY KEY, body text NOT NULL);
-    INSERT INTO reports VALUES (1, 'empty');
-";
-
 /// The databases with the rows, and how a program is started that takes the lock and writes to them.
 struct Scene<'a> {
     lab: &'a Lab,
@@ -47,8 +41,11 @@ impl<'a> Scene<'a> {
         let mut scene = Scene { lab, lease, databases: Vec::new(), command: Box::new(command) };
         for _ in 0..databases {
             let database = lab.database()?;
-            let bind = format!("SELECT fence_protect('reports', lease => '{lease}')");
-            database.connect()?.run(&format!("{TABLE} {bind}"))?;
+            database.connect()?.run(&format!(
+                "CREATE TABLE reports (id bigint PRIMARY KEY, body text NOT NULL);
+                 INSERT INTO reports VALUES (1, 'empty');
+                 SELECT fence_protect('reports', lease => '{lease}')"
+            ))?;
             scene.databases.push(database);
         }
         Ok(scene)

@@ -99,16 +99,14 @@ fn the_worker_in_typescript_does_all_runs(lab: &Lab) -> Result<()> {
     the_runs_are_done(&db)
 }
 
-/// The page's name for the slow part of the work, and what reads a file there.
-type Slow = (&'static str, &'static str);
-
-/// It writes under its lease, is told where the lease is taken, and is refused once it has lost it.
+/// It writes under its lease, is told where the lease is taken, and is refused once it has lost it. Where the page has the
+/// slow part of the work, it reads a file.
 fn keeps_to_its_lease(
     lab: &Lab,
     shown: Shown,
     packages: &[Package],
     [program, option]: [&str; 2],
-    (slow, reads): Slow,
+    [slow, reads]: [&str; 2],
 ) -> Result<()> {
     setup::ensure(packages)?;
     let code = shown.source(&[(slow, &format!("{reads}\n{slow}"))])?;
@@ -157,13 +155,13 @@ fn keeps_to_its_lease(
 fn programs_without_a_client_of_ours_keep_to_their_leases(lab: &Lab) -> Result<()> {
     let ruby = [Package::new("ruby-pg", "/usr/lib/ruby/vendor_ruby/pg.rb")];
     let shown = Shown("docs/tutorial/languages/ruby.md", "ruby", "");
-    let slow = ("# the slow work", "File.read(ENV['WORK'])");
+    let slow = ["# the slow work", "File.read(ENV['WORK'])"];
     keeps_to_its_lease(lab, shown, &ruby, ["ruby", "-e"], slow).context("Ruby")?;
     let php = [
         Package::new("php-cli", "/usr/bin/php"),
         Package::new("php-pgsql", "/usr/share/doc/php-pgsql"),
     ];
     let shown = Shown("docs/tutorial/languages/php.md", "php", "");
-    let slow = ("// the slow work", "file_get_contents(getenv('WORK'));");
+    let slow = ["// the slow work", "file_get_contents(getenv('WORK'));"];
     keeps_to_its_lease(lab, shown, &php, ["php", "-r"], slow).context("PHP")
 }

@@ -98,15 +98,13 @@ fn a_change_that_the_subscriber_refuses_can_be_skipped(lab: &Lab) -> Result<()> 
     upstream.run("UPDATE orders SET total = 1, fence = 33 WHERE id = 7")?;
     upstream.run("UPDATE orders SET total = 1, fence = 35 WHERE id = 8")?;
     // The log says which transaction it was, in the words that SKIP asks for.
-    let mut lsn = None;
+    let mut log = String::new();
     wait_until("the log names the transaction", PATIENCE, || {
-        let log = subscriber.log().unwrap_or_default();
-        let named =
-            log.lines().find_map(|line| Some(line.split_once("finished at ")?.1.trim().to_owned()));
-        lsn = named;
-        lsn.is_some()
+        log = subscriber.log().unwrap_or_default();
+        log.contains("finished at ")
     })?;
-    let lsn = lsn.context("it was just seen")?;
+    let (_, lsn) = log.split_once("finished at ").context("it was just seen")?;
+    let lsn = lsn.lines().next().unwrap_or_default().trim();
     downstream.run(&format!("ALTER SUBSCRIPTION s SKIP (lsn = '{lsn}')"))?;
     becomes_true(&mut downstream, "SELECT total = 1 AND fence = 35 FROM orders WHERE id = 8")?;
     ensure!(

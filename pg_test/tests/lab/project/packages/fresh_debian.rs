@@ -1,14 +1,14 @@
 //! The Debian package on a Debian that has PostgreSQL and nothing of Rust.
 
-use super::directory;
 use super::release::released_package;
+use super::{directory, unpacked};
 use pg_test::cluster::free_port;
 use pg_test::process::{self, output_of, PATIENCE};
 use pg_test::setup::{self, Package};
 use pg_test::test_case::left_out;
-use pg_test::{ensure, extension, lab_test, majors, Conninfo, Lab, Result, Session};
+use pg_test::{ensure, extension, lab_test, majors, Conninfo, Context, Lab, Result, Session};
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// A Debian with its PostgreSQL, as an archive that is made once.
@@ -29,29 +29,6 @@ fn debian(major: &str) -> Result<PathBuf> {
     Ok(archive)
 }
 
-/// A root directory to change to; its processes end with the lab.
-struct Root<'a> {
-    lab: &'a Lab,
-    path: PathBuf,
-}
-
-impl Root<'_> {
-    fn sh(&self, script: &str) -> Result<String> {
-        let mut command = self.lab.rundir().command("chroot");
-        command.arg(&self.path).args(["/bin/sh", "-euc", script]);
-        command
-            .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-            .env("LC_ALL", "C.UTF-8")
-            .env_remove("PGHOST");
-        output_of(&mut command)
-    }
-
-    fn server_log(&self, major: &str) -> String {
-        let path = format!("var/log/postgresql/postgresql-{major}-main.log");
-        fs::read_to_string(self.path.join(path)).unwrap_or_default()
-    }
-}
-
 #[lab_test(slow)]
 fn a_fresh_debian_without_rust_installs_it_and_runs_the_readme(lab: &Lab) -> Result<()> {
     ensure!(process::server_user()?.is_some(), "only root may change to another root directory");
@@ -59,27 +36,24 @@ fn a_fresh_debian_without_rust_installs_it_and_runs_the_readme(lab: &Lab) -> Res
     if !majors::is_known(&format!("postgresql-{major}"))? {
         return left_out("this Debian has no such version");
     }
-    let root = Root { lab, path: directory(lab, "debian")? };
-    let mut unpack = Command::new("tar");
-    output_of(
-        unpack
-            .arg("--extract")
-            .arg("--file")
-            .arg(debian(&major)?)
-            .arg("--directory")
-            .arg(&root.path),
-    )?;
+    let root = unpacked(&debian(&major)?, directory(lab, "debian")?)?;
+    let sh = |script: &str| {
+        let mut command = lab.rundir().command("chroot");
+        command.arg(&root).args(["/bin/sh", "-euc", script]).env_remove("PGHOST");
+        command.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("LC_ALL", "C.UTF-8");
+        output_of(&mut command)
+    };
     let package = released_package(&directory(lab, "debian-package")?)?;
-    fs::copy(&package, root.path.join("tmp/package.deb"))?;
+    fs::copy(&package, root.join("tmp/package.deb"))?;
 
     ensure!(
-        root.sh("command -v cargo rustc gcc || echo none")?.trim() == "none",
+        sh("command -v cargo rustc gcc || echo none")?.trim() == "none",
         "that is no fresh root"
     );
-    root.sh("dpkg --install /tmp/package.deb; dpkg --audit; dpkg --verify")?;
+    sh("dpkg --install /tmp/package.deb; dpkg --audit; dpkg --verify")?;
     let (port, name) = (free_port()?, format!("{major} main"));
     let hba = format!("/etc/postgresql/{major}/main/pg_hba.conf");
-    root.sh(&format!(
+    sh(&format!(
         "mkdir -p -m 1777 /dev/shm; chmod 1777 /dev/shm
          test -d /etc/postgresql/{major}/main || pg_createcluster {name}
          pg_conftool {name} set port {port}
@@ -88,28 +62,20 @@ fn a_fresh_debian_without_rust_installs_it_and_runs_the_readme(lab: &Lab) -> Res
     ))?;
     let conninfo = Conninfo::new(port, "postgres");
     let ready = || Session::connect(&conninfo.to_string()).is_ok();
+    let log = format!("var/log/postgresql/postgresql-{major}-main.log");
     process::wait_until("the server in the other root answers", PATIENCE, ready)
-        .map_err(|error| error.context(root.server_log(&major)))?;
+        .with_context(|| fs::read_to_string(root.join(log)).unwrap_or_default())?;
     crate::project::pages::play("README.md", conninfo)?;
 
     // Removed, it leaves the database's objects, whose calls say what is missing; installed again, they work.
-    root.sh(&format!(
-        "dpkg --remove postgresql-{major}-pg-fence; dpkg --install /tmp/package.deb"
-    ))?;
+    sh(&format!("dpkg --remove postgresql-{major}-pg-fence; dpkg --install /tmp/package.deb"))?;
     // Not by pg_ctlcluster, which asks /proc, and that root has none.
-    root.sh(&format!(
+    sh(&format!(
         "su postgres -c '/usr/lib/postgresql/{major}/bin/pg_ctl -D /var/lib/postgresql/{major}/main -m fast stop'"
     ))?;
-    leftovers(&root.path)
-}
-
-/// Nothing of the package stays once it is removed.
-fn leftovers(root: &Path) -> Result<()> {
-    let purge = "dpkg --purge $(dpkg-query -W -f '${Package}\n' | grep pg-fence); find / -xdev -name '*pg_fence*' -o -xdev -name '*pg-fence*' | grep -v '^/proc'";
-    let mut command = Command::new("chroot");
-    let output = command.arg(root).args(["/bin/sh", "-c", purge]).output()?;
-    let left = String::from_utf8_lossy(&output.stdout).into_owned();
-    let left: Vec<&str> = left.lines().filter(|line| line.starts_with('/')).collect();
-    ensure!(left.is_empty(), "left behind: {left:?}");
+    // Nothing of the package stays once it is removed.
+    sh("dpkg --purge $(dpkg-query -W -f '${Package}\n' | grep pg-fence)")?;
+    let left = sh("find / -xdev -name '*pg_fence*' -o -xdev -name '*pg-fence*'")?;
+    ensure!(left.trim().is_empty(), "left behind: {left:?}");
     Ok(())
 }

@@ -12,16 +12,13 @@ fn the_emergency_exits_of_the_page_open_a_table_without_the_library(lab: &Lab) -
     let text = page("docs/faq.md")?;
     let (_, advice) = text.split_once("broken or missing?").context("no such question")?;
     let advice = advice.split("\n**").next().unwrap_or_default();
-    let words: Vec<String> = advice
-        .split('`')
-        .skip(1)
-        .step_by(2)
-        .map(|code| code.split_whitespace().collect::<Vec<_>>().join(" "))
-        .collect();
-    let exits =
-        |start: &str| words.iter().filter(|word| word.starts_with(start)).cloned().collect();
-    let for_one: Vec<String> = exits("ALTER TABLE ");
-    let for_all: Vec<String> = exits("DROP EXTENSION ");
+    let words = advice.split('`').skip(1).step_by(2);
+    let words: Vec<String> =
+        words.map(|code| code.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+    let exits = |start: &str| -> Vec<String> {
+        words.iter().filter(|word| word.starts_with(start)).cloned().collect()
+    };
+    let (for_one, for_all) = (exits("ALTER TABLE "), exits("DROP EXTENSION "));
     ensure!(for_one.len() == 2 && for_all.len() == 1, "{words:?}");
     ensure!(words.contains(&"fence_unprotect".to_owned()), "{words:?}");
 

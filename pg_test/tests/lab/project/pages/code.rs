@@ -4,7 +4,7 @@ use super::lists::is_there;
 use super::{examples, page, pages};
 use pg_test::markdown::{blocks, rows, Cell};
 use pg_test::process::output_of;
-use pg_test::{ensure, lab_test, test_case, Calls, Context, Lab, Result};
+use pg_test::{ensure, lab_test, script, test_case, Calls, Context, Lab, Result};
 use std::collections::BTreeMap;
 use std::process::Command;
 
@@ -112,15 +112,13 @@ fn finds_tests(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// The test that CONTRIBUTING shows, as it stands there.
 #[lab_test]
-fn contributing_shows_a_test_as_it_is(_: &Lab) -> Result<()> {
+fn a_released_lease_can_be_had_at_once(lab: &Lab) -> Result<()> {
     let shown = blocks(&page("CONTRIBUTING.md")?).into_iter().find(|block| block.mark == "text");
-    let shown = shown.context("it shows no test")?.code;
-    ensure!(
-        page("pg_test/tests/lab/project/pages/code.script")?.contains(&shown),
-        "another than\n{shown}"
-    );
-    Ok(())
+    let tests = script::tests_of("CONTRIBUTING.md", &shown.context("it shows no test")?.code)?;
+    ensure!(tests.len() == 1 && tests[0].name == "a_released_lease_can_be_had_at_once");
+    tests[0].run(lab)
 }
 
 /// After what a client's page has an administrator and an owner do, its first worker can write as `app`.

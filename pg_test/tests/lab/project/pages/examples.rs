@@ -2,7 +2,6 @@
 
 use super::example::{self, Step, Then};
 use super::page;
-use pg_test::background::Outcome;
 use pg_test::markdown;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
@@ -104,7 +103,15 @@ impl Page {
             outcome = session.outcome(PATIENCE)?;
         }
         if sql.contains("wait_event") {
-            outcome = seen_to_wait(self.session(&step.worker)?, &sql, step, outcome);
+            // A waiter is awake for a moment now and then, to look. Where it never waits, the check of the step says so.
+            let session = self.session(&step.worker)?;
+            let _ = wait_until("they are seen to wait", PATIENCE, || {
+                let as_told = example::check(step, &outcome).is_ok();
+                if !as_told && session.send(&sql).is_ok() {
+                    outcome = session.outcome(PATIENCE).unwrap_or_else(|_| outcome.clone());
+                }
+                as_told
+            });
         }
         example::check(step, &outcome)?;
         self.then(step, outcome.unwrap_or_default())
@@ -134,22 +141,6 @@ impl Page {
         }
         Ok(())
     }
-}
-
-/// A waiter is awake for a moment now and then, to look: the statement is run again until it shows what the step says.
-fn seen_to_wait(session: &mut Background, sql: &str, step: &Step, first: Outcome) -> Outcome {
-    let mut outcome = first;
-    let mut fits = || {
-        let as_told = example::check(step, &outcome).is_ok();
-        if !as_told {
-            let again = session.send(sql).and_then(|()| session.outcome(PATIENCE));
-            outcome = again.unwrap_or_else(|_| outcome.clone());
-        }
-        as_told
-    };
-    // Where it never does, the check of the step says so.
-    let _ = wait_until("they are seen to wait", PATIENCE, &mut fits);
-    outcome
 }
 
 fn run(lab: &Lab, path: &str) -> Result<()> {

@@ -28,10 +28,6 @@ fn the_picture_shows_the_demonstration(lab: &Lab) -> Result<()> {
 
 /// Times, tokens and processes are other ones each time.
 fn without_numbers(text: &str) -> String {
-    let mut words: Vec<String> = Vec::new();
-    for part in text.split_inclusive(|c: char| !c.is_ascii_digit()) {
-        let rest = part.trim_start_matches(|c: char| c.is_ascii_digit());
-        words.push(if rest.len() < part.len() { format!("#{rest}") } else { part.to_owned() });
-    }
-    words.concat()
+    let parts = text.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty());
+    parts.collect::<Vec<_>>().join("#")
 }

@@ -2,7 +2,7 @@
 //! away would that takes its time.
 
 use pg_test::{Context, Result};
-use std::io::{BufRead, BufReader, ErrorKind, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
@@ -48,21 +48,10 @@ impl Office {
 }
 
 impl Request {
-    pub fn answer(mut self, amount: i32) -> Result<()> {
-        let body = amount.to_string();
-        let head = format!(
-            "HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n",
-            body.len()
-        );
-        match self.0.write_all(format!("{head}{body}").as_bytes()) {
-            // The one that asked has gone.
-            Err(error)
-                if matches!(error.kind(), ErrorKind::BrokenPipe | ErrorKind::ConnectionReset) =>
-            {
-                Ok(())
-            }
-            outcome => outcome.context("cannot answer"),
-        }
+    /// The one that asked may have gone.
+    pub fn answer(mut self, amount: i32) {
+        let (body, head) = (amount.to_string(), "HTTP/1.1 200 OK\r\nConnection: close");
+        let _ = write!(self.0, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     }
 }
 
