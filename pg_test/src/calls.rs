@@ -4,17 +4,6 @@ use crate::client::{literal, Rows, Session};
 use crate::process::{wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 
-/// Runs `round` with a ttl that its steps take less than, however slow the machine is: where the server says that the
-/// grant was over too soon, `round` returns None and is run again with a longer ttl.
-pub fn within_ttl<T>(mut round: impl FnMut(&str) -> Result<Option<T>>) -> Result<T> {
-    for ttl in ["2 s", "8 s", "32 s"] {
-        if let Some(done) = round(ttl)? {
-            return Ok(done);
-        }
-    }
-    bail!("the grant was over too soon, even with a ttl of 32 s")
-}
-
 /// Waits until neither a call nor a row that it waited for has a lock left in the session's database.
 pub fn nothing_is_left(session: &mut Session) -> Result<()> {
     let sql = "SELECT l.pid, l.mode, l.granted, l.objsubid FROM pg_locks l \

@@ -1,6 +1,6 @@
 //! A server whose clock can be stepped, by a small library that is loaded before the C library.
 
-use crate::cluster::{Builder, Cluster};
+use crate::cluster::Builder;
 use crate::process::output_of;
 use anyhow::{Context, Result};
 use std::fs::{OpenOptions, Permissions};
@@ -45,29 +45,5 @@ impl Clock {
         let file = OpenOptions::new().write(true).open(&self.file);
         file.and_then(|file| file.write_all_at(&seconds.to_ne_bytes(), 0))
             .with_context(|| format!("cannot step {}", self.file.display()))
-    }
-}
-
-/// A server with a clock of its own.
-pub struct Clocked {
-    cluster: Cluster,
-    clock: Clock,
-}
-
-impl Clocked {
-    /// Starts a server whose clock is right for now.
-    pub fn start(builder: Builder, dir: &Path) -> Result<Clocked> {
-        let clock = Clock::new(&dir.join("clock"))?;
-        let cluster = clock.give(builder).start()?;
-        Ok(Clocked { cluster, clock })
-    }
-
-    pub fn cluster(&self) -> &Cluster {
-        &self.cluster
-    }
-
-    /// Steps the clock to so many seconds from the right time.
-    pub fn step(&self, seconds: i64) -> Result<()> {
-        self.clock.step(seconds)
     }
 }

@@ -281,7 +281,7 @@ impl Cluster {
 
     /// Runs the statements of XX001's hint: up to 15.18 and 16.14 the end of a recovery that has replayed `CREATE
     /// EXTENSION` leaves zeroes in unlogged sequences. Nothing is done with other releases.
-    pub fn make_unlogged_sequences_anew(&self) -> Result<()> {
+    fn make_unlogged_sequences_anew(&self) -> Result<()> {
         let mut session = self.connect("postgres")?;
         let faulty = "SELECT v < 150019 OR v BETWEEN 160000 AND 160014 FROM (SELECT current_setting('server_version_num')::int) AS t (v)";
         if !session.one::<bool>(faulty, &[])? {

@@ -63,12 +63,6 @@ impl Database {
         Ok(database)
     }
 
-    /// Makes another database from this one (`CREATE DATABASE … TEMPLATE`), to which no session may
-    /// be connected.
-    pub fn copy(&self) -> Result<Database> {
-        self.another(&format!("TEMPLATE {}", self.name))
-    }
-
     /// Makes one more on its server, with these options of `CREATE DATABASE`.
     pub fn another(&self, options: &str) -> Result<Database> {
         Database::create_as(self.admin.clone(), options)
