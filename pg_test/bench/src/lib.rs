@@ -84,7 +84,8 @@ pub fn run(lab: &Lab, options: &Options) -> Result<Report> {
         ensure!(names.contains(&name.as_str()), "there is no section {name}; there are {there}");
     }
     let bench = Workbench::make(lab, options.clone())?;
-    let mut report = Report::new(bench.description()?);
+    let (description, sections, skipped) = (bench.description()?, Vec::new(), Vec::new());
+    let mut report = Report { description, sections, skipped };
     for (name, measure) in sections::ALL {
         if options.only.is_empty() || options.only.iter().any(|only| only == name) {
             bench.progress(&format!("measuring: {name}"));

@@ -1,6 +1,5 @@
 //! A way to take a lease.
 
-use crate::workbench::Workbench;
 use anyhow::{bail, Result};
 use std::time::Duration;
 
@@ -14,11 +13,6 @@ pub trait Peer: Sync {
 
     /// A client of its own connection. `client` differs from those of all other clients at a time.
     fn join(&self, client: usize) -> Result<Box<dyn Locker>>;
-
-    /// Whether it lives in the bench's own PostgreSQL.
-    fn is_postgres(&self) -> bool {
-        true
-    }
 }
 
 /// One client of a peer, with a connection of its own.
@@ -33,33 +27,37 @@ pub trait Locker {
         bail!("it does not renew here")
     }
 
-    /// Waits for it, by whatever is natural; by asking again every 10 ms where nothing else is.
+    /// Waits for it, by whatever is natural; by asking again where nothing else is.
     fn wait(&mut self, name: &str) -> Result<i64> {
-        poll(self, name, Duration::from_millis(10))
+        poll(self, name)
     }
 }
 
-/// Asks again and again.
-pub fn poll(locker: &mut (impl Locker + ?Sized), name: &str, pause: Duration) -> Result<i64> {
+/// Asks again every 10 ms.
+pub fn poll(locker: &mut (impl Locker + ?Sized), name: &str) -> Result<i64> {
     loop {
         if let Some(token) = locker.acquire(name)? {
             return Ok(token);
         }
-        std::thread::sleep(pause);
+        std::thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Makes the tables or starts the server of a peer; an error says why it cannot take part.
-pub type Prepare = fn(&Workbench) -> Result<Box<dyn Peer>>;
+/// A lease that is given back when this is dropped.
+pub struct Held {
+    pub locker: Box<dyn Locker>,
+    pub name: String,
+    pub token: i64,
+}
 
-/// Prepares peers; those that cannot take part are named in the report.
-pub fn prepare(bench: &Workbench, wanted: &[(&str, Prepare)]) -> Vec<Box<dyn Peer>> {
-    let mut peers = Vec::new();
-    for (name, prepare) in wanted {
-        match prepare(bench) {
-            Ok(peer) => peers.push(peer),
-            Err(error) => bench.skip(name, &error),
-        }
+impl Held {
+    pub fn renew(&mut self) -> Result<()> {
+        self.locker.renew(&self.name, self.token)
     }
-    peers
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let _ = self.locker.release(&self.name, self.token);
+    }
 }

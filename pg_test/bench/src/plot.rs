@@ -1,6 +1,5 @@
 //! Bars, as SVG: a bar a contender, its middle half as a line across.
 
-use crate::race::Track;
 use crate::spread::{grouped, Spread};
 use anyhow::{anyhow, Result};
 use plotters::prelude::*;
@@ -45,12 +44,6 @@ fn a_line_a_bar(svg: &str) -> String {
 }
 
 impl Plot {
-    /// One of how fast contenders were.
-    pub fn of_rates(file: impl Into<String>, title: String, tracks: &[Track]) -> Plot {
-        let bars = tracks.iter().map(|track| (track.name.clone(), track.rate())).collect();
-        Plot { file: file.into(), title, better: Better::Higher, bars }
-    }
-
     /// Writes it into a directory.
     pub fn draw(&self, dir: &Path) -> Result<()> {
         let height = TOP + 34 + ROW * self.bars.len() as i32;

@@ -1,7 +1,9 @@
 //! Contenders taking turns: a round gives each of them a short slice of time.
 
+use crate::peer::{Held, Peer};
 use crate::spread::{Latencies, Spread};
-use anyhow::{anyhow, Context, Result};
+use crate::workbench::{Workbench, NAMES};
+use anyhow::{anyhow, ensure, Context, Result};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
@@ -9,23 +11,63 @@ use std::time::{Duration, Instant};
 pub const WARM_UP: usize = 7;
 
 /// One call of a client.
-pub type Op = Box<dyn FnMut() -> Result<()>>;
+type Op = Box<dyn FnMut() -> Result<()>>;
 
 /// A participant of a race.
 pub struct Contender<'a> {
     /// Its name in the report.
     pub name: String,
     /// Makes a client, in that client's thread: connects, prepares.
-    pub join: Box<dyn Fn(usize) -> Result<Op> + Sync + 'a>,
+    join: Box<dyn Fn(usize) -> Result<Op> + Sync + 'a>,
+    /// A lease that somebody has while it has its turn.
+    held: Option<(&'a dyn Peer, &'static str)>,
 }
 
 impl<'a> Contender<'a> {
     /// A contender whose clients `join` makes, from their number.
-    pub fn new(
+    pub fn new<O>(
         name: impl Into<String>,
-        join: impl Fn(usize) -> Result<Op> + Sync + 'a,
-    ) -> Contender<'a> {
-        Contender { name: name.into(), join: Box::new(join) }
+        join: impl Fn(usize) -> Result<O> + Sync + 'a,
+    ) -> Contender<'a>
+    where
+        O: FnMut() -> Result<()> + 'static,
+    {
+        let join = Box::new(move |client| Ok(Box::new(join(client)?) as Op));
+        Contender { name: name.into(), join, held: None }
+    }
+
+    /// Takes and gives back names that are the client's alone, of so many clients.
+    pub fn of_pairs(peer: &'a dyn Peer, clients: usize) -> Contender<'a> {
+        Contender::new(peer.name(), move |client| {
+            let mut locker = peer.join(client)?;
+            Ok(move || {
+                let number = rand::random_range(0..NAMES / clients) * clients + client;
+                let name = format!("name{number}");
+                let token = locker.acquire(&name)?.context("it should be free")?;
+                locker.release(&name, token)
+            })
+        })
+    }
+
+    /// Tries for a lease that somebody else has.
+    pub fn of_losing_tries(peer: &'a dyn Peer, lease: &'static str) -> Contender<'a> {
+        let tries = Contender::new(peer.name(), move |client| {
+            let mut locker = peer.join(client)?;
+            Ok(move || {
+                ensure!(locker.acquire(lease)?.is_none(), "the lease should be taken");
+                Ok(())
+            })
+        });
+        Contender { held: Some((peer, lease)), ..tries }
+    }
+
+    /// Reads the row of a lease that is written by hand: the limit of a try.
+    pub fn of_selects(bench: &'a Workbench) -> Contender<'a> {
+        Contender::new("limit: SELECT by key", |_| {
+            let mut session = bench.connect()?;
+            let select = session.prepare("SELECT token FROM update_first WHERE name = $1")?;
+            Ok(move || Ok(session.query_one(&select, &[&"held"]).map(drop)?))
+        })
     }
 }
 
@@ -33,22 +75,41 @@ impl<'a> Contender<'a> {
 #[derive(Debug, Clone, Default)]
 pub struct Track {
     pub name: String,
-    /// Calls a second, round by round.
-    pub rates: Vec<f64>,
+    /// Calls a second, or how long a call took in the median, round by round.
+    pub rounds: Vec<f64>,
     /// The calls of all rounds.
     pub latencies: Latencies,
 }
 
 impl Track {
-    /// Calls a second.
-    pub fn rate(&self) -> Spread {
-        Spread::of(&self.rates)
+    pub fn new(name: impl Into<String>) -> Track {
+        Track { name: name.into(), ..Track::default() }
     }
 
-    /// How many times the calls a second of another, round by round.
-    pub fn ratio_to(&self, reference: &Track) -> Spread {
-        Spread::of_ratios(&self.rates, &reference.rates)
+    pub fn spread(&self) -> Spread {
+        Spread::of(&self.rounds)
     }
+
+    /// How many times that of another, round by round.
+    pub fn ratio_to(&self, reference: &Track) -> Spread {
+        Spread::of_ratios(&self.rounds, &reference.rounds)
+    }
+
+    /// One more round, by how long a call took in the median.
+    pub fn add(&mut self, round: Latencies) {
+        self.rounds.push(round.percentile_ms(0.5));
+        self.latencies.extend(round);
+    }
+}
+
+/// The track of that name.
+pub fn find<'a>(tracks: &'a [Track], name: &str) -> Result<&'a Track> {
+    tracks.iter().find(|track| track.name == name).with_context(|| format!("{name} did not run"))
+}
+
+/// How many times another's one contender's is, round by round.
+pub fn ratio(tracks: &[Track], name: &str, other: &str) -> Result<Spread> {
+    Ok(find(tracks, name)?.ratio_to(find(tracks, other)?))
 }
 
 /// So many clients, in words.
@@ -92,12 +153,30 @@ pub fn side_by_side<T: Send>(
     })
 }
 
+/// What so many give, each in its turn, by round. Nobody always follows the same one, and the first rounds do not count.
+pub fn in_turns<const N: usize>(
+    number: usize,
+    (uncounted, rounds): (usize, usize),
+    mut turn: impl FnMut(usize) -> Result<[f64; N]>,
+) -> Result<Vec<[Vec<f64>; N]>> {
+    let mut all = vec![[const { Vec::new() }; N]; number];
+    for round in 0..uncounted + rounds {
+        let order = (0..number).map(|n| (n + round) % number);
+        let order: Vec<usize> =
+            if round % 2 == 0 { order.collect() } else { order.rev().collect() };
+        for index in order {
+            let figures = turn(index)?;
+            if round >= uncounted {
+                all[index].iter_mut().zip(figures).for_each(|(all, figure)| all.push(figure));
+            }
+        }
+    }
+    Ok(all)
+}
+
 /// Runs a race. The order turns around with each round, so that nobody always follows the same one.
 pub fn run(contenders: &[Contender], rules: Rules) -> Result<Vec<Track>> {
-    let mut tracks: Vec<Track> = contenders
-        .iter()
-        .map(|contender| Track { name: contender.name.clone(), ..Track::default() })
-        .collect();
+    let mut tracks: Vec<Track> = contenders.iter().map(|one| Track::new(&*one.name)).collect();
     for round in 0..rules.rounds {
         let mut order: Vec<usize> = (0..contenders.len()).collect();
         if round % 2 == 1 {
@@ -106,7 +185,7 @@ pub fn run(contenders: &[Contender], rules: Rules) -> Result<Vec<Track>> {
         for index in order {
             let (rate, latencies) = turn(&contenders[index], rules)
                 .with_context(|| format!("{} does not run", contenders[index].name))?;
-            tracks[index].rates.push(rate);
+            tracks[index].rounds.push(rate);
             tracks[index].latencies.extend(latencies);
         }
     }
@@ -114,7 +193,13 @@ pub fn run(contenders: &[Contender], rules: Rules) -> Result<Vec<Track>> {
 }
 
 /// One turn of one contender: calls a second, and how long each took.
-pub fn turn(contender: &Contender, rules: Rules) -> Result<(f64, Latencies)> {
+fn turn(contender: &Contender, rules: Rules) -> Result<(f64, Latencies)> {
+    let held = contender.held.map(|(peer, lease)| -> Result<Held> {
+        let (mut locker, name) = (peer.join(rules.clients)?, lease.to_owned());
+        let token = locker.acquire(lease)?.context("it should be free")?;
+        Ok(Held { locker, name, token })
+    });
+    let _held = held.transpose()?;
     let start = Barrier::new(rules.clients);
     let outcomes = side_by_side(rules.clients, |client| {
         let ready = warmed_up(contender, client, rules.warm_up);
@@ -132,9 +217,7 @@ pub fn turn(contender: &Contender, rules: Rules) -> Result<(f64, Latencies)> {
 
 fn warmed_up(contender: &Contender, client: usize, calls: usize) -> Result<Op> {
     let mut op = (contender.join)(client)?;
-    for _ in 0..calls {
-        op()?;
-    }
+    (0..calls).try_for_each(|_| op())?;
     Ok(op)
 }
 

@@ -1,8 +1,10 @@
 //! The report of a run.
 
-use crate::plot::Plot;
-use crate::race::Track;
-use crate::spread::{grouped, Latencies, Spread};
+use crate::plot::{Better, Plot};
+use crate::race::{self, Contender, Rules, Track};
+use crate::spread::{grouped, Spread};
+use crate::workbench::Workbench;
+use anyhow::Result;
 use std::fmt::{self, Display, Write};
 
 /// All that one run of the bench has to say.
@@ -18,11 +20,10 @@ pub struct Report {
 /// The measurements of one subject: figures, what they should come to, charts.
 #[derive(Debug, Default)]
 pub struct Section {
-    pub title: String,
-    /// A note for the reader.
-    pub notes: Vec<String>,
+    title: String,
+    /// Notes for the reader.
+    notes: Vec<String>,
     pub tables: Vec<Table>,
-    /// The goals.
     pub goals: Vec<Goal>,
     pub plots: Vec<Plot>,
 }
@@ -52,89 +53,112 @@ pub enum Cell {
 /// A goal, and what came of it.
 #[derive(Debug)]
 pub struct Goal {
-    pub aim: String,
+    aim: String,
     /// The value that was measured, with its spread.
-    pub shown: String,
+    shown: String,
     /// Whether it was reached.
-    pub met: bool,
+    met: bool,
 }
 
-impl Report {
-    pub fn new(description: Vec<String>) -> Report {
-        Report { description, sections: Vec::new(), skipped: Vec::new() }
-    }
+/// A row of a table: names, numbers and spreads, these with their decimals.
+macro_rules! row {
+    ($($cell:expr),* $(,)?) => { vec![$($crate::report::Cell::from($cell)),*] };
 }
+
+pub(crate) use row;
 
 impl Section {
-    pub fn new(title: &str) -> Section {
-        Section { title: title.to_owned(), ..Section::default() }
+    pub fn new(title: &str, note: impl Into<String>) -> Section {
+        Section { title: title.to_owned(), notes: vec![note.into()], ..Section::default() }
     }
 
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 
-    /// Adds a goal: `spread` shall be at least `bound`.
-    pub fn at_least(&mut self, aim: &str, spread: Spread, bound: f64) {
-        let (value, shown) = (spread.median, Cell::Spread(spread, 2).to_string());
-        self.goals.push(Goal { aim: aim.to_owned(), shown, met: value >= bound });
-    }
-
-    /// Adds a goal: `spread` shall be at most `bound`.
-    pub fn at_most(&mut self, aim: &str, spread: Spread, bound: f64) {
-        let (value, shown) = (spread.median, Cell::Spread(spread, 2).to_string());
-        self.goals.push(Goal { aim: aim.to_owned(), shown, met: value <= bound });
-    }
-}
-
-impl Table {
-    /// A table without rows yet.
-    pub fn new(title: impl Into<String>, head: &[&str]) -> Table {
-        let head = head.iter().map(|name| (*name).to_owned()).collect();
-        Table { title: title.into(), head, rows: Vec::new() }
-    }
-}
-
-impl Table {
-    /// How fast contenders were, beside one of them, and how long their calls took.
-    pub fn of_rates(
+    pub fn table(
+        &mut self,
         title: impl Into<String>,
-        unit: &str,
-        tracks: &[Track],
-        reference: &Track,
-        over: &str,
-    ) -> Table {
-        let mut table = Table::new(title, &["", unit, over, "p50 ms", "p99 ms"]);
-        for track in tracks {
-            table.rows.push(vec![
-                track.name.as_str().into(),
-                Cell::Spread(track.rate(), 0),
-                Cell::Spread(track.ratio_to(reference), 3),
-                Cell::Number(track.latencies.percentile_ms(0.5), 2),
-                Cell::Number(track.latencies.percentile_ms(0.99), 2),
-            ]);
-        }
-        table
+        head: &[&str],
+        rows: impl IntoIterator<Item = Vec<Cell>>,
+    ) {
+        let head = head.iter().map(|name| (*name).to_owned()).collect();
+        let rows = rows.into_iter().collect();
+        self.tables.push(Table { title: title.into(), head, rows });
+    }
+
+    /// A race, and how fast contenders were, beside one of them, and how long their calls took.
+    pub fn race(
+        &mut self,
+        bench: &Workbench,
+        (title, unit): (&str, &str),
+        contenders: &[Contender],
+        rules: Rules,
+        (reference, over): (&str, &str),
+    ) -> Result<Vec<Track>> {
+        bench.progress(title);
+        let tracks = race::run(contenders, rules)?;
+        let reference = race::find(&tracks, reference)?;
+        let row = |track: &Track| {
+            let [p50, p99] = [0.5, 0.99].map(|share| track.latencies.percentile_ms(share));
+            row![
+                &*track.name,
+                (track.spread(), 0),
+                (track.ratio_to(reference), 3),
+                (p50, 2),
+                (p99, 2)
+            ]
+        };
+        self.table(title, &["", unit, over, "p50 ms", "p99 ms"], tracks.iter().map(row));
+        Ok(tracks)
     }
 
     /// How long it took to the next answer, of all rounds, with the median of each round.
-    pub fn of_answers<'a>(
-        title: &str,
-        counted: &str,
-        all: impl Iterator<Item = (&'a str, &'a Latencies, &'a [f64])>,
-    ) -> Table {
+    pub fn answers(&mut self, title: &str, counted: &str, tracks: &[Track]) {
+        let row = |track: &Track| {
+            let [p50, p99] = [0.5, 0.99].map(|share| track.latencies.percentile_ms(share));
+            let count = track.latencies.len() as f64;
+            row![&*track.name, (p50, 2), (p99, 2), (track.spread(), 2), (count, 0)]
+        };
         let head = ["", "p50 ms", "p99 ms", "p50 of each round, ms", counted];
-        let mut table = Table::new(title, &head);
-        for (name, latencies, medians) in all {
-            table.rows.push(vec![
-                name.into(),
-                Cell::Number(latencies.percentile_ms(0.5), 2),
-                Cell::Number(latencies.percentile_ms(0.99), 2),
-                Cell::Spread(Spread::of(medians), 2),
-                Cell::Number(latencies.len() as f64, 0),
-            ]);
-        }
-        table
+        self.table(title, &head, tracks.iter().map(row));
+    }
+
+    /// A goal: `spread` shall be at least `bound`.
+    pub fn at_least(&mut self, aim: impl Display, spread: Spread, bound: f64) {
+        self.goal(format!("{aim}: at least {bound}"), spread, spread.median >= bound);
+    }
+
+    /// A goal: `spread` shall be at most `bound`.
+    pub fn at_most(&mut self, aim: impl Display, spread: Spread, bound: f64) {
+        self.goal(format!("{aim}: at most {bound}"), spread, spread.median <= bound);
+    }
+
+    fn goal(&mut self, aim: String, spread: Spread, met: bool) {
+        self.goals.push(Goal { aim, shown: Cell::Spread(spread, 2).to_string(), met });
+    }
+
+    /// A chart into a file of that name, with bars by their names.
+    pub fn bars<N: Into<String>>(
+        &mut self,
+        better: Better,
+        file: impl Into<String>,
+        title: impl Into<String>,
+        bars: impl IntoIterator<Item = (N, Spread)>,
+    ) {
+        let bars = bars.into_iter().map(|(name, bar)| (name.into(), bar)).collect();
+        self.plots.push(Plot { file: file.into(), title: title.into(), better, bars });
+    }
+
+    /// One of the tracks of a race.
+    pub fn bars_of(
+        &mut self,
+        better: Better,
+        file: impl Into<String>,
+        title: impl Into<String>,
+        tracks: &[Track],
+    ) {
+        self.bars(better, file, title, tracks.iter().map(|track| (&*track.name, track.spread())));
     }
 }
 
@@ -144,17 +168,34 @@ impl From<&str> for Cell {
     }
 }
 
+impl From<(f64, usize)> for Cell {
+    fn from((number, digits): (f64, usize)) -> Cell {
+        Cell::Number(number, digits)
+    }
+}
+
+impl From<(Spread, usize)> for Cell {
+    fn from((spread, digits): (Spread, usize)) -> Cell {
+        Cell::Spread(spread, digits)
+    }
+}
+
+/// Of the values of all rounds.
+impl From<(&Vec<f64>, usize)> for Cell {
+    fn from((values, digits): (&Vec<f64>, usize)) -> Cell {
+        Cell::Spread(Spread::of(values), digits)
+    }
+}
+
 impl Display for Cell {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Cell::Text(text) => f.pad(text),
             Cell::Number(number, digits) => f.pad(&grouped(*number, *digits)),
-            Cell::Spread(Spread { median, low, high }, digits) => f.pad(&format!(
-                "{} ({}–{})",
-                grouped(*median, *digits),
-                grouped(*low, *digits),
-                grouped(*high, *digits)
-            )),
+            Cell::Spread(Spread { median, low, high }, digits) => {
+                let [median, low, high] = [median, low, high].map(|n| grouped(*n, *digits));
+                f.pad(&format!("{median} ({low}–{high})"))
+            }
             Cell::Nothing => f.pad("–"),
         }
     }
@@ -182,19 +223,13 @@ impl Display for Section {
         for table in &self.tables {
             write!(f, "\n{table}")?;
         }
-        if !self.goals.is_empty() {
-            let mut table = Table::new("", &["goal", "measured", ""]);
-            table.rows = self.goals.iter().map(Goal::row).collect();
-            write!(f, "\n{table}")?;
-        }
-        Ok(())
-    }
-}
-
-impl Goal {
-    fn row(&self) -> Vec<Cell> {
-        let verdict = if self.met { "met" } else { "**missed**" };
-        vec![self.aim.as_str().into(), self.shown.as_str().into(), verdict.into()]
+        let goal = |goal: &Goal| {
+            let verdict = if goal.met { "met" } else { "**missed**" };
+            row![&*goal.aim, &*goal.shown, verdict]
+        };
+        let head = ["goal", "measured", ""].map(str::to_owned).to_vec();
+        let rows = self.goals.iter().map(goal).collect();
+        write!(f, "\n{}", Table { title: String::new(), head, rows })
     }
 }
 
@@ -238,12 +273,12 @@ mod tests {
 
     #[test]
     fn a_table_is_aligned_and_its_numbers_are_grouped() {
-        let mut table = Table::new("Pairs", &["peer", "a second"]);
-        table.rows.push(vec!["ours".into(), Cell::Number(12345.6, 0)]);
-        table.rows.push(vec!["etc".into(), Cell::Nothing]);
+        let mut section = Section::default();
+        let rows = [row!["ours", (12345.6, 0)], vec!["etc".into(), Cell::Nothing]];
+        section.table("Pairs", &["peer", "a second"], rows);
         let expected = "Pairs\n\n| peer | a second |\n| ---- | -------: |\n\
                         | ours |   12,346 |\n| etc  |        – |\n";
-        assert_eq!(table.to_string(), expected);
+        assert_eq!(section.tables[0].to_string(), expected);
         assert_eq!(grouped(-1234567.891, 2), "-1,234,567.89");
     }
 }

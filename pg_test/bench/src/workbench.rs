@@ -7,7 +7,7 @@ use pg_test::{Cluster, Conninfo, Database, Lab, Session};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// How many names the uncontended races spread over.
+/// How many names the uncontended races spread over. Tables of `peers::sql` have a row of each.
 pub const NAMES: usize = 10_000;
 
 /// Changes of PostgreSQL's defaults, and why: room for 200 clients, and no checkpoint in

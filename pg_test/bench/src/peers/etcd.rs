@@ -22,17 +22,9 @@ struct Etcd {
     watches: bool,
 }
 
-/// Starts a server; each acquire grants a lease and puts a key that is tied to it.
-pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    start(bench, false)
-}
-
-/// Starts a server; who waits watches the key. The lease is one for each client.
-pub fn prepare_watch(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    start(bench, true)
-}
-
-fn start(bench: &Workbench, watches: bool) -> Result<Box<dyn Peer>> {
+/// Starts a server. Each acquire grants a lease and puts a key that is tied to it; or who waits `watches` the key, and
+/// the lease is one for each client.
+pub fn start(bench: &Workbench, watches: bool) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Etcd { server: service::etcd(bench.lab.rundir(), &[])?, watches }))
 }
 
@@ -49,10 +41,6 @@ impl Peer for Etcd {
         };
         let holder = format!("client {client}");
         Ok(Box::new(Client { etcd, holder, session, held: 0, watch: None }))
-    }
-
-    fn is_postgres(&self) -> bool {
-        false
     }
 }
 
@@ -91,7 +79,7 @@ impl Locker for Client {
 
     fn wait(&mut self, name: &str) -> Result<i64> {
         if self.session.is_none() {
-            return poll(self, name, Duration::from_millis(10));
+            return poll(self, name);
         }
         let mut watch = match self.watch.take() {
             Some(watch) => watch,

@@ -19,17 +19,8 @@ pub struct Redis {
     durable: bool,
 }
 
-/// Starts a server with its built-in settings: snapshots now and then.
-pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    start(bench, false)
-}
-
-/// Starts a server that flushes each write.
-pub fn prepare_durable(bench: &Workbench) -> Result<Box<dyn Peer>> {
-    start(bench, true)
-}
-
-fn start(bench: &Workbench, durable: bool) -> Result<Box<dyn Peer>> {
+/// Starts a server with its built-in settings, which makes snapshots now and then, or one that flushes each write.
+pub fn start(bench: &Workbench, durable: bool) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Redis { server: service::redis(bench.lab.rundir(), durable)?, durable }))
 }
 
@@ -55,10 +46,6 @@ impl Peer for Redis {
         let (acquire, release) = (Script::new(ACQUIRE), Script::new(RELEASE));
         let (connection, holder) = (server.get_connection()?, format!("client {index}"));
         Ok(Box::new(Client { connection, holder, acquire, release }))
-    }
-
-    fn is_postgres(&self) -> bool {
-        false
     }
 }
 

@@ -1,38 +1,180 @@
-//! A lease that is taken by SQL: prepared statements, and a session a client.
+//! Leases that are taken by SQL: prepared statements, and a session a client.
 
 use crate::peer::{poll, Locker, Peer};
+use crate::workbench::Workbench;
 use anyhow::{Context, Result};
 use pg_test::{Conninfo, Session};
 use postgres::types::{ToSql, Type};
 use postgres::Statement;
-use std::time::Duration;
 
 /// The statements of a client. `$1` is the name of the lease, and `$2`, where there is one, the holder or the token. A
 /// row is a success, and its first column the token, if it is a number; no row, NULL or false is a refusal.
-#[derive(Default)]
-pub struct Statements {
-    pub acquire: String,
-    pub release: String,
-    pub renew: Option<String>,
-    /// Else it asks again every 10 ms.
-    pub wait: Option<String>,
-}
-
-/// One that takes part.
+#[derive(Clone, Copy)]
 pub struct Sql {
+    /// Its name in the report.
     pub name: &'static str,
-    pub conninfo: Conninfo,
-    pub statements: Statements,
+    /// Makes its tables and functions.
+    pub setup: &'static str,
+    pub acquire: &'static str,
+    pub release: &'static str,
+    pub renew: Option<&'static str>,
+    /// Else it asks again every 10 ms.
+    pub wait: Option<&'static str>,
 }
 
-impl Peer for Sql {
+/// pg_fence itself.
+pub const OURS: Sql = Sql {
+    name: "pg_fence",
+    setup: "",
+    acquire: "SELECT lease_acquire($1, $2)",
+    release: "SELECT lease_release($1, $2)",
+    renew: Some("SELECT lease_renew($1, $2)"),
+    wait: Some("SELECT lease_acquire($1, $2, wait => '10 min')"),
+};
+
+/// With leases that end with their session.
+pub const SESSION: Sql = Sql {
+    name: "pg_fence, session => true",
+    acquire: "SELECT lease_acquire($1, $2, session => true)",
+    wait: Some("SELECT lease_acquire($1, $2, session => true, wait => '10 min')"),
+    ..OURS
+};
+
+/// With leases that soon run out.
+pub const SHORT: Sql = Sql {
+    name: "pg_fence, ttl of 1 s alone",
+    acquire: "SELECT lease_acquire($1, $2, ttl => '1 s')",
+    ..OURS
+};
+
+/// PostgreSQL's session-level locks: no time to live, no token, bound to the connection.
+pub const ADVISORY: Sql = Sql {
+    name: "advisory lock",
+    setup: "",
+    acquire: "SELECT pg_try_advisory_lock(hashtextextended($1, 0))",
+    release: "SELECT pg_advisory_unlock(hashtextextended($1, 0))",
+    renew: None,
+    wait: Some("SELECT pg_advisory_lock(hashtextextended($1, 0))"),
+};
+
+/// A limit, not a lease: two single-row HOT updates, each committed, as little as any lease that is a row can do. It
+/// excludes nobody.
+pub const TWO_UPDATES: Sql = Sql {
+    name: "limit: two updates",
+    setup: "
+        CREATE TABLE IF NOT EXISTS two_updates (name text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL)
+            WITH (fillfactor = 50);
+        INSERT INTO two_updates SELECT 'name' || i, 0 FROM generate_series(0, 9999) i ON CONFLICT DO NOTHING;
+        ANALYZE two_updates",
+    acquire: UPDATE,
+    release: UPDATE,
+    renew: Some(UPDATE),
+    wait: None,
+};
+const UPDATE: &str = "UPDATE two_updates SET n = n + 1 WHERE name = $1 RETURNING n";
+
+/// A lease of one's own in plain SQL that updates first: the row of each name is there beforehand, and one more for each
+/// race that uses one name. A caller that knows its names could do no better.
+pub const UPDATE_FIRST: Sql = Sql {
+    name: "SQL, UPDATE first",
+    setup: "
+        CREATE TABLE IF NOT EXISTS update_first (name text COLLATE \"C\" PRIMARY KEY, holder text,
+            token bigint NOT NULL, expires_at timestamptz NOT NULL) WITH (fillfactor = 50);
+        INSERT INTO update_first
+            SELECT 'name' || i, NULL, 0, '-infinity'::timestamptz FROM generate_series(0, 9999) i
+            UNION ALL SELECT unnest('{held,churn,handover}'::text[]), NULL, 0, '-infinity'
+            ON CONFLICT DO NOTHING;
+        ANALYZE update_first",
+    acquire: "
+        UPDATE update_first
+           SET holder = $2, token = token + 1, expires_at = clock_timestamp() + '30 s'
+         WHERE name = $1 AND expires_at <= clock_timestamp() RETURNING token",
+    release: "
+        UPDATE update_first SET expires_at = '-infinity' WHERE name = $1 AND token = $2 RETURNING token",
+    renew: None,
+    wait: None,
+};
+
+/// The same as it is mostly written: the table has a row a name, made as needed.
+pub const INSERT_FIRST: Sql = Sql {
+    name: "SQL, INSERT … ON CONFLICT",
+    setup: "
+        CREATE TABLE IF NOT EXISTS insert_first (name text COLLATE \"C\" PRIMARY KEY, holder text,
+            token bigint NOT NULL, expires_at timestamptz NOT NULL) WITH (fillfactor = 50)",
+    acquire: "
+        INSERT INTO insert_first AS l (name, holder, token, expires_at)
+        VALUES ($1, $2, 1, clock_timestamp() + '30 s')
+        ON CONFLICT (name) DO UPDATE SET holder = EXCLUDED.holder, token = l.token + 1,
+            expires_at = EXCLUDED.expires_at
+         WHERE l.expires_at <= clock_timestamp() RETURNING token",
+    release: "
+        UPDATE insert_first SET expires_at = '-infinity' WHERE name = $1 AND token = $2 RETURNING token",
+    renew: None,
+    wait: None,
+};
+
+/// The same in functions that update first.
+pub const PLPGSQL: Sql = Sql {
+    name: "plpgsql, UPDATE first",
+    setup: "
+        CREATE TABLE IF NOT EXISTS plpgsql_lease (name text COLLATE \"C\" PRIMARY KEY, holder text,
+            token bigint NOT NULL, expires_at timestamptz NOT NULL) WITH (fillfactor = 50);
+        CREATE OR REPLACE FUNCTION plpgsql_acquire(the_name text, the_holder text) RETURNS bigint
+        LANGUAGE plpgsql AS $$
+        DECLARE
+            granted bigint;
+        BEGIN
+            UPDATE plpgsql_lease
+               SET holder = the_holder, token = token + 1, expires_at = clock_timestamp() + '30 s'
+             WHERE name = the_name AND expires_at <= clock_timestamp() RETURNING token INTO granted;
+            IF NOT FOUND THEN
+                INSERT INTO plpgsql_lease VALUES (the_name, the_holder, 1, clock_timestamp() + '30 s')
+                    ON CONFLICT DO NOTHING RETURNING token INTO granted;
+            END IF;
+            RETURN granted;
+        END$$;
+        CREATE OR REPLACE FUNCTION plpgsql_release(the_name text, the_token bigint) RETURNS boolean
+        LANGUAGE plpgsql AS $$
+        BEGIN
+            UPDATE plpgsql_lease SET expires_at = '-infinity' WHERE name = the_name AND token = the_token;
+            RETURN FOUND;
+        END$$",
+    acquire: "SELECT plpgsql_acquire($1, $2)",
+    release: "SELECT plpgsql_release($1, $2)",
+    renew: None,
+    wait: None,
+};
+
+/// Those that take part in races of all peers.
+pub const ALL: [Sql; 7] =
+    [OURS, SESSION, ADVISORY, TWO_UPDATES, UPDATE_FIRST, INSERT_FIRST, PLPGSQL];
+
+impl Sql {
+    /// Makes its tables, and takes part.
+    pub fn prepare(self, bench: &Workbench) -> Result<Box<dyn Peer>> {
+        bench.connect()?.run(self.setup)?;
+        Ok(self.at(bench.conninfo()))
+    }
+
+    /// Takes part there.
+    pub fn at(self, conninfo: Conninfo) -> Box<dyn Peer> {
+        Box::new(There { sql: self, conninfo })
+    }
+}
+
+struct There {
+    sql: Sql,
+    conninfo: Conninfo,
+}
+
+impl Peer for There {
     fn name(&self) -> String {
-        self.name.to_owned()
+        self.sql.name.to_owned()
     }
 
     fn join(&self, client: usize) -> Result<Box<dyn Locker>> {
-        let session = self.conninfo.connect()?;
-        Ok(Box::new(Client::new(session, format!("client {client}"), &self.statements)?))
+        let holder = format!("client {client}");
+        Ok(Box::new(Client::new(self.conninfo.connect()?, holder, &self.sql)?))
     }
 }
 
@@ -47,12 +189,10 @@ pub struct Client {
 }
 
 impl Client {
-    pub fn new(mut session: Session, holder: String, statements: &Statements) -> Result<Client> {
-        let acquire = session.prepare(&statements.acquire)?;
-        let release = session.prepare(&statements.release)?;
-        let mut prepare =
-            |sql: &Option<String>| sql.as_deref().map(|sql| session.prepare(sql)).transpose();
-        let (renew, wait) = (prepare(&statements.renew)?, prepare(&statements.wait)?);
+    pub fn new(mut session: Session, holder: String, sql: &Sql) -> Result<Client> {
+        let (acquire, release) = (session.prepare(sql.acquire)?, session.prepare(sql.release)?);
+        let mut prepare = |sql: Option<&str>| sql.map(|sql| session.prepare(sql)).transpose();
+        let (renew, wait) = (prepare(sql.renew)?, prepare(sql.wait)?);
         Ok(Client { session, holder, acquire, release, renew, wait })
     }
 }
@@ -78,9 +218,8 @@ impl Locker for Client {
     }
 
     fn release(&mut self, name: &str, token: i64) -> Result<()> {
-        call(&mut self.session, &self.release, name, &token)?
-            .map(drop)
-            .context("the lease was lost")
+        let released = call(&mut self.session, &self.release, name, &token)?;
+        released.map(drop).context("the lease was lost")
     }
 
     fn renew(&mut self, name: &str, token: i64) -> Result<()> {
@@ -89,11 +228,7 @@ impl Locker for Client {
     }
 
     fn wait(&mut self, name: &str) -> Result<i64> {
-        match &self.wait {
-            None => poll(self, name, Duration::from_millis(10)),
-            Some(wait) => {
-                call(&mut self.session, wait, name, &self.holder)?.context("waited in vain")
-            }
-        }
+        let Some(wait) = &self.wait else { return poll(self, name) };
+        call(&mut self.session, wait, name, &self.holder)?.context("waited in vain")
     }
 }

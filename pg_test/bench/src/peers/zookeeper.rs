@@ -17,10 +17,10 @@ pub const NAME: &str = "ZooKeeper";
 const TICK: Duration = Duration::from_secs(2);
 
 /// A ZooKeeper that was started for the bench and ends with it.
-pub struct ZooKeeper(Service);
+struct ZooKeeper(Service);
 
 /// Starts a server with its built-in settings.
-pub fn prepare(bench: &Workbench) -> Result<Box<dyn Peer>> {
+pub fn start(bench: &Workbench) -> Result<Box<dyn Peer>> {
     if bench.options.short {
         bail!("left out of the short form, as Java starts slowly");
     }
@@ -37,10 +37,6 @@ impl Peer for ZooKeeper {
 
     fn join(&self, _client: usize) -> Result<Box<dyn Locker>> {
         Ok(Box::new(Client::open(self.0.port())?))
-    }
-
-    fn is_postgres(&self) -> bool {
-        false
     }
 }
 
@@ -64,23 +60,17 @@ impl Client {
         // A client that connects while it still starts may never be answered: that must not use up the whole wait.
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let mut client = Client { stream, asked: 0 };
-        let mut hello = Message::default();
         // Version, last zxid seen, timeout in ms, no session yet, no password.
-        hello.int(0).long(0).int(TIMEOUT.as_millis() as i32).long(0).bytes(&[0; 16]);
-        client.send(&hello)?;
-        let answer = client.receive()?;
+        let timeout = int(TIMEOUT.as_millis() as i32);
+        let hello = [int(0), vec![0; 8], timeout, vec![0; 8], text(&[0; 16])];
+        let answer = client.ask(&hello.concat())?;
         let timeout = answer.get(4..8).context("a short answer")?;
         ensure!(timeout != [0; 4], "it gave no session");
         Ok(client)
     }
 
-    fn send(&mut self, message: &Message) -> Result<()> {
-        let mut framed = (message.0.len() as i32).to_be_bytes().to_vec();
-        framed.extend(&message.0);
-        Ok(self.stream.write_all(&framed)?)
-    }
-
-    fn receive(&mut self) -> Result<Vec<u8>> {
+    fn ask(&mut self, message: &[u8]) -> Result<Vec<u8>> {
+        self.stream.write_all(&text(message))?;
         let mut length = [0; 4];
         self.stream.read_exact(&mut length)?;
         let mut answer = vec![0; usize::try_from(i32::from_be_bytes(length))?];
@@ -89,12 +79,9 @@ impl Client {
     }
 
     /// The zxid and the error of an answer.
-    fn call(&mut self, kind: i32, rest: &Message) -> Result<(i64, i32)> {
+    fn call(&mut self, kind: i32, rest: &[Vec<u8>]) -> Result<(i64, i32)> {
         self.asked += 1;
-        let mut question = Message::default();
-        question.int(self.asked).int(kind).0.extend(&rest.0);
-        self.send(&question)?;
-        let answer = self.receive()?;
+        let answer = self.ask(&[int(self.asked), int(kind), rest.concat()].concat())?;
         let head = answer.first_chunk::<16>().context("a short answer")?;
         let (xid, zxid, error) = (&head[0..4], &head[4..12], &head[12..16]);
         ensure!(xid == self.asked.to_be_bytes(), "an answer to another question");
@@ -104,11 +91,10 @@ impl Client {
 
 impl Locker for Client {
     fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
-        let mut node = Message::default();
+        let path = text(format!("/{name}").as_bytes());
         // Path and data; one right, all that there are, for the world's anyone; 1 is ephemeral.
-        node.bytes(format!("/{name}").as_bytes()).bytes(b"bench");
-        node.int(1).int(31).bytes(b"world").bytes(b"anyone").int(1);
-        match self.call(CREATE, &node)? {
+        let (world, anyone) = (text(b"world"), text(b"anyone"));
+        match self.call(CREATE, &[path, text(b"bench"), int(1), int(31), world, anyone, int(1)])? {
             (zxid, 0) => Ok(Some(zxid)),
             (_, NODE_EXISTS) => Ok(None),
             (_, error) => bail!("ZooKeeper's error {error}"),
@@ -116,10 +102,8 @@ impl Locker for Client {
     }
 
     fn release(&mut self, name: &str, _token: i64) -> Result<()> {
-        let mut node = Message::default();
         // Whatever its version.
-        node.bytes(format!("/{name}").as_bytes()).int(-1);
-        let (_, error) = self.call(DELETE, &node)?;
+        let (_, error) = self.call(DELETE, &[text(format!("/{name}").as_bytes()), int(-1)])?;
         ensure!(error == 0, "ZooKeeper's error {error}");
         Ok(())
     }
@@ -127,28 +111,15 @@ impl Locker for Client {
 
 impl Drop for Client {
     fn drop(&mut self) {
-        let _ = self.call(CLOSE, &Message::default());
+        let _ = self.call(CLOSE, &[]);
     }
 }
 
-/// A request, in its serialisation.
-#[derive(Default)]
-struct Message(Vec<u8>);
+fn int(number: i32) -> Vec<u8> {
+    number.to_be_bytes().to_vec()
+}
 
-impl Message {
-    fn int(&mut self, number: i32) -> &mut Message {
-        self.0.extend(number.to_be_bytes());
-        self
-    }
-
-    fn long(&mut self, number: i64) -> &mut Message {
-        self.0.extend(number.to_be_bytes());
-        self
-    }
-
-    fn bytes(&mut self, bytes: &[u8]) -> &mut Message {
-        self.int(bytes.len() as i32);
-        self.0.extend(bytes);
-        self
-    }
+/// Bytes behind their number, as texts and whole messages are.
+fn text(bytes: &[u8]) -> Vec<u8> {
+    [&int(bytes.len() as i32), bytes].concat()
 }

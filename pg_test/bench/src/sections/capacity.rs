@@ -1,12 +1,12 @@
 //! The server's cost of one more of each: a call, a worker, a lease, a waiter; and how many leases it carries.
 
-use crate::plot::{Better, Plot};
-use crate::race::{self, Contender, Op, WARM_UP};
-use crate::report::{Cell, Section, Table};
+use crate::plot::Better::Higher;
+use crate::race::{self, in_turns, Contender, WARM_UP};
+use crate::report::{row, Cell, Section};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
-use pg_test::{process, Conninfo, Session};
+use pg_test::process;
 use std::fs;
 use std::thread;
 use std::time::Duration;
@@ -66,8 +66,8 @@ const CALLS: &[Call] = &[
 const RELEASE: &str = "SELECT lease_release('capacity', current_setting('capacity.token')::bigint)";
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
-    let mut section = Section::new("Capacity");
-    section.note(
+    let mut section = Section::new(
+        "Capacity",
         "What one more of each costs the server, one client at a time. Work is the time that all processes of the server \
          were on a processor; WAL is what they wrote of it.",
     );
@@ -89,79 +89,58 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// The server's work up to now.
-#[derive(Clone, Copy)]
-struct Done {
-    nanos: f64,
-    wal: i64,
+/// How long a process has been at work, in nanoseconds: what else the machine does is not in it.
+pub fn work_of(pid: i32) -> Result<f64> {
+    let path = format!("/proc/{pid}/schedstat");
+    let text = fs::read_to_string(&path).with_context(|| path.clone())?;
+    Ok(text.split_whitespace().next().with_context(|| path.clone())?.parse()?)
 }
 
-impl Done {
-    fn now(bench: &Workbench, looks: &mut Session) -> Result<Done> {
-        let wal: i64 = looks.one("SELECT (pg_current_wal_insert_lsn() - '0/0')::bigint", &[])?;
-        Ok(Done { nanos: work(bench, looks.pid())?, wal })
-    }
-}
-
-/// How long the server's processes have been at work, in nanoseconds, but for this one.
+/// The same of all the server's processes but this one.
 fn work(bench: &Workbench, but: i32) -> Result<f64> {
-    let mut nanos = 0.0;
-    for pid in process::children_of(bench.cluster().pid()?) {
-        if pid != but {
-            let path = format!("/proc/{pid}/schedstat");
-            let text = fs::read_to_string(&path).with_context(|| path.clone())?;
-            let word = text.split_whitespace().next().with_context(|| path.clone())?;
-            nanos += word.parse::<f64>()?;
-        }
-    }
-    Ok(nanos)
+    let pids = process::children_of(bench.cluster().pid()?);
+    pids.into_iter().filter(|pid| *pid != but).map(work_of).sum()
 }
 
 fn calls(bench: &Workbench, section: &mut Section, token: i64, stale: i64) -> Result<()> {
     let (rounds, times) = (bench.options.rounds(), bench.options.pick(20, 1_000));
     bench.progress(&format!("capacity: {times} of each call, {rounds} times"));
     let mut looks = bench.connect()?;
-    let mut spent: Vec<Vec<f64>> = vec![Vec::new(); CALLS.len()];
-    let mut wal = spent.clone();
     let tokens =
         |sql: &&str| sql.replace("TOKEN", &token.to_string()).replace("STALE", &stale.to_string());
-    for _ in 0..rounds {
-        for (at, call) in CALLS.iter().enumerate() {
-            let mut session = bench.connect()?;
-            let statements: Vec<String> = call.sql.iter().map(tokens).collect();
-            let prepared =
-                statements.iter().map(|sql| session.prepare(sql)).collect::<Result<Vec<_>, _>>()?;
-            let mut once = || -> Result<()> {
-                for statement in &prepared {
-                    let refused = session.execute(statement, &[]).is_err();
-                    ensure!(refused == call.refused, "{}: refused: {refused}", call.name);
-                }
-                Ok(())
-            };
-            (0..WARM_UP).try_for_each(|_| once())?;
-            let before = Done::now(bench, &mut looks)?;
-            (0..times).try_for_each(|_| once())?;
-            let after = Done::now(bench, &mut looks)?;
-            let each = |difference: f64| difference / times as f64;
-            spent[at].push(each(after.nanos - before.nanos) / 1e3);
-            wal[at].push(each((after.wal - before.wal) as f64));
-        }
-    }
+    let spent = in_turns(CALLS.len(), (0, rounds), |index| {
+        let (call, mut session) = (&CALLS[index], bench.connect()?);
+        let statements: Vec<String> = call.sql.iter().map(tokens).collect();
+        let prepared =
+            statements.iter().map(|sql| session.prepare(sql)).collect::<Result<Vec<_>, _>>()?;
+        let mut once = || -> Result<()> {
+            for statement in &prepared {
+                let refused = session.execute(statement, &[]).is_err();
+                ensure!(refused == call.refused, "{}: refused: {refused}", call.name);
+            }
+            Ok(())
+        };
+        let mut done = || -> Result<[f64; 2]> {
+            let wal = "SELECT (pg_current_wal_insert_lsn() - '0/0')::float8";
+            let wal = looks.one(wal, &[])?;
+            Ok([work(bench, looks.pid())? / 1e3, wal])
+        };
+        (0..WARM_UP).try_for_each(|_| once())?;
+        let before = done()?;
+        (0..times).try_for_each(|_| once())?;
+        let after = done()?;
+        Ok([0, 1].map(|figure| (after[figure] - before[figure]) / times as f64))
+    })?;
+    let of =
+        |name| CALLS.iter().position(|call| call.name == name).map_or(&[][..], |at| &spent[at][0]);
+    let update = of(UPDATE);
     let head = ["", "µs of the server's work", "over an update", "bytes of WAL"];
-    let mut table = Table::new("one more call", &head);
-    let place = |name| CALLS.iter().position(|call| call.name == name).unwrap_or(0);
-    let update = &spent[place(UPDATE)];
-    for (at, call) in CALLS.iter().enumerate() {
-        table.rows.push(vec![
-            call.name.into(),
-            Cell::Spread(Spread::of(&spent[at]), 0),
-            Cell::Spread(Spread::of_ratios(&spent[at], update), 2),
-            Cell::Spread(Spread::of(&wal[at]), 0),
-        ]);
-    }
-    section.tables.push(table);
-    let ratio = Spread::of_ratios(&spent[place(HEARTBEAT)], update);
-    section.at_most("a heartbeat's work over an update's: at most 1.2", ratio, 1.2);
+    let rows = CALLS.iter().zip(&spent).map(|(call, [micros, wal])| {
+        row![call.name, (micros, 0), (Spread::of_ratios(micros, update), 2), (wal, 0)]
+    });
+    section.table("one more call", &head, rows);
+    let ratio = Spread::of_ratios(of(HEARTBEAT), update);
+    section.at_most("a heartbeat's work over an update's", ratio, 1.2);
     Ok(())
 }
 
@@ -170,18 +149,13 @@ fn waiters(bench: &Workbench, section: &mut Section) -> Result<()> {
     let (number, seconds) = (bench.options.pick(4, 50), bench.options.pick(1, 20));
     bench.progress(&format!("capacity: {number} waiters for {seconds} s"));
     let waiting = bench.conninfo().application("capacity waiter");
-    let threads: Vec<thread::JoinHandle<Result<()>>> = (0..number)
-        .map(|_| {
-            let waiting: Conninfo = waiting.clone();
-            thread::spawn(move || {
-                let mut session = waiting.connect()?;
-                // Ended from outside.
-                let _ = session
-                    .run(&format!("SELECT lease_acquire('{HELD}', 'waiter', wait => '1 h')"));
-                Ok(())
-            })
-        })
-        .collect();
+    let mut sessions = (0..number).map(|_| waiting.connect()).collect::<Result<Vec<_>>>()?;
+    let threads = sessions.drain(..).map(|mut session| {
+        let wait = format!("SELECT lease_acquire('{HELD}', 'waiter', wait => '1 h')");
+        // Ended from outside.
+        thread::spawn(move || session.run(&wait).is_err())
+    });
+    let threads: Vec<thread::JoinHandle<bool>> = threads.collect();
     let mut looks = bench.connect()?;
     let count = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'capacity waiter'
                   AND state = 'active' AND wait_event IS NOT NULL";
@@ -198,28 +172,22 @@ fn waiters(bench: &Workbench, section: &mut Section) -> Result<()> {
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'capacity waiter'",
     )?;
     for thread in threads {
-        thread.join().ok().context("a waiter panicked")??;
+        thread.join().ok().context("a waiter panicked")?;
     }
     let share = spent / 1e9 / seconds as f64 / number as f64;
-    let title = format!("one more waiter, of {number} in one queue");
-    let mut table = Table::new(title, &["", "a waiter"]);
     let rows = [
-        ("µs of the server's work, a second of waiting", share * 1e6, 0),
-        ("entries of the lock table", locks as f64 / number as f64, 1),
+        row!["µs of the server's work, a second of waiting", (share * 1e6, 0)],
+        row!["entries of the lock table", (locks as f64 / number as f64, 1)],
     ];
-    for (what, value, digits) in rows {
-        table.rows.push(vec![what.into(), Cell::Number(value, digits)]);
-    }
-    section.tables.push(table);
-    let aim = "a waiter's share of a processor: at most 0.001";
-    section.at_most(aim, Spread::of(&[share]), 0.001);
+    section.table(format!("one more waiter, of {number} in one queue"), &["", "a waiter"], rows);
+    section.at_most("a waiter's share of a processor", Spread::of(&[share]), 0.001);
     Ok(())
 }
 
 /// The entries of the lock table for as long as something lasts.
 fn locks(bench: &Workbench, section: &mut Section, token: i64) -> Result<()> {
     let mut looks = bench.connect()?;
-    let mut table = Table::new("entries of the lock table", &["", "entries"]);
+    let mut rows = Vec::new();
     for (what, sql) in [
         ("a lease that is held, no transaction open", "SELECT lease_acquire('capacity lock', 'lasting')".to_owned()),
         (
@@ -238,10 +206,10 @@ fn locks(bench: &Workbench, section: &mut Section, token: i64) -> Result<()> {
             "SELECT count(*) FROM pg_locks WHERE pid = $1 AND locktype <> 'virtualxid'",
             &[&session.pid()],
         )?;
-        table.rows.push(vec![what.into(), Cell::Number(entries as f64, 0)]);
+        rows.push(row![what, (entries as f64, 0)]);
         session.run("ROLLBACK; SELECT lease_revoke(name) FROM fence.leases WHERE name LIKE 'capacity lock%'")?;
     }
-    section.tables.push(table);
+    section.table("entries of the lock table", &["", "entries"], rows);
     Ok(())
 }
 
@@ -252,25 +220,18 @@ fn carried(bench: &Workbench, section: &mut Section) -> Result<()> {
     bench.progress("capacity: heartbeats");
     let contenders = [renewing(bench, HEARTBEAT, 1), renewing(bench, HEARTBEATS, BATCH)];
     let tracks = race::run(&contenders, bench.options.rules(clients))?;
-    let head = ["", "heartbeats/s", "ttl 10 s", "ttl 30 s", "ttl 60 s"];
-    let title = format!("leases that half of the machine keeps alive, {clients} clients, a heartbeat each third of the ttl");
-    let mut table = Table::new(title, &head);
-    let mut bars = Vec::new();
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for (track, batch) in tracks.iter().zip([1, BATCH]) {
-        let rate = track.rate().times(batch as f64);
+        let rate = track.spread().times(batch as f64);
         let leases = |ttl: f64| rate.times(ttl / 3.0 / 2.0);
-        let cells = [10.0, 30.0, 60.0].map(|ttl| Cell::Number(leases(ttl).median, 0));
-        let name = Cell::from(track.name.as_str());
-        table.rows.push([name, Cell::Spread(rate, 0)].into_iter().chain(cells).collect());
+        let mut row = row![&*track.name, (rate, 0)];
+        row.extend([10.0, 30.0, 60.0].map(|ttl| Cell::Number(leases(ttl).median, 0)));
+        rows.push(row);
         bars.push((format!("{}, ttl 30 s", track.name), leases(30.0)));
     }
-    section.tables.push(table);
-    section.plots.push(Plot {
-        better: Better::Higher,
-        file: "capacity".to_owned(),
-        title: "leases that half of the machine keeps alive".to_owned(),
-        bars,
-    });
+    let title = format!("leases that half of the machine keeps alive, {clients} clients, a heartbeat each third of the ttl");
+    section.table(title, &["", "heartbeats/s", "ttl 10 s", "ttl 30 s", "ttl 60 s"], rows);
+    section.bars(Higher, "capacity", "leases that half of the machine keeps alive", bars);
     Ok(())
 }
 
@@ -287,10 +248,10 @@ fn renewing<'a>(bench: &'a Workbench, name: &'static str, batch: usize) -> Conte
         let renew = session.prepare(
             "SELECT count(lease_renew(name, token)) FROM unnest($1::text[], $2::bigint[]) AS l(name, token)",
         )?;
-        Ok(Box::new(move || {
+        Ok(move || {
             let renewed: i64 = session.query_one(&renew, &[&names, &tokens])?.get(0);
             ensure!(renewed == names.len() as i64, "{renewed} of {} were renewed", names.len());
             Ok(())
-        }) as Op)
+        })
     })
 }

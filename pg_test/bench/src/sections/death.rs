@@ -1,11 +1,11 @@
 //! From a holder's death to the next holder's answer.
 
 use crate::peer::Locker;
-use crate::peers::sql::Client;
-use crate::peers::{advisory, ours};
-use crate::plot::{Better, Plot};
-use crate::report::{Section, Table};
-use crate::spread::{Latencies, Spread};
+use crate::peers::sql::{Client, Sql, ADVISORY, OURS, SESSION, SHORT};
+use crate::plot::Better::Lower;
+use crate::race::{ratio, Track};
+use crate::report::Section;
+use crate::spread::Latencies;
 use crate::workbench::Workbench;
 use anyhow::{anyhow, ensure, Context, Result};
 use pg_test::rundir::RunDir;
@@ -19,57 +19,35 @@ use std::time::{Duration, Instant};
 /// The lease that is died with.
 const NAME: &str = "death";
 
-/// A way to hold it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum Way {
-    Session,
-    Advisory,
-    Ttl,
-}
-
-const ALL: [Way; 3] = [Way::Session, Way::Advisory, Way::Ttl];
-
-impl Way {
-    fn name(self) -> &'static str {
-        match self {
-            Way::Session => ours::NAME_SESSION,
-            Way::Advisory => advisory::NAME,
-            Way::Ttl => "pg_fence, ttl of 1 s alone",
-        }
-    }
-
+/// A way to hold it: how who dies has it, and how who survives, which renews nothing either.
+#[derive(Clone, Copy)]
+struct Way {
+    dies: Sql,
+    survives: Sql,
     /// After how long without a sign of life the holder counts as dead; None where its connection tells.
-    fn ttl(self) -> Option<Duration> {
-        (self == Way::Ttl).then_some(Duration::from_secs(1))
-    }
-
-    /// A client; `dies` says whether it is the one to die.
-    fn client(self, address: &str, dies: bool) -> Result<Box<dyn Locker>> {
-        let session = Session::connect(address)?;
-        let holder = if dies { "first" } else { "next" }.to_owned();
-        let statements = match self {
-            Way::Session => ours::statements(ours::SESSION),
-            Way::Advisory => advisory::statements(),
-            // The one that survives renews nothing either.
-            Way::Ttl if dies => ours::statements(", ttl => '1 s'"),
-            Way::Ttl => ours::statements(""),
-        };
-        Ok(Box::new(Client::new(session, holder, &statements)?))
-    }
+    ttl: Option<Duration>,
 }
+
+const ALL: [Way; 3] = [
+    Way { dies: SESSION, survives: SESSION, ttl: None },
+    Way { dies: ADVISORY, survives: ADVISORY, ttl: None },
+    Way { dies: SHORT, survives: OURS, ttl: Some(Duration::from_secs(1)) },
+];
 
 /// The process of a holder.
 #[derive(Debug, clap::Args)]
 pub struct Holder {
-    #[arg(value_enum)]
-    way: Way,
+    /// Its way to hold the lease, by its name.
+    way: String,
     address: String,
 }
 
 impl Holder {
     /// Its whole life: it acquires, says so, and waits for its death.
     pub fn hold(&self) -> Result<()> {
-        let mut locker = self.way.client(&self.address, true)?;
+        let way = ALL.iter().find(|way| way.dies.name == self.way).context("no such way")?;
+        let session = Session::connect(&self.address)?;
+        let mut locker = Client::new(session, "first".to_owned(), &way.dies)?;
         locker.acquire(NAME)?.context("the lease is taken")?;
         println!("held");
         // The process that has started it keeps the other end open for as long as it lives.
@@ -80,8 +58,8 @@ impl Holder {
 
 /// Processes that hold a lease are killed while another client waits for it.
 pub fn measure(bench: &Workbench) -> Result<Section> {
-    let mut section = Section::new("Death of the holder");
-    section.note(
+    let mut section = Section::new(
+        "Death of the holder",
         "The holder is a process of its own, and is killed (SIGKILL) while another client waits. The time is from \
          just before the kill to the next holder's answer. An advisory lock and a lease acquired with \
          `session => true` end when the server sees the connection end. The other one ends by its ttl; its holder is \
@@ -89,31 +67,22 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     );
     let databases = ALL.map(|_| bench.database());
     let databases = databases.into_iter().collect::<Result<Vec<Database>>>()?;
-    let mut tracks = ALL.map(|_| (Latencies::default(), Vec::new()));
+    let mut tracks = ALL.map(|way| Track::new(way.dies.name));
     bench.progress("death: holders killed");
     for _ in 0..bench.options.pick(1, bench.options.rounds()) {
-        for ((way, database), (latencies, medians)) in ALL.iter().zip(&databases).zip(&mut tracks) {
-            let times = if way.ttl().is_some() { 1 } else { bench.options.pick(5, 20) };
+        for ((way, database), track) in ALL.iter().zip(&databases).zip(&mut tracks) {
+            let times = if way.ttl.is_some() { 1 } else { bench.options.pick(5, 20) };
             let address = database.conninfo().to_string();
             let some = deaths(bench.lab.rundir(), *way, &address, times)
-                .with_context(|| format!("{} does not run", way.name()))?;
-            medians.push(some.percentile_ms(0.5));
-            latencies.extend(some);
+                .with_context(|| format!("{} does not run", way.dies.name))?;
+            track.add(some);
         }
     }
-    let all = ALL.iter().zip(&tracks);
-    let all = all.map(|(way, (latencies, medians))| (way.name(), latencies, &**medians));
-    section.tables.push(Table::of_answers("death to the next answer", "deaths", all));
-    let [(_, session), (_, advisory), _] = &tracks;
-    let aim = format!("death, p50 over {}: at most 1.5", Way::Advisory.name());
-    section.at_most(&aim, Spread::of_ratios(session, advisory), 1.5);
-    let bars = ALL.iter().zip(&tracks);
-    section.plots.push(Plot {
-        better: Better::Lower,
-        file: "death".to_owned(),
-        title: "from a holder's death to the next answer, p50 in ms".to_owned(),
-        bars: bars.map(|(way, (_, p50))| (way.name().to_owned(), Spread::of(p50))).collect(),
-    });
+    section.answers("death to the next answer", "deaths", &tracks);
+    let ratio = ratio(&tracks, SESSION.name, ADVISORY.name)?;
+    section.at_most(format!("death, p50 over {}", ADVISORY.name), ratio, 1.5);
+    let title = "from a holder's death to the next answer, p50 in ms";
+    section.bars_of(Lower, "death", title, &tracks);
     Ok(section)
 }
 
@@ -126,7 +95,8 @@ fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Late
     let (answer, answers) = mpsc::channel::<Instant>();
     std::thread::scope(|scope| {
         let next = scope.spawn(move || -> Result<()> {
-            let mut next = way.client(address, false)?;
+            let session = Session::connect(address)?;
+            let mut next = Client::new(session, "next".to_owned(), &way.survives)?;
             // Ready, and after each answer again.
             let _ = answer.send(Instant::now());
             while told.recv().is_ok() {
@@ -160,7 +130,7 @@ fn kill_each(
         let mut holder = start_holder()?;
         go.send(()).context("a client is gone")?;
         // Long enough for the other one to ask and to wait.
-        let since = way.ttl().map_or(0.0, |ttl| ttl.as_secs_f64() / 3.0);
+        let since = way.ttl.map_or(0.0, |ttl| ttl.as_secs_f64() / 3.0);
         std::thread::sleep(Duration::from_secs_f64(rand::random_range(0.02..0.03 + since)));
         let killed = Instant::now();
         holder.kill()?;
@@ -172,17 +142,16 @@ fn kill_each(
         }
         // Its time was over, which is no death of the holder.
         too_late += 1;
-        let is_over = way.ttl().is_some_and(|ttl| answered - started >= ttl);
+        let is_over = way.ttl.is_some_and(|ttl| answered - started >= ttl);
         ensure!(is_over && too_late <= TOO_LATE, "it was granted before the holder died");
     }
     Ok(latencies)
 }
 
 fn start_holder(rundir: &RunDir, way: Way, address: &str) -> Result<Child> {
-    let way = clap::ValueEnum::to_possible_value(&way).context("a way without a name")?;
     let mut holder = rundir
         .command(rundir.program())
-        .args(["bench-holder", way.get_name(), address])
+        .args(["bench-holder", way.dies.name, address])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .process_group(0)

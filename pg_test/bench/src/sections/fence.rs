@@ -1,8 +1,8 @@
 //! The cost of the fence in an UPDATE, beside other triggers and none.
 
-use crate::plot::{Better, Plot};
-use crate::race::{self, Contender, Op};
-use crate::report::{Cell, Section, Table};
+use crate::plot::Better::Lower;
+use crate::race::{self, at_once, in_turns, Contender};
+use crate::report::{row, Cell, Section};
 use crate::spread::Spread;
 use crate::triggers;
 use crate::workbench::Workbench;
@@ -103,7 +103,13 @@ END$$;
 
 /// Many rows a statement, and one row a transaction.
 pub fn measure(bench: &Workbench) -> Result<Section> {
-    let mut section = Section::new("The fence");
+    let (rows, turns) =
+        (bench.options.pick(FEW / 4, FEW), bench.options.rounds() * bench.options.pick(5, TURNS));
+    let note = format!(
+        "Many rows: {rows} a statement, {turns} statements of each kind, in turns, with synchronous_commit = off. One \
+         row: each a transaction of its own, whose commit waits for the disk."
+    );
+    let mut section = Section::new("The fence", note);
     let mut session = bench.connect()?;
     let with_c = triggers::create(bench.lab, &mut session)
         .map_err(|why| bench.skip("C triggers", &why))
@@ -112,27 +118,22 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         |check: &Check| check.sql.contains("bench_empty") || check.sql.contains("bench_check");
     let checks: Vec<&Check> = CHECKS.iter().filter(|check| with_c || !needs_c(check)).collect();
     session.run(PLPGSQL)?;
-    let token: i64 = session.one("SELECT lease_acquire('fence bench', ttl => '1 day')", &[])?;
-    let token = many_rows(bench, &checks, &mut session, token, &mut section)?;
+    let mut token: i64 = session.one("SELECT lease_acquire('fence bench', ttl => '1 day')", &[])?;
+    many_rows(bench, &checks, &mut session, &mut token, (rows, turns), &mut section)?;
     one_row(bench, &checks, token, &mut section)?;
     Ok(section)
 }
 
-/// Statements of many rows, in turns. Gives back the token that the lease has then.
+/// Statements of many rows, in turns. The lease's token is another one after each.
 fn many_rows(
     bench: &Workbench,
     checks: &[&Check],
     session: &mut Session,
-    mut token: i64,
+    token: &mut i64,
+    (rows, turns): (i64, usize),
     section: &mut Section,
-) -> Result<i64> {
-    let rows = bench.options.pick(FEW / 4, FEW);
-    let turns = bench.options.rounds() * bench.options.pick(5, TURNS);
+) -> Result<()> {
     bench.progress(&format!("fence: updates of {rows} rows, {turns} of each kind"));
-    section.note(format!(
-        "Many rows: {rows} a statement, {turns} statements of each kind, in turns, with synchronous_commit = off. One \
-         row: each a transaction of its own, whose commit waits for the disk."
-    ));
     // A sync takes the same for all, and varies more than the times to be measured.
     session.run("SET synchronous_commit = off")?;
     for check in checks {
@@ -140,69 +141,67 @@ fn many_rows(
     }
     let statements = checks.iter().map(|check| session.prepare(&check.update("few", None)));
     let statements = statements.collect::<Result<Vec<_>, _>>()?;
-    let mut nanos = vec![Vec::new(); checks.len()];
-    for turn in 0..UNCOUNTED + turns {
-        token = session.one("SELECT lease_renew('fence bench', $1)", &[&token])?;
-        // Nobody always follows the same one.
-        let order = (0..checks.len()).map(|n| (n + turn) % checks.len());
-        let order: Vec<usize> = if turn % 2 == 0 { order.collect() } else { order.rev().collect() };
-        for index in order {
-            let start = Instant::now();
-            let updated = session.execute(&statements[index], &[&token])?;
-            let spent = start.elapsed().as_secs_f64() * 1e9 / rows as f64;
-            ensure!(updated == rows as u64, "{}: {updated} rows", checks[index].name);
-            if turn >= UNCOUNTED {
-                nanos[index].push(spent);
-            }
+    let nanos = in_turns(checks.len(), (UNCOUNTED, turns), |index| {
+        *token = session.one("SELECT lease_renew('fence bench', $1)", &[token])?;
+        let start = Instant::now();
+        let updated = session.execute(&statements[index], &[token])?;
+        let spent = start.elapsed().as_secs_f64() * 1e9 / rows as f64;
+        ensure!(updated == rows as u64, "{}: {updated} rows", checks[index].name);
+        Ok([spent])
+    })?;
+    session.run("RESET synchronous_commit")?;
+    let place = |name: &str| checks.iter().position(|check| check.name == name);
+    let (minimal, title) = (place(MINIMAL), format!("UPDATE of {rows} rows, one statement"));
+    let all: Vec<_> =
+        checks.iter().zip(&nanos).map(|(check, [nanos])| (check.name, nanos)).collect();
+    let over_minimal = report_rows(section, &title, &all, (0, minimal), "minimal C");
+    section.bars(
+        Lower,
+        "fence",
+        format!("UPDATE of {rows} rows, ns a row"),
+        all.iter().map(|(name, nanos)| (*name, Spread::of(nanos))),
+    );
+    for (name, bound) in [(UNBOUND, 1.05), (BOUND, 1.15)] {
+        if let (Some(index), Some(_)) = (place(name), minimal) {
+            let aim = format!("{name}: added over the minimal C trigger's");
+            section.at_most(aim, over_minimal[index], bound);
         }
     }
-    session.run("RESET synchronous_commit")?;
-    report_rows(section, checks, &nanos, rows);
-    Ok(token)
+    Ok(())
 }
 
 /// The first statements fill the pages, plan, and warm up.
-const UNCOUNTED: usize = 10;
+pub const UNCOUNTED: usize = 10;
 
-fn report_rows(section: &mut Section, checks: &[&Check], nanos: &[Vec<f64>], rows: i64) {
-    let none = nanos[0].clone();
-    let added = |index: usize| -> Vec<f64> {
-        nanos[index].iter().zip(&none).map(|(with, without)| with - without).collect()
+/// A table of nanoseconds a row: over those of the `reference`, and what is added to the first one's over what the
+/// `least` adds, which comes back.
+pub fn report_rows(
+    section: &mut Section,
+    title: &str,
+    all: &[(&str, &Vec<f64>)],
+    (reference, least): (usize, Option<usize>),
+    name_of_least: &str,
+) -> Vec<Spread> {
+    let none = all[0].1;
+    let added = |nanos: &[f64]| -> Vec<f64> {
+        nanos.iter().zip(none).map(|(with, without)| with - without).collect()
     };
-    let place = |name: &str| checks.iter().position(|check| check.name == name);
-    let minimal = place(MINIMAL).map(added);
-    let head = ["", "ns a row", "over none", "ns added", "added, over minimal C"];
-    let mut table = Table::new(format!("UPDATE of {rows} rows, one statement"), &head);
-    let mut bars = Vec::new();
-    for (index, Check { name, .. }) in checks.iter().enumerate() {
-        let over_minimal = match &minimal {
-            Some(minimal) if index > 0 => {
-                Cell::Spread(Spread::of_ratios(&added(index), minimal), 2)
-            }
-            _ => Cell::Nothing,
-        };
-        table.rows.push(vec![
-            (*name).into(),
-            Cell::Spread(Spread::of(&nanos[index]), 0),
-            Cell::Spread(Spread::of_ratios(&nanos[index], &none), 2),
-            Cell::Spread(Spread::of(&added(index)), 0),
-            over_minimal,
-        ]);
-        bars.push(((*name).to_owned(), Spread::of(&nanos[index])));
-    }
-    section.tables.push(table);
-    let title = format!("UPDATE of {rows} rows, ns a row");
-    section.plots.push(Plot { better: Better::Lower, file: "fence".to_owned(), title, bars });
-    for (name, bound) in [(UNBOUND, 1.05), (BOUND, 1.15)] {
-        if let (Some(index), Some(minimal)) = (place(name), &minimal) {
-            let ratio = Spread::of_ratios(&added(index), minimal);
-            section.at_most(
-                &format!("{name}: added over the minimal C trigger's, at most {bound}"),
-                ratio,
-                bound,
-            );
-        }
-    }
+    let least = least.map(|least| added(all[least].1));
+    let mut over_least = Vec::new();
+    let over = format!("over {}", all[reference].0);
+    let head = ["", "ns a row", &over, "ns added", &format!("added, over {name_of_least}'s")];
+    let rows = all.iter().enumerate().map(|(index, (name, nanos))| {
+        let over_reference = Spread::of_ratios(nanos, all[reference].1);
+        let mut row = row![*name, (*nanos, 0), (over_reference, 2)];
+        let added = added(nanos);
+        over_least.push(Spread::of_ratios(&added, least.as_deref().unwrap_or_default()));
+        row.push(if index == 0 { Cell::Nothing } else { (&added, 0).into() });
+        let is_over = index > 0 && least.is_some();
+        row.push(if is_over { (over_least[index], 2).into() } else { Cell::Nothing });
+        row
+    });
+    section.table(title, &head, rows.collect::<Vec<_>>());
+    over_least
 }
 
 fn one_row(bench: &Workbench, checks: &[&Check], token: i64, section: &mut Section) -> Result<()> {
@@ -213,43 +212,33 @@ fn one_row(bench: &Workbench, checks: &[&Check], token: i64, section: &mut Secti
     }
     // Unbound, each write needs a greater token than the one before; bound, the lease's own.
     let next = Arc::new(AtomicI64::new(token + 1));
-    bench
-        .connect()?
-        .run(&format!("SELECT setval('fence.token_seq', {})", token + 1_000_000_000))?;
-    let conninfo = bench.conninfo();
-    let mut table = Table::new(
-        "UPDATE of one row a transaction",
-        &["", "1 client, tps over none", "8 clients, tps over none"],
-    );
-    let mut ratios: Vec<Vec<Cell>> = checks.iter().map(|check| vec![check.name.into()]).collect();
+    session.run(&format!("SELECT setval('fence.token_seq', {})", token + 1_000_000_000))?;
+    let mut ratios: Vec<Vec<Cell>> = checks.iter().map(|check| row![check.name]).collect();
     for clients in [1, 8] {
-        bench.progress(&format!("fence: one row a transaction, {}", race::at_once(clients)));
-        let contenders: Vec<Contender> = checks
-            .iter()
-            .map(|check| {
-                let (conninfo, next) = (&conninfo, &next);
-                Contender::new(check.name, move |client| {
-                    let mut session = conninfo.connect()?;
-                    let statement = session.prepare(&check.update("many", Some("id = $2")))?;
-                    let (bound, next) = (check.name == BOUND, next.clone());
-                    Ok(Box::new(move || {
-                        let share = rows / clients as i64;
-                        let id = rand::random_range(0..share) * clients as i64 + client as i64 + 1;
-                        let fresh = next.fetch_add(1, Ordering::Relaxed);
-                        let shown = if bound { token } else { fresh };
-                        let updated = session.execute(&statement, &[&shown, &id])?;
-                        ensure!(updated == 1, "row {id} was not updated");
-                        Ok(())
-                    }) as Op)
+        bench.progress(&format!("fence: one row a transaction, {}", at_once(clients)));
+        let contenders = checks.iter().map(|check| {
+            let next = &next;
+            Contender::new(check.name, move |client| {
+                let mut session = bench.connect()?;
+                let statement = session.prepare(&check.update("many", Some("id = $2")))?;
+                let (bound, next) = (check.name == BOUND, next.clone());
+                Ok(move || {
+                    let share = rows / clients as i64;
+                    let id = rand::random_range(0..share) * clients as i64 + client as i64 + 1;
+                    let fresh = next.fetch_add(1, Ordering::Relaxed);
+                    let shown = if bound { token } else { fresh };
+                    let updated = session.execute(&statement, &[&shown, &id])?;
+                    ensure!(updated == 1, "row {id} was not updated");
+                    Ok(())
                 })
             })
-            .collect();
-        let tracks = race::run(&contenders, bench.options.rules(clients))?;
+        });
+        let tracks = race::run(&contenders.collect::<Vec<_>>(), bench.options.rules(clients))?;
         for (track, cells) in tracks.iter().zip(&mut ratios) {
-            cells.push(Cell::Spread(track.ratio_to(&tracks[0]), 2));
+            cells.push((track.ratio_to(&tracks[0]), 2).into());
         }
     }
-    table.rows = ratios;
-    section.tables.push(table);
+    let head = ["", "1 client, tps over none", "8 clients, tps over none"];
+    section.table("UPDATE of one row a transaction", &head, ratios);
     Ok(())
 }

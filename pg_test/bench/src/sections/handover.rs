@@ -1,71 +1,57 @@
 //! From one holder's release to the next holder's answer.
 
-use crate::peer::{self, Peer, Prepare};
-use crate::peers::*;
-use crate::plot::{Better, Plot};
-use crate::race;
-use crate::report::{Section, Table};
-use crate::spread::{Latencies, Spread};
+use crate::peer::Peer;
+use crate::peers::sql::{ADVISORY, OURS, SESSION, UPDATE_FIRST};
+use crate::peers::{self, etcd, notify};
+use crate::plot::Better::Lower;
+use crate::race::{self, find, ratio, Track};
+use crate::report::Section;
+use crate::spread::Latencies;
 use crate::workbench::Workbench;
 use anyhow::Result;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-const PEERS: &[(&str, Prepare)] = &[
-    (ours::NAME, ours::prepare),
-    (ours::NAME_SESSION, ours::prepare_session),
-    (advisory::NAME, advisory::prepare),
-    (notify::NAME_ALONE, notify::prepare_alone),
-    (notify::NAME, notify::prepare),
-    (etcd::NAME_WATCH, etcd::prepare_watch),
-    (update_first::NAME, update_first::prepare),
+const PEERS: &[&str] = &[
+    OURS.name,
+    SESSION.name,
+    ADVISORY.name,
+    notify::NAME_ALONE,
+    notify::NAME,
+    etcd::NAME_WATCH,
+    UPDATE_FIRST.name,
 ];
 
 /// Two clients hand a lease to and fro.
 pub fn measure(bench: &Workbench) -> Result<Section> {
-    let mut section = Section::new("Hand-over");
-    section.note(
+    let mut section = Section::new(
+        "Hand-over",
         "Two clients hand one lease to and fro, each in its natural way to wait: in the queue, for a lock, for a \
          notification or an event of a watch that is open already (and then a try), or by asking again every \
          10 ms. The time is from just before the release is sent to the next holder's answer. A turn takes 8 to 16 ms.",
     );
-    let peers = peer::prepare(bench, PEERS);
-    let mut tracks: Vec<(String, Latencies, Vec<f64>)> =
-        peers.iter().map(|peer| (peer.name(), Latencies::default(), Vec::new())).collect();
+    let peers = peers::all(bench, PEERS);
+    let mut tracks: Vec<Track> = peers.iter().map(|peer| Track::new(peer.name())).collect();
     bench.progress("handover: to and fro");
     for _ in 0..bench.options.pick(1, bench.options.rounds()) {
-        for (peer, (_, latencies, medians)) in peers.iter().zip(&mut tracks) {
-            let some = to_and_fro(&**peer, bench.options.pick(10, 60))?;
-            medians.push(some.percentile_ms(0.5));
-            latencies.extend(some);
+        for (peer, track) in peers.iter().zip(&mut tracks) {
+            track.add(to_and_fro(&**peer, bench.options.pick(10, 60))?);
         }
     }
-    let all = tracks.iter().map(|(name, latencies, medians)| (&**name, latencies, &**medians));
-    section.tables.push(Table::of_answers("release to the next answer", "hand-overs", all));
-    let median = |wanted: &str| {
-        tracks.iter().find(|(name, ..)| name == wanted).map(|(.., medians)| medians.as_slice())
-    };
-    if let Some(ours) = median(ours::NAME) {
-        section.at_most("hand-over, p50 in ms: below 1", Spread::of(ours), 1.0);
-        for other in [notify::NAME_ALONE, notify::NAME, etcd::NAME_WATCH] {
-            if let Some(other_median) = median(other) {
-                let ratio = Spread::of_ratios(ours, other_median);
-                section.at_most(&format!("hand-over, p50 over {other}: below 1"), ratio, 1.0);
-            }
+    section.answers("release to the next answer", "hand-overs", &tracks);
+    section.at_most("hand-over, p50 in ms", find(&tracks, OURS.name)?.spread(), 1.0);
+    for (own, other, bound) in [
+        (OURS, notify::NAME_ALONE, 1.0),
+        (OURS, notify::NAME, 1.0),
+        (OURS, etcd::NAME_WATCH, 1.0),
+        (SESSION, notify::NAME_ALONE, 1.2),
+    ] {
+        // That of another package may be missing.
+        if let Ok(ratio) = ratio(&tracks, own.name, other) {
+            section.at_most(format!("hand-over, {}, p50 over {other}", own.name), ratio, bound);
         }
     }
-    if let (Some(ours), Some(bare)) = (median(ours::NAME_SESSION), median(notify::NAME_ALONE)) {
-        let ratio = Spread::of_ratios(ours, bare);
-        let aim =
-            format!("hand-over of a session's lease, p50 over {}: at most 1.2", notify::NAME_ALONE);
-        section.at_most(&aim, ratio, 1.2);
-    }
-    section.plots.push(Plot {
-        better: Better::Lower,
-        file: "handover".to_owned(),
-        title: "hand-over, p50 in ms".to_owned(),
-        bars: tracks.iter().map(|(name, _, p50)| (name.clone(), Spread::of(p50))).collect(),
-    });
+    section.bars_of(Lower, "handover", "hand-over, p50 in ms", &tracks);
     Ok(section)
 }
 

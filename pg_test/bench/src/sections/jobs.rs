@@ -1,9 +1,8 @@
 //! Claiming a job from a table of work and finishing it, beside the same written by hand.
 
-use super::uncontended::find;
-use crate::plot::Plot;
-use crate::race::{self, Contender, Op};
-use crate::report::{Cell, Section, Table};
+use crate::plot::Better::Higher;
+use crate::race::{self, at_once, find, Contender};
+use crate::report::{row, Cell, Section};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
 use anyhow::{Context, Result};
@@ -58,27 +57,24 @@ const QUEUES: [Queue; 2] = [
 ];
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
-    let mut section = Section::new("Jobs");
     let rows = bench.options.pick(5_000, 200_000);
-    section.note(format!(
+    let note = format!(
         "A worker claims the first job of a table of {rows} rows that is ready, commits, marks it as done and commits. \
          By hand nothing refuses a late write, and a job is taken for finished by its worker's word."
-    ));
+    );
+    let mut section = Section::new("Jobs", note);
     let database = bench.database()?;
     let mut admin = database.connect()?;
-    for queue in &QUEUES {
+    for (queue, name) in QUEUES.iter().zip(["runs", "by_hand"]) {
         admin.run(queue.tables)?;
+        admin.run(&format!(
+            "INSERT INTO {name} SELECT n, 'input' FROM generate_series(1, {rows}) n"
+        ))?;
+        admin.run(&format!("VACUUM ANALYZE {name}"))?;
     }
-    admin.run(&format!(
-        "INSERT INTO runs SELECT n, 'input' FROM generate_series(1, {rows}) n;
-         INSERT INTO by_hand SELECT n, 'input' FROM generate_series(1, {rows}) n"
-    ))?;
-    admin.run("VACUUM ANALYZE runs")?;
-    admin.run("VACUUM ANALYZE by_hand")?;
-    let head = ["clients", "jobs/s", "by hand", "over by hand", "wasted claims, %"];
-    let mut table = Table::new("claim and finish", &head);
+    let mut rows = Vec::new();
     for clients in [1, 8, 32] {
-        let at_once = race::at_once(clients);
+        let at_once = at_once(clients);
         bench.progress(&format!("jobs: {at_once}"));
         let counts = [Counts::default(), Counts::default()];
         let contenders: Vec<Contender> = QUEUES
@@ -89,21 +85,16 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         let tracks = race::run(&contenders, bench.options.rules(clients))?;
         let (ours, by_hand) = (find(&tracks, OURS)?, find(&tracks, BY_HAND)?);
         let title = format!("jobs claimed and finished a second, {at_once}");
-        section.plots.push(Plot::of_rates(format!("jobs_{clients}"), title, &tracks));
-        let of_claims = counts[0].share_wasted();
-        table.rows.push(vec![
-            Cell::Number(clients as f64, 0),
-            Cell::Spread(ours.rate(), 0),
-            Cell::Spread(by_hand.rate(), 0),
-            Cell::Spread(ours.ratio_to(by_hand), 2),
-            Cell::Number(of_claims * 100.0, 2),
-        ]);
-        let aim = format!("jobs over those by hand, {at_once}: at least 0.85");
-        section.at_least(&aim, ours.ratio_to(by_hand), 0.85);
-        let aim = format!("claims that brought nothing, {at_once}: at most 1 %");
-        section.at_most(&aim, Spread::of(&[of_claims * 100.0]), 1.0);
+        section.bars_of(Higher, format!("jobs_{clients}"), title, &tracks);
+        let (wasted, over) = (counts[0].share_wasted() * 100.0, ours.ratio_to(by_hand));
+        let rates = (ours.spread(), by_hand.spread());
+        rows.push(row![(clients as f64, 0), (rates.0, 0), (rates.1, 0), (over, 2), (wasted, 2)]);
+        section.at_least(format!("jobs over those by hand, {at_once}"), over, 0.85);
+        let aim = format!("claims that brought nothing, %, {at_once}");
+        section.at_most(aim, Spread::of(&[wasted]), 1.0);
     }
-    section.tables.push(table);
+    let head = ["clients", "jobs/s", "by hand", "over by hand", "wasted claims, %"];
+    section.table("claim and finish", &head, rows);
     in_flight(bench, &mut admin, &mut section)?;
     Ok(section)
 }
@@ -129,7 +120,7 @@ fn worker<'a>(queue: &'a Queue, database: &'a Database, counts: &'a Counts) -> C
         let finish = session.prepare(queue.finish)?;
         let name = format!("worker {client}");
         let Counts { claims, wasted } = counts.clone();
-        Ok(Box::new(move || {
+        Ok(move || {
             claims.fetch_add(1, Ordering::Relaxed);
             let row = session.query_opt(&claim, &[&name])?;
             let done = match row {
@@ -140,16 +131,13 @@ fn worker<'a>(queue: &'a Queue, database: &'a Database, counts: &'a Counts) -> C
             };
             wasted.fetch_add(usize::from(done == 0), Ordering::Relaxed);
             Ok(())
-        }) as Op)
+        })
     })
 }
 
 /// How long a claim takes beside so many jobs that others are at, in milliseconds.
 fn in_flight(bench: &Workbench, admin: &mut Session, section: &mut Section) -> Result<()> {
-    let title = "a claim beside jobs in flight, which are first in their order";
-    let head = ["in flight", "not marked, ms", "µs each", "marked, ms"];
-    let mut table = Table::new(title, &head);
-    let mut alone = None;
+    let (mut rows, mut alone) = (Vec::new(), None);
     for in_flight in [0, 1_000, bench.options.pick(2_000, 9_900)] {
         bench.progress(&format!("jobs: {in_flight} in flight"));
         admin.run("TRUNCATE fence.lease; DROP TABLE runs")?;
@@ -166,27 +154,27 @@ fn in_flight(bench: &Workbench, admin: &mut Session, section: &mut Section) -> R
         admin.run("VACUUM ANALYZE runs; ")?;
         let unmarked = claims(admin, in_flight + 100)?;
         let alone = *alone.get_or_insert(unmarked.median);
-        let each = (in_flight > 0).then(|| unmarked.times(1e3 / in_flight as f64));
-        let each = each.map(|each| Spread::of(&[each.median - alone * 1e3 / in_flight as f64]));
+        let number = in_flight as f64;
+        let each = (in_flight > 0).then(|| (unmarked.median - alone) * 1e3 / number);
         admin.run(&format!(
             "ALTER TABLE runs DISABLE TRIGGER USER; UPDATE runs SET state = 'running' WHERE id <= {in_flight};
              ALTER TABLE runs ENABLE TRIGGER USER"
         ))?;
         admin.run("VACUUM ANALYZE runs")?;
         let marked = claims(admin, 100)?;
-        table.rows.push(vec![
-            Cell::Number(in_flight as f64, 0),
-            Cell::Spread(unmarked, 2),
-            each.map_or(Cell::Nothing, |each| Cell::Number(each.median, 2)),
-            Cell::Spread(marked, 2),
-        ]);
+        let shown = each.map_or(Cell::Nothing, |each| Cell::Number(each, 2));
+        rows.push(row![(number, 0), (unmarked, 2), shown, (marked, 2)]);
         if let Some(each) = each {
-            section.at_most(&format!("µs for each of {in_flight} in flight: at most 3"), each, 3.0);
+            section.at_most(
+                format!("µs for each of {in_flight} in flight"),
+                Spread::of(&[each]),
+                3.0,
+            );
         }
-        let aim = format!("a claim beside {in_flight} that are marked: at most 5 ms");
-        section.at_most(&aim, marked, 5.0);
+        section.at_most(format!("a claim beside {in_flight} that are marked, ms"), marked, 5.0);
     }
-    section.tables.push(table);
+    let title = "a claim beside jobs in flight, which are first in their order";
+    section.table(title, &["in flight", "not marked, ms", "µs each", "marked, ms"], rows);
     Ok(())
 }
 

@@ -136,108 +136,46 @@ impl Connection {
 /// The key is gone, by etcd's numbers of events.
 const DELETED: i32 = 1;
 
-#[derive(Clone, PartialEq, Message)]
-struct WatchQuestion {
-    #[prost(message, optional, tag = "1")]
-    create: Option<WatchCreate>,
+/// Messages, as their `.proto` has them.
+macro_rules! messages {
+    ($($message:ident { $([$($kind:tt)*] $field:ident: $type:ty),* })*) => {
+        $(
+            #[derive(Clone, PartialEq, Message)]
+            struct $message {
+                $(#[prost($($kind)*)] $field: $type),*
+            }
+        )*
+    };
 }
 
-#[derive(Clone, PartialEq, Message)]
-struct WatchCreate {
-    #[prost(bytes = "vec", tag = "1")]
-    key: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct WatchAnswer {
-    #[prost(bool, tag = "3")]
-    created: bool,
-    #[prost(message, repeated, tag = "11")]
-    events: Vec<Event>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Event {
-    #[prost(int32, tag = "1")]
-    kind: i32,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Header {
-    #[prost(int64, tag = "3")]
-    revision: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Answer {
-    #[prost(message, optional, tag = "1")]
-    header: Option<Header>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct LeaseGrant {
-    #[prost(int64, tag = "1")]
-    ttl: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct LeaseGranted {
-    #[prost(int64, tag = "2")]
-    id: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct LeaseRevoke {
-    #[prost(int64, tag = "1")]
-    id: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Txn {
-    #[prost(message, repeated, tag = "1")]
-    compare: Vec<Compare>,
-    #[prost(message, repeated, tag = "2")]
-    success: Vec<Operation>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Compare {
-    #[prost(int32, tag = "2")]
-    target: i32,
-    #[prost(bytes = "vec", tag = "3")]
-    key: Vec<u8>,
-    #[prost(int64, optional, tag = "5")]
-    created_at: Option<i64>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Operation {
-    #[prost(message, optional, tag = "2")]
-    put: Option<Put>,
-    #[prost(message, optional, tag = "3")]
-    delete: Option<Delete>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Put {
-    #[prost(bytes = "vec", tag = "1")]
-    key: Vec<u8>,
-    #[prost(bytes = "vec", tag = "2")]
-    value: Vec<u8>,
-    #[prost(int64, tag = "3")]
-    lease: i64,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Delete {
-    #[prost(bytes = "vec", tag = "1")]
-    key: Vec<u8>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct TxnDone {
-    #[prost(message, optional, tag = "1")]
-    header: Option<Header>,
-    #[prost(bool, tag = "2")]
-    succeeded: bool,
+messages! {
+    WatchQuestion { [message, optional, tag = "1"] create: Option<WatchCreate> }
+    WatchCreate { [bytes = "vec", tag = "1"] key: Vec<u8> }
+    WatchAnswer { [bool, tag = "3"] created: bool, [message, repeated, tag = "11"] events: Vec<Event> }
+    Event { [int32, tag = "1"] kind: i32 }
+    Header { [int64, tag = "3"] revision: i64 }
+    Answer { [message, optional, tag = "1"] header: Option<Header> }
+    LeaseGrant { [int64, tag = "1"] ttl: i64 }
+    LeaseGranted { [int64, tag = "2"] id: i64 }
+    LeaseRevoke { [int64, tag = "1"] id: i64 }
+    Txn {
+        [message, repeated, tag = "1"] compare: Vec<Compare>,
+        [message, repeated, tag = "2"] success: Vec<Operation>
+    }
+    Compare {
+        [int32, tag = "2"] target: i32,
+        [bytes = "vec", tag = "3"] key: Vec<u8>,
+        [int64, optional, tag = "5"] created_at: Option<i64>
+    }
+    Operation {
+        [message, optional, tag = "2"] put: Option<Put>,
+        [message, optional, tag = "3"] delete: Option<Delete>
+    }
+    Put {
+        [bytes = "vec", tag = "1"] key: Vec<u8>,
+        [bytes = "vec", tag = "2"] value: Vec<u8>,
+        [int64, tag = "3"] lease: i64
+    }
+    Delete { [bytes = "vec", tag = "1"] key: Vec<u8> }
+    TxnDone { [message, optional, tag = "1"] header: Option<Header>, [bool, tag = "2"] succeeded: bool }
 }

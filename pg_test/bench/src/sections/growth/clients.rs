@@ -1,15 +1,11 @@
 //! From one client to two hundred.
 
-use crate::peers::{ours, two_updates, update_first};
-use crate::plot::{Better, Plot};
-use crate::race::{self, Contender, Op, Rules};
-use crate::report::{Cell, Section, Table};
-use crate::sections::uncontended::pairs;
-use crate::spread::Spread;
+use crate::peers::sql::{OURS, TWO_UPDATES, UPDATE_FIRST};
+use crate::plot::Better::Higher;
+use crate::race::{self, at_once, Contender, Rules};
+use crate::report::{row, Section};
 use crate::workbench::Workbench;
-use anyhow::{ensure, Result};
-
-const HELD: &str = "held for long";
+use anyhow::Result;
 
 /// Pairs beside two updates, losing tries beside a SELECT.
 pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
@@ -17,34 +13,16 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
         "Clients: acquire + release of 10,000 leases that no other client wants, and losing tries for one \
          that is held throughout.",
     );
-    let (limit, own) = (two_updates::prepare(bench)?, ours::prepare(bench)?);
-    update_first::prepare(bench)?;
-    let mut holder = bench.connect()?;
-    let token: i64 = holder.one("SELECT lease_acquire($1, 'bench', ttl => '1 day')", &[&HELD])?;
-    let head = [
-        "clients",
-        "pairs/s",
-        "over two updates",
-        "p50 ms",
-        "p99 ms",
-        "losing tries/s",
-        "over a SELECT",
-    ];
-    let mut table = Table::new("calls by the number of clients", &head);
-    let mut bars: Vec<(String, Spread)> = Vec::new();
+    let [limit, own, _] = [TWO_UPDATES, OURS, UPDATE_FIRST].map(|sql| sql.prepare(bench));
+    let (limit, own) = (limit?, own?);
+    let (mut rows, mut bars) = (Vec::new(), Vec::new());
     for clients in bench.options.pick(vec![1, 8, 50], vec![1, 8, 32, 200]) {
-        bench.progress(&format!("growth: {}", race::at_once(clients)));
+        bench.progress(&format!("growth: {}", at_once(clients)));
         let contenders = [
-            pairs(&*limit, clients),
-            pairs(&*own, clients),
-            looking(
-                bench,
-                "SELECT",
-                "SELECT token FROM update_first WHERE name = $1",
-                "held",
-                false,
-            ),
-            looking(bench, "losing tries", "SELECT lease_acquire($1, 'other')", HELD, true),
+            Contender::of_pairs(&*limit, clients),
+            Contender::of_pairs(&*own, clients),
+            Contender::of_selects(bench),
+            Contender::of_losing_tries(&*own, "held"),
         ];
         let rules = Rules {
             rounds: bench.options.rounds().div_ceil(2),
@@ -53,52 +31,33 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
             ..bench.options.rules(clients)
         };
         let tracks = race::run(&contenders, rules)?;
-        let over = [tracks[1].ratio_to(&tracks[0]), tracks[3].ratio_to(&tracks[2])];
-        table.rows.push(vec![
-            Cell::Number(clients as f64, 0),
-            Cell::Spread(tracks[1].rate(), 0),
-            Cell::Spread(over[0], 2),
-            Cell::Number(tracks[1].latencies.percentile_ms(0.5), 2),
-            Cell::Number(tracks[1].latencies.percentile_ms(0.99), 2),
-            Cell::Spread(tracks[3].rate(), 0),
-            Cell::Spread(over[1], 2),
+        let [pairs, tries] =
+            [(1, 0), (3, 2)].map(|(own, limit)| tracks[own].ratio_to(&tracks[limit]));
+        let [p50, p99] = [0.5, 0.99].map(|share| tracks[1].latencies.percentile_ms(share));
+        let (own, losing) = (tracks[1].spread(), tracks[3].spread());
+        let number = clients as f64;
+        rows.push(row![
+            (number, 0),
+            (own, 0),
+            (pairs, 2),
+            (p50, 2),
+            (p99, 2),
+            (losing, 0),
+            (tries, 2)
         ]);
-        if clients > 8 {
-            let aim = |what: &str, least| format!("{what}, {clients} clients: at least {least}");
-            section.at_least(&aim("pairs over two updates", 1.0), over[0], 1.0);
-            section.at_least(&aim("losing tries over a SELECT", 0.8), over[1], 0.8);
+        for (what, ratio, least) in
+            [("pairs over two updates", pairs, 1.0), ("tries over a SELECT", tries, 0.8)]
+        {
+            if clients > 8 {
+                section.at_least(format!("{what}, {clients} clients"), ratio, least);
+            }
+            bars.push((format!("pg_fence, {what}, {clients}"), ratio));
         }
-        bars.push((format!("pg_fence, pairs over two updates, {clients}"), over[0]));
-        bars.push((format!("pg_fence, tries over a SELECT, {clients}"), over[1]));
     }
-    let closing: Option<i64> = holder.one("SELECT lease_release($1, $2)", &[&HELD, &token])?;
-    ensure!(closing.is_some(), "the lease was lost");
-    section.tables.push(table);
-    section.plots.push(Plot {
-        better: Better::Higher,
-        file: "clients".to_owned(),
-        title: "calls a second over the limit's, by the number of clients".to_owned(),
-        bars,
-    });
+    let pairs = ["clients", "pairs/s", "over two updates", "p50 ms", "p99 ms"];
+    let head = [&pairs[..], &["losing tries/s", "over a SELECT"]].concat();
+    section.table("calls by the number of clients", &head, rows);
+    let title = "calls a second over the limit's, by the number of clients";
+    section.bars(Higher, "clients", title, bars);
     Ok(())
-}
-
-/// Asks for one row: a token, or nothing where all tries must lose.
-fn looking<'a>(
-    bench: &'a Workbench,
-    title: &str,
-    sql: &'static str,
-    name: &'static str,
-    loses: bool,
-) -> Contender<'a> {
-    let conninfo = bench.conninfo();
-    Contender::new(title, move |_| {
-        let mut session = conninfo.connect()?;
-        let statement = session.prepare(sql)?;
-        Ok(Box::new(move || {
-            let token: Option<i64> = session.query_one(&statement, &[&name])?.get(0);
-            ensure!(token.is_none() == loses, "{name}: {token:?}");
-            Ok(())
-        }) as Op)
-    })
 }

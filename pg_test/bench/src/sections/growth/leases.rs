@@ -1,9 +1,9 @@
 //! From a thousand leases to a million, each size in a database of its own.
 
-use crate::plot::{Better, Plot};
-use crate::race::{self, Contender, Op, Rules, Track};
-use crate::report::{Cell, Section, Table};
-use crate::spread::Spread;
+use crate::plot::Better::Lower;
+use crate::race::{self, Contender, Rules, Track};
+use crate::report::{row, Section};
+use crate::spread::{grouped, Spread};
 use crate::workbench::Workbench;
 use anyhow::{ensure, Context, Result};
 use pg_test::{Conninfo, Database};
@@ -42,11 +42,6 @@ struct LeaseDatabase {
 /// All calls in all databases take turns.
 pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
     let sizes = bench.options.pick(vec![1_000, 10_000], vec![1_000, 10_000, 100_000, 1_000_000]);
-    section.note(
-        "Leases: one client calls for one of so many leases at random, half of them held by somebody \
-         else, half of them free; they were made by lease_acquire itself. Beside them a plain table of as \
-         many rows, as wide, with the same key, for what grows in PostgreSQL anyhow.",
-    );
     // So the pages that the calls touch have been in the log since the last checkpoint already.
     bench.connect()?.run("CHECKPOINT")?;
     let databases = sizes
@@ -122,7 +117,7 @@ fn contender<'a>(database: &'a LeaseDatabase, call: Call, name: &str) -> Contend
         let (half, held) =
             (database.size / 2, usize::from(matches!(call, Call::Renew | Call::Try)));
         let tokens = database.tokens.clone();
-        let op = move || -> Result<()> {
+        Ok(move || {
             let place = rand::random_range(0..half);
             let name = format!("lease{}", 2 * place + held);
             let answer: Option<i64> = match call {
@@ -135,78 +130,62 @@ fn contender<'a>(database: &'a LeaseDatabase, call: Call, name: &str) -> Contend
                 closing.context("the lease was lost")?;
             }
             Ok(())
-        };
-        Ok(Box::new(op) as Op)
+        })
     })
 }
 
 fn costs(section: &mut Section, sizes: &[usize], tracks: &[Track]) {
-    let least = grouped(sizes[0]);
-    let mut head = vec![String::new(), format!("µs a call, {least}")];
-    head.extend(sizes[1..].iter().map(|&size| format!("{} over {least}", grouped(size))));
-    let head: Vec<&str> = head.iter().map(String::as_str).collect();
-    let mut table = Table::new("cost of a call, by the number of leases", &head);
+    let size = |at: usize| grouped(sizes[at] as f64, 0);
+    let (least, last) = (size(0), sizes.len() - 1);
     let of_call = |index: usize| &tracks[index * sizes.len()..(index + 1) * sizes.len()];
-    for (index, (_, name)) in CALLS.iter().enumerate() {
+    let cost = |track: &Track| track.rounds.iter().map(|rate| 1e6 / rate).collect::<Vec<f64>>();
+    let rows = CALLS.iter().enumerate().map(|(index, (_, name))| {
         let tracks = of_call(index);
-        let cost: Vec<f64> = tracks[0].rates.iter().map(|rate| 1e6 / rate).collect();
-        let mut row = vec![(*name).into(), Cell::Spread(Spread::of(&cost), 0)];
+        let mut row = row![*name, (&cost(&tracks[0]), 0)];
         // Twice the cost is half the rate.
-        row.extend(tracks[1..].iter().map(|track| Cell::Spread(tracks[0].ratio_to(track), 2)));
-        table.rows.push(row);
-    }
-    section.tables.push(table);
+        row.extend(tracks[1..].iter().map(|track| (tracks[0].ratio_to(track), 2).into()));
+        row
+    });
+    let mut head = vec![String::new(), format!("µs a call, {least}")];
+    head.extend((1..=last).map(|at| format!("{} over {least}", size(at))));
+    let head: Vec<&str> = head.iter().map(String::as_str).collect();
+    section.table("cost of a call, by the number of leases", &head, rows.collect::<Vec<_>>());
     let growth = |index: usize| -> Vec<f64> {
-        let tracks = of_call(index);
-        let last = &tracks[tracks.len() - 1];
-        tracks[0].rates.iter().zip(&last.rates).map(|(few, many)| few / many).collect()
+        let (few, many) = (&of_call(index)[0].rounds, &of_call(index)[last].rounds);
+        few.iter().zip(many).map(|(few, many)| few / many).collect()
     };
-    let most = grouped(sizes[sizes.len() - 1]);
     for (ours, plain) in [(0, 3), (1, 3), (2, 4)] {
-        let ratio = Spread::of_ratios(&growth(ours), &growth(plain));
-        let what = format!(
-            "{}, {most} over {least} leases, beside the {}: at most 1.1",
-            CALLS[ours].1, CALLS[plain].1
-        );
-        section.at_most(&what, ratio, 1.1);
+        let (own, other) = (CALLS[ours].1, CALLS[plain].1);
+        let aim = format!("{own}, {} over {least} leases, beside the {other}", size(last));
+        section.at_most(aim, Spread::of_ratios(&growth(ours), &growth(plain)), 1.1);
     }
     let bars = CALLS.iter().enumerate().flat_map(|(index, (_, name))| {
-        sizes.iter().zip(of_call(index)).map(move |(&size, track)| {
-            let cost: Vec<f64> = track.rates.iter().map(|rate| 1e6 / rate).collect();
-            let own = if index < 3 { "pg_fence, " } else { "" };
-            (format!("{own}{name}, {}", grouped(size)), Spread::of(&cost))
-        })
+        let own = if index < 3 { "pg_fence, " } else { "" };
+        let bar =
+            move |(at, track)| (format!("{own}{name}, {}", size(at)), Spread::of(&cost(track)));
+        of_call(index).iter().enumerate().map(bar)
     });
-    section.plots.push(Plot {
-        better: Better::Lower,
-        file: "growth".to_owned(),
-        title: "µs a call, one client, by the number of leases (rows)".to_owned(),
-        bars: bars.collect(),
-    });
+    let title = "µs a call, one client, by the number of leases (rows)";
+    section.bars(Lower, "growth", title, bars.collect::<Vec<_>>());
 }
 
 fn room(section: &mut Section, databases: &[LeaseDatabase]) -> Result<()> {
-    let head = ["leases", "table MB", "index MB", "table bytes a lease", "index bytes a lease"];
-    let mut table = Table::new("room that fence.lease takes, after these calls", &head);
+    let mut rows = Vec::new();
     for database in databases {
-        let row = database.database.connect()?.query_one(
-            "SELECT pg_table_size('fence.lease'), pg_indexes_size('fence.lease')",
-            &[],
-        )?;
-        let (heap, index) = (row.get::<_, i64>(0) as f64, row.get::<_, i64>(1) as f64);
-        let size = database.size as f64;
-        table.rows.push(vec![
-            Cell::Number(size, 0),
-            Cell::Number(heap / 1e6, 1),
-            Cell::Number(index / 1e6, 1),
-            Cell::Number(heap / size, 0),
-            Cell::Number(index / size, 0),
+        let [heap, index] = ["pg_table_size", "pg_indexes_size"].map(|function| {
+            let sql = format!("SELECT {function}('fence.lease')::float8");
+            database.database.connect()?.one::<f64>(&sql, &[])
+        });
+        let (heap, index, size) = (heap?, index?, database.size as f64);
+        rows.push(row![
+            (size, 0),
+            (heap / 1e6, 1),
+            (index / 1e6, 1),
+            (heap / size, 0),
+            (index / size, 0)
         ]);
     }
-    section.tables.push(table);
+    let head = ["leases", "table MB", "index MB", "table bytes a lease", "index bytes a lease"];
+    section.table("room that fence.lease takes, after these calls", &head, rows);
     Ok(())
-}
-
-fn grouped(number: usize) -> String {
-    Cell::Number(number as f64, 0).to_string()
 }
