@@ -1,7 +1,7 @@
 //! Contenders taking turns: a round gives each of them a short slice of time.
 
 use crate::peer::{Held, Peer};
-use crate::spread::{Latencies, Spread};
+use crate::spread::{percentile_ms, Spread};
 use crate::workbench::{Workbench, NAMES};
 use anyhow::{anyhow, ensure, Context, Result};
 use std::sync::Barrier;
@@ -78,7 +78,7 @@ pub struct Track {
     /// Calls a second, or how long a call took in the median, round by round.
     pub rounds: Vec<f64>,
     /// The calls of all rounds.
-    pub latencies: Latencies,
+    pub latencies: Vec<Duration>,
 }
 
 impl Track {
@@ -95,9 +95,14 @@ impl Track {
         Spread::of_ratios(&self.rounds, &reference.rounds)
     }
 
+    /// The time that so great a share of the calls did not exceed, in milliseconds.
+    pub fn percentile_ms(&self, share: f64) -> f64 {
+        percentile_ms(&self.latencies, share)
+    }
+
     /// One more round, by how long a call took in the median.
-    pub fn add(&mut self, round: Latencies) {
-        self.rounds.push(round.percentile_ms(0.5));
+    pub fn add(&mut self, round: Vec<Duration>) {
+        self.rounds.push(percentile_ms(&round, 0.5));
         self.latencies.extend(round);
     }
 }
@@ -193,7 +198,7 @@ pub fn run(contenders: &[Contender], rules: Rules) -> Result<Vec<Track>> {
 }
 
 /// One turn of one contender: calls a second, and how long each took.
-fn turn(contender: &Contender, rules: Rules) -> Result<(f64, Latencies)> {
+fn turn(contender: &Contender, rules: Rules) -> Result<(f64, Vec<Duration>)> {
     let held = contender.held.map(|(peer, lease)| -> Result<Held> {
         let (mut locker, name) = (peer.join(rules.clients)?, lease.to_owned());
         let token = locker.acquire(lease)?.context("it should be free")?;
@@ -207,7 +212,7 @@ fn turn(contender: &Contender, rules: Rules) -> Result<(f64, Latencies)> {
         calls(ready?, rules.slice)
     })?;
     let mut rate = 0.0;
-    let mut latencies = Latencies::default();
+    let mut latencies = Vec::new();
     for (of_client, some) in outcomes {
         rate += of_client;
         latencies.extend(some);
@@ -221,8 +226,8 @@ fn warmed_up(contender: &Contender, client: usize, calls: usize) -> Result<Op> {
     Ok(op)
 }
 
-fn calls(mut op: Op, slice: Duration) -> Result<(f64, Latencies)> {
-    let mut latencies = Latencies::default();
+fn calls(mut op: Op, slice: Duration) -> Result<(f64, Vec<Duration>)> {
+    let mut latencies = Vec::new();
     let start = Instant::now();
     let mut before = start;
     while before - start < slice {

@@ -100,7 +100,7 @@ impl Section {
         let tracks = race::run(contenders, rules)?;
         let reference = race::find(&tracks, reference)?;
         let row = |track: &Track| {
-            let [p50, p99] = [0.5, 0.99].map(|share| track.latencies.percentile_ms(share));
+            let [p50, p99] = [0.5, 0.99].map(|share| track.percentile_ms(share));
             row![
                 &*track.name,
                 (track.spread(), 0),
@@ -116,7 +116,7 @@ impl Section {
     /// How long it took to the next answer, of all rounds, with the median of each round.
     pub fn answers(&mut self, title: &str, counted: &str, tracks: &[Track]) {
         let row = |track: &Track| {
-            let [p50, p99] = [0.5, 0.99].map(|share| track.latencies.percentile_ms(share));
+            let [p50, p99] = [0.5, 0.99].map(|share| track.percentile_ms(share));
             let count = track.latencies.len() as f64;
             row![&*track.name, (p50, 2), (p99, 2), (track.spread(), 2), (count, 0)]
         };

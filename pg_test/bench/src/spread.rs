@@ -40,39 +40,15 @@ impl Spread {
     }
 }
 
-/// How long each of many calls took.
-#[derive(Debug, Clone, Default)]
-pub struct Latencies(Vec<Duration>);
-
-impl Latencies {
-    pub fn push(&mut self, latency: Duration) {
-        self.0.push(latency);
+/// The time that so great a share of the calls did not exceed, in milliseconds.
+pub fn percentile_ms(latencies: &[Duration], share: f64) -> f64 {
+    let mut sorted = latencies.to_vec();
+    sorted.sort_unstable();
+    if sorted.is_empty() {
+        return f64::NAN;
     }
-
-    /// Adds the times of another client or round.
-    pub fn extend(&mut self, other: Latencies) {
-        self.0.extend(other.0);
-    }
-
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// The time that so great a share of the calls did not exceed, in milliseconds.
-    pub fn percentile_ms(&self, share: f64) -> f64 {
-        let mut sorted = self.0.clone();
-        sorted.sort_unstable();
-        if sorted.is_empty() {
-            return f64::NAN;
-        }
-        let rank = (share * sorted.len() as f64).ceil() as usize;
-        sorted[rank.clamp(1, sorted.len()) - 1].as_secs_f64() * 1e3
-    }
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted[rank.clamp(1, sorted.len()) - 1].as_secs_f64() * 1e3
 }
 
 /// A number with commas between thousands.
@@ -109,9 +85,8 @@ mod tests {
 
     #[test]
     fn percentiles_are_of_calls_that_happened() {
-        let mut latencies = Latencies::default();
-        (1..=200).for_each(|ms| latencies.push(Duration::from_millis(ms)));
-        assert_eq!(latencies.percentile_ms(0.5), 100.0);
-        assert_eq!(latencies.percentile_ms(0.99), 198.0);
+        let latencies: Vec<Duration> = (1..=200).map(Duration::from_millis).collect();
+        assert_eq!(percentile_ms(&latencies, 0.5), 100.0);
+        assert_eq!(percentile_ms(&latencies, 0.99), 198.0);
     }
 }

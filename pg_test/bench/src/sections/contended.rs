@@ -81,7 +81,7 @@ fn churn(bench: &Workbench, section: &mut Section) -> Result<()> {
         Rules { clients, rounds, slice, warm_up: 0 },
         (ours, "over pg_fence, in the queue"),
     )?;
-    let p99 = |track: &Track| track.latencies.percentile_ms(0.99);
+    let p99 = |track: &Track| track.percentile_ms(0.99);
     let others = tracks.iter().filter(|track| track.name != ours && track.name != advisory);
     let best = others.map(p99).fold(f64::INFINITY, f64::min);
     let ratio = Spread::of(&[p99(find(&tracks, ours)?) / best]);

@@ -5,7 +5,6 @@ use crate::peers::sql::{Client, Sql, ADVISORY, OURS, SESSION, SHORT};
 use crate::plot::Better::Lower;
 use crate::race::{ratio, Track};
 use crate::report::Section;
-use crate::spread::Latencies;
 use crate::workbench::Workbench;
 use anyhow::{anyhow, ensure, Context, Result};
 use pg_test::rundir::RunDir;
@@ -90,7 +89,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
 const TOO_LATE: usize = 20;
 
 /// So many holders in turn, each killed; the same client gets the lease after each.
-fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Latencies> {
+fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Vec<Duration>> {
     let (go, told) = mpsc::channel::<()>();
     let (answer, answers) = mpsc::channel::<Instant>();
     std::thread::scope(|scope| {
@@ -121,9 +120,9 @@ fn kill_each(
     go: &mpsc::Sender<()>,
     answers: &mpsc::Receiver<Instant>,
     start_holder: impl Fn() -> Result<Child>,
-) -> Result<Latencies> {
+) -> Result<Vec<Duration>> {
     let answered = || answers.recv_timeout(Duration::from_secs(60)).context("nobody got the lease");
-    let (mut latencies, mut too_late) = (Latencies::default(), 0);
+    let (mut latencies, mut too_late) = (Vec::new(), 0);
     answered()?;
     while latencies.len() < times {
         let started = Instant::now();

@@ -6,7 +6,6 @@ use crate::peers::{self, etcd, notify};
 use crate::plot::Better::Lower;
 use crate::race::{self, find, ratio, Track};
 use crate::report::Section;
-use crate::spread::Latencies;
 use crate::workbench::Workbench;
 use anyhow::Result;
 use std::sync::Mutex;
@@ -61,18 +60,18 @@ struct Turn {
     released: Option<Instant>,
 }
 
-fn to_and_fro(peer: &dyn Peer, times: usize) -> Result<Latencies> {
+fn to_and_fro(peer: &dyn Peer, times: usize) -> Result<Vec<Duration>> {
     let turn = Mutex::new(Turn { holder: None, released: None });
     let halves = race::side_by_side(2, |client| half(peer, client, times, &turn))?;
-    let mut all = Latencies::default();
+    let mut all = Vec::new();
     halves.into_iter().for_each(|half| all.extend(half));
     Ok(all)
 }
 
-fn half(peer: &dyn Peer, client: usize, times: usize, turn: &Mutex<Turn>) -> Result<Latencies> {
+fn half(peer: &dyn Peer, client: usize, times: usize, turn: &Mutex<Turn>) -> Result<Vec<Duration>> {
     let lock = || turn.lock().unwrap_or_else(|e| e.into_inner());
     let mut locker = peer.join(client)?;
-    let mut latencies = Latencies::default();
+    let mut latencies = Vec::new();
     for round in 0..times {
         let token = locker.wait("handover")?;
         let answered = Instant::now();

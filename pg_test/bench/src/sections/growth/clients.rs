@@ -33,7 +33,7 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
         let tracks = race::run(&contenders, rules)?;
         let [pairs, tries] =
             [(1, 0), (3, 2)].map(|(own, limit)| tracks[own].ratio_to(&tracks[limit]));
-        let [p50, p99] = [0.5, 0.99].map(|share| tracks[1].latencies.percentile_ms(share));
+        let [p50, p99] = [0.5, 0.99].map(|share| tracks[1].percentile_ms(share));
         let (own, losing) = (tracks[1].spread(), tracks[3].spread());
         let number = clients as f64;
         rows.push(row![
