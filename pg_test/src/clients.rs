@@ -133,7 +133,7 @@ fn played_by(
     }
     if !options.no_plants {
         let plants = plants_of(scenarios, options.plant.as_deref());
-        let planted = |plant: &String| planted(lab, client, scenarios, &programs.worker, plant);
+        let planted = |plant: &&str| planted(lab, client, scenarios, &programs.worker, plant);
         outcomes.extend(plants.iter().map(planted));
     }
     outcomes
@@ -163,9 +163,9 @@ fn chosen(names: &[String]) -> Result<Vec<&'static Language>> {
     }
 }
 
-fn plants_of(scenarios: &[Scenario], only: Option<&str>) -> BTreeSet<String> {
-    let all = scenarios.iter().flat_map(|scenario| scenario.catches.iter().cloned());
-    all.filter(|plant| only.is_none_or(|only| only == plant)).collect()
+fn plants_of<'a>(scenarios: &'a [Scenario], only: Option<&str>) -> BTreeSet<&'a str> {
+    let all = scenarios.iter().flat_map(|scenario| scenario.catches.iter().copied());
+    all.filter(|plant| only.is_none_or(|only| only == *plant)).collect()
 }
 
 fn outcome(client: &'static str, what: &str, run: impl FnOnce() -> Result<()>) -> Outcome {
@@ -192,7 +192,7 @@ fn planted(
     program: &Program,
     plant: &str,
 ) -> Outcome {
-    let catches = |scenario: &&Scenario| scenario.catches.iter().any(|one| one == plant);
+    let catches = |scenario: &&Scenario| scenario.catches.contains(&plant);
     let mut fault = None;
     for scenario in scenarios.iter().filter(catches) {
         match stage::play(lab, scenario, program, Some(plant)) {

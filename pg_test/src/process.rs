@@ -6,7 +6,7 @@ use nix::unistd::{geteuid, Pid, User};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// Set in the environment of every process of a run, so that the watchdog finds them all.
@@ -163,6 +163,16 @@ pub fn kill_all_of(rundir: &Path) {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Waits for the end of a process that this one has started.
+pub fn ended(child: &mut Child) -> Result<ExitStatus> {
+    let mut status = None;
+    wait_until(&format!("the process {} ends", child.id()), PATIENCE, || {
+        status = child.try_wait().ok().flatten();
+        status.is_some()
+    })?;
+    status.context("it runs on")
 }
 
 /// Asks again and again until the answer is yes; an error naming `what` after `limit`.

@@ -1,25 +1,11 @@
-//! The scenarios of `clients/scenarios.md`, read into steps.
+//! The scenarios of `clients/scenarios.md`, read into what a [`Stage`] does for each line.
 
+use super::servers::event;
+use super::stage::{Fate, Stage};
 use crate::edition::Surface;
-use crate::source_tree::source_root;
 use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Map, Value};
-use std::fs;
 use std::time::Duration;
-
-/// The things that a scenario needs beside a database of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Need {
-    Nothing,
-    /// A server of its own.
-    Server,
-    /// And a standby of it.
-    Standby,
-    /// A server whose clock can be set.
-    Clock,
-    /// PgBouncer in transaction mode between the workers and the server.
-    Pooler,
-}
 
 /// A way of a cable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,150 +23,34 @@ pub enum CableState {
     Mended,
 }
 
-/// An event of a worker's process.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    Frozen,
-    Thawed,
-    Killed,
-    /// Its input ends, and it ends as a program in its language does.
-    Ended,
-    /// The same by SIGTERM.
-    Terminated,
-}
+type Deed = Box<dyn Fn(&mut Stage) -> Result<()>>;
 
-/// An event at the server.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    Restarts,
-    FailsOver,
-    /// So many seconds from the right time.
-    Clock(i64),
-    Revokes(String),
-    /// It ends all sessions of a worker.
-    Terminates(String),
-    /// Every `lease_keep` of a worker fails.
-    Starves(String),
-    /// The workers' role may use leases no more.
-    DeniesLeases,
-    /// Another session sees that the lease was renewed.
-    ShowsRenewal(String),
-    /// Another session keeps a transaction open that has renewed the lease.
-    Locks(String),
-    /// That transaction ends, by COMMIT or ROLLBACK.
-    Unlocks(&'static str),
-    /// So many leases are held.
-    Holds(i64),
-    /// A worker has so many sessions, or will have.
-    Sees {
-        sessions: i64,
-        worker: String,
-    },
-    HasNoTable(String),
-}
-
-/// One line of a scenario.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Action {
-    /// A worker is told to do something.
-    Tell {
-        worker: String,
-        order: Value,
-    },
-    /// Its answer to the oldest order, one of these.
-    Answer {
-        worker: String,
-        any_of: Vec<String>,
-    },
-    /// Its words unasked, one of these.
-    Says {
-        worker: String,
-        event: String,
-        any_of: Vec<String>,
-    },
-    /// It tells the losses of so many leases.
-    Loses {
-        worker: String,
-        count: usize,
-        any_of: Vec<String>,
-        /// Of a lease that was taken by `hold` or `claim`.
-        name: Option<String>,
-        /// As soon as the last thing happened, and not at a deadline.
-        at_once: bool,
-    },
-    /// Its workers have claimed so many leases, each claimed by one of them.
-    Claimed {
-        workers: Vec<String>,
-        count: usize,
-    },
-    /// The cost of keeping its leases, for so long; it has one session meanwhile.
-    Measure {
-        worker: String,
-        time: Duration,
-    },
-    /// It has written at most so many lines to its standard error.
-    Logs {
-        worker: String,
-        at_most: usize,
-    },
-    Befalls {
-        worker: String,
-        fate: Fate,
-    },
-    Cable {
-        worker: String,
-        state: CableState,
-    },
-    Server(Event),
-    Pause(Duration),
-    /// All that has been written, in order.
-    Writes(Vec<String>),
-}
-
-impl Action {
-    fn slow_down(&mut self, times: u32) {
-        match self {
-            Action::Tell { order: Value::Object(order), .. } => {
-                for key in ["ttl_ms", "wait_ms", "within_ms", "ms"] {
-                    if let Some(ms) = order.get(key).and_then(Value::as_u64) {
-                        order.insert(key.to_owned(), json!(ms * u64::from(times)));
-                    }
-                }
-            }
-            Action::Pause(time) | Action::Measure { time, .. } => *time *= times,
-            // A delayed answer stays as it is: drivers have timeouts of their own for the time that a connect takes.
-            _ => {}
-        }
-    }
-}
-
-/// A line and what it means: an order and its answer are two actions.
-#[derive(Debug, Clone)]
+/// A line and what it means.
 pub struct Step {
-    pub text: String,
-    pub actions: Vec<Action>,
+    pub text: &'static str,
+    /// What a worker is told.
+    order: Option<Value>,
+    pub play: Deed,
 }
 
 /// A scenario.
-#[derive(Debug, Clone)]
 pub struct Scenario {
     pub name: String,
-    pub need: Need,
+    /// Beside a database of its own: a `server`, a `standby` of it, one with a `clock` that can be set, or a `pooler` in
+    /// transaction mode between the workers and the server.
+    pub need: Option<&'static str>,
     /// Settings of the role that the workers log in as.
-    pub role_settings: Vec<(String, String)>,
+    pub role_settings: Vec<(&'static str, String)>,
     /// The planted faults that make it fail.
-    pub catches: Vec<String>,
+    pub catches: Vec<&'static str>,
     pub steps: Vec<Step>,
 }
 
+const PAGE: &str = include_str!("../../../clients/scenarios.md");
+
 /// All scenarios, in the order of the page.
 pub fn all() -> Result<Vec<Scenario>> {
-    let path = source_root().join("clients/scenarios.md");
-    parse(&fs::read_to_string(&path).with_context(|| path.display().to_string())?)
-}
-
-fn parse(page: &str) -> Result<Vec<Scenario>> {
-    let sections = page.split("\n## ").skip(1);
+    let sections = PAGE.split("\n## ").skip(1);
     sections.map(|section| scenario(section).with_context(|| first_line(section))).collect()
 }
 
@@ -188,12 +58,12 @@ fn first_line(section: &str) -> String {
     section.lines().next().unwrap_or("").trim().to_owned()
 }
 
-fn scenario(section: &str) -> Result<Scenario> {
+fn scenario(section: &'static str) -> Result<Scenario> {
     let (_, code) = section.split_once("\n```\n").context("no steps")?;
     let (code, _) = code.split_once("\n```").context("the steps have no end")?;
     let mut scenario = Scenario {
         name: first_line(section),
-        need: Need::Nothing,
+        need: None,
         role_settings: Vec::new(),
         catches: Vec::new(),
         steps: Vec::new(),
@@ -212,16 +82,13 @@ impl Scenario {
     /// The part of it that this edition has not; None where it can be played.
     pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
         let asks = |wanted: &dyn Fn(&Value) -> bool| {
-            self.steps
-                .iter()
-                .flat_map(|step| &step.actions)
-                .any(|action| matches!(action, Action::Tell { order, .. } if wanted(order)))
+            self.steps.iter().filter_map(|step| step.order.as_ref()).any(wanted)
         };
         let several = |order: &Value| {
             order["do"] == "acquire" && order["names"].as_array().is_some_and(|all| all.len() > 1)
         };
         let keeps_snapshot =
-            self.role_settings.iter().any(|(name, _)| name == "default_transaction_isolation");
+            self.role_settings.iter().any(|(name, _)| *name == "default_transaction_isolation");
         let waits = asks(&|order| order["wait_ms"].is_u64());
         [
             (surface.sessions, asks(&|order| order["session"] == true), "session => true"),
@@ -246,122 +113,101 @@ impl Scenario {
         plain.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
     }
 
-    /// The same, where everything lasts that many times as long: ttls, waits, pauses, timeouts of the server.
-    pub fn slowed_down(&self, times: u32) -> Scenario {
-        let mut slower = self.clone();
-        for (_, value) in &mut slower.role_settings {
-            let words: Vec<&str> = value.split_whitespace().collect();
-            if let Ok(time) = duration(&words) {
-                *value = format!("{} ms", (time * times).as_millis());
-            }
-        }
-        for action in slower.steps.iter_mut().flat_map(|step| &mut step.actions) {
-            action.slow_down(times);
-        }
-        slower
-    }
-
-    fn read(&mut self, line: &str) -> Result<()> {
+    fn read(&mut self, line: &'static str) -> Result<()> {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
-            ["with", "a", need] => self.need = need_of(need)?,
-            ["catches", plants @ ..] => {
-                self.catches.extend(plants.iter().map(|plant| (*plant).to_owned()));
+            ["with", "a", need @ ("server" | "standby" | "clock" | "pooler")] => {
+                self.need = Some(need)
             }
-            ["role", setting, value @ ..] => {
-                self.role_settings.push(((*setting).to_owned(), value.join(" ")));
-            }
+            ["with", ..] => bail!("with a what?"),
+            ["catches", plants @ ..] => self.catches.extend(plants),
+            ["role", setting, value @ ..] => self.role_settings.push((setting, value.join(" "))),
             _ => {
-                let actions = actions(line)?;
-                let text = words.join(" ");
-                self.steps.push(Step { text, actions });
+                let (order, play) = deed(line)?;
+                self.steps.push(Step { text: line, order, play });
             }
         }
         Ok(())
     }
 }
 
-fn need_of(word: &str) -> Result<Need> {
-    Ok(match word {
-        "server" => Need::Server,
-        "standby" => Need::Standby,
-        "clock" => Need::Clock,
-        "pooler" => Need::Pooler,
-        _ => bail!("with a what?"),
-    })
-}
-
-fn actions(line: &str) -> Result<Vec<Action>> {
+/// What a line has the stage do, with what a worker is told by it.
+fn deed(line: &'static str) -> Result<(Option<Value>, Deed)> {
     let (what, answer) = match line.split_once("->") {
         Some((what, answer)) => (what, Some(answer.trim())),
         None => (line, None),
     };
     let words: Vec<&str> = what.split_whitespace().collect();
-    let mut actions = Vec::new();
-    match words.as_slice() {
-        ["pause", time @ ..] => actions.push(Action::Pause(duration(time)?)),
-        ["writes", values @ ..] => {
-            actions.push(Action::Writes(values.iter().map(|v| (*v).to_owned()).collect()));
+    let play: Deed = match *words.as_slice() {
+        ["pause", ref time @ ..] => {
+            let time = duration(time)?;
+            Box::new(move |stage| stage.pause(time))
         }
-        ["server", event @ ..] => actions.push(Action::Server(server_event(event)?)),
-        ["cable", worker, state @ ..] => {
+        ["writes", ref values @ ..] => {
+            let values = values.to_vec();
+            Box::new(move |stage| stage.writes(&values))
+        }
+        ["server", ref words @ ..] => {
+            let (disturbs, befalls) = event(words)?;
+            Box::new(move |stage| stage.server(disturbs, &befalls))
+        }
+        ["cable", worker, ref state @ ..] => {
             let state = cable_state(state)?;
-            actions.push(Action::Cable { worker: (*worker).to_owned(), state });
+            Box::new(move |stage| stage.cable(worker, state))
         }
-        [fate @ ("freeze" | "thaw" | "kill" | "end" | "term"), worker] => {
-            let fate = match *fate {
-                "freeze" => Fate::Frozen,
-                "thaw" => Fate::Thawed,
-                "kill" => Fate::Killed,
-                "end" => Fate::Ended,
-                _ => Fate::Terminated,
-            };
-            actions.push(Action::Befalls { worker: (*worker).to_owned(), fate });
-        }
-        [worker, "says", count, "lost", how @ ..] => {
-            actions.push(loses(worker, count.parse()?, how)?);
-        }
-        [worker, "says", "lost", how @ ..] => actions.push(loses(worker, 1, how)?),
+        ["freeze", worker] => Box::new(move |stage| stage.befall(worker, Fate::Frozen)),
+        ["thaw", worker] => Box::new(move |stage| stage.befall(worker, Fate::Thawed)),
+        ["kill", worker] => Box::new(move |stage| stage.befall(worker, Fate::Killed)),
+        ["end", worker] => Box::new(move |stage| stage.befall(worker, Fate::Ended)),
+        ["term", worker] => Box::new(move |stage| stage.befall(worker, Fate::Terminated)),
+        [worker, "says", count, "lost", ref how @ ..] => loses(worker, count.parse()?, how)?,
+        [worker, "says", "lost", ref how @ ..] => loses(worker, 1, how)?,
         [one, "and", other, "claimed", count] => {
-            let workers = vec![(*one).to_owned(), (*other).to_owned()];
-            actions.push(Action::Claimed { workers, count: count.parse()? });
+            let count = count.parse()?;
+            Box::new(move |stage| stage.claimed(&[one, other], count))
         }
         [worker, "logs", "at", "most", lines, "lines" | "line"] => {
-            actions.push(Action::Logs { worker: (*worker).to_owned(), at_most: lines.parse()? });
+            let at_most = lines.parse()?;
+            Box::new(move |stage| stage.logs(worker, at_most))
         }
-        [worker, "is", "measured", "for", time @ ..] => {
+        [worker, "is", "measured", "for", ref time @ ..] => {
             let time = duration(time)?;
-            actions.push(Action::Measure { worker: (*worker).to_owned(), time });
+            Box::new(move |stage| stage.measure(worker, time))
         }
-        [worker, "says", event, how @ ..] => {
+        [worker, "says", event, ref how @ ..] => {
             let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
-            let (worker, event) = ((*worker).to_owned(), (*event).to_owned());
-            actions.push(Action::Says { worker, event, any_of });
+            Box::new(move |stage| stage.says(worker, event, &any_of))
         }
-        [worker, order @ ..] => {
-            let worker = (*worker).to_owned();
-            if !order.is_empty() {
-                actions.push(Action::Tell { worker: worker.clone(), order: order_of(order)? });
-            }
-            if let Some(answer) = answer {
-                actions.push(Action::Answer { worker, any_of: answers(answer)? });
-            }
+        [worker, ref order @ ..] => {
+            let told = if order.is_empty() { None } else { Some(order_of(order)?) };
+            let (order, any_of) = (told.clone(), answer.map(answers).transpose()?);
+            let play: Deed = Box::new(move |stage| {
+                order.iter().try_for_each(|order| stage.tell(worker, order))?;
+                any_of.iter().try_for_each(|any_of| stage.answer(worker, any_of))
+            });
+            return Ok((told, play));
         }
         [] => bail!("an answer to what?"),
-    }
-    Ok(actions)
+    };
+    Ok((None, play))
 }
 
-/// `deadline|gone`, `gone w7`, `session at once`
-fn loses(worker: &str, count: usize, how: &[&str]) -> Result<Action> {
+/// The losses of so many leases: `deadline|gone`, `gone w7` of one that was taken by `hold` or `claim`, `session at once`,
+/// as soon as the last thing happened, and not at a deadline.
+fn loses(worker: &'static str, count: usize, how: &[&'static str]) -> Result<Deed> {
     let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
-    let (name, at_once) = match how {
+    let (name, at_once) = match *how {
         [] | [_] => (None, false),
         [_, "at", "once"] => (None, true),
-        [_, name] => (Some((*name).to_owned()), false),
+        [_, name] => (Some(name), false),
         _ => bail!("what is {how:?}?"),
     };
-    Ok(Action::Loses { worker: worker.to_owned(), count, any_of, name, at_once })
+    if (count, name, at_once) == (1, None, false) {
+        return Ok(Box::new(move |stage| stage.says_lost(worker, &any_of)));
+    }
+    Ok(Box::new(move |stage| {
+        (0..count).try_for_each(|_| stage.says_one_lost(worker, &any_of, name, at_once))
+    }))
 }
 
 fn alternatives(words: &str) -> Vec<String> {
@@ -383,32 +229,6 @@ fn answers(text: &str) -> Result<Vec<String>> {
     })
 }
 
-fn server_event(words: &[&str]) -> Result<Event> {
-    Ok(match words {
-        ["restarts"] => Event::Restarts,
-        ["fails", "over"] => Event::FailsOver,
-        ["clock", sign_and_number, unit] => {
-            let (sign, number) = sign_and_number.split_at(1);
-            let seconds = duration(&[number, unit])?.as_secs() as i64;
-            Event::Clock(if sign == "-" { -seconds } else { seconds })
-        }
-        ["revokes", name] => Event::Revokes((*name).to_owned()),
-        ["terminates", worker] => Event::Terminates((*worker).to_owned()),
-        ["starves", worker] => Event::Starves((*worker).to_owned()),
-        ["denies", "leases"] => Event::DeniesLeases,
-        ["locks", name] => Event::Locks((*name).to_owned()),
-        ["unlocks"] => Event::Unlocks("ROLLBACK"),
-        ["commits"] => Event::Unlocks("COMMIT"),
-        ["holds", leases] => Event::Holds(leases.parse()?),
-        ["sees", sessions, "sessions" | "session", "of", worker] => {
-            Event::Sees { sessions: sessions.parse()?, worker: (*worker).to_owned() }
-        }
-        ["shows", "a", "renewal", "of", name] => Event::ShowsRenewal((*name).to_owned()),
-        ["has", "no", "table", name] => Event::HasNoTable((*name).to_owned()),
-        _ => bail!("the server does what?"),
-    })
-}
-
 fn cable_state(words: &[&str]) -> Result<CableState> {
     Ok(match words {
         ["swallows", "both"] => CableState::Swallows(Way::Both),
@@ -418,6 +238,18 @@ fn cable_state(words: &[&str]) -> Result<CableState> {
         ["mended"] => CableState::Mended,
         _ => bail!("the cable does what?"),
     })
+}
+
+/// The same order, where everything lasts that many times as long. A delayed answer of a cable stays as it is: drivers have
+/// timeouts of their own for the time that a connect takes.
+pub fn slowed_down(order: &Value, times: u32) -> Value {
+    let mut slower = order.clone();
+    for key in ["ttl_ms", "wait_ms", "within_ms", "ms"] {
+        if let Some(ms) = order[key].as_u64() {
+            slower[key] = json!(ms * u64::from(times));
+        }
+    }
+    slower
 }
 
 /// The order to the worker: see clients/new-language.md.
@@ -484,7 +316,7 @@ fn ms(number: &str, unit: &str) -> Result<Value> {
     Ok(json!(duration(&[number, unit])?.as_millis() as u64))
 }
 
-fn duration(words: &[&str]) -> Result<Duration> {
+pub fn duration(words: &[&str]) -> Result<Duration> {
     let [number, unit] = words else { bail!("a time is a number and a unit") };
     let number: u64 = number.parse()?;
     Ok(match *unit {

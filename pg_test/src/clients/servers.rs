@@ -1,6 +1,6 @@
 //! The servers of one scenario, and what happens to them.
 
-use super::scenario::{Event, Need, Scenario};
+use super::scenario::{duration, Scenario};
 use crate::clock::Clock;
 use crate::lab::Lab;
 use crate::pooler::Pooler;
@@ -79,13 +79,18 @@ pub struct Cost {
 
 impl<'a> Servers<'a> {
     /// With a known fault planted, if one is named.
-    pub fn start(lab: &'a Lab, scenario: &Scenario, plant: Option<&str>) -> Result<Servers<'a>> {
+    pub fn start(
+        lab: &'a Lab,
+        scenario: &Scenario,
+        plant: Option<&str>,
+        pace: u32,
+    ) -> Result<Servers<'a>> {
         let (mut own, mut clock) = (None, None);
-        if scenario.need == Need::Clock {
+        if scenario.need == Some("clock") {
             let given = Clock::new(&lab.prefix().new_dir("clock")?.join("clock"))?;
             own = Some(given.give(lab.builder()).start()?);
             clock = Some(given);
-        } else if matches!(scenario.need, Need::Server | Need::Standby) {
+        } else if matches!(scenario.need, Some("server" | "standby")) {
             own = Some(lab.builder().start()?);
         }
         let cluster = own.as_ref().unwrap_or(lab.cluster());
@@ -99,16 +104,19 @@ impl<'a> Servers<'a> {
         ))?;
         plant.map_or(Ok(()), |fault| admin.run(&planted(fault, "")))?;
         for (name, value) in &scenario.role_settings {
+            let time = duration(&value.split(' ').collect::<Vec<_>>());
+            let slower = time.map(|time| format!("{} ms", (time * pace).as_millis()));
+            let value = slower.as_ref().unwrap_or(value);
             admin.run(&format!("ALTER ROLE {role} SET {name} = '{value}'"))?;
         }
         let mut standby = None;
-        if scenario.need == Need::Standby {
+        if scenario.need == Some("standby") {
             let made = lab.builder().standby_of(cluster)?;
             made.start()?;
             standby = Some(made);
         }
         let mut pooler = None;
-        if scenario.need == Need::Pooler {
+        if scenario.need == Some("pooler") {
             let started = Pooler::start(lab, cluster, 2)?;
             started.admit(&role)?;
             pooler = Some(started);
@@ -148,64 +156,6 @@ impl<'a> Servers<'a> {
     /// A superuser's session, past every cable.
     pub fn admin(&self) -> Result<Session> {
         self.cluster().connect(self.dbname())
-    }
-
-    pub fn befall(&mut self, event: &Event) -> Result<()> {
-        match event {
-            Event::Restarts => self.cluster().restart(),
-            Event::FailsOver => self.fail_over(),
-            Event::Clock(seconds) => self.clock.as_ref().context("no clock")?.step(*seconds),
-            Event::Revokes(name) => {
-                let sql = "SELECT lease_revoke($1)";
-                self.admin()?.one::<Option<i64>>(sql, &[name]).map(drop)
-            }
-            Event::Terminates(worker) => {
-                let sql = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity \
-                           WHERE application_name = $1 AND datname = current_database()";
-                ensure!(self.admin()?.one::<i64>(sql, &[worker])? > 0, "{worker} has no session");
-                Ok(())
-            }
-            Event::Starves(worker) => self.admin()?.run(&planted("starve", worker)),
-            Event::DeniesLeases => {
-                self.admin()?.run(&format!("SELECT fence_revoke('{}')", self.role))
-            }
-            Event::Locks(name) => {
-                let mut session = self.admin()?;
-                session.run("BEGIN")?;
-                let sql = "SELECT count(lease_renew(name, token)) FROM lease_info($1)";
-                ensure!(session.one::<i64>(sql, &[name])? == 1, "{name} is not held");
-                self.locker = Some(session);
-                Ok(())
-            }
-            Event::Unlocks(by) => self.locker.take().context("nothing is locked")?.run(by),
-            Event::Holds(leases) => {
-                let sql = "SELECT count(*) FROM fence.leases WHERE state = 'held'";
-                let held: i64 = self.admin()?.one(sql, &[])?;
-                ensure!(held == *leases, "the server holds {held}");
-                Ok(())
-            }
-            Event::Sees { sessions, worker } => {
-                let mut admin = self.admin()?;
-                let mut seen = 0;
-                let as_many = wait_until("as many sessions", PATIENCE, || {
-                    seen =
-                        self.sessions_of(&mut admin, worker).map_or(-1, |pids| pids.len() as i64);
-                    seen == *sessions
-                });
-                as_many.with_context(|| format!("{worker} has {seen} sessions"))
-            }
-            Event::HasNoTable(name) => {
-                let is_there =
-                    self.admin()?.one::<bool>("SELECT to_regclass($1) IS NOT NULL", &[name])?;
-                ensure!(!is_there, "there is a table {name}");
-                Ok(())
-            }
-            Event::ShowsRenewal(name) => {
-                let sql = "SELECT coalesce(max(renewals), 0)::bigint FROM lease_info($1)";
-                ensure!(self.admin()?.one::<i64>(sql, &[name])? > 0, "no other session sees one");
-                Ok(())
-            }
-        }
     }
 
     fn sessions_of(&self, admin: &mut Session, worker: &str) -> Result<Vec<i32>> {
@@ -250,6 +200,11 @@ impl<'a> Servers<'a> {
         let (leases, renewals) = leases()?;
         let beats = (renewals - renewals_before) as f64 / leases as f64;
         Ok(Cost { leases, beats, commits, client, server })
+    }
+
+    /// The transaction that has renewed a lease ends.
+    fn unlock(&mut self, by: &str) -> Result<()> {
+        self.locker.take().context("nothing is locked")?.run(by)
     }
 
     fn fail_over(&mut self) -> Result<()> {
@@ -297,4 +252,90 @@ impl<'a> Servers<'a> {
         }
         Ok(())
     }
+}
+
+/// What happens to the servers.
+pub type Befalls = Box<dyn Fn(&mut Servers) -> Result<()>>;
+
+/// An event at the server, and whether it disturbs anybody: some are only seen.
+pub fn event(words: &[&'static str]) -> Result<(bool, Befalls)> {
+    let disturbs = !matches!(words.first(), Some(&("holds" | "sees" | "shows" | "has")));
+    let befalls: Befalls = match *words {
+        ["restarts"] => Box::new(|servers| servers.cluster().restart()),
+        ["fails", "over"] => Box::new(|servers| servers.fail_over()),
+        // So many seconds from the right time.
+        ["clock", sign_and_number, unit] => {
+            let (sign, number) = sign_and_number.split_at(1);
+            let seconds = duration(&[number, unit])?.as_secs() as i64;
+            let seconds = if sign == "-" { -seconds } else { seconds };
+            Box::new(move |servers| servers.clock.as_ref().context("no clock")?.step(seconds))
+        }
+        ["revokes", name] => Box::new(move |servers| {
+            servers.admin()?.one::<Option<i64>>("SELECT lease_revoke($1)", &[&name]).map(drop)
+        }),
+        // All sessions of a worker.
+        ["terminates", worker] => Box::new(move |servers| {
+            let sql = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity \
+                       WHERE application_name = $1 AND datname = current_database()";
+            let ended: i64 = servers.admin()?.one(sql, &[&worker])?;
+            ensure!(ended > 0, "{worker} has no session");
+            Ok(())
+        }),
+        // Every `lease_keep` of a worker fails.
+        ["starves", worker] => {
+            Box::new(move |servers| servers.admin()?.run(&planted("starve", worker)))
+        }
+        // The workers' role may use leases no more.
+        ["denies", "leases"] => Box::new(|servers| {
+            servers.admin()?.run(&format!("SELECT fence_revoke('{}')", servers.role))
+        }),
+        // Another session keeps a transaction open that has renewed the lease.
+        ["locks", name] => Box::new(move |servers| {
+            let mut session = servers.admin()?;
+            session.run("BEGIN")?;
+            let sql = "SELECT count(lease_renew(name, token)) FROM lease_info($1)";
+            ensure!(session.one::<i64>(sql, &[&name])? == 1, "{name} is not held");
+            servers.locker = Some(session);
+            Ok(())
+        }),
+        ["unlocks"] => Box::new(|servers| servers.unlock("ROLLBACK")),
+        ["commits"] => Box::new(|servers| servers.unlock("COMMIT")),
+        // So many leases are held.
+        ["holds", leases] => {
+            let leases: i64 = leases.parse()?;
+            Box::new(move |servers| {
+                let sql = "SELECT count(*) FROM fence.leases WHERE state = 'held'";
+                let held: i64 = servers.admin()?.one(sql, &[])?;
+                ensure!(held == leases, "the server holds {held}");
+                Ok(())
+            })
+        }
+        // A worker has so many sessions, or will have.
+        ["sees", sessions, "sessions" | "session", "of", worker] => {
+            let sessions: usize = sessions.parse()?;
+            Box::new(move |servers| {
+                let (mut admin, mut seen) = (servers.admin()?, Ok(Vec::new()));
+                let as_many = wait_until("as many sessions", PATIENCE, || {
+                    seen = servers.sessions_of(&mut admin, worker);
+                    seen.as_ref().is_ok_and(|pids| pids.len() == sessions)
+                });
+                as_many.with_context(|| format!("{worker} has the sessions {seen:?}"))
+            })
+        }
+        // Another session sees that the lease was renewed.
+        ["shows", "a", "renewal", "of", name] => Box::new(move |servers| {
+            let sql = "SELECT coalesce(max(renewals), 0)::bigint FROM lease_info($1)";
+            let renewals: i64 = servers.admin()?.one(sql, &[&name])?;
+            ensure!(renewals > 0, "no other session sees one");
+            Ok(())
+        }),
+        ["has", "no", "table", name] => Box::new(move |servers| {
+            let is_there: bool =
+                servers.admin()?.one("SELECT to_regclass($1) IS NOT NULL", &[&name])?;
+            ensure!(!is_there, "there is a table {name}");
+            Ok(())
+        }),
+        _ => bail!("the server does what?"),
+    };
+    Ok((disturbs, befalls))
 }

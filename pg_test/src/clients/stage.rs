@@ -2,8 +2,8 @@
 
 use super::cable::Cable;
 use super::languages::Program;
-use super::scenario::{Action, Event, Fate, Scenario};
-use super::servers::{self, Servers};
+use super::scenario::{slowed_down, CableState, Scenario};
+use super::servers::{self, Befalls, Servers};
 use super::worker::{unix_ms, Said, Worker};
 use crate::lab::Lab;
 use crate::process::PATIENCE;
@@ -47,66 +47,66 @@ fn play_at(
     program: &Program,
     plant: Option<&str>,
 ) -> Result<()> {
-    let scenario = scenario.slowed_down(pace);
-    let servers = Servers::start(lab, &scenario, plant).context(NotReady)?;
-    let slack_ms = SLACK_MS * i64::from(pace);
+    let servers = Servers::start(lab, scenario, plant, pace).context(NotReady)?;
     let (workers, disturbed_at) = (BTreeMap::new(), unix_ms());
-    let mut stage = Stage { servers, program, slack_ms, workers, disturbed_at };
+    let mut stage = Stage { servers, program, pace, workers, disturbed_at };
     for step in &scenario.steps {
-        for action in &step.actions {
-            stage.act(action).with_context(|| format!("at \"{}\"", step.text))?;
-        }
+        (step.play)(&mut stage).with_context(|| format!("at \"{}\"", step.text))?;
     }
     stage.close().context("at the end")
 }
 
-struct Stage<'a> {
+/// An event of a worker's process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fate {
+    Frozen,
+    Thawed,
+    Killed,
+    /// Its input ends, and it ends as a program in its language does.
+    Ended,
+    /// The same by SIGTERM.
+    Terminated,
+}
+
+/// A run of a scenario, and what its lines may do.
+pub struct Stage<'a> {
     servers: Servers<'a>,
     program: &'a Program,
-    slack_ms: i64,
+    /// How many times longer all times of the scenario are.
+    pace: u32,
     workers: BTreeMap<String, Worker>,
     /// When the last thing happened to a worker, a cable or the server, in milliseconds since 1970.
     disturbed_at: i64,
 }
 
 impl Stage<'_> {
-    fn act(&mut self, action: &Action) -> Result<()> {
-        match action {
-            Action::Tell { worker, order } => self.tell(worker, order),
-            Action::Answer { worker, any_of } => self.answer(worker, any_of),
-            Action::Says { worker, event, any_of } => self.says(worker, event, any_of),
-            Action::Loses { worker, count: 1, any_of, name: None, at_once: false } => {
-                self.says_lost(worker, any_of)
-            }
-            Action::Loses { worker, count, any_of, name, at_once } => (0..*count)
-                .try_for_each(|_| self.says_one_lost(worker, any_of, name.as_deref(), *at_once)),
-            Action::Claimed { workers, count } => self.claimed(workers, *count),
-            Action::Measure { worker, time } => self.measure(worker, *time),
-            Action::Logs { worker, at_most } => {
-                let logged = self.worker(worker)?.logged();
-                ensure!(logged <= *at_most, "{worker} has logged {logged} lines");
-                Ok(())
-            }
-            Action::Befalls { worker, fate } => {
-                self.disturbed_at = unix_ms();
-                self.befall(worker, *fate)
-            }
-            Action::Cable { worker, state } => {
-                self.disturbed_at = unix_ms();
-                self.worker(worker)?.cable.set(*state);
-                Ok(())
-            }
-            Action::Server(event) => self.server(event),
-            Action::Pause(time) => {
-                std::thread::sleep(*time);
-                Ok(())
-            }
-            Action::Writes(values) => {
-                let written = servers::written(&mut self.servers.admin()?)?;
-                ensure!(written == *values, "what landed: {written:?}");
-                Ok(())
-            }
-        }
+    fn slack_ms(&self) -> i64 {
+        SLACK_MS * i64::from(self.pace)
+    }
+
+    pub fn pause(&self, time: Duration) -> Result<()> {
+        std::thread::sleep(time * self.pace);
+        Ok(())
+    }
+
+    /// All that has been written, in order.
+    pub fn writes(&self, values: &[&str]) -> Result<()> {
+        let written = servers::written(&mut self.servers.admin()?)?;
+        ensure!(written == values, "what landed: {written:?}");
+        Ok(())
+    }
+
+    /// It has written at most so many lines to its standard error.
+    pub fn logs(&mut self, name: &str, at_most: usize) -> Result<()> {
+        let logged = self.worker(name)?.logged();
+        ensure!(logged <= at_most, "{name} has logged {logged} lines");
+        Ok(())
+    }
+
+    pub fn cable(&mut self, name: &str, state: CableState) -> Result<()> {
+        self.disturbed_at = unix_ms();
+        self.worker(name)?.cable.set(state);
+        Ok(())
     }
 
     /// The worker of that name, started when it is first spoken of.
@@ -126,7 +126,9 @@ impl Stage<'_> {
         self.workers.get_mut(name).context("just started")
     }
 
-    fn tell(&mut self, name: &str, order: &Value) -> Result<()> {
+    /// A worker is told to do something.
+    pub fn tell(&mut self, name: &str, order: &Value) -> Result<()> {
+        let order = &slowed_down(order, self.pace);
         let worker = self.worker(name)?;
         if order["do"] == "hold" || order["do"] == "claim" {
             worker.crowd_ttl_ms = order["ttl_ms"].as_i64().unwrap_or_default();
@@ -138,7 +140,8 @@ impl Stage<'_> {
         worker.tell(order)
     }
 
-    fn answer(&mut self, name: &str, any_of: &[String]) -> Result<()> {
+    /// Its answer to the oldest order, one of these.
+    pub fn answer(&mut self, name: &str, any_of: &[String]) -> Result<()> {
         let said = self.worker(name)?.answer()?;
         ensure!(any_of.contains(&said.words()), "{name} answers \"{}\": {said:?}", said.words());
         if let Some(names) = &said.names {
@@ -150,7 +153,8 @@ impl Stage<'_> {
         self.note_deadline(name, &said)
     }
 
-    fn says(&mut self, name: &str, event: &str, any_of: &[String]) -> Result<()> {
+    /// Its words unasked, one of these.
+    pub fn says(&mut self, name: &str, event: &str, any_of: &[String]) -> Result<()> {
         match event {
             "renewed" => {
                 let said = self.worker(name)?.renewal()?;
@@ -187,8 +191,8 @@ impl Stage<'_> {
     }
 
     /// It is told by the deadline, or as soon as the worker goes on.
-    fn says_lost(&mut self, name: &str, any_of: &[String]) -> Result<()> {
-        let slack_ms = self.slack_ms;
+    pub fn says_lost(&mut self, name: &str, any_of: &[String]) -> Result<()> {
+        let slack_ms = self.slack_ms();
         let worker = self.worker(name)?;
         worker.note_renewals();
         let deadline = worker.deadline.context("it never had the lease")?;
@@ -213,14 +217,14 @@ impl Stage<'_> {
 
     /// One of many leases is lost, or a lease because its session has ended. Nobody tells their renewals: the last one
     /// was in order when the last thing happened.
-    fn says_one_lost(
+    pub fn says_one_lost(
         &mut self,
         name: &str,
         any_of: &[String],
         lease: Option<&str>,
         at_once: bool,
     ) -> Result<()> {
-        let (slack_ms, disturbed_at) = (self.slack_ms, self.disturbed_at);
+        let (slack_ms, disturbed_at) = (self.slack_ms(), self.disturbed_at);
         let worker = self.worker(name)?;
         let ttl_ms = if at_once { 0 } else { worker.crowd_ttl_ms };
         let due = (disturbed_at + ttl_ms).max(worker.thawed_at.unwrap_or(i64::MIN)) + slack_ms;
@@ -240,8 +244,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Each has some of them, and none has another's.
-    fn claimed(&mut self, workers: &[String], count: usize) -> Result<()> {
+    /// They have claimed so many leases: each has some of them, and none has another's.
+    pub fn claimed(&mut self, workers: &[&str], count: usize) -> Result<()> {
         let mut all = BTreeSet::new();
         let mut sum = 0;
         for name in workers {
@@ -254,7 +258,9 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn measure(&mut self, name: &str, time: Duration) -> Result<()> {
+    /// The cost of keeping its leases, for so long; it has one session meanwhile.
+    pub fn measure(&mut self, name: &str, time: Duration) -> Result<()> {
+        let time = time * self.pace;
         let worker = self.worker(name)?;
         let tasks = worker.tasks()?;
         ensure!(tasks <= FEW_TASKS, "{name} has {tasks} threads or tasks more than at its start");
@@ -265,7 +271,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    fn befall(&mut self, name: &str, fate: Fate) -> Result<()> {
+    pub fn befall(&mut self, name: &str, fate: Fate) -> Result<()> {
+        self.disturbed_at = unix_ms();
         match fate {
             Fate::Frozen => self.worker(name)?.freeze(),
             Fate::Thawed => self.worker(name)?.thaw(),
@@ -283,14 +290,11 @@ impl Stage<'_> {
         }
     }
 
-    fn server(&mut self, event: &Event) -> Result<()> {
-        if !matches!(
-            event,
-            Event::Holds(_) | Event::Sees { .. } | Event::ShowsRenewal(_) | Event::HasNoTable(_)
-        ) {
+    pub fn server(&mut self, disturbs: bool, befalls: &Befalls) -> Result<()> {
+        if disturbs {
             self.disturbed_at = unix_ms();
         }
-        self.servers.befall(event)?;
+        befalls(&mut self.servers)?;
         let port = self.servers.port();
         self.workers.values().for_each(|worker| worker.cable.lead_to(port));
         Ok(())

@@ -277,13 +277,7 @@ impl Worker {
     }
 
     fn ends(&mut self) -> Result<ExitStatus> {
-        let mut status = None;
-        wait_until("the worker ends", PATIENCE, || {
-            status = self.child.try_wait().ok().flatten();
-            status.is_some()
-        })
-        .with_context(|| self.name.clone())?;
-        status.context("it runs on")
+        process::ended(&mut self.child).with_context(|| self.name.clone())
     }
 
     pub fn pid(&self) -> i32 {

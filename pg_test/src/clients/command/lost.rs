@@ -1,7 +1,9 @@
 //! Processes frozen and killed, cables cut, servers restarted: the program never outlives its lease, but where all of
 //! it is frozen; and then the server refuses what it writes.
 
-use super::stage::{cgroups_are_at_hand, freeze, has_ended, is_gone, kill, thaw, Scene};
+use super::stage::{
+    cgroups_are_at_hand, freeze, freeze_all, has_ended, is_gone, kill, thaw, Scene,
+};
 use crate::clients::cable::Cable;
 use crate::clients::scenario::{CableState, Way};
 use crate::clock::Clock;
@@ -13,14 +15,10 @@ use anyhow::{ensure, Result};
 use std::time::Duration;
 
 /// Writes once, says who it is, and goes on for ever.
-const WORKS: &str = "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $$ > $DIR/pid; \
-                     while :; do sleep 0.1; done";
+const WORKS: &str = "write A1; ready; for_ever";
 
-/// The same, with one child in a session of its own, and neither of them ends on TERM.
-const STUBBORN: &str =
-    "trap '' TERM HUP INT; setsid sh -c 'echo $$ > $DIR/escaped; while :; do sleep 0.1; done' & \
-                        psql -qXc \"UPDATE work SET value = 'A1'\"; echo $$ > $DIR/pid; \
-                        while :; do sleep 0.1; done";
+/// Writes once it is told to.
+const WRITES_LATER: &str = "ready; await go; write A1";
 
 pub fn all_of_it_is_frozen_and_writes_when_it_goes_on(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
@@ -29,11 +27,8 @@ pub fn all_of_it_is_frozen_and_writes_when_it_goes_on(scene: &Scene) -> Result<(
               -c \"UPDATE work SET value = 'A1'\" -c \"\\! echo $$ > $DIR/pid\" -f $DIR/late";
     let run = stage.run("job --ttl 2s", script)?;
     let (keeper, pid) = (run.keeper()?, stage.pid("pid")?);
-    for frozen in [run.supervisor(), keeper, pid] {
-        freeze(frozen)?;
-    }
-    let (mut other, token) = stage.taken_over()?;
-    other.run(&format!("UPDATE work SET value = 'B1', fence = {token}"))?;
+    freeze_all([run.supervisor(), keeper, pid])?;
+    stage.is_written_by_another()?;
     // The program goes on first, as it would on a machine whose scheduler is unkind.
     thaw(pid)?;
     std::fs::write(stage.dir().join("late"), "UPDATE work SET value = 'late';\n")?;
@@ -42,33 +37,27 @@ pub fn all_of_it_is_frozen_and_writes_when_it_goes_on(scene: &Scene) -> Result<(
     thaw(run.supervisor())?;
     let ended = run.ended()?;
     ensure!(ended.stderr.contains("PF001") || ended.stderr.contains("PF004"), "{ended:?}");
-    ensure!(stage.written()? == ["A1", "B1"], "{:?}", stage.written()?);
-    Ok(())
+    stage.has_written(&["A1", "B1"])
 }
 
 pub fn all_of_it_is_frozen_and_ends_when_it_goes_on(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    let run = stage.run("job --ttl 2s", STUBBORN)?;
-    let (keeper, pid, escaped) = (run.keeper()?, stage.pid("pid")?, stage.pid("escaped")?);
-    let all = [run.supervisor(), keeper, pid, escaped];
-    all.into_iter().try_for_each(freeze)?;
-    let (_, _) = stage.taken_over()?;
+    let run = stage.stubborn("job --ttl 2s")?;
+    let all = [run.supervisor(), run.keeper()?, stage.pid("pid")?, stage.pid("escaped")?];
+    freeze_all(all)?;
+    stage.taken_over()?;
     all.into_iter().try_for_each(thaw)?;
     let ended = run.ends_with(70)?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
-    ensure!(ended.stderr.contains("job"), "{ended:?}");
-    Ok(())
+    stage.has_ended()?;
+    ended.says("job")
 }
 
 pub fn frozen_keeper(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    let run = stage.run("job --ttl 3s", STUBBORN)?;
-    let (keeper, pid, escaped) = (run.keeper()?, stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn("job --ttl 3s")?;
+    let keeper = run.keeper()?;
     freeze(keeper)?;
-    let (_, _) = stage.taken_over()?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
+    stage.is_outlived()?;
     run.ends_with(70)?;
     is_gone(keeper)
 }
@@ -77,16 +66,14 @@ pub fn the_supervisor_is_frozen_and_the_lease_is_kept_until_it_is_lost(
     scene: &Scene,
 ) -> Result<()> {
     let stage = &scene.stage()?;
-    let run = stage.run("job --ttl 2s", STUBBORN)?;
-    let (pid, escaped) = (stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn("job --ttl 2s")?;
     freeze(run.supervisor())?;
-    stage.wait_for_renewal()?;
-    stage.wait_for_renewal()?;
-    ensure!(stage.admin()?.token("SELECT lease_acquire('job')")?.is_none());
+    stage.wait_for_renewals(2)?;
+    stage.admin()?.nothing("SELECT lease_acquire('job')")?;
     stage.revoke()?;
     // The keeper does what the supervisor cannot.
-    is_gone(pid)?;
-    is_gone(escaped)?;
+    is_gone(stage.pid("pid")?)?;
+    is_gone(stage.pid("escaped")?)?;
     thaw(run.supervisor())?;
     run.ends_with(70).map(drop)
 }
@@ -94,55 +81,43 @@ pub fn the_supervisor_is_frozen_and_the_lease_is_kept_until_it_is_lost(
 pub fn the_supervisor_is_frozen_and_the_cable_is_cut(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
     let cable = Cable::lay(scene.lab().cluster().port())?;
-    let run = stage.run_by(&cable, "job --ttl 3s", STUBBORN)?;
-    let (pid, escaped) = (stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn_by(&cable, "job --ttl 3s")?;
     freeze(run.supervisor())?;
     cable.set(CableState::Swallows(Way::Both));
-    let (_, _) = stage.taken_over()?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
+    stage.is_outlived()?;
     thaw(run.supervisor())?;
     run.ends_with(70).map(drop)
 }
 
 pub fn the_command_alone_is_frozen_and_keeps_its_lease(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    let script = "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; \
-              psql -qXc \"UPDATE work SET value = 'A1'\"; exit 6";
-    let run = stage.run("job --ttl 2s", script)?;
+    let run = stage.run("job --ttl 2s", &format!("{WRITES_LATER}; exit 6"))?;
     let pid = stage.pid("pid")?;
     freeze(pid)?;
-    stage.wait_for_renewal()?;
-    stage.wait_for_renewal()?;
-    stage.wait_for_renewal()?;
-    ensure!(stage.admin()?.token("SELECT lease_acquire('job')")?.is_none());
+    stage.wait_for_renewals(3)?;
+    stage.admin()?.nothing("SELECT lease_acquire('job')")?;
     stage.touch("go")?;
     thaw(pid)?;
     run.ends_with(6)?;
-    ensure!(stage.written()? == ["A1"]);
-    Ok(())
+    stage.has_written(&["A1"])
 }
 
 pub fn a_frozen_command_that_ignores_term_ends_when_its_lease_is_revoked(
     scene: &Scene,
 ) -> Result<()> {
     let stage = &scene.stage()?;
-    let run = stage.run("job --ttl 30s --grace 500ms", STUBBORN)?;
-    let (pid, escaped) = (stage.pid("pid")?, stage.pid("escaped")?);
-    freeze(pid)?;
+    let run = stage.stubborn("job --ttl 30s --grace 500ms")?;
+    freeze(stage.pid("pid")?)?;
     stage.revoke()?;
     let ended = run.ends_with(70)?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
-    ensure!(ended.stderr.contains("the lease job is lost (gone)"), "{ended:?}");
-    ensure!(ended.stderr.contains("the command is ended"), "{ended:?}");
-    Ok(())
+    stage.has_ended()?;
+    ended.says("the lease job is lost (gone)")?;
+    ended.says("the command is ended")
 }
 
 pub fn a_command_that_listens_has_the_grace_to_end_by_itself(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    let script = "trap 'echo cleaned up; exit 0' TERM; echo $$ > $DIR/pid; \
-              while :; do sleep 0.05; done";
+    let script = "trap 'echo cleaned up; exit 0' TERM; ready; for_ever";
     let run = stage.run("job --ttl 60s --grace 15s", script)?;
     stage.pid("pid")?;
     stage.revoke()?;
@@ -153,28 +128,21 @@ pub fn a_command_that_listens_has_the_grace_to_end_by_itself(scene: &Scene) -> R
 
 pub fn killed_supervisor(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    let run = stage.run("job --ttl 10m --grace 1s", STUBBORN)?;
-    let (keeper, pid, escaped) = (run.keeper()?, stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn("job --ttl 10m --grace 1s")?;
+    let keeper = run.keeper()?;
     kill(run.supervisor())?;
     // Long before its ttl: the keeper ends the command, and gives the lease back.
-    let (_, _) = stage.taken_over()?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
+    stage.is_outlived()?;
     is_gone(keeper)?;
     run.ends_killed()
 }
 
 pub fn killed_keeper(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    let run = stage.run("job --ttl 6s", STUBBORN)?;
-    let (keeper, pid, escaped) = (run.keeper()?, stage.pid("pid")?, stage.pid("escaped")?);
-    kill(keeper)?;
-    let (_, _) = stage.taken_over()?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
-    let ended = run.ends_with(70)?;
-    ensure!(ended.stderr.contains("has died"), "{ended:?}");
-    Ok(())
+    let run = stage.stubborn("job --ttl 6s")?;
+    kill(run.keeper()?)?;
+    stage.is_outlived()?;
+    run.ends_with(70)?.says("has died")
 }
 
 /// The command alone: what it has started in turn goes on, and the server refuses what that writes.
@@ -182,8 +150,7 @@ pub fn both_are_killed_at_once_and_the_command_with_them(scene: &Scene) -> Resul
     let stage = &scene.stage()?;
     let run = stage.run("job --ttl 3s", WORKS)?;
     let (keeper, pid) = (run.keeper()?, stage.pid("pid")?);
-    freeze(keeper)?;
-    freeze(run.supervisor())?;
+    freeze_all([keeper, run.supervisor()])?;
     kill(keeper)?;
     kill(run.supervisor())?;
     is_gone(pid)?;
@@ -195,21 +162,16 @@ pub fn both_are_killed_at_once_and_the_command_with_them(scene: &Scene) -> Resul
 pub fn cut(scene: &Scene, way: Way) -> Result<()> {
     let stage = &scene.stage()?;
     let cable = Cable::lay(scene.lab().cluster().port())?;
-    let run = stage.run_by(&cable, "job --ttl 3s --wait 1m", STUBBORN)?;
-    let (pid, escaped) = (stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn_by(&cable, "job --ttl 3s --wait 1m")?;
     cable.set(CableState::Swallows(way));
-    let (_, _) = stage.taken_over()?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
+    stage.is_outlived()?;
     run.ends_with(70).map(drop)
 }
 
 pub fn a_cut_that_is_mended_in_time_ends_nothing(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
     let cable = Cable::lay(scene.lab().cluster().port())?;
-    let script = "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; \
-              psql -qXc \"UPDATE work SET value = 'A1'\"";
-    let run = stage.run_by(&cable, "job --ttl 48s", script)?;
+    let run = stage.run_by(&cable, "job --ttl 48s", WRITES_LATER)?;
     stage.pid("pid")?;
     stage.wait_for_renewal()?;
     cable.set(CableState::Swallows(Way::Both));
@@ -219,25 +181,19 @@ pub fn a_cut_that_is_mended_in_time_ends_nothing(scene: &Scene) -> Result<()> {
     stage.wait_for_renewal()?;
     stage.touch("go")?;
     run.ends_with(0)?;
-    ensure!(stage.written()? == ["A1"]);
-    Ok(())
+    stage.has_written(&["A1"])
 }
 
 pub fn the_server_is_restarted_and_the_command_goes_on(scene: &Scene) -> Result<()> {
-    let lab = scene.lab();
-    let cluster = lab.builder().start()?;
+    let cluster = scene.lab().builder().start()?;
     let stage = scene.stage_on(&cluster)?;
-    let script = "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $$ > $DIR/pid; \
-                  until [ -e $DIR/go ]; do sleep 0.05; done; \
-                  psql -qXc \"UPDATE work SET value = 'A2'\"";
-    let run = stage.run("job --ttl 30s", script)?;
+    let run = stage.run("job --ttl 30s", "write A1; ready; await go; write A2")?;
     stage.pid("pid")?;
     cluster.restart()?;
     stage.wait_for_renewal()?;
     stage.touch("go")?;
     run.ends_with(0)?;
-    ensure!(stage.written()? == ["A1", "A2"]);
-    Ok(())
+    stage.has_written(&["A1", "A2"])
 }
 
 /// No token speaks for the lease until it has been renewed: a write before that is refused, and goes through later.
@@ -258,9 +214,8 @@ fn fails_over(scene: &Scene, options: &str) -> Result<()> {
     let standby = lab.builder().standby_of(&primary)?;
     standby.start()?;
     let cable = Cable::lay(primary.port())?;
-    let script = "psql -qXc \"UPDATE work SET value = 'A1'\"; echo $$ > $DIR/pid; \
-                  until [ -e $DIR/go ]; do sleep 0.05; done; read PGPORT < $DIR/port; export PGPORT; \
-                  until psql -qXc \"UPDATE work SET value = 'A2'\"; do sleep 0.2; done";
+    let script = "write A1; ready; await go; read PGPORT < $DIR/port; export PGPORT; \
+                  until write A2; do sleep 0.2; done";
     let run = stage.run_by(&cable, &format!("job {options}"), script)?;
     stage.pid("pid")?;
     std::fs::write(stage.dir().join("port"), format!("{}\n", standby.port()))?;
@@ -288,36 +243,31 @@ pub fn through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set(
     pooler.admit(stage.role())?;
     let (port, _) = pooler.conninfo("postgres").place();
     let script = format!(
-        "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; export PGPORT={port}; \
+        "ready; await go; export PGPORT={port}; \
          psql -qXv VERBOSITY=sqlstate -c \"UPDATE work SET value = 'wrong'\"; \
          psql -qX -c \"BEGIN; SET LOCAL pg_fence.token = $PG_FENCE_TOKEN; UPDATE work SET value = 'A1'; COMMIT\""
     );
     let run = stage.run_to(&stage.conninfo().port(port), "job --ttl 2s", &script)?;
     stage.pid("pid")?;
-    stage.wait_for_renewal()?;
-    stage.wait_for_renewal()?;
+    stage.wait_for_renewals(2)?;
     stage.touch("go")?;
     let ended = run.ends_with(0)?;
-    ensure!(ended.stderr.contains("PF002") && stage.written()? == ["A1"], "{ended:?}");
-    Ok(())
+    ended.says("PF002")?;
+    stage.has_written(&["A1"])
 }
 
 pub fn a_session_lease_passes_on_when_its_connection_ends(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    let run = stage.run("job --session --ttl 10m --grace 500ms", STUBBORN)?;
-    let (pid, escaped) = (stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn("job --session --ttl 10m --grace 500ms")?;
     let end = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity \
            WHERE usename = $1 AND query LIKE '%lease_%'";
     ensure!(stage.admin()?.one::<i64>(end, &[&stage.role()])? == 1);
     // A successor may begin before the command has ended.
-    let (mut other, token) = stage.taken_over()?;
-    other.run(&format!("UPDATE work SET value = 'B1', fence = {token}"))?;
+    stage.is_written_by_another()?;
     let ended = run.ends_with(70)?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
-    ensure!(ended.stderr.contains("session"), "{ended:?}");
-    ensure!(stage.written()? == ["A1", "B1"]);
-    Ok(())
+    stage.has_ended()?;
+    ended.says("session")?;
+    stage.has_written(&["A1", "B1"])
 }
 
 /// All processes of a run die at once, and so does the session of its lease.
@@ -329,12 +279,10 @@ pub fn killed_with_a_session_lease(scene: &Scene) -> Result<()> {
     kill(keeper)?;
     kill(run.supervisor())?;
     // Long before the ttl.
-    let (mut other, token) = stage.taken_over()?;
-    other.run(&format!("UPDATE work SET value = 'B1', fence = {token}"))?;
+    stage.is_written_by_another()?;
     is_gone(pid)?;
     run.ends_killed()?;
-    ensure!(stage.written()? == ["A1", "B1"]);
-    Ok(())
+    stage.has_written(&["A1", "B1"])
 }
 
 /// A process that has left its group, its session, its parents and its environment, while the supervisor dies.
@@ -346,12 +294,12 @@ pub fn hidden_from_the_keeper(scene: &Scene) -> Result<()> {
     // Nothing of the run is in its environment, so it hands over the name of the file as an argument.
     let script =
         "trap '' TERM; setsid env -i sh -c 'echo $$ > $1/hidden; exec sleep 600' hidden $DIR & \
-                  echo $$ > $DIR/pid; while :; do sleep 0.1; done";
+                  ready; for_ever";
     let run = stage.run("job --ttl 10m --grace 1s", script)?;
     let (pid, hidden) = (stage.pid("pid")?, stage.pid("hidden")?);
     wait_until("it is itself", PATIENCE, || process::title(hidden).starts_with("sleep"))?;
     kill(run.supervisor())?;
-    let (_, _) = stage.taken_over()?;
+    stage.taken_over()?;
     has_ended(pid)?;
     let ended = has_ended(hidden);
     // It is nobody's to end where no cgroup was made.
@@ -366,16 +314,14 @@ pub fn slow_answers(scene: &Scene) -> Result<()> {
     let cable = Cable::lay(scene.lab().cluster().port())?;
     // Longer than the reserve that a deadline leaves for dying.
     let delay = scene.time(Duration::from_millis(2000));
-    let run = stage.run_by(&cable, "job --ttl 15s", STUBBORN)?;
-    let (keeper, pid, escaped) = (run.keeper()?, stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn_by(&cable, "job --ttl 15s")?;
+    let keeper = run.keeper()?;
     cable.set(CableState::DelaysAnswers(delay));
     stage.wait_for_renewal()?;
     // Until the answer is there, which may come in two parts; and before the next renewal.
     std::thread::sleep(2 * delay + scene.time(Duration::from_millis(500)));
     freeze(keeper)?;
-    let (_, _) = stage.taken_over()?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
+    stage.is_outlived()?;
     run.ends_with(70)?;
     is_gone(keeper)
 }
@@ -387,29 +333,22 @@ pub fn the_server_s_clock_is_set_back(scene: &Scene) -> Result<()> {
     let cluster = clock.give(lab.builder()).start()?;
     let stage = &scene.stage_on(&cluster)?;
     let cable = Cable::lay(cluster.port())?;
-    let run = stage.run_by(&cable, "job --ttl 3s", STUBBORN)?;
-    let (pid, escaped) = (stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn_by(&cable, "job --ttl 3s")?;
     clock.step(-3600)?;
     stage.wait_for_renewal()?;
     clock.step(-7200)?;
     cable.set(CableState::Swallows(Way::Both));
     run.ends_with(70)?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
-    ensure!(stage.is_held()? && stage.written()? == ["A1"]);
-    Ok(())
+    stage.has_ended()?;
+    ensure!(stage.is_held()?);
+    stage.has_written(&["A1"])
 }
 
 /// An administrator takes the right to use leases away: the lease runs out, and the program is ended before that.
 pub fn denied(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    let run = stage.run("job --ttl 6s", STUBBORN)?;
-    let (pid, escaped) = (stage.pid("pid")?, stage.pid("escaped")?);
+    let run = stage.stubborn("job --ttl 6s")?;
     stage.admin()?.run(&format!("SELECT fence_revoke('{}')", stage.role()))?;
-    let (_, _) = stage.taken_over()?;
-    has_ended(pid)?;
-    has_ended(escaped)?;
-    let ended = run.ends_with(70)?;
-    ensure!(ended.stderr.contains("refused"), "{ended:?}");
-    Ok(())
+    stage.is_outlived()?;
+    run.ends_with(70)?.says("refused")
 }

@@ -16,6 +16,16 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+/// The words of all scripts.
+const WORDS: &str = "write() { psql -qXc \"UPDATE work SET value = '$1'\"; }; \
+                     ready() { echo $$ > $DIR/pid; }; \
+                     await() { until [ -e $DIR/$1 ]; do sleep 0.05; done; }; \
+                     for_ever() { while :; do sleep 0.1; done; };";
+
+/// Writes once, says who it is, and goes on for ever. So does one child, in a session of its own. Neither ends on TERM.
+const STUBBORN: &str = "trap '' TERM HUP INT; \
+    setsid sh -c 'echo $$ > $DIR/escaped; while :; do sleep 0.1; done' & write A1; ready; for_ever";
+
 /// A program that a fresh machine has not built.
 pub fn program() -> Result<PathBuf> {
     match rust::command()? {
@@ -167,9 +177,36 @@ impl<'a> Stage<'a> {
             .arg("run")
             .args(self.options.split_whitespace())
             .args(options.split_whitespace().map(|word| slowed_down(word, self.pace)));
-        command.args(["--", "sh", "-c", script]);
+        command.args(["--", "sh", "-c", &format!("{WORDS}{script}")]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Run::start(command)
+    }
+
+    /// Starts [`STUBBORN`], and waits until it has written.
+    pub fn stubborn(&self, options: &str) -> Result<Run> {
+        self.are_there(self.run(options, STUBBORN)?)
+    }
+
+    /// The same through a cable.
+    pub fn stubborn_by(&self, cable: &Cable, options: &str) -> Result<Run> {
+        self.are_there(self.run_by(cable, options, STUBBORN)?)
+    }
+
+    fn are_there(&self, run: Run) -> Result<Run> {
+        self.pid("pid")?;
+        self.pid("escaped").map(|_| run)
+    }
+
+    /// [`STUBBORN`] has ended by now.
+    pub fn has_ended(&self) -> Result<()> {
+        has_ended(self.pid("pid")?)?;
+        has_ended(self.pid("escaped")?)
+    }
+
+    /// Somebody else gets the lease, and by then [`STUBBORN`] has ended.
+    pub fn is_outlived(&self) -> Result<()> {
+        self.taken_over()?;
+        self.has_ended()
     }
 
     /// Waits until a script has made a file of that name, and returns what is in it.
@@ -220,8 +257,25 @@ impl<'a> Stage<'a> {
     }
 
     pub fn wait_for_renewal(&self) -> Result<()> {
-        let before = self.renewals()?;
-        wait_until("it is renewed", PATIENCE, || self.renewals().is_ok_and(|now| now > before))
+        self.wait_for_renewals(1)
+    }
+
+    pub fn wait_for_renewals(&self, more: i64) -> Result<()> {
+        let wanted = self.renewals()? + more;
+        wait_until("it is renewed", PATIENCE, || self.renewals().is_ok_and(|now| now >= wanted))
+    }
+
+    /// Somebody else gets the lease, and writes.
+    pub fn is_written_by_another(&self) -> Result<()> {
+        let (mut other, token) = self.taken_over()?;
+        other.run(&format!("UPDATE work SET value = 'B1', fence = {token}"))
+    }
+
+    /// All that landed is this.
+    pub fn has_written(&self, values: &[&str]) -> Result<()> {
+        let written = self.written()?;
+        ensure!(written == values, "what landed: {written:?}");
+        Ok(())
     }
 
     /// Waits until so many runs wait for their lease.
@@ -265,6 +319,12 @@ impl Ended {
     pub fn code(&self) -> Option<i32> {
         self.status.code()
     }
+
+    /// It has said so to its standard error.
+    pub fn says(&self, words: &str) -> Result<()> {
+        ensure!(self.stderr.contains(words), "not {words:?}, but {self:?}");
+        Ok(())
+    }
 }
 
 impl Run {
@@ -294,18 +354,8 @@ impl Run {
 
     /// Waits for its end.
     pub fn ended(mut self) -> Result<Ended> {
-        let mut status = None;
-        let pid = self.supervisor();
-        wait_until("the run ends", PATIENCE, || {
-            status = self.child.try_wait().ok().flatten();
-            status.is_some()
-        })
-        .with_context(|| format!("pid {pid}"))?;
-        let mut ended = Ended {
-            status: status.context("no status")?,
-            stdout: String::new(),
-            stderr: String::new(),
-        };
+        let status = process::ended(&mut self.child)?;
+        let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
         // A process that the command has left behind, against all promises, would keep these open.
         if let Some(mut stdout) = self.child.stdout.take() {
             stdout.read_to_string(&mut ended.stdout)?;
@@ -340,6 +390,11 @@ impl Drop for Run {
 pub fn freeze(pid: i32) -> Result<()> {
     process::signal(pid, nix::sys::signal::Signal::SIGSTOP)?;
     wait_until("it is frozen", PATIENCE, || process::is_stopped(pid))
+}
+
+/// The same of several, one after the other.
+pub fn freeze_all<const N: usize>(pids: [i32; N]) -> Result<()> {
+    pids.into_iter().try_for_each(freeze)
 }
 
 pub fn thaw(pid: i32) -> Result<()> {

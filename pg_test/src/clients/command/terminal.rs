@@ -1,7 +1,7 @@
 //! A terminal of a test's own. `script` gives one to a program.
 
 use super::stage::{kill, Stage};
-use crate::process::{wait_until, PATIENCE};
+use crate::process;
 use anyhow::{ensure, Context, Result};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
@@ -50,20 +50,11 @@ impl Terminal {
     }
 
     pub fn ends_with(mut self, code: i32) -> Result<()> {
-        let mut status = None;
-        wait_until("it ends", PATIENCE, || {
-            status = self.script.try_wait().ok().flatten();
-            status.is_some()
-        })?;
-        ensure!(
-            status.and_then(|status| status.code()) == Some(code),
-            "not {code}, but {status:?}"
-        );
+        let status = process::ended(&mut self.script)?;
+        ensure!(status.code() == Some(code), "not {code}, but {status:?}");
         Ok(())
     }
-}
 
-impl Terminal {
     /// As when a window is closed, or a network connection ends.
     pub fn is_torn_away(&self) -> Result<()> {
         kill(self.script.id() as i32)
