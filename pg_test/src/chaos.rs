@@ -29,7 +29,7 @@ use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Result};
 use evidence::Evidence;
 use instructions::Leases;
-use judge::Findings;
+use judge::{Findings, ADOPTIONS, GRANTS, PASSED_ON, PREPARED, REFUSED, SHARED, WRITES};
 use length::Length;
 use maintenance::Job;
 use nemesis::{Disturbance, Nemesis};
@@ -85,43 +85,30 @@ impl Summary {
 
     /// Why this proves nothing, if it does not: less has happened than should in one run.
     fn void(&self) -> Option<String> {
-        let disturbances: usize = self.disturbances.values().sum();
-        let wanted = |name: &str, have: usize, per_minute: u64| {
-            let least = (self.seconds * per_minute / 60).max(1) as usize;
-            (have < least).then(|| format!("{have} {name}, not {least}"))
-        };
-        let where_there = |is_there: bool, name: &str, have: usize, per_minute: u64| {
-            is_there.then(|| wanted(name, have, per_minute)).flatten()
-        };
         let Surface { multi_holder, sessions, adoption, .. } = self.surface;
-        wanted("grants", self.findings.grants, 30)
-            .or_else(|| {
-                let have = self.findings.multi_holder;
-                where_there(multi_holder, "shared grants and slots", have, 10)
-            })
-            .or_else(|| where_there(adoption, "adoptions", self.findings.adoptions, 10))
-            .or_else(|| wanted("writes", self.findings.writes, 30))
-            .or_else(|| wanted("prepared writes", self.findings.prepared, 2))
-            .or_else(|| wanted("disturbances", disturbances, 12))
-            .or_else(|| wanted("stale writes refused", self.findings.refused, 2))
-            .or_else(|| {
-                let have = self.findings.passed_on;
-                where_there(sessions, "leases that passed on as a session ended", have, 2)
-            })
-            .or_else(|| {
-                let second = self.maintained(Some(Job::Second));
-                wanted("pieces of maintenance", self.maintained(None) - second, 6).or_else(|| {
-                    where_there(!edition::is_lite(), "DDL in the second database", second, 6)
-                })
-            })
-            // In half a minute every one of them may be interrupted by a crash.
-            .or_else(|| {
-                if self.seconds < 60 {
-                    return None;
-                }
-                wanted("tables repacked", self.maintained(Some(Job::Repack)), 1)
-                    .or_else(|| wanted("tables moved", self.maintained(Some(Job::Move)), 1))
-            })
+        let (number, second) =
+            (|what| self.findings.number(what), self.maintained(Some(Job::Second)));
+        // In half a minute every one of these may be interrupted by a crash.
+        let is_long = self.seconds >= 60;
+        // What must have happened so often a minute, where it is there.
+        let wanted = [
+            (true, GRANTS, number(GRANTS), 30),
+            (multi_holder, SHARED, number(SHARED), 10),
+            (adoption, ADOPTIONS, number(ADOPTIONS), 10),
+            (true, WRITES, number(WRITES), 30),
+            (true, PREPARED, number(PREPARED), 2),
+            (true, "disturbances", self.disturbances.values().sum(), 12),
+            (true, REFUSED, number(REFUSED), 2),
+            (sessions, PASSED_ON, number(PASSED_ON), 2),
+            (true, "pieces of maintenance", self.maintained(None) - second, 6),
+            (!edition::is_lite(), "DDL in the second database", second, 6),
+            (is_long, "tables repacked", self.maintained(Some(Job::Repack)), 1),
+            (is_long, "tables moved", self.maintained(Some(Job::Move)), 1),
+        ];
+        wanted.into_iter().find_map(|(is_there, name, have, per_minute)| {
+            let least = (self.seconds * per_minute / 60).max(1) as usize;
+            (is_there && have < least).then(|| format!("{have} {name}, not {least}"))
+        })
     }
 
     /// The promises that were broken.
@@ -149,20 +136,6 @@ impl Summary {
 
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Findings {
-            grants,
-            multi_holder,
-            adoptions,
-            writes,
-            prepared,
-            refused,
-            let_pass,
-            passed_on,
-            tokens,
-            unknown,
-            lost_in_failover,
-            violations: _,
-        } = &self.findings;
         let disturbances: usize = self.disturbances.values().sum();
         writeln!(f, "seed {}, {} s", self.seed, self.seconds)?;
         if edition::is_lite() {
@@ -171,24 +144,13 @@ impl fmt::Display for Summary {
         }
         writeln!(f, "{disturbances:>8}  disturbances injected")?;
         for (disturbance, count) in &self.disturbances {
-            writeln!(f, "{count:>8}    {}", disturbance.name())?;
+            writeln!(f, "{count:>8}    {disturbance:?}")?;
         }
         writeln!(f, "{:>8}  pieces of maintenance", self.maintained(None))?;
         for (job, (done, failed)) in &self.maintenance {
-            writeln!(f, "{done:>8}    {} ({failed} given up or failed)", job.name())?;
+            writeln!(f, "{done:>8}    {job:?} ({failed} given up or failed)")?;
         }
-        writeln!(f, "{tokens:>8}  tokens seen")?;
-        writeln!(f, "{grants:>8}  grants acknowledged")?;
-        writeln!(f, "{multi_holder:>8}    of them shared, or of slots")?;
-        writeln!(f, "{adoptions:>8}  adoptions of what a lock service has granted")?;
-        writeln!(f, "{writes:>8}  writes acknowledged")?;
-        writeln!(f, "{prepared:>8}  writes prepared")?;
-        writeln!(f, "{refused:>8}  stale writes refused")?;
-        writeln!(f, "{let_pass:>8}  stale writes after an adoption that a failover had lost")?;
-        writeln!(f, "{passed_on:>8}  leases passed on before their time, as a session had ended")?;
-        writeln!(f, "{unknown:>8}  outcomes unknown")?;
-        writeln!(f, "{lost_in_failover:>8}  transactions lost to asynchronous failovers")?;
-        self.findings.write_violations(f)
+        write!(f, "{}", self.findings)
     }
 }
 

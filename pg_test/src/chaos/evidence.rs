@@ -1,18 +1,19 @@
 //! The evidence of a run: workers' records, and the traces in the database.
 
-use super::maintenance::Upkeep;
+use super::maintenance::{FinishedJob, Upkeep};
 use super::nemesis::{Disturbed, Nemesis};
 use super::record::{self, Record};
 use super::worker::DATABASE;
 use crate::client::Session;
 use crate::source_tree;
 use anyhow::Result;
+use serde::de::DeserializeOwned;
+use serde::Deserialize;
 use std::collections::HashSet;
-use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::fs;
 
 /// A trace of a grant's token, in the order (`n`) in which the lease was locked.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Grant {
     pub lease: i32,
     /// Its place in the order.
@@ -25,7 +26,7 @@ pub struct Grant {
 }
 
 /// A trace of a write.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Write {
     pub relation: String,
     pub row: i32,
@@ -43,7 +44,7 @@ pub struct Write {
 }
 
 /// A row as it is at the end.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
 pub struct Row {
     pub relation: String,
     pub row: i32,
@@ -87,54 +88,23 @@ impl Evidence {
 
     /// Reads the traces that the transactions have left in the database.
     fn read(&mut self, session: &mut Session) -> Result<()> {
-        let number = |text: &Option<String>| text.as_deref().and_then(|t| t.parse::<i64>().ok());
-        let sure = |text: &Option<String>| number(text).unwrap_or(-1);
-        let rows = session.rows(
-            "SELECT lease, n, token, uid, CASE WHEN what IN ('acquire', 'renew')
-                    THEN (extract(epoch FROM expires - asked) * 1000000)::bigint END
+        self.grants = all(
+            session,
+            "SELECT lease, n, token, uid AS id, CASE WHEN what IN ('acquire', 'renew')
+                    THEN (extract(epoch FROM expires - asked) * 1000000)::bigint END AS lasts_us
                FROM grants ORDER BY lease, n, token",
         )?;
-        self.grants = rows
-            .iter()
-            .map(|r| Grant {
-                lease: sure(&r[0]) as i32,
-                n: sure(&r[1]),
-                token: sure(&r[2]),
-                id: number(&r[3]),
-                lasts_us: number(&r[4]),
-            })
-            .collect();
-        let rows = session.rows(
-            "SELECT relation, id, lease, version, token, first, uid, current FROM writes
-              ORDER BY relation, id, version, token",
+        self.writes = all(
+            session,
+            "SELECT relation, id AS row, lease, version, token, first, uid AS id, current FROM writes
+              ORDER BY relation, writes.id, version, token",
         )?;
-        self.writes = rows
-            .iter()
-            .map(|r| Write {
-                relation: r[0].clone().unwrap_or_default(),
-                row: sure(&r[1]) as i32,
-                lease: sure(&r[2]) as i32,
-                version: sure(&r[3]),
-                token: sure(&r[4]),
-                first: sure(&r[5]),
-                id: sure(&r[6]),
-                current: number(&r[7]),
-            })
-            .collect();
-        let rows = session.rows(
-            "SELECT 'bound', id, version, fence FROM bound
+        self.rows = all(
+            session,
+            "SELECT 'bound' AS relation, id AS row, version, fence FROM bound
              UNION ALL SELECT 'free', id, version, fence FROM free
              UNION ALL SELECT 'desk', id, version, fence FROM desk",
         )?;
-        self.rows = rows
-            .iter()
-            .map(|r| Row {
-                relation: r[0].clone().unwrap_or_default(),
-                row: sure(&r[1]) as i32,
-                version: sure(&r[2]),
-                fence: number(&r[3]),
-            })
-            .collect();
         Ok(())
     }
 
@@ -143,34 +113,19 @@ impl Evidence {
         if violations.is_empty() {
             return Ok(());
         }
+        let lines = violations.iter().cloned();
+        let lines = lines.chain(self.disturbances.iter().map(|one| format!("{} {one:?}", one.at)));
+        let upkeep = self.upkeep.done.iter().map(|done| {
+            let FinishedJob { at, ended, text, failure, .. } = done;
+            format!("{at} maintenance, until {ended}: {text} {failure:?}")
+        });
+        let lines = lines.chain(upkeep);
+        let lines = lines.chain(self.records.iter().map(|one| format!("{} {one:?}", one.at)));
+        let lines = lines.chain(self.grants.iter().map(|grant| format!("{grant:?}")));
+        let lines = lines.chain(self.writes.iter().map(|write| format!("{write:?}")));
+        let lines = lines.chain(self.rows.iter().map(|row| format!("{row:?}")));
         let path = source_tree::target_dir().join(format!("{name}.txt"));
-        let mut file = BufWriter::new(File::create(&path)?);
-        for violation in violations {
-            writeln!(file, "{violation}")?;
-        }
-        for disturbance in &self.disturbances {
-            writeln!(file, "{} {disturbance:?}", disturbance.at)?;
-        }
-        for done in &self.upkeep.done {
-            writeln!(
-                file,
-                "{} maintenance, until {}: {} {:?}",
-                done.at, done.ended, done.text, done.failure
-            )?;
-        }
-        for Record { at, worker, era, id, event } in &self.records {
-            writeln!(file, "{at} worker {worker}, era {era}, transaction {id}: {event:?}")?;
-        }
-        for grant in &self.grants {
-            writeln!(file, "{grant:?}")?;
-        }
-        for write in &self.writes {
-            writeln!(file, "{write:?}")?;
-        }
-        for row in &self.rows {
-            writeln!(file, "{row:?}")?;
-        }
-        file.flush()?;
+        fs::write(&path, lines.map(|line| line + "\n").collect::<String>())?;
         eprintln!("The evidence is in {}.", path.display());
         Ok(())
     }
@@ -180,4 +135,10 @@ impl Evidence {
         let grants = self.grants.iter().filter_map(|grant| grant.id);
         grants.chain(self.writes.iter().map(|write| write.id)).collect()
     }
+}
+
+/// The rows of a query, whose columns are the fields.
+fn all<T: DeserializeOwned>(session: &mut Session, sql: &str) -> Result<Vec<T>> {
+    let rows = session.query(&format!("SELECT to_jsonb(t) FROM ({sql}) AS t"), &[])?;
+    rows.iter().map(|row| Ok(serde_json::from_value(row.try_get(0)?)?)).collect()
 }

@@ -14,57 +14,66 @@ use super::evidence::Evidence;
 use super::kind::Kind;
 use super::nemesis::Disturbance;
 use super::record::{Outcome, What};
+use std::collections::HashMap;
 use std::fmt;
 use transaction::Transaction;
+
+/// What is counted in a run, in the words of the summary.
+pub const TOKENS: &str = "tokens seen";
+pub const GRANTS: &str = "grants acknowledged";
+/// Grants that others may live beside.
+pub const SHARED: &str = "  of them shared, or of slots";
+pub const ADOPTIONS: &str = "adoptions of what a lock service has granted";
+pub const WRITES: &str = "writes acknowledged";
+/// Whatever became of them then.
+pub const PREPARED: &str = "writes prepared";
+/// Their token was stale or did not speak.
+pub const REFUSED: &str = "stale writes refused";
+/// By an older number than one that a failover, which may lose what was committed, has lost.
+pub const LET_PASS: &str = "stale writes after an adoption that a failover had lost";
+pub const PASSED_ON: &str = "leases passed on before their time, as a session had ended";
+pub const UNKNOWN: &str = "outcomes unknown";
+/// Acknowledged ones.
+pub const LOST_IN_FAILOVER: &str = "transactions lost to asynchronous failovers";
+
+const COUNTED: [&str; 11] = [
+    TOKENS,
+    GRANTS,
+    SHARED,
+    ADOPTIONS,
+    WRITES,
+    PREPARED,
+    REFUSED,
+    LET_PASS,
+    PASSED_ON,
+    UNKNOWN,
+    LOST_IN_FAILOVER,
+];
 
 /// The verdict on a run.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
     /// Promises that were broken.
     pub violations: Vec<String>,
-    /// Acknowledged transactions that an asynchronous failover has lost.
-    pub lost_in_failover: usize,
-    /// Grants made and acknowledged.
-    pub grants: usize,
-    /// Grants that others may live beside.
-    pub multi_holder: usize,
-    /// Adoptions acknowledged.
-    pub adoptions: usize,
-    /// Writes made and acknowledged.
-    pub writes: usize,
-    /// Writes that were prepared, whatever became of them then.
-    pub prepared: usize,
-    /// Writes refused because their token was stale or did not speak.
-    pub refused: usize,
-    /// Writes by an older number than one that a failover, which may lose what was committed, has lost.
-    pub let_pass: usize,
-    /// Leases that passed on before their time because a session had ended.
-    pub passed_on: usize,
-    /// Transactions whose outcome nobody knows.
-    pub unknown: usize,
-    /// Tokens that some client has seen.
-    pub tokens: usize,
+    counts: HashMap<&'static str, usize>,
 }
 
 impl Findings {
     /// Adds those of a further run.
     pub fn add(&mut self, further: Findings) {
         self.violations.extend(further.violations);
-        for (all, more) in [
-            (&mut self.lost_in_failover, further.lost_in_failover),
-            (&mut self.grants, further.grants),
-            (&mut self.multi_holder, further.multi_holder),
-            (&mut self.adoptions, further.adoptions),
-            (&mut self.writes, further.writes),
-            (&mut self.prepared, further.prepared),
-            (&mut self.refused, further.refused),
-            (&mut self.let_pass, further.let_pass),
-            (&mut self.passed_on, further.passed_on),
-            (&mut self.unknown, further.unknown),
-            (&mut self.tokens, further.tokens),
-        ] {
-            *all += more;
+        for (what, more) in further.counts {
+            *self.counts.entry(what).or_default() += more;
         }
+    }
+
+    /// How many of these there were.
+    pub fn number(&self, what: &str) -> usize {
+        self.counts.get(what).copied().unwrap_or(0)
+    }
+
+    fn count(&mut self, what: &'static str) {
+        *self.counts.entry(what).or_default() += 1;
     }
 }
 
@@ -73,7 +82,7 @@ pub fn judge(evidence: &Evidence) -> Findings {
     let transactions = transaction::all(evidence);
     let mut findings = Findings::default();
     for transaction in transactions.values() {
-        findings.count(transaction);
+        findings.look_at(transaction);
     }
     order::tokens_rise(evidence, &mut findings);
     order::grants_in_order(evidence, &mut findings);
@@ -88,31 +97,41 @@ pub fn judge(evidence: &Evidence) -> Findings {
     findings
 }
 
-impl Findings {
-    /// How many promises were broken, and the first of them.
-    pub fn write_violations(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+impl fmt::Display for Findings {
+    /// All that was counted, how many promises were broken, and the first of them.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for what in COUNTED {
+            writeln!(f, "{:>8}  {what}", self.number(what))?;
+        }
         write!(f, "{:>8}  violations", self.violations.len())?;
         self.violations.iter().take(10).try_for_each(|what| write!(f, "\n          {what}"))
     }
+}
 
+impl Findings {
     fn violated(&mut self, what: String) {
         self.violations.push(what);
     }
 
-    fn count(&mut self, transaction: &Transaction) {
+    fn look_at(&mut self, transaction: &Transaction) {
         let what = transaction.what;
-        self.prepared += usize::from(transaction.prepared.is_some());
+        if transaction.prepared.is_some() {
+            self.count(PREPARED);
+        }
         match &transaction.outcome {
-            Some(Outcome::Committed) if what == What::Adopt => self.adoptions += 1,
+            Some(Outcome::Committed) if what == What::Adopt => self.count(ADOPTIONS),
             Some(Outcome::Committed) if what.acquires() => {
-                self.grants += 1;
-                let alone = Kind::of(transaction.lease) == Kind::Exclusive
-                    || Kind::of(transaction.lease) == Kind::Shared && what == What::Acquire;
-                self.multi_holder += usize::from(!alone);
+                self.count(GRANTS);
+                let kind = Kind::of(transaction.lease);
+                let alone =
+                    kind == Kind::Exclusive || kind == Kind::Shared && what == What::Acquire;
+                if !alone {
+                    self.count(SHARED);
+                }
             }
-            Some(Outcome::Committed) if what.writes() => self.writes += 1,
+            Some(Outcome::Committed) if what.writes() => self.count(WRITES),
             Some(Outcome::Refused(state)) if state == "PF001" || state == "PF004" => {
-                self.refused += 1;
+                self.count(REFUSED);
             }
             // An internal error, or a corrupted table or index.
             Some(Outcome::Refused(why)) if why.starts_with("XX") || is_deadlock_of_leases(why) => {
@@ -121,7 +140,7 @@ impl Findings {
                     transaction.worker
                 ));
             }
-            Some(Outcome::Unknown) | None => self.unknown += 1,
+            Some(Outcome::Unknown) | None => self.count(UNKNOWN),
             _ => {}
         }
     }

@@ -57,7 +57,7 @@ pub fn has_second_database() -> bool {
     !edition::is_lite()
 }
 
-/// A kind of maintenance.
+/// A kind of maintenance. The summary calls it by its name here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Job {
     /// pg_repack of one table of the state, or of the whole database; where there is none, PostgreSQL's own.
@@ -80,26 +80,6 @@ pub enum Job {
     Settings,
     /// Jobs that forget leases: in a database of their own.
     Second,
-}
-
-impl Job {
-    /// As the summary calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Job::Repack => {
-                "pg_repack; REPACK (CONCURRENTLY) of a candidate, for which that does not build"
-            }
-            Job::Rewrite => "VACUUM FULL, CLUSTER, VACUUM FREEZE, SET UNLOGGED and back",
-            Job::Move => "tables and indexes moved to another tablespace",
-            Job::Reindex => "REINDEX, CONCURRENTLY or not",
-            Job::CreateIndex => "indexes created",
-            Job::DropIndex => "indexes compared with their tables and dropped",
-            Job::CreateTrigger => "row triggers created",
-            Job::DropTrigger => "row triggers compared with their tables and dropped",
-            Job::Settings => "ANALYZE, ALTER TABLE SET",
-            Job::Second => "TRUNCATE, DROP EXTENSION … in a second database",
-        }
-    }
 }
 
 /// How likely each kind is.

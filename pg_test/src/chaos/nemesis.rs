@@ -23,7 +23,7 @@ use std::path::PathBuf;
 use std::sync::{mpsc, Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A kind of disturbance.
+/// A kind of disturbance. The summary calls it by its name here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disturbance {
     /// A worker is stopped for longer than its grants last, or for less.
@@ -53,27 +53,6 @@ pub enum Disturbance {
     Restore,
     /// A session that reads the leases in a transaction is stopped for a while, wherever it is in that.
     FreezeReader,
-}
-
-impl Disturbance {
-    /// As the summary calls it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Disturbance::FreezeWorker => "workers frozen",
-            Disturbance::KillWorker => "workers killed",
-            Disturbance::FreezeBackend => "server processes frozen",
-            Disturbance::Terminate => "sessions terminated in mid-transaction",
-            Disturbance::Cancel => "statements cancelled in mid-transaction",
-            Disturbance::KillBackend => "server processes killed",
-            Disturbance::KillServer => "servers killed",
-            Disturbance::FailOver => "failovers",
-            Disturbance::StepClock => "steps of the clock",
-            Disturbance::Revoke => "revocations",
-            Disturbance::Refer => "rows that refer to leases by a foreign key",
-            Disturbance::Restore => "dumps loaded over the running database",
-            Disturbance::FreezeReader => "readers frozen",
-        }
-    }
 }
 
 /// A disturbance that was done.

@@ -1,7 +1,7 @@
 //! Acknowledged transactions that are not there; uncommitted ones that are.
 
 use super::transaction::Transaction;
-use super::Findings;
+use super::{Findings, LOST_IN_FAILOVER};
 use crate::chaos::evidence::Evidence;
 use crate::chaos::record::{Outcome, What};
 use std::collections::HashMap;
@@ -33,7 +33,7 @@ pub fn nothing_lost(
         match (&transaction.outcome, transaction.acknowledged) {
             (_, Some(acknowledged)) if !survives => {
                 if cut_off(acknowledged) {
-                    findings.lost_in_failover += 1;
+                    findings.count(LOST_IN_FAILOVER);
                 } else {
                     findings.violated(format!("acknowledged, and lost: {transaction:?}"));
                 }

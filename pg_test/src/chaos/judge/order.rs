@@ -1,6 +1,6 @@
 //! The order of tokens, of grants and of writes.
 
-use super::{stepped, Findings};
+use super::{stepped, Findings, TOKENS};
 use crate::chaos::evidence::{Evidence, Write};
 use crate::chaos::kind::Kind;
 use crate::chaos::record::{Event, TTL_MS};
@@ -17,7 +17,7 @@ pub fn tokens_rise(evidence: &Evidence, findings: &mut Findings) {
                 greatest_when_asked.insert(record.id, greatest);
             }
             Event::Token(token) => {
-                findings.tokens += 1;
+                findings.count(TOKENS);
                 if let Some(earlier) = seen.insert(token, record.id) {
                     // Releasing again within a transaction gives the same one; nobody here does.
                     let (a, b) = (earlier, record.id);

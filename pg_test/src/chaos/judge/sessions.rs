@@ -1,7 +1,7 @@
 //! Grants that end with the session that acquired them.
 
 use super::transaction::Transaction;
-use super::Findings;
+use super::{Findings, PASSED_ON};
 use crate::chaos::evidence::Evidence;
 use crate::chaos::nemesis::Disturbance;
 use crate::chaos::record::{Event, Record, What, TTL_MS};
@@ -48,7 +48,7 @@ pub fn end_their_grants(
                 && seen < until
         };
         if !revoked && !transactions.values().any(|t| over(&t)) && acquires().any(before_its_time) {
-            findings.passed_on += 1;
+            findings.count(PASSED_ON);
         }
     }
 }

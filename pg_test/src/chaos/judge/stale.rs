@@ -1,7 +1,7 @@
 //! Writes by an older number once a newer one was adopted.
 
 use super::transaction::Transaction;
-use super::Findings;
+use super::{Findings, LET_PASS};
 use crate::chaos::evidence::Evidence;
 use crate::chaos::kind::Kind;
 use crate::chaos::record::What;
@@ -63,7 +63,7 @@ pub fn none_commits(
             Some(adoption) => {
                 findings.violated(format!("a stale write, after {adoption:?}: {write:?}"));
             }
-            None => findings.let_pass += 1,
+            None => findings.count(LET_PASS),
         }
     }
 }

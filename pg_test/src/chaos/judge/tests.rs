@@ -1,6 +1,6 @@
 //! Every rule finds what breaks it, and nothing else.
 
-use super::{judge, Findings};
+use super::{judge, Findings, LET_PASS, LOST_IN_FAILOVER, PASSED_ON, TOKENS};
 use crate::chaos::evidence::{Evidence, Grant, Row, Write};
 use crate::chaos::nemesis::{Disturbance, Disturbed};
 use crate::chaos::record::{Event, Outcome, Record, What};
@@ -139,7 +139,7 @@ fn a_failover_may_lose_the_end_of_its_era_and_nothing_else() {
     evidence.era = 1;
     evidence.grants.pop();
     let findings = judge(&evidence);
-    assert_eq!((findings.lost_in_failover, findings.violations.len()), (1, 0));
+    assert_eq!((findings.number(LOST_IN_FAILOVER), findings.violations.len()), (1, 0));
     let mut evidence = good();
     evidence.era = 1;
     evidence.grants.remove(0);
@@ -319,7 +319,7 @@ fn adopted_numbers_rise_and_are_no_tokens() {
     // Adopted already, and then by two others.
     assert_eq!(findings([(0, 5), (1, 5), (2, 7)]).violations, Vec::<String>::new());
     assert!(findings([(0, 5), (1, 7), (2, 5)]).violations[0].contains("came"));
-    assert_eq!(findings([(0, 5), (1, 5), (2, 7)]).tokens, 0);
+    assert_eq!(findings([(0, 5), (1, 5), (2, 7)]).number(TOKENS), 0);
 }
 
 /// Prepared after a second, and finished by somebody else after three.
@@ -450,7 +450,7 @@ fn nothing_is_accepted_after_the_end_of_its_session() {
 #[test]
 fn a_lease_passes_on_when_its_session_has_ended() {
     let findings = after_its_session(What::Renew, Event::End(Outcome::Lost), 200);
-    assert_eq!(findings.passed_on, 1, "{findings:?}");
+    assert_eq!(findings.number(PASSED_ON), 1, "{findings:?}");
     let mut kept = [acquired(1, What::Acquire, 0, 0), acquired(2, What::Acquire, 0, 500)].concat();
     let violated = |records: &Vec<Record>| {
         let findings = judge(&Evidence { records: records.clone(), ..Evidence::default() });
@@ -489,11 +489,11 @@ fn a_write_by_an_older_number_is_stale_once_a_newer_one_was_adopted() {
         findings.violations.iter().filter(|v| v.contains("a stale write")).count()
     };
     let late = late_write(111, Outcome::Committed, 0);
-    assert_eq!((stale(&late), late.let_pass), (1, 0), "{late:?}");
+    assert_eq!((stale(&late), late.number(LET_PASS)), (1, 0), "{late:?}");
     // Its commit may have come before that of the adoption, or it has not landed.
     assert_eq!(stale(&late_write(109, Outcome::Committed, 0)), 0);
     assert_eq!(stale(&late_write(111, Outcome::Refused("PF004".to_owned()), 0)), 0);
     // A failover in between has lost the adoption.
     let after = late_write(111, Outcome::Committed, 1);
-    assert_eq!((stale(&after), after.let_pass), (0, 1), "{after:?}");
+    assert_eq!((stale(&after), after.number(LET_PASS)), (0, 1), "{after:?}");
 }
