@@ -2,8 +2,10 @@
 //! reads, draws) is told here in the order in which the extension does it.
 
 use crate::server::{micros, Row, TTL};
-use crate::state::{Change, Early, Op, Phase, State, Transaction, Violation};
-use crate::system::System;
+use crate::state::{Change, Early, Op, Phase, State, Transaction};
+use crate::system::{
+    System, GUARD_EXCLUDES, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED, NOT_EXPIRED, ONE_HOLDER,
+};
 use pg_test::rules::fence::{self, Order, Verdict, Write};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Release};
 use pg_test::rules::locks::{LockMode, ACQUIRE_ALONE, CHANGE, GUARD};
@@ -16,8 +18,7 @@ impl System {
         match op {
             Op::Acquire => self.acquire(state, c, early),
             Op::Renew | Op::Release => self.change(state, c, op, early),
-            Op::WriteBound => self.write_bound(state, c, op, early),
-            Op::WriteBoundByFirst => self.write_bound(state, c, op, early),
+            Op::WriteBound | Op::WriteBoundByFirst => self.write_bound(state, c, op, early),
         }
     }
 
@@ -101,31 +102,31 @@ impl System {
         if had || *early != Early::default() {
             return None;
         }
-        state.violate(Violation::KeptFromAll);
+        state.violate(NOBODY_KEPT_OUT);
         Some(())
     }
 
     /// A token has been let speak for this grant.
     fn check_speaks(&self, state: &mut State, row: &Row) {
         if !row.is_live(state.clock) {
-            state.violate(Violation::Expired);
+            state.violate(NOT_EXPIRED);
         }
         if state.session_has_ended(row) {
-            state.violate(Violation::Abandoned);
+            state.violate(NOT_ABANDONED);
         }
     }
 
     /// A token that a grant gets is greater than all that anyone has seen: the lease is locked now.
     fn check_rises(&self, state: &mut State, token: Token) {
         if token <= state.seen {
-            state.violate(Violation::Reissued);
+            state.violate(NEVER_REISSUED);
         }
     }
 
     /// Holds each new grant against the true clock and the true rows.
     fn check_alone(&self, state: &mut State, c: usize, new: &Row) {
         if !new.is_live(state.clock) {
-            state.violate(Violation::Expired);
+            state.violate(NOT_EXPIRED);
         }
         let yields = |row: &Row| self.bounds.reclaim && row.owner == c;
         let written = state.others(c).filter_map(|t| match &t.change {
@@ -138,10 +139,10 @@ impl System {
         let stands = |row: &Row| row.is_live(state.clock) && row.owner != c;
         state.passed_on |= state.server.data.lease.as_ref().is_some_and(stands);
         if is_beside {
-            state.violate(Violation::TwoHolders);
+            state.violate(ONE_HOLDER);
         }
         if is_relied_on && self.protections.report_take_over {
-            state.violate(Violation::TakenOverGuard);
+            state.violate(GUARD_EXCLUDES);
         }
     }
 

@@ -31,10 +31,8 @@ macro_rules! protections {
 
 /// A property of a model: that its states note no such violation.
 macro_rules! never {
-    ($model:ident, $name:expr, $violation:ident) => {
-        Property::<$model>::always($name, |_, state: &State| {
-            state.violation != Some(Violation::$violation)
-        })
+    ($model:ident, $name:expr) => {
+        Property::<$model>::always($name, |_, state: &State| state.violation != Some($name))
     };
 }
 

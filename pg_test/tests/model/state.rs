@@ -136,29 +136,6 @@ pub struct Spent {
     pub rollbacks: u8,
 }
 
-/// Violations: these must not happen.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Violation {
-    /// A token was not greater than each that any client had seen.
-    Reissued,
-    /// A grant was made beside a live one.
-    TwoHolders,
-    /// A renewal was written over the end of its grant.
-    Revived,
-    /// A grant was replaced while a transaction relied on it.
-    TakenOverGuard,
-    /// A write landed under a grant that somebody else's has followed.
-    StaleBound,
-    /// The fence of a row that is bound to its lease became smaller.
-    WentBack,
-    /// A token was let speak after its deadline, or a grant was over when it was made.
-    Expired,
-    /// A token was let speak after the end of the session that its grant ends with.
-    Abandoned,
-    /// A lease was not granted although nobody had it.
-    KeptFromAll,
-}
-
 /// Everything.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
@@ -170,7 +147,8 @@ pub struct State {
     pub seen: Token,
     /// Whether a lease has passed on because a session had ended.
     pub passed_on: bool,
-    pub violation: Option<Violation>,
+    /// The first property that was broken.
+    pub violation: Option<&'static str>,
 }
 
 impl State {
@@ -223,8 +201,8 @@ impl State {
         (0..self.clients.len()).for_each(|client| self.session_ends(client));
     }
 
-    /// Notes the first violation.
-    pub fn violate(&mut self, violation: Violation) {
-        self.violation.get_or_insert(violation);
+    /// Notes the first property that is broken.
+    pub fn violate(&mut self, property: &'static str) {
+        self.violation.get_or_insert(property);
     }
 }

@@ -3,7 +3,7 @@
 use crate::protections::{Bounds, Protections};
 use crate::search::{never, once_more};
 use crate::server::{Row, Server};
-use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State, Violation};
+use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State};
 use pg_test::rules::Token;
 use stateright::{Model, Property};
 
@@ -83,7 +83,7 @@ impl System {
                 let revived = row.closing.is_none() && data.lease.as_ref().is_some_and(is_over);
                 data.lease = Some(row);
                 if revived {
-                    state.violate(Violation::Revived);
+                    state.violate(NOT_REVIVED);
                 }
             }
             Change::Bound(landing) => {
@@ -92,10 +92,10 @@ impl System {
                 let guarded = |row: &&Row| Some(row.first) == transaction.guarded;
                 let relied_on = data.lease.as_ref().filter(guarded);
                 if relied_on.is_none_or(|row| row.tokens().latest() < data.granted) {
-                    state.violate(Violation::StaleBound);
+                    state.violate(NO_STALE_BOUND);
                 }
                 if went_back {
-                    state.violate(Violation::WentBack);
+                    state.violate(NEVER_BACK);
                 }
             }
         }
@@ -242,15 +242,15 @@ impl Model for System {
 
     fn properties(&self) -> Vec<Property<System>> {
         vec![
-            never!(System, NEVER_REISSUED, Reissued),
-            never!(System, ONE_HOLDER, TwoHolders),
-            never!(System, NOT_REVIVED, Revived),
-            never!(System, GUARD_EXCLUDES, TakenOverGuard),
-            never!(System, NO_STALE_BOUND, StaleBound),
-            never!(System, NEVER_BACK, WentBack),
-            never!(System, NOT_EXPIRED, Expired),
-            never!(System, NOT_ABANDONED, Abandoned),
-            never!(System, NOBODY_KEPT_OUT, KeptFromAll),
+            never!(System, NEVER_REISSUED),
+            never!(System, ONE_HOLDER),
+            never!(System, NOT_REVIVED),
+            never!(System, GUARD_EXCLUDES),
+            never!(System, NO_STALE_BOUND),
+            never!(System, NEVER_BACK),
+            never!(System, NOT_EXPIRED),
+            never!(System, NOT_ABANDONED),
+            never!(System, NOBODY_KEPT_OUT),
             // So that the above are not true for want of anything happening.
             Property::<System>::sometimes("a write lands behind its row", |_, state| {
                 let behind = |c: &Client| match c.transaction().map(|t| &t.change) {

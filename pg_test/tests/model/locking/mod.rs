@@ -11,7 +11,7 @@ mod steps;
 use crate::search::{self, never, once_more, searches};
 use protections::{Bounds, Protections};
 pub use state::Kind;
-use state::{Next, State, Violation};
+use state::{Next, State};
 use stateright::{Model, Property};
 use steps::Step;
 
@@ -154,10 +154,10 @@ impl Model for Lease {
 
     fn properties(&self) -> Vec<Property<Lease>> {
         vec![
-            never!(Lease, APART, Together),
-            never!(Lease, ONE_WRITER, TwoWriters),
-            never!(Lease, GUARD_EXCLUDES, TakenOverGuard),
-            never!(Lease, NOT_PRUNED, PrunedInUse),
+            never!(Lease, APART),
+            never!(Lease, ONE_WRITER),
+            never!(Lease, GUARD_EXCLUDES),
+            never!(Lease, NOT_PRUNED),
             // So that the above are not true for want of anything happening.
             Property::<Lease>::sometimes("grants of each kind are committed", |lease, state| {
                 let mut kinds = lease.bounds.kinds.iter();

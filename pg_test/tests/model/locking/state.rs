@@ -1,6 +1,7 @@
 //! One lease: its rows, and clients each of which is between two steps of a call.
 
 use super::protections::{Bounds, Protections};
+use super::{APART, GUARD_EXCLUDES, ONE_WRITER};
 use crate::search::{self, Held};
 use pg_test::rules::grant::{Grant, Mode, Phase};
 use pg_test::rules::locks::{Lock, LockMode, LockStep, SLOT_IS_BEING_TAKEN, TAKE_SLOT};
@@ -174,19 +175,6 @@ impl Client {
     }
 }
 
-/// Violations: these must not happen.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub enum Violation {
-    /// Grants that exclude each other, or one too many, are live.
-    Together,
-    /// Two open transactions have written the same row.
-    TwoWriters,
-    /// A grant was put in the way of one that a transaction relies on.
-    TakenOverGuard,
-    /// A row was pruned whose grant is current or guarded.
-    PrunedInUse,
-}
-
 /// Everything.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
@@ -197,7 +185,8 @@ pub struct State {
     pub steps_back: u8,
     pub rollbacks: u8,
     pub calls: u8,
-    pub violation: Option<Violation>,
+    /// The first property that was broken.
+    pub violation: Option<&'static str>,
 }
 
 impl State {
@@ -306,12 +295,12 @@ impl State {
     /// States that must never be, of committed rows and of those written beside them.
     pub fn check(&mut self) {
         let found = [
-            (self.two_writers(), Violation::TwoWriters),
-            (self.is_guard_passed(), Violation::TakenOverGuard),
-            (self.live_together(), Violation::Together),
+            (self.two_writers(), ONE_WRITER),
+            (self.is_guard_passed(), GUARD_EXCLUDES),
+            (self.live_together(), APART),
         ];
-        if let Some((_, violation)) = found.iter().find(|(found, _)| *found) {
-            self.violation.get_or_insert(*violation);
+        if let Some((_, property)) = found.iter().find(|(found, _)| *found) {
+            self.violation.get_or_insert(*property);
         }
     }
 

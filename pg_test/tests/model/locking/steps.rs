@@ -2,7 +2,8 @@
 //! `leases::guard`, `leases::change`, `leases::prune`). The locks are those of the rules' table, the decisions the rules' own.
 
 use super::protections::{Bounds, Protections};
-use super::state::{at, Client, Kind, Next, Row, Search, State, Violation, Write, TTL};
+use super::state::{at, Client, Kind, Next, Row, Search, State, Write, TTL};
+use super::{APART, NOT_PRUNED};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant};
 use pg_test::rules::locks::{
     ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, GUARD,
@@ -88,7 +89,7 @@ impl Step<'_> {
         // saw.
         let mut replaced = ended.iter().chain([&slot]).filter_map(|slot| self.state.row(*slot));
         if replaced.any(|row| row.is_live(self.state.clock) && !seen.contains(&row)) {
-            self.state.violation.get_or_insert(Violation::Together);
+            self.state.violation.get_or_insert(APART);
         }
         let new = Row { slot, kind, grant, renewals: 0, expires, closed: false };
         writes.push(Write::Put(new));
@@ -399,7 +400,7 @@ impl Step<'_> {
         let guards = |other: &Client| other.guards.is_some_and(|row| row.slot == slot);
         let guarded = self.state.others(self.client).any(guards);
         if found.is_live(self.state.clock) || guarded {
-            self.state.violation.get_or_insert(Violation::PrunedInUse);
+            self.state.violation.get_or_insert(NOT_PRUNED);
         }
         self.state.clients[self.client].writes = vec![Write::Delete(slot)];
         self.state.clients[self.client].locks.clear();
