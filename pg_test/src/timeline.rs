@@ -29,27 +29,18 @@ pub enum Mark {
 }
 
 impl Mark {
-    fn word(self) -> &'static str {
+    /// Its word, its colour on a terminal, and its class in a picture.
+    fn shown(self) -> (&'static str, &'static str, &'static str) {
         match self {
-            Mark::Holds => "holds",
-            Mark::Taken => "taken",
-            Mark::Ended => "ended",
-            Mark::Writes => "writes",
-            Mark::Refused => "REFUSED",
-            Mark::Frozen => "FROZEN",
-            Mark::Wakes => "WAKES",
-            Mark::Killed => "KILLED",
-            Mark::Note => "",
-        }
-    }
-
-    fn colour(self) -> &'static str {
-        match self {
-            Mark::Holds => GREEN,
-            Mark::Taken | Mark::Ended => YELLOW,
-            Mark::Writes | Mark::Note => "",
-            Mark::Refused | Mark::Killed => RED,
-            Mark::Frozen | Mark::Wakes => BLUE,
+            Mark::Holds => ("holds", GREEN, "good"),
+            Mark::Taken => ("taken", YELLOW, "ended"),
+            Mark::Ended => ("ended", YELLOW, "ended"),
+            Mark::Writes => ("writes", "", "plain"),
+            Mark::Refused => ("REFUSED", RED, "bad"),
+            Mark::Frozen => ("FROZEN", BLUE, "still"),
+            Mark::Wakes => ("WAKES", BLUE, "still"),
+            Mark::Killed => ("KILLED", RED, "bad"),
+            Mark::Note => ("", "", "note"),
         }
     }
 }
@@ -92,12 +83,7 @@ pub struct Timeline {
 impl Timeline {
     /// One that prints nothing.
     pub fn silent() -> Timeline {
-        Timeline {
-            loud: false,
-            colour: false,
-            zero: Mutex::new(Instant::now()),
-            told: Mutex::default(),
-        }
+        Timeline::new(false, false)
     }
 
     /// One that prints to standard output: in colour if that is a terminal and nobody minds.
@@ -105,7 +91,11 @@ impl Timeline {
         let minds = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty())
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
         let colour = std::io::stdout().is_terminal() && !minds;
-        Timeline { loud: true, colour, zero: Mutex::new(Instant::now()), told: Mutex::default() }
+        Timeline::new(true, colour)
+    }
+
+    fn new(loud: bool, colour: bool) -> Timeline {
+        Timeline { loud, colour, zero: Mutex::new(Instant::now()), told: Mutex::default() }
     }
 
     /// Time starts again at zero.
@@ -127,12 +117,13 @@ impl Timeline {
         let letter = usize::from(actor.bytes().next().unwrap_or(b'D').to_ascii_uppercase() - b'A');
         let text = text.to_string();
         self.remember(Told { seconds, actor: actor.to_owned(), mark, text: text.clone() });
+        let (word, colour, _) = mark.shown();
         let mut lines = text.lines();
         self.line(format_args!(
             "  {}  {}  {}  {}",
             self.paint(DIM, &time),
             self.paint(COLOURS[letter % COLOURS.len()], &format!("{actor:<5}")),
-            self.paint(mark.colour(), &format!("{:<7}", mark.word())),
+            self.paint(colour, &format!("{word:<7}")),
             self.paint(if mark == Mark::Note { DIM } else { "" }, lines.next().unwrap_or("")),
         ));
         for line in lines {

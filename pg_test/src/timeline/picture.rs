@@ -1,7 +1,6 @@
 //! A story as a picture (SVG): a line for each thing that was told, beside it a lane for each worker.
 
 use super::{Mark, Told};
-use std::fmt::Write;
 
 const LINE: usize = 24;
 const TOP: usize = 58;
@@ -21,63 +20,44 @@ pub fn draw(title: &str, told: &[Told], end: &str) -> String {
     }
     let text_at = FIRST_LANE + BETWEEN_LANES * actors.len() - 8;
     let height = TOP + LINE * told.iter().map(Told::lines).sum::<usize>() + 44;
-    let mut svg = format!(
+    let mut lines = vec![format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
          role=\"img\" aria-labelledby=\"title\">\n<title id=\"title\">{}</title>\n<style>{STYLE}</style>\n\
-         <rect class=\"panel\" x=\"1\" y=\"1\" width=\"{}\" height=\"{}\" rx=\"8\"/>\n",
+         <rect class=\"panel\" x=\"1\" y=\"1\" width=\"{}\" height=\"{}\" rx=\"8\"/>",
         escaped(title),
         WIDTH - 2,
         height - 2
-    );
+    )];
     let bottom = height - 44;
     for (n, actor) in actors.iter().enumerate() {
-        let x = FIRST_LANE + BETWEEN_LANES * n;
-        add(
-            &mut svg,
-            &format!("<text class=\"name\" x=\"{x}\" y=\"30\">{}</text>", escaped(actor)),
-        );
-        add(&mut svg, &format!("<path class=\"lane\" d=\"M{x} 42V{bottom}\"/>"));
+        let (x, name) = (FIRST_LANE + BETWEEN_LANES * n, escaped(actor));
+        lines.push(format!("<text class=\"name\" x=\"{x}\" y=\"30\">{name}</text>"));
+        lines.push(format!("<path class=\"lane\" d=\"M{x} 42V{bottom}\"/>"));
         for (class, from, to) in spans(actor, told, bottom) {
-            add(&mut svg, &format!("<path class=\"{class}\" d=\"M{x} {from}V{to}\"/>"));
+            lines.push(format!("<path class=\"{class}\" d=\"M{x} {from}V{to}\"/>"));
         }
     }
     for (one, y) in told.iter().zip(heights(told)) {
-        let class = class(one.mark);
-        add(
-            &mut svg,
-            &format!("<text class=\"time\" x=\"66\" y=\"{}\">{:.2} s</text>", y + 4, one.seconds),
-        );
+        let ((word, _, class), seconds, below) = (one.mark.shown(), one.seconds, y + 4);
+        lines.push(format!("<text class=\"time\" x=\"66\" y=\"{below}\">{seconds:.2} s</text>"));
         if let Some(n) = actors.iter().position(|actor| *actor == one.actor) {
             let x = FIRST_LANE + BETWEEN_LANES * n;
-            add(
-                &mut svg,
-                &format!("<circle class=\"dot {class}\" cx=\"{x}\" cy=\"{y}\" r=\"5\"/>"),
-            );
+            lines.push(format!("<circle class=\"dot {class}\" cx=\"{x}\" cy=\"{y}\" r=\"5\"/>"));
         }
-        let word =
-            if one.mark == Mark::Note { String::new() } else { format!("{} ", one.mark.word()) };
         for (n, line) in one.text.lines().enumerate() {
-            let y = y + 4 + LINE * n;
-            let word = if n == 0 { word.as_str() } else { "" };
-            let word = if word.is_empty() {
-                String::new()
-            } else {
-                format!("<tspan class=\"word\">{word}</tspan>")
+            let (y, line) = (below + LINE * n, escaped(line));
+            let word = match (n, word) {
+                (1.., _) | (_, "") => String::new(),
+                (0, word) => format!("<tspan class=\"word\">{word} </tspan>"),
             };
-            add(
-                &mut svg,
-                &format!(
-                    "<text class=\"{class}\" x=\"{text_at}\" y=\"{y}\">{word}{}</text>",
-                    escaped(line)
-                ),
-            );
+            lines.push(format!(
+                "<text class=\"{class}\" x=\"{text_at}\" y=\"{y}\">{word}{line}</text>"
+            ));
         }
     }
-    add(
-        &mut svg,
-        &format!("<text class=\"end\" x=\"18\" y=\"{}\">{}</text>", height - 16, escaped(end)),
-    );
-    svg + "</svg>\n"
+    let (y, end) = (height - 16, escaped(end));
+    lines.push(format!("<text class=\"end\" x=\"18\" y=\"{y}\">{end}</text>\n</svg>\n"));
+    lines.join("\n")
 }
 
 /// Where each line is.
@@ -109,22 +89,6 @@ fn spans(actor: &str, told: &[Told], bottom: usize) -> Vec<(&'static str, usize,
     }
     spans.extend(holds.map(|from| ("holds", from, bottom)));
     spans
-}
-
-fn class(mark: Mark) -> &'static str {
-    match mark {
-        Mark::Holds => "good",
-        Mark::Taken | Mark::Ended => "ended",
-        Mark::Writes => "plain",
-        Mark::Refused | Mark::Killed => "bad",
-        Mark::Frozen | Mark::Wakes => "still",
-        Mark::Note => "note",
-    }
-}
-
-fn add(svg: &mut String, line: &str) {
-    // Writing into a String cannot fail.
-    let _ = writeln!(svg, "{line}");
 }
 
 fn escaped(text: &str) -> String {
