@@ -7,7 +7,6 @@ mod instructions;
 mod judge;
 mod kind;
 mod known_bugs;
-mod length;
 mod lock_service;
 mod maintenance;
 mod nemesis;
@@ -30,7 +29,6 @@ use anyhow::{bail, ensure, Result};
 use evidence::Evidence;
 use instructions::Leases;
 use judge::{Findings, ADOPTIONS, GRANTS, PASSED_ON, PREPARED, REFUSED, SHARED, WRITES};
-use length::Length;
 use maintenance::Job;
 use nemesis::{Disturbance, Nemesis};
 use servers::{Servers, Stage};
@@ -46,8 +44,15 @@ use worker_pool::WorkerPool;
 pub struct Options {
     #[command(flatten)]
     edition: edition::Choice,
-    #[command(flatten)]
-    length: Length,
+    /// How many minutes to run
+    #[arg(long, default_value_t = 5.0)]
+    minutes: f64,
+    /// Where all choices start from
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Run for half a minute
+    #[arg(long)]
+    short: bool,
     /// Build the extension with a known bug, which the run must catch
     #[arg(long = "plant", value_enum, value_name = "BUG")]
     bug: Option<KnownBug>,
@@ -157,7 +162,9 @@ impl fmt::Display for Summary {
 /// Runs, prints the summary, and fails where a promise was broken, or where a planted bug was not caught.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     options.edition.make();
-    let (time, seed) = (options.length.time(), options.length.seed());
+    let minutes = if options.short { 0.5 } else { options.minutes };
+    let time = Duration::from_secs_f64(minutes * 60.0);
+    let seed = options.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
     if let Some(bug) = options.bug {
         let prefix = if edition::is_lite() {
             known_bugs::plant_in_lite(bug)?;

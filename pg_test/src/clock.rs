@@ -1,4 +1,4 @@
-//! A server whose clock can be stepped, by a small library that is loaded before the C library.
+//! A clock of servers that can be stepped, by a small library that is loaded before the C library.
 
 use crate::cluster::Builder;
 use crate::process::output_of;

@@ -152,10 +152,7 @@ postgresql:
         let mut agent = member.agent.take().context("it runs")?;
         agent.kill()?;
         agent.wait()?;
-        let family = process::children_of(postmaster);
-        for pid in [postmaster].into_iter().chain(family) {
-            let _ = process::signal(pid, Signal::SIGKILL);
-        }
+        kill_server(postmaster);
         Ok(())
     }
 
@@ -184,13 +181,16 @@ impl Drop for Patroni {
                 let _ = agent.kill();
                 let _ = agent.wait();
                 if let Ok(postmaster) = member.postmaster() {
-                    let family = process::children_of(postmaster);
-                    for pid in [postmaster].into_iter().chain(family) {
-                        let _ = process::signal(pid, Signal::SIGKILL);
-                    }
+                    kill_server(postmaster);
                 }
             }
         }
+    }
+}
+
+fn kill_server(postmaster: i32) {
+    for pid in [postmaster].into_iter().chain(process::children_of(postmaster)) {
+        let _ = process::signal(pid, Signal::SIGKILL);
     }
 }
 

@@ -5,7 +5,6 @@ mod holds;
 mod losses;
 mod order;
 mod sessions;
-mod stale;
 #[cfg(test)]
 mod tests;
 mod transaction;
@@ -29,14 +28,12 @@ pub const WRITES: &str = "writes acknowledged";
 pub const PREPARED: &str = "writes prepared";
 /// Their token was stale or did not speak.
 pub const REFUSED: &str = "stale writes refused";
-/// By an older number than one that a failover, which may lose what was committed, has lost.
-pub const LET_PASS: &str = "stale writes after an adoption that a failover had lost";
 pub const PASSED_ON: &str = "leases passed on before their time, as a session had ended";
 pub const UNKNOWN: &str = "outcomes unknown";
 /// Acknowledged ones.
 pub const LOST_IN_FAILOVER: &str = "transactions lost to asynchronous failovers";
 
-const COUNTED: [&str; 11] = [
+const COUNTED: [&str; 10] = [
     TOKENS,
     GRANTS,
     SHARED,
@@ -44,7 +41,6 @@ const COUNTED: [&str; 11] = [
     WRITES,
     PREPARED,
     REFUSED,
-    LET_PASS,
     PASSED_ON,
     UNKNOWN,
     LOST_IN_FAILOVER,
@@ -89,7 +85,6 @@ pub fn judge(evidence: &Evidence) -> Findings {
     order::writes_in_order(evidence, &mut findings);
     losses::nothing_lost(evidence, &transactions, &mut findings);
     holds::no_more_than_may(evidence, &transactions, &mut findings);
-    stale::none_commits(evidence, &transactions, &mut findings);
     sessions::end_their_grants(evidence, &transactions, &mut findings);
     ended::nothing_is_accepted(evidence, &transactions, &mut findings);
     findings.violations.extend_from_slice(&evidence.upkeep.findings);

@@ -8,8 +8,10 @@ pub mod rust;
 pub mod typescript;
 
 use crate::lab::Lab;
-use anyhow::Result;
+use crate::source_tree::source_root;
+use anyhow::{ensure, Result};
 use std::ffi::OsString;
+use std::fs;
 use std::process::Command;
 
 /// A client, as the laboratory sees it.
@@ -49,6 +51,17 @@ pub struct Check {
 /// The checks of a client whose other way has them already.
 pub fn no_checks() -> Result<Vec<Check>> {
     Ok(Vec::new())
+}
+
+/// The examples in the README of a client, in its language, but for the first ones.
+fn examples(directory: &str, language: &str, but: usize) -> Result<Vec<String>> {
+    let page = fs::read_to_string(source_root().join("clients").join(directory).join("README.md"))?;
+    let fence = format!("```{language}\n");
+    let blocks = page.split(&fence).skip(1 + but);
+    let code = blocks.filter_map(|block| Some(block.split_once("```")?.0.to_owned()));
+    let code: Vec<String> = code.collect();
+    ensure!(code.len() + but > 5, "only {} examples were found", code.len());
+    Ok(code)
 }
 
 /// A client, or one of its ways: on another driver, asynchronous.

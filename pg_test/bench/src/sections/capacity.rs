@@ -13,41 +13,31 @@ use std::time::Duration;
 
 const UPDATE: &str = "update of a plain row";
 const HEARTBEAT: &str = "heartbeat: lease_renew";
+const REFUSED: &str = "refused write";
 const HEARTBEATS: &str = "heartbeat of 100 leases in one statement, each";
 const HELD: &str = "capacity held";
 /// Leases that one statement renews.
 const BATCH: usize = 100;
 
-/// The statement that is called many times; `$1` is a name, `$2` a token of it.
-struct Call {
-    name: &'static str,
-    /// The statements of one call; a refusal is what some of them are about.
-    sql: &'static [&'static str],
-    refused: bool,
-}
-
-const fn call(name: &'static str, sql: &'static [&'static str]) -> Call {
-    Call { name, sql, refused: false }
-}
-
-/// `TOKEN` is the lease's, which the session holds throughout; `STALE` was another's before it.
-const CALLS: &[Call] = &[
-    call("SELECT 1", &["SELECT 1"]),
-    call(UPDATE, &["UPDATE capacity_plain SET v = v + 1 WHERE id = 1"]),
-    call(HEARTBEAT, &["SELECT lease_renew('capacity held', TOKEN)"]),
-    call(
+/// Calls by their statements, which are called many times. `TOKEN` is the lease's, which the session holds throughout;
+/// `STALE` was another's before it.
+const CALLS: &[(&str, &[&str])] = &[
+    ("SELECT 1", &["SELECT 1"]),
+    (UPDATE, &["UPDATE capacity_plain SET v = v + 1 WHERE id = 1"]),
+    (HEARTBEAT, &["SELECT lease_renew('capacity held', TOKEN)"]),
+    (
         "acquire + release",
         &["SELECT set_config('capacity.token', lease_acquire('capacity', 'bench')::text, false)", RELEASE],
     ),
-    call(
+    (
         "the same with session => true",
         &[
             "SELECT set_config('capacity.token', lease_acquire('capacity', 'bench', session => true)::text, false)",
             RELEASE,
         ],
     ),
-    call("losing try", &["SELECT lease_acquire('capacity held', 'another')"]),
-    call(
+    ("losing try", &["SELECT lease_acquire('capacity held', 'another')"]),
+    (
         "guarded write: BEGIN, guard, update of a bound row, COMMIT",
         &[
             "BEGIN",
@@ -56,11 +46,7 @@ const CALLS: &[Call] = &[
             "COMMIT",
         ],
     ),
-    Call {
-        name: "refused write",
-        sql: &["UPDATE capacity_bound SET v = v + 1, fence = STALE WHERE id = 1"],
-        refused: true,
-    },
+    (REFUSED, &["UPDATE capacity_bound SET v = v + 1, fence = STALE WHERE id = 1"]),
 ];
 
 const RELEASE: &str = "SELECT lease_release('capacity', current_setting('capacity.token')::bigint)";
@@ -109,14 +95,14 @@ fn calls(bench: &Workbench, section: &mut Section, token: i64, stale: i64) -> Re
     let tokens =
         |sql: &&str| sql.replace("TOKEN", &token.to_string()).replace("STALE", &stale.to_string());
     let spent = in_turns(CALLS.len(), (0, rounds), |index| {
-        let (call, mut session) = (&CALLS[index], bench.connect()?);
-        let statements: Vec<String> = call.sql.iter().map(tokens).collect();
+        let ((name, sql), mut session) = (CALLS[index], bench.connect()?);
+        let statements: Vec<String> = sql.iter().map(tokens).collect();
         let prepared =
             statements.iter().map(|sql| session.prepare(sql)).collect::<Result<Vec<_>, _>>()?;
         let mut once = || -> Result<()> {
             for statement in &prepared {
                 let refused = session.execute(statement, &[]).is_err();
-                ensure!(refused == call.refused, "{}: refused: {refused}", call.name);
+                ensure!(refused == (name == REFUSED), "{name}: refused: {refused}");
             }
             Ok(())
         };
@@ -132,11 +118,11 @@ fn calls(bench: &Workbench, section: &mut Section, token: i64, stale: i64) -> Re
         Ok([0, 1].map(|figure| (after[figure] - before[figure]) / times as f64))
     })?;
     let of =
-        |name| CALLS.iter().position(|call| call.name == name).map_or(&[][..], |at| &spent[at][0]);
+        |name| CALLS.iter().position(|call| call.0 == name).map_or(&[][..], |at| &spent[at][0]);
     let update = of(UPDATE);
     let head = ["", "µs of the server's work", "over an update", "bytes of WAL"];
-    let rows = CALLS.iter().zip(&spent).map(|(call, [micros, wal])| {
-        row![call.name, (micros, 0), (Spread::of_ratios(micros, update), 2), (wal, 0)]
+    let rows = CALLS.iter().zip(&spent).map(|((name, _), [micros, wal])| {
+        row![*name, (micros, 0), (Spread::of_ratios(micros, update), 2), (wal, 0)]
     });
     section.table("one more call", &head, rows);
     let ratio = Spread::of_ratios(of(HEARTBEAT), update);

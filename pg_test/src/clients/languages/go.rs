@@ -64,14 +64,10 @@ fn checks() -> Result<Vec<Check>> {
 
 /// The code of its README, as a program that must compile.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
-    let page = fs::read_to_string(client().join("README.md"))?;
-    let blocks = page.split("```go\n").skip(2).filter_map(|block| block.split_once("```"));
-    let code: Vec<&str> = blocks.map(|(code, _)| code).collect();
-    ensure!(code.len() > 5, "only {} examples were found", code.len());
-    let functions = code
-        .iter()
-        .map(|code| format!("func _(ctx context.Context) (err error) {{\n{{\n{code}_, _ = ctx, err\n}}\nreturn err\n}}\n"))
-        .collect::<String>();
+    let function = |code: &String| {
+        format!("func _(ctx context.Context) (err error) {{\n{{\n{code}_, _ = ctx, err\n}}\nreturn err\n}}\n")
+    };
+    let functions: String = super::examples("go", "go", 1)?.iter().map(function).collect();
     let program = home.join("page/main.go");
     fs::create_dir_all(home.join("page"))?;
     fs::write(&program, format!("{PRELUDE}{functions}"))?;

@@ -4,7 +4,7 @@ use super::{Check, Language, Program, Programs};
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use crate::source_tree::{source_root, target_dir};
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -76,14 +76,12 @@ fn checks() -> Result<Vec<Check>> {
 
 /// The code of its README, as a program.
 fn compiles_the_page() -> Result<Command> {
-    let page = fs::read_to_string(source_root().join("clients/java/README.md"))?;
     // The first one is a file of its own.
-    let blocks = page.split("```java\n").skip(2).filter_map(|block| block.split_once("```"));
-    let code: Vec<String> = blocks.map(|(code, _)| format!("{{\n{code}}}\n")).collect();
-    ensure!(code.len() > 4, "only {} examples were found", code.len());
+    let code = super::examples("java", "java", 1)?;
+    let code: String = code.iter().map(|code| format!("{{\n{code}}}\n")).collect();
     let dir = target_dir().join("clients/java/page");
     fs::create_dir_all(&dir)?;
-    fs::write(dir.join("Page.java"), format!("{PRELUDE}{}}} }}", code.concat()))?;
+    fs::write(dir.join("Page.java"), format!("{PRELUDE}{code}}} }}"))?;
     let mut javac = Command::new("javac");
     javac.args(["--release", "17", "-Xlint:all", "-Werror", "-cp"]).arg(class_path()?);
     javac.arg("-d").arg(&dir).arg(dir.join("Page.java"));

@@ -4,7 +4,7 @@ use super::{Check, Language, Program, Programs};
 use crate::orm::{self, Runtime, PYTHON};
 use crate::process::output_of;
 use crate::source_tree::{source_root, target_dir};
-use anyhow::{ensure, Result};
+use anyhow::Result;
 use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -99,13 +99,10 @@ fn checks() -> Result<Vec<Check>> {
 
 /// The code of its README, as a program that strict types must hold for.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
-    let page = fs::read_to_string(client().join("README.md"))?;
-    let blocks = page.split("```python\n").skip(1).filter_map(|block| block.split_once("```"));
-    let code: Vec<&str> = blocks.map(|(code, _)| code).collect();
-    ensure!(code.len() > 5, "only {} examples were found", code.len());
+    let code = super::examples("python", "python", 0)?.concat();
     let dir = home.join("page");
     fs::create_dir_all(&dir)?;
-    fs::write(dir.join("page.py"), format!("{PRELUDE}{}", code.concat()))?;
+    fs::write(dir.join("page.py"), format!("{PRELUDE}{code}"))?;
     let rules = json!({
         "include": ["page.py"], "extraPaths": [client().join("src")], "typeCheckingMode": "strict",
         // Each example begins anew, and asyncpg has no types.

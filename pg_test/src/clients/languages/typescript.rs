@@ -4,7 +4,7 @@ use super::{Check, Language, Program, Programs};
 use crate::orm::{self, Runtime};
 use crate::process::output_of;
 use crate::source_tree::{source_root, target_dir};
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result};
 use serde_json::json;
 use std::fs;
 use std::io::ErrorKind;
@@ -77,11 +77,8 @@ fn checks() -> Result<Vec<Check>> {
 
 /// The code of its README, and the first workers, as programs that strict types must hold for.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
-    let page = fs::read_to_string(home.join("README.md"))?;
-    let blocks = page.split("```ts\n").skip(1).filter_map(|block| block.split_once("```"));
-    let code: String =
-        blocks.clone().map(|(code, _)| format!("async () => {{\n{code}}};\n")).collect();
-    ensure!(blocks.count() > 5, "too few examples were found");
+    let code = super::examples("typescript", "ts", 0)?;
+    let code: String = code.iter().map(|code| format!("async () => {{\n{code}}};\n")).collect();
     let dir = home.join("page");
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("page.mts"), format!("{PRELUDE}{code}"))?;
