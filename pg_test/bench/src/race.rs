@@ -179,21 +179,17 @@ pub fn in_turns<const N: usize>(
     Ok(all)
 }
 
-/// Runs a race. The order turns around with each round, so that nobody always follows the same one.
+/// Runs a race.
 pub fn run(contenders: &[Contender], rules: Rules) -> Result<Vec<Track>> {
     let mut tracks: Vec<Track> = contenders.iter().map(|one| Track::new(&*one.name)).collect();
-    for round in 0..rules.rounds {
-        let mut order: Vec<usize> = (0..contenders.len()).collect();
-        if round % 2 == 1 {
-            order.reverse();
-        }
-        for index in order {
-            let (rate, latencies) = turn(&contenders[index], rules)
-                .with_context(|| format!("{} does not run", contenders[index].name))?;
-            tracks[index].rounds.push(rate);
-            tracks[index].latencies.extend(latencies);
-        }
-    }
+    let rates = in_turns(contenders.len(), (0, rules.rounds), |index| {
+        let one = &contenders[index];
+        let (rate, latencies) =
+            turn(one, rules).with_context(|| format!("{} does not run", one.name))?;
+        tracks[index].latencies.extend(latencies);
+        Ok([rate])
+    })?;
+    tracks.iter_mut().zip(rates).for_each(|(track, [rates])| track.rounds = rates);
     Ok(tracks)
 }
 
