@@ -198,6 +198,15 @@ pub fn ttl_above_setting(longest: Span) -> Refusal {
     .detailed(|d| d.argument = Some("ttl"))
 }
 
+/// 42501: the client has named pg_fence.max_ttl when it connected, which hides what is recorded for its role.
+pub fn limit_was_named() -> Refusal {
+    Refusal::new(
+        SqlState::InsufficientPrivilege,
+        "pg_fence.max_ttl is for superusers, and this session has named it".into(),
+        "Connect without it: it hides the limit that is set for the role or the database.",
+    )
+}
+
 /// 22023: slots must agree.
 pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
     Refusal::new(

@@ -238,7 +238,7 @@ fn check_ttl(ttl: Span, session: bool) -> Result<(), Refusal> {
     if ttl <= Span::ZERO || ttl > longest {
         return Err(errors::bad_argument("ttl", message, hint));
     }
-    match settings::max_ttl() {
+    match settings::max_ttl()? {
         Some(longest) if ttl > longest => Err(errors::ttl_above_setting(longest)),
         _ => Ok(()),
     }

@@ -231,18 +231,6 @@ unsafe fn elements_of(array: pg_sys::Datum, elements: Elements) -> Vec<Option<pg
     }
 }
 
-/// The elements of a text[], None for a NULL.
-///
-/// # Safety
-/// The datum must be a text[]; the memory that is current now must live as long as the elements are used.
-pub unsafe fn texts_of<'a>(array: pg_sys::Datum) -> Vec<Option<&'a [u8]>> {
-    // SAFETY: the caller's promise.
-    unsafe {
-        let texts = elements_of(array, TEXTS);
-        texts.into_iter().map(|text| text.map(|text| bytes_of(text))).collect()
-    }
-}
-
 /// Is a value of variable length neither compressed nor toasted?
 ///
 /// # Safety

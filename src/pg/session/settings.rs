@@ -1,20 +1,28 @@
 //! The settings `pg_fence.token`, `pg_fence.max_ttl`, `pg_fence.statistics` and `pg_fence.refusals_kept`.
 
 use crate::encoding::{c_string, push_number};
-use crate::pg::call::args::texts_of;
-use crate::pg::table_scan;
+use crate::errors::{self, Refusal};
 use pg_fence_rules::{Span, Token};
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 use std::cell::Cell;
 use std::ffi::{c_char, c_void, CStr, CString};
 
 const MAX_TTL_NAME: &CStr = c"pg_fence.max_ttl";
+/// pg_fence.max_ttl where nobody has set it who may.
+const NOT_SET: i32 = -1;
 
 static TOKEN: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
-static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(0);
+static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(NOT_SET);
 static STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
 static REFUSALS_KEPT: GucSetting<i32> = GucSetting::<i32>::new(256);
+
+thread_local! {
+    /// Had pg_fence.max_ttl a value before the library was loaded? Until then any role may name a setting that nobody knows,
+    /// and what its client says when it connects is stronger than what ALTER ROLE and ALTER DATABASE have recorded, which
+    /// is lost. Only then is it refused.
+    static WAS_NAMED: Cell<bool> = const { Cell::new(false) };
+}
 
 /// The most refused writes that can be kept: about 10 MB.
 const REFUSALS_MAX: i32 = 10_000;
@@ -45,13 +53,16 @@ pub fn declare() {
         GucContext::Suset,
         GucFlags::default(),
     );
+    // SAFETY: looks for a setting of that name, which need not be there.
+    let named = unsafe { pg_sys::GetConfigOption(MAX_TTL_NAME.as_ptr(), true, false) };
+    WAS_NAMED.set(!named.is_null());
     // It binds those who may not lift it.
     GucRegistry::define_int_guc(
         MAX_TTL_NAME,
         c"The longest ttl that a call may ask for.",
-        c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
+        c"Zero and -1 set no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
         &MAX_TTL,
-        0,
+        NOT_SET,
         i32::MAX,
         GucContext::Suset,
         GucFlags::UNIT_S,
@@ -83,85 +94,13 @@ pub fn is_replica() -> bool {
     unsafe { pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA }
 }
 
-/// The longest ttl that may be asked for; None where the setting sets no limit.
-pub fn max_ttl() -> Option<Span> {
-    thread_local! {
-        static SOUGHT: Cell<bool> = const { Cell::new(false) };
+/// The longest ttl that may be asked for; None where the setting sets no limit. Error: 42501 where somebody has named it who
+/// may not set it.
+pub fn max_ttl() -> Result<Option<Span>, Refusal> {
+    match MAX_TTL.get() {
+        NOT_SET if WAS_NAMED.get() => Err(errors::limit_was_named()),
+        seconds => Ok((seconds > 0).then(|| Span::from_secs(seconds.into()))),
     }
-    if MAX_TTL.get() == 0 && !SOUGHT.replace(true) {
-        set_as_recorded();
-    }
-    let seconds = MAX_TTL.get();
-    (seconds > 0).then(|| Span::from_secs(seconds.into()))
-}
-
-/// Sets pg_fence.max_ttl to what ALTER ROLE or ALTER DATABASE has recorded for this login.
-///
-/// Postgres has done so, unless the client named the setting when it connected. The library was not loaded then: any role
-/// may name a setting that nobody knows, and a client's word is stronger than a recorded one, which is lost. The client's
-/// is refused only when the library is loaded.
-fn set_as_recorded() {
-    use pg_sys::GucSource::{PGC_S_DATABASE, PGC_S_DATABASE_USER, PGC_S_GLOBAL, PGC_S_USER};
-    // SAFETY: reads who has logged in, and where.
-    let (role, database) = unsafe { (pg_sys::GetAuthenticatedUserId(), pg_sys::MyDatabaseId) };
-    let any = pg_sys::InvalidOid;
-    let strongest_first = [
-        (database, role, PGC_S_DATABASE_USER),
-        (any, role, PGC_S_USER),
-        (database, any, PGC_S_DATABASE),
-        (any, any, PGC_S_GLOBAL),
-    ];
-    let recorded = strongest_first.into_iter().find_map(|(database, role, source)| {
-        Some((recorded(database, role, MAX_TTL_NAME)?, source))
-    });
-    let Some((value, source)) = recorded else { return };
-    // SAFETY: both strings are NUL-terminated; a value that is none is told by a warning.
-    unsafe {
-        pg_sys::set_config_option(
-            MAX_TTL_NAME.as_ptr(),
-            c_string(&value),
-            pg_sys::GucContext::PGC_SUSET,
-            source,
-            pg_sys::GucAction::GUC_ACTION_SET,
-            true,
-            0,
-            false,
-        );
-    }
-}
-
-/// A setting as ALTER ROLE … SET and ALTER DATABASE … SET have recorded it (pg_db_role_setting) for a database and a
-/// role, either of them InvalidOid for all.
-fn recorded(database: Oid, role: Oid, name: &CStr) -> Option<Vec<u8>> {
-    // catalog/pg_db_role_setting.h, which pgrx does not bind: the catalog, its index, and the numbers of its columns.
-    const CATALOG: Oid = Oid::from_u32(2964);
-    const INDEX: Oid = Oid::from_u32(2965);
-    const SETDATABASE: i16 = 1;
-    const SETROLE: i16 = 2;
-    const SETCONFIG: i32 = 3;
-    let equal = pg_sys::F_OIDEQ.into();
-    let wanted = [(SETDATABASE, equal, database.into()), (SETROLE, equal, role.into())];
-    let mut found = None;
-    // SAFETY: the index is by the two columns; what is found is copied.
-    unsafe {
-        let none = std::ptr::null_mut();
-        table_scan::each_catalog_row(CATALOG, Some(INDEX), wanted, none, |tuple, columns| {
-            let mut null = false;
-            let array = pg_sys::heap_getattr(tuple, SETCONFIG, columns, &mut null);
-            if !null {
-                let texts = texts_of(array);
-                let value = |text: &[u8]| value_of(text, name.to_bytes());
-                found = texts.into_iter().flatten().find_map(value);
-            }
-        });
-    }
-    found
-}
-
-/// The value of `name=value`, where that is the name; names of settings have no case.
-fn value_of(text: &[u8], name: &[u8]) -> Option<Vec<u8>> {
-    let (known, value) = text.split_at_checked(name.len())?;
-    known.eq_ignore_ascii_case(name).then(|| value.strip_prefix(b"=")).flatten().map(<[u8]>::to_vec)
 }
 
 /// How many refused writes are to be kept.
