@@ -79,18 +79,24 @@ COMMENT ON COLUMN fence.table_rule.replaced IS
 COMMENT ON COLUMN fence.table_rule.weakened IS 'the table was fenced with verify or always, and no longer will be';
 
 
--- fence_protect asks for the rule and whether it can be, locks the table, and asks for both again: what was seen before
--- the lock may have changed while waiting for it. Then it attaches the fence, and tells what to think of.
+-- fence_protect asks for the rule, which is refused where it cannot be, and the table is locked. Then it asks again: what was
+-- seen before the lock may have changed while waiting for it. At last it attaches the fence, and tells what to think of.
 CREATE FUNCTION fence.rule_for(
     relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean,
-    ours     oid,                       -- fenced()
-    triggers fence.trigger_arguments[]  -- those of the table, or of all
+    ours              oid,                        -- fenced()
+    triggers          fence.trigger_arguments[],  -- those of the table, or of all
+    leases            fence.lease_template[],     -- the one that is asked for among them
+    placeholder_types regtype[],                  -- of columns that may be in the name of a lease
+    is_locked         boolean
 ) RETURNS fence.table_rule
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $rule_for$
 DECLARE
+    table_name CONSTANT text := relation::text;
+    tree CONSTANT regclass := CASE WHEN is_locked THEN relation END;  -- pg_partition_tree takes locks, too
     rule record;
+    refusal record;
 BEGIN
     WITH
     -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
@@ -145,40 +151,17 @@ BEGIN
                     THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END AS chosen_events
           FROM fired f)
 
-    SELECT fence_name, judged_as, bound_to, on_events, chosen_events, unfenced_insert, verifies, fires_always,
+    SELECT fence_name AS fence_column, judged_as AS mode, bound_to AS lease, on_events AS events, chosen_events,
+           unfenced_insert AS has_unfenced_insert, verifies AS verify, fires_always AS always,
            -- (Citus makes each trigger anew on its nodes.)
            ARRAY(SELECT x.name FROM (VALUES ('fenced'::name, unfenced_insert OR on_events && '{insert,update,delete}'),
                                             ('fenced_verify', verifies),
                                             ('fenced_truncate', 'truncate' = ANY (on_events))) AS x (name, is_wanted)
-                  WHERE x.is_wanted AND to_regclass('pg_catalog.pg_dist_partition') IS NULL),
-           coalesce(had_verify AND NOT verifies OR had_always AND NOT fires_always, false)
+                  WHERE x.is_wanted AND to_regclass('pg_catalog.pg_dist_partition') IS NULL) AS replaced,
+           coalesce(had_verify AND NOT verifies OR had_always AND NOT fires_always, false) AS weakened
       INTO rule
       FROM attached;
-    RETURN rule;
-END
-$rule_for$;
 
-COMMENT ON FUNCTION fence.rule_for(
-    regclass, name, text, text, text, boolean, boolean, oid, fence.trigger_arguments[]) IS
-'the rule that fence_protect is asked for, with what the table has where the call does not say otherwise';
-
-
-CREATE FUNCTION fence.check_rule(
-    relation          regclass,
-    rule              fence.table_rule,
-    events            text,                    -- as they were asked for
-    ours              oid,                     -- fenced()
-    leases            fence.lease_template[],  -- the one of the rule among them
-    placeholder_types regtype[],               -- of columns that may be in the name of a lease
-    locked            regclass                 -- the table once it is locked: pg_partition_tree takes locks, too
-) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $check_rule$
-DECLARE
-    table_name CONSTANT text := relation::text;
-    refusal record;
-BEGIN
     SELECT r.*, n.nspname, c.relname INTO refusal
       FROM (VALUES (1)) AS once
       LEFT JOIN unnest(leases) AS template ON template.lease = rule.lease
@@ -236,12 +219,12 @@ BEGIN
              format('Protect %s, which covers its partitions.', pg_partition_root(c.oid)), NULL),
             (EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid), '42809', 'it is an inheritance child',
              'Protect the parent; fence_audit of the parent has the statements for its children.', NULL),
-            (EXISTS (SELECT FROM pg_partition_tree(locked) p JOIN pg_class pc ON pc.oid = p.relid
+            (EXISTS (SELECT FROM pg_partition_tree(tree) p JOIN pg_class pc ON pc.oid = p.relid
                       WHERE pc.relkind = 'f' OR pc.relpersistence <> 'p'), '42809',
              'a partition of it is foreign, temporary or unlogged', 'Detach that partition first.', NULL),
             (EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid <> ours
                         AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')
-                        AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(locked))),
+                        AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(tree))),
              '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
              'Rename that trigger.', NULL),
             -- its columns (what happens to the fence column later, fence_audit finds: column_amiss)
@@ -277,36 +260,28 @@ BEGIN
             SCHEMA = coalesce(refusal.nspname, ''), TABLE = coalesce(refusal.relname, ''),
             COLUMN = coalesce(refusal.about, '');
     END IF;
-END
-$check_rule$;
 
-COMMENT ON FUNCTION fence.check_rule(
-    regclass, fence.table_rule, text, oid, fence.lease_template[], regtype[], regclass) IS
-'refuses a rule by which the table cannot be fenced; called by fence_protect alone';
-
-
--- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
-CREATE FUNCTION fence.lock_for_fence(relation regclass, rule fence.table_rule, ours oid) RETURNS void
-LANGUAGE plpgsql
-SET search_path = pg_catalog, pg_temp
-AS $lock_for_fence$
-DECLARE
-    table_name CONSTANT text := relation::text;
-BEGIN
-    EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
-        WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column)
-         AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours
-                            AND (t.tgname <> ALL (rule.replaced) OR t.tgconstraint <> 0))
-        THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
-    IF table_name <> relation::text THEN
-        RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
-            MESSAGE = format('cannot fence %s: it was renamed meanwhile', table_name);
+    -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
+    IF NOT is_locked THEN
+        EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
+            WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column)
+             AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours
+                                AND (t.tgname <> ALL (rule.replaced) OR t.tgconstraint <> 0))
+            THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
+        IF table_name <> relation::text THEN
+            RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
+                MESSAGE = format('cannot fence %s: it was renamed meanwhile', table_name);
+        END IF;
     END IF;
+    RETURN rule;
 END
-$lock_for_fence$;
+$rule_for$;
 
-COMMENT ON FUNCTION fence.lock_for_fence(regclass, fence.table_rule, oid) IS
-'locks a table for fence_protect; called by that alone';
+COMMENT ON FUNCTION fence.rule_for(
+    regclass, name, text, text, text, boolean, boolean, oid, fence.trigger_arguments[], fence.lease_template[], regtype[],
+    boolean) IS
+'the rule that fence_protect is asked for, with what the table has where the call does not say otherwise; refuses one by '
+'which the table cannot be fenced, and locks the table; called by fence_protect alone';
 
 
 CREATE FUNCTION fence.attach_fence(

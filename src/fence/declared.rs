@@ -35,14 +35,19 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
     let fenced = state_function::fenced()?;
     let lease = args.text(3, TEMPLATE_MAX).map_err(|_| errors::long_template())?;
     check_table(args, "fence_protect", fenced)?;
-    let declared = Declared::of(fenced, args.oid(0), lease.clone());
-    let rule = declared.rule(args, fenced, false)?;
-    let lock = StateFunction::find(c"lock_for_fence", 3)?;
-    lock.call(args, &[args.datum(0), rule, Some(fenced.into())]);
-    // What was seen before the lock may have changed while waiting for it. To tell of tables that share its leases, the
-    // triggers of all are looked at.
+    let rule_for = StateFunction::find(c"rule_for", 12)?;
+    let own: Vec<_> = (0..7).map(|n| args.datum(n)).collect();
+    let rule = |declared: &Declared, is_locked: bool| {
+        let triggers = declared.triggers(rule_for.argument_type(8));
+        let leases = declared.leases(rule_for.argument_type(9));
+        let types = type_array(&PLACEHOLDER_TYPES);
+        let known = [fenced.into(), triggers, leases, types, is_locked.into()].map(Some);
+        rule_for.call(args, &[&own[..], &known].concat())
+    };
+    rule(&Declared::of(fenced, args.oid(0), lease.clone()), false);
+    // Now the table is locked. To tell of tables that share its leases, the triggers of all are looked at.
     let declared = Declared::of(fenced, None, lease);
-    let rule = declared.rule(args, fenced, true)?;
+    let rule = rule(&declared, true);
     let attach = StateFunction::find(c"attach_fence", 6)?;
     let triggers = declared.triggers(attach.argument_type(3));
     let leases = declared.leases(attach.argument_type(4));
@@ -159,24 +164,6 @@ impl Declared {
     /// Those of one table's triggers, or of all, and the template that a call asks for.
     fn of(fenced: Oid, table: Option<Oid>, asked: Option<Vec<u8>>) -> Declared {
         Declared { triggers: trigger_catalog::triggers_calling(fenced, table), asked }
-    }
-
-    /// The rule by which `fence_protect` is to fence the table of its call, as a `fence.table_rule`. Errors: those of a
-    /// table that cannot be fenced so.
-    fn rule(&self, args: Args, fenced: Oid, is_locked: bool) -> Result<Option<Datum>, Refusal> {
-        /// How many arguments the call has.
-        const OWN: usize = 7;
-        let rule_for = StateFunction::find(c"rule_for", OWN + 2)?;
-        let triggers = self.triggers(rule_for.argument_type(OWN + 1));
-        let asked: Vec<_> = (0..OWN).map(|n| args.datum(n)).collect();
-        let known = [fenced.into(), triggers].map(Some);
-        let rule = rule_for.call(args, &[&asked[..], &known].concat());
-        let check = StateFunction::find(c"check_rule", 7)?;
-        let (leases, types) = (self.leases(check.argument_type(4)), type_array(&PLACEHOLDER_TYPES));
-        let known = [fenced.into(), leases, types].map(Some);
-        let locked = args.datum(0).filter(|_| is_locked);
-        check.call(args, &[&[args.datum(0), rule, args.datum(4)][..], &known, &[locked]].concat());
-        Ok(rule)
     }
 
     /// As an array of `fence.trigger_arguments`.

@@ -67,8 +67,6 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("record_creation", Nobody, ""),
     ("role_prefix_changed", Nobody, ""),
     ("rule_for", Nobody, ""),
-    ("check_rule", Nobody, ""),
-    ("lock_for_fence", Nobody, ""),
     ("attach_fence", Nobody, ""),
     ("unprotect_table", Nobody, ""),
     ("check_table", Nobody, ""),
