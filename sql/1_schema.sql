@@ -176,26 +176,19 @@ CREATE FUNCTION fence.as_shown(
 COMMENT ON FUNCTION fence.as_shown(text, "char", bigint, bigint[], bigint, timestamptz, boolean) IS
     'what fence.leases works out of the columns of a grant';
 
--- A barrier: a condition of the caller's must not see the leases that the caller may not. Around both parts: of a view
--- that is a UNION ALL itself the planner makes one query with the caller's, and the barrier is none.
+-- A barrier: a condition of the caller's must not see the leases that the caller may not. (Of a view that is a UNION ALL
+-- itself the planner would make one query with the caller's, and the barrier would be none.)
 CREATE VIEW fence.leases WITH (security_barrier) AS
-SELECT x.* FROM (
-SELECT l.name, s.mode_name AS mode, s.state, COALESCE(l.holder, l.session_label) AS holder, l.role, s.token,
-       l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
-       fence.blocking_pids(l.name, l.slot) AS blocking_pids, l.adopted_floor IS NOT NULL AS adopted
-  FROM fence.lease AS l, fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
- WHERE fence.is_shown('')  -- all of them
- UNION ALL
-SELECT l.name, s.mode_name, s.state, COALESCE(l.holder, l.session_label), l.role, s.token,
-       l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
-       fence.blocking_pids(l.name, l.slot), l.adopted_floor IS NOT NULL
-  FROM fence.shown_grants() AS l, fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
- UNION ALL
-SELECT l.name, s.mode_name, 'uncommitted', COALESCE(l.holder, l.session_label), l.role, s.token,
-       l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
-       fence.blocking_pids(l.name, l.slot), l.adopted_floor IS NOT NULL
-  FROM fence.uncommitted_grants() AS l, fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
-) AS x;
+SELECT l.name, s.mode_name AS mode, CASE WHEN l.is_committed THEN s.state ELSE 'uncommitted' END AS state,
+       COALESCE(l.holder, l.session_label) AS holder, l.role, s.token, l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
+       s.remaining, l.renewals, l.metadata, fence.blocking_pids(l.name, l.slot) AS blocking_pids,
+       l.adopted_floor IS NOT NULL AS adopted
+  FROM (SELECT true AS is_committed, t.* FROM fence.lease AS t WHERE fence.is_shown('')  -- all of them
+         UNION ALL
+        SELECT true, t.* FROM fence.shown_grants() AS t
+         UNION ALL
+        SELECT false, t.* FROM fence.uncommitted_grants() AS t) AS l,
+       fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
 COMMENT ON VIEW fence.leases IS
     'one row per grant: who holds what until when, and who holds up a take-over, of the names that the caller may see; an acquire that is not committed yet is listed beside the row that it will replace';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';

@@ -86,16 +86,15 @@ COMMENT ON FUNCTION lease_check(text, bigint) IS
 CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
     RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL UNSAFE
     BEGIN ATOMIC
-        SELECT l.name, s.mode_name AS mode, s.state, COALESCE(l.holder, l.session_label) AS holder, l.role, s.token,
-               l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
-               fence.blocking_pids(l.name, l.slot) AS blocking_pids, l.adopted_floor IS NOT NULL AS adopted
-          FROM fence.shown_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS l,
-               fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s
-         UNION ALL
-        SELECT l.name, s.mode_name, 'uncommitted', COALESCE(l.holder, l.session_label), l.role, s.token,
-               l.first_token, l.acquired_at, l.renewed_at, l.expires_at, s.remaining, l.renewals, l.metadata,
-               fence.blocking_pids(l.name, l.slot), l.adopted_floor IS NOT NULL
-          FROM fence.uncommitted_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS l,
+        SELECT l.name, s.mode_name AS mode, CASE WHEN l.is_committed THEN s.state ELSE 'uncommitted' END AS state,
+               COALESCE(l.holder, l.session_label) AS holder, l.role, s.token, l.first_token, l.acquired_at, l.renewed_at,
+               l.expires_at, s.remaining, l.renewals, l.metadata, fence.blocking_pids(l.name, l.slot) AS blocking_pids,
+               l.adopted_floor IS NOT NULL AS adopted
+          FROM (SELECT true AS is_committed, t.*
+                  FROM fence.shown_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS t
+                 UNION ALL
+                SELECT false, t.*
+                  FROM fence.uncommitted_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS t) AS l,
                fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
     END;
 COMMENT ON FUNCTION lease_info(text, bigint) IS
