@@ -12,10 +12,8 @@ use super::known::check_role;
 use super::locks::{Locked, Locks};
 use crate::errors::{self, Refusal};
 use crate::pg::locks::wait::{self, Waiting};
-use crate::pg::session::client;
 use crate::pg::session::clock;
 use crate::pg::session::commit;
-use crate::pg::session::role;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
@@ -181,14 +179,11 @@ fn write(
     over: Option<&Row>,
     floor: Floor,
 ) -> Result<(), Refusal> {
-    let (session, role) = (client::label(), role::current());
     let new = NewGrant {
         name: &adoption.name,
         slot: 0,
         mode: Mode::Exclusive,
         holder: adoption.holder.as_deref(),
-        session: &session,
-        role: &role,
         token: adoption.token,
         now: clock::now(),
         lifetime: Lifetime::Adopted(floor),

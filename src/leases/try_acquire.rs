@@ -4,10 +4,8 @@ use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{Request, Tried};
 use super::{guard, queue, session_leases};
 use crate::errors::Refusal;
-use crate::pg::session::client;
 use crate::pg::session::clock;
 use crate::pg::session::commit;
-use crate::pg::session::role;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
@@ -125,14 +123,11 @@ fn write(
     for row in ended.iter().chain(over) {
         session_leases::grant_ended(&request.name, row.grant.tokens.first());
     }
-    let (session, role) = (client::label(), role::current());
     let new = NewGrant {
         name: &request.name,
         slot: *slot,
         mode: request.ask.mode,
         holder: request.holder.as_deref(),
-        session: &session,
-        role: &role,
         token,
         now,
         lifetime: Lifetime::Ttl { ttl: request.ttl, session_bound: request.session },

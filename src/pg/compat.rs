@@ -291,7 +291,7 @@ pub unsafe fn init_range_table(
     }
 }
 
-/// EvalPlanQualInit without a plan.
+/// EvalPlanQualInit without a plan: an UPDATE would recheck a row with this that was changed meanwhile; here none is.
 ///
 /// # Safety
 /// To be ended by `EvalPlanQualEnd`.

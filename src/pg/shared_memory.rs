@@ -18,16 +18,6 @@ static HANDLE: AtomicU32 = AtomicU32::new(0);
 /// A segment that could not be attached, so that it is not asked for again: Postgres would take it for attached.
 static UNATTACHABLE: AtomicU32 = AtomicU32::new(0);
 
-/// The outcome of attaching a segment.
-pub enum Attached {
-    /// The segment is attached, and is this database's.
-    Yes,
-    /// There is no such segment, or it is somebody else's.
-    NotThere,
-    /// It cannot be mapped into this process, for this reason.
-    Failed(String),
-}
-
 /// Is a segment attached?
 #[inline]
 pub fn is_attached() -> bool {
@@ -46,38 +36,36 @@ pub fn with<T>(work: impl FnOnce(&[AtomicU64]) -> T) -> Option<T> {
 }
 
 /// Attaches a segment until this session ends, if `is_ours` says that it is the one that is meant: handles are
-/// random numbers, and the one that is asked for may be of an earlier life of the server.
-pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Attached {
+/// random numbers, and the one that is asked for may be of an earlier life of the server. False where there is none, or it is
+/// somebody else's; an error says why it cannot be mapped into this process.
+pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Result<bool, String> {
     if handle == UNATTACHABLE.load(Ordering::Relaxed) {
-        return Attached::Failed("its shared memory cannot be mapped".into());
+        return Err("its shared memory cannot be mapped".into());
     }
     // SAFETY: looks through this process's list of segments.
     if unsafe { !pg_sys::dsm_find_mapping(handle).is_null() } {
         // Attached already, and not by us.
-        return Attached::NotThere;
+        return Ok(false);
     }
     let segment = without_owner(|| {
         // SAFETY: gives back NULL where there is no such segment; raises where it cannot be mapped.
         let attach = AssertUnwindSafe(|| Ok(unsafe { pg_sys::dsm_attach(handle) }));
         PgTryBuilder::new(attach).catch_others(|error| Err(raise::message_of(&error))).execute()
     });
-    match segment {
-        Err(why) => {
-            UNATTACHABLE.store(handle, Ordering::Relaxed);
-            Attached::Failed(why)
+    let segment = segment.inspect_err(|_| UNATTACHABLE.store(handle, Ordering::Relaxed))?;
+    if segment.is_null() {
+        return Ok(false);
+    }
+    // SAFETY: attached just now.
+    unsafe {
+        let (words, length) = words_of(segment);
+        let is_ours = is_ours(std::slice::from_raw_parts(words, length));
+        if is_ours {
+            remember(segment, words, length);
+        } else {
+            pg_sys::dsm_detach(segment);
         }
-        Ok(segment) if segment.is_null() => Attached::NotThere,
-        // SAFETY: attached just now.
-        Ok(segment) => unsafe {
-            let (words, length) = words_of(segment);
-            if is_ours(std::slice::from_raw_parts(words, length)) {
-                remember(segment, words, length);
-                Attached::Yes
-            } else {
-                pg_sys::dsm_detach(segment);
-                Attached::NotThere
-            }
-        },
+        Ok(is_ours)
     }
 }
 

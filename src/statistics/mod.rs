@@ -120,7 +120,7 @@ pub fn snapshot() -> Snapshot {
 /// The latest refused writes, newest first.
 pub fn refusals() -> Vec<RefusedWrite> {
     segment::open(segment::Missing::IsLeft);
-    let entries = segment::with(|segment| segment.refusals());
+    let entries = segment::with(|segment| segment.ring().entries());
     entries
         .unwrap_or_default()
         .iter()

@@ -48,7 +48,7 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
         let client = client::client();
         let role = client.role_oid;
         let entry = written(describe(refusal, known(), client));
-        segment::with(|segment| segment.put_refusal(role, &entry));
+        segment::with(|segment| segment.ring().put(role.to_u32(), &entry));
         Ok(())
     });
 }

@@ -15,7 +15,7 @@ use crate::pg::session::clock;
 use crate::pg::session::server;
 use crate::pg::session::settings;
 use crate::pg::session::xact;
-use crate::pg::shared_memory::{self, Attached};
+use crate::pg::shared_memory;
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence;
 use pg_fence_rules::locks::MAKE_STATISTICS;
@@ -137,20 +137,11 @@ impl<'a> Segment<'a> {
         Instant::from_micros(self.read(Word::ResetAt) as i64)
     }
 
-    fn ring(&self) -> Ring<'a> {
+    /// The refused writes that are kept, each owned by its role.
+    pub fn ring(&self) -> Ring<'a> {
         let cells = self.read(Word::Kept) as usize * CELL_WORDS;
         let cells = &self.0[FIRST_CELL..FIRST_CELL + cells];
         Ring { lock: self.word(Word::RefusalsLock), count: self.word(Word::Refusals), cells }
-    }
-
-    /// Puts a refused write of this role into the ring.
-    pub fn put_refusal(&self, role: Oid, refusal: &[u8]) {
-        self.ring().put(role.to_u32(), refusal);
-    }
-
-    /// The refused writes that are kept, newest first.
-    pub fn refusals(&self) -> Vec<Vec<u8>> {
-        self.ring().entries()
     }
 
     /// Counts from zero.
@@ -243,9 +234,9 @@ fn attach(sequence: Oid) -> Found {
         return Found::Missing;
     };
     match shared_memory::attach(handle, |words| Segment(words).is_of(sequence)) {
-        Attached::Yes => Found::Attached,
-        Attached::NotThere => Found::Missing,
-        Attached::Failed(why) => Found::Impossible(why),
+        Ok(true) => Found::Attached,
+        Ok(false) => Found::Missing,
+        Err(why) => Found::Impossible(why),
     }
 }
 

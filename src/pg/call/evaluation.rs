@@ -7,10 +7,9 @@
 
 use crate::pg::call::args::Args;
 use pg_fence_rules::Token;
-use pgrx::pg_sys;
+use pgrx::{pg_sys, PgMemoryContexts};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::ffi::c_void;
 
 /// How many answers are remembered at most: a row is mostly repeated at once, so the latest do.
 const MOST_ANSWERS: usize = 1000;
@@ -73,27 +72,18 @@ impl Evaluation {
             }
             let others = answered.range((memory, 0, Vec::new())..).next();
             if others.is_none_or(|(other, _)| other.0 != memory) {
-                self.forget_with_memory();
+                PgMemoryContexts::For(self.memory).leak_and_drop_on_delete(Forgotten(memory));
             }
             answered.insert(key, token);
         });
     }
-
-    fn forget_with_memory(&self) {
-        // SAFETY: the callback lies in the memory with which it is called, and is written before that.
-        unsafe {
-            let size = size_of::<pg_sys::MemoryContextCallback>();
-            let callback = pg_sys::MemoryContextAllocZero(self.memory, size)
-                .cast::<pg_sys::MemoryContextCallback>();
-            (*callback).func = Some(memory_goes);
-            (*callback).arg = self.memory.cast();
-            pg_sys::MemoryContextRegisterResetCallback(self.memory, callback);
-        }
-    }
 }
 
-/// Called by Postgres when the memory of a query goes.
-unsafe extern "C-unwind" fn memory_goes(memory: *mut c_void) {
-    let memory = memory as usize;
-    ANSWERED.with_borrow_mut(|answered| answered.retain(|key, _| key.0 != memory));
+/// Goes with the memory of a query, and its answers with it.
+struct Forgotten(usize);
+
+impl Drop for Forgotten {
+    fn drop(&mut self) {
+        ANSWERED.with_borrow_mut(|answered| answered.retain(|key, _| key.0 != self.0));
+    }
 }

@@ -25,27 +25,18 @@ fn location(call: &TriggerCall) -> Location {
     }
 }
 
-/// The table as SQL names it.
-fn relation(call: &TriggerCall) -> String {
-    // SAFETY: open for as long as the call.
-    unsafe { quoted_name(call.relation()) }
-}
-
 /// The refusal with the table.
 pub fn at_table(refusal: Refusal, call: &TriggerCall) -> Refusal {
-    let (location, relation) = (location(call), relation(call));
-    refusal.at(location).detailed(|d| d.relation = Some(relation))
+    // SAFETY: open for as long as the call.
+    let relation = unsafe { quoted_name(call.relation()) };
+    refusal.at(location(call)).detailed(|d| d.relation = Some(relation))
 }
 
 /// The refusal with table, column and key, as far as the caller may see them.
 pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusal {
     let location = Location { column: column_name(call, fence.number), ..location(call) };
-    let relation = relation(call);
     let key = key_for(call, |number| readable(call, number));
-    refusal.at(location).detailed(|d| {
-        d.relation = Some(relation);
-        d.key = key;
-    })
+    at_table(refusal, call).at(location).detailed(|d| d.key = key)
 }
 
 /// May the caller read this column of the table, in every row? Both the current user and the session's role

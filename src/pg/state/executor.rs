@@ -39,7 +39,7 @@ pub unsafe fn update(table: pg_sys::Relation, over: pg_sys::ItemPointerData, fie
             let (old, new) = (run.slot(table), run.slot(table));
             (*old).tts_tid = over;
             fill(new, &fields.values, &fields.nulls);
-            let mut recheck = run.recheck();
+            let mut recheck = compat::recheck(run.state);
             recheck.origslot = new;
             pg_sys::ExecSimpleRelationUpdate(run.result, run.state, &mut recheck, old, new);
             pg_sys::EvalPlanQualEnd(&mut recheck);
@@ -57,7 +57,7 @@ pub unsafe fn delete(table: pg_sys::Relation, at: pg_sys::ItemPointerData) {
         execute(table, 0, |run| {
             let old = run.slot(table);
             (*old).tts_tid = at;
-            let mut recheck = run.recheck();
+            let mut recheck = compat::recheck(run.state);
             pg_sys::ExecSimpleRelationDelete(run.result, run.state, &mut recheck, old);
             pg_sys::EvalPlanQualEnd(&mut recheck);
         });
@@ -112,15 +112,6 @@ impl Run {
             let virtual_slot = std::ptr::addr_of!(pg_sys::TTSOpsVirtual);
             pg_sys::ExecInitExtraTupleSlot(self.state, (*table).rd_att, virtual_slot)
         }
-    }
-
-    /// An UPDATE would recheck a row with this if it was changed meanwhile; here none is.
-    ///
-    /// # Safety
-    /// To be ended by `EvalPlanQualEnd`.
-    unsafe fn recheck(&self) -> pg_sys::EPQState {
-        // SAFETY: without a plan.
-        unsafe { compat::recheck(self.state) }
     }
 
     /// The default of a column (from 0), None for NULL; generated ones are computed later.

@@ -4,7 +4,7 @@ use crate::pg::call::args::{bytes_of, read_array, text_datum, token_array};
 use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
-use crate::pg::session::xact;
+use crate::pg::session::{client, role, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::pg_sys;
@@ -147,7 +147,7 @@ impl Deleter {
     }
 }
 
-/// A grant to be written.
+/// A grant of this session and the current role, to be written.
 pub struct NewGrant<'a> {
     /// The name of the lease.
     pub name: &'a [u8],
@@ -157,10 +157,6 @@ pub struct NewGrant<'a> {
     pub mode: Mode,
     /// The holder, where it names itself.
     pub holder: Option<&'a [u8]>,
-    /// A description of the session.
-    pub session: &'a [u8],
-    /// The role that may renew and release it.
-    pub role: &'a [u8],
     /// The token that it is acquired with, which no other grant has.
     pub token: Token,
     /// When it begins: the time of the decision.
@@ -209,8 +205,8 @@ impl Fields {
             .set(Column::Slot, new.slot)
             .set(Column::Mode, mode as i8)
             .set(Column::Slots, slots)
-            .set(Column::SessionLabel, text_datum(new.session))
-            .set(Column::Role, name_datum(new.role))
+            .set(Column::SessionLabel, text_datum(&client::label()))
+            .set(Column::Role, name_datum(&role::current()))
             .set(Column::FirstToken, new.token.bigint())
             .set(Column::RenewalTokens, token_array(&[]))
             .set(Column::AcquiredAt, new.now.micros())
