@@ -4,9 +4,9 @@
 //! after the statement's snapshot: that one's holder may have finished the work, which the statement has read as it was
 //! before (`pg_fence_rules::snapshot`).
 
-use super::free_slot;
+use super::free_slot::{self, LockedSlot};
 use super::queue;
-use super::request::{Request, Tried};
+use super::request::{NotGranted, Request, BY_ANOTHER};
 use super::try_acquire::grant;
 use crate::errors::{Refusal, SqlState};
 use crate::pg::memory::Scratch;
@@ -63,33 +63,29 @@ fn is_short_of_locks(refusal: &Refusal) -> bool {
     refusal.sqlstate == SqlState::OutOfMemory
 }
 
-/// Acquires one name, if it is to be had.
+/// Acquires one name, if it is to be had. None for one that is taken, adopted (55000) or in use with slots (22023).
 fn claim(table: &LeaseTable, request: &Request) -> Result<Option<Token>, Refusal> {
-    let looks_free = unless_passed_over(free_slot::looks_free(table, request))?.is_some();
-    // Asked before the lock, too: who wants it by a later snapshot must not find it in the hands of one who passes it over.
-    if !looks_free || queue::somebody_waits(&request.name) || !had_ended(table, &request.name) {
-        return Ok(None);
-    }
-    let Some(chosen) = unless_passed_over(free_slot::lock_one(table, request))? else {
-        return Ok(None);
+    use SqlState::{InvalidParameterValue, ObjectNotInPrerequisiteState};
+    let chosen = match lock(table, request) {
+        Ok(chosen) => chosen,
+        Err(NotGranted::Taken { .. }) => return Ok(None),
+        Err(NotGranted::Refused(refusal)) => match refusal.sqlstate {
+            ObjectNotInPrerequisiteState | InvalidParameterValue => return Ok(None),
+            _ => return Err(refusal),
+        },
     };
-    if !had_ended(table, &request.name) {
-        return Ok(None);
-    }
     grant(table, std::slice::from_ref(request), vec![chosen]).map(Some)
 }
 
-/// The win of a try. None for a name that is taken, adopted (55000) or in use with slots (22023).
-fn unless_passed_over<T>(tried: Result<Tried<T>, Refusal>) -> Result<Option<T>, Refusal> {
-    use SqlState::{InvalidParameterValue, ObjectNotInPrerequisiteState};
-    match tried {
-        Ok(Tried::Won(won)) => Ok(Some(won)),
-        Ok(Tried::Lost { .. }) => Ok(None),
-        Err(refusal) => match refusal.sqlstate {
-            ObjectNotInPrerequisiteState | InvalidParameterValue => Ok(None),
-            _ => Err(refusal),
-        },
+/// Locks the slot for one name, if it is to be had.
+fn lock<'a>(table: &LeaseTable, request: &'a Request) -> Result<LockedSlot<'a>, NotGranted> {
+    free_slot::looks_free(table, request)?;
+    // Asked before the lock, too: who wants it by a later snapshot must not find it in the hands of one who passes it over.
+    if queue::somebody_waits(&request.name) || !had_ended(table, &request.name) {
+        return Err(BY_ANOTHER);
     }
+    let chosen = free_slot::lock_one(table, request)?;
+    had_ended(table, &request.name).then_some(chosen).ok_or(BY_ANOTHER)
 }
 
 /// Had the lease's last grant ended when this statement took its snapshot?

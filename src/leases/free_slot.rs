@@ -6,7 +6,7 @@
 
 use super::guard;
 use super::locks::Locks;
-use super::request::{Request, Tried};
+use super::request::{NotGranted, Request, BY_ANOTHER};
 use crate::errors::{self, Refusal};
 use crate::pg::locks::lock::LockTag;
 use crate::pg::session::clock;
@@ -64,42 +64,30 @@ impl LockedSlot<'_> {
     }
 }
 
-/// A lease that looks free.
-pub struct LooksFree {
-    /// The caller would only replace a grant of its own.
-    pub reclaims: bool,
-}
-
-/// Tells without a lock whether it is worth trying: a losing try reads only. Errors: 22023, 55000.
-pub fn looks_free(table: &LeaseTable, request: &Request) -> Result<Tried<LooksFree>, Refusal> {
+/// Tells without a lock whether it is worth trying: a losing try reads only. Would the caller only replace a grant of its
+/// own? Errors: 22023, 55000.
+pub fn looks_free(table: &LeaseTable, request: &Request) -> Result<bool, NotGranted> {
     let existing = existing(request, &table.rows(&request.name, AsOf::Now), |_| false);
     let now = clock::now();
-    Ok(match admit(request, &existing, now)? {
-        Tried::Lost { until } => Tried::Lost { until },
-        Tried::Won(_) => {
-            let is_own = |s: &ExistingGrant| s.mine && s.grant.phase(now) == Phase::Held;
-            Tried::Won(LooksFree { reclaims: existing.iter().any(is_own) })
-        }
-    })
+    admit(request, &existing, now)?;
+    Ok(existing.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held))
 }
 
 /// Finds a free slot and locks it.
 pub fn lock_one<'a>(
     table: &LeaseTable,
     request: &'a Request,
-) -> Result<Tried<LockedSlot<'a>>, Refusal> {
+) -> Result<LockedSlot<'a>, NotGranted> {
     let mut locks = Locks::of(&request.name);
-    let found = match request.ask.mode {
+    let chosen = match request.ask.mode {
         Mode::Exclusive => exclusive_slot(table, request, &mut locks)?,
         _ => BesideOthers { table, request, busy: Vec::new() }.search(&mut locks)?,
     };
-    match found {
-        // It may yet be rolled back.
-        Tried::Won(_) if other_number(table, request).is_some() => Ok(Tried::BY_ANOTHER),
-        Tried::Won(chosen) if chosen.excludes_a_load(table, request) => Ok(Tried::BY_ANOTHER),
-        Tried::Won(chosen) => Ok(Tried::Won(LockedSlot { chosen, locks })),
-        Tried::Lost { until } => Ok(Tried::Lost { until }),
+    // It may yet be rolled back.
+    if other_number(table, request).is_some() || chosen.excludes_a_load(table, request) {
+        return Err(BY_ANOTHER);
     }
+    Ok(LockedSlot { chosen, locks })
 }
 
 /// Another number of slots that somebody, also one whose transaction is open, has been granted. A grant that is over
@@ -137,16 +125,12 @@ fn existing(request: &Request, rows: &[Row], guarded: impl Fn(i32) -> bool) -> V
 }
 
 /// Which slot the rules give to the request beside the grants that are there. Errors: 22023, 55000.
-fn admit(
-    request: &Request,
-    existing: &[ExistingGrant],
-    now: Instant,
-) -> Result<Tried<i32>, Refusal> {
+fn admit(request: &Request, existing: &[ExistingGrant], now: Instant) -> Result<i32, NotGranted> {
     match grant::admit(existing, &request.ask, now) {
-        Acquire::Grant { slot } => Ok(Tried::Won(slot)),
-        Acquire::Taken { until } => Ok(Tried::Lost { until }),
-        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live)),
-        Acquire::Adopted => Err(errors::adopted_name(&request.name)),
+        Acquire::Grant { slot } => Ok(slot),
+        Acquire::Taken { until } => Err(NotGranted::Taken { until }),
+        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live).into()),
+        Acquire::Adopted => Err(errors::adopted_name(&request.name).into()),
     }
 }
 
@@ -155,18 +139,15 @@ fn decide(
     request: &Request,
     rows: &[Row],
     existing: &[ExistingGrant],
-) -> Result<Tried<FreeSlot>, Refusal> {
+) -> Result<FreeSlot, NotGranted> {
     let now = clock::now();
-    let slot = match admit(request, existing, now)? {
-        Tried::Won(slot) => slot,
-        Tried::Lost { until } => return Ok(Tried::Lost { until }),
-    };
+    let slot = admit(request, existing, now)?;
     let is_ended = |row: &Row, seen: &ExistingGrant| {
         row.grant.slot != slot && grant::ends(&request.ask, seen, now)
     };
     let both = rows.iter().zip(existing);
     let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row).collect();
-    Ok(Tried::Won(FreeSlot { slot, over: in_slot(rows, slot).copied(), ended }))
+    Ok(FreeSlot { slot, over: in_slot(rows, slot).copied(), ended })
 }
 
 fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
@@ -178,25 +159,22 @@ fn exclusive_slot(
     table: &LeaseTable,
     request: &Request,
     locks: &mut Locks,
-) -> Result<Tried<FreeSlot>, Refusal> {
+) -> Result<FreeSlot, NotGranted> {
     let name = &request.name;
     if !locks.take(ACQUIRE_ALONE, 0)? {
-        return Ok(Tried::BY_ANOTHER);
+        return Err(BY_ANOTHER);
     }
-    let Some(mut rows) = settled_rows(table, name) else {
-        return Ok(Tried::BY_ANOTHER);
-    };
+    let mut rows = settled_rows(table, name).ok_or(BY_ANOTHER)?;
     let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
     if !others.is_empty() {
         // No slot is added meanwhile: that takes the lock of slot 0, too, which is ours.
         for slot in others {
             if !locks.take(ACQUIRE_ALONE, slot)? {
-                return Ok(Tried::BY_ANOTHER);
+                return Err(BY_ANOTHER);
             }
         }
         // A session that held one of these locks until now may have renewed.
-        let Some(settled) = settled_rows(table, name) else { return Ok(Tried::BY_ANOTHER) };
-        rows = settled;
+        rows = settled_rows(table, name).ok_or(BY_ANOTHER)?;
     }
     // All locks are ours, so only guards of this very transaction are left.
     let existing = existing(request, &rows, |slot| guard::guards_slot(name, slot));
@@ -234,15 +212,17 @@ struct BesideOthers<'a> {
     busy: Vec<i32>,
 }
 
-/// The outcome of locking the slot that was chosen.
-enum Locking {
-    /// All of it is locked.
-    Done,
-    /// Another transaction is putting a grant into the slot: another slot may do.
+/// The outcome of an attempt to have the slot that was chosen.
+enum Attempt {
+    /// All of it is locked, and the rows are as when it was chosen.
+    Won,
+    /// Another transaction is putting a grant into the slot, loading a row into it, or (a prune) deleting its row: another
+    /// slot may do.
     SlotIsBusy,
-    /// Somebody relies on a grant that would have to go, or ends it at the same time.
+    /// Somebody relies on a grant that would have to go, or ends it at the same time, or (a prune, which may be rolled back)
+    /// deletes its row.
     Lost,
-    /// The session in the way has finished: choose again.
+    /// The session in the way has finished, or a row has changed: choose again.
     Changed,
 }
 
@@ -256,51 +236,25 @@ enum InTheWay {
     Gone,
 }
 
-/// The state of the rows once the locks are taken.
-enum Settled {
-    /// As when the choice was made.
-    Same,
-    /// Otherwise, for now: choose again.
-    Changed,
-    /// A prune is deleting the row of the slot: another slot may do.
-    SlotIsPruned,
-    /// A prune is deleting the row of a grant that would be ended, and may be rolled back.
-    EndedIsPruned,
-}
-
 impl BesideOthers<'_> {
-    fn search(mut self, locks: &mut Locks) -> Result<Tried<FreeSlot>, Refusal> {
+    fn search(mut self, locks: &mut Locks) -> Result<FreeSlot, NotGranted> {
         if !self.exclude_other_kinds(locks)? {
-            return Ok(Tried::BY_ANOTHER);
+            return Err(BY_ANOTHER);
         }
         loop {
             xact::serve_interrupts();
             let rows = self.table.rows(&self.request.name, AsOf::Now);
-            let mut chosen = match decide(self.request, &rows, &self.existing(&rows))? {
-                Tried::Won(chosen) => chosen,
-                lost => return Ok(lost),
-            };
+            let mut chosen = decide(self.request, &rows, &self.existing(&rows))?;
             let before = locks.count();
-            match self.lock(&mut chosen, locks)? {
-                Locking::Done => {}
-                Locking::Lost => return Ok(Tried::BY_ANOTHER),
-                Locking::SlotIsBusy => {
-                    self.busy.push(chosen.slot);
-                    continue;
-                }
-                Locking::Changed => {
-                    locks.give_back_all_but(before);
-                    continue;
-                }
-            }
-            match self.settled(&rows, &chosen) {
-                Settled::Same if chosen.is_being_loaded(self.table, self.request) => {
-                    self.busy.push(chosen.slot);
-                }
-                Settled::Same => return Ok(Tried::Won(chosen)),
-                Settled::EndedIsPruned => return Ok(Tried::BY_ANOTHER),
-                Settled::SlotIsPruned => self.busy.push(chosen.slot),
-                Settled::Changed => {}
+            let attempt = match self.lock(&mut chosen, locks)? {
+                Attempt::Won => self.settled(&rows, &chosen),
+                other => other,
+            };
+            match attempt {
+                Attempt::Won => return Ok(chosen),
+                Attempt::Lost => return Err(BY_ANOTHER),
+                Attempt::SlotIsBusy => self.busy.push(chosen.slot),
+                Attempt::Changed => {}
             }
             locks.give_back_all_but(before);
         }
@@ -345,17 +299,17 @@ impl BesideOthers<'_> {
     }
 
     /// Locks the slot, and the grants in others that would be ended.
-    fn lock(&self, chosen: &mut FreeSlot, locks: &mut Locks) -> Result<Locking, Refusal> {
+    fn lock(&self, chosen: &mut FreeSlot, locks: &mut Locks) -> Result<Attempt, Refusal> {
         if !locks.take(TAKE_SLOT, chosen.slot)? {
             // Of another mode, and over by the clock: its holder may just be renewing it.
             let excludes = chosen.over.is_some_and(|row| self.is_of_another_mode(&row));
             if !excludes {
-                return Ok(Locking::SlotIsBusy);
+                return Ok(Attempt::SlotIsBusy);
             }
             return Ok(match self.in_the_way(chosen.slot) {
-                InTheWay::Takers => Locking::SlotIsBusy,
-                InTheWay::Relying => Locking::Lost,
-                InTheWay::Gone => Locking::Changed,
+                InTheWay::Takers => Attempt::SlotIsBusy,
+                InTheWay::Relying => Attempt::Lost,
+                InTheWay::Gone => Attempt::Changed,
             });
         }
         let mut ended = Vec::with_capacity(chosen.ended.len());
@@ -368,13 +322,13 @@ impl BesideOthers<'_> {
             match self.in_the_way(slot) {
                 // One of another mode that somebody just replaces needs no ending.
                 InTheWay::Takers if self.is_of_another_mode(&row) => {}
-                InTheWay::Gone => return Ok(Locking::Changed),
+                InTheWay::Gone => return Ok(Attempt::Changed),
                 // Another one of this mode may be ending it, or taking its slot.
-                InTheWay::Takers | InTheWay::Relying => return Ok(Locking::Lost),
+                InTheWay::Takers | InTheWay::Relying => return Ok(Attempt::Lost),
             }
         }
         chosen.ended = ended;
-        Ok(Locking::Done)
+        Ok(Attempt::Won)
     }
 
     fn is_of_another_mode(&self, row: &Row) -> bool {
@@ -399,11 +353,11 @@ impl BesideOthers<'_> {
 
     /// Reads the rows again under the locks. A session that held one of them until now may have put a grant there,
     /// renewed, or (a prune, which gives its lock back before it commits) be deleting the row.
-    fn settled(&self, before: &[Row], chosen: &FreeSlot) -> Settled {
+    fn settled(&self, before: &[Row], chosen: &FreeSlot) -> Attempt {
         let rows = self.table.rows(&self.request.name, AsOf::Now);
         let deleter = |slot| in_slot(&rows, slot).map_or(Deleter::None, |row| row.deleter());
         if matches!(deleter(chosen.slot), Deleter::Open(_)) {
-            return Settled::SlotIsPruned;
+            return Attempt::SlotIsBusy;
         }
         let ours = || chosen.ended.iter().map(|row| row.grant.slot).chain([chosen.slot]);
         let version = |rows: &[Row], slot| in_slot(rows, slot).map(|row| row.version());
@@ -413,13 +367,15 @@ impl BesideOthers<'_> {
         let same =
             excluding.chain(ours()).all(|slot| version(before, slot) == version(&rows, slot));
         if !same || rows.len() != before.len() {
-            Settled::Changed
+            Attempt::Changed
         } else if ours().any(|slot| matches!(deleter(slot), Deleter::Open(_))) {
-            Settled::EndedIsPruned
+            Attempt::Lost
         } else if ours().any(|slot| deleter(slot) == Deleter::Committed) {
-            Settled::Changed
+            Attempt::Changed
+        } else if chosen.is_being_loaded(self.table, self.request) {
+            Attempt::SlotIsBusy
         } else {
-            Settled::Same
+            Attempt::Won
         }
     }
 }

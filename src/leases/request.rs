@@ -21,21 +21,35 @@ pub struct Request {
     pub ask: Ask,
 }
 
-/// How a try ends.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Tried<T> {
-    /// Granted, or to be had.
-    Won(T),
-    /// Taken; the clock alone can change that at this time, or never.
-    Lost {
+/// Why a try is granted nothing.
+pub enum NotGranted {
+    /// The lease is taken; the clock alone can change that at this time, or never.
+    Taken {
         /// When to look again at the latest.
         until: Option<Instant>,
     },
+    /// The call is refused.
+    Refused(Refusal),
 }
 
-impl<T> Tried<T> {
-    /// Only something that committed since we looked, or an open transaction, can be in the way.
-    pub const BY_ANOTHER: Tried<T> = Tried::Lost { until: None };
+/// Only something that committed since we looked, or an open transaction, can be in the way.
+pub const BY_ANOTHER: NotGranted = NotGranted::Taken { until: None };
+
+impl From<Refusal> for NotGranted {
+    fn from(refusal: Refusal) -> Self {
+        NotGranted::Refused(refusal)
+    }
+}
+
+/// The outcome of a try that was not refused: what it has got, or until when that is taken.
+pub fn unless_refused<T>(
+    tried: Result<T, NotGranted>,
+) -> Result<Result<T, Option<Instant>>, Refusal> {
+    match tried {
+        Ok(got) => Ok(Ok(got)),
+        Err(NotGranted::Taken { until }) => Ok(Err(until)),
+        Err(NotGranted::Refused(refusal)) => Err(refusal),
+    }
 }
 
 impl Request {

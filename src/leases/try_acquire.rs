@@ -1,7 +1,7 @@
 //! One try to acquire a lease, or several: look, lock, look again, decide, draw, write.
 
 use super::free_slot::{self, FreeSlot, LockedSlot};
-use super::request::{Request, Tried};
+use super::request::{unless_refused, NotGranted, Request, BY_ANOTHER};
 use super::{guard, queue, session_leases};
 use crate::errors::Refusal;
 use crate::pg::session::clock;
@@ -27,34 +27,25 @@ pub fn try_acquire(
     requests: &[Request],
     behind_the_queue: bool,
     if_locked: IfLocked,
-) -> Result<Tried<Token>, Refusal> {
-    let in_maintenance = || Ok(Tried::Lost { until: Some(clock::now() + LOOK_AFTER_MAINTENANCE) });
-    let Some(table) = LeaseTable::try_open(Access::Write, if_locked)? else {
-        return in_maintenance();
-    };
+) -> Result<Token, NotGranted> {
+    let in_maintenance =
+        || NotGranted::Taken { until: Some(clock::now() + LOOK_AFTER_MAINTENANCE) };
+    let table = LeaseTable::try_open(Access::Write, if_locked)?.ok_or_else(in_maintenance)?;
     // At each try: a prefix may be taken away while its role waits.
     let names = requests.iter().map(|request| request.name.as_slice());
     if !role_prefix::require_each(names, Level::Worker, if_locked)? {
-        return in_maintenance();
+        return Err(in_maintenance());
     }
     for request in requests {
-        let free = match free_slot::looks_free(&table, request)? {
-            Tried::Won(free) => free,
-            Tried::Lost { until } => return Ok(Tried::Lost { until }),
-        };
-        if behind_the_queue && !free.reclaims && queue::somebody_waits(&request.name) {
-            return Ok(Tried::BY_ANOTHER);
+        let reclaims = free_slot::looks_free(&table, request)?;
+        if behind_the_queue && !reclaims && queue::somebody_waits(&request.name) {
+            return Err(BY_ANOTHER);
         }
     }
-    let mut chosen: Vec<LockedSlot> = Vec::with_capacity(requests.len());
-    for request in requests {
-        match free_slot::lock_one(&table, request)? {
-            Tried::Won(slot) => chosen.push(slot),
-            // The locks taken so far are given back.
-            Tried::Lost { until } => return Ok(Tried::Lost { until }),
-        }
-    }
-    grant(&table, requests, chosen).map(Tried::Won)
+    // Where one is taken, the locks taken so far are given back.
+    let lock = |request| free_slot::lock_one(&table, request);
+    let chosen = requests.iter().map(lock).collect::<Result<Vec<_>, _>>()?;
+    Ok(grant(&table, requests, chosen)?)
 }
 
 /// Would the grant only replace one of the caller's own? Errors: 22023, 55000.
@@ -65,7 +56,7 @@ pub fn takes_back_its_own(request: &Request) -> Result<bool, Refusal> {
     let Some(table) = LeaseTable::try_open(Access::Read, IfLocked::GiveUp)? else {
         return Ok(false);
     };
-    Ok(matches!(free_slot::looks_free(&table, request)?, Tried::Won(free) if free.reclaims))
+    Ok(unless_refused(free_slot::looks_free(&table, request))?.unwrap_or(false))
 }
 
 /// Draws a token and writes the grants into the slots that were found for them.

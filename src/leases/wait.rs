@@ -1,6 +1,6 @@
 //! Waiting for a lease, in its queue.
 
-use super::request::{Request, Tried};
+use super::request::{unless_refused, Request};
 use super::try_acquire::{takes_back_its_own, try_acquire};
 use crate::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
@@ -28,7 +28,7 @@ const LOOK_FOR_ONE_S_OWN: Duration = Duration::from_millis(50);
 /// look only: maintenance waits for nobody who waits.
 pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Token>, Refusal> {
     let if_locked = if wait.is_zero() { IfLocked::WaitForHolders } else { IfLocked::GiveUp };
-    if let Tried::Won(token) = try_acquire(requests, true, if_locked)? {
+    if let Ok(token) = unless_refused(try_acquire(requests, true, if_locked))? {
         return Ok(Some(token));
     }
     let [request] = requests else { return Ok(None) };
@@ -41,8 +41,8 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
     let mut scratch = Scratch::new();
     while scratch.turn(|| takes_back_its_own(request))? {
         wait::begin_look();
-        let tried = scratch.turn(|| try_acquire(requests, false, IfLocked::GiveUp))?;
-        if let Tried::Won(token) = tried {
+        let tried = scratch.turn(|| try_acquire(requests, false, IfLocked::GiveUp));
+        if let Ok(token) = unless_refused(tried)? {
             return Ok(Some(token));
         }
         if !waiting.sleep(LOOK_FOR_ONE_S_OWN)? {
@@ -63,11 +63,11 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusa
     loop {
         // Before the look, so that a wake-up after it is not lost.
         wait::begin_look();
-        let until = match scratch
-            .turn(|| try_acquire(std::slice::from_ref(request), false, IfLocked::GiveUp))?
-        {
-            Tried::Won(token) => return Ok(Some(token)),
-            Tried::Lost { until } => until,
+        let requests = std::slice::from_ref(request);
+        let tried = scratch.turn(|| try_acquire(requests, false, IfLocked::GiveUp));
+        let until = match unless_refused(tried)? {
+            Ok(token) => return Ok(Some(token)),
+            Err(until) => until,
         };
         if !waiting.sleep(clock::span_until(until).min(LOOK_AT_LEAST))? {
             return Ok(None);
