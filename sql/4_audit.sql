@@ -379,7 +379,7 @@ COMMENT ON FUNCTION fence.audit_rules(jsonb) IS
 'what is known by then, with what puts triggers right; called by fence_audit alone';
 
 
--- Faults of a table or its fence column.
+-- Faults of a table, its fence column, or its rows.
 CREATE FUNCTION fence.audit_tables(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -393,10 +393,10 @@ own_trigger AS (
 
 spot AS (
     SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
-        root_n bigint, member_n bigint, root_rel regclass, oid oid, rel regclass, parent regclass, root_owner oid,
-        relowner oid, relkind "char", relpersistence "char", relispartition boolean, is_root boolean, is_child
-        boolean, is_fenced boolean, fence_column text, attnum integer, atttypid oid, type text, filled text,
-        root_filled boolean, protect text)),
+        root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, parent regclass, root_owner
+        oid, relowner oid, relkind "char", relpersistence "char", relispartition boolean, is_root boolean, is_child
+        boolean, is_fenced boolean, is_subscribed boolean, fence_column text, attnum integer, atttypid oid, type text,
+        filled text, root_filled boolean, protect text)),
 
 table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
@@ -462,14 +462,36 @@ column_amiss AS (
      ) AS x (step, applies, severity, finding, remedy)
      WHERE x.applies),
 
+-- Rows whose fences are above every token drawn: the extension was created again, or an older backup restored. The remedy is
+-- for fences too high for any jump: down to where no token drawn so far may write. Where a subscription brings the rows,
+-- their fences are the publisher's, and nothing is wrong.
+too_high AS (
+    SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
+           format('rows hold fences up to %s, above the last token drawn here, %s%s', highest.fence, about->>'drawn',
+               CASE WHEN s.is_subscribed THEN ' (the publisher''s: all is well, until this server takes over; '
+                   'then call fence_new_epoch())' END),
+           CASE WHEN s.is_subscribed THEN NULL
+                WHEN highest.fence <= (about->>'reach')::bigint THEN format('SELECT %s.fence_new_epoch();', about->>'home')
+                ELSE format('DO %L;', format(about->>'refilling', about->>'home', s.root_rel, '', s.fence_column,
+                    'coalesce(s.last_token, 0)', '> coalesce(s.last_token, 0)',
+                    substr(s.protect, length('SELECT ') + 1))) END
+      FROM spot s
+     CROSS JOIN LATERAL (
+           SELECT max(h.value::bigint)
+             FROM jsonb_to_recordset(about->'members') AS m (root oid, oid oid)
+             JOIN jsonb_each_text(about->'heights') AS h ON h.key = m.oid::text
+            WHERE m.root = s.root) AS highest (fence)
+     WHERE s.is_root AND highest.fence > (about->>'drawn')::bigint),
+
 finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT * FROM table_amiss
-    UNION ALL SELECT * FROM column_amiss)
+    UNION ALL SELECT * FROM column_amiss
+    UNION ALL SELECT * FROM too_high)
 SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $audit_tables$;
 
 COMMENT ON FUNCTION fence.audit_tables(jsonb) IS
-'findings on tables and their fence columns; called by fence_audit alone';
+'findings on tables, their fence columns and rows; called by fence_audit alone';
 
 
 -- Faults of the triggers of a table.
@@ -880,49 +902,6 @@ $audit_fences$;
 
 COMMENT ON FUNCTION fence.audit_fences(jsonb) IS
 'findings on a fence as a whole; called by fence_audit alone';
-
-
--- Rows whose fences are above every token drawn: the extension was created again, or an older backup restored.
-CREATE FUNCTION fence.audit_heights(about jsonb) RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_heights$
-WITH
-member AS (
-    SELECT * FROM jsonb_to_recordset(about->'members') AS x (
-        root oid, oid oid)),
-
-spot AS (
-    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
-        root_n bigint, root oid, root_rel regclass, is_root boolean, is_subscribed boolean, fence_column text,
-        protect text)),
-
--- The remedy is for fences too high for any jump: down to where no token drawn so far may write. Where a subscription
--- brings the rows, their fences are the publisher's, and nothing is wrong.
-too_high AS (
-    SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
-           format('rows hold fences up to %s, above the last token drawn here, %s%s', highest.fence, about->>'drawn',
-               CASE WHEN s.is_subscribed THEN ' (the publisher''s: all is well, until this server takes over; '
-                   'then call fence_new_epoch())' END),
-           CASE WHEN s.is_subscribed THEN NULL
-                WHEN highest.fence <= (about->>'reach')::bigint THEN format('SELECT %s.fence_new_epoch();', about->>'home')
-                ELSE format('DO %L;', format(about->>'refilling', about->>'home', s.root_rel, '', s.fence_column,
-                    'coalesce(s.last_token, 0)', '> coalesce(s.last_token, 0)',
-                    substr(s.protect, length('SELECT ') + 1))) END
-      FROM spot s
-     CROSS JOIN LATERAL (
-           SELECT max(h.value::bigint) FROM member m JOIN jsonb_each_text(about->'heights') AS h ON h.key = m.oid::text
-            WHERE m.root = s.root) AS highest (fence)
-     WHERE s.is_root AND highest.fence > (about->>'drawn')::bigint),
-
-finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
-    SELECT * FROM too_high)
-SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
-$audit_heights$;
-
-COMMENT ON FUNCTION fence.audit_heights(jsonb) IS
-'findings on rows; called by fence_audit alone';
 
 
 -- All findings in their order. (From step 40 on they are of no table.)

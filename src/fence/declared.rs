@@ -27,8 +27,7 @@ use std::ffi::CStr;
 const FENCE_COLUMN_COMMENT: &str = "fencing token of the latest write (pg_fence)";
 
 /// The parts of the audit of tables.
-const AUDIT: [&CStr; 5] =
-    [c"audit_tables", c"audit_triggers", c"audit_rights", c"audit_fences", c"audit_heights"];
+const AUDIT: [&CStr; 4] = [c"audit_tables", c"audit_triggers", c"audit_rights", c"audit_fences"];
 
 /// `fence_protect(relation, fence_column, mode, lease, events, verify, always)`.
 pub fn protect(args: Args) -> Result<Answer, Refusal> {

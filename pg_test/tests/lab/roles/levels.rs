@@ -77,7 +77,6 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("audit_triggers", Nobody, ""),
     ("audit_rights", Nobody, ""),
     ("audit_fences", Nobody, ""),
-    ("audit_heights", Nobody, ""),
     ("audit_answer", Nobody, ""),
     ("state_findings", Nobody, ""),
     ("state_rights", Nobody, ""),
