@@ -56,12 +56,6 @@ pub fn in_server_encoding(text: String) -> Vec<u8> {
 }
 
 /// As many whole characters of a text of the database as fit into so many bytes.
-pub fn clip(mut text: Vec<u8>, most: usize) -> Vec<u8> {
-    text.truncate(within(&text, most).len());
-    text
-}
-
-/// As `clip`, where the text is.
 pub fn within(text: &[u8], most: usize) -> &[u8] {
     if text.len() <= most {
         return text;

@@ -26,7 +26,6 @@ pub fn follow(moment: Moment) {
 }
 
 /// A lease that was changed or guarded.
-#[derive(Clone, Copy, PartialEq, Eq)]
 struct Changed {
     queue: LockTag,
     /// The savepoint that did it, whose rollback gives its locks back.
@@ -48,11 +47,11 @@ pub fn wake(name: &[u8]) {
 /// This transaction has changed the lease, or guards it: its end wakes the head of the queue.
 pub fn changed(name: &[u8]) {
     let (queue, savepoint) = (LockTag::queue(name), xact::savepoint());
-    let new = Changed { queue, savepoint, is_over: false };
-    CHANGED.with_borrow_mut(|changed| {
+    CHANGED.with_borrow_mut(|all| {
         // The same lease is mostly changed many times in a row.
-        if changed.last() != Some(&new) {
-            changed.push(new);
+        let is_it = |last: &Changed| last.queue.key() == queue.key() && last.savepoint == savepoint;
+        if !all.last().is_some_and(is_it) {
+            all.push(Changed { queue, savepoint, is_over: false });
         }
     });
 }

@@ -2,7 +2,7 @@
 
 use super::ring::ENTRY_MAX;
 use super::{add, flush, segment, Counter};
-use crate::encoding::{clip, in_server_encoding, to_utf8};
+use crate::encoding::{in_server_encoding, to_utf8, within};
 use crate::errors::{self, Refusal, SqlState};
 use crate::pg::call::raise;
 use crate::pg::session::client::{self, Client};
@@ -74,7 +74,7 @@ fn describe(refusal: &Refusal, known: Known, client: Client) -> RefusedWrite {
         Some(refusal.sqlstate.code().to_owned()),
         detail.relation.clone(),
         lease,
-        holder.map(|holder| to_utf8(&clip(holder, HOLDER_MAX))),
+        holder.map(|holder| to_utf8(within(&holder, HOLDER_MAX))),
         Some(to_utf8(&client.role)),
         Some(to_utf8(&client.application_name)),
         client.address.map(|address| to_utf8(&address)),

@@ -52,15 +52,6 @@ const _: () = {
 #[derive(Clone, Copy)]
 pub struct LockTag(pg_sys::LOCKTAG);
 
-impl PartialEq for LockTag {
-    fn eq(&self, other: &Self) -> bool {
-        let key = |t: &LockTag| (t.0.locktag_field2, t.0.locktag_field3, t.0.locktag_field4);
-        key(self) == key(other)
-    }
-}
-
-impl Eq for LockTag {}
-
 /// How often to ask for a lock that nobody has, and that is not to be had.
 const MOST_LOOKS: usize = 100;
 
