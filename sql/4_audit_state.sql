@@ -92,8 +92,8 @@ AS $state_findings$
 
     added_trigger AS (
         SELECT 56, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
-               format(CASE WHEN t.tgtype & 1 = 1
-                      THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may change or refuse it'
+               format(CASE WHEN t.tgtype & 3 = 3 THEN 'while trigger "%s" is enabled, pg_fence writes no row here'
+                      WHEN t.tgtype & 1 = 1 THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may refuse it'
                       ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END, t.tgname),
                format('DROP TRIGGER %I ON %s;', t.tgname, s.rel)
           FROM state s JOIN pg_trigger t ON t.tgrelid = s.oid

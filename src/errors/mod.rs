@@ -454,12 +454,14 @@ pub fn state_differs(table: &str) -> Refusal {
     .detailed(|d| d.relation = Some(format!("fence.{table}")))
 }
 
-/// 55000: a trigger on a table of the state keeps a row from being written as it must be.
+/// 55000: a trigger on a table of the state may keep a row from being written as it must be.
 pub fn state_meddled(table: &str) -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
-        format!("a trigger on fence.{table} suppressed or changed what pg_fence wrote"),
-        "Disable or drop that trigger, or let it return the row as it got it: a trigger on the state may read the columns of pg_fence, and set only columns that were added.",
+        format!(
+            "a BEFORE ROW trigger on fence.{table} may suppress or change what pg_fence writes"
+        ),
+        "Drop that trigger, or make it an AFTER trigger: that sees each row as it was written.",
     )
     .detailed(|d| d.relation = Some(format!("fence.{table}")))
 }

@@ -26,13 +26,6 @@ extern "C-unwind" {
     pub fn nextval_internal(relid: pg_sys::Oid, check_permissions: bool) -> i64;
     /// libpq/libpq.h: is the client still there?
     pub fn pq_check_connection() -> bool;
-    /// utils/datum.h: are two values the same, byte by byte, wherever they are stored?
-    pub fn datum_image_eq(
-        one: pg_sys::Datum,
-        other: pg_sys::Datum,
-        by_value: bool,
-        length: c_int,
-    ) -> bool;
 
     /// utils/timeout.h: gives a timeout of one's own a number; FATAL where the session has ten already
     pub fn RegisterTimeout(id: u32, handler: extern "C" fn()) -> u32;

@@ -201,72 +201,58 @@ impl LeaseTable {
         self.rows(row.name(), AsOf::Now).iter().any(|known| known.is_of_same_grant(row))
     }
 
-    /// Writes a new grant, over the row that its slot has, if there is one.
+    /// Writes a new grant, over the row that its slot has, if there is one. Error: 55000.
     pub fn grant(&self, new: &NewGrant, over: Option<&Row>) -> Result<(), Refusal> {
         let fields = Fields::of_grant(new, over);
-        match over {
-            Some(row) => self.replace(row, &fields),
-            None => {
-                self.keep_locks();
-                // SAFETY: the table is open and locked for writing, the fields are its first columns.
-                unsafe { executor::insert(self.relation(), LEASE.len(), &fields) };
-                self.check_written(new.name, new.slot, &fields)
-            }
+        if let Some(row) = over {
+            return self.replace(row, &fields);
         }
-    }
-
-    /// Deletes the row, unless a trigger prevents it.
-    pub fn delete(&self, row: &Row) -> bool {
-        self.keep_locks();
-        // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
-        unsafe { executor::delete(self.relation(), row.place()) };
-        if !self.has_triggers() {
-            return true;
-        }
+        self.begin_write()?;
+        // SAFETY: the table is open and locked for writing, the fields are its first columns.
+        unsafe { executor::insert(self.relation(), LEASE.len(), &fields) };
         xact::see_own_changes();
-        let rows = self.rows(row.name(), AsOf::Now);
-        !rows.iter().any(|left| left.grant.slot == row.grant.slot)
+        Ok(())
     }
 
-    /// Writes a new version of a row that was read under the grant's lock.
+    /// Writes a new version of a row that was read under the grant's lock. Error: 55000.
     pub fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
-        self.keep_locks();
+        self.begin_write()?;
         // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
         unsafe { executor::update(self.relation(), row.place(), fields) };
-        self.check_written(row.name(), row.grant.slot, fields)
+        xact::see_own_changes();
+        Ok(())
     }
 
-    /// A writer keeps the table's lock until the transaction ends. That of the index goes with the call, as it does
-    /// after any statement.
-    fn keep_locks(&self) {
+    /// Deletes the row. Error: 55000.
+    pub fn delete(&self, row: &Row) -> Result<(), Refusal> {
+        self.begin_write()?;
+        // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
+        unsafe { executor::delete(self.relation(), row.place()) };
+        Ok(())
+    }
+
+    /// A writer keeps the table's lock until the transaction ends. (That of the index goes with the call, as it does
+    /// after any statement.) 55000 where a trigger may suppress or change what is written: no token may be given for that.
+    fn begin_write(&self) -> Result<(), Refusal> {
+        const BEFORE_ROW: i16 = (pg_sys::TRIGGER_TYPE_BEFORE | pg_sys::TRIGGER_TYPE_ROW) as i16;
         self.table.keep_lock();
-        if self.has_triggers() {
+        // SAFETY: an open relation, which has as many triggers as it says. (Not relhastriggers, which stays set until the next
+        // VACUUM after the last one went.)
+        let triggers = unsafe {
+            let all = (*self.relation()).trigdesc.as_ref();
+            all.map_or(&[][..], |t| std::slice::from_raw_parts(t.triggers, t.numtriggers as usize))
+        };
+        if !triggers.is_empty() {
             // Their writes may be worth more than a lease.
             commit::wait_as_asked();
         }
-    }
-
-    /// May a trigger suppress or change what is written? (Not relhastriggers, which stays set until the next VACUUM
-    /// after the last one went.)
-    fn has_triggers(&self) -> bool {
-        // SAFETY: an open relation.
-        unsafe { !(*self.relation()).trigdesc.is_null() }
-    }
-
-    /// Lets later reads see what was written. Refuses it where a trigger has suppressed or changed it: no token may be
-    /// given for that.
-    fn check_written(&self, name: &[u8], slot: i32, fields: &Fields) -> Result<(), Refusal> {
-        xact::see_own_changes();
-        if !self.has_triggers() {
-            return Ok(());
+        let meddles = |trigger: &pg_sys::Trigger| {
+            trigger.tgtype & BEFORE_ROW == BEFORE_ROW && trigger.tgenabled as u8 != b'D'
+        };
+        match triggers.iter().any(meddles) {
+            true => Err(errors::state_meddled("lease")),
+            false => Ok(()),
         }
-        // SAFETY: a row of this table.
-        let stands = |row: &Row| unsafe { row.holds(fields, self.row_type()) };
-        let written = |row: &Row| row.grant.slot == slot && row.written_here() && stands(row);
-        if self.rows(name, AsOf::Now).iter().any(written) {
-            return Ok(());
-        }
-        Err(errors::state_meddled("lease"))
     }
 }
 

@@ -1,7 +1,6 @@
 //! A row of fence.lease.
 
 use crate::pg::call::args::{bytes_of, read_array, text_datum, token_array};
-use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
 use crate::pg::session::{client, role, xact};
@@ -427,12 +426,6 @@ impl Row {
         unsafe { RowVersion::of(self.tuple) }
     }
 
-    /// Was this version written by the transaction that is asking?
-    pub fn written_here(&self) -> bool {
-        // SAFETY: a copied tuple.
-        unsafe { xact::is_own(self.tuple) }
-    }
-
     /// Is this version known to be on disk, so that no crash loses it?
     pub fn is_on_disk(&self) -> bool {
         // SAFETY: a copied tuple.
@@ -451,23 +444,6 @@ impl Row {
             (row.grant.slot, row.grant.tokens.first(), row.fields.int8(Column::AcquiredAt))
         };
         is(self) == is(other)
-    }
-
-    /// Has it these values in our columns?
-    ///
-    /// # Safety
-    /// It must be of that row type.
-    pub unsafe fn holds(&self, fields: &Fields, row_type: pg_sys::TupleDesc) -> bool {
-        (0..LEASE.len()).all(|n| {
-            let (stored, given) = (self.fields.values[n], fields.values[n]);
-            // SAFETY: the caller's promise; both values are of the column's type.
-            let same = || unsafe {
-                let column = &*compat::attribute(row_type, n);
-                let (by_value, length) = (column.attbyval, i32::from(column.attlen));
-                compat::guarded(|| compat::datum_image_eq(stored, given, by_value, length))
-            };
-            self.fields.nulls[n] == fields.nulls[n] && (fields.nulls[n] || same())
-        })
     }
 }
 

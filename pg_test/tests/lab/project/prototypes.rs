@@ -21,7 +21,6 @@ const DECLARED: &str = r#"
 extern int max_prepared_xacts;
 extern int64 nextval_internal(Oid relid, bool check_permissions);
 extern bool pq_check_connection(void);
-extern bool datum_image_eq(Datum one, Datum other, bool by_value, int length);
 extern TimeoutId RegisterTimeout(TimeoutId id, void (*handler)(void));
 extern void enable_timeout_after(TimeoutId id, int delay_ms);
 extern void disable_timeout(TimeoutId id, bool keep_indicator);
