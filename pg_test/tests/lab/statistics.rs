@@ -2,17 +2,7 @@
 
 automod::dir!(pub "tests/lab/statistics");
 
-use pg_test::{ensure, lab_test, Lab, Result, Session};
-
-/// The counters that are not zero, without the time that was waited.
-pub fn shown(session: &mut Session) -> Result<String> {
-    let shown = session.text(
-        "SELECT coalesce(string_agg(c.key || ' ' || c.value, ', ' ORDER BY c.key COLLATE \"C\"), '')
-           FROM fence.stats s, jsonb_each_text(to_jsonb(s) - 'stats_reset' - 'wait_time') c
-          WHERE c.value <> '0'",
-    )?;
-    Ok(shown.unwrap_or_default())
-}
+use pg_test::{ensure, lab_test, Lab, Result};
 
 #[lab_test]
 fn each_counter_has_its_column(lab: &Lab) -> Result<()> {
