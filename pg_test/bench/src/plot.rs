@@ -1,7 +1,9 @@
 //! Bars, as SVG: a bar a contender, its middle half as a line across.
 
 use crate::spread::{grouped, Spread};
-use anyhow::{Context, Result};
+use anyhow::{anyhow, Result};
+use plotters::prelude::*;
+use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;
 
 /// Which bar is the good one.
@@ -27,63 +29,73 @@ pub struct Plot {
 }
 
 // Narrow, and in large letters, for a phone shows it at half the size.
-const WIDTH: usize = 600;
-const LEFT: usize = 250;
-const TOP: usize = 60;
-const ROW: usize = 28;
-const OURS: &str = "#1F6FB4";
-const LIMIT: &str = "#999999";
-const OTHER: &str = "#C8A05A";
+const WIDTH: i32 = 600;
+const LEFT: i32 = 250;
+const TOP: i32 = 60;
+const ROW: i32 = 28;
+const OURS: RGBColor = RGBColor(0x1f, 0x6f, 0xb4);
+const LIMIT: RGBColor = RGBColor(0x99, 0x99, 0x99);
+const OTHER: RGBColor = RGBColor(0xc8, 0xa0, 0x5a);
+
+/// The same picture with a line a bar, so that a difference of two can be read.
+fn a_line_a_bar(svg: &str) -> String {
+    let lines = svg.replace('\n', "").replace("<text", "\n<text");
+    lines.replace("/>\n<text", "/><text") + "\n"
+}
 
 impl Plot {
-    /// Writes it into a directory: a line a bar, so that a difference of two can be read.
+    /// Writes it into a directory.
     pub fn draw(&self, dir: &Path) -> Result<()> {
-        let bottom = TOP + 8 + ROW * self.bars.len();
+        let height = TOP + 34 + ROW * self.bars.len() as i32;
+        let mut svg = String::new();
+        let area = SVGBackend::with_string(&mut svg, (WIDTH as u32, height as u32));
+        let drawn = self.draw_on(&area.into_drawing_area());
+        drawn.map_err(|error| anyhow!("cannot draw {}: {error}", self.file))?;
+        Ok(std::fs::write(dir.join(format!("{}.svg", self.file)), a_line_a_bar(&svg))?)
+    }
+
+    fn draw_on<'a>(
+        &self,
+        area: &DrawingArea<SVGBackend<'a>, plotters::coord::Shift>,
+    ) -> Result<(), Box<dyn std::error::Error + 'a>> {
+        area.fill(&WHITE)?;
+        let font = |size: i32| ("sans-serif", size).into_font().color(&BLACK);
+        area.draw(&Text::new(self.title.clone(), (10, 10), font(18)))?;
         let better = match self.better {
             Better::Higher => "higher is better",
             Better::Lower => "lower is better",
         };
-        let mut lines = vec![
-            format!(
-                "<svg width=\"{WIDTH}\" height=\"{}\" xmlns=\"http://www.w3.org/2000/svg\">",
-                bottom + 26
-            ),
-            "<rect width=\"100%\" height=\"100%\" fill=\"#FFFFFF\"/>".to_owned(),
-            text(10, 21, "start", 14, &self.title),
-            text(10, 43, "start", 12, better),
-        ];
+        area.draw(&Text::new(better, (10, 34), font(15)))?;
         let longest = self.bars.iter().map(|(_, bar)| bar.high).fold(f64::MIN_POSITIVE, f64::max);
-        let room = (WIDTH - LEFT - 90) as f64;
-        let x = |value: f64| LEFT + (value.max(0.0) / longest * room) as usize;
+        let room = f64::from(WIDTH - LEFT - 90);
+        let x = |value: f64| LEFT + (value.max(0.0) / longest * room) as i32;
         for (index, (name, bar)) in self.bars.iter().enumerate() {
-            let (top, middle) = (TOP + ROW * index, TOP + ROW * index + ROW / 2 - 2);
+            let top = TOP + ROW * index as i32;
+            let middle = top + ROW / 2 - 2;
             let color = match name {
                 name if name.starts_with("pg_fence") => OURS,
                 name if name.starts_with("limit") => LIMIT,
                 _ => OTHER,
             };
-            let shown = grouped(bar.median, if bar.median < 10.0 { 2 } else { 0 });
-            lines.push(format!(
-                "{}<rect x=\"{LEFT}\" y=\"{top}\" width=\"{}\" height=\"{}\" fill=\"{color}\"/>\
-                 <path d=\"M{} {middle}H{}\" stroke=\"#000000\"/>{}",
-                text(LEFT - 8, middle + 5, "end", 13, name),
-                x(bar.median) - LEFT,
-                ROW - 5,
-                x(bar.low),
-                x(bar.high),
-                text(x(bar.high.max(bar.median)) + 8, middle + 5, "start", 13, &shown),
-            ));
+            let right = Pos::new(HPos::Right, VPos::Center);
+            area.draw(&Text::new(name.clone(), (LEFT - 8, middle), font(16).pos(right)))?;
+            let corners = [(LEFT, top), (x(bar.median), top + ROW - 5)];
+            area.draw(&Rectangle::new(corners, color.filled()))?;
+            let spread = vec![(x(bar.low), middle), (x(bar.high), middle)];
+            area.draw(&PathElement::new(spread, BLACK.stroke_width(1)))?;
+            let left = Pos::new(HPos::Left, VPos::Center);
+            let digits = if bar.median < 10.0 { 2 } else { 0 };
+            let shown = grouped(bar.median, digits);
+            area.draw(&Text::new(
+                shown,
+                (x(bar.high.max(bar.median)) + 8, middle),
+                font(16).pos(left),
+            ))?;
         }
         let caption = "median of the rounds; the line: their middle half";
-        lines.extend([text(LEFT, bottom + 9, "start", 10, caption), "</svg>\n".to_owned()]);
-        let path = dir.join(format!("{}.svg", self.file));
-        std::fs::write(&path, lines.join("\n")).with_context(|| path.display().to_string())
+        let bottom = TOP + 8 + ROW * self.bars.len() as i32;
+        area.draw(&Text::new(caption, (LEFT, bottom), font(13)))?;
+        area.present()?;
+        Ok(())
     }
-}
-
-fn text(x: usize, y: usize, anchor: &str, size: usize, text: &str) -> String {
-    let text = text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
-    format!(
-        "<text x=\"{x}\" y=\"{y}\" text-anchor=\"{anchor}\" font-family=\"sans-serif\" font-size=\"{size}\">{text}</text>"
-    )
 }

@@ -60,7 +60,7 @@ pub fn declare() {
     GucRegistry::define_int_guc(
         MAX_TTL_NAME,
         c"The longest ttl that a call may ask for.",
-        c"Zero and -1 set no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
+        c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
         &MAX_TTL,
         NOT_SET,
         i32::MAX,
