@@ -274,7 +274,8 @@ impl<'a> Player<'a> {
     fn at_once(&mut self, rows: &[(String, String)]) -> Result<()> {
         let mut racers = Vec::new();
         for (count, sql) in rows {
-            let (count, role) = count.split_once(" as ").map_or((&**count, ""), |of_role| of_role);
+            let count = self.filled_in(count)?;
+            let (count, role) = count.split_once(" as ").map_or((&*count, ""), |of_role| of_role);
             let place = Place { session: role.to_owned(), ..Place::default() };
             let (conninfo, _) = self.conninfo(&place)?;
             for _ in 0..count.parse()? {
