@@ -23,7 +23,7 @@ const WORDS: &str = "write() { psql -qXc \"UPDATE work SET value = '$1'\"; }; \
                      for_ever() { while :; do sleep 0.1; done; };";
 
 /// Writes once, says who it is, and goes on for ever. So does one child, in a session of its own. Neither ends on TERM.
-const STUBBORN: &str = "trap '' TERM HUP INT; \
+pub const STUBBORN: &str = "trap '' TERM HUP INT; \
     setsid sh -c 'echo $$ > $DIR/escaped; while :; do sleep 0.1; done' & write A1; ready; for_ever";
 
 /// A program that a fresh machine has not built.
