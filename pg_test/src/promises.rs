@@ -118,16 +118,16 @@ mod tests {
     fn a_promise_without_a_test_is_an_error() {
         let page =
             |tests: &str| format!("| promise | shown by |\n| - | - |\n| it holds | {tests} |\n");
-        assert_eq!(of(&page("`rules::shared_and_slots`")).unwrap().len(), 1);
+        assert_eq!(of(&page("`rules::who_is_granted_what_beside_whom`")).unwrap().len(), 1);
         assert!(of(&page("somebody has looked")).is_err());
     }
 
     #[test]
     fn a_test_that_is_not_there_has_no_place() {
-        let promised = place("rules::shared_and_slots").unwrap();
+        let promised = place("rules::who_is_granted_what_beside_whom").unwrap();
         assert!(promised.starts_with("src/rules/grant.rs:"), "{promised}");
         for name in
-            ["rules::shared_and", "model::", "leases::no_such_test", "no_such_folder::", "leases"]
+            ["rules::who_is", "model::", "leases::no_such_test", "no_such_folder::", "leases"]
         {
             assert!(place(name).is_err(), "{name}");
         }

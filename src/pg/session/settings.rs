@@ -53,20 +53,7 @@ pub fn declare() {
         GucContext::Suset,
         GucFlags::default(),
     );
-    // SAFETY: looks for a setting of that name, which need not be there.
-    let named = unsafe { pg_sys::GetConfigOption(MAX_TTL_NAME.as_ptr(), true, false) };
-    WAS_NAMED.set(!named.is_null());
-    // It binds those who may not lift it.
-    GucRegistry::define_int_guc(
-        MAX_TTL_NAME,
-        c"The longest ttl that a call may ask for.",
-        c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
-        &MAX_TTL,
-        NOT_SET,
-        i32::MAX,
-        GucContext::Suset,
-        GucFlags::UNIT_S,
-    );
+    declare_max_ttl();
     // It takes memory of the whole server.
     GucRegistry::define_int_guc(
         c"pg_fence.refusals_kept",
@@ -80,6 +67,23 @@ pub fn declare() {
     );
     // SAFETY: a name that outlives the process.
     unsafe { pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr()) };
+}
+
+/// Declares the limit, which binds those who may not lift it.
+fn declare_max_ttl() {
+    // SAFETY: looks for a setting of that name, which need not be there.
+    let named = unsafe { pg_sys::GetConfigOption(MAX_TTL_NAME.as_ptr(), true, false) };
+    WAS_NAMED.set(!named.is_null());
+    GucRegistry::define_int_guc(
+        MAX_TTL_NAME,
+        c"The longest ttl that a call may ask for.",
+        c"Zero sets no limit beyond that of the call. Meant for ALTER ROLE ... SET and ALTER DATABASE ... SET.",
+        &MAX_TTL,
+        NOT_SET,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::UNIT_S,
+    );
 }
 
 /// Is counting switched on?
