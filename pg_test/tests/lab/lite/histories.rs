@@ -9,6 +9,8 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 
+/// The same histories each day: what is new is found by asking for others.
+const SEED: u64 = 1;
 const FEW: u64 = 150;
 const STEPS: usize = 18;
 
@@ -186,6 +188,8 @@ fn reason(step: &Step, open: &[Open; 2], answers: [&str; 2]) -> Option<&'static 
         Kind::Acquire | Kind::Prune if !own.relied.is_empty() => {
             Some("a transaction does not exclude itself")
         }
+        // It has pruned what it relies on: the next call tells.
+        Kind::Call if own.pruned && relied_here => Some("a transaction does not exclude itself"),
         Kind::Call if other.pruned && answers[1] == "55P03" => {
             Some("a revocation waits for an open prune")
         }
@@ -255,8 +259,7 @@ fn both_editions_answer_alike(lab: &Lab) -> Result<()> {
     if edition::is_lite() {
         return left_out("it plays the other edition, too");
     }
-    let (seed, count) =
-        (setting("PG_FENCE_SEED", rand::random())?, setting("PG_FENCE_HISTORIES", FEW)?);
+    let (seed, count) = (setting("PG_FENCE_SEED", SEED)?, setting("PG_FENCE_HISTORIES", FEW)?);
     let (full, lite) = (lab.database()?, Database::with_lite(lab.cluster().conninfo("postgres"))?);
     let mut players = [Player::new(&full)?, Player::new(&lite)?];
     let mut ended: BTreeMap<&str, u64> = BTreeMap::new();
