@@ -21,15 +21,6 @@ mod builder;
 
 pub use builder::{base_backup, Builder, STANDBY};
 
-/// How to stop a server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shutdown {
-    /// Sessions are ended, everything is written.
-    Fast,
-    /// As in a crash, but by the server's own will.
-    Immediate,
-}
-
 /// A PostgreSQL server with a data directory of its own. It is killed and removed when dropped.
 ///
 /// All methods take `&self`, so several threads may share a cluster (through an [`Arc`]).
@@ -175,13 +166,9 @@ impl Cluster {
         Ok(child.id() as i32)
     }
 
-    /// Stops the server and waits for its end.
-    pub fn stop(&self, how: Shutdown) -> Result<()> {
-        let signal = match how {
-            Shutdown::Fast => Signal::SIGINT,
-            Shutdown::Immediate => Signal::SIGQUIT,
-        };
-        process::signal(self.pid()?, signal)?;
+    /// Ends its sessions, has it write everything, and waits for its end.
+    pub fn stop(&self) -> Result<()> {
+        process::signal(self.pid()?, Signal::SIGINT)?;
         wait_until("the server stops", PATIENCE, || self.has_ended())?;
         *self.process() = None;
         Ok(())
@@ -214,7 +201,7 @@ impl Cluster {
 
     /// Stops the server fast and starts it again.
     pub fn restart(&self) -> Result<()> {
-        self.stop(Shutdown::Fast)?;
+        self.stop()?;
         self.start()
     }
 
@@ -251,9 +238,11 @@ impl Cluster {
         ensure!(!pids.is_empty(), "no process of the server is called {title}");
         for &pid in &pids {
             process::signal(pid, Signal::SIGSTOP)?;
-            wait_until("the process is frozen", PATIENCE, || process::is_stopped(pid))?;
+            // One that was just ending does nothing any more, either.
+            let stands_still = || process::is_stopped(pid) || !process::is_alive(pid);
+            wait_until("the process is frozen", PATIENCE, stands_still)?;
         }
-        Ok(pids)
+        Ok(pids.into_iter().filter(|pid| process::is_alive(*pid)).collect())
     }
 
     /// Freezes all of its processes, the postmaster first, which then neither starts nor buries any.

@@ -105,7 +105,7 @@ pub use anyhow::{bail, ensure, Context, Result};
 pub use background::Background;
 pub use calls::Calls;
 pub use client::{Conninfo, Rows, Session};
-pub use cluster::{Cluster, Shutdown};
+pub use cluster::Cluster;
 pub use database::Database;
 pub use fault::Fault;
 pub use inventory;

@@ -6,7 +6,6 @@ use crate::background::{Background, Outcome};
 use crate::client::Conninfo;
 use crate::cluster::{base_backup, Cluster};
 use crate::process::{self, wait_until, PATIENCE};
-use crate::Shutdown;
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 
@@ -103,7 +102,7 @@ impl<'a> Player<'a> {
                     cluster.kill9()?;
                 } else {
                     cluster.thaw(&frozen)?;
-                    cluster.stop(Shutdown::Fast)?;
+                    cluster.stop()?;
                 }
                 if matches!(verb, Verb::Restart | Verb::Crash) {
                     cluster.start()?;

@@ -1,6 +1,6 @@
 //! No argument, whatever its size, and no damaged page ends a process: the server runs on, and the session too.
 
-use pg_test::{bail, ensure, lab_test, Cluster, Context, Lab, Result, Session, Shutdown};
+use pg_test::{bail, ensure, lab_test, Cluster, Context, Lab, Result, Session};
 use std::fs;
 
 fn server(lab: &Lab) -> Result<(Cluster, Session)> {
@@ -209,7 +209,7 @@ fn a_damaged_page_of_the_state_is_an_error(lab: &Lab) -> Result<()> {
             if !name.ends_with(of) {
                 continue;
             }
-            cluster.stop(Shutdown::Fast)?;
+            cluster.stop()?;
             let good = fs::read(&path)?;
             let mut page = good.clone();
             if page.is_empty() {
@@ -247,7 +247,7 @@ fn a_damaged_page_of_the_state_is_an_error(lab: &Lab) -> Result<()> {
             ensure!(is_seen || !name.ends_with("_seq"), "{name}, {what}: nobody has seen it");
             ensure!(probe.text("SELECT pg_postmaster_start_time()")? == started, "{name}, {what}");
             drop(probe);
-            cluster.stop(Shutdown::Fast)?;
+            cluster.stop()?;
             fs::write(&path, &good)?;
             cluster.start()?;
         }

@@ -5,7 +5,7 @@ use pg_test::cluster::Builder;
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::test_case::left_out;
-use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session, Shutdown};
+use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -109,7 +109,7 @@ fn goes_on_after_upgrade(lab: &Lab, from: &str, to: &str) -> Result<()> {
     let audit = "SELECT relation::text, finding, remedy FROM fence_audit()";
     let found = session.rows(audit)?;
     drop(session);
-    old.stop(Shutdown::Fast)?;
+    old.stop()?;
 
     let new = cluster_of(lab, to)?;
     upgrade(&old, &new)?;

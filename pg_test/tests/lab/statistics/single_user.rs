@@ -1,6 +1,5 @@
 //! In single-user mode there is no dynamic shared memory: all works, and nothing is counted.
 
-use pg_test::cluster::Shutdown;
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
 #[lab_test]
@@ -13,7 +12,7 @@ fn single_user_mode_counts_nothing(lab: &Lab) -> Result<()> {
     )?;
     // The handle of a segment is there, that of the server's life before.
     session.acquire("before", "1 h")?;
-    cluster.stop(Shutdown::Fast)?;
+    cluster.stop()?;
     let script = "SELECT lease_acquire('job', ttl => '1 h', session => true) AS a\n\
         UPDATE t SET fence = (SELECT first_token FROM lease_info('job'))\n\
         SELECT lease_renew('job', fence) > fence AS renewed FROM t\n\
