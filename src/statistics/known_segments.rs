@@ -19,7 +19,7 @@ const LENGTH: usize = 512;
 const NO_SEGMENT: u32 = 0;
 
 thread_local! {
-    /// As of which change of names, those of databases among them, this session has looked for those that were dropped.
+    /// As of which change of databases this session has looked for those that were dropped.
     static LOOKED_AT: Cell<Option<u64>> = const { Cell::new(None) };
     /// Has this session told the log that it cannot count?
     static TOLD: Cell<bool> = const { Cell::new(false) };
@@ -27,12 +27,12 @@ thread_local! {
 
 /// May a database have been dropped since this session has looked?
 pub fn may_be_over() -> bool {
-    LOOKED_AT.get() != Some(relation::name_changes())
+    LOOKED_AT.get() != Some(relation::database_changes())
 }
 
 /// Lets the segments of databases go that have been dropped.
 pub fn forget_those_that_are_over() {
-    LOOKED_AT.set(Some(relation::name_changes()));
+    LOOKED_AT.set(Some(relation::database_changes()));
     forget(|database, _| database != server::database() && !server::database_exists(database));
 }
 

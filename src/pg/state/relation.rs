@@ -25,6 +25,8 @@ thread_local! {
 
 /// Counts the changes of names, for those who keep something that an oid was looked up for; those of databases, too.
 static NAME_CHANGES: AtomicU64 = AtomicU64::new(0);
+/// Counts the changes of databases alone.
+static DATABASE_CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// The version of this library.
 pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -130,10 +132,12 @@ pub fn register() {
         pg_sys::CacheRegisterRelcacheCallback(Some(relation_changed), nothing);
         let sequences = pg_sys::SysCacheIdentifier::SEQRELID as i32;
         pg_sys::CacheRegisterSyscacheCallback(sequences, Some(sequence_changed), nothing);
-        use pg_sys::SysCacheIdentifier::{DATABASEOID, NAMESPACEOID, RELOID};
-        for cache in [NAMESPACEOID, RELOID, DATABASEOID] {
+        for cache in [pg_sys::SysCacheIdentifier::NAMESPACEOID, pg_sys::SysCacheIdentifier::RELOID]
+        {
             pg_sys::CacheRegisterSyscacheCallback(cache as i32, Some(names_changed), nothing);
         }
+        let databases = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
+        pg_sys::CacheRegisterSyscacheCallback(databases, Some(databases_changed), nothing);
     }
 }
 
@@ -156,6 +160,16 @@ unsafe extern "C-unwind" fn names_changed(_: pg_sys::Datum, cache: i32, _: u32) 
         SCHEMA.set(None);
     }
     NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
+}
+
+unsafe extern "C-unwind" fn databases_changed(_: pg_sys::Datum, _: i32, _: u32) {
+    DATABASE_CHANGES.fetch_add(1, Ordering::Relaxed);
+    NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
+}
+
+/// How often a database may have been dropped.
+pub fn database_changes() -> u64 {
+    DATABASE_CHANGES.load(Ordering::Relaxed)
 }
 
 /// How often an oid that was looked up may have become another one's, or a database may have been dropped.
