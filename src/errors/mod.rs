@@ -205,6 +205,7 @@ pub fn limit_was_named() -> Refusal {
         "pg_fence.max_ttl is for superusers, and this session has named it".into(),
         "Connect without it: it hides the limit that is set for the role or the database.",
     )
+    .detailed(|d| d.argument = Some("ttl"))
 }
 
 /// 22023: slots must agree.
