@@ -35,14 +35,6 @@ impl Database {
         Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
     }
 
-    /// Makes a database in that encoding, with the extension in it.
-    pub fn encoded(admin: Conninfo, encoding: &str) -> Result<Database> {
-        let of = format!("ENCODING '{encoding}' LOCALE 'C' TEMPLATE template0");
-        let database = Database::create_as(admin, &of)?;
-        database.connect()?.run("CREATE EXTENSION pg_fence")?;
-        Ok(database)
-    }
-
     /// Makes a database with the extension in it, in schema public.
     pub fn with_extension(admin: Conninfo) -> Result<Database> {
         if edition::is_lite() {

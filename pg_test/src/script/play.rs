@@ -106,6 +106,7 @@ impl<'a> Player<'a> {
             if !is_for_us {
                 continue;
             }
+            let at = || format!("{path}:{}", step.line);
             match &step.what {
                 What::Each { names, rows, steps } => {
                     for row in rows {
@@ -125,35 +126,26 @@ impl<'a> Player<'a> {
                     if !place.session.is_empty() {
                         self.by = place.clone();
                     }
-                    self.steps(path, steps).with_context(at)?;
+                    let played = self.steps(path, steps);
+                    // Also where they failed: they may be played again.
                     self.by = before;
+                    played.with_context(at)?;
                 }
                 What::Define(name, text) => {
                     let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
                     let text = asked.filter(|_| name == "rounds").unwrap_or(text.clone());
                     self.values.insert(name.clone(), (text, true));
                 }
-                What::AtOnce(rows) => {
-                    self.at_once(rows).with_context(|| format!("{path}:{}", step.line))?;
-                }
+                What::AtOnce(rows) => self.at_once(rows).with_context(at)?,
                 What::Shell(place, text, wanted) => {
-                    self.shell(place, text, wanted)
-                        .with_context(|| format!("{path}:{}", step.line))?;
+                    self.shell(place, text, wanted).with_context(at)?
                 }
                 What::Roles(names) => names.iter().try_for_each(|name| self.role(name))?,
-                What::Stage(hole) => {
-                    self.stage(hole.as_ref()).with_context(|| format!("{path}:{}", step.line))?;
-                }
-                What::Server(what) => {
-                    self.serve(what).with_context(|| format!("{path}:{}", step.line))?;
-                }
-                What::Database(name, options) => {
-                    self.database(name, options)
-                        .with_context(|| format!("{path}:{}", step.line))?;
-                }
+                What::Stage(hole) => self.stage(hole.as_ref()).with_context(at)?,
+                What::Server(what) => self.serve(what).with_context(at)?,
+                What::Database(name, options) => self.database(name, options).with_context(at)?,
                 What::Do { place, action, wanted } => {
-                    self.act(place, action, wanted)
-                        .with_context(|| format!("{path}:{}", step.line))?;
+                    self.act(place, action, wanted).with_context(at)?
                 }
             }
         }
@@ -183,7 +175,8 @@ impl<'a> Player<'a> {
                     drop(self.sessions.remove(&self.filled_in(&place.session)?))
                 }
                 What::Each { steps, .. } => self.end_sessions_of(steps)?,
-                What::Play(_, name) => {
+                What::Play(place, name) => {
+                    self.sessions.remove(&self.filled_in(&place.session)?);
                     self.end_sessions_of(self.named.get(name).copied().unwrap_or(&[]))?
                 }
                 _ => {}

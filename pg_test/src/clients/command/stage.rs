@@ -278,16 +278,6 @@ impl<'a> Stage<'a> {
         Ok(())
     }
 
-    /// Waits until so many runs wait for their lease.
-    pub fn wait_for_line(&self, count: i64) -> Result<()> {
-        let sql = "SELECT count(*) FROM pg_stat_activity
-                    WHERE usename = $1 AND state = 'active' AND query LIKE '%lease_acquire%'";
-        let mut admin = self.admin()?;
-        wait_until(&format!("{count} wait"), PATIENCE, || {
-            admin.one::<i64>(sql, &[&self.role]).is_ok_and(|now| now == count)
-        })
-    }
-
     pub fn revoke(&self) -> Result<()> {
         self.admin()?.one::<Option<i64>>("SELECT lease_revoke('job')", &[]).map(drop)
     }

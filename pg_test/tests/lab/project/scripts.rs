@@ -73,6 +73,8 @@ const STEPS: &[(&str, &str)] = &[
     ("within x\n    SELECT $x > 3 => t\n  SELECT $x => 4", ""),
     ("within x\n    b: CREATE TEMP TABLE t ()\n    SELECT $x > 1 => t", ""),
     ("within x\n    SELECT $x => 65", "got: 64"),
+    ("steps s\n    CREATE TEMP TABLE t ()\n    SELECT $x > 1 => t\n  within x\n    SHOW application_name => lab\n    SELECT to_regclass('t') => -\n    \
+      b: play s\n  SELECT to_regclass('t') => -", ""),
     // Tried out, and again and again.
     ("CREATE TABLE t (n int)\n  try INSERT INTO t VALUES (1) ;; TABLE t => 1\n  TABLE t => (no row)", ""),
     ("try SELECT 1 ;; SELECT 2 => 1", "got: 2"),
@@ -124,6 +126,7 @@ const STEPS: &[(&str, &str)] = &[
     ("CREATE TABLE racers (n int)\n  at once\n    | 2 | INSERT INTO racers VALUES ($n)\n    | 1 | INSERT INTO racers\n        SELECT $n + 1\n  \
       SELECT sum(n) FROM racers => 7", ""),
     ("at once\n    | 2 | SELECT 1 / ($n - 2)", "division by zero"),
+    ("each racers\n    | 2\n    at once\n      | $racers | SELECT 1 / ($n - 2)", "division by zero"),
     ("at once\n    | 2 SELECT 1", "t.script:3: no | 8 | SQL"),
     ("rounds := 3\n  SELECT $rounds > 0 => t", ""),
     ("x = sh echo 'a => b'; echo $(echo c)\n  sh echo \"$x\"; echo no >&2; exit 3 => 3|a => b / c|no", ""),
