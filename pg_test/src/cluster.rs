@@ -181,11 +181,8 @@ impl Cluster {
         };
         let postmaster = child.id() as i32;
         // Stopped first, it cannot react to the end of its children.
-        let _ = process::signal(postmaster, Signal::SIGSTOP);
         // It may be in the middle of a fork: the child is not to be missed.
-        wait_until("the postmaster stands still", PATIENCE, || {
-            process::is_stopped(postmaster) || !process::is_alive(postmaster)
-        })?;
+        process::freeze(postmaster)?;
         let family = process::children_of(postmaster);
         // It goes last: a backend that sees its end may still tell other servers to roll back, as Citus does.
         for &pid in &family {
@@ -232,24 +229,23 @@ impl Cluster {
         Ok(pids)
     }
 
-    /// Freezes those processes (SIGSTOP) and returns their pids.
+    /// Freezes those processes (SIGSTOP) and returns the pids of those that were not just ending.
     pub fn freeze(&self, title: &str) -> Result<Vec<i32>> {
         let pids = self.processes(title)?;
         ensure!(!pids.is_empty(), "no process of the server is called {title}");
-        for &pid in &pids {
-            process::signal(pid, Signal::SIGSTOP)?;
-            // One that was just ending does nothing any more, either.
-            let stands_still = || process::is_stopped(pid) || !process::is_alive(pid);
-            wait_until("the process is frozen", PATIENCE, stands_still)?;
+        let mut frozen = Vec::new();
+        for pid in pids {
+            if process::freeze(pid)? {
+                frozen.push(pid);
+            }
         }
-        Ok(pids.into_iter().filter(|pid| process::is_alive(*pid)).collect())
+        Ok(frozen)
     }
 
     /// Freezes all of its processes, the postmaster first, which then neither starts nor buries any.
     pub fn freeze_all(&self) -> Result<Vec<i32>> {
         let mut pids = vec![self.pid()?];
-        process::signal(pids[0], Signal::SIGSTOP)?;
-        wait_until("the postmaster is frozen", PATIENCE, || process::is_stopped(pids[0]))?;
+        process::freeze_living(pids[0])?;
         pids.extend(self.freeze("")?);
         Ok(pids)
     }

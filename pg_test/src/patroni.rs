@@ -133,7 +133,7 @@ postgresql:
             let postmaster = member.postmaster()?;
             for pid in process::children_of(postmaster) {
                 if process::title(pid).contains("walreceiver") {
-                    process::signal(pid, Signal::SIGSTOP)?;
+                    process::freeze_living(pid)?;
                     frozen.push(pid);
                 }
             }

@@ -1,6 +1,7 @@
 //! Processes of this machine, seen through `/proc`, and the user that servers run as.
 
-use anyhow::{bail, Context, Result};
+use anyhow::{bail, ensure, Context, Result};
+use nix::errno::Errno;
 use nix::sys::signal::{kill, Signal};
 use nix::unistd::{geteuid, Pid, User};
 use std::fs;
@@ -52,6 +53,24 @@ pub fn output_of(command: &mut Command) -> Result<String> {
 /// Sends a signal to one process.
 pub fn signal(pid: i32, signal: Signal) -> Result<()> {
     kill(Pid::from_raw(pid), signal).with_context(|| format!("cannot send {signal} to {pid}"))
+}
+
+/// Freezes a process (SIGSTOP) and waits until it does nothing more. Returns false if it has died.
+///
+/// A child that ends under a frozen parent stays a zombie: it is never stopped, and not waited for.
+pub fn freeze(pid: i32) -> Result<bool> {
+    match kill(Pid::from_raw(pid), Signal::SIGSTOP) {
+        Err(Errno::ESRCH) => return Ok(false),
+        sent => sent.with_context(|| format!("cannot freeze {pid}"))?,
+    }
+    wait_until("the process is frozen", PATIENCE, || is_stopped(pid) || !is_alive(pid))?;
+    Ok(is_alive(pid))
+}
+
+/// Freezes a process that must be alive.
+pub fn freeze_living(pid: i32) -> Result<()> {
+    ensure!(freeze(pid)?, "process {pid} is to be frozen, and has died");
+    Ok(())
 }
 
 /// Lets a frozen process go on.
@@ -185,4 +204,33 @@ pub fn wait_until(what: &str, limit: Duration, mut answer: impl FnMut() -> bool)
         std::thread::sleep(Duration::from_millis(5));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_that_has_died_is_not_waited_for() -> Result<()> {
+        let mut zombie = Command::new("true").spawn()?;
+        let pid = zombie.id() as i32;
+        wait_until("it has ended", PATIENCE, || !is_alive(pid))?;
+        assert!(!freeze(pid)?, "nobody has waited for it yet: it is a zombie");
+        assert!(freeze_living(pid).is_err());
+        zombie.wait()?;
+        assert!(!freeze(pid)?, "it is gone");
+        Ok(())
+    }
+
+    #[test]
+    fn a_living_process_is_frozen() -> Result<()> {
+        let mut child = Command::new("sleep").arg("600").spawn()?;
+        let pid = child.id() as i32;
+        let frozen = freeze(pid);
+        let is_stopped = is_stopped(pid);
+        child.kill()?;
+        child.wait()?;
+        assert!(frozen? && is_stopped);
+        Ok(())
+    }
 }

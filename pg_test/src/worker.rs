@@ -5,7 +5,7 @@
 
 use crate::client::{Conninfo, Rows, Session};
 use crate::fault::Fault;
-use crate::process::{self, wait_until, PATIENCE};
+use crate::process::{self, PATIENCE};
 use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
@@ -127,8 +127,7 @@ impl Worker {
 
     /// Freezes the process where it is (SIGSTOP).
     pub fn freeze(&self) -> Result<()> {
-        process::signal(self.pid(), Signal::SIGSTOP)?;
-        wait_until("the worker is frozen", PATIENCE, || process::is_stopped(self.pid()))
+        process::freeze_living(self.pid())
     }
 
     /// Lets it go on (SIGCONT).

@@ -221,9 +221,8 @@ impl Worker {
 
     pub fn freeze(&mut self) -> Result<()> {
         let pid = self.child.id() as i32;
-        process::signal(pid, Signal::SIGSTOP)?;
         self.is_frozen = true;
-        wait_until("the worker is frozen", PATIENCE, || process::is_stopped(pid))
+        process::freeze_living(pid)
     }
 
     pub fn thaw(&mut self) -> Result<()> {

@@ -14,7 +14,6 @@ use crate::lab::Lab;
 use crate::pooler::Pooler;
 use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
-use nix::sys::signal::Signal;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
@@ -388,8 +387,7 @@ impl<'a> Player<'a> {
             Action::Freeze => {
                 let pid = session.pid();
                 self.stopped.insert(pid);
-                process::signal(pid, Signal::SIGSTOP)?;
-                wait_until("it stands still", PATIENCE, || process::is_stopped(pid))
+                process::freeze_living(pid)
             }
             Action::Thaw => {
                 let pid = session.pid();

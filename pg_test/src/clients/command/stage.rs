@@ -378,8 +378,7 @@ impl Drop for Run {
 
 /// Stops a process, and waits for that.
 pub fn freeze(pid: i32) -> Result<()> {
-    process::signal(pid, nix::sys::signal::Signal::SIGSTOP)?;
-    wait_until("it is frozen", PATIENCE, || process::is_stopped(pid))
+    process::freeze_living(pid)
 }
 
 /// The same of several, one after the other.

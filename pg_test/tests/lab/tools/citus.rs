@@ -287,7 +287,7 @@ fn a_transaction_over_two_nodes_keeps_both_leases_until_it_has_ended(lab: &Lab) 
     }
     let backend = "SELECT pid::text FROM pg_stat_activity WHERE state = 'idle in transaction' AND application_name LIKE 'citus_internal%'";
     let backend: i32 = on(&citus, 1, backend)?.context("no backend")?.parse()?;
-    process::signal(backend, Signal::SIGSTOP)?;
+    process::freeze_living(backend)?;
     both.send("COMMIT")?;
     let mut first = citus.worker(0).connect("postgres")?;
     wait_until("the first node has prepared", PATIENCE, || {
