@@ -12,7 +12,7 @@ CREATE FUNCTION lease_adopt(
     name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT '0', metadata jsonb DEFAULT NULL)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_adopt';
 COMMENT ON FUNCTION lease_adopt(text, bigint, text, interval, jsonb) IS
-    'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant (and did so for wait)';
+    'makes known here what somebody else has granted: the token, or NULL while a transaction relies on an older grant (and did so for wait); PF004 if another holder has adopted it';
 
 CREATE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL)
     RETURNS bigint LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'lease_renew';

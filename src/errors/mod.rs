@@ -549,6 +549,19 @@ pub fn not_speaking(shown: Shown) -> Refusal {
     })
 }
 
+/// PF004: an adoption of a number that another holder has adopted, where both are named.
+pub fn of_another_holder(lease: &[u8], presented: Token) -> Refusal {
+    Refusal::new(
+        SqlState::TokenDoesNotSpeak,
+        format!("fencing token {presented} of {} is another holder's", lease_in_words(Some(lease))),
+        "One number has one holder. The lock service has granted it twice, or it was read from somebody else's grant: stop, give the lock back there, and get a new number.",
+    )
+    .detailed(|d| {
+        d.presented = Some(presented);
+        d.lease = Some(to_utf8(lease));
+    })
+}
+
 /// PF004 where a jump is all that keeps the token from speaking.
 pub fn renew_first(not_speaking: Refusal) -> Refusal {
     let hint = "The lease is still this token's, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.";

@@ -8,7 +8,7 @@
 
 use super::free_slot::{is_being_loaded, settled_rows};
 use super::guard;
-use super::known::check_role;
+use super::known::{check_role, of_another_holder};
 use super::locks::{Locked, Locks};
 use crate::errors::{self, Refusal};
 use crate::pg::locks::wait::{self, Waiting};
@@ -20,7 +20,7 @@ use crate::pg::state::role_prefix;
 use crate::pg::state::row::{Deleter, Lifetime, NewGrant, Row};
 use crate::statistics::{self, Counter};
 use crate::{known_bugs, tokens};
-use pg_fence_rules::grant::{self, Adopt, Grant, Mode};
+use pg_fence_rules::grant::{self, Adopt, Grant, Holders, Mode};
 use pg_fence_rules::locks::{ADOPT, CHANGE, END_OLDER};
 use pg_fence_rules::names::Level;
 use pg_fence_rules::{Floor, Token};
@@ -39,6 +39,13 @@ pub struct Adoption {
     pub holder: Option<Vec<u8>>,
     /// A jsonb that the caller wishes to be shown with the lease.
     pub metadata: Option<pgrx::pg_sys::Datum>,
+}
+
+impl Adoption {
+    /// Its holder, beside the holder that a row records.
+    fn holders<'a>(&'a self, row: Option<&'a Row>) -> Holders<'a> {
+        Holders { recorded: row.and_then(Row::holder), adopting: self.holder.as_deref() }
+    }
 }
 
 /// Is any lease adopted in this database? Reads all of them. No, where that cannot be told without waiting.
@@ -62,7 +69,7 @@ struct Found {
 }
 
 /// Makes it known; false where an open transaction has relied on an older grant, or has been adopting, for all of `wait`.
-/// Errors: PF001, 42501, 53200, 55000.
+/// Errors: PF001, PF004, 42501, 53200, 55000.
 pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
     let found = judged(&LeaseTable::open(Access::Read)?, adoption)?;
     match found.adopt {
@@ -120,7 +127,8 @@ fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
     let rows = table.rows(&adoption.name, AsOf::Now);
     let grants: Vec<Grant> = rows.iter().map(|row| row.grant).collect();
     let row = rows.first().copied();
-    let adopt = grant::adopt(&grants, adoption.token, floor);
+    let holders = adoption.holders(row.as_ref());
+    let adopt = grant::adopt(&grants, adoption.token, floor, holders);
     match (adopt, &row) {
         (Adopt::GrantedHere, _) => Err(errors::granted_name(&adoption.name)),
         (Adopt::Stale, Some(row)) => {
@@ -129,6 +137,11 @@ fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
         (Adopt::Current | Adopt::AfterJump, Some(row)) => {
             check_role(|| Some(&adoption.name), row, false)?;
             Ok(Found { adopt, row: Some(*row), floor })
+        }
+        (Adopt::OtherHolder, Some(row)) => {
+            // Who may not act for the role of the grant does not learn who its holder is.
+            check_role(|| Some(&adoption.name), row, false)?;
+            Err(of_another_holder(row, adoption.token))
         }
         _ => Ok(Found { adopt, row, floor }),
     }
@@ -139,15 +152,17 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
     let table = LeaseTable::open(Access::Write)?;
     let floor = tokens::floor()?;
     let is_current = |row: &Row| {
-        let found = grant::adopt(&[row.grant], adoption.token, floor);
+        let holders = adoption.holders(Some(row));
+        let found = grant::adopt(&[row.grant], adoption.token, floor, holders);
         matches!(found, Adopt::Current | Adopt::AfterJump)
     };
     let Some(locked) = Locked::grant(&table, &adoption.name, 0, CHANGE, is_current)? else {
-        // It has ended meanwhile, so `judged` refuses the token.
+        // It has ended meanwhile, or is another holder's, so `judged` refuses the token.
         return judged(&table, adoption).map(|_| false);
     };
     check_role(|| Some(&adoption.name), &locked.row, false)?;
-    if grant::adopt(&[locked.row.grant], adoption.token, floor) == Adopt::Current {
+    let holders = adoption.holders(Some(&locked.row));
+    if grant::adopt(&[locked.row.grant], adoption.token, floor, holders) == Adopt::Current {
         // A fellow has done so meanwhile. The lock is given back: others need not wait for this transaction.
         return Ok(true);
     }

@@ -107,6 +107,15 @@ pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
     Some(held.holder().unwrap_or_else(|| held.session()).to_vec())
 }
 
+/// PF004: the adopted number is of the row's holder, and another holder presents it. With all that the caller may know.
+pub fn of_another_holder(row: &Row, token: Token) -> Refusal {
+    let refusal = errors::of_another_holder(row.name(), token);
+    if !role_prefix::may_be_told(row.name()) {
+        return refusal;
+    }
+    refusal.detailed(|d| d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session()))))
+}
+
 /// PF004, with all that the caller may know.
 pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     let mut refusal = errors::not_speaking(caller.shown(name, token));

@@ -240,6 +240,8 @@ pub enum Adopt {
     Current,
     /// It is current, but for a jump: it is to be made known again.
     AfterJump,
+    /// It is current, jump or not, and another holder has adopted it.
+    OtherHolder,
     /// It is greater than every token that the name has had.
     Greater,
     /// It is smaller than one that the name has had, or was released or revoked.
@@ -248,14 +250,32 @@ pub enum Adopt {
     GrantedHere,
 }
 
+/// The holder that a row records and the holder that adopts now, as each has named itself.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Holders<'a> {
+    /// The holder of the row; None if the adoption named none.
+    pub recorded: Option<&'a [u8]>,
+    /// The holder of this call; None if it names none.
+    pub adopting: Option<&'a [u8]>,
+}
+
+impl Holders<'_> {
+    /// Returns true if both are named, and by different names. A call without a name is taken for one of the recorded
+    /// holder's: its transactions need not repeat the name.
+    fn differ(&self) -> bool {
+        matches!((self.recorded, self.adopting), (Some(one), Some(other)) if one != other)
+    }
+}
+
 /// Decides what becomes of a token that somebody else has granted, by the rows that the name has.
-pub fn adopt(existing: &[Grant], token: Token, floor: Floor) -> Adopt {
+pub fn adopt(existing: &[Grant], token: Token, floor: Floor, holders: Holders) -> Adopt {
     let mut found = Adopt::Greater;
     for grant in existing {
         let (Some(under), latest) = (grant.adopted, grant.tokens.latest()) else {
             return Adopt::GrantedHere;
         };
         found = match grant.closing {
+            None if token == latest && holders.differ() => Adopt::OtherHolder,
             None if token == latest && under == floor => Adopt::Current,
             None if token == latest => Adopt::AfterJump,
             // A greater one that was announced may come.
@@ -485,11 +505,16 @@ mod tests {
         }
     }
 
+    fn holders<'a>(recorded: &'a str, adopting: &'a str) -> Holders<'a> {
+        let named = |name: &'a str| (name != "-").then_some(name.as_bytes());
+        Holders { recorded: named(recorded), adopting: named(adopting) }
+    }
+
     #[test]
     fn an_adopted_token_ends_smaller_ones_for_good() {
         use Adopt::{AfterJump, Current, GrantedHere, Greater, Stale};
         let here = adopted(5, 50);
-        assert_eq!(adopt(&[], token(5), floor(50)), Greater);
+        assert_eq!(adopt(&[], token(5), floor(50), holders("-", "b")), Greater);
         for (grant, verdicts) in [
             (here, vec![(4, Stale), (5, Current), (6, Greater)]),
             (adopted(5, 7), vec![(5, AfterJump)]),
@@ -500,8 +525,32 @@ mod tests {
             (held(0, Mode::Exclusive, 0).grant, vec![(99, GrantedHere)]),
         ] {
             for (number, verdict) in verdicts {
-                assert_eq!(adopt(&[grant], token(number), floor(50)), verdict, "{number}");
+                let found = adopt(&[grant], token(number), floor(50), holders("a", "a"));
+                assert_eq!(found, verdict, "{number}");
+                // Another holder is refused where the number is current, and nowhere else.
+                let other = adopt(&[grant], token(number), floor(50), holders("a", "b"));
+                let current = matches!(verdict, Current | AfterJump);
+                assert_eq!(other, if current { Adopt::OtherHolder } else { verdict }, "{number}");
             }
+        }
+    }
+
+    #[test]
+    fn a_number_is_of_one_holder_where_both_are_named() {
+        for (recorded, adopting, other) in [
+            ("-", "-", false),
+            ("-", "b", false),
+            ("a", "-", false),
+            ("a", "a", false),
+            ("a", "b", true),
+            ("a", "", true),
+            ("", "a", true),
+            ("", "", false),
+            ("a", "a ", true),
+        ] {
+            let found = adopt(&[adopted(5, 50)], token(5), floor(50), holders(recorded, adopting));
+            let expected = if other { Adopt::OtherHolder } else { Adopt::Current };
+            assert_eq!(found, expected, "{recorded} {adopting}");
         }
     }
 

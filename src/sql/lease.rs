@@ -86,7 +86,7 @@ pub fn is_losable(session: bool) -> bool {
 }
 
 /// `lease_adopt(name, token, holder, wait, metadata) → bigint`: the token, which somebody else has granted; NULL when a
-/// transaction relied on an older grant for all of `wait`. Errors: PF001, 22004, 22023, 25006, 42501, 55000.
+/// transaction relied on an older grant for all of `wait`. Errors: PF001, PF004, 22004, 22023, 25006, 42501, 55000.
 pub fn adopt(args: Args) -> Result<Answer, Refusal> {
     let (adoption, longest) = arguments::adopt(&args)?;
     xact::writable(c"lease_adopt()");
