@@ -208,6 +208,16 @@ pub fn limit_was_named() -> Refusal {
     .detailed(|d| d.argument = Some("ttl"))
 }
 
+/// 22023: the value of pg_fence.max_ttl that is recorded for the role or the database cannot be understood.
+pub fn limit_is_invalid() -> Refusal {
+    Refusal::new(
+        SqlState::InvalidParameterValue,
+        "pg_fence.max_ttl has an invalid value for this role or database".into(),
+        "ALTER ROLE or ALTER DATABASE has recorded it where the library was not loaded. Set it anew, as '10 min', and reconnect.",
+    )
+    .detailed(|d| d.argument = Some("ttl"))
+}
+
 /// 22023: slots must agree.
 pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
     Refusal::new(

@@ -62,6 +62,27 @@ pub unsafe fn acts_as(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
     }
 }
 
+/// The source of the value that RESET would give a setting; None if nobody has declared or set one of that name.
+pub fn reset_source(name: &CStr) -> Option<pg_sys::GucSource::Type> {
+    // SAFETY: the list of settings, and each name in it, is valid until a setting is declared. Raises nothing.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let setting = {
+            let count = usize::try_from(pg_sys::GetNumConfigOptions()).unwrap_or(0);
+            let settings = std::slice::from_raw_parts(pg_sys::get_guc_variables(), count);
+            // A client may have written the name in capitals.
+            let is_it = |setting: &&*mut pg_sys::config_generic| {
+                let found = CStr::from_ptr((***setting).name).to_bytes();
+                found.eq_ignore_ascii_case(name.to_bytes())
+            };
+            settings.iter().find(is_it).copied()
+        };
+        #[cfg(not(feature = "pg15"))]
+        let setting = Some(pg_sys::find_option(name.as_ptr(), false, true, 0));
+        setting.filter(|setting| !setting.is_null()).map(|setting| (*setting).reset_source)
+    }
+}
+
 /// Locks a page to be read.
 ///
 /// # Safety

@@ -2,14 +2,15 @@
 
 use crate::encoding::{c_string, push_number};
 use crate::errors::{self, Refusal};
+use crate::pg::compat;
 use pg_fence_rules::{Span, Token};
-use pgrx::pg_sys;
+use pgrx::pg_sys::{self, GucSource};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 use std::cell::Cell;
 use std::ffi::{c_char, c_void, CStr, CString};
 
 const MAX_TTL_NAME: &CStr = c"pg_fence.max_ttl";
-/// pg_fence.max_ttl where nobody has set it who may.
+/// pg_fence.max_ttl if nobody has set it who may.
 const NOT_SET: i32 = -1;
 
 static TOKEN: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -17,11 +18,18 @@ static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(NOT_SET);
 static STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
 static REFUSALS_KEPT: GucSetting<i32> = GucSetting::<i32>::new(256);
 
+/// Why the limit that is recorded for the session's role or database is unknown in this session.
+#[derive(Clone, Copy)]
+enum Unknown {
+    /// The client has named the setting when it connected, which is stronger than ALTER ROLE and ALTER DATABASE. Before the
+    /// library is loaded any role may do so; then the value is refused, and what it has hidden is lost.
+    Named,
+    /// ALTER ROLE or ALTER DATABASE has recorded a value that is none, before the library was loaded there.
+    Invalid,
+}
+
 thread_local! {
-    /// Had pg_fence.max_ttl a value before the library was loaded? Until then any role may name a setting that nobody knows,
-    /// and what its client says when it connects is stronger than what ALTER ROLE and ALTER DATABASE have recorded, which
-    /// is lost. Only then is it refused.
-    static WAS_NAMED: Cell<bool> = const { Cell::new(false) };
+    static UNKNOWN: Cell<Option<Unknown>> = const { Cell::new(None) };
 }
 
 /// The most refused writes that can be kept: about 10 MB.
@@ -71,9 +79,8 @@ pub fn declare() {
 
 /// Declares the limit, which binds those who may not lift it.
 fn declare_max_ttl() {
-    // SAFETY: looks for a setting of that name, which need not be there.
-    let named = unsafe { pg_sys::GetConfigOption(MAX_TTL_NAME.as_ptr(), true, false) };
-    WAS_NAMED.set(!named.is_null());
+    // A value that the session has SET hides nothing: it is refused, and the one before it is in force.
+    let earlier = compat::reset_source(MAX_TTL_NAME);
     GucRegistry::define_int_guc(
         MAX_TTL_NAME,
         c"The longest ttl that a call may ask for.",
@@ -84,6 +91,13 @@ fn declare_max_ttl() {
         GucContext::Suset,
         GucFlags::UNIT_S,
     );
+    let was_refused = |_: &GucSource::Type| compat::reset_source(MAX_TTL_NAME) != earlier;
+    UNKNOWN.set(match earlier.filter(was_refused) {
+        Some(source) if source >= GucSource::PGC_S_CLIENT => Some(Unknown::Named),
+        Some(source) if source >= GucSource::PGC_S_GLOBAL => Some(Unknown::Invalid),
+        // As with any setting that is wrong in the configuration file, the server has logged it and goes by the default.
+        _ => None,
+    });
 }
 
 /// Is counting switched on?
@@ -98,12 +112,18 @@ pub fn is_replica() -> bool {
     unsafe { pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA }
 }
 
-/// The longest ttl that may be asked for; None where the setting sets no limit. Error: 42501 where somebody has named it who
-/// may not set it.
+/// The longest ttl that may be asked for; None if the setting sets no limit. Errors: 42501 if the client has named it and may
+/// not set it, 22023 if the recorded value is none.
 pub fn max_ttl() -> Result<Option<Span>, Refusal> {
-    match MAX_TTL.get() {
-        NOT_SET if WAS_NAMED.get() => Err(errors::limit_was_named()),
-        seconds => Ok((seconds > 0).then(|| Span::from_secs(seconds.into()))),
+    // Whatever the setting is by now: a reload may have given it the configuration file's value, which does not tell what is
+    // recorded for the role.
+    match UNKNOWN.get() {
+        Some(Unknown::Named) => Err(errors::limit_was_named()),
+        Some(Unknown::Invalid) => Err(errors::limit_is_invalid()),
+        None => {
+            let seconds = MAX_TTL.get();
+            Ok((seconds > 0).then(|| Span::from_secs(seconds.into())))
+        }
     }
 }
 
