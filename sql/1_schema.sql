@@ -20,7 +20,7 @@ COMMENT ON SEQUENCE fence.dumped_token_seq IS
 -- transaction can hold up, hide or undo a jump.
 CREATE SEQUENCE fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.database_identity_seq IS
-    'mark of the database (timeline, system identifier, oids) that drew the last token: another one means that this is a copy, or that a dump of another was loaded';
+    'mark of the database (timeline, system identifier, oids, base backup) that drew the last token: another one means that this is a copy, or that a dump of another was loaded';
 
 -- Any recovery empties what is unlogged, so this one tells the starts of a server from each other.
 CREATE UNLOGGED SEQUENCE fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;

@@ -11,7 +11,7 @@ use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence;
 use crate::statistics::{self, Counter};
 use pg_fence_rules::locks::MOVE_ON;
-use pg_fence_rules::moves::{self, Due, Recorded};
+use pg_fence_rules::moves::{self, Due, Identity, Recorded};
 use pg_fence_rules::{Floor, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
@@ -224,7 +224,10 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
         Due::Nothing => seen,
         _ => under_move_lock(|| match what_is_due(oid)? {
             (Due::Nothing, seen) => Ok(seen),
-            (Due::Move, _) => record(oid, move_on(oid)?),
+            (Due::Move, _) => {
+                let identity = server::identity(oid)?;
+                record(oid, &identity, move_on(oid)?)
+            }
             (Due::Jump, _) => {
                 jumped = true;
                 jump(oid)
@@ -259,8 +262,8 @@ fn what_is_due(oid: Oid) -> Result<(Due, Life), Refusal> {
         dumped,
         last: last_of(oid),
     };
-    let expected = start.map(|s| server::start(s.file));
-    let due = moves::due(&recorded, &server::identity(oid), expected.as_ref(), life.passed);
+    let expected = start.map(|s| server::start(oid, s.file));
+    let due = moves::due(&recorded, || server::identity(oid), expected.as_ref(), life.passed)?;
     let due = match due {
         Due::Jump if known_bugs::NO_JUMP => Due::Nothing,
         Due::Move if known_bugs::NO_START_MOVE => Due::Nothing,
@@ -282,17 +285,19 @@ pub fn jump_now() -> Result<Token, Refusal> {
 /// floor keeps silent what a restore loads before it has loaded the rest.
 pub fn record_creation() -> Result<(), Refusal> {
     let oid = sequence()?;
+    let identity = server::identity(oid)?;
     let target = move_on(oid)?;
     set_floor(target)?;
-    record(oid, target).map(drop)
+    record(oid, &identity, target).map(drop)
 }
 
 fn jump(oid: Oid) -> Result<Life, Refusal> {
+    let identity = server::identity(oid)?;
     let target = move_on(oid)?;
     set_floor(target)?;
     // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
     sequence::set_durably(state_oid(c"jump_count_seq")?, jumps()? + 1);
-    record(oid, target)
+    record(oid, &identity, target)
 }
 
 /// No grant whose latest token is not above this one speaks from now on.
@@ -313,13 +318,12 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
 
 /// Records, when all else is on disk, that this life has begun at this token: after a crash before this, the sequence
 /// moves on once more, never once too few. The mark of the start comes last, for with it the rest is believed.
-fn record(oid: Oid, began_at: Token) -> Result<Life, Refusal> {
-    let identity = server::identity(oid);
+fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Life, Refusal> {
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
     set_dumped(began_at)?;
     let start = state_oid(c"server_start_seq")?;
     if let Some(found) = sequence::read_unlogged(start) {
-        sequence::set(start, server::start(found.file).mark());
+        sequence::set(start, server::start(oid, found.file).mark(identity.mark()));
     }
     Ok(Life { passed: began_at, dumped: began_at, ..Life::of(oid) })
 }

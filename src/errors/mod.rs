@@ -320,6 +320,15 @@ pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
     })
 }
 
+/// 58030: whether the server was started from a base backup is unknown.
+pub fn unreadable_backup_label(error: &std::io::Error) -> Refusal {
+    Refusal::new(
+        SqlState::IoError,
+        format!("could not read backup_label.old in the data directory: {error}"),
+        "The file tells whether this server was restored from a base backup. Let the server's user read it. If it is broken, remove it and call fence_new_epoch().",
+    )
+}
+
 /// 55000: an acquire or a renewal of a lease that somebody else grants.
 pub fn adopted_name(name: &[u8]) -> Refusal {
     Refusal::new(

@@ -63,6 +63,8 @@ sqlstates! {
     ObjectInUse = "55006",
     /// a wait was longer than `lock_timeout`; or a lock is not to be had at once.
     LockNotAvailable = "55P03",
+    /// a file could not be read.
+    IoError = "58030",
     /// a page was damaged.
     DataCorrupted = "XX001",
     /// a panic: a bug of pg_fence.

@@ -25,18 +25,28 @@ pub struct Identity {
     pub database: u32,
     /// Oid of `fence.token_seq`; restoring a dump changes it.
     pub sequence: u32,
+    /// The base backup that the server was once started from, by `backup_label`; None if it never was. Starting another
+    /// one changes it, also where no recovery target makes a new timeline.
+    pub backup: Option<u64>,
 }
 
 impl Identity {
     /// A mark of this identity, fit to be kept as a sequence's value.
     pub fn mark(&self) -> i64 {
-        mark(&[
+        let always = [
             u64::from(self.timeline),
             self.system_identifier,
             u64::from(self.database),
             u64::from(self.sequence),
-        ])
+        ];
+        mark(always.into_iter().chain(self.backup))
     }
+}
+
+/// The number of a base backup, from its label as the server keeps it. Each label has the backup's time and place in
+/// the log.
+pub fn backup_label(content: &[u8]) -> u64 {
+    hash(content.iter().copied())
 }
 
 /// A start of the server, told from any other as long as no recovery lies between.
@@ -49,22 +59,35 @@ pub struct Start {
     /// The file of the sequence that keeps the mark: another one after each ALTER SEQUENCE, for while it was
     /// logged a crash did not empty it.
     pub file: u32,
+    /// Oid of `fence.token_seq`, as in the identity.
+    pub sequence: u32,
 }
 
 impl Start {
-    /// A mark of this start, fit to be kept as a sequence's value.
-    pub fn mark(&self) -> i64 {
-        mark(&[self.server.micros() as u64, u64::from(self.database), u64::from(self.file)])
+    /// A mark of this start, fit to be kept as a sequence's value: of the start in which this identity's mark was
+    /// recorded. So what finds both marks need not ask for the identity again, part of which is in a file.
+    pub fn mark(&self, identity: i64) -> i64 {
+        mark([
+            self.server.micros() as u64,
+            u64::from(self.database),
+            u64::from(self.file),
+            u64::from(self.sequence),
+            identity as u64,
+        ])
     }
 }
 
-/// A positive 63-bit hash: FNV-1a (Fowler, Noll, Vo), which is the same wherever and whenever it is computed.
-fn mark(parts: &[u64]) -> i64 {
-    let bytes = parts.iter().flat_map(|part| part.to_le_bytes());
-    let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    });
+/// A positive 63-bit hash.
+fn mark(parts: impl IntoIterator<Item = u64>) -> i64 {
+    let hash = hash(parts.into_iter().flat_map(u64::to_le_bytes));
     ((hash >> 1) as i64).max(1)
+}
+
+/// FNV-1a (Fowler, Noll, Vo), which is the same wherever and whenever it is computed.
+fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
+    bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 /// The database's own record of the life that it is in.
@@ -93,20 +116,26 @@ pub enum Due {
 }
 
 /// Compares what is recorded with what is found. `start` is None where no mark of it can be kept: then every
-/// session takes itself for the first. `passed` is a token that the sequence is known to have passed.
-pub fn due(recorded: &Recorded, identity: &Identity, start: Option<&Start>, passed: Token) -> Due {
-    if recorded.identity != Some(identity.mark()) {
-        return Due::Jump;
+/// session takes itself for the first. `passed` is a token that the sequence is known to have passed. `identity` is
+/// asked for only where this start has not recorded the mark that is there. Errors: those of `identity`.
+pub fn due<E>(
+    recorded: &Recorded,
+    identity: impl FnOnce() -> Result<Identity, E>,
+    start: Option<&Start>,
+    passed: Token,
+) -> Result<Due, E> {
+    let begun = recorded.identity.zip(start).is_some_and(|(identity, start)| {
+        // Nothing that makes an identity changes within one start.
+        recorded.start == Some(start.mark(identity))
+    });
+    if !begun && recorded.identity != Some(identity()?.mark()) {
+        return Ok(Due::Jump);
     }
     if recorded.last < recorded.dumped.max(passed) {
         // Somebody has loaded a dump of a database that is ahead, or set the sequence back.
-        return Due::Jump;
+        return Ok(Due::Jump);
     }
-    if start.is_some_and(|start| recorded.start == Some(start.mark())) {
-        Due::Nothing
-    } else {
-        Due::Move
-    }
+    Ok(if begun { Due::Nothing } else { Due::Move })
 }
 
 /// Where the sequence moves on to: the greater of its last value + 2^20 and the clock's microseconds
@@ -162,8 +191,9 @@ mod tests {
     const SECOND: i64 = 1_000_000;
 
     const IDENTITY: Identity =
-        Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9 };
-    const START: Start = Start { server: Instant::from_micros(1_000), database: 5, file: 16_400 };
+        Identity { timeline: 1, system_identifier: 7, database: 5, sequence: 9, backup: None };
+    const START: Start =
+        Start { server: Instant::from_micros(1_000), database: 5, file: 16_400, sequence: 9 };
 
     const fn token(number: i64) -> Token {
         Token::from_bigint(number)
@@ -231,27 +261,43 @@ mod tests {
     fn what_is_due_by_each_part_of_what_is_recorded() {
         let recorded = Recorded {
             identity: Some(IDENTITY.mark()),
-            start: Some(START.mark()),
+            start: Some(START.mark(IDENTITY.mark())),
             dumped: token(100),
             last: token(120),
         };
         let at = |last| Recorded { last: token(last), ..recorded };
         let no_identity = Recorded { identity: None, ..recorded };
         let emptied = Recorded { start: None, ..recorded };
+        let restored = Identity { backup: Some(backup_label(b"LABEL: nightly")), ..IDENTITY };
+        let of_restored = Recorded { identity: Some(restored.mark()), ..emptied };
         for (line, (recorded, identity, start, passed, expected)) in [
             (recorded, IDENTITY, Some(START), 0, Due::Nothing),
-            // Another database.
+            // Another database, which is seen when the server has started, or another's mark was loaded.
             (no_identity, IDENTITY, Some(START), 0, Due::Jump),
-            (recorded, Identity { timeline: 2, ..IDENTITY }, Some(START), 0, Due::Jump),
-            (recorded, Identity { system_identifier: 8, ..IDENTITY }, Some(START), 0, Due::Jump),
-            (recorded, Identity { database: 6, ..IDENTITY }, Some(START), 0, Due::Jump),
-            (recorded, Identity { sequence: 10, ..IDENTITY }, Some(START), 0, Due::Jump),
+            (emptied, Identity { timeline: 2, ..IDENTITY }, Some(START), 0, Due::Jump),
+            (emptied, Identity { system_identifier: 8, ..IDENTITY }, Some(START), 0, Due::Jump),
+            (emptied, Identity { database: 6, ..IDENTITY }, Some(START), 0, Due::Jump),
+            (emptied, Identity { sequence: 10, ..IDENTITY }, Some(START), 0, Due::Jump),
+            (recorded, IDENTITY, Some(Start { sequence: 10, ..START }), 0, Due::Move),
+            (
+                Recorded { start: recorded.start, ..of_restored },
+                IDENTITY,
+                Some(START),
+                0,
+                Due::Jump,
+            ),
+            // A base backup was started, another one, or none that is known of.
+            (emptied, restored, Some(START), 0, Due::Jump),
+            (of_restored, Identity { backup: Some(0), ..IDENTITY }, Some(START), 0, Due::Jump),
+            (of_restored, IDENTITY, Some(START), 0, Due::Jump),
+            (of_restored, restored, Some(START), 0, Due::Move),
             // Another start; or no mark of one can be kept.
             (emptied, IDENTITY, Some(START), 0, Due::Move),
             (recorded, IDENTITY, Some(Start { server: LONG_AGO, ..START }), 0, Due::Move),
             (recorded, IDENTITY, Some(Start { database: 6, ..START }), 0, Due::Move),
             (recorded, IDENTITY, Some(Start { file: 16_401, ..START }), 0, Due::Move),
             (recorded, IDENTITY, None, 0, Due::Move),
+            (recorded, restored, None, 0, Due::Jump),
             // A sequence below what a dump has loaded, or what a session has seen; also where the server has started since.
             (at(100), IDENTITY, Some(START), 0, Due::Nothing),
             (at(99), IDENTITY, Some(START), 0, Due::Jump),
@@ -261,8 +307,24 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            let found = due(&recorded, &identity, start.as_ref(), token(passed));
-            assert_eq!(found, expected, "line {line}");
+            let found = due(&recorded, || Ok::<_, ()>(identity), start.as_ref(), token(passed));
+            assert_eq!(found, Ok(expected), "line {line}");
+            // What cannot be known is no reason to go on, unless this start has seen it already.
+            let unknown = due(&recorded, || Err(()), start.as_ref(), token(passed));
+            let begun = start == Some(START) && recorded.start.is_some();
+            let begun = begun && recorded.identity == Some(IDENTITY.mark());
+            assert_eq!(unknown, if begun { Ok(expected) } else { Err(()) }, "line {line}");
+        }
+    }
+
+    #[test]
+    fn one_backup_is_told_from_another_and_from_none() {
+        let labels: [Option<&[u8]>; 4] = [None, Some(b""), Some(b"LABEL: a"), Some(b"LABEL: b")];
+        let of = |label: Option<&[u8]>| Identity { backup: label.map(backup_label), ..IDENTITY };
+        for (i, one) in labels.into_iter().enumerate() {
+            for (j, other) in labels.into_iter().enumerate() {
+                assert_eq!(of(one).mark() == of(other).mark(), i == j, "{i} {j}");
+            }
         }
     }
 

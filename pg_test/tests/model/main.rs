@@ -57,6 +57,8 @@ const TWO_FAILOVERS: Bounds = Bounds {
     ships: 2,
     ..CALM
 };
+/// A base backup is started as it is.
+const RESTORE: Bounds = Bounds { promotions: 0, restores: 1, ..FAILOVER };
 /// Sessions end, and with them the grants of one client or of both.
 const SESSIONS: Bounds = Bounds {
     sessions: &[true, true],
@@ -89,6 +91,10 @@ searches! {
         holds(FAILOVER),
         holds(Bounds { draws: 3, kills: 1, ..FAILOVER });
     an_older_standby_promoted_after_it_breaks_nothing => holds(TWO_FAILOVERS);
+    a_base_backup_started_as_it_is_breaks_nothing =>
+        holds(RESTORE),
+        holds(Bounds { crashes: 1, draws: 3, seconds: 0, ..RESTORE }),
+        holds(Bounds { promotions: 1, draws: 3, seconds: 0, ..RESTORE });
     without_the_grant_s_lock_two_hold_it => breaks(CALM, ONE_HOLDER, |p| p.grant_lock = false);
     without_a_second_look_under_the_lock_two_hold_it => breaks(CALM, ONE_HOLDER, |p| p.reread = false);
     a_renewal_without_a_lock_is_written_over_a_revocation =>
@@ -122,6 +128,8 @@ searches! {
     a_life_recorded_as_begun_before_the_move_reissues_tokens =>
         breaks(LAZY, NEVER_REISSUED, |p| p.start_last = false);
     without_a_jump_a_promoted_standby_reissues_tokens => breaks(FAILOVER, NEVER_REISSUED, |p| p.jump = false);
+    a_base_backup_taken_for_a_crash_lets_a_stale_write_land =>
+        breaks(RESTORE, NO_STALE_BOUND, |p| p.backup_label = false);
     // The start moves the sequence on; but what is silent no longer is.
     an_identity_recorded_before_the_jump_is_lost_to_a_crash =>
         breaks(Bounds { crashes: 1, ..FAILOVER }, NO_STALE_BOUND, |p| p.identity_last = false);

@@ -23,6 +23,8 @@ protections! {
     start_last,
     /// A database that finds itself to be another one jumps.
     jump,
+    /// It does so, too, where the server was started from a base backup, on the same timeline.
+    backup_label,
     /// A move goes at least to the clock's seconds × 2^20.
     move_by_clock,
     /// The new identity is recorded when the jump is done, not before.
@@ -67,7 +69,9 @@ pub struct Bounds {
     pub crashes: u8,
     /// Standbys promoted.
     pub promotions: u8,
-    /// Standbys there are.
+    /// Base backups started as they are.
+    pub restores: u8,
+    /// Standbys there are, or base backups.
     pub standbys: usize,
     /// Times that a standby catches up.
     pub ships: u8,
@@ -98,6 +102,7 @@ impl Bounds {
         draws: 4,
         crashes: 0,
         promotions: 0,
+        restores: 0,
         standbys: 0,
         ships: u8::MAX,
         steps_back: 0,

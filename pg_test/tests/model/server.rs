@@ -5,6 +5,7 @@ use crate::search;
 use pg_test::rules::grant::{Grant, Mode, Tokens};
 use pg_test::rules::moves::{self, Due, Identity, Recorded, Start};
 use pg_test::rules::{Floor, Instant, Span, Token};
+use std::convert::Infallible;
 
 /// How many tokens beyond the drawn one a log record covers (Postgres: 32).
 const LOGGED_AHEAD: i64 = 2;
@@ -64,6 +65,8 @@ pub struct Sequence {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Data {
     pub timeline: u32,
+    /// The base backup that the server was started from.
+    backup: Option<u64>,
     pub sequence: Sequence,
     identity: i64,
     /// The number of the sequence that a dump would carry.
@@ -92,7 +95,7 @@ pub struct Server {
     pub data: Data,
     /// The rows that a crash leaves.
     pub disk: Data,
-    /// The rows that promoting a standby leaves.
+    /// The rows that promoting a standby leaves, or starting a base backup of that moment.
     pub standbys: Vec<Data>,
     /// The locks that sessions hold for grants that end with them: whose, and the grant's first token.
     pub session_locks: Vec<(usize, Token)>,
@@ -103,7 +106,7 @@ pub struct Server {
 }
 
 /// The start of the server. A crash need not change it: one backend's restarts the rest.
-const START: Start = Start { server: Instant::from_micros(1), database: 1, file: 1 };
+const START: Start = Start { server: Instant::from_micros(1), database: 1, file: 1, sequence: 1 };
 
 impl Server {
     /// A new one, nothing drawn yet.
@@ -113,8 +116,8 @@ impl Server {
         let floor = Floor::at(at);
         let mut data = Data { timeline: 1, sequence, dumped: at, floor, ..Data::default() };
         data.identity = identity(&data).mark();
+        let begun = Some(START.mark(data.identity));
         let (disk, steps) = (data.clone(), Vec::new());
-        let begun = Some(START.mark());
         let (standbys, session_locks) = (vec![disk.clone(); standbys], Vec::new());
         Server { data, disk, standbys, session_locks, begun, steps }
     }
@@ -161,14 +164,31 @@ impl Server {
 
     /// A standby takes over; the primary is gone for good.
     pub fn promote(&mut self, standby: usize) {
+        let timeline = self.standbys[standby].timeline + 1;
+        let copy = Data { timeline, ..self.standbys[standby].clone() };
+        self.go_on_as(copy, standby);
+    }
+
+    /// A base backup is started as it is, on the same timeline; the primary is gone for good.
+    pub fn restore(&mut self, backup: usize) {
+        let data = self.standbys[backup].clone();
+        let label = Some(data.backup.map_or(1, |label| label + 1));
+        self.go_on_as(Data { backup: label, ..data }, backup);
+    }
+
+    fn go_on_as(&mut self, copy: Data, standby: usize) {
         let granted = self.data.granted;
-        self.data = self.standbys[standby].clone();
-        self.data.timeline += 1;
+        self.data = copy;
         // An acknowledged transaction stays so, whatever the standby knows.
         self.data.granted = granted;
         self.flush();
         self.standbys[standby] = self.disk.clone();
         self.recovered();
+    }
+
+    fn identity(&self, p: &Protections) -> Identity {
+        let backup = self.data.backup.filter(|_| p.backup_label);
+        Identity { backup, ..identity(&self.data) }
     }
 
     /// The move that a session finds due before it may draw or judge.
@@ -179,7 +199,8 @@ impl Server {
             dumped: self.data.dumped,
             last: self.data.sequence.last,
         };
-        match moves::due(&recorded, &identity(&self.data), Some(&START), Token::BEFORE_ALL) {
+        let identity = || Ok::<_, Infallible>(self.identity(p));
+        match moves::due(&recorded, identity, Some(&START), Token::BEFORE_ALL).unwrap() {
             Due::Jump if !p.jump => Due::Nothing,
             Due::Move if !p.start_move => Due::Nothing,
             due => due,
@@ -217,12 +238,12 @@ impl Server {
                 self.flush();
             }
             Step::Identity => {
-                self.data.identity = identity(&self.data).mark();
+                self.data.identity = self.identity(p).mark();
                 self.flush();
             }
             Step::Start => {
                 self.data.dumped = self.data.sequence.last;
-                self.begun = Some(START.mark());
+                self.begun = Some(START.mark(self.data.identity));
             }
         }
         true
@@ -235,5 +256,6 @@ fn after(token: Token, draws: i64) -> Token {
 }
 
 fn identity(data: &Data) -> Identity {
-    Identity { timeline: data.timeline, system_identifier: 1, database: 1, sequence: 1 }
+    let (timeline, backup) = (data.timeline, data.backup);
+    Identity { timeline, system_identifier: 1, database: 1, sequence: 1, backup }
 }

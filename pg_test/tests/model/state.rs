@@ -46,6 +46,8 @@ pub enum Action {
     Ship(usize),
     Crash,
     Promote(usize),
+    /// A base backup is started as it is.
+    Restore(usize),
     Second,
     StepBack,
 }
@@ -128,6 +130,7 @@ pub struct Spent {
     pub draws: u8,
     pub crashes: u8,
     pub promotions: u8,
+    pub restores: u8,
     pub ships: u8,
     pub steps_back: u8,
     pub revocations: u8,

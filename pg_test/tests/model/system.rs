@@ -175,6 +175,12 @@ impl System {
                 state.server.promote(standby);
                 state.sessions_end();
             }
+            Action::Restore(backup) => {
+                once_more(&mut state.spent.restores, b.restores)?;
+                state.clock += 1;
+                state.server.restore(backup);
+                state.sessions_end();
+            }
             Action::Second => {
                 state.clock += 1;
                 (state.clock <= b.seconds).then_some(())?;
@@ -229,7 +235,8 @@ impl Model for System {
             }
         }
         let standbys = 0..self.bounds.standbys;
-        actions.extend(standbys.flat_map(|i| [Action::Ship(i), Action::Promote(i)]));
+        let copies = [Action::Ship, Action::Promote, Action::Restore];
+        actions.extend(standbys.flat_map(|i| copies.map(|action| action(i))));
         actions.extend([Action::Revoke, Action::MoveOn, Action::WriteLog]);
         actions.extend([Action::Crash, Action::Second, Action::StepBack]);
     }

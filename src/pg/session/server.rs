@@ -1,9 +1,19 @@
 //! Which server and which database this is, and since when.
 
-use pg_fence_rules::moves::{Identity, Start};
+use crate::errors::{self, Refusal};
+use pg_fence_rules::moves::{self, Identity, Start};
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
-use std::ffi::CStr;
+use std::ffi::{c_int, CStr};
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
+use std::mem::ManuallyDrop;
+use std::os::fd::FromRawFd;
+
+/// fcntl.h: O_RDONLY.
+const READ_ONLY: c_int = 0;
+/// The most that is read of a backup's label, which has some hundred bytes.
+const LABEL_MAX: usize = 8_192;
 
 /// Is this server a standby (or replaying WAL for another reason)?
 pub fn in_recovery() -> bool {
@@ -57,19 +67,52 @@ pub fn system_identifier() -> u64 {
     unsafe { pg_sys::GetSystemIdentifier() }
 }
 
-/// Which database this is, given the oid of its token sequence.
-pub fn identity(sequence: pg_sys::Oid) -> Identity {
-    Identity {
+/// Which database this is, given the oid of its token sequence. Error: 58030 where a file cannot be read.
+pub fn identity(sequence: pg_sys::Oid) -> Result<Identity, Refusal> {
+    Ok(Identity {
         timeline: timeline(),
         system_identifier: system_identifier(),
         database: database(),
         sequence: sequence.to_u32(),
-    }
+        backup: backup().map_err(|error| errors::unreadable_backup_label(&error))?,
+    })
 }
 
-/// Which start of the server this is, given the file of the sequence that marks it.
-pub fn start(file: u32) -> Start {
-    Start { server: started_at(), database: database(), file }
+/// The base backup that this server was once started from; None if it never was. A server that starts with a backup_label
+/// renames it, once all that depends on it is in the control file; nothing else that the server does makes, changes or
+/// removes that file.
+fn backup() -> io::Result<Option<u64>> {
+    // SAFETY: a NUL-terminated name, within the data directory, where each backend works.
+    let fd = unsafe { pg_sys::OpenTransientFile(c"backup_label.old".as_ptr(), READ_ONLY) };
+    if fd < 0 {
+        let error = io::Error::last_os_error();
+        return if error.kind() == ErrorKind::NotFound { Ok(None) } else { Err(error) };
+    }
+    // SAFETY: the server opened the descriptor and closes it below; until then nothing raises.
+    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
+    let label = label_of(&file);
+    // SAFETY: a descriptor that the function above has opened, once.
+    unsafe { pg_sys::CloseTransientFile(fd) };
+    label.map(Some)
+}
+
+fn label_of(mut file: &File) -> io::Result<u64> {
+    let mut content = [0; LABEL_MAX];
+    let mut length = 0;
+    while length < content.len() {
+        match file.read(&mut content[length..]) {
+            Ok(0) => break,
+            Ok(read) => length += read,
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(moves::backup_label(&content[..length]))
+}
+
+/// Which start of the server this is, given the token sequence and the file of the sequence that marks it.
+pub fn start(sequence: pg_sys::Oid, file: u32) -> Start {
+    Start { server: started_at(), database: database(), file, sequence: sequence.to_u32() }
 }
 
 /// When this server started.
