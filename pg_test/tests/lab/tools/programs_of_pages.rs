@@ -1,11 +1,12 @@
 //! Programs that pages show whole, run as they stand there.
 
-use crate::support::program::{Holder, Shown};
+use crate::support::program::{Holder, Program, Shown};
 use pg_test::orm::{self, Runtime, PYTHON};
 use pg_test::process::output_of;
 use pg_test::setup::{self, Package};
 use pg_test::{ensure, lab_test, Calls, Context, Database, Lab, Result};
 use std::fs;
+use std::process::Command;
 
 const NODE: Runtime = Runtime::Node(&["pg@8", "typescript@5", "@types/node@20", "@types/pg@8"]);
 
@@ -27,20 +28,93 @@ with psycopg.connect(sys.argv[1], autocommit=True) as conn:
     done.set()
 "#;
 
-/// Does all runs; those that fail, three times.
+/// Processes runs until none is left; a run of `b` fails.
 const WORKS_IN_PYTHON: &str = r#"
-import sys
+def stop_when_all_is_done():
+    with psycopg.connect(sys.argv[1], autocommit=True) as connection:
+        while connection.execute("SELECT 1 FROM runs WHERE state IN ('ready', 'running') LIMIT 1").fetchone():
+            time.sleep(0.1)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 def process(given):
     if given == "b":
         raise ValueError("no b")
     return given.upper()
 
+threading.Thread(target=stop_when_all_is_done).start()
 work(sys.argv[1], "worker A", process)
 "#;
 
+/// Told to end in the middle of its work.
+const IS_TOLD_TO_END: &str = r#"
+def process(given):
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(3600)
+
+work(sys.argv[1], "worker A", process)
+"#;
+
+const END_HEARTBEAT: &str = r#"
+def end_heartbeat(connection):
+    end = """SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
+        WHERE datname = current_database() AND query LIKE '%lease_keep%' AND pid <> pg_backend_pid()"""
+    while connection.execute(end).fetchone() == (0,):
+        time.sleep(0.1)
+"#;
+
+/// The session of its heartbeat is ended, and it goes on until it has been renewed again. Then it is to end.
+const LOSES_ITS_HEARTBEAT_S_SESSION: &str = r#"
+def process(given):
+    with psycopg.connect(sys.argv[1], autocommit=True) as other:
+        end_heartbeat(other)
+        seen = lambda: other.execute("SELECT state, renewals FROM lease_info('run:1')").fetchone()
+        _, before = seen()
+        while (now := seen())[1] < before + 2:
+            assert now[0] == "held", now
+            time.sleep(0.1)
+    term["came"] = True
+    return given.upper()
+"#;
+
+/// No heartbeat gets an answer after it, by an error or by none, and the work takes its time.
+const HEARS_NOTHING: [&str; 2] = [
+    r#"
+def process(given):
+    with psycopg.connect(sys.argv[1], autocommit=True) as other:
+        def fail(*_, **__):
+            raise psycopg.OperationalError("the server is away")
+        psycopg.connect = fail
+        end_heartbeat(other)
+    time.sleep(3600)
+"#,
+    r#"
+def process(given):
+    psycopg.Connection.execute = lambda *_, **__: threading.Event().wait()
+    time.sleep(3600)
+"#,
+];
+
+const IN_THREE_SECONDS: &str = r#"
+work(sys.argv[1], "worker A", process, ttl=3)
+"#;
+
+/// Processes runs until none is left, or is told to end in the middle of its work.
 const WORKS_IN_TYPESCRIPT: &str = r#"
-await work(globalThis.process.argv[2]!, "worker A", async (given) => {
+const [url, how] = globalThis.process.argv.slice(2) as [string, string];
+const end = () => globalThis.process.kill(globalThis.process.pid, "SIGTERM");
+const watch = new Client(url);
+await watch.connect();
+const stopWhenAllIsDone = async () => {
+  while ((await watch.query("SELECT FROM runs WHERE state IN ('ready', 'running') LIMIT 1")).rowCount) await sleep(100);
+  await watch.end();
+  end();
+};
+if (how === "works") void stopWhenAllIsDone();
+await work(url, "worker A", async (given) => {
+  if (how === "ends") {
+    end();
+    await new Promise(() => {});
+  }
   if (given === "b") throw new Error("no b");
   return given.toUpperCase();
 });
@@ -48,16 +122,39 @@ await work(globalThis.process.argv[2]!, "worker A", async (given) => {
 
 const TABLE_OF_WORK: &str = "docs/recipes/work-table.md";
 
-fn in_python(lab: &Lab, db: &Database, code: &str) -> Result<()> {
+/// So that a run that has failed is due at once.
+const NO_PAUSE: [(&str, &str); 1] = [("interval '1 min'", "interval '1 ms'")];
+
+fn python(lab: &Lab, db: &Database, code: &str) -> Result<Command> {
     let mut python = orm::command(lab.rundir(), PYTHON, code)?;
-    output_of(python.arg(db.conninfo().to_string())).map(drop)
+    python.arg(db.conninfo().to_string());
+    Ok(python)
 }
 
-/// The table of the page, and its three runs.
-fn table_of_work(lab: &Lab) -> Result<Database> {
+fn in_python(lab: &Lab, db: &Database, code: &str) -> Result<()> {
+    output_of(&mut python(lab, db, code)?).map(drop)
+}
+
+/// The page's worker in Python, and what is done with it.
+fn worker_in_python(rest: &[&str]) -> Result<String> {
+    Ok(Shown(TABLE_OF_WORK, "python", "").source(&NO_PAUSE)? + &rest.concat())
+}
+
+/// The table of the page, and its runs: three, if nothing is changed.
+fn table_of_work(lab: &Lab, changes: &[(&str, &str)]) -> Result<Database> {
     let db = lab.database()?;
-    db.connect()?.run(&Shown(TABLE_OF_WORK, "sql", "CREATE TABLE").source(&[])?)?;
+    db.connect()?.run(&Shown(TABLE_OF_WORK, "sql", "CREATE TABLE").source(changes)?)?;
     Ok(db)
+}
+
+const ONE_RUN: [(&str, &str); 1] = [("('a'), ('b'), ('c')", "('a')")];
+
+fn the_run_is(db: &Database, wanted: &str) -> Result<()> {
+    let run = db
+        .connect()?
+        .text("SELECT concat_ws(' ', state, attempts, result) FROM runs WHERE id = 1")?;
+    ensure!(run.as_deref() == Some(wanted), "{run:?}");
+    Ok(())
 }
 
 fn the_runs_are_done(db: &Database) -> Result<()> {
@@ -75,18 +172,48 @@ fn the_least_heartbeat_keeps_its_lease_and_is_told_of_its_loss(lab: &Lab) -> Res
 
 #[lab_test(slow)]
 fn the_worker_in_python_does_all_runs(lab: &Lab) -> Result<()> {
-    let db = table_of_work(lab)?;
-    let code = Shown(TABLE_OF_WORK, "python", "").source(&[])?;
-    in_python(lab, &db, &format!("{code}{WORKS_IN_PYTHON}"))?;
+    let db = table_of_work(lab, &[])?;
+    in_python(lab, &db, &worker_in_python(&[WORKS_IN_PYTHON])?)?;
     the_runs_are_done(&db)
 }
 
+/// As often as a run may fail.
 #[lab_test(slow)]
-fn the_worker_in_typescript_does_all_runs(lab: &Lab) -> Result<()> {
-    let db = table_of_work(lab)?;
+fn three_deployments_do_not_fail_a_run_in_python(lab: &Lab) -> Result<()> {
+    let db = table_of_work(lab, &ONE_RUN)?;
+    for _ in 0..3 {
+        in_python(lab, &db, &worker_in_python(&[IS_TOLD_TO_END])?)?;
+        the_run_is(&db, "ready 0")?;
+    }
+    in_python(lab, &db, &worker_in_python(&[WORKS_IN_PYTHON])?)?;
+    the_run_is(&db, "done 1 A")
+}
+
+#[lab_test(slow)]
+fn an_error_of_one_heartbeat_is_no_loss_in_python(lab: &Lab) -> Result<()> {
+    let db = table_of_work(lab, &ONE_RUN)?;
+    let code = [END_HEARTBEAT, LOSES_ITS_HEARTBEAT_S_SESSION, IN_THREE_SECONDS];
+    in_python(lab, &db, &worker_in_python(&code)?)?;
+    the_run_is(&db, "done 1 A")
+}
+
+#[lab_test(slow)]
+fn a_worker_in_python_that_hears_nothing_ends_with_its_lease(lab: &Lab) -> Result<()> {
+    for nothing in HEARS_NOTHING {
+        let db = table_of_work(lab, &ONE_RUN)?;
+        let code = [END_HEARTBEAT, nothing, IN_THREE_SECONDS];
+        Program::start(python(lab, &db, &worker_in_python(&code)?)?)?.leaves_with_failure()?;
+        the_run_is(&db, "running 1")?;
+    }
+    Ok(())
+}
+
+#[lab_test(slow)]
+fn the_worker_in_typescript_does_all_runs_after_three_deployments(lab: &Lab) -> Result<()> {
+    let db = table_of_work(lab, &[])?;
     let home = orm::fetch(NODE)?;
     // Beside its libraries, where they are found.
-    let code = Shown(TABLE_OF_WORK, "ts", "").source(&[])?;
+    let code = Shown(TABLE_OF_WORK, "ts", "").source(&NO_PAUSE)?;
     fs::write(home.join("page.mts"), format!("{code}{WORKS_IN_TYPESCRIPT}"))?;
     let mut compiler = lab.rundir().command("node");
     compiler.args(["node_modules/typescript/bin/tsc", "page.mts", "--strict", "--types", "node"]);
@@ -95,7 +222,12 @@ fn the_worker_in_typescript_does_all_runs(lab: &Lab) -> Result<()> {
     let conninfo = db.conninfo();
     let (port, name) = conninfo.place();
     let url = format!("postgresql://postgres@127.0.0.1:{port}/{name}");
-    output_of(lab.rundir().command("node").arg(home.join("page.mjs")).arg(url))?;
+    for how in ["ends", "ends", "ends", "works"] {
+        output_of(lab.rundir().command("node").arg(home.join("page.mjs")).args([&url, how]))?;
+        if how == "ends" {
+            the_run_is(&db, "ready 0")?;
+        }
+    }
     the_runs_are_done(&db)
 }
 
