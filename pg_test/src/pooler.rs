@@ -38,6 +38,17 @@ impl Pooler {
         connections: usize,
         mode: &str,
     ) -> Result<Pooler> {
+        Pooler::start_with(lab, cluster, connections, mode, "extra_float_digits,options")
+    }
+
+    /// The same; it refuses clients whose first message has other parameters than those that it knows and these.
+    pub fn start_with(
+        lab: &Lab,
+        cluster: &Cluster,
+        connections: usize,
+        mode: &str,
+        ignored: &str,
+    ) -> Result<Pooler> {
         setup::ensure(&[package()])?;
         let dir = lab.prefix().new_dir("pooler")?;
         let port = free_port()?;
@@ -45,7 +56,7 @@ impl Pooler {
             "[databases]\n* = host=127.0.0.1 port={}\n\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
              listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {users}\n\
              pool_mode = {mode}\ndefault_pool_size = {connections}\nmax_client_conn = 500\n\
-             ignore_startup_parameters = extra_float_digits,options\nserver_login_retry = 1\n",
+             ignore_startup_parameters = {ignored}\nserver_login_retry = 1\n",
             cluster.port(),
             users = dir.join("users").display(),
         );

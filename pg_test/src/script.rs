@@ -23,7 +23,7 @@
 //! from it), and `server max_connections=40` for a server of its own, with these settings,
 //! `tool pgaudit` for one of Debian's with an extension of its packages, `clock` for one whose clock can be
 //! stepped; `pooled 2` for PgBouncer with so many connections, behind which the sessions with names are (`pooled 2 statement`, in
-//! that mode); `command` for the command `pg_fence`: left out where that was never built; `repack` for pg_repack, where that is to
+//! that mode; `pooled 2 without-options`, as it is by default: it refuses a client that sends `options`); `command` for the command `pg_fence`: left out where that was never built; `repack` for pg_repack, where that is to
 //! be had. A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it
 //! names:
 //!
@@ -115,6 +115,8 @@ pub struct Test {
     command: bool,
     /// The connections of a pooler before the server, and its mode.
     pooled: Option<(usize, String)>,
+    /// Whether that lets clients in that send `options`, which it ignores.
+    takes_options: bool,
     /// Whether it is of pg_repack.
     repack: bool,
     path: String,

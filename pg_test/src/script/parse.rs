@@ -73,6 +73,7 @@ fn head_of(text: &str) -> Result<Test> {
                 let count = words.next().context("by how many connections?")?.parse()?;
                 let mode = words.next_if(|word| ["statement", "session"].contains(word));
                 test.pooled = Some((count, mode.unwrap_or("transaction").to_owned()));
+                test.takes_options = words.next_if_eq(&"without-options").is_none();
             }
             "repack" => test.repack = true,
             "server" => {

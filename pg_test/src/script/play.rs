@@ -74,7 +74,12 @@ pub fn play(
         with_command: test.command,
         shell: None,
         pooler: match &test.pooled {
-            Some((count, mode)) => Some(Pooler::start_in(lab, cluster, *count, mode)?),
+            Some((count, mode)) if test.takes_options => {
+                Some(Pooler::start_in(lab, cluster, *count, mode)?)
+            }
+            Some((count, mode)) => {
+                Some(Pooler::start_with(lab, cluster, *count, mode, "extra_float_digits")?)
+            }
             None => None,
         },
     };
@@ -201,6 +206,7 @@ impl<'a> Player<'a> {
 
     fn role(&mut self, name: &str) -> Result<()> {
         let role = self.database.role(name)?;
+        self.pooler.iter().try_for_each(|pooler| pooler.admit(&role))?;
         self.remember(name, &role);
         self.roles.insert(name.to_owned());
         Ok(())

@@ -91,6 +91,18 @@ impl Server {
         opened.map_err(|error| Failure::of_client(&error))
     }
 
+    /// Fails as [`Server::connect`] does with these options instead of its own.
+    pub async fn try_options(
+        &self,
+        options: &str,
+    ) -> std::result::Result<(), pg_fence_client::Error> {
+        let mut configs = self.configs.clone();
+        for config in &mut configs {
+            config.options(options);
+        }
+        open(&configs, self.tls.clone(), Duration::MAX).await.map(drop)
+    }
+
     /// A function of the extension, as statements name it.
     pub fn function(&self, call: &str) -> String {
         match &self.schema {

@@ -56,6 +56,9 @@ impl Failure {
             Error::NotConnected(..) if text.contains(PASSWORD_MISSING) => {
                 Failure::new(status::REFUSED, text.replace(PASSWORD_MISSING, NO_PASSWORD))
             }
+            Error::NotConnected(..) if options_refused(error).is_some() => {
+                Failure::new(status::REFUSED, format!("{text} ({NO_OPTIONS})"))
+            }
             Error::NotInstalled(message) => Failure::not_installed(message),
             Error::NotGranted { .. } | Error::Invalid(_) => Failure::new(status::REFUSED, text),
             error => match error.sqlstate().as_deref() {
@@ -98,12 +101,28 @@ impl fmt::Display for Failure {
     }
 }
 
+/// What came of each try to connect, if a pooler refused the connection because of its options (PgBouncer: 08P01, the
+/// proxy of RDS: 0A000).
+pub fn options_refused(error: &Error) -> Option<&str> {
+    match error {
+        Error::NotConnected(tries, Some(state))
+            if matches!(state.get(..2), Some("08" | "0A")) && tries.contains("options") =>
+        {
+            Some(tries)
+        }
+        _ => None,
+    }
+}
+
 /// The driver's words where the server asks for a password and it has none. It has no type for that.
 const PASSWORD_MISSING: &str = "password missing";
 
 /// Nobody is asked for one: who renews a lease at night has nobody to ask.
 const NO_PASSWORD: &str = "the server asks for a password, and there is none: it comes from ~/.pgpass (readable for its \
      owner alone) or PGPASSWORD, and is not asked for";
+
+const NO_OPTIONS: &str = "they come from PGOPTIONS or the connection string, and a pooler refuses them; a pg_fence run around \
+     this one sets PGOPTIONS, unless it has --no-pgoptions";
 
 const INSTALLED: &str = "is pg_fence created in this database? If it is, its schema is neither in the search_path nor named by \
      --schema, or its version is another one, or it is pg_fence_lite, which has less";
@@ -124,6 +143,20 @@ fn status_of(sqlstate: Option<&str>) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_pooler_that_takes_no_options_is_known_by_its_words() {
+        let refused = |state: &str, words: &str| {
+            let error =
+                Error::NotConnected(format!("\"db\", port 1: {words}"), Some(state.to_owned()));
+            options_refused(&error).is_some()
+        };
+        assert!(refused("08P01", "unsupported startup parameter: options"));
+        assert!(refused("08P01", "unsupported startup parameter in options: pg_fence.token"));
+        assert!(refused("0A000", "RDS Proxy currently doesn't support command-line options."));
+        assert!(!refused("08P01", "no such database"));
+        assert!(!refused("22023", "invalid command-line argument in options"));
+    }
 
     #[test]
     fn what_helps_later_is_told_from_what_does_not() {

@@ -69,6 +69,10 @@ pub struct Options {
         conflicts_with_all = ["shared", "slots", "session", "at_least"]
     )]
     adopt: Option<i64>,
+    /// Hand the token on in PG_FENCE_TOKEN alone, and leave PGOPTIONS as it is: for poolers that refuse it. The command
+    /// sets pg_fence.token by itself
+    #[arg(long)]
+    no_pgoptions: bool,
     /// How long after TERM the command is killed; by default a sixth of the ttl, at most 5s
     #[arg(long, value_name = "TIME", value_parser = parse_duration)]
     grace: Option<Duration>,
@@ -111,6 +115,13 @@ impl Options {
             return Err(Failure::usage("a token is adopted for one name"));
         }
         Times::new(self.ttl, self.grace)
+    }
+
+    /// What PGOPTIONS is for the command: what it is here, and the token, which every program on libpq presents by that.
+    fn pgoptions(&self, token: i64) -> Option<String> {
+        let given = std::env::var("PGOPTIONS").unwrap_or_default();
+        let options = format!("{given} -c pg_fence.token={token}");
+        (!self.no_pgoptions).then(|| options.trim_start().to_owned())
     }
 
     /// As it is said to people.

@@ -4,7 +4,9 @@
 use crate::connection::Server;
 use crate::failure::{Failure, Result, status};
 use pg_fence_client::Connected;
+use serde_json::Value;
 use std::time::Duration;
+use tokio_postgres::error::DbError;
 use tokio_postgres::types::Type;
 
 pub struct Adopting {
@@ -49,7 +51,19 @@ impl Adopting {
             Some(told) if told.code().code() == "PF001" => {
                 Failure::new(status::LOST, told.message())
             }
+            // The lock service has granted it twice, or one of the two has misread it.
+            Some(told) if told.code().code() == "PF004" => self.anothers(told),
             _ => Failure::of_driver(error),
         })
+    }
+
+    /// The failure where another holder has adopted the same number.
+    fn anothers(&self, told: &DbError) -> Failure {
+        let detail: Option<Value> =
+            told.detail().and_then(|detail| serde_json::from_str(detail).ok());
+        let holder = detail.as_ref().and_then(|detail| detail["holder"].as_str());
+        let whose = holder.map(|holder| format!("{} is {holder}'s", self.token));
+        let whose = whose.unwrap_or_else(|| told.message().to_owned());
+        Failure::new(status::TAKEN, format!("{} is taken: {whose}", self.name))
     }
 }

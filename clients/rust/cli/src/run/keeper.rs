@@ -10,7 +10,7 @@ use super::times::Times;
 use super::{MARK, Options};
 use crate::clock::Moment;
 use crate::connection::Server;
-use crate::failure::{Failure, Result, status};
+use crate::failure::{Failure, Result, options_refused, status};
 use crate::{logger, planted, say};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
@@ -37,8 +37,15 @@ pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
     let runtime = runtime.map_err(|error| Failure::system("the runtime", error))?;
     runtime.block_on(async {
         let said = Arc::new(Said::start());
-        let (orders, group) = (listen(), None);
-        let keeper = Keeper { options, times, server, orders, group, said: said.clone() };
+        let keeper = Keeper {
+            options,
+            times,
+            server,
+            orders: listen(),
+            group: None,
+            has_failed: false,
+            said: said.clone(),
+        };
         keeper.keep().await;
         said.finish(GIVING_UP);
     });
@@ -58,6 +65,8 @@ struct Keeper {
     orders: mpsc::UnboundedReceiver<Order>,
     /// Of the command.
     group: Option<i32>,
+    /// True if the command ended by itself with a status other than 0.
+    has_failed: bool,
     said: Arc<Said>,
 }
 
@@ -66,6 +75,9 @@ impl Keeper {
         let fence = self.fence();
         if let Err(Failure { status, message }) = self.try_to_keep(&fence).await {
             self.said.say(Told::Failed { status, message });
+        }
+        if self.has_failed {
+            self.tell_of_refused_options().await;
         }
     }
 
@@ -188,7 +200,12 @@ impl Keeper {
         loop {
             match self.orders.recv().await {
                 Some(Order::Started { group }) => self.group = Some(group),
-                order => return order,
+                order => {
+                    if let Some(Order::Release { has_failed }) = order {
+                        self.has_failed = has_failed;
+                    }
+                    return order;
+                }
             }
         }
     }
@@ -295,6 +312,22 @@ impl Keeper {
                 Err(failure) => log::warn!("{failure}"),
                 Ok(_) => {}
             }
+        }
+    }
+
+    /// Says if a connection like ours is refused because of PGOPTIONS: the command may have failed of that, and its error
+    /// does not say where they come from.
+    async fn tell_of_refused_options(&self) {
+        // Any token will do: nothing is written.
+        let Some(options) = self.options.pgoptions(1) else { return };
+        let tried = tokio::time::timeout(GIVING_UP, self.server.try_options(&options)).await;
+        if let Ok(Err(error)) = tried
+            && let Some(tries) = options_refused(&error)
+        {
+            say(&format!(
+                "PGOPTIONS is refused here ({tries}): take --no-pgoptions, and let the program SET LOCAL pg_fence.token in \
+                 each transaction"
+            ));
         }
     }
 

@@ -35,8 +35,9 @@ pub enum Told {
 pub enum Order {
     /// The command runs in this process group.
     Started { group: i32 },
-    /// The command has ended, with all that it started: give the lease back, or leave the line.
-    Release,
+    /// The command has ended, with all that it started: give the lease back, or leave the line. `has_failed` is true if
+    /// the command ended by itself with a status other than 0.
+    Release { has_failed: bool },
     /// Something could not be ended: leave the lease to its ttl.
     Leave,
 }

@@ -257,10 +257,7 @@ impl Supervisor {
         command.env("PG_FENCE_TOKEN", token.to_string());
         command.env("PG_FENCE_LEASE", self.options.names.join(","));
         if !planted::NO_TOKEN {
-            // Every program on libpq presents the token by that.
-            let given = std::env::var("PGOPTIONS").unwrap_or_default();
-            let options = format!("{given} -c pg_fence.token={token}");
-            command.env("PGOPTIONS", options.trim_start());
+            command.envs(self.options.pgoptions(token).map(|options| ("PGOPTIONS", options)));
         }
         let child = command.spawn();
         let child = child.map_err(|error| Failure::system("cannot start a process", error))?;
@@ -480,7 +477,10 @@ impl Supervisor {
     }
 
     fn release(&mut self, status: u8) {
-        self.keeper.tell(&Order::Release);
+        let own = self.command.as_ref().and_then(|command| command.status);
+        // By a signal, or because there is no such program, it has not failed to connect.
+        let has_failed = own == Some(status) && (1..status::NOT_EXECUTABLE).contains(&status);
+        self.keeper.tell(&Order::Release { has_failed });
         self.leave(status);
     }
 

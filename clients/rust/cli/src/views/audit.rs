@@ -11,10 +11,12 @@ const HOLE: u8 = 1;
 /// Where nothing was looked at.
 const NOTHING: u8 = 2;
 
-/// The tables that an audit looks at: those of the caller, and each partitioned one once.
+/// The tables that an audit looks at: those of the caller, and each partitioned one once. The edition without a library
+/// writes a trigger function for each table.
 const LOOKED_AT: &str = "WITH fenced AS (
-        SELECT DISTINCT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
-         WHERE t.tgfoid = to_regprocedure($1) AND pg_has_role(c.relowner, 'USAGE'))
+        SELECT DISTINCT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_proc p ON p.oid = t.tgfoid
+         WHERE (t.tgfoid = to_regprocedure($1) OR p.pronamespace = to_regnamespace('fence_lite'))
+           AND pg_has_role(c.relowner, 'USAGE'))
     SELECT count(*) FROM fenced f
      WHERE NOT EXISTS (SELECT FROM pg_inherits i JOIN fenced p ON p.tgrelid = i.inhparent WHERE i.inhrelid = f.tgrelid)";
 
