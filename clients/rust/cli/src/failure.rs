@@ -1,6 +1,6 @@
 //! Why the program ends otherwise than it was asked to, and the exit status of each reason.
 
-use pg_fence_client::Error;
+use pg_fence_client::{Error, Refused};
 use std::fmt;
 
 pub type Result<T> = std::result::Result<T, Failure>;
@@ -78,10 +78,11 @@ impl Failure {
                 Failure::not_installed(message)
             }
             Some(("42501", message)) if message.starts_with("permission denied") => {
-                Failure::new(status::REFUSED, format!("{message} ({GRANTS})"))
+                let grants = if message.contains("lease_adopt") { ADOPTS } else { GRANTS };
+                Failure::new(status::REFUSED, format!("{message} ({grants})"))
             }
             // No transaction of ours was open that could be lost.
-            _ => Failure::of_client(&Error::other(error)),
+            _ => Failure::of_client(&refused(error)),
         }
     }
 
@@ -99,6 +100,17 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.message)
     }
+}
+
+/// A refusal in one line, with its hint: the driver's own text has a line for each part.
+fn refused(error: tokio_postgres::Error) -> Error {
+    let Some(told) = error.as_db_error() else { return Error::other(error) };
+    Error::Refused(Refused {
+        sqlstate: told.code().code().to_owned(),
+        message: told.message().to_owned(),
+        hint: told.hint().map(str::to_owned),
+        detail: Default::default(),
+    })
 }
 
 /// What came of each try to connect, if a pooler refused the connection because of its options (PgBouncer: 08P01, the
@@ -129,6 +141,8 @@ const INSTALLED: &str = "is pg_fence created in this database? If it is, its sch
 
 const GRANTS: &str = "an administrator grants it: SELECT fence_grant('role', 'monitor'); for refused writes and revocations \
      it takes 'admin'";
+
+const ADOPTS: &str = "an administrator grants it: SELECT fence_grant('role', 'adopter')";
 
 const READ_ONLY: &str = "is it a standby? Name all servers, and target_session_attrs=read-write";
 

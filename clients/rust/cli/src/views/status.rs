@@ -17,13 +17,19 @@ const COUNTED: &str = "stats_reset, grants, tries_lost, waits, wait_time, renewa
      revocations, take_overs, guards, writes_checked, refused_pf001, refused_pf002, refused_pf003, refused_pf004, \
      refused_pf005";
 
+/// The edition without a library counts nothing.
+const IS_COUNTED: &str = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_fence') OR to_regnamespace('fence_lite') IS NULL";
+
 pub fn show(options: &Options, connection: &connection::Options) -> Result<u8> {
     let view = View::open(connection)?;
     let held = "(SELECT count(*) FROM fence.leases WHERE state = 'held') AS leases_held";
-    let sql = format!(
-        "SELECT s.*, t.*, {held} FROM {} AS s, (SELECT {COUNTED} FROM fence.stats) AS t",
-        view.function("fence_status()")
-    );
+    let status = view.function("fence_status()");
+    let sql = match view.value(IS_COUNTED, &[])? {
+        true => format!(
+            "SELECT s.*, t.*, {held} FROM {status} AS s, (SELECT {COUNTED} FROM fence.stats) AS t"
+        ),
+        false => format!("SELECT s.*, {held} FROM {status} AS s"),
+    };
     if options.json {
         let rows = view.json(&sql, &[])?;
         // One row: not as an array.
