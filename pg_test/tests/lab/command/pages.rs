@@ -29,6 +29,7 @@ fn every_command_line_of_the_pages_runs(lab: &Lab) -> Result<()> {
         fs::write(dir.join(script), "#!/bin/sh\npsql -qXc 'SELECT 1' > /dev/null\n")?;
         fs::set_permissions(dir.join(script), fs::Permissions::from_mode(0o755))?;
     }
+    fs::write(dir.join("job.sql"), "SELECT 1;\n")?;
     let program = program()?;
     let bin = program.parent().context("it lies somewhere")?.display().to_string();
     let path = std::env::var("PATH").unwrap_or_default();
