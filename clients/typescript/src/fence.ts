@@ -54,7 +54,7 @@ export class Lease<On, Tx> {
   /** @internal */
   constructor(driver: Driver<On, Tx>, keeper: Keeper, grant: Grant) {
     [this.#keeper, this.#grant, this.names, this.token] = [keeper, grant, grant.names, grant.token];
-    this.guard = guardOf(driver, (release) => under(keeper, [grant], release));
+    this.guard = guardOf(driver, (release) => under(keeper, [this], [grant], release));
     FORGOTTEN.register(this, [keeper, grant]);
   }
 
@@ -65,7 +65,7 @@ export class Lease<On, Tx> {
 
   /** Aborted at a loss, by the deadline at the latest, with a LeaseLost as its reason: for `fetch`, timers, streams. */
   get signal(): AbortSignal {
-    this.#keeper.hear(this.#grant);
+    this.#keeper.hear(this.#grant, this);
     return this.#grant.aborts.signal;
   }
 
@@ -81,7 +81,9 @@ export class Lease<On, Tx> {
 }
 
 const FORGOTTEN = new FinalizationRegistry<[Keeper, Grant]>(([keeper, grant]) => {
-  if (grant.reason === undefined) warn(`the lease ${grant.names.join(", ")} was forgotten, and not released`);
+  if (grant.reason !== undefined) return;
+  warn(`the lease ${grant.names.join(", ")} was forgotten, and not released`);
+  grant.aborts.abort(new LeaseLost("released", grant.names));
   void keeper.release([grant]);
 });
 
@@ -103,7 +105,7 @@ export class Fence<On, Tx> {
   async lease(names: Names, options: LeaseOptions = {}, work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>): Promise<unknown> {
     const grant = await this.#keeper.acquire(sql.askedFor(this.#keeper.prefix, names, options), options.signal);
     const lease = new Lease(this.#driver, this.#keeper, grant);
-    return work ? this.#during([grant], () => work(lease)) : lease;
+    return work ? this.#during([lease], () => work(lease)) : lease;
   }
 
   /** The first `n` of these that are free, in their order; held as those of `lease` are. */
@@ -113,15 +115,16 @@ export class Fence<On, Tx> {
     const [all, n, holder] = [sql.listOf(names), sql.checked("n", options.n ?? 1, "number"), sql.holderOf(options.holder)];
     const grants = await this.#keeper.claim(all, n, sql.ttlOf(options.ttl), holder);
     const leases = grants.map((grant) => new Lease(this.#driver, this.#keeper, grant));
-    if (work) return this.#during(grants, () => work(leases), false);
-    return Object.defineProperty(leases, Symbol.asyncDispose, { value: () => this.#keeper.release(grants) });
+    const every = [...leases]; // The program may take leases out of its own list.
+    if (work) return this.#during(every, () => work(leases), false);
+    return Object.defineProperty(leases, Symbol.asyncDispose, { value: () => this.#keeper.release(every.map(grantOf)) });
   }
 
   /** A transaction that is guarded by several leases at once. */
   guard<T>(on: On, leases: readonly Lease<On, Tx>[], work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T>;
   guard<T>(query: Query, leases: readonly Lease<On, Tx>[], work: () => PromiseLike<T>, options?: GuardOptions): Promise<T>;
   guard<T>(on: any, leases: readonly Lease<On, Tx>[], work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T> {
-    return guardOf(this.#driver, (release) => under(this.#keeper, leases.map(grantOf), release))(on, work, options);
+    return guardOf(this.#driver, (release) => under(this.#keeper, [...leases], leases.map(grantOf), release))(on, work, options);
   }
 
   /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. */
@@ -132,7 +135,7 @@ export class Fence<On, Tx> {
     const keeper = this.#keeper;
     const begins = [sql.guardAdopted(keeper.prefix, sql.checked("the name of a lease", name, "string"), token)];
     const ends = [sql.release(keeper.prefix, [name], token)];
-    const guard = guardOf(this.#driver, (release) => ({ keeper, grants: [], begins, ends: release ? ends : [] }));
+    const guard = guardOf(this.#driver, (release) => ({ keeper, leases: [], grants: [], begins, ends: release ? ends : [] }));
     return { name, token, guard };
   }
 
@@ -147,7 +150,7 @@ export class Fence<On, Tx> {
       try {
         grant = await this.#keeper.acquire(asked, stop);
         const lease = new Lease(this.#driver, this.#keeper, grant);
-        return await this.#during([grant], () => work(lease));
+        return await this.#during([lease], () => work(lease));
       } catch (error) {
         if (grant === undefined && stop?.aborted) break;
         if (this.#keeper.isClosed || !goesOn(error, grant)) throw error;
@@ -162,15 +165,17 @@ export class Fence<On, Tx> {
   [Symbol.asyncDispose](): Promise<void> { return this.close(); }
 
   /** An error that ends the work is never replaced; where it has none, and a lease is lost, that is told. */
-  async #during<T>(grants: readonly Grant[], work: () => PromiseLike<T>, tells = true): Promise<T> {
+  async #during<T>(leases: readonly Lease<On, Tx>[], work: () => PromiseLike<T>, tells = true): Promise<T> {
+    // This holds on to the leases, so that none is collected while the work runs.
+    const release = () => this.#keeper.release(leases.map(grantOf));
     try {
       const result = await work();
-      await this.#keeper.release(grants);
-      const lost = tells && grants.find((grant) => grant.isLost);
+      await release();
+      const lost = tells && leases.map(grantOf).find((grant) => grant.isLost);
       if (lost) throw lost.lost();
       return result;
     } catch (error) {
-      await this.#keeper.release(grants);
+      await release();
       throw ofSignal(error);
     }
   }

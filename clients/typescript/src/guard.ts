@@ -91,28 +91,33 @@ export class OpenTransaction extends Transaction<undefined> {
   }
 }
 
-export type Under = Readonly<{ keeper: Keeper; grants: readonly Grant[]; begins: readonly sql.Call[]; ends: readonly sql.Call[] }>;
+/** `leases` are those of the grants. They are held on to while the transaction runs, so that none is collected. */
+export type Under = Readonly<{
+  keeper: Keeper; leases: readonly unknown[]; grants: readonly Grant[]; begins: readonly sql.Call[]; ends: readonly sql.Call[];
+}>;
 
 /** By these leases, in the same order everywhere, so that no two wait for each other. */
-export function under(keeper: Keeper, grants: readonly Grant[], release: boolean): Under {
+export function under(keeper: Keeper, leases: readonly unknown[], grants: readonly Grant[], release: boolean): Under {
   if (grants.length === 0) throw new TypeError("a guard takes a lease");
   const pairs = grants.flatMap(({ names, token }) => names.map((name) => [Buffer.from(name), name, token] as const));
   const begins = pairs.sort(([one], [other]) => Buffer.compare(one, other)).map(([, ...of]) => sql.guard(keeper.prefix, ...of));
   const ends = release ? grants.map(({ names, token }) => sql.release(keeper.prefix, names, token)) : [];
-  return { keeper, grants, begins, ends };
+  return { keeper, leases, grants, begins, ends };
 }
+
+type Stage = "begin" | "work" | "end" | "commit";
 
 /** Does the work in a transaction under leases, and returns what it returned. */
 export async function guarded<Tx, T>(
   of: Under, make: () => Transaction<Tx>, work: (tx: Tx) => PromiseLike<T>, isFirst = true,
 ): Promise<T> {
-  const { keeper, grants, begins, ends } = of;
+  const { keeper, leases, grants, begins, ends } = of;
   grants.forEach((grant) => keeper.check(grant));
   const transaction = make();
   // From here on a loss breaks the connection off, where it hangs, too.
   const cut = () => transaction.cut("the lease is lost");
-  grants.forEach(({ cuts }) => cuts.add(cut));
-  let [stage, session]: ["begin" | "work" | "end" | "commit", unknown?] = ["begin"];
+  grants.forEach(({ cuts }) => cuts.set(cut, leases));
+  let [stage, session]: [Stage, unknown?] = ["begin"];
   // The heartbeat leaves out what is about to be released.
   const rest = (more: number) => grants.forEach(({ keeping }) => (keeping.resting += more));
   try {

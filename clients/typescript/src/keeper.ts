@@ -18,8 +18,10 @@ type Kind = "acquired" | "renewed" | "lost" | "released";
 /** A lease that was granted, until it is released or lost: then it has a reason. */
 export class Grant {
   reason: Reason | undefined;
-  /** Breaks off the transactions that are in a guard of it. */
-  readonly cuts = new Set<() => void>();
+  /** Breaks off the transactions that are in a guard of it. Each keeps the leases of its guard from being collected. */
+  readonly cuts = new Map<() => void, readonly unknown[]>();
+  /** The lease whose signal the program has, so that it is not collected while work goes by the signal alone. */
+  lease: unknown;
   readonly aborts = new AbortController();
   /** Its holder knows of its loss, or waits for that, so that the process stays alive. */
   isHeard = false;
@@ -79,7 +81,13 @@ export class Keeper {
       const rows = await this.#line.rows(sql.claim(this.prefix, names, n, holder, ttl), this.#limit(ttl)).catch(unlessSerializable);
       if (!rows) return this.claim(names, n, ttl, holder);
       const grants = rows.map(([name, token]) => new Grant([`${name}`], numberOf(token), new Keeping(before, ttl)));
-      return Promise.all(grants.map((grant) => this.#granted(grant)));
+      const granted = await Promise.allSettled(grants.map((grant) => this.#granted(grant)));
+      this.#refuseIfClosed();
+      // A lease that is lost already has been told. Any other error ends the claim, whose leases nobody could release.
+      const failed = granted.find((one) => one.status === "rejected" && !(one.reason instanceof LeaseLost)) as PromiseRejectedResult;
+      if (!failed) return grants.filter(({ reason }) => reason === undefined);
+      await this.release(grants);
+      throw failed.reason;
     });
   }
 
@@ -138,18 +146,19 @@ export class Keeper {
     this.#plan();
   }
 
-  hear(grant: Grant): void {
+  hear(grant: Grant, lease: unknown): void {
     grant.isHeard = true;
+    if (grant.reason === undefined) grant.lease = lease;
     this.#plan();
   }
 
   /** Returns those that were not over before. */
   end(grants: readonly Grant[], reason: Reason): Grant[] {
     const ended = grants.filter((grant) => grant.reason === undefined);
-    ended.forEach((grant) => this.#grants.delete(Object.assign(grant, { reason })));
+    ended.forEach((grant) => this.#grants.delete(Object.assign(grant, { reason, lease: undefined })));
     if (ended.length > 0 && reason !== "released") {
       ended.forEach(({ aborts, names }) => aborts.abort(new LeaseLost(reason, names)));
-      ended.forEach(({ cuts }) => cuts.forEach((cut) => cut()));
+      ended.forEach(({ cuts }) => [...cuts.keys()].forEach((cut) => cut()));
       const byOutage = this.#isOut && reason === "deadline";
       if (!byOutage || !this.#hasTold) warn(`${allOf(ended)} lost (${reason})`);
       this.#hasTold = byOutage;

@@ -155,6 +155,7 @@ test("what is wrong is named before anything is sent", async () => {
   });
 });
 
+/** A connection for a fence. */
 const one = async () => (ON_PG ? new pg.Client(settings).connect() : postgres({ ...settings, max: 1, transform: postgres.camel }));
 
 test("what a fence is made from", async () => {
@@ -350,6 +351,36 @@ test("claims are in order, and released at the end", async () => {
   assert.equal(await isHeld("a"), false);
 });
 
+/** A connection on which that is done after each statement that says so. */
+async function meddled(word: RegExp, meddle: (text: string) => Promise<void>): Promise<any> {
+  const [connection, verb]: [any, string] = [await one(), ON_PG ? "query" : "unsafe"];
+  const send = connection[verb].bind(connection);
+  const later = async (text: string, answer: Promise<unknown>) => [await answer, await meddle(text)][0];
+  connection[verb] = (...call: any[]) => {
+    const [sent, text] = [send(...call), call[0].text ?? call[0]];
+    if (!word.test(text)) return sent;
+    return ON_PG ? later(text, sent) : { raw: () => later(text, sent.raw()) };
+  };
+  return connection;
+}
+
+test("a claim of which something is lost already leaves nothing behind", async () => {
+  let dies = false;
+  // The two pauses together are longer than a third of the ttl, so the leases are renewed before the claim returns.
+  const pause = () => sleep(1200);
+  await using slow = new Fence(() => pause().then(() => meddled(/acquire_any|lease_keep/, async (text) => {
+    if (text.includes("lease_keep")) return dies ? Promise.reject("no error") : undefined;
+    await admin.query("SELECT lease_revoke('b')");
+    await pause();
+  })));
+  const claimed = await slow.claim(["a", "b", "c"], { n: 3, ttl: { seconds: 6 } });
+  assert.deepEqual(claimed.map(({ names }) => names), [["a"], ["c"]]);
+  await Promise.all(claimed.map((lease) => lease.release()));
+  dies = true;
+  assert.equal(await errorOf(() => slow.claim(["a", "c"], { n: 2, ttl: { seconds: 6 } })), "no error");
+  assert.ok(!(await isHeld("a")) && !(await isHeld("c")));
+});
+
 test("leading ends with its work, its errors and its stop", async () => {
   assert.equal(await fence.lead("chief", async () => 7, LONG), 7);
   await assert.rejects(fence.lead("chief", () => Promise.reject(new Error("mine")), LONG), /mine/);
@@ -436,7 +467,10 @@ test("nothing hangs on a server that says nothing", async () => {
 function program(body: string, ...flags: string[]): Promise<{ stdout: string; stderr: string }> {
   const source = `
     import { Fence } from ${JSON.stringify(new globalThis.URL(`../dist/${ON_PG ? "pg" : "postgres"}.js`, import.meta.url).href)};
-    const fence = new Fence(${JSON.stringify(URL)});
+    import driver from ${JSON.stringify(import.meta.resolve(ON_PG ? "pg" : "postgres"))};
+    const url = ${JSON.stringify(URL)};
+    const fence = new Fence(url);
+    const on = ${ON_PG ? "new driver.Pool({ connectionString: url })" : "driver(url)"};
     ${body}`;
   return promisify(execFile)(process.execPath, [...flags, "--input-type=module", "-e", source]);
 }
@@ -464,6 +498,30 @@ test("a lease that nothing refers to is told, and released", async () => {
     process.once("warning", ({ message }) => (clearInterval(collects), console.log(message)));`, "--expose-gc");
   assert.match(stdout, /the lease forgotten was forgotten, and not released/, stderr);
   await comesTrue(async () => !(await isHeld("forgotten")));
+});
+
+test("a lease is not forgotten while work goes by its signal, its guard or its block", async () => {
+  const { stdout, stderr } = await program(`
+    const [told, ttl, ends] = [[], { ttl: { minutes: 5 } }, {}];
+    process.on("warning", ({ message }) => told.push(message));
+    ends.promise = new Promise((resolve) => (ends.resolve = resolve));
+    const use = (name, of) => fence.lease(name, ttl).then(of);
+    const signal = await use("by signal", ({ signal }) => signal);
+    const guard = await use("by guard", ({ guard }) => guard);
+    const works = [
+      use("in its guard", ({ guard }) => guard(on, () => ends.promise)),
+      use("one of several", (lease) => fence.guard(on, [lease], () => ends.promise)),
+      fence.lease("in a block", ttl, () => ends.promise),
+      fence.claim(["off the list"], ttl, (leases) => (leases.shift(), ends.promise)),
+    ];
+    await use("forgotten", () => {});
+    for (let after = 0; after < 20; after += told.length) await new Promise((go) => setTimeout(go, 20, gc()));
+    await guard(on, async () => {});
+    ends.resolve();
+    await Promise.all(works);
+    console.log(told.join(), signal.aborted);
+    await Promise.all([fence.close(), on.end()]);`, "--expose-gc");
+  assert.equal(stdout, "the lease forgotten was forgotten, and not released false\n", stderr);
 });
 
 test("code that knows nothing of leases is fenced by its connection", withOrder(async (lease) => {
