@@ -152,13 +152,20 @@ func typed(err error, isOfWork bool, role string) error {
 		if strings.Contains(err.Error(), "lease_adopt") {
 			level = ", 'adopter'"
 		}
-		return tell(NotGranted, err, "the role %s may not use the lease: %v; an administrator grants it: "+
-			"SELECT fence_grant('%[1]s'%[3]s)", cmp.Or(role, "…"), err, level)
+		remedy := "an administrator grants it: SELECT fence_grant('" + role + "'" + level + ")"
+		if strings.Contains(message, "was granted to another role") {
+			remedy = anotherRole
+		}
+		return tell(NotGranted, err, "the role %s may not use the lease: %v; %s", role, err, remedy)
 	case slices.ContainsFunc([]string{"PF", "22", "55", "0A", "53"}, isOf):
 		return refused(err, state)
 	}
 	return err
 }
+
+// anotherRole is the remedy where the login role changes while a lease is held.
+const anotherRole = "a lease is used by the role that acquired it, and by its members: " +
+	"where login roles change, let all of them act as one role (options=-c role=…, or SET ROLE)"
 
 func failedInside(cause error) error {
 	return tell(TransactionLost, cause, "a statement of the transaction has failed, and all of it is rolled back")

@@ -437,6 +437,27 @@ func TestAFenceIsMadeFromWhatOpensConnections(t *testing.T) {
 	equal(t, strings.Contains(is(t, err, pgfence.NotGranted).Error(), "fence_grant('nobody')"), true)
 }
 
+func TestALeaseOfAnotherRoleSaysHowItIsKeptWhileLoginRolesChange(t *testing.T) {
+	_, admin := table(t)
+	run(t, admin, "CREATE ROLE team; CREATE ROLE monday LOGIN IN ROLE team; CREATE ROLE tuesday LOGIN IN ROLE team")
+	run(t, admin, "SELECT fence_grant('team')")
+	t.Cleanup(func() { run(t, connect(t), "SELECT fence_revoke('team'); DROP ROLE team, monday, tuesday") })
+	for _, acts := range []string{"", "&options=-c%20role%3Dteam"} {
+		as := func(role string) string { return strings.Replace(url, "user=postgres", "user="+role, 1) + acts }
+		lease := acquire(t, pgfence.New(as("monday")), long, "job")
+		conn := have(pgx.Connect(background, as("tuesday")))
+		err := lease.Guard(background, conn, ofPgx(does("SELECT 1")))
+		if acts == "" {
+			told := is(t, err, pgfence.NotGranted).Error()
+			equal(t, strings.Contains(told, "tuesday") && strings.Contains(told, "act as one role"), true)
+			equal(t, strings.Contains(told, "fence_grant"), false)
+		} else {
+			must(t, err)
+		}
+		must(t, cmp.Or(conn.Close(background), lease.Release()))
+	}
+}
+
 func TestAClaimIsOfTheFirstThatAreFreeAndWhatNobodyRefersToIsNot(t *testing.T) {
 	fence, admin := table(t)
 	have(fence.Acquire(background, []string{"b"}, long))

@@ -93,6 +93,10 @@ export function ofSignal(error: unknown): unknown {
 /** The meaning of an error of the work's own statements: a refusal of the fence, or itself. */
 export const toldOfWork = (error: unknown) => (sqlstateOf(error).startsWith("PF") ? refusal(error) : ofSignal(error));
 
+/** The remedy where the login role changes while a lease is held. */
+const ANOTHER_ROLE = "a lease is used by the role that acquired it, and by its members: where login roles change, let all of them "
+  + "act as one role (options=-c role=…, or SET ROLE)";
+
 /** The meaning of an error of one of our own statements. */
 export function toldOfCall(error: unknown, role = "…"): unknown {
   const [state, { message }] = [sqlstateOf(error), Object(error) as Error];
@@ -105,7 +109,8 @@ export function toldOfCall(error: unknown, role = "…"): unknown {
   if (state === "42501") {
     const level = message.includes("lease_adopt") ? ", 'adopter'" : "";
     const grant = `an administrator grants it: SELECT fence_grant('${role}'${level})`;
-    return new NotGranted(`the role ${role} may not use the lease: ${message}; ${grant}`, error);
+    const remedy = message.includes("was granted to another role") ? ANOTHER_ROLE : grant;
+    return new NotGranted(`the role ${role} may not use the lease: ${message}; ${remedy}`, error);
   }
   return /^(PF|22|55|0A|53)/.test(state) && state !== "55P03" ? refusal(error) : error;
 }

@@ -97,7 +97,11 @@ class PostgresTransaction extends Transaction<TransactionSql> {
   #whole: Promise<unknown> = Promise.resolve();
   #commit: () => void = () => {};
   #fail: (error: unknown) => void = () => {};
-  constructor(readonly on: On) { super("savepoint" in on); }
+
+  constructor(readonly on: On) {
+    super("savepoint" in on);
+    this.role = (on as Partial<Sql>).options?.user;
+  }
 
   async begin(): Promise<TransactionSql> {
     const begun = new Promise<TransactionSql>((begun, failed) => {

@@ -191,6 +191,26 @@ test("not installed and not granted", async () => {
   await admin.query("DROP ROLE nobody_in_particular");
 });
 
+test("a lease of another role says how it is kept while login roles change", async () => {
+  await admin.query("CREATE ROLE team; CREATE ROLE monday LOGIN IN ROLE team; CREATE ROLE tuesday LOGIN IN ROLE team");
+  await admin.query("SELECT fence_grant('team')");
+  try {
+    for (const acts of [undefined, "-c role=team"]) {
+      const as = (role: string): any => (ON_PG ? { ...settings, user: role, options: acts } : { ...settings, username: role, connection: acts && { options: acts } });
+      await using mine = new Fence(as("monday"));
+      await using lease = await mine.lease("job");
+      const work: any = ON_PG ? new pg.Pool(as("tuesday")) : postgres(as("tuesday"));
+      const told = await lease.guard(work, async () => "guarded").catch((error) => error);
+      await work.end();
+      if (acts) assert.equal(told, "guarded");
+      else assert.ok(told instanceof NotGranted && /role tuesday .*another role; .*act as one role/.test(told.message), String(told));
+      assert.doesNotMatch(String(told), /fence_grant/);
+    }
+  } finally {
+    await admin.query("SELECT fence_revoke('team'); DROP ROLE team, monday, tuesday");
+  }
+});
+
 test("a transaction commits, returns what its work returns, and rolls back what fails", withOrder(async (lease) => {
   assert.equal(await lease.guard(on, async (tx) => (await run(tx, PAY), 42)), 42);
   assert.equal(await status(), "paid");
