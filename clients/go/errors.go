@@ -89,7 +89,10 @@ func lostBy(reason Reason, names ...string) *Error {
 func takenBy(holder string, remaining time.Duration, cause error, names ...string) *Error {
 	told := tell(LeaseTaken, cause, "the lease %s is taken", strings.Join(names, ", "))
 	if told.Names, told.Holder, told.Remaining = names, holder, remaining; holder != "" {
-		told.message += fmt.Sprintf(" by %s, for %v at the most unless it is renewed", holder, remaining)
+		told.message += " by " + holder
+	}
+	if remaining > 0 {
+		told.message += fmt.Sprintf(", for %v at the most unless it is renewed", remaining)
 	}
 	return told
 }
@@ -148,8 +151,8 @@ func typed(err error, isOfWork bool, role string) error {
 		return tell(NotInstalled, err, "pg_fence is not installed in this database, or not on the search_path: "+
 			"CREATE EXTENSION pg_fence, or name the schema that it is in, pgfence.InSchema(…) (%v)", err)
 	case state == "42501":
-		level := ""
-		if strings.Contains(err.Error(), "lease_adopt") {
+		role, level, message := cmp.Or(role, "…"), "", err.Error()
+		if strings.Contains(message, "lease_adopt") {
 			level = ", 'adopter'"
 		}
 		remedy := "an administrator grants it: SELECT fence_grant('" + role + "'" + level + ")"

@@ -113,8 +113,7 @@ func (o Options) complete(names []string) (Options, error) {
 		return o, errors.New("pgfence: several names at once are exclusive: no Shared, Slots or Reclaim")
 	}
 	if o.Holder == "" {
-		host, _ := os.Hostname()
-		o.Holder = fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:8])
+		o.Holder = newHolder()
 	}
 	if o.Metadata != nil {
 		text, err := json.Marshal(o.Metadata)
@@ -125,6 +124,15 @@ func (o Options) complete(names []string) (Options, error) {
 	}
 	return o, nil
 }
+
+// newHolder is a text that is unique for each call.
+func newHolder() string {
+	host, _ := os.Hostname()
+	return fmt.Sprintf("%s/%d/%s", host, os.Getpid(), rand.Text()[:8])
+}
+
+// process is the holder that adopts where none is named: all fences of this process are one holder.
+var process = newHolder()
 
 // Work is what is done under a lease. Its context ends with the caller's, and at a loss: use it for whatever takes one.
 type Work = func(context.Context, *Lease) error
@@ -200,9 +208,10 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 }
 
 // Adopted is a lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the number that it has
-// there. It has no heartbeat, and nothing to close.
-func (f *Fence) Adopted(name string, token int64) *Holding {
-	return &Holding{k: f.k, names: []string{name}, token: token}
+// there. It has no heartbeat, and nothing to close. A number is that of one holder, which is this process unless another
+// holder is named: a guard is [LeaseTaken] where another holder has adopted the number.
+func (f *Fence) Adopted(name string, token int64, holder ...string) *Holding {
+	return &Holding{k: f.k, names: []string{name}, token: token, holder: cmp.Or(append(holder, process)...)}
 }
 
 // Close gives everything back, and ends all waits. It belongs where the process ends; then nobody waits for a ttl.

@@ -24,6 +24,8 @@ type Holding struct {
 	k     *keeper
 	names []string
 	token int64
+	// holder is whose the number is, where it is adopted.
+	holder string
 	// leases are what it is of; none where it is adopted.
 	leases Leases
 }
@@ -40,8 +42,8 @@ func (h *Holding) Options() string { return "-c pg_fence.token=" + strconv.Forma
 
 // Guard runs a transaction of pgx during which nobody else is granted the lease, and whose writes present its token. It does
 // not begin when the lease is lost. An error or a panic of the work rolls back. In a pgx.Tx, which somebody has begun, it is a
-// savepoint. Of an adopted lease it is [LeaseTaken] while a transaction guards an older number, and [Refused] with PF001 where
-// a greater one is known; with [Releasing] its number is refused from then on.
+// savepoint. Of an adopted lease it is [LeaseTaken] while a transaction guards an older number and where another holder has
+// adopted this one, and [Refused] with PF001 where a greater one is known; with [Releasing] its number is refused from then on.
 func (h *Holding) Guard(ctx context.Context, conn Pgx, work PgxWork, last ...Last) error {
 	return (&guard{Holding: h, ctx: ctx, open: onPgx(conn, work)}).run(last)
 }
@@ -174,14 +176,14 @@ func (g *guard) does(t *transaction) error {
 	return err
 }
 
-// recordset is of pairs.
-const recordset = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint)`
+// recordset is of pairs, and of the holder of an adopted one.
+const recordset = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)`
 
 func (g *guard) begins() call {
 	token := "x.token"
 	if len(g.leases) == 0 {
-		// Each transaction makes the number known.
-		token = "(SELECT lease_adopt(x.name, x.token))"
+		// Each transaction makes the number known, and whose it is.
+		token = "(SELECT lease_adopt(x.name, x.token, x.holder))"
 	}
 	// In the same order everywhere, so that no two wait for each other.
 	return g.k.call(`SELECT count(lease_guard(x.name, `+token+`))::text
@@ -201,7 +203,7 @@ func (g *guard) pairs() string {
 	}
 	all := make([]map[string]any, len(names))
 	for i, name := range names {
-		all[i] = map[string]any{"name": name, "token": tokens[i]}
+		all[i] = map[string]any{"name": name, "token": tokens[i], "holder": g.holder}
 	}
 	text, _ := json.Marshal(all)
 	return string(text)
@@ -230,9 +232,10 @@ func (g *guard) told(err error, isBroken bool, role string) error {
 		if own != nil && !errors.Is(err, own) {
 			return fmt.Errorf("%w: %w", own, err)
 		}
-	case g.at != working && len(g.leases) == 0 && state == "22004":
-		// NULL from lease_adopt: an older number is guarded.
-		return takenBy("", 0, err, g.names...)
+	case g.at == beginning && len(g.leases) == 0 && (state == "22004" || state == "PF004"):
+		// NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted this number.
+		holder, _ := refused(err, state).Detail["holder"].(string)
+		return takenBy(holder, 0, err, g.names...)
 	default:
 		return typed(err, g.at == working, role)
 	}

@@ -369,6 +369,25 @@ func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
 	equal(t, is(t, second.Guard(background, admin, ofPgx(does(pay))), pgfence.Refused).SQLState, "PF001")
 }
 
+func TestANumberThatAnotherHolderHasAdoptedIsTaken(t *testing.T) {
+	fence, admin := table(t)
+	t.Cleanup(func() { run(t, connect(t), "SELECT lease_revoke('elsewhere'), lease_forget('elsewhere')") })
+	for _, fence := range []*pgfence.Fence{fence, pgfence.New(url)} {
+		must(t, fence.Adopted("elsewhere", 7).Guard(background, admin, ofPgx(does("SELECT 1"))))
+	}
+	holder := text(t, admin, "SELECT holder FROM lease_info('elsewhere')")
+	equal(t, strings.Contains(holder, fmt.Sprintf("/%d/", os.Getpid())), true)
+	another := fence.Adopted("elsewhere", 7, "another")
+	for _, err := range []error{
+		another.Guard(background, admin, ofPgx(does("SELECT 1"))),
+		another.GuardSQL(background, database(t, "postgres"), ofSQL(does("SELECT 1"))),
+	} {
+		taken := is(t, err, pgfence.LeaseTaken)
+		equal(t, errors.Unwrap(taken).(interface{ SQLState() string }).SQLState(), "PF004")
+		equal(t, strings.Contains(taken.Error(), "at the most"), false)
+	}
+}
+
 func TestALostTrySaysByWhom(t *testing.T) {
 	fence, _ := table(t)
 	acquire(t, fence, pgfence.Options{Holder: "it's me", Metadata: map[string]int{"run": 7}}, "a", "b")

@@ -73,6 +73,9 @@ export function holderOf(holder = `${hostname()}/${process.pid}/${randomUUID().s
   return checked("holder", holder, "string");
 }
 
+/** The holder that adopts where none is named: all fences of this process are one holder. */
+export const PROCESS = holderOf();
+
 export function listOf(names: Names): readonly string[] {
   const all = (Array.isArray(names) ? [...names] : [names]) as string[];
   return all.map((name) => checked("the name of a lease", name, "string"));
@@ -108,10 +111,10 @@ export function guard(prefix: string, name: string, token: number): Call {
   return [`SELECT ${prefix}lease_guard($1::text, $2::bigint), pg_backend_pid()`, name, String(token)];
 }
 
-/** Each transaction makes the number known. */
-export function guardAdopted(prefix: string, name: string, token: number | bigint): Call {
-  const adopt = `(SELECT ${prefix}lease_adopt($1::text, $2::bigint))`;
-  return [`SELECT ${prefix}lease_guard($1::text, ${adopt}), pg_backend_pid()`, name, String(token)];
+/** Each transaction makes the number known, and whose it is. */
+export function guardAdopted(prefix: string, name: string, token: number | bigint, holder: string): Call {
+  const adopt = `(SELECT ${prefix}lease_adopt($1::text, $2::bigint, $3::text))`;
+  return [`SELECT ${prefix}lease_guard($1::text, ${adopt}), pg_backend_pid()`, name, String(token), holder];
 }
 
 /** Within a transaction of the work. */

@@ -12,9 +12,9 @@ export class FenceError extends Error {
 
 /** Somebody else has the lease: `holder`, for `remaining` at the most. Neither is there where it cannot be seen. */
 export class LeaseTaken extends FenceError {
-  constructor(readonly names: readonly string[], readonly holder?: string, readonly remaining?: Left) {
+  constructor(readonly names: readonly string[], readonly holder?: string, readonly remaining?: Left, cause?: unknown) {
     const left = remaining && `, for ${Math.ceil(remaining.milliseconds / 1000)} s at the most unless it is renewed`;
-    super(`the lease ${names.join(", ")} is taken${holder === undefined ? "" : ` by ${holder}`}${left ?? ""}`);
+    super(`the lease ${names.join(", ")} is taken${holder === undefined ? "" : ` by ${holder}`}${left ?? ""}`, cause);
   }
 }
 

@@ -21,6 +21,8 @@ export interface FenceOptions {
 export type GuardOptions = { readonly release?: boolean | undefined };
 /** `n`: how many at most, by default one. */
 export type ClaimOptions = Pick<LeaseOptions, "ttl" | "holder"> & { readonly n?: number | undefined };
+/** `holder`: whose the number is, by default this process's. */
+export type AdoptOptions = Pick<LeaseOptions, "holder">;
 /** `stop` ends the waiting. The work looks at it by itself, and is waited for. */
 export type LeadOptions = Pick<LeaseOptions, "ttl"> & { readonly stop?: AbortSignal | undefined };
 
@@ -127,13 +129,14 @@ export class Fence<On, Tx> {
     return guardOf(this.#driver, (release) => under(this.#keeper, [...leases], leases.map(grantOf), release))(on, work, options);
   }
 
-  /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. */
-  adopted(name: string, token: number | bigint): Adopted<On, Tx> {
+  /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there, which is that of
+   * one holder: LeaseTaken where another one has adopted it. The holder is this process, unless another one is named. */
+  adopted(name: string, token: number | bigint, { holder = sql.PROCESS }: AdoptOptions = {}): Adopted<On, Tx> {
     if (typeof token !== "bigint" && !Number.isSafeInteger(token)) {
       throw new TypeError(`a token is a whole number, above 2^53 a bigint: not ${String(token)}`);
     }
     const keeper = this.#keeper;
-    const begins = [sql.guardAdopted(keeper.prefix, sql.checked("the name of a lease", name, "string"), token)];
+    const begins = [sql.guardAdopted(keeper.prefix, sql.checked("the name of a lease", name, "string"), token, sql.holderOf(holder))];
     const ends = [sql.release(keeper.prefix, [name], token)];
     const guard = guardOf(this.#driver, (release) => ({ keeper, leases: [], grants: [], begins, ends: release ? ends : [] }));
     return { name, token, guard };

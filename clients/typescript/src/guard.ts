@@ -139,7 +139,7 @@ export async function guarded<Tx, T>(
     keeper.tell("released", ends.length > 0 ? keeper.end(grants, "released") : []);
     return result;
   } catch (error) {
-    const told = await toldBy(of, transaction, error, stage !== "work");
+    const told = await toldBy(of, transaction, error, stage);
     if (stage === "commit" && told !== error && (told instanceof LeaseLost || told instanceof TransactionLost)) {
       // The server has ended an idle transaction before it read the commit.
       told.inDoubt = !transaction.isInner && !/^25P0[34]$/.test(sqlstateOf(error));
@@ -159,7 +159,7 @@ export async function guarded<Tx, T>(
 }
 
 /** The typed error, where it is one. A connection that was broken off because of a loss tells the loss. */
-async function toldBy(of: Under, transaction: Transaction<unknown>, error: unknown, isOurs: boolean): Promise<unknown> {
+async function toldBy(of: Under, transaction: Transaction<unknown>, error: unknown, stage: Stage): Promise<unknown> {
   const [{ keeper, grants, begins }, state] = [of, sqlstateOf(error)];
   if (!(error instanceof FenceError) && sessionEnded(error)) {
     // Some drivers tell the end of the connection a moment later.
@@ -171,7 +171,10 @@ async function toldBy(of: Under, transaction: Transaction<unknown>, error: unkno
     }
   }
   if (state === "PF001" || state === "PF004") keeper.beatSoon(grants);
-  // NULL from lease_adopt: an older number is guarded.
-  if (isOurs && grants.length === 0 && state === "22004") return new LeaseTaken([`${begins[0]?.[1]}`]);
-  return isOurs ? toldOfCall(error, transaction.role) : toldOfWork(error);
+  const told = stage === "work" ? toldOfWork(error) : toldOfCall(error, transaction.role);
+  // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted this number.
+  const isTaken = stage === "begin" && grants.length === 0 && (state === "22004" || state === "PF004");
+  if (!isTaken || !(told instanceof Refused)) return told;
+  const { holder } = told.detail;
+  return new LeaseTaken([`${begins[0]?.[1]}`], typeof holder === "string" ? holder : undefined, undefined, error);
 }

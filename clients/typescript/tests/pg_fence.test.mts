@@ -296,6 +296,23 @@ test("numbers of others are exact", async () => {
   await admin.query("SELECT lease_forget('elsewhere')");
 });
 
+test("a number that another holder has adopted is taken", async () => {
+  try {
+    await fence.adopted("elsewhere", 7).guard(on, async () => {});
+    await new Fence(on).adopted("elsewhere", 7).guard(on, async () => {});
+    assert.match(await value("SELECT holder FROM lease_info('elsewhere')"), new RegExp(`/${process.pid}/`));
+    const taken = await errorOf(() => fence.adopted("elsewhere", 7, { holder: "another" }).guard(on, () => assert.fail("it began")));
+    assert.ok(taken instanceof LeaseTaken && (taken.cause as any).code === "PF004", String(taken));
+    const { stdout } = await program(`
+      const adopted = fence.adopted("elsewhere", 7).guard(on, async () => "it began").catch(({ name }) => name);
+      console.log(await adopted, await on.end());`);
+    assert.equal(stdout, "LeaseTaken undefined\n");
+    await assert.rejects(async () => fence.adopted("elsewhere", 7, { holder: 7 as any }), /^TypeError: holder/);
+  } finally {
+    await admin.query("SELECT lease_revoke('elsewhere'), lease_forget('elsewhere')");
+  }
+});
+
 test("a session that ends is no loss, and leaves the pool as it was", withOrder(async (lease) => {
   for (const then of [async () => {}, (tx: any) => run(tx, UNDONE)]) {
     const error = await errorOf(() => lease.guard(on, async (tx) => {
