@@ -17,5 +17,5 @@ try {
   else throw error;
 } finally {
   await fence.close();
-  await sql.end();
+  await sql.end({ timeout: 5 });
 }

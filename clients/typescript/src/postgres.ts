@@ -84,7 +84,8 @@ class PostgresConnection extends Connection {
   }
 
   protected destroy(): void { this.close(this.#inner?.terminate()); }
-  end(): Promise<void> { return this.sql.end(); }
+  /** Without a limit, the driver would wait for a query of a connection that was ended under it for ever. */
+  end(): Promise<void> { return this.sql.end({ timeout: 1 }); }
 }
 
 const ROLLBACK = new Error("rolled back");

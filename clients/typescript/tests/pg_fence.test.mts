@@ -13,6 +13,7 @@ import { createRequire } from "node:module";
 import { connect, createServer, type AddressInfo, type Socket } from "node:net";
 import { after, before, beforeEach, test } from "node:test";
 import { setTimeout as sleep } from "node:timers/promises";
+import { fileURLToPath } from "node:url";
 import { promisify } from "node:util";
 import { bigint, pgTable, text } from "drizzle-orm/pg-core";
 import { drizzle as drizzleOnPg } from "drizzle-orm/node-postgres";
@@ -51,7 +52,7 @@ const run = (tx: any, statement: string): Promise<any> => (ON_PG ? tx.query(stat
 const fence = new Fence(on);
 
 before(() => admin.connect());
-after(() => Promise.all([fence.close(), admin.end(), pool.end(), sql.end()]));
+after(() => Promise.all([fence.close(), admin.end(), pool.end(), sql.end({ timeout: 5 })]));
 
 beforeEach(async () => {
   // The leftovers of a test that failed.
@@ -498,6 +499,23 @@ test("nothing hangs on a server that says nothing", async () => {
   way.close();
   await (ON_PG ? work.end() : work.end({ timeout: 0 }));
   await comesTrue(async () => !(await isHeld("order:7")));
+});
+
+test("the first worker ends by itself after a loss in the middle of its statement", async () => {
+  const example = new globalThis.URL(`../examples/first_worker${ON_PG ? "" : "_postgres"}.mjs`, import.meta.url);
+  // So the server ends a statement whose client is gone.
+  await admin.query(`ALTER DATABASE "${database}" SET client_connection_check_interval = 100`);
+  await admin.query("BEGIN; SELECT FROM orders FOR UPDATE");
+  try {
+    const works = promisify(execFile)(process.execPath, [fileURLToPath(example), URL]);
+    const waits = "SELECT count(*)::int AS n FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'UPDATE orders%'";
+    await comesTrue(async () => (await pool.query(waits)).rows[0].n === 1);
+    await pool.query("SELECT lease_revoke('order:7')");
+    assert.match((await works).stdout, /stop, and report no failure/);
+  } finally {
+    await admin.query("ROLLBACK");
+    await admin.query(`ALTER DATABASE "${database}" RESET client_connection_check_interval`);
+  }
 });
 
 /** A process of its own with that module as its program, and what it says. */
