@@ -186,7 +186,7 @@ export class Fence<On, Tx> {
 
 function guardOf<On, Tx>(driver: Driver<On, Tx>, of: (release: boolean) => Under): Guard<On, Tx> {
   return async <T>(on: any, work: (tx: any) => PromiseLike<T>, { release = false }: GuardOptions = {}) => {
-    const begins = driver.transaction(on) ?? (typeof on === "function" ? () => new OpenTransaction(on) : undefined);
+    const begins = driver.transaction(on) ?? (typeof on === "function" && !("unsafe" in on) ? () => new OpenTransaction(on) : undefined);
     if (begins) return guarded(of(release), begins, work);
     throw new TypeError(`a guard takes ${driver.takes}, or a function that runs a query in an open transaction: not ${String(on)}`);
   };

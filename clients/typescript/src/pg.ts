@@ -26,9 +26,9 @@ export class Fence extends fence.Fence<On, pg.ClientBase> {
 function isPool(one: unknown): one is pg.Pool { return "idleCount" in Object(one) && "options" in Object(one); }
 
 function opener(source: Source): Opener {
-  if (typeof source === "function") return async () => new PgConnection(await source());
+  if (typeof source === "function" && !("unsafe" in source)) return async () => new PgConnection(await source());
   const isText = typeof source === "string" || source instanceof URL;
-  const config: pg.ClientConfig = isText ? { connectionString: String(source) } : isPool(source) ? source.options : source;
+  const config = (isText ? { connectionString: String(source) } : isPool(source) ? source.options : source) as pg.ClientConfig;
   if (!isSettings(config)) {
     throw new TypeError(`a fence takes a connection string, a URL, settings of pg, a pg.Pool or a function that connects: not ${source}`);
   }

@@ -20,16 +20,20 @@ export type Adopted = fence.Adopted<On, TransactionSql>;
 
 export class Fence extends fence.Fence<On, TransactionSql> {
   constructor(source: Source, options?: fence.FenceOptions) {
-    const transaction = (on: On) => ("unsafe" in Object(on) ? () => new PostgresTransaction(on) : undefined);
-    super({ open: opener(source), transaction, takes: "what postgres() or sql.begin gave" }, options);
+    const transaction = (on: On) => (isOfPostgres(on) ? () => new PostgresTransaction(on) : undefined);
+    super({ open: opener(source), transaction, takes: "what postgres() or sql.begin gave (and not Bun's SQL)" }, options);
   }
 }
+
+/** Bun's own SQL has most of its methods, but shows no connection that could be broken off. */
+function isOfPostgres(one: unknown): boolean { return "typed" in Object(one); }
 
 function opener(source: Source): Opener {
   if (typeof source === "function" && !("unsafe" in source)) return async () => PostgresConnection.on(await source());
   const isText = typeof source === "string" || source instanceof URL;
-  if (!isText && !isSettings(source) && !("options" in Object(source))) {
-    throw new TypeError(`a fence takes a connection string, a URL, options of postgres, what it returned, or a function: not ${source}`);
+  if (!isText && !isSettings(source) && !isOfPostgres(source)) {
+    const takes = "a connection string, a URL, options of postgres, what postgres() returned (and not Bun's SQL), or a function";
+    throw new TypeError(`a fence takes ${takes}: not ${source}`);
   }
   // Nothing is connected before the first query.
   const { options } = typeof source === "function" ? source : postgres((isText ? String(source) : source) as string);

@@ -145,11 +145,12 @@ test("what is wrong is named before anything is sent", async () => {
     const refused = await errorOf(() => fence.lease(names));
     assert.ok(refused instanceof Refused && refused.sqlstate === "22023");
   }
-  for (const source of [7, undefined, null, admin, fence, new Date()]) {
+  const sqlOfBun = Object.assign(async () => [], { unsafe() {}, options: { adapter: "postgres" } });
+  for (const source of [7, undefined, null, admin, fence, new Date(), sqlOfBun]) {
     assert.throws(() => new Fence(source), /^TypeError: a fence takes a connection string/);
   }
   await fence.lease("order:7", LONG, async (lease) => {
-    for (const there of [ON_PG ? 7 : pool, undefined, "pool", fence] as any[]) {
+    for (const there of [ON_PG ? 7 : pool, undefined, "pool", fence, sqlOfBun] as any[]) {
       await assert.rejects(() => lease.guard(there, async () => {}), /^TypeError: a guard takes/);
     }
     await assert.rejects(() => fence.guard(on, [], async () => {}), /^TypeError: a guard takes a lease/);
