@@ -16,7 +16,7 @@ use crate::statistics;
 pub const LISTENER: Listener = Listener { before_commit, at };
 
 fn before_commit(prepares: bool) -> Result<(), Refusal> {
-    session_leases::check_prepare(prepares)?;
+    session_leases::before_commit(prepares)?;
     guard::warn_if_in_vain();
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! The transaction: isolation, snapshots, savepoints.
 
+use crate::pg::call::args::bytes_of;
 use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
@@ -74,6 +75,45 @@ pub fn has_written() -> bool {
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
 }
 
+/// A transaction by its whole number, which no later one has.
+#[derive(Clone, Copy)]
+pub struct TransactionId(u64);
+
+/// What has become of a transaction.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// It is open, or prepared.
+    Open,
+    /// It was committed.
+    Committed,
+    /// It was rolled back, or is so old that nobody knows.
+    Other,
+}
+
+/// This transaction; None as long as it has written nothing.
+pub fn id() -> Option<TransactionId> {
+    // SAFETY: reads transaction state.
+    let id = unsafe { pg_sys::GetTopFullTransactionIdIfAny() };
+    (id.value != 0).then_some(TransactionId(id.value))
+}
+
+impl TransactionId {
+    /// What has become of it.
+    pub fn outcome(self) -> Outcome {
+        let id = Some(pg_sys::Datum::from(self.0));
+        // SAFETY: a function of the server, with the argument that it declares; it answers a text, or NULL.
+        let told = unsafe {
+            let told = pgrx::direct_function_call_as_datum(pg_sys::pg_xact_status, &[id]);
+            told.map(|text| bytes_of(text).to_vec())
+        };
+        match told.as_deref() {
+            Some(b"in progress") => Outcome::Open,
+            Some(b"committed") => Outcome::Committed,
+            _ => Outcome::Other,
+        }
+    }
+}
+
 /// Lets later reads of this transaction see what it has just written.
 pub fn see_own_changes() {
     // SAFETY: as any volatile function may.
@@ -115,7 +155,13 @@ pub unsafe fn is_on_disk(tuple: pg_sys::HeapTuple) -> bool {
 /// May a savepoint be begun, and a sequence be set?
 pub fn may_begin_savepoint() -> bool {
     // SAFETY: reads transaction state.
-    unsafe { !pg_sys::IsInParallelMode() && !pg_sys::XactReadOnly }
+    !is_parallel() && unsafe { !pg_sys::XactReadOnly }
+}
+
+/// Is a parallel query running, in which no savepoint can be begun?
+pub fn is_parallel() -> bool {
+    // SAFETY: reads transaction state.
+    unsafe { pg_sys::IsInParallelMode() }
 }
 
 /// A savepoint of the server's own making, with what was current when it began.
