@@ -161,7 +161,11 @@ pub fn shown_grants(args: Args) -> Result<Answer, Refusal> {
         _ if all => LeaseTable::open(Access::Read)?.wanted(role_prefix::shows),
         Some(name) => {
             let table = LeaseTable::open(Access::Read)?;
-            table.rows(&name, AsOf::Statement).iter().map(Row::tuple).collect()
+            let tuple = |row: &Row| match row.is_own() {
+                true => table.self_contained(row),
+                false => row.tuple(),
+            };
+            table.rows(&name, AsOf::Statement).iter().map(tuple).collect()
         }
         None => Vec::new(),
     };
@@ -171,17 +175,17 @@ pub fn shown_grants(args: Args) -> Result<Answer, Refusal> {
 /// `fence.uncommitted_grants(name) → setof fence.lease`: what other sessions have acquired and not committed, of one
 /// lease or of all that the caller may see. A standby has the rows, but cannot tell whose they are.
 pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
-    let mut rows = match (args.datum(0).is_some(), name(&args)) {
-        _ if server::in_recovery() => Vec::new(),
-        (_, Some(name)) => LeaseTable::open(Access::Read)?.uncommitted(Some(&name)),
+    let name = match (args.datum(0).is_some(), name(&args)) {
+        _ if server::in_recovery() => return Ok(composite::rows(args, std::iter::empty())),
+        (_, Some(name)) => Some(name),
         // The whole table is read only where somebody is at it.
-        (false, _) if LockTag::others_write_grants() => {
-            LeaseTable::open(Access::Read)?.uncommitted(None)
-        }
-        _ => Vec::new(),
+        (false, _) if LockTag::others_write_grants() => None,
+        _ => return Ok(composite::rows(args, std::iter::empty())),
     };
+    let table = LeaseTable::open(Access::Read)?;
+    let mut rows = table.uncommitted(name.as_deref());
     rows.retain(|row| role_prefix::shows(row.name()));
-    Ok(composite::rows(args, rows.iter().map(Row::tuple)))
+    Ok(composite::rows(args, rows.iter().map(|row| table.self_contained(row))))
 }
 
 /// `fence.checked_lease_name(name, token) → text`

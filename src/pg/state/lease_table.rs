@@ -173,6 +173,12 @@ impl LeaseTable {
         }
     }
 
+    /// The tuple of a row of this table, readable whatever becomes of the transaction that has written it.
+    pub fn self_contained(&self, row: &Row) -> pg_sys::HeapTuple {
+        // SAFETY: the row type is this table's, which is open.
+        unsafe { row.self_contained(self.row_type()) }
+    }
+
     /// The new grants that other transactions have made and not committed: of one lease, or of all, for which it reads the
     /// whole table. One that its own transaction has replaced is not the latest; one with the first token of a committed row
     /// is that grant, being renewed or closed.

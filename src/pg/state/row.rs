@@ -1,12 +1,13 @@
 //! A row of fence.lease.
 
 use crate::pg::call::args::{bytes_of, read_array, text_datum, token_array};
+use crate::pg::compat;
 use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
 use crate::pg::session::{client, role, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Floor, Instant, Span, Token};
-use pgrx::pg_sys;
+use pgrx::{pg_sys, PgMemoryContexts};
 
 /// How many columns the table may have. Somebody may have added some: they are kept as they are.
 pub const COLUMNS: usize = 26;
@@ -414,6 +415,34 @@ impl Row {
         self.tuple
     }
 
+    /// The tuple with the values in it that are stored out of line, for a row that is not committed: a rollback ends it,
+    /// and VACUUM then removes those values although a snapshot of before is still in use. One that is gone is NULL.
+    ///
+    /// # Safety
+    /// The row type must be that of the table that the row is of, which is open.
+    pub unsafe fn self_contained(&self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
+        let mut fields = self.fields;
+        let mut has_changed = false;
+        // SAFETY: the caller's promise; the fields are the table's columns, and the tuple that they point to is a copy.
+        unsafe {
+            for n in 0..(*row_type).natts as usize {
+                let varies = (*compat::attribute(row_type, n)).attlen == -1;
+                if !varies || fields.nulls[n] || !is_out_of_line(fields.values[n]) {
+                    continue;
+                }
+                let fetched = fetched(fields.values[n]);
+                fields.nulls[n] = fetched.is_none();
+                fields.values[n] = fetched.unwrap_or(pg_sys::Datum::from(0));
+                has_changed = true;
+            }
+            let (values, nulls) = (fields.values.as_mut_ptr(), fields.nulls.as_mut_ptr());
+            match has_changed {
+                true => pg_sys::heap_form_tuple(row_type, values, nulls),
+                false => self.tuple,
+            }
+        }
+    }
+
     /// Where in the table this version is.
     pub fn place(&self) -> pg_sys::ItemPointerData {
         // SAFETY: a copied tuple, which keeps it.
@@ -432,6 +461,12 @@ impl Row {
         unsafe { xact::is_on_disk(self.tuple) }
     }
 
+    /// Was this version written by the running transaction?
+    pub fn is_own(&self) -> bool {
+        // SAFETY: a copied tuple.
+        unsafe { xact::is_own(self.tuple) }
+    }
+
     /// Was this version written by another transaction, which is open?
     pub fn is_others_uncommitted(&self) -> bool {
         // SAFETY: a copied tuple.
@@ -445,6 +480,32 @@ impl Row {
         };
         is(self) == is(other)
     }
+}
+
+/// # Safety
+/// The datum must be a value of variable length.
+unsafe fn is_out_of_line(value: pg_sys::Datum) -> bool {
+    // SAFETY: the caller's promise.
+    unsafe { pgrx::varlena::varatt_is_1b_e(value.cast_mut_ptr()) }
+}
+
+/// A value that is stored out of line; None if a part of it is gone. (In a parallel query no savepoint can begin, so what
+/// is missing could not be told from an error.)
+///
+/// # Safety
+/// As for `is_out_of_line`, of a table that is open.
+unsafe fn fetched(value: pg_sys::Datum) -> Option<pg_sys::Datum> {
+    let memory = PgMemoryContexts::CurrentMemoryContext.value();
+    if xact::is_parallel() {
+        return None;
+    }
+    xact::in_savepoint(|| {
+        // SAFETY: the caller's promise; the memory is that of the call, which outlives the savepoint.
+        unsafe {
+            PgMemoryContexts::For(memory)
+                .switch_to(|_| pg_sys::detoast_external_attr(value.cast_mut_ptr()).into())
+        }
+    })
 }
 
 fn name_datum(name: &[u8]) -> pg_sys::Datum {
