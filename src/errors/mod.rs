@@ -273,11 +273,11 @@ pub fn session_lease_prepared() -> Refusal {
     )
 }
 
-/// 25P01, a warning: a guard that ended with its statement.
+/// 25P01, a warning: a guard that ended with its own statement.
 pub fn guarded_nothing(name: &[u8]) -> Refusal {
     Refusal::new(
         SqlState::NoActiveSqlTransaction,
-        format!("lease_guard had no effect on lease {}: it ran in a transaction of its own, which has ended", quoted(name)),
+        format!("lease_guard has guarded lease {} for its own statement only: the transaction has ended with it", quoted(name)),
         "Open a transaction first: BEGIN, lease_guard, the writes, COMMIT. A driver in autocommit mode ends the transaction with each statement.",
     )
     .detailed(|d| d.lease = Some(to_utf8(name)))

@@ -54,7 +54,8 @@ pub fn follow(moment: Moment) {
     });
 }
 
-/// Notes a `lease_guard`: where the transaction turns out to end with that statement, its caller is warned.
+/// Notes a `lease_guard` that a client has sent as a statement of its own: if the transaction turns out to end with that
+/// statement, the client is warned.
 pub fn note_call(name: Vec<u8>) {
     if !xact::is_block() {
         let guarded = Some((name, xact::statement_started_at()));
@@ -62,8 +63,8 @@ pub fn note_call(name: Vec<u8>) {
     }
 }
 
-/// Warns a caller whose transaction ends now and has guarded nothing: the guard ends with its own statement, nothing was
-/// written, and mostly the caller thinks that it has the lease.
+/// Warns a client whose transaction ends now: the guard ends with its own statement, nothing was written, and mostly the
+/// client thinks that it goes on. (A function may have read under its guard, or written to other servers: it is not warned.)
 pub fn warn_if_in_vain() {
     let Some((name, began)) = GUARDS.with_borrow_mut(|g| g.outside_block.take()) else { return };
     // Another statement in the same transaction: the client sends its messages in a pipeline.

@@ -7,7 +7,7 @@ use crate::leases::prune::prune_row;
 use crate::leases::request::Request;
 use crate::leases::{adopt, change, guard, known, renew, wait};
 use crate::pg::call::args::{Answer, Args};
-use crate::pg::call::evaluation::Evaluation;
+use crate::pg::call::evaluation::{self, Evaluation};
 use crate::pg::session::clock;
 use crate::pg::session::commit;
 use crate::pg::session::settings;
@@ -185,7 +185,9 @@ fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, R
     names.iter().try_for_each(|name| guard::require_in_call(name, token))?;
     settings::set_local(token);
     // One warning is enough for all.
-    names.into_iter().take(1).for_each(guard::note_call);
+    if evaluation::is_of_client_s_select(args) {
+        names.into_iter().take(1).for_each(guard::note_call);
+    }
     Ok(token.into())
 }
 

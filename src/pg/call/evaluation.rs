@@ -11,6 +11,20 @@ use pgrx::{pg_sys, PgMemoryContexts};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
+/// Returns true if the call is a part of the SELECT that the client itself has sent, and not of what a function or a
+/// procedure does: those run within SPI, or in an executor of their own.
+pub fn is_of_client_s_select(args: &Args) -> bool {
+    // SAFETY: a call's function is known, and the portal that runs lives as long as the call. Where SPI is in use, no
+    // relation of that name is registered with it, so nothing changes.
+    unsafe {
+        let portal = pg_sys::ActivePortal.as_ref();
+        let select = portal.and_then(|portal| portal.queryDesc.as_ref());
+        let query = select.and_then(|select| select.estate.as_ref());
+        query.is_some_and(|query| query.es_query_cxt == (*(*args.raw()).flinfo).fn_mcxt)
+            && pg_sys::SPI_unregister_relation(c"".as_ptr()) == pg_sys::SPI_ERROR_UNCONNECTED
+    }
+}
+
 /// How many answers are remembered at most: a row is mostly repeated at once, so the latest do.
 const MOST_ANSWERS: usize = 1000;
 
