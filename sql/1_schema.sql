@@ -136,7 +136,7 @@ SELECT pg_catalog.pg_extension_config_dump('fence.lease', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.role_prefix', '');
 
 CREATE FUNCTION fence.blocking_pids(name text, slot integer) RETURNS integer[]
-    LANGUAGE c STABLE STRICT PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_blocking_pids';
+    LANGUAGE c STABLE STRICT PARALLEL UNSAFE COST 10 AS 'MODULE_PATHNAME', 'fence_blocking_pids';
 COMMENT ON FUNCTION fence.blocking_pids(text, integer) IS
     'the sessions whose open transactions keep this grant from being replaced; 0 for a prepared transaction';
 
@@ -146,13 +146,13 @@ COMMENT ON FUNCTION fence.queue_key(text) IS
     'the lock of this lease''s waiters, which they hold or wait for: classid and objid of pg_locks, where objsubid is 20552';
 
 CREATE FUNCTION fence.shown_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
-    LANGUAGE c STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_shown_grants';
+    LANGUAGE c STABLE PARALLEL UNSAFE COST 100 ROWS 100 AS 'MODULE_PATHNAME', 'fence_shown_grants';
 COMMENT ON FUNCTION fence.shown_grants(text) IS
     'the grants of one lease, or, for a caller that may not see all, of those that it may: so that no EXPLAIN counts the others';
 
 -- Unsafe in a parallel query: it takes a snapshot of its own.
 CREATE FUNCTION fence.uncommitted_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
-    LANGUAGE c STABLE PARALLEL UNSAFE ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted_grants';
+    LANGUAGE c STABLE PARALLEL UNSAFE COST 100 ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted_grants';
 COMMENT ON FUNCTION fence.uncommitted_grants(text) IS
     'the grants that other sessions have acquired in transactions that are still open, of one lease or of all; none on a standby';
 

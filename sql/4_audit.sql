@@ -39,7 +39,7 @@ COMMENT ON COLUMN fence.audit_finding.finding IS 'what is wrong';
 COMMENT ON COLUMN fence.audit_finding.remedy IS 'the statement that closes it, to be run as it stands; NULL where there is none';
 
 CREATE FUNCTION fence_audit(relation regclass DEFAULT NULL) RETURNS SETOF fence.audit_finding
-LANGUAGE c AS 'MODULE_PATHNAME', 'fence_audit';
+LANGUAGE c COST 100000 ROWS 10 AS 'MODULE_PATHNAME', 'fence_audit';
 
 COMMENT ON FUNCTION fence_audit(regclass) IS
 'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
@@ -906,7 +906,7 @@ COMMENT ON FUNCTION fence.audit_fences(jsonb) IS
 
 -- All findings in their order. (From step 40 on they are of no table.)
 CREATE FUNCTION fence.audit_answer(about jsonb, findings jsonb) RETURNS SETOF fence.audit_finding
-LANGUAGE plpgsql
+LANGUAGE plpgsql ROWS 10
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
 AS $audit_answer$

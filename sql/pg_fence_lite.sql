@@ -7,9 +7,9 @@
 --   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
 --   renew, release   FOR NO KEY UPDATE: they wait for each other; neither for guards, nor guards for them
 --   acquire          FOR UPDATE SKIP LOCKED: it waits for nobody, and what somebody else has locked is taken
--- A token that is none of the row's locks nothing. An advisory lock only orders those who wait, and the first grants of a name.
+-- A token that is not the row's locks nothing. An advisory lock only orders waiters, and the first grants of a name.
 
--- Names are looked up in pg_catalog and fence_lite alone. Nobody else may name what is in fence: whoever can, can lock it.
+-- Names are looked up in pg_catalog and fence_lite alone. Nobody else may name what is in fence: who can, can lock it.
 SET quote_all_identifiers = off;
 DO $$ BEGIN PERFORM pg_catalog.set_config('fence_lite.path', pg_catalog.current_setting('search_path'), false),
     pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false); END $$;
@@ -21,6 +21,8 @@ DECLARE
   own oid := to_regrole(quote_ident(current_user));
   home text := nullif(current_setting('fence_lite.home'), '');
   mark text := format('pg_fence_lite, calls in schema %s', home);
+  other text := (SELECT min(n.nspname) FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite')
+    AND (n.nspowner <> own OR obj_description(n.oid, 'pg_namespace') IS DISTINCT FROM mark));
   fault text[] := CASE
     WHEN current_setting('server_version_num')::integer < 150000 THEN ARRAY['0A000', 'pg_fence_lite needs PostgreSQL 15 or newer']
     WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_fence') THEN ARRAY['42710', 'the extension pg_fence is installed here']
@@ -28,9 +30,7 @@ DECLARE
     WHEN EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace(home)
       AND p.proname ~ '^(fenced$|fence_|lease_)' AND p.proowner <> own)
     THEN ARRAY['42723', 'functions of somebody else look like calls']
-    WHEN EXISTS (SELECT FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite') AND (n.nspowner <> own
-      OR obj_description(n.oid, 'pg_namespace') IS DISTINCT FROM mark))
-    THEN ARRAY['42P06', 'there is a schema fence or fence_lite that is not of this role and search_path'] END;
+    WHEN other <> '' THEN ARRAY['42P06', 'schema ' || other || ' is not of this role and search_path'] END;
 BEGIN
   IF fault IS NOT NULL THEN
     RAISE USING ERRCODE = fault[1], MESSAGE = fault[2], HINT = 'Nothing was changed.';
@@ -43,7 +43,7 @@ BEGIN
 END
 $$;
 
--- State --------
+-- State ----
 
 CREATE SEQUENCE IF NOT EXISTS fence.token_seq;
 COMMENT ON SEQUENCE fence.token_seq IS 'fencing tokens; to be left as it is';
@@ -70,8 +70,8 @@ CREATE TABLE IF NOT EXISTS fence.lease (
 COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leases';
 CREATE TABLE IF NOT EXISTS fence.turn ();
 
--- Refusals --------
--- A body with RETURN keeps its operators. Any other gets a search_path at the end, or is the owner's alone.
+-- Refusals ----
+-- A body with RETURN keeps its operators. Others get a search_path at the end, or are the owner's alone.
 
 CREATE OR REPLACE FUNCTION fence_lite.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
   col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
@@ -121,9 +121,9 @@ CREATE OR REPLACE FUNCTION fence_lite.us(span interval) RETURNS bigint LANGUAGE 
 CREATE OR REPLACE FUNCTION fence_lite.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
   RETURN current_setting('transaction_isolation') NOT LIKE 'read%';
 
--- Tokens --------
+-- Tokens ----
 -- 2^20 numbers are a second. A start of the server moves the sequence on by so many, or to the clock, and no token is drawn a minute behind
--- the clock: so whatever sets it back (a crash, a failover, a dump) is outrun.
+-- it: whatever sets it back (a crash, a failover, a dump) is outrun.
 
 CREATE OR REPLACE FUNCTION fence_lite.clock() RETURNS bigint LANGUAGE sql
   RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
@@ -157,8 +157,7 @@ $$;
 CREATE OR REPLACE FUNCTION fence_lite.is_copy() RETURNS boolean LANGUAGE sql
   RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
 
--- Moves the tokens on to this one or above, where nobody has meanwhile. A sequence outlives a rollback: so an error that is caught
--- gives the lock back at once.
+-- Moves the tokens on to this one or above, where nobody has meanwhile. An error that is caught gives the lock back; sequences outlive it.
 CREATE OR REPLACE FUNCTION fence_lite.move_on(above bigint DEFAULT 0, is_jump boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE second bigint := 1048576; floor bigint; last bigint;
 BEGIN
@@ -219,7 +218,7 @@ BEGIN
 END
 $$;
 
--- Leases --------
+-- Leases ----
 
 CREATE OR REPLACE FUNCTION fence_lite.latest(l fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE
   RETURN coalesce(l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token);
@@ -235,11 +234,11 @@ CREATE OR REPLACE FUNCTION fence_lite.ended_since(l fence.lease, as_of pg_snapsh
   RETURN as_of IS NOT NULL AND coalesce(CASE WHEN l.closing_token IS NULL THEN l.expires_at > greatest(now(), statement_timestamp())
     ELSE NOT pg_visible_in_snapshot(l.closed_in, as_of) AND pg_visible_in_snapshot(l.closed_in, pg_current_snapshot()) END, false);
 
--- A hash that does not run backwards: nobody finds another's key.
+-- No hash that runs backwards: nobody finds another's key.
 CREATE OR REPLACE FUNCTION fence_lite.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
   RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
--- A session that waits, or grants a new name, has the key and a lock of fence.turn, which no stranger can have.
+-- Who waits, or grants a new name, has the key and a lock of fence.turn, which no stranger can have.
 CREATE OR REPLACE FUNCTION fence_lite.nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE key bigint := lock_key(lease);
 BEGIN
@@ -402,11 +401,11 @@ SELECT l.name, 'exclusive'::text AS mode,
  FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
--- The fence --------
--- fence_protect writes a trigger function for the table, which hands its columns to judge. All runs with the
--- writer's rights, but for relies, which only those may call that may use leases.
+-- The fence ----
+-- fence_protect writes a trigger function for the table, which hands its columns to judge. All runs with the writer's rights, but
+-- relies, which only those may call that may use leases.
 
--- The fence that the row is to have, 0 for NULL, NULL to leave it as it is. It refuses by -1; where it has the row's key, by an error.
+-- The fence that the row is to have, 0 for NULL, NULL: as it is. It refuses by -1, or where it has the row's key, by an error.
 CREATE OR REPLACE FUNCTION fence_lite.judge(op text, relation oid, col text, mode text, columns text[], parted boolean,
   is_free boolean, stored bigint, shown bigint, old_lease text, lease text, key jsonb DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -437,8 +436,8 @@ BEGIN
       format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
       'transaction: fence_unprotect, UPDATE, SET NOT NULL, fence_protect.']
     WHEN NOT token BETWEEN 1 AND last_token() AND NOT token BETWEEN 1 AND settle() THEN ARRAY['PF003',
-      format('fencing token %s was never issued by this database', token),
-      'After a restore, call fence_new_epoch().']
+      format('fencing token %s was never issued by this database', token), CASE WHEN shows AND presents AND token = stored + 1
+      THEN 'An ORM counts this column: map it otherwise, or use managed mode.' ELSE 'After a restore, call fence_new_epoch().' END]
     WHEN is_stale AND (mode = 'strict' OR NOT is_bound) THEN ARRAY['PF001'] END;
   IF refused IS NULL AND is_bound THEN
     IF NOT has_function_privilege('relies'::regproc, 'EXECUTE') THEN
@@ -485,14 +484,14 @@ $$ BEGIN PERFORM refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token',
     'and fence_protect in one transaction.', '{}', TG_RELID) WHERE current_setting('session_replication_role') <> 'replica';
   RETURN NULL; END $$;
 
--- A statement names the fence column with the value that is stored: of that a first trigger leaves this note. (Anybody may set it,
--- and gains what such a statement has.)
+-- A statement names the fence column with the stored value: a first trigger leaves this note. (Anybody may set it, and gains what such a
+-- statement has.)
 CREATE OR REPLACE FUNCTION fence_lite.note_named() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM set_config('fence_lite.named', TG_RELID || ' ' || pg_trigger_depth(), true); RETURN NEW; END $$;
 
--- The name of a row's lease, taken apart: columns, literal text, and braces that do not pair.
+-- The name of a row's lease, taken apart: columns, literal text, unpaired braces.
 CREATE OR REPLACE FUNCTION fence_lite.pieces(template text, OUT col text, OUT literal text, OUT is_odd boolean) RETURNS SETOF record
-LANGUAGE sql IMMUTABLE AS $$
+LANGUAGE sql IMMUTABLE ROWS 9 AS $$
   SELECT CASE WHEN m[1] ~ '^[{].+[}]$' THEN btrim(m[1], '{}') END,
       CASE WHEN m[1] IN ('{{', '}}') THEN left(m[1], 1) WHEN m[1] !~ '^[{}]' THEN m[1] END, m[1] IN ('{', '}')
    FROM regexp_matches(template, '([{][{]|[}][}]|[{][^{}]+[}]|[^{}]+|.)', 'g') AS m
@@ -560,7 +559,7 @@ $$;
 
 -- A function's first line: fence column, mode, lease, events, is it partitioned.
 CREATE OR REPLACE FUNCTION fence_lite.triggers(OUT relation regclass, OUT name name, OUT type integer, OUT enabled "char",
-  OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE AS $$
+  OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE ROWS 9 AS $$
   SELECT t.tgrelid, t.tgname, t.tgtype::integer, t.tgenabled, t.tgparentid, 'fence_lite.' || p.proname,
       CASE WHEN p.proname ~ '^fenced_' THEN ARRAY(SELECT jsonb_array_elements_text(substring(p.prosrc, '^-- ([^\n]+)')::jsonb)) END
    FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
@@ -570,7 +569,7 @@ $$;
 CREATE OR REPLACE FUNCTION fence_lite.is_fit(relation oid, col text) RETURNS boolean LANGUAGE sql STABLE
   RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0 AND a.attgenerated = ''
       AND a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]));
-CREATE OR REPLACE FUNCTION fence_lite.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence_lite.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE ROWS 9 AS $$
   WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT i.inhrelid FROM f JOIN pg_inherits i ON i.inhparent = f.oid)
   SELECT f.oid::regclass FROM f
 $$;
@@ -583,8 +582,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION fence_lite.refuse_table(relation regclass, fault text[]) RETURNS void LANGUAGE sql
-  RETURN refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}',
-    relation, fault[4]);
+  RETURN refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}', relation, fault[4]);
 CREATE OR REPLACE FUNCTION fence_lite.check_table(relation regclass, is_new boolean) RETURNS void LANGUAGE sql AS $$
   SELECT refuse_table(relation, r.fault)
    FROM (VALUES (1)) AS once LEFT JOIN pg_class c ON c.oid = relation CROSS JOIN LATERAL (SELECT CASE
@@ -600,7 +598,8 @@ CREATE OR REPLACE FUNCTION fence_lite.check_table(relation regclass, is_new bool
 $$;
 
 -- The calls, by their comments, and what else fence_grant gives.
-CREATE OR REPLACE FUNCTION fence_lite.calls(OUT call regprocedure, OUT is_given boolean) RETURNS SETOF record LANGUAGE sql STABLE AS $$
+CREATE OR REPLACE FUNCTION fence_lite.calls(OUT call regprocedure, OUT is_given boolean) RETURNS SETOF record
+LANGUAGE sql STABLE ROWS 30 AS $$
   SELECT p.oid, p.proname !~ '^fence(d|_protect|_unprotect|_audit|_grant|_revoke)$'
    FROM pg_proc p JOIN pg_namespace n ON n.nspname = 'fence' AND n.nspowner = p.proowner
    WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)'
@@ -608,7 +607,7 @@ CREATE OR REPLACE FUNCTION fence_lite.calls(OUT call regprocedure, OUT is_given 
   SELECT 'relies'::regproc, true
 $$;
 
--- The calls --------
+-- The calls ----
 
 DO $$ BEGIN PERFORM set_config('search_path', current_setting('fence_lite.home'), false); END $$;
 CREATE OR REPLACE FUNCTION lease_acquire(name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
@@ -631,7 +630,7 @@ BEGIN
     PERFORM left_out('a wait at REPEATABLE READ');
   END IF;
 
-  -- Waiters have the queue's lock in the order in which they came; its holder looks, or who reclaims.
+  -- Waiters have the queue's lock in the order they came; its holder looks, or who reclaims.
   until := began + least(wait, nullif(limited, '0')::interval);
   BEGIN
     LOCK TABLE fence.turn IN ACCESS SHARE MODE;
@@ -689,7 +688,7 @@ $$ BEGIN RETURN change('lease_revoke', name COLLATE "C", 1); END $$;
 
 CREATE OR REPLACE FUNCTION lease_keep(names text[], tokens bigint[])
 RETURNS TABLE (name text, token bigint, outcome text, renewed bigint, remaining interval, again_in interval, code text)
-LANGUAGE plpgsql AS $$
+LANGUAGE plpgsql ROWS 9 AS $$
 #variable_conflict use_column
 DECLARE
   places bigint[];  -- of the pairs whose leases are locked
@@ -729,9 +728,7 @@ DECLARE refused text[];
 BEGIN
   PERFORM vet('lease_guard', name, token);
   refused := relies(name COLLATE "C", token, name);
-  IF refused IS NOT NULL THEN
-    PERFORM refuse(refused[1], refused[2], refused[3], refused[4]::jsonb);
-  END IF;
+  PERFORM refuse(refused[1], refused[2], refused[3], refused[4]::jsonb) WHERE refused IS NOT NULL;
   PERFORM set_config('pg_fence.token', token::text, true);
   RETURN token;
 END
@@ -746,7 +743,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL) RETURNS SETOF fence.leases LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL) RETURNS SETOF fence.leases LANGUAGE plpgsql ROWS 1 AS $$
 BEGIN
   PERFORM vet('', name, coalesce(token, 1));
   RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name COLLATE "C";
@@ -797,7 +794,7 @@ BEGIN
   EXECUTE format('LOCK TABLE %s', relation);
   PERFORM check_table(relation, true);  -- it may have changed meanwhile
 
-  -- An argument that is left out stays as it was, but that without a lease only strict is safe.
+  -- An argument that is left out stays as it was, but without a lease only strict is safe.
   SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, bool_or(t.enabled = 'A') AS always
    INTO had FROM triggers() AS t WHERE t.relation = fence_protect.relation;
   bound_to := nullif(coalesce(lease, had.lease), '');
@@ -874,7 +871,7 @@ END
 $$;
 
 CREATE OR REPLACE FUNCTION fence_audit(INOUT relation regclass DEFAULT NULL, OUT severity text, OUT finding text, OUT remedy text)
-RETURNS SETOF record LANGUAGE sql AS $$
+RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
   SELECT check_table(relation, false) WHERE relation IS NOT NULL;
   WITH home AS (SELECT p.oid::regproc AS protect FROM calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fence_protect'),
   own AS (SELECT t.* FROM triggers() AS t WHERE t.function !~ 'note'),
@@ -939,7 +936,7 @@ END
 $$;
 SET search_path = pg_catalog, fence_lite, pg_temp;
 
--- Rights, and taking them away --------
+-- Rights, and taking them away ----
 
 CREATE OR REPLACE FUNCTION fence_lite.let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
@@ -965,7 +962,7 @@ DECLARE
   definers text[] := '{settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
   closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
-  -- Roles that default privileges have let in (Supabase has such) lose their rights.
+  -- Roles let in by default privileges (as Supabase's) lose their rights.
   EXECUTE (SELECT format('REVOKE ALL ON SCHEMA fence, fence_lite FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM %1$s; REVOKE ALL '
       'ON ALL SEQUENCES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence_lite FROM %1$s; REVOKE ALL ON FUNCTION %2$s '
       'FROM %1$s',
