@@ -545,11 +545,11 @@ pub fn unfenced(stored: Option<Token>, lease: Option<&[u8]>, hint: String) -> Re
 }
 
 /// PF003: no such token.
-pub fn never_issued(presented: Token) -> Refusal {
+pub fn never_issued(presented: Token, hint: String) -> Refusal {
     Refusal::new(
         SqlState::TokenNeverIssued,
         format!("fencing token {presented} was never issued by this database"),
-        "Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.",
+        hint,
     )
     .detailed(|d| d.presented = Some(presented))
 }

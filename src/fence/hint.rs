@@ -1,4 +1,4 @@
-//! The hints of PF001 and PF002, which say what the statement did with the fence column.
+//! The hints of PF001, PF002 and PF003, which say what the statement did with the fence column.
 //!
 //! A client that writes every column back must not be told that a newer holder is at work when it has only
 //! written its own older value.
@@ -43,6 +43,12 @@ pub enum Wrote {
 const LOST: &str =
     "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
 
+/// Part of the hint of a write by a session without a token. The server cannot see whether the command is at work, nor what
+/// a driver was given in place of PGOPTIONS.
+const REPLACED: &str =
+    " (Under the command pg_fence run PGOPTIONS sets the token: options in a connection string \
+     replace it.)";
+
 /// The hint of PF001; either token is None where the caller may not know it.
 pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> String {
     let column = quoted(&tried.column);
@@ -72,6 +78,19 @@ pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWr
     format!("{stop}{own}")
 }
 
+/// The hint of PF003. The stored token is None where the caller may not read it.
+pub fn of_never_issued(presented: Token, stored: Option<Token>, tried: &TriedWrite) -> String {
+    let next = stored.and_then(|stored| stored.bigint().checked_add(1));
+    if tried.wrote == Wrote::Value && next == Some(presented.bigint()) {
+        return format!(
+            "It is the row's own token + 1: an object mapper counts column {} as a version of the row. Give it a \
+             version column of its own, and leave this one unmapped, or use managed mode (mode => 'managed').",
+            quoted(&tried.column)
+        );
+    }
+    "Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.".into()
+}
+
 /// The hint of PF002: nothing was presented. The row's lease is named where the caller may know it.
 pub fn of_unfenced(tried: &TriedWrite, lease: Option<&[u8]>) -> String {
     let what_to_do = what_to_do(tried);
@@ -82,7 +101,11 @@ pub fn of_unfenced(tried: &TriedWrite, lease: Option<&[u8]>) -> String {
     let of_lease = lease.map(literal).map_or_else(String::new, |lease| {
         format!(" The row's lease is {lease}: guard it by lease_guard({lease}, token).")
     });
-    format!("{what_to_do}{of_lease} {LOST}")
+    let replaced = match tried.ambient {
+        None if tried.managed || tried.wrote != Wrote::Null => REPLACED,
+        _ => "",
+    };
+    format!("{what_to_do}{of_lease}{replaced} {LOST}")
 }
 
 fn what_to_do(tried: &TriedWrite) -> String {

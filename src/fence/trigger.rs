@@ -294,7 +294,10 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
                 let may_see = || may_see(call, plan, shown);
                 known::not_speaking(name, presented, Caller::Trigger(&may_see))
             }
-            _ => errors::never_issued(presented),
+            _ => {
+                let tried = refused_write(call, plan, &write);
+                errors::never_issued(presented, hint::of_never_issued(presented, stored, &tried))
+            }
         },
         Verdict::Stale { presented, .. } => {
             // An equal value that is only named may be one that the caller does not know.
