@@ -43,11 +43,9 @@ pub enum Wrote {
 const LOST: &str =
     "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
 
-/// Part of the hint of a write by a session without a token. The server cannot see whether the command is at work, nor what
-/// a driver was given in place of PGOPTIONS.
+/// Part of the hint of a write by a session without a token. The server cannot see whether the command started the client.
 const REPLACED: &str =
-    " (Under the command pg_fence run PGOPTIONS sets the token: options in a connection string \
-     replace it.)";
+    " (Under pg_fence run: options in the connection string replace PGOPTIONS, which has the token.)";
 
 /// The hint of PF001; either token is None where the caller may not know it.
 pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> String {
