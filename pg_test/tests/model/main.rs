@@ -91,10 +91,7 @@ searches! {
         holds(FAILOVER),
         holds(Bounds { draws: 3, kills: 1, ..FAILOVER });
     an_older_standby_promoted_after_it_breaks_nothing => holds(TWO_FAILOVERS);
-    a_base_backup_started_as_it_is_breaks_nothing =>
-        holds(RESTORE),
-        holds(Bounds { crashes: 1, draws: 3, seconds: 0, ..RESTORE }),
-        holds(Bounds { promotions: 1, draws: 3, seconds: 0, ..RESTORE });
+    a_base_backup_started_as_it_is_breaks_nothing => holds(RESTORE);
     without_the_grant_s_lock_two_hold_it => breaks(CALM, ONE_HOLDER, |p| p.grant_lock = false);
     without_a_second_look_under_the_lock_two_hold_it => breaks(CALM, ONE_HOLDER, |p| p.reread = false);
     a_renewal_without_a_lock_is_written_over_a_revocation =>
