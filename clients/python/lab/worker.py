@@ -388,7 +388,9 @@ class Worker:
         say("acquired")
 
     async def census(self) -> None:
-        say("census", tasks=threading.active_count() + (len(asyncio.all_tasks()) if IS_ASYNC else 0))
+        # The executor of the event loop keeps its threads; psycopg uses it where libpq is older than 17.
+        threads = [thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
+        say("census", tasks=len(threads) + (len(asyncio.all_tasks()) if IS_ASYNC else 0))
 
     async def close(self) -> None:
         if self.leading is not None:

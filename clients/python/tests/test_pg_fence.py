@@ -322,6 +322,31 @@ class Connections(OnOrders):
             finally:
                 signal.signal(signal.SIGALRM, was)
 
+    def test_a_cancel_that_hangs_holds_nobody_up(self) -> None:
+        # As on a cut cable where libpq is older than 17.
+        ends, returned = threading.Event(), threading.Event()
+        self.addCleanup(ends.set)
+
+        def hangs(*_: Any, **__: Any) -> None:
+            ends.wait(30)
+            returned.set()
+
+        def interrupt(*_: object) -> None:
+            raise ZeroDivisionError()
+
+        was = signal.signal(signal.SIGALRM, interrupt)
+        try:
+            with self.fence.lease("order:7", ttl=LONG) as lease, on_psycopg() as connection:
+                run(connection, NOTICES)
+                with mock.patch.object(psycopg.Connection, "cancel_safe", hangs):
+                    with self.assertRaises(ZeroDivisionError), lease.guard(connection):
+                        signal.setitimer(signal.ITIMER_REAL, 0.2)
+                        run(connection, "SELECT pg_sleep(60)")
+                self.assertEqual((connection.closed, returned.is_set()), (True, False))
+        finally:
+            signal.signal(signal.SIGALRM, was)
+            ends.set()
+
     def test_something_else_and_an_autocommit_engine_are_refused_before_the_work(self) -> None:
         with self.fence.lease("order:7", ttl=LONG) as lease:
             for make in (Session, lambda engine: engine.connect()):
@@ -422,6 +447,24 @@ class AsyncConnections(OnOrders, unittest.IsolatedAsyncioTestCase):
                         await arun(connection, PAY)
             self.assertTrue(raised.exception.in_doubt)
         self.admin.execute("SELECT pg_advisory_unlock(7)")
+
+    async def test_outside_of_a_task_nothing_is_acquired(self) -> None:
+        told: list[str] = []
+
+        def enter(block: Any) -> None:
+            try:
+                block.__aenter__().send(None)
+            except RuntimeError as error:
+                told.append(str(error))
+            finally:
+                ended.set()
+
+        ended = asyncio.Event()
+        async with pg_fence.AsyncFence(URL) as fence:
+            with warnings.catch_warnings(action="ignore"):
+                asyncio.get_running_loop().call_soon(enter, fence.lease("job", ttl=LONG))
+                await ended.wait()
+            self.assertIn("task", told[0])
 
     async def test_anothers_cancellation_stays_one_and_the_wrong_with_is_named(self) -> None:
         async with pg_fence.AsyncFence(URL) as fence:

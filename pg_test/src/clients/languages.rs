@@ -85,6 +85,7 @@ pub struct Language {
 pub const ALL: &[Language] = &[
     python::LANGUAGE,
     python::ASYNCIO,
+    python::ASYNCIO_ON_LIBPQ,
     typescript::ON_PG,
     typescript::ON_POSTGRES,
     java::LANGUAGE,

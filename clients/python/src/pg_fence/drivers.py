@@ -1,5 +1,6 @@
 """How each kind of connection begins and ends a transaction and runs a statement, synchronous or not."""
 
+import asyncio
 import contextlib
 import re
 from collections.abc import Callable
@@ -9,7 +10,7 @@ import psycopg
 from psycopg.pq import TransactionStatus as Status
 from psycopg.rows import tuple_row
 
-from .line import settled
+from .line import in_thread, settled
 
 
 def status_of(raw: Any) -> Status:
@@ -77,8 +78,12 @@ class Driver:
         """Ends the connection."""
         with contextlib.suppress(Exception):
             if hasattr(self.raw, "cancel_safe") and status_of(self.raw) is Status.ACTIVE:
-                # An exception of a signal has left it in the middle of a statement, which holds what it has locked.
-                await settled(self.raw.cancel_safe(timeout=2))
+                # An exception of a signal has left it in the middle of a statement, which holds what it has locked. Where
+                # libpq is older than 17, psycopg ignores the timeout, and on a cut cable the call never returns.
+                if self.is_async:
+                    await asyncio.wait_for(self.raw.cancel_safe(timeout=2), 3)
+                else:
+                    in_thread(lambda: self.raw.cancel_safe(timeout=2)).result(3)
         with contextlib.suppress(Exception):
             ends = (getattr(self.connection, name, None) for name in ("terminate", "invalidate", "close"))
             await settled(next(filter(None, ends))())

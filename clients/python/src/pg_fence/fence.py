@@ -20,6 +20,8 @@ Done = TypeVar("Done")
 L = TypeVar("L", bound="Held[Any]")
 F = TypeVar("F")
 HALF_A_MINUTE = timedelta(seconds=30)
+#: In seconds.
+TO_SEE_THE_END = 0.5
 
 
 class Held(Generic[Done]):
@@ -84,6 +86,9 @@ class Leased(Block[_T]):
         self._timeout: Any = None
 
     async def _enter(self) -> Any:
+        if self._is_one and self._is_async:
+            # Before anything is acquired, for it raises outside of a task.
+            self._timeout = await asyncio.timeout(None).__aenter__()
         given_up = threading.Event()
         future = in_thread(lambda: self._acquire(lambda: given_up.is_set() or self._is_stopped()))
         try:
@@ -98,13 +103,17 @@ class Leased(Block[_T]):
         if not self._is_one:
             return leases
         if self._is_async:
-            self._timeout = await asyncio.timeout(None).__aenter__()
             loop = asyncio.get_running_loop()
-            self._grants[0].on_loss = lambda: loop.call_soon_threadsafe(self._cancel)
+            self._grants[0].on_loss = lambda: loop.call_soon_threadsafe(loop.call_later, self._patience(), self._cancel)
             # It may have been before.
             if self._grants[0].is_lost:
                 self._cancel()
         return leases[0]
+
+    def _patience(self) -> float:
+        """How long a guard of it may take to see that its connection was shut down, before its task is cancelled: psycopg
+        answers that by a cancel request, which never returns on a cut cable where libpq is older than 17."""
+        return TO_SEE_THE_END if self._grants[0].handles else 0.0
 
     def _cancel(self) -> None:
         # Only once, and not after the end.

@@ -224,13 +224,13 @@ class Keeper:
             handles = [handle for grant in ended for handle in grant.handles]
             self._changed.notify_all()
         if ended and reason != "released":
+            for handle in handles:
+                cut(handle)
             for grant in ended:
                 grant.lost.set()
                 # An event loop may be closed by then.
                 with contextlib.suppress(RuntimeError):
                     grant.on_loss()
-            for handle in handles:
-                cut(handle)
             by_outage = self._is_out and reason == "deadline"
             level = logging.DEBUG if by_outage and self._has_told else logging.WARNING
             _log.log(level, "%s lost (%s)", _all_of(ended), reason)

@@ -3,6 +3,7 @@
 use super::{Check, Language, Program, Programs};
 use crate::orm::{self, Runtime, PYTHON};
 use crate::process::output_of;
+use crate::setup::{self, Package};
 use crate::source_tree::{source_root, target_dir};
 use anyhow::Result;
 use serde_json::json;
@@ -26,6 +27,10 @@ pub const ASYNCIO: Language = Language {
     checks: super::no_checks,
     ..LANGUAGE
 };
+
+/// The same on the system's libpq. Before version 17 that has no cancel request that can be given up.
+pub const ASYNCIO_ON_LIBPQ: Language =
+    Language { name: "python-asyncio-libpq", prepare: prepare_asyncio_on_libpq, ..ASYNCIO };
 
 /// Tools that lint it, build the package, and look at it as PyPI does.
 const TOOLS: Runtime = Runtime::Python(&[
@@ -56,6 +61,15 @@ fn prepare() -> Result<Programs> {
 fn prepare_asyncio() -> Result<Programs> {
     let mut programs = with_worker("lab/worker.py")?;
     programs.worker.arguments.push("--asyncio".into());
+    Ok(programs)
+}
+
+fn prepare_asyncio_on_libpq() -> Result<Programs> {
+    setup::ensure(&[Package::new("libpq5", "/usr/lib/*/libpq.so.5")])?;
+    let mut programs = prepare_asyncio()?;
+    for program in [&mut programs.worker, &mut programs.first_worker] {
+        program.environment.push(("PSYCOPG_IMPL".into(), "python".into()));
+    }
     Ok(programs)
 }
 
