@@ -584,6 +584,16 @@ class Shape(OnOrders):
                 self.admin.execute("SELECT lease_revoke('job')")
                 1 / 0
 
+    def test_a_claim_that_fails_gives_all_of_it_back(self) -> None:
+        def listen(event: pg_fence.Event) -> None:
+            if (event.kind, event.names) == ("acquired", ("b",)):
+                raise SystemExit("planted")
+
+        with pg_fence.Fence(URL, on_event=listen) as fence:
+            with self.assertRaises(SystemExit), fence.claim(["a", "b", "c"], n=3, ttl=LONG):
+                self.fail("it is held")
+            self.assertEqual(self.value("SELECT count(*) FROM fence.leases WHERE state = 'held'"), 0)
+
     def test_a_guard_that_finds_its_lease_gone_leaves_no_connection(self) -> None:
         sessions = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'leaves'"
         source = psycopg.conninfo.make_conninfo(URL, application_name="leaves")

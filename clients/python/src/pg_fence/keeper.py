@@ -136,7 +136,7 @@ class Keeper:
                 if token is not None:
                     # Where the connection has ended since, it is none that the lease could live on.
                     session = (line.connection or line) if asked.session else None
-                    grant = self._granted(Grant(asked.names, token, asked.ttl, before, session))
+                    (grant,) = self._granted([Grant(asked.names, token, asked.ttl, before, session)])
                     self.check(grant)
                     return grant
                 if now() >= until or given_up() or self.is_closed:
@@ -154,7 +154,7 @@ class Keeper:
         with self._in_use(begins=True):
             before, call = now(), self.call(statements.CLAIM, list(names), n, holder, span(ttl))
             rows = self._acquiring(self._line, call, self._limit(ttl), given_up)
-            return [self._granted(Grant((name,), token, ttl, before)) for name, token in rows]
+            return self._granted([Grant((name,), token, ttl, before) for name, token in rows])
 
     def release(self, grants: list[Grant]) -> None:
         """No error where that fails: then they end at their ttl."""
@@ -245,7 +245,17 @@ class Keeper:
             except Exception:  # noqa: BLE001
                 _log.exception("on_event failed")
 
-    def _granted(self, grant: Grant) -> Grant:
+    def _granted(self, grants: list[Grant]) -> list[Grant]:
+        try:
+            for grant in grants:
+                self._begin_keeping(grant)
+        except BaseException:
+            # Nobody gets them: `on_event` has ended the thread.
+            self.release(grants)
+            raise
+        return grants
+
+    def _begin_keeping(self, grant: Grant) -> None:
         self.tell("acquired", [grant])
         if now() > grant.beat_at:
             # The call has waited, and the server counts from a later moment.
@@ -256,7 +266,6 @@ class Keeper:
                 self._changed.notify_all()
         if self.is_closed:
             self.release([grant])
-        return grant
 
     def _release(self, grants: list[Grant]) -> bool:
         """In one transaction. Whether the server could be asked at all."""
