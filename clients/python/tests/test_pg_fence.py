@@ -567,6 +567,43 @@ class Shape(OnOrders):
         with self.assertRaisesRegex(pg_fence.NotGranted, r"fence_grant\('nobody_in_particular'\)"), pg_fence.Fence(other).lease("job"):
             self.fail("it is held")
 
+    def test_a_lease_of_another_role_names_the_way_out(self) -> None:
+        for role in ("login_1", "login_2"):
+            self.admin.execute(f"DROP ROLE IF EXISTS {role}; CREATE ROLE {role} LOGIN; SELECT fence_grant('{role}')")
+            self.addCleanup(lambda role=role: psycopg.connect(URL, autocommit=True).execute(f"DROP ROLE {role}").connection.close())
+            self.addCleanup(lambda role=role: self.admin.execute(f"SELECT fence_revoke('{role}')"))
+        one, other = (psycopg.conninfo.make_conninfo(URL, user=role) for role in ("login_1", "login_2"))
+        with pg_fence.Fence(one) as fence, fence.lease("job", ttl=LONG) as lease, psycopg.connect(other) as connection:
+            with self.assertRaises(pg_fence.NotGranted) as raised, lease.guard(connection):
+                self.fail("it began")
+        self.assertIn("role login_2", str(raised.exception))
+        self.assertIn("act as one role (options=-c role=", str(raised.exception))
+        self.assertNotIn("fence_grant", str(raised.exception))
+
+    def test_a_number_is_of_one_holder(self) -> None:
+        recorded = "SELECT holder FROM lease_info('elsewhere')"
+        with contextlib.ExitStack() as after, pg_fence.Fence(URL) as fence, pg_fence.Fence(URL) as second, on_psycopg() as connection:
+            for call in ("lease_forget", "lease_revoke"):
+                after.callback(self.admin.execute, f"SELECT {call}('elsewhere')".encode())
+            for same in (fence, second):
+                with same.adopted("elsewhere", 7).guard(connection):
+                    pass
+            number, parent = fence.adopted("elsewhere", 8), self.value(recorded)
+            self.assertIn(f"/{os.getpid()}/", parent)
+            child = os.fork()
+            if child == 0:
+                with contextlib.suppress(BaseException), psycopg.connect(URL) as own, number.guard(own):
+                    pass
+                os._exit(0)
+            os.waitpid(child, 0)
+            self.assertIn(f"/{child}/", self.value(recorded))
+            with self.assertRaises(pg_fence.LeaseTaken) as raised, number.guard(connection):
+                self.fail("it began")
+            self.assertEqual(raised.exception.holder, self.value(recorded))
+            with fence.adopted("elsewhere", 9, holder="night shift").guard(connection):
+                pass
+            self.assertEqual(self.value(recorded), "night shift")
+
     def test_claims_leading_blocks_that_lose_and_events(self) -> None:
         events: list[str] = []
         with pg_fence.Fence(URL, on_event=lambda event: events.append(event.kind)) as fence:

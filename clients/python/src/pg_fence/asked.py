@@ -6,6 +6,7 @@ import socket
 import uuid
 from collections.abc import Sequence
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any
 
 Call = tuple[str, list[Any]]
@@ -29,8 +30,8 @@ KEEP = """SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch F
 _PAIRS = "unnest(%s::text[], %s::bigint[]) AS x(name, token)"
 #: In the same order everywhere, so that no two wait for each other.
 GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token)) FROM (SELECT x.* FROM {_PAIRS} ORDER BY x.name COLLATE "C") AS x"""
-#: Each transaction makes the number known.
-GUARD_ADOPTED = f"SELECT count({{0}}lease_guard(x.name, (SELECT {{0}}lease_adopt(x.name, x.token)))) FROM {_PAIRS}"
+#: Each transaction makes the number known, and whose it is.
+GUARD_ADOPTED = f"""SELECT count({{0}}lease_guard(x.name, (SELECT {{0}}lease_adopt(x.name, x.token, %s::text)))) FROM {_PAIRS}"""
 TOKEN = "SELECT current_setting('pg_fence.token', true)"
 #: Within a transaction of the work. Returns a name under which there is nothing to be released.
 RELEASE = f"SELECT min(x.name) FILTER (WHERE {{0}}lease_release(x.name, x.token) IS NULL) FROM {_PAIRS}"
@@ -72,6 +73,12 @@ def holder_of(holder: str | None) -> str:
     """By default one that is unique for each call."""
     unique = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
     return unique if holder is None else checked("holder", holder, str)
+
+
+@lru_cache(maxsize=1)
+def holder_of_process(pid: int) -> str:
+    """The holder that adopts where none is named: all fences of this process are one holder. A forked process has another."""
+    return holder_of(None)
 
 
 def list_of_names(names: str | Sequence[str]) -> tuple[str, ...]:

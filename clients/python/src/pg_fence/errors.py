@@ -58,6 +58,11 @@ class NotGranted(FenceError):
     """The role may not use this lease."""
 
 
+#: The remedy where the login role changes while a lease is held.
+_ANOTHER_ROLE = (
+    "a lease is used by the role that acquired it, and by its members: where login roles change, let all of them act as one"
+    " role (options=-c role=…, or SET ROLE)"
+)
 #: The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting, idle; and class 08.
 _ENDED = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
 
@@ -104,8 +109,9 @@ def told(error: Exception, connection: Any, is_ours: bool = True) -> Exception:
         return NotInstalled(f"pg_fence is not installed in this database, or not on the search_path: {where} ({error})")
     if is_ours and state == "42501":
         level = ", 'adopter'" if "lease_adopt" in str(error) else ""
-        grant = f"SELECT fence_grant('{role}'{level})"
-        return NotGranted(f"the role {role} may not use the lease: {error}; an administrator grants it: {grant}")
+        remedy = f"an administrator grants it: SELECT fence_grant('{role}'{level})"
+        remedy = _ANOTHER_ROLE if "was granted to another role" in str(error) else remedy
+        return NotGranted(f"the role {role} may not use the lease: {error}; {remedy}")
     if not state.startswith(("PF", "22", "55", "0A", "53") if is_ours else "PF") or state == "55P03":
         return error
     # psycopg has all that in `diag`, asyncpg in the error itself.

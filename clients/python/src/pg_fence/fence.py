@@ -135,12 +135,13 @@ class Leased(Block[_T]):
 class Adopted:
     """A lease that somebody else grants, under the number that it has there."""
 
-    def __init__(self, keeper: Keeper, name: str, token: int):
-        self._keeper, self.name, self.token = keeper, name, token
+    def __init__(self, keeper: Keeper, name: str, token: int, holder: str | None):
+        self._keeper, self.name, self.token, self._holder = keeper, name, token, holder
 
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
-        """The same as a lease's. With `release` the number is refused from then on."""
-        return Guard(self._keeper, [], release, connection, ([self.name], [self.token]))
+        """The same as a lease's. Raises LeaseTaken while a transaction guards an older number, and where another holder has
+        adopted this one. With `release` the number is refused from then on."""
+        return Guard(self._keeper, [], release, connection, (self.name, self.token, self._holder))
 
 
 class Leases(Block[F], Generic[F, L, Done]):
@@ -182,9 +183,11 @@ class Leases(Block[F], Generic[F, L, Done]):
         """A transaction that is guarded by several leases at once."""
         return Guard(self._keeper, [lease._grant for lease in leases], release, connection)
 
-    def adopted(self, name: str, token: int) -> Adopted:
-        """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there."""
-        return Adopted(self._keeper, checked("the name of a lease", name, str), checked("a token", token, int))
+    def adopted(self, name: str, token: int, *, holder: str | None = None) -> Adopted:
+        """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. The number is
+        that of one `holder`: of this process, unless another one is named."""
+        of = checked("the name of a lease", name, str), checked("a token", token, int)
+        return Adopted(self._keeper, *of, holder if holder is None else holder_of(holder))
 
     def close(self) -> Done:
         """Gives everything back, and ends all waits."""

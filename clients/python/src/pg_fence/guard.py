@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import os
 from collections.abc import AsyncIterator
 from socket import socket
 from typing import Any, TypeVar
@@ -10,7 +11,7 @@ from psycopg.pq import TransactionStatus
 
 from . import asked
 from .drivers import driver_of
-from .errors import FenceError, LeaseLost, LeaseTaken, TransactionLost, session_ended, sqlstate_of, told
+from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended, sqlstate_of, told
 from .keeper import Grant, Keeper, pairs_of
 from .line import Block, aside, handle_of
 
@@ -22,13 +23,17 @@ class Guard(Block[C]):
     """A transaction under leases, to be entered by `with` or, on an asynchronous connection, by `async with`."""
 
     def __init__(
-        self, keeper: Keeper, grants: list[Grant], release: bool, connection: C, adopted: tuple[list[str], list[int]] = ([], [])
+        self, keeper: Keeper, grants: list[Grant], release: bool, connection: C, adopted: tuple[str, int, str | None] | None = None
     ):
-        names, tokens = pairs_of(grants) if grants else adopted
+        """`adopted`: a name, its number, and the holder of the number."""
+        names, tokens = ([adopted[0]], [adopted[1]]) if adopted else pairs_of(grants)
         if not names:
             raise ValueError("a guard takes a lease")
         self._keeper, self._grants, self._names = keeper, grants, names
-        self._begin = keeper.call(asked.GUARD if grants else asked.GUARD_ADOPTED, names, tokens)
+        if adopted:
+            self._begin = keeper.call(asked.GUARD_ADOPTED, adopted[2] or asked.holder_of_process(os.getpid()), names, tokens)
+        else:
+            self._begin = keeper.call(asked.GUARD, names, tokens)
         self._end = keeper.call(asked.RELEASE, names, tokens) if release else None
         self._connection, self._driver = connection, driver_of(connection)
         self._is_async = self._driver.is_async
@@ -141,7 +146,8 @@ class Guard(Block[C]):
             return lost[0] if lost else TransactionLost(f"the session ended under the transaction: {error}")
         if stage == "release" and state == "25P02":
             return TransactionLost(FAILED)
-        if is_ours and not self._grants and state == "22004":
-            # NULL from lease_adopt: an older number is guarded.
-            return LeaseTaken(tuple(self._names))
-        return told(error, self._driver.raw, is_ours)
+        meant = told(error, self._driver.raw, is_ours)
+        if stage == "begin" and not self._grants and state in {"22004", "PF004"} and isinstance(meant, Refused):
+            # NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted this number.
+            return LeaseTaken(tuple(self._names), meant.detail.get("holder"))
+        return meant
