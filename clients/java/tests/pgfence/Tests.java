@@ -7,6 +7,7 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.*;
+import org.postgresql.core.BaseConnection;
 import org.postgresql.ds.PGSimpleDataSource;
 import pgfence.Fence.*;
 import pgfence.FenceException.*;
@@ -177,9 +178,23 @@ public final class Tests {
         }
     }
 
-    public void aLossEndsAStatementThatHangs() throws Exception {
+    public void aLossEndsAStatementThatHangs() throws Exception { aLossEndsAStatement(connected(true)); }
+
+    /** As drivers before 42.7 do on Java 24 and newer. The connection is closed, too. */
+    public void aLossEndsAStatementOfADriverThatCannotAbort() throws Exception {
+        BaseConnection real = connected(true).unwrap(BaseConnection.class);
+        CompletableFuture<Boolean> closed = new CompletableFuture<>();
+        BaseConnection fails = instead(BaseConnection.class, real, "abort", arguments -> {
+            throw new SecurityException("checking permissions is not supported");
+        });
+        BaseConnection closes = instead(BaseConnection.class, fails, "close", arguments -> closed.complete(true) ? NOTHING : null);
+        aLossEndsAStatement(instead(Connection.class, real, "unwrap", arguments -> closes));
+        equal(closed.get(10, TimeUnit.SECONDS), true);
+    }
+
+    private void aLossEndsAStatement(Connection connected) throws Exception {
         Lease lease = fence.lease("order:7", SHORT);
-        try (Connection on = connected(true)) {
+        try (Connection on = connected) {
             run(on, NOTICES);
             Thread revokes = started(() -> {
                 Thread.sleep(200);
@@ -479,6 +494,23 @@ public final class Tests {
         } finally {
             Threads.POOL.setThreadFactory(starts);
         }
+    }
+
+    public void aLossIsToldWithoutAThread() throws Exception {
+        ThreadFactory starts = Threads.POOL.getThreadFactory();
+        Lease lease = fence.lease("job", SHORT);
+        Threads.POOL.setThreadFactory(work -> {
+            throw new OutOfMemoryError("unable to create native thread (planted)");
+        });
+        // None waits for work.
+        Threads.POOL.setKeepAliveTime(1, TimeUnit.MILLISECONDS);
+        try {
+            equal(lease.lost().get(20, TimeUnit.SECONDS).reason(), Reason.DEADLINE);
+        } finally {
+            Threads.POOL.setKeepAliveTime(1, TimeUnit.SECONDS);
+            Threads.POOL.setThreadFactory(starts);
+        }
+        value("SELECT lease_revoke('job')");
     }
 
     public void aClosedFenceGivesNothing() throws Exception {

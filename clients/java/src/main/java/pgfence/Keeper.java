@@ -283,8 +283,12 @@ final class Keeper {
             }
         }
         if (kind == Event.Kind.LOST) {
-            // In another thread, for what is done then may block.
-            Threads.run(() -> some.forEach(lease -> lease.lost().complete(lease.loss(false, null))));
+            Runnable completes = () -> some.forEach(lease -> lease.lost().complete(lease.loss(false, null)));
+            // In another thread, if there is one, for what is done then may block.
+            Threads.run(completes::run).exceptionally(noThread -> {
+                completes.run();
+                return null;
+            });
         }
     }
 
