@@ -334,6 +334,46 @@ public final class Tests {
         run(admin, "DROP ROLE nobody_in_particular");
     }
 
+    public void aLeaseOfAnotherRoleNamesTheWayOut() throws Exception {
+        for (String role : List.of("login_1", "login_2")) {
+            run(admin, "DROP ROLE IF EXISTS %1$s; CREATE ROLE %1$s LOGIN; SELECT fence_grant('%1$s')".formatted(role));
+        }
+        try (Fence other = new Fence(ADDRESS.replace("user=postgres", "user=login_1")); Lease lease = other.lease("job", LONG);
+                Connection on = DriverManager.getConnection(URL.replace("user=postgres", "user=login_2"))) {
+            String told = thrown(NotGranted.class, () -> lease.guard(on, () -> {})).getMessage();
+            equal(told.contains("role login_2") && told.contains("act as one role (options=-c role="), true);
+            equal(told.contains("fence_grant"), false);
+        }
+        run(admin, "SELECT fence_revoke('login_1'), fence_revoke('login_2'); DROP ROLE login_1, login_2");
+    }
+
+    public void aNumberIsOfOneHolder() throws Exception {
+        String recorded = "SELECT holder FROM lease_info('elsewhere')";
+        try (Fence second = new Fence(URL); Connection on = connected(true)) {
+            for (Fence same : List.of(fence, second)) {
+                same.adopted("elsewhere", 7).guard(on, () -> {});
+            }
+            equal(value(recorded).contains("/" + ProcessHandle.current().pid() + "/"), true);
+            fence.adopted("elsewhere", 8, "night \"shift\"").guard(on, () -> {});
+            equal(value(recorded), "night \"shift\"");
+            LeaseTaken taken = thrown(LeaseTaken.class, () -> fence.adopted("elsewhere", 8).guard(on, () -> {}));
+            equal(taken.holder(), "night \"shift\"");
+        } finally {
+            value("SELECT lease_revoke('elsewhere') + lease_forget('elsewhere')");
+        }
+    }
+
+    public void anAcquireThatFailsGivesAllOfItBack() throws Exception {
+        try (Fence fails = new Fence(URL).onEvent(event -> {
+            if (event.kind() == Event.Kind.ACQUIRED && event.names().contains("b")) {
+                throw new AssertionError("planted");
+            }
+        })) {
+            thrown(AssertionError.class, () -> fails.claim(List.of("a", "b"), 2, LONG));
+            equal(value(HELD), "0");
+        }
+    }
+
     public void events() throws Exception {
         List<Event> events = new CopyOnWriteArrayList<>();
         try (Fence tells = new Fence(URL).onEvent(event -> {

@@ -102,9 +102,15 @@ public final class Fence implements AutoCloseable {
         new Guard(keeper, leases, true, on).around(work);
     }
 
-    /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. */
-    public Holding adopted(String name, long token) {
-        return new Holding(keeper, checked(Collections.singletonList(name)), token);
+    /** As {@link #adopted(String, long, String)}, where this process is the holder. */
+    public Holding adopted(String name, long token) { return adopted(name, token, Options.PROCESS); }
+
+    /**
+     * A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. The number is
+     * that of one holder: a guard throws {@link LeaseTaken} where another one has adopted it.
+     */
+    public Holding adopted(String name, long token, String holder) {
+        return new Holding(keeper, checked(Collections.singletonList(name)), token, Objects.requireNonNull(holder, "a holder"));
     }
 
     /** The work that is done while leading. */

@@ -3,6 +3,7 @@ package pgfence;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
+import java.util.regex.*;
 import java.util.stream.Stream;
 import org.postgresql.util.*;
 
@@ -81,6 +82,13 @@ public sealed class FenceException extends RuntimeException {
         public String detail() { return said.getDetail(); }
         /** The server's HINT: the remedy; null where there is none. */
         public String hint() { return said.getHint(); }
+
+        String holder() {
+            Matcher found = HOLDER.matcher(Objects.requireNonNullElse(detail(), ""));
+            return found.find() ? found.group(1).replaceAll("\\\\([\"\\\\])", "$1") : null;
+        }
+
+        private static final Pattern HOLDER = Pattern.compile("\"holder\": ?\"((?:[^\"\\\\]|\\\\.)*)\"");
     }
 
     /**
@@ -102,8 +110,15 @@ public sealed class FenceException extends RuntimeException {
     /** The role may not use this lease. */
     public static final class NotGranted extends FenceException {
         private NotGranted(String role, Throwable cause) {
-            super("the role " + role + " may not use the lease: " + cause.getMessage() + "; an administrator grants it: "
-                    + "SELECT fence_grant('" + role + (("" + cause).contains("lease_adopt") ? "', 'adopter')" : "')"), false, cause);
+            super("the role " + role + " may not use the lease: " + cause.getMessage() + "; " + remedy(role, "" + cause), false, cause);
+        }
+
+        private static String remedy(String role, String said) {
+            if (said.contains("was granted to another role")) {
+                return "a lease is used by the role that acquired it, and by its members: where login roles change, "
+                        + "let all of them act as one role (options=-c role=…, or SET ROLE)";
+            }
+            return "an administrator grants it: SELECT fence_grant('" + role + (said.contains("lease_adopt") ? "', 'adopter')" : "')");
         }
     }
 

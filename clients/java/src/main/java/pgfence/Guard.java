@@ -104,7 +104,7 @@ final class Guard {
         }
         Holding first = held.get(0);
         Sql.rows(connection, leases.isEmpty()
-                ? keeper.call(Sql.GUARD_ADOPTED, first.names().get(0), first.names().get(0), first.token())
+                ? keeper.call(Sql.GUARD_ADOPTED, first.names().get(0), first.names().get(0), first.token(), first.holder)
                 : keeper.call(Sql.GUARD, Sql.names(held), Sql.tokens(held)), false);
     }
 
@@ -176,8 +176,10 @@ final class Guard {
             String ended = "the work has ended the transaction itself: what it did after that was not guarded";
             return new TransactionLost(ended, true, error);
         }
-        // NULL from lease_adopt: an older number is guarded.
-        boolean isOlder = leases.isEmpty() && state.equals("22004");
-        return isOlder ? new LeaseTaken(held.get(0).names(), null, null, error) : FenceException.ofCall(error, raw);
+        Throwable told = FenceException.ofCall(error, raw);
+        // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted this number.
+        boolean isTaken = stage == Stage.BEGUN && leases.isEmpty() && state.matches("22004|PF004");
+        return isTaken && told instanceof Refused refused
+                ? new LeaseTaken(held.get(0).names(), refused.holder(), null, error) : told;
     }
 }

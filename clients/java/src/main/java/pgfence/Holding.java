@@ -8,11 +8,14 @@ public class Holding {
     final Keeper keeper;
     private final List<String> names;
     private final long token;
+    /** Whose the number is, where it is adopted. */
+    final String holder;
 
-    Holding(Keeper keeper, List<String> names, long token) {
+    Holding(Keeper keeper, List<String> names, long token, String holder) {
         this.keeper = keeper;
         this.names = names;
         this.token = token;
+        this.holder = holder;
     }
 
     /** Work that is done in a transaction, for its effect. */

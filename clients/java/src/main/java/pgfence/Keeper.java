@@ -113,19 +113,20 @@ final class Keeper {
     }
 
     private List<Lease> granted(List<Lease> some) {
-        tell(Event.Kind.ACQUIRED, some);
-        // Where the call has waited: the server counts from a later moment.
-        some.stream().filter(lease -> Clock.now() > lease.beatAt).forEach(lease -> keep(List.of(lease)));
-        synchronized (this) {
-            some.stream().filter(lease -> lease.reason == null && !isClosed).forEach(leases::add);
-            notifyAll();
-        }
         try {
+            tell(Event.Kind.ACQUIRED, some);
+            // Where the call has waited: the server counts from a later moment.
+            some.stream().filter(lease -> Clock.now() > lease.beatAt).forEach(lease -> keep(List.of(lease)));
+            synchronized (this) {
+                some.stream().filter(lease -> lease.reason == null && !isClosed).forEach(leases::add);
+                notifyAll();
+            }
             if (isClosed) { release(some); }
             some.forEach(Lease::check);
-        } catch (LeaseLost lost) {
+        } catch (RuntimeException | Error failed) {
+            // Nobody gets them.
             release(some);
-            throw lost;
+            throw failed;
         }
         return some;
     }

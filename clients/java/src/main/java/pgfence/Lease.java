@@ -25,7 +25,7 @@ public final class Lease extends Holding implements AutoCloseable {
 
     /** By a call that began at {@code before}, from where the ttl counts. */
     Lease(Keeper keeper, List<String> names, long token, double before, double ttl, int session) {
-        super(keeper, names, token);
+        super(keeper, names, token, null);
         this.ttl = ttl;
         this.session = session;
         deadline = before + ttl;

@@ -44,16 +44,23 @@ public final class Options implements Cloneable {
     /** For others to see: a text that is JSON. */
     public Options metadata(String json) { return with(options -> options.metadata = json); }
 
-    /** With a holder, which is unique where none is given. The host is as the system has it: to ask a resolver may take long. */
+    /** With a holder, which is unique where none is given. */
     Options named() {
-        if (holder != null || reclaim) { return this; }
+        return holder != null || reclaim ? this : holder(unique());
+    }
+
+    /** The holder that adopts where none is named: all fences of this process are one holder. */
+    static final String PROCESS = unique();
+
+    /** The host is as the system has it: to ask a resolver may take long. */
+    private static String unique() {
         String host = System.getenv().getOrDefault("COMPUTERNAME", "java");
         try {
             host = Files.readString(Path.of("/proc/sys/kernel/hostname")).strip();
         } catch (IOException elsewhere) {
             // Then it is another system.
         }
-        return holder(host + '/' + ProcessHandle.current().pid() + '/' + UUID.randomUUID().toString().substring(0, 8));
+        return host + '/' + ProcessHandle.current().pid() + '/' + UUID.randomUUID().toString().substring(0, 8);
     }
 
     private Options with(Consumer<Options> change) {

@@ -29,8 +29,8 @@ final class Sql {
     /** In the same order everywhere, so that no two wait for each other. */
     static final String GUARD = "SELECT @lease_guard(x.name, x.token) FROM (SELECT * FROM " + PAIRS
             + " ORDER BY name COLLATE \"C\") AS x";
-    /** Each transaction makes the number known. */
-    static final String GUARD_ADOPTED = "SELECT @lease_guard(?, (SELECT @lease_adopt(?, ?)))";
+    /** Each transaction makes the number known, and whose it is. */
+    static final String GUARD_ADOPTED = "SELECT @lease_guard(?, (SELECT @lease_adopt(?, ?, ?)))";
 
     /** As text, whatever the role's IntervalStyle. */
     static String span(double seconds) { return Math.round(seconds * 1e6) + " microseconds"; }
