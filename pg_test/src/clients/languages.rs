@@ -89,6 +89,7 @@ pub const ALL: &[Language] = &[
     typescript::ON_PG,
     typescript::ON_POSTGRES,
     java::LANGUAGE,
+    java::ON_25,
     go::LANGUAGE,
     rust::LANGUAGE,
 ];

