@@ -1,8 +1,10 @@
 //! A caller's request, looked over before anything is sent; and the statements that ask it of the server.
 
 use crate::error::Error;
+use crate::lease::lock;
 use serde_json::Value;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::Mutex;
 use std::time::Duration;
 use tokio_postgres::types::{ToSql, Type};
 
@@ -128,6 +130,16 @@ pub(crate) fn unique_holder() -> String {
     let host = rustix::system::uname();
     let random = RandomState::new().hash_one(()) as u32;
     format!("{}/{}/{random:08x}", host.nodename().to_string_lossy(), std::process::id())
+}
+
+/// The holder that adopts where none is named: all fences of this process are one holder. A forked process has another.
+pub(crate) fn holder_of_process() -> String {
+    static HOLDER: Mutex<(u32, String)> = Mutex::new((0, String::new()));
+    let (mut holder, process) = (lock(&HOLDER), std::process::id());
+    if holder.0 != process {
+        *holder = (process, unique_holder());
+    }
+    holder.1.clone()
 }
 
 /// Names, and a token for each.

@@ -194,6 +194,15 @@ impl Display for Error {
                 "pg_fence is not created in this database (CREATE EXTENSION pg_fence), or its schema is neither named nor \
                  on the search_path: {message}"
             ),
+            Error::NotGranted { role, message }
+                if message.contains("was granted to another role") =>
+            {
+                write!(
+                    f,
+                    "the role {role} may not use the lease: {message}; a lease is used by the role that acquired it, and by its \
+                 members: where login roles change, let all of them act as one role (options=-c role=…, or SET ROLE)"
+                )
+            }
             Error::NotGranted { role, message } => write!(
                 f,
                 "the role {role} may not use the lease: {message} (an administrator grants it: SELECT fence_grant('{role}'{}))",

@@ -1,6 +1,6 @@
 //! Where leases come from, and how they are held.
 
-use crate::asked::{Asked, Names, unique_holder};
+use crate::asked::{Asked, Names, holder_of_process, unique_holder};
 use crate::clock;
 use crate::connected::{Connected, Opener, Tls};
 use crate::error::{Error, classify};
@@ -126,9 +126,10 @@ impl Fence {
         Ok(None)
     }
 
-    /// A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the number that it has there.
+    /// A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the number that it has there. The
+    /// number is that of one holder: of this process, unless [`Adopted::holder`] names another one.
     pub fn adopted(&self, name: impl Into<String>, token: i64) -> Adopted {
-        Adopted { keeper: self.0.clone(), name: name.into(), token }
+        Adopted { keeper: self.0.clone(), name: name.into(), token, holder: None }
     }
 
     /// A transaction that is guarded by several leases at once; see [`Lease::guard`].
@@ -137,8 +138,8 @@ impl Fence {
         connection: &'c mut C,
         leases: L,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, 'l, C, L> {
-        let grants = leases.into_iter().map(|lease| lease.0.grant.clone()).collect();
-        Under::new(&self.0, grants, Vec::new()).begin(connection)
+        let leases = leases.into_iter().map(|lease| lease.0.clone()).collect();
+        Under::leases(&self.0, leases).begin(connection)
     }
 
     /// Gives everything back, ends all waits, and closes the connection. For SIGTERM, and the end of `main`.
@@ -267,8 +268,17 @@ impl Lease {
         self.0.keeper.check(&self.0.grant)
     }
 
-    /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends without a loss.
-    pub fn lost(&self) -> impl Future<Output = Option<Error>> + Send + use<> {
+    /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends without a loss. It borrows
+    /// the lease, for nothing is told of one that is dropped:
+    ///
+    /// ```compile_fail,E0716
+    /// # async fn work(fence: pg_fence_client::Fence) -> Result<(), pg_fence_client::Error> {
+    /// let lost = fence.lease("order:7").acquire().await?.lost();
+    /// lost.await;
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn lost(&self) -> impl Future<Output = Option<Error>> + Send {
         let (grant, mut times) = (self.0.grant.clone(), self.0.grant.times.subscribe());
         async move {
             times.wait_for(|times| times.reason.is_some()).await.ok()?;
@@ -290,11 +300,13 @@ impl Lease {
     ///
     /// `connection` is a tokio-postgres `Client`, a [`Connected`], sqlx's `PgConnection`, or a transaction that is open:
     /// that is guarded from here on by a savepoint, and the code that began it ends it.
+    ///
+    /// Until the transaction ends, the lease is kept, also where it is dropped.
     pub fn guard<'c, C: Guardable>(
         &self,
         connection: &'c mut C,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
-        Under::new(&self.0.keeper, vec![self.0.grant.clone()], Vec::new()).begin(connection)
+        Under::leases(&self.0.keeper, vec![self.0.clone()]).begin(connection)
     }
 
     /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be reached, it
@@ -319,15 +331,24 @@ pub struct Adopted {
     keeper: Arc<Keeper>,
     name: String,
     token: i64,
+    holder: Option<String>,
 }
 
 impl Adopted {
-    /// As [`Lease::guard`]. [`Error::LeaseTaken`]: a transaction guards an older number, try again.
+    /// The same number, of a holder that several processes have in common.
+    pub fn holder(mut self, holder: impl Into<String>) -> Adopted {
+        self.holder = Some(holder.into());
+        self
+    }
+
+    /// As [`Lease::guard`]. [`Error::LeaseTaken`]: a transaction guards an older number, try again; or another holder, which it
+    /// names, has adopted this number.
     pub fn guard<'c, C: Guardable>(
         &self,
         connection: &'c mut C,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
-        let pairs = vec![(self.name.clone(), self.token)];
-        Under::new(&self.keeper, Vec::new(), pairs).begin(connection)
+        let holder = self.holder.clone().unwrap_or_else(holder_of_process);
+        let of = (vec![self.name.clone()], vec![self.token], vec![holder]);
+        Under::adopted(&self.keeper, of).begin(connection)
     }
 }

@@ -1,10 +1,11 @@
 //! Transactions under leases, whichever driver they are of.
 
-use crate::asked::{Pairs, Place};
+use crate::asked::Place;
 use crate::connected::Connected;
-use crate::error::{Error, Reason};
-use crate::keeper::Keeper;
+use crate::error::{Error, Reason, Refused};
+use crate::keeper::{Held, Keeper};
 use crate::lease::{EventKind, Grant, lock, pairs};
+use serde_json::Value;
 use std::mem;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -39,8 +40,8 @@ pub type Begun<T> = Result<(T, bool), Error>;
 /// Refused in a transaction that has failed (25P02), and outside of the guard's own (22P02), of which alone the token is.
 pub const OURS: &str = "SELECT current_setting('pg_fence.token')::bigint";
 
-/// Names, and their tokens.
-pub type Of = (Vec<String>, Vec<i64>);
+/// Names, their tokens, and the holder of one that is adopted.
+pub type Of = (Vec<String>, Vec<i64>, Vec<String>);
 /// A count, the process of the server, and when the transaction began.
 pub type Row3 = (i64, i32, f64);
 
@@ -49,7 +50,7 @@ pub type Row3 = (i64, i32, f64);
 pub trait Open: Send + Sized {
     fn text(&mut self, sql: &'static str) -> impl Future<Output = Result<(), Error>> + Send;
 
-    /// Of a statement with these names and tokens, without a prepared one, which poolers do not stand.
+    /// Of a statement with these names, tokens and holders, without a prepared one, which poolers do not stand.
     fn row(&mut self, sql: &str, of: &Of) -> impl Future<Output = Result<Row3, Error>> + Send;
 
     /// A COMMIT of a transaction that has failed rolls back and is no error, and one without any transaction is a
@@ -62,9 +63,9 @@ impl Open for Transaction<'_> {
         Ok(self.batch_execute(sql).await?)
     }
 
-    async fn row(&mut self, sql: &str, (names, tokens): &Of) -> Result<Row3, Error> {
-        let arguments: [(&(dyn ToSql + Sync), Type); 2] =
-            [(names, Type::TEXT_ARRAY), (tokens, Type::INT8_ARRAY)];
+    async fn row(&mut self, sql: &str, (names, tokens, holders): &Of) -> Result<Row3, Error> {
+        let arguments: [(&(dyn ToSql + Sync), Type); 3] =
+            [(names, Type::TEXT_ARRAY), (tokens, Type::INT8_ARRAY), (holders, Type::TEXT_ARRAY)];
         let row = self.query_typed_one(sql, &arguments).await?;
         Ok((row.try_get(0)?, row.try_get(1)?, row.try_get(2)?))
     }
@@ -108,6 +109,8 @@ begins! {
 /// The lease or number that a transaction is under.
 pub(crate) struct Under {
     keeper: Arc<Keeper>,
+    /// Held on to, so that none is given back while the transaction runs.
+    _leases: Vec<Arc<Held>>,
     grants: Vec<Arc<Grant>>,
     /// In an order that is the same everywhere, so that no two wait for each other.
     of: Of,
@@ -121,13 +124,23 @@ pub(crate) struct Under {
 }
 
 impl Under {
-    /// Of grants; or of a lease that is adopted, which has none.
-    pub fn new(keeper: &Arc<Keeper>, grants: Vec<Arc<Grant>>, adopted: Pairs) -> Under {
-        let mut pairs = [pairs(&grants), adopted].concat();
+    pub fn leases(keeper: &Arc<Keeper>, leases: Vec<Arc<Held>>) -> Under {
+        let grants: Vec<_> = leases.iter().map(|lease| lease.grant.clone()).collect();
+        let mut pairs = pairs(&grants);
         pairs.sort();
-        let (of, keeper) = (pairs.into_iter().unzip(), keeper.clone());
+        let (names, tokens) = pairs.into_iter().unzip();
+        Under::new(keeper, leases, grants, (names, tokens, Vec::new()))
+    }
+
+    /// Of a lease that is adopted, which has no grant.
+    pub fn adopted(keeper: &Arc<Keeper>, of: Of) -> Under {
+        Under::new(keeper, Vec::new(), Vec::new(), of)
+    }
+
+    fn new(keeper: &Arc<Keeper>, leases: Vec<Arc<Held>>, grants: Vec<Arc<Grant>>, of: Of) -> Under {
         let (is_whole, is_releasing, cut, place) = (true, false, None, None);
-        Under { keeper, grants, of, is_whole, is_releasing, cut, place, hangs: false.into() }
+        let (keeper, hangs) = (keeper.clone(), false.into());
+        Under { keeper, _leases: leases, grants, of, is_whole, is_releasing, cut, place, hangs }
     }
 
     /// `Send` is said, for the compiler does not find it out where a guard is within another.
@@ -152,7 +165,7 @@ impl Under {
             (transaction, self.is_whole) = self.or_loss(connection.begin()).await?;
             let mut guard = Guarded { transaction, under: self };
             let function = match guard.under.grants.is_empty() {
-                true => "lease_guard(x.name, lease_adopt(x.name, x.token))",
+                true => "lease_guard(x.name, lease_adopt(x.name, x.token, x.holder))",
                 false => "lease_guard(x.name, x.token)",
             };
             let mut entered = guard.count(function).await;
@@ -167,10 +180,18 @@ impl Under {
             }
             match entered.map_err(Error::of_call) {
                 Ok(_) => Ok(guard),
-                // NULL from lease_adopt: a transaction guards an older number.
-                Err(error) if error.has_state("22004") && guard.under.grants.is_empty() => {
-                    let names = guard.under.of.0.clone();
-                    Err(Error::LeaseTaken { names, holder: None, remaining: None })
+                // NULL from lease_adopt: a transaction guards an older number. PF004 from it: another holder has adopted this
+                // number.
+                Err(Error::Refused(Refused { sqlstate, detail, .. }))
+                    if matches!(sqlstate.as_str(), "22004" | "PF004")
+                        && guard.under.grants.is_empty() =>
+                {
+                    let holder = detail.get("holder").and_then(Value::as_str).map(str::to_owned);
+                    Err(Error::LeaseTaken {
+                        names: guard.under.of.0.clone(),
+                        holder,
+                        remaining: None,
+                    })
                 }
                 Err(error) => Err(error),
             }
@@ -275,7 +296,7 @@ impl<T: Open> Guarded<T> {
         let call = function.replace("lease_", &format!("{}lease_", under.keeper.setup.schema));
         let sql = format!(
             "SELECT count({call}), pg_backend_pid(), extract(epoch FROM now())::float8 \
-             FROM unnest($1::text[], $2::bigint[]) AS x(name, token)"
+             FROM unnest($1::text[], $2::bigint[], $3::text[]) AS x(name, token, holder)"
         );
         let (count, process, began) = under.or_loss(transaction.row(&sql, &under.of)).await?;
         under.place = under.is_whole.then_some((process, began));
@@ -308,7 +329,7 @@ impl<T: Open> Guarded<T> {
             // No commit is on its way yet: any other error leaves no doubt.
             if error.has_state("25P02") { told_of_commit(error) } else { error }
         })?;
-        let Under { keeper, grants, of: (names, _), .. } = &self.under;
+        let Under { keeper, grants, of: (names, ..), .. } = &self.under;
         if count < names.len() as i64 {
             keeper.end(grants, Reason::Gone);
             let (names, reason) = (names.clone(), Reason::Gone);

@@ -21,8 +21,8 @@ impl Open for Transaction<'_, Postgres> {
         Ok(())
     }
 
-    async fn row(&mut self, sql: &str, (names, tokens): &Of) -> Result<Row3, Error> {
-        let call = sqlx::query_as(sql).bind(names).bind(tokens).persistent(false);
+    async fn row(&mut self, sql: &str, (names, tokens, holders): &Of) -> Result<Row3, Error> {
+        let call = sqlx::query_as(sql).bind(names).bind(tokens).bind(holders).persistent(false);
         Ok(call.fetch_one(&mut **self).await?)
     }
 

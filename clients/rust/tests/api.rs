@@ -4,7 +4,7 @@
 //! makes a table in it.
 
 use pg_fence_client::{
-    Connected, Error, Event, EventKind, Fence, Lease, Reason, classify, connect,
+    Connected, Error, Event, EventKind, Fence, Lease, Reason, classify, connect, open,
 };
 use std::error::Error as StdError;
 use std::future::pending;
@@ -120,6 +120,71 @@ async fn guards_commit_release_and_roll_back() {
     assert_eq!(shop.status().await, "sent");
     assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("free"));
     assert!(matches!(lease.check(), Err(Error::LeaseLost { reason: Reason::Released, .. })));
+}
+
+#[tokio::test]
+async fn a_lease_that_is_dropped_is_kept_while_its_guard_runs() {
+    let shop = Shop::new("kept").await;
+    let mut client = client().await;
+    let guard = shop.lease().await.guard(&mut client).await.unwrap();
+    // The fence does one after the other: a release would be through by now.
+    shop.fence.lease("kept:8").acquire().await.unwrap().release().await.unwrap();
+    assert_eq!(shop.state(&shop.order()).await.as_deref(), Some("held"));
+    guard.execute(&shop.set("paid"), &[]).await.unwrap();
+    guard.commit().await.unwrap();
+    assert_eq!(shop.status().await, "paid");
+    shop.fence.lease(shop.order()).wait(LONG).acquire().await.unwrap().release().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_number_is_of_one_holder() {
+    let shop = Shop::new("adopted").await;
+    let recorded = async || {
+        let sql = "SELECT holder FROM lease_info('elsewhere')";
+        shop.admin.query_one(sql, &[]).await.unwrap().get::<_, Option<String>>(0)
+    };
+    let mut client = client().await;
+    for same in [&shop.fence, &Fence::new(&url()).unwrap()] {
+        same.adopted("elsewhere", 7).guard(&mut client).await.unwrap().commit().await.unwrap();
+    }
+    let process = format!("/{}/", std::process::id());
+    assert!(recorded().await.is_some_and(|holder| holder.contains(&process)));
+    let named = shop.fence.adopted("elsewhere", 8).holder("night shift");
+    named.guard(&mut client).await.unwrap().commit().await.unwrap();
+    assert_eq!(recorded().await.as_deref(), Some("night shift"));
+    let taken = shop.fence.adopted("elsewhere", 8).guard(&mut client).await.err();
+    shop.admin
+        .batch_execute("SELECT lease_revoke('elsewhere'), lease_forget('elsewhere')")
+        .await
+        .unwrap();
+    let Some(Error::LeaseTaken { holder, .. }) = taken else { panic!("{taken:?}") };
+    assert_eq!(holder.as_deref(), Some("night shift"));
+}
+
+#[tokio::test]
+async fn a_lease_of_another_role_names_the_way_out() {
+    let shop = Shop::new("roles").await;
+    let role = |name: &str| {
+        let mut config: Config = url().parse().unwrap();
+        config.user(name).clone()
+    };
+    for name in ["rust_login_1", "rust_login_2"] {
+        let sql = format!(
+            "DROP ROLE IF EXISTS {name}; CREATE ROLE {name} LOGIN; SELECT fence_grant('{name}')"
+        );
+        shop.admin.batch_execute(&sql).await.unwrap();
+    }
+    let fence = Fence::at([role("rust_login_1")], NoTls);
+    let lease = fence.lease("roles:8").acquire().await.unwrap();
+    let mut other = open(&[role("rust_login_2")], NoTls, LONG).await.unwrap();
+    let told = lease.guard(&mut other).await.err().map(|error| error.to_string());
+    fence.close().await;
+    drop(other);
+    let sql = "SELECT fence_revoke('rust_login_1'), fence_revoke('rust_login_2'); DROP ROLE rust_login_1, rust_login_2";
+    shop.admin.batch_execute(sql).await.unwrap();
+    let told = told.unwrap_or_default();
+    assert!(told.contains("act as one role (options=-c role="), "{told}");
+    assert!(!told.contains("fence_grant"), "{told}");
 }
 
 /// The verbs' futures are `Send`.

@@ -213,7 +213,8 @@ impl Keeper {
     async fn hold(&mut self, lease: Lease) {
         self.said.say(Told::Granted { token: lease.token(), deadline: Some(deadline_of(&lease)) });
         let since = Moment::now();
-        let mut lost = std::pin::pin!(lease.lost());
+        let watched = lease.clone();
+        let mut lost = std::pin::pin!(watched.lost());
         let order = loop {
             let deadline = deadline_of(&lease);
             let enforce_at = self.times.enforce_at(deadline);
