@@ -287,7 +287,7 @@ COMMENT ON FUNCTION fence.lease_findings() IS
 CREATE FUNCTION fence.name_findings(triggers fence.trigger_arguments[], leases fence.lease_template[])
 RETURNS jsonb LANGUAGE sql STABLE PARALLEL UNSAFE
 BEGIN ATOMIC
-    WITH home (name) AS (
+    WITH RECURSIVE home (name) AS (
         SELECT e.extnamespace::pg_catalog.regnamespace FROM pg_catalog.pg_extension e
          WHERE e.extname OPERATOR(pg_catalog.=) 'pg_fence'),
 
@@ -296,26 +296,77 @@ BEGIN ATOMIC
           FROM fence.role_prefix p JOIN pg_catalog.pg_roles r ON r.rolname OPERATOR(pg_catalog.=) p.role
          WHERE p.level OPERATOR(pg_catalog.<>) 'monitor' AND NOT r.rolsuper),
 
-    finding (step, rel, finding, remedy) AS (
-        -- A role that writes the table has to take its leases; others can only keep its writers out.
-        SELECT 1, t.tgrelid::pg_catalog.regclass,
-               pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
-                   'those who write it; it does not write it itself', k.role, l.lease),
-               pg_catalog.format('SELECT %s.fence_revoke(%L, %L);',
-                   h.name, pg_catalog.quote_ident(k.role), k.prefix)
+    -- The tables that are bound to leases, partitions with the triggers of their root among them.
+    bound AS (
+        SELECT DISTINCT t.tgrelid AS oid, a.lease
           FROM pg_catalog.unnest(triggers) AS a
           JOIN pg_catalog.pg_trigger t ON t.oid OPERATOR(pg_catalog.=) a.trigger
-           AND t.tgparentid OPERATOR(pg_catalog.=) 0::pg_catalog.oid
-          JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) t.tgrelid
-          JOIN pg_catalog.unnest(leases) AS l ON l.lease OPERATOR(pg_catalog.=) a.lease
-         CROSS JOIN home h
+         WHERE a.lease IS NOT NULL),
+
+    -- The relations through which the rows of each can be written: the table, what it is a part or a child of, views.
+    -- (What is inserted into the parent of an inheritance child stays there.)
+    reached (oid, lease, is_for_inserts) AS (
+        SELECT b.oid, b.lease, true FROM bound b
+        UNION
+        SELECT x.oid, r.lease, r.is_for_inserts AND x.is_for_inserts
+          FROM reached r
+         CROSS JOIN LATERAL (
+               SELECT i.inhparent, c.relispartition
+                 FROM pg_catalog.pg_inherits i
+                 JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) i.inhrelid
+                WHERE i.inhrelid OPERATOR(pg_catalog.=) r.oid
+               UNION ALL
+               SELECT v.oid, true
+                 FROM pg_catalog.pg_depend d
+                 JOIN pg_catalog.pg_rewrite w ON w.oid OPERATOR(pg_catalog.=) d.objid
+                 JOIN pg_catalog.pg_class v ON v.oid OPERATOR(pg_catalog.=) w.ev_class
+                WHERE d.classid OPERATOR(pg_catalog.=) 'pg_catalog.pg_rewrite'::pg_catalog.regclass
+                  AND d.refclassid OPERATOR(pg_catalog.=) 'pg_catalog.pg_class'::pg_catalog.regclass
+                  AND d.refobjid OPERATOR(pg_catalog.=) r.oid AND v.relkind OPERATOR(pg_catalog.=) 'v'
+               ) AS x (oid, is_for_inserts)),
+
+    grant_of_lease AS (
+        SELECT k.role, k.oid, k.prefix, k.level, l.lease
+          FROM pg_catalog.unnest(leases) AS l
           JOIN taker k ON pg_catalog.starts_with(l.beginning, k.prefix)
             OR pg_catalog.cardinality(l.columns) OPERATOR(pg_catalog.>) 0
-           AND pg_catalog.starts_with(k.prefix, l.beginning)
-         WHERE k.level OPERATOR(pg_catalog.<>) 'admin'
-           AND NOT pg_catalog.pg_has_role(k.oid, c.relowner, 'USAGE')
-           AND NOT pg_catalog.has_table_privilege(k.oid, c.oid, 'INSERT, UPDATE, DELETE')
-           AND NOT pg_catalog.has_any_column_privilege(k.oid, c.oid, 'INSERT, UPDATE')
+           AND pg_catalog.starts_with(k.prefix, l.beginning)),
+
+    -- The grants by which a role takes the leases of what it writes.
+    needed AS MATERIALIZED (
+        SELECT g.oid, g.prefix, g.lease FROM grant_of_lease g
+         WHERE EXISTS (
+               SELECT FROM reached r JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) r.oid
+                WHERE r.lease OPERATOR(pg_catalog.=) g.lease
+                  AND (pg_catalog.pg_has_role(g.oid, c.relowner, 'USAGE')
+                       OR pg_catalog.has_table_privilege(g.oid, c.oid, 'UPDATE, DELETE')
+                       OR pg_catalog.has_any_column_privilege(g.oid, c.oid, 'UPDATE')
+                       OR r.is_for_inserts AND pg_catalog.has_any_column_privilege(g.oid, c.oid, 'INSERT')))),
+
+    finding (step, rel, finding, remedy) AS (
+        -- A role that writes the table has to take its leases; others can only keep its writers out. Of what hangs below a
+        -- table with the same lease nothing is said, and a grant that the role needs for other tables is not taken away.
+        SELECT 1, b.oid::pg_catalog.regclass,
+               pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
+                   'those who write it; it does not write it itself', g.role, g.lease)
+               OPERATOR(pg_catalog.||) CASE WHEN other.is_needed
+                   THEN ' (but others by the same grant: grant it the names of those, then revoke this one)' ELSE '' END,
+               CASE WHEN NOT other.is_needed THEN pg_catalog.format('SELECT %s.fence_revoke(%L, %L);',
+                   h.name, pg_catalog.quote_ident(g.role), g.prefix) END
+          FROM bound b
+          JOIN grant_of_lease g ON g.lease OPERATOR(pg_catalog.=) b.lease
+         CROSS JOIN LATERAL (
+               SELECT EXISTS (SELECT FROM needed n WHERE n.oid OPERATOR(pg_catalog.=) g.oid
+                                AND n.prefix OPERATOR(pg_catalog.=) g.prefix)) AS other (is_needed)
+         CROSS JOIN home h
+         WHERE g.level OPERATOR(pg_catalog.<>) 'admin'
+           AND NOT EXISTS (
+               SELECT FROM needed n
+                WHERE n.oid OPERATOR(pg_catalog.=) g.oid AND n.lease OPERATOR(pg_catalog.=) g.lease)
+           AND NOT EXISTS (
+               SELECT FROM pg_catalog.pg_inherits i
+                 JOIN bound p ON p.oid OPERATOR(pg_catalog.=) i.inhparent AND p.lease OPERATOR(pg_catalog.=) b.lease
+                WHERE i.inhrelid OPERATOR(pg_catalog.=) b.oid)
         UNION
         SELECT 2, 'fence.role_prefix'::pg_catalog.regclass,
                pg_catalog.format('names that begin with "%s" are for role "%s", which is dropped or renamed: '
@@ -331,7 +382,8 @@ BEGIN ATOMIC
                pg_catalog.format('SELECT %s.fence_revoke(%L), %s.fence_grant(%L, %L);',
                    h.name, pg_catalog.quote_ident(k.role), h.name, pg_catalog.quote_ident(k.role), 'monitor')
           FROM taker k CROSS JOIN home h
-         WHERE pg_catalog.pg_has_role(k.oid, 'pg_monitor'::pg_catalog.name, 'USAGE'))
+         WHERE pg_catalog.pg_has_role(k.oid, 'pg_monitor'::pg_catalog.name, 'USAGE')
+           AND NOT EXISTS (SELECT FROM needed n WHERE n.oid OPERATOR(pg_catalog.=) k.oid))
     SELECT pg_catalog.jsonb_agg(f)
       FROM (SELECT 80 AS step, pg_catalog.row_number() OVER (ORDER BY o.step, o.rel::pg_catalog.text, o.finding) AS n,
                    o.rel::pg_catalog.oid, 'notice' AS severity, o.finding, o.remedy FROM finding o) AS f;
