@@ -422,8 +422,16 @@ BEGIN
                              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation));
     END IF;
 
+    -- (TimescaleDB puts the row triggers of a hypertable on each of its chunks, which are such children.)
     IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
-                WHERE i.inhparent = relation AND NOT c.relispartition) THEN
+                WHERE i.inhparent = relation AND NOT c.relispartition
+                  AND (array_remove(row_events, 'truncate') = '{}' OR EXISTS (
+                       SELECT FROM pg_trigger t
+                        WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgtype & 1 = 1 AND NOT EXISTS (
+                              SELECT FROM pg_trigger o
+                               WHERE o.tgrelid = c.oid AND o.tgfoid = ours AND o.tgenabled IN ('O', 'A')
+                                 AND (o.tgname, o.tgtype, o.tgargs) = (t.tgname, t.tgtype, t.tgargs)
+                                 AND o.tgqual IS NULL AND o.tgattr::text = '')))) THEN
         RAISE WARNING USING MESSAGE = format('the inheritance children of %s are not fenced with it', relation),
             HINT = format('fence_audit(%L) has the statements that fence them.', relation);
     END IF;

@@ -71,7 +71,12 @@ own_trigger AS (
 
 other_trigger AS (
     SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgfoid,
-           k.bits AS in_place_of, p.pronamespace = 'pg_catalog'::regnamespace AS is_postgres_own
+           k.bits AS in_place_of,
+           -- Postgres's own change no row; neither does that which keeps rows out of the root of a hypertable.
+           p.pronamespace = 'pg_catalog'::regnamespace OR p.proname = 'insert_blocker' AND EXISTS (
+               SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
+                WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
+                  AND d.refclassid = 'pg_extension'::regclass AND e.extname = 'timescaledb') AS is_postgres_own
       FROM pg_trigger t
       JOIN pg_proc p ON p.oid = t.tgfoid
       LEFT JOIN kind k ON k.tgname = t.tgname
