@@ -575,7 +575,7 @@ CREATE OR REPLACE FUNCTION fence_lite.family(relation regclass) RETURNS SETOF re
 $$;
 CREATE OR REPLACE FUNCTION fence_lite.take_off(table_name regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER %I ON %s', t.name, t.relation), '; ') FROM triggers() AS t
+  EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER IF EXISTS %I ON %s', t.name, t.relation), '; ') FROM triggers() AS t
      WHERE t.parent = 0 AND t.relation IN (SELECT family(table_name))), '');
   PERFORM write_trigger(table_name);
 END
@@ -738,7 +738,7 @@ CREATE OR REPLACE FUNCTION lease_check(name text, token bigint) RETURNS boolean 
 BEGIN
   PERFORM vet('', name, token);
   PERFORM left_out('lease_check() at REPEATABLE READ') WHERE keeps_snapshot();
-  RETURN EXISTS (SELECT FROM fence.lease l WHERE l.name = lease_check.name COLLATE "C" AND speaks(l, token)
+  RETURN EXISTS (SELECT FROM fence.lease l WHERE l.name = $1 COLLATE "C" AND speaks(l, token)
       AND latest(l) > floor()) AND (pg_is_in_recovery() OR has_begun() OR NOT is_copy());
 END
 $$;
@@ -746,7 +746,7 @@ $$;
 CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL) RETURNS SETOF fence.leases LANGUAGE plpgsql ROWS 1 AS $$
 BEGIN
   PERFORM vet('', name, coalesce(token, 1));
-  RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = lease_info.name COLLATE "C";
+  RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = $1 COLLATE "C";
 END
 $$;
 
@@ -796,7 +796,7 @@ BEGIN
 
   -- An argument that is left out stays as it was, but without a lease only strict is safe.
   SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, bool_or(t.enabled = 'A') AS always
-   INTO had FROM triggers() AS t WHERE t.relation = fence_protect.relation;
+   INTO had FROM triggers() AS t WHERE t.relation = $1;
   bound_to := nullif(coalesce(lease, had.lease), '');
   stays := (bound_to IS NULL) = (had.lease IS NULL);
   judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
@@ -860,8 +860,8 @@ BEGIN
   PERFORM check_table(relation, false);
   PERFORM refuse_table(t.relation, ARRAY['42809', 'it is a partition',
       format('Take the fence off %s.', pg_partition_root(t.relation))])
-    FROM triggers() AS t WHERE t.relation = fence_unprotect.relation AND t.parent <> 0;
-  IF EXISTS (SELECT FROM triggers() AS t WHERE t.relation IN (SELECT family(fence_unprotect.relation))) THEN
+    FROM triggers() AS t WHERE t.relation = $1 AND t.parent <> 0;
+  IF EXISTS (SELECT FROM triggers() AS t WHERE t.relation IN (SELECT family($1))) THEN
     EXECUTE format('LOCK TABLE %s', relation);
     PERFORM take_off(relation);
   ELSE
@@ -886,10 +886,11 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
       AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & e.bits = e.bits
          AND o.enabled IN ('O', 'A')) HAVING count(*) > 0
     UNION ALL
-    SELECT 'hole', format('trigger %s runs after the fence', to_json(t.tgname)),
-        format('ALTER TRIGGER %I ON %s RENAME TO %I;', t.tgname, part, 'a_' || t.tgname)
-     FROM pg_trigger t WHERE t.tgrelid = part AND NOT t.tgisinternal AND t.tgparentid = 0 AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0
-      AND t.tgenabled <> 'D' AND t.tgname > 'fence_named' AND t.tgname <> 'fenced'
+    SELECT 'hole', format('trigger %s runs after the fence', to_json(tgname)),
+        format('ALTER TRIGGER %I ON %s RENAME TO %I;', tgname, part, 'a_' || tgname)
+     FROM pg_trigger WHERE tgrelid = part AND NOT tgisinternal AND tgparentid = 0 AND tgtype & 3 = 3 AND tgtype & 20 <> 0
+      AND tgenabled <> 'D' AND tgname > 'fence_named' AND tgname <> 'fenced' AND NOT EXISTS (SELECT FROM pg_depend
+       JOIN pg_extension e ON e.oid = refobjid WHERE objid = tgfoid AND deptype = 'e' AND extname = 'timescaledb')
     UNION ALL
     SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it',
         format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
