@@ -11,8 +11,8 @@
 --     the triggers that call it say; whether numbers of somebody else's are adopted in this database.
 -- home, refilling, own_triggers, other_triggers, roots, members: from audit_members. The schema of the functions, and the
 --     body of a DO, for statements that are shown and not run; the triggers of tables; the tables, with what hangs below them.
--- placeholders, fences, spots, to_be_read: from audit_spots. The members that are looked at, and how the fence of each should
---     be; the columns whose highest fence is asked.
+-- placeholders, fences, spots, formers, to_be_read: from audit_spots. The members that are looked at, and how the fence of each
+--     should be; what may be a detached partition; the columns whose highest fence is asked.
 -- rules: from audit_rules. The statements that put triggers right.
 -- heights: from the library. The highest fences.
 -- drawn, far_ahead, reach: from the library, for those who may use leases. The last token (none on a standby), when the
@@ -113,7 +113,8 @@ subject AS (
        AND d.description = about->>'column_comment' AND NOT EXISTS (  -- what is fenced below it is told of there
            SELECT FROM pg_inherits i JOIN own_trigger t ON t.tgrelid = i.inhrelid WHERE i.inhparent = d.objoid)),
 
--- The trigger whose options count: where a table has none, a parent's or a child's.
+-- The trigger whose options count: of those that fence_protect has named, and tells them in full, before any that was
+-- made by hand; where a table has none, a parent's or a child's.
 chosen AS (
     SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease,
            t.has_unfenced_insert
@@ -123,7 +124,8 @@ chosen AS (
            UNION SELECT i.inhparent FROM pg_inherits i WHERE i.inhrelid = s.oid
            UNION SELECT i.inhrelid FROM pg_inherits i WHERE i.inhparent = s.oid) AS kin (oid)
       JOIN own_trigger t ON t.tgrelid = kin.oid
-     ORDER BY s.oid, t.tgrelid = s.oid DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
+     ORDER BY s.oid, t.tgrelid = s.oid DESC, t.tgnargs > 1 AND t.tgname IN (SELECT k.tgname FROM kind k) DESC,
+              t.bits DESC, t.tgnargs DESC, t.tgname),
 
 -- The table asked for, or each of the caller's that does not hang below another.
 root AS (
@@ -270,11 +272,25 @@ key_at_will AS (
                   ) AS x (acl) CROSS JOIN aclexplode(x.acl) AS a
             WHERE a.privilege_type = 'INSERT' AND a.grantee <> m.relowner))),
 
+-- Fences whose lease names a column that is gone, and nobody can say which it is now: fence_protect would refuse the lease.
+adrift AS (
+    SELECT p.root
+      FROM placeholder p
+     WHERE NOT EXISTS (
+           SELECT FROM pg_attribute a WHERE a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0)
+     GROUP BY p.root
+    HAVING count(*) > 1 OR 1 <> (
+           SELECT count(*)
+             FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
+            WHERE i.indrelid = p.root AND i.indisprimary
+              AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root))),
+
 -- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
 fence AS (
     SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
            x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
-           format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top::regclass) || o.options AS protect,
+           CASE WHEN r.root NOT IN (SELECT a.root FROM adrift a) THEN
+               format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top::regclass) || o.options END AS protect,
            format('EXECUTE FUNCTION %s(%s', (about->>'ours')::oid::regproc, o.arguments) AS call
       FROM root r
       JOIN member m ON m.root = r.root AND m.is_root
@@ -282,7 +298,7 @@ fence AS (
            SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
              FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
                           r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
-                          r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled = 'A') AS is_always,
+                          r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled IN ('A', 'R')) AS is_always,
                           CASE WHEN r.lease IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
                               AS fit_mode,
                           r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
@@ -317,9 +333,71 @@ spot AS (
                 WHERE e <> ALL (m.before) AND m.relkind <> 'f') AS missing,
            f.is_fenced OR f.root_is_child AS has_fence, k.oid IS NOT NULL AS has_key_at_will
       FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
-     WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root)
+     WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
+
+-- The fenced tables that have partitions.
+partitioned AS (
+    SELECT DISTINCT ON (c.oid) c.oid, t.fence_column, t.mode, t.lease
+      FROM own_trigger t JOIN pg_class c ON c.oid = t.tgrelid
+     WHERE c.relkind = 'p' AND NOT c.relispartition
+     ORDER BY c.oid, t.tgnargs > 1 AND t.tgname IN (SELECT k.tgname FROM kind k) DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
+
+-- Tables by themselves with a column of that name, on which no row is judged. (Those that pg_partman makes as templates
+-- are never written.)
+lone AS MATERIALIZED (
+    SELECT d.oid, a.attname, a.atthasdef OR a.attidentity <> '' AS is_filled, a.attidentity <> '' AS is_identity,
+           EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid) AS is_certain
+      FROM pg_attribute a JOIN pg_class d ON d.oid = a.attrelid
+     WHERE a.attname IN (SELECT p.fence_column FROM partitioned p) AND a.attnum > 0 AND a.attgenerated = ''
+       AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p'
+       AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
+       AND NOT EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid AND t.bits = 3)
+       AND (NOT starts_with(d.relname, 'template_') OR d.relnamespace NOT IN (
+                SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_partman')
+            OR EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid))),
+
+-- DETACH leaves no link. A former partition is known by the columns of its root, and for certain by the TRUNCATE
+-- trigger that fence_protect gave it, which names the lease. Where several may have been its root, nobody can say by which
+-- lease it is to be fenced; else this one statement fences it, and what else is said of it has none.
+former AS (
+    SELECT d.oid, d.is_certain, d.roots, f.root_n,
+           CASE WHEN d.how_many = 1 AND f.protect IS NOT NULL
+                THEN coalesce((SELECT string_agg(format('DROP TRIGGER %I ON %s; ', t.tgname, d.oid::regclass), '' ORDER BY t.oid)
+                                 FROM other_trigger t
+                                WHERE t.tgrelid = d.oid AND t.in_place_of IS NOT NULL AND t.tgparentid = 0), '')
+                     || CASE WHEN d.is_filled THEN format('ALTER TABLE %s ALTER COLUMN %I DROP %s; ', d.oid::regclass,
+                            f.fence_column, CASE WHEN d.is_identity THEN 'IDENTITY' ELSE 'DEFAULT' END) ELSE '' END
+                     || coalesce((
+                        SELECT format('ALTER TABLE %s %s; ', d.oid::regclass, string_agg(concat_ws(', ',
+                                   CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', a.attname)
+                                        WHEN NOT x.is_fit THEN format('ALTER COLUMN %I TYPE text USING %1$I::text', a.attname)
+                                   END,
+                                   CASE WHEN NOT a.attnotnull THEN format('ALTER COLUMN %I SET NOT NULL', a.attname) END), ', '))
+                          FROM placeholder h JOIN pg_attribute a ON a.attrelid = d.oid AND a.attname = h.name AND a.attnum > 0
+                         CROSS JOIN LATERAL (VALUES (a.attgenerated = '' AND a.atttypid IN (
+                               SELECT t::oid FROM jsonb_array_elements_text(about->'placeholder_types') AS t))) AS x (is_fit)
+                         WHERE h.root = f.root AND NOT (x.is_fit AND a.attnotnull)
+                        HAVING count(*) > 0), '')
+                     || format('SELECT %s.fence_protect(', about->>'home') || quote_literal(d.oid::regclass) || f.options
+                END AS protect
+      FROM (SELECT l.oid, l.is_certain, l.is_filled, l.is_identity, count(*) AS how_many,
+                   string_agg(p.oid::regclass::text, ' or ' ORDER BY p.oid::regclass::text) AS roots,
+                   array_agg(p.oid) AS root
+              FROM lone l
+              JOIN partitioned p ON p.fence_column = l.attname AND p.oid <> l.oid
+             WHERE NOT EXISTS (
+                   SELECT FROM own_trigger t
+                    WHERE t.tgrelid = l.oid AND (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (p.fence_column, p.mode, p.lease))
+               AND NOT EXISTS (
+                   SELECT FROM pg_attribute c
+                    WHERE c.attrelid IN (p.oid, l.oid) AND c.attnum > 0 AND NOT c.attisdropped
+                    GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)
+             GROUP BY l.oid, l.is_certain, l.is_filled, l.is_identity) AS d
+      LEFT JOIN LATERAL (
+           SELECT f.* FROM fence f WHERE f.root = ANY (d.root) AND f.is_fenced ORDER BY f.root_n LIMIT 1) AS f ON true)
 
 SELECT about || jsonb_strip_nulls(jsonb_build_object(
+    'formers', (SELECT jsonb_agg(d) FROM former d),
     'placeholders', (SELECT jsonb_agg(p) FROM placeholder p),
     'fences', (SELECT jsonb_agg(f) FROM fence f),
     'spots', (SELECT jsonb_agg(s) FROM spot s),
@@ -403,8 +481,9 @@ spot AS (
         boolean, is_fenced boolean, is_subscribed boolean, fence_column text, attnum integer, atttypid oid, type text,
         filled text, root_filled boolean, protect text)),
 
+-- What would keep fence_protect from repairing the rest stands before that, as if it were of a member 0.
 table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
-    SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
+    SELECT x.step, s.root_n, 0, s.member_n, s.rel, x.severity, x.finding, x.remedy
       FROM spot s
      CROSS JOIN LATERAL (VALUES
         (2, s.relkind = 'f', 'hole', 'this table is foreign: nothing fences it on its own server',
@@ -425,13 +504,19 @@ table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
 -- last token. One that was dropped and made again lacks the comment that fence_protect put on it when it made
 -- that trigger, and one like it is gone.
 column_amiss AS (
-    SELECT x.step, s.root_n, s.member_n, 1, s.rel, x.severity, x.finding, x.remedy
+    SELECT x.step, s.root_n, CASE WHEN x.step = 8 THEN s.member_n ELSE 0 END, s.member_n, s.rel, x.severity, x.finding, x.remedy
       FROM spot s
       LEFT JOIN LATERAL (
-           SELECT a.attname FROM pg_attribute a
+           SELECT a.attname, concat_ws(', ',
+                      CASE WHEN a.atttypid <> 'int8'::regtype
+                           THEN format('ALTER COLUMN %I TYPE bigint USING %1$I::bigint', s.fence_column) END,
+                      CASE WHEN a.attidentity <> '' THEN format('ALTER COLUMN %I DROP IDENTITY', s.fence_column)
+                           WHEN a.atthasdef AND a.attgenerated = ''
+                           THEN format('ALTER COLUMN %I DROP DEFAULT', s.fence_column) END)
+             FROM pg_attribute a
             WHERE s.attnum IS NULL AND a.attrelid = s.oid AND a.attnum > 0
               AND col_description(s.oid, a.attnum) = about->>'column_comment'
-            ORDER BY a.attnum DESC LIMIT 1) AS renamed (name) ON true
+            ORDER BY a.attnum DESC LIMIT 1) AS renamed (name, changes) ON true
      CROSS JOIN LATERAL (VALUES (
            format('the fence column "%s"', s.fence_column),
            format('ALTER TABLE %s ALTER COLUMN %I ', s.rel, s.fence_column),
@@ -445,7 +530,8 @@ column_amiss AS (
              || its.comment_on_it),
         (5, s.is_root AND renamed.name IS NOT NULL, 'notice', its.name || ' is missing: no write can pass',
          CASE WHEN renamed.name IS NOT NULL
-              THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, renamed.name, s.fence_column) END),
+              THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, renamed.name, s.fence_column)
+                  || coalesce(format(' ALTER TABLE %s ', s.rel) || nullif(renamed.changes, '') || ';', '') END),
         (6, s.is_root AND s.type <> 'bigint', 'notice',
          format('%s is %s, not bigint: no write can pass', its.name, s.type),
          its.alter_it || format('TYPE bigint USING %I::bigint;', s.fence_column)),
@@ -453,14 +539,14 @@ column_amiss AS (
          its.name || ' has a default, which passes for a token',
          concat(its.alter_it, 'DROP ', s.filled, ';',
              CASE s.filled WHEN 'EXPRESSION' THEN its.comment_on_it END)),
-        (8, s.is_root AND s.is_fenced AND NOT s.is_child AND s.atttypid = 'int8'::regtype AND s.filled IS NULL
+        (8, s.is_root AND s.is_fenced AND NOT s.is_child AND s.attnum IS NOT NULL AND s.filled IS DISTINCT FROM 'EXPRESSION'
             AND col_description(s.oid, s.attnum) IS NULL
             AND EXISTS (SELECT FROM own_trigger t
                          WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
             AND EXISTS (SELECT FROM pg_attribute d
                          WHERE d.attrelid = s.oid AND d.attisdropped AND d.attlen = 8 AND d.attnum < s.attnum),
          'hole', its.name || ' was dropped and made again: where it is empty, any old token can write',
-         CASE WHEN (about->>'drawn')::bigint IS NULL THEN s.protect
+         CASE WHEN (about->>'drawn')::bigint IS NULL OR s.protect IS NULL THEN s.protect
               ELSE format('DO %L;', format(about->>'refilling', about->>'home', s.rel,
                   CASE s.relkind WHEN 'p' THEN '' ELSE 'ONLY ' END, s.fence_column, 's.last_token', 'IS NULL',
                   substr(s.protect, length('SELECT ') + 1))) END)
@@ -475,7 +561,7 @@ too_high AS (
            format('rows hold fences up to %s, above the last token drawn here, %s%s', highest.fence, about->>'drawn',
                CASE WHEN s.is_subscribed THEN ' (the publisher''s: all is well, until this server takes over; '
                    'then call fence_new_epoch())' END),
-           CASE WHEN s.is_subscribed THEN NULL
+           CASE WHEN s.is_subscribed OR s.protect IS NULL THEN NULL
                 WHEN highest.fence <= (about->>'reach')::bigint THEN format('SELECT %s.fence_new_epoch();', about->>'home')
                 ELSE format('DO %L;', format(about->>'refilling', about->>'home', s.root_rel, '', s.fence_column,
                     'coalesce(s.last_token, 0)', '> coalesce(s.last_token, 0)',
@@ -554,7 +640,8 @@ in_the_way AS (
      GROUP BY tree.root),
 
 trigger_usurped AS (
-    SELECT 9, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
+    SELECT 9, s.root_n, CASE WHEN s.is_child THEN s.member_n ELSE 0 END,
+           row_number() OVER (PARTITION BY s.root, s.is_child ORDER BY s.member_n, t.tgname), s.rel,
            'hole',
            format('trigger "%s" bears a name of the fence''s, but calls %s', t.tgname, t.tgfoid::regprocedure),
            CASE WHEN s.is_child
@@ -569,7 +656,9 @@ trigger_usurped AS (
       JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = t.in_place_of
       LEFT JOIN in_the_way w ON w.root = s.root
      WHERE (s.is_root OR t.tgparentid = 0)
-       AND (s.is_fenced OR s.is_child OR s.is_taken)),
+       AND (s.is_fenced OR s.is_child OR s.is_taken AND NOT EXISTS (
+               SELECT FROM jsonb_to_recordset(about->'formers') AS d (oid oid, root_n bigint)
+                WHERE d.oid = s.oid AND (d.root_n IS NOT NULL OR about->>'relation' IS NOT NULL)))),
 
 -- (A partition has copies of its root's triggers: only where they differ is it a finding.)
 trigger_amiss AS (
@@ -693,8 +782,9 @@ privilege AS (
      ) AS x (privilege, severity, finding)
      WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner),
 
+-- (Before a column that it names gets its name back.)
 foreign_key AS (
-    SELECT 15, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY k.conname), s.rel,
+    SELECT 1, s.root_n, 0, row_number() OVER (PARTITION BY s.root ORDER BY s.member_n, k.conname), s.rel,
            CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
            format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
            -- (A name in quotes is kept as it is, whatever words are in it.)
@@ -798,6 +888,10 @@ placeholder AS (
     SELECT * FROM jsonb_to_recordset(about->'placeholders') AS x (
         root_n bigint, root oid, root_rel regclass, name text)),
 
+former AS (
+    SELECT * FROM jsonb_to_recordset(about->'formers') AS x (
+        oid oid, is_certain boolean, roots text, root_n bigint, protect text)),
+
 fit (types) AS (
     SELECT array_agg(t::oid) FROM jsonb_array_elements_text(about->'placeholder_types') AS t),
 
@@ -819,11 +913,16 @@ fence_amiss AS (
              FROM own_trigger t JOIN pg_class o ON o.oid = t.tgrelid
             WHERE f.is_fenced AND f.top = f.root_rel AND t.tgparentid = 0 AND t.lease = f.lease
               AND o.oid <> c.oid AND o.relname = c.relname) AS sharing (tables)
+      LEFT JOIN former d ON d.oid = f.root
      CROSS JOIN LATERAL (VALUES
-        (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND about->>'relation' IS NOT NULL, 'hole',
-         'no trigger of pg_fence is on this table', f.protect),
+        (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND about->>'relation' IS NOT NULL
+             AND d.oid IS NULL, 'hole', 'no trigger of pg_fence is on this table', f.protect),
+        (1, NOT f.is_fenced AND about->>'relation' IS NOT NULL AND d.oid IS NOT NULL, 'hole',
+         format('no trigger of pg_fence is on this table, with the very columns of %s: a detached partition? '
+             '(fence it by the lease of that one: fence_protect has to be told)', d.roots), NULL),
         -- It may have been taken off, or not put back by a restore.
-        (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND about->>'relation' IS NULL, 'notice',
+        (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND about->>'relation' IS NULL
+             AND d.root_n IS NULL, 'notice',
          'no trigger of pg_fence is on this table, which was fenced (if it was bound to a lease, bind it again)',
          f.protect),
         (16, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL, 'hole',
@@ -833,8 +932,9 @@ fence_amiss AS (
          format('only this partition of %s is fenced: rows can move around its fence', f.top), f.protect),
         (22, sharing.tables IS NOT NULL, 'notice',
          format('its leases have the same names as those of %s: the holder of one holds all', sharing.tables),
-         format('SELECT %s.fence_protect(%L, lease => %L, verify => NULL, always => NULL);', about->>'home', f.root_rel,
-             replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || f.lease)),
+         CASE WHEN f.protect IS NOT NULL THEN
+             format('SELECT %s.fence_protect(%L, lease => %L, verify => NULL, always => NULL);', about->>'home', f.root_rel,
+             replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || f.lease) END),
         -- Last of its table: the others' remedies are of the fence as it is.
         (22, f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
              AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't', 'notice',
@@ -848,7 +948,7 @@ fence_amiss AS (
      WHERE x.applies),
 
 lease_column AS (
-    SELECT 18, p.root_n, NULL::bigint, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
+    SELECT 8, p.root_n, 0, row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
            'notice',
            format('the lease names {%s}, which %s', p.name, CASE WHEN is_fit
                THEN 'may be NULL: nobody can write such a row' ELSE 'is no fit column: no write can pass' END)
@@ -861,42 +961,37 @@ lease_column AS (
                     CASE WHEN NOT a.attnotnull THEN format('ALTER COLUMN %I SET NOT NULL', p.name) END))
                 WHEN renamed.name IS NOT NULL
                 THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', p.root_rel, renamed.name, p.name)
+                     || CASE WHEN renamed.attgenerated <> ''
+                        THEN format(' ALTER TABLE %s ALTER COLUMN %I DROP EXPRESSION;', p.root_rel, p.name)
+                        WHEN renamed.atttypid <> ALL (fit.types)
+                        THEN format(' ALTER TABLE %s ALTER COLUMN %I TYPE text USING %2$I::text;', p.root_rel, p.name)
+                        ELSE '' END
                 END
       FROM placeholder p
      CROSS JOIN fit
       LEFT JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
       LEFT JOIN LATERAL (  -- from what it was renamed, where only one column of the key can be meant
-           SELECT min(k.attname::text)
+           SELECT min(k.attname::text), min(k.atttypid), min(k.attgenerated::text)
              FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
             WHERE i.indrelid = p.root AND i.indisprimary
               AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root)
-           HAVING count(*) = 1) AS renamed (name) ON true
+           HAVING count(*) = 1 AND 1 = (
+                  SELECT count(*) FROM placeholder o
+                   WHERE o.root = p.root AND NOT EXISTS (
+                         SELECT FROM pg_attribute k WHERE k.attrelid = o.root AND k.attname = o.name AND k.attnum > 0))
+           ) AS renamed (name, atttypid, attgenerated) ON true
      CROSS JOIN LATERAL (VALUES (coalesce(a.attgenerated = '' AND a.atttypid = ANY (fit.types), false))
            ) AS x (is_fit)
      WHERE NOT (is_fit AND a.attnotnull)),
 
--- DETACH leaves no link. A former partition is known by its columns, and for certain by the TRUNCATE
--- trigger that fence_protect gave it.
+-- (With its TRUNCATE trigger it is a table of its own, where all are looked at.)
 detached AS (
-    SELECT 20, f.root_n, NULL::bigint, row_number() OVER (PARTITION BY f.root ORDER BY d.oid), d.oid::regclass,
-           CASE WHEN former.is_certain THEN 'hole' ELSE 'notice' END,
-           format('not fenced, with the very columns of %s: a detached partition?', f.root_rel),
-           format('SELECT %s.fence_protect(', about->>'home') || quote_literal(d.oid::regclass) || f.options
-      FROM fence f
-      JOIN pg_attribute a ON a.attname = f.fence_column
-      JOIN pg_class d ON d.oid = a.attrelid
-     CROSS JOIN LATERAL (
-           SELECT count(*) > 0, coalesce(bool_or(t.bits = 3), false) FROM own_trigger t WHERE t.tgrelid = d.oid
-           ) AS former (is_certain, is_fenced)
-     WHERE f.is_fenced AND f.moves_rows AND f.top = f.root_rel
-       AND NOT former.is_fenced AND NOT (former.is_certain AND about->>'relation' IS NULL)
-       AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p'
-       AND d.oid NOT IN (SELECT m.oid FROM member m WHERE m.root = f.root)
-       AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
-       AND NOT EXISTS (
-           SELECT FROM pg_attribute c
-            WHERE c.attrelid IN (f.root, d.oid) AND c.attnum > 0 AND NOT c.attisdropped
-            GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)),
+    SELECT 20, d.root_n, NULL::bigint, row_number() OVER (PARTITION BY d.root_n ORDER BY d.oid), d.oid::regclass,
+           CASE WHEN d.is_certain THEN 'hole' ELSE 'notice' END,
+           format('not fenced, with the very columns of %s: a detached partition?', d.roots)
+               || CASE WHEN d.protect IS NULL THEN ' (then fence it by the lease of that one)' ELSE '' END, d.protect
+      FROM former d
+     WHERE d.root_n IS NOT NULL AND NOT (d.is_certain AND about->>'relation' IS NULL)),
 
 finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT * FROM fence_amiss
