@@ -6,8 +6,8 @@
 -- fence.lease has a row for each lease, and PostgreSQL's locks of that row, which only the owner of all this can take, do the rest:
 --   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
 --   renew, release   FOR NO KEY UPDATE: they wait for each other; neither for guards, nor guards for them
---   acquire          FOR UPDATE SKIP LOCKED: it waits for nobody, and what somebody else has locked is taken
--- A token that is not the row's locks nothing. An advisory lock only orders waiters, and the first grants of a name.
+--   acquire          FOR UPDATE SKIP LOCKED: it waits for nobody: what somebody else has locked is taken
+-- A token that is not the row's locks nothing. An advisory lock only orders waiters and first grants.
 
 -- Names are looked up in pg_catalog and fence_lite alone. Nobody else may name what is in fence: who can, can lock it.
 SET quote_all_identifiers = off;
@@ -43,7 +43,7 @@ BEGIN
 END
 $$;
 
--- State ----
+-- State --
 
 CREATE SEQUENCE IF NOT EXISTS fence.token_seq;
 COMMENT ON SEQUENCE fence.token_seq IS 'fencing tokens; to be left as it is';
@@ -70,7 +70,7 @@ CREATE TABLE IF NOT EXISTS fence.lease (
 COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leases';
 CREATE TABLE IF NOT EXISTS fence.turn ();
 
--- Refusals ----
+-- Refusals --
 -- A body with RETURN keeps its operators. Others get a search_path at the end, or are the owner's alone.
 
 CREATE OR REPLACE FUNCTION fence_lite.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
@@ -121,7 +121,7 @@ CREATE OR REPLACE FUNCTION fence_lite.us(span interval) RETURNS bigint LANGUAGE 
 CREATE OR REPLACE FUNCTION fence_lite.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
   RETURN current_setting('transaction_isolation') NOT LIKE 'read%';
 
--- Tokens ----
+-- Tokens --
 -- 2^20 numbers are a second. A start of the server moves the sequence on by so many, or to the clock, and no token is drawn a minute behind
 -- it: whatever sets it back (a crash, a failover, a dump) is outrun.
 
@@ -218,7 +218,7 @@ BEGIN
 END
 $$;
 
--- Leases ----
+-- Leases --
 
 CREATE OR REPLACE FUNCTION fence_lite.latest(l fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE
   RETURN coalesce(l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token);
@@ -401,7 +401,7 @@ SELECT l.name, 'exclusive'::text AS mode,
  FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
--- The fence ----
+-- The fence --
 -- fence_protect writes a trigger function for the table, which hands its columns to judge. All runs with the writer's rights, but
 -- relies, which only those may call that may use leases.
 
@@ -607,7 +607,7 @@ LANGUAGE sql STABLE ROWS 30 AS $$
   SELECT 'relies'::regproc, true
 $$;
 
--- The calls ----
+-- The calls --
 
 DO $$ BEGIN PERFORM set_config('search_path', current_setting('fence_lite.home'), false); END $$;
 CREATE OR REPLACE FUNCTION lease_acquire(name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
@@ -937,7 +937,7 @@ END
 $$;
 SET search_path = pg_catalog, fence_lite, pg_temp;
 
--- Rights, and taking them away ----
+-- Rights --
 
 CREATE OR REPLACE FUNCTION fence_lite.let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
