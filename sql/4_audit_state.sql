@@ -123,6 +123,60 @@ AS $state_findings$
           LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
          WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
 
+    -- What the library has seen of the secret of the leases' locks. No statement puts it right beside sessions that are open:
+    -- each goes on with the secret that it has read.
+    secret AS (
+        SELECT 50, 1, s.rel, x.severity, x.finding, NULL
+          FROM state s
+          JOIN (VALUES
+            ('lost', 'notice',
+             'its value is lost: no session that begins now can use a lease (end the sessions of this database, '
+                 'then give it another value, as the hint of that error says)'),
+            ('replaced', 'hole',
+             'it was set again, and sessions from before go on with the former secret: one session can be granted a lease '
+                 'that another one guards (end all sessions that began before)'),
+            ('guessable', 'hole',
+             'it was set to a number that can be guessed, and sessions from before go on with the former secret: one session '
+                 'can be granted a lease that another one guards (end the sessions of this database, then set it to a '
+                 'random number)')
+          ) AS x (fault, severity, finding) ON x.fault = about->>'secret'
+         WHERE s.relname = 'lock_key_seq'),
+
+    -- Only the publisher can leave a table out, and which publications are right nobody can know here: so without a remedy.
+    subscribed AS (
+        SELECT 48, row_number() OVER (ORDER BY s.n, u.subname), s.rel, 'hole',
+               format('subscription "%s" writes %s (subscribe to a publication that names your tables: '
+                   'ALTER SUBSCRIPTION %I SET PUBLICATION …)', u.subname, CASE s.relname
+                   WHEN 'lease' THEN 'the leases: a grant of the publisher''s replaces one of this server, '
+                       'and two grants of one name stop the subscription'
+                   WHEN 'role_prefix' THEN 'who may take which names: two records of one role stop the subscription'
+                   ELSE 'this part of the state' END, u.subname), NULL
+          FROM state s
+          JOIN pg_subscription_rel r ON r.srrelid = s.oid
+          JOIN pg_subscription u ON u.oid = r.srsubid),
+
+    published AS (
+        SELECT 49, row_number() OVER (ORDER BY p.pubname), (array_agg(s.rel ORDER BY s.n))[1], 'notice',
+               format('publication "%s" publishes %s: they replace the grants of a subscriber that has pg_fence, '
+                   'or stop its subscription%s', p.pubname,
+                   CASE WHEN bool_or(s.relname = 'lease') THEN 'the leases of this server'
+                        ELSE 'which names roles may take' END,
+                   CASE WHEN p.puballtables THEN ' (publish your tables by name)' ELSE '' END),
+               nullif(concat_ws(' ',
+                   CASE WHEN bool_or(by.schema)
+                        THEN format('ALTER PUBLICATION %I DROP TABLES IN SCHEMA %s;', p.pubname, min(c.relnamespace)::regnamespace) END,
+                   format('ALTER PUBLICATION %I DROP TABLE ', p.pubname)
+                       || string_agg(s.rel::text, ', ' ORDER BY s.n) FILTER (WHERE by.name AND NOT p.puballtables) || ';'), '')
+          FROM state s
+          JOIN pg_class c ON c.oid = s.oid
+         CROSS JOIN pg_publication p
+         CROSS JOIN LATERAL (VALUES (
+               EXISTS (SELECT FROM pg_publication_namespace x WHERE x.pnpubid = p.oid AND x.pnnspid = c.relnamespace),
+               EXISTS (SELECT FROM pg_publication_rel x WHERE x.prpubid = p.oid AND x.prrelid = s.oid))) AS by (schema, name)
+         -- (Of a publication of all tables those that are named are left out.)
+         WHERE s.relkind = 'r' AND (by.schema OR p.puballtables <> by.name)
+         GROUP BY p.oid, p.pubname, p.puballtables),
+
     spent AS (
         SELECT 40, 1, s.rel, 'notice',
                format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
@@ -138,6 +192,9 @@ AS $state_findings$
         UNION ALL SELECT * FROM added_trigger
         UNION ALL SELECT * FROM added_rule
         UNION ALL SELECT * FROM silent_trigger
+        UNION ALL SELECT * FROM secret
+        UNION ALL SELECT * FROM subscribed
+        UNION ALL SELECT * FROM published
         UNION ALL SELECT * FROM spent)
     SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $state_findings$;
@@ -175,15 +232,22 @@ AS $state_rights$
         SELECT 'SCHEMA', quote_ident(h.nspname), NULL, false, h.nspowner, h.nspacl
           FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
 
-    -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone.
+    -- Which locks protect a lease is known by this.
+    secret (rel) AS (
+        SELECT c.oid::regclass FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
+         WHERE c.relname = 'lock_key_seq'),
+
+    -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone; so is the secret.
     privilege (step, n, rel, severity, finding, remedy) AS (
         SELECT 58, row_number() OVER (ORDER BY x.rel IS NOT NULL, x.name, x.columns, a.n), x.rel,
-               CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
+               CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE', 'SELECT') THEN 'notice' ELSE 'hole' END,
                format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
                format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
                    CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
           FROM (SELECT o.rel, o.kind || ' ' || o.name, '', o.owner, o.acl,
-                       CASE o.kind WHEN 'SCHEMA' THEN '{CREATE}' WHEN 'SEQUENCE' THEN '{USAGE,UPDATE}'
+                       CASE WHEN o.kind = 'SCHEMA' THEN '{CREATE}'
+                           WHEN o.rel IN (SELECT s.rel FROM secret s) THEN '{USAGE,UPDATE,SELECT}'
+                           WHEN o.kind = 'SEQUENCE' THEN '{USAGE,UPDATE}'
                            ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
                   FROM object o WHERE o.kind IN ('TABLE', 'SEQUENCE', 'SCHEMA')
                 UNION ALL
@@ -197,7 +261,9 @@ AS $state_rights$
                 UNION ALL
                 SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper) AS g (oid, who)
             ON g.oid = a.grantee
-         WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
+         -- (What PUBLIC may read is told of below.)
+         WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner
+           AND NOT (a.privilege_type = 'SELECT' AND a.grantee = 0)),
 
     writer_of_all AS (
         SELECT 59, row_number() OVER (ORDER BY g.rolname), c.oid::regclass, 'notice',
@@ -210,6 +276,20 @@ AS $state_rights$
                SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
          WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
                SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
+
+    -- To those who may take no lease the secret is of no use. (Without that role they may lack what they need to read, and so
+    -- there is no remedy to be run as it stands.)
+    reader_of_all AS (
+        SELECT 59, 1000000 + row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
+               format('%I is a member of pg_read_all_data and may take leases: it can read the secret of their locks, and find '
+                   'names that hold up leases of others (GRANT SELECT on what it needs, and take that role back)', g.rolname),
+               NULL
+          FROM extension e
+         CROSS JOIN secret s
+         CROSS JOIN part p
+          JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid AND f.proname = 'lease_acquire'
+          JOIN pg_roles g ON g.rolcanlogin AND NOT g.rolsuper AND g.oid <> e.extowner
+         WHERE pg_has_role(g.oid, 'pg_read_all_data', 'USAGE') AND has_function_privilege(g.oid, f.oid, 'EXECUTE')),
 
     another_owner AS (
         SELECT 60, row_number() OVER (ORDER BY o.kind || ' ' || o.name), o.rel,
@@ -241,6 +321,7 @@ AS $state_rights$
     finding AS (
         SELECT * FROM privilege
         UNION ALL SELECT * FROM writer_of_all
+        UNION ALL SELECT * FROM reader_of_all
         UNION ALL SELECT * FROM another_owner
         UNION ALL SELECT * FROM renamed_schema
         UNION ALL SELECT * FROM public_privilege)
@@ -252,6 +333,10 @@ COMMENT ON FUNCTION fence.state_rights(jsonb) IS
 
 
 -- Its body keeps the view by oid, and is called by oid.
+--
+-- The view asks for each lease that it shows what becomes of it, some microseconds. So the leases that nothing can be said of
+-- are left out before: by conditions that the planner lets pass the barrier of the view, which are operators alone, and arrays
+-- and values that are asked for once.
 CREATE FUNCTION fence.lease_findings() RETURNS jsonb LANGUAGE sql STABLE PARALLEL UNSAFE
 BEGIN ATOMIC
     WITH found AS (
@@ -259,7 +344,7 @@ BEGIN ATOMIC
           FROM fence.leases l
           JOIN pg_catalog.pg_extension e ON e.extname OPERATOR(pg_catalog.=) 'pg_fence'
          CROSS JOIN LATERAL (VALUES
-            (NOT EXISTS (SELECT FROM pg_catalog.pg_roles r WHERE r.rolname OPERATOR(pg_catalog.=) l.role),
+            (l.role OPERATOR(pg_catalog.<>) ALL (ARRAY(SELECT r.rolname FROM pg_catalog.pg_roles r)),
              pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
                  'its holder can neither renew nor release it', l.name, l.role),
              pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name)),
@@ -270,7 +355,10 @@ BEGIN ATOMIC
                  'the clock stood ahead when it was granted or renewed', l.name),
              pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name))
          ) AS x (applies, finding, remedy)
-         WHERE (l.state OPERATOR(pg_catalog.=) 'held' OR l.state OPERATOR(pg_catalog.=) 'uncommitted') AND x.applies),
+         WHERE (l.role OPERATOR(pg_catalog.<>) ALL (ARRAY(SELECT r.rolname FROM pg_catalog.pg_roles r))
+                OR l.renewed_at OPERATOR(pg_catalog.>)
+                   (SELECT pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'))
+           AND (l.state OPERATOR(pg_catalog.=) 'held' OR l.state OPERATOR(pg_catalog.=) 'uncommitted') AND x.applies),
 
     finding AS (
         SELECT 41 AS step, pg_catalog.row_number() OVER (ORDER BY f.finding) AS n,

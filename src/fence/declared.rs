@@ -11,6 +11,7 @@ use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::trigger::PLACEHOLDER_TYPES;
 use crate::pg::fenced_table::trigger_catalog::{self, Trigger};
 use crate::pg::session::clock;
+use crate::pg::state::lease_lock::{self, SecretFault};
 use crate::pg::state::role_prefix;
 use crate::tokens;
 use pg_fence_rules::moves;
@@ -115,7 +116,8 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
     };
     AUDIT.iter().try_for_each(|part| add(part, &[about]))?;
     if args.oid(0).is_none() {
-        add(c"state_findings", &[about])?;
+        let known = json::merged(about, json::datum(&json!({ "secret": secret_fault() })));
+        add(c"state_findings", &[known])?;
         add(c"state_rights", &[about])?;
         if json::field(about, "drawn").is_some() && json::is_true(about, "reads_leases") {
             add(c"lease_findings", &[])?;
@@ -125,6 +127,15 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
         }
     }
     Ok(findings)
+}
+
+/// What is wrong with the secret of the leases' locks, in a word. (The secret itself is for nobody.)
+fn secret_fault() -> Option<&'static str> {
+    lease_lock::secret_fault().map(|fault| match fault {
+        SecretFault::Lost => "lost",
+        SecretFault::Replaced => "replaced",
+        SecretFault::Guessable => "guessable",
+    })
 }
 
 /// All that is known, with the highest fences and the last token.

@@ -51,7 +51,7 @@ pub mod locks {
 /// The state: its table and its sequences.
 pub mod state {
     mod executor;
-    mod lease_lock;
+    pub mod lease_lock;
     pub mod lease_table;
     pub mod opened;
     pub mod relation;

@@ -2,12 +2,14 @@
 //!
 //! Everybody may see in `pg_locks` which keys are locked. Without a secret, whoever may choose names would look for one
 //! that has the key of somebody else's lease, and hold that up. SipHash is made for this: a key tells nothing of another
-//! one to those who do not know the secret. That is in a sequence which nobody but the extension's owner may read. It is
-//! in no dump, for a database that is made anew has no locks yet; a standby has it, and so have prepared transactions.
+//! one to those who do not know the secret. That is in a sequence which nobody but the extension's owner is given a
+//! right to read; of members of `pg_read_all_data`, who may read it all the same, the audit tells. It is in no dump, for a
+//! database that is made anew has no locks yet; a standby has it, and so have prepared transactions.
 
 use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
 use crate::pg::locks::lock::LockTag;
+use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence;
@@ -45,6 +47,38 @@ impl LockTag {
     /// Its key, as `pg_locks` shows it in two halves.
     pub fn key(&self) -> u64 {
         self.entry().1
+    }
+}
+
+/// What is wrong with the secret, as far as a session can see; None where nothing is.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum SecretFault {
+    /// The sequence has no value: sessions that do not know the secret yet find no lock.
+    Lost,
+    /// The sequence was set since this session has read it, so that sessions use different locks for one lease.
+    Replaced,
+    /// The secret is a small number, as nobody draws it: it was set by hand, and can be guessed.
+    Guessable,
+}
+
+/// The least secret that nobody guesses. One that is drawn is smaller in one database of two thousand million.
+const LEAST_SECRET: i64 = 1 << 32;
+
+/// Compares the sequence with the secret that this session uses. On a standby, where nobody is granted anything, all is
+/// well.
+pub fn secret_fault() -> Option<SecretFault> {
+    if server::in_recovery() {
+        return None;
+    }
+    let sequence = state_oid(c"lock_key_seq").ok()?;
+    let known = KNOWN.get().filter(|known| known.sequence == sequence);
+    match sequence::read(sequence).last {
+        None => Some(SecretFault::Lost),
+        Some(secret) if known.is_some_and(|known| known.secret != secret) => {
+            Some(SecretFault::Replaced)
+        }
+        Some(secret) if secret < LEAST_SECRET => Some(SecretFault::Guessable),
+        Some(_) => None,
     }
 }
 
