@@ -300,23 +300,35 @@ DECLARE
         SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column);
     row_events CONSTANT text[] := rule.events || CASE WHEN rule.has_unfenced_insert THEN '{insert}'::text[] END;
     empty CONSTANT text := CASE WHEN rule.chosen_events IS NOT NULL THEN '' END;
+    -- Triggers know the columns that their lease names by name. Which columns those are is noted by number on the trigger, for
+    -- this table of this database alone: a copy by dump has other numbers.
+    note CONSTANT text := (
+        SELECT format('columns of the lease, by number (pg_fence, of table %s):',
+                   left(md5(format('%s/%s/%s', s.system_identifier, d.oid, relation::oid)), 16))
+          FROM pg_control_system() AS s, pg_database d WHERE d.datname = current_database());
+    noted CONSTANT text := (
+        SELECT obj_description(t.oid, 'pg_trigger') FROM pg_trigger t
+         WHERE t.tgrelid = relation AND t.tgname = 'fenced' AND t.tgfoid = ours);
     item record;
     added text;
     others text;
 BEGIN
     IF NOT has_column THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, rule.fence_column);
-        FOR item IN
-            SELECT a.attname FROM pg_attribute a
-             WHERE a.attrelid = relation
-               AND col_description(relation, a.attnum) = column_comment
-        LOOP
-            RAISE WARNING USING
-                MESSAGE = format('column "%s" is new and empty: the tokens seen so far are in "%s"', rule.fence_column,
-                    item.attname),
-                HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
-        END LOOP;
     END IF;
+    FOR item IN
+        SELECT a.attname FROM pg_attribute a
+         WHERE a.attrelid = relation AND a.attname <> rule.fence_column
+           AND col_description(relation, a.attnum) = column_comment AND NOT EXISTS (
+               SELECT FROM pg_attribute f
+                WHERE f.attrelid = relation AND f.attname = rule.fence_column
+                  AND col_description(relation, f.attnum) = column_comment)
+    LOOP
+        RAISE WARNING USING
+            MESSAGE = format('column "%s" is %s: the tokens seen so far are in "%s"', rule.fence_column,
+                CASE WHEN has_column THEN 'another one than before' ELSE 'new and empty' END, item.attname),
+            HINT = format('If that was renamed, call fence_protect with fence_column => %L.', item.attname);
+    END LOOP;
     IF (SELECT col_description(relation, a.attnum) IS NULL FROM pg_attribute a
          WHERE a.attrelid = relation AND a.attname = rule.fence_column) THEN
         EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_column, column_comment);
@@ -380,6 +392,29 @@ BEGIN
         END IF;
     END LOOP;
 
+    IF to_regclass('pg_catalog.pg_dist_partition') IS NULL
+       AND (noted LIKE '%(pg_fence, of table %' OR noted IS NULL AND rule.lease IS NOT NULL) THEN
+        FOR item IN
+            SELECT p.name, a.attname FROM unnest(leases) AS template, unnest(template.columns) AS p (name)
+              JOIN pg_attribute a ON a.attrelid = relation AND a.attname <> p.name AND NOT a.attisdropped
+             WHERE template.lease = rule.lease AND starts_with(noted, note)
+               AND strpos(noted || ' ', format(' {%s}=%s ', p.name, a.attnum)) > 0
+             ORDER BY a.attnum
+        LOOP
+            RAISE WARNING USING
+                MESSAGE = format('the lease of %s names {%s}, which is another column than before: that is "%s" now',
+                    relation, item.name, item.attname),
+                HINT = 'From now on the new columns count. Unless that is meant, rename them back and call fence_protect again.';
+        END LOOP;
+        IF EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgname = 'fenced' AND t.tgfoid = ours) THEN
+            EXECUTE format('COMMENT ON TRIGGER fenced ON %s IS %L', relation, note || (
+                SELECT string_agg(format(' {%s}=%s', a.attname, a.attnum), '' ORDER BY a.attnum) FROM pg_attribute a
+                 WHERE a.attrelid = relation
+                   AND a.attname IN (SELECT p.name FROM unnest(leases) AS template, unnest(template.columns) AS p (name)
+                                      WHERE template.lease = rule.lease)));
+        END IF;
+    END IF;
+
     IF added IS NOT NULL THEN
         RAISE NOTICE USING MESSAGE = format('%s is fenced: added %s', relation, added),
             HINT = format('SELECT * FROM fence_audit(%L) lists what is left around it.', relation);
@@ -395,10 +430,13 @@ BEGIN
             HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.',
                 relation);
     END IF;
+    -- (In PostgreSQL 18 and newer, rows with NULL may be there although the column is marked: NOT NULL … NOT VALID.)
     FOR item IN
         SELECT a.attname FROM unnest(leases) AS template, unnest(template.columns) AS p (name)
           JOIN pg_attribute a ON a.attrelid = relation AND a.attname = p.name
-         WHERE template.lease = rule.lease AND NOT a.attnotnull
+         WHERE template.lease = rule.lease AND (NOT a.attnotnull OR EXISTS (
+               SELECT FROM pg_constraint k
+                WHERE k.conrelid = a.attrelid AND k.contype = 'n' AND k.conkey = ARRAY [a.attnum] AND NOT k.convalidated))
          ORDER BY a.attnum
     LOOP
         RAISE NOTICE USING

@@ -502,7 +502,8 @@ table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
 -- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left: no write
 -- can pass, and brought back empty it lets every token of the past write once more. So it is filled with the
 -- last token. One that was dropped and made again lacks the comment that fence_protect put on it when it made
--- that trigger, and one like it is gone.
+-- that trigger, and one like it is gone. One that was renamed, and another made in its place, lacks it, too, and the
+-- renamed one bears it: so each row gets the greater token of both, for both may have been written.
 column_amiss AS (
     SELECT x.step, s.root_n, CASE WHEN x.step = 8 THEN s.member_n ELSE 0 END, s.member_n, s.rel, x.severity, x.finding, x.remedy
       FROM spot s
@@ -517,6 +518,23 @@ column_amiss AS (
             WHERE s.attnum IS NULL AND a.attrelid = s.oid AND a.attnum > 0
               AND col_description(s.oid, a.attnum) = about->>'column_comment'
             ORDER BY a.attnum DESC LIMIT 1) AS renamed (name, changes) ON true
+      LEFT JOIN LATERAL (
+           SELECT a.attname FROM pg_attribute a
+            WHERE s.is_root AND s.is_fenced AND NOT s.is_child AND s.attnum IS NOT NULL
+              AND a.attrelid = s.oid AND a.attnum > 0 AND a.atttypid = 'int8'::regtype AND a.attgenerated = ''
+              AND col_description(s.oid, a.attnum) = about->>'column_comment'
+              AND col_description(s.oid, s.attnum) IS DISTINCT FROM about->>'column_comment'
+            ORDER BY a.attnum DESC LIMIT 1) AS former (name) ON true
+      LEFT JOIN LATERAL (  -- inheritance children have triggers of their own, which stand aside meanwhile
+           SELECT string_agg(format('ALTER TABLE %s DISABLE TRIGGER %I; ', t.tgrelid::regclass, t.tgname), ''
+                      ORDER BY t.oid),
+                  string_agg(format('ALTER TABLE %s ENABLE %sTRIGGER %I; ', t.tgrelid::regclass,
+                      CASE t.tgenabled WHEN 'A' THEN 'ALWAYS ' WHEN 'R' THEN 'REPLICA ' ELSE '' END, t.tgname), ''
+                      ORDER BY t.oid)
+             FROM jsonb_to_recordset(about->'members') AS m (root oid, oid oid, is_child boolean)
+             JOIN own_trigger t ON t.tgrelid = m.oid
+            WHERE former.name IS NOT NULL AND m.root = s.root AND m.is_child AND t.tgparentid = 0 AND t.tgenabled <> 'D'
+           ) AS children (quiet, loud) ON true
      CROSS JOIN LATERAL (VALUES (
            format('the fence column "%s"', s.fence_column),
            format('ALTER TABLE %s ALTER COLUMN %I ', s.rel, s.fence_column),
@@ -539,7 +557,15 @@ column_amiss AS (
          its.name || ' has a default, which passes for a token',
          concat(its.alter_it, 'DROP ', s.filled, ';',
              CASE s.filled WHEN 'EXPRESSION' THEN its.comment_on_it END)),
-        (8, s.is_root AND s.is_fenced AND NOT s.is_child AND s.attnum IS NOT NULL AND s.filled IS DISTINCT FROM 'EXPRESSION'
+        (8, former.name IS NOT NULL, 'hole',
+         format('%s is another one than before: the tokens seen so far are in "%s", and any old token can write',
+             its.name, former.name),
+         CASE WHEN s.protect IS NOT NULL THEN format('DO %L;', format('BEGIN PERFORM %1$s.fence_unprotect(%2$L); %3$sUPDATE %2$s AS r '
+                 'SET %4$I = greatest(r.%4$I, r.%5$I) WHERE r.%4$I IS DISTINCT FROM greatest(r.%4$I, r.%5$I); '
+                 '%6$sCOMMENT ON COLUMN %2$s.%5$I IS NULL; PERFORM %7$s END',
+             about->>'home', s.rel, children.quiet, s.fence_column, coalesce(former.name, ''), children.loud,
+             substr(s.protect, length('SELECT ') + 1))) END),
+        (8, former.name IS NULL AND s.is_root AND s.is_fenced AND NOT s.is_child AND s.attnum IS NOT NULL AND s.filled IS DISTINCT FROM 'EXPRESSION'
             AND col_description(s.oid, s.attnum) IS NULL
             AND EXISTS (SELECT FROM own_trigger t
                          WHERE t.tgrelid = s.oid AND t.tgname = 'fenced' AND t.tgnargs > 1)
@@ -943,7 +969,13 @@ fence_amiss AS (
              about->>'home', f.root_rel,
              ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
              CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
-             replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, '')))
+             replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, ''))),
+        -- Clients would have to present their tokens otherwise: so there is no remedy that can be run as it stands.
+        (23, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NOT NULL AND f.top = f.root_rel
+             AND NOT f.root_is_child AND c.relkind IN ('r', 'p'), 'notice',
+         format('monotonic: a statement that copies the fence column (SET %1$I = %1$I, CASE … ELSE %1$I END, as some ORMs '
+             'write) speaks for the present holder, whoever runs it; in managed mode it presents nothing', f.fence_column),
+         NULL)
      ) AS x (step, applies, severity, finding, remedy)
      WHERE x.applies),
 
@@ -958,7 +990,7 @@ lease_column AS (
                 THEN format('ALTER TABLE %s %s;', p.root_rel, concat_ws(', ',
                     CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', p.name)
                          WHEN NOT is_fit THEN format('ALTER COLUMN %I TYPE text USING %1$I::text', p.name) END,
-                    CASE WHEN NOT a.attnotnull THEN format('ALTER COLUMN %I SET NOT NULL', p.name) END))
+                    CASE WHEN NOT is_filled THEN format('ALTER COLUMN %I SET NOT NULL', p.name) END))
                 WHEN renamed.name IS NOT NULL
                 THEN format('ALTER TABLE %s RENAME COLUMN %I TO %I;', p.root_rel, renamed.name, p.name)
                      || CASE WHEN renamed.attgenerated <> ''
@@ -980,9 +1012,33 @@ lease_column AS (
                    WHERE o.root = p.root AND NOT EXISTS (
                          SELECT FROM pg_attribute k WHERE k.attrelid = o.root AND k.attname = o.name AND k.attnum > 0))
            ) AS renamed (name, atttypid, attgenerated) ON true
-     CROSS JOIN LATERAL (VALUES (coalesce(a.attgenerated = '' AND a.atttypid = ANY (fit.types), false))
-           ) AS x (is_fit)
-     WHERE NOT (is_fit AND a.attnotnull)),
+     -- (In PostgreSQL 18 and newer, NOT NULL … NOT VALID marks the column, and leaves the rows that are there.)
+     CROSS JOIN LATERAL (VALUES (
+           coalesce(a.attgenerated = '' AND a.atttypid = ANY (fit.types), false),
+           a.attnotnull AND NOT EXISTS (
+               SELECT FROM pg_constraint k
+                WHERE k.conrelid = p.root AND k.contype = 'n' AND k.conkey = ARRAY [a.attnum] AND NOT k.convalidated))
+           ) AS x (is_fit, is_filled)
+     WHERE NOT (is_fit AND is_filled)),
+
+-- fence_protect notes on the trigger, by number, which columns the lease names. A number whose column bears another name now,
+-- while there is one of that name, tells that the rows have other leases than before. (Of a column that was dropped nothing is
+-- said: the one that took its place may well have its values.)
+lease_column_swapped AS (
+    SELECT 18, p.root_n, NULL::bigint, 1000000 + row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
+           'notice',
+           format('the lease names {%s}, which is another column than when the table was fenced: that is "%s" now '
+               '(rename them back; or, if that is meant, call fence_protect once more)', p.name, k.attname), NULL
+      FROM placeholder p
+      JOIN own_trigger t ON t.tgrelid = p.root AND t.tgname = 'fenced'
+      JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
+      JOIN pg_attribute k ON k.attrelid = p.root AND k.attnum > 0 AND k.attname <> p.name AND NOT k.attisdropped
+     CROSS JOIN LATERAL (VALUES (obj_description(t.oid, 'pg_trigger') || ' ')) AS noted (text)
+     WHERE strpos(noted.text, format(' {%s}=%s ', p.name, k.attnum)) > 0
+       AND strpos(noted.text, (
+           SELECT format('(pg_fence, of table %s): ',
+                      left(md5(format('%s/%s/%s', s.system_identifier, d.oid, p.root)), 16))
+             FROM pg_control_system() AS s, pg_database d WHERE d.datname = current_database())) > 0),
 
 -- (With its TRUNCATE trigger it is a table of its own, where all are looked at.)
 detached AS (
@@ -996,6 +1052,7 @@ detached AS (
 finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT * FROM fence_amiss
     UNION ALL SELECT * FROM lease_column
+    UNION ALL SELECT * FROM lease_column_swapped
     UNION ALL SELECT * FROM detached)
 SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $audit_fences$;

@@ -7,7 +7,8 @@ use pg_test::{ensure, lab_test, Database, Lab, Result, Session};
 
 /// Its findings and the statements of each remedy: run one after the other, they leave nothing.
 fn put_right(admin: &mut Session, how_many: usize) -> Result<()> {
-    let rows = admin.rows("SELECT finding, remedy FROM fence_audit()")?;
+    let rows = admin
+        .rows("SELECT finding, remedy FROM fence_audit() WHERE finding NOT LIKE 'monotonic: a%'")?;
     ensure!(rows.len() == how_many, "not {how_many}: {rows:#?}");
     for row in &rows {
         if let Some(remedy) = &row[1] {
