@@ -430,7 +430,7 @@ BEGIN
             HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.',
                 relation);
     END IF;
-    -- (In PostgreSQL 18 and newer, rows with NULL may be there although the column is marked: NOT NULL … NOT VALID.)
+    -- (In PostgreSQL 18 and newer, rows with NULL may be there although the column is marked: NOT NULL NOT VALID.)
     FOR item IN
         SELECT a.attname FROM unnest(leases) AS template, unnest(template.columns) AS p (name)
           JOIN pg_attribute a ON a.attrelid = relation AND a.attname = p.name

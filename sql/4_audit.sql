@@ -973,7 +973,7 @@ fence_amiss AS (
         -- Clients would have to present their tokens otherwise: so there is no remedy that can be run as it stands.
         (23, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NOT NULL AND f.top = f.root_rel
              AND NOT f.root_is_child AND c.relkind IN ('r', 'p'), 'notice',
-         format('monotonic: a statement that copies the fence column (SET %1$I = %1$I, CASE … ELSE %1$I END, as some ORMs '
+         format('monotonic: a statement that copies the fence column (SET %1$I = %1$I, CASE ... ELSE %1$I END, as some ORMs '
              'write) speaks for the present holder, whoever runs it; in managed mode it presents nothing', f.fence_column),
          NULL)
      ) AS x (step, applies, severity, finding, remedy)
@@ -1012,7 +1012,7 @@ lease_column AS (
                    WHERE o.root = p.root AND NOT EXISTS (
                          SELECT FROM pg_attribute k WHERE k.attrelid = o.root AND k.attname = o.name AND k.attnum > 0))
            ) AS renamed (name, atttypid, attgenerated) ON true
-     -- (In PostgreSQL 18 and newer, NOT NULL … NOT VALID marks the column, and leaves the rows that are there.)
+     -- (In PostgreSQL 18 and newer, NOT NULL NOT VALID marks the column, and leaves the rows that are there.)
      CROSS JOIN LATERAL (VALUES (
            coalesce(a.attgenerated = '' AND a.atttypid = ANY (fit.types), false),
            a.attnotnull AND NOT EXISTS (

@@ -146,7 +146,7 @@ AS $state_findings$
     subscribed AS (
         SELECT 48, row_number() OVER (ORDER BY s.n, u.subname), s.rel, 'hole',
                format('subscription "%s" writes %s (subscribe to a publication that names your tables: '
-                   'ALTER SUBSCRIPTION %I SET PUBLICATION …)', u.subname, CASE s.relname
+                   'ALTER SUBSCRIPTION %I SET PUBLICATION ...)', u.subname, CASE s.relname
                    WHEN 'lease' THEN 'the leases: a grant of the publisher''s replaces one of this server, '
                        'and two grants of one name stop the subscription'
                    WHEN 'role_prefix' THEN 'who may take which names: two records of one role stop the subscription'
