@@ -11,7 +11,7 @@
 --     the triggers that call it say; whether numbers of somebody else's are adopted in this database.
 -- home, refilling, own_triggers, other_triggers, roots, members: from audit_members. The schema of the functions, and the
 --     body of a DO, for statements that are shown and not run; the triggers of tables; the tables, with what hangs below them.
--- placeholders, fences, spots, formers, to_be_read: from audit_spots. The members that are looked at, and how the fence of each
+-- placeholders, fences, spots, formers, swapped, to_be_read: from audit_spots. The members that are looked at, and how the fence of each
 --     should be; what may be a detached partition; the columns whose highest fence is asked.
 -- rules: from audit_rules. The statements that put triggers right.
 -- heights: from the library. The highest fences.
@@ -188,8 +188,10 @@ SELECT about || jsonb_strip_nulls(jsonb_build_object(
          WHERE f.oid = (about->>'ours')::oid AND v.relname IN ('leases', 'lease')
         HAVING count(*) = 2 AND bool_or(v.relname = 'leases' AND has_table_privilege(v.oid, 'SELECT'))),
     -- The body of a DO that gives rows of a fenced table other fences.
-    'refilling', 'BEGIN PERFORM %1$s.fence_unprotect(%2$L); UPDATE %3$s%2$s AS r SET %4$I = %5$s '
-        'FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; PERFORM %7$s END',
+    'refilling', 'BEGIN PERFORM pg_catalog.set_config(''row_security'', ''off'', true), %1$s.fence_unprotect(%2$L); '
+        'UPDATE %3$s%2$s AS r SET %4$I = %5$s FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; '
+        'IF EXISTS (SELECT FROM %3$s%2$s AS r, %1$s.fence_status() AS s WHERE r.%4$I %6$s) THEN '
+        'RAISE EXCEPTION ''a trigger or a rule keeps rows from being changed''; END IF; PERFORM %7$s END',
     'own_triggers', (SELECT jsonb_agg(t) FROM own_trigger t),
     'other_triggers', (SELECT jsonb_agg(t) FROM other_trigger t
                         WHERE t.in_place_of IS NOT NULL OR t.tgrelid IN (SELECT m.oid FROM member m)),
@@ -272,8 +274,37 @@ key_at_will AS (
                   ) AS x (acl) CROSS JOIN aclexplode(x.acl) AS a
             WHERE a.privilege_type = 'INSERT' AND a.grantee <> m.relowner))),
 
--- Fences whose lease names a column that is gone, and nobody can say which it is now: fence_protect would refuse the lease.
+-- fence_protect notes on the trigger, by number, which columns the lease names. A number whose column bears another name now,
+-- while there is one of that name, tells that the rows have other leases than before. (Of a column that was dropped nothing is
+-- said: the one that took its place may well have its values.)
+swapped AS (
+    SELECT p.root_n, p.root, p.root_rel, p.name, k.attname AS now
+      FROM placeholder p
+      JOIN own_trigger t ON t.tgrelid = p.root AND t.tgname = 'fenced'
+      JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
+      JOIN pg_attribute k ON k.attrelid = p.root AND k.attnum > 0 AND k.attname <> p.name AND NOT k.attisdropped
+     CROSS JOIN LATERAL (VALUES (obj_description(t.oid, 'pg_trigger') || ' ')) AS noted (text)
+     WHERE strpos(noted.text, format(' {%s}=%s ', p.name, k.attnum)) > 0
+       AND strpos(noted.text, (
+           SELECT format('(pg_fence, of table %s): ',
+                      left(md5(format('%s/%s/%s', s.system_identifier, d.oid, p.root)), 16))
+             FROM pg_control_system() AS s, pg_database d WHERE d.datname = current_database())) > 0),
+
+-- Fences that no call of fence_protect repairs. Columns of the lease have swapped their names: a call would take them as they are
+-- now. The fence column is one that was there before, for another purpose. The lease names a column that is gone, and nobody
+-- can say which it is now.
 adrift AS (
+    SELECT w.root FROM swapped w
+    UNION
+    SELECT r.root
+      FROM root r
+      JOIN pg_attribute n ON n.attrelid = r.root AND n.attname = r.fence_column AND n.attnum > 0
+      JOIN pg_attribute o ON o.attrelid = r.root AND o.attnum > 0
+     WHERE r.is_fenced AND col_description(r.root, o.attnum) = about->>'column_comment'
+       AND col_description(r.root, n.attnum) IS DISTINCT FROM about->>'column_comment'
+       AND (n.attnum < o.attnum
+            OR EXISTS (SELECT FROM pg_index i WHERE i.indrelid = r.root AND n.attnum = ANY (i.indkey)))
+    UNION
     SELECT p.root
       FROM placeholder p
      WHERE NOT EXISTS (
@@ -398,6 +429,7 @@ former AS (
 
 SELECT about || jsonb_strip_nulls(jsonb_build_object(
     'formers', (SELECT jsonb_agg(d) FROM former d),
+    'swapped', (SELECT jsonb_agg(w) FROM swapped w),
     'placeholders', (SELECT jsonb_agg(p) FROM placeholder p),
     'fences', (SELECT jsonb_agg(f) FROM fence f),
     'spots', (SELECT jsonb_agg(s) FROM spot s),
@@ -560,8 +592,11 @@ column_amiss AS (
         (8, former.name IS NOT NULL, 'hole',
          format('%s is another one than before: the tokens seen so far are in "%s", and any old token can write',
              its.name, former.name),
-         CASE WHEN s.protect IS NOT NULL THEN format('DO %L;', format('BEGIN PERFORM %1$s.fence_unprotect(%2$L); %3$sUPDATE %2$s AS r '
+         CASE WHEN s.protect IS NOT NULL THEN format('DO %L;', format(
+                 'BEGIN PERFORM pg_catalog.set_config(''row_security'', ''off'', true), %1$s.fence_unprotect(%2$L); %3$sUPDATE %2$s AS r '
                  'SET %4$I = greatest(r.%4$I, r.%5$I) WHERE r.%4$I IS DISTINCT FROM greatest(r.%4$I, r.%5$I); '
+                 'IF EXISTS (SELECT FROM %2$s AS r WHERE r.%4$I IS DISTINCT FROM greatest(r.%4$I, r.%5$I)) THEN '
+                 'RAISE EXCEPTION ''a trigger or a rule keeps rows from being changed''; END IF; '
                  '%6$sCOMMENT ON COLUMN %2$s.%5$I IS NULL; PERFORM %7$s END',
              about->>'home', s.rel, children.quiet, s.fence_column, coalesce(former.name, ''), children.loud,
              substr(s.protect, length('SELECT ') + 1))) END),
@@ -1021,24 +1056,12 @@ lease_column AS (
            ) AS x (is_fit, is_filled)
      WHERE NOT (is_fit AND is_filled)),
 
--- fence_protect notes on the trigger, by number, which columns the lease names. A number whose column bears another name now,
--- while there is one of that name, tells that the rows have other leases than before. (Of a column that was dropped nothing is
--- said: the one that took its place may well have its values.)
 lease_column_swapped AS (
-    SELECT 18, p.root_n, NULL::bigint, 1000000 + row_number() OVER (PARTITION BY p.root ORDER BY p.name), p.root_rel,
+    SELECT 18, w.root_n, NULL::bigint, 1000000 + row_number() OVER (PARTITION BY w.root_n ORDER BY w.name), w.root_rel,
            'notice',
            format('the lease names {%s}, which is another column than when the table was fenced: that is "%s" now '
-               '(rename them back; or, if that is meant, call fence_protect once more)', p.name, k.attname), NULL
-      FROM placeholder p
-      JOIN own_trigger t ON t.tgrelid = p.root AND t.tgname = 'fenced'
-      JOIN pg_attribute a ON a.attrelid = p.root AND a.attname = p.name AND a.attnum > 0
-      JOIN pg_attribute k ON k.attrelid = p.root AND k.attnum > 0 AND k.attname <> p.name AND NOT k.attisdropped
-     CROSS JOIN LATERAL (VALUES (obj_description(t.oid, 'pg_trigger') || ' ')) AS noted (text)
-     WHERE strpos(noted.text, format(' {%s}=%s ', p.name, k.attnum)) > 0
-       AND strpos(noted.text, (
-           SELECT format('(pg_fence, of table %s): ',
-                      left(md5(format('%s/%s/%s', s.system_identifier, d.oid, p.root)), 16))
-             FROM pg_control_system() AS s, pg_database d WHERE d.datname = current_database())) > 0),
+               '(rename them back; or, if that is meant, call fence_protect once more)', w.name, w.now), NULL
+      FROM jsonb_to_recordset(about->'swapped') AS w (root_n bigint, root_rel regclass, name text, now text)),
 
 -- (With its TRUNCATE trigger it is a table of its own, where all are looked at.)
 detached AS (

@@ -423,13 +423,14 @@ BEGIN ATOMIC
     -- The grants by which a role takes the leases of what it writes.
     needed AS MATERIALIZED (
         SELECT g.oid, g.prefix, g.lease FROM grant_of_lease g
-         WHERE EXISTS (
+         WHERE EXISTS (  -- (A member of the role takes leases by the role's grant, and may write by a right of its own.)
                SELECT FROM reached r JOIN pg_catalog.pg_class c ON c.oid OPERATOR(pg_catalog.=) r.oid
+                 JOIN pg_catalog.pg_roles w ON NOT w.rolsuper AND pg_catalog.pg_has_role(w.oid, g.oid, 'USAGE')
                 WHERE r.lease OPERATOR(pg_catalog.=) g.lease
-                  AND (pg_catalog.pg_has_role(g.oid, c.relowner, 'USAGE')
-                       OR pg_catalog.has_table_privilege(g.oid, c.oid, 'UPDATE, DELETE')
-                       OR pg_catalog.has_any_column_privilege(g.oid, c.oid, 'UPDATE')
-                       OR r.is_for_inserts AND pg_catalog.has_any_column_privilege(g.oid, c.oid, 'INSERT')))),
+                  AND (pg_catalog.pg_has_role(w.oid, c.relowner, 'USAGE')
+                       OR pg_catalog.has_table_privilege(w.oid, c.oid, 'UPDATE, DELETE')
+                       OR pg_catalog.has_any_column_privilege(w.oid, c.oid, 'UPDATE')
+                       OR r.is_for_inserts AND pg_catalog.has_any_column_privilege(w.oid, c.oid, 'INSERT')))),
 
     finding (step, rel, finding, remedy) AS (
         -- A role that writes the table has to take its leases; others can only keep its writers out. Of what hangs below a
