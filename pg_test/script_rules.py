@@ -8,9 +8,29 @@ import sys
 from argparse import Namespace
 
 from pglast import ast, parse_sql, split
+from pglast.printers.dml import AExprKindPrinter
 from pglast.stream import RawStream
 from pgspot.state import Counter, State
 from pgspot.visitors import visit_sql
+
+
+def quantified(word):
+    """Prints an operator before ALL or ANY. pglast 7.21 raises TypeError if the operator has a schema."""
+
+    def print_it(_, node, output):
+        output.print_node(node.lexpr)
+        output.write(" OPERATOR")
+        with output.expression(True):
+            output.print_symbol(node.name)
+        output.write(f" {word}")
+        with output.expression(True):
+            output.print_node(node.rexpr)
+
+    return print_it
+
+
+AExprKindPrinter.AEXPR_OP_ALL = quantified("ALL")
+AExprKindPrinter.AEXPR_OP_ANY = quantified("ANY")
 
 arguments = Namespace(
     proc_without_search_path=[], plpgsql=True, ignore=[], ignore_lang=[], sql_fn=[], summary_only=False
