@@ -11,7 +11,7 @@ CREATE FUNCTION fence.read_stats(
     OUT wait_time double precision, OUT renewals bigint, OUT renewals_lost bigint, OUT releases bigint,
     OUT revocations bigint, OUT take_overs bigint, OUT guards bigint, OUT writes_checked bigint,
     OUT refused_pf001 bigint, OUT refused_pf002 bigint, OUT refused_pf003 bigint, OUT refused_pf004 bigint,
-    OUT refused_pf005 bigint, OUT jumps bigint)
+    OUT refused_pf005 bigint, OUT refused_pf006 bigint, OUT row_claims bigint, OUT row_take_overs bigint, OUT jumps bigint)
     LANGUAGE c VOLATILE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_read_stats';
 COMMENT ON FUNCTION fence.read_stats() IS 'the row of fence.stats';
 
@@ -39,6 +39,11 @@ COMMENT ON COLUMN fence.stats.refused_pf003 IS 'writes refused with PF003: token
 COMMENT ON COLUMN fence.stats.refused_pf004 IS
     'writes, and calls of lease_guard, refused with PF004: the token does not speak for the lease';
 COMMENT ON COLUMN fence.stats.refused_pf005 IS 'TRUNCATEs refused with PF005';
+COMMENT ON COLUMN fence.stats.refused_pf006 IS
+    'writes refused with PF006: another one holds the row; fence.refusals does not list them';
+COMMENT ON COLUMN fence.stats.row_claims IS
+    'claims of rows in tables whose rows are leases of their own, INSERTs that are born held included';
+COMMENT ON COLUMN fence.stats.row_take_overs IS 'those of them that took a row whose deadline had passed';
 COMMENT ON COLUMN fence.stats.jumps IS 'jumps of the token sequence: failovers, restores, copies, fence_new_epoch()';
 
 CREATE FUNCTION fence.read_refusals(

@@ -17,7 +17,7 @@ CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
 
 COMMENT ON FUNCTION fenced() IS
-'trigger function (fence column; mode strict, monotonic or managed; lease; verify; events): refuses a write whose token is stale, missing or never issued';
+'trigger function (fence column; mode strict, monotonic or managed; lease; deadline column; verify; events): refuses a write whose token is stale, missing or never issued, or whose row another one holds';
 
 
 CREATE FUNCTION fence_protect(
@@ -27,19 +27,20 @@ CREATE FUNCTION fence_protect(
     lease        text    DEFAULT NULL,
     events       text    DEFAULT NULL,
     verify       boolean DEFAULT false,
-    always       boolean DEFAULT false
+    always       boolean DEFAULT false,
+    deadline     name    DEFAULT NULL
 ) RETURNS void
 LANGUAGE c AS 'MODULE_PATHNAME', 'fence_protect';
 
-COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean) IS
+COMMENT ON FUNCTION fence_protect(regclass, name, text, text, text, boolean, boolean, name) IS
 'fences a table: adds the fence column where it is missing and attaches the triggers; called again, it puts '
-'back what was dropped; mode, lease and events that are left out or NULL stay as they are on a fenced table; '
-'lease => '''' unbinds it; '
+'back what was dropped; mode, lease, events and deadline that are left out or NULL stay as they are on a fenced table; '
+'lease => '''' unbinds it; a deadline column makes each row a lease of its own, deadline => '''' ends that; '
 'in managed mode, events without insert let a row be created without its lease';
 
 
 CREATE TYPE fence.trigger_arguments AS (
-    trigger oid, fence_column text, mode text, lease text, events text, has_unfenced_insert boolean);
+    trigger oid, fence_column text, mode text, lease text, events text, has_unfenced_insert boolean, deadline text);
 
 COMMENT ON TYPE fence.trigger_arguments IS 'what the arguments of a trigger that calls fenced() say';
 COMMENT ON COLUMN fence.trigger_arguments.trigger IS 'the trigger';
@@ -49,6 +50,8 @@ COMMENT ON COLUMN fence.trigger_arguments.lease IS 'the lease that guards a row,
 COMMENT ON COLUMN fence.trigger_arguments.events IS
 'the events chosen for the fence, with commas between them; NULL for all that its kind judges';
 COMMENT ON COLUMN fence.trigger_arguments.has_unfenced_insert IS 'a managed row may be created without its lease';
+COMMENT ON COLUMN fence.trigger_arguments.deadline IS
+'the deadline column of a table whose rows are leases of their own; NULL for any other';
 
 CREATE TYPE fence.lease_template AS (
     lease text, columns text[], is_malformed boolean, is_too_long boolean, beginning text);
@@ -63,7 +66,7 @@ COMMENT ON COLUMN fence.lease_template.beginning IS 'what stands before its firs
 
 CREATE TYPE fence.table_rule AS (
     fence_column name, mode text, lease text, events text[], chosen_events text, has_unfenced_insert boolean,
-    verify boolean, always boolean, replaced name[], weakened boolean);
+    verify boolean, always boolean, replaced name[], weakened boolean, deadline name);
 
 COMMENT ON TYPE fence.table_rule IS 'the rule by which a table is to be fenced';
 COMMENT ON COLUMN fence.table_rule.fence_column IS 'the fence column, which may not be there yet';
@@ -77,12 +80,14 @@ COMMENT ON COLUMN fence.table_rule.always IS 'the triggers fire in replication, 
 COMMENT ON COLUMN fence.table_rule.replaced IS
 'the triggers that are replaced where they are, so that readers need not have finished';
 COMMENT ON COLUMN fence.table_rule.weakened IS 'the table was fenced with verify or always, and no longer will be';
+COMMENT ON COLUMN fence.table_rule.deadline IS
+'the deadline column of a table whose rows are leases of their own, which may not be there yet; NULL for any other';
 
 
 -- fence_protect asks for the rule, which is refused where it cannot be, and the table is locked. Then it asks again: what was
 -- seen before the lock may have changed while waiting for it. At last it attaches the fence, and tells what to think of.
 CREATE FUNCTION fence.rule_for(
-    relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean,
+    relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean, deadline name,
     ours              oid,                        -- fenced()
     triggers          fence.trigger_arguments[],  -- those of the table, or of all
     leases            fence.lease_template[],     -- the one that is asked for among them
@@ -106,6 +111,7 @@ BEGIN
                (array_agg(a.mode ORDER BY t.tgname))[1] AS had_mode,
                (array_agg(a.lease ORDER BY t.tgname))[1] AS had_lease,
                (array_agg(a.events ORDER BY t.tgname))[1] AS had_events,
+               (array_agg(a.deadline ORDER BY t.tgname))[1] AS had_deadline,
                bool_or(t.tgname = 'fenced' AND t.tgtype & 4 <> 0) AS had_insert,
                bool_or(t.tgname = 'fenced_verify') AS had_verify, bool_or(t.tgenabled = 'A') AS had_always
           FROM unnest(triggers) AS a
@@ -117,6 +123,7 @@ BEGIN
     asked AS (
         SELECT p.*, coalesce(fence_column, had_column, 'fence')::name AS fence_name,
                CASE WHEN lease = '' AND was_fenced THEN NULL ELSE coalesce(lease, had_lease) END AS bound_to,
+               CASE WHEN deadline = '' AND was_fenced THEN NULL ELSE coalesce(deadline, had_deadline) END::name AS held_until,
                coalesce(verify, had_verify, false) AS verifies,
                coalesce(always, had_always, false) AS fires_always,
                -- A row that moves to another partition is an INSERT there: verify must see it.
@@ -124,14 +131,17 @@ BEGIN
           FROM present p),
 
     -- A leased row may be written often under one token; without a lease only `strict` is safe. So a call
-    -- that binds the table, or unbinds it, takes the other of the two.
+    -- that binds the table, or unbinds it, takes the other of the two. (A row may be a lease of its own.)
     judged AS (
-        SELECT a.*, bound_to IS NOT NULL OR had_lease IS NOT NULL OR had_mode = 'managed' OR had_insert AS judges_insert,
-               CASE WHEN bound_to IS NULL OR had_lease IS NOT NULL THEN had_events END AS kept_events,
+        SELECT a.*, l.is_leased,
+               l.is_leased OR had_lease IS NOT NULL OR had_mode = 'managed' OR had_insert AND had_deadline IS NULL AS judges_insert,
+               CASE WHEN NOT l.is_leased OR had_lease IS NOT NULL THEN had_events END AS kept_events,
                lower(coalesce(mode,
-                   CASE WHEN had_mode = 'managed' OR (bound_to IS NULL) = (had_lease IS NULL) THEN had_mode END,
-                   CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END)) AS judged_as
-          FROM asked a),
+                   CASE WHEN had_mode = 'managed' OR l.is_leased = l.was_leased THEN had_mode END,
+                   CASE WHEN l.is_leased THEN 'monotonic' ELSE 'strict' END)) AS judged_as
+          FROM asked a CROSS JOIN LATERAL (
+               SELECT bound_to IS NOT NULL OR held_until IS NOT NULL, had_lease IS NOT NULL OR had_deadline IS NOT NULL
+          ) AS l (is_leased, was_leased)),
 
     -- The events that are judged. They are never guessed from the triggers that are there, for others may have been
     -- dropped: where no trigger says that they were chosen, they are all that such a fence judges.
@@ -147,7 +157,7 @@ BEGIN
     attached AS (
         SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert,
                CASE WHEN NOT (on_events @> '{update,delete,truncate}' AND ('insert' = ANY (on_events)) =
-                              (bound_to IS NOT NULL OR judged_as = 'managed'))
+                              (is_leased OR judged_as = 'managed'))
                     THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END AS chosen_events
           FROM fired f)
 
@@ -158,7 +168,8 @@ BEGIN
                                             ('fenced_verify', verifies),
                                             ('fenced_truncate', 'truncate' = ANY (on_events))) AS x (name, is_wanted)
                   WHERE x.is_wanted AND to_regclass('pg_catalog.pg_dist_partition') IS NULL) AS replaced,
-           coalesce(had_verify AND NOT verifies OR had_always AND NOT fires_always, false) AS weakened
+           coalesce(had_verify AND NOT verifies OR had_always AND NOT fires_always, false) AS weakened,
+           held_until AS deadline
       INTO rule
       FROM attached;
 
@@ -168,6 +179,7 @@ BEGIN
       LEFT JOIN pg_class c ON c.oid = relation
       LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
       LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = rule.fence_column
+      LEFT JOIN pg_attribute d ON d.attrelid = c.oid AND d.attname = rule.deadline
       LEFT JOIN LATERAL (  -- the first placeholder that is not fit
            SELECT p.name, a.attnum, a.attgenerated
              FROM unnest(template.columns) AS p (name)
@@ -203,6 +215,19 @@ BEGIN
             (rule.fence_column = ANY (template.columns), '22023',
              'the lease of a row cannot depend on its fence column', 'Use the columns that identify the row.',
              rule.fence_column),
+            (rule.deadline = '', '22023', 'the deadline column needs a name',
+             'Leave deadline out for a table whose rows are no leases; to end that, give it for a fenced table.', NULL),
+            (rule.deadline = rule.fence_column, '22023', 'the deadline needs a column of its own',
+             'Name a timestamptz column.', rule.deadline),
+            (rule.deadline IS NOT NULL AND rule.lease IS NOT NULL, '22023',
+             'a row that is its own lease is bound to no other', 'Give lease => '''' with the deadline to unbind it, or leave '
+             'the deadline out.', NULL),
+            (rule.deadline IS NOT NULL AND rule.mode = 'strict', '22023', 'who holds a row writes it more than once',
+             'With a deadline the modes are monotonic and managed.', NULL),
+            (rule.deadline IS NOT NULL AND rule.verify, '22023', 'verify does not go with a deadline',
+             'Give verify => false with the deadline.', NULL),
+            (rule.deadline IS NOT NULL AND rule.chosen_events IS NOT NULL, '22023', 'with a deadline every event is judged',
+             'Give events => ''insert,update,delete,truncate'', or leave them out.', NULL),
             -- what kind of table
             (c.oid IS NULL, '42P01', 'it was dropped meanwhile', 'Name a table that exists.', NULL),
             (c.oid < 16384 OR c.relnamespace IN (
@@ -242,6 +267,23 @@ BEGIN
              format('column "%s" has a default, which would pass for a token', rule.fence_column),
              format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, rule.fence_column,
              CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), rule.fence_column),
+            (f.attnotnull AND rule.deadline IS NOT NULL, '42611',
+             format('column "%s" is NOT NULL, and a row that nobody has claimed yet has no token', rule.fence_column),
+             format('ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL;', table_name, rule.fence_column), rule.fence_column),
+            (rule.deadline IS NOT NULL AND d.attnum IS NULL AND c.reloftype <> 0, '42809',
+             format('its type has no attribute "%s"', rule.deadline),
+             format('ALTER TYPE %s ADD ATTRIBUTE %s timestamptz CASCADE;', c.reloftype::regtype, quote_ident(rule.deadline)), rule.deadline),
+            (d.attnum < 0, '42701', format('"%s" is a column of Postgres itself', rule.deadline),
+             'Give the deadline column another name.', rule.deadline),
+            (d.atttypid <> 'timestamptz'::regtype OR d.atttypmod <> -1, '42804',
+             format('column "%s" is of type %s, not timestamptz', rule.deadline, format_type(d.atttypid, d.atttypmod)),
+             'Make it timestamptz, or name another deadline.', rule.deadline),
+            (d.attgenerated <> '', '42611', format('column "%s" is generated', rule.deadline),
+             'Name a plain timestamptz column as deadline.', rule.deadline),
+            (d.atthasdef, '42611', format('column "%s" has a default, so a new row would be born held', rule.deadline),
+             format('ALTER TABLE %s ALTER COLUMN %s DROP DEFAULT;', table_name, quote_ident(rule.deadline)), rule.deadline),
+            (d.attnotnull, '42611', format('column "%s" is NOT NULL, and a row that nobody holds has no deadline', rule.deadline),
+             format('ALTER TABLE %s ALTER COLUMN %s DROP NOT NULL;', table_name, quote_ident(rule.deadline)), rule.deadline),
             (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
              format('the lease names {%s}, no column of it', unfit.name),
              'Write a column exactly as it is stored, capitals included.', unfit.name),
@@ -265,6 +307,8 @@ BEGIN
     IF NOT is_locked THEN
         EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
             WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column)
+             AND (rule.deadline IS NULL
+                  OR EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.deadline))
              AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = relation AND t.tgfoid = ours
                                 AND (t.tgname <> ALL (rule.replaced) OR t.tgconstraint <> 0))
             THEN 'SHARE ROW EXCLUSIVE' ELSE 'ACCESS EXCLUSIVE' END);
@@ -278,8 +322,8 @@ END
 $rule_for$;
 
 COMMENT ON FUNCTION fence.rule_for(
-    regclass, name, text, text, text, boolean, boolean, oid, fence.trigger_arguments[], fence.lease_template[], regtype[],
-    boolean) IS
+    regclass, name, text, text, text, boolean, boolean, name, oid, fence.trigger_arguments[], fence.lease_template[],
+    regtype[], boolean) IS
 'the rule that fence_protect is asked for, with what the table has where the call does not say otherwise; refuses one by '
 'which the table cannot be fenced, and locks the table; called by fence_protect alone';
 
@@ -290,7 +334,8 @@ CREATE FUNCTION fence.attach_fence(
     ours           oid,                        -- fenced()
     triggers       fence.trigger_arguments[],  -- those of all tables
     leases         fence.lease_template[],     -- the one of the rule among them
-    column_comment text                        -- by which a fence column is known again
+    column_comment text,                       -- by which a fence column is known again
+    deadline_comment text                      -- by which a deadline column is known again
 ) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
@@ -299,7 +344,11 @@ DECLARE
     has_column CONSTANT boolean := EXISTS (
         SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column);
     row_events CONSTANT text[] := rule.events || CASE WHEN rule.has_unfenced_insert THEN '{insert}'::text[] END;
+    has_deadline CONSTANT boolean := rule.deadline IS NULL OR EXISTS (
+        SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.deadline);
     empty CONSTANT text := CASE WHEN rule.chosen_events IS NOT NULL THEN '' END;
+    -- What stands before the lease, the deadline, verify and the events must be there, too.
+    lease_argument CONSTANT text := coalesce(rule.lease, CASE WHEN rule.deadline IS NOT NULL THEN '' END, empty);
     -- Triggers know the columns that their lease names by name. Which columns those are is noted by number on the trigger, for
     -- this table of this database alone: a copy by dump has other numbers.
     note CONSTANT text := (
@@ -315,6 +364,9 @@ DECLARE
 BEGIN
     IF NOT has_column THEN
         EXECUTE format('ALTER TABLE %s ADD COLUMN %I bigint', relation, rule.fence_column);
+    END IF;
+    IF NOT has_deadline THEN
+        EXECUTE format('ALTER TABLE %s ADD COLUMN %I timestamptz', relation, rule.deadline);
     END IF;
     FOR item IN
         SELECT a.attname FROM pg_attribute a
@@ -333,9 +385,20 @@ BEGIN
          WHERE a.attrelid = relation AND a.attname = rule.fence_column) THEN
         EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_column, column_comment);
     END IF;
+    -- The mark of the deadline column goes where the table is told to have its deadline now.
+    FOR item IN
+        SELECT a.attname, a.attname = rule.deadline AS is_deadline FROM pg_attribute a
+         WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+           AND CASE WHEN a.attname = rule.deadline THEN col_description(relation, a.attnum) IS NULL
+                    ELSE col_description(relation, a.attnum) = deadline_comment END
+    LOOP
+        EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, item.attname,
+            CASE WHEN item.is_deadline THEN deadline_comment END);
+    END LOOP;
 
     -- The column and events that were not there before, or not for every write.
     SELECT nullif(concat_ws(', ', max(format('column "%s"', rule.fence_column)) FILTER (WHERE c.name = 'column'),
+               CASE WHEN NOT has_deadline THEN format('column "%s"', rule.deadline) END,
                'triggers for ' || string_agg(c.name, ', ' ORDER BY c.n) FILTER (WHERE c.name <> 'column')), '')
       INTO added
       FROM (VALUES (1, 'column', 0, 0), (2, 'INSERT', 3, 4), (3, 'UPDATE', 3, 16), (4, 'DELETE', 3, 8),
@@ -363,14 +426,14 @@ BEGIN
     -- Postgres copies a row trigger to every partition, present and future, but no statement trigger.
     FOR item IN
         SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE' AS at, 'ROW' AS level,
-               array_remove(row_events, 'truncate') AS on_events, coalesce(rule.lease, empty) AS lease, empty AS verify
+               array_remove(row_events, 'truncate') AS on_events, lease_argument AS lease, empty AS verify
          WHERE array_remove(row_events, 'truncate') <> '{}'
         UNION ALL
         SELECT 'fenced_verify', relation, 'AFTER', 'ROW',
-               array_remove(array_remove(row_events, 'truncate'), 'delete'), coalesce(rule.lease, ''), 'verify'
+               array_remove(array_remove(row_events, 'truncate'), 'delete'), coalesce(lease_argument, ''), 'verify'
          WHERE rule.verify
         UNION ALL
-        SELECT 'fenced_truncate', part, 'BEFORE', 'STATEMENT', '{truncate}', coalesce(rule.lease, empty), empty
+        SELECT 'fenced_truncate', part, 'BEFORE', 'STATEMENT', '{truncate}', lease_argument, empty
           FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
          WHERE 'truncate' = ANY (rule.events)
     LOOP
@@ -380,6 +443,7 @@ BEGIN
             item.tgname, item.at, (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(item.on_events) AS e),
             item.rel, item.level, ours::regproc,
             concat_ws(', ', quote_literal(rule.fence_column), quote_literal(rule.mode), quote_literal(item.lease),
+                quote_literal(coalesce(rule.deadline, CASE WHEN item.verify IS NOT NULL THEN '' END)),
                 quote_literal(item.verify), quote_literal(rule.chosen_events)));
         IF rule.always THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
@@ -423,7 +487,7 @@ BEGIN
         RAISE NOTICE USING MESSAGE = format('%s was fenced with verify or always, and is no longer', relation),
             HINT = 'Pass true for what is to be kept, or NULL to keep what there is.';
     END IF;
-    IF rule.lease IS NULL THEN
+    IF rule.lease IS NULL AND rule.deadline IS NULL THEN
         RAISE NOTICE USING
             MESSAGE = format('%s is bound to no lease: its fence checks the order of tokens alone, and the holder '
                 'of any lease can write it', relation),
@@ -477,7 +541,7 @@ END
 $attach_fence$;
 
 COMMENT ON FUNCTION fence.attach_fence(
-    regclass, fence.table_rule, oid, fence.trigger_arguments[], fence.lease_template[], text) IS
+    regclass, fence.table_rule, oid, fence.trigger_arguments[], fence.lease_template[], text, text) IS
 'puts the fence column and the triggers on a locked table, and tells what is new; called by fence_protect alone';
 
 

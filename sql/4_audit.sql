@@ -7,7 +7,7 @@
 -- It is made of parts, which the library calls one after the other (SQL that calls them would need EXECUTE for PUBLIC).
 -- Each is told `about`, all that is known by then:
 --
--- relation, ours, triggers, leases, placeholder_types, column_comment, adopts: from the library. The table; fenced(); what
+-- relation, ours, triggers, leases, placeholder_types, column_comment, deadline_comment, adopts: from the library. The table; fenced(); what
 --     the triggers that call it say; whether numbers of somebody else's are adopted in this database.
 -- home, refilling, own_triggers, other_triggers, roots, members: from audit_members. The schema of the functions, and the
 --     body of a DO, for statements that are shown and not run; the triggers of tables; the tables, with what hangs below them.
@@ -65,7 +65,7 @@ kind (bits, tgname) AS (
 own_trigger AS (
     SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
            t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
-           a.fence_column, a.mode, a.lease, a.has_unfenced_insert
+           a.fence_column, a.mode, a.lease, a.deadline, a.has_unfenced_insert
       FROM pg_trigger t
       JOIN unnest(triggers) AS a ON a.trigger = t.oid),
 
@@ -116,7 +116,7 @@ subject AS (
 -- The trigger whose options count: of those that fence_protect has named, and tells them in full, before any that was
 -- made by hand; where a table has none, a parent's or a child's.
 chosen AS (
-    SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease,
+    SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease, t.deadline,
            t.has_unfenced_insert
       FROM subject s
      CROSS JOIN LATERAL (
@@ -139,7 +139,7 @@ root AS (
                 SELECT a.attname::text FROM pg_attribute a
                  WHERE a.attrelid = c.oid AND col_description(c.oid, a.attnum) = about->>'column_comment'
                  ORDER BY a.attnum DESC LIMIT 1), 'fence') AS fence_column,
-           coalesce(t.mode, 'strict') AS mode, t.lease,
+           coalesce(t.mode, 'strict') AS mode, t.lease, t.deadline,
            coalesce(t.has_unfenced_insert, false) AS has_unfenced_insert
       FROM subject s
       JOIN pg_class c ON c.oid = s.oid
@@ -219,7 +219,8 @@ kind (bits, tgname) AS (
 own_trigger AS (
     SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
         oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
-        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, deadline text,
+        has_unfenced_insert boolean)),
 
 other_trigger AS (
     SELECT * FROM jsonb_to_recordset(about->'other_triggers') AS x (
@@ -229,7 +230,7 @@ other_trigger AS (
 root AS (
     SELECT * FROM jsonb_to_recordset(about->'roots') AS x (
         root_n bigint, root oid, root_rel oid, root_owner oid, moves_rows boolean, top oid, is_fenced boolean,
-        is_usurped boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+        is_usurped boolean, fence_column text, mode text, lease text, deadline text, has_unfenced_insert boolean)),
 
 member AS (
     SELECT * FROM jsonb_to_recordset(about->'members') AS x (
@@ -330,7 +331,7 @@ fence AS (
              FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
                           r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
                           r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled IN ('A', 'R')) AS is_always,
-                          CASE WHEN r.lease IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
+                          CASE WHEN r.lease IS NULL AND r.deadline IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
                               AS fit_mode,
                           r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
                               SELECT FROM key_at_will k JOIN member w USING (root, oid)
@@ -338,7 +339,7 @@ fence AS (
                   ) AS f) AS x
      CROSS JOIN LATERAL (
            SELECT array_agg(e.name ORDER BY e.n) FROM event e
-            WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.mode = 'managed'
+            WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.deadline IS NOT NULL OR r.mode = 'managed'
                OR 'insert' = ANY (m.before)
                OR x.is_followed AND r.moves_rows  -- a row that moves is inserted at its new place
            ) AS e (events)
@@ -351,8 +352,11 @@ fence AS (
                'events => ' || quote_literal(array_to_string(
                    CASE WHEN x.keeps_unfenced_insert THEN array_remove(e.events, 'insert')
                         ELSE e.events END, ',')),
-               CASE WHEN x.is_followed OR m.after <> '{}' THEN 'verify => true' END,
-               CASE WHEN x.must_fire_always THEN 'always => true' END) || ');',
+               CASE WHEN r.deadline IS NULL AND (x.is_followed OR m.after <> '{}') THEN 'verify => true' END,
+               CASE WHEN x.must_fire_always THEN 'always => true' END,
+               'deadline => ' || coalesce(quote_literal(r.deadline), CASE WHEN EXISTS (
+                   SELECT FROM own_trigger t JOIN kind k USING (tgname)
+                    WHERE t.tgrelid = r.top AND t.deadline IS NOT NULL) THEN '''''' END)) || ');',
            concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
            )) AS o (options, arguments)),
 
@@ -368,7 +372,7 @@ spot AS (
 
 -- The fenced tables that have partitions.
 partitioned AS (
-    SELECT DISTINCT ON (c.oid) c.oid, t.fence_column, t.mode, t.lease
+    SELECT DISTINCT ON (c.oid) c.oid, t.fence_column, t.mode, t.lease, t.deadline
       FROM own_trigger t JOIN pg_class c ON c.oid = t.tgrelid
      WHERE c.relkind = 'p' AND NOT c.relispartition
      ORDER BY c.oid, t.tgnargs > 1 AND t.tgname IN (SELECT k.tgname FROM kind k) DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
@@ -418,7 +422,8 @@ former AS (
               JOIN partitioned p ON p.fence_column = l.attname AND p.oid <> l.oid
              WHERE NOT EXISTS (
                    SELECT FROM own_trigger t
-                    WHERE t.tgrelid = l.oid AND (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (p.fence_column, p.mode, p.lease))
+                    WHERE t.tgrelid = l.oid AND (t.fence_column, t.mode, t.lease, t.deadline)
+                           IS DISTINCT FROM (p.fence_column, p.mode, p.lease, p.deadline))
                AND NOT EXISTS (
                    SELECT FROM pg_attribute c
                     WHERE c.attrelid IN (p.oid, l.oid) AND c.attnum > 0 AND NOT c.attisdropped
@@ -459,7 +464,7 @@ kind (bits, tgname) AS (
 
 spot AS (
     SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
-        root oid, oid oid, rel regclass, is_root boolean, is_child boolean, lease text, must_fire_always boolean,
+        root oid, oid oid, rel regclass, is_root boolean, is_child boolean, lease text, deadline text, must_fire_always boolean,
         keeps_unfenced_insert boolean, has_key_at_will boolean, events text[], protect text, call text)),
 
 rule AS (
@@ -479,7 +484,8 @@ rule AS (
                         ELSE 'AFTER update' END END,
                s.rel, CASE k.bits WHEN 2 THEN 'STATEMENT' ELSE 'ROW' END,
                concat_ws(', ', s.call,
-                   CASE WHEN s.lease IS NULL AND k.bits = 1 THEN '''''' END,
+                   CASE WHEN s.lease IS NULL AND (k.bits = 1 OR s.deadline IS NOT NULL) THEN '''''' END,
+                   coalesce(quote_literal(s.deadline), CASE WHEN k.bits = 1 OR f.stays THEN '''''' END),
                    CASE WHEN k.bits = 1 THEN '''verify''' WHEN f.stays THEN '''''' END,
                    CASE WHEN f.stays THEN quote_literal(array_to_string(
                        array_remove(s.events, 'insert'), ',')) END)), '%', '%%')
@@ -504,14 +510,15 @@ WITH RECURSIVE
 own_trigger AS (
     SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
         oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
-        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, deadline text,
+        has_unfenced_insert boolean)),
 
 spot AS (
     SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
         root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, parent regclass, root_owner
         oid, relowner oid, relkind "char", relpersistence "char", relispartition boolean, is_root boolean, is_child
-        boolean, is_fenced boolean, is_subscribed boolean, fence_column text, attnum integer, atttypid oid, type text,
-        filled text, root_filled boolean, protect text)),
+        boolean, is_fenced boolean, is_subscribed boolean, fence_column text, deadline text, attnum integer, atttypid oid,
+        type text, filled text, root_filled boolean, protect text)),
 
 -- What would keep fence_protect from repairing the rest stands before that, as if it were of a member 0.
 table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
@@ -614,6 +621,42 @@ column_amiss AS (
      ) AS x (step, applies, severity, finding, remedy)
      WHERE x.applies),
 
+-- The deadline column of a table whose rows are leases of their own. Whatever its values are, a stale write is told by its token;
+-- but where the column is missing or of another type nobody can write.
+deadline_amiss AS (
+    SELECT 7, s.root_n, 0, s.member_n, s.rel, 'notice', x.finding, x.remedy
+      FROM spot s
+      LEFT JOIN pg_attribute a ON a.attrelid = s.oid AND a.attname = s.deadline AND a.attnum > 0
+      LEFT JOIN pg_attribute r ON s.is_root AND r.attrelid = s.oid AND r.attnum > 0 AND r.attname <> s.deadline
+           AND col_description(s.oid, r.attnum) = about->>'deadline_comment'
+      LEFT JOIN pg_attribute f ON f.attrelid = s.oid AND f.attname = s.fence_column AND f.attnum > 0
+     CROSS JOIN LATERAL (VALUES (
+           format('the deadline column "%s"', s.deadline),
+           format('ALTER TABLE %s ALTER COLUMN %I ', s.rel, coalesce(s.deadline, '')))) AS its (name, alter_it)
+     CROSS JOIN LATERAL (VALUES
+        (s.is_root AND a.attnum IS NULL AND r.attnum IS NULL,
+         its.name || ' is missing: no write can pass; once it is back, nobody holds a row',
+         format('ALTER TABLE %s ADD COLUMN %I timestamptz; COMMENT ON COLUMN %1$s.%2$I IS %L;', s.rel,
+             coalesce(s.deadline, ''), about->>'deadline_comment')),
+        (a.attnum IS NULL AND r.attnum IS NOT NULL, its.name || ' is missing: no write can pass',
+         format('ALTER TABLE %s RENAME COLUMN %I TO %I;', s.rel, coalesce(r.attname, ''), coalesce(s.deadline, ''))),
+        (a.attnum IS NOT NULL AND r.attnum IS NOT NULL,
+         format('%s is another one than before, that is "%s" now (rename them back; or, if that is meant, call '
+             'fence_protect once more)', its.name, r.attname), NULL),
+        (s.is_root AND (a.atttypid <> 'timestamptz'::regtype OR a.atttypmod <> -1),
+         format('%s is %s, not timestamptz: no write can pass, or deadlines are rounded', its.name,
+             format_type(a.atttypid, a.atttypmod)),
+         CASE WHEN a.attgenerated = '' THEN its.alter_it || 'TYPE timestamptz;' END),
+        (a.attgenerated <> '' AND s.is_root, its.name || ' is generated: no write can pass',
+         its.alter_it || 'DROP EXPRESSION;'),
+        (a.atthasdef AND a.attgenerated = '', its.name || ' has a default: a new row is held by somebody who does not know it',
+         its.alter_it || 'DROP DEFAULT;'),
+        (a.attnotnull, its.name || ' is NOT NULL: nobody can give a row up', its.alter_it || 'DROP NOT NULL;'),
+        (f.attnotnull, format('the fence column "%s" is NOT NULL: a row that nobody holds cannot be inserted', s.fence_column),
+         format('ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL;', s.rel, s.fence_column))
+     ) AS x (applies, finding, remedy)
+     WHERE s.deadline IS NOT NULL AND s.is_fenced AND x.applies),
+
 -- Rows whose fences are above every token drawn: the extension was created again, or an older backup restored. The remedy is
 -- for fences too high for any jump: down to where no token drawn so far may write. Where a subscription brings the rows,
 -- their fences are the publisher's, and nothing is wrong.
@@ -638,6 +681,7 @@ too_high AS (
 finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT * FROM table_amiss
     UNION ALL SELECT * FROM column_amiss
+    UNION ALL SELECT * FROM deadline_amiss
     UNION ALL SELECT * FROM too_high)
 SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $audit_tables$;
@@ -662,7 +706,8 @@ kind (bits, tgname) AS (
 own_trigger AS (
     SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
         oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
-        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, deadline text,
+        has_unfenced_insert boolean)),
 
 other_trigger AS (
     SELECT * FROM jsonb_to_recordset(about->'other_triggers') AS x (
@@ -681,7 +726,7 @@ spot AS (
     SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
         root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, is_root boolean,
         is_child boolean, is_fenced boolean, is_taken boolean, has_fence boolean, fence_column text, mode text,
-        lease text, has_unfenced_insert boolean, is_always boolean, is_subscribed boolean, must_fire_always boolean,
+        lease text, deadline text, has_unfenced_insert boolean, is_always boolean, is_subscribed boolean, must_fire_always boolean,
         has_key_at_will boolean, moves_rows boolean, events text[], after text[], missing text[], protect text)),
 
 -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
@@ -747,7 +792,8 @@ trigger_amiss AS (
         (10, 5, t.skips_some, 'hole',
          format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
          as_it_should_be),
-        (10, 6, (t.fence_column, t.mode, t.lease) IS DISTINCT FROM (s.fence_column, s.mode, s.lease)
+        (10, 6, (t.fence_column, t.mode, t.lease, t.deadline)
+                IS DISTINCT FROM (s.fence_column, s.mode, s.lease, s.deadline)
              OR t.has_unfenced_insert AND NOT s.has_unfenced_insert, 'hole',
          format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
          as_it_should_be),
@@ -776,7 +822,7 @@ trigger_later AS (
     SELECT 12, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
            'hole',
            format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
-           format(u.remedy, 'fenced_verify')
+           CASE WHEN s.deadline IS NULL THEN format(u.remedy, 'fenced_verify') END
       FROM spot s
       JOIN other_trigger t ON t.tgrelid = s.oid
       JOIN rule u ON u.root = s.root AND u.oid = s.oid AND u.bits = 1
@@ -819,7 +865,8 @@ grantee (oid, who) AS (
 fence AS (
     SELECT * FROM jsonb_to_recordset(about->'fences') AS x (
         root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass, is_fenced boolean,
-        is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text, options text, protect text)),
+        is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text, deadline text, options text,
+        protect text)),
 
 spot AS (
     SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
@@ -934,12 +981,14 @@ WITH RECURSIVE
 own_trigger AS (
     SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
         oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
-        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, has_unfenced_insert boolean)),
+        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, deadline text,
+        has_unfenced_insert boolean)),
 
 fence AS (
     SELECT * FROM jsonb_to_recordset(about->'fences') AS x (
         root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass, is_fenced boolean,
-        is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text, options text, protect text)),
+        is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text, deadline text, options text,
+        protect text)),
 
 member AS (
     SELECT * FROM jsonb_to_recordset(about->'members') AS x (
@@ -986,7 +1035,7 @@ fence_amiss AS (
              AND d.root_n IS NULL, 'notice',
          'no trigger of pg_fence is on this table, which was fenced (if it was bound to a lease, bind it again)',
          f.protect),
-        (16, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL, 'hole',
+        (16, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NULL AND f.deadline IS NULL, 'hole',
          'monotonic without a lease: a client that writes every column back passes with the token it read',
          f.protect),
         (17, f.is_fenced AND f.top <> f.root_rel AND f.top NOT IN (SELECT t.tgrelid FROM own_trigger t), 'hole',
@@ -997,7 +1046,7 @@ fence_amiss AS (
              format('SELECT %s.fence_protect(%L, lease => %L, verify => NULL, always => NULL);', about->>'home', f.root_rel,
              replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || f.lease) END),
         -- Last of its table: the others' remedies are of the fence as it is.
-        (22, f.is_fenced AND f.lease IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
+        (22, f.is_fenced AND f.lease IS NULL AND f.deadline IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
              AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't', 'notice',
          'this table is bound to no lease: the holder of any lease can write it',
          format('SELECT %s.fence_protect(%L%s, mode => %L, lease => %L, verify => NULL, always => NULL);',
@@ -1006,7 +1055,7 @@ fence_amiss AS (
              CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
              replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, ''))),
         -- Clients would have to present their tokens otherwise: so there is no remedy that can be run as it stands.
-        (23, f.is_fenced AND f.mode = 'monotonic' AND f.lease IS NOT NULL AND f.top = f.root_rel
+        (23, f.is_fenced AND f.mode = 'monotonic' AND (f.lease IS NOT NULL OR f.deadline IS NOT NULL) AND f.top = f.root_rel
              AND NOT f.root_is_child AND c.relkind IN ('r', 'p'), 'notice',
          format('monotonic: a statement that copies the fence column (SET %1$I = %1$I, CASE ... ELSE %1$I END, as some ORMs '
              'write) speaks for the present holder, whoever runs it; in managed mode it presents nothing', f.fence_column),

@@ -213,7 +213,7 @@ $closed$;
 -- By what they take fence_audit knows them: a table, of which they ask for the caller to be its owner.
 GRANT EXECUTE ON FUNCTION
     fenced(),
-    fence_protect(regclass, name, text, text, text, boolean, boolean),
+    fence_protect(regclass, name, text, text, text, boolean, boolean, name),
     fence_unprotect(regclass),
     fence_audit(regclass)
 TO PUBLIC;

@@ -7,6 +7,7 @@ pub use abbreviate::cut_key as abbreviated_key;
 pub use sqlstate::SqlState;
 
 use crate::encoding::{to_utf8, within};
+use pg_fence_rules::row_lease::Reason;
 use pg_fence_rules::{Span, Token};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
@@ -596,6 +597,104 @@ pub fn unfenceable() -> Refusal {
     )
 }
 
+/// A row that is a lease of its own, as far as an error about it may show.
+pub struct RowLease {
+    /// The token that the statement has presented; None where it has not, or does not know it.
+    pub presented: Option<Token>,
+    /// The token of the row; None where the caller may not read it.
+    pub stored: Option<Token>,
+    /// The row's deadline, ISO 8601 in UTC; None where it has none, or the caller may not read it.
+    pub expires_at: Option<String>,
+    /// The name of the fence column.
+    pub fence: Vec<u8>,
+    /// The name of the deadline column.
+    pub deadline: Vec<u8>,
+}
+
+/// PF001, PF002, PF004, PF006 and 22023 of a row that is a lease of its own.
+pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
+    let token = row.presented.map_or(String::new(), |token| format!(" {token}"));
+    let not_the_rows = format!("fencing token{token} does not speak for the row");
+    let (fence, deadline) = (quoted(&row.fence), quoted(&row.deadline));
+    let claim = "claim the row anew, or stop";
+    let (sqlstate, message, hint) = match reason {
+        Reason::Stale => {
+            let hint =
+                "Somebody has claimed the row since: stop, and do not retry with this token.";
+            return stale(row.presented, row.stored, hint.into())
+                .detailed(|d| d.expires_at = row.expires_at);
+        }
+        Reason::Held => {
+            let until = row.expires_at.as_ref().map_or(String::new(), |at| format!(" until {at}"));
+            let hint = format!("Its holder shows the row's token in column {fence} (a DELETE by pg_fence.token). Others wait for the deadline, or evict the holder: SET {deadline} = NULL, {fence} = {fence}.");
+            (
+                SqlState::RowIsHeld,
+                format!("the row is held{until}, and no token of its was presented"),
+                hint,
+            )
+        }
+        Reason::GivenUp => {
+            let hint = format!("The row was given up, or its holder was evicted, or somebody has written it after its deadline: {claim}.");
+            (SqlState::TokenDoesNotSpeak, not_the_rows + ", which nobody holds", hint)
+        }
+        Reason::LateRenewal => {
+            let hint = format!("The deadline has passed: {claim}. Until somebody else writes the row, a write that leaves {deadline} alone still lands. To keep the work: claim it without {fence} in SET, WHERE {fence} = its token AND {deadline} IS NOT NULL.");
+            (
+                SqlState::TokenDoesNotSpeak,
+                format!("fencing token{token} can no longer renew the row"),
+                hint,
+            )
+        }
+        Reason::OldCopy => {
+            let hint = format!("The statement writes an older value of column {fence} back, so somebody has claimed the row since it was read. Read the row again; who holds it sets pg_fence.token.");
+            (
+                SqlState::TokenDoesNotSpeak,
+                "the statement writes back an old copy of the row".into(),
+                hint,
+            )
+        }
+        Reason::PastDeadline => {
+            let hint = format!("Nothing was claimed. Compute the deadline from clock_timestamp() in the statement itself, or try again; to give a row up, SET {deadline} = NULL.");
+            (
+                SqlState::InvalidParameterValue,
+                format!("the deadline in column {deadline} has passed"),
+                hint,
+            )
+        }
+        Reason::OtherClaim | Reason::NoToken | Reason::NeverIssued => {
+            let hint = format!("The token is of another row's claim, or of a lease: show the one that the claim of this row has returned, or {claim}.");
+            (SqlState::TokenDoesNotSpeak, not_the_rows, hint)
+        }
+    };
+    Refusal::new(sqlstate, message, hint).detailed(|d| {
+        d.presented = row.presented;
+        d.stored = row.stored;
+        d.expires_at = row.expires_at;
+    })
+}
+
+/// PF003: a claim of a row whose fence is not smaller than the token that was drawn for it.
+pub fn row_is_ahead(stored: Option<Token>) -> Refusal {
+    let number = stored.map_or(String::new(), |token| format!(" {token}"));
+    Refusal::new(
+        SqlState::TokenNeverIssued,
+        format!("the row's fence{number} was never issued by this database"),
+        "fence_new_epoch() makes the sequence outrun tokens issued elsewhere. Where the number is near the end of bigint, no token is greater: DELETE the row and INSERT it again.",
+    )
+    .detailed(|d| d.stored = stored)
+}
+
+/// 22023: a deadline further ahead than `pg_fence.max_ttl`.
+pub fn deadline_above_setting(longest: Span) -> Refusal {
+    let seconds = longest.micros() / 1_000_000;
+    Refusal::new(
+        SqlState::InvalidParameterValue,
+        format!("a deadline may be at most {seconds} s ahead here"),
+        "pg_fence.max_ttl says so for this role or database: ask for less, and renew more often.",
+    )
+    .detailed(|d| d.argument = Some("deadline"))
+}
+
 /// PF002 or PF001 of the check that follows all BEFORE triggers.
 pub fn changed_behind(stored: Option<Token>) -> Refusal {
     let (sqlstate, value) = match stored {
@@ -624,7 +723,7 @@ pub fn bad_trigger_argument(message: String) -> Refusal {
     Refusal::new(
         SqlState::InvalidParameterValue,
         message,
-        "fenced(fence_column, mode, lease): the column's name; strict, monotonic or managed; and a lease's name with {column} placeholders.",
+        "fenced(fence_column, mode, lease, deadline): the column's name; strict, monotonic or managed; a lease's name with {column} placeholders; or the name of the deadline column of a table whose rows are their own leases.",
     )
 }
 
@@ -643,7 +742,7 @@ pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
     Refusal::new(
         SqlState::DatatypeMismatch,
         format!("column {} must be {wanted} to serve the trigger fenced", quoted(column)),
-        "Tokens are bigint; a lease's name is made of columns whose text no setting can change.",
+        "Tokens are bigint, a deadline is timestamptz; a lease's name is made of columns whose text no setting can change.",
     )
     .detailed(|d| d.column = Some(to_utf8(column)))
 }

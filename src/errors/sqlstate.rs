@@ -35,6 +35,8 @@ sqlstates! {
     TokenDoesNotSpeak = "PF004",
     /// the statement cannot be fenced.
     CannotBeFenced = "PF005",
+    /// the row is held, and no token of its was presented.
+    RowIsHeld = "PF006",
     /// a warning.
     Warning = "01000",
     /// a transaction that cannot be prepared.

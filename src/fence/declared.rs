@@ -27,19 +27,22 @@ use std::ffi::CStr;
 /// it.
 const FENCE_COLUMN_COMMENT: &str = "fencing token of the latest write (pg_fence)";
 
+/// The comment that it puts on the deadline column, for the same.
+const DEADLINE_COLUMN_COMMENT: &str = "until when the row is held (pg_fence)";
+
 /// The parts of the audit of tables.
 const AUDIT: [&CStr; 4] = [c"audit_tables", c"audit_triggers", c"audit_rights", c"audit_fences"];
 
-/// `fence_protect(relation, fence_column, mode, lease, events, verify, always)`.
+/// `fence_protect(relation, fence_column, mode, lease, events, verify, always, deadline)`.
 pub fn protect(args: Args) -> Result<Answer, Refusal> {
     let fenced = state_function::fenced()?;
     let lease = args.text(3, TEMPLATE_MAX).map_err(|_| errors::long_template())?;
     check_table(args, "fence_protect", fenced)?;
-    let rule_for = StateFunction::find(c"rule_for", 12)?;
-    let own: Vec<_> = (0..7).map(|n| args.datum(n)).collect();
+    let rule_for = StateFunction::find(c"rule_for", 13)?;
+    let own: Vec<_> = (0..8).map(|n| args.datum(n)).collect();
     let rule = |declared: &Declared, is_locked: bool| {
-        let triggers = declared.triggers(rule_for.argument_type(8));
-        let leases = declared.leases(rule_for.argument_type(9));
+        let triggers = declared.triggers(rule_for.argument_type(9));
+        let leases = declared.leases(rule_for.argument_type(10));
         let types = type_array(&PLACEHOLDER_TYPES);
         let known = [fenced.into(), triggers, leases, types, is_locked.into()].map(Some);
         rule_for.call(args, &[&own[..], &known].concat())
@@ -48,11 +51,12 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
     // Now the table is locked. To tell of tables that share its leases, the triggers of all are looked at.
     let declared = Declared::of(fenced, None, lease);
     let rule = rule(&declared, true);
-    let attach = StateFunction::find(c"attach_fence", 6)?;
+    let attach = StateFunction::find(c"attach_fence", 7)?;
     let triggers = declared.triggers(attach.argument_type(3));
     let leases = declared.leases(attach.argument_type(4));
-    let comment = text_datum(FENCE_COLUMN_COMMENT.as_bytes());
-    let known = [fenced.into(), triggers, leases, comment].map(Some);
+    let comments = [FENCE_COLUMN_COMMENT, DEADLINE_COLUMN_COMMENT];
+    let [comment, deadline_comment] = comments.map(|comment| text_datum(comment.as_bytes()));
+    let known = [fenced.into(), triggers, leases, comment, deadline_comment].map(Some);
     attach.call(args, &[&[args.datum(0), rule][..], &known].concat());
     Ok(Answer::Null)
 }
@@ -92,6 +96,7 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         "ours": fenced.to_u32(),
         "placeholder_types": PLACEHOLDER_TYPES.map(Oid::to_u32),
         "column_comment": FENCE_COLUMN_COMMENT,
+        "deadline_comment": DEADLINE_COLUMN_COMMENT,
         "adopts": adopt::is_used_here(),
     }));
     about = members.call(args, &[Some(about), Some(triggers)]).unwrap_or(about);
@@ -187,6 +192,7 @@ impl Declared {
                 arguments.lease.map(text_datum),
                 arguments.events.map(text_datum),
                 Some(arguments.has_unfenced_insert().into()),
+                arguments.deadline.map(text_datum),
             ]
         });
         row_array(array_type, rows)

@@ -112,7 +112,7 @@ fn what_to_do(tried: &TriedWrite) -> String {
     match (tried.managed, tried.wrote, tried.ambient) {
         (_, Wrote::Deletes, _) => format!("{DO}: a DELETE writes no column {column}."),
         (_, Wrote::Loads, _) => format!(
-            "The row brings a fence, and column {column} is managed: it would be lost. To load rows with their \
+            "The row brings a fence, and a new row has none yet in column {column}: it would be lost. To load rows with their \
              fences, have the triggers not fire (pg_restore: the sections pre-data, data, then post-data, or \
              --data-only with --disable-triggers; else SET session_replication_role = replica). To create rows, \
              leave the column out."

@@ -35,6 +35,9 @@ pub struct Plan {
 pub enum Duty {
     /// To judge what a statement presents, in the column or beside it.
     Judge,
+    /// To judge what a statement presents to a row that is its own lease until the time in the deadline column. In managed
+    /// mode that is the setting alone.
+    Hold { deadline: Attribute, managed: bool },
     /// To fill the column itself, and to judge what is presented beside it. With `unfenced_insert`, a new row
     /// needs no lease.
     Manage { unfenced_insert: bool },
@@ -68,7 +71,16 @@ impl Plan {
 
     /// Are rows inserted without a token, and without a fence?
     pub fn inserts_freely(&self) -> bool {
-        matches!(self.duty, Duty::Manage { .. }) && (self.creates_freely() || self.lease.is_none())
+        match self.duty {
+            Duty::Manage { .. } => self.creates_freely() || self.lease.is_none(),
+            Duty::Hold { .. } => true,
+            _ => false,
+        }
+    }
+
+    /// Is whatever a statement puts into the fence column ignored?
+    pub fn is_managed(&self) -> bool {
+        matches!(self.duty, Duty::Manage { .. } | Duty::Hold { managed: true, .. })
     }
 
     /// Reads the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
@@ -84,7 +96,10 @@ impl Plan {
         let column = fence_column(&columns, arguments.fence_column)?;
         let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
-        let duty = Duty::new(&arguments, managed)?;
+        let duty = match arguments.deadline {
+            Some(name) => Duty::Hold { deadline: deadline(&columns, name, &arguments)?, managed },
+            None => Duty::new(&arguments, managed)?,
+        };
         statistics::prepare();
         let moves = declaration.on_partition;
         Ok(Plan {
@@ -112,6 +127,26 @@ fn fence_column(columns: &Columns, name: &[u8]) -> Result<Attribute, Refusal> {
     Ok(column)
 }
 
+/// The deadline column, where it fits and nothing is asked for that does not go with it.
+fn deadline(
+    columns: &Columns,
+    name: &[u8],
+    arguments: &TriggerArguments,
+) -> Result<Attribute, Refusal> {
+    let beside = [arguments.lease, arguments.verify, arguments.events];
+    if arguments.mode == b"strict" || beside.iter().any(Option::is_some) {
+        return Err(errors::bad_trigger_argument(
+            "a deadline of fenced() goes without a lease, verify, events and the mode strict"
+                .into(),
+        ));
+    }
+    let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
+    if column.type_oid != pg_sys::TIMESTAMPTZOID || column.generated {
+        return Err(errors::wrong_type(name, "a plain timestamptz"));
+    }
+    Ok(column)
+}
+
 /// How a mode compares tokens, and whether it is `managed`.
 fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
     match mode {
@@ -129,7 +164,7 @@ impl Duty {
     fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Refusal> {
         if !arguments.knows_its_events() {
             return Err(errors::bad_trigger_argument(
-                "the fifth argument of fenced() can only be events: insert, update, delete, truncate"
+                "the sixth argument of fenced() can only be events: insert, update, delete, truncate"
                     .into(),
             ));
         }
@@ -144,7 +179,7 @@ impl Duty {
             None => Ok(Duty::Judge),
             Some(b"verify") => Ok(Duty::Verify { null_insert }),
             Some(_) => Err(errors::bad_trigger_argument(
-                "the fourth argument of fenced() can only be verify".into(),
+                "the fifth argument of fenced() can only be verify".into(),
             )),
         }
     }

@@ -1,4 +1,4 @@
-//! The trigger function `fenced(fence_column, mode, lease, 'verify', events)`.
+//! The trigger function `fenced(fence_column, mode, lease, deadline, 'verify', events)`.
 //!
 //! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
 //! statement, and whether a token speaks for a lease once per transaction.
@@ -6,7 +6,7 @@
 use super::binding::WriteLeases;
 use super::hint::{self, TriedWrite, Wrote};
 use super::plan::{Duty, NullInsert, Plan};
-use super::{row_moves, written};
+use super::{row_lease, row_moves, written};
 use crate::errors::{self, Refusal, SqlState};
 use crate::leases::guard;
 use crate::leases::known::{self, Caller, MaySee};
@@ -21,7 +21,7 @@ use pg_fence_rules::fence::{self, Landing, Order, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 
-/// `fenced()`, the trigger. Errors: PF001 to PF005, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
+/// `fenced()`, the trigger. Errors: PF001 to PF006, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
 pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     let Some(call) = TriggerCall::new(args) else {
         return Err(errors::misplaced("fenced() must be called as a trigger"));
@@ -40,6 +40,7 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
             return Err(errors::misplaced("fenced() must fire BEFORE the write"));
         }
         Duty::Judge => before::<false>(&call, plan),
+        Duty::Hold { deadline, managed } => row_lease::before(&call, plan, &deadline, managed),
         Duty::Manage { .. } => before::<true>(&call, plan),
     };
     row.map(Answer::Value).map_err(|refusal| {
@@ -139,7 +140,7 @@ fn land(call: &TriggerCall, plan: &Plan, write: Write, landing: Landing) -> pg_s
     }
     match call.new {
         Some(row) if write.new != Some(Some(landing.fence)) => {
-            call.pass(Some(call.stamped(row, &plan.column, Some(landing.fence))))
+            call.pass(Some(stamped(call, plan, row, Some(landing.fence))))
         }
         Some(row) => call.pass(Some(row)),
         None => call.pass(call.old),
@@ -148,7 +149,7 @@ fn land(call: &TriggerCall, plan: &Plan, write: Write, landing: Landing) -> pg_s
 
 /// Does the statement name the fence column? An INSERT always does.
 #[inline]
-fn names_fence(call: &TriggerCall, plan: &Plan) -> bool {
+pub(super) fn names_fence(call: &TriggerCall, plan: &Plan) -> bool {
     call.event != Event::Update || call.names(&plan.column)
 }
 
@@ -265,12 +266,17 @@ fn ambient(leases: &WriteLeases) -> Option<Token> {
     leases.iter().find_map(guard::token_for).or_else(settings::token)
 }
 
+/// The row with this fence.
+fn stamped(call: &TriggerCall, plan: &Plan, row: Tuple, fence: Option<Token>) -> Tuple {
+    call.with_values(row, [(&plan.column, fence.map(Token::bigint))])
+}
+
 /// The row with NULL in its fence column, whatever the statement has put there.
 #[cold]
 fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
     match call.columns.value(row, &plan.column) {
         None => row,
-        Some(_) => call.stamped(row, &plan.column, None),
+        Some(_) => stamped(call, plan, row, None),
     }
 }
 
@@ -335,10 +341,10 @@ fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
 }
 
 /// The same, where the transaction's own token does not matter.
-fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
+pub(super) fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
     TriedWrite {
         column: describe::column_name(call, plan.column.number),
-        managed: matches!(plan.duty, Duty::Manage { .. }),
+        managed: plan.is_managed(),
         strict: plan.order == Order::Strict,
         bound: plan.lease.is_some(),
         wrote,
@@ -349,7 +355,11 @@ fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
 
 /// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
 #[inline(never)]
-fn replicated(call: &TriggerCall, plan: &Plan, write: Write) -> Result<pg_sys::Datum, Refusal> {
+pub(super) fn replicated(
+    call: &TriggerCall,
+    plan: &Plan,
+    write: Write,
+) -> Result<pg_sys::Datum, Refusal> {
     if let (Some(Some(stored)), Some(new)) = (write.old, write.new) {
         let verdict = match new {
             Some(presented) if plan.order.accepts(presented, Some(stored)) => None,
@@ -412,6 +422,6 @@ fn may_see_lease(call: &TriggerCall, plan: &Plan) -> bool {
 }
 
 /// The stored token, where the caller may read it.
-fn visible(call: &TriggerCall, plan: &Plan, stored: Option<Token>) -> Option<Token> {
+pub(super) fn visible(call: &TriggerCall, plan: &Plan, stored: Option<Token>) -> Option<Token> {
     stored.filter(|_| describe::readable(call, plan.column.number))
 }

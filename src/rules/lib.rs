@@ -12,6 +12,7 @@ pub mod keep;
 pub mod locks;
 pub mod moves;
 pub mod names;
+pub mod row_lease;
 pub mod shares;
 pub mod snapshot;
 pub mod template;
@@ -21,6 +22,9 @@ pub mod trigger_arguments;
 
 pub use time::{Instant, Span};
 pub use token::{Floor, Token};
+
+/// The longest ttl of a lease that does not end with its session, and the furthest that a row's deadline may be ahead.
+pub const TTL_MAX: Span = Span::from_secs(366 * 86_400);
 
 /// The longest name of a lease, in bytes of the database's encoding.
 pub const NAME_MAX: usize = 512;

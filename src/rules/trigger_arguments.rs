@@ -2,9 +2,9 @@
 //! where one is left out or empty. The trigger says what the words in them mean.
 
 /// As many as a trigger may have.
-pub const MOST: usize = 5;
+pub const MOST: usize = 6;
 
-/// `fenced(fence_column, mode, lease, 'verify', 'update,delete')`, in the database's encoding.
+/// `fenced(fence_column, mode, lease, deadline, 'verify', 'update,delete')`, in the database's encoding.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TriggerArguments<'a> {
     /// The fence column's name.
@@ -13,6 +13,8 @@ pub struct TriggerArguments<'a> {
     pub mode: &'a [u8],
     /// The template of the leases that guard the rows.
     pub lease: Option<&'a [u8]>,
+    /// The deadline column, of a table whose rows are their own leases.
+    pub deadline: Option<&'a [u8]>,
     /// The trigger looks again behind all others.
     pub verify: Option<&'a [u8]>,
     /// The events that were chosen for the fence, with commas between them; None for all that its kind judges.
@@ -23,10 +25,14 @@ impl<'a> TriggerArguments<'a> {
     /// Reads them in their order. The caller refuses any behind the last that is known.
     pub fn new(mut given: impl Iterator<Item = &'a [u8]>) -> Self {
         let mut next = || given.next().filter(|argument| !argument.is_empty());
+        let (fence_column, mode, lease, deadline) = (next(), next(), next(), next());
+        // Who holds a row writes it often under one token.
+        let usual: &[u8] = if deadline.is_some() { b"monotonic" } else { b"strict" };
         TriggerArguments {
-            fence_column: next().unwrap_or(b"fence"),
-            mode: next().unwrap_or(b"strict"),
-            lease: next(),
+            fence_column: fence_column.unwrap_or(b"fence"),
+            mode: mode.unwrap_or(usual),
+            lease,
+            deadline,
             verify: next(),
             events: next(),
         }
@@ -63,6 +69,7 @@ mod tests {
             fence_column: b"fence",
             mode: b"strict",
             lease: None,
+            deadline: None,
             verify: None,
             events: None,
         };
@@ -70,12 +77,19 @@ mod tests {
             fence_column: b"token",
             mode: b"managed",
             lease: Some(b"order:{id}"),
+            deadline: None,
             verify: Some(b"verify"),
             events: Some(b"update,delete"),
         };
         assert_eq!(read(&[]), none);
-        assert_eq!(read(&["", "", "", "", ""]), none);
-        assert_eq!(read(&["token", "managed", "order:{id}", "verify", "update,delete"]), all);
+        let row = TriggerArguments {
+            mode: b"monotonic",
+            deadline: Some(b"held_until"),
+            ..TriggerArguments::new(std::iter::empty())
+        };
+        assert_eq!(read(&["", "", "", "", "", ""]), none);
+        assert_eq!(read(&["token", "managed", "order:{id}", "", "verify", "update,delete"]), all);
+        assert_eq!(read(&["", "", "", "held_until"]), row);
     }
 
     #[test]
@@ -90,7 +104,7 @@ mod tests {
             ("managed", "update, insert", true, false),
             ("managed", ",", true, false),
         ] {
-            let read = read(&["", mode, "", "", events]);
+            let read = read(&["", mode, "", "", "", events]);
             let got = (read.has_unfenced_insert(), read.knows_its_events());
             assert_eq!(got, (free, known), "{mode} {events}");
         }

@@ -11,7 +11,7 @@ use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{Ask, Mode};
-use pg_fence_rules::{Span, Token, NAME_MAX};
+use pg_fence_rules::{Span, Token, NAME_MAX, TTL_MAX};
 use std::time::Duration;
 
 /// The longest holder, in bytes.
@@ -22,8 +22,6 @@ pub const METADATA_MAX: usize = 65_536;
 const TTL_DEFAULT: Span = Span::from_secs(30);
 /// The age up to which `lease_prune` keeps rows by default: a day.
 const OLDER_THAN_DEFAULT: Span = Span::from_secs(86_400);
-/// The longest ttl: 366 days.
-const TTL_MAX: Span = Span::from_secs(366 * 86_400);
 /// The longest ttl of a grant that ends with its session: 100,000 years, each of twelve months of 30 days, as all that is
 /// said in years. A deadline stays within what a `timestamptz` can be, which ends in the year 294276.
 const SESSION_TTL_MAX: Span = Span::from_secs(100_000 * 12 * 30 * 86_400);

@@ -20,6 +20,9 @@ pub enum Counter {
     RefusedPf003,
     RefusedPf004,
     RefusedPf005,
+    RefusedPf006,
+    RowClaims,
+    RowTakeOvers,
     Jumps,
 }
 

@@ -43,6 +43,10 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     add(counter, 1);
     // Not at the transaction's end: the client hears of the error before that.
     flush();
+    // Who asks for a row that is held is not late, and does so often: the ring is for those that are.
+    if refusal.sqlstate == SqlState::RowIsHeld {
+        return;
+    }
     // An error here must not take the place of the refusal, which is about to be raised.
     let _ = raise::caught(|| {
         let client = client::client();
@@ -61,6 +65,7 @@ fn counter(sqlstate: SqlState) -> Option<Counter> {
         SqlState::TokenNeverIssued => Some(Counter::RefusedPf003),
         SqlState::TokenDoesNotSpeak => Some(Counter::RefusedPf004),
         SqlState::CannotBeFenced => Some(Counter::RefusedPf005),
+        SqlState::RowIsHeld => Some(Counter::RefusedPf006),
         _ => None,
     }
 }

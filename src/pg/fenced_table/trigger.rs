@@ -4,8 +4,9 @@ use crate::encoding::push_number;
 use crate::pg::call::args::{bytes_within, Args};
 use crate::pg::compat;
 use crate::pg::raw;
+use crate::pg::session::xact;
 use crate::pg::state::row::RowVersion;
-use pg_fence_rules::{Token, NAME_MAX};
+use pg_fence_rules::{Instant, Token, NAME_MAX};
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
@@ -212,20 +213,24 @@ impl TriggerCall {
         pg_sys::Datum::from(row.map_or(std::ptr::null_mut(), |t| t.0))
     }
 
-    /// The row with another token in a bigint column; NULL for None.
-    pub fn stamped(&self, row: Tuple, attribute: &Attribute, token: Option<Token>) -> Tuple {
-        let mut column: c_int = attribute.number;
-        let mut null = token.is_none();
-        let mut value = pg_sys::Datum::from(token.map_or(0, Token::bigint));
-        // SAFETY: the column is one of the table's and of type bigint.
+    /// The row with other values in some of its columns of type bigint or timestamptz; NULL for None.
+    pub fn with_values<const N: usize>(
+        &self,
+        row: Tuple,
+        values: [(&Attribute, Option<i64>); N],
+    ) -> Tuple {
+        let mut columns: [c_int; N] = values.map(|(attribute, _)| attribute.number);
+        let mut nulls = values.map(|(_, value)| value.is_none());
+        let mut values = values.map(|(_, value)| pg_sys::Datum::from(value.unwrap_or(0)));
+        // SAFETY: the columns are the table's, and both types are passed by value in eight bytes.
         unsafe {
             Tuple(pg_sys::heap_modify_tuple_by_cols(
                 row.0,
                 (*(*self.data).tg_relation).rd_att,
-                1,
-                &raw mut column,
-                &raw mut value,
-                &raw mut null,
+                N as c_int,
+                columns.as_mut_ptr(),
+                values.as_mut_ptr(),
+                nulls.as_mut_ptr(),
             ))
         }
     }
@@ -261,6 +266,12 @@ impl Columns {
     #[inline]
     pub fn token(&self, row: Tuple, attribute: &Attribute) -> Option<Token> {
         self.value(row, attribute).map(|d| Token::from_bigint(d.value() as i64))
+    }
+
+    /// The time in a timestamptz column, None for NULL.
+    #[inline]
+    pub fn instant(&self, row: Tuple, attribute: &Attribute) -> Option<Instant> {
+        self.value(row, attribute).map(|d| Instant::from_micros(d.value() as i64))
     }
 
     /// Appends the text of a column that fits a placeholder; false where it is NULL.
@@ -308,5 +319,12 @@ impl Tuple {
     pub fn id(&self, call: &TriggerCall) -> RowId {
         // SAFETY: a stored row.
         unsafe { RowId { table: call.table, version: RowVersion::of(self.0) } }
+    }
+
+    /// Was this version of a stored row written by the running transaction?
+    #[inline]
+    pub fn is_own(&self) -> bool {
+        // SAFETY: a stored row.
+        unsafe { xact::is_own(self.0) }
     }
 }

@@ -1,0 +1,231 @@
+//! The fence of a table whose rows are leases of their own: reads what a statement presents to a row, has the rule decide, and
+//! draws the token of a claim.
+
+use super::hint::{self, Wrote};
+use super::plan::Plan;
+use super::{row_moves, trigger};
+use crate::errors::{self, Refusal, RowLease};
+use crate::pg::fenced_table::describe;
+use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
+use crate::pg::session::{clock, settings};
+use crate::statistics::{self, Counter};
+use crate::tokens;
+use pg_fence_rules::fence::{self, Landing};
+use pg_fence_rules::row_lease::{self, Presented, Reason, Stored, Verdict, Write};
+use pg_fence_rules::{Instant, Token, TTL_MAX};
+use pgrx::pg_sys;
+
+/// A write of a row, and what the trigger knows of its table.
+struct RowWrite<'a> {
+    call: &'a TriggerCall,
+    plan: &'a Plan,
+    deadline: &'a Attribute,
+    managed: bool,
+    /// The time of the decision, read under the row's lock.
+    now: Instant,
+}
+
+/// Judges a row before it is written. Errors: PF001 to PF004, PF006, 22023, 55000.
+pub fn before(
+    call: &TriggerCall,
+    plan: &Plan,
+    deadline: &Attribute,
+    managed: bool,
+) -> Result<pg_sys::Datum, Refusal> {
+    if settings::is_replica() {
+        statistics::judged_row();
+        return trigger::replicated(call, plan, order_of(call, plan));
+    }
+    if plan.moves && is_half_of_move(call, plan) {
+        return Ok(call.pass(call.new.or(call.old)));
+    }
+    statistics::judged_row();
+    let write = RowWrite { call, plan, deadline, managed, now: clock::now() };
+    match (call.old, call.new) {
+        (None, Some(new)) => write.insert(new),
+        (Some(old), new) => write.change(old, new),
+        (None, None) => Ok(call.pass(None)),
+    }
+}
+
+/// The write as the check of the order alone sees it.
+fn order_of(call: &TriggerCall, plan: &Plan) -> fence::Write {
+    let fence = |row| call.columns.token(row, &plan.column);
+    let named = trigger::names_fence(call, plan);
+    fence::Write { old: call.old.map(fence), new: call.new.map(fence), named, ambient: None }
+}
+
+/// Is it the DELETE here or the INSERT there of an UPDATE that moves a row to another partition? The UPDATE was judged.
+fn is_half_of_move(call: &TriggerCall, plan: &Plan) -> bool {
+    match (call.event, call.old, call.new) {
+        (Event::Delete, Some(old), _) => row_moves::leaves(plan.depth, old.id(call)),
+        (Event::Insert, _, Some(new)) => {
+            let fence = call.columns.token(new, &plan.column).unwrap_or(Token::BEFORE_ALL);
+            row_moves::take_under_way(plan.depth).is_some_and(|landing| landing.fence == fence)
+        }
+        _ => false,
+    }
+}
+
+impl RowWrite<'_> {
+    fn fence(&self, row: Tuple) -> Option<Token> {
+        self.call.columns.token(row, &self.plan.column)
+    }
+
+    fn deadline(&self, row: Tuple) -> Option<Instant> {
+        self.call.columns.instant(row, self.deadline)
+    }
+
+    /// A new row presents nothing. A fence that it brings is not blanked in silence.
+    fn insert(&self, new: Tuple) -> Result<pg_sys::Datum, Refusal> {
+        if self.fence(new).is_some_and(|fence| fence > Token::BEFORE_ALL) {
+            let tried = trigger::tried(self.call, self.plan, Wrote::Loads);
+            return Err(errors::unfenced(None, None, hint::of_unfenced(&tried, None)));
+        }
+        match row_lease::judge_insert(self.deadline(new), self.now) {
+            Verdict::Claim(deadline) => {
+                self.check_reach(deadline)?;
+                let token = self.claim(None)?;
+                Ok(self.landed(new, Some(token), Some(deadline)))
+            }
+            Verdict::Land(deadline) => Ok(self.landed(new, None, deadline)),
+            Verdict::Refused(reason) => Err(self.refused(reason, None, None)),
+        }
+    }
+
+    fn change(&self, old: Tuple, new: Option<Tuple>) -> Result<pg_sys::Datum, Refusal> {
+        let stored =
+            Stored { fence: self.fence(old), deadline: self.deadline(old), is_own: old.is_own() };
+        let presented = self.presented(&stored, new);
+        let write =
+            Write { old: stored, presented, new_deadline: new.map(|new| self.deadline(new)) };
+        let issued = |token| tokens::issued(self.plan.tokens, token);
+        let (fence, deadline) = match row_lease::judge(&write, self.now, issued) {
+            Verdict::Refused(reason) => {
+                let token = match presented {
+                    Presented::Token(token) => Some(token),
+                    _ => None,
+                };
+                return Err(self.refused(reason, token, Some(&stored)));
+            }
+            Verdict::Claim(deadline) => {
+                self.check_reach(deadline)?;
+                (Some(self.claim(Some(&stored))?), Some(deadline))
+            }
+            Verdict::Land(deadline) => {
+                if let Some(later) = deadline.filter(|_| deadline > stored.deadline) {
+                    self.check_reach(later)?;
+                }
+                (stored.fence, deadline)
+            }
+        };
+        if self.plan.moves && self.call.event == Event::Update {
+            let token = fence.unwrap_or(Token::BEFORE_ALL);
+            let landing = Landing { token, fence: token };
+            row_moves::accept(self.plan.depth, old.id(self.call), landing);
+        }
+        Ok(match new {
+            Some(new) => self.landed(new, fence, deadline),
+            None => self.call.pass(Some(old)),
+        })
+    }
+
+    /// The token that the statement presents: in the fence column, or by the setting. (A guard's is presented to no row.)
+    fn presented(&self, stored: &Stored, new: Option<Tuple>) -> Presented {
+        let Some(new) = new.filter(|_| !self.managed) else {
+            let is_old_copy =
+                |new| self.call.names(&self.plan.column) && self.fence(new) != stored.fence;
+            return match settings::token() {
+                Some(token) => Presented::Token(token),
+                None if new.is_some_and(is_old_copy) => Presented::OldCopy,
+                None => Presented::Nothing,
+            };
+        };
+        match self.fence(new) {
+            // What the statement does not name has the stored value, or another trigger's.
+            _ if !self.call.names(&self.plan.column) => Presented::Nothing,
+            Some(token) => Presented::Token(token),
+            None => Presented::Null,
+        }
+    }
+
+    /// Draws the token of a claim. A number that somebody has put into the row must neither move the sequence nor stay in
+    /// this session's memory, so the sequence is not asked for one above it.
+    fn claim(&self, stored: Option<&Stored>) -> Result<Token, Refusal> {
+        let token = tokens::draw(Token::BEFORE_ALL)?;
+        let fence = stored.and_then(|stored| stored.fence);
+        if fence.is_some_and(|fence| fence >= token) {
+            return Err(errors::row_is_ahead(trigger::visible(self.call, self.plan, fence)));
+        }
+        statistics::count(Counter::RowClaims);
+        if stored.is_some_and(|stored| stored.is_over(self.now)) {
+            statistics::count(Counter::RowTakeOvers);
+        }
+        Ok(token)
+    }
+
+    /// No deadline may be further ahead than a ttl may be long.
+    fn check_reach(&self, deadline: Instant) -> Result<(), Refusal> {
+        let ttl = deadline.since(self.now);
+        if ttl > TTL_MAX {
+            return Err(errors::bad_argument(
+                "deadline",
+                "a deadline may be at most 366 days ahead",
+                "A deadline of three to ten times the heartbeat's interval is usual, as clock_timestamp() + '30 s'.",
+            ));
+        }
+        match settings::max_ttl()? {
+            Some(longest) if ttl > longest => Err(errors::deadline_above_setting(longest)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Lets the row through with this fence and this deadline.
+    fn landed(&self, row: Tuple, fence: Option<Token>, deadline: Option<Instant>) -> pg_sys::Datum {
+        if self.fence(row) == fence && self.deadline(row) == deadline {
+            return self.call.pass(Some(row));
+        }
+        let fence = (&self.plan.column, fence.map(Token::bigint));
+        let deadline = (self.deadline, deadline.map(Instant::micros));
+        self.call.pass(Some(self.call.with_values(row, [fence, deadline])))
+    }
+
+    #[cold]
+    fn refused(
+        &self,
+        reason: Reason,
+        presented: Option<Token>,
+        stored: Option<&Stored>,
+    ) -> Refusal {
+        let fence = stored.and_then(|stored| stored.fence);
+        let visible = trigger::visible(self.call, self.plan, fence);
+        // A statement that copies the column need not know what is in it.
+        let presented = presented.filter(|_| presented != fence || visible.is_some());
+        let wrote = match (self.call.event, reason) {
+            (Event::Delete, _) => Wrote::Deletes,
+            (_, Reason::NoToken) => Wrote::Null,
+            _ => Wrote::Value,
+        };
+        let tried = trigger::tried(self.call, self.plan, wrote);
+        let readable = describe::readable(self.call, self.deadline.number);
+        let row = RowLease {
+            presented,
+            stored: visible,
+            expires_at: stored
+                .and_then(|stored| stored.deadline)
+                .filter(|_| readable)
+                .map(clock::iso),
+            deadline: describe::column_name(self.call, self.deadline.number),
+            fence: describe::column_name(self.call, self.plan.column.number),
+        };
+        match (reason, presented) {
+            (Reason::NeverIssued, Some(token)) => {
+                errors::never_issued(token, hint::of_never_issued(token, visible, &tried))
+            }
+            (Reason::NoToken, _) => {
+                errors::unfenced(visible, None, hint::of_unfenced(&tried, None))
+            }
+            _ => errors::of_row_lease(reason, row),
+        }
+    }
+}
