@@ -5,6 +5,7 @@ use super::hint::{self, Wrote};
 use super::plan::Plan;
 use super::{row_moves, trigger};
 use crate::errors::{self, Refusal, RowLease};
+use crate::leases::guard;
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
 use crate::pg::session::{clock, settings};
@@ -135,7 +136,8 @@ impl RowWrite<'_> {
         let Some(new) = new.filter(|_| !self.managed) else {
             let is_old_copy =
                 |new| self.call.names(&self.plan.column) && self.fence(new) != stored.fence;
-            return match settings::token() {
+            // lease_guard has put its token into the setting, too.
+            return match settings::token().filter(|token| !guard::is_guarding_with(*token)) {
                 Some(token) => Presented::Token(token),
                 None if new.is_some_and(is_old_copy) => Presented::OldCopy,
                 None => Presented::Nothing,

@@ -54,6 +54,11 @@ pub fn follow(moment: Moment) {
     });
 }
 
+/// Does this transaction guard some lease with this token?
+pub fn is_guarding_with(token: Token) -> bool {
+    GUARDS.with_borrow(|g| g.by_lease.values().flatten().any(|guard| guard.token == token))
+}
+
 /// Notes a `lease_guard` that a client has sent as a statement of its own: if the transaction turns out to end with that
 /// statement, the client is warned.
 pub fn note_call(name: Vec<u8>) {
