@@ -15,7 +15,7 @@ pub struct Options {
 /// All of fence.stats, but for its jumps: those that have been counted are among those that there were.
 const COUNTED: &str = "stats_reset, grants, tries_lost, waits, wait_time, renewals, renewals_lost, releases, \
      revocations, take_overs, guards, writes_checked, refused_pf001, refused_pf002, refused_pf003, refused_pf004, \
-     refused_pf005";
+     refused_pf005, refused_pf006, row_claims, row_take_overs";
 
 /// The edition without a library counts nothing.
 const IS_COUNTED: &str = "SELECT EXISTS (SELECT FROM pg_extension WHERE extname = 'pg_fence') OR to_regnamespace('fence_lite') IS NULL";
