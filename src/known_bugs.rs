@@ -9,6 +9,10 @@ pub const NOW: bool = cfg!(planted = "now");
 pub const NO_START_MOVE: bool = cfg!(planted = "no-start-move");
 /// A copy of a database draws on where the copy was made.
 pub const NO_JUMP: bool = cfg!(planted = "no-jump");
+/// A session keeps the floor that it has read, whatever comes after.
+pub const OLD_FLOOR: bool = cfg!(planted = "old-floor");
+/// The version of a row that was seen once is taken for the present one.
+pub const UNCHECKED_PLACE: bool = cfg!(planted = "unchecked-place");
 /// A guard takes no lock.
 pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");
 /// Relations of the state are read without their locks.

@@ -8,7 +8,7 @@ use crate::pg::session::clock;
 use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::relation::{self, state_oid};
-use crate::pg::state::sequence;
+use crate::pg::state::sequence::{self, PageState};
 use crate::statistics::{self, Counter};
 use pg_fence_rules::locks::MOVE_ON;
 use pg_fence_rules::moves::{self, Due, Identity, Recorded};
@@ -32,6 +32,9 @@ struct Life {
     /// The number that a dump would have carried when this life was seen to have begun: another one is of a later move,
     /// or of a dump that was loaded.
     dumped: Token,
+    /// The floor, and the state of that number's page before the floor was read. Each jump and each dump that is loaded
+    /// changes the page, so the floor is the same for as long as the page is.
+    floor: Option<(PageState, Floor)>,
 }
 
 thread_local! {
@@ -43,7 +46,13 @@ thread_local! {
 impl Life {
     /// Nothing is known of this sequence yet.
     const fn unknown(sequence: Oid) -> Life {
-        Life { begun: Oid::INVALID, sequence, passed: Token::BEFORE_ALL, dumped: Token::BEFORE_ALL }
+        Life {
+            begun: Oid::INVALID,
+            sequence,
+            passed: Token::BEFORE_ALL,
+            dumped: Token::BEFORE_ALL,
+            floor: None,
+        }
     }
 
     /// The knowledge of this sequence.
@@ -98,7 +107,11 @@ pub fn last() -> Result<Option<Token>, Refusal> {
 }
 
 fn last_of(oid: Oid) -> Token {
-    sequence::read(oid).last.map_or(Token::BEFORE_ALL, Token::from_bigint)
+    token_of(&sequence::read(oid))
+}
+
+fn token_of(page: &sequence::Page) -> Token {
+    page.last.map_or(Token::BEFORE_ALL, Token::from_bigint)
 }
 
 /// The sequence that tokens come from.
@@ -126,22 +139,48 @@ fn issued_by_now(oid: Oid, token: Token) -> bool {
 /// Where the latest jump went to; tokens up to it speak for no lease until renewed. Jumps first where this
 /// is another database than the one that drew last, or a dump of one was loaded. Errors: 55000.
 pub fn floor() -> Result<Floor, Refusal> {
-    settled(sequence()?)?;
+    let oid = sequence()?;
+    if let Some(floor) = settled_floor(oid)? {
+        return Ok(floor);
+    }
+    begin(oid)?;
     recorded_floor()
 }
 
 /// As `floor`, but writes nothing: where a jump is due, no token speaks.
 pub fn floor_seen() -> Result<Floor, Refusal> {
-    let floor = recorded_floor()?;
     // A standby is as good as what it has replayed: the jump comes with its promotion.
-    if !server::in_recovery() {
-        let oid = sequence()?;
-        let life = Life::of(oid);
-        if !(life.has_begun() && life.dumped == dumped()?) && what_is_due(oid)?.0 == Due::Jump {
-            return Ok(Floor::ABOVE_ALL);
-        }
+    if server::in_recovery() {
+        return recorded_floor();
     }
-    Ok(floor)
+    let oid = sequence()?;
+    if let Some(floor) = settled_floor(oid)? {
+        return Ok(floor);
+    }
+    match what_is_due(oid)? {
+        (Due::Jump, _) => return Ok(Floor::ABOVE_ALL),
+        // A session that only checks need not find that out each time.
+        (Due::Nothing, seen) => LIFE.set(Life { begun: oid, ..seen }),
+        (Due::Move, _) => (),
+    }
+    recorded_floor()
+}
+
+/// The floor, if this life has begun and no dump was loaded since; else None.
+fn settled_floor(oid: Oid) -> Result<Option<Floor>, Refusal> {
+    // Read before the floor, for a jump writes it after the floor: what is kept cannot be older than the page.
+    let page = sequence::read(state_oid(c"dumped_token_seq")?);
+    let life = Life::of(oid);
+    if !life.has_begun() || life.dumped != token_of(&page) {
+        return Ok(None);
+    }
+    let is_kept = |state| state == page.state || known_bugs::OLD_FLOOR;
+    if let Some((_, floor)) = life.floor.filter(|(state, _)| is_kept(*state)) {
+        return Ok(Some(floor));
+    }
+    let floor = recorded_floor()?;
+    LIFE.set(Life { floor: Some((page.state, floor)), ..life });
+    Ok(Some(floor))
 }
 
 /// The number of jumps.
@@ -226,7 +265,9 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
             (Due::Nothing, seen) => Ok(seen),
             (Due::Move, _) => {
                 let identity = server::identity(oid)?;
-                record(oid, &identity, move_on(oid)?)
+                let target = move_on(oid)?;
+                set_dumped(target)?;
+                record(oid, &identity, target)
             }
             (Due::Jump, _) => {
                 jumped = true;
@@ -300,10 +341,11 @@ fn jump(oid: Oid) -> Result<Life, Refusal> {
     record(oid, &identity, target)
 }
 
-/// No grant whose latest token is not above this one speaks from now on.
+/// No grant whose latest token is not above this one speaks from now on. The number that dumps carry is set right behind
+/// it: by that sessions see that the floor they keep is an old one.
 fn set_floor(target: Token) -> Result<(), Refusal> {
     sequence::set_durably(state_oid(c"jump_token_seq")?, target.bigint());
-    Ok(())
+    set_dumped(target)
 }
 
 fn move_on(oid: Oid) -> Result<Token, Refusal> {
@@ -320,7 +362,6 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
 /// moves on once more, never once too few. The mark of the start comes last, for with it the rest is believed.
 fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Life, Refusal> {
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
-    set_dumped(began_at)?;
     let start = state_oid(c"server_start_seq")?;
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(oid, found.file).mark(identity.mark()));

@@ -15,6 +15,14 @@ pub struct Page {
     pub last: Option<i64>,
     /// The file that it is in: another one after each ALTER SEQUENCE.
     pub file: u32,
+    /// Another one after each change of the page, for it is logged.
+    pub state: PageState,
+}
+
+/// The state of a page of a logged sequence: setting the sequence changes it, to the same value too.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PageState {
+    file: u32,
     /// The log record that the page was last changed by.
     at: u64,
 }
@@ -88,7 +96,8 @@ fn read_page(sequence: &Opened) -> Option<Page> {
             });
             let at = raw::BufferGetLSNAtomic(buffer);
             raw::UnlockReleaseBuffer(buffer);
-            last.map(|last| Page { last, file: compat::file(&*sequence.relation), at })
+            let file = compat::file(&*sequence.relation);
+            last.map(|last| Page { last, file, state: PageState { file, at } })
         })
     }
 }
@@ -133,7 +142,7 @@ pub fn next(oid: pg_sys::Oid) -> i64 {
 /// Sets the last value so that no crash undoes it. The caller holds the jump's lock.
 pub fn set_durably(oid: pg_sys::Oid, value: i64) {
     set(oid, value);
-    let record = read(oid).at;
+    let record = read(oid).state.at;
     // SAFETY: the position is one that this server has written.
     unsafe { pg_sys::XLogFlush(record) };
 }
