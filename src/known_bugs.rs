@@ -11,7 +11,7 @@ pub const NO_START_MOVE: bool = cfg!(planted = "no-start-move");
 pub const NO_JUMP: bool = cfg!(planted = "no-jump");
 /// A session keeps the floor that it has read, whatever comes after.
 pub const OLD_FLOOR: bool = cfg!(planted = "old-floor");
-/// The version of a row that was seen once is taken for the present one.
+/// The version of a row that a session has once seen is taken for the present one.
 pub const UNCHECKED_PLACE: bool = cfg!(planted = "unchecked-place");
 /// A guard takes no lock.
 pub const NO_GUARD_LOCK: bool = cfg!(planted = "no-guard-lock");

@@ -3,7 +3,7 @@
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
 //! once per lease and transaction. A guard goes when its lock goes: with a rolled-back savepoint at once.
 
-use super::known::{check_role, may_know_of, not_speaking, of_token, Caller};
+use super::known::{check_role, may_know_of, not_speaking, Caller};
 use super::locks::Locks;
 use super::queue;
 use crate::errors::{self, Refusal};
@@ -11,7 +11,7 @@ use crate::pg::call::raise;
 use crate::pg::session::clock;
 use crate::pg::session::scope::{Moment, SavepointId};
 use crate::pg::session::xact;
-use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
+use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter, Known};
 use crate::{known_bugs, tokens};
@@ -83,7 +83,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     if is_guarded_here(name, token) {
         return Ok(());
     }
-    let table = LeaseTable::open(Access::Read)?;
+    let table = LeaseTable::open_to_look()?;
     let Some((row, locks)) = locked(&table, name, token, caller)? else {
         return Err(not_speaking(name, token, caller));
     };
@@ -148,11 +148,15 @@ fn locked<'a>(
     token: Token,
     caller: Caller,
 ) -> Result<Option<(Row, Locks<'a>)>, Refusal> {
-    let rows = table.rows(name, AsOf::Now);
-    let seen = of_token(&rows, token).filter(|row| may_know_of(row, caller.in_trigger()));
+    let seen = table.row_with(name, token);
+    let seen = seen.filter(|row| may_know_of(row, caller.in_trigger()));
     let Some(seen) = seen else { return Ok(None) };
-    let locks = lock(name, seen)?;
-    let row = locks.read_again(table, seen.grant.slot, |row| row.grant.has(token));
+    let locks = lock(name, &seen)?;
+    // Mostly nobody has written it since.
+    let row = match table.still_has(&seen) {
+        true => Some(seen.looked_at_again()),
+        false => locks.read_again(table, seen.grant.slot, |row| row.grant.has(token)),
+    };
     Ok(row.map(|row| (row, locks)))
 }
 

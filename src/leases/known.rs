@@ -19,9 +19,9 @@ pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
 /// Does the token speak for the lease at this instant? No, where the caller may not see the lease.
 pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
     let floor = tokens::floor_seen()?;
-    let rows = LeaseTable::open(Access::Read)?.rows(name, AsOf::Now);
+    let row = LeaseTable::open_to_look()?.row_with(name, token);
     let now = clock::now();
-    Ok(role_prefix::shows(name) && rows.iter().any(|row| row.grant.speaks(token, now, floor)))
+    Ok(role_prefix::shows(name) && row.is_some_and(|row| row.grant.speaks(token, now, floor)))
 }
 
 /// The grant that this token is of.

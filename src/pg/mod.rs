@@ -57,6 +57,7 @@ pub mod state {
     pub mod relation;
     pub mod role_prefix;
     pub mod row;
+    mod row_place;
     pub mod sequence;
 }
 

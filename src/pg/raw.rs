@@ -46,6 +46,15 @@ without_guard! {
     ) -> HeapTuple;
     pub fn systable_endscan_ordered(scan: SysScanDesc);
 
+    // access/heapam.h
+    pub fn heap_fetch(
+        table: Relation,
+        snapshot: Snapshot,
+        tuple: HeapTuple,
+        buffer: *mut Buffer,
+        keeps_pin: bool,
+    ) -> bool;
+
     // access/relation.h
     pub fn relation_open(relation: Oid, mode: LOCKMODE) -> Relation;
     pub fn relation_close(relation: Relation, mode: LOCKMODE);
@@ -91,6 +100,7 @@ without_guard! {
     #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
     pub fn LockBufferInternal(buffer: Buffer, mode: pgrx::pg_sys::BufferLockMode::Type);
     pub fn BufferGetLSNAtomic(buffer: Buffer) -> XLogRecPtr;
+    pub fn ReleaseBuffer(buffer: Buffer);
     pub fn UnlockReleaseBuffer(buffer: Buffer);
 
     // utils/snapmgr.h

@@ -4,7 +4,9 @@
 //! no plan, no `search_path`, no rights of the caller's.
 
 use crate::errors::{self, Refusal};
+use crate::known_bugs;
 use crate::pg::call::args::{bytes_of, text_datum};
+use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
 use crate::pg::session::commit;
@@ -12,8 +14,11 @@ use crate::pg::session::xact;
 use crate::pg::state::executor;
 use crate::pg::state::opened::{IfLocked, Opened};
 use crate::pg::state::relation::{self, state_oid};
-use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, COLUMNS, LEASE};
+use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, RowVersion, COLUMNS, LEASE};
+use crate::pg::state::row_place;
 use crate::pg::table_scan;
+use once_cell::unsync::OnceCell;
+use pg_fence_rules::Token;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -47,7 +52,7 @@ pub enum AsOf {
 /// transaction.
 pub struct LeaseTable {
     table: Opened,
-    index: Opened,
+    index: OnceCell<Opened>,
 }
 
 impl LeaseTable {
@@ -71,9 +76,31 @@ impl LeaseTable {
         let Some(index) = Opened::open(state_oid(c"lease_pkey")?, mode, if_locked) else {
             return Ok(None);
         };
-        let opened = LeaseTable { table, index };
+        let opened = LeaseTable { table, index: OnceCell::with_value(index) };
         opened.check_shape()?;
         Ok(Some(opened))
+    }
+
+    /// Opens it, waiting for maintenance, for a look at one row. The index is opened where the row's place is not known, or
+    /// where a definition has changed.
+    pub fn open_to_look() -> Result<Self, Refusal> {
+        relation::check_version();
+        let table = Opened::queued(state_oid(c"lease")?, pg_sys::AccessShareLock);
+        let opened = LeaseTable { table, index: OnceCell::new() };
+        opened.check_shape()?;
+        Ok(opened)
+    }
+
+    /// The index by name and slot. Errors: 55000.
+    fn index(&self) -> Result<&Opened, Refusal> {
+        if self.index.get().is_none() {
+            let index = Opened::queued(state_oid(c"lease_pkey")?, pg_sys::AccessShareLock);
+            // A definition may have changed while its lock was waited for.
+            let is_new = self.index.set(index).is_ok();
+            debug_assert!(is_new);
+            self.check_shape()?;
+        }
+        self.index.get().ok_or_else(|| errors::state_missing("lease_pkey"))
     }
 
     /// 55000 unless it is a table as this library knows it. Looks again when a definition has changed.
@@ -82,22 +109,23 @@ impl LeaseTable {
             static CHECKED: Cell<Option<(pg_sys::Oid, u64)>> = const { Cell::new(None) };
         }
         // SAFETY: an open relation.
-        let checked = Some((unsafe { (*self.relation()).rd_id }, relation::generation()));
-        if CHECKED.get() != checked {
-            if !self.has_known_shape() {
+        let checked = || Some((unsafe { (*self.relation()).rd_id }, relation::generation()));
+        if CHECKED.get() != checked() {
+            let index = self.index()?.relation;
+            if !self.has_known_shape(index) {
                 return Err(errors::state_differs("lease"));
             }
-            CHECKED.set(checked);
+            CHECKED.set(checked());
         }
         Ok(())
     }
 
     /// Is it a heap with our columns first, and the index what we search by?
-    fn has_known_shape(&self) -> bool {
+    fn has_known_shape(&self, index: pg_sys::Relation) -> bool {
         // SAFETY: both are open.
         self.table.is_heap_with(LEASE)
             && unsafe {
-                let (table, index) = (self.relation(), self.index.relation);
+                let table = self.relation();
                 let key = &*(*index).rd_index;
                 (*self.row_type()).natts as usize <= COLUMNS
                     && (*(*index).rd_rel).relam == pg_sys::BTREE_AM_OID
@@ -119,6 +147,7 @@ impl LeaseTable {
     /// The rows of a lease, in the order of their slots.
     pub fn rows(&self, name: &[u8], as_of: AsOf) -> Vec<Row> {
         let name = text_datum(name);
+        let index = self.index().unwrap_or_else(|refusal| raise::now(refusal)).relation;
         let mut found = Vec::with_capacity(1);
         let scan = |snapshot| {
             let mut key = pg_sys::ScanKeyData::default();
@@ -127,7 +156,7 @@ impl LeaseTable {
             unsafe {
                 let equal = pg_sys::BTEqualStrategyNumber as u16;
                 raw::ScanKeyInit(&mut key, 1, equal, pg_sys::F_TEXTEQ.into(), name);
-                let (table, index) = (self.relation(), self.index.relation);
+                let table = self.relation();
                 let scan = raw::systable_beginscan_ordered(table, index, snapshot, 1, &mut key);
                 loop {
                     let forward = pg_sys::ScanDirection::ForwardScanDirection;
@@ -143,6 +172,60 @@ impl LeaseTable {
         // SAFETY: the work calls the server, and drops nothing.
         unsafe { compat::guarded(|| with_snapshot(as_of, scan)) };
         found.into_iter().map(|tuple| self.row(tuple)).collect()
+    }
+
+    /// The row of a lease whose grant has this token, as of now. Looks where it was found the last time, then in the index.
+    pub fn row_with(&self, name: &[u8], token: Token) -> Option<Row> {
+        // SERIALIZABLE notes what is read, in the index.
+        let remembers = !xact::keeps_snapshot();
+        let fits = |row: &Row| row.name() == name && row.grant.has(token);
+        let place = remembers.then(|| row_place::of(name)).flatten();
+        // SAFETY: a valid tuple.
+        let copy = |tuple| unsafe { raw::heap_copytuple(tuple) };
+        let known = place.and_then(|place| self.tuple_at(place, copy)).map(|copy| self.row(copy));
+        if known.as_ref().is_some_and(fits) {
+            return known;
+        }
+        let row = self.rows(name, AsOf::Now).into_iter().find(fits)?;
+        if remembers {
+            row_place::remember(name, row.place());
+        }
+        Some(row)
+    }
+
+    /// Returns true if this version of a row is still there, and nobody has replaced or deleted it. (False above READ COMMITTED:
+    /// the index must be read there.)
+    pub fn still_has(&self, row: &Row) -> bool {
+        // SAFETY: a valid tuple.
+        let version = |tuple| unsafe { RowVersion::of(tuple) };
+        !xact::keeps_snapshot() && self.tuple_at(row.place(), version) == Some(row.version())
+    }
+
+    /// Looks at the tuple in this place, if one is there that is committed now or this transaction's own.
+    fn tuple_at<T>(
+        &self,
+        place: pg_sys::ItemPointerData,
+        look: impl FnOnce(pg_sys::HeapTuple) -> T,
+    ) -> Option<T> {
+        let snapshot_type = match known_bugs::UNCHECKED_PLACE {
+            true => pg_sys::SnapshotType::SNAPSHOT_ANY,
+            false => pg_sys::SnapshotType::SNAPSHOT_SELF,
+        };
+        let mut now = pg_sys::SnapshotData { snapshot_type, ..Default::default() };
+        let mut tuple = pg_sys::HeapTupleData { t_self: place, ..Default::default() };
+        let mut buffer = 0;
+        // SAFETY: an open table, which is not truncated while it is locked. The page is pinned while the tuple is looked at.
+        unsafe {
+            compat::guarded(|| {
+                let table = self.relation();
+                let is_there = raw::heap_fetch(table, &mut now, &mut tuple, &mut buffer, false);
+                is_there.then(|| {
+                    let seen = look(&mut tuple);
+                    raw::ReleaseBuffer(buffer);
+                    seen
+                })
+            })
+        }
     }
 
     /// The row that is in a copied tuple of this table.

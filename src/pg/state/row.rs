@@ -321,6 +321,12 @@ impl Row {
             && !SessionLock::of(self.grant.tokens.first()).is_held()
     }
 
+    /// The same version, looked at once more: a session may have ended meanwhile.
+    pub fn looked_at_again(mut self) -> Row {
+        self.grant.abandoned = self.is_abandoned();
+        self
+    }
+
     /// Does the grant end with the session that acquired it?
     pub fn ends_with_session(&self) -> bool {
         self.fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
