@@ -7,13 +7,15 @@ use crate::prefix::Prefix;
 use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 use nix::sys::signal::Signal;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::Write;
 use std::net::TcpListener;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -29,8 +31,15 @@ pub struct Cluster {
     dir: PathBuf,
     environment: Vec<(String, String)>,
     port: AtomicU16,
+    /// Whether it has ever let somebody in: from then on others may know its port.
+    was_ready: AtomicBool,
     process: Mutex<Option<Child>>,
 }
+
+/// What PostgreSQL says, and the operating system, of a port that somebody else has.
+const TAKEN: &str = "Address already in use";
+/// How many ports a server is started on before it is given up.
+const PORTS_TRIED: usize = 5;
 
 impl Cluster {
     /// The port on 127.0.0.1.
@@ -87,10 +96,30 @@ impl Cluster {
         process::signal(self.pid()?, Signal::SIGHUP)
     }
 
-    /// Starts the server and waits until it lets clients in (a standby: readers).
+    /// Starts the server and waits until it lets clients in (a standby: readers). Where nobody knows its port yet, and
+    /// somebody else has bound that since it was chosen, it is started on another.
     pub fn start(&self) -> Result<()> {
+        for _ in 1..PORTS_TRIED {
+            let logged = self.log().map_or(0, |log| log.len());
+            self.start_without_waiting()?;
+            let ready = self.wait_ready(PATIENCE);
+            let is_taken = ready.is_err()
+                && self.has_ended()
+                && self.log()?.get(logged..).is_some_and(|log| log.contains(TAKEN));
+            if !is_taken || self.was_ready.load(Ordering::Relaxed) {
+                return ready;
+            }
+            *self.process() = None;
+            self.take_another_port()?;
+        }
         self.start_without_waiting()?;
         self.wait_ready(PATIENCE)
+    }
+
+    fn take_another_port(&self) -> Result<()> {
+        let port = free_port()?;
+        ports_given().remove(&self.port.swap(port, Ordering::Relaxed));
+        self.configure(&[("port", &port.to_string())])
     }
 
     /// Starts the server's process and returns at once.
@@ -119,12 +148,19 @@ impl Cluster {
         let mut ended = false;
         let ready = wait_until("the server accepts connections", limit, || {
             ended = self.has_ended();
-            ended || Session::connect(&conninfo).is_ok()
+            ended || self.listens() && Session::connect(&conninfo).is_ok()
         });
         if ended || ready.is_err() {
             bail!("the server does not start; its log ends:\n{}", self.log_end(40));
         }
+        self.was_ready.store(true, Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Whether it listens. On its port somebody else may do so; the socket in its directory is its own, and it listens
+    /// there only if it does on the port.
+    fn listens(&self) -> bool {
+        UnixStream::connect(self.dir.join(format!(".s.PGSQL.{}", self.port()))).is_ok()
     }
 
     /// The last lines of the log.
@@ -336,23 +372,44 @@ impl Drop for Cluster {
     }
 }
 
-/// Ports that are given away: a server that is not yet started, or stopped for a while, counts on its own.
-static PORTS_GIVEN: Mutex<BTreeSet<u16>> = Mutex::new(BTreeSet::new());
+/// Ports that are given away: a server that is not yet started, or stopped for a while, counts on its own. Each is claimed
+/// by a name that one process of the machine alone can have, so that no other lab gives it away.
+static PORTS_GIVEN: Mutex<BTreeMap<u16, UnixListener>> = Mutex::new(BTreeMap::new());
 
-fn ports_given() -> MutexGuard<'static, BTreeSet<u16>> {
+fn ports_given() -> MutexGuard<'static, BTreeMap<u16, UnixListener>> {
     PORTS_GIVEN.lock().unwrap_or_else(|e| e.into_inner())
+}
+
+/// The claim of a port, if nobody has it. It ends with this value.
+fn claim(port: u16) -> Option<UnixListener> {
+    let name = SocketAddr::from_abstract_name(format!("pg_fence port {port}")).ok()?;
+    UnixListener::bind_addr(&name).ok()
 }
 
 /// A free port on loopback, outside the range that outgoing connections are given. Nobody else gets it before the
 /// cluster that has it is dropped.
 pub fn free_port() -> Result<u16> {
-    let mut given = ports_given();
     for _ in 0..10_000 {
         let port = rand::random_range(20_000..30_000);
-        if !given.contains(&port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
-            given.insert(port);
+        let Some(claim) = claim(port) else { continue };
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            ports_given().insert(port, claim);
             return Ok(port);
         }
     }
     bail!("no free port on 127.0.0.1")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_that_is_given_away_is_no_other_process_s() -> Result<()> {
+        let port = free_port()?;
+        assert!(claim(port).is_none(), "the machine's only claim is the one that was given");
+        ports_given().remove(&port);
+        assert!(claim(port).is_some(), "it ended with that");
+        Ok(())
+    }
 }

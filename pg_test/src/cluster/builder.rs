@@ -6,7 +6,7 @@ use crate::process;
 use anyhow::Result;
 use std::fs;
 use std::path::Path;
-use std::sync::atomic::AtomicU16;
+use std::sync::atomic::{AtomicBool, AtomicU16};
 use std::sync::{Arc, Mutex};
 
 /// The name of a standby where its primary waits for it.
@@ -90,6 +90,7 @@ impl Builder {
             dir,
             environment: self.environment,
             port: AtomicU16::new(port),
+            was_ready: AtomicBool::new(false),
             process: Mutex::new(None),
         };
         fill(&self.prefix, &cluster.data())?;
