@@ -5,7 +5,7 @@ use pg_fence_rules::moves::{self, Identity, Start};
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::mem::ManuallyDrop;
 use std::os::fd::FromRawFd;
@@ -80,8 +80,11 @@ pub fn identity(sequence: pg_sys::Oid) -> Result<Identity, Refusal> {
 
 /// The base backup that this server was once started from; None if it never was. A server that starts with a backup_label
 /// renames it, once all that depends on it is in the control file; nothing else that the server does makes, changes or
-/// removes that file.
+/// removes that file. What is no regular file is not opened: to open a FIFO would wait for somebody to write into it.
 fn backup() -> io::Result<Option<u64>> {
+    if fs::metadata("backup_label.old").is_ok_and(|file| !file.is_file()) {
+        return Err(io::Error::other("it is not a regular file"));
+    }
     // SAFETY: a NUL-terminated name, within the data directory, where each backend works.
     let fd = unsafe { pg_sys::OpenTransientFile(c"backup_label.old".as_ptr(), READ_ONLY) };
     if fd < 0 {
