@@ -317,59 +317,6 @@ adrift AS (
             WHERE i.indrelid = p.root AND i.indisprimary
               AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root))),
 
--- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
-fence AS (
-    SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
-           x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
-           CASE WHEN r.root NOT IN (SELECT a.root FROM adrift a) THEN
-               format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top::regclass) || o.options END AS protect,
-           format('EXECUTE FUNCTION %s(%s', (about->>'ours')::oid::regproc, o.arguments) AS call
-      FROM root r
-      JOIN member m ON m.root = r.root AND m.is_root
-     CROSS JOIN LATERAL (
-           SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
-             FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
-                          r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
-                          r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled IN ('A', 'R')) AS is_always,
-                          CASE WHEN r.lease IS NULL AND r.deadline IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
-                              AS fit_mode,
-                          r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
-                              SELECT FROM key_at_will k JOIN member w USING (root, oid)
-                               WHERE k.root = r.root AND (w.is_root OR NOT w.is_child)) AS keeps_unfenced_insert
-                  ) AS f) AS x
-     CROSS JOIN LATERAL (
-           SELECT array_agg(e.name ORDER BY e.n) FROM event e
-            WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.deadline IS NOT NULL OR r.mode = 'managed'
-               OR 'insert' = ANY (m.before)
-               OR x.is_followed AND r.moves_rows  -- a row that moves is inserted at its new place
-           ) AS e (events)
-     CROSS JOIN LATERAL (VALUES (
-           concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
-               'mode => ' || quote_literal(x.fit_mode),
-               'lease => ' || coalesce(quote_literal(r.lease), CASE WHEN EXISTS (  -- or it would be kept
-                   SELECT FROM own_trigger t JOIN kind k USING (tgname)
-                    WHERE t.tgrelid = r.top AND t.lease IS NOT NULL) THEN '''''' END),
-               'events => ' || quote_literal(array_to_string(
-                   CASE WHEN x.keeps_unfenced_insert THEN array_remove(e.events, 'insert')
-                        ELSE e.events END, ',')),
-               CASE WHEN r.deadline IS NULL AND (x.is_followed OR m.after <> '{}') THEN 'verify => true' END,
-               CASE WHEN x.must_fire_always THEN 'always => true' END,
-               'deadline => ' || coalesce(quote_literal(r.deadline), CASE WHEN EXISTS (
-                   SELECT FROM own_trigger t JOIN kind k USING (tgname)
-                    WHERE t.tgrelid = r.top AND t.deadline IS NOT NULL) THEN '''''' END)) || ');',
-           concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
-           )) AS o (options, arguments)),
-
--- The members that are looked at: of a root that bears the fence's column, but no trigger of ours, itself
--- alone. A partition has the row triggers of its root; what those lack is said of the root.
-spot AS (
-    SELECT *, ARRAY (
-               SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN f.events ELSE f.root_events END) AS e
-                WHERE e <> ALL (m.before) AND m.relkind <> 'f') AS missing,
-           f.is_fenced OR f.root_is_child AS has_fence, k.oid IS NOT NULL AS has_key_at_will
-      FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
-     WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
-
 -- The fenced tables that have partitions.
 partitioned AS (
     SELECT DISTINCT ON (c.oid) c.oid, t.fence_column, t.mode, t.lease, t.deadline
@@ -390,6 +337,82 @@ lone AS MATERIALIZED (
        AND (NOT starts_with(d.relname, 'template_') OR d.relnamespace NOT IN (
                 SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_partman')
             OR EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid))),
+
+-- The partitioned tables that such a one may have been a partition of: those with its very columns, and with the rule that it
+-- still bears on its TRUNCATE trigger.
+origin AS (
+    SELECT l.oid, l.is_certain, l.is_filled, l.is_identity, p.oid AS root
+      FROM lone l
+      JOIN partitioned p ON p.fence_column = l.attname AND p.oid <> l.oid
+     WHERE NOT EXISTS (
+           SELECT FROM own_trigger t
+            WHERE t.tgrelid = l.oid AND (t.fence_column, t.mode, t.lease, t.deadline)
+                   IS DISTINCT FROM (p.fence_column, p.mode, p.lease, p.deadline))
+       AND NOT EXISTS (
+           SELECT FROM pg_attribute c
+            WHERE c.attrelid IN (p.oid, l.oid) AND c.attnum > 0 AND NOT c.attisdropped
+            GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)),
+
+-- What DETACH took with the row triggers, and no argument of the one that is left tells: whether a fence looks again at the
+-- end, and whether it judges an INSERT.
+before_detach AS (
+    SELECT o.oid, bool_or(t.bits = 1) AS verifies, bool_or(t.bits = 3 AND t.tgtype & 4 <> 0) AS judges_insert
+      FROM origin o JOIN own_trigger t ON t.tgrelid = o.root
+     GROUP BY o.oid),
+
+-- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
+fence AS (
+    SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
+           x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
+           CASE WHEN r.root NOT IN (SELECT a.root FROM adrift a) THEN
+               format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top::regclass) || o.options END AS protect,
+           format('EXECUTE FUNCTION %s(%s', (about->>'ours')::oid::regproc, o.arguments) AS call
+      FROM root r
+      JOIN member m ON m.root = r.root AND m.is_root
+      LEFT JOIN before_detach d ON d.oid = r.root
+     CROSS JOIN LATERAL (
+           SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
+             FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
+                          r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
+                          r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled IN ('A', 'R')) AS is_always,
+                          CASE WHEN r.lease IS NULL AND r.deadline IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
+                              AS fit_mode,
+                          r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
+                              SELECT FROM key_at_will k JOIN member w USING (root, oid)
+                               WHERE k.root = r.root AND (w.is_root OR NOT w.is_child)) AS keeps_unfenced_insert
+                  ) AS f) AS x
+     CROSS JOIN LATERAL (
+           SELECT array_agg(e.name ORDER BY e.n) FROM event e
+            WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.deadline IS NOT NULL OR r.mode = 'managed'
+               OR 'insert' = ANY (m.before) OR d.judges_insert
+               OR x.is_followed AND r.moves_rows  -- a row that moves is inserted at its new place
+           ) AS e (events)
+     CROSS JOIN LATERAL (VALUES (
+           concat_ws(', ', '', 'fence_column => ' || quote_literal(nullif(r.fence_column, 'fence')),
+               'mode => ' || quote_literal(x.fit_mode),
+               'lease => ' || coalesce(quote_literal(r.lease), CASE WHEN EXISTS (  -- or it would be kept
+                   SELECT FROM own_trigger t JOIN kind k USING (tgname)
+                    WHERE t.tgrelid = r.top AND t.lease IS NOT NULL) THEN '''''' END),
+               'events => ' || quote_literal(array_to_string(
+                   CASE WHEN x.keeps_unfenced_insert THEN array_remove(e.events, 'insert')
+                        ELSE e.events END, ',')),
+               CASE WHEN r.deadline IS NULL AND (x.is_followed OR m.after <> '{}' OR d.verifies) THEN 'verify => true' END,
+               CASE WHEN x.must_fire_always THEN 'always => true' END,
+               'deadline => ' || coalesce(quote_literal(r.deadline), CASE WHEN EXISTS (
+                   SELECT FROM own_trigger t JOIN kind k USING (tgname)
+                    WHERE t.tgrelid = r.top AND t.deadline IS NOT NULL) THEN '''''' END)) || ');',
+           concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
+           )) AS o (options, arguments)),
+
+-- The members that are looked at: of a root that bears the fence's column, but no trigger of ours, itself
+-- alone. A partition has the row triggers of its root; what those lack is said of the root.
+spot AS (
+    SELECT *, ARRAY (
+               SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN f.events ELSE f.root_events END) AS e
+                WHERE e <> ALL (m.before) AND m.relkind <> 'f') AS missing,
+           f.is_fenced OR f.root_is_child AS has_fence, k.oid IS NOT NULL AS has_key_at_will
+      FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
+     WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
 
 -- DETACH leaves no link. A former partition is known by the columns of its root, and for certain by the TRUNCATE
 -- trigger that fence_protect gave it, which names the lease. Where several may have been its root, nobody can say by which
@@ -415,20 +438,11 @@ former AS (
                         HAVING count(*) > 0), '')
                      || format('SELECT %s.fence_protect(', about->>'home') || quote_literal(d.oid::regclass) || f.options
                 END AS protect
-      FROM (SELECT l.oid, l.is_certain, l.is_filled, l.is_identity, count(*) AS how_many,
-                   string_agg(p.oid::regclass::text, ' or ' ORDER BY p.oid::regclass::text) AS roots,
-                   array_agg(p.oid) AS root
-              FROM lone l
-              JOIN partitioned p ON p.fence_column = l.attname AND p.oid <> l.oid
-             WHERE NOT EXISTS (
-                   SELECT FROM own_trigger t
-                    WHERE t.tgrelid = l.oid AND (t.fence_column, t.mode, t.lease, t.deadline)
-                           IS DISTINCT FROM (p.fence_column, p.mode, p.lease, p.deadline))
-               AND NOT EXISTS (
-                   SELECT FROM pg_attribute c
-                    WHERE c.attrelid IN (p.oid, l.oid) AND c.attnum > 0 AND NOT c.attisdropped
-                    GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)
-             GROUP BY l.oid, l.is_certain, l.is_filled, l.is_identity) AS d
+      FROM (SELECT o.oid, o.is_certain, o.is_filled, o.is_identity, count(*) AS how_many,
+                   string_agg(o.root::regclass::text, ' or ' ORDER BY o.root::regclass::text) AS roots,
+                   array_agg(o.root) AS root
+              FROM origin o
+             GROUP BY o.oid, o.is_certain, o.is_filled, o.is_identity) AS d
       LEFT JOIN LATERAL (
            SELECT f.* FROM fence f WHERE f.root = ANY (d.root) AND f.is_fenced ORDER BY f.root_n LIMIT 1) AS f ON true)
 
