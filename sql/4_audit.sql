@@ -797,11 +797,13 @@ trigger_amiss AS (
          CASE WHEN s.must_fire_always THEN always
          ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', s.rel, t.tgname) END),
         (10, 2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
+        -- (Of what an apply worker writes, `fenced` judges the order, and the other two nothing. They are told of, too: that is not
+        -- the fence that somebody asked for, and the next call of fence_protect would change it.)
         (10, 3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
          format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
-        (10, 4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed AND NOT s.is_root AND t.bits = 3,
-         'notice',
-         format('trigger "%s" does not fire for apply workers, as that of %s does', t.tgname, s.root_rel),
+        (10, 4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed, 'notice',
+         format('trigger "%s" does not fire for apply workers, as %s', t.tgname,
+             CASE WHEN s.is_root THEN 'others of this fence do' ELSE format('that of %s does', s.root_rel) END),
          always),
         (10, 5, t.skips_some, 'hole',
          format('trigger "%s" has a WHEN clause or a list of columns, and skips some writes', t.tgname),
