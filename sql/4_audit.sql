@@ -324,41 +324,21 @@ partitioned AS (
      WHERE c.relkind = 'p' AND NOT c.relispartition
      ORDER BY c.oid, t.tgnargs > 1 AND t.tgname IN (SELECT k.tgname FROM kind k) DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
 
--- Tables by themselves with a column of that name, on which no row is judged. (Those that pg_partman makes as templates
--- are never written.)
-lone AS MATERIALIZED (
-    SELECT d.oid, a.attname, a.atthasdef OR a.attidentity <> '' AS is_filled, a.attidentity <> '' AS is_identity,
-           EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid) AS is_certain
-      FROM pg_attribute a JOIN pg_class d ON d.oid = a.attrelid
-     WHERE a.attname IN (SELECT p.fence_column FROM partitioned p) AND a.attnum > 0 AND a.attgenerated = ''
-       AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p'
-       AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
-       AND NOT EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid AND t.bits = 3)
-       AND (NOT starts_with(d.relname, 'template_') OR d.relnamespace NOT IN (
-                SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_partman')
-            OR EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid))),
-
--- The partitioned tables that such a one may have been a partition of: those with its very columns, and with the rule that it
--- still bears on its TRUNCATE trigger.
-origin AS (
-    SELECT l.oid, l.is_certain, l.is_filled, l.is_identity, p.oid AS root
-      FROM lone l
-      JOIN partitioned p ON p.fence_column = l.attname AND p.oid <> l.oid
-     WHERE NOT EXISTS (
-           SELECT FROM own_trigger t
-            WHERE t.tgrelid = l.oid AND (t.fence_column, t.mode, t.lease, t.deadline)
-                   IS DISTINCT FROM (p.fence_column, p.mode, p.lease, p.deadline))
-       AND NOT EXISTS (
-           SELECT FROM pg_attribute c
-            WHERE c.attrelid IN (p.oid, l.oid) AND c.attnum > 0 AND NOT c.attisdropped
-            GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)),
-
--- What DETACH took with the row triggers, and no argument of the one that is left tells: whether a fence looks again at the
--- end, and whether it judges an INSERT.
+-- What DETACH took from a table with the row triggers, and no argument of the trigger against TRUNCATE tells, which is left:
+-- whether its fence looked again at the end, and whether it judged an INSERT. The partitioned table has it that is fenced as
+-- that trigger says, and where that names no lease, has the very columns.
 before_detach AS (
-    SELECT o.oid, bool_or(t.bits = 1) AS verifies, bool_or(t.bits = 3 AND t.tgtype & 4 <> 0) AS judges_insert
-      FROM origin o JOIN own_trigger t ON t.tgrelid = o.root
-     GROUP BY o.oid),
+    SELECT r.root, bool_or(t.bits = 1) AS verifies, bool_or(t.bits = 3 AND t.tgtype & 4 <> 0) AS judges_insert
+      FROM root r
+      JOIN partitioned p ON (p.fence_column, p.mode) = (r.fence_column, r.mode)
+           AND (p.lease, p.deadline) IS NOT DISTINCT FROM (r.lease, r.deadline)
+      JOIN own_trigger t ON t.tgrelid = p.oid
+     WHERE r.is_fenced AND NOT EXISTS (SELECT FROM own_trigger o WHERE o.tgrelid = r.root AND o.bits = 3)
+       AND (r.lease IS NOT NULL OR NOT EXISTS (
+           SELECT FROM pg_attribute c
+            WHERE c.attrelid IN (p.oid, r.root) AND c.attnum > 0 AND NOT c.attisdropped
+            GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1))
+     GROUP BY r.root),
 
 -- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
 fence AS (
@@ -369,12 +349,14 @@ fence AS (
            format('EXECUTE FUNCTION %s(%s', (about->>'ours')::oid::regproc, o.arguments) AS call
       FROM root r
       JOIN member m ON m.root = r.root AND m.is_root
-      LEFT JOIN before_detach d ON d.oid = r.root
+      LEFT JOIN before_detach d ON d.root = r.root
      CROSS JOIN LATERAL (
            SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
              FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
                           r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
-                          r.root IN (SELECT t.tgrelid FROM own_trigger t WHERE t.tgenabled IN ('A', 'R')) AS is_always,
+                          -- (What mends a partition that was asked for alone mends the whole.)
+                          EXISTS (SELECT FROM own_trigger t
+                                   WHERE t.tgrelid IN (r.root, r.top) AND t.tgenabled IN ('A', 'R')) AS is_always,
                           CASE WHEN r.lease IS NULL AND r.deadline IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
                               AS fit_mode,
                           r.has_unfenced_insert AND r.lease IS NOT NULL AND NOT EXISTS (
@@ -414,6 +396,20 @@ spot AS (
       FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
      WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
 
+-- Tables by themselves with a column of that name, on which no row is judged. (Those that pg_partman makes as templates
+-- are never written.)
+lone AS MATERIALIZED (
+    SELECT d.oid, a.attname, a.atthasdef OR a.attidentity <> '' AS is_filled, a.attidentity <> '' AS is_identity,
+           EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid) AS is_certain
+      FROM pg_attribute a JOIN pg_class d ON d.oid = a.attrelid
+     WHERE a.attname IN (SELECT p.fence_column FROM partitioned p) AND a.attnum > 0 AND a.attgenerated = ''
+       AND d.relkind IN ('r', 'p') AND d.relpersistence = 'p'
+       AND NOT EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = d.oid)
+       AND NOT EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid AND t.bits = 3)
+       AND (NOT starts_with(d.relname, 'template_') OR d.relnamespace NOT IN (
+                SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_partman')
+            OR EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid))),
+
 -- DETACH leaves no link. A former partition is known by the columns of its root, and for certain by the TRUNCATE
 -- trigger that fence_protect gave it, which names the lease. Where several may have been its root, nobody can say by which
 -- lease it is to be fenced; else this one statement fences it, and what else is said of it has none.
@@ -438,11 +434,20 @@ former AS (
                         HAVING count(*) > 0), '')
                      || format('SELECT %s.fence_protect(', about->>'home') || quote_literal(d.oid::regclass) || f.options
                 END AS protect
-      FROM (SELECT o.oid, o.is_certain, o.is_filled, o.is_identity, count(*) AS how_many,
-                   string_agg(o.root::regclass::text, ' or ' ORDER BY o.root::regclass::text) AS roots,
-                   array_agg(o.root) AS root
-              FROM origin o
-             GROUP BY o.oid, o.is_certain, o.is_filled, o.is_identity) AS d
+      FROM (SELECT l.oid, l.is_certain, l.is_filled, l.is_identity, count(*) AS how_many,
+                   string_agg(p.oid::regclass::text, ' or ' ORDER BY p.oid::regclass::text) AS roots,
+                   array_agg(p.oid) AS root
+              FROM lone l
+              JOIN partitioned p ON p.fence_column = l.attname AND p.oid <> l.oid
+             WHERE NOT EXISTS (
+                   SELECT FROM own_trigger t
+                    WHERE t.tgrelid = l.oid AND (t.fence_column, t.mode, t.lease, t.deadline)
+                           IS DISTINCT FROM (p.fence_column, p.mode, p.lease, p.deadline))
+               AND NOT EXISTS (
+                   SELECT FROM pg_attribute c
+                    WHERE c.attrelid IN (p.oid, l.oid) AND c.attnum > 0 AND NOT c.attisdropped
+                    GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)
+             GROUP BY l.oid, l.is_certain, l.is_filled, l.is_identity) AS d
       LEFT JOIN LATERAL (
            SELECT f.* FROM fence f WHERE f.root = ANY (d.root) AND f.is_fenced ORDER BY f.root_n LIMIT 1) AS f ON true)
 
