@@ -423,6 +423,15 @@ former AS (
                             f.fence_column, CASE WHEN d.is_identity THEN 'IDENTITY' ELSE 'DEFAULT' END) ELSE '' END
                      || coalesce((
                         SELECT format('ALTER TABLE %s %s; ', d.oid::regclass, string_agg(concat_ws(', ',
+                                   CASE WHEN x.fills_deadline THEN format('ALTER COLUMN %I DROP DEFAULT', a.attname) END,
+                                   CASE WHEN a.attnotnull THEN format('ALTER COLUMN %I DROP NOT NULL', a.attname) END), ', '))
+                          FROM pg_attribute a
+                         CROSS JOIN LATERAL (VALUES (a.attname = f.deadline AND a.atthasdef)) AS x (fills_deadline)
+                         WHERE f.deadline IS NOT NULL AND a.attrelid = d.oid AND a.attname IN (f.fence_column, f.deadline)
+                           AND (x.fills_deadline OR a.attnotnull)
+                        HAVING count(*) > 0), '')
+                     || coalesce((
+                        SELECT format('ALTER TABLE %s %s; ', d.oid::regclass, string_agg(concat_ws(', ',
                                    CASE WHEN a.attgenerated <> '' THEN format('ALTER COLUMN %I DROP EXPRESSION', a.attname)
                                         WHEN NOT x.is_fit THEN format('ALTER COLUMN %I TYPE text USING %1$I::text', a.attname)
                                    END,
