@@ -36,14 +36,6 @@ CREATE FUNCTION lease_evict(name text, token bigint)
 COMMENT ON FUNCTION lease_evict(text, bigint) IS
     'ends the one grant that has this token, also another holder''s, and returns the closing token; NULL when there is none';
 
-CREATE FUNCTION lease_acquire_any(
-    names text[], n integer DEFAULT 1, holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
-    metadata jsonb DEFAULT NULL, session boolean DEFAULT false)
-    RETURNS TABLE (name text, token bigint, place integer)
-    LANGUAGE c VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1 AS 'MODULE_PATHNAME', 'lease_acquire_any';
-COMMENT ON FUNCTION lease_acquire_any(text[], integer, text, interval, jsonb, boolean) IS
-    'the first n of these names that are to be had now, each with a token of its own and its place in the list; never waits';
-
 CREATE FUNCTION lease_acquire_all(
     names text[], holder text DEFAULT NULL, ttl interval DEFAULT '30 s', metadata jsonb DEFAULT NULL,
     session boolean DEFAULT false)

@@ -51,7 +51,7 @@ CREATE FUNCTION fence.read_refusals(
     OUT presented bigint, OUT stored bigint, OUT holder text, OUT role text, OUT application_name text,
     OUT client_addr text, OUT pid integer)
     RETURNS SETOF record
-    LANGUAGE c VOLATILE PARALLEL UNSAFE ROWS 256 AS 'MODULE_PATHNAME', 'fence_read_refusals';
+    LANGUAGE c VOLATILE PARALLEL UNSAFE COST 100 ROWS 256 AS 'MODULE_PATHNAME', 'fence_read_refusals';
 COMMENT ON FUNCTION fence.read_refusals() IS 'the rows of fence.refusals';
 
 CREATE VIEW fence.refusals AS

@@ -42,7 +42,7 @@ BEGIN
         needs (level, names) AS (VALUES
             ('monitor', '{leases,stats,lease_info,lease_check,fence_status,blocking_pids,queue_key,shown_grants,uncommitted_grants,as_shown,
                           checked_lease_name,is_shown,read_stats}'::name[]),
-            ('worker', '{lease_acquire,lease_renew,lease_keep,lease_release,lease_acquire_any,lease_acquire_all,lease_renew_all,lease_release_all,
+            ('worker', '{lease_acquire,lease_renew,lease_keep,lease_release,lease_acquire_all,lease_renew_all,lease_release_all,
                          lease_guard,lease_guard_all}'),
             ('adopter', '{lease_adopt}'),
             -- The relations are what pg_dump reads of the state.

@@ -4,7 +4,6 @@
 //! and revoke have in common; `prune` deletes what is long over; `guard` is what a transaction relies on, as far as
 //! its snapshot allows that. `known` is what is known of a lease, and who may know it. `queue` and `wait` are for those who wait. `locks` holds the locks for all of them.
 
-pub mod acquire_any;
 pub mod adopt;
 pub mod change;
 mod free_slot;

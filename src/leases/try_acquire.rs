@@ -60,7 +60,7 @@ pub fn takes_back_its_own(request: &Request) -> Result<bool, Refusal> {
 }
 
 /// Draws a token and writes the grants into the slots that were found for them.
-pub fn grant(
+fn grant(
     table: &LeaseTable,
     requests: &[Request],
     chosen: Vec<LockedSlot>,

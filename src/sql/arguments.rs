@@ -25,8 +25,8 @@ const OLDER_THAN_DEFAULT: Span = Span::from_secs(86_400);
 /// The longest ttl of a grant that ends with its session: 100,000 years, each of twelve months of 30 days, as all that is
 /// said in years. A deadline stays within what a `timestamptz` can be, which ends in the year 294276.
 const SESSION_TTL_MAX: Span = Span::from_secs(100_000 * 12 * 30 * 86_400);
-/// The most leases that one call looks at one by one: that it keeps, or chooses from.
-const LISTED_MAX: usize = 10_000;
+/// The most leases that one call of `lease_keep` renews.
+const KEPT_MAX: usize = 10_000;
 /// The most leases that one call takes.
 pub const NAMES_MAX: usize = 1_000;
 
@@ -81,7 +81,14 @@ fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusa
 
 /// Names of leases, sorted, each once; at least one and, with those that come again, at most 1000.
 pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
-    let names = listed(args, n, NAMES_MAX)?;
+    let given =
+        args.texts(n, NAMES_MAX, NAME_MAX).map_err(|unfit| unfit_names(unfit, NAMES_MAX))?;
+    let checked = |name: Option<Text>| {
+        let name = name.ok_or_else(|| errors::null_argument("names"))?.bytes().to_vec();
+        check_name(&name, "names").map(|()| name)
+    };
+    let given = given.ok_or_else(|| errors::null_argument("names"))?;
+    let mut names = given.into_iter().map(checked).collect::<Result<Vec<_>, _>>()?;
     if names.is_empty() {
         return Err(errors::bad_argument(
             "names",
@@ -89,20 +96,9 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
             "Pass the names of the leases.",
         ));
     }
-    let mut names: Vec<Vec<u8>> = names.iter().map(|name| name.bytes().to_vec()).collect();
     names.sort_unstable();
     names.dedup();
     Ok(names)
-}
-
-/// Names of leases as they were given, where they are: at most so many.
-fn listed(args: &Args, n: usize, most: usize) -> Result<Vec<Text>, Refusal> {
-    let names = args.texts(n, most, NAME_MAX).map_err(|unfit| unfit_names(unfit, most))?;
-    let checked = |name: Option<Text>| {
-        let name = name.ok_or_else(|| errors::null_argument("names"))?;
-        check_name(name.bytes(), "names").map(|()| name)
-    };
-    names.ok_or_else(|| errors::null_argument("names"))?.into_iter().map(checked).collect()
 }
 
 fn unfit_names(unfit: Unfit, most: usize) -> Refusal {
@@ -116,33 +112,19 @@ fn unfit_names(unfit: Unfit, most: usize) -> Refusal {
     }
 }
 
-/// The arguments of `lease_acquire_any(names, n, holder, ttl, metadata, session)`: the names, how many of them are
-/// wanted, and what is asked for; its name is still to be filled in.
-pub fn acquire_any(args: &Args) -> Result<(Vec<Text>, usize, Request), Refusal> {
-    let names = listed(args, 0, LISTED_MAX)?;
-    let most = usize::try_from(args.int4(1).unwrap_or(1)).unwrap_or(0);
-    if !(1..=NAMES_MAX).contains(&most) {
-        return Err(errors::bad_argument(
-            "n",
-            "n must be from 1 to 1000",
-            "n is how many of the names are wanted at most.",
-        ));
-    }
-    Ok((names, most, exclusive(args, 2)?))
-}
-
-/// The request for an exclusive grant, of which the holder is argument number `n`, and ttl, metadata and session
-/// follow; its name is still to be filled in.
-pub fn exclusive(args: &Args, n: usize) -> Result<Request, Refusal> {
-    let session = args.boolean(n + 3).unwrap_or(false);
-    Ok(Request {
+/// The arguments of `lease_acquire_all(names, holder, ttl, metadata, session)`: a request for each name.
+pub fn acquire_all(args: &Args) -> Result<Vec<Request>, Refusal> {
+    let names = names(args, 0)?;
+    let session = args.boolean(4).unwrap_or(false);
+    let one = Request {
         name: Vec::new(),
-        holder: holder(args, n)?,
-        ttl: first_ttl(args, n + 1, session)?,
-        metadata: metadata(args, n + 2)?,
+        holder: holder(args, 1)?,
+        ttl: first_ttl(args, 2, session)?,
+        metadata: metadata(args, 3)?,
         session,
         ask: Ask { mode: Mode::Exclusive, reclaim: false },
-    })
+    };
+    Ok(names.into_iter().map(|name| Request { name, ..one.clone() }).collect())
 }
 
 /// The pairs of `lease_keep(names, tokens)`, as they were given.
@@ -157,8 +139,8 @@ pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
         ));
     }
     // One that is too long for a name has an answer of its own.
-    let names = args.texts(0, LISTED_MAX, i32::MAX as usize);
-    let names = names.map_err(|unfit| unfit_names(unfit, LISTED_MAX))?;
+    let names = args.texts(0, KEPT_MAX, i32::MAX as usize);
+    let names = names.map_err(|unfit| unfit_names(unfit, KEPT_MAX))?;
     let pair = |(name, token): (Option<Text>, Option<i64>)| {
         let name = name.ok_or_else(|| errors::null_argument("names"))?;
         Ok((name, token.map(Token::from_bigint).ok_or_else(errors::null_token)?))

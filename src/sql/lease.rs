@@ -33,11 +33,9 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
 /// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
 /// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
-    let names = arguments::names(&args, 0)?;
-    let one = arguments::exclusive(&args, 1)?;
+    let requests = arguments::acquire_all(&args)?;
     xact::writable(c"lease_acquire_all()");
-    let requests = names.into_iter().map(|name| Request { name, ..one.clone() });
-    acquire_each(&args, &requests.collect::<Vec<_>>(), Duration::ZERO)
+    acquire_each(&args, &requests, Duration::ZERO)
 }
 
 /// Acquires all of them under one token, or none; the first alone may be waited for.

@@ -1,7 +1,7 @@
 //! The functions that SQL calls: arguments in, one answer or refusal out.
 
 mod arguments;
-mod each;
+mod keep;
 mod lease;
 mod statistics;
 mod status;
@@ -16,12 +16,11 @@ sql_functions! {
     lease_release, pg_finfo_lease_release => lease::release;
     lease_revoke, pg_finfo_lease_revoke => lease::revoke;
     lease_evict, pg_finfo_lease_evict => lease::evict;
-    lease_acquire_any, pg_finfo_lease_acquire_any => each::acquire_any;
     lease_acquire_all, pg_finfo_lease_acquire_all => lease::acquire_all;
     lease_renew_all, pg_finfo_lease_renew_all => lease::renew_all;
     lease_release_all, pg_finfo_lease_release_all => lease::release_all;
     lease_guard_all, pg_finfo_lease_guard_all => lease::guard_all;
-    lease_keep, pg_finfo_lease_keep => each::keep;
+    lease_keep, pg_finfo_lease_keep => keep::keep;
     lease_guard, pg_finfo_lease_guard => lease::guard;
     lease_check, pg_finfo_lease_check => lease::check;
     lease_prune, pg_finfo_lease_prune => lease::prune;

@@ -210,12 +210,6 @@ class Worker:
                 return
         await self.holding()
 
-    async def claim(self, names: list[str], n: int, ttl_ms: int) -> None:
-        self.crowd.update(names)
-        claimed = await enter(self.fence.claim(names, n=n, ttl=span(ttl_ms)))
-        self.many += claimed
-        say("claimed", names=[lease.names[0] for lease in claimed])
-
     async def holding(self) -> None:
         say("holding", count=sum(lease.held for lease in self.many))
 

@@ -485,7 +485,7 @@ class Shape(OnOrders):
         def shown(thing: object) -> set[str]:
             return {name for name in dir(thing) if not name.startswith("_")}
 
-        fence = {"lease", "claim", "lead", "guard", "adopted", "close"}
+        fence = {"lease", "lead", "guard", "adopted", "close"}
         lease = {"token", "held", "remaining", "check", "guard", "release"}
         self.assertEqual(shown(pg_fence.Fence), fence)
         self.assertEqual(shown(pg_fence.AsyncFence), fence)
@@ -604,14 +604,12 @@ class Shape(OnOrders):
                 pass
             self.assertEqual(self.value(recorded), "night shift")
 
-    def test_claims_leading_blocks_that_lose_and_events(self) -> None:
+    def test_leading_blocks_that_lose_and_events(self) -> None:
         events: list[str] = []
         with pg_fence.Fence(URL, on_event=lambda event: events.append(event.kind)) as fence:
             with fence.lease("job", ttl=timedelta(seconds=1)):
                 time.sleep(0.5)
             self.assertEqual([events[0], events[1], events[-1]], ["acquired", "renewed", "released"])
-            with fence.claim(["a", "b", "c"], n=2) as claimed, fence.claim([]) as none:
-                self.assertEqual([lease.names for lease in claimed + none], [("a",), ("b",)])
             self.assertEqual(fence.lead("job", lambda lease: lease.token > 0), True)
             with self.assertRaises(ZeroDivisionError):
                 fence.lead("job", lambda lease: 1 // 0)
@@ -621,13 +619,13 @@ class Shape(OnOrders):
                 self.admin.execute("SELECT lease_revoke('job')")
                 1 / 0
 
-    def test_a_claim_that_fails_gives_all_of_it_back(self) -> None:
+    def test_an_acquire_that_fails_gives_all_of_it_back(self) -> None:
         def listen(event: pg_fence.Event) -> None:
-            if (event.kind, event.names) == ("acquired", ("b",)):
+            if event.kind == "acquired":
                 raise SystemExit("planted")
 
         with pg_fence.Fence(URL, on_event=listen) as fence:
-            with self.assertRaises(SystemExit), fence.claim(["a", "b", "c"], n=3, ttl=LONG):
+            with self.assertRaises(SystemExit), fence.lease(["a", "b", "c"], ttl=LONG):
                 self.fail("it is held")
             self.assertEqual(self.value("SELECT count(*) FROM fence.leases WHERE state = 'held'"), 0)
 

@@ -105,14 +105,6 @@ impl Asked {
             metadata => TEXT, shared => BOOL, slots => INT4, reclaim => BOOL, session => BOOL
         )
     }
-
-    /// The first `n` of the names that are free.
-    pub fn any(self, schema: &str, n: i32) -> Call {
-        let sql = format!(
-            "SELECT name, token FROM {schema}lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)"
-        );
-        call!(sql, self.names => TEXT_ARRAY, n => INT4, self.holder => TEXT, span(self.ttl) => TEXT)
-    }
 }
 
 /// As a text: the driver has no type for it.

@@ -69,22 +69,6 @@ impl Fence {
         LeaseRequest { fence: self.clone(), asked: Asked::new(names) }
     }
 
-    /// The first `n` of these names that are free, in their order, as leases that are held, by `holder`, where it is named.
-    /// The names come from a query of your own: ask for what it said again inside the guard.
-    pub async fn claim(
-        &self,
-        names: impl Into<Names>,
-        n: u32,
-        ttl: Duration,
-        holder: Option<&str>,
-    ) -> Result<Vec<Lease>, Error> {
-        let holder = holder.map(str::to_owned);
-        let asked = Asked { ttl, holder, ..Asked::new(names) };
-        let n = n.try_into().map_err(Error::other)?;
-        let claimed = self.0.run(self.0.clone().claim(asked.checked()?, n)).await??;
-        Ok(claimed.into_iter().map(Lease::of).collect())
-    }
-
     /// Does `work` whenever this process leads, and again after each loss, also of the server, the connection or the
     /// transaction. It ends when the work returns, with an error of the work's own, or when `stop` is cancelled, which the
     /// work is to look at: it is waited for, and the lease is given back after it. None: it was stopped before it led.

@@ -333,22 +333,6 @@ impl Keeper {
         }
     }
 
-    pub async fn claim(self: Arc<Self>, asked: Asked, n: i32) -> Result<Vec<Held>, Error> {
-        let (limit, ttl, mut line) =
-            (self.limit(asked.ttl, &[]), asked.ttl, self.line.lock().await);
-        self.refuse_if_closed()?;
-        let before = now();
-        let rows = line.call(limit, &asked.any(&self.setup.schema, n)).await?;
-        drop(line);
-        let mut all = Vec::new();
-        for row in &rows {
-            let grant = Grant::new(vec![row.try_get(0)?], row.try_get(1)?, before, ttl, None);
-            // One that is lost already has been told.
-            all.extend(self.granted(grant).await.ok());
-        }
-        Ok(all)
-    }
-
     fn refuse_if_closed(&self) -> Result<(), Error> {
         if self.state().is_closed { Err(Error::Invalid("the fence is closed")) } else { Ok(()) }
     }

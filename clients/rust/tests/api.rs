@@ -201,8 +201,8 @@ async fn what_waits_can_be_spawned() {
         guard.commit().await?;
         let guard = fence.guard(&mut client, [&lease]).await?;
         guard.commit_and_release().await?;
-        let claimed = fence.claim("spawned:8", 1, LONG, None).await?;
-        claimed[0].run(async { claimed[0].release().await }).await?
+        let other = fence.lease("spawned:8").acquire().await?;
+        other.run(async { other.release().await }).await?
     };
     tokio::spawn(work).await.unwrap().unwrap();
     assert_eq!(shop.status().await, "paid");
@@ -239,22 +239,18 @@ async fn errors_are_found_however_deep_they_are() {
 }
 
 #[tokio::test]
-async fn several_are_taken_claimed_and_guarded_at_once() {
+async fn several_are_taken_and_guarded_at_once() {
     let shop = Shop::new("several").await;
     let fence = &shop.fence;
     let both = fence.lease(["several:a", "several:7"]).acquire().await.unwrap();
     assert_eq!(both.names().len(), 2);
-    let claimed =
-        fence.claim(["several:a", "several:b", "several:c"], 1, LONG, Some("me")).await.unwrap();
-    assert_eq!(claimed[0].names(), ["several:b"]);
-    // There is no work.
-    assert!(fence.claim(Vec::<String>::new(), 1, LONG, None).await.unwrap().is_empty());
+    let third = fence.lease("several:b").holder("me").acquire().await.unwrap();
     let none = fence.lease(Vec::<String>::new()).acquire().await;
     assert!(matches!(none, Err(Error::Refused(refused)) if refused.sqlstate == "22023"));
     let other = fence.lease("several:b").acquire().await;
     assert!(matches!(other, Err(Error::LeaseTaken { holder: Some(holder), .. }) if holder == "me"));
     let mut client = client().await;
-    let guard = fence.guard(&mut client, [&both, &claimed[0]]).await.unwrap();
+    let guard = fence.guard(&mut client, [&both, &third]).await.unwrap();
     guard.execute(&shop.set("both"), &[]).await.unwrap();
     guard.commit().await.unwrap();
     assert_eq!(shop.status().await, "both");

@@ -128,7 +128,7 @@ const ROLLBACK = new Error("rollback");
 
 class Worker {
   lease: any;
-  /** Of `hold` and `claim`. */
+  /** Of `hold`. */
   many: any[] = [];
   crowd = new Set<string>();
   side!: Side;
@@ -184,13 +184,6 @@ class Worker {
       this.many.push(one.value);
     }
     this.holding();
-  }
-
-  async claim({ names, n, ttl_ms }: Order): Promise<void> {
-    names.forEach((name: string) => this.crowd.add(name));
-    const claimed = await this.fence.claim(names, { n, ttl: { milliseconds: ttl_ms } });
-    this.many.push(...claimed);
-    say("claimed", { names: claimed.map((lease: any) => lease.names[0]) });
   }
 
   holding(): void {

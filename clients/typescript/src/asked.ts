@@ -90,11 +90,6 @@ const span = (ms: number) => `${ms} milliseconds`;
 const list = (all: readonly unknown[]) => `{${all.map((one) => `"${String(one).replace(/["\\]/g, "\\$&")}"`).join()}}`;
 const pairsOf = (pairs: readonly Pair[]) => [list(pairs.map(([name]) => name)), list(pairs.map(([, token]) => token))];
 
-export function claim(prefix: string, names: readonly string[], n: number, holder: string, ttl: number): Call {
-  const from = `${prefix}lease_acquire_any($1::text[], $2::text::integer, $3::text, $4::text::interval)`;
-  return [`SELECT name, token FROM ${from}`, list(names), String(n), holder, span(ttl)];
-}
-
 export function keep(prefix: string, pairs: readonly Pair[]): Call {
   const spans = "extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8";
   return [`SELECT outcome, ${spans} FROM ${prefix}lease_keep($1::text[], $2::bigint[])`, ...pairsOf(pairs)];

@@ -19,8 +19,6 @@ export interface FenceOptions {
 
 /** `release`: the last statement gives the lease back. */
 export type GuardOptions = { readonly release?: boolean | undefined };
-/** `n`: how many at most, by default one. */
-export type ClaimOptions = Pick<LeaseOptions, "ttl" | "holder"> & { readonly n?: number | undefined };
 /** `holder`: whose the number is, by default this process's. */
 export type AdoptOptions = Pick<LeaseOptions, "holder">;
 /** `stop` ends the waiting. The work looks at it by itself, and is waited for. */
@@ -36,9 +34,6 @@ export interface Guard<On, Tx> {
 
 /** A lease that somebody else grants, under the number that it has there. With `release` the number is refused from then on. */
 export type Adopted<On, Tx> = Readonly<{ name: string; token: number | bigint; guard: Guard<On, Tx> }>;
-
-/** Leases that are held. `await using` releases what is left of them. */
-export type Claimed<On, Tx> = Lease<On, Tx>[] & AsyncDisposable;
 
 let grantOf: (lease: Lease<any, any>) => Grant;
 
@@ -107,19 +102,7 @@ export class Fence<On, Tx> {
   async lease(names: Names, options: LeaseOptions = {}, work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>): Promise<unknown> {
     const grant = await this.#keeper.acquire(sql.askedFor(this.#keeper.prefix, names, options), options.signal);
     const lease = new Lease(this.#driver, this.#keeper, grant);
-    return work ? this.#during([lease], () => work(lease)) : lease;
-  }
-
-  /** The first `n` of these that are free, in their order; held as those of `lease` are. */
-  claim(names: readonly string[], options?: ClaimOptions): Promise<Claimed<On, Tx>>;
-  claim<T>(names: readonly string[], options: ClaimOptions, work: (leases: Lease<On, Tx>[]) => PromiseLike<T>): Promise<T>;
-  async claim(names: Names, options: ClaimOptions = {}, work?: (leases: Lease<On, Tx>[]) => PromiseLike<unknown>): Promise<unknown> {
-    const [all, n, holder] = [sql.listOf(names), sql.checked("n", options.n ?? 1, "number"), sql.holderOf(options.holder)];
-    const grants = await this.#keeper.claim(all, n, sql.ttlOf(options.ttl), holder);
-    const leases = grants.map((grant) => new Lease(this.#driver, this.#keeper, grant));
-    const every = [...leases]; // The program may take leases out of its own list.
-    if (work) return this.#during(every, () => work(leases), false);
-    return Object.defineProperty(leases, Symbol.asyncDispose, { value: () => this.#keeper.release(every.map(grantOf)) });
+    return work ? this.#during(lease, work) : lease;
   }
 
   /** A transaction that is guarded by several leases at once. */
@@ -153,7 +136,7 @@ export class Fence<On, Tx> {
       try {
         grant = await this.#keeper.acquire(asked, stop);
         const lease = new Lease(this.#driver, this.#keeper, grant);
-        return await this.#during([lease], () => work(lease));
+        return await this.#during(lease, work);
       } catch (error) {
         if (grant === undefined && stop?.aborted) break;
         if (this.#keeper.isClosed || !goesOn(error, grant)) throw error;
@@ -167,15 +150,14 @@ export class Fence<On, Tx> {
   close(): Promise<void> { return this.#keeper.close(); }
   [Symbol.asyncDispose](): Promise<void> { return this.close(); }
 
-  /** An error that ends the work is never replaced; where it has none, and a lease is lost, that is told. */
-  async #during<T>(leases: readonly Lease<On, Tx>[], work: () => PromiseLike<T>, tells = true): Promise<T> {
-    // This holds on to the leases, so that none is collected while the work runs.
-    const release = () => this.#keeper.release(leases.map(grantOf));
+  /** An error that ends the work is never replaced; where it has none, and the lease is lost, that is told. */
+  async #during<T>(lease: Lease<On, Tx>, work: (lease: Lease<On, Tx>) => PromiseLike<T>): Promise<T> {
+    // This holds on to the lease, so that it is not collected while the work runs.
+    const release = () => lease.release();
     try {
-      const result = await work();
+      const result = await work(lease);
       await release();
-      const lost = tells && leases.map(grantOf).find((grant) => grant.isLost);
-      if (lost) throw lost.lost();
+      if (grantOf(lease).isLost) throw grantOf(lease).lost();
       return result;
     } catch (error) {
       await release();

@@ -74,23 +74,6 @@ export class Keeper {
     });
   }
 
-  async claim(names: readonly string[], n: number, ttl: number, holder: string): Promise<Grant[]> {
-    this.#refuseIfClosed();
-    return this.#calling(async () => {
-      const before = now();
-      const rows = await this.#line.rows(sql.claim(this.prefix, names, n, holder, ttl), this.#limit(ttl)).catch(unlessSerializable);
-      if (!rows) return this.claim(names, n, ttl, holder);
-      const grants = rows.map(([name, token]) => new Grant([`${name}`], numberOf(token), new Keeping(before, ttl)));
-      const granted = await Promise.allSettled(grants.map((grant) => this.#granted(grant)));
-      this.#refuseIfClosed();
-      // A lease that is lost already has been told. Any other error ends the claim, whose leases nobody could release.
-      const failed = granted.find((one) => one.status === "rejected" && !(one.reason instanceof LeaseLost)) as PromiseRejectedResult;
-      if (!failed) return grants.filter(({ reason }) => reason === undefined);
-      await this.release(grants);
-      throw failed.reason;
-    });
-  }
-
   /** No error where that fails: then they end at their ttl. */
   release(grants: readonly Grant[]): Promise<void> {
     return this.#calling(async () => {
@@ -198,7 +181,12 @@ export class Keeper {
 
   async #granted(grant: Grant): Promise<Grant> {
     // Where the call has waited, the server counts from a later moment.
-    if (now() > grant.keeping.beatAt) await this.keep([grant]);
+    if (now() > grant.keeping.beatAt) {
+      await this.keep([grant]).catch(async (error) => {
+        await this.release([grant]);
+        throw error;
+      });
+    }
     if (this.isClosed) await this.release([grant]);
     if (grant.reason === undefined) {
       this.#grants.add(grant);

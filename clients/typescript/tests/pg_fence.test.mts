@@ -100,7 +100,7 @@ test("what is shown are the verbs, and nothing internal", withOrder(async (lease
   };
   assert.deepEqual(shown(lease), ["check", "guard", "held", "names", "release", "remaining", "signal", "token"]);
   const verbs = Object.getPrototypeOf(Object.getPrototypeOf(fence));
-  assert.deepEqual(Object.getOwnPropertyNames(verbs).sort(), ["adopted", "claim", "close", "constructor", "guard", "lead", "lease"]);
+  assert.deepEqual(Object.getOwnPropertyNames(verbs).sort(), ["adopted", "close", "constructor", "guard", "lead", "lease"]);
   assert.deepEqual(Object.keys(fence.adopted("job", 3)), ["name", "token", "guard"]);
   const errors = ["FenceError", "LeaseLost", "LeaseTaken", "NotGranted", "NotInstalled", "Refused", "TransactionLost"];
   assert.deepEqual(Object.keys(pgFence).filter((name) => !/^(__esModule|default|module\.exports)$/.test(name)).sort(), [...errors, "options"]);
@@ -121,8 +121,6 @@ test("the types are strict", withOrder(async (lease) => {
     () => fence.lease("job", { shared: "false,1,false,false); CREATE TABLE pasted ()" }),
     // @ts-expect-error a token is no text
     async () => fence.adopted("job", "3"),
-    // @ts-expect-error several names are a list
-    () => fence.claim("job"),
   ];
   // @ts-expect-error work that nobody waits for
   void (() => lease.guard(pool, () => {}));
@@ -378,18 +376,6 @@ test("the end of a block tells a loss that nothing has told, and replaces no err
   assert.ok(told instanceof LeaseLost, "and no SuppressedError");
 });
 
-test("claims are in order, and released at the end", async () => {
-  await fence.lease("b", LONG, () => fence.claim(["a", "b", "c", "d"], { n: 2 }, async (leases) => {
-    assert.deepEqual(leases.map(({ names }) => names), [["a"], ["c"]]);
-    for (const names of [["a", "b", "c"], []]) assert.equal((await fence.claim(names)).length, 0);
-  }));
-  {
-    await using claimed = await fence.claim(["a", "b"], { n: 5, holder: "me", ...LONG });
-    assert.equal(claimed.length, 2);
-  }
-  assert.equal(await isHeld("a"), false);
-});
-
 /** A connection on which that is done after each statement that says so. */
 async function meddled(word: RegExp, meddle: (text: string) => Promise<void>): Promise<any> {
   const [connection, verb]: [any, string] = [await one(), ON_PG ? "query" : "unsafe"];
@@ -403,21 +389,19 @@ async function meddled(word: RegExp, meddle: (text: string) => Promise<void>): P
   return connection;
 }
 
-test("a claim of which something is lost already leaves nothing behind", async () => {
+test("an acquire whose lease is lost already, or whose renewal dies, leaves nothing behind", async () => {
   let dies = false;
-  // The two pauses together are longer than a third of the ttl, so the leases are renewed before the claim returns.
+  // The two pauses together are longer than a third of the ttl, so the lease is renewed before the acquire returns.
   const pause = () => sleep(1200);
-  await using slow = new Fence(() => pause().then(() => meddled(/acquire_any|lease_keep/, async (text) => {
+  await using slow = new Fence(() => pause().then(() => meddled(/lease_acquire|lease_keep/, async (text) => {
     if (text.includes("lease_keep")) return dies ? Promise.reject("no error") : undefined;
-    await admin.query("SELECT lease_revoke('b')");
+    if (!dies) await admin.query("SELECT lease_revoke('b')");
     await pause();
   })));
-  const claimed = await slow.claim(["a", "b", "c"], { n: 3, ttl: { seconds: 6 } });
-  assert.deepEqual(claimed.map(({ names }) => names), [["a"], ["c"]]);
-  await Promise.all(claimed.map((lease) => lease.release()));
+  assert.ok((await errorOf(() => slow.lease("b", { ttl: { seconds: 6 } }))) instanceof LeaseLost);
   dies = true;
-  assert.equal(await errorOf(() => slow.claim(["a", "c"], { n: 2, ttl: { seconds: 6 } })), "no error");
-  assert.ok(!(await isHeld("a")) && !(await isHeld("c")));
+  assert.equal(await errorOf(() => slow.lease("a", { ttl: { seconds: 6 } })), "no error");
+  assert.ok(!(await isHeld("a")) && !(await isHeld("b")));
 });
 
 test("leading ends with its work, its errors and its stop", async () => {
@@ -568,7 +552,6 @@ test("a lease is not forgotten while work goes by its signal, its guard or its b
       use("in its guard", ({ guard }) => guard(on, () => ends.promise)),
       use("one of several", (lease) => fence.guard(on, [lease], () => ends.promise)),
       fence.lease("in a block", ttl, () => ends.promise),
-      fence.claim(["off the list"], ttl, (leases) => (leases.shift(), ends.promise)),
     ];
     await use("forgotten", () => {});
     for (let after = 0; after < 20; after += told.length) await new Promise((go) => setTimeout(go, 20, gc()));

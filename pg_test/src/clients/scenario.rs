@@ -162,10 +162,6 @@ fn deed(line: &'static str) -> Result<(Option<Value>, Deed)> {
         ["term", worker] => Box::new(move |stage| stage.befall(worker, Fate::Terminated)),
         [worker, "says", count, "lost", ref how @ ..] => loses(worker, count.parse()?, how)?,
         [worker, "says", "lost", ref how @ ..] => loses(worker, 1, how)?,
-        [one, "and", other, "claimed", count] => {
-            let count = count.parse()?;
-            Box::new(move |stage| stage.claimed(&[one, other], count))
-        }
         [worker, "logs", "at", "most", lines, "lines" | "line"] => {
             let at_most = lines.parse()?;
             Box::new(move |stage| stage.logs(worker, at_most))
@@ -192,7 +188,7 @@ fn deed(line: &'static str) -> Result<(Option<Value>, Deed)> {
     Ok((None, play))
 }
 
-/// The losses of so many leases: `deadline|gone`, `gone w7` of one that was taken by `hold` or `claim`, `session at once`,
+/// The losses of so many leases: `deadline|gone`, `gone w7` of one that was taken by `hold`, `session at once`,
 /// as soon as the last thing happened, and not at a deadline.
 fn loses(worker: &'static str, count: usize, how: &[&'static str]) -> Result<Deed> {
     let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
@@ -258,7 +254,7 @@ fn order_of(words: &[&str]) -> Result<Value> {
     let mut order = Map::new();
     order.insert("do".to_owned(), json!(what));
     let first = match *what {
-        "acquire" | "hold" | "claim" => Some("names"),
+        "acquire" | "hold" => Some("names"),
         "lead" | "adopted" => Some("name"),
         "update" | "write" | "unfenced" => Some("value"),
         "wrong" => Some("what"),
@@ -300,7 +296,6 @@ fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'
         ["slots", number, rest @ ..] => ("slots", json!(number.parse::<i32>()?), rest),
         ["within", number, unit, rest @ ..] => ("within_ms", ms(number, unit)?, rest),
         ["holder", holder, rest @ ..] => ("holder", json!(holder), rest),
-        ["n", number, rest @ ..] => ("n", json!(number.parse::<i32>()?), rest),
         [flag @ ("session" | "shared" | "reclaim"), rest @ ..] => (*flag, json!(true), rest),
         ["after-reading", rest @ ..] => ("read_first", json!(true), rest),
         ["releasing", rest @ ..] => ("release", json!(true), rest),

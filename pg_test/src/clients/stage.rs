@@ -10,7 +10,7 @@ use crate::process::PATIENCE;
 use crate::standstill;
 use anyhow::{ensure, Context, Result};
 use serde_json::{json, Value};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
@@ -130,10 +130,8 @@ impl Stage<'_> {
     pub fn tell(&mut self, name: &str, order: &Value) -> Result<()> {
         let order = &slowed_down(order, self.pace);
         let worker = self.worker(name)?;
-        if order["do"] == "hold" || order["do"] == "claim" {
-            worker.crowd_ttl_ms = order["ttl_ms"].as_i64().unwrap_or_default();
-        }
         if order["do"] == "hold" {
+            worker.crowd_ttl_ms = order["ttl_ms"].as_i64().unwrap_or_default();
             let names = order["names"].as_array().into_iter().flatten();
             worker.crowd.extend(names.filter_map(Value::as_str).map(str::to_owned));
         }
@@ -144,9 +142,6 @@ impl Stage<'_> {
     pub fn answer(&mut self, name: &str, any_of: &[String]) -> Result<()> {
         let said = self.worker(name)?.answer()?;
         ensure!(any_of.contains(&said.words()), "{name} answers \"{}\": {said:?}", said.words());
-        if let Some(names) = &said.names {
-            self.worker(name)?.crowd.extend(names.iter().cloned());
-        }
         if let (Some(token), Some(_)) = (said.token, said.deadline) {
             self.worker(name)?.token = Some(token);
         }
@@ -241,20 +236,6 @@ impl Stage<'_> {
             let lost = said.name.unwrap_or_default();
             ensure!(worker.crowd.remove(&lost), "{name} has lost {lost:?}, which it did not hold");
         }
-        Ok(())
-    }
-
-    /// They have claimed so many leases: each has some of them, and none has another's.
-    pub fn claimed(&mut self, workers: &[&str], count: usize) -> Result<()> {
-        let mut all = BTreeSet::new();
-        let mut sum = 0;
-        for name in workers {
-            let crowd = &self.worker(name)?.crowd;
-            sum += crowd.len();
-            all.extend(crowd.iter().cloned());
-        }
-        ensure!(all.len() == sum, "some are claimed by two of them: {sum}, of which {}", all.len());
-        ensure!(sum == count, "they have {sum}");
         Ok(())
     }
 

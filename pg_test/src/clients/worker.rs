@@ -34,8 +34,6 @@ pub struct Said {
     pub name: Option<String>,
     /// How many leases are held.
     pub count: Option<i64>,
-    /// Which were claimed.
-    pub names: Option<Vec<String>>,
     pub tasks: Option<i64>,
     pub sqlstate: Option<String>,
     pub message: Option<String>,
@@ -69,7 +67,7 @@ pub struct Worker {
     renewals: Receiver<Said>,
     /// It was said last that the lease is lost.
     is_lost: bool,
-    /// The leases that it took by `hold` or `claim`, and for how long at a time.
+    /// The leases that it took by `hold`, and for how long at a time.
     pub crowd: BTreeSet<String>,
     pub crowd_ttl_ms: i64,
     complaints: Arc<Mutex<String>>,

@@ -32,15 +32,6 @@ pub fn is_block() -> bool {
     unsafe { pg_sys::IsTransactionBlock() }
 }
 
-/// A time that is not after the one at which the present statement's snapshot was taken.
-pub fn snapshot_taken_after() -> Instant {
-    // Within a procedure a transaction may begin after the statement.
-    match keeps_snapshot() {
-        true => started_at(),
-        false => started_at().max(statement_started_at()),
-    }
-}
-
 /// When the client sent the present statement; another one has another time.
 pub fn statement_started_at() -> Instant {
     // SAFETY: reads transaction state.

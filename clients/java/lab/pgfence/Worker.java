@@ -139,7 +139,6 @@ final class Worker {
         switch (order.text("do")) {
             case "acquire" -> acquire(order);
             case "hold" -> hold(order);
-            case "claim" -> claim(order);
             case "holding" -> holding();
             case "release-all" -> releaseAll();
             case "adopted" -> {
@@ -278,13 +277,6 @@ final class Worker {
 
     private void holding() {
         say("holding", "count", many.stream().filter(Lease::isHeld).count());
-    }
-
-    private void claim(Order order) throws Exception {
-        crowd.addAll(order.names());
-        Leases claimed = fence.claim(order.names(), (int) order.number("n"), new Options().ttl(order.span("ttl_ms")));
-        many.addAll(claimed);
-        say("claimed", "names", claimed.stream().map(one -> one.names().get(0)).toList());
     }
 
     private void releaseAll() {

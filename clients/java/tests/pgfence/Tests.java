@@ -286,8 +286,7 @@ public final class Tests {
                 "wait", () -> new Options().waitUpTo(Duration.ofSeconds(-1)),
                 "several", () -> fence.lease(List.of("a", "b"), new Options().shared()),
                 "name of", () -> fence.lease(Arrays.asList("a", null), new Options()),
-                "the name", () -> fence.lease((String) null),
-                "a claim", () -> fence.claim(List.of("a"), 1, new Options().session()));
+                "the name", () -> fence.lease((String) null));
         for (Map.Entry<String, Body> one : wrong.entrySet()) {
             RuntimeException error = thrown(RuntimeException.class, one.getValue());
             equal(error.getMessage().contains(one.getKey()) && !(error instanceof FenceException), true);
@@ -369,7 +368,7 @@ public final class Tests {
                 throw new AssertionError("planted");
             }
         })) {
-            thrown(AssertionError.class, () -> fails.claim(List.of("a", "b"), 2, LONG));
+            thrown(AssertionError.class, () -> fails.lease(List.of("a", "b"), LONG));
             equal(value(HELD), "0");
         }
     }
@@ -389,12 +388,7 @@ public final class Tests {
         equal(events.get(events.size() - 1).kind(), Event.Kind.RELEASED);
     }
 
-    public void claimsAndLeading() throws Exception {
-        try (Leases claimed = fence.claim(List.of("a", "b", "c"), 2, LONG)) {
-            equal(claimed.stream().map(Holding::names).toList(), List.of(List.of("a"), List.of("b")));
-            claimed.get(0).close();
-            equal(List.of(value(HELD), fence.claim(List.of(), 2, LONG).size()), List.of("1", 0));
-        }
+    public void leading() throws Exception {
         CountDownLatch stop = new CountDownLatch(1);
         equal(fence.lead("job", Duration.ofSeconds(3), stop, lease -> equal(lease.isHeld(), true)), true);
         thrown(ClassNotFoundException.class, () -> fence.lead("job", Duration.ofSeconds(3), stop, lease -> {
@@ -565,7 +559,7 @@ public final class Tests {
     }
 
     public void completionShowsTheVerbsAndNothingInternal() {
-        equal(shown(Fence.class), Set.of("lease", "claim", "lead", "guard", "guardAndRelease", "adopted", "schema", "onEvent", "close"));
+        equal(shown(Fence.class), Set.of("lease", "lead", "guard", "guardAndRelease", "adopted", "schema", "onEvent", "close"));
         Set<String> adopted = Set.of("names", "token", "guard", "guardAndRelease", "options");
         equal(shown(Holding.class), adopted);
         Set<String> own = new TreeSet<>(Set.of("isHeld", "remaining", "check", "lost", "close"));

@@ -24,7 +24,6 @@ _ACQUIRE = f"""SELECT granted, taken.* FROM {{0}}lease_acquire(%s::text, %s::tex
     %s::text::jsonb, %s::boolean, %s::integer, %s::boolean, %s::boolean) AS granted {_TAKEN_BY}"""
 _ACQUIRE_ALL = f"""SELECT granted, taken.* FROM {{0}}lease_acquire_all(%s::text[], %s::text, %s::text::interval, %s::text::jsonb,
     %s::boolean) AS granted {_TAKEN_BY}"""
-CLAIM = "SELECT name, token FROM {0}lease_acquire_any(%s::text[], %s::integer, %s::text, %s::text::interval)"
 KEEP = """SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8
     FROM {0}lease_keep(%s::text[], %s::bigint[])"""
 _PAIRS = "unnest(%s::text[], %s::bigint[]) AS x(name, token)"

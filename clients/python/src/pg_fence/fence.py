@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
 
-from .asked import Asked, checked, holder_of, list_of_names, ttl_of
+from .asked import Asked, checked, holder_of, ttl_of
 from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended, sqlstate_of
 from .guard import C, Guard
 from .keeper import Event, Grant, Keeper
@@ -75,45 +75,43 @@ class AsyncLease(Held[Awaitable[None]]):
 
 
 class Leased(Block[_T]):
-    """Leases for as long as it runs: one, or those of a claim, of which none is told as lost at the end."""
+    """A lease for as long as it runs."""
 
-    def __init__(self, keeper: Keeper, kind: type[Held[Any]], acquire: Callable[[GivenUp], list[Grant]], is_one: bool):
-        self._keeper, self._kind, self._acquire, self._is_one = keeper, kind, acquire, is_one
+    def __init__(self, keeper: Keeper, kind: type[Held[Any]], acquire: Callable[[GivenUp], Grant]):
+        self._keeper, self._kind, self._acquire = keeper, kind, acquire
         self._is_async = kind._is_async
-        self._grants: list[Grant] = []
+        #: None before it is acquired.
+        self._grant: Grant | None = None
         self._is_stopped: GivenUp = lambda: False
         #: Cancels the task that has entered it: an asyncio.Timeout.
         self._timeout: Any = None
 
     async def _enter(self) -> Any:
-        if self._is_one and self._is_async:
+        if self._is_async:
             # Before anything is acquired, for it raises outside of a task.
             self._timeout = await asyncio.timeout(None).__aenter__()
         given_up = threading.Event()
         future = in_thread(lambda: self._acquire(lambda: given_up.is_set() or self._is_stopped()))
         try:
-            self._grants = await outcome(future, self._is_async)
+            grant = self._grant = await outcome(future, self._is_async)
         except BaseException as error:
             if not future.done() or future.exception() is not error:
                 # After a signal's exception, or a cancellation, what comes all the same is given back.
                 given_up.set()
-                future.add_done_callback(lambda done: done.exception() or in_thread(lambda: self._keeper.release(done.result())))
+                future.add_done_callback(lambda done: done.exception() or in_thread(lambda: self._keeper.release([done.result()])))
             raise
-        leases = [self._kind(self._keeper, grant) for grant in self._grants]
-        if not self._is_one:
-            return leases
         if self._is_async:
             loop = asyncio.get_running_loop()
-            self._grants[0].on_loss = lambda: loop.call_soon_threadsafe(loop.call_later, self._patience(), self._cancel)
+            grant.on_loss = lambda: loop.call_soon_threadsafe(loop.call_later, self._patience(grant), self._cancel)
             # It may have been before.
-            if self._grants[0].is_lost:
+            if grant.is_lost:
                 self._cancel()
-        return leases[0]
+        return self._kind(self._keeper, grant)
 
-    def _patience(self) -> float:
+    def _patience(self, grant: Grant) -> float:
         """How long a guard of it may take to see that its connection was shut down, before its task is cancelled: psycopg
         answers that by a cancel request, which never returns on a cut cable where libpq is older than 17."""
-        return TO_SEE_THE_END if self._grants[0].handles else 0.0
+        return TO_SEE_THE_END if grant.handles else 0.0
 
     def _cancel(self) -> None:
         # Only once, and not after the end.
@@ -127,9 +125,11 @@ class Leased(Block[_T]):
         except TimeoutError:
             # It was we who cancelled it, and nobody else.
             error = None
-        await aside(lambda: self._keeper.release(self._grants), self._is_async)
-        if error is None and self._is_one and self._grants[0].is_lost:
-            raise self._grants[0].loss()
+        if (grant := self._grant) is None:
+            return
+        await aside(lambda: self._keeper.release([grant]), self._is_async)
+        if error is None and grant.is_lost:
+            raise grant.loss()
 
 
 class Adopted:
@@ -170,14 +170,7 @@ class Leases(Block[F], Generic[F, L, Done]):
     ) -> Leased[L]:
         """A lease of one name, or of several at once, all or none. Entering it raises LeaseTaken."""
         asked = Asked(names, ttl, wait, holder, metadata, slots, reclaim=reclaim, session=session, shared=shared)
-        return Leased(self._keeper, self._kind, lambda given_up: [self._keeper.acquire(asked, given_up)], is_one=True)
-
-    def claim(
-        self, names: Sequence[str], *, n: int = 1, ttl: timedelta = HALF_A_MINUTE, holder: str | None = None
-    ) -> Leased[list[L]]:
-        """The first `n` of these that are free, in their order, as a list of leases for as long as a block runs."""
-        of = list_of_names(names), checked("n", n, int), ttl_of(ttl), holder_of(holder)
-        return Leased(self._keeper, self._kind, lambda given_up: self._keeper.claim(*of, given_up), is_one=False)
+        return Leased(self._keeper, self._kind, lambda given_up: self._keeper.acquire(asked, given_up))
 
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """A transaction that is guarded by several leases at once."""
@@ -205,28 +198,28 @@ class Leases(Block[F], Generic[F, L, Done]):
         leased, pause = self.lease(name, ttl=ttl, wait=timedelta.max, holder=holder_of(None), reclaim=True), ttl_of(ttl) / 12
         leased._is_stopped = stop.is_set
         while not stop.is_set():
-            leased._grants = []
+            leased._grant = None
             try:
                 async with AsyncExitStack() as block:
                     lease = await leased._enter()
                     block.push_async_exit(leased._leave)
                     return await settled(work(lease))
             except Exception as error:
-                if self._keeper.is_closed or not goes_on(error, leased._grants):
+                if self._keeper.is_closed or not goes_on(error, leased._grant):
                     raise
                 with suppress(TimeoutError):
                     waiting = stop.wait(pause) if isinstance(stop, threading.Event) else asyncio.wait_for(stop.wait(), pause)
                     await settled(waiting)
 
 
-def goes_on(error: Exception, grants: list[Grant]) -> bool:
+def goes_on(error: Exception, grant: Grant | None) -> bool:
     """Whether to lead again: after a loss of the lease, the transaction, the connection or the server."""
-    if not grants and sqlstate_of(error).startswith(("25", "40", "53", "55P03", "57", "58")):
+    if grant is None and sqlstate_of(error).startswith(("25", "40", "53", "55P03", "57", "58")):
         # It has no time or place now, or is a standby still.
         return True
     is_stale = isinstance(error, Refused) and error.sqlstate in {"PF001", "PF004"}
     is_loss = isinstance(error, (LeaseLost, LeaseTaken, TransactionLost)) or type(error) is FenceError
-    return is_stale or is_loss or session_ended(error) or any(grant.is_lost for grant in grants)
+    return is_stale or is_loss or session_ended(error) or (grant is not None and grant.is_lost)
 
 
 def options(lease: Held[Any] | Adopted) -> str:

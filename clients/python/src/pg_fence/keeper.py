@@ -17,7 +17,7 @@ from typing import Any, Literal
 import psycopg
 
 from . import asked as statements
-from .asked import Asked, Call, span
+from .asked import Asked, Call
 from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, NotInstalled, sqlstate_of
 from .line import GivenUp, Line, Opener, cut, now
 
@@ -136,9 +136,7 @@ class Keeper:
                 if token is not None:
                     # Where the connection has ended since, it is none that the lease could live on.
                     session = (line.connection or line) if asked.session else None
-                    (grant,) = self._granted([Grant(asked.names, token, asked.ttl, before, session)])
-                    self.check(grant)
-                    return grant
+                    return self._granted(Grant(asked.names, token, asked.ttl, before, session))
                 if now() >= until or given_up() or self.is_closed:
                     raise LeaseTaken(asked.names, holder, None if left is None else timedelta(seconds=left))
                 if len(asked.names) > 1:
@@ -149,12 +147,6 @@ class Keeper:
             # The role's transactions may be SERIALIZABLE.
             with contextlib.suppress(psycopg.errors.SerializationFailure):
                 return line.rows(call, limit, given_up)
-
-    def claim(self, names: tuple[str, ...], n: int, ttl: float, holder: str, given_up: GivenUp) -> list[Grant]:
-        with self._in_use(begins=True):
-            before, call = now(), self.call(statements.CLAIM, list(names), n, holder, span(ttl))
-            rows = self._acquiring(self._line, call, self._limit(ttl), given_up)
-            return self._granted([Grant((name,), token, ttl, before) for name, token in rows])
 
     def release(self, grants: list[Grant]) -> None:
         """No error where that fails: then they end at their ttl."""
@@ -245,27 +237,25 @@ class Keeper:
             except Exception:  # noqa: BLE001
                 _log.exception("on_event failed")
 
-    def _granted(self, grants: list[Grant]) -> list[Grant]:
+    def _granted(self, grant: Grant) -> Grant:
+        """Begins to keep it. Raises LeaseLost."""
         try:
-            for grant in grants:
-                self._begin_keeping(grant)
+            self.tell("acquired", [grant])
+            if now() > grant.beat_at:
+                # The call has waited, and the server counts from a later moment.
+                self.keep([grant])
+            with self._changed:
+                if grant.reason is None:
+                    self._grants.add(grant)
+                    self._changed.notify_all()
         except BaseException:
-            # Nobody gets them: `on_event` has ended the thread.
-            self.release(grants)
+            # Nobody gets it: `on_event` has ended the thread.
+            self.release([grant])
             raise
-        return grants
-
-    def _begin_keeping(self, grant: Grant) -> None:
-        self.tell("acquired", [grant])
-        if now() > grant.beat_at:
-            # The call has waited, and the server counts from a later moment.
-            self.keep([grant])
-        with self._changed:
-            if grant.reason is None:
-                self._grants.add(grant)
-                self._changed.notify_all()
         if self.is_closed:
             self.release([grant])
+        self.check(grant)
+        return grant
 
     def _release(self, grants: list[Grant]) -> bool:
         """In one transaction. Whether the server could be asked at all."""

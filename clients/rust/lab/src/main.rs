@@ -176,7 +176,7 @@ struct Worker {
     leading: Option<JoinHandle<()>>,
     stop: CancellationToken,
     how: Arc<Mutex<Option<String>>>,
-    /// Of `hold` and `claim`.
+    /// Of `hold`.
     crowd: Vec<Lease>,
     crowd_names: Arc<Mutex<Vec<String>>>,
 }
@@ -220,7 +220,6 @@ impl Worker {
         match order["do"].as_str().unwrap_or_default() {
             "acquire" => return self.acquire(order).await,
             "hold" => return self.hold(order).await,
-            "claim" => return self.claim(order).await,
             "holding" => self.say_holding(),
             "release-all" => {
                 for lease in std::mem::take(&mut self.crowd) {
@@ -338,16 +337,6 @@ impl Worker {
             }
         }
         self.say_holding();
-        Ok(())
-    }
-
-    async fn claim(&mut self, order: &Value) -> Outcome {
-        lock(&self.crowd_names).extend(names(order));
-        let n = order["n"].as_u64().unwrap_or_default().try_into()?;
-        let leases = self.fence.claim(names(order), n, ms(&order["ttl_ms"]), None).await?;
-        let claimed: Vec<&String> = leases.iter().flat_map(Lease::names).collect();
-        say("claimed", json!({ "names": claimed }));
-        self.crowd.extend(leases);
         Ok(())
     }
 

@@ -31,8 +31,8 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     let names: Vec<String> = (1..=LEASES).map(|n| format!("lease {n}")).collect();
     let tokens: Vec<i64> = session
         .query(
-            "SELECT token FROM lease_acquire_any($1, $2, ttl => '1 day') ORDER BY place",
-            &[&names, &(LEASES as i32)],
+            "SELECT lease_acquire(name, ttl => '1 day') FROM unnest($1::text[]) AS name",
+            &[&names],
         )?
         .iter()
         .map(|row| row.get(0))

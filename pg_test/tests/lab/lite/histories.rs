@@ -135,12 +135,8 @@ fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
         3 => (["COMMIT", "ROLLBACK"][rng.random_range(0..2)].to_owned(), Kind::Control),
         4..8 => (format!("SELECT lease_acquire('{name}', ttl => '1 h')"), Kind::Acquire),
         8 => (format!("SELECT lease_acquire('{name}', ttl => '1 us')"), Kind::Acquire),
-        9 => (
+        9..11 => (
             format!("SELECT lease_acquire('{name}', 'me', '1 h', reclaim => true)"),
-            Kind::Acquire,
-        ),
-        10 => (
-            format!("SELECT name = '{name}', token, place FROM lease_acquire_any('{{{},{}}}', {}, ttl => '1 h')", leases[0], leases[1], 1 + lease),
             Kind::Acquire,
         ),
         11 => (format!("SELECT lease_revoke('{name}')"), Kind::Call),

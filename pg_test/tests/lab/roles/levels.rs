@@ -50,7 +50,6 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("lease_renew_all", Worker, "lease_renew_all('{l,m}', 1)"),
     ("lease_keep", Worker, "lease_keep('{l,m}', '{1,1}')"),
     ("lease_release_all", Worker, "lease_release_all('{l,m}', 1)"),
-    ("lease_acquire_any", Worker, "lease_acquire_any('{l,m}')"),
     ("lease_guard", Worker, "lease_guard('l', 1)"),
     ("lease_guard_all", Worker, "lease_guard_all('{l,m}', 1)"),
     ("lease_adopt", Adopter, "lease_adopt(current_user || ':adopted', 1)"),

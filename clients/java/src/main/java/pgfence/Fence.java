@@ -67,30 +67,6 @@ public final class Fence implements AutoCloseable {
         return keeper.acquire(checked(names), options.named(), () -> false).get(0);
     }
 
-    /** Leases that are held, in the order in which their names were given. Closed, it gives back what is left of them. */
-    public static final class Leases extends AbstractList<Lease> implements AutoCloseable {
-        private final Keeper keeper;
-        private final List<Lease> leases;
-
-        private Leases(Keeper keeper, List<Lease> leases) {
-            this.keeper = keeper;
-            this.leases = leases;
-        }
-
-        @Override public Lease get(int index) { return leases.get(index); }
-        @Override public int size() { return leases.size(); }
-        /** No error where one was lost: the work under it is told. */
-        @Override public void close() { keeper.release(leases); }
-    }
-
-    /** The first {@code n} of these that are free, in their order: a lease for each. The options are a ttl and a holder. */
-    public Leases claim(List<String> names, int n, Options options) throws SQLException, InterruptedException {
-        if (options.wait > 0 || options.reclaim || options.session || options.shared || options.slots != 1) {
-            throw new IllegalArgumentException("a claim takes a ttl and a holder, and no other option");
-        }
-        return new Leases(keeper, keeper.claim(checked(names), n, options.named()));
-    }
-
     /** As {@link Lease#guard(Connection, Holding.Step)}, by several leases at once. */
     public <E extends Exception> void guard(Connection on, List<Lease> leases, Holding.Step<E> work) throws E, SQLException {
         new Guard(keeper, leases, false, on).around(work);

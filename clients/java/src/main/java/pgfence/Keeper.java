@@ -85,13 +85,6 @@ final class Keeper {
         }
     }
 
-    List<Lease> claim(List<String> names, int n, Options asked) throws SQLException, InterruptedException {
-        double before = Clock.now();
-        Sql.Call call = call(Sql.CLAIM, names.toArray(String[]::new), n, asked.holder, Sql.span(asked.ttl));
-        return aside(() -> false, isOver -> line.calmly(call, limit(asked.ttl), isOver).list().stream()
-                .map(row -> new Lease(this, List.of((String) row[0]), (Long) row[1], before, asked.ttl, 0)).toList());
-    }
-
     private interface Acquiring {
         List<Lease> until(BooleanSupplier isOver) throws SQLException;
     }

@@ -19,7 +19,6 @@ final class Sql {
             + " nullif(current_setting('lock_timeout'), '0')::interval / 2), ?::jsonb, ?, ?, ?, ?)" + TAKEN_BY;
     static final String ACQUIRE_ALL = "SELECT granted, taken.* FROM @lease_acquire_all(?::text[], ?, ?::interval, ?::jsonb, ?)"
             + TAKEN_BY;
-    static final String CLAIM = "SELECT name, token FROM @lease_acquire_any(?::text[], ?, ?, ?::interval)";
     static final String KEEP = "SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8"
             + " FROM @lease_keep(?::text[], ?::bigint[])";
     private static final String PAIRS = "unnest(?::text[], ?::bigint[]) AS x(name, token)";

@@ -1,15 +1,13 @@
-//! The functions that answer for each of several leases by itself: a row each.
+//! The heartbeat of a process: a row for each pair of a lease and a token.
 
 use super::arguments;
 use super::lease::is_losable;
 use crate::errors::Refusal;
-use crate::leases::acquire_any::acquire_any as claim;
 use crate::leases::keep;
-use crate::pg::call::args::{interval_datum, text_datum, Answer, Args, Text};
+use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
 use crate::pg::call::composite::RowAnswer;
 use crate::pg::session::commit;
 use crate::pg::session::xact;
-use crate::statistics::{self, Counter};
 
 /// `lease_keep(names, tokens) → rows`: renews what can be renewed at once, and says of each pair what became of it and
 /// when to send it again. Errors: 22004, 22023, 25006, 55000.
@@ -37,26 +35,6 @@ pub fn keep(args: Args) -> Result<Answer, Refusal> {
             answer.again_in().map(interval_datum),
             code.map(|code| text_datum(code.code().as_bytes())),
         ]);
-    }
-    Ok(Answer::Null)
-}
-
-/// `lease_acquire_any(names, n, holder, ttl, metadata, session) → rows`: the first `n` of these names that are to be had,
-/// in their order, each with a token of its own and its place. Never waits. Errors: 22004, 22023, 25006, 42501, 53200,
-/// 55000.
-pub fn acquire_any(args: Args) -> Result<Answer, Refusal> {
-    let (names, most, mut request) = arguments::acquire_any(&args)?;
-    xact::writable(c"lease_acquire_any()");
-    let rows = RowAnswer::begin(args);
-    let bytes: Vec<&[u8]> = names.iter().map(Text::bytes).collect();
-    let claims =
-        commit::losable(|| Ok((claim(&bytes, most, &mut request)?, is_losable(request.session))))?;
-    if claims.len() < most {
-        statistics::count(Counter::TriesLost);
-    }
-    for (n, token) in claims {
-        let place = i32::try_from(n + 1).unwrap_or(i32::MAX);
-        rows.put([Some(names[n].datum()), Some(token.bigint().into()), Some(place.into())]);
     }
     Ok(Answer::Null)
 }
