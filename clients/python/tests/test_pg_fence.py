@@ -18,7 +18,7 @@ import unittest
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from datetime import timedelta
+from datetime import date, timedelta
 from typing import Any
 from unittest import mock
 
@@ -32,6 +32,9 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 import pg_fence
+from pg_fence.keeper import Grant
+from pg_fence.line import now
+from pg_fence.rows import Row
 
 URL = os.environ["DATABASE_URL"]
 ALCHEMY, ASYNCPG = (URL.replace("postgresql://", f"postgresql+{driver}://") for driver in ("psycopg", "asyncpg"))
@@ -478,6 +481,258 @@ class AsyncConnections(OnOrders, unittest.IsolatedAsyncioTestCase):
                     await asyncio.sleep(60)
 
 
+class Rows(OnOrders):
+    """Leases in rows."""
+
+    TTL = timedelta(seconds=1)
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.admin.execute("DROP SCHEMA IF EXISTS \"work's %s {}\" CASCADE; CREATE SCHEMA \"work's %s {}\"")
+        self.addCleanup(lambda: self.admin.execute("DROP SCHEMA \"work's %s {}\" CASCADE"))
+        self.admin.execute("SET search_path = public, \"work's %s {}\"")
+        self.admin.execute("""CREATE TABLE "work's %s {}"."Runs" (id bigint, "day %s" date, state text NOT NULL DEFAULT 'ready',
+            PRIMARY KEY (id, "day %s")); INSERT INTO "Runs" SELECT n, '2026-11-29' FROM generate_series(1, 20) n;
+            SELECT fence_protect('"Runs"', deadline => 'held_until')""")
+        self.events: list[tuple[str, str | None]] = []
+        self.fence = pg_fence.Fence(URL, on_event=lambda event: self.events.append((event.kind, event.reason)))
+        self.addCleanup(self.fence.close)
+
+    def claim(self, id: int, ttl: str = "1 s") -> int:
+        claim = 'UPDATE "Runs" SET held_until = clock_timestamp() + %s::text::interval WHERE id = %s RETURNING fence'
+        return self.value(claim, ttl, id)
+
+    def keep(self, id: int, token: int, ttl: timedelta = TTL, **columns: str) -> Any:
+        key = {"id": id, "day %s": date(2026, 11, 29)}
+        return self.fence.keep_row(("work's %s {}", "Runs"), key, token, ttl, **columns)
+
+    def left(self, id: int) -> float:
+        """How many seconds the row is held."""
+        return self.value('SELECT extract(epoch FROM held_until - clock_timestamp())::float8 FROM "Runs" WHERE id = %s', id)
+
+    def test_rows_are_kept_and_finished_by_their_worker(self) -> None:
+        tokens = [self.claim(id) for id in range(1, 11)]
+        with contextlib.ExitStack() as held:
+            leases = [held.enter_context(self.keep(id, token)) for id, token in enumerate(tokens, 1)]
+            time.sleep(2.5)
+            self.assertTrue(all(lease.held for lease in leases))
+            for id in range(1, 11):
+                self.assertGreater(self.left(id), 0)
+            leases[9].stop()
+            self.assertFalse(leases[9].held)
+            self.admin.execute("""UPDATE "Runs" SET state = 'done', held_until = NULL, fence = %s WHERE id = 10""", [tokens[9]])
+        # Nothing was written at the end of the block.
+        self.assertEqual(self.value('SELECT count(*) FROM "Runs" WHERE held_until IS NOT NULL'), 9)
+        self.admin.execute("""UPDATE "Runs" SET state = 'done', held_until = NULL, fence = %s WHERE id = 1""", [tokens[0]])
+        self.assertEqual(self.value("""SELECT count(*) FROM "Runs" WHERE state = 'done'"""), 2)
+        self.assertEqual({kind for kind, _ in self.events}, {"acquired", "renewed", "released"})
+
+    def test_a_beat_of_many_rows_is_one_statement(self) -> None:
+        sent: list[str] = []
+
+        class Tells(psycopg.Cursor[Any]):
+            def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+                sent.append(query)
+                return super().execute(query, params, **options)
+
+        tokens = [self.claim(id, "1 h") for id in range(1, 21)]
+        with pg_fence.Fence(lambda: psycopg.connect(URL, cursor_factory=Tells)) as self.fence, contextlib.ExitStack() as held:
+            leases = [held.enter_context(self.keep(id, token, timedelta(seconds=3))) for id, token in enumerate(tokens, 1)]
+            sent.clear()
+            time.sleep(3.5)
+            self.assertTrue(all(lease.held for lease in leases))
+            self.assertTrue(2 <= len(sent) <= 4, sent)
+            # They were claimed for longer than they are kept for, and that is not shortened.
+            self.assertGreater(self.left(1), 3000)
+
+    def test_a_claim_by_another_an_eviction_and_a_deletion_are_losses(self) -> None:
+        for lose in (
+            "UPDATE \"Runs\" SET held_until = NULL, fence = fence WHERE id = %s",
+            "WITH t AS (SELECT set_config('pg_fence.token', fence::text, false) FROM \"Runs\" WHERE id = %s) SELECT * FROM t",
+        ):
+            with self.subTest(lose), self.assertRaises(pg_fence.LeaseLost) as raised, self.keep(1, self.claim(1)) as lease:
+                self.admin.execute(lose.encode(), [1])
+                if "pg_fence.token" in lose:
+                    self.admin.execute('DELETE FROM "Runs" WHERE id = 1')
+                self.assertTrue(lease.lost.wait(5))
+                with self.assertRaises(pg_fence.LeaseLost):
+                    lease.check()
+            self.assertEqual(raised.exception.reason, "gone")
+            self.assertIn("id=1", str(raised.exception))
+            self.admin.execute("RESET pg_fence.token")
+        stale, over = self.claim(2, "50 ms"), self.claim(3, "50 ms")
+        time.sleep(0.1)
+        self.claim(2, "1 h")
+        for id, token in ((2, stale), (3, over), (4, 7)):
+            with self.assertRaises(pg_fence.LeaseLost), self.keep(id, token):
+                self.fail("it is held")
+        self.assertGreater(self.left(2), 3000)
+
+    def test_what_its_own_worker_has_locked_is_not_lost_before_somebody_can_come(self) -> None:
+        asked: list[float] = []
+
+        class Tells(psycopg.Cursor[Any]):
+            def execute(self, query: Any, params: Any = None, **options: Any) -> Any:
+                asked.append(time.monotonic())
+                return super().execute(query, params, **options)
+
+        token, beside = self.claim(1), self.claim(2)
+        with pg_fence.Fence(lambda: psycopg.connect(URL, cursor_factory=Tells)) as self.fence, on_psycopg() as worker:
+            with self.keep(2, beside) as other, self.assertRaises(pg_fence.LeaseLost), self.keep(1, token) as lease:
+                with worker.transaction():
+                    worker.execute('UPDATE "work\'s %%s {}"."Runs" SET fence = %s WHERE id = 1', [token])
+                    time.sleep(1.5)
+                    begin = time.monotonic()
+                    time.sleep(3)
+                    self.assertLess(self.left(1), -2)
+                    # Two statements a beat, of which there is one a second beside that of the other row.
+                    self.assertLess(sum(at >= begin for at in asked), 35)
+                    for one in (lease, other):
+                        one.check()
+                    self.assertGreater(self.left(2), 0)
+                # Now anybody could come.
+                self.assertTrue(lease.lost.wait(5))
+                other.check()
+        # That one is over, and has landed nevertheless.
+        with self.assertRaises(pg_fence.LeaseLost), self.keep(1, token):
+            self.fail("it is held")
+
+    def test_a_row_that_is_refused_spoils_no_other(self) -> None:
+        self.admin.execute("""CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN IF NEW.id = 3 THEN RAISE 'not this one'; END IF; RETURN NEW; END $$""")
+        self.addCleanup(lambda: self.admin.execute("DROP FUNCTION refuse() CASCADE"))
+        tokens = [self.claim(id) for id in range(1, 8)]
+        with contextlib.ExitStack() as held:
+            leases = [held.enter_context(self.keep(id, token)) for id, token in enumerate(tokens, 1)]
+            # A worker whose clock is read before the trigger's: its row is over when the trigger looks.
+            self.admin.execute("""CREATE TRIGGER a BEFORE UPDATE ON "Runs" FOR EACH ROW EXECUTE FUNCTION refuse()""")
+            self.assertTrue(leases[2].lost.wait(5))
+            time.sleep(1)
+            self.assertEqual([lease.held for lease in leases], [id != 3 for id in range(1, 8)])
+            self.assertIn(("lost", "deadline"), self.events)
+            leases[2]._grant.reason = "released"
+        with self.assertRaisesRegex(psycopg.errors.RaiseException, "not this one"), self.keep(3, self.over(3)):
+            self.fail("it is held")
+
+    def over(self, id: int) -> int:
+        """Claimed behind the trigger that refuses it."""
+        self.admin.execute('ALTER TABLE "Runs" DISABLE TRIGGER a')
+        self.comes_true(lambda: self.left(id) < 0)
+        token = self.claim(id, "1 h")
+        self.admin.execute('ALTER TABLE "Runs" ENABLE TRIGGER a')
+        return token
+
+    def test_a_row_that_is_over_by_the_time_that_the_trigger_looks_spoils_no_other(self) -> None:
+        # The trigger that sorts before the fence takes its time once the first row's deadline has been looked at.
+        self.admin.execute("""CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS $$
+            BEGIN IF OLD.id = 2 AND OLD.held_until < clock_timestamp() + '2 s' THEN PERFORM pg_sleep(2.1); END IF;
+            RETURN NEW; END $$; CREATE TRIGGER a BEFORE UPDATE ON "Runs" FOR EACH ROW EXECUTE FUNCTION wait()""")
+        self.addCleanup(lambda: self.admin.execute("DROP FUNCTION wait() CASCADE"))
+        ttl = timedelta(seconds=30)
+        with self.keep(1, self.claim(1, "1 h"), ttl) as first, self.keep(3, self.claim(3, "1 h"), ttl) as third:
+            over = Row(first._grant.row.table, ("2", "2026-11-29"))
+            grant = Grant(("2",), self.claim(2, "1 s"), 30.0, now(), row=over)
+            self.fence._keeper.keep([first._grant, grant, third._grant])
+            self.assertEqual(grant.reason, "gone")
+            for lease in (first, third):
+                self.assertGreater(lease.remaining, timedelta(minutes=59))
+
+    def test_columns_of_other_names_types_and_managed_fences(self) -> None:
+        self.admin.execute("""DROP TABLE IF EXISTS tasks; CREATE TABLE tasks (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), note text);
+            INSERT INTO tasks SELECT FROM generate_series(1, 3);
+            SELECT fence_protect('tasks', 'token', mode => 'managed', deadline => 'locked_until')""")
+        self.addCleanup(lambda: self.admin.execute("DROP TABLE tasks"))
+        rows = self.admin.execute("UPDATE tasks SET locked_until = clock_timestamp() + '1 s' RETURNING id, token").fetchall()
+        columns = {"fence": "token", "deadline": "locked_until"}
+        with contextlib.ExitStack() as held:
+            for id, token in rows:
+                held.enter_context(self.fence.keep_row("public.tasks", {"id": id}, token, self.TTL, **columns))
+            time.sleep(2)
+            self.assertEqual(self.value("SELECT count(*) FROM tasks WHERE locked_until > clock_timestamp()"), 3)
+
+    def test_what_is_wrong_with_a_row_is_named(self) -> None:
+        keep = self.fence.keep_row
+        wrong: list[tuple[str, Callable[[], Any]]] = [
+            ("column", lambda: keep("t", {}, 7, self.TTL)),
+            ("column id has a value", lambda: keep("t", {"id": None}, 7, self.TTL)),
+            ("column id", lambda: keep("t", {"id": object()}, 7, self.TTL)),
+            ("a column", lambda: keep("t", {7: 7}, 7, self.TTL)),  # type: ignore[dict-item]
+            ("a token", lambda: keep("t", {"id": 7}, "7", self.TTL)),  # type: ignore[arg-type]
+            ("ttl", lambda: keep("t", {"id": 7}, 7, 30)),  # type: ignore[arg-type]
+            ("a table", lambda: keep("", {"id": 7}, 7, self.TTL)),
+        ]
+        for what, call in wrong:
+            with self.subTest(what), self.assertRaisesRegex((TypeError, ValueError), what):
+                call()
+        with self.assertRaises(psycopg.errors.InvalidSchemaName), keep("nowhere.runs", {"id": 7}, 7, self.TTL):
+            self.fail("it is held")
+        with self.assertRaises(psycopg.errors.UndefinedColumn), self.keep(1, 7, deadline="nowhere"):
+            self.fail("it is held")
+        with self.assertRaises(pg_fence.Refused) as raised, self.keep(1, self.claim(1), timedelta(days=400)):
+            self.fail("it is held")
+        self.assertEqual(raised.exception.sqlstate, "22023")
+        with self.keep(2, self.claim(2)) as lease, on_psycopg() as connection:
+            with self.assertRaisesRegex(TypeError, "a lease of a guard is a Lease"):
+                self.fence.guard(connection, [lease])
+
+    def test_a_role_that_may_not_update_the_table_is_told(self) -> None:
+        self.admin.execute("""DROP ROLE IF EXISTS reader; CREATE ROLE reader LOGIN; CREATE TABLE tasks (id bigint PRIMARY KEY);
+            SELECT fence_protect('tasks', deadline => 'held_until'); GRANT SELECT ON tasks TO reader""")
+        self.addCleanup(lambda: self.admin.execute("DROP TABLE tasks; DROP ROLE reader"))
+        with pg_fence.Fence(psycopg.conninfo.make_conninfo(URL, user="reader")) as fence:
+            with self.assertRaisesRegex(pg_fence.NotGranted, "rows of tasks"), fence.keep_row("tasks", {"id": 7}, 7, self.TTL):
+                self.fail("it is held")
+
+    def test_a_task_is_cancelled_at_the_loss_of_its_row(self) -> None:
+        async def test() -> None:
+            async with pg_fence.AsyncFence(URL) as self.fence:
+                async with self.keep(1, self.claim(1)) as lease:
+                    await asyncio.sleep(1.5)
+                    lease.check()
+                    await lease.stop()
+                async with self.keep(2, self.claim(2)) as lease:
+                    self.admin.execute('UPDATE "Runs" SET held_until = NULL, fence = fence WHERE id = 2')
+                    await asyncio.sleep(60)
+
+        with self.assertRaises(pg_fence.LeaseLost):
+            asyncio.run(test())
+
+    def test_a_worker_that_was_frozen_past_its_ttl_writes_nothing_over_the_next(self) -> None:
+        program = """if True:
+            import sys, psycopg, pg_fence
+            from datetime import date, timedelta
+            url, schema, token, write = sys.argv[1:]
+            key = {"id": 1, "day %s": date(2026, 11, 29)}
+            with psycopg.connect(url, autocommit=True) as own, pg_fence.Fence(url) as fence:
+                try:
+                    with fence.keep_row((schema, "Runs"), key, int(token), timedelta(seconds=1)) as lease:
+                        print("held", flush=True)
+                        sys.stdin.readline()
+                        try:
+                            own.execute(write)
+                        except psycopg.Error as error:
+                            print(error.sqlstate)
+                        print(lease.lost.wait(5), lease.held)
+                except pg_fence.LeaseLost as loss:
+                    print(loss.reason)"""
+        token = self.claim(1)
+        write = f"""UPDATE "work's %s {{}}"."Runs" SET state = 'late', fence = {token} WHERE id = 1"""
+        command = [sys.executable, "-c", program, URL, "work's %s {}", str(token), write]
+        worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert worker.stdin and worker.stdout
+        self.assertEqual(worker.stdout.readline(), "held\n")
+        time.sleep(2)
+        self.assertGreater(self.left(1), 0)
+        worker.send_signal(signal.SIGSTOP)
+        self.comes_true(lambda: self.left(1) < 0)
+        self.assertGreater(self.claim(1, "1 h"), token)
+        worker.send_signal(signal.SIGCONT)
+        said, _ = worker.communicate("\n", timeout=30)
+        self.assertEqual(said.split(maxsplit=3)[:3], ["PF001", "True", "False"])
+        self.assertIn(said.split()[3], {"deadline", "gone"})
+        self.assertEqual(self.value('SELECT state FROM "Runs" WHERE id = 1'), "ready")
+
+
 class Shape(OnOrders):
     """The names of the package, its arguments, and its leftovers."""
 
@@ -485,13 +740,14 @@ class Shape(OnOrders):
         def shown(thing: object) -> set[str]:
             return {name for name in dir(thing) if not name.startswith("_")}
 
-        fence = {"lease", "lead", "guard", "adopted", "close"}
+        fence = {"lease", "keep_row", "lead", "guard", "adopted", "close"}
         lease = {"token", "held", "remaining", "check", "guard", "release"}
         self.assertEqual(shown(pg_fence.Fence), fence)
         self.assertEqual(shown(pg_fence.AsyncFence), fence)
         with pg_fence.Fence(URL) as one, one.lease("job") as held:
             self.assertEqual(shown(held), lease | {"names", "lost"})
         self.assertEqual(shown(pg_fence.AsyncLease) | {"token"}, lease)
+        self.assertEqual(shown(pg_fence.AsyncRowLease), {"held", "remaining", "check", "stop"})
         self.assertEqual(shown(pg_fence.Fence(URL).lease("job")), set())
         self.assertEqual(shown(pg_fence.Fence(URL).adopted("job", 3)), {"name", "token", "guard"})
 

@@ -3,7 +3,7 @@ programs never wait."""
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any, Generic, TypeVar
@@ -13,19 +13,21 @@ from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost,
 from .guard import C, Guard
 from .keeper import Event, Grant, Keeper
 from .line import Block, GivenUp, aside, in_thread, opener, outcome, run, settled
+from .rows import row_of
 
 _T = TypeVar("_T")
 #: The result of a verb that has nothing to say: None, or an awaitable of it.
 Done = TypeVar("Done")
 L = TypeVar("L", bound="Held[Any]")
+R = TypeVar("R", bound="RowHeld[Any]")
 F = TypeVar("F")
 HALF_A_MINUTE = timedelta(seconds=30)
 #: In seconds.
 TO_SEE_THE_END = 0.5
 
 
-class Held(Generic[Done]):
-    """The part that leases of both kinds have in common."""
+class Kept(Generic[Done]):
+    """The part that leases of all kinds have in common."""
 
     _is_async = False
 
@@ -48,6 +50,13 @@ class Held(Generic[Done]):
         """Raises LeaseLost once it is ours no more. For long steps, and before each call to the outside."""
         self._keeper.check(self._grant)
 
+    def _end(self) -> Done:
+        return run(aside(lambda: self._keeper.release([self._grant]), self._is_async), self._is_async)
+
+
+class Held(Kept[Done]):
+    """The part that leases by name have in common."""
+
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
         """A transaction, entered by `with` or, on an asynchronous connection, by `async with`: on psycopg, asyncpg,
         Django, or a Connection or Session of SQLAlchemy. With `release` it gives the lease back."""
@@ -55,7 +64,15 @@ class Held(Generic[Done]):
 
     def release(self) -> Done:
         """Gives it back before the end of its block. No error where that fails: then it ends at its ttl."""
-        return run(aside(lambda: self._keeper.release([self._grant]), self._is_async), self._is_async)
+        return self._end()
+
+
+class RowHeld(Kept[Done]):
+    """The part that leases in rows have in common."""
+
+    def stop(self) -> Done:
+        """Ends the heartbeat before the end of its block. Nothing is written: the row is given back by an UPDATE of your own."""
+        return self._end()
 
 
 class Lease(Held[None]):
@@ -74,10 +91,26 @@ class AsyncLease(Held[Awaitable[None]]):
     _is_async = True
 
 
+class RowLease(RowHeld[None]):
+    """A lease in a row for as long as a block runs: `with fence.keep_row(…) as lease:`."""
+
+    def __init__(self, keeper: Keeper, grant: Grant):
+        super().__init__(keeper, grant)
+        #: Set at a loss.
+        self.lost = grant.lost
+
+
+class AsyncRowLease(RowHeld[Awaitable[None]]):
+    """A lease in a row for as long as a block runs: `async with fence.keep_row(…) as lease:`. At a loss the task that entered it
+    is cancelled, and the block raises LeaseLost."""
+
+    _is_async = True
+
+
 class Leased(Block[_T]):
     """A lease for as long as it runs."""
 
-    def __init__(self, keeper: Keeper, kind: type[Held[Any]], acquire: Callable[[GivenUp], Grant]):
+    def __init__(self, keeper: Keeper, kind: type[Kept[Any]], acquire: Callable[[GivenUp], Grant]):
         self._keeper, self._kind, self._acquire = keeper, kind, acquire
         self._is_async = kind._is_async
         #: None before it is acquired.
@@ -144,12 +177,13 @@ class Adopted:
         return Guard(self._keeper, [], release, connection, (self.name, self.token, self._holder))
 
 
-class Leases(Block[F], Generic[F, L, Done]):
+class Leases(Block[F], Generic[F, L, R, Done]):
     """The part that fences of both kinds have in common. `source` is a connection string, a URL, a function that opens a
     psycopg connection, SQLAlchemy's engine or Django's connection; `schema` the extension's, where that is not in the
     search path. `on_event` is told what becomes of leases."""
 
     _kind: type[L]
+    _row_kind: type[R]
 
     def __init__(self, source: Any, *, schema: str | None = None, on_event: Callable[[Event], object] | None = None):
         prefix = "" if schema is None else '"' + schema.replace('"', '""') + '".'
@@ -172,9 +206,30 @@ class Leases(Block[F], Generic[F, L, Done]):
         asked = Asked(names, ttl, wait, holder, metadata, slots, reclaim=reclaim, session=session, shared=shared)
         return Leased(self._keeper, self._kind, lambda given_up: self._keeper.acquire(asked, given_up))
 
+    def keep_row(
+        self,
+        table: str | Sequence[str],
+        key: Mapping[str, Any],
+        token: int,
+        ttl: timedelta,
+        *,
+        fence: str = "fence",
+        deadline: str = "held_until",
+    ) -> Leased[R]:
+        """A lease in a row, which an UPDATE of your own has claimed and committed, under the token that it returned. Entering
+        it renews it for `ttl`, and raises LeaseLost where somebody else has the row by now. The end of the block ends the
+        heartbeat, and writes nothing: an UPDATE of your own finishes the row.
+
+        `table` is a name, with a schema ("app.runs") where one is needed, or the parts of it; `key` is its columns and their
+        values. `fence` and `deadline` are the columns of the token and the deadline."""
+        row, number = row_of(table, key, fence, deadline), checked("a token", token, int)
+        seconds = ttl_of(ttl)
+        return Leased(self._keeper, self._row_kind, lambda _: self._keeper.keep_row(row, number, seconds))
+
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """A transaction that is guarded by several leases at once."""
-        return Guard(self._keeper, [lease._grant for lease in leases], release, connection)
+        grants = [checked("a lease of a guard", lease, self._kind)._grant for lease in leases]
+        return Guard(self._keeper, grants, release, connection)
 
     def adopted(self, name: str, token: int, *, holder: str | None = None) -> Adopted:
         """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. The number is
@@ -222,16 +277,17 @@ def goes_on(error: Exception, grant: Grant | None) -> bool:
     return is_stale or is_loss or session_ended(error) or (grant is not None and grant.is_lost)
 
 
-def options(lease: Held[Any] | Adopted) -> str:
+def options(lease: Kept[Any] | Adopted) -> str:
     """For code that knows nothing of fences: `psycopg.connect(…, options=options(lease))` presents the token in all its
     transactions. Not through a pooler in transaction mode."""
     return f"-c pg_fence.token={lease.token}"
 
 
-class Fence(Leases["Fence", Lease, None]):
+class Fence(Leases["Fence", Lease, RowLease, None]):
     """Where leases come from: one for a process. As a block it is closed at the end."""
 
     _kind = Lease
+    _row_kind = RowLease
 
     def lead(
         self, name: str, work: Callable[[Lease], _T], *, stop: threading.Event | None = None, ttl: timedelta = HALF_A_MINUTE
@@ -241,10 +297,11 @@ class Fence(Leases["Fence", Lease, None]):
         return run(self._lead(name, work, stop or threading.Event(), ttl), is_async=False)
 
 
-class AsyncFence(Leases["AsyncFence", AsyncLease, Awaitable[None]]):
+class AsyncFence(Leases["AsyncFence", AsyncLease, AsyncRowLease, Awaitable[None]]):
     """Where leases come from: one for a process. As a block it is closed at the end. Its connection is psycopg's, too."""
 
     _kind = AsyncLease
+    _row_kind = AsyncRowLease
 
     async def lead(
         self,

@@ -20,6 +20,7 @@ from . import asked as statements
 from .asked import Asked, Call
 from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, NotInstalled, sqlstate_of
 from .line import GivenUp, Line, Opener, cut, now
+from .rows import Row, Statements, Table, statements_of
 
 _log = logging.getLogger("pg_fence")
 
@@ -34,7 +35,10 @@ TRY_AGAIN = 0.25
 #: The most for one `lease_keep`; and for a release in one transaction, which has its share of locks.
 MOST_PAIRS, MOST_RELEASED = 10_000, 200
 
-#: The answer of `lease_keep` for one name: the outcome, what remains, and when to send it again.
+#: A row that its worker's own transaction holds is looked at after a tenth of what remains; so often at the most, in seconds.
+LOOK_AT_ROW = 1.0
+
+#: The answer of `lease_keep` for one name: the outcome, what remains, and when to send it again. A row's may be `locked`.
 Answer = tuple[str, float | None, float | None]
 
 Kind = Literal["acquired", "renewed", "lost", "released"]
@@ -54,9 +58,12 @@ class Event:
 class Grant:
     """A lease that was granted, until it is released or lost: then it has a reason."""
 
-    def __init__(self, names: tuple[str, ...], token: int, ttl: float, before: float, session: Any = None):
-        """By a call that began at `before`, from where the ttl counts. `session`: the connection that it lives on."""
-        self.names, self.token, self.ttl, self.session = names, token, ttl, session
+    def __init__(
+        self, names: tuple[str, ...], token: int, ttl: float, before: float, session: Any = None, row: Row | None = None
+    ):
+        """By a call that began at `before`, from where the ttl counts. `session`: the connection that it lives on. `row`: the
+        row that it is a lease of, if it is none by name."""
+        self.names, self.token, self.ttl, self.session, self.row = names, token, ttl, session, row
         self.deadline, self.beat_at = before + ttl, before + ttl / 3
         #: Transactions that are about to release it: it is not renewed meanwhile.
         self.resting = 0
@@ -86,6 +93,9 @@ class Grant:
         outcomes = {outcome for outcome, _, _ in answers}
         if not outcomes.isdisjoint({"lost", "refused"}):
             return "later" if self.resting else "gone" if "lost" in outcomes else "refused"
+        if outcomes == {"locked"}:
+            self._is_locked(answers[0][1] or 0.0, before)
+            return "later"
         again_in = min(self.ttl / 12 if again is None else again for _, _, again in answers)
         if outcomes == {"kept"}:
             self.deadline = before + min(remaining or 0.0 for _, remaining, _ in answers)
@@ -94,6 +104,13 @@ class Grant:
         # Out of locks: at once, in another transaction, as long as that helps.
         self.beat_at = now() + (again_in if got_on or again_in > 0 else self.ttl / 12)
         return "later"
+
+    def _is_locked(self, left: float, before: float) -> None:
+        """The row has the token, and is locked, mostly by a transaction of its own worker: nobody can come before that ends,
+        so it is ours until the next look, whatever its deadline."""
+        again_in = max(left / 10, min(LOOK_AT_ROW, self.ttl / 12) if left > 0 else LOOK_AT_ROW)
+        self.beat_at = before + again_in
+        self.deadline = max(self.deadline, self.beat_at + max(LOOK_AT_ROW, min(self.ttl / 3, LONGEST)))
 
     @property
     def due_at(self) -> float:
@@ -108,12 +125,16 @@ class Keeper:
         self._changed = threading.Condition()
         self._grants: set[Grant] = set()
         self._line = Line(self._open)
+        #: Of tables whose rows are leases.
+        self._statements: dict[Table, Statements] = {}
         #: Calls that are under way.
         self._users = 0
         #: The work that threads do again and again, as long as there are leases or calls.
         self._running = set[Callable[[], None]]()
-        #: The heartbeat fails; and a loss by that is in the log: one line an outage, however many leases there are.
-        self._is_out = self._has_told = self.is_closed = False
+        #: Where the heartbeat fails: of leases by name, or of a table; and a loss by that is in the log: one line an outage,
+        #: however many leases there are.
+        self._outages: set[Table | None] = set()
+        self._has_told = self.is_closed = False
         _all.add(self)
 
     def call(self, sql: str, *arguments: Any) -> Call:
@@ -148,48 +169,108 @@ class Keeper:
             with contextlib.suppress(psycopg.errors.SerializationFailure):
                 return line.rows(call, limit, given_up)
 
+    def keep_row(self, row: Row, token: int, ttl: float) -> Grant:
+        """Renews what an UPDATE of the program's own has claimed. Raises LeaseLost where somebody else has it."""
+        with self._in_use(begins=True):
+            while True:
+                before = now()
+                grant = Grant((row.name,), token, ttl, before, row=row)
+                (answers,), error = self._ask_rows([grant], self._limit(ttl))
+                if error is None:
+                    break
+                # The role's transactions may be SERIALIZABLE.
+                if sqlstate_of(error) != "40001":
+                    raise error
+            if (outcome := grant.answered(answers, before, True)) not in {"kept", "later"}:
+                raise LeaseLost(outcome, grant.names)
+            return self._granted(grant)
+
     def release(self, grants: list[Grant]) -> None:
-        """No error where that fails: then they end at their ttl."""
+        """No error where that fails: then they end at their ttl. A row is given back by an UPDATE of its worker's own."""
         # In use, for the connection, on which a session lease lives, is there until then.
         with self._in_use():
-            grants = self.end(grants, "released")
+            ended = self.end(grants, "released")
+            self.tell("released", [grant for grant in ended if grant.row])
+            grants = [grant for grant in ended if not grant.row]
             while grants and self._release(grants[:MOST_RELEASED]):
                 grants = grants[MOST_RELEASED:]
 
     def keep(self, grants: list[Grant]) -> None:
         """Renews them now."""
-        names, tokens = pairs_of(grants)
+        of_table: dict[Table | None, list[Grant]] = {}
+        for grant in grants:
+            of_table.setdefault(grant.row and grant.row.table, []).append(grant)
+        for table, some in of_table.items():
+            self._keep(table, some)
+
+    def _keep(self, table: Table | None, grants: list[Grant]) -> None:
+        """Those by name, or those of one table."""
         before, smallest = now(), min(grant.ttl for grant in grants)
-        answers: list[Answer] = []
+        answers: list[list[Answer]] = []
         try:
             # A guard may ask for it while the threads end.
             with self._in_use():
-                for part in (slice(at, at + MOST_PAIRS) for at in range(0, len(names), MOST_PAIRS)):
-                    call = self.call(statements.KEEP, names[part], tokens[part])
-                    answers += self._line.rows(call, min(smallest / 3, LONGEST))  # type: ignore[arg-type]
+                answers, failed = (self._ask_rows if table else self._ask_names)(grants, min(smallest / 3, LONGEST))
         except (NotGranted, NotInstalled):
             # The statement itself: trying again cannot help.
             self.end(grants, "refused")
+            return
         except Exception as error:  # noqa: BLE001
             # That is no loss: the deadline tells.
+            failed = error
             for grant in grants:
                 grant.beat_at = now() + smallest / 12
-            if not self._is_out:
-                _log.warning("leases are not renewed, and it is tried again: %s", error)
-            self._is_out = True
-        else:
-            self._is_out = self._has_told = False
-            got_on = any(outcome == "kept" for outcome, _, _ in answers)
-            rows = iter(answers)
-            told: dict[str, list[Grant]] = {"kept": [], "later": []}
-            for grant in grants:
-                mine = [next(rows) for _ in grant.names]
-                if grant.reason is None:
-                    told.setdefault(grant.answered(mine, before, got_on), []).append(grant)
-            self.tell("renewed", told.pop("kept"))
-            del told["later"]
-            for reason, lost in told.items():
-                self.end(lost, reason)
+        if failed is None:
+            self._outages.discard(table)
+            self._has_told = self._has_told and bool(self._outages)
+        elif table not in self._outages:
+            self._outages.add(table)
+            _log.warning("leases are not renewed, and it is tried again: %s", failed)
+        got_on = any(outcome == "kept" for mine in answers for outcome, _, _ in mine)
+        told: dict[str, list[Grant]] = {"kept": [], "later": []}
+        for grant, mine in zip(grants, answers, strict=False):
+            if grant.reason is None:
+                told.setdefault(grant.answered(mine, before, got_on), []).append(grant)
+        self.tell("renewed", told.pop("kept"))
+        del told["later"]
+        for reason, lost in told.items():
+            self.end(lost, reason)
+
+    def _ask_names(self, grants: list[Grant], limit: float) -> tuple[list[list[Answer]], None]:
+        names, tokens = pairs_of(grants)
+        answers: list[Any] = []
+        for part in (slice(at, at + MOST_PAIRS) for at in range(0, len(names), MOST_PAIRS)):
+            answers += self._line.rows(self.call(statements.KEEP, names[part], tokens[part]), limit)
+        rows = iter(answers)
+        return [[next(rows) for _ in grant.names] for grant in grants], None
+
+    def _ask_rows(self, grants: list[Grant], limit: float) -> tuple[list[list[Answer]], Exception | None]:
+        """Of one table."""
+        (table,) = {grant.row.table for grant in grants if grant.row}
+
+        def ask(call: Call) -> list[tuple[Any, ...]]:
+            try:
+                return self._line.rows(call, limit)
+            except NotGranted as error:
+                where = ".".join(table.names)
+                raise NotGranted(f"the role may not keep rows of {where}, for which it needs SELECT and UPDATE: {error.__cause__}") from error
+            except NotInstalled as error:
+                # Nothing of the extension's is called: it is the table's schema, or a type, that is not there.
+                raise error.__cause__ or error from None
+
+        answers: list[list[Answer]] = []
+        failed: Exception | None = None
+        try:
+            of_table = self._statements.get(table) or self._statements.setdefault(table, statements_of(table, ask))
+            for at in range(0, len(grants), MOST_PAIRS):
+                given = [(grant.row.values, grant.token, grant.ttl) for grant in grants[at : at + MOST_PAIRS] if grant.row]
+                some, error = of_table.keep(given, ask)
+                answers, failed = answers + [[answer] for answer in some], error or failed
+        except Exception:
+            # The table may have been altered.
+            self._statements.pop(table, None)
+            raise
+        return answers, failed
 
     def close(self) -> None:
         """Gives everything back, and ends the waits after their portions."""
@@ -223,7 +304,7 @@ class Keeper:
                 # An event loop may be closed by then.
                 with contextlib.suppress(RuntimeError):
                     grant.on_loss()
-            by_outage = self._is_out and reason == "deadline"
+            by_outage = bool(self._outages) and reason == "deadline"
             level = logging.DEBUG if by_outage and self._has_told else logging.WARNING
             _log.log(level, "%s lost (%s)", _all_of(ended), reason)
             self._has_told = by_outage
