@@ -593,34 +593,27 @@ class Rows(OnOrders):
                 # Now anybody could come.
                 self.assertTrue(lease.lost.wait(5))
                 other.check()
-        # That one is over, and has landed nevertheless.
-        with self.assertRaises(pg_fence.LeaseLost), self.keep(1, token):
-            self.fail("it is held")
+            with self.assertRaises(pg_fence.LeaseLost), self.keep(1, token):
+                self.fail("it is held")
 
     def test_a_row_that_is_refused_spoils_no_other(self) -> None:
         self.admin.execute("""CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS $$
             BEGIN IF NEW.id = 3 THEN RAISE 'not this one'; END IF; RETURN NEW; END $$""")
         self.addCleanup(lambda: self.admin.execute("DROP FUNCTION refuse() CASCADE"))
         tokens = [self.claim(id) for id in range(1, 8)]
-        with contextlib.ExitStack() as held:
+        with self.assertRaises(pg_fence.LeaseLost) as raised, contextlib.ExitStack() as held:
             leases = [held.enter_context(self.keep(id, token)) for id, token in enumerate(tokens, 1)]
-            # A worker whose clock is read before the trigger's: its row is over when the trigger looks.
             self.admin.execute("""CREATE TRIGGER a BEFORE UPDATE ON "Runs" FOR EACH ROW EXECUTE FUNCTION refuse()""")
             self.assertTrue(leases[2].lost.wait(5))
             time.sleep(1)
             self.assertEqual([lease.held for lease in leases], [id != 3 for id in range(1, 8)])
-            self.assertIn(("lost", "deadline"), self.events)
-            leases[2]._grant.reason = "released"
-        with self.assertRaisesRegex(psycopg.errors.RaiseException, "not this one"), self.keep(3, self.over(3)):
-            self.fail("it is held")
-
-    def over(self, id: int) -> int:
-        """Claimed behind the trigger that refuses it."""
+        self.assertEqual(raised.exception.reason, "deadline")
+        # The one who claims is told at once.
         self.admin.execute('ALTER TABLE "Runs" DISABLE TRIGGER a')
-        self.comes_true(lambda: self.left(id) < 0)
-        token = self.claim(id, "1 h")
+        token = self.claim(3, "1 h")
         self.admin.execute('ALTER TABLE "Runs" ENABLE TRIGGER a')
-        return token
+        with self.assertRaisesRegex(psycopg.errors.RaiseException, "not this one"), self.keep(3, token):
+            self.fail("it is held")
 
     def test_a_row_that_is_over_by_the_time_that_the_trigger_looks_spoils_no_other(self) -> None:
         # The trigger that sorts before the fence takes its time once the first row's deadline has been looked at.
@@ -649,6 +642,13 @@ class Rows(OnOrders):
                 held.enter_context(self.fence.keep_row("public.tasks", {"id": id}, token, self.TTL, **columns))
             time.sleep(2)
             self.assertEqual(self.value("SELECT count(*) FROM tasks WHERE locked_until > clock_timestamp()"), 3)
+
+    def test_a_row_that_is_locked_at_the_beginning_is_held_for_as_long_as_it_was_claimed(self) -> None:
+        token = self.claim(1, "20 s")
+        with on_psycopg() as reader, reader.transaction():
+            reader.execute('SELECT FROM "work\'s %s {}"."Runs" WHERE id = 1 FOR UPDATE')
+            with self.keep(1, token, timedelta(hours=1)) as lease:
+                self.assertTrue(timedelta(seconds=15) < lease.remaining < timedelta(seconds=20))
 
     def test_what_is_wrong_with_a_row_is_named(self) -> None:
         keep = self.fence.keep_row

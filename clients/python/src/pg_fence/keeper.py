@@ -110,7 +110,8 @@ class Grant:
         so it is ours until the next look, whatever its deadline."""
         again_in = max(left / 10, min(LOOK_AT_ROW, self.ttl / 12) if left > 0 else LOOK_AT_ROW)
         self.beat_at = before + again_in
-        self.deadline = max(self.deadline, self.beat_at + max(LOOK_AT_ROW, min(self.ttl / 3, LONGEST)))
+        until_next_look = self.beat_at + max(LOOK_AT_ROW, min(self.ttl / 3, LONGEST))
+        self.deadline = max(self.deadline, before + left, until_next_look)
 
     @property
     def due_at(self) -> float:
@@ -181,6 +182,8 @@ class Keeper:
                 # The role's transactions may be SERIALIZABLE.
                 if sqlstate_of(error) != "40001":
                     raise error
+            # How long it was claimed for is the answer's to say.
+            grant.deadline = before
             if (outcome := grant.answered(answers, before, True)) not in {"kept", "later"}:
                 raise LeaseLost(outcome, grant.names)
             return self._granted(grant)
