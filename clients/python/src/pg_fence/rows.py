@@ -20,7 +20,8 @@ RowAnswer = tuple[str, float | None, float | None]
 _TYPES = """SELECT attname, format_type(atttypid, -1) FROM pg_attribute
     WHERE attrelid = %s::text::regclass AND attname = ANY (%s::text[]) AND attnum > 0 AND NOT attisdropped"""
 #: One that is locked is passed over: nothing waits, and no row holds up another. One that is ours no more is not touched, for
-#: the trigger would refuse it, and all others with it. {present} is nothing, or the setting by which a `managed` table is shown
+#: the trigger would refuse it, and all others with it. (A join of `mine` and `kept`, of which the planner expects a row each,
+#: would compare each with each.) {present} is nothing, or the setting by which a `managed` table is shown
 #: the token.
 _KEEP = """WITH given AS MATERIALIZED (SELECT g.*{present} FROM unnest({types}, %s::bigint[], %s::float8[])
     WITH ORDINALITY AS g({names}, token, ttl, n)),
@@ -28,7 +29,8 @@ mine AS MATERIALIZED (SELECT g.*, r.{deadline} AS deadline FROM {table} AS r JOI
     FOR NO KEY UPDATE OF r SKIP LOCKED),
 kept AS (UPDATE {table} AS r SET {deadline} = clock_timestamp() + g.ttl * interval '1 second', {fence} = g.token
     FROM mine AS g WHERE {key} AND g.deadline > clock_timestamp() RETURNING g.n, r.{deadline} AS deadline)
-SELECT mine.n, extract(epoch FROM kept.deadline - clock_timestamp())::float8 FROM mine LEFT JOIN kept ON kept.n = mine.n"""
+SELECT n, extract(epoch FROM deadline - clock_timestamp())::float8 FROM kept
+UNION ALL SELECT n, NULL FROM mine WHERE (deadline > clock_timestamp()) IS NOT TRUE"""
 #: Of rows that were passed over: how much is left of those that are ours. It asks for no lock.
 _LOOK = """SELECT g.n, extract(epoch FROM r.{deadline} - clock_timestamp())::float8
     FROM unnest({types}, %s::bigint[], %s::float8[]) WITH ORDINALITY AS g({names}, token, ttl, n)
@@ -124,10 +126,10 @@ class Statements:
 
     def _keep(self, given: Sequence[Given], ask: Ask) -> list[RowAnswer]:
         sql = _KEEP.format(present=_PRESENT if self._is_managed else "", **self._parts)
-        # What was locked but not renewed was over.
-        answers: dict[int, RowAnswer] = {
-            n: ("lost", None, None) if left is None else ("kept", left, given[n - 1][2] / 3) for n, left in ask((sql, _columns(given)))
-        }
+        # What was locked but not renewed was over. One that is over since it was renewed comes twice.
+        answers: dict[int, RowAnswer] = {}
+        for n, left in ask((sql, _columns(given))):
+            answers.setdefault(n, ("lost", None, None) if left is None else ("kept", left, given[n - 1][2] / 3))
         passed = [n for n in range(1, len(given) + 1) if n not in answers]
         ours = dict(ask((_LOOK.format(**self._parts), _columns([given[n - 1] for n in passed])))) if passed else {}
         answers |= {n: ("locked", max(0.0, ours[at]), None) for at, n in enumerate(passed, 1) if at in ours}
