@@ -13,7 +13,7 @@
 SET quote_all_identifiers = off;
 DO $$ BEGIN PERFORM pg_catalog.set_config('fence_lite.path', pg_catalog.current_setting('search_path'), false),
     pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false); END $$;
-SET search_path = pg_catalog, fence_lite, pg_temp;
+SET search_path = fence_lite, pg_catalog, pg_temp;
 SET check_function_bodies = off;
 
 DO $$
@@ -73,7 +73,7 @@ CREATE TABLE IF NOT EXISTS fence.turn ();
 -- Refusals --
 -- A body with RETURN keeps its operators. Others get a search_path at the end, or are the owner's alone.
 
-CREATE OR REPLACE FUNCTION fence_lite.refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
+CREATE OR REPLACE FUNCTION refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
   col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE place record;
 BEGIN
@@ -88,14 +88,14 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence_lite.left_out(what text) RETURNS bigint LANGUAGE plpgsql AS
+CREATE OR REPLACE FUNCTION left_out(what text) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM refuse('0A000', what || ' is not in pg_fence_lite', 'The extension pg_fence has it: where its library is installed, '
     'pg_fence_lite--pg_fence.sql moves this database up.'); END $$;
 
-CREATE OR REPLACE FUNCTION fence_lite.bad(argument text, message text, code text DEFAULT '22023') RETURNS void LANGUAGE sql
+CREATE OR REPLACE FUNCTION bad(argument text, message text, code text DEFAULT '22023') RETURNS void LANGUAGE sql
   RETURN refuse(code, message, 'Correct the call.', jsonb_build_object('argument', argument));
 
-CREATE OR REPLACE FUNCTION fence_lite.vet(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
+CREATE OR REPLACE FUNCTION vet(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
   wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   bad text[] := CASE
@@ -116,31 +116,31 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence_lite.us(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE
+CREATE OR REPLACE FUNCTION us(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE
   RETURN ((extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000)::bigint;
-CREATE OR REPLACE FUNCTION fence_lite.keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
+CREATE OR REPLACE FUNCTION keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
   RETURN current_setting('transaction_isolation') NOT LIKE 'read%';
 
 -- Tokens --
 -- 2^20 numbers are a second. A start of the server moves the sequence on by so many, or to the clock, and no token is drawn a minute behind
 -- it: whatever sets it back (a crash, a failover, a dump) is outrun.
 
-CREATE OR REPLACE FUNCTION fence_lite.clock() RETURNS bigint LANGUAGE sql
+CREATE OR REPLACE FUNCTION clock() RETURNS bigint LANGUAGE sql
   RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
-CREATE OR REPLACE FUNCTION fence_lite.last_token() RETURNS bigint LANGUAGE sql
+CREATE OR REPLACE FUNCTION last_token() RETURNS bigint LANGUAGE sql
   RETURN coalesce(pg_sequence_last_value('fence.token_seq'), 0);
-CREATE OR REPLACE FUNCTION fence_lite.floor() RETURNS bigint LANGUAGE sql
+CREATE OR REPLACE FUNCTION floor() RETURNS bigint LANGUAGE sql
   RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
 
 -- Of this start of the server. The path is the database's, and another after ALTER SEQUENCE.
-CREATE OR REPLACE FUNCTION fence_lite.start_mark(floor bigint) RETURNS bigint LANGUAGE sql
+CREATE OR REPLACE FUNCTION start_mark(floor bigint) RETURNS bigint LANGUAGE sql
   RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
     extract(epoch FROM pg_postmaster_start_time())), 0));
-CREATE OR REPLACE FUNCTION fence_lite.has_begun() RETURNS boolean LANGUAGE sql
+CREATE OR REPLACE FUNCTION has_begun() RETURNS boolean LANGUAGE sql
   RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_mark(floor()), false);
 
 -- Tells this database from a copy; 0 where nobody may ask.
-CREATE OR REPLACE FUNCTION fence_lite.identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
+CREATE OR REPLACE FUNCTION identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
   BEGIN
@@ -154,11 +154,11 @@ BEGIN
     (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
 END
 $$;
-CREATE OR REPLACE FUNCTION fence_lite.is_copy() RETURNS boolean LANGUAGE sql
+CREATE OR REPLACE FUNCTION is_copy() RETURNS boolean LANGUAGE sql
   RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
 
 -- Moves the tokens on to this one or above, where nobody has meanwhile. An error that is caught gives the lock back; sequences outlive it.
-CREATE OR REPLACE FUNCTION fence_lite.move_on(above bigint DEFAULT 0, is_jump boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION move_on(above bigint DEFAULT 0, is_jump boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE second bigint := 1048576; floor bigint; last bigint;
 BEGIN
   LOCK TABLE fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
@@ -190,11 +190,11 @@ EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence_lite.settle() RETURNS bigint LANGUAGE plpgsql AS
+CREATE OR REPLACE FUNCTION settle() RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM move_on() WHERE NOT has_begun(); RETURN last_token(); END $$;
 
 -- For a lease whose row is locked, above all its tokens.
-CREATE OR REPLACE FUNCTION fence_lite.draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   last bigint; drawn bigint; has_begun boolean;
   was_set boolean;  -- or it is the 33rd time
@@ -220,26 +220,21 @@ $$;
 
 -- Leases --
 
-CREATE OR REPLACE FUNCTION fence_lite.latest(l fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE
+CREATE OR REPLACE FUNCTION latest(l fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE
   RETURN coalesce(l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token);
-CREATE OR REPLACE FUNCTION fence_lite.is_live(l fence.lease) RETURNS boolean LANGUAGE sql
+CREATE OR REPLACE FUNCTION is_live(l fence.lease) RETURNS boolean LANGUAGE sql
   RETURN l.closing_token IS NULL AND l.expires_at > clock_timestamp();
-CREATE OR REPLACE FUNCTION fence_lite.has(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE
+CREATE OR REPLACE FUNCTION has(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE
   RETURN token = l.first_token OR token = ANY (l.renewal_tokens);
-CREATE OR REPLACE FUNCTION fence_lite.speaks(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql
+CREATE OR REPLACE FUNCTION speaks(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql
   RETURN has(l, token) AND is_live(l) OR token = l.closing_token AND l.closed_in = pg_current_xact_id_if_assigned();
 
--- Has the grant ended after this snapshot?
-CREATE OR REPLACE FUNCTION fence_lite.ended_since(l fence.lease, as_of pg_snapshot) RETURNS boolean LANGUAGE sql
-  RETURN as_of IS NOT NULL AND coalesce(CASE WHEN l.closing_token IS NULL THEN l.expires_at > greatest(now(), statement_timestamp())
-    ELSE NOT pg_visible_in_snapshot(l.closed_in, as_of) AND pg_visible_in_snapshot(l.closed_in, pg_current_snapshot()) END, false);
-
 -- No hash that runs backwards: nobody finds another's key.
-CREATE OR REPLACE FUNCTION fence_lite.lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
+CREATE OR REPLACE FUNCTION lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
   RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
 -- Who waits, or grants a new name, has the key and a lock of fence.turn, which no stranger can have.
-CREATE OR REPLACE FUNCTION fence_lite.nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE key bigint := lock_key(lease);
 BEGIN
   IF pg_try_advisory_lock_shared(key) AND pg_advisory_unlock_shared(key) THEN  -- in one, so that no cancel comes between
@@ -252,9 +247,9 @@ BEGIN
 END
 $$;
 
--- One try: the token, or NULL. A grant that has ended after `as_of` counts as taken. `is_head`: of the queue.
-CREATE OR REPLACE FUNCTION fence_lite.attempt(lease text, by text, ttl interval, data jsonb, reclaim boolean, is_head boolean,
-  as_of pg_snapshot DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
+-- One try: the token, or NULL. `is_head`: of the queue.
+CREATE OR REPLACE FUNCTION attempt(lease text, by text, ttl interval, data jsonb, reclaim boolean, is_head boolean)
+RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   us bigint := coalesce(us(ttl), 30000000);
   old fence.lease; token bigint; time timestamptz; limited text := current_setting('lock_timeout');
@@ -262,8 +257,7 @@ DECLARE
 BEGIN
   SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease;
   is_mine := (reclaim AND old.holder = by AND is_live(old)) IS TRUE;
-  IF is_live(old) AND NOT is_mine OR ended_since(old, as_of)
-    OR NOT is_head AND NOT is_mine AND NOT nobody_waits(lease) THEN
+  IF is_live(old) AND NOT is_mine OR NOT is_head AND NOT is_mine AND NOT nobody_waits(lease) THEN
     RETURN NULL;
   END IF;
   -- This block gives back what is locked in vain.
@@ -278,7 +272,7 @@ BEGIN
       PERFORM set_config('lock_timeout', limited, true);
     END IF;
     SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND OR is_live(old) AND (reclaim AND old.holder = by) IS NOT TRUE OR ended_since(old, as_of) THEN
+    IF NOT FOUND OR is_live(old) AND (reclaim AND old.holder = by) IS NOT TRUE THEN
       RAISE SQLSTATE 'PF999';
     END IF;
     token := draw(greatest(latest(old), old.closing_token));
@@ -300,7 +294,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence_lite.renew(names text[], fresh bigint, moment timestamptz, us bigint) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION renew(names text[], fresh bigint, moment timestamptz, us bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   UPDATE fence.lease l
     SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh, renewals = l.renewals + 1,
@@ -310,7 +304,7 @@ END
 $$;
 
 -- Renews or ends the grant that the token is of (lease_revoke: any); NULL where there is none.
-CREATE OR REPLACE FUNCTION fence_lite.change(call text, lease text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint
+CREATE OR REPLACE FUNCTION change(call text, lease text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE held fence.lease; time timestamptz; fresh bigint;
 BEGIN
@@ -337,7 +331,7 @@ END
 $$;
 
 -- NULL: the token speaks for the lease, which nobody else is granted until this transaction ends. Else the refusal, which may show `shown`.
-CREATE OR REPLACE FUNCTION fence_lite.relies(lease text, token bigint, shown text) RETURNS text[] LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION relies(lease text, token bigint, shown text) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
   named text := coalesce('lease ' || to_json(shown)::text, 'the row''s lease');
   held fence.lease; is_locked boolean;
@@ -373,12 +367,12 @@ BEGIN
     CASE WHEN is_locked THEN 'The database has failed over, or been restored or copied: call lease_renew with this token; NULL means: stop.'
     ELSE 'It has expired, been released, revoked or taken over, or was never granted: stop.' END,
     jsonb_build_object('lease', shown, 'presented', token, 'renew_first', nullif(is_locked, false), 'holder', held.holder,
-      'expires_at', to_char(held.expires_at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"'))::text];
+      'expires_at', iso(held.expires_at))::text];
 END
 $$;
 
 -- The sessions whose open transactions keep a lease from being granted; 0 for a prepared one.
-CREATE OR REPLACE FUNCTION fence_lite.blocking_pids(locker xid) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
+CREATE OR REPLACE FUNCTION blocking_pids(locker xid) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
   BEGIN
@@ -405,22 +399,41 @@ COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 -- fence_protect writes a trigger function for the table, which hands its columns to judge. All runs with the writer's rights, but
 -- relies, which only those may call that may use leases.
 
+CREATE OR REPLACE FUNCTION blanked() RETURNS text LANGUAGE sql IMMUTABLE
+  RETURN 'A fence is never blanked: load data before fence_protect, or under session_replication_role = replica.';
+CREATE OR REPLACE FUNCTION may_show(relation oid, key jsonb) RETURNS boolean LANGUAGE sql
+  RETURN key IS NOT NULL AND NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
+    AND pg_has_role(session_user, current_user, 'MEMBER');  -- else a cascade's
+
+-- A statement names the fence column: a first trigger leaves this note of the row. (Anybody may set it, and gains what such a statement has.)
+CREATE OR REPLACE FUNCTION note_named() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN PERFORM set_config('fence_lite.named', TG_RELID || ' ' || OLD.ctid, true); RETURN NEW; END $$;
+CREATE OR REPLACE FUNCTION is_named(place text) RETURNS boolean LANGUAGE sql
+  RETURN coalesce(current_setting('fence_lite.named', true) = place, false);
+
+CREATE OR REPLACE FUNCTION issued(token bigint) RETURNS boolean LANGUAGE sql
+  RETURN token BETWEEN 1 AND last_token() OR token BETWEEN 1 AND settle();
+CREATE OR REPLACE FUNCTION never_issued(token bigint, is_next boolean) RETURNS text[] LANGUAGE sql IMMUTABLE
+  RETURN ARRAY['PF003', format('fencing token %s was never issued by this database', token), CASE WHEN is_next
+    THEN 'An ORM counts this column: map it otherwise, or use managed mode.' ELSE 'After a restore, call fence_new_epoch().' END];
+CREATE OR REPLACE FUNCTION iso(at timestamptz) RETURNS text LANGUAGE sql STABLE
+  RETURN to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
+
 -- The fence that the row is to have, 0 for NULL, NULL: as it is. It refuses by -1, or where it has the row's key, by an error.
-CREATE OR REPLACE FUNCTION fence_lite.judge(op text, relation oid, col text, mode text, columns text[], parted boolean,
-  is_free boolean, stored bigint, shown bigint, old_lease text, lease text, key jsonb DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION judge(op text, relation oid, col text, mode text, columns text[], parted boolean,
+  is_free boolean, stored bigint, shown bigint, old_lease text, lease text, place text, key jsonb DEFAULT NULL)
+RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
   is_replica boolean := current_setting('session_replication_role') = 'replica';  -- only the order is judged
   is_bound boolean := columns IS NOT NULL;
   presents boolean := is_replica OR mode <> 'managed' AND op <> 'DELETE' AND shown IS DISTINCT FROM stored;
   ambient text := coalesce(current_setting('pg_fence.token', true), '');
-  named boolean := op = 'UPDATE' AND NOT presents
-    AND coalesce(current_setting('fence_lite.named', true) = relation || ' ' || pg_trigger_depth(), false);
+  named boolean := NOT presents AND is_named(place);
   token bigint := CASE WHEN presents THEN shown WHEN ambient <> '' THEN ambient::bigint WHEN named AND mode = 'monotonic' THEN stored END;
   is_stale boolean := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
   is_new boolean := mode = 'managed' AND op = 'INSERT' AND is_free AND NOT is_replica  -- and is created without a token
     AND (token IS NULL OR is_bound AND NOT (parted AND shown IS NOT DISTINCT FROM token));
-  shows boolean := key IS NOT NULL AND NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
-    AND pg_has_role(session_user, current_user, 'MEMBER');  -- else a cascade's
+  shows boolean := may_show(relation, key);
   refused text[];
 BEGIN
   IF is_new AND (shown > 0) IS NOT TRUE OR is_replica AND (op <> 'UPDATE' OR stored IS NULL OR token >= stored AND NOT is_stale) THEN
@@ -429,15 +442,13 @@ BEGIN
   refused := CASE
     WHEN is_new OR token IS NULL AND NOT (named AND mode = 'strict' AND stored IS NOT NULL)
     THEN ARRAY['PF002', 'no fencing token presented', CASE WHEN is_new THEN
-        'A managed fence is never blanked: load data before fence_protect, or under session_replication_role = replica.'
+        blanked()
       ELSE 'SET LOCAL pg_fence.token to your lease''s, or lease_guard. NULL is a lease that lease_renew or lease_release found lost.' END]
     WHEN token IS NULL OR is_replica THEN ARRAY['PF001']
     WHEN is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN ARRAY['22004',
       format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
       'transaction: fence_unprotect, UPDATE, SET NOT NULL, fence_protect.']
-    WHEN NOT token BETWEEN 1 AND last_token() AND NOT token BETWEEN 1 AND settle() THEN ARRAY['PF003',
-      format('fencing token %s was never issued by this database', token), CASE WHEN shows AND presents AND token = stored + 1
-      THEN 'An ORM counts this column: map it otherwise, or use managed mode.' ELSE 'After a restore, call fence_new_epoch().' END]
+    WHEN NOT issued(token) THEN never_issued(token, shows AND presents AND token > 1 AND token - 1 = stored)
     WHEN is_stale AND (mode = 'strict' OR NOT is_bound) THEN ARRAY['PF001'] END;
   IF refused IS NULL AND is_bound THEN
     IF NOT has_function_privilege('relies'::regproc, 'EXECUTE') THEN
@@ -468,80 +479,165 @@ BEGIN
       'key', CASE WHEN shows THEN nullif(key, '{}') END, 'stored', CASE WHEN shows THEN stored END)
       || coalesce(refused[4], '{}')::jsonb, relation, col);
   END IF;
-  IF named THEN
-    PERFORM set_config('fence_lite.named', '', true);
-  END IF;
-  IF (is_bound OR parted) AND token::text <> ambient THEN
-    PERFORM set_config('pg_fence.token', token::text, true);  -- for a move
-  END IF;
+  PERFORM set_config('pg_fence.token', token::text, true),  -- for a move
+      set_config('fence_lite.guard', token::text, true) WHERE is_bound OR parted AND token::text <> ambient;
   -- Since the row was written nobody was granted the lease whom a token that speaks excludes: the greater one stays.
   RETURN greatest(token, CASE WHEN is_bound THEN stored END);
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence_lite.refuse_truncate() RETURNS trigger LANGUAGE plpgsql AS
+-- Rows that are leases of their own --
+
+-- Has this transaction written the version? An old one's number may be that of a transaction yet to come.
+CREATE OR REPLACE FUNCTION is_own(version xid) RETURNS boolean LANGUAGE plpgsql AS $$
+DECLARE own bigint := pg_current_xact_id_if_assigned()::text; ahead bigint := version::text::bigint - own & 4294967295;
+BEGIN
+  RETURN ahead < 16777216 AND version::text::bigint > 2 AND pg_xact_status((own + ahead)::text::xid8) = 'in progress';
+EXCEPTION WHEN invalid_parameter_value THEN RETURN false;
+END
+$$;
+CREATE OR REPLACE FUNCTION claim() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN draw(0); END $$;
+
+-- The fence and the deadline that the row is to have. A number of the table's never gets into draw.
+CREATE OR REPLACE FUNCTION judge_row(op text, relation oid, col text, mode text, deadline text, INOUT fence bigint, shown bigint,
+  was timestamptz, INOUT until timestamptz, place text, version xid, key jsonb) LANGUAGE plpgsql AS $$
+DECLARE
+  time timestamptz := clock_timestamp();  -- under the row's lock
+  ambient text := coalesce(current_setting('pg_fence.token', true), '');
+  by_setting boolean := op = 'DELETE' OR mode = 'managed';  -- but not a guard's
+  named boolean := op = 'UPDATE' AND is_named(place);
+  token bigint := CASE WHEN op = 'INSERT' THEN NULL WHEN NOT by_setting THEN CASE WHEN named THEN shown END
+    WHEN ambient NOT IN ('', coalesce(current_setting('fence_lite.guard', true), '')) THEN ambient::bigint END;
+  is_own boolean := coalesce(version::text::bigint - pg_current_xact_id_if_assigned()::text::bigint & 4294967295 < 16777216
+    AND is_own(version), false);
+  is_held boolean := fence IS NOT NULL AND coalesce(was > time, false);
+  is_before boolean := fence IS NULL AND was IS NOT NULL;  -- a deadline from before the fence
+  is_holders boolean := fence IS NOT NULL AND was IS NOT NULL AND (token IS NOT NULL OR is_own);
+  is_same boolean := op <> 'DELETE' AND (until IS NOT DISTINCT FROM was OR coalesce(abs(extract(epoch FROM until) - extract(epoch FROM was)) < 0.001, false));
+  is_claim boolean := op <> 'DELETE' AND NOT is_holders AND NOT is_same AND until > time;
+  shows boolean := may_show(relation, key);
+  not_its text := format('fencing token %s does not speak for the row', token);
+  refused text[];
+BEGIN
+  IF current_setting('session_replication_role') = 'replica' THEN
+    PERFORM judge(op, relation, col, 'monotonic', NULL, false, false, fence, shown, NULL, NULL, NULL, key);
+    fence := shown;
+    RETURN;
+  END IF;
+  refused := CASE
+    WHEN op = 'INSERT' AND shown > 0 THEN ARRAY['PF002', 'no fencing token presented', blanked()]
+    WHEN by_setting AND token IS NULL AND named AND shown IS DISTINCT FROM fence THEN ARRAY['PF004',
+      'the statement writes back an old copy of the row', 'Somebody has claimed the row since it was read. Read it again; who holds it sets '
+      'pg_fence.token.']
+    WHEN named AND NOT by_setting AND shown IS NULL AND fence IS NOT NULL THEN ARRAY['PF002', 'no fencing token presented', format(
+      'The statement wrote NULL into column "%s": leave it out, or show the token of the row''s claim.', col)]
+    WHEN token < fence THEN ARRAY['PF001', format('stale fencing token %s: the row has already seen %s', token,
+      CASE WHEN shows THEN fence::text ELSE 'a greater one' END), 'Somebody has claimed the row since: stop, and do not retry with this token.']
+    WHEN token <> fence OR token IS NOT NULL AND fence IS NULL THEN CASE WHEN issued(token) THEN ARRAY['PF004', not_its,
+      'The token is of another row''s claim, or of a lease: show the one that the claim of this row has returned, or claim the row anew, or stop.']
+      ELSE never_issued(token, shows AND token > 1 AND token - 1 = fence) END
+    WHEN token IS NOT NULL AND was IS NULL AND NOT is_own THEN ARRAY['PF004', not_its || ', which nobody holds', 'The row was given up, or its '
+      'holder was evicted, or somebody has written it after its deadline: claim the row anew, or stop.']
+    WHEN token IS NULL AND is_held AND NOT is_own THEN ARRAY['PF006', 'the row is held' || CASE WHEN shows THEN ' until ' || iso(was) ELSE ''
+      END || ', and no token of its was presented', format('Its holder shows the row''s token in column "%1$s" (a DELETE by pg_fence.token). '
+      'Others wait for the deadline, or evict the holder: SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
+    WHEN is_holders AND until > was AND NOT is_same AND NOT is_held THEN ARRAY['PF004', format('fencing token %s can no longer renew the row',
+      token), format('The deadline has passed: claim the row anew, or stop. To keep the work: claim it without "%1$s" in SET, WHERE "%1$s" = '
+      'its token AND "%2$s" IS NOT NULL.', col, deadline)]
+    WHEN until <= time AND NOT is_holders AND NOT is_same AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
+      deadline), 'Nothing was claimed. Compute the deadline from clock_timestamp() in the statement itself, or try again.']
+    WHEN until > time + interval '8784 hours' AND (is_claim OR until > was AND NOT is_same) THEN ARRAY['22023', 'a deadline may be at most 366 '
+      'days ahead', 'Three to ten times the heartbeat''s interval is usual.'] END;
+  IF refused IS NULL AND is_claim THEN
+    token := fence;
+    fence := claim();
+    IF token >= fence THEN
+      refused := ARRAY['PF003', format('the row''s fence%s was never issued by this database', CASE WHEN shows THEN ' ' || token END),
+        'fence_new_epoch() makes the sequence outrun tokens issued elsewhere. Near the end of bigint no token is greater: DELETE the row and '
+        'INSERT it again.'];
+      fence := token;
+      token := NULL;
+    END IF;
+  ELSIF is_holders THEN
+    until := CASE WHEN is_same OR until < was THEN was ELSE until END;
+  ELSIF NOT is_before THEN
+    until := NULL;  -- anybody's write ends what was over
+  END IF;
+  IF refused IS NOT NULL THEN
+    PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('presented', CASE WHEN shows OR token <> fence THEN token END)
+      || CASE WHEN shows THEN jsonb_build_object('key', nullif(key, '{}'), 'stored', fence, 'expires_at', iso(was)) ELSE '{}' END, relation, col);
+  END IF;
+END
+$$;
+
+CREATE OR REPLACE FUNCTION refuse_truncate() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token', 'Use DELETE with a token, or fence_unprotect, TRUNCATE '
     'and fence_protect in one transaction.', '{}', TG_RELID) WHERE current_setting('session_replication_role') <> 'replica';
   RETURN NULL; END $$;
 
--- A statement names the fence column with the stored value: a first trigger leaves this note. (Anybody may set it, and gains what such a
--- statement has.)
-CREATE OR REPLACE FUNCTION fence_lite.note_named() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN PERFORM set_config('fence_lite.named', TG_RELID || ' ' || pg_trigger_depth(), true); RETURN NEW; END $$;
-
 -- The name of a row's lease, taken apart: columns, literal text, unpaired braces.
-CREATE OR REPLACE FUNCTION fence_lite.pieces(template text, OUT col text, OUT literal text, OUT is_odd boolean) RETURNS SETOF record
+CREATE OR REPLACE FUNCTION pieces(template text, OUT col text, OUT literal text, OUT is_odd boolean) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE ROWS 9 AS $$
   SELECT CASE WHEN m[1] ~ '^[{].+[}]$' THEN btrim(m[1], '{}') END,
       CASE WHEN m[1] IN ('{{', '}}') THEN left(m[1], 1) WHEN m[1] !~ '^[{}]' THEN m[1] END, m[1] IN ('{', '}')
    FROM regexp_matches(template, '([{][{]|[}][}]|[{][^{}]+[}]|[^{}]+|.)', 'g') AS m
 $$;
-CREATE OR REPLACE FUNCTION fence_lite.columns_of(template text) RETURNS text[] LANGUAGE sql IMMUTABLE
+CREATE OR REPLACE FUNCTION columns_of(template text) RETURNS text[] LANGUAGE sql IMMUTABLE
   RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT p.col FROM pieces(template) AS p WHERE p.col IS NOT NULL) END;
 
 -- The name of OLD's or NEW's lease, as code; format() quotes what gets into it.
-CREATE OR REPLACE FUNCTION fence_lite.lease_of(side text, template text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+CREATE OR REPLACE FUNCTION lease_of(side text, template text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
   SELECT coalesce(string_agg(CASE WHEN p.col IS NULL THEN format('%L', p.literal) ELSE format('%s.%I::text', side, p.col) END,
       ' || ' ORDER BY p.n), 'NULL') FROM pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
 $$;
-CREATE OR REPLACE FUNCTION fence_lite.trigger_body(relation oid, arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT format($body$-- %5$s
-DECLARE stored bigint; shown bigint; old_lease text; lease text; judged bigint;
+CREATE OR REPLACE FUNCTION trigger_body(relation oid, arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
+  SELECT format($body$-- %1$s
+DECLARE stored bigint; shown bigint; was %2$s; becomes %2$s; judged bigint; place text := TG_RELID || ' ' || OLD.ctid;
 BEGIN
   BEGIN
-    stored := OLD.%1$I; shown := NEW.%1$I; old_lease := %2$s; lease := %3$s;
+    stored := OLD.%3$I; shown := NEW.%3$I; was := %4$s; becomes := %5$s;
   EXCEPTION WHEN undefined_column OR datatype_mismatch THEN
     PERFORM refuse(SQLSTATE, SQLERRM, 'Altered? Call fence_protect again.', '{}', TG_RELID);
   END;
-  judged := judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease);
+$body$ || CASE WHEN arguments[6] <> '' THEN $body$
+  SELECT * INTO stored, becomes
+   FROM judge_row(TG_OP, TG_RELID, %6$s, stored, shown, was, becomes, place, OLD.xmin, jsonb_build_object(%7$s));
+  IF TG_OP = 'DELETE' THEN
+    RETURN OLD;
+  END IF;
+  NEW.%3$I := stored;
+  NEW.%8$I := becomes;
+$body$ ELSE $body$
+  judged := judge(TG_OP, TG_RELID, %6$s, stored, shown, was, becomes, place);
   IF judged < 0 THEN
-    judged := judge(TG_OP, TG_RELID, %4$s, stored, shown, old_lease, lease, jsonb_build_object(%6$s));
+    judged := judge(TG_OP, TG_RELID, %6$s, stored, shown, was, becomes, place, jsonb_build_object(%7$s));
   END IF;
   IF TG_OP = 'DELETE' THEN
     RETURN OLD;
   ELSIF judged IS NOT NULL AND nullif(judged, 0) IS DISTINCT FROM shown THEN
-    NEW.%1$I := nullif(judged, 0);
+    NEW.%3$I := nullif(judged, 0);
   END IF;
-  RETURN NEW;
-END $body$, arguments[1], lease_of('OLD', arguments[3]), lease_of('NEW', arguments[3]),
-      format('%L, %L, %L, %L, %L', arguments[1], arguments[2], columns_of(arguments[3]), arguments[5],
-        arguments[3] IS NULL OR coalesce(arguments[4] !~ 'insert', false)), to_jsonb(arguments), string_agg(  -- other types may bring casts
-        format('%1$L, coalesce(OLD.%1$I, NEW.%1$I)', a.attname), ', '))
+$body$ END || '  RETURN NEW; END', to_jsonb(arguments), CASE WHEN arguments[6] <> '' THEN 'timestamptz' ELSE 'text' END, arguments[1],
+      coalesce('OLD.' || quote_ident(arguments[6]), lease_of('OLD', arguments[3])),
+      coalesce('NEW.' || quote_ident(arguments[6]), lease_of('NEW', arguments[3])),
+      format('%L, %L, ', arguments[1], arguments[2]) || coalesce(quote_literal(arguments[6]), format('%L, %L, %L', columns_of(arguments[3]),
+        arguments[5], arguments[3] IS NULL OR coalesce(arguments[4] !~ 'insert', false))),
+      string_agg(format('%1$L, coalesce(OLD.%1$I, NEW.%1$I)', a.attname), ', '), arguments[6])  -- other types may bring casts
    FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
    WHERE i.indrelid = relation AND i.indisprimary AND a.atttypid < 10000
 $$;
-CREATE OR REPLACE FUNCTION fence_lite.put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   EXECUTE format('CREATE OR REPLACE FUNCTION %1$s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, fence_lite, pg_temp '
     'AS %2$L; COMMENT ON FUNCTION %1$s() IS ''a fence, written by fence_protect''; GRANT EXECUTE ON FUNCTION %1$s() TO PUBLIC',
     name, body);
 END
 $$;
-CREATE OR REPLACE FUNCTION fence_lite.write_trigger(relation oid, col text DEFAULT NULL, mode text DEFAULT NULL, lease text DEFAULT NULL,
-  events text DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION write_trigger(relation oid, col text DEFAULT NULL, mode text DEFAULT NULL, lease text DEFAULT NULL,
+  events text DEFAULT NULL, deadline text DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
 DECLARE body text; name text;
 BEGIN
-  SELECT trigger_body(relation, ARRAY[coalesce(col, ''), mode, lease, events, (c.relkind = 'p')::text]) INTO body FROM pg_class c
+  SELECT trigger_body(relation, ARRAY[coalesce(col, ''), mode, lease, events, (c.relkind = 'p')::text, deadline]) INTO body FROM pg_class c
    WHERE c.oid = relation AND pg_has_role(session_user, c.relowner, 'MEMBER');
   PERFORM refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
   name := format('fence_lite.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
@@ -550,15 +646,15 @@ BEGIN
   RETURN name;
 END
 $$;
-CREATE OR REPLACE FUNCTION fence_lite.sweep(names text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION sweep(names text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence_lite.%I()', p.proname), '; ') FROM pg_proc p WHERE p.proname ~ names
      AND p.pronamespace = 'fence_lite'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)), '');
 END
 $$;
 
--- A function's first line: fence column, mode, lease, events, is it partitioned.
-CREATE OR REPLACE FUNCTION fence_lite.triggers(OUT relation regclass, OUT name name, OUT type integer, OUT enabled "char",
+-- A function's first line: fence column, mode, lease, events, is it partitioned, deadline.
+CREATE OR REPLACE FUNCTION triggers(OUT relation regclass, OUT name name, OUT type integer, OUT enabled "char",
   OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE ROWS 9 AS $$
   SELECT t.tgrelid, t.tgname, t.tgtype::integer, t.tgenabled, t.tgparentid, 'fence_lite.' || p.proname,
       CASE WHEN p.proname ~ '^fenced_' THEN ARRAY(SELECT jsonb_array_elements_text(substring(p.prosrc, '^-- ([^\n]+)')::jsonb)) END
@@ -566,14 +662,14 @@ CREATE OR REPLACE FUNCTION fence_lite.triggers(OUT relation regclass, OUT name n
    WHERE p.pronamespace = 'fence_lite'::regnamespace AND t.tgrelid::regclass::text !~ '^pg_temp'
 $$;
 -- Is there such a column, whose text no setting changes?
-CREATE OR REPLACE FUNCTION fence_lite.is_fit(relation oid, col text) RETURNS boolean LANGUAGE sql STABLE
+CREATE OR REPLACE FUNCTION is_fit(relation oid, col text) RETURNS boolean LANGUAGE sql STABLE
   RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0 AND a.attgenerated = ''
       AND a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]));
-CREATE OR REPLACE FUNCTION fence_lite.family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE ROWS 9 AS $$
+CREATE OR REPLACE FUNCTION family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE ROWS 9 AS $$
   WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT i.inhrelid FROM f JOIN pg_inherits i ON i.inhparent = f.oid)
   SELECT f.oid::regclass FROM f
 $$;
-CREATE OR REPLACE FUNCTION fence_lite.take_off(table_name regclass) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION take_off(table_name regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER IF EXISTS %I ON %s', t.name, t.relation), '; ') FROM triggers() AS t
      WHERE t.parent = 0 AND t.relation IN (SELECT family(table_name))), '');
@@ -581,9 +677,9 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence_lite.refuse_table(relation regclass, fault text[]) RETURNS void LANGUAGE sql
+CREATE OR REPLACE FUNCTION refuse_table(relation regclass, fault text[]) RETURNS void LANGUAGE sql
   RETURN refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}', relation, fault[4]);
-CREATE OR REPLACE FUNCTION fence_lite.check_table(relation regclass, is_new boolean) RETURNS void LANGUAGE sql AS $$
+CREATE OR REPLACE FUNCTION check_table(relation regclass, is_new boolean) RETURNS void LANGUAGE sql AS $$
   SELECT refuse_table(relation, r.fault)
    FROM (VALUES (1)) AS once LEFT JOIN pg_class c ON c.oid = relation CROSS JOIN LATERAL (SELECT CASE
     WHEN c.oid IS NULL THEN ARRAY[CASE WHEN relation IS NULL THEN '22004' ELSE '42P01' END, 'there is no such table', 'Name another.']
@@ -598,7 +694,7 @@ CREATE OR REPLACE FUNCTION fence_lite.check_table(relation regclass, is_new bool
 $$;
 
 -- The calls, by their comments, and what else fence_grant gives.
-CREATE OR REPLACE FUNCTION fence_lite.calls(OUT call regprocedure, OUT is_given boolean) RETURNS SETOF record
+CREATE OR REPLACE FUNCTION calls(OUT call regprocedure, OUT is_given boolean) RETURNS SETOF record
 LANGUAGE sql STABLE ROWS 30 AS $$
   SELECT p.oid, p.proname !~ '^fence(d|_protect|_unprotect|_audit|_grant|_revoke)$'
    FROM pg_proc p JOIN pg_namespace n ON n.nspname = 'fence' AND n.nspowner = p.proowner
@@ -654,31 +750,6 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION lease_acquire_any(names text[], n integer DEFAULT 1, holder text DEFAULT NULL, ttl interval DEFAULT '30 s',
-  metadata jsonb DEFAULT NULL, session boolean DEFAULT false, as_of pg_snapshot DEFAULT pg_current_snapshot())
-RETURNS TABLE (name text, token bigint, place integer) LANGUAGE plpgsql ROWS 1 AS $$
-#variable_conflict use_variable
-DECLARE granted integer := 0;
-BEGIN
-  PERFORM left_out('session') WHERE session;
-  PERFORM vet('lease_acquire_any', u, 1, ttl, NULL, holder, metadata)
-    FROM (SELECT unnest(names) UNION ALL SELECT 'any') AS u (u);
-  IF names IS NULL THEN
-    PERFORM bad('names', 'names must not be NULL', '22004');
-  ELSIF cardinality(names) > 10000 OR n NOT BETWEEN 1 AND 1000 THEN
-    PERFORM bad('n', 'names may be at most 10000, and n 1 to 1000');
-  END IF;
-  FOR name, place IN SELECT u.u, min(u.n) FROM unnest(names COLLATE "C") WITH ORDINALITY AS u (u, n) GROUP BY 1 ORDER BY 2 LOOP
-    token := attempt(name COLLATE "C", holder, ttl, metadata, false, false, as_of);
-    IF token IS NOT NULL THEN
-      RETURN NEXT;
-      granted := granted + 1;
-      EXIT WHEN granted = coalesce(n, 1);
-    END IF;
-  END LOOP;
-END
-$$;
-
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN RETURN change('lease_renew', name COLLATE "C", token, ttl); END $$;
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint) RETURNS bigint LANGUAGE plpgsql AS
@@ -729,7 +800,7 @@ BEGIN
   PERFORM vet('lease_guard', name, token);
   refused := relies(name COLLATE "C", token, name);
   PERFORM refuse(refused[1], refused[2], refused[3], refused[4]::jsonb) WHERE refused IS NOT NULL;
-  PERFORM set_config('pg_fence.token', token::text, true);
+  PERFORM set_config('pg_fence.token', token::text, true), set_config('fence_lite.guard', token::text, true);
   RETURN token;
 END
 $$;
@@ -783,26 +854,30 @@ CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM left_out('fenced() by hand'); END $$;
 
 CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DEFAULT 'fence', mode text DEFAULT NULL,
-  lease text DEFAULT NULL, events text DEFAULT NULL, verify boolean DEFAULT false, always boolean DEFAULT false) RETURNS void
-LANGUAGE plpgsql AS $$
+  lease text DEFAULT NULL, events text DEFAULT NULL, verify boolean DEFAULT false, always boolean DEFAULT false, deadline name DEFAULT NULL)
+RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   col text := coalesce(fence_column, 'fence'); had record;  -- the fence that the table has
-  judged_as text; bound_to text; chosen text; on_events text[]; stays boolean; fault text[]; item record;
+  judged_as text; bound_to text; until name; chosen text; all_events text[]; on_events text[]; stays boolean; fault text[]; item record;
 BEGIN
-  PERFORM left_out('verify') WHERE verify;
+  PERFORM left_out('verify') WHERE verify AND deadline IS NULL;
   PERFORM check_table(relation, true);
   EXECUTE format('LOCK TABLE %s', relation);
   PERFORM check_table(relation, true);  -- it may have changed meanwhile
 
   -- An argument that is left out stays as it was, but without a lease only strict is safe.
-  SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, bool_or(t.enabled = 'A') AS always
+  SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, bool_or(t.enabled = 'A') AS always,
+      max(t.arguments[6]) AS deadline
    INTO had FROM triggers() AS t WHERE t.relation = $1;
   bound_to := nullif(coalesce(lease, had.lease), '');
-  stays := (bound_to IS NULL) = (had.lease IS NULL);
+  until := nullif(coalesce(deadline, had.deadline), '');
+  PERFORM left_out('a deadline of a partitioned table') FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p' AND until <> '';
+  stays := (coalesce(bound_to, until) IS NULL) = (coalesce(had.lease, had.deadline) IS NULL);
   judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
-    CASE WHEN bound_to IS NULL THEN 'strict' ELSE 'monotonic' END));
+    CASE WHEN coalesce(bound_to, until) IS NULL THEN 'strict' ELSE 'monotonic' END));
   chosen := lower(replace(coalesce(events, CASE WHEN stays THEN had.events END), ' ', ''));
-  on_events := string_to_array(coalesce(chosen, 'update,delete,truncate' || CASE WHEN bound_to <> '' THEN ',insert' ELSE '' END), ',');
+  all_events := '{update,delete,truncate}'::text[] || CASE WHEN coalesce(bound_to, until) <> '' THEN '{insert}'::text[] END;
+  on_events := coalesce(string_to_array(chosen, ','), all_events);
 
   SELECT CASE
     WHEN col = '' OR judged_as NOT IN ('strict', 'monotonic', 'managed')
@@ -811,15 +886,28 @@ BEGIN
     WHEN lease = '' AND had.mode IS NULL
       OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM pieces(bound_to) AS p)
     THEN ARRAY['22023', format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column} for its value, {{ and }} for braces.']
+    WHEN until = col OR deadline = '' AND had.mode IS NULL
+    THEN ARRAY['22023', 'the deadline needs a column of its own', 'Name a timestamptz column.', col]
+    WHEN until <> '' AND bound_to <> '' THEN ARRAY['22023', 'a row that is its own lease is bound to no other',
+      'Give lease => '''' with the deadline to unbind it, or leave the deadline out.']
+    WHEN until <> '' AND (judged_as = 'strict' OR verify OR NOT on_events @> all_events) THEN ARRAY['22023',
+      'a row that is its own lease is written more than once, by any event, and not verified', 'Leave out mode, verify and events.']
     WHEN f.attnum IS NULL AND had.mode IS NOT NULL
     THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
     WHEN f.atttypid <> 'int8'::regtype THEN ARRAY['42804', format('column "%s" is no bigint', col), 'Name another fence_column.', col]
     WHEN f.atthasdef OR f.attidentity <> '' THEN ARRAY['42611', format('column "%s" has a default', col), 'Drop that.', col]
+    WHEN until <> '' AND f.attnotnull THEN ARRAY['42611', format('column "%s" is NOT NULL, and a row that nobody has claimed yet has no token',
+      col), 'Drop that.', col]
+    WHEN d.atttypid <> 'timestamptz'::regtype OR d.atttypmod <> -1 THEN ARRAY['42804', format('column "%s" is of type %s, not timestamptz',
+      until, format_type(d.atttypid, d.atttypmod)), 'Make it timestamptz, or name another deadline.', until]
+    WHEN d.atthasdef OR d.attnotnull OR d.attnum < 0 THEN ARRAY['42611', format('column "%s" has a default, is generated or NOT NULL', until),
+      'A row that nobody holds has no deadline: drop that.', until]
     WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
       'Fit are columns of type smallint, integer, bigint, text, varchar, uuid, boolean.', unfit]
     WHEN f.attnum IS NULL THEN '{}' END INTO fault
    FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE c = col OR NOT is_fit(relation, c)) AS u (unfit)
-   LEFT JOIN pg_attribute f ON f.attrelid = relation AND f.attname = col;
+   LEFT JOIN pg_attribute f ON f.attrelid = relation AND f.attname = col
+   LEFT JOIN pg_attribute d ON d.attrelid = relation AND d.attname = until;
   IF fault <> '{}' THEN
     PERFORM refuse_table(relation, fault);
   ELSIF fault = '{}' THEN
@@ -827,15 +915,20 @@ BEGIN
       ''fencing token of the latest write (pg_fence)''', relation, col);
   END IF;
 
+  IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = until) AND until <> '' THEN
+    EXECUTE format('ALTER TABLE %1$s ADD COLUMN %2$I timestamptz; COMMENT ON COLUMN %1$s.%2$I IS
+      ''until when the row is held (pg_fence)''', relation, until);
+  END IF;
+
   PERFORM take_off(relation);
   -- PostgreSQL copies no statement trigger to partitions.
   FOR item IN
     SELECT 'fence_named' AS name, format('UPDATE OF %I', col) AS event, relation AS rel,
-        format('ROW WHEN (NEW.%1$I IS NOT DISTINCT FROM OLD.%1$I) EXECUTE FUNCTION fence_lite.note_named', col) AS call
-     WHERE on_events && '{update}' AND judged_as <> 'managed'
+        'ROW EXECUTE FUNCTION fence_lite.note_named' AS call
+     WHERE on_events && '{update}' AND (judged_as <> 'managed' OR until <> '')
     UNION ALL
     SELECT 'fenced', string_agg(DISTINCT e, ' OR '), relation,
-        'ROW EXECUTE FUNCTION ' || write_trigger(relation, col, judged_as, bound_to, chosen)
+        'ROW EXECUTE FUNCTION ' || write_trigger(relation, col, judged_as, bound_to, chosen, until)
      FROM unnest(on_events || CASE WHEN judged_as = 'managed' THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
     UNION ALL
     SELECT 'fenced_truncate', 'TRUNCATE', part, 'STATEMENT EXECUTE FUNCTION fence_lite.refuse_truncate'
@@ -846,7 +939,7 @@ BEGIN
       EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.name);
     END IF;
   END LOOP;
-  IF bound_to IS NULL THEN
+  IF coalesce(bound_to, until) IS NULL THEN
     RAISE NOTICE '% is bound to no lease: the holder of any lease can write it', relation;
   END IF;
   IF had.always AND NOT always THEN
@@ -875,14 +968,15 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
   SELECT check_table(relation, false) WHERE relation IS NOT NULL;
   WITH home AS (SELECT p.oid::regproc AS protect FROM calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fence_protect'),
   own AS (SELECT t.* FROM triggers() AS t WHERE t.function !~ 'note'),
-  fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments[1] AS col, o.arguments[2] AS mode, o.arguments[3] AS lease
+  fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments[1] AS col, o.arguments[2] AS mode, o.arguments[3] AS lease,
+         o.arguments[6] AS deadline
        FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
        WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0) AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.arguments)
   SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN home h CROSS JOIN LATERAL (
     SELECT 'hole', 'no trigger of pg_fence fires on ' || string_agg(e.name, ', '),
         format('SELECT %s(%L::regclass, always => NULL);', h.protect, m.root)
      FROM (VALUES ('insert', 7), ('update', 19), ('delete', 11), ('truncate', 34)) AS e (name, bits)  -- of tgtype
-     WHERE (e.name <> 'insert' OR m.lease IS NOT NULL OR m.mode = 'managed')
+     WHERE (e.name <> 'insert' OR coalesce(m.lease, m.deadline) IS NOT NULL OR m.mode = 'managed')
       AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & e.bits = e.bits
          AND o.enabled IN ('O', 'A')) HAVING count(*) > 0
     UNION ALL
@@ -894,10 +988,14 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
     UNION ALL
     SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it',
         format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
-     WHERE part = m.root AND m.lease IS NULL AND m.mode <> ''
+     WHERE part = m.root AND coalesce(m.lease, m.deadline) IS NULL AND m.mode <> ''
     UNION ALL
     SELECT 'hole', format('column %s, which the fence names, is not there, or of another type', to_json(n)), NULL
      FROM unnest(m.col || columns_of(m.lease)) AS n WHERE part = m.root AND n <> '' AND NOT is_fit(part, n)
+    UNION ALL
+    SELECT 'hole', format('column %s, the deadline, is not there, of another type, NOT NULL, or has a default', to_json(m.deadline)), NULL
+     WHERE part = m.root AND m.deadline <> '' AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = part AND a.attname = m.deadline
+        AND a.atttypid = 'timestamptz'::regtype AND a.atttypmod = -1 AND NOT (a.atthasdef OR a.attnotnull))
   ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
@@ -916,7 +1014,6 @@ BEGIN
   EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('COMMENT ON FUNCTION %I IS %L', v.name, v.says || ' (pg_fence_lite)'), '; ')
    FROM (VALUES
     ('lease_acquire', 'a fencing token; NULL when the lease is taken, and stayed so for wait'),
-    ('lease_acquire_any', 'the first n of these leases that are free, a row each (leave out as_of)'),
     ('lease_renew', 'a new token, and a deadline of now + ttl; NULL when the lease was lost: stop'),
     ('lease_release', 'ends the grant: a token for a last write in this transaction; NULL when it was lost'),
     ('lease_revoke', 'ends the grant, whoever has it; NULL when there was none'),
@@ -935,11 +1032,11 @@ BEGIN
     ('fence_audit', 'the ways around a fence, each with its remedy')) AS v (name, says));
 END
 $$;
-SET search_path = pg_catalog, fence_lite, pg_temp;
+SET search_path = fence_lite, pg_catalog, pg_temp;
 
 -- Rights --
 
-CREATE OR REPLACE FUNCTION fence_lite.let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM bad('role', 'role must not be NULL', '22004') WHERE role IS NULL;
   EXECUTE format(doing, 'USAGE', 'SCHEMA fence', role);
@@ -948,7 +1045,7 @@ BEGIN
 END
 $$;
 
-CREATE OR REPLACE FUNCTION fence_lite.uninstall() RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION uninstall() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
   PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
     'Call fence_unprotect for each.') FROM triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
@@ -956,11 +1053,11 @@ BEGIN
   DROP SCHEMA fence, fence_lite CASCADE;
 END
 $$;
-COMMENT ON FUNCTION fence_lite.uninstall IS 'takes pg_fence_lite away, leases and all; not while a table is fenced';
+COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all; not while a table is fenced';
 
 DO $close$
 DECLARE
-  definers text[] := '{settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
+  definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
   closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
   -- Roles let in by default privileges (as Supabase's) lose their rights.
