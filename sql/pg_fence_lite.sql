@@ -400,7 +400,12 @@ COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 -- relies, which only those may call that may use leases.
 
 CREATE OR REPLACE FUNCTION blanked() RETURNS text LANGUAGE sql IMMUTABLE
-  RETURN 'A fence is never blanked: load data before fence_protect, or under session_replication_role = replica.';
+  RETURN 'A fence is never blanked: load data before fence_protect, or under session_replication_role = replica; leave the column out.';
+CREATE OR REPLACE FUNCTION stale(token bigint, stored bigint, shows boolean) RETURNS text[] LANGUAGE sql IMMUTABLE
+  RETURN ARRAY['PF001', concat('stale fencing token', ' ' || nullif(token, CASE WHEN shows THEN stored END), ': the row has ', CASE
+    WHEN NOT shows THEN 'seen the same or a greater one' WHEN token = stored THEN 'already been written with token ' || stored
+    ELSE 'already seen ' || stored END), CASE WHEN shows AND token = stored
+    THEN 'In strict mode write the row again with lease_renew''s token.' ELSE 'A newer holder may be at work: stop, and do not retry.' END];
 CREATE OR REPLACE FUNCTION may_show(relation oid, key jsonb) RETURNS boolean LANGUAGE sql
   RETURN key IS NOT NULL AND NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
     AND pg_has_role(session_user, current_user, 'MEMBER');  -- else a cascade's
@@ -441,9 +446,8 @@ BEGIN
   END IF;
   refused := CASE
     WHEN is_new OR token IS NULL AND NOT (named AND mode = 'strict' AND stored IS NOT NULL)
-    THEN ARRAY['PF002', 'no fencing token presented', CASE WHEN is_new THEN
-        blanked()
-      ELSE 'SET LOCAL pg_fence.token to your lease''s, or lease_guard. NULL is a lease that lease_renew or lease_release found lost.' END]
+    THEN ARRAY['PF002', 'no fencing token presented', CASE WHEN is_new THEN blanked() ELSE
+      'SET LOCAL pg_fence.token to your lease''s, or lease_guard. NULL is a lease that lease_renew or lease_release found lost.' END]
     WHEN token IS NULL OR is_replica THEN ARRAY['PF001']
     WHEN is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN ARRAY['22004',
       format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
@@ -467,12 +471,7 @@ BEGIN
     RETURN -1;
   ELSIF refused[1] = 'PF001' THEN
     token := coalesce(token, CASE WHEN shows THEN stored END);
-    refused := ARRAY['PF001', 'stale fencing token' || CASE
-        WHEN NOT shows THEN coalesce(' ' || token, '') || ': the row has seen a greater one'
-        WHEN token = stored THEN format(': the row has already been written with token %s', stored)
-        ELSE format(' %s: the row has already seen %s', token, stored) END, CASE WHEN shows AND token = stored
-      THEN 'In strict mode write the row again with lease_renew''s token.'
-      ELSE 'A newer holder may be at work: stop, and do not retry.' END];
+    refused := stale(token, stored, shows);
   END IF;
   IF refused IS NOT NULL THEN
     PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('presented', token,
@@ -488,12 +487,17 @@ $$;
 
 -- Rows that are leases of their own --
 
--- Has this transaction written the version? An old one's number may be that of a transaction yet to come.
+-- Has this transaction written the version? An old version's number may be that of a transaction yet to come (22023).
 CREATE OR REPLACE FUNCTION is_own(version xid) RETURNS boolean LANGUAGE plpgsql AS $$
 DECLARE own bigint := pg_current_xact_id_if_assigned()::text; ahead bigint := version::text::bigint - own & 4294967295;
 BEGIN
-  RETURN ahead < 16777216 AND version::text::bigint > 2 AND pg_xact_status((own + ahead)::text::xid8) = 'in progress';
-EXCEPTION WHEN invalid_parameter_value THEN RETURN false;
+  IF ahead < 16777216 AND version::text::bigint > 2 THEN
+    BEGIN
+      RETURN coalesce(pg_xact_status((own + ahead)::text::xid8) = 'in progress', false);
+    EXCEPTION WHEN invalid_parameter_value THEN NULL;
+    END;
+  END IF;
+  RETURN false;
 END
 $$;
 CREATE OR REPLACE FUNCTION claim() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN draw(0); END $$;
@@ -503,21 +507,17 @@ CREATE OR REPLACE FUNCTION judge_row(op text, relation oid, col text, mode text,
   was timestamptz, INOUT until timestamptz, place text, version xid, key jsonb) LANGUAGE plpgsql AS $$
 DECLARE
   time timestamptz := clock_timestamp();  -- under the row's lock
-  ambient text := coalesce(current_setting('pg_fence.token', true), '');
-  by_setting boolean := op = 'DELETE' OR mode = 'managed';  -- but not a guard's
   named boolean := op = 'UPDATE' AND is_named(place);
-  token bigint := CASE WHEN op = 'INSERT' THEN NULL WHEN NOT by_setting THEN CASE WHEN named THEN shown END
-    WHEN ambient NOT IN ('', coalesce(current_setting('fence_lite.guard', true), '')) THEN ambient::bigint END;
-  is_own boolean := coalesce(version::text::bigint - pg_current_xact_id_if_assigned()::text::bigint & 4294967295 < 16777216
-    AND is_own(version), false);
+  by_setting boolean := op = 'DELETE' OR mode = 'managed';  -- but not by a guard's
+  ambient text := nullif(current_setting('pg_fence.token', true), coalesce(current_setting('fence_lite.guard', true), ''));
+  token bigint := CASE WHEN op = 'INSERT' THEN NULL WHEN by_setting THEN nullif(ambient, '')::bigint WHEN named THEN shown END;
+  is_own boolean := is_own(version);
   is_held boolean := fence IS NOT NULL AND coalesce(was > time, false);
   is_before boolean := fence IS NULL AND was IS NOT NULL;  -- a deadline from before the fence
   is_holders boolean := fence IS NOT NULL AND was IS NOT NULL AND (token IS NOT NULL OR is_own);
-  is_same boolean := op <> 'DELETE' AND (until IS NOT DISTINCT FROM was OR coalesce(abs(extract(epoch FROM until) - extract(epoch FROM was)) < 0.001, false));
-  is_claim boolean := op <> 'DELETE' AND NOT is_holders AND NOT is_same AND until > time;
-  shows boolean := may_show(relation, key);
-  not_its text := format('fencing token %s does not speak for the row', token);
-  refused text[];
+  changes boolean := op <> 'DELETE' AND until IS DISTINCT FROM was
+    AND coalesce(abs(extract(epoch FROM until) - extract(epoch FROM was)) >= 0.001, true);
+  drawn bigint; shows boolean := may_show(relation, key); refused text[];
 BEGIN
   IF current_setting('session_replication_role') = 'replica' THEN
     PERFORM judge(op, relation, col, 'monotonic', NULL, false, false, fence, shown, NULL, NULL, NULL, key);
@@ -525,48 +525,38 @@ BEGIN
     RETURN;
   END IF;
   refused := CASE
-    WHEN op = 'INSERT' AND shown > 0 THEN ARRAY['PF002', 'no fencing token presented', blanked()]
-    WHEN by_setting AND token IS NULL AND named AND shown IS DISTINCT FROM fence THEN ARRAY['PF004',
-      'the statement writes back an old copy of the row', 'Somebody has claimed the row since it was read. Read it again; who holds it sets '
-      'pg_fence.token.']
-    WHEN named AND NOT by_setting AND shown IS NULL AND fence IS NOT NULL THEN ARRAY['PF002', 'no fencing token presented', format(
-      'The statement wrote NULL into column "%s": leave it out, or show the token of the row''s claim.', col)]
-    WHEN token < fence THEN ARRAY['PF001', format('stale fencing token %s: the row has already seen %s', token,
-      CASE WHEN shows THEN fence::text ELSE 'a greater one' END), 'Somebody has claimed the row since: stop, and do not retry with this token.']
-    WHEN token <> fence OR token IS NOT NULL AND fence IS NULL THEN CASE WHEN issued(token) THEN ARRAY['PF004', not_its,
-      'The token is of another row''s claim, or of a lease: show the one that the claim of this row has returned, or claim the row anew, or stop.']
-      ELSE never_issued(token, shows AND token > 1 AND token - 1 = fence) END
-    WHEN token IS NOT NULL AND was IS NULL AND NOT is_own THEN ARRAY['PF004', not_its || ', which nobody holds', 'The row was given up, or its '
-      'holder was evicted, or somebody has written it after its deadline: claim the row anew, or stop.']
-    WHEN token IS NULL AND is_held AND NOT is_own THEN ARRAY['PF006', 'the row is held' || CASE WHEN shows THEN ' until ' || iso(was) ELSE ''
-      END || ', and no token of its was presented', format('Its holder shows the row''s token in column "%1$s" (a DELETE by pg_fence.token). '
-      'Others wait for the deadline, or evict the holder: SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
-    WHEN is_holders AND until > was AND NOT is_same AND NOT is_held THEN ARRAY['PF004', format('fencing token %s can no longer renew the row',
-      token), format('The deadline has passed: claim the row anew, or stop. To keep the work: claim it without "%1$s" in SET, WHERE "%1$s" = '
-      'its token AND "%2$s" IS NOT NULL.', col, deadline)]
-    WHEN until <= time AND NOT is_holders AND NOT is_same AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
-      deadline), 'Nothing was claimed. Compute the deadline from clock_timestamp() in the statement itself, or try again.']
-    WHEN until > time + interval '8784 hours' AND (is_claim OR until > was AND NOT is_same) THEN ARRAY['22023', 'a deadline may be at most 366 '
-      'days ahead', 'Three to ten times the heartbeat''s interval is usual.'] END;
-  IF refused IS NULL AND is_claim THEN
-    token := fence;
-    fence := claim();
-    IF token >= fence THEN
-      refused := ARRAY['PF003', format('the row''s fence%s was never issued by this database', CASE WHEN shows THEN ' ' || token END),
-        'fence_new_epoch() makes the sequence outrun tokens issued elsewhere. Near the end of bigint no token is greater: DELETE the row and '
-        'INSERT it again.'];
-      fence := token;
-      token := NULL;
-    END IF;
+    WHEN op = 'INSERT' AND shown > 0 OR named AND NOT by_setting AND shown IS NULL AND fence IS NOT NULL
+    THEN ARRAY['PF002', 'no fencing token presented', blanked()]
+    WHEN named AND by_setting AND token IS NULL AND shown IS DISTINCT FROM fence
+    THEN ARRAY['PF004', 'the statement writes back an old copy of the row', 'Read it again; who holds it sets pg_fence.token.']
+    WHEN token < fence THEN stale(token, fence, shows)
+    WHEN token IS NOT NULL AND token IS DISTINCT FROM fence AND NOT issued(token)
+    THEN never_issued(token, shows AND token > 1 AND token - 1 = fence)
+    WHEN token IS NOT NULL AND (token IS DISTINCT FROM fence OR was IS NULL AND NOT is_own)
+    THEN ARRAY['PF004', format('fencing token %s does not speak for the row', token) || CASE WHEN token = fence THEN ', which nobody holds'
+      ELSE '' END, 'It is of another claim, or the row was given up, or written after its deadline: claim the row anew, or stop.']
+    WHEN token IS NULL AND is_held AND NOT is_own THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END,
+      ', and no token of its was presented'), format('Its holder shows its token in column "%1$s" (a DELETE by pg_fence.token). Others '
+      'wait, or evict the holder: SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
+    WHEN is_holders AND changes AND until > was AND NOT is_held THEN ARRAY['PF004', format('fencing token %s can no longer renew the row', token),
+      'The deadline has passed: claim the row anew, or stop.']
+    WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
+      deadline), 'Nothing was claimed. Compute it from clock_timestamp() in the statement itself.']
+    WHEN changes AND until > greatest(was, time + interval '8784 hours') THEN ARRAY['22023', 'a deadline may be at most 366 days ahead',
+      'Three to ten times the heartbeat''s interval is usual.'] END;
+  IF refused IS NULL AND changes AND until > time AND NOT is_holders THEN
+    drawn := claim();
+    refused := CASE WHEN fence >= drawn THEN ARRAY['PF003', concat('the row''s fence ', CASE WHEN shows THEN fence END,
+      'was never issued by this database'), 'Call fence_new_epoch(). Near the end of bigint: DELETE the row and INSERT it again.'] END;
   ELSIF is_holders THEN
-    until := CASE WHEN is_same OR until < was THEN was ELSE until END;
+    until := CASE WHEN NOT changes OR until < was THEN was ELSE until END;
   ELSIF NOT is_before THEN
     until := NULL;  -- anybody's write ends what was over
   END IF;
-  IF refused IS NOT NULL THEN
-    PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('presented', CASE WHEN shows OR token <> fence THEN token END)
-      || CASE WHEN shows THEN jsonb_build_object('key', nullif(key, '{}'), 'stored', fence, 'expires_at', iso(was)) ELSE '{}' END, relation, col);
-  END IF;
+  PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('presented', CASE WHEN shows OR token <> fence THEN token END)
+    || CASE WHEN shows THEN jsonb_build_object('key', nullif(key, '{}'), 'stored', fence, 'expires_at', iso(was)) ELSE '{}' END, relation, col)
+   WHERE refused IS NOT NULL;
+  fence := coalesce(drawn, fence);
 END
 $$;
 
@@ -665,6 +655,9 @@ $$;
 CREATE OR REPLACE FUNCTION is_fit(relation oid, col text) RETURNS boolean LANGUAGE sql STABLE
   RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0 AND a.attgenerated = ''
       AND a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]));
+CREATE OR REPLACE FUNCTION is_deadline(relation oid, col text) RETURNS boolean LANGUAGE sql STABLE
+  RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.atttypid = 'timestamptz'::regtype
+      AND a.atttypmod = -1 AND NOT (a.atthasdef OR a.attnotnull));
 CREATE OR REPLACE FUNCTION family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE ROWS 9 AS $$
   WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT i.inhrelid FROM f JOIN pg_inherits i ON i.inhparent = f.oid)
   SELECT f.oid::regclass FROM f
@@ -858,7 +851,8 @@ CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DE
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
   col text := coalesce(fence_column, 'fence'); had record;  -- the fence that the table has
-  judged_as text; bound_to text; until name; chosen text; all_events text[]; on_events text[]; stays boolean; fault text[]; item record;
+  judged_as text; bound_to text; until name; key text; chosen text; all_events text[]; on_events text[]; stays boolean; fault text[];
+  item record;
 BEGIN
   PERFORM left_out('verify') WHERE verify AND deadline IS NULL;
   PERFORM check_table(relation, true);
@@ -871,12 +865,13 @@ BEGIN
    INTO had FROM triggers() AS t WHERE t.relation = $1;
   bound_to := nullif(coalesce(lease, had.lease), '');
   until := nullif(coalesce(deadline, had.deadline), '');
+  key := coalesce(bound_to, until);
   PERFORM left_out('a deadline of a partitioned table') FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p' AND until <> '';
-  stays := (coalesce(bound_to, until) IS NULL) = (coalesce(had.lease, had.deadline) IS NULL);
+  stays := (key IS NULL) = (coalesce(had.lease, had.deadline) IS NULL);
   judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
-    CASE WHEN coalesce(bound_to, until) IS NULL THEN 'strict' ELSE 'monotonic' END));
+    CASE WHEN key IS NULL THEN 'strict' ELSE 'monotonic' END));
   chosen := lower(replace(coalesce(events, CASE WHEN stays THEN had.events END), ' ', ''));
-  all_events := '{update,delete,truncate}'::text[] || CASE WHEN coalesce(bound_to, until) <> '' THEN '{insert}'::text[] END;
+  all_events := '{update,delete,truncate}'::text[] || CASE WHEN key <> '' THEN '{insert}'::text[] END;
   on_events := coalesce(string_to_array(chosen, ','), all_events);
 
   SELECT CASE
@@ -888,20 +883,16 @@ BEGIN
     THEN ARRAY['22023', format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column} for its value, {{ and }} for braces.']
     WHEN until = col OR deadline = '' AND had.mode IS NULL
     THEN ARRAY['22023', 'the deadline needs a column of its own', 'Name a timestamptz column.', col]
-    WHEN until <> '' AND bound_to <> '' THEN ARRAY['22023', 'a row that is its own lease is bound to no other',
-      'Give lease => '''' with the deadline to unbind it, or leave the deadline out.']
-    WHEN until <> '' AND (judged_as = 'strict' OR verify OR NOT on_events @> all_events) THEN ARRAY['22023',
-      'a row that is its own lease is written more than once, by any event, and not verified', 'Leave out mode, verify and events.']
+    WHEN until <> '' AND (bound_to <> '' OR judged_as = 'strict' OR verify OR NOT on_events @> all_events)
+    THEN ARRAY['22023', 'a row that is its own lease has no other, nor strict, verify or events', 'Give lease => '''' to unbind it.']
     WHEN f.attnum IS NULL AND had.mode IS NOT NULL
     THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
     WHEN f.atttypid <> 'int8'::regtype THEN ARRAY['42804', format('column "%s" is no bigint', col), 'Name another fence_column.', col]
-    WHEN f.atthasdef OR f.attidentity <> '' THEN ARRAY['42611', format('column "%s" has a default', col), 'Drop that.', col]
-    WHEN until <> '' AND f.attnotnull THEN ARRAY['42611', format('column "%s" is NOT NULL, and a row that nobody has claimed yet has no token',
-      col), 'Drop that.', col]
-    WHEN d.atttypid <> 'timestamptz'::regtype OR d.atttypmod <> -1 THEN ARRAY['42804', format('column "%s" is of type %s, not timestamptz',
-      until, format_type(d.atttypid, d.atttypmod)), 'Make it timestamptz, or name another deadline.', until]
-    WHEN d.atthasdef OR d.attnotnull OR d.attnum < 0 THEN ARRAY['42611', format('column "%s" has a default, is generated or NOT NULL', until),
-      'A row that nobody holds has no deadline: drop that.', until]
+    WHEN f.atthasdef OR f.attidentity <> '' OR f.attnotnull AND until <> ''
+    THEN ARRAY['42611', format('column "%s" has a default, or is NOT NULL', col), 'Drop that.', col]
+    WHEN d.attnum > 0 AND NOT is_deadline(relation, until) THEN ARRAY[CASE WHEN d.atttypid = 'timestamptz'::regtype AND d.atttypmod < 0
+      THEN '42611' ELSE '42804' END, format('column "%s" is no timestamptz, or has a default, or is NOT NULL', until),
+      'A row that nobody holds has no deadline.', until]
     WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
       'Fit are columns of type smallint, integer, bigint, text, varchar, uuid, boolean.', unfit]
     WHEN f.attnum IS NULL THEN '{}' END INTO fault
@@ -915,7 +906,7 @@ BEGIN
       ''fencing token of the latest write (pg_fence)''', relation, col);
   END IF;
 
-  IF NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = until) AND until <> '' THEN
+  IF NOT is_deadline(relation, until) THEN
     EXECUTE format('ALTER TABLE %1$s ADD COLUMN %2$I timestamptz; COMMENT ON COLUMN %1$s.%2$I IS
       ''until when the row is held (pg_fence)''', relation, until);
   END IF;
@@ -939,7 +930,7 @@ BEGIN
       EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.name);
     END IF;
   END LOOP;
-  IF coalesce(bound_to, until) IS NULL THEN
+  IF key IS NULL THEN
     RAISE NOTICE '% is bound to no lease: the holder of any lease can write it', relation;
   END IF;
   IF had.always AND NOT always THEN
@@ -990,12 +981,9 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
         format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
      WHERE part = m.root AND coalesce(m.lease, m.deadline) IS NULL AND m.mode <> ''
     UNION ALL
-    SELECT 'hole', format('column %s, which the fence names, is not there, or of another type', to_json(n)), NULL
-     FROM unnest(m.col || columns_of(m.lease)) AS n WHERE part = m.root AND n <> '' AND NOT is_fit(part, n)
-    UNION ALL
-    SELECT 'hole', format('column %s, the deadline, is not there, of another type, NOT NULL, or has a default', to_json(m.deadline)), NULL
-     WHERE part = m.root AND m.deadline <> '' AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = part AND a.attname = m.deadline
-        AND a.atttypid = 'timestamptz'::regtype AND a.atttypmod = -1 AND NOT (a.atthasdef OR a.attnotnull))
+    SELECT 'hole', format('column %s, which the fence names, is not there, or of another type (a deadline: or NOT NULL, or has a default)', to_json(n)), NULL
+     FROM unnest(m.col || columns_of(m.lease) || m.deadline) AS n
+     WHERE part = m.root AND n <> '' AND NOT CASE n WHEN m.deadline THEN is_deadline(part, n) ELSE is_fit(part, n) END
   ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
