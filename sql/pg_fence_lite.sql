@@ -12,41 +12,39 @@
 -- Names are looked up in pg_catalog and fence_lite alone. Nobody else may name what is in fence: who can, can lock it.
 SET quote_all_identifiers = off;
 DO $$ BEGIN PERFORM pg_catalog.set_config('fence_lite.path', pg_catalog.current_setting('search_path'), false),
-    pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false); END $$;
+  pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false); END $$;
 SET search_path = fence_lite, pg_catalog, pg_temp;
 SET check_function_bodies = off;
 
 DO $$
 DECLARE
-  own oid := to_regrole(quote_ident(current_user));
-  home text := nullif(current_setting('fence_lite.home'), '');
-  mark text := format('pg_fence_lite, calls in schema %s', home);
-  other text := (SELECT min(n.nspname) FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite')
-    AND (n.nspowner <> own OR obj_description(n.oid, 'pg_namespace') IS DISTINCT FROM mark));
-  fault text[] := CASE
-    WHEN current_setting('server_version_num')::integer < 150000 THEN ARRAY['0A000', 'pg_fence_lite needs PostgreSQL 15 or newer']
-    WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_fence') THEN ARRAY['42710', 'the extension pg_fence is installed here']
-    WHEN home IS NULL THEN ARRAY['3F000', 'search_path has no schema for the calls']
-    WHEN EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace(home)
-      AND p.proname ~ '^(fenced$|fence_|lease_)' AND p.proowner <> own)
-    THEN ARRAY['42723', 'functions of somebody else look like calls']
-    WHEN other <> '' THEN ARRAY['42P06', 'schema ' || other || ' is not of this role and search_path'] END;
+ own oid := to_regrole(quote_ident(current_user));
+ home text := nullif(current_setting('fence_lite.home'), '');
+ mark text := format('pg_fence_lite, calls in schema %s', home);
+ other text := (SELECT min(n.nspname) FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite')
+  AND (n.nspowner <> own OR obj_description(n.oid, 'pg_namespace') IS DISTINCT FROM mark));
+ fault text[] := CASE
+  WHEN current_setting('server_version_num')::int < 150000 THEN ARRAY['0A000', 'pg_fence_lite needs PostgreSQL 15 or newer']
+  WHEN EXISTS (SELECT FROM pg_extension e WHERE e.extname = 'pg_fence') THEN ARRAY['42710', 'the extension pg_fence is installed here']
+  WHEN home IS NULL THEN ARRAY['3F000', 'search_path has no schema for the calls']
+  WHEN EXISTS (SELECT FROM pg_proc p WHERE p.pronamespace = to_regnamespace(home)
+   AND p.proname ~ '^(fenced$|fence_|lease_)' AND p.proowner <> own)
+  THEN ARRAY['42723', 'functions of somebody else look like calls']
+  WHEN other <> '' THEN ARRAY['42P06', 'schema ' || other || ' is not of this role and search_path'] END;
 BEGIN
-  IF fault IS NOT NULL THEN
-    RAISE USING ERRCODE = fault[1], MESSAGE = fault[2], HINT = 'Nothing was changed.';
-  END IF;
-  PERFORM set_config('fence_lite.given', coalesce((SELECT string_agg(a.grantee::text, ',') FROM pg_proc p, aclexplode(p.proacl) AS a
-    WHERE p.oid = to_regproc(home || '.lease_acquire') AND a.grantee NOT IN (0, own) AND to_regclass('fence.lease') <> 0), ''), false);
-  CREATE SCHEMA IF NOT EXISTS fence;
-  CREATE SCHEMA IF NOT EXISTS fence_lite;
-  EXECUTE format('COMMENT ON SCHEMA fence IS %1$L; COMMENT ON SCHEMA fence_lite IS %1$L', mark);
-END
-$$;
+ IF fault IS NOT NULL THEN
+  RAISE USING ERRCODE = fault[1], MESSAGE = fault[2], HINT = 'Nothing was changed.';
+ END IF;
+ PERFORM set_config('fence_lite.given', coalesce((SELECT string_agg(a.grantee::text, ',') FROM pg_proc p, aclexplode(p.proacl) AS a
+  WHERE p.oid = to_regproc(home || '.lease_acquire') AND a.grantee NOT IN (0, own) AND to_regclass('fence.lease') <> 0), ''), false);
+ CREATE SCHEMA IF NOT EXISTS fence;
+ CREATE SCHEMA IF NOT EXISTS fence_lite;
+ EXECUTE format('COMMENT ON SCHEMA fence IS %1$L; COMMENT ON SCHEMA fence_lite IS %1$L', mark);
+END $$;
 
 -- State --
-
 CREATE SEQUENCE IF NOT EXISTS fence.token_seq;
-COMMENT ON SEQUENCE fence.token_seq IS 'fencing tokens; to be left as it is';
+COMMENT ON SEQUENCE fence.token_seq IS 'fencing tokens';
 CREATE UNLOGGED SEQUENCE IF NOT EXISTS fence.server_start_seq;
 COMMENT ON SEQUENCE fence.server_start_seq IS 'mark of the start';
 CREATE SEQUENCE IF NOT EXISTS fence.database_identity_seq;
@@ -57,15 +55,15 @@ CREATE SEQUENCE IF NOT EXISTS fence.jump_count_seq;
 COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often they jumped, and once more';
 
 CREATE TABLE IF NOT EXISTS fence.lease (
-  name text COLLATE "C" PRIMARY KEY, holder text,
-  role name,  -- session_user; shown, and never asked
-  first_token bigint NOT NULL DEFAULT 0,
-  renewal_tokens bigint[] NOT NULL DEFAULT '{}',  -- of the latest 16 renewals
-  closing_token bigint,  -- NULL while the grant is current
-  acquired_at timestamptz, renewed_at timestamptz, expires_at timestamptz, ended_at timestamptz,
-  ttl_us bigint, renewals bigint, metadata jsonb,
-  granted_in xid8,  -- transaction, which cannot rely on the grant at REPEATABLE READ
-  closed_in xid8  -- transaction, until whose end the closing token speaks
+ name text COLLATE "C" PRIMARY KEY, holder text,
+ role name,  -- session_user; shown, and never asked
+ first_token bigint NOT NULL DEFAULT 0,
+ renewal_tokens bigint[] NOT NULL DEFAULT '{}',  -- of the latest 16 renewals
+ closing_token bigint,  -- NULL while the grant is current
+ acquired_at timestamptz, renewed_at timestamptz, expires_at timestamptz, ended_at timestamptz,
+ ttl_us bigint, renewals bigint, metadata jsonb,
+ granted_in xid8,  -- transaction, which cannot rely on the grant at REPEATABLE READ
+ closed_in xid8  -- transaction, until whose end the closing token speaks
 ) WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leases';
 CREATE TABLE IF NOT EXISTS fence.turn ();
@@ -73,1006 +71,895 @@ CREATE TABLE IF NOT EXISTS fence.turn ();
 -- Refusals --
 -- A body with RETURN keeps its operators. Others get a search_path at the end, or are the owner's alone.
 
-CREATE OR REPLACE FUNCTION refuse(code text, message text, hint text, detail jsonb DEFAULT '{}', relation oid DEFAULT NULL,
-  col text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION refuse(code text, message text, hint text, detail jsonb = '{}', relation oid = NULL,
+ col text = NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE place record;
 BEGIN
-  SELECT n.nspname, c.relname, format('%I.%I', n.nspname, c.relname) AS whole INTO place
-   FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
-  detail := jsonb_strip_nulls(detail || jsonb_build_object('relation', place.whole));
-  IF FOUND THEN
-    RAISE USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = detail, SCHEMA = place.nspname, TABLE = place.relname,
-      COLUMN = coalesce(col, '');
-  END IF;
-  RAISE USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = detail;
-END
-$$;
-
+ SELECT n.nspname, c.relname, format('%I.%I', n.nspname, c.relname) AS whole INTO place
+ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation;
+ detail := jsonb_strip_nulls(detail || jsonb_build_object('relation', place.whole));
+ RAISE USING ERRCODE = code, MESSAGE = message, HINT = hint, DETAIL = detail, SCHEMA = coalesce(place.nspname, ''),
+  TABLE = coalesce(place.relname, ''), COLUMN = coalesce(col, '');
+END $$;
 CREATE OR REPLACE FUNCTION left_out(what text) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM refuse('0A000', what || ' is not in pg_fence_lite', 'The extension pg_fence has it: where its library is installed, '
-    'pg_fence_lite--pg_fence.sql moves this database up.'); END $$;
+  'pg_fence_lite--pg_fence.sql moves this database up.'); END $$;
+CREATE OR REPLACE FUNCTION bad(argument text, message text, code text = '22023') RETURNS void
+ RETURN refuse(code, message, 'Correct the call.', jsonb_build_object('argument', argument));
 
-CREATE OR REPLACE FUNCTION bad(argument text, message text, code text DEFAULT '22023') RETURNS void LANGUAGE sql
-  RETURN refuse(code, message, 'Correct the call.', jsonb_build_object('argument', argument));
-
-CREATE OR REPLACE FUNCTION vet(writes text, name text, token bigint DEFAULT 1, ttl interval DEFAULT NULL,
-  wait interval DEFAULT NULL, holder text DEFAULT NULL, metadata jsonb DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION vet(writes text, name text, token bigint = 1, ttl interval = NULL,
+ wait interval = NULL, holder text = NULL, metadata jsonb = NULL) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  bad text[] := CASE
-    WHEN name IS NULL THEN ARRAY['name', 'name must not be NULL', '22004']
-    WHEN token IS NULL THEN ARRAY['token', 'token is NULL, as where the lease is taken or lost: stop', '22004']
-    WHEN octet_length(name) NOT BETWEEN 1 AND 512 THEN ARRAY['name', 'the name of a lease is 1 to 512 bytes long']
-    WHEN token < 1 THEN ARRAY['token', 'a fencing token is at least 1']
-    WHEN ttl <= '0' OR ttl > '366 days' THEN ARRAY['ttl', 'ttl must be positive and at most 366 days']
-    WHEN wait < '0' OR wait >= '290000 years' THEN ARRAY['wait', 'wait must be finite and not negative']
-    WHEN octet_length(holder) > 512 THEN ARRAY['holder', 'a holder is at most 512 bytes long']
-    WHEN octet_length(metadata::text) > 65536 THEN ARRAY['metadata', 'metadata is at most 64 kB'] END;
+ bad text[] := CASE
+  WHEN name IS NULL THEN ARRAY['name', 'name must not be NULL', '22004']
+  WHEN token IS NULL THEN ARRAY['token', 'token is NULL, as where the lease is taken or lost: stop', '22004']
+  WHEN octet_length(name) NOT BETWEEN 1 AND 512 THEN ARRAY['name', 'the name of a lease is 1 to 512 bytes long']
+  WHEN token < 1 THEN ARRAY['token', 'a fencing token is at least 1']
+  WHEN ttl <= '0' OR ttl > '366 days' THEN ARRAY['ttl', 'ttl must be positive and at most 366 days']
+  WHEN wait < '0' OR wait >= '290000 years' THEN ARRAY['wait', 'wait must be finite and not negative']
+  WHEN octet_length(holder) > 512 THEN ARRAY['holder', 'a holder is at most 512 bytes long']
+  WHEN octet_length(metadata::text) > 65536 THEN ARRAY['metadata', 'metadata is at most 64 kB'] END;
 BEGIN
-  IF bad IS NOT NULL THEN
-    PERFORM bad(bad[1], bad[2], coalesce(bad[3], '22023'));
-  ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
-    PERFORM refuse('25006', format('cannot execute %s() in a read-only transaction', writes), 'Use another.');
-  END IF;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION us(span interval) RETURNS bigint LANGUAGE sql IMMUTABLE
-  RETURN ((extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000)::bigint;
-CREATE OR REPLACE FUNCTION keeps_snapshot() RETURNS boolean LANGUAGE sql STABLE
-  RETURN current_setting('transaction_isolation') NOT LIKE 'read%';
+ IF bad IS NOT NULL THEN
+  PERFORM bad(bad[1], bad[2], coalesce(bad[3], '22023'));
+ ELSIF writes <> '' AND current_setting('transaction_read_only') = 'on' THEN
+  PERFORM refuse('25006', format('cannot execute %s() in a read-only transaction', writes), 'Use another.');
+ END IF;
+END $$;
+CREATE OR REPLACE FUNCTION us(span interval) RETURNS bigint
+ RETURN ((extract(epoch FROM span) - extract(year FROM span) * 453600) * 1000000)::bigint;
+CREATE OR REPLACE FUNCTION keeps_snapshot() RETURNS bool
+ RETURN current_setting('transaction_isolation') NOT LIKE 'read%';
 
 -- Tokens --
--- 2^20 numbers are a second. A start of the server moves the sequence on by so many, or to the clock, and no token is drawn a minute behind
--- it: whatever sets it back (a crash, a failover, a dump) is outrun.
+-- 2^20 numbers are a second. A start moves the sequence on by so many, or to the clock, and no token is drawn a minute behind it: what sets
+-- it back (a crash, a failover, a dump) is outrun.
 
-CREATE OR REPLACE FUNCTION clock() RETURNS bigint LANGUAGE sql
-  RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
-CREATE OR REPLACE FUNCTION last_token() RETURNS bigint LANGUAGE sql
-  RETURN coalesce(pg_sequence_last_value('fence.token_seq'), 0);
-CREATE OR REPLACE FUNCTION floor() RETURNS bigint LANGUAGE sql
-  RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
+CREATE OR REPLACE FUNCTION clock() RETURNS bigint
+ RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
+CREATE OR REPLACE FUNCTION last_token() RETURNS bigint
+ RETURN coalesce(pg_sequence_last_value('fence.token_seq'), 0);
+CREATE OR REPLACE FUNCTION floor() RETURNS bigint
+ RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
 
--- Of this start of the server. The path is the database's, and another after ALTER SEQUENCE.
-CREATE OR REPLACE FUNCTION start_mark(floor bigint) RETURNS bigint LANGUAGE sql
-  RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
-    extract(epoch FROM pg_postmaster_start_time())), 0));
-CREATE OR REPLACE FUNCTION has_begun() RETURNS boolean LANGUAGE sql
-  RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_mark(floor()), false);
+-- Of this start. The path is the database's, and another after ALTER SEQUENCE.
+CREATE OR REPLACE FUNCTION start_mark(floor bigint) RETURNS bigint
+ RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
+  extract(epoch FROM pg_postmaster_start_time())), 0));
+CREATE OR REPLACE FUNCTION has_begun() RETURNS bool
+ RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_mark(floor()), false);
 
--- Tells this database from a copy; 0 where nobody may ask.
-CREATE OR REPLACE FUNCTION identity(floor bigint, OUT timeline integer, OUT system_identifier bigint, OUT mark bigint)
+-- Tells it from a copy; 0 where nobody may ask.
+CREATE OR REPLACE FUNCTION identity(floor bigint, OUT timeline int, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
-  BEGIN
-    SELECT s.system_identifier, CASE WHEN pg_is_in_recovery() THEN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c)
-          ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::integer END
-     INTO system_identifier, timeline FROM pg_control_system() AS s;
-  EXCEPTION WHEN OTHERS THEN
-    system_identifier := 0; timeline := 0;
-  END;
-  mark := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
-    (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
-END
-$$;
-CREATE OR REPLACE FUNCTION is_copy() RETURNS boolean LANGUAGE sql
-  RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
+ BEGIN
+  SELECT s.system_identifier, CASE WHEN pg_is_in_recovery() THEN (SELECT c.timeline_id FROM pg_control_checkpoint() AS c)
+     ELSE ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
+  INTO system_identifier, timeline FROM pg_control_system() AS s;
+ EXCEPTION WHEN OTHERS THEN
+  system_identifier := 0; timeline := 0;
+ END;
+ mark := greatest(1, 9223372036854775807 & hashtextextended(concat_ws(' ', timeline, system_identifier,
+  (SELECT d.oid FROM pg_database d WHERE d.datname = current_database()), 'fence.token_seq'::regclass::oid, floor), 0));
+END $$;
+CREATE OR REPLACE FUNCTION is_copy() RETURNS bool
+ RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
 
--- Moves the tokens on to this one or above, where nobody has meanwhile. An error that is caught gives the lock back; sequences outlive it.
-CREATE OR REPLACE FUNCTION move_on(above bigint DEFAULT 0, is_jump boolean DEFAULT false) RETURNS void LANGUAGE plpgsql AS $$
+-- Moves the tokens on to this one or above, where nobody has. An error that is caught gives the lock back; sequences outlive it.
+CREATE OR REPLACE FUNCTION move_on(above bigint = 0, is_jump bool = false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE second bigint := 1048576; floor bigint; last bigint;
 BEGIN
-  LOCK TABLE fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
-  PERFORM refuse('55000', 'fence.token_seq was altered, so its values are no fencing tokens',
-      'ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; ALTER SEQUENCE fence.token_seq SET LOGGED;')
-    FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
-   WHERE s.seqrelid = 'fence.token_seq'::regclass AND (c.relpersistence <> 'p' OR s.seqincrement < 1 OR s.seqcache > 1 OR s.seqcycle);
-  last := last_token();
-  -- setval sets log_cnt to 0, and the nextval that sets the mark does not: so a dump loaded over it shows, and a crash is none.
-  is_jump := is_jump OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s);
-  IF has_begun() AND last >= above AND NOT is_jump THEN
-    RAISE SQLSTATE 'PF999';
-  END IF;
-  -- Two moves in a second would take the sequence ahead of the clock.
-  last := greatest(last, above);
-  PERFORM pg_sleep((last + second - clock())::float8 / second + 0.000001)
-   WHERE last + second - clock() BETWEEN 1 AND 2 * second;
-  floor := floor();
-  last := setval('fence.token_seq', greatest(last + second, clock()));
-  IF is_jump OR is_copy() OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s) THEN
-    floor := setval('fence.jump_token_seq', last);
-    PERFORM setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
-  END IF;
-  -- The mark of the start comes last: by it the rest is believed.
-  PERFORM setval('fence.database_identity_seq', (identity(floor)).mark),
-      setval('fence.server_start_seq', start_mark(floor) - 1), nextval('fence.server_start_seq');
+ LOCK TABLE fence.turn IN SHARE UPDATE EXCLUSIVE MODE;
+ PERFORM refuse('55000', 'fence.token_seq was altered, so its values are no fencing tokens',
+   'ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; ALTER SEQUENCE fence.token_seq SET LOGGED;')
+  FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
+ WHERE s.seqrelid = 'fence.token_seq'::regclass AND (c.relpersistence <> 'p' OR s.seqincrement < 1 OR s.seqcache > 1 OR s.seqcycle);
+ last := last_token();
+ -- setval sets log_cnt to 0, nextval does not: so a dump loaded over it shows.
+ is_jump := is_jump OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s);
+ IF has_begun() AND last >= above AND NOT is_jump THEN
   RAISE SQLSTATE 'PF999';
+ END IF;
+ -- Two moves in a second would outrun the clock.
+ last := greatest(last, above);
+ PERFORM pg_sleep((last + second - clock())::float8 / second + 0.000001)
+ WHERE last + second - clock() BETWEEN 1 AND 2 * second;
+ floor := floor();
+ last := setval('fence.token_seq', greatest(last + second, clock()));
+ IF is_jump OR is_copy() OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s) THEN
+  floor := setval('fence.jump_token_seq', last);
+  PERFORM setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
+ END IF;
+ -- The mark of the start comes last: it vouches for the rest.
+ PERFORM setval('fence.database_identity_seq', (identity(floor)).mark),
+   setval('fence.server_start_seq', start_mark(floor) - 1), nextval('fence.server_start_seq');
+ RAISE SQLSTATE 'PF999';
 EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
-END
-$$;
+END $$;
 
 CREATE OR REPLACE FUNCTION settle() RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM move_on() WHERE NOT has_begun(); RETURN last_token(); END $$;
 
--- For a lease whose row is locked, above all its tokens.
+-- Above all tokens of a locked lease.
 CREATE OR REPLACE FUNCTION draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-  last bigint; drawn bigint; has_begun boolean;
-  was_set boolean;  -- or it is the 33rd time
+ last bigint; drawn bigint; has_begun bool;
+ was_set bool;  -- or it is the 33rd time
 BEGIN
-  FOR n IN 1..4 LOOP
-    SELECT t.last_value, t.log_cnt = 0, s.log_cnt > 0 AND has_begun() INTO last, was_set, has_begun
-     FROM fence.token_seq AS t, fence.server_start_seq AS s;
-    IF has_begun IS NOT TRUE THEN
-      PERFORM move_on();
-      CONTINUE;
-    ELSIF last < clock() - (CASE WHEN was_set THEN 1 ELSE 60 END) * 1048576 THEN
-      PERFORM move_on(clock() - 1048576);
-    END IF;
-    drawn := nextval('fence.token_seq');
-    IF drawn > last AND drawn > above THEN
-      RETURN drawn;
-    END IF;
-    PERFORM move_on(greatest(last, above) + 1);
-  END LOOP;
-  PERFORM refuse('55000', 'the sequences of fence do not keep what is set', 'Install anew.');
-END
-$$;
+ FOR n IN 1..4 LOOP
+  SELECT t.last_value, t.log_cnt = 0, s.log_cnt > 0 AND has_begun() INTO last, was_set, has_begun
+  FROM fence.token_seq AS t, fence.server_start_seq AS s;
+  IF has_begun IS NOT TRUE THEN
+   PERFORM move_on();
+   CONTINUE;
+  ELSIF last < clock() - (CASE WHEN was_set THEN 1 ELSE 60 END) * 1048576 THEN
+   PERFORM move_on(clock() - 1048576);
+  END IF;
+  drawn := nextval('fence.token_seq');
+  IF drawn > last AND drawn > above THEN
+   RETURN drawn;
+  END IF;
+  PERFORM move_on(greatest(last, above) + 1);
+ END LOOP;
+ PERFORM refuse('55000', 'the sequences of fence do not keep what is set', 'Install anew.');
+END $$;
 
 -- Leases --
+CREATE OR REPLACE FUNCTION latest(l fence.lease) RETURNS bigint
+ RETURN coalesce(l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token);
+CREATE OR REPLACE FUNCTION is_live(l fence.lease) RETURNS bool
+ RETURN l.closing_token IS NULL AND l.expires_at > clock_timestamp();
+CREATE OR REPLACE FUNCTION has(l fence.lease, token bigint) RETURNS bool
+ RETURN token = l.first_token OR token = ANY (l.renewal_tokens);
+CREATE OR REPLACE FUNCTION speaks(l fence.lease, token bigint) RETURNS bool
+ RETURN has(l, token) AND is_live(l) OR token = l.closing_token AND l.closed_in = pg_current_xact_id_if_assigned();
 
-CREATE OR REPLACE FUNCTION latest(l fence.lease) RETURNS bigint LANGUAGE sql IMMUTABLE
-  RETURN coalesce(l.renewal_tokens[cardinality(l.renewal_tokens)], l.first_token);
-CREATE OR REPLACE FUNCTION is_live(l fence.lease) RETURNS boolean LANGUAGE sql
-  RETURN l.closing_token IS NULL AND l.expires_at > clock_timestamp();
-CREATE OR REPLACE FUNCTION has(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql IMMUTABLE
-  RETURN token = l.first_token OR token = ANY (l.renewal_tokens);
-CREATE OR REPLACE FUNCTION speaks(l fence.lease, token bigint) RETURNS boolean LANGUAGE sql
-  RETURN has(l, token) AND is_live(l) OR token = l.closing_token AND l.closed_in = pg_current_xact_id_if_assigned();
+-- By no hash that runs backwards.
+CREATE OR REPLACE FUNCTION lock_key(lease text) RETURNS bigint
+ RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
--- No hash that runs backwards: nobody finds another's key.
-CREATE OR REPLACE FUNCTION lock_key(lease text) RETURNS bigint LANGUAGE sql STABLE
-  RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
-
--- Who waits, or grants a new name, has the key and a lock of fence.turn, which no stranger can have.
-CREATE OR REPLACE FUNCTION nobody_waits(lease text) RETURNS boolean LANGUAGE plpgsql AS $$
+-- Who waits, or grants a new name, has the key, and a lock that no stranger can have.
+CREATE OR REPLACE FUNCTION nobody_waits(lease text) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE key bigint := lock_key(lease);
 BEGIN
-  IF pg_try_advisory_lock_shared(key) AND pg_advisory_unlock_shared(key) THEN  -- in one, so that no cancel comes between
-    RETURN true;
-  END IF;
-  RETURN NOT EXISTS (
-    SELECT FROM pg_locks q JOIN pg_locks t ON t.virtualtransaction = q.virtualtransaction
-     WHERE q.locktype = 'advisory' AND q.objsubid = 1 AND (q.classid::bigint << 32) | q.objid::bigint = key AND q.granted
-      AND t.relation = 'fence.turn'::regclass AND t.mode = 'AccessShareLock');
-END
-$$;
+ IF pg_try_advisory_lock_shared(key) AND pg_advisory_unlock_shared(key) THEN  -- no cancel comes between
+  RETURN true;
+ END IF;
+ RETURN NOT EXISTS (
+  SELECT FROM pg_locks q JOIN pg_locks t ON t.virtualtransaction = q.virtualtransaction
+  WHERE q.locktype = 'advisory' AND q.objsubid = 1 AND (q.classid::bigint << 32) | q.objid::bigint = key AND q.granted
+   AND t.relation = 'fence.turn'::regclass AND t.mode = 'AccessShareLock');
+END $$;
 
 -- One try: the token, or NULL. `is_head`: of the queue.
-CREATE OR REPLACE FUNCTION attempt(lease text, by text, ttl interval, data jsonb, reclaim boolean, is_head boolean)
+CREATE OR REPLACE FUNCTION attempt(lease text, by text, ttl interval, data jsonb, reclaim bool, is_head bool)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-  us bigint := coalesce(us(ttl), 30000000);
-  old fence.lease; token bigint; time timestamptz; limited text := current_setting('lock_timeout');
-  is_mine boolean;  -- to be reclaimed
+ us bigint := coalesce(us(ttl), 30000000);
+ old fence.lease; token bigint; time timestamptz; limited text := current_setting('lock_timeout');
+ is_mine bool;
 BEGIN
-  SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease;
-  is_mine := (reclaim AND old.holder = by AND is_live(old)) IS TRUE;
-  IF is_live(old) AND NOT is_mine OR NOT is_head AND NOT is_mine AND NOT nobody_waits(lease) THEN
-    RETURN NULL;
+ SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease;
+ is_mine := (reclaim AND old.holder = by AND is_live(old)) IS TRUE;
+ IF is_live(old) AND NOT is_mine OR NOT is_head AND NOT is_mine AND NOT nobody_waits(lease) THEN
+  RETURN NULL;
+ END IF;
+ -- This block gives back what is locked in vain.
+ BEGIN
+  IF old.name IS NULL THEN
+   LOCK TABLE fence.turn IN ACCESS SHARE MODE;
+   IF NOT is_head AND NOT pg_try_advisory_xact_lock(lock_key(lease)) AND NOT nobody_waits(lease) THEN
+    RAISE SQLSTATE 'PF999';  -- somebody is just granted it
+   END IF;
+   PERFORM set_config('lock_timeout', '100', true);
+   INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
+   PERFORM set_config('lock_timeout', limited, true);
   END IF;
-  -- This block gives back what is locked in vain.
-  BEGIN
-    IF old.name IS NULL THEN
-      LOCK TABLE fence.turn IN ACCESS SHARE MODE;
-      IF NOT is_head AND NOT pg_try_advisory_xact_lock(lock_key(lease)) AND NOT nobody_waits(lease) THEN
-        RAISE SQLSTATE 'PF999';  -- somebody is just granted this name
-      END IF;
-      PERFORM set_config('lock_timeout', '100', true);  -- or is so while a stranger has that lock
-      INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
-      PERFORM set_config('lock_timeout', limited, true);
-    END IF;
-    SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease FOR UPDATE SKIP LOCKED;
-    IF NOT FOUND OR is_live(old) AND (reclaim AND old.holder = by) IS NOT TRUE THEN
-      RAISE SQLSTATE 'PF999';
-    END IF;
-    token := draw(greatest(latest(old), old.closing_token));
-    time := clock_timestamp();
-    UPDATE fence.lease l
-      SET holder = coalesce(by, coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']'),
-        role = session_user, first_token = token, renewal_tokens = '{}', closing_token = NULL, acquired_at = time, renewed_at = time,
-        expires_at = time + us * interval '1 us', ended_at = NULL, ttl_us = us, renewals = 0, metadata = data,
-        granted_in = pg_current_xact_id(), closed_in = NULL
-     WHERE l.name = lease;
-  EXCEPTION WHEN SQLSTATE 'PF999' OR lock_not_available THEN
-    RETURN NULL;
-  END;
-  IF keeps_snapshot() THEN
-    RAISE WARNING USING MESSAGE = 'this transaction''s reads may be older than its grant', DETAIL = jsonb_build_object('lease', lease),
-      HINT = 'It cannot rely on the grant: commit first.';
+  SELECT l.* INTO old FROM fence.lease l WHERE l.name = lease FOR UPDATE SKIP LOCKED;
+  IF NOT FOUND OR is_live(old) AND (reclaim AND old.holder = by) IS NOT TRUE THEN
+   RAISE SQLSTATE 'PF999';
   END IF;
-  RETURN token;
-END
-$$;
-
+  token := draw(greatest(latest(old), old.closing_token));
+  time := clock_timestamp();
+  UPDATE fence.lease l
+   SET holder = coalesce(by, coalesce(nullif(current_setting('application_name'), ''), 'session') || '[' || pg_backend_pid() || ']'),
+    role = session_user, first_token = token, renewal_tokens = '{}', closing_token = NULL, acquired_at = time, renewed_at = time,
+    expires_at = time + us * interval '1 us', ended_at = NULL, ttl_us = us, renewals = 0, metadata = data,
+    granted_in = pg_current_xact_id(), closed_in = NULL
+  WHERE l.name = lease;
+ EXCEPTION WHEN SQLSTATE 'PF999' OR lock_not_available THEN
+  RETURN NULL;
+ END;
+ IF keeps_snapshot() THEN
+  RAISE WARNING USING MESSAGE = 'this transaction''s reads may be older than its grant', DETAIL = jsonb_build_object('lease', lease),
+   HINT = 'It cannot rely on the grant: commit first.';
+ END IF;
+ RETURN token;
+END $$;
 CREATE OR REPLACE FUNCTION renew(names text[], fresh bigint, moment timestamptz, us bigint) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  UPDATE fence.lease l
-    SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh, renewals = l.renewals + 1,
-      renewed_at = moment, ttl_us = coalesce(us, l.ttl_us), expires_at = moment + coalesce(us, l.ttl_us) * interval '1 us'
-   WHERE l.name = ANY (names) AND l.expires_at > moment;
-END
-$$;
+ UPDATE fence.lease l
+  SET renewal_tokens = l.renewal_tokens[greatest(cardinality(l.renewal_tokens) - 14, 1):] || fresh, renewals = l.renewals + 1,
+   renewed_at = moment, ttl_us = coalesce(us, l.ttl_us), expires_at = moment + coalesce(us, l.ttl_us) * interval '1 us'
+ WHERE l.name = ANY (names) AND l.expires_at > moment;
+END $$;
 
--- Renews or ends the grant that the token is of (lease_revoke: any); NULL where there is none.
-CREATE OR REPLACE FUNCTION change(call text, lease text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint
+-- Renews or ends the token's grant (lease_revoke: any), or NULL.
+CREATE OR REPLACE FUNCTION change(call text, lease text, token bigint, ttl interval = NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE held fence.lease; time timestamptz; fresh bigint;
 BEGIN
-  PERFORM vet(call, lease, token, ttl);
-  SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease AND (call = 'lease_revoke' OR speaks(l, token)
-    OR has(l, token) AND l.closed_in = pg_current_xact_id_if_assigned()) FOR NO KEY UPDATE;
-  time := clock_timestamp();
-  IF held.closing_token IS NULL AND held.expires_at > time THEN
-    fresh := draw(latest(held));
-    IF call = 'lease_renew' THEN
-      PERFORM renew(ARRAY[lease], fresh, time, us(ttl));
-    ELSE
-      UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = lease;
-    END IF;
-  ELSIF call = 'lease_release' THEN
-    fresh := held.closing_token;
+ PERFORM vet(call, lease, token, ttl);
+ SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease AND (call = 'lease_revoke' OR speaks(l, token)
+  OR has(l, token) AND l.closed_in = pg_current_xact_id_if_assigned()) FOR NO KEY UPDATE;
+ time := clock_timestamp();
+ IF held.closing_token IS NULL AND held.expires_at > time THEN
+  fresh := draw(latest(held));
+  IF call = 'lease_renew' THEN
+   PERFORM renew(ARRAY[lease], fresh, time, us(ttl));
+  ELSE
+   UPDATE fence.lease l SET closing_token = fresh, ended_at = time, closed_in = pg_current_xact_id() WHERE l.name = lease;
   END IF;
-  IF fresh IS NULL THEN
-    RAISE SQLSTATE 'PF999';  -- gives back what was locked in vain
-  END IF;
-  RETURN fresh;
+ ELSIF call = 'lease_release' THEN
+  fresh := held.closing_token;
+ END IF;
+ IF fresh IS NULL THEN
+  RAISE SQLSTATE 'PF999';
+ END IF;
+ RETURN fresh;
 EXCEPTION WHEN SQLSTATE 'PF999' THEN RETURN NULL;
-END
-$$;
+END $$;
 
--- NULL: the token speaks for the lease, which nobody else is granted until this transaction ends. Else the refusal, which may show `shown`.
+-- NULL: the token speaks for the lease, which nobody else is granted until this transaction ends. Else the refusal.
 CREATE OR REPLACE FUNCTION relies(lease text, token bigint, shown text) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
-  named text := coalesce('lease ' || to_json(shown)::text, 'the row''s lease');
-  held fence.lease; is_locked boolean;
+ named text := coalesce('lease ' || to_json(shown)::text, 'the row''s lease');
+ held fence.lease; is_locked bool;
 BEGIN
-  IF NOT has_begun() THEN
-    PERFORM move_on();
-  END IF;
-  PERFORM FROM fence.lease l WHERE l.name = lease AND speaks(l, token) FOR KEY SHARE;
-  is_locked := FOUND;
-  IF keeps_snapshot() THEN
-    -- 40001 where the row is not as in the snapshot: so PostgreSQL refuses to lock it, or to insert another; 55P03 where somebody has it.
-    BEGIN
-      IF is_locked THEN
-        PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
-      ELSE
-        PERFORM set_config('lock_timeout', '100', true);
-        INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
-        PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE;
-      END IF;
-      RAISE SQLSTATE 'PF999';
-    EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
-    END;
-  END IF;
-  SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease;
-  is_locked := is_locked AND coalesce(speaks(held, token), false);
-  IF is_locked AND held.granted_in = pg_current_xact_id_if_assigned() AND keeps_snapshot() THEN
-    RETURN ARRAY['55000', 'this transaction''s snapshot is older than its grant of ' || named,
-      'Acquire and commit, then begin this one.', jsonb_build_object('lease', shown)::text];
-  ELSIF is_locked AND latest(held) > floor() THEN
-    RETURN NULL;
-  END IF;
-  RETURN ARRAY['PF004', format('fencing token %s does not speak for %s', token, named),
-    CASE WHEN is_locked THEN 'The database has failed over, or been restored or copied: call lease_renew with this token; NULL means: stop.'
-    ELSE 'It has expired, been released, revoked or taken over, or was never granted: stop.' END,
-    jsonb_build_object('lease', shown, 'presented', token, 'renew_first', nullif(is_locked, false), 'holder', held.holder,
-      'expires_at', iso(held.expires_at))::text];
-END
-$$;
+ PERFORM move_on() WHERE NOT has_begun();
+ PERFORM FROM fence.lease l WHERE l.name = lease AND speaks(l, token) FOR KEY SHARE;
+ is_locked := FOUND;
+ IF keeps_snapshot() THEN
+  -- 40001 where the row is not as in the snapshot: so PostgreSQL refuses to lock it, or to insert another.
+  BEGIN
+   IF is_locked THEN
+    PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
+   ELSE
+    PERFORM set_config('lock_timeout', '100', true);
+    INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
+    PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE;
+   END IF;
+   RAISE SQLSTATE 'PF999';
+  EXCEPTION WHEN SQLSTATE 'PF999' THEN NULL;
+  END;
+ END IF;
+ SELECT l.* INTO held FROM fence.lease l WHERE l.name = lease;
+ is_locked := is_locked AND coalesce(speaks(held, token), false);
+ IF is_locked AND held.granted_in = pg_current_xact_id_if_assigned() AND keeps_snapshot() THEN
+  RETURN ARRAY['55000', 'this transaction''s snapshot is older than its grant of ' || named,
+   'Acquire and commit, then begin this one.', jsonb_build_object('lease', shown)::text];
+ ELSIF is_locked AND latest(held) > floor() THEN
+  RETURN NULL;
+ END IF;
+ RETURN ARRAY['PF004', format('fencing token %s does not speak for %s', token, named),
+  CASE WHEN is_locked THEN 'After a failover or a copy call lease_renew with this token; NULL means: stop.'
+  ELSE 'It has expired, been released, revoked or taken over, or was never granted: stop.' END,
+  jsonb_build_object('lease', shown, 'presented', token, 'renew_first', nullif(is_locked, false), 'holder', held.holder,
+   'expires_at', iso(held.expires_at))::text];
+END $$;
 
--- The sessions whose open transactions keep a lease from being granted; 0 for a prepared one.
-CREATE OR REPLACE FUNCTION blocking_pids(locker xid) RETURNS integer[] LANGUAGE plpgsql STABLE AS $$
+-- Sessions that keep a lease from being granted; 0 for a prepared transaction.
+CREATE OR REPLACE FUNCTION blocking_pids(locker xid) RETURNS int[] LANGUAGE plpgsql STABLE AS $$
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
-  BEGIN
-    lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) AS m);
-  EXCEPTION WHEN OTHERS THEN NULL;
-  END;
-  RETURN ARRAY(SELECT DISTINCT coalesce(x.pid, 0) FROM pg_locks x JOIN pg_locks t ON t.virtualtransaction = x.virtualtransaction
-         WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid = ANY (lockers)
-          AND t.relation = 'fence.lease'::regclass AND t.mode LIKE 'Row%');
-END
-$$;
+ BEGIN
+  lockers := lockers || ARRAY(SELECT m.xid FROM pg_get_multixact_members(locker) AS m);
+ EXCEPTION WHEN OTHERS THEN NULL;
+ END;
+ RETURN ARRAY(SELECT DISTINCT coalesce(x.pid, 0) FROM pg_locks x JOIN pg_locks t ON t.virtualtransaction = x.virtualtransaction
+    WHERE x.locktype = 'transactionid' AND x.granted AND x.transactionid = ANY (lockers)
+     AND t.relation = 'fence.lease'::regclass AND t.mode LIKE 'Row%');
+END $$;
 
 CREATE OR REPLACE VIEW fence.leases AS
 SELECT l.name, 'exclusive'::text AS mode,
-    CASE WHEN l.closing_token IS NOT NULL THEN 'free' WHEN is_live(l) THEN 'held' ELSE 'expired' END AS state,
-    l.holder, l.role, coalesce(l.closing_token, latest(l)) AS token,
-    l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
-    greatest(CASE WHEN l.closing_token IS NULL THEN l.expires_at - clock_timestamp() END, '0') AS remaining,
-    l.renewals, l.metadata, CASE l.xmax WHEN '0' THEN '{}' ELSE blocking_pids(l.xmax) END AS blocking_pids, false AS adopted
- FROM fence.lease l;
+  CASE WHEN l.closing_token IS NOT NULL THEN 'free' WHEN is_live(l) THEN 'held' ELSE 'expired' END AS state,
+  l.holder, l.role, coalesce(l.closing_token, latest(l)) AS token,
+  l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
+  greatest(CASE WHEN l.closing_token IS NULL THEN l.expires_at - clock_timestamp() END, '0') AS remaining,
+  l.renewals, l.metadata, CASE l.xmax WHEN '0' THEN '{}' ELSE blocking_pids(l.xmax) END AS blocking_pids, false AS adopted
+FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
 -- The fence --
--- fence_protect writes a trigger function for the table, which hands its columns to judge. All runs with the writer's rights, but
--- relies, which only those may call that may use leases.
+-- fence_protect writes a trigger function for the table, which hands its columns to judge or judge_row. All runs with the writer's rights,
+-- but relies, which only those may call that may use leases.
 
-CREATE OR REPLACE FUNCTION blanked() RETURNS text LANGUAGE sql IMMUTABLE
-  RETURN 'A fence is never blanked: load data before fence_protect, or under session_replication_role = replica; leave the column out.';
-CREATE OR REPLACE FUNCTION stale(token bigint, stored bigint, shows boolean) RETURNS text[] LANGUAGE sql IMMUTABLE
-  RETURN ARRAY['PF001', concat('stale fencing token', ' ' || nullif(token, CASE WHEN shows THEN stored END), ': the row has ', CASE
-    WHEN NOT shows THEN 'seen the same or a greater one' WHEN token = stored THEN 'already been written with token ' || stored
-    ELSE 'already seen ' || stored END), CASE WHEN shows AND token = stored
-    THEN 'In strict mode write the row again with lease_renew''s token.' ELSE 'A newer holder may be at work: stop, and do not retry.' END];
-CREATE OR REPLACE FUNCTION may_show(relation oid, key jsonb) RETURNS boolean LANGUAGE sql
-  RETURN key IS NOT NULL AND NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
-    AND pg_has_role(session_user, current_user, 'MEMBER');  -- else a cascade's
+CREATE OR REPLACE FUNCTION blanked() RETURNS text
+ RETURN 'A fence is never blanked: load data before fence_protect, or under session_replication_role = replica.';
+CREATE OR REPLACE FUNCTION may_show(relation oid) RETURNS bool
+ RETURN NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
+  AND pg_has_role(session_user, current_user, 'MEMBER');  -- else a cascade's
 
--- A statement names the fence column: a first trigger leaves this note of the row. (Anybody may set it, and gains what such a statement has.)
+-- A statement names the fence column: a first trigger notes the row's version. (Who sets it gains what that has.)
 CREATE OR REPLACE FUNCTION note_named() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN PERFORM set_config('fence_lite.named', TG_RELID || ' ' || OLD.ctid, true); RETURN NEW; END $$;
-CREATE OR REPLACE FUNCTION is_named(place text) RETURNS boolean LANGUAGE sql
-  RETURN coalesce(current_setting('fence_lite.named', true) = place, false);
+$$ BEGIN PERFORM set_config('fence_lite.named', concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin), true); RETURN NEW; END $$;
+CREATE OR REPLACE FUNCTION issued(token bigint) RETURNS bool
+ RETURN token BETWEEN 1 AND last_token() OR token BETWEEN 1 AND settle();
+CREATE OR REPLACE FUNCTION iso(at timestamptz) RETURNS text
+ RETURN to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
-CREATE OR REPLACE FUNCTION issued(token bigint) RETURNS boolean LANGUAGE sql
-  RETURN token BETWEEN 1 AND last_token() OR token BETWEEN 1 AND settle();
-CREATE OR REPLACE FUNCTION never_issued(token bigint, is_next boolean) RETURNS text[] LANGUAGE sql IMMUTABLE
-  RETURN ARRAY['PF003', format('fencing token %s was never issued by this database', token), CASE WHEN is_next
-    THEN 'An ORM counts this column: map it otherwise, or use managed mode.' ELSE 'After a restore, call fence_new_epoch().' END];
-CREATE OR REPLACE FUNCTION iso(at timestamptz) RETURNS text LANGUAGE sql STABLE
-  RETURN to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
-
--- The fence that the row is to have, 0 for NULL, NULL: as it is. It refuses by -1, or where it has the row's key, by an error.
-CREATE OR REPLACE FUNCTION judge(op text, relation oid, col text, mode text, columns text[], parted boolean,
-  is_free boolean, stored bigint, shown bigint, old_lease text, lease text, place text, key jsonb DEFAULT NULL)
-RETURNS bigint LANGUAGE plpgsql AS $$
-DECLARE
-  is_replica boolean := current_setting('session_replication_role') = 'replica';  -- only the order is judged
-  is_bound boolean := columns IS NOT NULL;
-  presents boolean := is_replica OR mode <> 'managed' AND op <> 'DELETE' AND shown IS DISTINCT FROM stored;
-  ambient text := coalesce(current_setting('pg_fence.token', true), '');
-  named boolean := NOT presents AND is_named(place);
-  token bigint := CASE WHEN presents THEN shown WHEN ambient <> '' THEN ambient::bigint WHEN named AND mode = 'monotonic' THEN stored END;
-  is_stale boolean := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
-  is_new boolean := mode = 'managed' AND op = 'INSERT' AND is_free AND NOT is_replica  -- and is created without a token
-    AND (token IS NULL OR is_bound AND NOT (parted AND shown IS NOT DISTINCT FROM token));
-  shows boolean := may_show(relation, key);
-  refused text[];
+CREATE OR REPLACE FUNCTION refuse_row(r text[], more jsonb, token bigint, shows bool, key jsonb, stored bigint, relation oid, col text)
+RETURNS void LANGUAGE plpgsql AS $$
+DECLARE seen bigint := CASE WHEN shows THEN stored END;
 BEGIN
-  IF is_new AND (shown > 0) IS NOT TRUE OR is_replica AND (op <> 'UPDATE' OR stored IS NULL OR token >= stored AND NOT is_stale) THEN
-    RETURN CASE WHEN is_new THEN 0 END;
+ token := coalesce(token, CASE r[1] WHEN 'PF001' THEN seen END);
+ r := r || CASE r[1]
+  WHEN 'PF001' THEN ARRAY[concat('stale fencing token', ' ' || nullif(token, seen), ': the row has ',
+    CASE WHEN seen IS NULL THEN 'seen the same or a greater one' WHEN token = seen THEN 'already been written with token ' || seen
+     ELSE 'already seen ' || seen END), CASE WHEN token = seen
+   THEN 'In strict mode write the row again with lease_renew''s token.' ELSE 'A newer holder may be at work: stop, and do not retry.' END]
+  WHEN 'PF003' THEN ARRAY[format('fencing token %s was never issued by this database', token), CASE WHEN token > 1 AND token - 1 = seen
+   THEN 'An ORM counts this column: map it otherwise, or use managed mode.' ELSE 'After a restore, call fence_new_epoch().' END] END;
+ PERFORM refuse(r[1], r[2], r[3], jsonb_build_object('presented', token, 'key', CASE WHEN shows THEN nullif(key, '{}') END, 'stored', seen)
+  || coalesce(more, '{}'), relation, col);
+END $$;
+
+-- The fence that the row is to have.
+CREATE OR REPLACE FUNCTION judge(op text, relation oid, col text, mode text, columns text[], parted bool,
+ is_free bool, stored bigint, shown bigint, old_lease text, lease text, place text, key jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
+DECLARE
+ is_replica bool := current_setting('session_replication_role') = 'replica';  -- only the order is judged
+ is_bound bool := columns IS NOT NULL;
+ presents bool := is_replica OR mode <> 'managed' AND op <> 'DELETE' AND shown IS DISTINCT FROM stored;
+ ambient text := coalesce(current_setting('pg_fence.token', true), '');
+ named bool := NOT presents AND coalesce(current_setting('fence_lite.named', true) = place, false);
+ token bigint := CASE WHEN presents THEN shown WHEN ambient <> '' THEN ambient::bigint WHEN named AND mode = 'monotonic' THEN stored END;
+ is_stale bool := op <> 'INSERT' AND coalesce(token < stored OR token = stored AND mode = 'strict', false);
+ is_new bool := mode = 'managed' AND op = 'INSERT' AND is_free AND NOT is_replica
+  AND (token IS NULL OR is_bound AND NOT (parted AND shown IS NOT DISTINCT FROM token));
+ shows bool := may_show(relation);
+ refused text[];
+BEGIN
+ IF is_new AND (shown > 0) IS NOT TRUE OR is_replica AND (op <> 'UPDATE' OR stored IS NULL OR token >= stored AND NOT is_stale) THEN
+  RETURN CASE WHEN NOT is_new THEN shown END;
+ END IF;
+ refused := CASE
+  WHEN is_new OR token IS NULL AND NOT (named AND mode = 'strict' AND stored IS NOT NULL)
+  THEN ARRAY['PF002', 'no fencing token presented', CASE WHEN is_new THEN blanked() ELSE 'SET LOCAL pg_fence.token to your lease''s, or '
+   'lease_guard. NULL is a lease that lease_renew or lease_release found lost.' END]
+  WHEN token IS NULL OR is_replica THEN ARRAY['PF001']
+  WHEN is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN ARRAY['22004',
+   format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
+   'transaction: fence_unprotect, UPDATE, SET NOT NULL, fence_protect.']
+  WHEN NOT issued(token) THEN ARRAY['PF003']
+  WHEN is_stale AND (mode = 'strict' OR NOT is_bound) THEN ARRAY['PF001']
+  WHEN is_bound AND NOT has_function_privilege('relies'::regproc, 'EXECUTE')
+  THEN ARRAY['42501', format('role "%s" may not use leases', current_user), 'fence_grant lets it.'] END;
+ IF refused IS NULL AND is_bound THEN
+  refused := relies(coalesce(lease, old_lease), token, CASE WHEN shows THEN coalesce(lease, old_lease) END);
+  IF refused IS NULL AND old_lease <> lease THEN
+   refused := relies(old_lease, token, CASE WHEN shows THEN old_lease END);
   END IF;
-  refused := CASE
-    WHEN is_new OR token IS NULL AND NOT (named AND mode = 'strict' AND stored IS NOT NULL)
-    THEN ARRAY['PF002', 'no fencing token presented', CASE WHEN is_new THEN blanked() ELSE
-      'SET LOCAL pg_fence.token to your lease''s, or lease_guard. NULL is a lease that lease_renew or lease_release found lost.' END]
-    WHEN token IS NULL OR is_replica THEN ARRAY['PF001']
-    WHEN is_bound AND (op <> 'DELETE' AND lease IS NULL OR op <> 'INSERT' AND old_lease IS NULL) THEN ARRAY['22004',
-      format('column "%s" is NULL, so the row names no lease', array_to_string(columns, '" or "')), 'Mend it in one '
-      'transaction: fence_unprotect, UPDATE, SET NOT NULL, fence_protect.']
-    WHEN NOT issued(token) THEN never_issued(token, shows AND presents AND token > 1 AND token - 1 = stored)
-    WHEN is_stale AND (mode = 'strict' OR NOT is_bound) THEN ARRAY['PF001'] END;
-  IF refused IS NULL AND is_bound THEN
-    IF NOT has_function_privilege('relies'::regproc, 'EXECUTE') THEN
-      refused := ARRAY['42501', format('role "%s" may not use leases', current_user), 'fence_grant lets it.'];
-    ELSE
-      refused := relies(coalesce(lease, old_lease), token, CASE WHEN shows THEN coalesce(lease, old_lease) END);
-      IF refused IS NULL AND old_lease <> lease THEN
-        refused := relies(old_lease, token, CASE WHEN shows THEN old_lease END);
-      END IF;
-      IF is_stale AND refused[1] = 'PF004' AND refused[4]::jsonb -> 'renew_first' = 'null' THEN
-        refused := ARRAY['PF001'];
-      END IF;
-    END IF;
+  IF is_stale AND refused[1] = 'PF004' AND refused[4]::jsonb -> 'renew_first' = 'null' THEN
+   refused := ARRAY['PF001'];
   END IF;
-  IF refused IS NOT NULL AND key IS NULL THEN
-    RETURN -1;
-  ELSIF refused[1] = 'PF001' THEN
-    token := coalesce(token, CASE WHEN shows THEN stored END);
-    refused := stale(token, stored, shows);
-  END IF;
-  IF refused IS NOT NULL THEN
-    PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('presented', token,
-      'key', CASE WHEN shows THEN nullif(key, '{}') END, 'stored', CASE WHEN shows THEN stored END)
-      || coalesce(refused[4], '{}')::jsonb, relation, col);
-  END IF;
-  PERFORM set_config('pg_fence.token', token::text, true),  -- for a move
-      set_config('fence_lite.guard', token::text, true) WHERE is_bound OR parted AND token::text <> ambient;
-  -- Since the row was written nobody was granted the lease whom a token that speaks excludes: the greater one stays.
-  RETURN greatest(token, CASE WHEN is_bound THEN stored END);
-END
-$$;
+ END IF;
+ PERFORM refuse_row(refused, refused[4]::jsonb, token, shows, key, stored, relation, col) WHERE refused IS NOT NULL;
+ PERFORM set_config('pg_fence.token', token::text, true),  -- for a move
+   set_config('fence_lite.guard', token::text, true) WHERE is_bound OR parted AND token::text <> ambient;
+ -- Nobody was granted the lease meanwhile: the greater one stays.
+ RETURN greatest(token, CASE WHEN is_bound THEN stored END);
+END $$;
 
 -- Rows that are leases of their own --
-
--- Has this transaction written the version? An old version's number may be that of a transaction yet to come (22023).
-CREATE OR REPLACE FUNCTION is_own(version xid) RETURNS boolean LANGUAGE plpgsql AS $$
-DECLARE own bigint := pg_current_xact_id_if_assigned()::text; ahead bigint := version::text::bigint - own & 4294967295;
+-- Has this transaction written the version? An old version's number may be that of a transaction to come.
+CREATE OR REPLACE FUNCTION is_own(version bigint) RETURNS bool LANGUAGE plpgsql AS $$
+DECLARE own bigint := pg_current_xact_id_if_assigned()::text; ahead bigint := version - own & 4294967295;
 BEGIN
-  IF ahead < 16777216 AND version::text::bigint > 2 THEN
-    BEGIN
-      RETURN coalesce(pg_xact_status((own + ahead)::text::xid8) = 'in progress', false);
-    EXCEPTION WHEN invalid_parameter_value THEN NULL;
-    END;
-  END IF;
-  RETURN false;
-END
-$$;
+ RETURN coalesce(CASE WHEN ahead < 16777216 AND version > 2 THEN pg_xact_status((own + ahead)::text::xid8) = 'in progress' END, false);
+EXCEPTION WHEN invalid_parameter_value THEN RETURN false;
+END $$;
 CREATE OR REPLACE FUNCTION claim() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN draw(0); END $$;
 
--- The fence and the deadline that the row is to have. A number of the table's never gets into draw.
+-- The row's fence and deadline to be. No number of the table's gets into draw.
 CREATE OR REPLACE FUNCTION judge_row(op text, relation oid, col text, mode text, deadline text, INOUT fence bigint, shown bigint,
-  was timestamptz, INOUT until timestamptz, place text, version xid, key jsonb) LANGUAGE plpgsql AS $$
+ was timestamptz, INOUT until timestamptz, place text, key jsonb) LANGUAGE plpgsql AS $$
 DECLARE
-  time timestamptz := clock_timestamp();  -- under the row's lock
-  named boolean := op = 'UPDATE' AND is_named(place);
-  by_setting boolean := op = 'DELETE' OR mode = 'managed';  -- but not by a guard's
-  ambient text := nullif(current_setting('pg_fence.token', true), coalesce(current_setting('fence_lite.guard', true), ''));
-  token bigint := CASE WHEN op = 'INSERT' THEN NULL WHEN by_setting THEN nullif(ambient, '')::bigint WHEN named THEN shown END;
-  is_own boolean := is_own(version);
-  is_held boolean := fence IS NOT NULL AND coalesce(was > time, false);
-  is_before boolean := fence IS NULL AND was IS NOT NULL;  -- a deadline from before the fence
-  is_holders boolean := fence IS NOT NULL AND was IS NOT NULL AND (token IS NOT NULL OR is_own);
-  changes boolean := op <> 'DELETE' AND until IS DISTINCT FROM was
-    AND coalesce(abs(extract(epoch FROM until) - extract(epoch FROM was)) >= 0.001, true);
-  drawn bigint; shows boolean := may_show(relation, key); refused text[];
+ time timestamptz := clock_timestamp();  -- under the row's lock
+ named bool := op = 'UPDATE' AND coalesce(current_setting('fence_lite.named', true) = place, false);
+ by_setting bool := op = 'DELETE' OR mode = 'managed';  -- but not by a guard's
+ ambient text := nullif(current_setting('pg_fence.token', true), coalesce(current_setting('fence_lite.guard', true), ''));
+ token bigint := CASE WHEN op = 'INSERT' THEN NULL WHEN by_setting THEN nullif(ambient, '')::bigint WHEN named THEN shown END;
+ is_own bool := op <> 'INSERT' AND is_own(split_part(place, ' ', 3)::bigint);
+ is_held bool := fence IS NOT NULL AND coalesce(was > time, false);
+ is_before bool := fence IS NULL AND was IS NOT NULL;  -- a deadline from before the fence
+ is_holders bool := fence IS NOT NULL AND was IS NOT NULL AND (token IS NOT NULL OR is_own);
+ changes bool := op <> 'DELETE' AND until IS DISTINCT FROM was
+  AND coalesce(abs(extract(epoch FROM until) - extract(epoch FROM was)) >= 0.001, true);
+ drawn bigint; shows bool := may_show(relation); refused text[];
 BEGIN
-  IF current_setting('session_replication_role') = 'replica' THEN
-    PERFORM judge(op, relation, col, 'monotonic', NULL, false, false, fence, shown, NULL, NULL, NULL, key);
-    fence := shown;
-    RETURN;
-  END IF;
-  refused := CASE
-    WHEN op = 'INSERT' AND shown > 0 OR named AND NOT by_setting AND shown IS NULL AND fence IS NOT NULL
-    THEN ARRAY['PF002', 'no fencing token presented', blanked()]
-    WHEN named AND by_setting AND token IS NULL AND shown IS DISTINCT FROM fence
-    THEN ARRAY['PF004', 'the statement writes back an old copy of the row', 'Read it again; who holds it sets pg_fence.token.']
-    WHEN token < fence THEN stale(token, fence, shows)
-    WHEN token IS NOT NULL AND token IS DISTINCT FROM fence AND NOT issued(token)
-    THEN never_issued(token, shows AND token > 1 AND token - 1 = fence)
-    WHEN token IS NOT NULL AND (token IS DISTINCT FROM fence OR was IS NULL AND NOT is_own)
-    THEN ARRAY['PF004', format('fencing token %s does not speak for the row', token) || CASE WHEN token = fence THEN ', which nobody holds'
-      ELSE '' END, 'It is of another claim, or the row was given up, or written after its deadline: claim the row anew, or stop.']
-    WHEN token IS NULL AND is_held AND NOT is_own THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END,
-      ', and no token of its was presented'), format('Its holder shows its token in column "%1$s" (a DELETE by pg_fence.token). Others '
-      'wait, or evict the holder: SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
-    WHEN is_holders AND changes AND until > was AND NOT is_held THEN ARRAY['PF004', format('fencing token %s can no longer renew the row', token),
-      'The deadline has passed: claim the row anew, or stop.']
-    WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
-      deadline), 'Nothing was claimed. Compute it from clock_timestamp() in the statement itself.']
-    WHEN changes AND until > greatest(was, time + interval '8784 hours') THEN ARRAY['22023', 'a deadline may be at most 366 days ahead',
-      'Three to ten times the heartbeat''s interval is usual.'] END;
-  IF refused IS NULL AND changes AND until > time AND NOT is_holders THEN
-    drawn := claim();
-    refused := CASE WHEN fence >= drawn THEN ARRAY['PF003', concat('the row''s fence ', CASE WHEN shows THEN fence END,
-      'was never issued by this database'), 'Call fence_new_epoch(). Near the end of bigint: DELETE the row and INSERT it again.'] END;
-  ELSIF is_holders THEN
-    until := CASE WHEN NOT changes OR until < was THEN was ELSE until END;
-  ELSIF NOT is_before THEN
-    until := NULL;  -- anybody's write ends what was over
-  END IF;
-  PERFORM refuse(refused[1], refused[2], refused[3], jsonb_build_object('presented', CASE WHEN shows OR token <> fence THEN token END)
-    || CASE WHEN shows THEN jsonb_build_object('key', nullif(key, '{}'), 'stored', fence, 'expires_at', iso(was)) ELSE '{}' END, relation, col)
-   WHERE refused IS NOT NULL;
-  fence := coalesce(drawn, fence);
-END
-$$;
+ IF current_setting('session_replication_role') = 'replica' THEN
+  PERFORM judge(op, relation, col, 'monotonic', NULL, false, false, fence, shown, NULL, NULL, NULL, key);
+  fence := shown;
+  RETURN;
+ END IF;
+ refused := CASE
+  WHEN op = 'INSERT' AND shown > 0 OR named AND NOT by_setting AND shown IS NULL AND fence IS NOT NULL
+  THEN ARRAY['PF002', 'no fencing token presented', blanked()]
+  WHEN named AND by_setting AND token IS NULL AND shown IS DISTINCT FROM fence
+  THEN ARRAY['PF004', 'the statement writes back an old copy of the row', 'Read it again; its holder sets pg_fence.token.']
+  WHEN token < fence THEN ARRAY['PF001']
+  WHEN token IS NOT NULL AND token IS DISTINCT FROM fence AND NOT issued(token) THEN ARRAY['PF003']
+  WHEN token IS NOT NULL AND (token IS DISTINCT FROM fence OR was IS NULL AND NOT is_own) THEN ARRAY['PF004', concat('fencing token ', token,
+   ' does not speak for the row', CASE WHEN token = fence THEN ', which nobody holds' END),
+   'Claim the row anew, or stop.']
+  WHEN token IS NULL AND is_held AND NOT is_own THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END,
+   ', and no token of its was presented'), format('Its holder shows its token in column "%1$s", or to DELETE in pg_fence.token. Others wait, '
+   'or evict: SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
+  WHEN is_holders AND changes AND until > was AND NOT is_held
+  THEN ARRAY['PF004', format('fencing token %s can no longer renew the row', token), 'Late: claim the row anew, or stop.']
+  WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
+   deadline), 'Compute it from clock_timestamp() in the statement.']
+  WHEN changes AND until > greatest(was, time + interval '8784 hours') THEN ARRAY['22023', 'a deadline may be at most 366 days ahead',
+   'Renew it.'] END;
+ IF refused IS NULL AND changes AND until > time AND NOT is_holders THEN
+  drawn := claim();
+  refused := CASE WHEN fence >= drawn THEN ARRAY['PF003', concat('the row''s fence', CASE WHEN shows THEN ' ' || fence END,
+   ' was never issued by this database'), 'Call fence_new_epoch(). Near 2^63: DELETE and INSERT the row.'] END;
+ ELSIF is_holders THEN
+  until := CASE WHEN NOT changes OR until < was THEN was ELSE until END;
+ ELSIF NOT is_before THEN
+  until := NULL;  -- anybody's write ends what was over
+ END IF;
+ PERFORM refuse_row(refused, jsonb_build_object('expires_at', CASE WHEN shows THEN iso(was) END),
+  CASE WHEN shows OR token <> fence THEN token END, shows, key, fence, relation, col) WHERE refused IS NOT NULL;
+ fence := coalesce(drawn, fence);
+END $$;
 
 CREATE OR REPLACE FUNCTION refuse_truncate() RETURNS trigger LANGUAGE plpgsql AS
-$$ BEGIN PERFORM refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token', 'Use DELETE with a token, or fence_unprotect, TRUNCATE '
-    'and fence_protect in one transaction.', '{}', TG_RELID) WHERE current_setting('session_replication_role') <> 'replica';
-  RETURN NULL; END $$;
+$$ BEGIN PERFORM refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token', 'Use DELETE with a token, or fence_unprotect first.',
+ '{}', TG_RELID) WHERE current_setting('session_replication_role') <> 'replica';
+ RETURN NULL; END $$;
 
--- The name of a row's lease, taken apart: columns, literal text, unpaired braces.
-CREATE OR REPLACE FUNCTION pieces(template text, OUT col text, OUT literal text, OUT is_odd boolean) RETURNS SETOF record
+-- A template, taken apart: columns, literal text, unpaired braces.
+CREATE OR REPLACE FUNCTION pieces(template text, OUT col text, OUT literal text, OUT is_odd bool) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE ROWS 9 AS $$
-  SELECT CASE WHEN m[1] ~ '^[{].+[}]$' THEN btrim(m[1], '{}') END,
-      CASE WHEN m[1] IN ('{{', '}}') THEN left(m[1], 1) WHEN m[1] !~ '^[{}]' THEN m[1] END, m[1] IN ('{', '}')
-   FROM regexp_matches(template, '([{][{]|[}][}]|[{][^{}]+[}]|[^{}]+|.)', 'g') AS m
+ SELECT CASE WHEN m[1] ~ '^[{].+[}]$' THEN btrim(m[1], '{}') END,
+   CASE WHEN m[1] IN ('{{', '}}') THEN left(m[1], 1) WHEN m[1] !~ '^[{}]' THEN m[1] END, m[1] IN ('{', '}')
+ FROM regexp_matches(template, '([{][{]|[}][}]|[{][^{}]+[}]|[^{}]+|.)', 'g') AS m
 $$;
-CREATE OR REPLACE FUNCTION columns_of(template text) RETURNS text[] LANGUAGE sql IMMUTABLE
-  RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT p.col FROM pieces(template) AS p WHERE p.col IS NOT NULL) END;
+CREATE OR REPLACE FUNCTION columns_of(template text) RETURNS text[]
+ RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT p.col FROM pieces(template) AS p WHERE p.col IS NOT NULL) END;
 
--- The name of OLD's or NEW's lease, as code; format() quotes what gets into it.
-CREATE OR REPLACE FUNCTION lease_of(side text, template text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
-  SELECT coalesce(string_agg(CASE WHEN p.col IS NULL THEN format('%L', p.literal) ELSE format('%s.%I::text', side, p.col) END,
-      ' || ' ORDER BY p.n), 'NULL') FROM pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
+-- The name of OLD's or NEW's lease, or its deadline, as code.
+CREATE OR REPLACE FUNCTION lease_of(side text, template text, deadline text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
+ SELECT coalesce(side || '.' || quote_ident(deadline), string_agg(CASE WHEN p.col IS NULL THEN format('%L', p.literal) ELSE
+   format('%s.%I::text', side, p.col) END, ' || ' ORDER BY p.n), 'NULL') FROM pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
 $$;
-CREATE OR REPLACE FUNCTION trigger_body(relation oid, arguments text[]) RETURNS text LANGUAGE sql STABLE AS $$
-  SELECT format($body$-- %1$s
-DECLARE stored bigint; shown bigint; was %2$s; becomes %2$s; judged bigint; place text := TG_RELID || ' ' || OLD.ctid;
+CREATE OR REPLACE FUNCTION trigger_body(relation oid, a text[]) RETURNS text LANGUAGE sql STABLE AS $$
+ SELECT format($body$-- %s
+DECLARE stored bigint; shown bigint; was %8$s; becomes %8$s; place text := concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin);
 BEGIN
-  BEGIN
-    stored := OLD.%3$I; shown := NEW.%3$I; was := %4$s; becomes := %5$s;
-  EXCEPTION WHEN undefined_column OR datatype_mismatch THEN
-    PERFORM refuse(SQLSTATE, SQLERRM, 'Altered? Call fence_protect again.', '{}', TG_RELID);
-  END;
-$body$ || CASE WHEN arguments[6] <> '' THEN $body$
-  SELECT * INTO stored, becomes
-   FROM judge_row(TG_OP, TG_RELID, %6$s, stored, shown, was, becomes, place, OLD.xmin, jsonb_build_object(%7$s));
-  IF TG_OP = 'DELETE' THEN
-    RETURN OLD;
-  END IF;
-  NEW.%3$I := stored;
-  NEW.%8$I := becomes;
-$body$ ELSE $body$
-  judged := judge(TG_OP, TG_RELID, %6$s, stored, shown, was, becomes, place);
-  IF judged < 0 THEN
-    judged := judge(TG_OP, TG_RELID, %6$s, stored, shown, was, becomes, place, jsonb_build_object(%7$s));
-  END IF;
-  IF TG_OP = 'DELETE' THEN
-    RETURN OLD;
-  ELSIF judged IS NOT NULL AND nullif(judged, 0) IS DISTINCT FROM shown THEN
-    NEW.%3$I := nullif(judged, 0);
-  END IF;
-$body$ END || '  RETURN NEW; END', to_jsonb(arguments), CASE WHEN arguments[6] <> '' THEN 'timestamptz' ELSE 'text' END, arguments[1],
-      coalesce('OLD.' || quote_ident(arguments[6]), lease_of('OLD', arguments[3])),
-      coalesce('NEW.' || quote_ident(arguments[6]), lease_of('NEW', arguments[3])),
-      format('%L, %L, ', arguments[1], arguments[2]) || coalesce(quote_literal(arguments[6]), format('%L, %L, %L', columns_of(arguments[3]),
-        arguments[5], arguments[3] IS NULL OR coalesce(arguments[4] !~ 'insert', false))),
-      string_agg(format('%1$L, coalesce(OLD.%1$I, NEW.%1$I)', a.attname), ', '), arguments[6])  -- other types may bring casts
-   FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey)
-   WHERE i.indrelid = relation AND i.indisprimary AND a.atttypid < 10000
+ BEGIN
+  stored := OLD.%2$I; shown := NEW.%2$I; was := %3$s; becomes := %4$s;
+ EXCEPTION WHEN undefined_column OR datatype_mismatch THEN
+  PERFORM refuse(SQLSTATE, SQLERRM, 'Altered? Call fence_protect again.', '{}', TG_RELID);
+ END;
+ %9$s(TG_OP, TG_RELID, %2$L, %5$L, %6$s, stored, shown, was, becomes, place, jsonb_build_object(%7$s));
+ IF TG_OP = 'DELETE' THEN
+  RETURN OLD;
+ ELSIF stored IS DISTINCT FROM shown THEN
+  NEW.%2$I := stored;
+ END IF;
+ %10$s
+ RETURN NEW;
+END $body$, to_jsonb(a), a[1], lease_of('OLD', a[3], a[6]), lease_of('NEW', a[3], a[6]), a[2],
+   coalesce(quote_literal(a[6]), format('%L, %L, %L', columns_of(a[3]),
+    a[5], a[3] IS NULL OR coalesce(a[4] !~ 'insert', false))),
+   string_agg(format('%1$L, coalesce(OLD.%1$I, NEW.%1$I)', k.attname), ', '),  -- other types may bring casts
+   CASE WHEN a[6] <> '' THEN 'timestamptz' ELSE 'text' END,
+    CASE WHEN a[6] <> '' THEN 'SELECT * INTO stored, becomes FROM judge_row' ELSE 'stored := judge' END,
+    'NEW.' || quote_ident(a[6]) || ' := becomes;')
+ FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
+ WHERE i.indrelid = relation AND i.indisprimary AND k.atttypid < 10000
 $$;
 CREATE OR REPLACE FUNCTION put_function(name text, body text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  EXECUTE format('CREATE OR REPLACE FUNCTION %1$s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, fence_lite, pg_temp '
-    'AS %2$L; COMMENT ON FUNCTION %1$s() IS ''a fence, written by fence_protect''; GRANT EXECUTE ON FUNCTION %1$s() TO PUBLIC',
-    name, body);
-END
-$$;
-CREATE OR REPLACE FUNCTION write_trigger(relation oid, col text DEFAULT NULL, mode text DEFAULT NULL, lease text DEFAULT NULL,
-  events text DEFAULT NULL, deadline text DEFAULT NULL) RETURNS text LANGUAGE plpgsql AS $$
-DECLARE body text; name text;
+ EXECUTE format('CREATE OR REPLACE FUNCTION %1$s() RETURNS trigger LANGUAGE plpgsql SET search_path = pg_catalog, fence_lite, pg_temp '
+  'AS %2$L; COMMENT ON FUNCTION %1$s() IS ''a fence of fence_protect''; GRANT EXECUTE ON FUNCTION %1$s() TO PUBLIC',
+  name, body);
+END $$;
+CREATE OR REPLACE FUNCTION write_trigger(relation oid, arguments text[] = '{}') RETURNS text LANGUAGE plpgsql AS $$
+DECLARE
+ body text := (SELECT CASE WHEN arguments = '{}' THEN '' ELSE trigger_body(relation, arguments) END FROM pg_class c WHERE c.oid = relation
+  AND pg_has_role(session_user, c.relowner, 'MEMBER'));
+ name text := format('fence_lite.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
 BEGIN
-  SELECT trigger_body(relation, ARRAY[coalesce(col, ''), mode, lease, events, (c.relkind = 'p')::text, deadline]) INTO body FROM pg_class c
-   WHERE c.oid = relation AND pg_has_role(session_user, c.relowner, 'MEMBER');
-  PERFORM refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
-  name := format('fence_lite.fenced_%s_%s', relation, left(encode(sha256(replace(body, E'\\', E'\\\\')::bytea), 'hex'), 32));
-  PERFORM sweep(format('^fenced_%s_', relation));
-  PERFORM put_function(name, body) WHERE col <> '';
-  RETURN name;
-END
-$$;
+ PERFORM refuse('42501', 'only the owner may', 'Ask the owner.') WHERE body IS NULL;
+ PERFORM sweep(format('^fenced_%s_', relation));
+ PERFORM put_function(name, body) WHERE body <> '';
+ RETURN name;
+END $$;
 CREATE OR REPLACE FUNCTION sweep(names text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence_lite.%I()', p.proname), '; ') FROM pg_proc p WHERE p.proname ~ names
-     AND p.pronamespace = 'fence_lite'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)), '');
-END
-$$;
+ EXECUTE coalesce((SELECT string_agg(format('DROP FUNCTION fence_lite.%I()', p.proname), '; ') FROM pg_proc p WHERE p.proname ~ names
+  AND p.pronamespace = 'fence_lite'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)), '');
+END $$;
 
--- A function's first line: fence column, mode, lease, events, is it partitioned, deadline.
-CREATE OR REPLACE FUNCTION triggers(OUT relation regclass, OUT name name, OUT type integer, OUT enabled "char",
-  OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE ROWS 9 AS $$
-  SELECT t.tgrelid, t.tgname, t.tgtype::integer, t.tgenabled, t.tgparentid, 'fence_lite.' || p.proname,
-      CASE WHEN p.proname ~ '^fenced_' THEN ARRAY(SELECT jsonb_array_elements_text(substring(p.prosrc, '^-- ([^\n]+)')::jsonb)) END
-   FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
-   WHERE p.pronamespace = 'fence_lite'::regnamespace AND t.tgrelid::regclass::text !~ '^pg_temp'
+-- A function's first line: column, mode, lease, events, is it partitioned, deadline.
+CREATE OR REPLACE FUNCTION triggers(OUT relation regclass, OUT name name, OUT type int, OUT enabled "char",
+ OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE ROWS 9 AS $$
+ SELECT t.tgrelid, t.tgname, t.tgtype::int, t.tgenabled, t.tgparentid, 'fence_lite.' || p.proname,
+   CASE WHEN p.proname ~ '^fenced_' THEN ARRAY(SELECT jsonb_array_elements_text(substring(p.prosrc, '^-- ([^\n]+)')::jsonb)) END
+ FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
+ WHERE p.pronamespace = 'fence_lite'::regnamespace AND t.tgrelid::regclass::text !~ '^pg_temp'
 $$;
--- Is there such a column, whose text no setting changes?
-CREATE OR REPLACE FUNCTION is_fit(relation oid, col text) RETURNS boolean LANGUAGE sql STABLE
-  RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0 AND a.attgenerated = ''
-      AND a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]));
-CREATE OR REPLACE FUNCTION is_deadline(relation oid, col text) RETURNS boolean LANGUAGE sql STABLE
-  RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.atttypid = 'timestamptz'::regtype
-      AND a.atttypmod = -1 AND NOT (a.atthasdef OR a.attnotnull));
+-- Is the column one whose text no setting changes, or a deadline?
+CREATE OR REPLACE FUNCTION is_fit(relation oid, col text, is_deadline bool = false) RETURNS bool
+ RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0 AND a.attgenerated = ''
+   AND CASE WHEN is_deadline THEN a.atttypid = 'timestamptz'::regtype AND a.atttypmod = -1 AND NOT (a.atthasdef OR a.attnotnull)
+    ELSE a.atttypid = ANY ('{int2,int4,int8,text,varchar,uuid,bool}'::regtype[]) END);
 CREATE OR REPLACE FUNCTION family(relation regclass) RETURNS SETOF regclass LANGUAGE sql STABLE ROWS 9 AS $$
-  WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT i.inhrelid FROM f JOIN pg_inherits i ON i.inhparent = f.oid)
-  SELECT f.oid::regclass FROM f
+ WITH RECURSIVE f (oid) AS (SELECT relation::oid UNION SELECT i.inhrelid FROM f JOIN pg_inherits i ON i.inhparent = f.oid)
+ SELECT f.oid::regclass FROM f
 $$;
 CREATE OR REPLACE FUNCTION take_off(table_name regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER IF EXISTS %I ON %s', t.name, t.relation), '; ') FROM triggers() AS t
-     WHERE t.parent = 0 AND t.relation IN (SELECT family(table_name))), '');
-  PERFORM write_trigger(table_name);
-END
+ EXECUTE coalesce((SELECT string_agg(format('DROP TRIGGER IF EXISTS %I ON %s', t.name, t.relation), '; ') FROM triggers() AS t
+  WHERE t.parent = 0 AND t.relation IN (SELECT family(table_name))), '');
+ PERFORM write_trigger(table_name);
+END $$;
+
+CREATE OR REPLACE FUNCTION refuse_table(relation regclass, fault text[]) RETURNS void
+ RETURN refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}', relation, fault[4]);
+CREATE OR REPLACE FUNCTION check_table(relation regclass, is_new bool) RETURNS void LANGUAGE sql AS $$
+ SELECT refuse_table(relation, r.fault)
+ FROM (VALUES (1)) AS once LEFT JOIN pg_class c ON c.oid = relation CROSS JOIN LATERAL (SELECT CASE
+  WHEN c.oid IS NULL THEN ARRAY[CASE WHEN relation IS NULL THEN '22004' ELSE '42P01' END, 'there is no such table', 'Name another.']
+  WHEN NOT pg_has_role(c.relowner, 'USAGE') THEN ARRAY['42501', 'only its owner may', format('Ask %s.', c.relowner::regrole)]
+  WHEN NOT is_new THEN NULL
+  WHEN EXISTS (SELECT FROM family(relation) AS p JOIN pg_class pc ON pc.oid = p
+   WHERE pc.relkind NOT IN ('r', 'p') OR pc.relpersistence <> 'p')
+  THEN ARRAY['42809', 'it is no logged table', 'A crash empties an unlogged one.']
+  WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid OR i.inhparent = c.oid AND c.relkind = 'r')
+  THEN ARRAY['42809', 'it is a partition, or inherits', 'Protect the top of the partitions.'] END) AS r (fault)
+ WHERE r.fault IS NOT NULL
 $$;
 
-CREATE OR REPLACE FUNCTION refuse_table(relation regclass, fault text[]) RETURNS void LANGUAGE sql
-  RETURN refuse(fault[1], format('cannot fence %s: %s', relation, fault[2]), fault[3], '{}', relation, fault[4]);
-CREATE OR REPLACE FUNCTION check_table(relation regclass, is_new boolean) RETURNS void LANGUAGE sql AS $$
-  SELECT refuse_table(relation, r.fault)
-   FROM (VALUES (1)) AS once LEFT JOIN pg_class c ON c.oid = relation CROSS JOIN LATERAL (SELECT CASE
-    WHEN c.oid IS NULL THEN ARRAY[CASE WHEN relation IS NULL THEN '22004' ELSE '42P01' END, 'there is no such table', 'Name another.']
-    WHEN NOT pg_has_role(c.relowner, 'USAGE') THEN ARRAY['42501', 'only its owner may', format('Ask %s.', c.relowner::regrole)]
-    WHEN NOT is_new THEN NULL
-    WHEN EXISTS (SELECT FROM family(relation) AS p JOIN pg_class pc ON pc.oid = p
-      WHERE pc.relkind NOT IN ('r', 'p') OR pc.relpersistence <> 'p')
-    THEN ARRAY['42809', 'it is no logged table', 'A crash empties an unlogged one.']
-    WHEN EXISTS (SELECT FROM pg_inherits i WHERE i.inhrelid = c.oid OR i.inhparent = c.oid AND c.relkind = 'r')
-    THEN ARRAY['42809', 'it is a partition, or inherits, or is inherited from', 'Protect the top of the partitions.'] END) AS r (fault)
-   WHERE r.fault IS NOT NULL
-$$;
-
--- The calls, by their comments, and what else fence_grant gives.
-CREATE OR REPLACE FUNCTION calls(OUT call regprocedure, OUT is_given boolean) RETURNS SETOF record
+-- The calls, by their comments, and what fence_grant gives besides.
+CREATE OR REPLACE FUNCTION calls(OUT call regprocedure, OUT is_given bool) RETURNS SETOF record
 LANGUAGE sql STABLE ROWS 30 AS $$
-  SELECT p.oid, p.proname !~ '^fence(d|_protect|_unprotect|_audit|_grant|_revoke)$'
-   FROM pg_proc p JOIN pg_namespace n ON n.nspname = 'fence' AND n.nspowner = p.proowner
-   WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)'
-  UNION ALL
-  SELECT 'relies'::regproc, true
+ SELECT p.oid, p.proname !~ '^fence(d|_protect|_unprotect|_audit|_grant|_revoke)$'
+ FROM pg_proc p JOIN pg_namespace n ON n.nspname = 'fence' AND n.nspowner = p.proowner
+ WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)'
+ UNION ALL
+ SELECT 'relies'::regproc, true
 $$;
 
 -- The calls --
-
 DO $$ BEGIN PERFORM set_config('search_path', current_setting('fence_lite.home'), false); END $$;
-CREATE OR REPLACE FUNCTION lease_acquire(name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
-  metadata jsonb DEFAULT NULL, shared boolean DEFAULT false, slots integer DEFAULT 1, reclaim boolean DEFAULT false,
-  session boolean DEFAULT false) RETURNS bigint LANGUAGE plpgsql AS $$
+CREATE OR REPLACE FUNCTION lease_acquire(name text, holder text = NULL, ttl interval = '30 s', wait interval = '0',
+ metadata jsonb = NULL, shared bool = false, slots int = 1, reclaim bool = false,
+ session bool = false) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
-  limited text := current_setting('lock_timeout');
-  began timestamptz := clock_timestamp(); until timestamptz; token bigint;
+ limited text := current_setting('lock_timeout');
+ began timestamptz := clock_timestamp(); until timestamptz; token bigint;
 BEGIN
-  PERFORM vet('lease_acquire', name, 1, ttl, wait, holder, metadata);
-  IF reclaim AND holder IS NULL THEN
-    PERFORM bad('reclaim', 'reclaim needs a holder');
-  ELSIF shared OR slots <> 1 OR session THEN
-    PERFORM left_out('a shared, slots or session grant');
-  END IF;
-  token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);
-  IF token IS NOT NULL OR coalesce(wait, '0') = '0' THEN
+ PERFORM vet('lease_acquire', name, 1, ttl, wait, holder, metadata);
+ IF reclaim AND holder IS NULL THEN
+  PERFORM bad('reclaim', 'reclaim needs a holder');
+ ELSIF shared OR slots <> 1 OR session THEN
+  PERFORM left_out('a shared, slots or session grant');
+ END IF;
+ token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);
+ IF token IS NOT NULL OR coalesce(wait, '0') = '0' THEN
+  RETURN token;
+ ELSIF keeps_snapshot() THEN
+  PERFORM left_out('a wait at REPEATABLE READ');
+ END IF;
+
+ -- Waiters have the queue's lock in their order; its holder looks, or who reclaims.
+ until := began + least(wait, nullif(limited, '0')::interval);
+ BEGIN
+  LOCK TABLE fence.turn IN ACCESS SHARE MODE;
+  PERFORM set_config('lock_timeout', least(greatest(ceil(extract(epoch FROM until - clock_timestamp()) * 1000), 1), 2147483647)::text,
+   true), pg_advisory_xact_lock(lock_key(name)), set_config('lock_timeout', limited, true) WHERE reclaim IS NOT TRUE;
+  LOOP
+   token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, reclaim IS NOT TRUE);
+   IF token IS NOT NULL THEN
     RETURN token;
-  ELSIF keeps_snapshot() THEN
-    PERFORM left_out('a wait at REPEATABLE READ');
+   ELSIF clock_timestamp() >= until THEN
+    RAISE lock_not_available;
+   END IF;
+   PERFORM pg_sleep(least(0.05, extract(epoch FROM until - clock_timestamp())));
+  END LOOP;
+ EXCEPTION WHEN lock_not_available THEN
+  IF clock_timestamp() - began >= nullif(limited, '0')::interval THEN
+   RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
   END IF;
-
-  -- Waiters have the queue's lock in the order they came; its holder looks, or who reclaims.
-  until := began + least(wait, nullif(limited, '0')::interval);
-  BEGIN
-    LOCK TABLE fence.turn IN ACCESS SHARE MODE;
-    PERFORM set_config('lock_timeout', least(greatest(ceil(extract(epoch FROM until - clock_timestamp()) * 1000), 1), 2147483647)::text,
-      true), pg_advisory_xact_lock(lock_key(name)), set_config('lock_timeout', limited, true) WHERE reclaim IS NOT TRUE;
-    LOOP
-      token := attempt(name COLLATE "C", holder, ttl, metadata, reclaim, reclaim IS NOT TRUE);
-      IF token IS NOT NULL THEN
-        RETURN token;
-      ELSIF clock_timestamp() >= until THEN
-        RAISE lock_not_available;
-      END IF;
-      PERFORM pg_sleep(least(0.05, extract(epoch FROM until - clock_timestamp())));
-    END LOOP;
-  EXCEPTION WHEN lock_not_available THEN
-    IF clock_timestamp() - began >= nullif(limited, '0')::interval THEN
-      RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
-    END IF;
-  END;
-  RETURN attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- a stranger may have had that lock
-END
-$$;
-
-CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval DEFAULT NULL) RETURNS bigint LANGUAGE plpgsql AS
+ END;
+ RETURN attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- a stranger may have had that lock
+END $$;
+CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval = NULL) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN RETURN change('lease_renew', name COLLATE "C", token, ttl); END $$;
 CREATE OR REPLACE FUNCTION lease_release(name text, token bigint) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN RETURN change('lease_release', name COLLATE "C", token); END $$;
 CREATE OR REPLACE FUNCTION lease_revoke(name text) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN RETURN change('lease_revoke', name COLLATE "C", 1); END $$;
-
 CREATE OR REPLACE FUNCTION lease_keep(names text[], tokens bigint[])
 RETURNS TABLE (name text, token bigint, outcome text, renewed bigint, remaining interval, again_in interval, code text)
 LANGUAGE plpgsql ROWS 9 AS $$
 #variable_conflict use_column
 DECLARE
-  places bigint[];  -- of the pairs whose leases are locked
-  kept text[]; above bigint; fresh bigint;
-  time timestamptz := clock_timestamp();
+ places bigint[];  -- of locked leases
+ kept text[]; above bigint; fresh bigint;
+ time timestamptz := clock_timestamp();
 BEGIN
-  PERFORM vet('lease_keep', 'any');
-  IF cardinality(names) <> cardinality(tokens) OR cardinality(names) > 10000 THEN
-    PERFORM bad('names', 'names and tokens must be as many, and at most 10000');
-  ELSIF (num_nulls(VARIADIC names) + num_nulls(VARIADIC tokens) = 0) IS NOT TRUE THEN
-    PERFORM bad('names', 'names and tokens must not be NULL', '22004');
-  END IF;
-  SELECT array_agg(x.n), array_agg(x.name), max(x.latest) INTO places, kept, above FROM (
-    SELECT p.n, l.name, latest(l) AS latest FROM unnest(names COLLATE "C", tokens) WITH ORDINALITY AS p (name, token, n)
-      JOIN fence.lease l ON l.name = p.name WHERE has(l, p.token) AND is_live(l) FOR NO KEY UPDATE OF l SKIP LOCKED) AS x;
-  IF kept IS NOT NULL THEN
-    time := clock_timestamp();
-    fresh := draw(above);
-    PERFORM renew(kept COLLATE "C", fresh, time, NULL);
-  END IF;
-  RETURN QUERY
-  SELECT p.name, p.token, o.outcome, CASE o.outcome WHEN 'kept' THEN fresh END, x.remaining,
-      CASE o.outcome WHEN 'kept' THEN least(x.remaining / 3, '1 day') WHEN 'later' THEN greatest(x.remaining / 10, '10 ms') END,
-      CASE o.outcome WHEN 'later' THEN '55P03' WHEN 'refused' THEN '22023' END
-   FROM unnest(names COLLATE "C", tokens) WITH ORDINALITY AS p (name, token, n)
-   LEFT JOIN fence.lease l ON l.name = p.name LEFT JOIN unnest(places) AS m (n) ON m.n = p.n
-   CROSS JOIN LATERAL (SELECT CASE WHEN octet_length(p.name) NOT BETWEEN 1 AND 512 OR p.token < 1 THEN 'refused'
-      WHEN m.n IS NOT NULL AND latest(l) = fresh THEN 'kept'
-      WHEN m.n IS NULL AND has(l, p.token) AND is_live(l) THEN 'later' ELSE 'lost' END) AS o (outcome)
-   CROSS JOIN LATERAL (SELECT CASE WHEN o.outcome IN ('kept', 'later') THEN greatest(l.expires_at - time, '0') END) AS x (remaining)
-   ORDER BY p.n;
-END
-$$;
-
+ PERFORM vet('lease_keep', 'any');
+ IF cardinality(names) <> cardinality(tokens) OR cardinality(names) > 10000 THEN
+  PERFORM bad('names', 'names and tokens must be as many, and at most 10000');
+ ELSIF (num_nulls(VARIADIC names) + num_nulls(VARIADIC tokens) = 0) IS NOT TRUE THEN
+  PERFORM bad('names', 'names and tokens must not be NULL', '22004');
+ END IF;
+ SELECT array_agg(x.n), array_agg(x.name), max(x.latest) INTO places, kept, above FROM (
+  SELECT p.n, l.name, latest(l) AS latest FROM unnest(names COLLATE "C", tokens) WITH ORDINALITY AS p (name, token, n)
+   JOIN fence.lease l ON l.name = p.name WHERE has(l, p.token) AND is_live(l) FOR NO KEY UPDATE OF l SKIP LOCKED) AS x;
+ IF kept IS NOT NULL THEN
+  time := clock_timestamp();
+  fresh := draw(above);
+  PERFORM renew(kept COLLATE "C", fresh, time, NULL);
+ END IF;
+ RETURN QUERY
+ SELECT p.name, p.token, o.outcome, CASE o.outcome WHEN 'kept' THEN fresh END, x.remaining,
+   CASE o.outcome WHEN 'kept' THEN least(x.remaining / 3, '1 day') WHEN 'later' THEN greatest(x.remaining / 10, '10 ms') END,
+   CASE o.outcome WHEN 'later' THEN '55P03' WHEN 'refused' THEN '22023' END
+ FROM unnest(names COLLATE "C", tokens) WITH ORDINALITY AS p (name, token, n)
+ LEFT JOIN fence.lease l ON l.name = p.name LEFT JOIN unnest(places) AS m (n) ON m.n = p.n
+ CROSS JOIN LATERAL (SELECT CASE WHEN octet_length(p.name) NOT BETWEEN 1 AND 512 OR p.token < 1 THEN 'refused'
+   WHEN m.n IS NOT NULL AND latest(l) = fresh THEN 'kept'
+   WHEN m.n IS NULL AND has(l, p.token) AND is_live(l) THEN 'later' ELSE 'lost' END) AS o (outcome)
+ CROSS JOIN LATERAL (SELECT CASE WHEN o.outcome IN ('kept', 'later') THEN greatest(l.expires_at - time, '0') END) AS x (remaining)
+ ORDER BY p.n;
+END $$;
 CREATE OR REPLACE FUNCTION lease_guard(name text, token bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE refused text[];
 BEGIN
-  PERFORM vet('lease_guard', name, token);
-  refused := relies(name COLLATE "C", token, name);
-  PERFORM refuse(refused[1], refused[2], refused[3], refused[4]::jsonb) WHERE refused IS NOT NULL;
-  PERFORM set_config('pg_fence.token', token::text, true), set_config('fence_lite.guard', token::text, true);
-  RETURN token;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION lease_check(name text, token bigint) RETURNS boolean LANGUAGE plpgsql AS $$
+ PERFORM vet('lease_guard', name, token);
+ refused := relies(name COLLATE "C", token, name);
+ PERFORM refuse(refused[1], refused[2], refused[3], refused[4]::jsonb) WHERE refused IS NOT NULL;
+ PERFORM set_config('pg_fence.token', token::text, true), set_config('fence_lite.guard', token::text, true);
+ RETURN token;
+END $$;
+CREATE OR REPLACE FUNCTION lease_check(name text, token bigint) RETURNS bool LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM vet('', name, token);
-  PERFORM left_out('lease_check() at REPEATABLE READ') WHERE keeps_snapshot();
-  RETURN EXISTS (SELECT FROM fence.lease l WHERE l.name = $1 COLLATE "C" AND speaks(l, token)
-      AND latest(l) > floor()) AND (pg_is_in_recovery() OR has_begun() OR NOT is_copy());
-END
-$$;
-
-CREATE OR REPLACE FUNCTION lease_info(name text, token bigint DEFAULT NULL) RETURNS SETOF fence.leases LANGUAGE plpgsql ROWS 1 AS $$
+ PERFORM vet('', name, token);
+ PERFORM left_out('lease_check() at REPEATABLE READ') WHERE keeps_snapshot();
+ RETURN EXISTS (SELECT FROM fence.lease l WHERE l.name = $1 COLLATE "C" AND speaks(l, token)
+   AND latest(l) > floor()) AND (pg_is_in_recovery() OR has_begun() OR NOT is_copy());
+END $$;
+CREATE OR REPLACE FUNCTION lease_info(name text, token bigint = NULL) RETURNS SETOF fence.leases LANGUAGE plpgsql ROWS 1 AS $$
 BEGIN
-  PERFORM vet('', name, coalesce(token, 1));
-  RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = $1 COLLATE "C";
-END
-$$;
-
-CREATE OR REPLACE FUNCTION lease_prune(older_than interval DEFAULT '1 day') RETURNS bigint LANGUAGE plpgsql AS $$
+ PERFORM vet('', name, coalesce(token, 1));
+ RETURN QUERY SELECT l.* FROM fence.leases l WHERE l.name = $1 COLLATE "C";
+END $$;
+CREATE OR REPLACE FUNCTION lease_prune(older_than interval = '1 day') RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE age interval := coalesce(older_than, '1 day'); pruned bigint;
 BEGIN
-  PERFORM vet('lease_prune', 'any');
-  PERFORM bad('older_than', 'older_than must not be negative') WHERE age < '0';
-  DELETE FROM fence.lease l WHERE l.name IN (SELECT x.name FROM fence.lease x
-    WHERE coalesce(x.ended_at, x.expires_at) < clock_timestamp() - least(age, '1900 years') FOR UPDATE SKIP LOCKED);
-  GET DIAGNOSTICS pruned = ROW_COUNT;
-  RETURN pruned;
-END
-$$;
-
+ PERFORM vet('lease_prune', 'any');
+ PERFORM bad('older_than', 'older_than must not be negative') WHERE age < '0';
+ DELETE FROM fence.lease l WHERE l.name IN (SELECT x.name FROM fence.lease x
+  WHERE coalesce(x.ended_at, x.expires_at) < clock_timestamp() - least(age, '1900 years') FOR UPDATE SKIP LOCKED);
+ GET DIAGNOSTICS pruned = ROW_COUNT;
+ RETURN pruned;
+END $$;
 CREATE OR REPLACE FUNCTION fence_new_epoch() RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM vet('fence_new_epoch', 'any'), move_on(0, true); RETURN floor(); END $$;
-
-CREATE OR REPLACE FUNCTION fence_status(OUT last_token bigint, OUT timeline integer, OUT system_identifier bigint, OUT jumps bigint,
-  OUT in_recovery boolean, OUT library_version text, OUT sql_version text) LANGUAGE sql AS $$
-  SELECT CASE WHEN NOT pg_is_in_recovery() THEN last_token() END, i.timeline, i.system_identifier,
-      greatest(coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) - 1, 0), pg_is_in_recovery(), 'none: pg_fence_lite', '0.2.0'
-   FROM identity(floor()) AS i
+CREATE OR REPLACE FUNCTION fence_status(OUT last_token bigint, OUT timeline int, OUT system_identifier bigint, OUT jumps bigint,
+ OUT in_recovery bool, OUT library_version text, OUT sql_version text) LANGUAGE sql AS $$
+ SELECT CASE WHEN NOT pg_is_in_recovery() THEN last_token() END, i.timeline, i.system_identifier,
+   greatest(coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) - 1, 0), pg_is_in_recovery(), 'none: pg_fence_lite', '0.2.0'
+ FROM identity(floor()) AS i
 $$;
-
-CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS
+CREATE OR REPLACE FUNCTION fence_grant(role regrole, level text = 'worker', prefix text = NULL) RETURNS void LANGUAGE plpgsql AS
 $$ BEGIN PERFORM left_out('a level or prefix') WHERE prefix <> '' OR level <> 'worker';
-  PERFORM let(role, 'GRANT %s ON %s TO %s'); END $$;
-
-CREATE OR REPLACE FUNCTION fence_revoke(role regrole, prefix text DEFAULT NULL) RETURNS void LANGUAGE plpgsql AS
+ PERFORM let(role, 'GRANT %s ON %s TO %s'); END $$;
+CREATE OR REPLACE FUNCTION fence_revoke(role regrole, prefix text = NULL) RETURNS void LANGUAGE plpgsql AS
 $$ BEGIN PERFORM left_out('a prefix') WHERE prefix <> ''; PERFORM let(role, 'REVOKE %s ON %s FROM %s'); END $$;
-
 CREATE OR REPLACE FUNCTION fenced() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM left_out('fenced() by hand'); END $$;
-
-CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name DEFAULT 'fence', mode text DEFAULT NULL,
-  lease text DEFAULT NULL, events text DEFAULT NULL, verify boolean DEFAULT false, always boolean DEFAULT false, deadline name DEFAULT NULL)
+CREATE OR REPLACE FUNCTION fence_protect(relation regclass, fence_column name = 'fence', mode text = NULL,
+ lease text = NULL, events text = NULL, verify bool = false, always bool = false, deadline name = NULL)
 RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
-  col text := coalesce(fence_column, 'fence'); had record;  -- the fence that the table has
-  judged_as text; bound_to text; until name; key text; chosen text; all_events text[]; on_events text[]; stays boolean; fault text[];
-  item record;
+ col text := coalesce(fence_column, 'fence'); had record;
+ parted bool := EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p');
+ judged_as text; bound_to text; until name; key text; chosen text; on_events text[]; stays bool; fault text[]; item record;
 BEGIN
-  PERFORM left_out('verify') WHERE verify AND deadline IS NULL;
-  PERFORM check_table(relation, true);
-  EXECUTE format('LOCK TABLE %s', relation);
-  PERFORM check_table(relation, true);  -- it may have changed meanwhile
+ PERFORM left_out('verify') WHERE verify AND deadline IS NULL;
+ PERFORM check_table(relation, true);
+ EXECUTE format('LOCK TABLE %s', relation);
+ PERFORM check_table(relation, true);  -- now locked
 
-  -- An argument that is left out stays as it was, but without a lease only strict is safe.
-  SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, bool_or(t.enabled = 'A') AS always,
-      max(t.arguments[6]) AS deadline
-   INTO had FROM triggers() AS t WHERE t.relation = $1;
-  bound_to := nullif(coalesce(lease, had.lease), '');
-  until := nullif(coalesce(deadline, had.deadline), '');
-  key := coalesce(bound_to, until);
-  PERFORM left_out('a deadline of a partitioned table') FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p' AND until <> '';
-  stays := (key IS NULL) = (coalesce(had.lease, had.deadline) IS NULL);
-  judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
-    CASE WHEN key IS NULL THEN 'strict' ELSE 'monotonic' END));
-  chosen := lower(replace(coalesce(events, CASE WHEN stays THEN had.events END), ' ', ''));
-  all_events := '{update,delete,truncate}'::text[] || CASE WHEN key <> '' THEN '{insert}'::text[] END;
-  on_events := coalesce(string_to_array(chosen, ','), all_events);
+ -- What is left out stays, but without a lease only strict is safe.
+ SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, max(t.arguments[6]) AS deadline,
+   bool_or(t.enabled = 'A') AS always INTO had
+ FROM triggers() AS t WHERE t.relation = $1;
+ bound_to := nullif(coalesce(lease, had.lease), '');
+ until := nullif(coalesce(deadline, had.deadline), '');
+ key := coalesce(bound_to, until);
+ PERFORM left_out('a deadline of a partitioned table') WHERE parted AND until <> '';
+ stays := (key IS NULL) = (coalesce(had.lease, had.deadline) IS NULL);
+ judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
+  CASE WHEN key IS NULL THEN 'strict' ELSE 'monotonic' END));
+ chosen := lower(replace(coalesce(events, CASE WHEN stays THEN had.events END), ' ', ''));
+ on_events := string_to_array(coalesce(chosen, 'update,delete,truncate' || CASE WHEN key <> '' THEN ',insert' ELSE '' END), ',');
 
-  SELECT CASE
-    WHEN col = '' OR judged_as NOT IN ('strict', 'monotonic', 'managed')
-      OR NOT on_events <@ '{insert,update,delete,truncate}' OR on_events = '{}'
-    THEN ARRAY['22023', 'a mode or event is not known', 'Modes: strict, monotonic, managed; events: insert, update, delete, truncate']
-    WHEN lease = '' AND had.mode IS NULL
-      OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM pieces(bound_to) AS p)
-    THEN ARRAY['22023', format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column} for its value, {{ and }} for braces.']
-    WHEN until = col OR deadline = '' AND had.mode IS NULL
-    THEN ARRAY['22023', 'the deadline needs a column of its own', 'Name a timestamptz column.', col]
-    WHEN until <> '' AND (bound_to <> '' OR judged_as = 'strict' OR verify OR NOT on_events @> all_events)
-    THEN ARRAY['22023', 'a row that is its own lease has no other, nor strict, verify or events', 'Give lease => '''' to unbind it.']
-    WHEN f.attnum IS NULL AND had.mode IS NOT NULL
-    THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
-    WHEN f.atttypid <> 'int8'::regtype THEN ARRAY['42804', format('column "%s" is no bigint', col), 'Name another fence_column.', col]
-    WHEN f.atthasdef OR f.attidentity <> '' OR f.attnotnull AND until <> ''
-    THEN ARRAY['42611', format('column "%s" has a default, or is NOT NULL', col), 'Drop that.', col]
-    WHEN d.attnum > 0 AND NOT is_deadline(relation, until) THEN ARRAY[CASE WHEN d.atttypid = 'timestamptz'::regtype AND d.atttypmod < 0
-      THEN '42611' ELSE '42804' END, format('column "%s" is no timestamptz, or has a default, or is NOT NULL', until),
-      'A row that nobody holds has no deadline.', until]
-    WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
-      'Fit are columns of type smallint, integer, bigint, text, varchar, uuid, boolean.', unfit]
-    WHEN f.attnum IS NULL THEN '{}' END INTO fault
-   FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE c = col OR NOT is_fit(relation, c)) AS u (unfit)
-   LEFT JOIN pg_attribute f ON f.attrelid = relation AND f.attname = col
-   LEFT JOIN pg_attribute d ON d.attrelid = relation AND d.attname = until;
-  IF fault <> '{}' THEN
-    PERFORM refuse_table(relation, fault);
-  ELSIF fault = '{}' THEN
-    EXECUTE format('ALTER TABLE %1$s ADD COLUMN %2$I bigint; COMMENT ON COLUMN %1$s.%2$I IS
-      ''fencing token of the latest write (pg_fence)''', relation, col);
+ SELECT CASE
+  WHEN col = '' OR judged_as NOT IN ('strict', 'monotonic', 'managed')
+   OR NOT on_events <@ '{insert,update,delete,truncate}' OR on_events = '{}'
+  THEN ARRAY['22023', 'a mode or event is not known', 'Modes: strict, monotonic, managed.']
+  WHEN lease = '' AND had.mode IS NULL
+   OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM pieces(bound_to) AS p)
+  THEN ARRAY['22023', format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column}, {{ and }}.']
+  WHEN deadline = '' AND had.mode IS NULL
+   OR until <> '' AND (until = col OR bound_to <> '' OR judged_as = 'strict' OR verify OR cardinality(on_events) < 4)
+  THEN ARRAY['22023', 'a deadline has a column of its own, and no lease, strict, verify, events', 'Give lease => '''' to unbind it.']
+  WHEN f.attnum IS NULL AND had.mode IS NOT NULL
+  THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
+  WHEN f.atttypid <> 'int8'::regtype THEN ARRAY['42804', format('column "%s" is no bigint', col), 'Name another fence_column.', col]
+  WHEN f.atthasdef OR f.attidentity <> '' OR f.attnotnull AND until <> ''
+  THEN ARRAY['42611', format('column "%s" has a default, or is NOT NULL', col), 'Drop that.', col]
+  WHEN d.attnum <> 0 AND NOT is_fit(relation, until, true) THEN ARRAY[CASE WHEN d.atttypid <> 'timestamptz'::regtype OR d.atttypmod > 0
+   THEN '42804' ELSE '42611' END, format('column "%s" is no timestamptz, or has a default, or is NOT NULL', until), 'Name another.', until]
+  WHEN unfit IS NOT NULL THEN ARRAY['42703', format('the lease names {%s}, no column that is fit', unfit),
+   'Fit are integers, text, varchar, uuid, bool.', unfit] END INTO fault
+ FROM (SELECT min(c) FROM unnest(columns_of(bound_to)) AS c WHERE c = col OR NOT is_fit(relation, c)) AS u (unfit)
+ LEFT JOIN pg_attribute f ON f.attrelid = relation AND f.attname = col
+ LEFT JOIN pg_attribute d ON d.attrelid = relation AND d.attname = until;
+ PERFORM refuse_table(relation, fault) WHERE fault IS NOT NULL;
+ FOR item IN
+  SELECT v.* FROM (VALUES (col, 'bigint', 'fencing token of the latest write'), (until, 'timestamptz', 'until when the row is held'))
+   AS v (name, type, says)
+  WHERE v.name <> '' AND NOT EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = v.name)
+ LOOP
+  EXECUTE format('ALTER TABLE %1$s ADD %2$I %3$s; COMMENT ON COLUMN %1$s.%2$I IS ''%4$s (pg_fence)''', relation, item.name, item.type,
+   item.says);
+ END LOOP;
+ PERFORM take_off(relation);
+ -- Partitions get no statement trigger.
+ FOR item IN
+  SELECT 'fence_named' AS name, format('UPDATE OF %I', col) AS event, relation AS rel,
+    'ROW EXECUTE FUNCTION fence_lite.note_named' AS call WHERE on_events && '{update}'
+  UNION ALL
+  SELECT 'fenced', string_agg(DISTINCT e, ' OR '), relation,
+    'ROW EXECUTE FUNCTION ' || write_trigger(relation, ARRAY[col, judged_as, bound_to, chosen, parted::text, until])
+  FROM unnest(on_events || CASE WHEN judged_as = 'managed' THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
+  UNION ALL
+  SELECT 'fenced_truncate', 'TRUNCATE', part, 'STATEMENT EXECUTE FUNCTION fence_lite.refuse_truncate'
+  FROM family(relation) AS part WHERE on_events && '{truncate}'
+ LOOP
+  EXECUTE format('CREATE TRIGGER %I BEFORE %s ON %s FOR EACH %s()', item.name, item.event, item.rel, item.call);
+  IF coalesce(always, had.always) THEN
+   EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.name);
   END IF;
-
-  IF NOT is_deadline(relation, until) THEN
-    EXECUTE format('ALTER TABLE %1$s ADD COLUMN %2$I timestamptz; COMMENT ON COLUMN %1$s.%2$I IS
-      ''until when the row is held (pg_fence)''', relation, until);
-  END IF;
-
-  PERFORM take_off(relation);
-  -- PostgreSQL copies no statement trigger to partitions.
-  FOR item IN
-    SELECT 'fence_named' AS name, format('UPDATE OF %I', col) AS event, relation AS rel,
-        'ROW EXECUTE FUNCTION fence_lite.note_named' AS call
-     WHERE on_events && '{update}' AND (judged_as <> 'managed' OR until <> '')
-    UNION ALL
-    SELECT 'fenced', string_agg(DISTINCT e, ' OR '), relation,
-        'ROW EXECUTE FUNCTION ' || write_trigger(relation, col, judged_as, bound_to, chosen, until)
-     FROM unnest(on_events || CASE WHEN judged_as = 'managed' THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
-    UNION ALL
-    SELECT 'fenced_truncate', 'TRUNCATE', part, 'STATEMENT EXECUTE FUNCTION fence_lite.refuse_truncate'
-     FROM family(relation) AS part WHERE on_events && '{truncate}'
-  LOOP
-    EXECUTE format('CREATE TRIGGER %I BEFORE %s ON %s FOR EACH %s()', item.name, item.event, item.rel, item.call);
-    IF coalesce(always, had.always) THEN
-      EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.name);
-    END IF;
-  END LOOP;
-  IF key IS NULL THEN
-    RAISE NOTICE '% is bound to no lease: the holder of any lease can write it', relation;
-  END IF;
-  IF had.always AND NOT always THEN
-    RAISE NOTICE '% is no longer fenced with always', relation;
-  END IF;
-END
-$$;
-
+ END LOOP;
+ IF key IS NULL THEN
+  RAISE NOTICE '% is bound to no lease: the holder of any lease can write it', relation;
+ END IF;
+ IF had.always AND NOT always THEN
+  RAISE NOTICE '% is no longer fenced with always', relation;
+ END IF;
+END $$;
 CREATE OR REPLACE FUNCTION fence_unprotect(relation regclass) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM check_table(relation, false);
-  PERFORM refuse_table(t.relation, ARRAY['42809', 'it is a partition',
-      format('Take the fence off %s.', pg_partition_root(t.relation))])
-    FROM triggers() AS t WHERE t.relation = $1 AND t.parent <> 0;
-  IF EXISTS (SELECT FROM triggers() AS t WHERE t.relation IN (SELECT family($1))) THEN
-    EXECUTE format('LOCK TABLE %s', relation);
-    PERFORM take_off(relation);
-  ELSE
-    RAISE NOTICE '% is not fenced', relation;
-  END IF;
-END
-$$;
-
-CREATE OR REPLACE FUNCTION fence_audit(INOUT relation regclass DEFAULT NULL, OUT severity text, OUT finding text, OUT remedy text)
+ PERFORM check_table(relation, false);
+ PERFORM refuse_table(t.relation, ARRAY['42809', 'it is a partition',
+   format('Take the fence off %s.', pg_partition_root(t.relation))])
+  FROM triggers() AS t WHERE t.relation = $1 AND t.parent <> 0;
+ IF EXISTS (SELECT FROM triggers() AS t WHERE t.relation IN (SELECT family($1))) THEN
+  EXECUTE format('LOCK TABLE %s', relation);
+  PERFORM take_off(relation);
+ ELSE
+  RAISE NOTICE '% is not fenced', relation;
+ END IF;
+END $$;
+CREATE OR REPLACE FUNCTION fence_audit(INOUT relation regclass = NULL, OUT severity text, OUT finding text, OUT remedy text)
 RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
-  SELECT check_table(relation, false) WHERE relation IS NOT NULL;
-  WITH home AS (SELECT p.oid::regproc AS protect FROM calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fence_protect'),
-  own AS (SELECT t.* FROM triggers() AS t WHERE t.function !~ 'note'),
-  fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments[1] AS col, o.arguments[2] AS mode, o.arguments[3] AS lease,
-         o.arguments[6] AS deadline
-       FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
-       WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0) AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.arguments)
-  SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN home h CROSS JOIN LATERAL (
-    SELECT 'hole', 'no trigger of pg_fence fires on ' || string_agg(e.name, ', '),
-        format('SELECT %s(%L::regclass, always => NULL);', h.protect, m.root)
-     FROM (VALUES ('insert', 7), ('update', 19), ('delete', 11), ('truncate', 34)) AS e (name, bits)  -- of tgtype
-     WHERE (e.name <> 'insert' OR coalesce(m.lease, m.deadline) IS NOT NULL OR m.mode = 'managed')
-      AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & e.bits = e.bits
-         AND o.enabled IN ('O', 'A')) HAVING count(*) > 0
-    UNION ALL
-    SELECT 'hole', format('trigger %s runs after the fence', to_json(tgname)),
-        format('ALTER TRIGGER %I ON %s RENAME TO %I;', tgname, part, 'a_' || tgname)
-     FROM pg_trigger WHERE tgrelid = part AND NOT tgisinternal AND tgparentid = 0 AND tgtype & 3 = 3 AND tgtype & 20 <> 0
-      AND tgenabled <> 'D' AND tgname > 'fence_named' AND tgname <> 'fenced' AND NOT EXISTS (SELECT FROM pg_depend
-       JOIN pg_extension e ON e.oid = refobjid WHERE objid = tgfoid AND deptype = 'e' AND extname = 'timescaledb')
-    UNION ALL
-    SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it',
-        format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
-     WHERE part = m.root AND coalesce(m.lease, m.deadline) IS NULL AND m.mode <> ''
-    UNION ALL
-    SELECT 'hole', format('column %s, which the fence names, is not there, or of another type (a deadline: or NOT NULL, or has a default)', to_json(n)), NULL
-     FROM unnest(m.col || columns_of(m.lease) || m.deadline) AS n
-     WHERE part = m.root AND n <> '' AND NOT CASE n WHEN m.deadline THEN is_deadline(part, n) ELSE is_fit(part, n) END
-  ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
+ SELECT check_table(relation, false) WHERE relation IS NOT NULL;
+ WITH home AS (SELECT p.oid::regproc AS protect FROM calls() AS c JOIN pg_proc p ON p.oid = c.call WHERE p.proname = 'fence_protect'),
+ own AS (SELECT t.* FROM triggers() AS t WHERE t.function !~ 'note'),
+ fence AS (SELECT DISTINCT ON (c.oid) c.oid::regclass AS root, o.arguments AS a, o.arguments[2] AS mode,
+    coalesce(o.arguments[3], o.arguments[6]) AS key FROM pg_class c LEFT JOIN own o ON o.relation = c.oid
+   WHERE (c.oid = $1 OR $1 IS NULL AND o.parent = 0) AND pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid, o.arguments)
+ SELECT DISTINCT part, f.* FROM fence m CROSS JOIN family(m.root) AS part CROSS JOIN home h CROSS JOIN LATERAL (
+  SELECT 'hole', 'no trigger of pg_fence fires on ' || string_agg(e.name, ', '),
+    format('SELECT %s(%L::regclass, always => NULL);', h.protect, m.root)
+  FROM (VALUES ('insert', 7), ('update', 19), ('delete', 11), ('truncate', 34)) AS e (name, bits)
+  WHERE (e.name <> 'insert' OR m.key <> '' OR m.mode = 'managed')
+   AND NOT EXISTS (SELECT FROM own o WHERE o.relation = part AND o.type & e.bits = e.bits
+    AND o.enabled IN ('O', 'A')) HAVING count(*) > 0
+  UNION ALL
+  SELECT 'hole', format('trigger %s runs after the fence', to_json(tgname)),
+    format('ALTER TRIGGER %I ON %s RENAME TO %I;', tgname, part, 'a_' || tgname)
+  FROM pg_trigger WHERE tgrelid = part AND NOT tgisinternal AND tgparentid = 0 AND tgtype & 3 = 3 AND tgtype & 20 <> 0
+   AND tgenabled <> 'D' AND tgname > 'fence_named' AND tgname <> 'fenced' AND NOT EXISTS (SELECT FROM pg_depend
+   JOIN pg_extension e ON e.oid = refobjid WHERE objid = tgfoid AND deptype = 'e' AND extname = 'timescaledb')
+  UNION ALL
+  SELECT CASE m.mode WHEN 'monotonic' THEN 'hole' ELSE 'notice' END, 'it is bound to no lease: the holder of any lease can write it',
+    format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
+  WHERE part = m.root AND m.key IS NULL AND m.mode <> ''
+  UNION ALL
+  SELECT 'hole', format('column %s, which the fence names, is not there, or of another type (or has a default)', to_json(n)), NULL
+  FROM unnest(m.a[1] || columns_of(m.a[3]) || m.a[6]) AS n
+  WHERE part = m.root AND n <> '' AND NOT is_fit(part, n, coalesce(n = m.a[6], false))
+ ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
--- Calls that only the extension has; comments, by which calls are known.
+-- What only the extension has; comments tell calls.
 DO $$
 BEGIN
-  EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT '
-      'left_out(''''%1$s()'''')''; COMMENT ON FUNCTION %1$I IS ''0A000: only the extension has it (pg_fence_lite)''',
-      v.name, v.arguments), '; ') FROM (VALUES
-    ('lease_acquire_all', 'names text[], holder text DEFAULT NULL, ttl interval DEFAULT ''30 s'', metadata jsonb DEFAULT NULL, '
-      'session boolean DEFAULT false'),
-    ('lease_renew_all', 'names text[], token bigint, ttl interval DEFAULT NULL'), ('lease_release_all', 'names text[], token bigint'),
-    ('lease_guard_all', 'names text[], token bigint'), ('lease_evict', 'name text, token bigint'), ('lease_adopt',
-      'name text, token bigint, holder text DEFAULT NULL, wait interval DEFAULT ''0'', metadata jsonb DEFAULT NULL'),
-    ('lease_forget', 'name text'), ('lease_forget_older', 'than interval'), ('fence_stats_reset', '')) AS v (name, arguments));
-  EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('COMMENT ON FUNCTION %I IS %L', v.name, v.says || ' (pg_fence_lite)'), '; ')
-   FROM (VALUES
-    ('lease_acquire', 'a fencing token; NULL when the lease is taken, and stayed so for wait'),
-    ('lease_renew', 'a new token, and a deadline of now + ttl; NULL when the lease was lost: stop'),
-    ('lease_release', 'ends the grant: a token for a last write in this transaction; NULL when it was lost'),
-    ('lease_revoke', 'ends the grant, whoever has it; NULL when there was none'),
-    ('lease_keep', 'the heartbeat of a process: renews what it can, and says what became of each'),
-    ('lease_guard', 'the token, or PF004; nobody else is granted the lease until this transaction ends'),
-    ('lease_check', 'does the token speak for the lease at this instant?'),
-    ('lease_info', 'the row of fence.leases for one lease'),
-    ('lease_prune', 'deletes the rows of grants that ended longer ago'),
-    ('fence_new_epoch', 'makes the tokens jump: for a copy, before clients connect'),
-    ('fence_status', 'the token sequence, the database''s identity, the versions'),
-    ('fence_grant', 'lets a role use leases; such roles trust each other'),
-    ('fence_revoke', 'takes back what fence_grant gave to a role'),
-    ('fenced', '0A000: fence_protect attaches the triggers'),
-    ('fence_protect', 'fences a table, or again: what is left out stays, but always; lease => '''' unbinds it'),
-    ('fence_unprotect', 'takes the fence off a table and its partitions; the column stays'),
-    ('fence_audit', 'the ways around a fence, each with its remedy')) AS v (name, says));
-END
-$$;
+ EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT '
+   'left_out(''''%1$s()'''')''; COMMENT ON FUNCTION %1$I IS ''0A000: only the extension has it (pg_fence_lite)''',
+   v.name, v.arguments), '; ') FROM (VALUES
+  ('lease_acquire_all', 'names text[], holder text = NULL, ttl interval = ''30 s'', metadata jsonb = NULL, '
+   'session bool = false'),
+  ('lease_renew_all', 'names text[], token bigint, ttl interval = NULL'), ('lease_release_all', 'names text[], token bigint'),
+  ('lease_guard_all', 'names text[], token bigint'), ('lease_evict', 'name text, token bigint'), ('lease_adopt',
+   'name text, token bigint, holder text = NULL, wait interval = ''0'', metadata jsonb = NULL'),
+  ('lease_forget', 'name text'), ('lease_forget_older', 'than interval'), ('fence_stats_reset', '')) AS v (name, arguments));
+ EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('COMMENT ON FUNCTION %I IS ''docs/reference/sql.md (pg_fence_lite)''', n), '; ')
+ FROM pg_catalog.unnest('{lease_acquire,lease_renew,lease_release,lease_revoke,lease_keep,lease_guard,lease_check,lease_info,lease_prune,'
+  'fence_new_epoch,fence_status,fence_grant,fence_revoke,fenced,fence_protect,fence_unprotect,fence_audit}'::pg_catalog.text[]) AS n);
+END $$;
 SET search_path = fence_lite, pg_catalog, pg_temp;
 
 -- Rights --
-
 CREATE OR REPLACE FUNCTION let(role regrole, doing text) RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM bad('role', 'role must not be NULL', '22004') WHERE role IS NULL;
-  EXECUTE format(doing, 'USAGE', 'SCHEMA fence', role);
-  EXECUTE format(doing, 'SELECT', 'fence.leases', role);
-  EXECUTE format(doing, 'EXECUTE', (SELECT 'FUNCTION ' || string_agg(c.call::text, ', ') FROM calls() AS c WHERE c.is_given), role);
-END
-$$;
-
+ PERFORM bad('role', 'role must not be NULL', '22004') WHERE role IS NULL;
+ EXECUTE format(doing, 'USAGE', 'SCHEMA fence', role);
+ EXECUTE format(doing, 'SELECT', 'fence.leases', role);
+ EXECUTE format(doing, 'EXECUTE', (SELECT 'FUNCTION ' || string_agg(c.call::text, ', ') FROM calls() AS c WHERE c.is_given), role);
+END $$;
 CREATE OR REPLACE FUNCTION uninstall() RETURNS void LANGUAGE plpgsql AS $$
 BEGIN
-  PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
-    'Call fence_unprotect for each.') FROM triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
-  EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(c.call::text, ', ') || ' CASCADE' FROM calls() AS c);
-  DROP SCHEMA fence, fence_lite CASCADE;
-END
-$$;
-COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all; not while a table is fenced';
+ PERFORM refuse('2BP01', 'these tables are fenced: ' || string_agg(DISTINCT t.relation::text, ', '),
+  'Call fence_unprotect for each.') FROM triggers() AS t WHERE t.parent = 0 HAVING count(*) > 0;
+ EXECUTE (SELECT 'DROP FUNCTION ' || string_agg(c.call::text, ', ') || ' CASCADE' FROM calls() AS c);
+ DROP SCHEMA fence, fence_lite CASCADE;
+END $$;
+COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all';
 
 DO $close$
 DECLARE
-  definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
-  closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
+ definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
+ closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
-  -- Roles let in by default privileges (as Supabase's) lose their rights.
-  EXECUTE (SELECT format('REVOKE ALL ON SCHEMA fence, fence_lite FROM %1$s; REVOKE ALL ON ALL TABLES IN SCHEMA fence FROM %1$s; REVOKE ALL '
-      'ON ALL SEQUENCES IN SCHEMA fence FROM %1$s; REVOKE ALL ON ALL FUNCTIONS IN SCHEMA fence_lite FROM %1$s; REVOKE ALL ON FUNCTION %2$s '
-      'FROM %1$s',
-      'PUBLIC' || coalesce(string_agg(DISTINCT ', ' || a.grantee::regrole, ''), ''),
-      (SELECT string_agg(c.call::text, ', ') FROM calls() AS c))
-     FROM (SELECT n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite')
-        UNION ALL SELECT p.proowner, p.proacl FROM pg_proc p JOIN calls() AS c ON c.call = p.oid
-        UNION ALL SELECT c.relowner, c.relacl FROM pg_class c WHERE c.relnamespace = 'fence'::regnamespace) AS o (owner, acl)
-     CROSS JOIN aclexplode(o.acl) AS a WHERE a.grantee NOT IN (0, o.owner));
-  GRANT USAGE ON SCHEMA fence_lite TO PUBLIC;
-  GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
-  EXECUTE (SELECT string_agg(format(format('ALTER FUNCTION %%1$s SECURITY %1$s%2$s; %3$s PUBLIC',
-      CASE WHEN c.is_given OR p.proname = ANY (definers) THEN 'DEFINER' ELSE 'INVOKER' END,
-      CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed) THEN ' SET search_path = pg_catalog, fence_lite, pg_temp' END,
-      CASE WHEN c.is_given OR p.proname = ANY (closed || '{fence_grant,fence_revoke,uninstall}'::text[])
-      THEN 'REVOKE ALL ON FUNCTION %1$s FROM' ELSE 'GRANT EXECUTE ON FUNCTION %1$s TO' END), p.oid::regprocedure), '; ')
-     FROM pg_proc p LEFT JOIN calls() AS c ON c.call = p.oid
-     WHERE c.call IS NOT NULL OR p.pronamespace = 'fence_lite'::regnamespace AND p.proname !~ '^fenced_');
-  PERFORM let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
-  PERFORM put_function(t.function, trigger_body(t.relation, t.arguments))
-    FROM triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
-  PERFORM sweep('^fenced_'), settle();
-END
-$close$;
+ -- Roles let in by default privileges (Supabase) lose them.
+ EXECUTE (SELECT format(replace('REVOKE ALL ON SCHEMA fence, fence_lite!ALL TABLES IN SCHEMA fence!ALL SEQUENCES IN SCHEMA fence!ALL '
+   'FUNCTIONS IN SCHEMA fence_lite!FUNCTION %2$s', '!', ' FROM %1$s; REVOKE ALL ON ') || ' FROM %1$s',
+   'PUBLIC' || coalesce(string_agg(DISTINCT ', ' || a.grantee::regrole, ''), ''),
+   (SELECT string_agg(c.call::text, ', ') FROM calls() AS c))
+  FROM (SELECT n.nspowner, n.nspacl FROM pg_namespace n WHERE n.nspname IN ('fence', 'fence_lite')
+    UNION ALL SELECT p.proowner, p.proacl FROM pg_proc p JOIN calls() AS c ON c.call = p.oid
+    UNION ALL SELECT c.relowner, c.relacl FROM pg_class c WHERE c.relnamespace = 'fence'::regnamespace) AS o (owner, acl)
+  CROSS JOIN aclexplode(o.acl) AS a WHERE a.grantee NOT IN (0, o.owner));
+ GRANT USAGE ON SCHEMA fence_lite TO PUBLIC;
+ GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
+ EXECUTE (SELECT string_agg(format(format('ALTER FUNCTION %%1$s SECURITY %1$s%2$s; %3$s PUBLIC',
+   CASE WHEN c.is_given OR p.proname = ANY (definers) THEN 'DEFINER' ELSE 'INVOKER' END,
+   CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed) THEN ' SET search_path = pg_catalog, fence_lite, pg_temp' END,
+   CASE WHEN c.is_given OR p.proname = ANY (closed || '{fence_grant,fence_revoke,uninstall}'::text[])
+   THEN 'REVOKE ALL ON FUNCTION %1$s FROM' ELSE 'GRANT EXECUTE ON FUNCTION %1$s TO' END), p.oid::regprocedure), '; ')
+  FROM pg_proc p LEFT JOIN calls() AS c ON c.call = p.oid
+  WHERE c.call IS NOT NULL OR p.pronamespace = 'fence_lite'::regnamespace AND p.proname !~ '^fenced_');
+ PERFORM let(g::regrole, 'GRANT %s ON %s TO %s') FROM string_to_table(current_setting('fence_lite.given'), ',') AS g;
+ PERFORM put_function(t.function, trigger_body(t.relation, t.arguments))
+  FROM triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
+ PERFORM sweep('^fenced_'), settle();
+END $close$;
 -- Last: it holds up move_on.
 COMMENT ON TABLE fence.turn IS 'locked by who moves the tokens or waits';
 

@@ -160,8 +160,8 @@ pub const BUGS: &[(&str, &[Change])] = &[
     (
         "decision-before-lock",
         &[(
-            "FOR UPDATE SKIP LOCKED;\n    IF NOT FOUND OR is_live(old)",
-            "FOR UPDATE;\n    IF false AND is_live(old)",
+            "FOR UPDATE SKIP LOCKED;\n  IF NOT FOUND OR is_live(old)",
+            "FOR UPDATE;\n  IF false AND is_live(old)",
         )],
     ),
 ];
