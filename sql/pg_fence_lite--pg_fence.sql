@@ -67,10 +67,11 @@ BEGIN
     -- All arguments, with their types: so it is no function of the same name that somebody has put beside it.
     FOR item IN
         SELECT f.relation, max(f.arguments[1]) AS col, max(f.arguments[2]) AS mode, max(f.arguments[3]) AS lease,
-               max(f.arguments[4]) AS events, bool_or(f.enabled = 'A') AS fires_always FROM moved_fence f WHERE f.arguments IS NOT NULL GROUP BY f.relation
+               max(f.arguments[4]) AS events, max(f.arguments[6]) AS deadline, bool_or(f.enabled = 'A') AS fires_always
+          FROM moved_fence f WHERE f.arguments IS NOT NULL GROUP BY f.relation
     LOOP
-        EXECUTE format('SELECT %s.fence_protect(%L::regclass, %L::name, %L::text, %L::text, %L::text, false, %L::boolean)',
-            home, item.relation, item.col, item.mode, item.lease, item.events, item.fires_always);
+        EXECUTE format('SELECT %s.fence_protect(%L::regclass, %L::name, %L::text, %L::text, %L::text, false, %L::boolean, %L::name)',
+            home, item.relation, item.col, item.mode, item.lease, item.events, item.fires_always, item.deadline);
     END LOOP;
     FOR item IN SELECT r.* FROM moved_role r LOOP
         EXECUTE format('SELECT %s.fence_grant(%L::regrole, %L::text, NULL::text)', home, item.role, item.level);

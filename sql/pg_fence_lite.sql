@@ -492,12 +492,13 @@ BEGIN
   THEN ARRAY['PF004', 'the statement writes back an old copy of the row', 'Read it again; its holder sets pg_fence.token.']
   WHEN token < fence THEN ARRAY['PF001']
   WHEN token IS NOT NULL AND token IS DISTINCT FROM fence AND NOT issued(token) THEN ARRAY['PF003']
-  WHEN token IS NOT NULL AND (token IS DISTINCT FROM fence OR was IS NULL AND NOT is_own) THEN ARRAY['PF004', concat('fencing token ', token,
-   ' does not speak for the row', CASE WHEN token = fence THEN ', which nobody holds' END),
-   'Claim the row anew, or stop.']
-  WHEN token IS NULL AND is_held AND NOT is_own THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END,
-   ', and no token of its was presented'), format('Its holder shows its token in column "%1$s", or to DELETE in pg_fence.token. Others wait, '
-   'or evict: SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
+  WHEN token IS NOT NULL AND (token IS DISTINCT FROM fence OR was IS NULL AND NOT is_own)
+  THEN ARRAY['PF004', concat('fencing token ', token, ' does not speak for the row',
+   CASE WHEN token = fence THEN ', which nobody holds' END), 'Claim the row anew, or stop.']
+  WHEN token IS NULL AND is_held AND NOT is_own
+  THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END, ', and no token of its was presented'),
+   format('Its holder shows its token in column "%1$s", or to DELETE in pg_fence.token. Others wait, or evict: '
+    'SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
   WHEN is_holders AND changes AND until > was AND NOT is_held
   THEN ARRAY['PF004', format('fencing token %s can no longer renew the row', token), 'Late: claim the row anew, or stop.']
   WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
@@ -536,7 +537,8 @@ CREATE OR REPLACE FUNCTION columns_of(template text) RETURNS text[]
 -- The name of OLD's or NEW's lease, or its deadline, as code.
 CREATE OR REPLACE FUNCTION lease_of(side text, template text, deadline text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
  SELECT coalesce(side || '.' || quote_ident(deadline), string_agg(CASE WHEN p.col IS NULL THEN format('%L', p.literal) ELSE
-   format('%s.%I::text', side, p.col) END, ' || ' ORDER BY p.n), 'NULL') FROM pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
+   format('%s.%I::text', side, p.col) END, ' || ' ORDER BY p.n), 'NULL')
+  FROM pieces(template) WITH ORDINALITY AS p (col, literal, is_odd, n)
 $$;
 CREATE OR REPLACE FUNCTION trigger_body(relation oid, a text[]) RETURNS text LANGUAGE sql STABLE AS $$
  SELECT format($body$-- %s
@@ -891,7 +893,7 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
     format('SELECT %s(%L::regclass, lease => ''order:{id}'');', h.protect, m.root)
   WHERE part = m.root AND m.key IS NULL AND m.mode <> ''
   UNION ALL
-  SELECT 'hole', format('column %s, which the fence names, is not there, or of another type (or has a default)', to_json(n)), NULL
+  SELECT 'hole', format('column %s, which the fence names, has a default, is not there, or of another type', to_json(n)), NULL
   FROM unnest(m.a[1] || columns_of(m.a[3]) || m.a[6]) AS n
   WHERE part = m.root AND n <> '' AND NOT is_fit(part, n, coalesce(n = m.a[6], false))
  ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
