@@ -30,6 +30,8 @@ with psycopg.connect(sys.argv[1], autocommit=True) as conn:
 
 /// Processes runs until none is left; a run of `b` fails.
 const WORKS_IN_PYTHON: &str = r#"
+import os
+
 def stop_when_all_is_done():
     with psycopg.connect(sys.argv[1], autocommit=True) as connection:
         while connection.execute("SELECT 1 FROM runs WHERE state IN ('ready', 'running') LIMIT 1").fetchone():
@@ -42,22 +44,26 @@ def process(given):
     return given.upper()
 
 threading.Thread(target=stop_when_all_is_done).start()
-work(sys.argv[1], "worker A", process)
+work(sys.argv[1], process)
 "#;
 
 /// Told to end in the middle of its work.
 const IS_TOLD_TO_END: &str = r#"
+import os
+
 def process(given):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(3600)
 
-work(sys.argv[1], "worker A", process)
+work(sys.argv[1], process)
 "#;
 
 const END_HEARTBEAT: &str = r#"
+import os
+
 def end_heartbeat(connection):
     end = """SELECT count(pg_terminate_backend(pid, 5000)) FROM pg_stat_activity
-        WHERE datname = current_database() AND query LIKE '%lease_keep%' AND pid <> pg_backend_pid()"""
+        WHERE datname = current_database() AND query LIKE '%UPDATE runs%' AND pid <> pg_backend_pid()"""
     while connection.execute(end).fetchone() == (0,):
         time.sleep(0.1)
 "#;
@@ -67,13 +73,15 @@ const LOSES_ITS_HEARTBEAT_S_SESSION: &str = r#"
 def process(given):
     with psycopg.connect(sys.argv[1], autocommit=True) as other:
         end_heartbeat(other)
-        seen = lambda: other.execute("SELECT state, renewals FROM lease_info('run:1')").fetchone()
-        _, before = seen()
-        while (now := seen())[1] < before + 2:
-            assert now[0] == "held", now
+        seen = lambda: other.execute("SELECT held_until > clock_timestamp(), held_until FROM runs WHERE id = 1").fetchone()
+        beats, before = 0, seen()[1]
+        while beats < 2:
+            held, now = seen()
+            assert held
+            beats, before = beats + (now > before), now
             time.sleep(0.1)
-    term["came"] = True
-    return given.upper()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(3600)
 "#;
 
 /// No heartbeat gets an answer after it, by an error or by none, and the work takes its time.
@@ -94,8 +102,19 @@ def process(given):
 "#,
 ];
 
+/// It reads a file in the middle of its work, and then has done it.
+const WAITS_FOR_A_FILE: &str = r#"
+import os
+
+def process(given):
+    open(os.environ["WORK"]).read()
+    return given.upper()
+
+work(sys.argv[1], process)
+"#;
+
 const IN_THREE_SECONDS: &str = r#"
-work(sys.argv[1], "worker A", process, ttl=3)
+work(sys.argv[1], process, ttl=3)
 "#;
 
 /// Processes runs until none is left, or is told to end in the middle of its work.
@@ -110,7 +129,7 @@ const stopWhenAllIsDone = async () => {
   end();
 };
 if (how === "works") void stopWhenAllIsDone();
-await work(url, "worker A", async (given) => {
+await work(url, async (given) => {
   if (how === "ends") {
     end();
     await new Promise(() => {});
@@ -194,7 +213,7 @@ fn an_error_of_one_heartbeat_is_no_loss_in_python(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab, &ONE_RUN)?;
     let code = [END_HEARTBEAT, LOSES_ITS_HEARTBEAT_S_SESSION, IN_THREE_SECONDS];
     in_python(lab, &db, &worker_in_python(&code)?)?;
-    the_run_is(&db, "done 1 A")
+    the_run_is(&db, "ready 0")
 }
 
 #[lab_test(slow)]
@@ -206,6 +225,31 @@ fn a_worker_in_python_that_hears_nothing_ends_with_its_lease(lab: &Lab) -> Resul
         the_run_is(&db, "running 1")?;
     }
     Ok(())
+}
+
+/// The process is frozen until its run is another's. Its watchdog may end it before the fence does.
+#[lab_test(slow)]
+fn a_worker_in_python_that_was_frozen_writes_nothing_over_its_successor(lab: &Lab) -> Result<()> {
+    let db = table_of_work(lab, &ONE_RUN)?;
+    let code = worker_in_python(&[WAITS_FOR_A_FILE])?;
+    let mut holder = Holder::start(lab, |work| {
+        let mut python = python(lab, &db, &code)?;
+        python.env("WORK", work);
+        Ok(python)
+    })?;
+    holder.is_at_work()?;
+    holder.program.freeze()?;
+    let mut session = db.connect()?;
+    // As if its deadline had passed.
+    let passes = "UPDATE runs SET held_until = now() - interval '1 s'";
+    session.run(&format!("SET session_replication_role = replica; {passes}"))?;
+    session.run("RESET session_replication_role")?;
+    session.run("UPDATE runs SET held_until = now() + interval '1 h', result = 'B'")?;
+    holder.reads("")?;
+    holder.program.thaw()?;
+    let said = holder.program.leaves_with_failure()?;
+    ensure!(said.contains("stale fencing token"), "{said}");
+    the_run_is(&db, "running 1 B")
 }
 
 #[lab_test(slow)]

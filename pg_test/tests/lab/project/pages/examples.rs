@@ -45,6 +45,7 @@ pages![
     security_and_audit = "docs/operations/security-and-audit.md",
     testing_and_migrations = "docs/recipes/testing-and-migrations.md",
     troubleshooting = "docs/reference/errors.md",
+    work_table = "docs/recipes/work-table.md",
     wrappers = "docs/tutorial/wrappers.md",
 ];
 
