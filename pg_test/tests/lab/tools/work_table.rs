@@ -1,0 +1,91 @@
+//! What the planner makes of the statements that the pages on tables of work show.
+
+use crate::project::pages::{example, page};
+use pg_test::markdown::filled;
+use pg_test::{ensure, lab_test, Context, Lab, Result, Session};
+
+/// As many rows as a table of work has after a minute, an hour and a day.
+const ROWS: [u32; 3] = [1_000, 20_000, 200_000];
+
+/// A page, and the table of work in it.
+const PAGES: [(&str, &str); 1] = [("docs/recipes/work-table.md", "runs")];
+
+/// Of 1,000 rows one is being worked on and ten are ready; the others are done.
+fn fill(rows: u32) -> String {
+    format!(
+        "INSERT INTO runs (input, state, due, result, held_until)
+         SELECT n, CASE n % 1000 WHEN 1 THEN 'running' ELSE CASE n % 100 WHEN 0 THEN 'ready' ELSE 'done' END END,
+                now() - n * interval '1 s', 'a result', CASE n % 1000 WHEN 1 THEN now() + interval '1 h' END
+           FROM generate_series({rows}, 1, -1) AS n;
+         ANALYZE"
+    )
+}
+
+/// The line of a plan by which it reads the whole table, or the whole index of its key.
+fn whole_table<'a>(plan: &'a [String], table: &str) -> Option<&'a String> {
+    let all = format!("Seq Scan on {table}");
+    let by_key = format!("using {table}_pkey on");
+    let has_condition = |n: usize| plan.get(n + 1).is_some_and(|next| next.contains("Index Cond:"));
+    let line = |(n, line): &(usize, &String)| {
+        line.contains(&all) || line.contains(&by_key) && !has_condition(*n)
+    };
+    plan.iter().enumerate().find(line).map(|(_, line)| line)
+}
+
+fn plan(session: &mut Session, sql: &str) -> Result<Vec<String>> {
+    let rows = session.rows(&format!("EXPLAIN {sql}"))?;
+    rows.into_iter().map(|row| row.into_iter().next().flatten().context("a line")).collect()
+}
+
+/// Tokens stand in them as numbers, and as parameters of statements that were prepared, whose values the planner does not know.
+fn check_statements(session: &mut Session, path: &str, table: &str, rows: u32) -> Result<usize> {
+    let mut looked_at = 0;
+    let mut filled_up = false;
+    let major =
+        session.text("SHOW server_version_num")?.context("a version")?.parse::<u32>()? / 10_000;
+    for step in example::blocks(&page(path)?, major)?.concat() {
+        let place = format!("{path}:{} with {rows} rows", step.line);
+        let verb = step.sql.split_whitespace().next().unwrap_or_default();
+        match verb {
+            "CREATE" | "ALTER" => session.run(&step.sql)?,
+            "SELECT" if step.sql.contains("fence_protect") => session.run(&step.sql)?,
+            "INSERT" if !filled_up => {
+                session.run(&fill(rows))?;
+                filled_up = true;
+            }
+            "UPDATE" | "DELETE" | "WITH" | "SELECT" | "INSERT" => {
+                let with_numbers = filled(&step.sql, |_| Some("7".to_owned()))?;
+                let with_parameter = filled(&step.sql, |_| Some("$1".to_owned()))?;
+                session.run(&format!("PREPARE shown(bigint) AS {with_parameter}"))?;
+                for sql in [&with_numbers, "EXECUTE shown(7)"] {
+                    let plan = plan(session, sql).with_context(|| place.clone())?;
+                    let found = whole_table(&plan, table);
+                    ensure!(found.is_none(), "{place}: {}\n{}", step.sql, plan.join("\n"));
+                }
+                session.run("DEALLOCATE shown")?;
+                looked_at += 1;
+            }
+            _ => {}
+        }
+    }
+    Ok(looked_at)
+}
+
+#[lab_test]
+fn no_statement_of_a_page_reads_a_whole_table_of_work(lab: &Lab) -> Result<()> {
+    for (path, table) in PAGES {
+        for rows in ROWS {
+            let db = lab.database()?;
+            let mut session = db.connect()?;
+            session.run("SET plan_cache_mode = force_generic_plan")?;
+            let looked_at = check_statements(&mut session, path, table, rows)?;
+            ensure!(looked_at > 5, "{path}: {looked_at} statements");
+            // These would be noticed.
+            for reads_all in ["WHERE input = 'x'", "WHERE held_until < now() ORDER BY id LIMIT 1"] {
+                let plan = plan(&mut session, &format!("SELECT FROM {table} {reads_all}"))?;
+                ensure!(whole_table(&plan, table).is_some(), "{reads_all}: {}", plan.join("\n"));
+            }
+        }
+    }
+    Ok(())
+}
