@@ -30,6 +30,7 @@ pages![
     creating_rows = "docs/recipes/creating-rows.md",
     from_advisory_locks = "docs/recipes/from/advisory-locks.md",
     from_etcd_and_zookeeper = "docs/recipes/from/etcd-and-zookeeper.md",
+    from_lease_columns = "docs/recipes/from/lease-columns.md",
     from_lease_table = "docs/recipes/from/lease-table.md",
     from_redis = "docs/recipes/from/redis.md",
     from_shedlock = "docs/recipes/from/shedlock.md",
