@@ -2,6 +2,7 @@
 //! and a client that has merely read, or lost its lease, is refused, refreshed or not. The programs in `pg_test/orm` say
 //! what must come of each step.
 
+use crate::support::program::Shown;
 use pg_test::orm::{self, Runtime, PYTHON};
 use pg_test::{lab_test, Lab, Result};
 
@@ -11,6 +12,31 @@ const ALEMBIC: Runtime =
     Runtime::Python(&["alembic==1.20.1", "sqlalchemy==2.1.9", "psycopg[binary]==3.3.9"]);
 
 const SCHEMA_SYNC: Runtime = Runtime::Node(&["typeorm@1.1.1", "sequelize@6.37.8", "pg@8"]);
+
+/// Those that save all columns, or the fence with what they change.
+const OF_WORK_IN_PYTHON: Runtime = Runtime::Python(&[
+    "django==5.2.19",
+    "sqlalchemy==2.1.9",
+    "peewee==4.5.3",
+    "pony==0.7.20",
+    "tortoise-orm==1.1.9",
+    "piccolo==1.38.0",
+    "psycopg[binary]==3.3.9",
+    "psycopg2-binary==2.9.13",
+    "asyncpg==0.32.0",
+]);
+
+const OF_WORK_IN_NODE: Runtime = Runtime::Node(&[
+    "typeorm@1.1.1",
+    "@mikro-orm/core@7.2.5",
+    "@mikro-orm/postgresql@7.2.5",
+    "sequelize@6.37.8",
+    "drizzle-orm@0.45.4",
+    "kysely@0.29.9",
+    "objection@3.1.5",
+    "knex@3.3.0",
+    "pg@8.23.1",
+]);
 
 /// Jobs, whose key the database makes and which no lease guards; and orders, each with a lease of its own.
 const TABLES: &str = "
@@ -27,8 +53,17 @@ fn runs(lab: &Lab, runtime: Runtime, program: &str) -> Result<()> {
     orm::run(runtime, program, &db.conninfo()).map(drop)
 }
 
+/// With the table of work of the page.
+fn works(lab: &Lab, runtime: Runtime, program: &str) -> Result<()> {
+    let db = lab.database()?;
+    let shown = Shown("docs/recipes/work-table.md", "sql", "CREATE TABLE").source(&[])?;
+    db.connect()?.run(&shown)?;
+    orm::run(runtime, program, &db.conninfo()).map(drop)
+}
+
 cases![
     slow:
+    mappers_in_python_show_the_token_of_a_run => works(OF_WORK_IN_PYTHON, "work_table.py"),
     django_saves_only_under_a_lease => runs(PYTHON, "django_orm.py"),
     sqlalchemy_saves_only_under_a_lease_and_keeps_its_version => runs(PYTHON, "sqlalchemy_orm.py"),
     typeorm_saves_only_under_a_lease => runs(NODE, "typeorm.js"),
