@@ -64,6 +64,7 @@ fn works(lab: &Lab, runtime: Runtime, program: &str) -> Result<()> {
 cases![
     slow:
     mappers_in_python_show_the_token_of_a_run => works(OF_WORK_IN_PYTHON, "work_table.py"),
+    mappers_in_typescript_show_the_token_of_a_run => works(OF_WORK_IN_NODE, "work_table.js"),
     django_saves_only_under_a_lease => runs(PYTHON, "django_orm.py"),
     sqlalchemy_saves_only_under_a_lease_and_keeps_its_version => runs(PYTHON, "sqlalchemy_orm.py"),
     typeorm_saves_only_under_a_lease => runs(NODE, "typeorm.js"),
