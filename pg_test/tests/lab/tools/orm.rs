@@ -4,7 +4,10 @@
 
 use crate::support::program::Shown;
 use pg_test::orm::{self, Runtime, PYTHON};
-use pg_test::{lab_test, Lab, Result};
+use pg_test::process::output_of;
+use pg_test::setup::{self, Package};
+use pg_test::source_tree::source_root;
+use pg_test::{lab_test, Database, Lab, Result};
 
 const NODE: Runtime = Runtime::Node(&["typeorm@1.1.1", "pg@8"]);
 
@@ -54,11 +57,15 @@ fn runs(lab: &Lab, runtime: Runtime, program: &str) -> Result<()> {
 }
 
 /// With the table of work of the page.
-fn works(lab: &Lab, runtime: Runtime, program: &str) -> Result<()> {
+fn table_of_work(lab: &Lab) -> Result<Database> {
     let db = lab.database()?;
     let shown = Shown("docs/recipes/work-table.md", "sql", "CREATE TABLE").source(&[])?;
     db.connect()?.run(&shown)?;
-    orm::run(runtime, program, &db.conninfo()).map(drop)
+    Ok(db)
+}
+
+fn works(lab: &Lab, runtime: Runtime, program: &str) -> Result<()> {
+    orm::run(runtime, program, &table_of_work(lab)?.conninfo()).map(drop)
 }
 
 cases![
@@ -71,6 +78,28 @@ cases![
     alembic_would_drop_the_fence_s_column_unless_told_not_to => runs(ALEMBIC, "alembic_autogenerate.py"),
     typeorm_and_sequelize_drop_what_they_do_not_know => runs(SCHEMA_SYNC, "schema_sync.js"),
 ];
+
+/// Those of Debian: Rails 6.1 and Doctrine 2.14.
+#[lab_test(slow)]
+fn rails_and_doctrine_show_the_token_of_a_run(lab: &Lab) -> Result<()> {
+    setup::ensure(&[
+        Package::new("ruby-activerecord", "/usr/share/doc/ruby-activerecord"),
+        Package::new("ruby-pg", "/usr/lib/ruby/vendor_ruby/pg.rb"),
+        Package::new("php-cli", "/usr/bin/php"),
+        Package::new("php-pgsql", "/usr/share/doc/php-pgsql"),
+        Package::new("php-doctrine-orm", "/usr/share/php/Doctrine/ORM/autoload.php"),
+        Package::new("php-symfony-cache", "/usr/share/php/Symfony/Component/Cache/autoload.php"),
+    ])?;
+    for (language, program) in [("ruby", "work_table.rb"), ("php", "work_table.php")] {
+        let db = table_of_work(lab)?;
+        let conninfo = db.conninfo();
+        let (port, name) = conninfo.place();
+        let mut command = lab.rundir().command(language);
+        command.arg(source_root().join("pg_test/orm").join(program));
+        output_of(command.arg(port.to_string()).arg(name))?;
+    }
+    Ok(())
+}
 
 /// Hibernate 3.6, which is Debian's: a version column beside the fence, by a model that knows nothing of the fence
 /// and by one that maps it, and writes back what it has read.
