@@ -7,6 +7,7 @@
 //!
 //! In this machine a call has all its locks at once, and wants the lease alone; `locking` is another one, in which locks are
 //! taken one by one, by readers and slots, too, and `snapshots` a third, whose transactions read the world of their snapshots.
+//! `rows` is of leases in rows, which have one lock each, the row's.
 //! Real sessions and servers try the rest (`lab`: `session_races`, `session_durability`, `leases::keep`, the
 //! scripts): the order of those who wait, how rows are seen in a table that is rewritten, leases that somebody else grants,
 //! grants that a crash may lose, many leases renewed in one call.
@@ -14,6 +15,7 @@
 mod locking;
 mod protections;
 mod requests;
+mod rows;
 mod search;
 mod server;
 mod snapshots;
