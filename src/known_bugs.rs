@@ -23,6 +23,8 @@ pub const SESSION_OUTLIVED: bool = cfg!(planted = "session-outlived");
 pub const NO_ADOPT_LOCK: bool = cfg!(planted = "no-adopt-lock");
 /// The token is drawn before the lease is locked.
 pub const TOKEN_BEFORE_LOCK: bool = cfg!(planted = "token-before-lock");
+/// Each version of a row that is a lease is taken for the transaction's own.
+pub const OWN_IS_EVERYBODYS: bool = cfg!(planted = "own-is-everybodys");
 
 thread_local! {
     /// The token that was drawn before the lock.

@@ -12,6 +12,7 @@ mod maintenance;
 mod nemesis;
 mod record;
 mod resolver;
+mod rows;
 mod servers;
 mod task;
 mod worker;
@@ -28,7 +29,10 @@ use crate::rundir::RunDir;
 use anyhow::{bail, ensure, Result};
 use evidence::Evidence;
 use instructions::Leases;
-use judge::{Findings, ADOPTIONS, GRANTS, PASSED_ON, PREPARED, REFUSED, SHARED, WRITES};
+use judge::{
+    Findings, ADOPTIONS, CLAIMS, GRANTS, LATE_WRITES, PASSED_ON, PREPARED, REFUSED, ROW_REFUSED,
+    SHARED, TAKE_OVERS, WRITES,
+};
 use maintenance::Job;
 use nemesis::{Disturbance, Nemesis};
 use servers::{Servers, Stage};
@@ -105,6 +109,10 @@ impl Summary {
             (true, "disturbances", self.disturbances.values().sum(), 12),
             (true, REFUSED, number(REFUSED), 2),
             (sessions, PASSED_ON, number(PASSED_ON), 2),
+            (true, CLAIMS, number(CLAIMS), 30),
+            (true, TAKE_OVERS, number(TAKE_OVERS), 4),
+            (true, LATE_WRITES, number(LATE_WRITES), 2),
+            (true, ROW_REFUSED, number(ROW_REFUSED), 10),
             (true, "pieces of maintenance", self.maintained(None) - second, 6),
             (!edition::is_lite(), "DDL in the second database", second, 6),
             (is_long, "tables repacked", self.maintained(Some(Job::Repack)), 1),
@@ -242,6 +250,7 @@ pub fn run_for(
         adopted: if adopts { adopted } else { 0 },
         // A run that is about adoption has few others.
         mostly_adopted: bug.is_some(),
+        row_share: bug.map_or(25, KnownBug::row_share),
     };
     let mut nemesis = Nemesis::new(servers, workers, dir.clone(), seed, weights, leases)?;
     let upkeep = nemesis.disturb(time, maintains.then(|| prefix.clone()))?;

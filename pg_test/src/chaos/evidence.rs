@@ -3,6 +3,7 @@
 use super::maintenance::{FinishedJob, Upkeep};
 use super::nemesis::{Disturbed, Nemesis};
 use super::record::{self, Record};
+use super::rows::Statement;
 use super::worker::DATABASE;
 use crate::client::Session;
 use crate::source_tree;
@@ -43,6 +44,37 @@ pub struct Write {
     pub current: Option<i64>,
 }
 
+/// What a statement does to a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Operation {
+    Insert,
+    Update,
+    Delete,
+}
+
+/// A change of a row that is a lease, as a trigger has logged it.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Change {
+    pub row: i32,
+    pub op: Operation,
+    /// The fence before, and after.
+    pub was: Option<i64>,
+    pub now: Option<i64>,
+    /// For how long the row was still held, in microseconds: negative once that was over, None where it had no deadline.
+    pub held_us: Option<i64>,
+    pub worker: u32,
+    pub statement: Statement,
+    pub id: i64,
+}
+
+/// A row that is a lease, as it is at the end.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Run {
+    pub row: i32,
+    pub fence: Option<i64>,
+}
+
 /// A row as it is at the end.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Row {
@@ -68,6 +100,9 @@ pub struct Evidence {
     /// By table, row and version.
     pub writes: Vec<Write>,
     pub rows: Vec<Row>,
+    /// By row, in the order in which it was locked.
+    pub changes: Vec<Change>,
+    pub runs: Vec<Run>,
     /// How many failovers there were.
     pub era: u32,
 }
@@ -105,6 +140,12 @@ impl Evidence {
              UNION ALL SELECT 'free', id, version, fence FROM free
              UNION ALL SELECT 'desk', id, version, fence FROM desk",
         )?;
+        self.changes = all(
+            session,
+            "SELECT id AS row, op, was, now, held_us, worker, statement, uid AS id FROM changes
+              ORDER BY changes.id, n",
+        )?;
+        self.runs = all(session, "SELECT id AS row, fence FROM runs")?;
         Ok(())
     }
 
@@ -124,6 +165,8 @@ impl Evidence {
         let lines = lines.chain(self.grants.iter().map(|grant| format!("{grant:?}")));
         let lines = lines.chain(self.writes.iter().map(|write| format!("{write:?}")));
         let lines = lines.chain(self.rows.iter().map(|row| format!("{row:?}")));
+        let lines = lines.chain(self.changes.iter().map(|change| format!("{change:?}")));
+        let lines = lines.chain(self.runs.iter().map(|run| format!("{run:?}")));
         let path = source_tree::target_dir().join(format!("{name}.txt"));
         fs::write(&path, lines.map(|line| line + "\n").collect::<String>())?;
         eprintln!("The evidence is in {}.", path.display());
@@ -133,7 +176,8 @@ impl Evidence {
     /// The transactions that have left a trace.
     pub fn survivors(&self) -> HashSet<i64> {
         let grants = self.grants.iter().filter_map(|grant| grant.id);
-        grants.chain(self.writes.iter().map(|write| write.id)).collect()
+        let writes = self.writes.iter().map(|write| write.id);
+        grants.chain(writes).chain(self.changes.iter().map(|change| change.id)).collect()
     }
 }
 

@@ -30,6 +30,8 @@ pub struct Leases {
     pub adopted: usize,
     /// Whether it is mostly these that are fought for.
     pub mostly_adopted: bool,
+    /// How many transactions in a hundred are about rows that are leases.
+    pub row_share: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

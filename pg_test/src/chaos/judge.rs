@@ -4,6 +4,7 @@ mod ended;
 mod holds;
 mod losses;
 mod order;
+mod rows;
 mod sessions;
 #[cfg(test)]
 mod tests;
@@ -29,11 +30,19 @@ pub const PREPARED: &str = "writes prepared";
 /// Their token was stale or did not speak.
 pub const REFUSED: &str = "stale writes refused";
 pub const PASSED_ON: &str = "leases passed on before their time, as a session had ended";
+pub const ROW_CHANGES: &str = "committed changes of rows that are leases";
+pub const CLAIMS: &str = "  of them claims";
+/// The deadline before had passed, and nobody had written the row since.
+pub const TAKE_OVERS: &str = "    of which over a claim that was over";
+/// By its holder, when others might have come and had not.
+pub const LATE_WRITES: &str = "  of them by their holder, late";
+/// Held by another, or the token was no longer the row's.
+pub const ROW_REFUSED: &str = "transactions on such rows refused";
 pub const UNKNOWN: &str = "outcomes unknown";
 /// Acknowledged ones.
 pub const LOST_IN_FAILOVER: &str = "transactions lost to asynchronous failovers";
 
-const COUNTED: [&str; 10] = [
+const COUNTED: [&str; 15] = [
     TOKENS,
     GRANTS,
     SHARED,
@@ -42,6 +51,11 @@ const COUNTED: [&str; 10] = [
     PREPARED,
     REFUSED,
     PASSED_ON,
+    ROW_CHANGES,
+    CLAIMS,
+    TAKE_OVERS,
+    LATE_WRITES,
+    ROW_REFUSED,
     UNKNOWN,
     LOST_IN_FAILOVER,
 ];
@@ -87,6 +101,7 @@ pub fn judge(evidence: &Evidence) -> Findings {
     holds::no_more_than_may(evidence, &transactions, &mut findings);
     sessions::end_their_grants(evidence, &transactions, &mut findings);
     ended::nothing_is_accepted(evidence, &transactions, &mut findings);
+    rows::are_leases(evidence, &transactions, &mut findings);
     findings.violations.extend_from_slice(&evidence.upkeep.findings);
     findings.violations.extend_from_slice(&evidence.crashes);
     findings
@@ -125,6 +140,18 @@ impl Findings {
                 }
             }
             Some(Outcome::Committed) if what.writes() => self.count(WRITES),
+            // What a worker shows was drawn, and what it writes names the fence only with a token.
+            Some(Outcome::Refused(state))
+                if what == What::Row && (state == "PF002" || state == "PF003") =>
+            {
+                self.violated(format!(
+                    "worker {} was refused {what:?} with {state}",
+                    transaction.worker
+                ));
+            }
+            Some(Outcome::Refused(state)) if what == What::Row && state.starts_with("PF") => {
+                self.count(ROW_REFUSED);
+            }
             Some(Outcome::Refused(state)) if state == "PF001" || state == "PF004" => {
                 self.count(REFUSED);
             }

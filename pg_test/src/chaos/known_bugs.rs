@@ -32,6 +32,8 @@ pub enum KnownBug {
     SessionOutlived,
     /// An adoption does not take the lease alone
     NoAdoptLock,
+    /// Each version of a row that is a lease is taken for the transaction's own
+    OwnIsEverybodys,
     /// An acquire decides by what it saw before the lock (of the lite edition only)
     DecisionBeforeLock,
 }
@@ -53,7 +55,9 @@ impl KnownBug {
             KnownBug::NoGuardLock | KnownBug::DecisionBeforeLock => {
                 &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)]
             }
-            KnownBug::NoTableLock | KnownBug::NoAdoptLock => &[(Disturbance::FreezeWorker, 1)],
+            KnownBug::NoTableLock | KnownBug::NoAdoptLock | KnownBug::OwnIsEverybodys => {
+                &[(Disturbance::FreezeWorker, 1)]
+            }
             KnownBug::SessionOutlived => &[(Disturbance::Terminate, 1)],
         }
     }
@@ -68,6 +72,7 @@ impl KnownBug {
                 &["replaced grant", "too many holders", "others had it"]
             }
             KnownBug::SessionOutlived => &["after the end of its session"],
+            KnownBug::OwnIsEverybodys => &["written while held by another"],
             KnownBug::NoTableLock => &["a standby died", "changes of dropped files"],
         }
     }
@@ -86,6 +91,14 @@ impl KnownBug {
     /// Whether leases that somebody else grants bring it to light.
     pub(super) fn is_about_adoption(self) -> bool {
         self == KnownBug::NoAdoptLock
+    }
+
+    /// How many transactions in a hundred are about rows that are leases.
+    pub(super) fn row_share(self) -> u32 {
+        match self {
+            KnownBug::OwnIsEverybodys => 90,
+            _ => 0,
+        }
     }
 
     /// How many leases there are to be fought for.

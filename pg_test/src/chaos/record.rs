@@ -35,6 +35,8 @@ pub enum What {
     Free,
     /// Make known what a lock service has granted.
     Adopt,
+    /// Claim rows that are leases, write them, give them up.
+    Row,
     /// Draw a token without waiting for the disk.
     Lazy,
 }

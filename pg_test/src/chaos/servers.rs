@@ -2,6 +2,7 @@
 
 use super::kind::{adopted, row_of, MULTI_HOLDER};
 use super::maintenance;
+use super::rows;
 use super::worker::{DATABASE, WORKER};
 use crate::cassert;
 use crate::clock::Clock;
@@ -75,6 +76,7 @@ impl Servers {
             session.run("CREATE EXTENSION pg_fence")?;
         }
         session.run(TABLES)?;
+        session.run(rows::TABLES)?;
         if !edition::is_lite() {
             session.run(REFERRING)?;
         }
@@ -102,7 +104,8 @@ impl Servers {
         if edition::is_lite() {
             session.run(&format!(
                 "SELECT fence_grant('{WORKER}');
-                 GRANT ALL ON bound, free, desk, line, grants, writes TO {WORKER}"
+                 GRANT ALL ON bound, free, desk, line, grants, writes, runs, changes TO {WORKER};
+                 GRANT ALL ON SEQUENCE changes_n_seq TO {WORKER}"
             ))?;
         }
         if stage.maintains {

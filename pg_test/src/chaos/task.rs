@@ -18,6 +18,9 @@ impl ChaosWorker {
         if task.what == What::Lazy {
             return self.draw_lazily();
         }
+        if task.what == What::Row {
+            return self.work_on_rows(task);
+        }
         self.sql("BEGIN")?;
         self.think();
         let change = match (task.what, held) {
@@ -35,7 +38,7 @@ impl ChaosWorker {
             (What::Guarded, Some(held)) => self.write_guarded(task.lease, held)?,
             (What::Bound, Some(held)) => self.write_bound(task.lease, held)?,
             (What::Free, Some(held)) => self.write_free(task.lease, held)?,
-            (_, None) | (What::Lazy, _) => return Err(Stop::RolledBack),
+            (_, None) | (What::Lazy | What::Row, _) => return Err(Stop::RolledBack),
         };
         if self.rng.random_bool(0.04) {
             return Err(Stop::RolledBack);
@@ -72,7 +75,7 @@ impl ChaosWorker {
     }
 
     /// Prepares the transaction, and finishes it later or leaves that to the resolver.
-    fn end_in_two_phases(&mut self, lease: i32) -> Step<Outcome> {
+    pub(super) fn end_in_two_phases(&mut self, lease: i32) -> Step<Outcome> {
         let id = self.id;
         // A lease does not keep its holder's own transactions apart: until this one is finished, no other.
         let held = (self.held.remove(&lease), self.lost.remove(&lease));

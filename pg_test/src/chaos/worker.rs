@@ -4,6 +4,7 @@ use super::instructions::{Activity, Instructions, Leases};
 use super::kind::{adopted, Kind, MULTI_HOLDER};
 use super::lock_service::LockFiles;
 use super::record::{now_us, Event, Log, Outcome, Record, What, TTL_MS};
+use super::rows::{self, Claimed};
 use crate::client::{Conninfo, Rows, Session};
 use crate::edition;
 use crate::fault::Fault;
@@ -104,6 +105,8 @@ pub(super) struct ChaosWorker {
     pub lost: HashMap<i32, Held>,
     /// The leases under which it has prepared a transaction, in this era.
     pub prepared_for: Vec<i32>,
+    /// The latest tokens of rows that it was answered.
+    pub claimed: Vec<Claimed>,
     /// Whether the end of the transaction has been asked for.
     pub committing: bool,
     /// The first tokens of the grants that end with its session, or with the one before.
@@ -142,6 +145,7 @@ impl ChaosWorker {
             held: HashMap::new(),
             lost: HashMap::new(),
             prepared_for: Vec::new(),
+            claimed: Vec::new(),
             committing: false,
             session_bound: Vec::new(),
             service,
@@ -207,8 +211,9 @@ impl ChaosWorker {
     }
 
     fn choose(&mut self, instructions: &Instructions) -> Task {
-        let Leases { exclusive, multi_holder, several, sessions, adopted: number, mostly_adopted } =
+        let Leases { exclusive, multi_holder, several, sessions, adopted: number, .. } =
             instructions.leases;
+        let Leases { mostly_adopted, row_share, .. } = instructions.leases;
         let adopts = if mostly_adopted { 0.9 } else { 0.2 };
         let lease = if number > 0 && self.rng.random_bool(adopts) {
             self.rng.random_range(adopted(number))
@@ -221,6 +226,9 @@ impl ChaosWorker {
         let task = |what| Task { what, lease, also: None, session };
         if instructions.activity == Activity::Lazy {
             return task(What::Lazy);
+        }
+        if self.rng.random_range(0..100) < row_share {
+            return Task { lease: rows::NO_LEASE, ..task(What::Row) };
         }
         let kind = Kind::of(lease);
         let unguarded = if kind == Kind::Exclusive { What::Free } else { What::Bound };
