@@ -1,9 +1,12 @@
 //! Every rule finds what breaks it, and nothing else.
 
-use super::{judge, Findings, LOST_IN_FAILOVER, PASSED_ON, TOKENS};
-use crate::chaos::evidence::{Evidence, Grant, Row, Write};
+use super::{
+    judge, Findings, CLAIMS, LATE_WRITES, LOST_IN_FAILOVER, PASSED_ON, TAKE_OVERS, TOKENS,
+};
+use crate::chaos::evidence::{Change, Evidence, Grant, Operation, Row, Run, Write};
 use crate::chaos::nemesis::{Disturbance, Disturbed};
 use crate::chaos::record::{Event, Outcome, Record, What};
+use crate::chaos::rows::Statement;
 
 const SECOND: i64 = 1_000_000;
 
@@ -467,4 +470,105 @@ fn a_lease_passes_on_when_its_session_has_ended() {
         *session = true;
     }
     assert!(!violated(&kept));
+}
+
+/// An UPDATE of a row that is a lease: the fence before and after, and for how long the row was held.
+fn change(
+    worker: u32,
+    statement: Statement,
+    (was, now): (i64, i64),
+    held_us: Option<i64>,
+) -> Change {
+    let fence = |number: i64| (number > 0).then_some(number);
+    let (op, was, now) = (Operation::Update, fence(was), fence(now));
+    Change { row: 1, op, was, now, held_us, worker, statement, id: 0 }
+}
+
+/// Worker 1 claims a row and renews; worker 2 takes it over, is late and finishes; worker 1 edits it and deletes it.
+fn row_history() -> Vec<Change> {
+    use Statement::*;
+    let mut changes = vec![
+        change(1, Create, (0, 0), None),
+        change(1, Claim, (0, 5), None),
+        change(1, Renew, (5, 5), Some(20)),
+        change(2, Claim, (5, 7), Some(-10)),
+        change(2, Write, (7, 7), Some(-5)),
+        change(2, Finish, (7, 7), Some(-9)),
+        change(1, Edit, (7, 7), None),
+        change(1, Drop, (7, 0), None),
+    ];
+    changes[0].op = Operation::Insert;
+    changes[7].op = Operation::Delete;
+    (1..).zip(&mut changes).for_each(|(id, change)| change.id = id);
+    changes
+}
+
+fn judged_rows(changes: Vec<Change>, runs: Vec<Run>) -> Findings {
+    judge(&Evidence { changes, runs, ..Evidence::default() })
+}
+
+#[test]
+fn a_good_history_of_a_row_is_good() {
+    let found = judged_rows(row_history(), Vec::new());
+    assert_eq!(found.violations, Vec::<String>::new());
+    let numbers = [CLAIMS, TAKE_OVERS, LATE_WRITES].map(|what| found.number(what));
+    assert_eq!(numbers, [2, 1, 2]);
+}
+
+#[test]
+fn each_kind_of_harm_to_a_row_is_found() {
+    let finds = |words: &str, spoil: fn(&mut Vec<Change>)| {
+        let mut changes = row_history();
+        spoil(&mut changes);
+        let violations = judged_rows(changes, Vec::new()).violations;
+        assert!(violations.iter().any(|v| v.contains(words)), "{words}: {violations:?}");
+    };
+    let held = "written while held by another";
+    finds(held, |all| all[3].held_us = Some(10));
+    finds(held, |all| {
+        all[2].statement = Statement::Edit;
+        all[2].worker = 2;
+    });
+    finds("by another's token", |all| all[2].worker = 2);
+    finds("after somebody else", |all| {
+        let edit = Change { id: 20, ..change(1, Statement::Edit, (7, 7), Some(-3)) };
+        all.insert(4, edit);
+    });
+    finds("was given up", |all| {
+        all[6].statement = Statement::Write;
+        all[6].worker = 2;
+    });
+    finds("a holder's write has drawn", |all| all[2].now = Some(6));
+    finds("drawn by no claim", |all| all[6].now = Some(8));
+    finds("not greater", |all| all[3].now = Some(4));
+    finds("the fence was lost", |all| all[6].now = None);
+    finds("what was not there", |all| drop(all.remove(0)));
+    finds("what was not there", |all| drop(all.remove(3)));
+    finds("nobody has deleted it", |all| all.truncate(7));
+}
+
+#[test]
+fn a_transaction_goes_on_writing_a_row_of_its_own() {
+    let mut changes = row_history();
+    // It gives the row up, and claims it again by the token that it had.
+    changes[6] = Change { id: 6, ..change(2, Statement::Renew, (7, 9), None) };
+    changes[7].was = Some(9);
+    assert_eq!(judged_rows(changes.clone(), Vec::new()).violations, Vec::<String>::new());
+    changes[6].id = 7;
+    assert!(!judged_rows(changes, Vec::new()).violations.is_empty());
+}
+
+#[test]
+fn what_a_row_has_in_the_end_was_written() {
+    let mut changes = row_history();
+    changes.truncate(7);
+    let is_good = |fence| {
+        let runs = vec![Run { row: 1, fence }];
+        judged_rows(changes.clone(), runs).violations.is_empty()
+    };
+    assert!(is_good(Some(7)));
+    assert!(!is_good(Some(8)) && !is_good(None));
+    assert!(!judged_rows(row_history(), vec![Run { row: 1, fence: Some(7) }])
+        .violations
+        .is_empty());
 }

@@ -23,6 +23,7 @@ cases![
     reads_without_the_table_s_lock_are_caught => is_caught(KnownBug::NoTableLock),
     sessions_believed_to_live_for_ever_are_caught => is_caught(KnownBug::SessionOutlived),
     an_adoption_that_does_not_take_the_lease_alone_is_caught => is_caught(KnownBug::NoAdoptLock),
+    a_row_s_version_taken_for_one_s_own_is_caught => is_caught(KnownBug::OwnIsEverybodys),
 ];
 
 fn is_caught(lab: &Lab, bug: KnownBug) -> Result<()> {
