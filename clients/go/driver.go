@@ -35,7 +35,7 @@ type transaction struct {
 	// socket is where it hangs; nil where the driver does not show it.
 	socket *pgconn.PgConn
 	work   func(context.Context) error
-	text   func(context.Context, call) (*string, error)
+	text   func(context.Context, statement) (*string, error)
 	// whole is an error where the work swallowed one that undid it, or ended it.
 	whole, commit, rollback func(context.Context) error
 	// isBroken tells, after that error, whether the session has ended.
@@ -74,7 +74,7 @@ func onPgx(from Pgx, work PgxWork) opening {
 		return &transaction{
 			isInner: isInner, role: conn.ParameterStatus("session_authorization"), socket: conn,
 			work: func(ctx context.Context) error { return work(ctx, tx) },
-			text: func(ctx context.Context, c call) (text *string, err error) {
+			text: func(ctx context.Context, c statement) (text *string, err error) {
 				err = tx.QueryRow(ctx, c.sql, append([]any{pgx.QueryExecModeExec}, c.args...)...).Scan(&text)
 				return text, err
 			},
@@ -139,13 +139,13 @@ func onSQL(from SQL, work SQLWork) opening {
 			return nil, err
 		}
 		t.isInner, t.work = isInner, func(ctx context.Context) error { return work(ctx, tx) }
-		t.text = func(ctx context.Context, c call) (text *string, err error) {
+		t.text = func(ctx context.Context, c statement) (text *string, err error) {
 			err = tx.QueryRowContext(ctx, c.sql, c.args...).Scan(&text)
 			return text, err
 		}
 		t.whole = func(ctx context.Context) error {
 			// The token was set for that transaction alone.
-			token, err := t.text(ctx, call{sql: "SELECT nullif(current_setting('pg_fence.token', true), '')"})
+			token, err := t.text(ctx, statement{sql: "SELECT nullif(current_setting('pg_fence.token', true), '')"})
 			if errors.Is(err, sql.ErrTxDone) && ctx.Err() == nil || err == nil && token == nil {
 				return endedInside()
 			}

@@ -47,6 +47,7 @@ const (
 	ReasonRefused  Reason = "refused"  // the server will never renew it for this caller
 	ReasonSession  Reason = "session"  // the connection of a session lease has ended
 	ReasonKeeper   Reason = "keeper"   // what kept it has died
+	ReasonAtMost   Reason = "at_most"  // it was to be held no longer
 	ReasonReleased Reason = "released" // its holder gave it back
 )
 

@@ -129,7 +129,7 @@ func (g *guard) once() (isInner bool, err error) {
 	// Also where the work panics.
 	defer func() {
 		if !isDone {
-			ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), portion)
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(g.ctx), longestPortion)
 			defer cancel()
 			// Where it fails the driver ends the connection.
 			_ = t.rollback(ctx)
@@ -179,7 +179,7 @@ func (g *guard) does(t *transaction) error {
 // recordset is of pairs, and of the holder of an adopted one.
 const recordset = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)`
 
-func (g *guard) begins() call {
+func (g *guard) begins() statement {
 	token := "x.token"
 	if len(g.leases) == 0 {
 		// Each transaction makes the number known, and whose it is.
@@ -191,7 +191,7 @@ func (g *guard) begins() call {
 }
 
 // ends returns a name under which there is nothing to be released, or NULL.
-func (g *guard) ends() call {
+func (g *guard) ends() statement {
 	return g.k.call(`SELECT min(x.name) FILTER (WHERE lease_release(x.name, x.token) IS NULL) FROM `+recordset, g.pairs())
 }
 

@@ -14,14 +14,14 @@ import (
 )
 
 const (
-	// lookAgain: timers stand still while the machine sleeps, and nothing tells that a session has ended.
-	lookAgain = time.Second
-	// portion is how long one of a wait takes at the most: its snapshot holds back vacuum.
-	portion = 2 * time.Second
-	// tryAgain is how often several names are tried, for they have no queue.
-	tryAgain = 250 * time.Millisecond
-	// mostPairs is what lease_keep takes at once; mostReleased is for one transaction, which has its share of locks.
-	mostPairs, mostReleased = 10_000, 200
+	// lookingAgain: timers stand still while the machine sleeps, and nothing tells that a session has ended.
+	lookingAgain = time.Second
+	// longestPortion is how long one of a wait takes at the most: its snapshot holds back vacuum.
+	longestPortion = 2 * time.Second
+	// tryingAgain is how often several names are tried, for they have no queue.
+	tryingAgain = 250 * time.Millisecond
+	// mostKept is what lease_keep takes at once; mostGivenBack is for one transaction, which has its share of locks.
+	mostKept, mostGivenBack = 10_000, 200
 )
 
 // Event is what has become of a lease: "acquired", "renewed", "lost", which has a Reason, or "released".
@@ -88,13 +88,13 @@ func (k *keeper) use() (leave func()) {
 }
 
 // call is a statement that a fence sends, in autocommit or in a transaction of the work.
-type call struct {
+type statement struct {
 	sql  string
 	args []any
 }
 
-func (k *keeper) call(sql string, args ...any) call {
-	return call{strings.ReplaceAll(sql, "lease_", k.schema+"lease_"), args}
+func (k *keeper) call(sql string, args ...any) statement {
+	return statement{strings.ReplaceAll(sql, "lease_", k.schema+"lease_"), args}
 }
 
 // interval is a text that every IntervalStyle reads alike.
@@ -102,8 +102,8 @@ func interval(span time.Duration) string {
 	return strconv.FormatInt(span.Microseconds(), 10) + " microseconds"
 }
 
-// acquiring is one try, or a portion of the wait, which is below the role's timeouts, whatever these are.
-func (k *keeper) acquiring(names []string, o Options, wait time.Duration) call {
+// acquiring is one try, or a longestPortion of the wait, which is below the role's timeouts, whatever these are.
+func (k *keeper) acquiring(names []string, o Options, wait time.Duration) statement {
 	const takenBy = ` AS granted LEFT JOIN LATERAL (SELECT i.holder, extract(epoch FROM i.remaining)::float8
 		FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i WHERE granted IS NULL AND i.state IN ('held', 'uncommitted')
 		ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`
@@ -150,7 +150,7 @@ func (k *keeper) aside(
 
 // acquire is LeaseTaken where somebody else has it. A wait ends soon after the context.
 func (k *keeper) acquire(ctx context.Context, names []string, o Options) (Leases, error) {
-	return k.aside(ctx, min(o.Wait, forever)+2*longest, func(ctx context.Context) (Leases, error) {
+	return k.aside(ctx, min(o.Wait, forever)+2*longestCallTime, func(ctx context.Context) (Leases, error) {
 		on, begun := k.line, now()
 		if o.Wait > 0 && !o.Session {
 			// The others are renewed meanwhile.
@@ -159,7 +159,7 @@ func (k *keeper) acquire(ctx context.Context, names []string, o Options) (Leases
 		}
 		for until := begun + min(o.Wait, forever); ; {
 			before, limit := now(), k.limit(o.TTL)
-			wait := max(0, min(until-before, portion))
+			wait := max(0, min(until-before, longestPortion))
 			if on == k.line {
 				wait = min(wait, limit)
 			}
@@ -178,19 +178,19 @@ func (k *keeper) acquire(ctx context.Context, names []string, o Options) (Leases
 				holder, _ := rows[0][1].(string)
 				return nil, takenBy(holder, span(rows[0][2], 0), nil, names...)
 			case len(names) > 1:
-				time.Sleep(min(until-now(), tryAgain))
+				time.Sleep(min(until-now(), tryingAgain))
 			}
 		}
 	})
 }
 
 func (k *keeper) claim(ctx context.Context, names []string, n int, o Options) (Leases, error) {
-	return k.aside(ctx, 2*longest, func(ctx context.Context) (claimed Leases, err error) {
+	return k.aside(ctx, 2*longestCallTime, func(ctx context.Context) (claimed Leases, err error) {
 		call := k.call("SELECT name, token FROM lease_acquire_any($1::text[], $2::integer, $3::text, $4::interval)",
 			append([]string{}, names...), n, o.Holder, interval(o.TTL))
 		before := now()
 		rows, _, err := k.line.askCalmly(ctx, k.limit(o.TTL), call)
-		for stateOf(err) == "40001" && now() < before+longest {
+		for stateOf(err) == "40001" && now() < before+longestCallTime {
 			// The role's transactions are SERIALIZABLE.
 			rows, _, err = k.line.askCalmly(ctx, k.limit(o.TTL), call)
 		}
@@ -228,7 +228,7 @@ func (k *keeper) keep(due Leases) {
 	names, tokens, smallest := pairs(due)
 	before, answers := now(), [][]any(nil)
 	for first, last := 0, -1; last < len(names); first = last {
-		last = min(len(names), first+mostPairs)
+		last = min(len(names), first+mostKept)
 		some, _, err := k.line.ask(k.limit(smallest), k.call(
 			`SELECT outcome, extract(epoch FROM remaining)::float8, extract(epoch FROM again_in)::float8
 			FROM lease_keep($1::text[], $2::bigint[])`, names[first:last], tokens[first:last]))
@@ -296,7 +296,7 @@ func pairs(leases Leases) (names []string, tokens []int64, smallest time.Duratio
 // release gives them back. It is no error where that fails: then they end at their ttl.
 func (k *keeper) release(leases Leases) {
 	defer k.use()()
-	for some := range slices.Chunk(k.end(leases, ReasonReleased), mostReleased) {
+	for some := range slices.Chunk(k.end(leases, ReasonReleased), mostGivenBack) {
 		if !k.releaseAtOnce(some) {
 			return
 		}
@@ -348,7 +348,7 @@ func (k *keeper) endAll() {
 	k.close()
 	k.release(k.those(all))
 	users := 1
-	for until := now() + portion + lookAgain; users > 0 && now() < until; time.Sleep(5 * time.Millisecond) {
+	for until := now() + longestPortion + lookingAgain; users > 0 && now() < until; time.Sleep(5 * time.Millisecond) {
 		unlock := k.lock()
 		users = k.users
 		unlock()
@@ -430,7 +430,7 @@ func (k *keeper) limit(ttl time.Duration) time.Duration {
 	for l := range k.leases {
 		ttl = min(ttl, l.ttl)
 	}
-	return min(ttl/3, longest)
+	return min(ttl/3, longestCallTime)
 }
 
 // look tells losses at the deadlines, and renews what is due. A session lease ends with its connection.
@@ -442,7 +442,7 @@ func (k *keeper) look() {
 	}), ReasonDeadline)
 	unlock := k.lock()
 	beats := !k.isBeating && (isDue || hasSession)
-	k.isBeating, k.lookAt = k.isBeating || beats, at+lookAgain
+	k.isBeating, k.lookAt = k.isBeating || beats, at+lookingAgain
 	unlock()
 	if beats {
 		// Leases that are due soon go along.

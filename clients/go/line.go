@@ -12,8 +12,8 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
-// longest is what no call takes, whatever the ttl; opening a connection may take shortestOpening in any case.
-const longest, shortestOpening = 10 * time.Second, 2 * time.Second
+// longestCallTime is what no call takes, whatever the ttl; opening a connection may take shortestOpeningTime in any case.
+const longestCallTime, shortestOpeningTime = 10 * time.Second, 2 * time.Second
 
 // panicked is the kind of an error that no driver returns.
 const panicked Kind = "panicked"
@@ -37,7 +37,7 @@ type line struct {
 }
 
 // askCalmly is ask behind all that keeps or releases, unless the context ends before its turn comes.
-func (l *line) askCalmly(ctx context.Context, limit time.Duration, c call) (rows [][]any, session int64, err error) {
+func (l *line) askCalmly(ctx context.Context, limit time.Duration, c statement) (rows [][]any, session int64, err error) {
 	l.calm.Lock()
 	defer l.calm.Unlock()
 	if ctx.Err() != nil {
@@ -47,7 +47,7 @@ func (l *line) askCalmly(ctx context.Context, limit time.Duration, c call) (rows
 }
 
 // ask runs a statement in autocommit, and returns its rows, and the session that they are of.
-func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int64, err error) {
+func (l *line) ask(limit time.Duration, c statement) (rows [][]any, session int64, err error) {
 	l.busy.Lock()
 	defer l.busy.Unlock()
 	defer func() {
@@ -56,14 +56,14 @@ func (l *line) ask(limit time.Duration, c call) (rows [][]any, session int64, er
 			err = tell(panicked, nil, "panic: %v\n%s", what, debug.Stack())
 		}
 	}()
-	if l.conn != nil && now()-l.usedAt > tryAgain {
+	if l.conn != nil && now()-l.usedAt > tryingAgain {
 		// It may have ended since: the server's reason comes first, then the end.
 		if bounded(time.Millisecond, l.conn.PgConn().WaitForNotification) != nil && l.conn.PgConn().IsClosed() {
 			l.close()
 		}
 	}
 	if l.conn == nil {
-		err = bounded(max(limit, shortestOpening), func(ctx context.Context) (err error) {
+		err = bounded(max(limit, shortestOpeningTime), func(ctx context.Context) (err error) {
 			conn, err := l.open(ctx)
 			if err == nil {
 				l.conn = conn
