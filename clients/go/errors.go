@@ -30,7 +30,8 @@ const (
 	TransactionLost Kind = "transaction lost" // nothing of it has landed, unless InDoubt; the lease may be held still
 	NotInstalled    Kind = "not installed"    // the extension is not there, or not on the search_path
 	NotGranted      Kind = "not granted"      // the role may not use the lease
-	NoAnswer        Kind = "no answer"        // of the server, in time; a deadline of the caller's is the context's error
+	NoConnection    Kind = "no connection"    // to the server, in time: nothing was sent
+	NoAnswer        Kind = "no answer"        // of the server, in time: with InDoubt a grant may be there
 	Closed          Kind = "closed"           // the fence is
 )
 
@@ -59,7 +60,10 @@ type Error struct {
 	Reason    Reason
 	Holder    string
 	Remaining time.Duration
-	// InDoubt: a commit failed, or the work has committed by itself, so that it may have landed.
+	// WaitsFor is what ends a lease that is taken: "ttl", "commit" (of its acquire), "guard".
+	WaitsFor string
+	// InDoubt: a commit failed, or the work has committed by itself, so that it may have landed; or an
+	// acquire had no answer.
 	InDoubt bool
 	// Detail has presented, stored, lease, holder…; a token is a json.Number, which is exact.
 	Detail         map[string]any
@@ -81,26 +85,58 @@ func tell(kind Kind, cause error, format string, args ...any) *Error {
 	return &Error{Kind: kind, message: fmt.Sprintf(format, args...), cause: cause}
 }
 
-func lostBy(reason Reason, names ...string) *Error {
+func lostBy(reason Reason, advice string, names ...string) *Error {
 	told := tell(LeaseLost, nil, "the lease %s is lost (%s)", strings.Join(names, ", "), reason)
-	told.Reason, told.Names = reason, names
+	if told.Reason, told.Names = reason, names; advice != "" {
+		told.message += ": it is another role's; " + anotherRole
+	}
 	return told
 }
 
-func takenBy(holder string, remaining time.Duration, cause error, names ...string) *Error {
+func takenBy(holder string, left time.Duration, waitsFor string, cause error, names ...string) *Error {
 	told := tell(LeaseTaken, cause, "the lease %s is taken", strings.Join(names, ", "))
-	if told.Names, told.Holder, told.Remaining = names, holder, remaining; holder != "" {
+	told.Names, told.Holder, told.Remaining, told.WaitsFor = names, holder, left, waitsFor
+	if holder != "" {
 		told.message += " by " + holder
 	}
-	if remaining > 0 {
-		told.message += fmt.Sprintf(", for %v at the most unless it is renewed", remaining)
+	switch {
+	case waitsFor == "commit":
+		told.message += ", whose acquire is not committed yet"
+	case waitsFor == "guard":
+		told.message += ", until a transaction ends that guards it: its ttl is over"
+	case left > 0:
+		told.message += fmt.Sprintf(", for %v at the most unless it is renewed", left)
 	}
 	return told
 }
 
-// noAnswer has no cause, which could be taken for a deadline of the caller's.
-func noAnswer(limit time.Duration, err error) *Error {
-	return tell(NoAnswer, nil, "the server has not answered within %v: %v", limit.Round(time.Millisecond), err)
+// refusal is the error of an acquire.
+func (a *acquire) refusal(e effect) error {
+	switch Kind(e.Error) {
+	case "LeaseTaken":
+		return takenBy(e.Holder, span(e.Remaining), e.WaitsFor, nil, a.names...)
+	case "LeaseLost":
+		return lostBy(e.Reason, "", a.names...)
+	case "Closed":
+		return &Error{Kind: Closed}
+	case "NoConnection":
+		return a.unanswered(NoConnection, e, "no connection to the server in time")
+	case "NoAnswer":
+		return a.unanswered(NoAnswer, e, "the server has not answered in time")
+	}
+	return typed(a.cause, false, a.role)
+}
+
+// unanswered has no cause that could be taken for a deadline of the caller's.
+func (a *acquire) unanswered(kind Kind, e effect, message string) *Error {
+	told := tell(kind, nil, "%s", message)
+	if told.InDoubt, told.SQLState = e.InDoubt, e.SQLState; a.cause != nil {
+		told.message += ": " + a.cause.Error()
+		if !isAnyOf(a.cause, context.Canceled, context.DeadlineExceeded) {
+			told.cause = a.cause
+		}
+	}
+	return told
 }
 
 func isAnyOf(err error, targets ...error) bool {
@@ -122,7 +158,7 @@ func stateOf(err error) string {
 	return ""
 }
 
-// sessionEnded tells whether the error says that a session has ended, or could not be had.
+// sessionEnded tells whether the error says that a session has ended, or that there was none.
 func sessionEnded(err error) bool {
 	if state := stateOf(err); state != "" {
 		// Idle in transaction, transaction_timeout, terminated, crashed, starting, idle, too many connections.

@@ -12,8 +12,11 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
+	"math"
 	"os"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,7 +25,7 @@ import (
 
 // Fence is where leases come from: one for a process. It has a connection, and a timer, while leases of it are held, and none
 // otherwise. Its methods may be called from any goroutine.
-type Fence struct{ k *keeper }
+type Fence struct{ h *heartbeat }
 
 // Source is what a fence can be made from: a connection string, as a URL or in key=value form; a pool, like whose connections
 // the fence's own is, which is not taken from it; or a function that opens a connection.
@@ -31,61 +34,24 @@ type Source interface {
 }
 
 // Setting is how a fence is made otherwise.
-type Setting func(*keeper)
+type Setting func(*heartbeat)
 
 // InSchema names the extension's schema, where that is not on the search_path.
-func InSchema(schema string) Setting {
-	return func(k *keeper) { k.schema = pgx.Identifier{schema}.Sanitize() + "." }
+func InSchema(name string) Setting {
+	return func(h *heartbeat) { h.schema = schema(pgx.Identifier{name}.Sanitize() + ".") }
 }
 
 // OnEvent is told what becomes of leases, in whatever goroutine it happens. It must not block.
-func OnEvent(tell func(Event)) Setting { return func(k *keeper) { k.onEvent = tell } }
+func OnEvent(tell func(Event)) Setting { return func(h *heartbeat) { h.onEvent = tell } }
 
-// New makes a fence. It connects when the first lease is asked for, which tells, too, what is wrong with the source.
+// New makes a fence. It connects when the first lease is asked for, which tells, too, what is wrong
+// with the source.
 func New[S Source](source S, settings ...Setting) *Fence {
-	k := &keeper{line: &line{open: opener(source)}, leases: map[*Lease]struct{}{}, onEvent: func(Event) {}}
-	k.open, k.close = context.WithCancel(context.Background())
-	k.timer = time.AfterFunc(time.Hour, k.look)
-	k.timer.Stop()
+	h := newHeartbeat(opener(source))
 	for _, set := range settings {
-		set(k)
+		set(h)
 	}
-	return &Fence{k}
-}
-
-func opener(source any) func(context.Context) (Conn, error) {
-	var pool *pgxpool.Config
-	var wrong error
-	switch source := source.(type) {
-	case func(context.Context) (Conn, error):
-		return source
-	case *pgxpool.Pool:
-		pool = source.Config()
-	case string:
-		pool, wrong = pgxpool.ParseConfig(source)
-	}
-	return func(ctx context.Context) (Conn, error) {
-		if wrong != nil {
-			return nil, wrong
-		}
-		// Not by a pool of its own: what hangs in one, or panics, is out of reach.
-		config := pool.ConnConfig.Copy()
-		// The server would refuse the setting that lib/pq takes for itself. Go's strings are UTF-8, whatever the role has set.
-		delete(config.RuntimeParams, "binary_parameters")
-		config.RuntimeParams["client_encoding"] = "UTF8"
-		if pool.BeforeConnect != nil {
-			if err := pool.BeforeConnect(ctx, config); err != nil {
-				return nil, err
-			}
-		}
-		conn, err := pgx.ConnectConfig(ctx, config)
-		if err == nil && pool.AfterConnect != nil {
-			if err = pool.AfterConnect(ctx, conn); err != nil {
-				go hangUp(conn)
-			}
-		}
-		return conn, err
-	}
+	return &Fence{h}
 }
 
 // Options are how a lease is asked for.
@@ -98,22 +64,29 @@ type Options struct {
 	Shared   bool          // others may have it shared at the same time
 	Slots    int           // how many may have it at the same time; 0 is 1
 	Metadata any           // is shown in the view, too, as JSON
+	AtMost   time.Duration // then it is lost, whatever its heartbeat does: for work that hangs
+	// Claimed is the time before the statement that has claimed a row, for [Fence.KeepRow].
+	Claimed time.Time
+	// isOwnHolder: nobody else has the holder's name.
+	isOwnHolder bool
 }
 
 // complete looks them over, and fills in what is missing.
 func (o Options) complete(names []string) (Options, error) {
 	o.TTL, o.Slots = cmp.Or(o.TTL, 30*time.Second), cmp.Or(o.Slots, 1)
 	switch {
-	case o.TTL < 100*time.Millisecond, o.Wait < 0, o.Wait > 0 && o.Wait < time.Millisecond:
+	case o.TTL < 100*time.Millisecond, o.Wait < 0, o.Wait > 0 && o.Wait < time.Millisecond,
+		o.AtMost < 0, o.AtMost > 0 && o.AtMost < time.Millisecond:
 		// To Go a number is nanoseconds.
-		return o, fmt.Errorf("pgfence: TTL %v is below 100ms, or Wait %v below 1ms: a number without its unit?", o.TTL, o.Wait)
+		return o, fmt.Errorf("pgfence: TTL %v is below 100ms, or Wait %v or AtMost %v below 1ms: "+
+			"a number without its unit?", o.TTL, o.Wait, o.AtMost)
 	case o.Reclaim && o.Holder == "":
 		return o, errors.New("pgfence: Reclaim takes a Holder: whose lease is it?")
 	case len(names) > 1 && (o.Shared || o.Slots > 1 || o.Reclaim):
 		return o, errors.New("pgfence: several names at once are exclusive: no Shared, Slots or Reclaim")
 	}
 	if o.Holder == "" {
-		o.Holder = newHolder()
+		o.Holder, o.isOwnHolder = newHolder(), true
 	}
 	if o.Metadata != nil {
 		text, err := json.Marshal(o.Metadata)
@@ -146,8 +119,10 @@ func (f *Fence) Lease(ctx context.Context, name string, options Options, work Wo
 	return lease.Do(ctx, work)
 }
 
-// Acquire takes a lease, of several names all or none, or returns an [Error] of the kind [LeaseTaken]. The context is for the
-// acquire alone: where it ends first, its error is returned, and a grant that comes all the same is given back.
+// Acquire takes a lease, of several names all or none, or returns an [Error] of the kind [LeaseTaken].
+// The context is for the acquire alone: where it ends first, its error is returned, and a grant that
+// comes all the same is given back. A wait goes on through an outage. Several names have no queue: they
+// are tried each quarter of a second, and may starve beside waiters for each, until Wait is over.
 //
 // Then [Lease.Do] the work; or look at [Lease.Lost], and defer [Lease.Release].
 func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*Lease, error) {
@@ -155,7 +130,10 @@ func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*
 	if err != nil {
 		return nil, err
 	}
-	leases, err := f.k.acquire(ctx, names, options)
+	return first(f.h.acquire(ctx, names, 0, options))
+}
+
+func first(leases Leases, err error) (*Lease, error) {
 	if err == nil {
 		// It may have ended already.
 		err = leases[0].Check()
@@ -166,53 +144,253 @@ func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*
 	return leases[0], nil
 }
 
-// Claim takes the first n of these names that are free, in their order, as a lease each. It takes a TTL and a Holder.
-func (f *Fence) Claim(ctx context.Context, names []string, n int, options Options) (Leases, error) {
-	if options != (Options{TTL: options.TTL, Holder: options.Holder}) {
-		return nil, errors.New("pgfence: Claim takes no options but TTL and Holder")
+// Claim takes the first n of these names that are free, in their order, as a lease each. It takes a
+// TTL, a Holder and AtMost. One that is lost by the time of the answer is left out.
+func (f *Fence) Claim(
+	ctx context.Context, names []string, n int, options Options,
+) (Leases, error) {
+	if options != (Options{TTL: options.TTL, Holder: options.Holder, AtMost: options.AtMost}) {
+		return nil, errors.New("pgfence: Claim takes no options but TTL, Holder and AtMost")
 	}
 	options, err := options.complete(names)
+	if err != nil || n < 1 || len(names) == 0 {
+		return nil, err
+	}
+	return f.h.acquire(ctx, names, n, options)
+}
+
+// KeepRow keeps a row of a table whose rows are leases of their own, which a statement of yours has
+// claimed: under the token that it returned, with its ttl, by the value of its primary key ([]any of
+// several columns). It takes a TTL, AtMost and Claimed, the time before that statement; without it the
+// claim is confirmed first. Finish the row in a [Holding.Guard] with [Releasing].
+func (f *Fence) KeepRow(
+	ctx context.Context, table string, key any, token int64, options Options,
+) (*Lease, error) {
+	if options != (Options{TTL: options.TTL, AtMost: options.AtMost, Claimed: options.Claimed}) {
+		return nil, errors.New("pgfence: KeepRow takes no options but TTL, AtMost and Claimed")
+	}
+	options, err := options.complete(nil)
 	if err != nil {
 		return nil, err
 	}
-	return f.k.claim(ctx, names, n, options)
+	return first(f.h.keepRow(ctx, table, key, token, options))
 }
 
-// Lead runs the work whenever this process leads, and again after each loss: of the lease, the server, the connection, the
-// transaction. It ends when the work returns nil or an error of its own, which it returns; and with the context, at which
-// the work's ends, too. It waits for the work in any case, and gives the lease back after it. A ttl of 0 is 30 s.
+// Lead runs the work whenever this process leads, and again after each loss: of the lease, the server,
+// the connection, the transaction. It ends when the work returns nil or an error of its own, which it
+// returns; and with the context, at which the work's ends, too. It waits for the work in any case, and
+// gives the lease back after it. What it goes on after is a line of the log and an event, once an
+// outage, with a growing pause. A ttl of 0 is 30 s.
 func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work Work) error {
 	options, err := Options{TTL: ttl}.complete([]string{name})
+	if err != nil {
+		return err
+	}
 	// If the answer to an acquire was lost, its own holder takes the grant over.
-	options.Wait, options.Reclaim = forever, true
-	for goesOn := err == nil; goesOn; {
-		var lease *Lease
-		var told *Error
-		if lease, err = f.Acquire(ctx, []string{name}, options); err == nil {
-			err = lease.Do(ctx, work)
-			goesOn = lease.lost() != nil || errors.As(err, &told) && (told.SQLState == "PF001" || told.SQLState == "PF004")
-		} else {
-			// A server that is a standby still, or has no place or time.
-			state := stateOf(err)
-			goesOn = state != "" && strings.Contains("25 40 53 57 58", state[:2]) || state == "55P03"
-		}
-		goesOn = goesOn || sessionEnded(err) || isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer)
-		if goesOn = goesOn && err != nil && ctx.Err() == nil; goesOn {
-			select {
-			case <-ctx.Done():
-			case <-time.After(options.TTL / 12):
+	options.Wait, options.Reclaim = math.MaxInt64, true
+	d := &leadState{ttl: options.TTL.Milliseconds(), spread: f.h.states.spread}
+	effects := d.start()
+	for {
+		var pause time.Duration
+		for _, e := range effects {
+			switch {
+			case e.Log != "":
+				slog.Warn("pgfence: "+name+" "+e.Log, "reason", err)
+			case e.Event != "":
+				f.h.mu.Lock()
+				f.h.tells(Event{Kind: e.Event, Names: []string{name}})
+				f.h.mu.Unlock()
+				f.h.tell()
+			case e.Lead == "pause":
+				pause = span(e.Pause)
+			case e.Lead == "end":
+				return err
 			}
 		}
+		select {
+		case <-ctx.Done():
+			return cmp.Or(err, ctx.Err())
+		case <-time.After(pause):
+		}
+		var lease *Lease
+		if lease, err = f.Acquire(ctx, []string{name}, options); err != nil {
+			effects = d.notGranted(clock(), causeOf(err))
+		} else {
+			d.granted(clock())
+			err = lease.Do(ctx, work)
+			effects = d.workFailed(clock(), causeOf(err), lease.lost() != nil)
+		}
+		if err == nil || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+// causeOf is what a leader goes on after, or not.
+func causeOf(err error) string {
+	state := stateOf(err)
+	switch {
+	case isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer, NoConnection):
+		return "LeaseLost"
+	case state == "PF001", state == "PF004":
+		// The next renewal tells.
+		return "LeaseLost"
+	case sessionEnded(err):
+		return "ConnectionLost"
+	case state == "55P03", state != "" && strings.Contains("25 40 53 57 58", state[:2]):
+		return "passing"
+	}
+	return "own"
+}
+
+// Adopted is a lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the
+// number that it has there. It has no heartbeat, and nothing to close. A number is that of one holder,
+// which is this process unless another holder is named: a guard is [LeaseTaken] where another holder
+// has adopted the number.
+func (f *Fence) Adopted(name string, token int64, holder ...string) *Holding {
+	holder = append(holder, process)
+	return &Holding{h: f.h, names: []string{name}, token: token, holder: cmp.Or(holder...)}
+}
+
+// Close gives everything back, and ends all waits. It belongs where the process ends; then nobody waits
+// for a ttl.
+func (f *Fence) Close() { f.h.endAll() }
+
+// Lease is one that is held, until it is released or lost, also where nobody refers to it any more. Its
+// methods may be called from any goroutine.
+type Lease struct {
+	Holding
+	key   string
+	table *rowTable
+	// over is why it is: lost, or released. At a loss, loss ends; at either, ended is closed.
+	over  atomic.Pointer[Error]
+	loss  context.Context
+	lose  context.CancelCauseFunc
+	ended chan struct{}
+	// The heartbeat's lock guards it: it is closed at the next renewal.
+	renewed chan struct{}
+}
+
+// newLease is called at "acquired".
+func (h *heartbeat) newLease(s *leaseState) *Lease {
+	l := &Lease{
+		Holding: Holding{h: h, names: s.names, token: s.token}, key: s.key, table: h.tables[s.table],
+		ended: make(chan struct{}), renewed: make(chan struct{}),
+	}
+	if l.table != nil {
+		l.names = []string{l.table.name, s.names[0]}
+	}
+	l.leases = Leases{l}
+	l.loss, l.lose = context.WithCancelCause(context.Background())
+	return l
+}
+
+func (l *Lease) ends(over *Error) {
+	if l.over.CompareAndSwap(nil, over) {
+		if over.Reason != ReasonReleased {
+			l.lose(over)
+		}
+		close(l.ended)
+	}
+}
+
+// Held tells whether it is ours at this moment, by our own clock.
+func (l *Lease) Held() bool { return l.Remaining() > 0 }
+
+// Remaining is how long it is ours if no renewal comes through any more.
+func (l *Lease) Remaining() time.Duration {
+	l.h.mu.Lock()
+	defer l.h.mu.Unlock()
+	return span(l.h.states.remaining(clock(), l.key))
+}
+
+// Check is an [Error] of the kind [LeaseLost] once the lease is ours no more, whatever the heartbeat
+// does: for long steps, and before each call to the outside.
+func (l *Lease) Check() error {
+	if l.Held() {
+		return nil
+	}
+	l.h.input(l.h.states.tick)
+	if over := l.over.Load(); over != nil {
+		return over
+	}
+	return lostBy(ReasonReleased, "", l.names...)
+}
+
+// Lost is closed at a loss, by the deadline at the latest.
+func (l *Lease) Lost() <-chan struct{} { return l.loss.Done() }
+
+// Do does the work, and gives the lease back. The work's context ends with ctx, and at a loss. The
+// error is the work's; where that has none, or only tells the end of its context, it is [LeaseLost] if
+// the lease was lost.
+func (l *Lease) Do(ctx context.Context, work Work) (err error) {
+	until, end := untilLoss(ctx, l.leases)
+	// Also where the work panics.
+	defer func() {
+		end()
+		loss := l.Release()
+		if err == nil || errors.Is(err, context.Canceled) && ctx.Err() == nil && loss != nil {
+			err = loss
+		}
+	}()
+	return work(until, l)
+}
+
+// Release gives it back, and is an [Error] of the kind [LeaseLost] if it was lost. It takes no context,
+// so that it works when yours has ended. It is no error where the server cannot be reached: then the
+// lease ends at its ttl.
+func (l *Lease) Release() error {
+	l.h.input(func(now int64) []effect { return l.h.states.release(now, l.key) })
+	<-l.ended
+	l.h.mu.Lock()
+	defer l.h.mu.Unlock()
+	delete(l.h.leases, l.key)
+	return l.lost()
+}
+
+// lost is nil where it is not lost.
+func (l *Lease) lost() error {
+	if over := l.over.Load(); over != nil && over.Reason != ReasonReleased {
+		return over
+	}
+	return nil
+}
+
+// Leases are several that are held: those of a [Fence.Claim], or for [Fence.Guard].
+type Leases []*Lease
+
+// Release gives back what is left of them, and is an [Error] of the kind [LeaseLost] for the first that
+// was lost.
+func (l Leases) Release() (err error) {
+	if len(l) > 0 {
+		l[0].h.input(func(now int64) (effects []effect) {
+			for _, lease := range l {
+				effects = append(effects, lease.h.states.release(now, lease.key)...)
+			}
+			return effects
+		})
+	}
+	for _, lease := range l {
+		err = cmp.Or(err, lease.Release())
 	}
 	return err
 }
 
-// Adopted is a lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the number that it has
-// there. It has no heartbeat, and nothing to close. A number is that of one holder, which is this process unless another
-// holder is named: a guard is [LeaseTaken] where another holder has adopted the number.
-func (f *Fence) Adopted(name string, token int64, holder ...string) *Holding {
-	return &Holding{k: f.k, names: []string{name}, token: token, holder: cmp.Or(append(holder, process)...)}
+func (l Leases) keys() (keys []string) {
+	for _, lease := range l {
+		keys = append(keys, lease.key)
+	}
+	return keys
 }
 
-// Close gives everything back, and ends all waits. It belongs where the process ends; then nobody waits for a ttl.
-func (f *Fence) Close() { f.k.endAll() }
+// split tells the leases of names from those of rows.
+func (l Leases) split() (named, rows Leases) {
+	for _, lease := range l {
+		if lease.table == nil {
+			named = append(named, lease)
+		} else {
+			rows = append(rows, lease)
+		}
+	}
+	return named, rows
+}

@@ -1278,7 +1278,7 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string, isOpening 
 	case r.doubt != nil && r.reclaims() && r.tries == 1 && isOfConnection(code):
 		r.at = s.now
 	case !mayPass || isStuck || s.now >= until:
-		s.finish(r, notGranted(code, isOpening))
+		s.finish(r, notGranted(code, isOpening && r.doubt == nil))
 	case r.doubt != nil && !r.reclaims():
 		// Undone before the next try, which has another holder: an undo that comes late does not meet
 		// its grant.
@@ -1558,7 +1558,7 @@ func (d *leadState) notGranted(now int64, cause string) []effect {
 
 func passes(cause string) bool {
 	return slices.Contains([]string{
-		"LeaseLost", "LeaseTaken", "TransactionLost", "NoAnswer", "NoConnection", "passing",
+		"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost", "NoAnswer", "NoConnection", "passing",
 	}, cause)
 }
 

@@ -422,7 +422,7 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 	silent := have(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
 	at := silent.Addr().String()
-	told := is(t, pgfence.New("postgresql://"+at+"/shop").Lease(background, "job", short, nil), pgfence.NoAnswer)
+	told := is(t, pgfence.New("postgresql://"+at+"/shop").Lease(background, "job", short, nil), pgfence.NoConnection)
 	equal(t, strings.Contains(told.Error(), at), true)
 	equal(t, text(t, admin, held), "0")
 }

@@ -31,6 +31,7 @@ var kinds = map[pgfence.Kind]string{
 	pgfence.TransactionLost: "transaction-lost",
 	pgfence.NotInstalled:    "not-installed",
 	pgfence.NotGranted:      "not-granted",
+	pgfence.NoConnection:    "no-answer",
 	pgfence.NoAnswer:        "no-answer",
 }
 

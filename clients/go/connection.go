@@ -1,0 +1,204 @@
+package pgfence
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// Conn is what a fence needs of its connection: a *pgx.Conn, or what wraps one.
+type Conn interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	PgConn() *pgconn.PgConn
+	Close(ctx context.Context) error
+}
+
+// connection is one of the heartbeat's: for one call at a time, without a time limit of its own, until
+// it is cut.
+type connection struct {
+	number int
+	// use is held by the one who uses it, and guards conn and usedAt.
+	use    sync.Mutex
+	usedAt time.Duration
+	// open ends when it is cut.
+	open context.Context
+	end  context.CancelFunc
+	mu   sync.Mutex
+	conn Conn
+}
+
+func newConnection(number int) *connection {
+	c := &connection{number: number}
+	c.open, c.end = context.WithCancel(context.Background())
+	return c
+}
+
+// opened is the driver's connection, or nil.
+func (c *connection) opened() Conn {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.conn
+}
+
+func (c *connection) opens(open func(context.Context) (Conn, error)) error {
+	conn, err := open(c.open)
+	if err != nil {
+		return err
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.open.Err() != nil {
+		go hangUp(conn)
+		return c.open.Err()
+	}
+	c.conn, c.usedAt = conn, now()
+	return nil
+}
+
+// query runs a statement in autocommit.
+func (c *connection) query(s statement) (rows [][]any, err error) {
+	// Nothing is prepared under a name: behind a pooler the next transaction may be in another session.
+	args := append([]any{pgx.QueryExecModeExec}, s.args...)
+	found, err := c.opened().Query(c.open, s.sql, args...)
+	if err == nil {
+		rows, err = pgx.CollectRows(found, func(row pgx.CollectableRow) ([]any, error) {
+			return row.Values()
+		})
+	}
+	c.usedAt = now()
+	return rows, err
+}
+
+// hasEnded looks whether the server has closed it, where it was idle for a while.
+func (c *connection) hasEnded(idle time.Duration) bool {
+	conn := c.opened()
+	if conn == nil || now()-c.usedAt < idle {
+		return false
+	}
+	ctx, cancel := context.WithTimeout(c.open, time.Millisecond)
+	defer cancel()
+	// The server's reason comes first, then the end.
+	return conn.PgConn().WaitForNotification(ctx) != nil && conn.PgConn().IsClosed()
+}
+
+// isBroken tells whether it is of no use for another statement.
+func (c *connection) isBroken() bool {
+	conn := c.opened()
+	return conn == nil || conn.PgConn().IsClosed() || conn.PgConn().TxStatus() != 'I'
+}
+
+// role is the one that logged in.
+func (c *connection) role() string {
+	if conn := c.opened(); conn != nil {
+		return conn.PgConn().ParameterStatus("session_authorization")
+	}
+	return ""
+}
+
+// cut ends it at once, whatever hangs in it, without waiting for anything.
+func (c *connection) cut() {
+	c.end()
+	if conn := c.opened(); conn != nil {
+		cut(conn.PgConn())
+		go hangUp(conn)
+	}
+}
+
+// hangUp ends it as it should.
+func (c *connection) hangUp() {
+	if conn := c.opened(); conn != nil {
+		hangUp(conn)
+	}
+	c.end()
+}
+
+func hangUp(conn Conn) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+	defer cancel()
+	_ = conn.Close(ctx)
+	cut(conn.PgConn())
+}
+
+// cut ends what hangs on a connection, from any goroutine.
+func cut(conn *pgconn.PgConn) {
+	_ = conn.Conn().SetDeadline(time.Unix(1, 0))
+	// Some wait here: TLS for saying goodbye, and a tunnel.
+	go func() { _ = conn.Conn().Close() }()
+}
+
+// opener makes of a source what opens connections.
+func opener(source any) func(context.Context) (Conn, error) {
+	var pool *pgxpool.Config
+	var wrong error
+	switch source := source.(type) {
+	case func(context.Context) (Conn, error):
+		return source
+	case *pgxpool.Pool:
+		pool = source.Config()
+	case string:
+		pool, wrong = pgxpool.ParseConfig(source)
+	}
+	return func(ctx context.Context) (Conn, error) {
+		if wrong != nil {
+			return nil, wrong
+		}
+		// Not by a pool of its own: what hangs in one, or panics, is out of reach.
+		config := pool.ConnConfig.Copy()
+		// The server would refuse the setting that lib/pq takes for itself. Go's strings are UTF-8,
+		// whatever the role has set.
+		delete(config.RuntimeParams, "binary_parameters")
+		config.RuntimeParams["client_encoding"] = "UTF8"
+		hosts := map[string]bool{config.Host: true}
+		for _, other := range config.Fallbacks {
+			hosts[other.Host] = true
+		}
+		if len(hosts) > 1 && config.ConnectTimeout == 0 {
+			// The first one must leave time for the others.
+			config.ConnectTimeout = shortestOpening * time.Millisecond / time.Duration(len(hosts))
+		}
+		if pool.BeforeConnect != nil {
+			if err := pool.BeforeConnect(ctx, config); err != nil {
+				return nil, err
+			}
+		}
+		conn, err := pgx.ConnectConfig(ctx, config)
+		if err == nil && pool.AfterConnect != nil {
+			if err = pool.AfterConnect(ctx, conn); err != nil {
+				go hangUp(conn)
+			}
+		}
+		return conn, err
+	}
+}
+
+var errUnreadable = errors.New("pgfence: the server's answer has another form than is known")
+
+// column reads a value of a row, which may be NULL if it is allowed to be.
+func column[T any](row []any, at int, mayBeNull bool) (value T, err error) {
+	if at >= len(row) || row[at] == nil && !mayBeNull {
+		return value, errUnreadable
+	}
+	value, is := row[at].(T)
+	if !is && row[at] != nil {
+		return value, fmt.Errorf("%w: %T", errUnreadable, row[at])
+	}
+	return value, nil
+}
+
+// milliseconds are those of a column with seconds, rounded down, or -1 for NULL.
+func milliseconds(row []any, at int) (int64, error) {
+	seconds, err := column[float64](row, at, true)
+	switch {
+	case err != nil || row[at] == nil:
+		return -1, err
+	case seconds > float64(never)/1000:
+		return never, nil
+	}
+	return int64(max(0, seconds) * 1000), nil
+}

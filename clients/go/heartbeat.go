@@ -1,0 +1,526 @@
+package pgfence
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"runtime/debug"
+	"strconv"
+	"sync"
+	"time"
+)
+
+// Event is what has become of a lease: "acquired", "renewed", "lost", which has a Reason, or
+// "released", whose Reason is "unconfirmed" where the server has not answered. "interrupted" is of
+// [Fence.Lead]: it leads no more, and goes on.
+type Event struct {
+	Kind      string
+	Names     []string
+	Token     int64
+	Remaining time.Duration
+	Reason    Reason
+}
+
+// heartbeat keeps all leases of a fence. It gives the inputs to leaseStates, which decides, and
+// carries out the effects: it has the clock, the timer and the connections.
+type heartbeat struct {
+	schema  schema
+	open    func(context.Context) (Conn, error)
+	onEvent func(Event)
+
+	mu          sync.Mutex
+	states      *leaseStates
+	leases      map[string]*Lease
+	acquires    map[string]*acquire
+	connections map[int]*connection
+	tables      map[string]*rowTable
+	timer       *time.Timer
+	lookedAt    time.Duration
+	lastID      int
+	closed      chan struct{}
+	// toTell are events and answers, which are told in their order, without the lock.
+	toTell    []func()
+	isTelling bool
+}
+
+// acquire is one that is under way.
+type acquire struct {
+	names   []string
+	n       int
+	options Options
+	answer  chan effect
+	// cause is the error of its last call, and failed is closed with the first.
+	cause  error
+	role   string
+	failed chan struct{}
+}
+
+func newHeartbeat(open func(context.Context) (Conn, error)) *heartbeat {
+	h := &heartbeat{
+		open: open, onEvent: func(Event) {}, states: newLeaseStates(rand.Int64N(1001)),
+		leases: map[string]*Lease{}, acquires: map[string]*acquire{},
+		connections: map[int]*connection{}, tables: map[string]*rowTable{}, closed: make(chan struct{}),
+	}
+	h.timer = time.AfterFunc(time.Hour, h.look)
+	h.timer.Stop()
+	return h
+}
+
+// clock is now() in whole milliseconds.
+func clock() int64 { return now().Milliseconds() }
+
+// span is of milliseconds, of which a session lease may have more than Go can tell.
+func span(ms int64) time.Duration {
+	return time.Duration(min(ms, int64(1)<<62/int64(time.Millisecond))) * time.Millisecond
+}
+
+// input gives one to the states, and carries out what comes of it.
+func (h *heartbeat) input(decide func(now int64) []effect) {
+	h.mu.Lock()
+	h.decide(decide)
+	h.mu.Unlock()
+	h.tell()
+}
+
+// decide has the lock, which its caller releases before it tells.
+func (h *heartbeat) decide(decide func(now int64) []effect) {
+	for _, e := range decide(clock()) {
+		h.carryOut(e)
+	}
+	at := clock()
+	if next := h.states.wake(at); next < never {
+		h.timer.Reset(span(next - at))
+	} else {
+		h.timer.Stop()
+	}
+}
+
+// tell is by one goroutine at a time, so that the order stays.
+func (h *heartbeat) tell() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.isTelling {
+		return
+	}
+	h.isTelling = true
+	for len(h.toTell) > 0 {
+		next := h.toTell[0]
+		h.toTell = h.toTell[1:]
+		h.mu.Unlock()
+		next()
+		h.mu.Lock()
+	}
+	h.isTelling = false
+}
+
+// look is called by the timer. Nothing else tells that an idle connection has ended.
+func (h *heartbeat) look() {
+	h.input(h.states.tick)
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if at := now(); at-h.lookedAt >= lookAgain*time.Millisecond/2 {
+		h.lookedAt = at
+		for _, c := range h.connections {
+			go h.lookAt(c)
+		}
+	}
+}
+
+func (h *heartbeat) lookAt(c *connection) {
+	if !c.use.TryLock() {
+		return
+	}
+	hasEnded := c.hasEnded(0)
+	c.use.Unlock()
+	if hasEnded {
+		h.input(func(now int64) []effect { return h.states.disconnected(now, c.number) })
+	}
+}
+
+func (h *heartbeat) carryOut(e effect) {
+	switch {
+	case e.Call > 0:
+		h.send(e)
+	case e.Cut > 0 || e.HangUp > 0:
+		c := h.connections[e.Cut+e.HangUp]
+		delete(h.connections, e.Cut+e.HangUp)
+		if e.Cut > 0 {
+			c.cut()
+		} else {
+			go c.hangUp()
+		}
+	case e.Event != "":
+		h.event(e)
+	case e.Reply != "":
+		if a := h.acquires[e.Reply]; a != nil {
+			delete(h.acquires, e.Reply)
+			h.toTell = append(h.toTell, func() { a.answer <- e })
+		}
+	case e.Log != "":
+		args := []any{"reason", cmp.Or(e.Code, string(e.Reason))}
+		if e.Count > 0 {
+			args = append(args, "count", e.Count)
+		}
+		slog.Warn("pgfence: leases are "+e.Log, args...)
+	case e.Closed:
+		close(h.closed)
+	}
+}
+
+func (h *heartbeat) event(e effect) {
+	l := h.leases[e.Key]
+	switch e.Event {
+	case "acquired":
+		l = h.newLease(h.states.lease(e.Key))
+		h.leases[e.Key] = l
+	case "renewed":
+		close(l.renewed)
+		l.renewed = make(chan struct{})
+	case "lost":
+		l.ends(lostBy(e.Reason, e.Advice, l.names...))
+	case "released":
+		l.ends(lostBy(ReasonReleased, "", l.names...))
+		delete(h.leases, e.Key)
+	}
+	h.tells(Event{e.Event, l.names, e.Token, span(e.Remaining), e.Reason})
+}
+
+func (h *heartbeat) tells(event Event) {
+	h.toTell = append(h.toTell, func() {
+		defer func() {
+			if what := recover(); what != nil {
+				slog.Error("pgfence: the function of OnEvent has panicked", "panic", what)
+			}
+		}()
+		h.onEvent(event)
+	})
+}
+
+// send has a call be sent by a goroutine of its own. The statement is made under the lock.
+func (h *heartbeat) send(e effect) {
+	c := h.connections[e.On]
+	if e.Open {
+		c = newConnection(e.On)
+		h.connections[e.On] = c
+	}
+	a := h.acquires[e.For]
+	if a == nil {
+		a = &acquire{failed: make(chan struct{})}
+	}
+	s, read := h.statement(e, a)
+	go h.run(e, c, a, s, read)
+}
+
+// statement is that of a call, and what reads its rows.
+func (h *heartbeat) statement(e effect, a *acquire) (statement, func([][]any) (answer, error)) {
+	table, ttls := (*rowTable)(nil), []int64(nil)
+	for _, l := range h.states.call(e.Call).leases {
+		if e.Table != "" {
+			table, ttls = h.tables[e.Table], append(ttls, l.ttl)
+		}
+	}
+	switch {
+	case e.Do == "acquire" && a.n > 0:
+		return h.schema.claim(e, a.n, a.options), readClaim
+	case e.Do == "acquire":
+		return h.schema.acquire(e, a.options), func(rows [][]any) (answer, error) {
+			return readAcquire(rows, e.Names)
+		}
+	case e.Do == "keep":
+		return h.schema.keep(e), func(rows [][]any) (answer, error) {
+			return readKeep(rows, len(e.Names))
+		}
+	case e.Do == "keep_row":
+		return table.keep(e.Names, e.Tokens, ttls), func(rows [][]any) (answer, error) {
+			return readRows(rows, e, func(row []any, of *rowAnswer) (err error) {
+				of.remaining, err = milliseconds(row, 1)
+				return err
+			})
+		}
+	case e.Do == "look_row":
+		return table.look(e.Names, e.Tokens), func(rows [][]any) (answer, error) {
+			return readRows(rows, e, func(row []any, of *rowAnswer) (err error) {
+				of.isEnded, err = column[bool](row, 1, false)
+				return err
+			})
+		}
+	case e.Do == "undo":
+		return h.schema.undo(e), readUndo
+	case table != nil:
+		return table.release(e), readRelease
+	}
+	return h.schema.release(e), readRelease
+}
+
+// run sends a call, and gives its answer to the states.
+func (h *heartbeat) run(
+	e effect, c *connection, a *acquire, s statement, read func([][]any) (answer, error),
+) {
+	c.use.Lock()
+	code, result := "", answer{}
+	err := func() (err error) {
+		defer func() {
+			if what := recover(); what != nil {
+				code = "panicked"
+				err = fmt.Errorf("panic: %v\n%s", what, debug.Stack())
+			}
+		}()
+		if e.Open {
+			if err := c.opens(h.open); err != nil {
+				code = cmp.Or(stateOf(err), "connect")
+				return err
+			}
+			h.input(func(now int64) []effect { return h.states.sent(now, e.Call) })
+		} else if c.hasEnded(tryAgain * time.Millisecond) {
+			code = "unsent"
+			return nil
+		}
+		rows, err := c.query(s)
+		if err == nil {
+			result, err = read(rows)
+		}
+		if err != nil {
+			code = cmp.Or(stateOf(err), "ended")
+			if code == "ended" && !c.isBroken() || errors.Is(err, errUnreadable) {
+				code = "unreadable"
+			}
+		}
+		return err
+	}()
+	isBroken, role := c.isBroken(), c.role()
+	c.use.Unlock()
+	if code != "" {
+		h.input(func(now int64) []effect {
+			if a.cause == nil {
+				close(a.failed)
+			}
+			a.cause, a.role = cmp.Or(err, a.cause), role
+			return h.states.failed(now, e.Call, code, isBroken)
+		})
+		return
+	}
+	h.input(func(now int64) []effect { return h.states.answered(now, e.Call, result) })
+}
+
+// What the rows say
+
+func readClaim(rows [][]any) (a answer, err error) {
+	for _, row := range rows {
+		name, wrong := column[string](row, 0, false)
+		token, wrongToo := column[int64](row, 1, false)
+		err = cmp.Or(err, wrong, wrongToo)
+		a.grants = append(a.grants, grant{[]string{name}, token})
+	}
+	return a, err
+}
+
+func readAcquire(rows [][]any, names []string) (a answer, err error) {
+	if len(rows) != 1 {
+		return a, errUnreadable
+	}
+	token, err := column[int64](rows[0], 0, true)
+	if err == nil && rows[0][0] != nil {
+		return answer{grants: []grant{{names, token}}}, nil
+	}
+	holder, wrong := column[string](rows[0], 1, true)
+	remaining, wrongToo := milliseconds(rows[0], 2)
+	state, wrongThen := column[string](rows[0], 3, true)
+	return answer{taken: &taken{holder, max(0, remaining), state}}, cmp.Or(err, wrong, wrongToo, wrongThen)
+}
+
+func readKeep(rows [][]any, count int) (a answer, err error) {
+	if len(rows) != count {
+		return a, errUnreadable
+	}
+	for _, row := range rows {
+		is, wrong := column[string](row, 0, false)
+		remaining, wrongToo := milliseconds(row, 1)
+		again, wrongThen := milliseconds(row, 2)
+		code, wrongAtLast := column[string](row, 3, true)
+		err = cmp.Or(err, wrong, wrongToo, wrongThen, wrongAtLast)
+		a.outcomes = append(a.outcomes, outcome{is, remaining, again, code})
+	}
+	return a, err
+}
+
+// readRows takes numbers of pairs, from 1, and what else is told of them.
+func readRows(rows [][]any, e effect, more func([]any, *rowAnswer) error) (a answer, err error) {
+	for _, row := range rows {
+		at, wrong := column[int64](row, 0, false)
+		if wrong != nil || at < 1 || int(at) > len(e.Names) {
+			return a, errUnreadable
+		}
+		of := rowAnswer{key: e.Names[at-1], token: e.Tokens[at-1]}
+		err = cmp.Or(err, more(row, &of))
+		a.rows = append(a.rows, of)
+	}
+	return a, err
+}
+
+func readRelease(rows [][]any) (a answer, err error) {
+	for _, row := range rows {
+		is, wrong := column[bool](row, 0, false)
+		err = cmp.Or(err, wrong)
+		a.released = append(a.released, is)
+	}
+	return a, err
+}
+
+func readUndo(rows [][]any) (a answer, err error) {
+	if len(rows) != 1 {
+		return a, errUnreadable
+	}
+	a.undone, err = column[int64](rows[0], 0, false)
+	return a, err
+}
+
+// What a program asks for
+
+// acquire returns the leases that are held, or why there are none.
+func (h *heartbeat) acquire(ctx context.Context, names []string, n int, o Options) (Leases, error) {
+	return h.await(ctx, &acquire{names: names, n: n, options: o}, func(id string, now int64) []effect {
+		return h.states.acquire(now, ask{
+			ID: id, Names: names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(), N: n,
+			Holder: o.Holder, Named: !o.isOwnHolder, Reclaim: o.Reclaim, Session: o.Session,
+			Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
+		})
+	})
+}
+
+// await waits for the answer to an acquire. A caller who gives up does not wait for a call.
+func (h *heartbeat) await(
+	ctx context.Context, a *acquire, begin func(id string, now int64) []effect,
+) (leases Leases, err error) {
+	if ctx.Err() != nil {
+		return nil, ctx.Err()
+	}
+	a.answer, a.failed = make(chan effect, 1), make(chan struct{})
+	id := ""
+	h.input(func(now int64) []effect {
+		h.lastID++
+		id = strconv.Itoa(h.lastID)
+		h.acquires[id] = a
+		return begin(id, now)
+	})
+	var e effect
+	select {
+	case e = <-a.answer:
+	case <-ctx.Done():
+		h.input(func(now int64) []effect { return h.states.giveUp(now, id) })
+		e = <-a.answer
+	}
+	if e.Error == "NoConnection" || e.Error == "NoAnswer" {
+		// The call was cut; its error says where it hung.
+		select {
+		case <-a.failed:
+		case <-time.After(tryAgain * time.Millisecond):
+		}
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	for _, key := range e.Leases {
+		leases = append(leases, h.leases[key])
+	}
+	switch {
+	case ctx.Err() != nil:
+		for _, l := range leases {
+			go func() { _ = l.Release() }()
+		}
+		return nil, ctx.Err()
+	case e.Error != "":
+		return nil, a.refusal(e)
+	}
+	return leases, nil
+}
+
+// keepRow keeps a row that a statement of the program has claimed.
+func (h *heartbeat) keepRow(
+	ctx context.Context, table string, key any, token int64, o Options,
+) (Leases, error) {
+	h.mu.Lock()
+	t := h.tables[table]
+	h.mu.Unlock()
+	if t == nil {
+		var err error
+		if t, err = h.describe(ctx, table); err != nil {
+			return nil, err
+		}
+	}
+	text, err := t.key(key)
+	if err != nil {
+		return nil, err
+	}
+	a := &acquire{names: []string{t.name, text}, options: o}
+	return h.await(ctx, a, func(id string, now int64) []effect {
+		h.tables[table] = t
+		r := row{
+			ID: id, Table: table, Key: text, Token: token, TTL: o.TTL.Milliseconds(),
+			IsManaged: t.isManaged, AtMost: o.AtMost.Milliseconds(),
+		}
+		if !o.Claimed.IsZero() {
+			// By the clock that stands still in a sleep, or by the one that can be set.
+			ago := max(time.Since(o.Claimed), time.Since(o.Claimed.Round(0)), 0)
+			sent := now - ago.Milliseconds() - 1
+			r.Sent = &sent
+		}
+		return h.states.keepRow(now, r)
+	})
+}
+
+// describe asks once for what a table is, on a connection that is opened for it.
+func (h *heartbeat) describe(ctx context.Context, table string) (*rowTable, error) {
+	c := newConnection(0)
+	defer context.AfterFunc(ctx, c.cut)()
+	defer time.AfterFunc(longestCall*time.Millisecond, c.cut).Stop()
+	defer func() { go c.hangUp() }()
+	err := c.opens(h.open)
+	var rows [][]any
+	if err == nil {
+		rows, err = c.query(describe(table))
+	}
+	if err != nil {
+		return nil, cmp.Or(ctx.Err(), typed(err, false, c.role()))
+	}
+	t, err := described(rows)
+	if err != nil {
+		return nil, fmt.Errorf("pgfence: %s: %w", table, err)
+	}
+	return t, nil
+}
+
+// renew waits for the next renewal of these, or their loss.
+func (h *heartbeat) renew(ctx context.Context, leases Leases) {
+	h.mu.Lock()
+	renewed := []<-chan struct{}{}
+	for _, l := range leases {
+		renewed = append(renewed, l.renewed)
+	}
+	h.mu.Unlock()
+	h.suspect(leases)
+	for i, l := range leases {
+		select {
+		case <-renewed[i]:
+		case <-l.ended:
+		case <-ctx.Done():
+		case <-time.After(longestCall * time.Millisecond):
+		}
+	}
+}
+
+func (h *heartbeat) suspect(leases Leases) {
+	h.input(func(now int64) []effect { return h.states.suspect(now, leases.keys()) })
+}
+
+// last tells how far the transaction has come that releases them.
+func (h *heartbeat) last(leases Leases, stage string) {
+	h.input(func(now int64) []effect { return h.states.last(now, leases.keys(), stage) })
+}
+
+// endAll gives everything back, and ends the waits.
+func (h *heartbeat) endAll() {
+	h.input(h.states.close)
+	<-h.closed
+}
