@@ -106,12 +106,14 @@ func (c *connection) cut() {
 	c.end()
 	if conn := c.opened(); conn != nil {
 		cut(conn.PgConn())
-		go hangUp(conn)
 	}
+	go c.hangUp()
 }
 
-// hangUp ends it as it should.
+// hangUp ends it as it should, when nobody uses it.
 func (c *connection) hangUp() {
+	c.use.Lock()
+	defer c.use.Unlock()
 	if conn := c.opened(); conn != nil {
 		hangUp(conn)
 	}

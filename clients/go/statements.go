@@ -32,7 +32,7 @@ func (s schema) acquire(e effect, o Options) statement {
 	const taken = ` AS granted LEFT JOIN LATERAL (
 			SELECT i.holder, extract(epoch FROM i.remaining)::float8, i.state
 			FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
-			WHERE granted IS NULL AND i.state IN ('held', 'uncommitted')
+			WHERE granted IS NULL AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
 			ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`
 	ttl := interval(o.TTL.Milliseconds())
 	if len(e.Names) != 1 {
@@ -105,15 +105,16 @@ type rowTable struct {
 
 // describe asks for what is known of such a table.
 func describe(table string) statement {
-	return statement{`SELECT format('%I.%I', n.nspname, c.relname), t.tgargs,
-			array_agg(a.attname::text ORDER BY k.at), array_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.at)
+	const columns = ` FROM pg_index AS i, unnest(i.indkey) WITH ORDINALITY AS k(attnum, at), pg_attribute AS a
+		WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid AND a.attnum = k.attnum
+		ORDER BY k.at)`
+	return statement{`SELECT DISTINCT format('%I.%I', n.nspname, c.relname), t.tgargs,
+			ARRAY(SELECT a.attname::text` + columns + `,
+			ARRAY(SELECT format_type(a.atttypid, a.atttypmod)` + columns + `
 		FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
 		JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgnargs > 3
 		JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proname = 'fenced'
-		JOIN pg_index AS i ON i.indrelid = c.oid AND i.indisprimary
-		JOIN unnest(i.indkey) WITH ORDINALITY AS k(attnum, at) ON true
-		JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.attnum
-		WHERE c.oid = $1::text::regclass GROUP BY 1, 2`, []any{table}}
+		WHERE c.oid = $1::text::regclass`, []any{table}}
 }
 
 var errNoRowTable = errors.New("its rows are no leases of their own, or it has no primary key: " +
@@ -138,7 +139,9 @@ func described(rows [][]any) (*rowTable, error) {
 		for _, of := range row[3].([]any) {
 			t.types = append(t.types, of.(string))
 		}
-		return t, nil
+		if len(t.keys) > 0 {
+			return t, nil
+		}
 	}
 	return nil, errNoRowTable
 }

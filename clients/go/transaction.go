@@ -299,13 +299,6 @@ func (g *guard) once() (isInner bool, err error) {
 		return false, g.told(err, false, "")
 	}
 	defer t.end()
-	// From here on a loss breaks the connection off, where it hangs, too, also after the end of the
-	// caller's context.
-	defer atLoss(held, func(*Lease) {
-		if t.socket != nil {
-			cut(t.socket)
-		}
-	})()
 	last, isDone := "rolled back", false
 	defer func() {
 		if g.at >= ending && g.releases {
@@ -313,6 +306,13 @@ func (g *guard) once() (isInner bool, err error) {
 		}
 		g.touches(false)
 	}()
+	// From here on a loss breaks the connection off, where it hangs, too, also after the end of the
+	// caller's context.
+	defer atLoss(held, func(*Lease) {
+		if t.socket != nil {
+			cut(t.socket)
+		}
+	})()
 	// Also where the work panics.
 	defer func() {
 		if !isDone {
