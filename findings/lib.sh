@@ -1,0 +1,50 @@
+# Sourced by every finding: a temp folder, packages in it, a private server, and the verdict.
+set -euo pipefail
+work=$(mktemp -d)
+chmod 755 "$work"
+trap 'kill $(jobs -p) 2>/dev/null || true; wait 2>/dev/null || true; rm -rf "$work"' EXIT
+
+pip_install() {
+  python3 -m venv "$work/python"
+  "$work/python/bin/pip" install -q --disable-pip-version-check "$@"
+}
+python() { timeout -k 5 150 "$work/python/bin/python" -W ignore - "$@" 2>&1; }
+
+npm_install() {
+  (cd "$work" && npm init -y && npm install --no-audit --no-fund "$@") > "$work/npm.log" 2>&1
+}
+node() { (cd "$work" && timeout -k 5 150 node --input-type=module - "$@" 2>&1); }
+
+# The programs of Debian packages, unpacked, not installed: found below "$work/debian".
+apt_unpack() {
+  mkdir -p "$work/debian"
+  (cd "$work/debian" && apt-get download -qq "$@" 2> /dev/null && for deb in *.deb; do dpkg-deb -x "$deb" .; done)
+  export PATH="$work/debian/usr/bin:$work/debian/usr/sbin:$work/debian/bin:$work/debian/sbin:$PATH"
+  export LD_LIBRARY_PATH="$work/debian/usr/lib/$(uname -m)-linux-gnu"
+}
+
+# A server of its own, which initdb does not make for root.
+postgres() {
+  local bin port
+  bin=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -1)
+  port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  mkdir "$work/server"
+  local as=()
+  if [ "$(id -u)" = 0 ]; then
+    chown nobody "$work/server"
+    as=(setpriv --reuid=nobody --clear-groups env HOME="$work/server")
+  fi
+  (cd "$work/server" && "${as[@]}" "$bin/initdb" -A trust -U postgres -D data > initdb.log)
+  (cd "$work/server" && exec "${as[@]}" "$bin/postgres" -D data -p "$port" -k "$work/server" \
+    -c listen_addresses=127.0.0.1 -c fsync=off > log 2>&1) &
+  export PGHOST=127.0.0.1 PGPORT=$port PGUSER=postgres PGDATABASE=postgres
+  export DATABASE_URL="postgresql://postgres@127.0.0.1:$port/postgres"
+  for _ in $(seq 100); do "$bin/pg_isready" -q && return; sleep 0.1; done
+  cat "$work/server/log"
+  return 1
+}
+
+# What was printed must be what is on standard input, line for line.
+still() {
+  if diff <(cat) "$work/seen"; then echo "still so: $(basename "$0")"; else echo "changed: $(basename "$0")"; exit 1; fi
+}
