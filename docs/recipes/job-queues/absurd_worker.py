@@ -14,15 +14,16 @@ fence = pg_fence.Fence(database)
 
 @app.register_task(name="total")
 def total(params, ctx):
-    run = fence.adopted(f"job:{ctx.task_id}", ctx._task["attempt"])
+    job = str(ctx.task_id)
+    run = fence.adopted(f"job:{job}", ctx._task["attempt"])
     with psycopg.connect(database) as connection, run.guard(connection):
-        if connection.execute("SELECT FROM totals WHERE job_id = %s", [ctx.task_id]).rowcount:
+        if connection.execute("SELECT FROM totals WHERE job_id = %s", [job]).rowcount:
             return
     with urllib.request.urlopen(params["url"]) as answer:
         amount = int(answer.read())
     # A late run raises PF001 here: absurd refuses its report as well.
     with psycopg.connect(database) as connection, run.guard(connection, release=True):
-        connection.execute("INSERT INTO totals (job_id, amount) VALUES (%s, %s)", [ctx.task_id, amount])
+        connection.execute("INSERT INTO totals (job_id, amount) VALUES (%s, %s)", [job, amount])
 
 
 if arguments:

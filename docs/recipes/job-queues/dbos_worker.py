@@ -5,14 +5,13 @@ import urllib.request
 from datetime import timedelta
 
 import psycopg
-from dbos import DBOS, DBOSClient, Queue
+from dbos import DBOS, DBOSClient
 
 import pg_fence
 
 database, *arguments = sys.argv[1:]
 ttl = timedelta(seconds=float(os.environ.get("LEASE_SECONDS", "30")))
 fence = pg_fence.Fence(database)
-Queue("totals", concurrency=1)
 
 
 # An error of a workflow is final: wait for as long as a job may take, and begin once more after a loss.
@@ -41,4 +40,5 @@ else:
         "executor_id": os.environ.get("EXECUTOR_ID", "worker-1"),
     })
     DBOS.launch()
+    DBOS.register_queue("totals")
     threading.Event().wait()

@@ -100,7 +100,7 @@ const DBOS: Queue = Queue {
     job: "SELECT concat_ws(' ', status, recovery_attempts, owner_xid) FROM dbos.workflow_status",
     done: "SUCCESS",
     rescue: None,
-    loss: ("no longer owned by this execution", After::Stays),
+    loss: ("LeaseLost", After::Stays),
 };
 
 const GRAPHILE_WORKER: Queue = Queue {
