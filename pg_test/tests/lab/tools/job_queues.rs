@@ -5,7 +5,7 @@
 automod::dir!("tests/lab/tools/job_queues");
 
 use crate::project::pages::page;
-use crate::support::program::{Program, Shown};
+use crate::support::program::Program;
 use office::Office;
 use pg_test::orm::{self, Runtime};
 use pg_test::process::{output_of, wait_until, PATIENCE};
@@ -22,15 +22,6 @@ const TABLE: &str = "
 /// A lease that a test can outlive; a queue that gives up a job later than its lease ends.
 const SECONDS: [(&str, &str); 2] = [("LEASE_SECONDS", "9"), ("EXPIRE_SECONDS", "20")];
 
-/// The program of a worker.
-#[derive(Clone, Copy)]
-enum Worker {
-    /// On the page itself.
-    OnThePage(Shown),
-    /// In a file beside it.
-    InFile(&'static str),
-}
-
 /// What must be done before the first worker, which cannot make the queue's tables.
 #[derive(Clone, Copy, PartialEq)]
 enum Setup {
@@ -44,7 +35,8 @@ enum Setup {
 /// A queue and its worker, and what a test must know of it.
 struct Queue {
     runtime: Runtime,
-    worker: Worker,
+    /// The file with the worker's program.
+    worker: &'static str,
     setup: Setup,
     /// How the job is: its state, then what changes when it is given to somebody else.
     job: &'static str,
@@ -78,14 +70,13 @@ const PYTHON: Runtime = Runtime::Python(&[
     "procrastinate==3.10.0",
     "psycopg[binary,pool]==3.3.9",
 ]);
-const PAGE: &str = "docs/recipes/job-queues.md";
 
 const IS_ANOTHER_S: (&str, After) = ("the job is another's now", After::Leaves);
 const IS_STALE: (&str, After) = ("stale fencing token 1: lease \"job:", After::Stays);
 
 const ABSURD: Queue = Queue {
     runtime: PYTHON,
-    worker: Worker::InFile("absurd_worker.py"),
+    worker: "absurd_worker.py",
     setup: Setup::Absurdctl,
     job: "SELECT concat_ws(' ', state, attempts) FROM absurd.t_default",
     done: "completed",
@@ -95,7 +86,7 @@ const ABSURD: Queue = Queue {
 
 const DBOS: Queue = Queue {
     runtime: PYTHON,
-    worker: Worker::InFile("dbos_worker.py"),
+    worker: "dbos_worker.py",
     setup: Setup::None,
     job: "SELECT concat_ws(' ', status, recovery_attempts, owner_xid) FROM dbos.workflow_status",
     done: "SUCCESS",
@@ -105,7 +96,7 @@ const DBOS: Queue = Queue {
 
 const GRAPHILE_WORKER: Queue = Queue {
     runtime: NODE,
-    worker: Worker::InFile("graphile_worker.mjs"),
+    worker: "graphile_worker.mjs",
     setup: Setup::None,
     job: "SELECT concat_ws(' ', CASE WHEN locked_by IS NULL THEN 'waiting' ELSE 'active' END, \
           attempts, locked_by) FROM graphile_worker.jobs WHERE task_identifier = 'total'",
@@ -116,7 +107,7 @@ const GRAPHILE_WORKER: Queue = Queue {
 
 const PG_BOSS: Queue = Queue {
     runtime: NODE,
-    worker: Worker::OnThePage(Shown(PAGE, "js", "pg-boss")),
+    worker: "pg_boss.mjs",
     setup: Setup::None,
     job:
         "SELECT concat_ws(' ', state, retry_count, started_on) FROM pgboss.job WHERE name = 'total'",
@@ -132,7 +123,7 @@ const OLDER_PG_BOSS: Queue = Queue {
 
 const PGQUEUER: Queue = Queue {
     runtime: PYTHON,
-    worker: Worker::OnThePage(Shown(PAGE, "python", "pgqueuer")),
+    worker: "pgqueuer_worker.py",
     setup: Setup::Argument,
     job: "SELECT concat_ws(' ', status, queue_manager_id) FROM pgqueuer",
     done: "gone",
@@ -142,7 +133,7 @@ const PGQUEUER: Queue = Queue {
 
 const PROCRASTINATE: Queue = Queue {
     runtime: PYTHON,
-    worker: Worker::InFile("procrastinate_worker.py"),
+    worker: "procrastinate_worker.py",
     setup: Setup::Argument,
     job: "SELECT concat_ws(' ', status, attempts, worker_id) FROM procrastinate_jobs WHERE task_name = 'total'",
     done: "succeeded",
@@ -171,10 +162,7 @@ struct Scene<'a> {
 
 impl<'a> Scene<'a> {
     fn set(lab: &'a Lab, queue: &'a Queue, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
-        let source = match queue.worker {
-            Worker::OnThePage(shown) => shown.source(&[])?,
-            Worker::InFile(name) => page(&format!("docs/recipes/job-queues/{name}"))?,
-        };
+        let source = page(&format!("docs/recipes/job-queues/{}", queue.worker))?;
         let source = changed(source, changes)?;
         let database = lab.database()?;
         let mut admin = database.connect()?;
