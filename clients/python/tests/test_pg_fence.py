@@ -498,7 +498,7 @@ class Rows(OnOrders):
         self.fence = pg_fence.Fence(URL, on_event=lambda event: self.events.append((event.kind, event.reason)))
         self.addCleanup(self.fence.close)
 
-    def claim(self, id: int, ttl: str = "1 s") -> int:
+    def claim(self, id: int, ttl: str = "2 s") -> int:
         claim = 'UPDATE "Runs" SET held_until = clock_timestamp() + %s::text::interval WHERE id = %s RETURNING fence'
         return self.value(claim, ttl, id)
 
@@ -514,7 +514,7 @@ class Rows(OnOrders):
         tokens = [self.claim(id) for id in range(1, 11)]
         with contextlib.ExitStack() as held:
             leases = [held.enter_context(self.keep(id, token)) for id, token in enumerate(tokens, 1)]
-            time.sleep(2.5)
+            time.sleep(3.5)
             self.assertTrue(all(lease.held for lease in leases))
             for id in range(1, 11):
                 self.assertGreater(self.left(id), 0)
@@ -588,7 +588,7 @@ class Rows(OnOrders):
                     time.sleep(1.5)
                     begin = time.monotonic()
                     time.sleep(3)
-                    self.assertLess(self.left(1), -2)
+                    self.assertLess(self.left(1), -1)
                     # Two statements a beat, of which there is one a second beside that of the other row.
                     self.assertLess(sum(at >= begin for at in asked), 35)
                     self.assertTrue(lease.held and other.held)
@@ -639,12 +639,12 @@ class Rows(OnOrders):
             INSERT INTO tasks SELECT FROM generate_series(1, 3);
             SELECT fence_protect('tasks', 'token', mode => 'managed', deadline => 'locked_until')""")
         self.addCleanup(lambda: self.admin.execute("DROP TABLE tasks"))
-        rows = self.admin.execute("UPDATE tasks SET locked_until = clock_timestamp() + '1 s' RETURNING id, token").fetchall()
+        rows = self.admin.execute("UPDATE tasks SET locked_until = clock_timestamp() + '2 s' RETURNING id, token").fetchall()
         columns = {"fence": "token", "deadline": "locked_until"}
         with contextlib.ExitStack() as held:
             for id, token in rows:
                 held.enter_context(self.fence.keep_row("public.tasks", {"id": id}, token, self.TTL, **columns))
-            time.sleep(2)
+            time.sleep(3)
             self.assertEqual(self.value("SELECT count(*) FROM tasks WHERE locked_until > clock_timestamp()"), 3)
 
     def test_a_row_that_is_locked_at_the_beginning_is_held_for_as_long_as_it_was_claimed(self) -> None:
@@ -698,7 +698,7 @@ class Rows(OnOrders):
         async def test() -> None:
             async with pg_fence.AsyncFence(URL) as self.fence:
                 async with self.keep(1, self.claim(1)) as lease:
-                    await asyncio.sleep(1.5)
+                    await asyncio.sleep(2.5)
                     lease.check()
                     await lease.stop()
                 async with self.keep(2, self.claim(2)) as lease:
@@ -712,27 +712,28 @@ class Rows(OnOrders):
         program = """if True:
             import sys, psycopg, pg_fence
             from datetime import date, timedelta
-            url, schema, token, write = sys.argv[1:]
+            url, schema, claim, write = sys.argv[1:]
             key = {"id": 1, "day %s": date(2026, 11, 29)}
             with psycopg.connect(url, autocommit=True) as own, pg_fence.Fence(url) as fence:
+                ((token,),) = own.execute(claim).fetchall()
                 try:
-                    with fence.keep_row((schema, "Runs"), key, int(token), timedelta(seconds=1)) as lease:
-                        print("held", flush=True)
+                    with fence.keep_row((schema, "Runs"), key, token, timedelta(seconds=1)) as lease:
+                        print(token, flush=True)
                         sys.stdin.readline()
                         try:
-                            own.execute(write)
+                            own.execute(f"{write} = {token} WHERE id = 1")
                         except psycopg.Error as error:
                             print(error.sqlstate)
                         print(lease.lost.wait(5), lease.held)
                 except pg_fence.LeaseLost as loss:
                     print(loss.reason)"""
-        token = self.claim(1)
-        write = f"""UPDATE "work's %s {{}}"."Runs" SET state = 'late', fence = {token} WHERE id = 1"""
-        command = [sys.executable, "-c", program, URL, "work's %s {}", str(token), write]
+        update = """UPDATE "work's %s {}"."Runs" SET """
+        claim = update + "held_until = clock_timestamp() + '2 s' WHERE id = 1 RETURNING fence"
+        command = [sys.executable, "-c", program, URL, "work's %s {}", claim, update + "state = 'late', fence"]
         worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert worker.stdin and worker.stdout
-        self.assertEqual(worker.stdout.readline(), "held\n")
-        time.sleep(2)
+        token = int(worker.stdout.readline())
+        time.sleep(3)
         self.assertGreater(self.left(1), 0)
         worker.send_signal(signal.SIGSTOP)
         self.comes_true(lambda: self.left(1) < 0)
