@@ -2,6 +2,7 @@
 
 mod ended;
 mod holds;
+mod jumps;
 mod losses;
 mod order;
 mod rows;
@@ -101,6 +102,7 @@ pub fn judge(evidence: &Evidence) -> Findings {
     holds::no_more_than_may(evidence, &transactions, &mut findings);
     sessions::end_their_grants(evidence, &transactions, &mut findings);
     ended::nothing_is_accepted(evidence, &transactions, &mut findings);
+    jumps::silence(evidence, &transactions, &mut findings);
     rows::are_leases(evidence, &transactions, &mut findings);
     findings.violations.extend_from_slice(&evidence.upkeep.findings);
     findings.violations.extend_from_slice(&evidence.crashes);

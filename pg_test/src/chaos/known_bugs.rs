@@ -24,6 +24,10 @@ pub enum KnownBug {
     NoStartMove,
     /// A promoted standby draws on where it stood
     NoJump,
+    /// A session keeps the floor that it has read, whatever comes after
+    OldFloor,
+    /// The version of a row that a session has once seen is taken for the present one
+    UncheckedPlace,
     /// A guard takes no lock
     NoGuardLock,
     /// Relations of the state are read without their locks
@@ -51,8 +55,9 @@ impl KnownBug {
             KnownBug::Now => ALL,
             KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
             KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
+            KnownBug::OldFloor => &[(Disturbance::Jump, 1)],
             // A lease that is revoked is fought for at once.
-            KnownBug::NoGuardLock | KnownBug::DecisionBeforeLock => {
+            KnownBug::NoGuardLock | KnownBug::UncheckedPlace | KnownBug::DecisionBeforeLock => {
                 &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)]
             }
             KnownBug::NoTableLock | KnownBug::NoAdoptLock | KnownBug::OwnIsEverybodys => {
@@ -71,6 +76,8 @@ impl KnownBug {
             KnownBug::NoGuardLock | KnownBug::NoAdoptLock | KnownBug::DecisionBeforeLock => {
                 &["replaced grant", "too many holders", "others had it"]
             }
+            KnownBug::OldFloor => &["that silenced its token"],
+            KnownBug::UncheckedPlace => &["accepted after", "replaced grant", "others had it"],
             KnownBug::SessionOutlived => &["after the end of its session"],
             KnownBug::OwnIsEverybodys => &["written while held by another"],
             KnownBug::NoTableLock => &["a standby died", "changes of dropped files"],
@@ -104,7 +111,10 @@ impl KnownBug {
     /// How many leases there are to be fought for.
     pub(super) fn leases(self) -> i32 {
         match self {
-            KnownBug::TokenBeforeLock | KnownBug::NoGuardLock | KnownBug::DecisionBeforeLock => 1,
+            KnownBug::TokenBeforeLock
+            | KnownBug::NoGuardLock
+            | KnownBug::UncheckedPlace
+            | KnownBug::DecisionBeforeLock => 1,
             _ => 3,
         }
     }

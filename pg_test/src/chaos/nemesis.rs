@@ -51,6 +51,8 @@ pub enum Disturbance {
     Refer,
     /// A dump is loaded over the running database; the first time, it is made.
     Restore,
+    /// The tokens jump, by `fence_new_epoch()`.
+    Jump,
     /// A session that reads the leases in a transaction is stopped for a while, wherever it is in that.
     FreezeReader,
 }
@@ -84,6 +86,7 @@ pub const ALL: Weights = &[
     (Disturbance::Revoke, 8),
     (Disturbance::Refer, 10),
     (Disturbance::Restore, 5),
+    (Disturbance::Jump, 4),
     (Disturbance::FreezeReader, 8),
 ];
 
@@ -349,7 +352,9 @@ impl Nemesis {
                 };
             }
             // Lite keeps a lease in a row by name alone, and its dumps carry the tokens themselves.
-            Disturbance::Refer | Disturbance::Restore if edition::is_lite() => return Ok(None),
+            Disturbance::Refer | Disturbance::Restore | Disturbance::Jump if edition::is_lite() => {
+                return Ok(None)
+            }
             Disturbance::Refer => {
                 let time = Duration::from_millis(self.rng.random_range(50..900));
                 let end = if self.rng.random_bool(0.5) { "COMMIT" } else { "ROLLBACK" };
@@ -367,6 +372,10 @@ impl Nemesis {
                 });
             }
             Disturbance::Restore => return Ok(self.restore()?.then_some(None)),
+            Disturbance::Jump => {
+                let mut session = self.servers.primary().connect(DATABASE)?;
+                session.run("SET statement_timeout = '5s'; SELECT fence_new_epoch()")?;
+            }
             Disturbance::FreezeReader => {
                 let (ms, first) = (self.rng.random_range(200..2_500), self.rng.random_range(1..30));
                 let mut session = self.servers.primary().connect(DATABASE)?;

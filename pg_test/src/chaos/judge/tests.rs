@@ -136,6 +136,28 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
     assert!(!violations.iter().any(|v| v.contains("had it")), "{violations:?}");
 }
 
+/// The tokens jump, and then the second grant is written under, as a bound table is.
+fn write_after_a_jump(evidence: &mut Evidence) {
+    let (at, lease) = (2 * SECOND, None);
+    evidence.disturbances.push(Disturbed { kind: Disturbance::Jump, at, ended: at + 10, lease });
+    let write = [ask(What::Bound, 0, Some(2)), Event::Guarded, Event::End(Outcome::Committed)];
+    let record = |(n, event)| Record { at: 3 * SECOND + n, worker: 9, era: 0, id: 9, event };
+    evidence.records.extend((0..).zip(write).map(record));
+}
+
+#[test]
+fn a_jump_silences_what_was_not_renewed() {
+    finds("silenced its token", write_after_a_jump);
+    let mut renewed = good();
+    write_after_a_jump(&mut renewed);
+    let mut renewal = records(8, What::Renew, 2 * SECOND + 20, 2 * SECOND + 30, 7);
+    renewal[0].event = ask(What::Renew, 0, Some(2));
+    renewed.records.extend(renewal);
+    renewed.records.sort_by_key(|record| record.at);
+    let violations = judge(&renewed).violations;
+    assert!(!violations.iter().any(|v| v.contains("silenced")), "{violations:?}");
+}
+
 #[test]
 fn a_failover_may_lose_the_end_of_its_era_and_nothing_else() {
     let mut evidence = good();

@@ -19,6 +19,8 @@ cases![
     the_time_of_the_transactions_start_is_caught => is_caught(KnownBug::Now),
     a_server_that_starts_without_moving_on_is_caught => is_caught(KnownBug::NoStartMove),
     a_promotion_without_a_jump_is_caught => is_caught(KnownBug::NoJump),
+    a_floor_that_outlives_a_jump_is_caught => is_caught(KnownBug::OldFloor),
+    a_remembered_place_that_is_not_checked_is_caught => is_caught(KnownBug::UncheckedPlace),
     a_guard_without_a_lock_is_caught => is_caught(KnownBug::NoGuardLock),
     reads_without_the_table_s_lock_are_caught => is_caught(KnownBug::NoTableLock),
     sessions_believed_to_live_for_ever_are_caught => is_caught(KnownBug::SessionOutlived),

@@ -1,0 +1,47 @@
+//! A jump silences: no token of before it is accepted until its holder has renewed.
+
+use super::sessions::is_accepted;
+use super::transaction::Transaction;
+use super::Findings;
+use crate::chaos::evidence::Evidence;
+use crate::chaos::kind::Kind;
+use crate::chaos::nemesis::Disturbance;
+use crate::chaos::record::What;
+use std::collections::HashMap;
+
+/// A write that was asked for after the answer to a jump is not accepted under a grant of before it, unless that was renewed
+/// meanwhile, as far as anybody knows.
+pub fn silence(
+    evidence: &Evidence,
+    transactions: &HashMap<i64, Transaction>,
+    findings: &mut Findings,
+) {
+    let jumps = evidence.disturbances.iter().filter(|one| one.kind == Disturbance::Jump);
+    // The first tokens of grants that were made, and of those that were perhaps renewed: when that ended, at the latest.
+    let mut spoke_until: HashMap<i64, i64> = HashMap::new();
+    for transaction in transactions.values() {
+        let first = match transaction.what {
+            What::Renew => transaction.first,
+            what if what.acquires() => transaction.token.map(|(token, _)| token),
+            _ => None,
+        };
+        if let Some(first) = first {
+            let until = spoke_until.entry(first).or_default();
+            *until = (*until).max(transaction.ended);
+        }
+    }
+    let writes = |t: &&Transaction| matches!(t.what, What::Guarded | What::Bound) && is_accepted(t);
+    for jump in jumps {
+        for write in transactions.values().filter(writes).filter(|t| t.asked > jump.ended) {
+            let Some(first) = write.first.filter(|_| Kind::of(write.lease) != Kind::Adopted) else {
+                continue;
+            };
+            if spoke_until.get(&first).is_some_and(|until| *until < jump.at) {
+                findings.violated(format!(
+                    "accepted after a jump at {} that silenced its token: {write:?}",
+                    jump.at
+                ));
+            }
+        }
+    }
+}
