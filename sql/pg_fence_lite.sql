@@ -397,10 +397,11 @@ BEGIN
  token := coalesce(token, CASE r[1] WHEN 'PF001' THEN seen END);
  r := r || CASE r[1]
   WHEN 'PF001' THEN ARRAY[concat('stale fencing token', ' ' || nullif(token, seen), ': the row has ',
-    CASE WHEN seen IS NULL THEN 'seen the same or a greater one' WHEN token = seen THEN 'already been written with token ' || seen
+    CASE WHEN seen IS NULL THEN 'seen a greater one' WHEN token = seen THEN 'already been written with token ' || seen
      ELSE 'already seen ' || seen END), CASE WHEN token = seen
    THEN 'In strict mode write the row again with lease_renew''s token.' ELSE 'A newer holder may be at work: stop, and do not retry.' END]
-  WHEN 'PF003' THEN ARRAY[format('fencing token %s was never issued by this database', token), CASE WHEN token > 1 AND token - 1 = seen
+  WHEN 'PF003' THEN ARRAY[format('fencing token %s was never issued by this database', token), CASE
+    WHEN token > 1 AND token - 1 = seen AND current_setting('pg_fence.token', true) IS DISTINCT FROM token::text
    THEN 'An ORM counts this column: map it otherwise, or use managed mode.' ELSE 'After a restore, call fence_new_epoch().' END] END;
  PERFORM refuse(r[1], r[2], r[3], jsonb_build_object('presented', token, 'key', CASE WHEN shows THEN nullif(key, '{}') END, 'stored', seen)
   || coalesce(more, '{}'), relation, col);
@@ -502,7 +503,7 @@ BEGIN
   WHEN is_holders AND changes AND until > was AND NOT is_held
   THEN ARRAY['PF004', format('fencing token %s can no longer renew the row', token), 'Late: claim the row anew, or stop.']
   WHEN changes AND until <= time AND NOT is_holders AND NOT is_before THEN ARRAY['22023', format('the deadline in column "%s" has passed',
-   deadline), 'Compute it from clock_timestamp() in the statement.']
+   deadline), 'Compute it from clock_timestamp().']
   WHEN changes AND until > greatest(was, time + interval '8784 hours') THEN ARRAY['22023', 'a deadline may be at most 366 days ahead',
    'Renew it.'] END;
  IF refused IS NULL AND changes AND until > time AND NOT is_holders THEN
@@ -963,7 +964,7 @@ BEGIN
  PERFORM sweep('^fenced_'), settle();
 END $close$;
 -- Last: it holds up move_on.
-COMMENT ON TABLE fence.turn IS 'locked by who moves the tokens or waits';
+COMMENT ON TABLE fence.turn IS 'locked by who waits';
 
 RESET check_function_bodies;
 RESET quote_all_identifiers;
