@@ -159,6 +159,12 @@ fn worker_in_python(rest: &[&str]) -> Result<String> {
     Ok(Shown(TABLE_OF_WORK, "python", "").source(&NO_PAUSE)? + &rest.concat())
 }
 
+/// The same with our client, whose program stands below the statements of the other.
+fn worker_with_client(rest: &[&str]) -> Result<String> {
+    let shown = Shown(TABLE_OF_WORK, "python", "work_with_client").source(&[])?;
+    worker_in_python(&[&shown, "work = work_with_client\n", &rest.concat()])
+}
+
 /// The table of the page, and its runs: three, if nothing is changed.
 fn table_of_work(lab: &Lab, changes: &[(&str, &str)]) -> Result<Database> {
     let db = lab.database()?;
@@ -193,19 +199,26 @@ fn the_least_heartbeat_keeps_its_lease_and_is_told_of_its_loss(lab: &Lab) -> Res
 fn the_worker_in_python_does_all_runs(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab, &[])?;
     in_python(lab, &db, &worker_in_python(&[WORKS_IN_PYTHON])?)?;
+    the_runs_are_done(&db)?;
+    let db = table_of_work(lab, &[])?;
+    in_python(lab, &db, &worker_with_client(&[WORKS_IN_PYTHON])?)?;
     the_runs_are_done(&db)
 }
 
 /// As often as a run may fail.
 #[lab_test(slow)]
 fn three_deployments_do_not_fail_a_run_in_python(lab: &Lab) -> Result<()> {
-    let db = table_of_work(lab, &ONE_RUN)?;
-    for _ in 0..3 {
-        in_python(lab, &db, &worker_in_python(&[IS_TOLD_TO_END])?)?;
-        the_run_is(&db, "ready 0")?;
+    let with: [fn(&[&str]) -> Result<String>; 2] = [worker_in_python, worker_with_client];
+    for worker in with {
+        let db = table_of_work(lab, &ONE_RUN)?;
+        for _ in 0..3 {
+            in_python(lab, &db, &worker(&[IS_TOLD_TO_END])?)?;
+            the_run_is(&db, "ready 0")?;
+        }
+        in_python(lab, &db, &worker(&[WORKS_IN_PYTHON])?)?;
+        the_run_is(&db, "done 1 A")?;
     }
-    in_python(lab, &db, &worker_in_python(&[WORKS_IN_PYTHON])?)?;
-    the_run_is(&db, "done 1 A")
+    Ok(())
 }
 
 #[lab_test(slow)]
