@@ -267,7 +267,7 @@ type Lease struct {
 	loss  context.Context
 	lose  context.CancelCauseFunc
 	ended chan struct{}
-	// The heartbeat's lock guards it: it is closed at the next renewal.
+	// The heartbeat's lock guards it: it is closed at the next renewal, where somebody waits for that.
 	renewed chan struct{}
 }
 
@@ -275,7 +275,7 @@ type Lease struct {
 func (h *heartbeat) newLease(s *leaseState) *Lease {
 	l := &Lease{
 		Holding: Holding{h: h, names: s.names, token: s.token}, key: s.key, table: h.tables[s.table],
-		ended: make(chan struct{}), renewed: make(chan struct{}),
+		ended: make(chan struct{}),
 	}
 	if l.table != nil {
 		l.names = []string{l.table.name, s.names[0]}
@@ -310,7 +310,7 @@ func (l *Lease) Check() error {
 	if l.Held() {
 		return nil
 	}
-	l.h.input(l.h.states.tick)
+	l.h.input(0, func() {})
 	if over := l.over.Load(); over != nil {
 		return over
 	}
@@ -340,7 +340,7 @@ func (l *Lease) Do(ctx context.Context, work Work) (err error) {
 // so that it works when yours has ended. It is no error where the server cannot be reached: then the
 // lease ends at its ttl.
 func (l *Lease) Release() error {
-	l.h.input(func(now int64) []effect { return l.h.states.release(now, l.key) })
+	l.h.input(0, func() { l.h.states.release(l.key) })
 	<-l.ended
 	l.h.mu.Lock()
 	defer l.h.mu.Unlock()
@@ -363,11 +363,10 @@ type Leases []*Lease
 // was lost.
 func (l Leases) Release() (err error) {
 	if len(l) > 0 {
-		l[0].h.input(func(now int64) (effects []effect) {
+		l[0].h.input(0, func() {
 			for _, lease := range l {
-				effects = append(effects, lease.h.states.release(now, lease.key)...)
+				lease.h.states.release(lease.key)
 			}
-			return effects
 		})
 	}
 	for _, lease := range l {

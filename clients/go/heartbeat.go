@@ -77,17 +77,10 @@ func span(ms int64) time.Duration {
 	return time.Duration(min(ms, int64(1)<<62/int64(time.Millisecond))) * time.Millisecond
 }
 
-// input gives one to the states, and carries out what comes of it.
-func (h *heartbeat) input(decide func(now int64) []effect) {
+// input gives one to the states, and carries out what comes of it: the answer to a call, or 0.
+func (h *heartbeat) input(call int, decide func()) {
 	h.mu.Lock()
-	h.decide(decide)
-	h.mu.Unlock()
-	h.tell()
-}
-
-// decide has the lock, which its caller releases before it tells.
-func (h *heartbeat) decide(decide func(now int64) []effect) {
-	for _, e := range decide(clock()) {
+	for _, e := range h.states.step(clock(), call, decide) {
 		h.carryOut(e)
 	}
 	at := clock()
@@ -96,6 +89,8 @@ func (h *heartbeat) decide(decide func(now int64) []effect) {
 	} else {
 		h.timer.Stop()
 	}
+	h.mu.Unlock()
+	h.tell()
 }
 
 // tell is by one goroutine at a time, so that the order stays.
@@ -107,10 +102,12 @@ func (h *heartbeat) tell() {
 	}
 	h.isTelling = true
 	for len(h.toTell) > 0 {
-		next := h.toTell[0]
-		h.toTell = h.toTell[1:]
+		next := h.toTell
+		h.toTell = nil
 		h.mu.Unlock()
-		next()
+		for _, tell := range next {
+			tell()
+		}
 		h.mu.Lock()
 	}
 	h.isTelling = false
@@ -118,7 +115,7 @@ func (h *heartbeat) tell() {
 
 // look is called by the timer. Nothing else tells that an idle connection has ended.
 func (h *heartbeat) look() {
-	h.input(h.states.tick)
+	h.input(0, func() {})
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if at := now(); at-h.lookedAt >= lookAgain*time.Millisecond/2 {
@@ -136,7 +133,7 @@ func (h *heartbeat) lookAt(c *connection) {
 	hasEnded := c.hasEnded(0)
 	c.use.Unlock()
 	if hasEnded {
-		h.input(func(now int64) []effect { return h.states.disconnected(now, c.number) })
+		h.input(0, func() { h.states.disconnected(c.number) })
 	}
 }
 
@@ -177,8 +174,10 @@ func (h *heartbeat) event(e effect) {
 		l = h.newLease(h.states.lease(e.Key))
 		h.leases[e.Key] = l
 	case "renewed":
-		close(l.renewed)
-		l.renewed = make(chan struct{})
+		if l.renewed != nil {
+			close(l.renewed)
+			l.renewed = nil
+		}
 	case "lost":
 		l.ends(lostBy(e.Reason, e.Advice, l.names...))
 	case "released":
@@ -273,7 +272,7 @@ func (h *heartbeat) run(
 				code = cmp.Or(stateOf(err), "connect")
 				return err
 			}
-			h.input(func(now int64) []effect { return h.states.sent(now, e.Call) })
+			h.input(e.Call, func() { h.states.sent(e.Call) })
 		} else if c.hasEnded(tryAgain * time.Millisecond) {
 			code = "unsent"
 			return nil
@@ -293,16 +292,16 @@ func (h *heartbeat) run(
 	isBroken, role := c.isBroken(), c.role()
 	c.use.Unlock()
 	if code != "" {
-		h.input(func(now int64) []effect {
+		h.input(e.Call, func() {
 			if a.cause == nil {
 				close(a.failed)
 			}
 			a.cause, a.role = cmp.Or(err, a.cause), role
-			return h.states.failed(now, e.Call, code, isBroken)
+			h.states.failed(e.Call, code, isBroken)
 		})
 		return
 	}
-	h.input(func(now int64) []effect { return h.states.answered(now, e.Call, result) })
+	h.input(e.Call, func() { h.states.answered(e.Call, result) })
 }
 
 // What the rows say
@@ -381,8 +380,8 @@ func readUndo(rows [][]any) (a answer, err error) {
 
 // acquire returns the leases that are held, or why there are none.
 func (h *heartbeat) acquire(ctx context.Context, names []string, n int, o Options) (Leases, error) {
-	return h.await(ctx, &acquire{names: names, n: n, options: o}, func(id string, now int64) []effect {
-		return h.states.acquire(now, ask{
+	return h.await(ctx, &acquire{names: names, n: n, options: o}, func(id string) {
+		h.states.acquire(ask{
 			ID: id, Names: names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(), N: n,
 			Holder: o.Holder, Named: !o.isOwnHolder, Reclaim: o.Reclaim, Session: o.Session,
 			Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
@@ -392,24 +391,24 @@ func (h *heartbeat) acquire(ctx context.Context, names []string, n int, o Option
 
 // await waits for the answer to an acquire. A caller who gives up does not wait for a call.
 func (h *heartbeat) await(
-	ctx context.Context, a *acquire, begin func(id string, now int64) []effect,
+	ctx context.Context, a *acquire, begin func(id string),
 ) (leases Leases, err error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	a.answer, a.failed = make(chan effect, 1), make(chan struct{})
 	id := ""
-	h.input(func(now int64) []effect {
+	h.input(0, func() {
 		h.lastID++
 		id = strconv.Itoa(h.lastID)
 		h.acquires[id] = a
-		return begin(id, now)
+		begin(id)
 	})
 	var e effect
 	select {
 	case e = <-a.answer:
 	case <-ctx.Done():
-		h.input(func(now int64) []effect { return h.states.giveUp(now, id) })
+		h.input(0, func() { h.states.giveUp(id) })
 		e = <-a.answer
 	}
 	if e.Error == "NoConnection" || e.Error == "NoAnswer" {
@@ -454,7 +453,7 @@ func (h *heartbeat) keepRow(
 		return nil, err
 	}
 	a := &acquire{names: []string{t.name, text}, options: o}
-	return h.await(ctx, a, func(id string, now int64) []effect {
+	return h.await(ctx, a, func(id string) {
 		h.tables[table] = t
 		r := row{
 			ID: id, Table: table, Key: text, Token: token, TTL: o.TTL.Milliseconds(),
@@ -463,10 +462,10 @@ func (h *heartbeat) keepRow(
 		if !o.Claimed.IsZero() {
 			// By the clock that stands still in a sleep, or by the one that can be set.
 			ago := max(time.Since(o.Claimed), time.Since(o.Claimed.Round(0)), 0)
-			sent := now - ago.Milliseconds() - 1
+			sent := h.states.now - ago.Milliseconds() - 1
 			r.Sent = &sent
 		}
-		return h.states.keepRow(now, r)
+		h.states.keepRow(r)
 	})
 }
 
@@ -496,6 +495,9 @@ func (h *heartbeat) renew(ctx context.Context, leases Leases) {
 	h.mu.Lock()
 	renewed := []<-chan struct{}{}
 	for _, l := range leases {
+		if l.renewed == nil {
+			l.renewed = make(chan struct{})
+		}
 		renewed = append(renewed, l.renewed)
 	}
 	h.mu.Unlock()
@@ -511,16 +513,16 @@ func (h *heartbeat) renew(ctx context.Context, leases Leases) {
 }
 
 func (h *heartbeat) suspect(leases Leases) {
-	h.input(func(now int64) []effect { return h.states.suspect(now, leases.keys()) })
+	h.input(0, func() { h.states.suspect(leases.keys()) })
 }
 
 // last tells how far the transaction has come that releases them.
 func (h *heartbeat) last(leases Leases, stage string) {
-	h.input(func(now int64) []effect { return h.states.last(now, leases.keys(), stage) })
+	h.input(0, func() { h.states.last(leases.keys(), stage) })
 }
 
 // endAll gives everything back, and ends the waits.
 func (h *heartbeat) endAll() {
-	h.input(h.states.close)
+	h.input(0, h.states.close)
 	<-h.closed
 }

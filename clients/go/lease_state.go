@@ -136,6 +136,7 @@ type ask struct {
 
 type request struct {
 	ask
+	row              *row
 	begun, until, at int64
 	on, series       int
 	isAsking, isOver bool
@@ -170,12 +171,10 @@ type undo struct {
 
 // giveBack is a release: of leases, until it is over.
 type giveBack struct {
-	leases              []*leaseState
-	at, until           int64
-	tries, call         int
-	isInDoubt, isAlone  bool
-	session             int
-	isOfSession, isRest bool
+	leases             []*leaseState
+	at, until          int64
+	tries, call        int
+	isInDoubt, isAlone bool
 }
 
 type call struct {
@@ -201,40 +200,34 @@ type link struct {
 // leaseStates are all leases of a fence.
 type leaseStates struct {
 	// spread is between 0 and 1000, and makes the pauses of clients differ.
-	spread          int64
-	now             int64
-	effects         []effect
-	leases          []*leaseState
-	requests        []*request
-	undos           []*undo
-	giveBacks       []*giveBack
-	calls           []*call
-	links           map[int]*link
-	shared          int
-	calling         *call // on the connection that all share
-	lastCall        int
-	lastConnection  int
-	beats           int // in a row
-	isOut           bool
-	isLossLogged    bool
-	closedAt        int64
-	isDone          bool
-	lostNow         map[Reason]int
-	lostNowReasons  []Reason
-	unconfirmedNows int
+	spread         int64
+	now            int64
+	effects        []effect
+	logs           []effect
+	leases         []*leaseState
+	requests       []*request
+	undos          []*undo
+	giveBacks      []*giveBack
+	calls          []*call
+	links          map[int]*link
+	shared         int
+	calling        *call // on the connection that all share
+	lastCall       int
+	lastConnection int
+	beats          int // in a row
+	isOut          bool
+	isLossLogged   bool
+	closedAt       int64
+	isDone         bool
 }
 
 func newLeaseStates(spread int64) *leaseStates {
 	return &leaseStates{spread: spread, closedAt: never, links: map[int]*link{}}
 }
 
-// What the program asks
+// What the program asks. Each of these is an input, within a step
 
-func (s *leaseStates) acquire(now int64, a ask) []effect {
-	return s.step(now, 0, func() { s.ask(a) })
-}
-
-func (s *leaseStates) ask(a ask) *request {
+func (s *leaseStates) acquire(a ask) *request {
 	r := &request{ask: a, begun: s.now, until: s.now + min(a.Wait, never), at: s.now, series: 1}
 	r.TTL, r.AtMost = min(r.TTL, never), cmp.Or(r.AtMost, never)
 	s.requests = append(s.requests, r)
@@ -257,134 +250,115 @@ type row struct {
 	AtMost    int64  `json:"at_most"`
 }
 
-func (s *leaseStates) keepRow(now int64, c row) []effect {
-	return s.step(now, 0, func() {
-		r := s.ask(ask{ID: c.ID, Names: []string{c.Key}, TTL: c.TTL, AtMost: c.AtMost, Named: true})
-		if r.isOver {
+func (s *leaseStates) keepRow(c row) {
+	r := s.acquire(ask{ID: c.ID, Names: []string{c.Key}, TTL: c.TTL, AtMost: c.AtMost, Named: true})
+	if r.isOver {
+		return
+	}
+	r.row = &c
+	sent := s.now - c.TTL
+	if c.Sent != nil {
+		sent = *c.Sent
+	}
+	s.granted(r, r.Names, c.Token, sent)
+	s.settle(r)
+}
+
+func (s *leaseStates) giveUp(id string) {
+	for _, r := range s.requests {
+		if r.ID == id {
+			s.finish(r, effect{Error: "GivenUp"})
 			return
 		}
-		sent := s.now - c.TTL
-		if c.Sent != nil {
-			sent = *c.Sent
-		}
-		s.granted(r, r.Names, c.Token, sent, func(l *leaseState) {
-			l.table, l.isManaged = c.Table, c.IsManaged
-		})
-		s.settle(r)
-	})
+	}
 }
 
-func (s *leaseStates) giveUp(now int64, id string) []effect {
-	return s.step(now, 0, func() {
-		for _, r := range s.requests {
-			if r.ID == id {
-				s.finish(r, effect{Error: "GivenUp"})
-				break
-			}
-		}
-	})
-}
-
-func (s *leaseStates) release(now int64, key string) []effect {
-	return s.step(now, 0, func() {
-		l := s.lease(key)
-		switch {
-		case l == nil:
-		case l.holds():
-			s.giveBack(l, false)
-		case l.state == lost:
-			s.remove(l)
-			if len(l.rest) > 0 && !s.isDone {
-				s.giveBack(l, false)
-			} else if l.call == 0 {
-				s.hangUp(&l.session)
-			}
-		}
-	})
+func (s *leaseStates) release(key string) {
+	switch l := s.lease(key); {
+	case l == nil:
+	case l.holds():
+		s.giveBack(l, false)
+	case l.state == lost && len(l.rest) > 0 && !s.isDone:
+		s.remove(l)
+		s.giveBack(l, false)
+	case l.state == lost:
+		s.remove(l)
+		s.hangUp(&l.session)
+	}
 }
 
 // last is a transaction that releases: it "begins" to; "committed", "rolled back", "in doubt", or
 // "inner": a savepoint, after which the program's own transaction goes on.
-func (s *leaseStates) last(now int64, keys []string, stage string) []effect {
-	return s.step(now, 0, func() {
-		for _, l := range s.those(keys) {
-			if stage == "begins" {
-				l.resting++
-				continue
-			}
-			l.resting--
-			switch {
-			case !l.holds():
-			case stage == "committed":
-				s.end(l, "")
-			case stage == "in doubt":
-				s.giveBack(l, true)
-			default:
-				l.beatAt, l.isEnding = s.now, stage == "inner"
-			}
+func (s *leaseStates) last(keys []string, stage string) {
+	for _, l := range s.those(keys) {
+		if stage == "begins" {
+			l.resting++
+			continue
 		}
-	})
+		l.resting--
+		switch {
+		case !l.holds():
+		case stage == "committed":
+			s.end(l, "")
+		case stage == "in doubt":
+			s.giveBack(l, true)
+		default:
+			l.beatAt, l.isEnding = s.now, stage == "inner"
+		}
+	}
 }
 
 // touches tells of a transaction that has written the row of a row lease: until it has ended nobody
 // else can claim the row.
-func (s *leaseStates) touches(now int64, key string, begins bool) []effect {
-	if l := s.lease(key); l != nil && !begins {
+func (s *leaseStates) touches(key string, begins bool) {
+	switch l := s.lease(key); {
+	case l == nil:
+	case begins:
+		l.touched++
+	default:
 		l.touched--
-		l.beatAt = min(l.beatAt, now)
+		l.beatAt = min(l.beatAt, s.now)
+		s.endByClock(0)
 	}
-	return s.step(now, 0, func() {
-		if l := s.lease(key); l != nil && begins {
-			l.touched++
-		}
-	})
 }
 
-func (s *leaseStates) suspect(now int64, keys []string) []effect {
-	return s.step(now, 0, func() {
-		for _, l := range s.those(keys) {
-			l.beatAt = s.now
-		}
-	})
+func (s *leaseStates) suspect(keys []string) {
+	for _, l := range s.those(keys) {
+		l.beatAt = s.now
+	}
 }
 
-func (s *leaseStates) check(now int64, key string) []effect {
-	return s.step(now, 0, func() {
-		e := effect{Reply: key}
-		if l := s.lease(key); l == nil || !l.holds() {
-			e.Error, e.Reason = "LeaseLost", ReasonReleased
-			if l != nil && l.state == lost {
-				e.Reason, e.Advice = l.reason, l.advice
-			}
+func (s *leaseStates) check(key string) {
+	e := effect{Reply: key}
+	if l := s.lease(key); l == nil || !l.holds() {
+		e.Error, e.Reason = "LeaseLost", ReasonReleased
+		if l != nil && l.state == lost {
+			e.Reason, e.Advice = l.reason, l.advice
 		}
-		s.effects = append(s.effects, e)
-	})
+	}
+	s.effects = append(s.effects, e)
 }
 
-func (s *leaseStates) close(now int64) []effect {
-	return s.step(now, 0, func() {
-		s.closedAt = min(s.closedAt, s.now)
-		for _, r := range slices.Clone(s.requests) {
-			s.finish(r, effect{Error: "Closed"})
+func (s *leaseStates) close() {
+	s.closedAt = min(s.closedAt, s.now)
+	for _, r := range slices.Clone(s.requests) {
+		s.finish(r, effect{Error: "Closed"})
+	}
+	for _, l := range slices.Clone(s.leases) {
+		if l.holds() {
+			s.giveBack(l, false)
 		}
-		for _, l := range slices.Clone(s.leases) {
-			if l.holds() {
-				s.giveBack(l, false)
-			}
-		}
-	})
+	}
 }
 
 // What the connections say
 
 // sent tells that the connection of a call with Open is there, and that it is sent next.
-func (s *leaseStates) sent(now int64, number int) []effect {
-	return s.step(now, number, func() {
-		if c := s.call(number); c != nil && c.sent < 0 {
-			c.sent, c.until = s.now, s.now+c.limit
-			s.isSent(c)
-		}
-	})
+func (s *leaseStates) sent(number int) {
+	if c := s.call(number); c != nil && c.sent < 0 {
+		c.sent, c.until = s.now, s.now+c.limit
+		s.isSent(c)
+	}
 }
 
 func (s *leaseStates) isSent(c *call) {
@@ -412,10 +386,9 @@ type (
 		code               string
 	}
 	rowAnswer struct {
-		key       string
-		token     int64
-		remaining int64
-		isEnded   bool
+		key              string
+		token, remaining int64
+		isEnded          bool
 	}
 	answer struct {
 		grants   []grant
@@ -427,67 +400,57 @@ type (
 	}
 )
 
-func (s *leaseStates) answered(now int64, number int, a answer) []effect {
-	return s.step(now, number, func() {
-		c := s.call(number)
-		if c == nil {
-			return
-		}
-		s.over(c)
-		s.isOut, s.isLossLogged = false, false
-		if link := s.links[c.on]; link != nil {
-			link.errors = 0
-		}
-		switch c.do {
-		case "acquire":
-			s.acquireAnswered(c, a)
-		case "keep":
-			s.keepAnswered(c, a.outcomes)
-		case "keep_row":
-			s.keepRowAnswered(c, a.rows)
-		case "look_row":
-			s.lookRowAnswered(c, a.rows)
-		case "release":
-			s.releaseAnswered(c, a.released)
-		case "undo":
-			s.undoAnswered(c, a.undone)
-		}
-	})
+func (s *leaseStates) answered(number int, a answer) {
+	c := s.call(number)
+	if c == nil {
+		return
+	}
+	s.over(c)
+	s.isOut, s.isLossLogged = false, false
+	if link := s.links[c.on]; link != nil {
+		link.errors = 0
+	}
+	switch c.do {
+	case "acquire":
+		s.acquireAnswered(c, a)
+	case "keep":
+		s.keepAnswered(c, a.outcomes)
+	case "keep_row":
+		s.keepRowAnswered(c, a.rows)
+	case "look_row":
+		s.lookRowAnswered(c, a.rows)
+	case "release":
+		s.releaseAnswered(c, a.released)
+	case "undo":
+		s.undoAnswered(c, a.undone)
+	}
 }
 
 // failed has an SQLSTATE; or "connect": the connection could not be opened; "unsent": it had ended
 // before; "ended", "no answer"; "unreadable"; "panicked". broken: it is of no use any more.
-func (s *leaseStates) failed(now int64, number int, code string, broken bool) []effect {
-	return s.step(now, number, func() {
-		if c := s.call(number); c != nil {
-			s.callFailed(c, code, broken)
-		}
-	})
+func (s *leaseStates) failed(number int, code string, broken bool) {
+	if c := s.call(number); c != nil {
+		s.callFailed(c, code, broken)
+	}
 }
 
-func (s *leaseStates) disconnected(now int64, on int) []effect {
-	return s.step(now, 0, func() {
-		for _, c := range s.calls {
-			if c.on == on {
-				s.callFailed(c, "ended", true)
-				return
-			}
+func (s *leaseStates) disconnected(on int) {
+	for _, c := range s.calls {
+		if c.on == on {
+			s.callFailed(c, "ended", true)
+			return
 		}
-		s.leave(on)
-	})
+	}
+	s.leave(on)
 }
 
-func (s *leaseStates) died(now int64) []effect { return s.step(now, 0, s.die) }
-
-func (s *leaseStates) die() {
+func (s *leaseStates) died() {
 	for _, l := range slices.Clone(s.leases) {
 		if l.holds() {
 			s.lose(l, ReasonKeeper, l.names)
 		}
 	}
 }
-
-func (s *leaseStates) tick(now int64) []effect { return s.step(now, 0, func() {}) }
 
 // What can be asked at any time
 
@@ -513,7 +476,7 @@ func (s *leaseStates) wake(now int64) int64 {
 	}
 	for _, g := range s.giveBacks {
 		at(g.until)
-		if g.call == 0 && (g.isOfSession || s.calling == nil) {
+		if s.calling == nil {
 			at(g.at)
 		}
 	}
@@ -552,14 +515,32 @@ func (s *leaseStates) wake(now int64) int64 {
 
 // The clock goes first, whatever comes
 
+// step is an input at a time. The call that it is an answer to, if any, is not past its limit.
+// The effects are good until the next step.
 func (s *leaseStates) step(now int64, answered int, decide func()) []effect {
-	s.now, s.effects = now, nil
-	s.lostNow, s.lostNowReasons, s.unconfirmedNows = map[Reason]int{}, nil, 0
+	s.now, s.effects, s.logs = now, s.effects[:0], nil
 	s.endByClock(answered)
 	decide()
 	s.send()
-	s.log()
+	for _, l := range s.logs {
+		// An outage is one line of the log, and so are the losses by it.
+		isOfOutage := l.Reason == ReasonDeadline && s.isOut
+		if !isOfOutage || !s.isLossLogged {
+			s.effects = append(s.effects, l)
+		}
+		s.isLossLogged = s.isLossLogged || isOfOutage
+	}
 	return s.effects
+}
+
+// log is one line for all of an input that are alike.
+func (s *leaseStates) log(what string, reason Reason) {
+	like := func(e effect) bool { return e.Log == what && e.Reason == reason }
+	if i := slices.IndexFunc(s.logs, like); i >= 0 {
+		s.logs[i].Count++
+	} else {
+		s.logs = append(s.logs, effect{Log: what, Reason: reason, Count: 1})
+	}
 }
 
 func (s *leaseStates) endByClock(answered int) {
@@ -602,20 +583,6 @@ func (s *leaseStates) endByClock(answered int) {
 	}
 }
 
-// An outage is one line of the log, and so are the losses by it.
-func (s *leaseStates) log() {
-	for _, reason := range s.lostNowReasons {
-		isOfOutage := reason == ReasonDeadline && s.isOut
-		if !isOfOutage || !s.isLossLogged {
-			s.effects = append(s.effects, effect{Log: "lost", Reason: reason, Count: s.lostNow[reason]})
-		}
-		s.isLossLogged = s.isLossLogged || isOfOutage
-	}
-	if s.unconfirmedNows > 0 {
-		s.effects = append(s.effects, effect{Log: "not released", Count: s.unconfirmedNows})
-	}
-}
-
 // Calls: one at a time on the connection that all share, where none waits for anybody
 
 func (s *leaseStates) send() {
@@ -640,11 +607,6 @@ func (s *leaseStates) send() {
 			s.keep([]*leaseState{l}, on)
 		}
 	}
-	for _, g := range s.giveBacks {
-		if g.isOfSession && g.call == 0 && g.at <= s.now {
-			s.sendRelease(g, &g.session)
-		}
-	}
 	if s.calling == nil {
 		s.sendShared()
 	}
@@ -662,8 +624,7 @@ func (s *leaseStates) sendShared() {
 			beat = l
 		}
 	}
-	isGiveBackDue := func(g *giveBack) bool { return !g.isOfSession && g.at <= s.now && g.call == 0 }
-	gives := slices.IndexFunc(s.giveBacks, isGiveBackDue)
+	gives := slices.IndexFunc(s.giveBacks, func(g *giveBack) bool { return g.at <= s.now })
 	asks := slices.IndexFunc(s.requests, func(r *request) bool { return !r.own() && s.isDue(r) })
 	// Heartbeats go first; after two of them something else has its turn.
 	switch isOthersTurn := s.beats >= mostBeats && (gives >= 0 || asks >= 0); {
@@ -672,7 +633,7 @@ func (s *leaseStates) sendShared() {
 		s.keep(s.goAlong(beat), &s.shared)
 		return
 	case gives >= 0:
-		s.sendRelease(s.together(s.giveBacks[gives]), &s.shared)
+		s.sendRelease(s.together(s.giveBacks[gives]))
 	case asks >= 0:
 		s.try(s.requests[asks])
 	}
@@ -888,11 +849,6 @@ func (s *leaseStates) leave(on int) {
 			s.lose(l, ReasonSession, nil)
 		}
 	}
-	for _, g := range s.giveBacks {
-		if g.isOfSession && g.session == 0 {
-			g.isOfSession, g.isInDoubt = false, true
-		}
-	}
 }
 
 // hangUp ends a connection that nobody needs any more.
@@ -990,31 +946,37 @@ func (s *leaseStates) lookRowAnswered(c *call, rows []rowAnswer) {
 // renewal takes the outcomes of the names of a lease.
 func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn bool) {
 	remaining, again, isAgainTold := never, never, false
-	counts := map[string]int{}
+	kept, gone, refused := 0, 0, 0
 	var rest []string
-	advice := ""
+	advice, isMixed := "", len(of) > 1
 	for i, o := range of {
-		counts[o.is]++
 		remaining = min(remaining, o.remaining)
 		if o.againIn >= 0 {
 			again, isAgainTold = min(again, o.againIn), true
 		}
-		if o.is == "kept" || o.is == "later" {
+		switch o.is {
+		case "kept":
+			kept++
+		case "lost":
+			gone++
+		case "refused":
+			if refused++; o.code == "42501" {
+				advice = "other role"
+			}
+		}
+		if isMixed && (o.is == "kept" || o.is == "later") {
 			rest = append(rest, l.names[i])
 		}
-		if o.is == "refused" && o.code == "42501" {
-			advice = "other role"
-		}
 	}
-	isKept, isOver := counts["kept"] == len(of), counts["lost"]+counts["refused"] > 0
+	isKept, isOver := kept == len(of), gone+refused > 0
 	l.isAnswered = true
 	switch {
 	case !l.lives(), isOver && l.resting > 0:
-	case l.isEnding && counts["lost"] == len(of):
+	case l.isEnding && gone == len(of):
 		s.end(l, "")
 	case isOver:
 		reason := ReasonGone
-		if counts["lost"] == 0 {
+		if gone == 0 {
 			reason, l.advice = ReasonRefused, advice
 		}
 		s.lose(l, reason, rest)
@@ -1086,7 +1048,7 @@ func (s *leaseStates) keepFailed(c *call, code string, isOpening bool) {
 	case code == "unsent":
 		again = s.now
 	case code == "panicked":
-		s.die()
+		s.died()
 	case reason == "" && !s.isOut:
 		s.effects = append(s.effects, effect{Log: "not renewed", Code: code})
 		if s.isOut = true; isOfConnection(code) {
@@ -1132,7 +1094,7 @@ func (s *leaseStates) asked(r *request) {
 func (s *leaseStates) acquireAnswered(c *call, a answer) {
 	r := c.request
 	for _, g := range a.grants {
-		s.granted(r, g.names, g.token, c.sent, nil)
+		s.granted(r, g.names, g.token, c.sent)
 	}
 	if a.taken == nil {
 		r.doubt = nil
@@ -1174,9 +1136,7 @@ func (s *leaseStates) acquireAnswered(c *call, a answer) {
 	}
 }
 
-func (s *leaseStates) granted(
-	r *request, names []string, token, sent int64, as func(*leaseState),
-) {
+func (s *leaseStates) granted(r *request, names []string, token, sent int64) {
 	l := &leaseState{
 		key: r.ID, names: names, token: token, ttl: r.TTL, request: r, state: confirming,
 		atMost: never, isAnswered: true, isSession: r.Session,
@@ -1184,8 +1144,8 @@ func (s *leaseStates) granted(
 	if r.N > 0 {
 		l.key += "/" + names[0]
 	}
-	if as != nil {
-		as(l)
+	if r.row != nil {
+		l.table, l.isManaged = r.row.Table, r.row.IsManaged
 	}
 	l.deadline, l.beatAt = s.now+r.TTL, s.now
 	s.leases = append(s.leases, l)
@@ -1358,13 +1318,11 @@ func (s *leaseStates) forget(u *undo) {
 func (s *leaseStates) giveBack(l *leaseState, isInDoubt bool) {
 	g := &giveBack{
 		leases: []*leaseState{l}, at: s.now, until: s.now + s.patience(l.ttl),
-		isInDoubt: isInDoubt || l.isEnding || l.rests(), isRest: l.state == lost,
-		isOfSession: l.session > 0,
+		isInDoubt: isInDoubt || l.isEnding || l.rests(),
 	}
-	g.isAlone = g.isInDoubt || l.table != "" || g.isOfSession
+	g.isAlone = g.isInDoubt || l.table != ""
 	s.hangUp(&l.on)
-	s.move(&l.session, &g.session)
-	if !g.isRest {
+	if l.state != lost {
 		l.state = releasing
 	}
 	s.giveBacks = append(s.giveBacks, g)
@@ -1396,17 +1354,14 @@ func (s *leaseStates) together(first *giveBack) *giveBack {
 	return first
 }
 
-func (s *leaseStates) sendRelease(g *giveBack, on *int) {
+func (s *leaseStates) sendRelease(g *giveBack) {
 	smallest := never
 	for _, l := range g.leases {
 		smallest = min(smallest, l.ttl)
 	}
-	limit := min(longestCall, max(leastPatience, smallest/3))
-	if on == &s.shared {
-		limit = min(limit, s.limit(never))
-	}
+	limit := min(s.limit(never), max(leastPatience, smallest/3))
 	c := &call{do: "release", giveBack: g, leases: g.leases, limit: limit}
-	s.start(c, on, effect{Table: g.leases[0].table})
+	s.start(c, &s.shared, effect{Table: g.leases[0].table})
 	g.call = c.number
 }
 
@@ -1419,7 +1374,9 @@ func (s *leaseStates) releaseAnswered(c *call, is []bool) {
 		}
 		isGone := slices.Contains(is[:count], false)
 		is = is[count:]
-		switch isKnown := !c.giveBack.isInDoubt && l.table == "" && s.now < l.deadline; {
+		hasSession := !l.isSession || l.session > 0
+		isKnown := !c.giveBack.isInDoubt && l.table == "" && s.now < l.deadline && hasSession
+		switch {
 		case l.state == lost:
 		case isGone && isKnown:
 			s.lose(l, ReasonGone, nil)
@@ -1427,8 +1384,8 @@ func (s *leaseStates) releaseAnswered(c *call, is []bool) {
 		default:
 			s.end(l, "")
 		}
+		s.hangUp(&l.session)
 	}
-	s.hangUp(&c.giveBack.session)
 }
 
 // givenBack ends it without an answer: the server keeps the leases until their ttl.
@@ -1436,11 +1393,11 @@ func (s *leaseStates) givenBack(g *giveBack, reason Reason) {
 	s.giveBacks = without(s.giveBacks, g)
 	for _, l := range g.leases {
 		if l.state != lost {
-			s.unconfirmedNows++
+			s.log("not released", "")
 			s.end(l, reason)
 		}
+		s.hangUp(&l.session)
 	}
-	s.hangUp(&g.session)
 }
 
 func (s *leaseStates) releaseFailed(g *giveBack, code string, isOpening bool) {
@@ -1461,13 +1418,7 @@ func (s *leaseStates) releaseFailed(g *giveBack, code string, isOpening bool) {
 		for _, l := range g.leases {
 			one := *g
 			one.leases, one.at, one.isAlone = []*leaseState{l}, s.now+pause, true
-			if len(g.leases) == 1 && g.session > 0 {
-				s.move(&g.session, &one.session)
-			}
 			s.giveBacks = append(s.giveBacks, &one)
-			if one.session > 0 {
-				s.links[one.session].place = &one.session
-			}
 		}
 		return
 	}
@@ -1479,10 +1430,7 @@ func (s *leaseStates) releaseFailed(g *giveBack, code string, isOpening bool) {
 func (s *leaseStates) lose(l *leaseState, reason Reason, rest []string) {
 	l.state, l.reason, l.rest = lost, reason, rest
 	if l.isTold {
-		s.lostNow[reason]++
-		if s.lostNow[reason] == 1 {
-			s.lostNowReasons = append(s.lostNowReasons, reason)
-		}
+		s.log("lost", reason)
 		s.event("lost", l)
 		return
 	}

@@ -186,44 +186,33 @@ func input(
 		if err := json.Unmarshal(raw, target); err != nil {
 			t.Fatal(what, err)
 		}
-		switch what {
-		case "acquire":
-			return s.acquire(now, a)
-		case "keep_row":
-			return s.keepRow(now, r)
-		case "give_up":
-			return s.giveUp(now, o.ID)
-		case "release":
-			return s.release(now, o.Key)
-		case "last":
-			return s.last(now, o.Keys, o.Stage)
-		case "touches", "ended":
-			return s.touches(now, o.Key, what == "touches")
-		case "suspect":
-			return s.suspect(now, o.Keys)
-		case "check":
-			return s.check(now, o.Key)
-		case "close":
-			return s.close(now)
-		case "sent":
-			return s.sent(now, o.Call)
-		case "answer":
-			return s.answered(now, o.Call, answerOf(s.call(o.Call), o))
-		case "failed":
-			return s.failed(now, o.Call, o.Code, o.Broken)
-		case "disconnected":
-			return s.disconnected(now, o.On)
-		case "died":
-			return s.died(now)
-		case "tick":
-			return s.tick(now)
-		case "nothing":
+		decide := map[string]func(){
+			"acquire":      func() { s.acquire(a) },
+			"keep_row":     func() { s.keepRow(r) },
+			"give_up":      func() { s.giveUp(o.ID) },
+			"release":      func() { s.release(o.Key) },
+			"last":         func() { s.last(o.Keys, o.Stage) },
+			"touches":      func() { s.touches(o.Key, true) },
+			"ended":        func() { s.touches(o.Key, false) },
+			"suspect":      func() { s.suspect(o.Keys) },
+			"check":        func() { s.check(o.Key) },
+			"close":        s.close,
+			"sent":         func() { s.sent(o.Call) },
+			"answer":       func() { s.answered(o.Call, answerOf(s.call(o.Call), o)) },
+			"failed":       func() { s.failed(o.Call, o.Code, o.Broken) },
+			"disconnected": func() { s.disconnected(o.On) },
+			"died":         s.died,
+			"tick":         func() {},
+		}[what]
+		switch {
+		case what == "nothing":
 			return nil
-		case "lead":
+		case what == "lead":
 			return leads(t, d, now, o)
-		default:
+		case decide == nil:
 			t.Fatal("there is no input ", what)
 		}
+		return s.step(now, o.Call, decide)
 	}
 	return nil
 }

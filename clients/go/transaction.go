@@ -341,7 +341,7 @@ func (g *guard) touches(begins bool) {
 	_, rows := g.leases.split()
 	for _, l := range rows {
 		if g.isTouching != begins {
-			g.h.input(func(now int64) []effect { return g.h.states.touches(now, l.key, begins) })
+			g.h.input(0, func() { g.h.states.touches(l.key, begins) })
 		}
 	}
 	g.isTouching = begins
