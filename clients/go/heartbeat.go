@@ -133,7 +133,11 @@ func (h *heartbeat) lookAt(c *connection) {
 	hasEnded := c.hasEnded(0)
 	c.use.Unlock()
 	if hasEnded {
-		h.input(0, func() { h.states.disconnected(c.number) })
+		h.input(0, func() {
+			delete(h.connections, c.number)
+			h.states.disconnected(c.number)
+		})
+		c.hangUp()
 	}
 }
 
@@ -144,9 +148,9 @@ func (h *heartbeat) carryOut(e effect) {
 	case e.Cut > 0 || e.HangUp > 0:
 		c := h.connections[e.Cut+e.HangUp]
 		delete(h.connections, e.Cut+e.HangUp)
-		if e.Cut > 0 {
+		if c != nil && e.Cut > 0 {
 			c.cut()
-		} else {
+		} else if c != nil {
 			go c.hangUp()
 		}
 	case e.Event != "":
@@ -293,10 +297,12 @@ func (h *heartbeat) run(
 	c.use.Unlock()
 	if code != "" {
 		h.input(e.Call, func() {
-			if a.cause == nil {
-				close(a.failed)
+			if err != nil {
+				if a.cause == nil {
+					close(a.failed)
+				}
+				a.cause, a.role = err, role
 			}
-			a.cause, a.role = cmp.Or(err, a.cause), role
 			h.states.failed(e.Call, code, isBroken)
 		})
 		return

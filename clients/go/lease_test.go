@@ -3,7 +3,9 @@ package pgfence_test
 import (
 	"context"
 	"fmt"
+	"io"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -204,4 +206,45 @@ func TestALeaderTellsWhatItGoesOnAfter(t *testing.T) {
 	}
 	equal(t, interrupted, 1)
 	equal(t, time.Since(begun) > 900*time.Millisecond, true)
+}
+
+// loses is a connection that ends after an acquire, whose answer nobody reads.
+type loses struct {
+	*pgx.Conn
+	next *atomic.Bool
+}
+
+func (l loses) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	rows, err := l.Conn.Query(ctx, sql, args...)
+	if err == nil && strings.Contains(sql, "lease_acquire") && l.next.CompareAndSwap(true, false) {
+		rows.Close()
+		_ = l.Conn.Close(ctx)
+		return nil, io.ErrUnexpectedEOF
+	}
+	return rows, err
+}
+
+func TestAGrantWhoseAnswerWasLostIsTakenOverOrUndone(t *testing.T) {
+	_, admin := table(t)
+	next := &atomic.Bool{}
+	fence := pgfence.New(func(ctx context.Context) (pgfence.Conn, error) {
+		conn, err := pgx.Connect(ctx, url)
+		return loses{conn, next}, err
+	})
+	t.Cleanup(fence.Close)
+	next.Store(true)
+	must(t, acquire(t, fence, long, "job").Release())
+	equal(t, next.Load(), false)
+	next.Store(true)
+	told := is(t, second(fence.Acquire(background, []string{"a", "b"}, long)), pgfence.NoAnswer)
+	equal(t, told.InDoubt, true)
+	comesTrue(t, "it is undone", func() bool { return text(t, admin, held) == "0" })
+	next.Store(true)
+	lease := acquire(t, fence, pgfence.Options{TTL: time.Minute, Wait: time.Minute}, "a", "b")
+	equal(t, strings.HasSuffix(text(t, admin, "SELECT max(holder) FROM fence.leases WHERE state = 'held'"), "/2"), true)
+	equal(t, text(t, admin, held), "2")
+	must(t, lease.Release())
+	next.Store(true)
+	is(t, second(fence.Claim(background, []string{"a", "b"}, 2, long)), pgfence.NoAnswer)
+	comesTrue(t, "it is undone", func() bool { return text(t, admin, held) == "0" })
 }
