@@ -1,7 +1,8 @@
-//! Lock services of others, each a private process on loopback: etcd, Redis, ZooKeeper.
+//! Lock services of others, each a private process on loopback: etcd, MariaDB, NATS, Redis, ZooKeeper, and moto, which
+//! stands for those of a cloud.
 
 use crate::cluster::free_port;
-use crate::process::{wait_until, PATIENCE};
+use crate::process::{output_of, wait_until, PATIENCE};
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
 use anyhow::{Context, Result};
@@ -69,6 +70,49 @@ pub fn redis(rundir: &RunDir, durable: bool) -> Result<Service> {
             options.extend(["--appendonly", "yes", "--appendfsync", "always"]);
         }
         Ok(options.into_iter().map(str::to_owned).collect())
+    })
+}
+
+/// Starts a MariaDB whose users need no password.
+pub fn mariadb(rundir: &RunDir) -> Result<Service> {
+    let package = Package::new("mariadb-server-core", "/usr/sbin/mariadbd");
+    Service::start(rundir, &[package], "/usr/sbin/mariadbd", |dir, port| {
+        let data = format!("--datadir={}", dir.join("data").display());
+        // It is no service of the machine, so it runs as whoever runs the tests.
+        let common = ["--no-defaults", "--user=root", &data];
+        let mut install = rundir.command("/usr/bin/mariadb-install-db");
+        output_of(install.args(common).arg("--auth-root-authentication-method=normal"))?;
+        let mut options = common.map(str::to_owned).to_vec();
+        options.extend([
+            "--bind-address=127.0.0.1".to_owned(),
+            "--skip-grant-tables".to_owned(),
+            // Without it no network connection is allowed beside the option before.
+            "--skip-networking=0".to_owned(),
+            format!("--port={port}"),
+            format!("--socket={}", dir.join("socket").display()),
+            format!("--pid-file={}", dir.join("pid").display()),
+        ]);
+        Ok(options)
+    })
+}
+
+/// Starts a NATS with JetStream, whose buckets are in files.
+pub fn nats(rundir: &RunDir) -> Result<Service> {
+    let package =
+        Package::new("nats-server", "/usr/sbin/nats-server").without_service("nats-server");
+    let nats = Service::start(rundir, &[package], "/usr/sbin/nats-server", |dir, port| {
+        let (port, dir) = (port.to_string(), dir.to_string_lossy().into_owned());
+        let options = ["--addr", "127.0.0.1", "--port", &port, "--jetstream", "--store_dir", &dir];
+        Ok(options.map(str::to_owned).to_vec())
+    })?;
+    Ok(nats)
+}
+
+/// Starts moto, which answers as S3 and DynamoDB do; it is among the packages of that place.
+pub fn moto(rundir: &RunDir, home: &Path) -> Result<Service> {
+    let program = home.join("bin/moto_server");
+    Service::start(rundir, &[], &program.to_string_lossy(), |_, port| {
+        Ok(["-H", "127.0.0.1", "-p", &port.to_string()].map(str::to_owned).to_vec())
     })
 }
 

@@ -1,6 +1,8 @@
-//! Locks that others grant, adopted here: etcd's, ZooKeeper's, Redis's, and a lease of another pg_fence. A real holder is
+//! Locks that others grant, adopted here: etcd's, ZooKeeper's, Redis's, NATS's, MariaDB's, those in an object or an item of
+//! a cloud, and a lease of another pg_fence. A real holder is
 //! frozen until its lock has passed on, and comes back. The programs are those of the pages in `docs/recipes/adopt`.
 
+use crate::project::pages::page;
 use crate::support::program::{Holder, Shown};
 use pg_test::clients::cable::Cable;
 use pg_test::orm::{self, Runtime};
@@ -13,6 +15,13 @@ use std::process::Command;
 use std::time::Duration;
 
 const REDIS: Runtime = Runtime::Python(&["redis==8.1.0", "psycopg[binary]==3.3.9"]);
+const NATS: Runtime = Runtime::Python(&["nats-py==2.16.0", "psycopg[binary]==3.3.9"]);
+const MARIADB: Runtime = Runtime::Python(&["pymysql==1.2.4", "psycopg[binary]==3.3.9"]);
+const BOTO: Runtime = Runtime::Python(&[
+    "moto[server,s3,dynamodb]==5.2.5",
+    "boto3==1.44.8",
+    "psycopg[binary]==3.3.9",
+]);
 const KAZOO: Runtime = Runtime::Python(&["kazoo==2.11.0", "psycopg[binary]==3.3.9"]);
 
 const ETCD: Shown = Shown("docs/recipes/adopt/etcd.md", "sh", "");
@@ -286,7 +295,7 @@ fn in_python(
     Scene::set(lab, "report-writer", 1, move |databases, work| {
         let mut python = orm::command(lab.rundir(), runtime, &program)?;
         python.arg(databases[0].to_string()).arg(&service).arg(work);
-        python.env("LEASE_SECONDS", seconds.to_string());
+        python.env("LEASE_SECONDS", seconds.to_string()).envs(CREDENTIALS);
         Ok(python)
     })
 }
@@ -298,6 +307,58 @@ fn a_frozen_holder_of_zookeeper_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     let scene = || in_python(lab, KAZOO, ZOOKEEPER.source(&[])?, place.clone(), 5);
     STORIES.iter().try_for_each(|story| story(&scene()?))
 }
+
+/// A program in a file beside the pages.
+fn program(name: &str) -> Result<String> {
+    page(&format!("docs/recipes/adopt/{name}"))
+}
+
+#[lab_test(slow)]
+fn a_frozen_holder_of_a_key_in_nats_writes_nothing(lab: &Lab) -> Result<()> {
+    let nats = service::nats(lab.rundir())?;
+    let place = format!("nats://127.0.0.1:{}", nats.port());
+    let scene = || in_python(lab, NATS, program("nats_lock.py")?, place.clone(), 5);
+    STORIES.iter().try_for_each(|story| story(&scene()?))
+}
+
+#[lab_test(slow)]
+fn a_frozen_holder_of_mariadb_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
+    let mariadb = service::mariadb(lab.rundir())?;
+    let place = format!("127.0.0.1:{}", mariadb.port());
+    let scene = || in_python(lab, MARIADB, program("mariadb_lock.py")?, place.clone(), 5);
+    STORIES.iter().try_for_each(|story| story(&scene()?))
+}
+
+/// Of services of a cloud, for which moto stands.
+fn of_a_cloud(lab: &Lab, name: &str) -> Result<()> {
+    let moto = service::moto(lab.rundir(), &orm::fetch(BOTO)?)?;
+    let place = format!("http://127.0.0.1:{}", moto.port());
+    output_of(orm::command(lab.rundir(), BOTO, LOCKS)?.arg(&place).envs(CREDENTIALS))?;
+    let scene = || in_python(lab, BOTO, program(name)?, place.clone(), 5);
+    STORIES.iter().try_for_each(|story| story(&scene()?))
+}
+
+/// What boto3 wants to know, and moto does not ask.
+const CREDENTIALS: [(&str, &str); 3] = [
+    ("AWS_ACCESS_KEY_ID", "a"),
+    ("AWS_SECRET_ACCESS_KEY", "b"),
+    ("AWS_DEFAULT_REGION", "us-east-1"),
+];
+
+/// Makes the bucket and the table.
+const LOCKS: &str = r#"
+import boto3, sys
+boto3.client("s3", endpoint_url=sys.argv[1]).create_bucket(Bucket="locks")
+boto3.client("dynamodb", endpoint_url=sys.argv[1]).create_table(
+    TableName="locks", BillingMode="PAY_PER_REQUEST", KeySchema=[{"AttributeName": "name", "KeyType": "HASH"}],
+    AttributeDefinitions=[{"AttributeName": "name", "AttributeType": "S"}])
+"#;
+
+cases![
+    slow:
+    a_frozen_holder_of_an_object_s_lock_writes_nothing => of_a_cloud("s3_lock.py"),
+    a_frozen_holder_of_an_item_s_lock_writes_nothing => of_a_cloud("dynamodb_lock.py"),
+];
 
 fn redis_lock<'a>(lab: &'a Lab, redis: &Service, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
     let place = format!("redis://127.0.0.1:{}", redis.port());
