@@ -1,5 +1,5 @@
-//! Lock services of others, each a private process on loopback: etcd, MariaDB, NATS, Redis, ZooKeeper, and moto, which
-//! stands for those of a cloud.
+//! Lock services of others, each a private process on loopback: etcd, MariaDB, NATS, RabbitMQ, Redis, ZooKeeper, and
+//! moto, which stands for those of a cloud.
 
 use crate::cluster::free_port;
 use crate::process::{output_of, wait_until, PATIENCE};
@@ -113,6 +113,29 @@ pub fn moto(rundir: &RunDir, home: &Path) -> Result<Service> {
     let program = home.join("bin/moto_server");
     Service::start(rundir, &[], &program.to_string_lossy(), |_, port| {
         Ok(["-H", "127.0.0.1", "-p", &port.to_string()].map(str::to_owned).to_vec())
+    })
+}
+
+/// Starts a RabbitMQ of one node, whose only user is guest. Its processes end with the run.
+pub fn rabbitmq(rundir: &RunDir) -> Result<Service> {
+    let server = "/usr/lib/rabbitmq/bin/rabbitmq-server";
+    let package = Package::new("rabbitmq-server", server).without_service("rabbitmq-server");
+    let (distribution, names) = (free_port()?, free_port()?);
+    Service::start(rundir, &[package], "/usr/bin/env", |dir, port| {
+        let dir = dir.display();
+        Ok(vec![
+            format!("HOME={dir}"),
+            format!("ERL_EPMD_PORT={names}"),
+            format!("RABBITMQ_NODENAME=of-{port}@localhost"),
+            "RABBITMQ_NODE_IP_ADDRESS=127.0.0.1".to_owned(),
+            format!("RABBITMQ_NODE_PORT={port}"),
+            format!("RABBITMQ_DIST_PORT={distribution}"),
+            format!("RABBITMQ_MNESIA_BASE={dir}/mnesia"),
+            format!("RABBITMQ_LOG_BASE={dir}"),
+            format!("RABBITMQ_ENABLED_PLUGINS_FILE={dir}/plugins"),
+            format!("RABBITMQ_PID_FILE={dir}/pid"),
+            server.to_owned(),
+        ])
     })
 }
 

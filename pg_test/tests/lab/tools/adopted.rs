@@ -1,5 +1,5 @@
 //! Locks that others grant, adopted here: etcd's, ZooKeeper's, Redis's, NATS's, MariaDB's, those in an object or an item of
-//! a cloud, and a lease of another pg_fence. A real holder is
+//! a cloud, a message of RabbitMQ, and a lease of another pg_fence. A real holder is
 //! frozen until its lock has passed on, and comes back. The programs are those of the pages in `docs/recipes/adopt`.
 
 use crate::project::pages::page;
@@ -17,6 +17,7 @@ use std::time::Duration;
 const REDIS: Runtime = Runtime::Python(&["redis==8.1.0", "psycopg[binary]==3.3.9"]);
 const NATS: Runtime = Runtime::Python(&["nats-py==2.16.0", "psycopg[binary]==3.3.9"]);
 const MARIADB: Runtime = Runtime::Python(&["pymysql==1.2.4", "psycopg[binary]==3.3.9"]);
+const PIKA: Runtime = Runtime::Python(&["pika==1.4.4", "psycopg[binary]==3.3.9"]);
 const BOTO: Runtime = Runtime::Python(&[
     "moto[server,s3,dynamodb]==5.2.5",
     "boto3==1.44.8",
@@ -292,7 +293,18 @@ fn in_python(
     service: String,
     seconds: u32,
 ) -> Result<Scene<'_>> {
-    Scene::set(lab, "report-writer", 1, move |databases, work| {
+    of_lease_in_python(lab, "report-writer", runtime, program, service, seconds)
+}
+
+fn of_lease_in_python<'a>(
+    lab: &'a Lab,
+    lease: &'static str,
+    runtime: Runtime,
+    program: String,
+    service: String,
+    seconds: u32,
+) -> Result<Scene<'a>> {
+    Scene::set(lab, lease, 1, move |databases, work| {
         let mut python = orm::command(lab.rundir(), runtime, &program)?;
         python.arg(databases[0].to_string()).arg(&service).arg(work);
         python.env("LEASE_SECONDS", seconds.to_string()).envs(CREDENTIALS);
@@ -328,6 +340,31 @@ fn a_frozen_holder_of_mariadb_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     let scene = || in_python(lab, MARIADB, program("mariadb_lock.py")?, place.clone(), 5);
     STORIES.iter().try_for_each(|story| story(&scene()?))
 }
+
+/// Each story has a message of its own, in a queue that counts its deliveries. A consumer is cut off after it has been
+/// silent for two heartbeats.
+#[lab_test(slow)]
+fn a_frozen_consumer_of_a_message_in_rabbitmq_writes_nothing(lab: &Lab) -> Result<()> {
+    let rabbitmq = service::rabbitmq(lab.rundir())?;
+    let place = format!("amqp://guest:guest@127.0.0.1:{}", rabbitmq.port());
+    STORIES.iter().try_for_each(|story| {
+        wait_until("the message is published", PATIENCE, || {
+            orm::command(lab.rundir(), PIKA, PUBLISHES)
+                .is_ok_and(|mut python| output_of(python.arg(&place)).is_ok())
+        })?;
+        let program = program("rabbitmq_message.py")?;
+        story(&of_lease_in_python(lab, "message:7", PIKA, program, place.clone(), 4)?)
+    })
+}
+
+const PUBLISHES: &str = r#"
+import pika, sys
+channel = pika.BlockingConnection(pika.URLParameters(sys.argv[1])).channel()
+channel.queue_delete("reports")
+channel.queue_declare("reports", durable=True, arguments={"x-queue-type": "quorum"})
+channel.confirm_delivery()
+channel.basic_publish("", "reports", b"", pika.BasicProperties(message_id="7", delivery_mode=2), mandatory=True)
+"#;
 
 /// Of services of a cloud, for which moto stands.
 fn of_a_cloud(lab: &Lab, name: &str) -> Result<()> {
