@@ -564,8 +564,12 @@ fn each_kind_of_harm_to_a_row_is_found() {
     finds("drawn by no claim", |all| all[6].now = Some(8));
     finds("not greater", |all| all[3].now = Some(4));
     finds("the fence was lost", |all| all[6].now = None);
-    finds("what was not there", |all| drop(all.remove(0)));
-    finds("what was not there", |all| drop(all.remove(3)));
+    finds("what was not there", |all| {
+        all.remove(0);
+    });
+    finds("what was not there", |all| {
+        all.remove(3);
+    });
     finds("nobody has deleted it", |all| all.truncate(7));
 }
 
