@@ -497,7 +497,7 @@ BEGIN
   THEN ARRAY['PF004', concat('fencing token ', token, ' does not speak for the row',
    CASE WHEN token = fence THEN ', which nobody holds' END), 'Claim the row anew, or stop.']
   WHEN token IS NULL AND is_held AND NOT is_own
-  THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END, ', and no token of its was presented'),
+  THEN ARRAY['PF006', concat('the row is held', CASE WHEN shows THEN ' until ' || iso(was) END, ', and its token was not presented'),
    format('Its holder shows its token in column "%1$s", or to DELETE in pg_fence.token. Others wait, or evict: '
     'SET "%2$s" = NULL, "%1$s" = "%1$s".', col, deadline)]
   WHEN is_holders AND changes AND until > was AND NOT is_held

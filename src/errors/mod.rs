@@ -629,7 +629,7 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
             let hint = format!("Its holder shows the row's token in column {fence} (a DELETE by pg_fence.token). Others wait for the deadline, or evict the holder: SET {deadline} = NULL, {fence} = {fence}.");
             (
                 SqlState::RowIsHeld,
-                format!("the row is held{until}, and no token of its was presented"),
+                format!("the row is held{until}, and its token was not presented"),
                 hint,
             )
         }

@@ -35,7 +35,7 @@ sqlstates! {
     TokenDoesNotSpeak = "PF004",
     /// the statement cannot be fenced.
     CannotBeFenced = "PF005",
-    /// the row is held, and no token of its was presented.
+    /// the row is held, and its token was not presented.
     RowIsHeld = "PF006",
     /// a warning.
     Warning = "01000",
