@@ -1,0 +1,11 @@
+use strict;
+use DBI;
+my $db = DBI->connect($ENV{DBI_DSN}, 'app', '', { RaiseError => 1, PrintError => 0 });
+my ($lost) = $db->selectrow_array("SELECT lease_acquire('order:7', 'perl')");
+print 'lost ', defined $lost ? "is $lost" : 'is undef', "\n";
+eval { $db->do("UPDATE orders SET status = 'late'") };
+print 'refused ', $db->state, ' ', $db->pg_error_field('detail') =~ /orders/ ? 'detail' : 'no detail', "\n";
+$db->begin_work;
+$db->do("UPDATE notes SET text = 'lost'");
+eval { $db->do('SELECT 1 / 0') };
+print 'commit ', (eval { $db->commit } ? 'is silent' : 'tells'), "\n";
