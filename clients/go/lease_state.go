@@ -461,10 +461,11 @@ func (s *leaseStates) remaining(now int64, key string) int64 {
 	if l == nil || !l.holds() {
 		return 0
 	}
+	left := l.deadline - now
 	if l.touched > 0 {
-		return max(1, min(max(1, l.deadline-now), l.atMost-now))
+		left = max(1, left)
 	}
-	return max(0, min(l.deadline, l.atMost)-now)
+	return max(0, min(left, l.atMost-now))
 }
 
 // wake is when to tick, at the latest; never where there is nothing to do.
