@@ -27,6 +27,13 @@ struct RowWrite<'a> {
     now: Instant,
 }
 
+/// The two columns of a row, each read once: behind columns of variable length each look walks all of these.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Columns {
+    fence: Option<Token>,
+    deadline: Option<Instant>,
+}
+
 /// Judges a row before it is written. Errors: PF001 to PF004, PF006, 22023, 55000.
 pub fn before(
     call: &TriggerCall,
@@ -70,37 +77,45 @@ fn is_half_of_move(call: &TriggerCall, plan: &Plan) -> bool {
 }
 
 impl RowWrite<'_> {
-    fn fence(&self, row: Tuple) -> Option<Token> {
-        self.call.columns.token(row, &self.plan.column)
-    }
-
-    fn deadline(&self, row: Tuple) -> Option<Instant> {
-        self.call.columns.instant(row, self.deadline)
+    fn columns(&self, row: Tuple) -> Columns {
+        Columns {
+            fence: self.call.columns.token(row, &self.plan.column),
+            deadline: self.call.columns.instant(row, self.deadline),
+        }
     }
 
     /// A new row presents nothing. A fence that it brings is not blanked in silence.
     fn insert(&self, new: Tuple) -> Result<pg_sys::Datum, Refusal> {
-        if self.fence(new).is_some_and(|fence| fence > Token::BEFORE_ALL) {
+        let brought = self.columns(new);
+        if brought.fence.is_some_and(|fence| fence > Token::BEFORE_ALL) {
             let tried = trigger::tried(self.call, self.plan, Wrote::Loads);
             return Err(errors::unfenced(None, None, hint::of_unfenced(&tried, None)));
         }
-        match row_lease::judge_insert(self.deadline(new), self.now) {
+        match row_lease::judge_insert(brought.deadline, self.now) {
             Verdict::Claim(deadline) => {
                 self.check_reach(deadline)?;
                 let token = self.claim(None)?;
-                Ok(self.landed(new, Some(token), Some(deadline)))
+                Ok(self.landed(
+                    new,
+                    brought,
+                    Columns { fence: Some(token), deadline: Some(deadline) },
+                ))
             }
-            Verdict::Land(deadline) => Ok(self.landed(new, None, deadline)),
+            Verdict::Land(deadline) => {
+                Ok(self.landed(new, brought, Columns { fence: None, deadline }))
+            }
             Verdict::Refused(reason) => Err(self.refused(reason, None, None)),
         }
     }
 
     fn change(&self, old: Tuple, new: Option<Tuple>) -> Result<pg_sys::Datum, Refusal> {
         let is_own = OWN_IS_EVERYBODYS || old.is_own();
-        let stored = Stored { fence: self.fence(old), deadline: self.deadline(old), is_own };
-        let presented = self.presented(&stored, new);
-        let write =
-            Write { old: stored, presented, new_deadline: new.map(|new| self.deadline(new)) };
+        let Columns { fence, deadline } = self.columns(old);
+        let stored = Stored { fence, deadline, is_own };
+        let brought = new.map(|new| self.columns(new));
+        let presented = self.presented(&stored, brought);
+        let new_deadline = brought.map(|brought| brought.deadline);
+        let write = Write { old: stored, presented, new_deadline };
         let issued = |token| tokens::issued(self.plan.tokens, token);
         let (fence, deadline) = match row_lease::judge(&write, self.now, issued) {
             Verdict::Refused(reason) => {
@@ -126,25 +141,26 @@ impl RowWrite<'_> {
             let landing = Landing { token, fence: token };
             row_moves::accept(self.plan.depth, old.id(self.call), landing);
         }
-        Ok(match new {
-            Some(new) => self.landed(new, fence, deadline),
+        Ok(match new.zip(brought) {
+            Some((new, brought)) => self.landed(new, brought, Columns { fence, deadline }),
             None => self.call.pass(Some(old)),
         })
     }
 
     /// The token that the statement presents: in the fence column, or by the setting. (A guard's is presented to no row.)
-    fn presented(&self, stored: &Stored, new: Option<Tuple>) -> Presented {
-        let Some(new) = new.filter(|_| !self.managed) else {
-            let is_old_copy =
-                |new| self.call.names(&self.plan.column) && self.fence(new) != stored.fence;
+    fn presented(&self, stored: &Stored, brought: Option<Columns>) -> Presented {
+        let Some(brought) = brought.filter(|_| !self.managed) else {
+            let is_old_copy = |brought: Columns| {
+                self.call.names(&self.plan.column) && brought.fence != stored.fence
+            };
             // lease_guard has put its token into the setting, too.
             return match settings::token().filter(|token| !guard::is_guarding_with(*token)) {
                 Some(token) => Presented::Token(token),
-                None if new.is_some_and(is_old_copy) => Presented::OldCopy,
+                None if brought.is_some_and(is_old_copy) => Presented::OldCopy,
                 None => Presented::Nothing,
             };
         };
-        match self.fence(new) {
+        match brought.fence {
             // What the statement does not name has the stored value, or another trigger's.
             _ if !self.call.names(&self.plan.column) => Presented::Nothing,
             Some(token) => Presented::Token(token),
@@ -183,13 +199,13 @@ impl RowWrite<'_> {
         }
     }
 
-    /// Lets the row through with this fence and this deadline.
-    fn landed(&self, row: Tuple, fence: Option<Token>, deadline: Option<Instant>) -> pg_sys::Datum {
-        if self.fence(row) == fence && self.deadline(row) == deadline {
+    /// Lets the row, which the statement has given these columns, through with those.
+    fn landed(&self, row: Tuple, brought: Columns, lands: Columns) -> pg_sys::Datum {
+        if brought == lands {
             return self.call.pass(Some(row));
         }
-        let fence = (&self.plan.column, fence.map(Token::bigint));
-        let deadline = (self.deadline, deadline.map(Instant::micros));
+        let fence = (&self.plan.column, lands.fence.map(Token::bigint));
+        let deadline = (self.deadline, lands.deadline.map(Instant::micros));
         self.call.pass(Some(self.call.with_values(row, [fence, deadline])))
     }
 
