@@ -135,12 +135,12 @@ fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
             Err(errors::stale_adoption(&adoption.name, adoption.token, row.grant.greatest()))
         }
         (Adopt::Current | Adopt::AfterJump, Some(row)) => {
-            check_role(|| Some(&adoption.name), row, false)?;
+            check_role(|| Some(&adoption.name), row)?;
             Ok(Found { adopt, row: Some(*row), floor })
         }
         (Adopt::OtherHolder, Some(row)) => {
             // Who may not act for the role of the grant does not learn who its holder is.
-            check_role(|| Some(&adoption.name), row, false)?;
+            check_role(|| Some(&adoption.name), row)?;
             Err(of_another_holder(row, adoption.token))
         }
         _ => Ok(Found { adopt, row, floor }),
@@ -160,7 +160,7 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
         // It has ended meanwhile, or is another holder's, so `judged` refuses the token.
         return judged(&table, adoption).map(|_| false);
     };
-    check_role(|| Some(&adoption.name), &locked.row, false)?;
+    check_role(|| Some(&adoption.name), &locked.row)?;
     let holders = adoption.holders(Some(&locked.row));
     if grant::adopt(&[locked.row.grant], adoption.token, floor, holders) == Adopt::Current {
         // A fellow has done so meanwhile. The lock is given back: others need not wait for this transaction.

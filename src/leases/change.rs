@@ -36,7 +36,7 @@ pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal
             (release != Release::Lost).then_some(release)
         })?;
         let Some((locked, release)) = grant.locked()? else { return Ok(None) };
-        check_role(|| Some(name), &locked.row, false)?;
+        check_role(|| Some(name), &locked.row)?;
         found.push((locked, release));
     }
     if names.len() > 1 {

@@ -3,15 +3,16 @@
 //! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
 //! once per lease and transaction. A guard goes when its lock goes: with a rolled-back savepoint at once.
 
-use super::known::{check_role, may_know_of, not_speaking, Caller};
+use super::known::{not_speaking, not_your_lease, Caller};
 use super::locks::Locks;
 use super::queue;
 use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
-use crate::pg::session::clock;
 use crate::pg::session::scope::{Moment, SavepointId};
 use crate::pg::session::xact;
+use crate::pg::session::{clock, role};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
+use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter, Known};
 use crate::{known_bugs, tokens};
@@ -84,7 +85,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         return Ok(());
     }
     let table = LeaseTable::open_to_look()?;
-    let Some((row, locks)) = locked(&table, name, token, caller)? else {
+    let Some((row, locks, acts)) = locked(&table, name, token, caller)? else {
         return Err(not_speaking(name, token, caller));
     };
     let (slot, floor) = (row.grant.slot, tokens::floor()?);
@@ -96,7 +97,9 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         drop(locks);
         return Err(not_speaking(name, token, caller));
     }
-    check_role(|| caller.shown(name, token).lease, &row, caller.in_trigger())?;
+    if !acts {
+        return Err(not_your_lease(caller.shown(name, token).lease, &row));
+    }
     check_snapshot(&table, name, &row, || caller.shown(name, token).lease)?;
     locks.keep();
     queue::changed(name);
@@ -140,24 +143,27 @@ pub fn require_in_call(name: &[u8], token: Token) -> Result<(), Refusal> {
     })
 }
 
-/// The grant that the token is of, read under the locks that a guard takes. None also where the caller may not know of
-/// it: anybody may bind a table of its own to any lease, and would learn the lease's tokens by trying.
+/// The grant that the token is of, read under the locks that a guard takes, and whether the caller acts for its role. None
+/// also where the caller may not know of it: anybody may bind a table of its own to any lease, and would learn the lease's
+/// tokens by trying.
 fn locked<'a>(
     table: &LeaseTable,
     name: &'a [u8],
     token: Token,
     caller: Caller,
-) -> Result<Option<(Row, Locks<'a>)>, Refusal> {
-    let seen = table.row_with(name, token);
-    let seen = seen.filter(|row| may_know_of(row, caller.in_trigger()));
-    let Some(seen) = seen else { return Ok(None) };
+) -> Result<Option<(Row, Locks<'a>, bool)>, Refusal> {
+    let Some(seen) = table.row_with(name, token) else { return Ok(None) };
+    let acts = role::acts_for(seen.role(), caller.in_trigger());
+    if !acts && !role_prefix::may_be_told(seen.name()) {
+        return Ok(None);
+    }
     let locks = lock(name, &seen)?;
     // Mostly nobody has written it since.
     let row = match table.still_has(&seen) {
         true => Some(seen.looked_at_again()),
         false => locks.read_again(table, seen.grant.slot, |row| row.grant.has(token)),
     };
-    Ok(row.map(|row| (row, locks)))
+    Ok(row.map(|row| (row, locks, acts)))
 }
 
 /// The locks of a guard of that grant. (Its mode and slot stay what they are.)

@@ -34,19 +34,18 @@ pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
     role::acts_for(row.role(), in_trigger) || role_prefix::may_be_told(row.name())
 }
 
-/// 42501 unless the caller may act for the role that was granted the lease. In a trigger, the session's role may stand
-/// in for the current one. `lease` gives its name, where the error may show it.
-pub fn check_role<'a>(
-    lease: impl FnOnce() -> Option<&'a [u8]>,
-    row: &Row,
-    in_trigger: bool,
-) -> Result<(), Refusal> {
-    let role = row.role();
-    if role::acts_for(role, in_trigger) {
-        return Ok(());
+/// 42501 unless the caller of a function may act for the role that was granted the lease. `lease` gives its name, where
+/// the error may show it.
+pub fn check_role<'a>(lease: impl FnOnce() -> Option<&'a [u8]>, row: &Row) -> Result<(), Refusal> {
+    match role::acts_for(row.role(), false) {
+        true => Ok(()),
+        false => Err(not_your_lease(lease(), row)),
     }
-    let shown = role_prefix::may_be_told(row.name()).then_some(role);
-    Err(errors::not_your_lease(lease(), shown))
+}
+
+/// 42501: the lease was granted to a role that the caller may not act for. `lease` is its name, where the error may show it.
+pub fn not_your_lease(lease: Option<&[u8]>, row: &Row) -> Refusal {
+    errors::not_your_lease(lease, role_prefix::may_be_told(row.name()).then_some(row.role()))
 }
 
 /// 55000 where somebody else has made the grant, and the caller may know of it.

@@ -65,7 +65,7 @@ pub fn renewable<'a>(
 pub fn check(table: &LeaseTable, name: &[u8], found: &Found<()>) -> Result<(), Refusal> {
     match found {
         Found::Locked(Locked { row, .. }, ()) | Found::InTheWay(row) | Found::NoRoom(row, _) => {
-            check_role(|| Some(name), row, false)?;
+            check_role(|| Some(name), row)?;
             refuse_adopted(row)
         }
         // It may have another token, or none.

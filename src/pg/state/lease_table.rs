@@ -10,6 +10,7 @@ use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
 use crate::pg::session::commit;
+use crate::pg::session::server;
 use crate::pg::session::xact;
 use crate::pg::state::executor;
 use crate::pg::state::opened::{IfLocked, Opened};
@@ -19,6 +20,7 @@ use crate::pg::state::row_place;
 use crate::pg::table_scan;
 use once_cell::unsync::OnceCell;
 use pg_fence_rules::Token;
+use pgrx::itemptr::item_pointer_get_block_number_no_check;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
@@ -176,10 +178,11 @@ impl LeaseTable {
 
     /// The row of a lease whose grant has this token, as of now. Looks where it was found the last time, then in the index.
     pub fn row_with(&self, name: &[u8], token: Token) -> Option<Row> {
-        // SERIALIZABLE notes what is read, in the index.
-        let remembers = !xact::keeps_snapshot();
+        // SERIALIZABLE notes what is read, in the index; a standby's own rules of what is visible are those of snapshots.
+        let remembers = !xact::keeps_snapshot() && !server::in_recovery();
         let fits = |row: &Row| row.name() == name && row.grant.has(token);
         let place = remembers.then(|| row_place::of(name)).flatten();
+        let place = place.filter(|place| self.has_page_of(*place));
         // SAFETY: a valid tuple.
         let copy = |tuple| unsafe { raw::heap_copytuple(tuple) };
         let known = place.and_then(|place| self.tuple_at(place, copy)).map(|copy| self.row(copy));
@@ -201,7 +204,18 @@ impl LeaseTable {
         !xact::keeps_snapshot() && self.tuple_at(row.place(), version) == Some(row.version())
     }
 
-    /// Looks at the tuple in this place, if one is there that is committed now or this transaction's own.
+    /// Returns true if the table has that page still: a rewrite or VACUUM may have shortened it.
+    fn has_page_of(&self, place: pg_sys::ItemPointerData) -> bool {
+        let main = pg_sys::ForkNumber::MAIN_FORKNUM;
+        // SAFETY: an open table.
+        unsafe {
+            let pages = pg_sys::RelationGetNumberOfBlocksInFork(self.relation(), main);
+            item_pointer_get_block_number_no_check(place) < pages
+        }
+    }
+
+    /// Looks at the tuple in this place, if one is there that is committed now or this transaction's own. The table must have
+    /// that page.
     fn tuple_at<T>(
         &self,
         place: pg_sys::ItemPointerData,
