@@ -408,7 +408,9 @@ func (s *leaseStates) answered(number int, a answer) {
 	s.over(c)
 	s.isOut, s.isLossLogged = false, false
 	if link := s.links[c.on]; link != nil {
-		link.errors = 0
+		if link.errors = 0; link.isLeaving {
+			s.hangUp(&c.on)
+		}
 	}
 	switch c.do {
 	case "acquire":
@@ -771,9 +773,6 @@ func (s *leaseStates) over(c *call) {
 	if s.calls = without(s.calls, c); s.calling == c {
 		s.calling = nil
 	}
-	if link := s.links[c.on]; link != nil && link.isLeaving {
-		s.hangUp(&c.on)
-	}
 	for _, l := range c.leases {
 		l.call = 0
 	}
@@ -820,7 +819,8 @@ func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
 			link.errors++
 		}
 		// A second error in a row: another connection.
-		if isOpening || isBroken || isOfConnection(code) || code == "panicked" || link.errors > 1 {
+		if isOpening || isBroken || isOfConnection(code) || code == "panicked" ||
+			link.errors > 1 || link.isLeaving {
 			s.effects = append(s.effects, effect{Cut: c.on})
 			s.leave(c.on)
 		}
@@ -1050,7 +1050,7 @@ func (s *leaseStates) keepFailed(c *call, code string, isOpening bool) {
 		again = s.now
 	case code == "panicked":
 		s.died()
-	case reason == "" && !s.isOut:
+	case reason == "" && !s.isOut && slices.ContainsFunc(c.leases, (*leaseState).lives):
 		s.effects = append(s.effects, effect{Log: "not renewed", Code: code})
 		if s.isOut = true; isOfConnection(code) {
 			again = s.now
