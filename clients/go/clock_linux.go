@@ -8,7 +8,8 @@ import (
 
 var start = time.Now()
 
-// now is on CLOCK_BOOTTIME (7), which nobody can set, and which goes on while the machine sleeps. Go's own clock does not.
+// now is on CLOCK_BOOTTIME (7), which nobody can set, and which goes on while the machine sleeps.
+// Go's own clock does not.
 func now() time.Duration {
 	var read syscall.Timespec
 	if _, _, no := syscall.Syscall(syscall.SYS_CLOCK_GETTIME, 7, uintptr(unsafe.Pointer(&read)), 0); no != 0 {

@@ -19,8 +19,8 @@ type Conn interface {
 	Close(ctx context.Context) error
 }
 
-// connection is one of the heartbeat's: for one call at a time, without a time limit of its own, until
-// it is cut.
+// connection is one of the heartbeat's: for one call at a time, without a time limit of its own,
+// until it is cut.
 type connection struct {
 	number int
 	// use is held by the one who uses it, and guards conn and usedAt.
@@ -63,7 +63,8 @@ func (c *connection) opens(open func(context.Context) (Conn, error)) error {
 
 // query runs a statement in autocommit.
 func (c *connection) query(s statement) (rows [][]any, err error) {
-	// Nothing is prepared under a name: behind a pooler the next transaction may be in another session.
+	// Nothing is prepared under a name: behind a pooler the next transaction may be in another
+	// session.
 	args := append([]any{pgx.QueryExecModeExec}, s.args...)
 	found, err := c.opened().Query(c.open, s.sql, args...)
 	if err == nil {

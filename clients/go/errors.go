@@ -52,8 +52,9 @@ const (
 	ReasonReleased Reason = "released" // its holder gave it back
 )
 
-// Error is whatever pg_fence and its client refuse or tell. Ask for its kind by errors.Is(err, pgfence.LeaseLost), and for the
-// rest by errors.As. It wraps the driver's error. Of its fields those are set that apply, and can be seen.
+// Error is whatever pg_fence and its client refuse or tell. Ask for its kind by errors.Is(err,
+// pgfence.LeaseLost), and for the rest by errors.As. It wraps the driver's error. Of its fields
+// those are set that apply, and can be seen.
 type Error struct {
 	Kind      Kind
 	Names     []string
@@ -62,8 +63,8 @@ type Error struct {
 	Remaining time.Duration
 	// WaitsFor is what ends a lease that is taken: "ttl", "commit" (of its acquire), "guard".
 	WaitsFor string
-	// InDoubt: a commit failed, or the work has committed by itself, so that it may have landed; or an
-	// acquire had no answer.
+	// InDoubt: a commit failed, or the work has committed by itself, so that it may have landed; or
+	// an acquire had no answer.
 	InDoubt bool
 	// Detail has presented, stored, lease, holder…; a token is a json.Number, which is exact.
 	Detail         map[string]any
@@ -161,7 +162,8 @@ func stateOf(err error) string {
 // sessionEnded tells whether the error says that a session has ended, or that there was none.
 func sessionEnded(err error) bool {
 	if state := stateOf(err); state != "" {
-		// Idle in transaction, transaction_timeout, terminated, crashed, starting, idle, too many connections.
+		// Idle in transaction, transaction_timeout, terminated, crashed, starting, idle, too many
+		// connections.
 		return strings.Contains("25P03 25P04 57P01 57P02 57P03 57P05 53300", state) || strings.HasPrefix(state, "08")
 	}
 	var network *net.OpError
@@ -172,7 +174,8 @@ func sessionEnded(err error) bool {
 		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone))
 }
 
-// isInterrupted tells what comes of a context that has ended: lib/pq returns the server's answer to its cancel.
+// isInterrupted tells what comes of a context that has ended: lib/pq returns the server's answer to
+// its cancel.
 func isInterrupted(err error) bool {
 	return stateOf(err) == "57014" || isAnyOf(err, context.Canceled, context.DeadlineExceeded, sql.ErrTxDone, pgx.ErrTxClosed)
 }

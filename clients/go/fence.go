@@ -1,8 +1,9 @@
 // Package pgfence keeps leases with fencing tokens of the PostgreSQL extension pg_fence.
 //
-// All leases of a [Fence] are kept by one heartbeat on one connection. [Lease.Guard] and [Lease.GuardSQL] run the
-// transactions that write, of pgx 5 or of database/sql with any driver, and put the lease's token into them. A loss is told by
-// the deadline at the latest, whatever hangs: the contexts of the lease's work and of its transactions end.
+// All leases of a [Fence] are kept by one heartbeat on one connection. [Lease.Guard] and
+// [Lease.GuardSQL] run the transactions that write, of pgx 5 or of database/sql with any driver,
+// and put the lease's token into them. A loss is told by the deadline at the latest, whatever
+// hangs: the contexts of the lease's work and of its transactions end.
 package pgfence
 
 import (
@@ -23,12 +24,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Fence is where leases come from: one for a process. It has a connection, and a timer, while leases of it are held, and none
-// otherwise. Its methods may be called from any goroutine.
+// Fence is where leases come from: one for a process. It has a connection, and a timer, while
+// leases of it are held, and none otherwise. Its methods may be called from any goroutine.
 type Fence struct{ h *heartbeat }
 
-// Source is what a fence can be made from: a connection string, as a URL or in key=value form; a pool, like whose connections
-// the fence's own is, which is not taken from it; or a function that opens a connection.
+// Source is what a fence can be made from: a connection string, as a URL or in key=value form; a
+// pool, like whose connections the fence's own is, which is not taken from it; or a function that
+// opens a connection.
 type Source interface {
 	string | *pgxpool.Pool | func(context.Context) (Conn, error)
 }
@@ -60,7 +62,7 @@ type Options struct {
 	Wait     time.Duration // how long to wait for it, where somebody else has it
 	Holder   string        // is shown in the view of all leases; unless it is given, it is unique for each call
 	Reclaim  bool          // where that Holder has it already, it gets a new grant at once
-	Session  bool          // it ends with the fence's connection, too; not through a pooler in transaction mode
+	Session  bool          // it ends with its connection, too; not through a pooler in transaction mode
 	Shared   bool          // others may have it shared at the same time
 	Slots    int           // how many may have it at the same time; 0 is 1
 	Metadata any           // is shown in the view, too, as JSON
@@ -107,7 +109,8 @@ func newHolder() string {
 // process is the holder that adopts where none is named: all fences of this process are one holder.
 var process = newHolder()
 
-// Work is what is done under a lease. Its context ends with the caller's, and at a loss: use it for whatever takes one.
+// Work is what is done under a lease. Its context ends with the caller's, and at a loss: use it for
+// whatever takes one.
 type Work = func(context.Context, *Lease) error
 
 // Lease does the work under the lease, and gives it back: [Fence.Acquire], then [Lease.Do].
@@ -119,10 +122,11 @@ func (f *Fence) Lease(ctx context.Context, name string, options Options, work Wo
 	return lease.Do(ctx, work)
 }
 
-// Acquire takes a lease, of several names all or none, or returns an [Error] of the kind [LeaseTaken].
-// The context is for the acquire alone: where it ends first, its error is returned, and a grant that
-// comes all the same is given back. A wait goes on through an outage. Several names have no queue: they
-// are tried each quarter of a second, and may starve beside waiters for each, until Wait is over.
+// Acquire takes a lease, of several names all or none, or returns an [Error] of the kind
+// [LeaseTaken]. The context is for the acquire alone: where it ends first, its error is returned,
+// and a grant that comes all the same is given back. A wait goes on through an outage. Several
+// names have no queue: they are tried each quarter of a second, and may starve beside waiters for
+// each, until Wait is over.
 //
 // Then [Lease.Do] the work; or look at [Lease.Lost], and defer [Lease.Release].
 func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*Lease, error) {
@@ -160,9 +164,9 @@ func (f *Fence) Claim(
 }
 
 // KeepRow keeps a row of a table whose rows are leases of their own, which a statement of yours has
-// claimed: under the token that it returned, with its ttl, by the value of its primary key ([]any of
-// several columns). It takes a TTL, AtMost and Claimed, the time before that statement; without it the
-// claim is confirmed first. Finish the row in a [Holding.Guard] with [Releasing].
+// claimed: under the token that it returned, with its ttl, by the value of its primary key ([]any
+// of several columns). It takes a TTL, AtMost and Claimed, the time before that statement; without
+// it the claim is confirmed first. Finish the row in a [Holding.Guard] with [Releasing].
 func (f *Fence) KeepRow(
 	ctx context.Context, table string, key any, token int64, options Options,
 ) (*Lease, error) {
@@ -176,11 +180,11 @@ func (f *Fence) KeepRow(
 	return first(f.h.keepRow(ctx, table, key, token, options))
 }
 
-// Lead runs the work whenever this process leads, and again after each loss: of the lease, the server,
-// the connection, the transaction. It ends when the work returns nil or an error of its own, which it
-// returns; and with the context, at which the work's ends, too. It waits for the work in any case, and
-// gives the lease back after it. What it goes on after is a line of the log and an event, once an
-// outage, with a growing pause. A ttl of 0 is 30 s.
+// Lead runs the work whenever this process leads, and again after each loss: of the lease, the
+// server, the connection, the transaction. It ends when the work returns nil or an error of its
+// own, which it returns; and with the context, at which the work's ends, too. It waits for the work
+// in any case, and gives the lease back after it. What it goes on after is a line of the log and an
+// event, once an outage, with a growing pause. A ttl of 0 is 30 s.
 func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work Work) error {
 	options, err := Options{TTL: ttl}.complete([]string{name})
 	if err != nil {
@@ -243,21 +247,21 @@ func causeOf(err error) string {
 	return "own"
 }
 
-// Adopted is a lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the
-// number that it has there. It has no heartbeat, and nothing to close. A number is that of one holder,
-// which is this process unless another holder is named: a guard is [LeaseTaken] where another holder
-// has adopted the number.
+// Adopted is a lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under
+// the number that it has there. It has no heartbeat, and nothing to close. A number is that of one
+// holder, which is this process unless another holder is named: a guard is [LeaseTaken] where
+// another holder has adopted the number.
 func (f *Fence) Adopted(name string, token int64, holder ...string) *Holding {
 	holder = append(holder, process)
 	return &Holding{h: f.h, names: []string{name}, token: token, holder: cmp.Or(holder...)}
 }
 
-// Close gives everything back, and ends all waits. It belongs where the process ends; then nobody waits
-// for a ttl.
+// Close gives everything back, and ends all waits. It belongs where the process ends; then nobody
+// waits for a ttl.
 func (f *Fence) Close() { f.h.endAll() }
 
-// Lease is one that is held, until it is released or lost, also where nobody refers to it any more. Its
-// methods may be called from any goroutine.
+// Lease is one that is held, until it is released or lost, also where nobody refers to it any more.
+// Its methods may be called from any goroutine.
 type Lease struct {
 	Holding
 	key   string
@@ -267,7 +271,8 @@ type Lease struct {
 	loss  context.Context
 	lose  context.CancelCauseFunc
 	ended chan struct{}
-	// The heartbeat's lock guards it: it is closed at the next renewal, where somebody waits for that.
+	// The heartbeat's lock guards it: it is closed at the next renewal, where somebody waits for
+	// that.
 	renewed chan struct{}
 }
 
@@ -304,8 +309,8 @@ func (l *Lease) Remaining() time.Duration {
 	return span(l.h.states.remaining(clock(), l.key))
 }
 
-// Check is an [Error] of the kind [LeaseLost] once the lease is ours no more, whatever the heartbeat
-// does: for long steps, and before each call to the outside.
+// Check is an [Error] of the kind [LeaseLost] once the lease is ours no more, whatever the
+// heartbeat does: for long steps, and before each call to the outside.
 func (l *Lease) Check() error {
 	if l.Held() {
 		return nil
@@ -321,8 +326,8 @@ func (l *Lease) Check() error {
 func (l *Lease) Lost() <-chan struct{} { return l.loss.Done() }
 
 // Do does the work, and gives the lease back. The work's context ends with ctx, and at a loss. The
-// error is the work's; where that has none, or only tells the end of its context, it is [LeaseLost] if
-// the lease was lost.
+// error is the work's; where that has none, or only tells the end of its context, it is [LeaseLost]
+// if the lease was lost.
 func (l *Lease) Do(ctx context.Context, work Work) (err error) {
 	until, end := untilLoss(ctx, l.leases)
 	// Also where the work panics.
@@ -336,9 +341,9 @@ func (l *Lease) Do(ctx context.Context, work Work) (err error) {
 	return work(until, l)
 }
 
-// Release gives it back, and is an [Error] of the kind [LeaseLost] if it was lost. It takes no context,
-// so that it works when yours has ended. It is no error where the server cannot be reached: then the
-// lease ends at its ttl.
+// Release gives it back, and is an [Error] of the kind [LeaseLost] if it was lost. It takes no
+// context, so that it works when yours has ended. It is no error where the server cannot be
+// reached: then the lease ends at its ttl.
 func (l *Lease) Release() error {
 	l.h.input(0, func() { l.h.states.release(l.key) })
 	<-l.ended
@@ -359,8 +364,8 @@ func (l *Lease) lost() error {
 // Leases are several that are held: those of a [Fence.Claim], or for [Fence.Guard].
 type Leases []*Lease
 
-// Release gives back what is left of them, and is an [Error] of the kind [LeaseLost] for the first that
-// was lost.
+// Release gives back what is left of them, and is an [Error] of the kind [LeaseLost] for the first
+// that was lost.
 func (l Leases) Release() (err error) {
 	if len(l) > 0 {
 		l[0].h.input(0, func() {

@@ -8,8 +8,8 @@ import (
 	"strings"
 )
 
-// What a client decides about its leases. The specification is ../spec/lease_state.md, and the tests
-// play its vectors. There is no clock, goroutine or socket here: each input has the time, in
+// What a client decides about its leases. The specification is ../spec/lease_state.md, and the
+// tests play its vectors. There is no clock, goroutine or socket here: each input has the time, in
 // milliseconds of a monotonic clock, and returns effects to be carried out in their order.
 
 const (
@@ -237,8 +237,8 @@ func (s *leaseStates) acquire(a ask) *request {
 	return r
 }
 
-// row is the claim of a row lease, by the worker's own statement, which was Sent then; or never, where
-// nobody has read the clock before.
+// row is the claim of a row lease, by the worker's own statement, which was Sent then; or never,
+// where nobody has read the clock before.
 type row struct {
 	ID        string `json:"id"`
 	Table     string `json:"table"`
@@ -935,7 +935,8 @@ func (l *leaseState) isRow(row rowAnswer) bool {
 
 func (s *leaseStates) lookRowAnswered(c *call, rows []rowAnswer) {
 	for _, l := range c.leases {
-		// Its own worker's transaction holds it; or it is not ours, or was given up under our token.
+		// Its own worker's transaction holds it; or it is not ours, or was given up under our
+		// token.
 		is := outcome{"later", -1, max(shortestPause, (l.deadline-s.now)/10), "55P03"}
 		if i := slices.IndexFunc(rows, l.isRow); i < 0 || rows[i].isEnded {
 			is = outcome{"lost", -1, -1, ""}
@@ -1020,7 +1021,8 @@ func (s *leaseStates) renewed(l *leaseState, sent, remaining, again int64) {
 	}
 }
 
-// window is what is believed of a span that the server counts from a later moment, by another clock.
+// window is what is believed of a span that the server counts from a later moment, by another
+// clock.
 func window(span int64) int64 { return span - (span+49)/50 }
 
 func (s *leaseStates) keepFailed(c *call, code string, isOpening bool) {
@@ -1241,8 +1243,8 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string, isOpening 
 	case !mayPass || isStuck || s.now >= until:
 		s.finish(r, notGranted(code, isOpening && r.doubt == nil))
 	case r.doubt != nil && !r.reclaims():
-		// Undone before the next try, which has another holder: an undo that comes late does not meet
-		// its grant.
+		// Undone before the next try, which has another holder: an undo that comes late does not
+		// meet its grant.
 		r.at = s.now
 		r.undoing = s.undoDoubt(r)
 		r.series++
@@ -1410,7 +1412,8 @@ func (s *leaseStates) releaseFailed(g *giveBack, code string, isOpening bool) {
 		return
 	}
 	pause := max(shortestPause, (g.until-s.now)/4)
-	// At once where the connection had only ended before, and one by one where a lock is in the way.
+	// At once where the connection had only ended before, and one by one where a lock is in the
+	// way.
 	if g.tries++; g.tries == 1 && (!isLocked || len(g.leases) > 1) || code == "unsent" {
 		pause = 0
 	}
@@ -1526,8 +1529,8 @@ func (d *leadState) tick(now int64) []effect {
 	return nil
 }
 
-// again is after a pause, which grows. An outage is one line of the log; a candidate that has not led
-// tells no event.
+// again is after a pause, which grows. An outage is one line of the log; a candidate that has not
+// led tells no event.
 func (d *leadState) again(now int64, cause string, hasLed bool) (effects []effect) {
 	if d.failures == 0 {
 		effects = append(effects, effect{Log: "leads no more", Code: cause})

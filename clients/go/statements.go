@@ -27,7 +27,8 @@ func (s schema) of(sql string, args ...any) statement {
 // interval is a text that every IntervalStyle reads alike.
 func interval(ms int64) string { return strconv.FormatInt(ms, 10) + " milliseconds" }
 
-// acquire is one try, or a portion of a wait, which is below the role's timeouts, whatever these are.
+// acquire is one try, or a portion of a wait, which is below the role's timeouts, whatever these
+// are.
 func (s schema) acquire(e effect, o Options) statement {
 	const taken = ` AS granted LEFT JOIN LATERAL (
 			SELECT i.holder, extract(epoch FROM i.remaining)::float8, i.state
@@ -163,8 +164,8 @@ func (t *rowTable) key(value any) (string, error) {
 	return string(key), err
 }
 
-// asked are the rows of a call, as the query that all its statements begin with. The setting is what a
-// managed table is presented, and what tells a guard its own transaction.
+// asked are the rows of a call, as the query that all its statements begin with. The setting is
+// what a managed table is presented, and what tells a guard its own transaction.
 func (t *rowTable) asked(
 	keys []string, tokens, ttls []int64, setsToken bool,
 ) (query, rows string) {

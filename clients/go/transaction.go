@@ -17,19 +17,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Pgx is a *pgx.Conn, a *pgxpool.Pool or *pgxpool.Conn, or whatever else begins transactions of pgx;
-// or a pgx.Tx.
+// Pgx is a *pgx.Conn, a *pgxpool.Pool or *pgxpool.Conn, or whatever else begins transactions of
+// pgx; or a pgx.Tx.
 type Pgx interface {
 	Begin(context.Context) (pgx.Tx, error)
 }
 
-// SQL is an *sql.DB, an *sql.Conn, or whatever else begins transactions of database/sql; or an *sql.Tx.
+// SQL is an *sql.DB, an *sql.Conn, or whatever else begins transactions of database/sql; or an
+// *sql.Tx.
 type SQL interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 }
 
-// PgxWork and SQLWork are what is done in a transaction. Its context ends with the caller's, and at a
-// loss: use it for every statement.
+// PgxWork and SQLWork are what is done in a transaction. Its context ends with the caller's, and at
+// a loss: use it for every statement.
 type (
 	PgxWork = func(context.Context, pgx.Tx) error
 	SQLWork = func(context.Context, *sql.Tx) error
@@ -191,22 +192,22 @@ func (o *Holding) Names() []string { return o.names }
 // Token is the acquire's: it serves for as long as the lease is held.
 func (o *Holding) Token() int64 { return o.token }
 
-// Options are for code that knows nothing of fences: the value of "options" in a connection string, or
-// of PGOPTIONS, with which a connection presents the token in all its transactions. Not through a
-// pooler in transaction mode.
+// Options are for code that knows nothing of fences: the value of "options" in a connection string,
+// or of PGOPTIONS, with which a connection presents the token in all its transactions. Not through
+// a pooler in transaction mode.
 func (o *Holding) Options() string { return "-c pg_fence.token=" + strconv.FormatInt(o.token, 10) }
 
 // Guard runs a transaction of pgx during which nobody else is granted the lease, and whose writes
-// present its token. It does not begin when the lease is lost. An error or a panic of the work rolls
-// back. In a pgx.Tx, which somebody has begun, it is a savepoint; with [Releasing] the lease is
-// released when that transaction has committed, and lives on where it has not.
+// present its token. It does not begin when the lease is lost. An error or a panic of the work
+// rolls back. In a pgx.Tx, which somebody has begun, it is a savepoint; with [Releasing] the lease
+// is released when that transaction has committed, and lives on where it has not.
 //
 // Of a row lease it writes the row first, so that all further writes of the row in this transaction
 // are its holder's; with [Releasing] it gives the row up, unless the work has.
 //
-// Of an adopted lease it is [LeaseTaken] while a transaction guards an older number and where another
-// holder has adopted this one, and [Refused] with PF001 where a greater one is known; with [Releasing]
-// its number is refused from then on.
+// Of an adopted lease it is [LeaseTaken] while a transaction guards an older number and where
+// another holder has adopted this one, and [Refused] with PF001 where a greater one is known; with
+// [Releasing] its number is refused from then on.
 func (o *Holding) Guard(ctx context.Context, conn Pgx, work PgxWork, last ...Last) error {
 	return (&guard{Holding: o, ctx: ctx, open: onPgx(conn, work)}).run(last)
 }
@@ -266,8 +267,8 @@ func (g *guard) run(last []Last) error {
 	return err
 }
 
-// held are the leases that can be lost under the transaction. Not a row lease whose window is over: its
-// last write is judged by the table's trigger.
+// held are the leases that can be lost under the transaction. Not a row lease whose window is over:
+// its last write is judged by the table's trigger.
 func (g *guard) held() (held Leases) {
 	for _, l := range g.leases {
 		over := l.over.Load()
@@ -429,8 +430,8 @@ func isInDoubt(err error) bool {
 	return errors.As(err, &told) && told.InDoubt
 }
 
-// told is what an error means, in a transaction that was broken off by it, or not. One of a commit may
-// hide that it has landed.
+// told is what an error means, in a transaction that was broken off by it, or not. One of a commit
+// may hide that it has landed.
 func (g *guard) told(err error, isBroken bool, role string) error {
 	state, own := stateOf(err), g.ctx.Err()
 	// The server has ended an idle transaction before it read the commit.
@@ -457,8 +458,8 @@ func (g *guard) told(err error, isBroken bool, role string) error {
 			return fmt.Errorf("%w: %w", own, err)
 		}
 	case g.at == beginning && len(g.leases) == 0 && (state == "22004" || state == "PF004"):
-		// NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted
-		// this number.
+		// NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
+		// adopted this number.
 		holder, _ := refused(err, state).Detail["holder"].(string)
 		return takenBy(holder, 0, "", err, g.names...)
 	default:
