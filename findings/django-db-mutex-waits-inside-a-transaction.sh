@@ -1,8 +1,8 @@
 #!/bin/bash
-# django-db-mutex 3.1.0 (PyPI): in a request's transaction, "could not acquire lock" is not said; one waits instead.
+# django-db-mutex 3.1.0 (PyPI): in a request's transaction, a taken mutex is waited for instead of refused.
 #
 # Guess: a mutex that is taken raises DBMutexError at once, as its page shows; it has no way to wait.
-# Seen: the mutex is a row under a unique key. Where the holder is inside a transaction (ATOMIC_REQUESTS), the row is
+# Seen: the mutex is a row under a unique key. If the holder is inside a transaction (ATOMIC_REQUESTS), the row is
 #   not committed, so the second INSERT waits for that transaction's end. By then the row was deleted again: no
 #   error, the second one is granted, and the job that was to run once runs twice, one after the other.
 . "$(dirname "$0")/lib.sh"

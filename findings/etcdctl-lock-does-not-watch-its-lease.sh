@@ -1,8 +1,8 @@
 #!/bin/bash
 # etcdctl 3.5.1: "etcdctl lock name -- command" whose lease ran out lets the command go on, and exits 0.
 #
-# Guess: it keeps the lease alive for the command, so where it could not, it ends the command, or says so at least,
-#   by a line or by its exit status.
+# Guess: it keeps the lease alive for the command. If it fails to, it ends the command, or says so at least, by a
+#   line or by its exit status.
 # Seen: nothing is looked at but the command. Frozen for longer than the ttl, it lost the lock to the second; both
 #   commands ran side by side, and the first one's wrapper ends with 0 and prints no word.
 . "$(dirname "$0")/lib.sh"

@@ -2,7 +2,7 @@
 # lckdo of moreutils 0.67 (Debian 12): the lock is lckdo's own, so work that outlives lckdo goes on without it.
 #
 # Guess: as with flock(1), the command inherits the open lock file, so the lock is held until the last process of
-#   the work has ended, also where the wrapper is killed or the command puts something into the background.
+#   the work has ended, also if the wrapper is killed or the command puts something into the background.
 # Seen: the command inherits nothing. Kill lckdo, as a supervisor or the OOM killer may, and the command works on
 #   while the next lckdo is granted; what a command leaves in the background is not covered either.
 . "$(dirname "$0")/lib.sh"

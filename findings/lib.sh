@@ -23,7 +23,7 @@ apt_unpack() {
   export LD_LIBRARY_PATH="$work/debian/usr/lib/$(uname -m)-linux-gnu"
 }
 
-# A server of its own, which initdb does not make for root.
+# A private PostgreSQL. initdb refuses to run as root, so root hands it to nobody.
 postgres() {
   local bin port
   bin=$(printf '%s\n' /usr/lib/postgresql/*/bin | sort -V | tail -1)

@@ -5,7 +5,7 @@
 # Seen: the object that made it unlinks the name when it is collected, while others still hold or wait. A third
 #   process creates a new semaphore of that name and is granted beside the second, who has the old one.
 . "$(dirname "$0")/lib.sh"
-pip_install named-semaphores==1.0.3 posix-ipc==1.1.1 typing-extensions==4.12.2
+pip_install named-semaphores==1.0.3 posix-ipc==1.3.2 typing-extensions==4.12.2
 cat > "$work/member.py" <<'END'
 import logging, os, sys, time
 logging.disable()

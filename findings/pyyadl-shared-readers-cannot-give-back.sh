@@ -1,5 +1,5 @@
 #!/bin/bash
-# PyYADL 1.0.0 (PyPI, locks in Redis): where two readers hold the lock, as by default without ttl, neither can release.
+# PyYADL 1.0.0 (PyPI, locks in Redis): of two readers that hold the lock, by default without a ttl, neither can release.
 #
 # Guess: the first of two readers takes itself off the list, the last one deletes the key.
 # Seen: while another reader is left, the key is written again with the time to live that it had. Redis says -1

@@ -4,7 +4,7 @@
 # Guess: "-t timeout: time in seconds to wait to acquire the lock"; by default it waits a few seconds, so 0 is
 #   the way to say "at once or not at all" in a crontab.
 # Seen: the timeout is an alarm, and alarm(0) sets none: -t 0 waits for as long as the holder takes, and the jobs
-#   of a slow night queue up and then run one after the other. The shortest wait to be had is -t 1.
+#   of a slow night queue up and then run one after the other. The shortest wait is -t 1.
 . "$(dirname "$0")/lib.sh"
 apt_unpack cronutils=1.9-3+b1
 cd "$work"

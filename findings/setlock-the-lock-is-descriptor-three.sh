@@ -3,7 +3,7 @@
 #
 # Guess: the lock is held until the program ends, as both manual pages say.
 # Seen: the lock is an open file that the program inherits without a word, and as the first one free it is
-#   descriptor 3, which shell scripts use for files of their own. "exec 3< settings" replaces the lock by the
+#   descriptor 3, which shell scripts use for their files. "exec 3< settings" replaces the lock by the
 #   settings, and the next process is granted while the script works. With descriptor 9 all is well.
 . "$(dirname "$0")/lib.sh"
 apt_unpack daemontools=1:0.76-8.1 runit=2.1.2-54

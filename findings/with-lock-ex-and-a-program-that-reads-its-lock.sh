@@ -3,7 +3,7 @@
 #
 # Guess: "with-lock-ex -w data program" holds the lock on data until the program ends; locking the very file that
 #   the program works on is the natural use.
-# Seen: it is a lock of fcntl's, which belongs to the process and file, not to the descriptor: where the program
+# Seen: it is a lock of fcntl's, which belongs to the process and file, not to the descriptor. When the program
 #   itself opens data and closes it again, the kernel drops the lock, and the next holder comes in.
 . "$(dirname "$0")/lib.sh"
 apt_unpack chiark-utils-bin=7.0.0
