@@ -10,8 +10,12 @@ pip_install() {
 }
 python() { timeout -k 5 150 "$work/python/bin/python" -W ignore - "$@" 2>&1; }
 
+# A package with C++ in it is compiled against the headers that came with node.
 npm_install() {
-  (cd "$work" && npm init -y && npm install --no-audit --no-fund "$@") > "$work/npm.log" 2>&1
+  local prefix
+  prefix=$(dirname "$(dirname "$(readlink -f "$(type -P node)")")")
+  if [ -e "$prefix/include/node/node.h" ]; then export npm_config_nodedir=$prefix; fi
+  (cd "$work" && npm init -y && npm install --no-audit --no-fund "$@") > "$work/npm.log" 2>&1 || { tail -20 "$work/npm.log"; return 1; }
 }
 node() { (cd "$work" && timeout -k 5 150 node --input-type=module - "$@" 2>&1); }
 
