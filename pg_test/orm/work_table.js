@@ -1,4 +1,4 @@
-// Object mappers on a table of work, with the mappings of docs/recipes/work-table.md: each saves a run that it has claimed, one that
+// Object mappers on a table of work, with the mappings of docs/tutorial/orms.md: each saves a run that it has claimed, one that
 // was swept up since, and one that was claimed since. It fails where something else comes of it than the page says.
 
 const assert = require("assert");
