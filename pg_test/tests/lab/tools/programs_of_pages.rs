@@ -208,14 +208,16 @@ fn the_worker_in_python_does_all_runs(lab: &Lab) -> Result<()> {
 /// As often as a run may fail.
 #[lab_test(slow)]
 fn three_deployments_do_not_fail_a_run_in_python(lab: &Lab) -> Result<()> {
-    let with: [fn(&[&str]) -> Result<String>; 2] = [worker_in_python, worker_with_client];
-    for worker in with {
+    let told_to_end =
+        [worker_in_python(&[IS_TOLD_TO_END])?, worker_with_client(&[IS_TOLD_TO_END])?];
+    let works = [worker_in_python(&[WORKS_IN_PYTHON])?, worker_with_client(&[WORKS_IN_PYTHON])?];
+    for (told_to_end, works) in told_to_end.iter().zip(&works) {
         let db = table_of_work(lab, &ONE_RUN)?;
         for _ in 0..3 {
-            in_python(lab, &db, &worker(&[IS_TOLD_TO_END])?)?;
+            in_python(lab, &db, told_to_end)?;
             the_run_is(&db, "ready 0")?;
         }
-        in_python(lab, &db, &worker(&[WORKS_IN_PYTHON])?)?;
+        in_python(lab, &db, works)?;
         the_run_is(&db, "done 1 A")?;
     }
     Ok(())
