@@ -174,12 +174,12 @@ fn settled_floor(oid: Oid) -> Result<Option<Floor>, Refusal> {
     if !life.has_begun() || life.dumped != token_of(&page) {
         return Ok(None);
     }
-    let is_kept = |state| state == page.state || known_bugs::OLD_FLOOR;
+    let is_kept = |state| page.state == Some(state) || known_bugs::OLD_FLOOR;
     if let Some((_, floor)) = life.floor.filter(|(state, _)| is_kept(*state)) {
         return Ok(Some(floor));
     }
     let floor = recorded_floor()?;
-    LIFE.set(Life { floor: Some((page.state, floor)), ..life });
+    LIFE.set(Life { floor: page.state.map(|state| (state, floor)), ..life });
     Ok(Some(floor))
 }
 
@@ -366,5 +366,5 @@ fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Life, Refusa
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(oid, found.file).mark(identity.mark()));
     }
-    Ok(Life { passed: began_at, dumped: began_at, ..Life::of(oid) })
+    Ok(Life { passed: began_at, dumped: began_at, floor: None, ..Life::of(oid) })
 }

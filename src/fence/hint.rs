@@ -86,7 +86,7 @@ pub fn of_never_issued(presented: Token, stored: Option<Token>, tried: &TriedWri
             quoted(&tried.column)
         );
     }
-    "Tokens come from lease_acquire or lease_renew. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.".into()
+    "Tokens come from lease_acquire, lease_renew or the claim of a row. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.".into()
 }
 
 /// The hint of PF002: nothing was presented. The row's lease is named where the caller may know it.

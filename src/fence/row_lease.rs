@@ -45,12 +45,19 @@ pub fn before(
         statistics::judged_row();
         return trigger::replicated(call, plan, order_of(call, plan));
     }
-    if plan.moves && is_half_of_move(call, plan) {
-        return Ok(call.pass(call.new.or(call.old)));
+    let is_half_of_move = plan.moves && is_half_of_move(call, plan);
+    if !is_half_of_move {
+        statistics::judged_row();
     }
-    statistics::judged_row();
     let write = RowWrite { call, plan, deadline, managed, now: clock::now() };
     match (call.old, call.new) {
+        // A trigger of the new partition has no say in until when the row is held.
+        (None, Some(new)) if is_half_of_move => {
+            let brought = write.columns(new);
+            let lands = Columns { deadline: row_moves::deadline(plan.depth), ..brought };
+            Ok(write.landed(new, brought, lands))
+        }
+        (_, new) if is_half_of_move => Ok(call.pass(new.or(call.old))),
         (None, Some(new)) => write.insert(new),
         (Some(old), new) => write.change(old, new),
         (None, None) => Ok(call.pass(None)),
@@ -139,7 +146,7 @@ impl RowWrite<'_> {
         if self.plan.moves && self.call.event == Event::Update {
             let token = fence.unwrap_or(Token::BEFORE_ALL);
             let landing = Landing { token, fence: token };
-            row_moves::accept(self.plan.depth, old.id(self.call), landing);
+            row_moves::accept_held(self.plan.depth, old.id(self.call), landing, deadline);
         }
         Ok(match new.zip(brought) {
             Some((new, brought)) => self.landed(new, brought, Columns { fence, deadline }),

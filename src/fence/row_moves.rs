@@ -5,6 +5,7 @@ use crate::pg::fenced_table::trigger::RowId;
 use crate::pg::session::scope::{Moment, SavepointId};
 use crate::pg::session::xact;
 use pg_fence_rules::fence::Landing;
+use pg_fence_rules::Instant;
 use std::cell::RefCell;
 
 thread_local! {
@@ -32,14 +33,21 @@ struct Accepted {
     row: Option<(RowId, Landing)>,
     /// The landing of an updated row that has left its partition and arrives in another next.
     under_way: Option<Landing>,
+    /// The deadline that it lands with, if it is a lease of its own.
+    deadline: Option<Instant>,
     /// The savepoint that it was accepted in, whose rollback undoes it.
     savepoint: SavepointId,
 }
 
 /// Remembers the version whose UPDATE was accepted, and what it lands with.
 pub fn accept(depth: usize, row: RowId, landing: Landing) {
+    accept_held(depth, row, landing, None);
+}
+
+/// The same of a row that is a lease of its own.
+pub fn accept_held(depth: usize, row: RowId, landing: Landing, deadline: Option<Instant>) {
     let (row, savepoint) = (Some((row, landing)), xact::savepoint());
-    at_depth(depth, |last| *last = Accepted { row, under_way: None, savepoint });
+    at_depth(depth, |last| *last = Accepted { row, under_way: None, deadline, savepoint });
 }
 
 /// The DELETE of this version is the first half of a move if its UPDATE was just accepted: then it leaves.
@@ -54,6 +62,11 @@ pub fn leaves(depth: usize, row: RowId) -> bool {
 /// Takes the landing of the row that arrives, as it was judged where the row left.
 pub fn take_under_way(depth: usize) -> Option<Landing> {
     at_depth(depth, |accepted| accepted.under_way.take())
+}
+
+/// The deadline of the row that arrives, as it was judged where the row left.
+pub fn deadline(depth: usize) -> Option<Instant> {
+    at_depth(depth, |accepted| accepted.deadline)
 }
 
 /// Takes the landing of the row whose UPDATE was accepted last, and that nobody has seen leave.

@@ -24,8 +24,11 @@ pub fn span_until(at: Option<Instant>) -> Duration {
     })
 }
 
-/// A time in ISO 8601, UTC.
+/// A time in ISO 8601, UTC; `infinity` where it has no end.
 pub fn iso(at: Instant) -> String {
+    if at == Instant::LATEST {
+        return "infinity".into();
+    }
     let format = text_datum(br#"YYYY-MM-DD"T"HH24:MI:SS.US"Z""#);
     let arguments = [Some(at.micros().into()), Some(format)];
     // SAFETY: a function of the server, with the arguments that it declares: a timestamp without a zone, and a text, which

@@ -15,8 +15,8 @@ pub struct Page {
     pub last: Option<i64>,
     /// The file that it is in: another one after each ALTER SEQUENCE.
     pub file: u32,
-    /// Another one after each change of the page, for it is logged.
-    pub state: PageState,
+    /// Another one after each change of the page; None where it is not logged, and so tells of none.
+    pub state: Option<PageState>,
 }
 
 /// The state of a page of a logged sequence: setting the sequence changes it, to the same value too.
@@ -97,7 +97,8 @@ fn read_page(sequence: &Opened) -> Option<Page> {
             let at = raw::BufferGetLSNAtomic(buffer);
             raw::UnlockReleaseBuffer(buffer);
             let file = compat::file(&*sequence.relation);
-            last.map(|last| Page { last, file, state: PageState { file, at } })
+            let state = (!is_unlogged(sequence)).then_some(PageState { file, at });
+            last.map(|last| Page { last, file, state })
         })
     }
 }
@@ -142,9 +143,10 @@ pub fn next(oid: pg_sys::Oid) -> i64 {
 /// Sets the last value so that no crash undoes it. The caller holds the jump's lock.
 pub fn set_durably(oid: pg_sys::Oid, value: i64) {
     set(oid, value);
-    let record = read(oid).state.at;
-    // SAFETY: the position is one that this server has written.
-    unsafe { pg_sys::XLogFlush(record) };
+    if let Some(PageState { at, .. }) = read(oid).state {
+        // SAFETY: the position is one that this server has written.
+        unsafe { pg_sys::XLogFlush(at) };
+    }
 }
 
 /// Sets the last value, without a transaction. The caller holds the lock that others take to do the same.
