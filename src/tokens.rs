@@ -168,14 +168,16 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
 
 /// The floor, if this life has begun and no dump was loaded since; else None.
 fn settled_floor(oid: Oid) -> Result<Option<Floor>, Refusal> {
+    let life = Life::of(oid);
+    if let (true, Some((_, floor))) = (known_bugs::OLD_FLOOR, life.floor) {
+        return Ok(Some(floor));
+    }
     // Read before the floor, for a jump writes it after the floor: what is kept cannot be older than the page.
     let page = sequence::read(state_oid(c"dumped_token_seq")?);
-    let life = Life::of(oid);
     if !life.has_begun() || life.dumped != token_of(&page) {
         return Ok(None);
     }
-    let is_kept = |state| page.state == Some(state) || known_bugs::OLD_FLOOR;
-    if let Some((_, floor)) = life.floor.filter(|(state, _)| is_kept(*state)) {
+    if let Some((_, floor)) = life.floor.filter(|(state, _)| page.state == Some(*state)) {
         return Ok(Some(floor));
     }
     let floor = recorded_floor()?;
