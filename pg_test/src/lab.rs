@@ -51,14 +51,19 @@ impl Lab {
     pub fn debians(&self, tool: Option<&str>) -> Result<Arc<Prefix>> {
         let rundir = Arc::new(RunDir::create(self.rundir.program())?);
         let prefix = Prefix::of_major(rundir, setup::USUAL_MAJOR)?;
-        if let Some(extension) = tool {
-            let (short, library) = match extension {
-                "pg_partman" => ("partman", "pg_partman_bgw.so"),
-                _ => (extension, &*format!("{extension}.so")),
+        // A program, which brings nothing for the server.
+        if let Some(program @ ("barman" | "pgbackrest" | "pgcopydb")) = tool {
+            setup::ensure(&[Package::new(program, format!("/usr/bin/{program}"))])?;
+        } else if let Some(extension) = tool {
+            let own = format!("{extension}.so");
+            let (short, libraries): (_, &[&str]) = match extension {
+                "pg_partman" => ("partman", &["pg_partman_bgw.so"]),
+                "pglogical" => (extension, &[&own, "pglogical_output.so"]),
+                _ => (extension, &[&own]),
             };
-            let place = format!("/usr/lib/postgresql/{}/lib/{library}", prefix.major());
+            let place = format!("/usr/lib/postgresql/{}/lib/{}", prefix.major(), libraries[0]);
             let package = Package::new(format!("postgresql-{}-{short}", prefix.major()), place);
-            prefix.bring_package(package, extension, &[library])?;
+            prefix.bring_package(package, extension, libraries)?;
         }
         Ok(Arc::new(prefix))
     }
