@@ -252,6 +252,23 @@ subscribed AS (
     UNION
     SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
 
+-- Fences where replication by others writes: on a subscriber of Slony and Londiste a trigger keeps other
+-- writers out. (Of Bucardo only that is seen which collects changes, where a table is a source as well; pglogical leaves nothing
+-- on a table.)
+applied AS (
+    SELECT m.root, max(w.applier) AS applier
+      FROM member m
+      JOIN pg_trigger t ON t.tgrelid = m.oid
+      JOIN pg_proc p ON p.oid = t.tgfoid
+      JOIN pg_namespace h ON h.oid = p.pronamespace
+     CROSS JOIN LATERAL (VALUES (CASE
+           WHEN p.proname = 'denyaccess' AND t.tgname = h.nspname || '_denyaccess' AND t.tgenabled <> 'D' THEN 'Slony'
+           WHEN h.nspname = 'pgq' AND starts_with(t.tgname, '_londiste_')
+            AND position(decode('0064656e7900', 'hex') IN t.tgargs) > 0 THEN 'Londiste'
+           WHEN h.nspname = 'bucardo' AND t.tgname = 'bucardo_delta' THEN 'Bucardo' END)) AS w (applier)
+     WHERE w.applier IS NOT NULL
+     GROUP BY m.root),
+
 -- The columns that its lease names.
 placeholder AS (
     SELECT DISTINCT r.root_n, r.root, r.root_rel, column_name AS name
@@ -343,13 +360,14 @@ before_detach AS (
 -- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
 fence AS (
     SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
-           x.is_always, x.is_subscribed, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
+           x.is_always, x.is_subscribed, b.applier, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
            CASE WHEN r.root NOT IN (SELECT a.root FROM adrift a) THEN
                format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top::regclass) || o.options END AS protect,
            format('EXECUTE FUNCTION %s(%s', (about->>'ours')::oid::regproc, o.arguments) AS call
       FROM root r
       JOIN member m ON m.root = r.root AND m.is_root
       LEFT JOIN before_detach d ON d.root = r.root
+      LEFT JOIN applied b ON b.root = r.root
      CROSS JOIN LATERAL (
            SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
              FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
@@ -545,7 +563,7 @@ spot AS (
     SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
         root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, parent regclass, root_owner
         oid, relowner oid, relkind "char", relpersistence "char", relispartition boolean, is_root boolean, is_child
-        boolean, is_fenced boolean, is_subscribed boolean, fence_column text, deadline text, attnum integer, atttypid oid,
+        boolean, is_fenced boolean, is_subscribed boolean, applier text, fence_column text, deadline text, attnum integer, atttypid oid,
         type text, filled text, root_filled boolean, protect text)),
 
 -- What would keep fence_protect from repairing the rest stands before that, as if it were of a member 0.
@@ -686,19 +704,20 @@ deadline_amiss AS (
      WHERE s.deadline IS NOT NULL AND s.is_fenced AND x.applies),
 
 -- Rows whose fences are above every token drawn: the extension was created again, or an older backup restored. The remedy is
--- for fences too high for any jump: down to where no token drawn so far may write. Where a subscription brings the rows,
+-- for fences too high for any jump: down to where no token drawn so far may write. Where replication brings the rows,
 -- their fences are the publisher's, and nothing is wrong.
 too_high AS (
-    SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN s.is_subscribed THEN 'notice' ELSE 'hole' END,
+    SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN brought.are THEN 'notice' ELSE 'hole' END,
            format('rows hold fences up to %s, above the last token drawn here, %s%s', highest.fence, about->>'drawn',
-               CASE WHEN s.is_subscribed THEN ' (the publisher''s: all is well, until this server takes over; '
+               CASE WHEN brought.are THEN ' (the publisher''s: all is well, until this server takes over; '
                    'then call fence_new_epoch())' END),
-           CASE WHEN s.is_subscribed OR s.protect IS NULL THEN NULL
+           CASE WHEN brought.are OR s.protect IS NULL THEN NULL
                 WHEN highest.fence <= (about->>'reach')::bigint THEN format('SELECT %s.fence_new_epoch();', about->>'home')
                 ELSE format('DO %L;', format(about->>'refilling', about->>'home', s.root_rel, '', s.fence_column,
                     'coalesce(s.last_token, 0)', '> coalesce(s.last_token, 0)',
                     substr(s.protect, length('SELECT ') + 1))) END
       FROM spot s
+     CROSS JOIN LATERAL (VALUES (s.is_subscribed OR coalesce(s.applier <> 'Bucardo', false))) AS brought (are)
      CROSS JOIN LATERAL (
            SELECT max(h.value::bigint)
              FROM jsonb_to_recordset(about->'members') AS m (root oid, oid oid)
@@ -754,7 +773,8 @@ spot AS (
     SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
         root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, is_root boolean,
         is_child boolean, is_fenced boolean, is_taken boolean, has_fence boolean, fence_column text, mode text,
-        lease text, deadline text, has_unfenced_insert boolean, is_always boolean, is_subscribed boolean, must_fire_always boolean,
+        lease text, deadline text, has_unfenced_insert boolean, is_always boolean, is_subscribed boolean, applier text,
+        must_fire_always boolean,
         has_key_at_will boolean, moves_rows boolean, events text[], after text[], missing text[], protect text)),
 
 -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
@@ -815,6 +835,12 @@ trigger_amiss AS (
         -- the fence that somebody asked for, and the next call of fence_protect would change it.)
         (10, 3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
          format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
+        -- (Which of the two is to write here an administrator has to decide.)
+        (10, 8, t.tgenabled = 'O' AND s.applier <> 'Bucardo' AND t.bits = 3, 'notice',
+         format('%s writes here, and trigger "%s" does not fire for it', s.applier, t.tgname), NULL),
+        (10, 8, s.applier = 'Bucardo' AND t.bits = 3, 'notice',
+         format('Bucardo replicates this table: where it writes here, it deletes and copies rows, and trigger "%s" judges none '
+             'of it, not even when enabled ALWAYS', t.tgname), NULL),
         (10, 4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed, 'notice',
          format('trigger "%s" does not fire for apply workers, as %s', t.tgname,
              CASE WHEN s.is_root THEN 'others of this fence do' ELSE format('that of %s does', s.root_rel) END),

@@ -177,6 +177,20 @@ AS $state_findings$
          WHERE s.relkind = 'r' AND (by.schema OR p.puballtables <> by.name)
          GROUP BY p.oid, p.pubname, p.puballtables),
 
+    -- Nothing on a table tells of pglogical, and its own tables are not for everybody; but its origins are, which bear the name of
+    -- their subscription: pgl_, this database (16 bytes of it, or 8 and a hash), the provider, the subscription.
+    pglogical AS (
+        SELECT 47, row_number() OVER (ORDER BY o.roname), NULL::regclass, 'notice',
+               format('a subscription of pglogical ("%s") writes in this database, and triggers that are not enabled ALWAYS do not '
+                   'fire for it', o.roname), NULL
+          FROM pg_extension e
+         CROSS JOIN pg_replication_origin o
+         CROSS JOIN current_database() AS d (name)
+         WHERE e.extname = 'pglogical'
+           AND starts_with(o.roname, 'pgl_' || CASE WHEN d.name ~ '[^a-z0-9_]' THEN ''
+                                                    WHEN length(d.name) > 16 THEN left(d.name, 8) ELSE d.name || '_' END)
+           AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = (about->>'ours')::oid AND t.tgtype & 3 = 3 AND t.tgenabled = 'O')),
+
     spent AS (
         SELECT 40, 1, s.rel, 'notice',
                format('the last token drawn is where the clock will be on %s: it once stood far ahead, '
@@ -195,6 +209,7 @@ AS $state_findings$
         UNION ALL SELECT * FROM secret
         UNION ALL SELECT * FROM subscribed
         UNION ALL SELECT * FROM published
+        UNION ALL SELECT * FROM pglogical
         UNION ALL SELECT * FROM spent)
     SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
 $state_findings$;
