@@ -52,8 +52,12 @@ impl Lab {
         let rundir = Arc::new(RunDir::create(self.rundir.program())?);
         let prefix = Prefix::of_major(rundir, setup::USUAL_MAJOR)?;
         // A program, which brings nothing for the server.
-        if let Some(program @ ("barman" | "pgbackrest" | "pgcopydb")) = tool {
-            setup::ensure(&[Package::new(program, format!("/usr/bin/{program}"))])?;
+        if let Some(program @ ("barman" | "pgbackrest" | "pgcopydb" | "sanlock")) = tool {
+            let package = match program {
+                "sanlock" => Package::new(program, "/usr/sbin/sanlock").without_service("sanlock"),
+                _ => Package::new(program, format!("/usr/bin/{program}")),
+            };
+            setup::ensure(&[package])?;
         } else if let Some(extension) = tool {
             let own = format!("{extension}.so");
             let (short, libraries): (_, &[&str]) = match extension {
