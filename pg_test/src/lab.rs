@@ -47,7 +47,7 @@ impl Lab {
     }
 
     /// Debian's own PostgreSQL with the extension, in a run directory of its own, to which tools are added; with one of
-    /// its packages that is an extension, if one is named.
+    /// its packages, an extension or a program, if one is named.
     pub fn debians(&self, tool: Option<&str>) -> Result<Arc<Prefix>> {
         let rundir = Arc::new(RunDir::create(self.rundir.program())?);
         let prefix = Prefix::of_major(rundir, setup::USUAL_MAJOR)?;

@@ -21,7 +21,8 @@
 //! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
 //! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
 //! from it), and `server max_connections=40` for a server of its own, with these settings,
-//! `tool pgaudit` for one of Debian's with an extension of its packages, `clock` for one whose clock can be
+//! `tool pgaudit` for one of Debian's with an extension of its packages (`tool barman`: with that program beside it),
+//! `clock` for one whose clock can be
 //! stepped; `pooled 2` for PgBouncer with so many connections, behind which the sessions with names are (`pooled 2 statement`, in
 //! that mode; `pooled 2 without-options`, as it is by default: it refuses a client that sends `options`); `command` for the command `pg_fence`: left out where that was never built; `repack` for pg_repack, where that is to
 //! be had. A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it
