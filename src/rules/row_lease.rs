@@ -161,15 +161,23 @@ fn holders_deadline(
     }
 }
 
+/// Returns true for a time without microseconds of its own, as clients write back. Any other that is near the stored one is a
+/// claim's, which has waited for the row since both were computed.
+fn is_of_milliseconds(time: Option<Instant>) -> bool {
+    time.is_some_and(|time| time.micros() % 1_000 == 0)
+}
+
 /// What a write does to a row that nobody holds.
 fn anybodys_deadline(old: &Stored, new: Option<Instant>, now: Instant) -> Result<Verdict, Reason> {
     let is_from_before = old.fence.is_none() && old.deadline.is_some();
     match new {
         // Any write ends what was over.
-        _ if old.has_deadline(new) => Ok(match is_from_before {
-            true => Verdict::Land(new),
-            false => Verdict::Land(None),
-        }),
+        _ if old.deadline == new || old.has_deadline(new) && is_of_milliseconds(new) => {
+            Ok(match is_from_before {
+                true => Verdict::Land(new),
+                false => Verdict::Land(None),
+            })
+        }
         None => Ok(Verdict::Land(None)),
         Some(deadline) if deadline > now => Ok(Verdict::Claim(deadline)),
         // Who began before the table was fenced may finish by a deadline that has passed.
@@ -338,15 +346,24 @@ mod tests {
 
     #[test]
     fn a_deadline_that_is_written_back_in_milliseconds_is_unchanged() {
-        for old_us in [5_400, -5_400] {
+        for (old_us, as_written) in [(5_400, [5_000, 6_000]), (-5_400, [-6_000, -5_000])] {
             let old = row(Some(7), Some(NOW + Span::from_micros(old_us)));
-            for new_us in [old_us - 400, old_us + 600] {
+            for new_us in as_written {
                 let new = Some(NOW + Span::from_micros(new_us));
                 assert_eq!(judged(old, shows(7), new), Verdict::Land(old.deadline));
                 if old_us < 0 {
                     assert_eq!(judged(old, Nothing, new), Verdict::Land(None));
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_claim_that_waited_until_both_deadlines_had_passed_is_none() {
+        let old = row(Some(7), Some(NOW + Span::from_micros(-5_400)));
+        for new_us in [-5_401, -5_399, -5_900] {
+            let new = Some(NOW + Span::from_micros(new_us));
+            assert_eq!(judged(old, Nothing, new), refused(Reason::PastDeadline));
         }
     }
 
