@@ -134,7 +134,7 @@ func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*
 	if err != nil {
 		return nil, err
 	}
-	return first(f.h.acquire(ctx, names, 0, options))
+	return first(f.h.acquire(ctx, names, options))
 }
 
 func first(leases Leases, err error) (*Lease, error) {
@@ -146,21 +146,6 @@ func first(leases Leases, err error) (*Lease, error) {
 		return nil, err
 	}
 	return leases[0], nil
-}
-
-// Claim takes the first n of these names that are free, in their order, as a lease each. It takes a
-// TTL, a Holder and AtMost. One that is lost by the time of the answer is left out.
-func (f *Fence) Claim(
-	ctx context.Context, names []string, n int, options Options,
-) (Leases, error) {
-	if options != (Options{TTL: options.TTL, Holder: options.Holder, AtMost: options.AtMost}) {
-		return nil, errors.New("pgfence: Claim takes no options but TTL, Holder and AtMost")
-	}
-	options, err := options.complete(names)
-	if err != nil || n < 1 || len(names) == 0 {
-		return nil, err
-	}
-	return f.h.acquire(ctx, names, n, options)
 }
 
 // KeepRow keeps a row of a table whose rows are leases of their own, which a statement of yours has
@@ -361,7 +346,7 @@ func (l *Lease) lost() error {
 	return nil
 }
 
-// Leases are several that are held: those of a [Fence.Claim], or for [Fence.Guard].
+// Leases are several that are held, for [Fence.Guard].
 type Leases []*Lease
 
 // Release gives back what is left of them, and is an [Error] of the kind [LeaseLost] for the first

@@ -49,7 +49,6 @@ type heartbeat struct {
 // acquire is one that is under way.
 type acquire struct {
 	names   []string
-	n       int
 	options Options
 	answer  chan effect
 	// cause is the error of its last call, and failed is closed with the first.
@@ -226,8 +225,6 @@ func (h *heartbeat) statement(e effect, a *acquire) (statement, func([][]any) (a
 		}
 	}
 	switch {
-	case e.Do == "acquire" && a.n > 0:
-		return h.schema.claim(e, a.n, a.options), readClaim
 	case e.Do == "acquire":
 		return h.schema.acquire(e, a.options), func(rows [][]any) (answer, error) {
 			return readAcquire(rows, e.Names)
@@ -312,16 +309,6 @@ func (h *heartbeat) run(
 
 // What the rows say
 
-func readClaim(rows [][]any) (a answer, err error) {
-	for _, row := range rows {
-		name, wrong := column[string](row, 0, false)
-		token, wrongToo := column[int64](row, 1, false)
-		err = cmp.Or(err, wrong, wrongToo)
-		a.grants = append(a.grants, grant{[]string{name}, token})
-	}
-	return a, err
-}
-
 func readAcquire(rows [][]any, names []string) (a answer, err error) {
 	if len(rows) != 1 {
 		return a, errUnreadable
@@ -385,10 +372,10 @@ func readUndo(rows [][]any) (a answer, err error) {
 // What a program asks for
 
 // acquire returns the leases that are held, or why there are none.
-func (h *heartbeat) acquire(ctx context.Context, names []string, n int, o Options) (Leases, error) {
-	return h.await(ctx, &acquire{names: names, n: n, options: o}, func(id string) {
+func (h *heartbeat) acquire(ctx context.Context, names []string, o Options) (Leases, error) {
+	return h.await(ctx, &acquire{names: names, options: o}, func(id string) {
 		h.states.acquire(ask{
-			ID: id, Names: names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(), N: n,
+			ID: id, Names: names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(),
 			Holder: o.Holder, Named: !o.isOwnHolder, Reclaim: o.Reclaim, Session: o.Session,
 			Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
 		})

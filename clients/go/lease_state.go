@@ -125,7 +125,6 @@ type ask struct {
 	Names   []string `json:"names"`
 	TTL     int64    `json:"ttl"`
 	Wait    int64    `json:"wait"`
-	N       int      `json:"n"`      // of a claim: so many of the names, a lease each
 	Holder  string   `json:"holder"` // unique for this acquire, unless it is Named by the caller
 	Named   bool     `json:"named"`
 	Reclaim bool     `json:"reclaim"`
@@ -149,7 +148,7 @@ type request struct {
 // doubt is of a call that was sent, and has had no answer: until then it may still be carried out.
 type doubt struct{ sent, until int64 }
 
-func (r *request) isOne() bool    { return len(r.Names) == 1 && r.N == 0 }
+func (r *request) isOne() bool    { return len(r.Names) == 1 }
 func (r *request) own() bool      { return r.Session || r.Wait > 0 && r.isOne() }
 func (r *request) reclaims() bool { return r.Reclaim || r.isOne() && !r.Shared && !r.Named }
 
@@ -1144,9 +1143,6 @@ func (s *leaseStates) granted(r *request, names []string, token, sent int64) {
 		key: r.ID, names: names, token: token, ttl: r.TTL, request: r, state: confirming,
 		atMost: never, isAnswered: true, isSession: r.Session,
 	}
-	if r.N > 0 {
-		l.key += "/" + names[0]
-	}
 	if r.row != nil {
 		l.table, l.isManaged = r.row.Table, r.row.IsManaged
 	}
@@ -1182,7 +1178,7 @@ func (s *leaseStates) settle(r *request) {
 		}
 	}
 	switch {
-	case len(keys) > 0 || r.N > 0:
+	case len(keys) > 0:
 		s.finish(r, effect{Leases: keys})
 	case len(r.leases) > 0:
 		s.finish(r, effect{Error: "LeaseLost", Reason: r.leases[0].reason})

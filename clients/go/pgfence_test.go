@@ -412,7 +412,6 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 	for _, err := range []error{
 		second(fence.Acquire(background, nil, long)),
 		second(fence.Acquire(background, []string{"a", "b"}, pgfence.Options{Slots: 2})),
-		second(fence.Claim(background, []string{"a"}, 1, pgfence.Options{Wait: time.Hour})),
 		fence.Lead(background, "a", 30, nil),
 		pgfence.New("postgresql://nobody@?port=none").Lease(background, "a", long, nil),
 	} {
@@ -477,19 +476,14 @@ func TestALeaseOfAnotherRoleSaysHowItIsKeptWhileLoginRolesChange(t *testing.T) {
 	}
 }
 
-func TestAClaimIsOfTheFirstThatAreFreeAndWhatNobodyRefersToIsNot(t *testing.T) {
+func TestWhatNobodyRefersToIsHeldAllTheSame(t *testing.T) {
 	fence, admin := table(t)
 	have(fence.Acquire(background, []string{"b"}, long))
 	for range 5 {
 		runtime.GC()
 		time.Sleep(100 * time.Millisecond)
 	}
-	claimed := have(fence.Claim(background, []string{"a", "b", "c", "d"}, 2, long))
-	equal(t, [][]string{claimed[0].Names(), claimed[1].Names()}, [][]string{{"a"}, {"c"}})
-	must(t, claimed[0].Release())
-	must(t, claimed.Release())
 	equal(t, text(t, admin, held), "1")
-	equal(t, len(append(have(fence.Claim(background, nil, 2, long)), have(fence.Claim(background, []string{"b"}, 2, long))...)), 0)
 }
 
 func TestTheWorksContextSaysTheLoss(t *testing.T) {

@@ -49,12 +49,6 @@ func (s schema) acquire(e effect, o Options) statement {
 		e.Names, e.Holder, ttl, interval(e.Wait), o.Metadata, o.Shared, o.Slots, e.Reclaim, o.Session)
 }
 
-func (s schema) claim(e effect, n int, o Options) statement {
-	return s.of(`SELECT name, token FROM lease_acquire_any(
-			$1::text[], $2::integer, $3::text, $4::interval)`,
-		e.Names, n, e.Holder, interval(o.TTL.Milliseconds()))
-}
-
 func (s schema) keep(e effect) statement {
 	return s.of(`SELECT outcome, extract(epoch FROM remaining)::float8,
 			extract(epoch FROM again_in)::float8, code

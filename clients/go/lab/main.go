@@ -46,7 +46,7 @@ var (
 type order struct {
 	Do, Host, User, Dbname, Application, Name, Holder, Value, How, What string
 
-	Port, Slots, N           int
+	Port, Slots              int
 	Names                    []string
 	Token, Ms                int64
 	TTL                      int64 `json:"ttl_ms"`
@@ -69,7 +69,7 @@ type worker struct {
 
 	mu    sync.Mutex
 	lease holding
-	// crowd are the names of those of hold and claim.
+	// crowd are the names of those of hold.
 	crowd map[string]bool
 	many  pgfence.Leases
 	// isBroken: the next connection of the fence's cannot be opened.
@@ -192,8 +192,6 @@ func (w *worker) follow(o order) (event string, more said, err error) {
 		return w.acquire(o)
 	case "hold":
 		return w.hold(o)
-	case "claim":
-		return w.claim(o)
 	case "holding":
 		return "holding", said{"count": w.held()}, nil
 	case "release-all":
@@ -337,17 +335,6 @@ func (w *worker) hold(o order) (event string, more said, err error) {
 		w.many = append(w.many, lease)
 	}
 	return "holding", said{"count": w.held()}, nil
-}
-
-func (w *worker) claim(o order) (event string, more said, err error) {
-	w.isOfCrowd(o.Names)
-	claimed, err := w.fence.Claim(background, o.Names, o.N, pgfence.Options{TTL: ms(o.TTL)})
-	names := []string{}
-	for _, lease := range claimed {
-		names = append(names, lease.Names()...)
-	}
-	w.many = append(w.many, claimed...)
-	return "claimed", said{"names": names}, err
 }
 
 func (w *worker) held() (count int) {
