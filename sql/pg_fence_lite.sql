@@ -5,8 +5,8 @@
 --
 -- fence.lease has a row for each lease, and PostgreSQL's locks of that row, which only the owner of all this can take, do the rest:
 --   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
---   renew, release   FOR NO KEY UPDATE: they wait for each other; neither for guards, nor guards for them
---   acquire          FOR UPDATE SKIP LOCKED: it waits for nobody: what somebody else has locked is taken
+--   renew, release   FOR NO KEY UPDATE: they wait for each other, not for guards
+--   acquire          FOR UPDATE SKIP LOCKED: what others have locked is taken
 -- A token that is not the row's locks nothing. An advisory lock only orders waiters and first grants.
 
 -- Names are looked up in pg_catalog and fence_lite alone. Nobody else may name what is in fence: who can, can lock it.
@@ -478,7 +478,7 @@ DECLARE
  is_before bool := fence IS NULL AND was IS NOT NULL;  -- a deadline from before the fence
  is_holders bool := fence IS NOT NULL AND was IS NOT NULL AND (token IS NOT NULL OR is_own);
  changes bool := op <> 'DELETE' AND until IS DISTINCT FROM was
-  AND coalesce(abs(extract(epoch FROM until) - extract(epoch FROM was)) >= 0.001, true);
+  AND (abs(extract(epoch FROM until) - extract(epoch FROM was)) < 0.001 AND (is_holders OR until = date_trunc('msec', until))) IS NOT TRUE;
  drawn bigint; shows bool := may_show(relation); refused text[];
 BEGIN
  IF current_setting('session_replication_role') = 'replica' THEN
