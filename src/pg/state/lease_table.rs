@@ -95,14 +95,16 @@ impl LeaseTable {
 
     /// The index by name and slot. Errors: 55000.
     fn index(&self) -> Result<&Opened, Refusal> {
-        if self.index.get().is_none() {
-            let index = Opened::queued(state_oid(c"lease_pkey")?, pg_sys::AccessShareLock);
+        let is_new = self.index.get().is_none();
+        let index = self.index.get_or_try_init(|| {
+            let oid = state_oid(c"lease_pkey")?;
+            Ok(Opened::queued(oid, pg_sys::AccessShareLock))
+        })?;
+        if is_new {
             // A definition may have changed while its lock was waited for.
-            let is_new = self.index.set(index).is_ok();
-            debug_assert!(is_new);
             self.check_shape()?;
         }
-        self.index.get().ok_or_else(|| errors::state_missing("lease_pkey"))
+        Ok(index)
     }
 
     /// 55000 unless it is a table as this library knows it. Looks again when a definition has changed.
