@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 from psycopg.adapt import PyFormat, Transformer
+from psycopg.sql import Identifier
 
 from .asked import Call, checked
 from .errors import NotGranted, session_ended, sqlstate_of
@@ -86,7 +87,7 @@ class Statements:
 
     def __init__(self, table: Table, types: Mapping[str, str]):
         self._parts = {
-            "table": ".".join(map(_quoted, table.names)),
+            "table": _quoted(*table.names),
             "fence": _quoted(table.fence),
             "deadline": _quoted(table.deadline),
             "names": ", ".join(f"k{n}" for n in range(len(table.key))),
@@ -137,7 +138,7 @@ class Statements:
 
 
 def statements_of(table: Table, ask: Ask) -> Statements:
-    relation = ".".join('"' + name.replace('"', '""') + '"' for name in table.names)
+    relation = Identifier(*table.names).as_string(None)
     return Statements(table, dict(ask((_TYPES, [relation, list(table.key)]))))
 
 
@@ -146,8 +147,8 @@ def _columns(given: Sequence[Given]) -> list[Any]:
     return [*map(list, zip(*keys, strict=True)), list(tokens), list(ttls)]
 
 
-def _quoted(name: str) -> str:
-    return _escaped('"' + name.replace('"', '""') + '"')
+def _quoted(*names: str) -> str:
+    return _escaped(Identifier(*names).as_string(None))
 
 
 def _escaped(name: str) -> str:
