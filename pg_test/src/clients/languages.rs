@@ -60,7 +60,7 @@ fn examples(directory: &str, language: &str, but: usize) -> Result<Vec<String>> 
     let blocks = page.split(&fence).skip(1 + but);
     let code = blocks.filter_map(|block| Some(block.split_once("```")?.0.to_owned()));
     let code: Vec<String> = code.collect();
-    ensure!(code.len() + but > 4, "only {} examples were found", code.len());
+    ensure!(code.len() + but > 5, "only {} examples were found", code.len());
     Ok(code)
 }
 
