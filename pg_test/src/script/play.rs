@@ -413,12 +413,20 @@ impl<'a> Player<'a> {
         session.notices();
         session.send(sql)?;
         session.wait_until_blocked()?;
-        if let Some(whom) = whom {
-            let by = session.blocked_by()?;
-            let whom = self.opened(whom)?.pid();
-            ensure!(by == [whom], "it waits for {by:?}, not for {whom}: {sql}");
-        }
-        Ok(())
+        let Some(whom) = whom else { return Ok(()) };
+        let whom = self.opened(whom)?.pid();
+        let patience = self.patience;
+        let session = self.session(place)?;
+        // A statement of several waits may first wait for somebody else: who builds an index
+        // concurrently waits for each transaction in turn, also for one of the server's own.
+        let mut by = Vec::new();
+        let meets = || {
+            by = session.blocked_by().unwrap_or_default();
+            by == [whom] || session.is_finished()
+        };
+        let met = wait_until("the session is blocked by whom it should", patience, meets);
+        ensure!(by == [whom], "it waits for {by:?}, not for {whom}: {sql}");
+        met
     }
 
     /// Whether the outcome is what is wanted; values are remembered.

@@ -96,6 +96,9 @@ const STEPS: &[(&str, &str)] = &[
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits for a\n  a: COMMIT\n  \
       b: woken", ""),
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SELECT 1\n  b: SELECT pg_advisory_lock(1) waits for c", "it waits for ["),
+    // The session c, for which b waits first, is ended by the server.
+    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SET idle_in_transaction_session_timeout = '200 ms'; BEGIN; SELECT pg_advisory_xact_lock(2)\n  \
+      b: SELECT pg_advisory_lock(2), pg_advisory_lock(1) waits for a\n  a: COMMIT\n  b: woken", ""),
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT\n  b: woken => 1", "got: ''"),
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT", "what became of b"),
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1)", "no outcome within 1s"),
