@@ -1,9 +1,9 @@
 -- pg_fence_lite: leases, fencing tokens and fenced tables in SQL, where no library can be installed. docs/reference/lite.md
 --
---   psql -1 -f pg_fence_lite.sql       as the owner of the database (PostgreSQL 15 or newer); again for a newer version
+--   psql -1 -f pg_fence_lite.sql       as the owner of the database (PostgreSQL 15 or newer); again for a newer one
 --   SELECT fence_lite.uninstall();     takes it away
 --
--- fence.lease has a row for each lease, and PostgreSQL's locks of that row, which only the owner of all this can take, do the rest:
+-- fence.lease has a row for each lease, and PostgreSQL's locks of that row, which only the owner can take, do the rest:
 --   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
 --   renew, release   FOR NO KEY UPDATE: they wait for each other, not for guards
 --   acquire          FOR UPDATE SKIP LOCKED: what others have locked is taken
@@ -69,7 +69,7 @@ COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leas
 CREATE TABLE IF NOT EXISTS fence.turn ();
 
 -- Refusals --
--- A body with RETURN keeps its operators. Others get a search_path at the end, or are the owner's alone.
+-- A body with RETURN keeps its operators. Others get a search_path at the end, have their trigger's, or are the owner's alone.
 
 CREATE OR REPLACE FUNCTION refuse(code text, message text, hint text, detail jsonb = '{}', relation oid = NULL,
  col text = NULL) RETURNS void LANGUAGE plpgsql AS $$
@@ -112,8 +112,8 @@ CREATE OR REPLACE FUNCTION keeps_snapshot() RETURNS bool
  RETURN current_setting('transaction_isolation') NOT LIKE 'read%';
 
 -- Tokens --
--- 2^20 numbers are a second. A start moves the sequence on by so many, or to the clock, and no token is drawn a minute behind it: what sets
--- it back (a crash, a failover, a dump) is outrun.
+-- 2^20 numbers are a second. A start moves the sequence on by a second, or to the clock, and no token is drawn a minute behind it.
+-- So it outruns crashes, failovers, dumps.
 
 CREATE OR REPLACE FUNCTION clock() RETURNS bigint
  RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
@@ -146,7 +146,7 @@ END $$;
 CREATE OR REPLACE FUNCTION is_copy() RETURNS bool
  RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
 
--- Moves the tokens on to this one or above, where nobody has. An error that is caught gives the lock back; sequences outlive it.
+-- Moves the tokens on to this one or above, unless they are. A caught error gives the lock back; sequences outlive it.
 CREATE OR REPLACE FUNCTION move_on(above bigint = 0, is_jump bool = false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE second bigint := 1048576; floor bigint; last bigint;
 BEGIN
@@ -156,7 +156,7 @@ BEGIN
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
  WHERE s.seqrelid = 'fence.token_seq'::regclass AND (c.relpersistence <> 'p' OR s.seqincrement < 1 OR s.seqcache > 1 OR s.seqcycle);
  last := last_token();
- -- setval sets log_cnt to 0, nextval does not: so a dump loaded over it shows.
+ -- setval sets log_cnt to 0, nextval does not: a dump loaded over it shows.
  is_jump := is_jump OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s);
  IF has_begun() AND last >= above AND NOT is_jump THEN
   RAISE SQLSTATE 'PF999';
@@ -219,7 +219,7 @@ CREATE OR REPLACE FUNCTION speaks(l fence.lease, token bigint) RETURNS bool
 CREATE OR REPLACE FUNCTION lock_key(lease text) RETURNS bigint
  RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
--- Who waits, or grants a new name, has the key, and a lock that no stranger can have.
+-- Who waits, or grants a new name, has the key and a lock that no stranger can have.
 CREATE OR REPLACE FUNCTION nobody_waits(lease text) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE key bigint := lock_key(lease);
 BEGIN
@@ -245,7 +245,7 @@ BEGIN
  IF is_live(old) AND NOT is_mine OR NOT is_head AND NOT is_mine AND NOT nobody_waits(lease) THEN
   RETURN NULL;
  END IF;
- -- This block gives back what is locked in vain.
+ -- A block gives back what is locked in vain.
  BEGIN
   IF old.name IS NULL THEN
    LOCK TABLE fence.turn IN ACCESS SHARE MODE;
@@ -311,17 +311,17 @@ BEGIN
 EXCEPTION WHEN SQLSTATE 'PF999' THEN RETURN NULL;
 END $$;
 
--- NULL: the token speaks for the lease, which nobody else is granted until this transaction ends. Else the refusal.
+-- NULL: the token speaks for the lease, and nobody else is granted it until the transaction ends. Else the refusal.
 CREATE OR REPLACE FUNCTION relies(lease text, token bigint, shown text) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
  named text := coalesce('lease ' || to_json(shown)::text, 'the row''s lease');
  held fence.lease; is_locked bool;
 BEGIN
- PERFORM move_on() WHERE NOT has_begun();
+ IF NOT has_begun() THEN PERFORM move_on(); END IF;
  PERFORM FROM fence.lease l WHERE l.name = lease AND speaks(l, token) FOR KEY SHARE;
  is_locked := FOUND;
  IF keeps_snapshot() THEN
-  -- 40001 where the row is not as in the snapshot: so PostgreSQL refuses to lock it, or to insert another.
+  -- 40001 where the row is not as in the snapshot: PostgreSQL refuses to lock it, or to insert another.
   BEGIN
    IF is_locked THEN
     PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
@@ -374,7 +374,7 @@ COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
 -- The fence --
 -- fence_protect writes a trigger function for the table, which hands its columns to judge or judge_row. All runs with the writer's rights,
--- but relies, which only those may call that may use leases.
+-- but relies, which only who may use leases may call.
 
 CREATE OR REPLACE FUNCTION blanked() RETURNS text
  RETURN 'A fence is never blanked: load data before fence_protect, or under session_replication_role = replica.';
@@ -382,11 +382,11 @@ CREATE OR REPLACE FUNCTION may_show(relation oid) RETURNS bool
  RETURN NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
   AND pg_has_role(session_user, current_user, 'MEMBER');  -- else a cascade's
 
--- A statement names the fence column: a first trigger notes the row's version. (Who sets it gains what that has.)
+-- A statement names the fence column: a first trigger notes the row's version. (Who sets it gains what it has.)
 CREATE OR REPLACE FUNCTION note_named() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM set_config('fence_lite.named', concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin), true); RETURN NEW; END $$;
 CREATE OR REPLACE FUNCTION issued(token bigint) RETURNS bool
- RETURN token BETWEEN 1 AND last_token() OR token BETWEEN 1 AND settle();
+ RETURN token > 0 AND (token <= last_token() OR token <= settle());
 CREATE OR REPLACE FUNCTION iso(at timestamptz) RETURNS text
  RETURN to_char(at AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS.US"Z"');
 
@@ -447,15 +447,17 @@ BEGIN
    refused := ARRAY['PF001'];
   END IF;
  END IF;
- PERFORM refuse_row(refused, refused[4]::jsonb, token, shows, key, stored, relation, col) WHERE refused IS NOT NULL;
- PERFORM set_config('pg_fence.token', token::text, true),  -- for a move
-   set_config('fence_lite.guard', token::text, true) WHERE is_bound OR parted AND token::text <> ambient;
- -- Nobody was granted the lease meanwhile: the greater one stays.
+ IF refused IS NOT NULL THEN
+  PERFORM refuse_row(refused, refused[4]::jsonb, token, shows, key, stored, relation, col);
+ ELSIF is_bound OR parted AND token::text <> ambient THEN
+  ambient := set_config('fence_lite.guard', set_config('pg_fence.token', token::text, true), true);
+ END IF;
+ -- Nobody was granted the lease meanwhile: the greater stays.
  RETURN greatest(token, CASE WHEN is_bound THEN stored END);
 END $$;
 
--- Rows that are leases of their own --
--- Has this transaction written the version? An old version's number may be that of a transaction to come.
+-- Rows that are their own leases --
+-- True if this transaction has written the version. An old one's number may be of a transaction to come.
 CREATE OR REPLACE FUNCTION is_own(version bigint) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE own bigint := pg_current_xact_id_if_assigned()::text; ahead bigint := version - own & 4294967295;
 BEGIN
@@ -515,8 +517,10 @@ BEGIN
  ELSIF NOT is_before THEN
   until := NULL;  -- anybody's write ends what was over
  END IF;
- PERFORM refuse_row(refused, jsonb_build_object('expires_at', CASE WHEN shows THEN iso(was) END),
-  CASE WHEN shows OR token <> fence THEN token END, shows, key, fence, relation, col) WHERE refused IS NOT NULL;
+ IF refused IS NOT NULL THEN
+  PERFORM refuse_row(refused, jsonb_build_object('expires_at', CASE WHEN shows THEN iso(was) END),
+   CASE WHEN shows OR token <> fence THEN token END, shows, key, fence, relation, col);
+ END IF;
  fence := coalesce(drawn, fence);
 END $$;
 
@@ -937,7 +941,8 @@ COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all';
 
 DO $close$
 DECLARE
- definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as do the calls that are given
+ definers text[] := '{claim,settle,write_trigger}';  -- with the owner's rights, as the calls that are given
+ judges text[] := '{judge,judge_row}';
  closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
  -- Roles let in by default privileges (Supabase) lose them.
@@ -953,7 +958,7 @@ BEGIN
  GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
  EXECUTE (SELECT string_agg(format(format('ALTER FUNCTION %%1$s SECURITY %1$s%2$s; %3$s PUBLIC',
    CASE WHEN c.is_given OR p.proname = ANY (definers) THEN 'DEFINER' ELSE 'INVOKER' END,
-   CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed) THEN ' SET search_path = pg_catalog, fence_lite, pg_temp' END,
+   CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed || judges) THEN ' SET search_path = pg_catalog, fence_lite, pg_temp' END,
    CASE WHEN c.is_given OR p.proname = ANY (closed || '{fence_grant,fence_revoke,uninstall}'::text[])
    THEN 'REVOKE ALL ON FUNCTION %1$s FROM' ELSE 'GRANT EXECUTE ON FUNCTION %1$s TO' END), p.oid::regprocedure), '; ')
   FROM pg_proc p LEFT JOIN calls() AS c ON c.call = p.oid
