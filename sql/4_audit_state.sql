@@ -88,23 +88,42 @@ AS $state_findings$
                    c.attname),
                format('ALTER TABLE %s DROP COLUMN %I;', s.rel, c.attname)
           FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
-         WHERE c.attnum > s.columns AND NOT c.attisdropped AND c.attgenerated = ''),
+         WHERE c.attnum > s.columns AND NOT c.attisdropped),
 
-    added_trigger AS (
-        SELECT 56, row_number() OVER (ORDER BY s.n, t.tgname), s.rel, 'notice',
-               format(CASE WHEN t.tgtype & 3 = 3 THEN 'while trigger "%s" is enabled, pg_fence writes no row here'
-                      WHEN t.tgtype & 1 = 1 THEN 'trigger "%s" runs whenever pg_fence writes a row here, and may refuse it'
-                      ELSE 'trigger "%s" is for statements: it does not run when pg_fence writes here' END, t.tgname),
-               format('DROP TRIGGER %I ON %s;', t.tgname, s.rel)
-          FROM state s JOIN pg_trigger t ON t.tgrelid = s.oid
-         WHERE NOT t.tgisinternal AND NOT EXISTS (
-               SELECT FROM part p WHERE p.classid = 'pg_proc'::regclass AND p.objid = t.tgfoid)),
-
-    added_rule AS (
-        SELECT 57, row_number() OVER (ORDER BY s.n, w.rulename), s.rel, 'notice',
-               format('rule "%s" is not applied when pg_fence writes here', w.rulename),
-               format('DROP RULE %I ON %s;', w.rulename, s.rel)
-          FROM state s JOIN pg_rewrite w ON w.ev_class = s.oid),
+    -- pg_fence writes leases as PostgreSQL writes its catalogs, which know none of these: while one is there, it writes none.
+    -- (What an added column has goes with the column.)
+    addition AS (
+        SELECT 56, row_number() OVER (ORDER BY s.n, x.what, x.name), s.rel, 'notice',
+               format('%s "%s" %s: %s', x.what, x.name, x.how, CASE s.relname
+                   WHEN 'lease' THEN 'until that is undone, pg_fence grants, renews and releases no lease'
+                   ELSE 'it may change or refuse what is written here' END), x.remedy
+          FROM state s
+         CROSS JOIN LATERAL (
+               SELECT 'trigger' AS what, t.tgname AS name, 'was added' AS how, format('DROP TRIGGER %I ON %s;', t.tgname, s.rel) AS remedy
+                 FROM pg_trigger t
+                WHERE t.tgrelid = s.oid AND NOT t.tgisinternal AND NOT EXISTS (
+                      SELECT FROM part p WHERE p.classid = 'pg_proc'::regclass AND p.objid = t.tgfoid)
+               UNION ALL
+               SELECT 'rule', w.rulename, 'was added', format('DROP RULE %I ON %s;', w.rulename, s.rel)
+                 FROM pg_rewrite w WHERE w.ev_class = s.oid
+               UNION ALL
+               SELECT 'constraint', k.conname, 'was added',
+                      format('ALTER TABLE %s DROP CONSTRAINT %I;', k.conrelid::regclass, k.conname)
+                 FROM pg_constraint k
+                WHERE s.oid IN (k.conrelid, k.confrelid)
+                  AND (k.contype IN ('c', 'f', 'x') OR k.contype IN ('p', 'u') AND k.condeferrable)
+               UNION ALL
+               SELECT 'index', c.relname, 'has an expression or a condition', format('DROP INDEX %s;', c.oid::regclass)
+                 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+                WHERE i.indrelid = s.oid AND i.indisvalid AND NOT i.indisexclusion
+                  AND (i.indexprs IS NOT NULL OR i.indpred IS NOT NULL)
+               UNION ALL
+               SELECT 'column', c.attname, 'was made NOT NULL or given a default',
+                      format('ALTER TABLE %s ALTER %I DROP NOT NULL, ALTER %2$I DROP DEFAULT;', s.rel, c.attname)
+                 FROM pg_attribute c
+                WHERE c.attrelid = s.oid AND (c.attnotnull OR c.atthasdef)
+                  AND c.attname IN ('holder', 'closing_token', 'ended_at', 'metadata', 'adopted_floor')
+               ) AS x),
 
     -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
     silent_trigger AS (
@@ -203,8 +222,7 @@ AS $state_findings$
         SELECT * FROM altered
         UNION ALL SELECT * FROM invalid_index
         UNION ALL SELECT * FROM added_column
-        UNION ALL SELECT * FROM added_trigger
-        UNION ALL SELECT * FROM added_rule
+        UNION ALL SELECT * FROM addition
         UNION ALL SELECT * FROM silent_trigger
         UNION ALL SELECT * FROM secret
         UNION ALL SELECT * FROM subscribed

@@ -475,14 +475,12 @@ pub fn state_differs(table: &str) -> Refusal {
     .detailed(|d| d.relation = Some(format!("fence.{table}")))
 }
 
-/// 55000: a trigger on a table of the state may keep a row from being written as it must be.
-pub fn state_meddled(table: &str) -> Refusal {
+/// 55000: something was added to a table of the state that its writes pass over.
+pub fn state_extended(table: &str, addition: &str) -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
-        format!(
-            "a BEFORE ROW trigger on fence.{table} may suppress or change what pg_fence writes"
-        ),
-        "Drop that trigger, or make it an AFTER trigger: that sees each row as it was written.",
+        format!("fence.{table} has {addition}, which a write by pg_fence would pass over"),
+        "pg_fence writes this table as PostgreSQL writes its catalogs. Drop what was added, or disable it if it is a trigger; fence_audit() names it.",
     )
     .detailed(|d| d.relation = Some(format!("fence.{table}")))
 }

@@ -50,7 +50,7 @@ pub mod locks {
 
 /// The state: its table and its sequences.
 pub mod state {
-    mod executor;
+    mod additions;
     pub mod lease_lock;
     pub mod lease_table;
     pub mod opened;

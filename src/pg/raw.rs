@@ -5,9 +5,10 @@
 //! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
-    AttrNumber, Bitmapset, BlockNumber, Buffer, Datum, ErrorData, HeapTuple, Oid, RegProcedure,
-    Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber, SubTransactionId, SysScanDesc,
-    TimestampTz, TransactionId, TupleDesc, VirtualTransactionId, XLogRecPtr, LOCKMODE, LOCKTAG,
+    AttrNumber, Bitmapset, BlockNumber, Buffer, CmdType, Datum, ErrorData, HeapTuple, ItemPointer,
+    Oid, RegProcedure, Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber,
+    SubTransactionId, SysScanDesc, TimestampTz, TransactionId, TupleDesc, VirtualTransactionId,
+    XLogRecPtr, LOCKMODE, LOCKTAG,
 };
 use std::ffi::{c_char, c_int, c_void};
 
@@ -46,6 +47,13 @@ without_guard! {
     ) -> HeapTuple;
     pub fn systable_endscan_ordered(scan: SysScanDesc);
 
+    // access/htup_details.h, catalog/indexing.h, executor/executor.h
+    pub fn heap_form_tuple(columns: TupleDesc, values: *mut Datum, nulls: *mut bool) -> HeapTuple;
+    pub fn CatalogTupleInsert(table: Relation, tuple: HeapTuple);
+    pub fn CatalogTupleUpdate(table: Relation, place: ItemPointer, tuple: HeapTuple);
+    pub fn CatalogTupleDelete(table: Relation, place: ItemPointer);
+    pub fn CheckCmdReplicaIdentity(table: Relation, command: CmdType::Type);
+
     // access/heapam.h
     pub fn heap_fetch(
         table: Relation,
@@ -72,6 +80,9 @@ without_guard! {
 
     // utils/palloc.h
     pub fn pfree(memory: *mut c_void);
+
+    // access/xact.h
+    pub fn CommandCounterIncrement();
 
     // miscadmin.h
     pub fn PreventCommandIfReadOnly(command: *const c_char);

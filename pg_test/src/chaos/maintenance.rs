@@ -1,5 +1,5 @@
 //! The work of a database administrator on the tables of the state while workers run, and whether what was put
-//! there was honoured: every index finds what is in its table, every row trigger saw every change.
+//! there was honoured: every index finds what is in its table.
 
 mod second_database;
 mod slow_standby;
@@ -23,18 +23,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Prepared for it in the database, once.
-pub const PREPARATION: &str = "
-    CREATE EXTENSION amcheck;
-    CREATE SCHEMA upkeep;
-    CREATE TABLE upkeep.change (n bigserial PRIMARY KEY, relation regclass, old jsonb, new jsonb);
-    -- Who writes the state may be a role of its own.
-    CREATE FUNCTION upkeep.capture() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
-    BEGIN
-        INSERT INTO upkeep.change (relation, old, new)
-        VALUES (tg_relid, CASE WHEN tg_op <> 'INSERT' THEN to_jsonb(old) END,
-                          CASE WHEN tg_op <> 'DELETE' THEN to_jsonb(new) END);
-        RETURN NULL;
-    END$$;";
+pub const PREPARATION: &str = "CREATE EXTENSION amcheck";
 
 /// Rows of leases that nobody wants, so that to rewrite the table takes a while.
 pub const FILLER: &str = "DO $$
@@ -60,7 +49,8 @@ pub fn has_second_database() -> bool {
 /// A kind of maintenance. The summary calls it by its name here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Job {
-    /// pg_repack of one table of the state, or of the whole database; where there is none, PostgreSQL's own.
+    /// pg_repack of a table of the state, or of the whole database; where there is none, PostgreSQL's own. (Beside its trigger
+    /// no lease of the extension is written, so it leaves these alone.)
     Repack,
     /// VACUUM FULL, CLUSTER, VACUUM FREEZE, or ALTER TABLE.
     Rewrite,
@@ -68,14 +58,10 @@ pub enum Job {
     Move,
     /// REINDEX of a table, plain or CONCURRENTLY.
     Reindex,
-    /// An index more: plain, of an expression, partial; CONCURRENTLY or not.
+    /// An index more, of a plain kind; CONCURRENTLY or not.
     CreateIndex,
     /// One less, once it was seen to tell the truth.
     DropIndex,
-    /// A row trigger that captures changes, as replication by triggers has.
-    CreateTrigger,
-    /// It goes, and what it captured is compared with the table.
-    DropTrigger,
     /// ANALYZE, or storage settings.
     Settings,
     /// Jobs that forget leases: in a database of their own.
@@ -92,8 +78,6 @@ const JOBS: Jobs = &[
     (Job::Reindex, 12),
     (Job::CreateIndex, 18),
     (Job::DropIndex, 10),
-    (Job::CreateTrigger, 10),
-    (Job::DropTrigger, 10),
     (Job::Settings, 6),
 ];
 
@@ -177,11 +161,6 @@ impl Maintenance {
             upkeep.findings.extend(findings);
         }
         self.beside.store(false, Ordering::Relaxed);
-        for table in tables(session)? {
-            if has_trigger(session, &table)? {
-                upkeep.findings.extend(drop_trigger(session, &table)?);
-            }
-        }
         for index in indexes(session, "true")? {
             upkeep.findings.extend(untruth_of(session, &index)?);
         }
@@ -271,17 +250,6 @@ impl Round {
             Job::Repack if !self.prefix.has_repack() => format!("REPACK (CONCURRENTLY) {table}"),
             Job::Repack => return self.repack(session, &all, port).map(Some),
             Job::DropIndex => return self.drop_index(session),
-            Job::CreateTrigger | Job::DropTrigger => {
-                let creates = job == Job::CreateTrigger;
-                if has_trigger(session, &table)? == creates {
-                    return Ok(None);
-                }
-                let outcome = match creates {
-                    true => create_trigger(session, &table).map(|_| Vec::new()),
-                    false => drop_trigger(session, &table),
-                };
-                return Ok(Some(Attempt::new(format!("{job:?} {table}"), outcome)));
-            }
             Job::CreateIndex if indexes(session, IS_OURS)?.len() > 6 => return Ok(None),
             Job::CreateIndex => self.new_index(&table),
             Job::Rewrite => {
@@ -335,12 +303,12 @@ impl Round {
 
     /// The queries of monitoring and reports on leases, and on any table that has a name.
     fn new_index(&mut self, table: &str) -> String {
-        let of_any = ["(name text_pattern_ops)", "(split_part(name, ':', 1))", "USING hash (name)"];
+        let of_any = ["(name text_pattern_ops)", "USING hash (name)"];
         let of_leases = [
             "(expires_at)",
-            "((expires_at - acquired_at))",
-            "(expires_at) WHERE renewals = 0",
-            "(split_part(name, ':', 2), expires_at) WHERE renewals > 0 AND name LIKE 'job:%'",
+            "(holder, expires_at)",
+            "(renewals) INCLUDE (name)",
+            "USING brin (expires_at)",
         ];
         let mut all = of_any.to_vec();
         if table.ends_with(".lease") {
@@ -369,10 +337,11 @@ impl Round {
             session.try_rows(&format!("DROP INDEX {}", index.name))?;
         }
         let mut arguments = vec!["--wait-timeout=2".to_owned()];
+        let all = if edition::is_lite() { all } else { &all[1..] };
         if self.rng.random_bool(0.6) {
             arguments.push("--no-kill-backend".to_owned());
         }
-        if self.rng.random_bool(0.8) {
+        if !edition::is_lite() || self.rng.random_bool(0.8) {
             let only = if self.rng.random_bool(0.8) { &all[..1] } else { all };
             arguments.extend(self.one_of(only).map(|table| format!("--table={table}")));
         }
@@ -516,46 +485,4 @@ fn untruth_of(session: &mut Session, index: &Index) -> Answer<Option<String>> {
             "index {name} finds {found} rows of {table} where {condition}, and there are {there}"
         )
     }))
-}
-
-fn has_trigger(session: &mut Session, table: &str) -> Answer<bool> {
-    let rows = session.try_rows(&format!(
-        "SELECT FROM pg_trigger WHERE tgrelid = '{table}'::regclass AND tgname = 'upkeep_capture'"
-    ))?;
-    Ok(!rows.is_empty())
-}
-
-/// Creates the trigger, and keeps what is there at that moment: the trigger's lock keeps writers out till then.
-fn create_trigger(session: &mut Session, table: &str) -> Answer<()> {
-    let copy = table.replace('.', "_");
-    session.try_rows(&format!(
-        "BEGIN;
-         CREATE TRIGGER upkeep_capture AFTER INSERT OR UPDATE OR DELETE ON {table}
-            FOR EACH ROW EXECUTE FUNCTION upkeep.capture();
-         DELETE FROM upkeep.change WHERE relation = '{table}'::regclass;
-         DROP TABLE IF EXISTS upkeep.{copy};
-         CREATE TABLE upkeep.{copy} AS SELECT to_jsonb(t) AS row FROM {table} AS t;
-         COMMIT"
-    ))?;
-    Ok(())
-}
-
-/// Drops the trigger. The rows from when it was created, with all changes that it has captured, must be the rows now.
-fn drop_trigger(session: &mut Session, table: &str) -> Answer<Vec<String>> {
-    let copy = table.replace('.', "_");
-    session.try_rows("BEGIN")?;
-    // From here on nobody writes; what was written is committed, and can be seen.
-    session.try_rows(&format!("DROP TRIGGER upkeep_capture ON {table}"))?;
-    let differences = session.try_rows(&format!(
-        "SELECT row FROM (SELECT row, 1 AS n FROM upkeep.{copy}
-               UNION ALL SELECT new, 1 FROM upkeep.change WHERE relation = '{table}'::regclass
-               UNION ALL SELECT old, -1 FROM upkeep.change WHERE relation = '{table}'::regclass
-               UNION ALL SELECT to_jsonb(t), -1 FROM {table} AS t) AS all_rows
-          WHERE row IS NOT NULL GROUP BY row HAVING sum(n) <> 0 ORDER BY row::text"
-    ))?;
-    session.try_rows("COMMIT")?;
-    let (count, first) = (differences.len(), differences.first().and_then(|row| row[0].clone()));
-    let missed =
-        || format!("a row trigger missed writes of {table}: {count} rows differ, as {first:?}");
-    Ok((count > 0).then(missed).into_iter().collect())
 }

@@ -37,15 +37,10 @@ pub fn losable<R, E>(work: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E
     outcome.map(|(result, _)| result)
 }
 
-/// Lets the commit of this transaction wait as `synchronous_commit` says, whatever else it has done.
-pub fn wait_as_asked() {
-    AS_ASKED.set(true);
-}
-
 /// Lets the commit of this transaction wait for the disk, whatever `synchronous_commit` says; and for synchronous standbys
 /// where that says so.
 pub fn force() {
-    wait_as_asked();
+    AS_ASKED.set(true);
     // SAFETY: sets a flag of this transaction.
     unsafe { pg_sys::ForceSyncCommit() };
 }

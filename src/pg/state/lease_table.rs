@@ -1,7 +1,7 @@
 //! fence.lease: one way to read it, one way to write it.
 //!
-//! It is read by scans of the server's own kind, under the table's lock, and written as the executor writes. No SPI: so
-//! no plan, no `search_path`, no rights of the caller's.
+//! It is read by scans of the server's own kind, under the table's lock, and written as PostgreSQL writes its catalogs. No
+//! SPI: so no plan, no `search_path`, no rights of the caller's.
 
 use crate::errors::{self, Refusal};
 use crate::known_bugs;
@@ -9,13 +9,12 @@ use crate::pg::call::args::{bytes_of, text_datum};
 use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
-use crate::pg::session::commit;
 use crate::pg::session::server;
 use crate::pg::session::xact;
-use crate::pg::state::executor;
+use crate::pg::state::additions;
 use crate::pg::state::opened::{IfLocked, Opened};
 use crate::pg::state::relation::{self, state_oid};
-use crate::pg::state::row::{Deleter, Fields, NewGrant, Row, RowVersion, COLUMNS, LEASE};
+use crate::pg::state::row::{self, Deleter, Fields, NewGrant, Row, RowVersion, COLUMNS, LEASE};
 use crate::pg::state::row_place;
 use crate::pg::table_scan;
 use once_cell::unsync::OnceCell;
@@ -312,52 +311,63 @@ impl LeaseTable {
         if let Some(row) = over {
             return self.replace(row, &fields);
         }
-        self.begin_write()?;
-        // SAFETY: the table is open and locked for writing, the fields are its first columns.
-        unsafe { executor::insert(self.relation(), LEASE.len(), &fields) };
-        xact::see_own_changes();
-        Ok(())
+        // SAFETY: `write` has an open table, of whose row type the fields are.
+        self.write(|table| unsafe {
+            raw::CatalogTupleInsert(table, fields.tuple((*table).rd_att));
+        })
     }
 
     /// Writes a new version of a row that was read under the grant's lock. Error: 55000.
     pub fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
-        self.begin_write()?;
-        // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
-        unsafe { executor::update(self.relation(), row.place(), fields) };
-        xact::see_own_changes();
-        Ok(())
+        // SAFETY: as above; under the grant's lock nobody else changes the row.
+        self.write(|table| unsafe {
+            raw::CheckCmdReplicaIdentity(table, pg_sys::CmdType::CMD_UPDATE);
+            raw::CatalogTupleUpdate(table, &mut row.place(), fields.tuple((*table).rd_att));
+        })
     }
 
     /// Deletes the row. Error: 55000.
     pub fn delete(&self, row: &Row) -> Result<(), Refusal> {
-        self.begin_write()?;
-        // SAFETY: the table is open and locked for writing; under the grant's lock nobody else changes the row.
-        unsafe { executor::delete(self.relation(), row.place()) };
+        // SAFETY: as above.
+        self.write(|table| unsafe {
+            raw::CheckCmdReplicaIdentity(table, pg_sys::CmdType::CMD_DELETE);
+            raw::CatalogTupleDelete(table, &mut row.place());
+        })
+    }
+
+    /// Writes as PostgreSQL writes its catalogs: the row and its entries in the indexes. The table's lock is kept until the
+    /// transaction ends, as any writer keeps it; that of the index goes with the call. Error: 55000.
+    fn write(&self, work: impl FnOnce(pg_sys::Relation)) -> Result<(), Refusal> {
+        self.table.keep_lock();
+        self.check_additions()?;
+        // SAFETY: the table is open and locked for writing. The work calls the server, and drops nothing.
+        unsafe {
+            compat::guarded(|| {
+                work(self.relation());
+                raw::CommandCounterIncrement();
+            });
+        }
         Ok(())
     }
 
-    /// A writer keeps the table's lock until the transaction ends. (That of the index goes with the call, as it does
-    /// after any statement.) 55000 where a trigger may suppress or change what is written: no token may be given for that.
-    fn begin_write(&self) -> Result<(), Refusal> {
-        const BEFORE_ROW: i16 = (pg_sys::TRIGGER_TYPE_BEFORE | pg_sys::TRIGGER_TYPE_ROW) as i16;
-        self.table.keep_lock();
-        // SAFETY: an open relation, which has as many triggers as it says. (Not relhastriggers, which stays set until the next
-        // VACUUM after the last one went.)
-        let triggers = unsafe {
-            let all = (*self.relation()).trigdesc.as_ref();
-            all.map_or(&[][..], |t| std::slice::from_raw_parts(t.triggers, t.numtriggers as usize))
-        };
-        if !triggers.is_empty() {
-            // Their writes may be worth more than a lease.
-            commit::wait_as_asked();
+    /// 55000 if the table has been given something that such a write passes over. Looks again when a definition has changed.
+    /// The table is locked: of what it looks for, only an index can come meanwhile (`CREATE INDEX CONCURRENTLY`), and that
+    /// one wants no entry before this transaction has ended.
+    fn check_additions(&self) -> Result<(), Refusal> {
+        thread_local! {
+            static CHECKED: Cell<Option<(pg_sys::Oid, u64)>> = const { Cell::new(None) };
         }
-        let meddles = |trigger: &pg_sys::Trigger| {
-            trigger.tgtype & BEFORE_ROW == BEFORE_ROW && trigger.tgenabled as u8 != b'D'
-        };
-        match triggers.iter().any(meddles) {
-            true => Err(errors::state_meddled("lease")),
-            false => Ok(()),
+        // SAFETY: an open relation.
+        let current = Some((unsafe { (*self.relation()).rd_id }, relation::generation()));
+        if CHECKED.get() != current {
+            // SAFETY: an open relation.
+            if let Some(addition) = unsafe { additions::of(self.relation(), row::is_always_given) }
+            {
+                return Err(errors::state_extended("lease", addition));
+            }
+            CHECKED.set(current);
         }
+        Ok(())
     }
 }
 

@@ -43,8 +43,6 @@ pub struct Fields {
     pub values: [pg_sys::Datum; COLUMNS],
     /// By position.
     pub nulls: [bool; COLUMNS],
-    /// The columns that an UPDATE would name, a bit each.
-    pub named: u32,
 }
 
 /// The types of fence.lease's columns.
@@ -69,6 +67,13 @@ pub const LEASE: &[pg_sys::Oid] = &[
     pg_sys::BOOLOID,
     pg_sys::INT8OID,
 ];
+
+/// Returns true if each row has a value in this column, from 0.
+pub fn is_always_given(column: usize) -> bool {
+    use Column::{AdoptedFloor, ClosingToken, EndedAt, Holder, Metadata};
+    let may_be_null = [Holder, ClosingToken, EndedAt, Metadata, AdoptedFloor];
+    column < LEASE.len() && !may_be_null.iter().any(|other| *other as usize == column)
+}
 
 /// A row of fence.lease, copied: it outlives the page that it was read from.
 #[derive(Clone, Copy)]
@@ -129,7 +134,7 @@ impl Deleter {
             if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
                 return Deleter::None;
             }
-            // A foreign key to the table locks its rows: beside that, the deleter is one member of a multixact.
+            // Somebody may have locked the row (FOR KEY SHARE): beside that, the deleter is one member of a multixact.
             let xid = match mask & pg_sys::HEAP_XMAX_IS_MULTI {
                 0 => (*header).t_choice.t_heap.t_xmax,
                 _ => pg_sys::HeapTupleGetUpdateXid(header),
@@ -182,9 +187,9 @@ pub enum Lifetime {
 }
 
 impl Fields {
-    /// All NULL, none named.
+    /// All NULL.
     fn empty() -> Self {
-        Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS], named: 0 }
+        Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS] }
     }
 
     /// The columns of a new grant, over the row of an earlier grant of that lease where its slot has one: what the
@@ -224,10 +229,7 @@ impl Fields {
         if let Some(metadata) = new.metadata {
             fields.set(Column::Metadata, metadata);
         }
-        let Some(row) = over else { return fields };
-        let own = LEASE.len();
-        // All but the key, NULLs too.
-        Fields { named: ((1 << own) - 1) & !0b11, ..fields.with_rest_of(&row.fields, own) }
+        over.map_or(fields, |row| fields.with_rest_of(&row.fields, LEASE.len()))
     }
 
     /// With another row's columns behind its own first ones.
@@ -235,11 +237,6 @@ impl Fields {
         self.values[own..].copy_from_slice(&other.values[own..]);
         self.nulls[own..].copy_from_slice(&other.nulls[own..]);
         self
-    }
-
-    /// The same, of which an UPDATE would name none.
-    fn unnamed(self) -> Self {
-        Fields { named: 0, ..self }
     }
 
     /// The columns of a tuple.
@@ -254,11 +251,19 @@ impl Fields {
         fields
     }
 
+    /// A tuple of them.
+    ///
+    /// # Safety
+    /// The row type must be the table's. To be called inside `compat::guarded`.
+    pub unsafe fn tuple(mut self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
+        // SAFETY: the caller's promise; the arrays have a place for each column.
+        unsafe { raw::heap_form_tuple(row_type, self.values.as_mut_ptr(), self.nulls.as_mut_ptr()) }
+    }
+
     fn set(&mut self, column: Column, value: impl Into<pg_sys::Datum>) -> &mut Self {
         let n = column as usize;
         self.values[n] = value.into();
         self.nulls[n] = false;
-        self.named |= 1 << n;
         self
     }
 
@@ -334,7 +339,7 @@ impl Row {
 
     /// Its columns after a renewal.
     pub fn renewed(&self, token: Token, now: Instant, ttl: Span) -> Fields {
-        let mut fields = self.fields.unnamed();
+        let mut fields = self.fields;
         fields
             .set(Column::RenewalTokens, token_array(self.grant.tokens.renew(token).renewed()))
             .set(Column::RenewedAt, now.micros())
@@ -346,7 +351,7 @@ impl Row {
 
     /// Its columns when it is adopted again after a jump.
     pub fn adopted_again(&self, floor: Floor, now: Instant) -> Fields {
-        let mut fields = self.fields.unnamed();
+        let mut fields = self.fields;
         fields
             .set(Column::AdoptedFloor, floor.token().bigint())
             .set(Column::RenewedAt, now.micros())
@@ -356,7 +361,7 @@ impl Row {
 
     /// Its columns when it is closed.
     pub fn closed(&self, closing: Token, now: Instant) -> Fields {
-        let mut fields = self.fields.unnamed();
+        let mut fields = self.fields;
         fields.set(Column::ClosingToken, closing.bigint()).set(Column::EndedAt, now.micros());
         fields
     }
@@ -441,9 +446,8 @@ impl Row {
                 fields.values[n] = fetched.unwrap_or(pg_sys::Datum::from(0));
                 has_changed = true;
             }
-            let (values, nulls) = (fields.values.as_mut_ptr(), fields.nulls.as_mut_ptr());
             match has_changed {
-                true => pg_sys::heap_form_tuple(row_type, values, nulls),
+                true => compat::guarded(|| fields.tuple(row_type)),
                 false => self.tuple,
             }
         }
