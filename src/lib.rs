@@ -15,14 +15,13 @@
 //! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |
 //!
 //! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,
-//! answer. `known_bugs` are for the tests to find.
+//! answer.
 //!
 //! `docs/internals/architecture.md` also says what is deliberately absent.
 
 mod encoding;
 mod errors;
 mod fence;
-mod known_bugs;
 mod leases;
 mod pg;
 mod sql;

@@ -1,7 +1,6 @@
 //! Where tokens come from, and what is known of those that were drawn.
 
 use crate::errors::{self, Refusal};
-use crate::known_bugs;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait;
 use crate::pg::session::clock;
@@ -169,9 +168,6 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
 /// The floor, if this life has begun and no dump was loaded since; else None.
 fn settled_floor(oid: Oid) -> Result<Option<Floor>, Refusal> {
     let life = Life::of(oid);
-    if let (true, Some((_, floor))) = (known_bugs::OLD_FLOOR, life.floor) {
-        return Ok(Some(floor));
-    }
     // Read before the floor, for a jump writes it after the floor: what is kept cannot be older than the page.
     let page = sequence::read(state_oid(c"dumped_token_seq")?);
     if !life.has_begun() || life.dumped != token_of(&page) {
@@ -307,11 +303,6 @@ fn what_is_due(oid: Oid) -> Result<(Due, Life), Refusal> {
     };
     let expected = start.map(|s| server::start(oid, s.file));
     let due = moves::due(&recorded, || server::identity(oid), expected.as_ref(), life.passed)?;
-    let due = match due {
-        Due::Jump if known_bugs::NO_JUMP => Due::Nothing,
-        Due::Move if known_bugs::NO_START_MOVE => Due::Nothing,
-        due => due,
-    };
     Ok((due, Life { passed: recorded.last.max(life.passed), dumped, ..life }))
 }
 

@@ -18,7 +18,7 @@ mod task;
 mod worker;
 mod worker_pool;
 
-pub use known_bugs::{build_with, catch, plant_in_lite, KnownBug};
+pub use known_bugs::{build_with, catch, patches, plant_in_lite, KnownBug};
 pub use worker::{work, Identity};
 
 use crate::edition::{self, Surface};

@@ -2,7 +2,7 @@
 
 use crate::candidate;
 use crate::installation::Installation;
-use crate::source_tree::{cargo, source_root, target_dir};
+use crate::source_tree::{self, cargo, source_root, target_dir};
 use anyhow::{bail, ensure, Context, Result};
 use std::collections::BTreeMap;
 use std::fs;
@@ -39,17 +39,19 @@ impl Extension {
         let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
             last_library(&place.target)?
         } else {
-            build_library(&installation.pg_config, &place, None)?
+            build_library(&installation.pg_config, &place, source_root())?
         };
         Extension::around(library)
     }
 
-    /// Builds it with a known bug (`--cfg planted="<bug>"`, see `src/known_bugs.rs`), in a target directory of
-    /// its own, so that nobody takes it for the plain one.
-    pub fn build_with_bug(installation: &Installation, bug: &str) -> Result<Extension> {
+    /// Builds it from a copy of the sources with a patch in it, in a target directory of its own, so that nobody takes it for
+    /// the plain one.
+    pub fn build_with_patch(installation: &Installation, patch: &Path) -> Result<Extension> {
         let BuildPlace { target, build } = BuildPlace::of(installation);
         let place = BuildPlace { target: target.join("planted"), build: build.join("planted") };
-        Extension::around(build_library(&installation.pg_config, &place, Some(bug))?)
+        let copy = place.target.join("source");
+        source_tree::copy_with_patch(&copy, patch)?;
+        Extension::around(build_library(&installation.pg_config, &place, &copy)?)
     }
 
     /// The extension of this source tree with a library that is built already.
@@ -198,19 +200,18 @@ fn last_library(target: &Path) -> Result<PathBuf> {
     Ok(library)
 }
 
-fn build_library(pg_config: &Path, place: &BuildPlace, bug: Option<&str>) -> Result<PathBuf> {
+fn build_library(pg_config: &Path, place: &BuildPlace, sources: &Path) -> Result<PathBuf> {
     let major = major_of(pg_config)?;
-    eprintln!(
-        "building {NAME} (pg{major}{})",
-        bug.map(|bug| format!(", {bug}")).unwrap_or_default()
-    );
+    eprintln!("building {NAME} (pg{major}) in {}", sources.display());
     // Tests build side by side, and between these two nobody else may.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     place.prepare()?;
     let mut command = cargo_for(&major)?;
-    // `rustc` hands what follows `--` to the extension's own crate and to no other: a bug leaves the crates
-    // that it is built upon as they are.
+    if sources != source_root() {
+        ensure!(!candidate::builds(&major), "a copy of the sources names the pgrx of Cargo.toml");
+        command.current_dir(sources);
+    }
     command
         .args(["rustc", "--release", "--package", NAME, "--lib", "--no-default-features"])
         .args(["--features", &format!("pg{major}"), "--message-format=json-render-diagnostics"])
@@ -218,9 +219,6 @@ fn build_library(pg_config: &Path, place: &BuildPlace, bug: Option<&str>) -> Res
         .stdin(Stdio::null())
         .stderr(Stdio::inherit());
     place.tell(&mut command);
-    if let Some(bug) = bug {
-        command.args(["--", "--cfg", &format!("planted={bug:?}")]);
-    }
     let output = command.output().context("cannot run cargo")?;
     if !output.status.success() {
         bail!("building {NAME} failed ({})", output.status);

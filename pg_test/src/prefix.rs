@@ -93,13 +93,13 @@ impl Prefix {
         Ok(prefix)
     }
 
-    /// A copy with a known bug in its extension (`src/known_bugs.rs` names them). `program` is the lab's binary.
-    pub fn with_bug(program: &Path, bug: &str) -> Result<Arc<Prefix>> {
+    /// A copy with an extension that is built with a patch. `program` is the lab's binary.
+    pub fn with_patch(program: &Path, patch: &Path) -> Result<Arc<Prefix>> {
         // One after another: they are built in the same place.
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
         let installation = majors::chosen()?;
-        let extension = Extension::build_with_bug(&installation, bug)?;
+        let extension = Extension::build_with_patch(&installation, patch)?;
         let rundir = Arc::new(RunDir::create(program)?);
         let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
         prefix.install(&extension)?;

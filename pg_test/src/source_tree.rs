@@ -1,5 +1,9 @@
 //! The source tree, and cargo in it.
 
+use crate::process::output_of;
+use anyhow::{ensure, Result};
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -29,4 +33,36 @@ pub fn cargo() -> Command {
     }
     command.current_dir(source_root());
     command
+}
+
+/// Makes `copy` a copy of the source tree with a patch in it. All but `src` is the tree's own, by links.
+pub fn copy_with_patch(copy: &Path, change: &Path) -> Result<()> {
+    if copy.exists() {
+        fs::remove_dir_all(copy)?;
+    }
+    fs::create_dir_all(copy)?;
+    for entry in fs::read_dir(source_root())? {
+        let (path, name) = entry.map(|entry| (entry.path(), entry.file_name()))?;
+        if name == "src" {
+            output_of(Command::new("cp").arg("-r").arg(path).arg(copy))?;
+        } else if name != "target" && name != ".git" {
+            symlink(path, copy.join(name))?;
+        }
+    }
+    output_of(&mut patch(copy, change)).map(drop)
+}
+
+/// An error if a patch does not fit the source tree as it is.
+pub fn check_patch(change: &Path) -> Result<()> {
+    let said = output_of(patch(source_root(), change).arg("--dry-run"))?;
+    ensure!(said.contains("checking file"), "{} changes nothing: {said}", change.display());
+    Ok(())
+}
+
+/// Applies a patch to a tree, if each line around its changes is what it was made for.
+fn patch(tree: &Path, change: &Path) -> Command {
+    let mut patch = Command::new("patch");
+    patch.args(["--strip=1", "--fuzz=0", "--batch", "--forward", "--reject-file=-"]);
+    patch.arg("--directory").arg(tree).arg("--input").arg(change);
+    patch
 }

@@ -5,7 +5,6 @@ use super::hint::{self, Wrote};
 use super::plan::Plan;
 use super::{row_moves, trigger};
 use crate::errors::{self, Refusal, RowLease};
-use crate::known_bugs::OWN_IS_EVERYBODYS;
 use crate::leases::guard;
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
@@ -116,7 +115,7 @@ impl RowWrite<'_> {
     }
 
     fn change(&self, old: Tuple, new: Option<Tuple>) -> Result<pg_sys::Datum, Refusal> {
-        let is_own = OWN_IS_EVERYBODYS || old.is_own();
+        let is_own = old.is_own();
         let Columns { fence, deadline } = self.columns(old);
         let stored = Stored { fence, deadline, is_own };
         let brought = new.map(|new| self.columns(new));

@@ -19,7 +19,7 @@ use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::{Deleter, Lifetime, NewGrant, Row};
 use crate::statistics::{self, Counter};
-use crate::{known_bugs, tokens};
+use crate::tokens;
 use pg_fence_rules::grant::{self, Adopt, Grant, Holders, Mode};
 use pg_fence_rules::locks::{ADOPT, CHANGE, END_OLDER};
 use pg_fence_rules::names::Level;
@@ -96,7 +96,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
     // A transaction does not exclude itself: one that relies on the older grant must not have the lock.
     let relies = guard::guards_slot(&adoption.name, 0);
     // The table is closed meanwhile: maintenance waits for nobody who waits.
-    let alone = known_bugs::NO_ADOPT_LOCK || !relies && locks.take_within(ADOPT, 0, waiting)?;
+    let alone = !relies && locks.take_within(ADOPT, 0, waiting)?;
     let table = LeaseTable::open(Access::Write)?;
     if !alone {
         end_older(&table, adoption)?;

@@ -15,7 +15,7 @@ use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter, Known};
-use crate::{known_bugs, tokens};
+use crate::tokens;
 use pg_fence_rules::grant::Mode;
 use pg_fence_rules::locks::{GUARD, GUARD_BESIDE_OTHERS};
 use pg_fence_rules::snapshot::{self, InSnapshot};
@@ -169,11 +169,9 @@ fn locked<'a>(
 /// The locks of a guard of that grant. (Its mode and slot stay what they are.)
 fn lock<'a>(name: &'a [u8], row: &Row) -> Result<Locks<'a>, Refusal> {
     let mut locks = Locks::of(name);
-    if !known_bugs::NO_GUARD_LOCK {
-        locks.take(GUARD, row.grant.slot)?;
-        if row.grant.mode != Mode::Exclusive {
-            locks.take(GUARD_BESIDE_OTHERS, row.grant.slot)?;
-        }
+    locks.take(GUARD, row.grant.slot)?;
+    if row.grant.mode != Mode::Exclusive {
+        locks.take(GUARD_BESIDE_OTHERS, row.grant.slot)?;
     }
     Ok(locks)
 }

@@ -11,7 +11,7 @@ use crate::pg::state::opened::IfLocked;
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::{Lifetime, NewGrant, Row};
 use crate::statistics::{self, Counter};
-use crate::{known_bugs, tokens};
+use crate::tokens;
 use pg_fence_rules::durability::{self, Predecessor};
 use pg_fence_rules::grant::Phase;
 use pg_fence_rules::names::Level;
@@ -66,7 +66,7 @@ fn grant(
     chosen: Vec<LockedSlot>,
 ) -> Result<Token, Refusal> {
     let above = chosen.iter().map(LockedSlot::above).max().unwrap_or(Token::BEFORE_ALL);
-    let token = known_bugs::early_or(|| tokens::draw(above))?;
+    let token = tokens::draw(above)?;
     // All before the first is written: an error must find no lock that is still to be given back.
     let chosen: Vec<FreeSlot> = chosen.into_iter().map(LockedSlot::keep).collect();
     for (request, slot) in requests.iter().zip(&chosen) {

@@ -15,7 +15,6 @@ use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
-use crate::{known_bugs, tokens};
 use pg_fence_rules::grant::Mode;
 use pg_fence_rules::{Instant, Token};
 use std::ffi::CStr;
@@ -26,7 +25,6 @@ use std::time::Duration;
 pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire_request(&args)?;
     xact::writable(c"lease_acquire()");
-    known_bugs::draw_early(|| tokens::draw(Token::BEFORE_ALL))?;
     acquire_each(&args, &[request], longest)
 }
 

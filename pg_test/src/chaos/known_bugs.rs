@@ -1,12 +1,13 @@
-//! Known bugs that can be built into the extension, to show that a run catches them.
+//! Known bugs that can be built into the extension, to show that a run catches them: patches of its sources, in `bugs`.
 
 use super::nemesis::{Disturbance, Weights, ALL};
 use super::{run_for, Summary};
 use crate::edition;
 use crate::prefix::Prefix;
-use anyhow::{bail, ensure, Result};
+use crate::source_tree::source_root;
+use anyhow::{bail, Context, Result};
 use clap::ValueEnum;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -43,9 +44,15 @@ pub enum KnownBug {
 }
 
 impl KnownBug {
-    /// As the extension's build knows it (`--cfg planted="<name>"`), and the command.
+    /// As the command knows it, and its patch is called.
     pub fn name(self) -> String {
         self.to_possible_value().expect("no bug is hidden").get_name().to_owned()
+    }
+
+    /// The patch that plants it in the sources of the extension; None where it is of the lite edition only.
+    pub fn patch(self) -> Option<PathBuf> {
+        let patch = patches().join(format!("{}.patch", self.name()));
+        (self != KnownBug::DecisionBeforeLock).then_some(patch)
     }
 
     /// The disturbances that it takes.
@@ -120,10 +127,15 @@ impl KnownBug {
     }
 }
 
+/// Where the patches are.
+pub fn patches() -> PathBuf {
+    source_root().join("pg_test/src/chaos/bugs")
+}
+
 /// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
 pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
-    ensure!(bug != KnownBug::DecisionBeforeLock, "it is a bug of the lite edition: --edition lite");
-    Prefix::with_bug(program, &bug.name())
+    let patch = bug.patch().context("it is a bug of the lite edition: --edition lite")?;
+    Prefix::with_patch(program, &patch)
 }
 
 /// Has the lite edition installed with the bug, in this process and those that it starts.

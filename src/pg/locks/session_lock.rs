@@ -6,7 +6,6 @@
 //! share it, and one that is left behind keeps no later grant alive.
 
 use crate::errors::{self, Refusal};
-use crate::known_bugs;
 use crate::pg::compat;
 use crate::pg::locks::{lock, lock_count};
 use crate::pg::session::server;
@@ -56,7 +55,7 @@ impl SessionLock {
     /// Does any session hold it? On a standby, where sessions of the primary cannot be seen, it counts as held. Nothing is
     /// taken to find that out: only who holds it ever asks for it.
     pub fn is_held(&self) -> bool {
-        if server::in_recovery() || known_bugs::SESSION_OUTLIVED {
+        if server::in_recovery() {
             return true;
         }
         // SAFETY: the tag is complete; looks it up in the server's lock table.

@@ -3,16 +3,12 @@
 use crate::encoding::to_utf8;
 use crate::pg::call::args::{bytes_of, text_datum};
 use crate::pg::raw;
-use crate::pg::session::xact;
 use pg_fence_rules::Instant;
 use pgrx::{direct_function_call_as_datum, pg_sys};
 use std::time::Duration;
 
 /// The server's clock, now.
 pub fn now() -> Instant {
-    if crate::known_bugs::NOW {
-        return xact::started_at();
-    }
     // SAFETY: reads the clock.
     Instant::from_micros(unsafe { raw::GetCurrentTimestamp() })
 }

@@ -20,12 +20,6 @@ pub fn keeps_snapshot() -> bool {
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
 }
 
-/// When the transaction began: not later than its snapshot.
-pub fn started_at() -> Instant {
-    // SAFETY: reads transaction state.
-    Instant::from_micros(unsafe { pg_sys::GetCurrentTransactionStartTimestamp() })
-}
-
 /// Is it a transaction of several statements, as far as is known by now?
 pub fn is_block() -> bool {
     // SAFETY: reads transaction state.

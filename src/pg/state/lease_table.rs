@@ -4,7 +4,6 @@
 //! SPI: so no plan, no `search_path`, no rights of the caller's.
 
 use crate::errors::{self, Refusal};
-use crate::known_bugs;
 use crate::pg::call::args::{bytes_of, text_datum};
 use crate::pg::call::raise;
 use crate::pg::compat;
@@ -222,10 +221,7 @@ impl LeaseTable {
         place: pg_sys::ItemPointerData,
         look: impl FnOnce(pg_sys::HeapTuple) -> T,
     ) -> Option<T> {
-        let snapshot_type = match known_bugs::UNCHECKED_PLACE {
-            true => pg_sys::SnapshotType::SNAPSHOT_ANY,
-            false => pg_sys::SnapshotType::SNAPSHOT_SELF,
-        };
+        let snapshot_type = pg_sys::SnapshotType::SNAPSHOT_SELF;
         let mut now = pg_sys::SnapshotData { snapshot_type, ..Default::default() };
         let mut tuple = pg_sys::HeapTupleData { t_self: place, ..Default::default() };
         let mut buffer = 0;

@@ -9,7 +9,6 @@
 //! and ends), and takes the lease for taken where they merely wait for it.
 
 use crate::errors;
-use crate::known_bugs;
 use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
@@ -44,21 +43,17 @@ impl Opened {
     /// Takes the lock, as every statement does, and opens the relation.
     /// Raises 55000 where it was dropped meanwhile.
     pub fn queued(oid: pg_sys::Oid, mode: u32) -> Self {
-        let mode = taken(mode);
-        if mode != pg_sys::NoLock as c_int {
-            // SAFETY: a lock by oid, as any; it goes with the transaction at the latest.
-            unsafe { compat::guarded(|| raw::LockRelationOid(oid, mode)) };
-        }
-        Opened::locked(oid, mode)
+        // SAFETY: a lock by oid, as any; it goes with the transaction at the latest.
+        unsafe { compat::guarded(|| raw::LockRelationOid(oid, mode as c_int)) };
+        Opened::locked(oid, mode as c_int)
     }
 
     /// Takes the lock and opens the relation; None where the lock is not to be had that way.
     pub fn open(oid: pg_sys::Oid, mode: u32, if_locked: IfLocked) -> Option<Self> {
-        let (lock, none) = (taken(mode), pg_sys::NoLock as c_int);
-        if if_locked == IfLocked::Queue || lock == none {
+        if if_locked == IfLocked::Queue {
             return Some(Opened::queued(oid, mode));
         }
-        self::lock(oid, lock, if_locked).then(|| Opened::locked(oid, lock))
+        lock(oid, mode as c_int, if_locked).then(|| Opened::locked(oid, mode as c_int))
     }
 
     /// Opens a relation that is locked. While its lock was waited for, the extension may have been dropped.
@@ -92,16 +87,6 @@ impl Opened {
     /// Keeps the lock until the transaction ends.
     pub fn keep_lock(&self) {
         self.keeps_lock.set(true);
-    }
-}
-
-/// The lock that is taken for this mode: that one, but with a known bug.
-fn taken(mode: u32) -> c_int {
-    let is_left_out = known_bugs::NO_TABLE_LOCK && mode == pg_sys::AccessShareLock;
-    if is_left_out {
-        pg_sys::NoLock as c_int
-    } else {
-        mode as c_int
     }
 }
 

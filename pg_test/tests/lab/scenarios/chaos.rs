@@ -1,8 +1,11 @@
 //! The chaos run in its short form; and that it catches each known bug.
 
+use clap::ValueEnum;
 use pg_test::chaos::{self, KnownBug};
 use pg_test::process::output_of;
+use pg_test::source_tree::check_patch;
 use pg_test::{ensure, lab_test, Context, Lab, Result};
+use std::fs;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
@@ -11,6 +14,21 @@ fn half_a_minute_of_chaos_breaks_no_promise(lab: &Lab) -> Result<()> {
     let seed = std::process::id().into();
     let summary = chaos::run_until_enough_happened(lab.prefix(), Duration::from_secs(30), seed)?;
     summary.judged().with_context(|| summary.to_string())
+}
+
+/// So that a bug which cannot be planted any more is found before the long runs that plant them.
+#[lab_test]
+fn the_patch_of_each_known_bug_fits_the_sources(_: &Lab) -> Result<()> {
+    let mut expected: Vec<_> =
+        KnownBug::value_variants().iter().filter_map(|bug| bug.patch()).collect();
+    for patch in &expected {
+        check_patch(patch)?;
+    }
+    let entries = fs::read_dir(chaos::patches())?;
+    let mut there = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
+    (expected.sort(), there.sort());
+    ensure!(there == expected, "{there:?}");
+    Ok(())
 }
 
 cases![
