@@ -46,9 +46,9 @@ pub enum Disturbance {
     StepClock,
     /// A lease is revoked.
     Revoke,
-    /// Rows that refer to leases are inserted, and stay open for a while before they are kept or rolled back: beside
-    /// renewals that roll back, too.
-    Refer,
+    /// A transaction locks the rows of leases (FOR KEY SHARE) for a while, as a foreign key would: beside renewals that roll
+    /// back, too, the rows have several lockers at once.
+    LockRows,
     /// A dump is loaded over the running database; the first time, it is made.
     Restore,
     /// The tokens jump, by `fence_new_epoch()`.
@@ -84,7 +84,7 @@ pub const ALL: Weights = &[
     (Disturbance::FailOver, 8),
     (Disturbance::StepClock, 6),
     (Disturbance::Revoke, 8),
-    (Disturbance::Refer, 10),
+    (Disturbance::LockRows, 10),
     (Disturbance::Restore, 5),
     (Disturbance::Jump, 4),
     (Disturbance::FreezeReader, 8),
@@ -352,23 +352,19 @@ impl Nemesis {
                 };
             }
             // Lite keeps a lease in a row by name alone, and its dumps carry the tokens themselves.
-            Disturbance::Refer | Disturbance::Restore | Disturbance::Jump if edition::is_lite() => {
+            Disturbance::LockRows | Disturbance::Restore | Disturbance::Jump if edition::is_lite() => {
                 return Ok(None)
             }
-            Disturbance::Refer => {
+            Disturbance::LockRows => {
                 let time = Duration::from_millis(self.rng.random_range(50..900));
                 let end = if self.rng.random_bool(0.5) { "COMMIT" } else { "ROLLBACK" };
                 let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '2s'; BEGIN")?;
-                session.run(
-                    "INSERT INTO referring
-                     SELECT name, slot FROM fence.lease WHERE name LIKE 'job:%'",
-                )?;
+                session.run("SELECT FROM fence.lease WHERE name LIKE 'job:%' FOR KEY SHARE")?;
                 std::thread::spawn(move || {
                     std::thread::sleep(time);
-                    // The server may be gone. A reference that was kept must not be in the way of a call that forgets a
-                    // lease.
-                    session.run(end).and_then(|_| session.run("DELETE FROM referring"))
+                    // The server may be gone.
+                    session.run(end)
                 });
             }
             Disturbance::Restore => return Ok(self.restore()?.then_some(None)),

@@ -27,11 +27,6 @@ const TABLES: &str = "
     CREATE TABLE writes (relation text, id int, lease int, version bigint, token bigint, first bigint,
                          uid bigint, current bigint);";
 
-/// Unlogged, so that the table of the leases may become unlogged.
-const REFERRING: &str = "
-    CREATE UNLOGGED TABLE referring (
-        name text COLLATE \"C\", slot int, FOREIGN KEY (name, slot) REFERENCES fence.lease)";
-
 /// The servers of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Stage {
@@ -77,9 +72,6 @@ impl Servers {
         }
         session.run(TABLES)?;
         session.run(rows::TABLES)?;
-        if !edition::is_lite() {
-            session.run(REFERRING)?;
-        }
         session.run(&format!(
             "INSERT INTO bound SELECT i, 0 FROM generate_series(0, {last}) AS i;
              INSERT INTO free SELECT i, 0 FROM generate_series(0, {last}) AS i;
