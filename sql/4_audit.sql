@@ -9,11 +9,10 @@
 --
 -- relation, ours, triggers, leases, placeholder_types, column_comment, deadline_comment, adopts: from the library. The table; fenced(); what
 --     the triggers that call it say; whether numbers of somebody else's are adopted in this database.
--- home, refilling, own_triggers, other_triggers, roots, members: from audit_members. The schema of the functions, and the
---     body of a DO, for statements that are shown and not run; the triggers of tables; the tables, with what hangs below them.
--- placeholders, fences, spots, formers, swapped, to_be_read: from audit_spots. The members that are looked at, and how the fence of each
---     should be; what may be a detached partition; the columns whose highest fence is asked.
--- rules: from audit_rules. The statements that put triggers right.
+-- home, refilling, own_triggers, other_triggers, roots, members, placeholders, fences, spots, formers, swapped, rules, to_be_read: from
+--     audit_places. The schema of the functions, and the body of a DO, for statements that are shown and not run; the triggers of
+--     tables; the tables, with what hangs below them; the members that are looked at, and how the fence of each should be; what
+--     may be a detached partition; the statements that put triggers right; the columns whose highest fence is asked.
 -- heights: from the library. The highest fences.
 -- drawn, far_ahead, reach: from the library, for those who may use leases. The last token (none on a standby), when the
 --     clock will be there (where that is not soon), where a jump would go to.
@@ -45,12 +44,13 @@ COMMENT ON FUNCTION fence_audit(regclass) IS
 'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
 
 
--- The tables that are looked at, with what hangs below them, and their triggers.
-CREATE FUNCTION fence.audit_members(about jsonb, triggers fence.trigger_arguments[]) RETURNS jsonb
+-- How things are: the tables that are looked at, with what hangs below them, and their triggers; how each fence should be, at
+-- each place; and what puts triggers right.
+CREATE FUNCTION fence.audit_places(about jsonb, triggers fence.trigger_arguments[], leases fence.lease_template[]) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_members$
+AS $audit_places$
 WITH RECURSIVE
 asked AS (SELECT (about->>'relation')::oid AS relation),
 
@@ -169,74 +169,10 @@ member AS (
       JOIN pg_class c ON c.oid = t.oid
       LEFT JOIN pg_inherits i ON i.inhrelid = c.oid AND i.inhseqno = 1
       LEFT JOIN pg_attribute a ON a.attrelid = c.oid AND a.attname = r.fence_column
-      LEFT JOIN covered v ON v.oid = c.oid)
+      LEFT JOIN covered v ON v.oid = c.oid),
 
-SELECT about || jsonb_strip_nulls(jsonb_build_object(
-    'home', (SELECT e.extnamespace::regnamespace::text FROM pg_extension e WHERE e.extname = 'pg_fence'),
-    'uses_leases', (
-        SELECT bool_and(CASE WHEN p.oid IS NULL THEN has_schema_privilege(d.objid, 'USAGE')
-                             ELSE has_function_privilege(p.oid, 'EXECUTE') END)
-          FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
-          LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
-         WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
-           AND (d.classid = 'pg_namespace'::regclass OR p.proname = 'fence_status')),
-    -- A view of somebody else's could run what he likes.
-    'reads_leases', EXISTS (
-        SELECT FROM pg_proc f JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.deptype = 'e'
-          JOIN pg_depend o ON (o.refclassid, o.refobjid, o.deptype) = (d.refclassid, d.refobjid, d.deptype)
-          JOIN pg_class v ON o.classid = 'pg_class'::regclass AND v.oid = o.objid AND v.relowner = f.proowner
-         WHERE f.oid = (about->>'ours')::oid AND v.relname IN ('leases', 'lease')
-        HAVING count(*) = 2 AND bool_or(v.relname = 'leases' AND has_table_privilege(v.oid, 'SELECT'))),
-    -- The body of a DO that gives rows of a fenced table other fences.
-    'refilling', 'BEGIN PERFORM pg_catalog.set_config(''row_security'', ''off'', true), %1$s.fence_unprotect(%2$L); '
-        'UPDATE %3$s%2$s AS r SET %4$I = %5$s FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; '
-        'IF EXISTS (SELECT FROM %3$s%2$s AS r, %1$s.fence_status() AS s WHERE r.%4$I %6$s) THEN '
-        'RAISE EXCEPTION ''a trigger or a rule keeps rows from being changed''; END IF; PERFORM %7$s END',
-    'own_triggers', (SELECT jsonb_agg(t) FROM own_trigger t),
-    'other_triggers', (SELECT jsonb_agg(t) FROM other_trigger t
-                        WHERE t.in_place_of IS NOT NULL OR t.tgrelid IN (SELECT m.oid FROM member m)),
-    'roots', (SELECT jsonb_agg(r) FROM root r),
-    'members', (SELECT jsonb_agg(m) FROM member m)))
-$audit_members$;
-
-COMMENT ON FUNCTION fence.audit_members(jsonb, fence.trigger_arguments[]) IS
-'what is known by then, with the tables and their triggers; called by fence_audit alone';
-
-
--- How each fence should be, at each place that is looked at.
-CREATE FUNCTION fence.audit_spots(about jsonb, leases fence.lease_template[]) RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_spots$
-WITH RECURSIVE
-event (n, name, bit) AS (
-    VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
-
-kind (bits, tgname) AS (
-    VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
-
-own_trigger AS (
-    SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
-        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
-        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, deadline text,
-        has_unfenced_insert boolean)),
-
-other_trigger AS (
-    SELECT * FROM jsonb_to_recordset(about->'other_triggers') AS x (
-        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, tgfoid oid,
-        in_place_of integer, is_postgres_own boolean)),
-
-root AS (
-    SELECT * FROM jsonb_to_recordset(about->'roots') AS x (
-        root_n bigint, root oid, root_rel oid, root_owner oid, moves_rows boolean, top oid, is_fenced boolean,
-        is_usurped boolean, fence_column text, mode text, lease text, deadline text, has_unfenced_insert boolean)),
-
-member AS (
-    SELECT * FROM jsonb_to_recordset(about->'members') AS x (
-        root oid, member_n bigint, oid oid, rel oid, is_root boolean, relkind "char", relpersistence "char",
-        relispartition boolean, relowner oid, parent oid, is_child boolean, attnum integer, atttypid oid, type text,
-        filled text, is_taken boolean, before text[], after text[])),
+home (name) AS (
+    SELECT e.extnamespace::regnamespace::text FROM pg_extension e WHERE e.extname = 'pg_fence'),
 
 -- Fences behind which some trigger runs (or did, and looked again, until another took its place).
 followed AS (
@@ -362,7 +298,7 @@ fence AS (
     SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
            x.is_always, x.is_subscribed, b.applier, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
            CASE WHEN r.root NOT IN (SELECT a.root FROM adrift a) THEN
-               format('SELECT %s.fence_protect(', about->>'home') || quote_literal(r.top::regclass) || o.options END AS protect,
+               format('SELECT %s.fence_protect(', (SELECT h.name FROM home h)) || quote_literal(r.top::regclass) || o.options END AS protect,
            format('EXECUTE FUNCTION %s(%s', (about->>'ours')::oid::regproc, o.arguments) AS call
       FROM root r
       JOIN member m ON m.root = r.root AND m.is_root
@@ -459,7 +395,7 @@ former AS (
                                SELECT t::oid FROM jsonb_array_elements_text(about->'placeholder_types') AS t))) AS x (is_fit)
                          WHERE h.root = f.root AND NOT (x.is_fit AND a.attnotnull)
                         HAVING count(*) > 0), '')
-                     || format('SELECT %s.fence_protect(', about->>'home') || quote_literal(d.oid::regclass) || f.options
+                     || format('SELECT %s.fence_protect(', (SELECT h.name FROM home h)) || quote_literal(d.oid::regclass) || f.options
                 END AS protect
       FROM (SELECT l.oid, l.is_certain, l.is_filled, l.is_identity, count(*) AS how_many,
                    string_agg(p.oid::regclass::text, ' or ' ORDER BY p.oid::regclass::text) AS roots,
@@ -476,43 +412,10 @@ former AS (
                     GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1)
              GROUP BY l.oid, l.is_certain, l.is_filled, l.is_identity) AS d
       LEFT JOIN LATERAL (
-           SELECT f.* FROM fence f WHERE f.root = ANY (d.root) AND f.is_fenced ORDER BY f.root_n LIMIT 1) AS f ON true)
+           SELECT f.* FROM fence f WHERE f.root = ANY (d.root) AND f.is_fenced ORDER BY f.root_n LIMIT 1) AS f ON true),
 
-SELECT about || jsonb_strip_nulls(jsonb_build_object(
-    'formers', (SELECT jsonb_agg(d) FROM former d),
-    'swapped', (SELECT jsonb_agg(w) FROM swapped w),
-    'placeholders', (SELECT jsonb_agg(p) FROM placeholder p),
-    'fences', (SELECT jsonb_agg(f) FROM fence f),
-    'spots', (SELECT jsonb_agg(s) FROM spot s),
-    -- The extension was created again, or an older backup restored, where rows hold fences above every token drawn. Where
-    -- leases are adopted, a table that is bound and not strict is not asked: its rows may have their numbers, and any
-    -- token that speaks may write them.
-    'to_be_read', (
-        SELECT coalesce(jsonb_agg(jsonb_build_array(s.oid::bigint, s.attnum)), '[]') FROM spot s
-         WHERE s.is_fenced AND s.relkind = 'r' AND s.atttypid = 'int8'::regtype
-           AND NOT ((about->>'adopts')::boolean AND s.lease IS NOT NULL AND s.mode <> 'strict'))))
-$audit_spots$;
-
-COMMENT ON FUNCTION fence.audit_spots(jsonb, fence.lease_template[]) IS
-'what is known by then, with how each fence should be; called by fence_audit alone';
-
-
--- The statement that puts each kind of trigger right: a call of fence_protect, and where none reaches, a statement of
--- its own, with %1$I for the trigger's name.
-CREATE FUNCTION fence.audit_rules(about jsonb) RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_rules$
-WITH
-kind (bits, tgname) AS (
-    VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
-
-spot AS (
-    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
-        root oid, oid oid, rel regclass, is_root boolean, is_child boolean, lease text, deadline text, must_fire_always boolean,
-        keeps_unfenced_insert boolean, has_key_at_will boolean, events text[], protect text, call text)),
-
+-- The statement that puts each kind of trigger right: a call of fence_protect, and where none reaches, a statement of its own,
+-- with %1$I for the trigger's name.
 rule AS (
     SELECT s.root, s.oid, k.bits, d.definition,
            CASE WHEN s.is_child OR k.bits = 2 AND NOT s.is_root
@@ -528,7 +431,7 @@ rule AS (
                    WHEN 2 THEN 'BEFORE TRUNCATE'
                    ELSE CASE WHEN 'insert' = ANY (s.events) THEN 'AFTER insert OR update'
                         ELSE 'AFTER update' END END,
-               s.rel, CASE k.bits WHEN 2 THEN 'STATEMENT' ELSE 'ROW' END,
+               s.rel::regclass, CASE k.bits WHEN 2 THEN 'STATEMENT' ELSE 'ROW' END,
                concat_ws(', ', s.call,
                    CASE WHEN s.lease IS NULL AND (k.bits = 1 OR s.deadline IS NOT NULL) THEN '''''' END,
                    coalesce(quote_literal(s.deadline), CASE WHEN k.bits = 1 OR f.stays THEN '''''' END),
@@ -536,35 +439,118 @@ rule AS (
                    CASE WHEN f.stays THEN quote_literal(array_to_string(
                        array_remove(s.events, 'insert'), ',')) END)), '%', '%%')
            || CASE WHEN s.must_fire_always
-              THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER %%1$I;', replace(s.rel::text, '%', '%%'))
+              THEN format(' ALTER TABLE %s ENABLE ALWAYS TRIGGER %%1$I;', replace(s.rel::regclass::text, '%', '%%'))
               ELSE '' END)) AS d (definition))
 
-SELECT about || jsonb_strip_nulls(jsonb_build_object('rules', (SELECT jsonb_agg(r) FROM rule r)))
-$audit_rules$;
+SELECT about || jsonb_strip_nulls(jsonb_build_object(
+    'home', (SELECT h.name FROM home h),
+    'uses_leases', (
+        SELECT bool_and(CASE WHEN p.oid IS NULL THEN has_schema_privilege(d.objid, 'USAGE')
+                             ELSE has_function_privilege(p.oid, 'EXECUTE') END)
+          FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
+          LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
+         WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
+           AND (d.classid = 'pg_namespace'::regclass OR p.proname = 'fence_status')),
+    -- A view of somebody else's could run what he likes.
+    'reads_leases', EXISTS (
+        SELECT FROM pg_proc f JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.deptype = 'e'
+          JOIN pg_depend o ON (o.refclassid, o.refobjid, o.deptype) = (d.refclassid, d.refobjid, d.deptype)
+          JOIN pg_class v ON o.classid = 'pg_class'::regclass AND v.oid = o.objid AND v.relowner = f.proowner
+         WHERE f.oid = (about->>'ours')::oid AND v.relname IN ('leases', 'lease')
+        HAVING count(*) = 2 AND bool_or(v.relname = 'leases' AND has_table_privilege(v.oid, 'SELECT'))),
+    -- The body of a DO that gives rows of a fenced table other fences.
+    'refilling', 'BEGIN PERFORM pg_catalog.set_config(''row_security'', ''off'', true), %1$s.fence_unprotect(%2$L); '
+        'UPDATE %3$s%2$s AS r SET %4$I = %5$s FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; '
+        'IF EXISTS (SELECT FROM %3$s%2$s AS r, %1$s.fence_status() AS s WHERE r.%4$I %6$s) THEN '
+        'RAISE EXCEPTION ''a trigger or a rule keeps rows from being changed''; END IF; PERFORM %7$s END',
+    'own_triggers', (SELECT jsonb_agg(t) FROM own_trigger t),
+    'other_triggers', (SELECT jsonb_agg(t) FROM other_trigger t
+                        WHERE t.in_place_of IS NOT NULL OR t.tgrelid IN (SELECT m.oid FROM member m)),
+    'roots', (SELECT jsonb_agg(r) FROM root r),
+    'members', (SELECT jsonb_agg(m) FROM member m),
+    'rules', (SELECT jsonb_agg(u) FROM rule u),
+    'formers', (SELECT jsonb_agg(d) FROM former d),
+    'swapped', (SELECT jsonb_agg(w) FROM swapped w),
+    'placeholders', (SELECT jsonb_agg(p) FROM placeholder p),
+    'fences', (SELECT jsonb_agg(f) FROM fence f),
+    'spots', (SELECT jsonb_agg(s) FROM spot s),
+    -- The extension was created again, or an older backup restored, where rows hold fences above every token drawn. Where
+    -- leases are adopted, a table that is bound and not strict is not asked: its rows may have their numbers, and any
+    -- token that speaks may write them.
+    'to_be_read', (
+        SELECT coalesce(jsonb_agg(jsonb_build_array(s.oid::bigint, s.attnum)), '[]') FROM spot s
+         WHERE s.is_fenced AND s.relkind = 'r' AND s.atttypid = 'int8'::regtype
+           AND NOT ((about->>'adopts')::boolean AND s.lease IS NOT NULL AND s.mode <> 'strict'))))
+$audit_places$;
 
-COMMENT ON FUNCTION fence.audit_rules(jsonb) IS
-'what is known by then, with what puts triggers right; called by fence_audit alone';
+COMMENT ON FUNCTION fence.audit_places(jsonb, fence.trigger_arguments[], fence.lease_template[]) IS
+'what is known by then, with how each fence is and should be; called by fence_audit alone';
 
 
--- Faults of a table, its fence column, or its rows.
-CREATE FUNCTION fence.audit_tables(about jsonb) RETURNS jsonb
+-- What is wrong, with its remedies: a query a kind of finding.
+CREATE FUNCTION fence.audit_findings(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
-SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_tables$
+SET jit = off
+AS $audit_findings$
 WITH RECURSIVE
+event (n, name, bit) AS (
+    VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
+
+kind (bits, tgname) AS (
+    VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
+
 own_trigger AS (
     SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
         oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
         tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, deadline text,
         has_unfenced_insert boolean)),
 
+other_trigger AS (
+    SELECT * FROM jsonb_to_recordset(about->'other_triggers') AS x (
+        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, tgfoid oid,
+        in_place_of integer, is_postgres_own boolean)),
+
+rule AS (
+    SELECT * FROM jsonb_to_recordset(about->'rules') AS x (
+        root oid, oid oid, bits integer, definition text, remedy text)),
+
+root AS (
+    SELECT * FROM jsonb_to_recordset(about->'roots') AS x (
+        root oid, top regclass)),
+
+member AS (
+    SELECT * FROM jsonb_to_recordset(about->'members') AS x (
+        root oid, oid oid, is_child boolean)),
+
+fence AS (
+    SELECT * FROM jsonb_to_recordset(about->'fences') AS x (
+        root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass,
+        is_fenced boolean, is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text,
+        deadline text, options text, protect text)),
+
 spot AS (
     SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
-        root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, parent regclass, root_owner
-        oid, relowner oid, relkind "char", relpersistence "char", relispartition boolean, is_root boolean, is_child
-        boolean, is_fenced boolean, is_subscribed boolean, applier text, fence_column text, deadline text, attnum integer, atttypid oid,
-        type text, filled text, root_filled boolean, protect text)),
+        root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, parent regclass,
+        root_owner oid, relowner oid, relkind "char", relpersistence "char", relispartition boolean, is_root boolean,
+        is_child boolean, is_fenced boolean, is_subscribed boolean, applier text, fence_column text, deadline text,
+        attnum integer, atttypid oid, type text, filled text, root_filled boolean, protect text, is_taken boolean,
+        has_fence boolean, mode text, lease text, has_unfenced_insert boolean, is_always boolean,
+        must_fire_always boolean, has_key_at_will boolean, moves_rows boolean, events text[], after text[],
+        missing text[], before text[])),
+
+placeholder AS (
+    SELECT * FROM jsonb_to_recordset(about->'placeholders') AS x (
+        root_n bigint, root oid, root_rel regclass, name text)),
+
+former AS (
+    SELECT * FROM jsonb_to_recordset(about->'formers') AS x (
+        oid oid, is_certain boolean, roots text, root_n bigint, protect text)),
+
+fit (types) AS (
+    SELECT array_agg(t::oid) FROM jsonb_array_elements_text(about->'placeholder_types') AS t),
+
+-- Faults of a table, its fence column, or its rows. ------
 
 -- What would keep fence_protect from repairing the rest stands before that, as if it were of a member 0.
 table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
@@ -616,7 +602,7 @@ column_amiss AS (
                   string_agg(format('ALTER TABLE %s ENABLE %sTRIGGER %I; ', t.tgrelid::regclass,
                       CASE t.tgenabled WHEN 'A' THEN 'ALWAYS ' WHEN 'R' THEN 'REPLICA ' ELSE '' END, t.tgname), ''
                       ORDER BY t.oid)
-             FROM jsonb_to_recordset(about->'members') AS m (root oid, oid oid, is_child boolean)
+             FROM member m
              JOIN own_trigger t ON t.tgrelid = m.oid
             WHERE former.name IS NOT NULL AND m.root = s.root AND m.is_child AND t.tgparentid = 0 AND t.tgenabled <> 'D'
            ) AS children (quiet, loud) ON true
@@ -720,62 +706,12 @@ too_high AS (
      CROSS JOIN LATERAL (VALUES (s.is_subscribed OR coalesce(s.applier <> 'Bucardo', false))) AS brought (are)
      CROSS JOIN LATERAL (
            SELECT max(h.value::bigint)
-             FROM jsonb_to_recordset(about->'members') AS m (root oid, oid oid)
+             FROM member m
              JOIN jsonb_each_text(about->'heights') AS h ON h.key = m.oid::text
             WHERE m.root = s.root) AS highest (fence)
      WHERE s.is_root AND highest.fence > (about->>'drawn')::bigint),
 
-finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
-    SELECT * FROM table_amiss
-    UNION ALL SELECT * FROM column_amiss
-    UNION ALL SELECT * FROM deadline_amiss
-    UNION ALL SELECT * FROM too_high)
-SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
-$audit_tables$;
-
-COMMENT ON FUNCTION fence.audit_tables(jsonb) IS
-'findings on tables, their fence columns and rows; called by fence_audit alone';
-
-
--- Faults of the triggers of a table.
-CREATE FUNCTION fence.audit_triggers(about jsonb) RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_triggers$
-WITH RECURSIVE
-event (n, name, bit) AS (
-    VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
-
-kind (bits, tgname) AS (
-    VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
-
-own_trigger AS (
-    SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
-        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
-        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, deadline text,
-        has_unfenced_insert boolean)),
-
-other_trigger AS (
-    SELECT * FROM jsonb_to_recordset(about->'other_triggers') AS x (
-        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, tgfoid oid,
-        in_place_of integer, is_postgres_own boolean)),
-
-rule AS (
-    SELECT * FROM jsonb_to_recordset(about->'rules') AS x (
-        root oid, oid oid, bits integer, definition text, remedy text)),
-
-root AS (
-    SELECT * FROM jsonb_to_recordset(about->'roots') AS x (
-        root oid, top regclass)),
-
-spot AS (
-    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
-        root_n bigint, member_n bigint, root oid, root_rel regclass, oid oid, rel regclass, is_root boolean,
-        is_child boolean, is_fenced boolean, is_taken boolean, has_fence boolean, fence_column text, mode text,
-        lease text, deadline text, has_unfenced_insert boolean, is_always boolean, is_subscribed boolean, applier text,
-        must_fire_always boolean,
-        has_key_at_will boolean, moves_rows boolean, events text[], after text[], missing text[], protect text)),
+-- Faults of the triggers of a table. ------
 
 -- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
 in_the_way AS (
@@ -811,7 +747,7 @@ trigger_usurped AS (
       LEFT JOIN in_the_way w ON w.root = s.root
      WHERE (s.is_root OR t.tgparentid = 0)
        AND (s.is_fenced OR s.is_child OR s.is_taken AND NOT EXISTS (
-               SELECT FROM jsonb_to_recordset(about->'formers') AS d (oid oid, root_n bigint)
+               SELECT FROM former d
                 WHERE d.oid = s.oid AND (d.root_n IS NOT NULL OR about->>'relation' IS NOT NULL)))),
 
 -- (A partition has copies of its root's triggers: only where they differ is it a finding.)
@@ -893,41 +829,13 @@ trigger_later AS (
                    WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
                    ORDER BY o.tgname LIMIT 1), 'fenced'))),
 
-finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
-    SELECT * FROM trigger_usurped
-    UNION ALL SELECT * FROM trigger_amiss
-    UNION ALL SELECT * FROM event_missing
-    UNION ALL SELECT * FROM trigger_later)
-SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
-$audit_triggers$;
+-- Roles that may go around a fence: by a privilege, a foreign key that writes, as a member of the owner, by a setting. ------
 
-COMMENT ON FUNCTION fence.audit_triggers(jsonb) IS
-'findings on triggers; called by fence_audit alone';
-
-
--- Roles that may go around a fence: by a privilege, a foreign key that writes, as a member of the owner, by a setting.
-CREATE FUNCTION fence.audit_rights(about jsonb) RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_rights$
-WITH RECURSIVE
 -- The roles to which a privilege makes a difference.
 grantee (oid, who) AS (
     SELECT 0::oid, 'PUBLIC'
     UNION ALL
     SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper),
-
-fence AS (
-    SELECT * FROM jsonb_to_recordset(about->'fences') AS x (
-        root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass, is_fenced boolean,
-        is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text, deadline text, options text,
-        protect text)),
-
-spot AS (
-    SELECT * FROM jsonb_to_recordset(about->'spots') AS x (
-        root_n bigint, member_n bigint, root oid, oid oid, rel regclass, relowner oid, has_fence boolean, before
-        text[])),
 
 privilege AS (
     SELECT 14, s.root_n, s.member_n, a.n, s.rel, x.severity, x.finding,
@@ -1014,52 +922,7 @@ parameter_privilege AS (
       JOIN grantee g ON g.oid = a.grantee
      WHERE p.parname = 'session_replication_role' AND EXISTS (SELECT FROM fence f WHERE f.is_fenced)),
 
-finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
-    SELECT * FROM privilege
-    UNION ALL SELECT * FROM foreign_key
-    UNION ALL SELECT * FROM member_of_owner
-    UNION ALL SELECT * FROM setting
-    UNION ALL SELECT * FROM parameter_privilege)
-SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
-$audit_rights$;
-
-COMMENT ON FUNCTION fence.audit_rights(jsonb) IS
-'findings on privileges, foreign keys and settings; called by fence_audit alone';
-
-
--- Faults of a fence as a whole.
-CREATE FUNCTION fence.audit_fences(about jsonb) RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET jit = off  -- compiling the query would take far longer than running it
-AS $audit_fences$
-WITH RECURSIVE
-own_trigger AS (
-    SELECT * FROM jsonb_to_recordset(about->'own_triggers') AS x (
-        oid oid, tgrelid oid, tgname name, tgparentid oid, tgenabled "char", tgtype integer, bits integer,
-        tgnargs integer, skips_some boolean, fence_column text, mode text, lease text, deadline text,
-        has_unfenced_insert boolean)),
-
-fence AS (
-    SELECT * FROM jsonb_to_recordset(about->'fences') AS x (
-        root_n bigint, root oid, root_rel regclass, root_owner oid, moves_rows boolean, top regclass, is_fenced boolean,
-        is_usurped boolean, root_is_child boolean, fence_column text, mode text, lease text, deadline text, options text,
-        protect text)),
-
-member AS (
-    SELECT * FROM jsonb_to_recordset(about->'members') AS x (
-        root oid, oid oid)),
-
-placeholder AS (
-    SELECT * FROM jsonb_to_recordset(about->'placeholders') AS x (
-        root_n bigint, root oid, root_rel regclass, name text)),
-
-former AS (
-    SELECT * FROM jsonb_to_recordset(about->'formers') AS x (
-        oid oid, is_certain boolean, roots text, root_n bigint, protect text)),
-
-fit (types) AS (
-    SELECT array_agg(t::oid) FROM jsonb_array_elements_text(about->'placeholder_types') AS t),
+-- Faults of a fence as a whole. ------
 
 -- A table is to be bound by what tells its rows apart; where that does not fit, its rows have one lease together.
 fence_amiss AS (
@@ -1178,15 +1041,28 @@ detached AS (
      WHERE d.root_n IS NOT NULL AND NOT (d.is_certain AND about->>'relation' IS NULL)),
 
 finding (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
-    SELECT * FROM fence_amiss
+    SELECT * FROM table_amiss
+    UNION ALL SELECT * FROM column_amiss
+    UNION ALL SELECT * FROM deadline_amiss
+    UNION ALL SELECT * FROM too_high
+    UNION ALL SELECT * FROM trigger_usurped
+    UNION ALL SELECT * FROM trigger_amiss
+    UNION ALL SELECT * FROM event_missing
+    UNION ALL SELECT * FROM trigger_later
+    UNION ALL SELECT * FROM privilege
+    UNION ALL SELECT * FROM foreign_key
+    UNION ALL SELECT * FROM member_of_owner
+    UNION ALL SELECT * FROM setting
+    UNION ALL SELECT * FROM parameter_privilege
+    UNION ALL SELECT * FROM fence_amiss
     UNION ALL SELECT * FROM lease_column
     UNION ALL SELECT * FROM lease_column_swapped
     UNION ALL SELECT * FROM detached)
 SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
-$audit_fences$;
+$audit_findings$;
 
-COMMENT ON FUNCTION fence.audit_fences(jsonb) IS
-'findings on a fence as a whole; called by fence_audit alone';
+COMMENT ON FUNCTION fence.audit_findings(jsonb) IS
+'findings on tables, triggers, rights and fences; called by fence_audit alone';
 
 
 -- All findings in their order. (From step 40 on they are of no table.)

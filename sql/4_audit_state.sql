@@ -16,9 +16,12 @@ AS $state_findings$
                ('stats_memory_seq', 'u', NULL, NULL), ('lease', 'p', 'name, slot', 19),
                ('role_prefix', 'p', 'role, prefix', 3)),
 
+    extension AS (
+        SELECT * FROM pg_extension WHERE extname = 'pg_fence'),
+
     part AS (
-        SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
-         WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
+        SELECT d.classid, d.objid, e.extnamespace FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
+         WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
 
     state AS (
         SELECT row_number() OVER (ORDER BY c.relname) AS n, c.oid, c.oid::regclass AS rel, c.relname, c.relkind,
@@ -218,38 +221,6 @@ AS $state_findings$
           FROM state s
          WHERE s.relname = 'token_seq' AND about->>'far_ahead' IS NOT NULL),
 
-    finding AS (
-        SELECT * FROM altered
-        UNION ALL SELECT * FROM invalid_index
-        UNION ALL SELECT * FROM added_column
-        UNION ALL SELECT * FROM addition
-        UNION ALL SELECT * FROM silent_trigger
-        UNION ALL SELECT * FROM secret
-        UNION ALL SELECT * FROM subscribed
-        UNION ALL SELECT * FROM published
-        UNION ALL SELECT * FROM pglogical
-        UNION ALL SELECT * FROM spent)
-    SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
-$state_findings$;
-
-COMMENT ON FUNCTION fence.state_findings(jsonb) IS
-'findings on the tables and sequences of pg_fence; called by fence_audit alone';
-
-
--- So does this.
-CREATE FUNCTION fence.state_rights(about jsonb) RETURNS jsonb
-LANGUAGE sql STABLE
-SET search_path = pg_catalog, pg_temp
-SET jit = off
-AS $state_rights$
-    WITH
-    extension AS (
-        SELECT * FROM pg_extension WHERE extname = 'pg_fence'),
-
-    part AS (
-        SELECT d.classid, d.objid, e.extnamespace FROM extension e JOIN pg_depend d ON d.refobjid = e.oid
-         WHERE d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
-
     -- PUBLIC may call those that take a table, of which they ask for the caller to be its owner, and the trigger function.
     object (kind, name, rel, is_for_all, owner, acl) AS (
         SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
@@ -266,7 +237,7 @@ AS $state_rights$
           FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
 
     -- Which locks protect a lease is known by this.
-    secret (rel) AS (
+    secret_seq (rel) AS (
         SELECT c.oid::regclass FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
          WHERE c.relname = 'lock_key_seq'),
 
@@ -279,7 +250,7 @@ AS $state_rights$
                    CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
           FROM (SELECT o.rel, o.kind || ' ' || o.name, '', o.owner, o.acl,
                        CASE WHEN o.kind = 'SCHEMA' THEN '{CREATE}'
-                           WHEN o.rel IN (SELECT s.rel FROM secret s) THEN '{USAGE,UPDATE,SELECT}'
+                           WHEN o.rel IN (SELECT s.rel FROM secret_seq s) THEN '{USAGE,UPDATE,SELECT}'
                            WHEN o.kind = 'SEQUENCE' THEN '{USAGE,UPDATE}'
                            ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
                   FROM object o WHERE o.kind IN ('TABLE', 'SEQUENCE', 'SCHEMA')
@@ -318,7 +289,7 @@ AS $state_rights$
                    'names that hold up leases of others (GRANT SELECT on what it needs, and take that role back)', g.rolname),
                NULL
           FROM extension e
-         CROSS JOIN secret s
+         CROSS JOIN secret_seq s
          CROSS JOIN part p
           JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid AND f.proname = 'lease_acquire'
           JOIN pg_roles g ON g.rolcanlogin AND NOT g.rolsuper AND g.oid <> e.extowner
@@ -352,17 +323,27 @@ AS $state_rights$
          WHERE a.grantee = 0 AND a.privilege_type IN ('SELECT', 'EXECUTE')),
 
     finding AS (
-        SELECT * FROM privilege
+        SELECT * FROM altered
+        UNION ALL SELECT * FROM invalid_index
+        UNION ALL SELECT * FROM added_column
+        UNION ALL SELECT * FROM addition
+        UNION ALL SELECT * FROM silent_trigger
+        UNION ALL SELECT * FROM secret
+        UNION ALL SELECT * FROM subscribed
+        UNION ALL SELECT * FROM published
+        UNION ALL SELECT * FROM pglogical
+        UNION ALL SELECT * FROM spent
+        UNION ALL SELECT * FROM privilege
         UNION ALL SELECT * FROM writer_of_all
         UNION ALL SELECT * FROM reader_of_all
         UNION ALL SELECT * FROM another_owner
         UNION ALL SELECT * FROM renamed_schema
         UNION ALL SELECT * FROM public_privilege)
     SELECT jsonb_agg(to_jsonb(f) || jsonb_build_object('rel', f.rel::oid)) FROM finding f
-$state_rights$;
+$state_findings$;
 
-COMMENT ON FUNCTION fence.state_rights(jsonb) IS
-'findings on who owns the state of pg_fence, and who may write it; called by fence_audit alone';
+COMMENT ON FUNCTION fence.state_findings(jsonb) IS
+'findings on the tables and sequences of pg_fence, who owns them, and who may write them; called by fence_audit alone';
 
 
 -- Its body keeps the view by oid, and is called by oid.

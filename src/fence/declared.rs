@@ -30,9 +30,6 @@ const FENCE_COLUMN_COMMENT: &str = "fencing token of the latest write (pg_fence)
 /// The comment that it puts on the deadline column, for the same.
 const DEADLINE_COLUMN_COMMENT: &str = "until when the row is held (pg_fence)";
 
-/// The parts of the audit of tables.
-const AUDIT: [&CStr; 4] = [c"audit_tables", c"audit_triggers", c"audit_rights", c"audit_fences"];
-
 /// `fence_protect(relation, fence_column, mode, lease, events, verify, always, deadline)`.
 pub fn protect(args: Args) -> Result<Answer, Refusal> {
     let fenced = state_function::fenced()?;
@@ -87,11 +84,10 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
     }
     // Parents and children of the table count as well.
     let declared = Declared::of(fenced, None, None);
-    let members = StateFunction::find(c"audit_members", 2)?;
-    let spots = StateFunction::find(c"audit_spots", 2)?;
-    let triggers = declared.triggers(members.argument_type(1));
-    let leases = declared.leases(spots.argument_type(1));
-    let mut about = json::datum(&json!({
+    let places = StateFunction::find(c"audit_places", 3)?;
+    let triggers = declared.triggers(places.argument_type(1));
+    let leases = declared.leases(places.argument_type(2));
+    let about = json::datum(&json!({
         "relation": args.oid(0).map(Oid::to_u32),
         "ours": fenced.to_u32(),
         "placeholder_types": PLACEHOLDER_TYPES.map(Oid::to_u32),
@@ -99,11 +95,8 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
         "deadline_comment": DEADLINE_COLUMN_COMMENT,
         "adopts": adopt::is_used_here(),
     }));
-    about = members.call(args, &[Some(about), Some(triggers)]).unwrap_or(about);
-    about = spots.call(args, &[Some(about), Some(leases)]).unwrap_or(about);
-    let rules = StateFunction::find(c"audit_rules", 1)?;
-    about = rules.call(args, &[Some(about)]).unwrap_or(about);
-    about = with_tokens(about)?;
+    let about = places.call(args, &[about, triggers, leases].map(Some)).unwrap_or(about);
+    let about = with_tokens(about)?;
     let findings = findings(args, about, triggers, leases)?;
     let answer = StateFunction::find(c"audit_answer", 2)?;
     answer.answer(args, &[Some(about), Some(findings)]);
@@ -119,11 +112,10 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
         findings = found.map_or(findings, |found| json::merged(findings, found));
         Ok(())
     };
-    AUDIT.iter().try_for_each(|part| add(part, &[about]))?;
+    add(c"audit_findings", &[about])?;
     if args.oid(0).is_none() {
         let known = json::merged(about, json::datum(&json!({ "secret": secret_fault() })));
         add(c"state_findings", &[known])?;
-        add(c"state_rights", &[about])?;
         if json::field(about, "drawn").is_some() && json::is_true(about, "reads_leases") {
             add(c"lease_findings", &[])?;
         }
