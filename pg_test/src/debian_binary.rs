@@ -1,9 +1,10 @@
-//! A PostgreSQL out of Debian's packages, also of a release whose libc the machine's own is too old for: unpacked in the
-//! target directory, with the libraries that it wants.
+//! A PostgreSQL or a Python out of Debian's packages, also of a release whose libc the machine's own is too old for:
+//! unpacked in the target directory, with the libraries that it wants.
 
 use crate::debian_releases::{Kind, Releases, WITH_EXPERIMENTAL};
 use crate::process::output_of;
 use crate::setup::{self, Package};
+use crate::source_tree::target_dir;
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -28,6 +29,29 @@ pub fn server(dir: &Path, major: &str) -> Result<PathBuf> {
         fs::write(ready, "")?;
     }
     Ok(home.join("bin/pg_config"))
+}
+
+/// The version of the Python that [`python`] brings, which is that of Debian 13.
+pub const PYTHON: &str = "3.13";
+
+/// A Python for packages that want a newer one than Debian 12's; it is unpacked where it is not there yet.
+pub fn python() -> Result<PathBuf> {
+    let dir = target_dir().join("python");
+    let (root, ready) = (dir.join("root"), dir.join("ready"));
+    let programs = root.join("usr/bin");
+    let name = format!("python{PYTHON}");
+    if !ready.exists() {
+        setup::ensure(&[Package::new("patchelf", "/usr/bin/patchelf")])?;
+        let _ = fs::remove_dir_all(&root);
+        fs::create_dir_all(&dir)?;
+        let releases = Releases::of(Kind::Binary, &dir, &["trixie"])?;
+        let mut packages = releases.libraries_of(&name)?;
+        packages.push(format!("{name}-minimal"));
+        releases.unpack(&packages, &root)?;
+        Libraries::of(&root)?.tell_programs(&programs)?;
+        fs::write(ready, "")?;
+    }
+    Ok(programs.join(name))
 }
 
 /// The libraries among unpacked packages, with a loader that finds them.

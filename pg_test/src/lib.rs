@@ -27,7 +27,7 @@
 //! | [`matrix`] | the whole suite on each of them |
 //! | [`dropped_files`] | what the log says of files that are gone |
 //! | [`debian_releases`] | packages of other releases of Debian than the machine's own |
-//! | [`debian_binary`] | PostgreSQL out of Debian's packages, of whichever release |
+//! | [`debian_binary`] | PostgreSQL and Python out of Debian's packages, of whichever release |
 //! | [`debian_source`] | programs built from Debian's source packages |
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
 //! | [`candidate`] | PostgreSQL that is not released yet: what the extension is built for it with |

@@ -3,11 +3,13 @@
 
 use crate::client::Conninfo;
 use crate::clients::languages::{java, typescript};
+use crate::debian_binary;
 use crate::process::output_of;
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
 use crate::source_tree::{source_root, target_dir};
 use anyhow::{Context, Result};
+use std::ffi::OsString;
 use std::fs;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::ErrorKind;
@@ -21,6 +23,8 @@ use std::sync::Mutex;
 pub enum Runtime {
     /// Python, with packages of PyPI.
     Python(&'static [&'static str]),
+    /// A newer Python than Debian 12's, with packages of PyPI that ask for it.
+    NewerPython(&'static [&'static str]),
     /// Node.js, with packages of npm.
     Node(&'static [&'static str]),
 }
@@ -40,9 +44,10 @@ pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<Strin
     let path = source_root().join("pg_test/orm").join(program);
     let mut command = match runtime {
         Runtime::Python(_) => Command::new(home.join("bin/python")),
+        Runtime::NewerPython(_) => Command::new(debian_binary::python()?),
         Runtime::Node(_) => Command::new("node"),
     };
-    command.env("PYTHONPATH", source_root().join("clients/python/src"));
+    command.env("PYTHONPATH", python_path(&home)?);
     command.env("PYTHONDONTWRITEBYTECODE", "1");
     // Node.js looks for libraries beside the program, and then here.
     command.env("NODE_PATH", home.join("node_modules"));
@@ -54,9 +59,13 @@ pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<Strin
 pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Command> {
     let home = fetch(runtime)?;
     Ok(match runtime {
-        Runtime::Python(_) => {
-            let mut python = rundir.command(home.join("bin/python"));
-            python.args(["-c", source]).env("PYTHONPATH", source_root().join("clients/python/src"));
+        Runtime::Python(_) | Runtime::NewerPython(_) => {
+            let program = match runtime {
+                Runtime::NewerPython(_) => debian_binary::python()?,
+                _ => home.join("bin/python"),
+            };
+            let mut python = rundir.command(program);
+            python.args(["-c", source]).env("PYTHONPATH", python_path(&home)?);
             python
         }
         Runtime::Node(_) => {
@@ -120,6 +129,7 @@ pub fn fetch(runtime: Runtime) -> Result<PathBuf> {
         fs::create_dir_all(&home)?;
         match runtime {
             Runtime::Python(packages) => python(&home, packages)?,
+            Runtime::NewerPython(packages) => newer_python(&home, packages)?,
             Runtime::Node(packages) => node(&home, packages)?,
         }
         fs::write(ready, "")?;
@@ -139,6 +149,7 @@ const LONGEST: usize = 200;
 fn home(runtime: Runtime) -> PathBuf {
     let (name, packages) = match runtime {
         Runtime::Python(packages) => ("python", packages),
+        Runtime::NewerPython(packages) => ("newer-python", packages),
         Runtime::Node(packages) => ("node", packages),
     };
     let mut packages = packages.join("-");
@@ -150,12 +161,33 @@ fn home(runtime: Runtime) -> PathBuf {
     target_dir().join("orm").join(format!("{name}-{packages}"))
 }
 
+/// Where Python finds our client, and the packages that lie beside a Python of Debian's.
+fn python_path(home: &Path) -> Result<OsString> {
+    let client = source_root().join("clients/python/src");
+    Ok(std::env::join_paths([client, home.join(BESIDE)])?)
+}
+
+const BESIDE: &str = "packages";
+
+/// The machine's own pip fetches for the newer one, which has none.
+fn newer_python(home: &Path, packages: &[&str]) -> Result<()> {
+    debian_binary::python()?;
+    python(home, &[])?;
+    let mut pip = Command::new(home.join("bin/pip"));
+    pip.args(["install", "--quiet", "--only-binary=:all:", "--python-version"])
+        .arg(debian_binary::PYTHON);
+    output_of(pip.arg("--target").arg(home.join(BESIDE)).args(packages)).map(drop)
+}
+
 fn python(home: &Path, packages: &[&str]) -> Result<()> {
     if output_of(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_err() {
         setup::ensure(&[Package::new("python3-venv", "/usr/lib/python3*/ensurepip/__init__.py")])?;
     }
     // The leftovers of an interrupted run there are of no use.
     output_of(Command::new("python3").args(["-m", "venv", "--clear"]).arg(home))?;
+    if packages.is_empty() {
+        return Ok(());
+    }
     let mut pip = Command::new(home.join("bin/pip"));
     output_of(pip.args(["install", "--quiet", "--only-binary=:all:"]).args(packages)).map(drop)
 }

@@ -49,14 +49,22 @@ impl Pooler {
         mode: &str,
         ignored: &str,
     ) -> Result<Pooler> {
+        let settings = format!(
+            "pool_mode = {mode}\ndefault_pool_size = {connections}\n\
+             ignore_startup_parameters = {ignored}\nserver_login_retry = 1\n"
+        );
+        Pooler::start_set(lab, cluster, &settings)
+    }
+
+    /// Starts one with those lines in its file, beside where it listens and whom it lets in.
+    pub fn start_set(lab: &Lab, cluster: &Cluster, settings: &str) -> Result<Pooler> {
         setup::ensure(&[package()])?;
         let dir = lab.prefix().new_dir("pooler")?;
         let port = free_port()?;
         let settings = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
              listen_port = {port}\nunix_socket_dir =\nauth_type = trust\nauth_file = {users}\n\
-             pool_mode = {mode}\ndefault_pool_size = {connections}\nmax_client_conn = 500\n\
-             ignore_startup_parameters = {ignored}\nserver_login_retry = 1\n",
+             max_client_conn = 500\n{settings}",
             cluster.port(),
             users = dir.join("users").display(),
         );

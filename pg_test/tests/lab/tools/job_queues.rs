@@ -71,6 +71,9 @@ const PYTHON: Runtime = Runtime::Python(&[
     "psycopg[binary,pool]==3.3.9",
 ]);
 
+/// Oban asks for Python 3.12.
+const NEWER_PYTHON: Runtime = Runtime::NewerPython(&["oban==0.7.0", "psycopg[binary,pool]==3.3.9"]);
+
 const IS_ANOTHER_S: (&str, After) = ("the job is another's now", After::Leaves);
 const IS_STALE: (&str, After) = ("stale fencing token 1: lease \"job:", After::Stays);
 
@@ -103,6 +106,17 @@ const GRAPHILE_WORKER: Queue = Queue {
     done: "gone",
     rescue: Some("SELECT graphile_worker.add_job('rescue', job_key => 'rescue')"),
     loss: IS_ANOTHER_S,
+};
+
+const OBAN: Queue = Queue {
+    runtime: NEWER_PYTHON,
+    worker: "oban_worker.py",
+    setup: Setup::Argument,
+    job: "SELECT concat_ws(' ', state, attempt, attempted_at) FROM oban_jobs",
+    done: "completed",
+    // The frozen worker leads until its thirty seconds are over, and the next one asks once in as many.
+    rescue: None,
+    loss: ("LeaseLost", After::Stays),
 };
 
 const PG_BOSS: Queue = Queue {
@@ -327,6 +341,7 @@ cases![
     absurd_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&ABSURD, &[], SAME),
     dbos_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&DBOS, &[], SAME),
     graphile_worker_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&GRAPHILE_WORKER, &[], SAME),
+    oban_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&OBAN, &[], SAME),
     pg_boss_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&PG_BOSS, &[], SAME),
     pgqueuer_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&PGQUEUER, &[], SAME),
     procrastinate_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&PROCRASTINATE, &[], SAME),

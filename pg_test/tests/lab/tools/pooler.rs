@@ -3,7 +3,7 @@
 use crate::support::concurrency::nothing_is_left;
 use pg_test::pooler::Pooler;
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Context, Lab, Result, Session};
 use std::time::Instant;
 
 #[lab_test]
@@ -75,5 +75,33 @@ fn a_client_that_goes_away_leaves_neither_guard_nor_place_in_the_queue(lab: &Lab
     nothing_is_left(&mut direct)?;
     let next = direct.acquire("job", "1 h")?;
     ensure!(next == token + 2, "{next}: somebody was granted the lease in between");
+    Ok(())
+}
+
+/// Once the server has been away for a moment, PgBouncer asks it again only after `server_login_retry`, and all clients
+/// wait until then: heartbeats, too, for longer than a short lease lives.
+#[lab_test]
+fn a_pooler_keeps_heartbeats_from_a_server_that_is_back_until_its_retry(lab: &Lab) -> Result<()> {
+    for (seconds, comes_through) in [(3600, false), (1, true)] {
+        let cluster = lab.builder().start()?;
+        cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
+        let settings = format!(
+            "pool_mode = transaction\nserver_login_retry = {seconds}\nquery_wait_timeout = 2\n"
+        );
+        let pooler = Pooler::start_set(lab, &cluster, &settings)?;
+        let heartbeat = |token: i64| pooler.conninfo("postgres").connect()?.renew("job", token);
+        let token = pooler.conninfo("postgres").connect()?.acquire("job", "1 h")?;
+        ensure!(heartbeat(token)?.is_some());
+        cluster.stop()?;
+        ensure!(heartbeat(token).is_err(), "a server that is away answers");
+        cluster.start()?;
+        let renewed = cluster.connect("postgres")?.renew("job", token)?;
+        ensure!(renewed.is_some(), "it is held, and the server is back");
+        if comes_through {
+            wait_until("heartbeats come through", PATIENCE, || heartbeat(token).is_ok())?;
+        } else {
+            ensure!(heartbeat(token).is_err(), "the pooler has asked again");
+        }
+    }
     Ok(())
 }
