@@ -34,8 +34,9 @@ pub fn server(dir: &Path, major: &str) -> Result<PathBuf> {
 /// The version of the Python that [`python`] brings, which is that of Debian 13.
 pub const PYTHON: &str = "3.13";
 
-/// A Python for packages that want a newer one than Debian 12's; it is unpacked where it is not there yet.
-pub fn python() -> Result<PathBuf> {
+/// A Python for packages that want a newer one than Debian 12's, and the directory with its headers; it is unpacked where
+/// it is not there yet.
+pub fn python() -> Result<(PathBuf, PathBuf)> {
     let dir = target_dir().join("python");
     let (root, ready) = (dir.join("root"), dir.join("ready"));
     let programs = root.join("usr/bin");
@@ -46,12 +47,12 @@ pub fn python() -> Result<PathBuf> {
         fs::create_dir_all(&dir)?;
         let releases = Releases::of(Kind::Binary, &dir, &["trixie"])?;
         let mut packages = releases.libraries_of(&name)?;
-        packages.push(format!("{name}-minimal"));
+        packages.extend([format!("{name}-minimal"), format!("lib{name}-dev")]);
         releases.unpack(&packages, &root)?;
         Libraries::of(&root)?.tell_programs(&programs)?;
         fs::write(ready, "")?;
     }
-    Ok(programs.join(name))
+    Ok((programs.join(name), root.join("usr/include")))
 }
 
 /// The libraries among unpacked packages, with a loader that finds them.

@@ -44,7 +44,7 @@ pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<Strin
     let path = source_root().join("pg_test/orm").join(program);
     let mut command = match runtime {
         Runtime::Python(_) => Command::new(home.join("bin/python")),
-        Runtime::NewerPython(_) => Command::new(debian_binary::python()?),
+        Runtime::NewerPython(_) => Command::new(debian_binary::python()?.0),
         Runtime::Node(_) => Command::new("node"),
     };
     command.env("PYTHONPATH", python_path(&home)?);
@@ -61,7 +61,7 @@ pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Comman
     Ok(match runtime {
         Runtime::Python(_) | Runtime::NewerPython(_) => {
             let program = match runtime {
-                Runtime::NewerPython(_) => debian_binary::python()?,
+                Runtime::NewerPython(_) => debian_binary::python()?.0,
                 _ => home.join("bin/python"),
             };
             let mut python = rundir.command(program);
@@ -169,14 +169,18 @@ fn python_path(home: &Path) -> Result<OsString> {
 
 const BESIDE: &str = "packages";
 
-/// The machine's own pip fetches for the newer one, which has none.
+/// The newer one has no pip, and the machine's is too old to run on it. Some packages have to be compiled.
 fn newer_python(home: &Path, packages: &[&str]) -> Result<()> {
-    debian_binary::python()?;
+    setup::ensure(&[Package::new("g++", "/usr/bin/g++")])?;
+    let (newer, headers) = debian_binary::python()?;
     python(home, &[])?;
+    let its_pip = home.join("pip");
     let mut pip = Command::new(home.join("bin/pip"));
-    pip.args(["install", "--quiet", "--only-binary=:all:", "--python-version"])
-        .arg(debian_binary::PYTHON);
-    output_of(pip.arg("--target").arg(home.join(BESIDE)).args(packages)).map(drop)
+    output_of(pip.args(["install", "--quiet", "--target"]).arg(&its_pip).arg("pip==26.0.1"))?;
+    let mut pip = Command::new(newer);
+    pip.args(["-m", "pip", "install", "--quiet", "--prefer-binary", "--target"]);
+    pip.arg(home.join(BESIDE)).args(packages).env("PYTHONPATH", its_pip).env("CPATH", headers);
+    output_of(&mut pip).map(drop)
 }
 
 fn python(home: &Path, packages: &[&str]) -> Result<()> {

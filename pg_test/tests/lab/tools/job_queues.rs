@@ -116,7 +116,8 @@ const OBAN: Queue = Queue {
     done: "completed",
     // The frozen worker leads until its thirty seconds are over, and the next one asks once in as many.
     rescue: None,
-    loss: ("LeaseLost", After::Stays),
+    // The client's own word: Oban prints no error of a job.
+    loss: ("job:1: lost", After::Stays),
 };
 
 const PG_BOSS: Queue = Queue {

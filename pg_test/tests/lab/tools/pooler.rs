@@ -3,7 +3,7 @@
 use crate::support::concurrency::nothing_is_left;
 use pg_test::pooler::Pooler;
 use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Context, Lab, Result, Session};
+use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
 use std::time::Instant;
 
 #[lab_test]
