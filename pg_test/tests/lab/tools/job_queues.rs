@@ -400,3 +400,19 @@ fn a_taken_lease_that_is_thrown_at_pgqueuer_loses_the_job(lab: &Lab) -> Result<(
 }
 
 const PUTS_BACK: &str = "raise RetryRequested(delay=ttl)";
+
+/// The page's worker for Oban puts it back, too, and the job has all its attempts left.
+#[lab_test(slow)]
+fn a_taken_lease_counts_no_attempt_of_oban_s_job(lab: &Lab) -> Result<()> {
+    let mut scene = Scene::set(lab, &OBAN, &[])?;
+    scene.admin.run("SELECT lease_acquire('job:1', 'somebody else', '1 h')")?;
+    let _worker = scene.worker(&[])?;
+    scene.worker(&[&scene.office.url()])?.ends_well()?;
+    scene.job_is("it is put back", |job| job.starts_with("scheduled 0"))?;
+    scene.admin.run("SELECT lease_revoke('job:1')")?;
+    scene.office.next(PATIENCE)?.context("nobody asks")?.answer(1);
+    scene.job_is("it is done", |job| job.starts_with("completed 1"))?;
+    let results = scene.results()?;
+    ensure!(results == "1: 1", "the results are {results}");
+    Ok(())
+}
