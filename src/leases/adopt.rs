@@ -1,10 +1,9 @@
-//! Adopting: a lease that somebody else grants (another lock service, another database) is made known here, under the
-//! number that it has there.
+//! Adopting a lease: another lock service or another database grants it, and its number becomes the token here.
 //!
-//! A greater number ends the older grant for good. It is answered once no open transaction relies on the older grant: the
-//! lock that it takes excludes guards, and who would guard meanwhile waits behind it. Where that takes too long, the older
-//! grant is ended all the same and the answer is "not yet": from that commit on nobody guards it again, so that even guards
-//! that overlap without end are over soon.
+//! A greater number ends the older grant for good. The call answers true once no open transaction relies on the older
+//! grant: its lock excludes guards, and later guards queue behind it. If that takes longer than `wait`, the older grant
+//! is ended all the same and the answer is false, "not yet". After that commit nobody can guard the older grant again,
+//! so even an endless chain of overlapping guards ends soon.
 
 use super::free_slot::{is_being_loaded, settled_rows};
 use super::guard;
@@ -26,29 +25,30 @@ use pg_fence_rules::names::Level;
 use pg_fence_rules::{Floor, Token};
 use std::time::Duration;
 
-/// How soon to look again where an open transaction is forgetting the row, or loading one.
+/// Time until the next attempt while an open transaction deletes or loads the row.
 const LOOK_AFTER: Duration = Duration::from_millis(20);
 
-/// A lease that somebody else has granted.
+/// A lease that another service has granted.
 pub struct Adoption {
     /// The lease, in the database's encoding.
     pub name: Vec<u8>,
-    /// Its number there.
+    /// The number under which the other service granted the lease.
     pub token: Token,
-    /// The holder, where it is said.
+    /// The holder's name, if the caller gave one.
     pub holder: Option<Vec<u8>>,
-    /// A jsonb that the caller wishes to be shown with the lease.
+    /// A jsonb value that the caller wants shown with the lease.
     pub metadata: Option<pgrx::pg_sys::Datum>,
 }
 
 impl Adoption {
-    /// Its holder, beside the holder that a row records.
+    /// The adopting holder, beside the holder that a row records.
     fn holders<'a>(&'a self, row: Option<&'a Row>) -> Holders<'a> {
         Holders { recorded: row.and_then(Row::holder), adopting: self.holder.as_deref() }
     }
 }
 
-/// Is any lease adopted in this database? Reads all of them. No, where that cannot be told without waiting.
+/// Returns true if any lease of this database is adopted. Reads the whole table. Returns false if the table is locked,
+/// because the call never waits.
 pub fn is_used_here() -> bool {
     let Ok(Some(table)) = LeaseTable::try_open(Access::Read, IfLocked::GiveUp) else {
         return false;
@@ -61,15 +61,15 @@ pub fn is_used_here() -> bool {
     looked.is_ok() && found
 }
 
-/// The state of the name, as its rows say, and what that means for the adoption.
+/// What the rows of the name say, and the decision about the adoption.
 struct Found {
     adopt: Adopt,
     row: Option<Row>,
     floor: Floor,
 }
 
-/// Makes it known; false where an open transaction has relied on an older grant, or has been adopting, for all of `wait`.
-/// Errors: PF001, PF004, 42501, 53200, 55000.
+/// Adopts the lease. Returns false if an open transaction relied on an older grant, or was adopting it, for all of
+/// `wait`. Errors: PF001, PF004, 42501, 53200, 55000.
 pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
     let found = judged(&LeaseTable::open(Access::Read)?, adoption)?;
     match found.adopt {
@@ -89,13 +89,13 @@ pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
     }
 }
 
-/// Puts the number in the place of an older one, or ends that; whether it was adopted. None where an open transaction is
-/// forgetting the row, or loading one: there is no lock to wait for.
+/// Replaces the older grant, or ends it if its guards stay for too long. Returns whether the number was adopted; `None`
+/// if an open transaction is deleting or loading the row, for which there is no lock to wait for.
 fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refusal> {
     let mut locks = Locks::of(&adoption.name);
-    // A transaction does not exclude itself: one that relies on the older grant must not have the lock.
+    // A transaction's own guard does not conflict with its own lock, so it is checked separately.
     let relies = guard::guards_slot(&adoption.name, 0);
-    // The table is closed meanwhile: maintenance waits for nobody who waits.
+    // The table stays closed during the wait, so that maintenance does not wait for this session.
     let alone = !relies && locks.take_within(ADOPT, 0, waiting)?;
     let table = LeaseTable::open(Access::Write)?;
     if !alone {
@@ -119,8 +119,8 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
     Ok(Some(true))
 }
 
-/// Reads what the name has. Refuses a token that is no longer, or not, to be adopted by this caller; and a name that is not
-/// the caller's: it is asked at each look, for a prefix may be taken away while its role waits.
+/// Reads the rows of the name and decides. Errors if the caller may not adopt this token, or this name: prefixes are
+/// checked at each attempt, because one may be revoked while its role waits.
 fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
     role_prefix::require(&adoption.name, Level::Adopter)?;
     let floor = tokens::floor()?;
@@ -139,7 +139,7 @@ fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
             Ok(Found { adopt, row: Some(*row), floor })
         }
         (Adopt::OtherHolder, Some(row)) => {
-            // Who may not act for the role of the grant does not learn who its holder is.
+            // A caller that may not act for the grant's role must not learn its holder.
             check_role(|| Some(&adoption.name), row)?;
             Err(of_another_holder(row, adoption.token))
         }
@@ -147,7 +147,7 @@ fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
     }
 }
 
-/// Makes the current token known again, which a jump has silenced.
+/// Makes the current token valid again after a new epoch has invalidated it.
 fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
     let table = LeaseTable::open(Access::Write)?;
     let floor = tokens::floor()?;
@@ -157,13 +157,13 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
         matches!(found, Adopt::Current | Adopt::AfterJump)
     };
     let Some(locked) = Locked::grant(&table, &adoption.name, 0, CHANGE, is_current)? else {
-        // It has ended meanwhile, or is another holder's, so `judged` refuses the token.
+        // The grant has ended meanwhile or belongs to another holder, so `judged` returns the error.
         return judged(&table, adoption).map(|_| false);
     };
     check_role(|| Some(&adoption.name), &locked.row)?;
     let holders = adoption.holders(Some(&locked.row));
     if grant::adopt(&[locked.row.grant], adoption.token, floor, holders) == Adopt::Current {
-        // A fellow has done so meanwhile. The lock is given back: others need not wait for this transaction.
+        // A concurrent adoption of the same number came first. Releasing the lock spares others a wait.
         return Ok(true);
     }
     let row = locked.keep();
@@ -172,7 +172,7 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
     Ok(true)
 }
 
-/// Ends the older grant, where nobody else is changing it: from the commit on nobody guards it again.
+/// Ends the older grant, unless another transaction is changing it. After the commit nobody can guard it again.
 fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Refusal> {
     let is_there = |row: &Row| row.deleter() == Deleter::None;
     let Some(locked) = Locked::grant(table, &adoption.name, 0, END_OLDER, is_there)? else {
@@ -204,7 +204,7 @@ fn write(
         lifetime: Lifetime::Adopted(floor),
         metadata: adoption.metadata,
     };
-    // The caller may then write on another server, or tell another that does.
+    // After this call the caller may write to another server, so the grant must survive a crash here.
     commit::force();
     table.grant(&new, over)?;
     guard::warn_of_older_reads(&adoption.name);

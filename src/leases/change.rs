@@ -1,4 +1,4 @@
-//! Changing a grant by one of its tokens, and ending it: by its own holder, and by an administrator.
+//! Changing or ending the grant that a token belongs to: for its holder, and for an administrator.
 
 use super::known::{check_role, greatest, may_know_of, of_token, refuse_adopted};
 use super::locks::{Locked, Locks};
@@ -16,8 +16,8 @@ use pg_fence_rules::locks::{LockStep, CHANGE};
 use pg_fence_rules::{Instant, Token};
 use pgrx::pg_sys::TransactionId;
 
-/// The token that closes these grants: one that is drawn, greater than all of their own. Nothing is drawn for a grant that
-/// somebody else has made: its own number closes it, and never becomes one of the sequence.
+/// Returns the token that closes these grants: a new one, greater than all of theirs. An adopted grant is closed by its
+/// own number, because another service numbers it and its numbers never enter the sequence.
 fn closing_token(rows: &[&Row]) -> Result<Token, Refusal> {
     match rows {
         [row] if row.grant.adopted.is_some() => Ok(row.grant.tokens.latest()),
@@ -25,12 +25,13 @@ fn closing_token(rows: &[&Row]) -> Result<Token, Refusal> {
     }
 }
 
-/// Releases the grants that this token is of: all of them or, where it is of none in one lease, none. Their closing token.
+/// Releases the grants of this token and returns their closing token. Releases none, and returns `None`, if the token
+/// has no grant in one of the leases.
 pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal> {
     let table = LeaseTable::open(Access::Write)?;
     let mut found = Vec::with_capacity(names.len());
     for name in names {
-        // Where one is lost, the locks taken so far are given back.
+        // If one grant is lost, dropping `found` releases the locks taken so far.
         let grant = changeable(&table, name, token, CHANGE, |row| {
             let release = row.grant.release(token, clock::now());
             (release != Release::Lost).then_some(release)
@@ -40,7 +41,7 @@ pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal
         found.push((locked, release));
     }
     if names.len() > 1 {
-        // Several leases under one number of somebody else's are released one by one.
+        // Adopted leases are released one by one: the other service may have used the number for several.
         found.iter().try_for_each(|(locked, _)| refuse_adopted(&locked.row))?;
     }
     let now = clock::now();
@@ -54,7 +55,7 @@ pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal
         }
     }
     let current = found.iter().filter(is_current).count();
-    // Leases that this transaction released one by one get the closing token of all.
+    // Leases that this transaction has released one by one get the common closing token, too.
     let closing = closing_token(&found.iter().map(|(locked, _)| &locked.row).collect::<Vec<_>>())?;
     let rows: Vec<Row> = found.into_iter().map(|(locked, _)| locked.keep()).collect();
     rows.iter().try_for_each(|row| close(&table, row, closing, now))?;
@@ -62,11 +63,11 @@ pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal
     Ok(Some(closing))
 }
 
-/// Closes a grant whose lock stays until the transaction ends; that wakes the head of the queue.
+/// Closes a grant whose lock is held until the transaction ends; its end wakes the head of the queue.
 pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Result<(), Refusal> {
     let name = row.name();
     if row.grant.adopted.is_some() {
-        // Nobody acquires next who makes it durable, and no deadline ends what a crash brings back.
+        // A lasting end: no next acquire makes it durable, and no deadline ends a grant that a crash brings back.
         commit::force();
     }
     table.replace(row, &row.closed(closing, now))?;
@@ -75,7 +76,8 @@ pub fn close(table: &LeaseTable, row: &Row, closing: Token, now: Instant) -> Res
     Ok(())
 }
 
-/// Closes whatever such grants of a lease are current, under one closing token; None where none is.
+/// Closes the current grants of a lease for which `such` holds, under one closing token. Returns `None` if there are
+/// none.
 pub fn revoke(
     table: &LeaseTable,
     name: &[u8],
@@ -85,7 +87,7 @@ pub fn revoke(
         let now = clock::now();
         rows.into_iter().filter(|r| r.grant.phase(now) == Phase::Held && such(r)).collect()
     };
-    // Grants in the making count: their transactions are waited for.
+    // Uncommitted grants count, so the loop waits for their transactions.
     let (locks, rows) = loop {
         let mut slots: Vec<i32> =
             held(table.rows(name, AsOf::InFlight)).iter().map(|r| r.grant.slot).collect();
@@ -118,21 +120,21 @@ pub fn revoke(
     Ok(Some(closing))
 }
 
-/// The state of a grant that is to be changed.
+/// The outcome of locking a grant that is to be changed.
 pub enum Found<'a, T> {
-    /// It is locked, and this was decided.
+    /// The grant is locked, with the caller's decision about it.
     Locked(Locked<'a>, T),
-    /// There is no such grant, now or after the wait, the decision is against it, or the caller may not know of it. Nothing
-    /// is locked.
+    /// No such grant exists, before or after the wait; or the decision is against it; or the caller may not know of it.
+    /// Nothing is locked.
     Lost,
-    /// An open transaction is changing it, and the step does not wait. As it was seen.
+    /// An open transaction is changing the grant, and the step does not wait. The row is as read without the lock.
     InTheWay(Row),
-    /// There is no room in the lock table for it. As it was seen.
+    /// The lock table has no room for the lock. The row is as read without the lock.
     NoRoom(Row, Refusal),
 }
 
 impl<'a, T> Found<'a, T> {
-    /// For who waits: what is locked. Errors: 53200.
+    /// The locked grant, for callers whose step waits. Errors: 53200.
     pub fn locked(self) -> Result<Option<(Locked<'a>, T)>, Refusal> {
         match self {
             Found::Locked(locked, decision) => Ok(Some((locked, decision))),
@@ -142,8 +144,8 @@ impl<'a, T> Found<'a, T> {
     }
 }
 
-/// Locks the grant that has this token against other changes, waiting for an open transaction that has changed it where
-/// the step waits, reads it again and decides.
+/// Locks the grant that has this token, reads its row again and decides. If an open transaction is changing the grant,
+/// a step that waits waits for that transaction.
 pub fn changeable<'a, T>(
     table: &LeaseTable,
     name: &'a [u8],
@@ -166,7 +168,7 @@ pub fn changeable<'a, T>(
                 (Some(decision), None) => return Ok(Found::Locked(locked, decision)),
                 (None, _) => return Ok(Found::Lost),
             },
-            // Where the grant is not there any more, another one may have the token by now.
+            // The grant is gone; an uncommitted one may have the token by now.
             None => of_token(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer),
         };
         if unlocked_writer.is_some() && !step.waits {
@@ -176,7 +178,7 @@ pub fn changeable<'a, T>(
     }
 }
 
-/// Waits for a transaction that has written a row without the grant's lock, as one does that loads a dump.
+/// Waits for a transaction that has written a row without the grant's lock, for example while loading a dump.
 fn wait_for(unlocked_writer: Option<TransactionId>) {
     xact::serve_interrupts();
     if let Some(writer) = unlocked_writer {
@@ -184,7 +186,7 @@ fn wait_for(unlocked_writer: Option<TransactionId>) {
     }
 }
 
-/// The grant that has this token, as it is seen without its lock; None where it is not worth locking, or the caller may
+/// Reads the grant of this token without its lock. Returns `None` if the grant is not worth locking, or the caller may
 /// not know of it.
 fn seen<T>(
     table: &LeaseTable,
@@ -194,11 +196,10 @@ fn seen<T>(
 ) -> Option<Row> {
     let seen = of_token(&table.rows(name, AsOf::Now), token).copied();
     let seen = match &seen {
-        // A grant that is over does not come back: a caller who is too late locks nothing, and so keeps the
-        // lease from nobody.
+        // A grant that is over never comes back. A caller that is too late takes no lock and so blocks nobody.
         Some(row) if decide(row).is_none() && row.open_writer().is_none() => return None,
         Some(_) => seen,
-        // A token of an uncommitted grant may have been passed on: its transaction is waited for.
+        // The token may be of an uncommitted grant, told by its transaction: the caller waits for that one.
         None => of_token(&table.rows(name, AsOf::InFlight), token).copied(),
     };
     seen.filter(|row| may_know_of(row, false))

@@ -1,8 +1,8 @@
-//! Finding a slot for a new grant and locking it, without ever waiting.
+//! Choosing and locking a slot for a new grant, without ever waiting.
 //!
-//! An exclusive acquire locks every slot of the lease and then looks (`exclusive_slot`). A shared one, and one of several
-//! slots, goes beside others who do the same at the same time; what it looks at may change under it, so it
-//! takes one slot, looks whether that is still what it chose, and else begins again (`BesideOthers`).
+//! An exclusive acquire locks every slot of the lease and then decides (`exclusive_slot`). Shared acquires, and those
+//! of one slot among several, run concurrently, so the rows that they read may change. Such an acquire locks the slot
+//! that it chose, reads the rows again and starts over if they have changed (`BesideOthers`).
 
 use super::guard;
 use super::locks::Locks;
@@ -21,51 +21,52 @@ use pg_fence_rules::locks::{
 };
 use pg_fence_rules::{Instant, Token};
 
-/// Where a grant can go. Out of here comes only one whose locks stay until the transaction ends.
+/// The slot chosen for a grant. Its locks are held until the transaction ends.
 pub struct FreeSlot {
-    /// The slot to be written.
+    /// The number of the slot to write.
     pub slot: i32,
-    /// The row that the slot has, of a grant that is over.
+    /// The row in the slot, of a grant that is over.
     pub over: Option<Row>,
     /// Grants in other slots that this one ends.
     pub ended: Vec<Row>,
 }
 
 impl FreeSlot {
-    /// Is a row being loaded into this slot?
+    /// Returns true if an open transaction is loading a row into this slot.
     fn is_being_loaded(&self, table: &LeaseTable, request: &Request) -> bool {
         let is_here = |grant: &Grant| grant.slot == self.slot;
         self.over.is_none() && is_being_loaded(table, &request.name, is_here)
     }
 
-    /// Is one being loaded that the new grant cannot live beside?
+    /// Returns true if an open transaction is loading a row that excludes the new grant.
     fn excludes_a_load(&self, table: &LeaseTable, request: &Request) -> bool {
         let is_excluded = |grant: &Grant| grant.slot == self.slot || grant.mode != request.ask.mode;
         self.over.is_none() && is_being_loaded(table, &request.name, is_excluded)
     }
 }
 
-/// A free slot, locked; given back unless it is kept.
+/// A free slot with its locks, which are released on drop unless `keep` was called.
 pub struct LockedSlot<'a> {
     chosen: FreeSlot,
     locks: Locks<'a>,
 }
 
 impl LockedSlot<'_> {
-    /// The greatest token that the lease's grant there is known to have had.
+    /// The greatest token known of the slot's previous grant.
     pub fn above(&self) -> Token {
         self.chosen.over.map_or(Token::BEFORE_ALL, |row| row.grant.greatest())
     }
 
-    /// Keeps the locks. To be called before anything is written: an uncommitted row alone protects nothing.
+    /// Holds the locks until the transaction ends. Call this before any write: an uncommitted row alone protects
+    /// nothing, because nobody else sees it.
     pub fn keep(self) -> FreeSlot {
         self.locks.keep();
         self.chosen
     }
 }
 
-/// Tells without a lock whether it is worth trying: a losing try reads only. Would the caller only replace a grant of its
-/// own? Errors: 22023, 55000.
+/// Checks without a lock whether a try could succeed, so that a losing try only reads. Returns true if the grant would
+/// only replace one of the caller's own. Errors: 22023, 55000.
 pub fn looks_free(table: &LeaseTable, request: &Request) -> Result<bool, NotGranted> {
     let existing = existing(request, &table.rows(&request.name, AsOf::Now), |_| false);
     let now = clock::now();
@@ -73,7 +74,7 @@ pub fn looks_free(table: &LeaseTable, request: &Request) -> Result<bool, NotGran
     Ok(existing.iter().any(|s| s.mine && s.grant.phase(now) == Phase::Held))
 }
 
-/// Finds a free slot and locks it.
+/// Chooses a free slot and locks it.
 pub fn lock_one<'a>(
     table: &LeaseTable,
     request: &'a Request,
@@ -83,15 +84,16 @@ pub fn lock_one<'a>(
         Mode::Exclusive => exclusive_slot(table, request, &mut locks)?,
         _ => BesideOthers { table, request, busy: Vec::new() }.search(&mut locks)?,
     };
-    // It may yet be rolled back.
+    // Rows of open transactions count, although they may yet be rolled back.
     if other_number(table, request).is_some() || chosen.excludes_a_load(table, request) {
         return Err(BY_ANOTHER);
     }
     Ok(LockedSlot { chosen, locks })
 }
 
-/// Another number of slots that somebody, also one whose transaction is open, has been granted. A grant that is over
-/// counts while it is guarded: it may have been made, guarded and have ended since the slot was chosen.
+/// Returns the number of slots of another grant in force, if it differs from the requested number. Uncommitted grants
+/// count. So does an expired grant while it is guarded: it may have been made, guarded and have expired since the slot
+/// was chosen.
 pub fn other_number(table: &LeaseTable, request: &Request) -> Option<i32> {
     let Mode::Slots(asked) = request.ask.mode else { return None };
     let now = clock::now();
@@ -108,8 +110,8 @@ fn is_guarded_by_others(name: &[u8], slot: i32) -> bool {
     LockTag::new(IS_GUARDED.lock, name, slot).has_conflicts(IS_GUARDED.mode)
 }
 
-/// The rows of the lease as the rules see them. `guarded` tells of a slot whether an open transaction relies on the grant
-/// there.
+/// The rows of the lease in the terms of the rules. `guarded` returns true if an open transaction relies on the grant
+/// in a slot.
 fn existing(request: &Request, rows: &[Row], guarded: impl Fn(i32) -> bool) -> Vec<ExistingGrant> {
     let role = request.ask.reclaim.then(role::current);
     let is_mine = |row: &Row| {
@@ -124,7 +126,7 @@ fn existing(request: &Request, rows: &[Row], guarded: impl Fn(i32) -> bool) -> V
     rows.iter().map(existing).collect()
 }
 
-/// Which slot the rules give to the request beside the grants that are there. Errors: 22023, 55000.
+/// Returns the slot that the rules give to the request, in view of the existing grants. Errors: 22023, 55000.
 fn admit(request: &Request, existing: &[ExistingGrant], now: Instant) -> Result<i32, NotGranted> {
     match grant::admit(existing, &request.ask, now) {
         Acquire::Grant { slot } => Ok(slot),
@@ -134,7 +136,7 @@ fn admit(request: &Request, existing: &[ExistingGrant], now: Instant) -> Result<
     }
 }
 
-/// Decides by the rows that were read. The clock is read now, so after the locks were obtained.
+/// Decides by the rows that were read. Reads the clock only now, after the locks were taken.
 fn decide(
     request: &Request,
     rows: &[Row],
@@ -154,7 +156,7 @@ fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
     rows.iter().find(|row| row.grant.slot == slot)
 }
 
-/// The slot of an exclusive grant: 0, with every slot locked.
+/// Locks every slot of the lease and returns slot 0, the slot of an exclusive grant.
 fn exclusive_slot(
     table: &LeaseTable,
     request: &Request,
@@ -167,22 +169,22 @@ fn exclusive_slot(
     let mut rows = settled_rows(table, name).ok_or(BY_ANOTHER)?;
     let others: Vec<i32> = rows.iter().map(|r| r.grant.slot).filter(|slot| *slot != 0).collect();
     if !others.is_empty() {
-        // No slot is added meanwhile: that takes the lock of slot 0, too, which is ours.
+        // No slot can be added meanwhile: adding one takes the lock of slot 0, which is held here.
         for slot in others {
             if !locks.take(ACQUIRE_ALONE, slot)? {
                 return Err(BY_ANOTHER);
             }
         }
-        // A session that held one of these locks until now may have renewed.
+        // A session that held one of these locks until now may have renewed its grant.
         rows = settled_rows(table, name).ok_or(BY_ANOTHER)?;
     }
-    // All locks are ours, so only guards of this very transaction are left.
+    // All locks are held here, so only this transaction itself can still guard a grant.
     let existing = existing(request, &rows, |slot| guard::guards_slot(name, slot));
     decide(request, &rows, &existing)
 }
 
-/// The rows of a lease whose locks are held; None when an open transaction is deleting one (a prune, which holds no
-/// lock).
+/// Reads the rows of a lease whose locks are held. Returns `None` if an open transaction is deleting one: a prune holds
+/// no lock until its commit.
 pub fn settled_rows(table: &LeaseTable, name: &[u8]) -> Option<Vec<Row>> {
     loop {
         xact::serve_interrupts();
@@ -197,42 +199,40 @@ pub fn settled_rows(table: &LeaseTable, name: &[u8]) -> Option<Vec<Row>> {
     }
 }
 
-/// Is an open transaction putting such a row into the lease? Where its slot has none yet and the lock is ours, that is one
-/// that loads a dump: to write there would wait for it.
+/// Returns true if an open transaction is inserting a row into the lease for which `such` holds. If the slot has no row
+/// yet and its lock is held here, that transaction loads a dump; writing would wait for it.
 pub fn is_being_loaded(table: &LeaseTable, name: &[u8], such: impl Fn(&Grant) -> bool) -> bool {
     let is_it = |row: &Row| such(&row.grant) && row.is_others_uncommitted();
     table.rows(name, AsOf::InFlight).iter().any(is_it)
 }
 
-/// The search for a slot among grants that others are making, renewing and ending at the same time.
+/// The search for a slot of a lease to which others are adding grants at the same time.
 struct BesideOthers<'a> {
     table: &'a LeaseTable,
     request: &'a Request,
-    /// Slots in which somebody else's grant is being written, or a row deleted: they count as taken.
+    /// Slots in which another session is writing a grant or deleting a row. They count as taken.
     busy: Vec<i32>,
 }
 
-/// The outcome of an attempt to have the slot that was chosen.
+/// The outcome of an attempt to lock the chosen slot.
 enum Attempt {
-    /// All of it is locked, and the rows are as when it was chosen.
+    /// All locks are held, and the rows are as they were when the slot was chosen.
     Won,
-    /// Another transaction is putting a grant into the slot, loading a row into it, or (a prune) deleting its row: another
-    /// slot may do.
+    /// Another transaction is granting the slot, loading a row into it, or pruning its row. Another slot may be free.
     SlotIsBusy,
-    /// Somebody relies on a grant that would have to go, or ends it at the same time, or (a prune, which may be rolled back)
-    /// deletes its row.
+    /// A grant that would have to end is guarded, or is being ended or pruned by an open transaction.
     Lost,
-    /// The session in the way has finished, or a row has changed: choose again.
+    /// The blocking session has finished, or a row has changed. Choose again.
     Changed,
 }
 
-/// The obstacle to taking a slot of a lease.
+/// Why no slot can be taken.
 enum InTheWay {
-    /// At most a session that puts another grant into it.
+    /// Only sessions that are putting another grant into the slot.
     Takers,
-    /// Somebody who relies on the grant in it, or changes it.
+    /// A session that guards the slot's grant, or changes it.
     Relying,
-    /// The other session has finished in the meantime.
+    /// No session any more: the blocking one has finished.
     Gone,
 }
 
@@ -260,21 +260,21 @@ impl BesideOthers<'_> {
         }
     }
 
-    /// Nobody may be granted the lease alone, or in another mode, while this search lasts: neither would see the
-    /// other's row.
+    /// Excludes exclusive grants and grants of the other mode during this search, since neither search would see the
+    /// other's uncommitted row.
     fn exclude_other_kinds(&self, locks: &mut Locks) -> Result<bool, Refusal> {
         let shared = self.request.ask.mode == Mode::Shared;
         let shape = if shared { EXCLUDE_SLOTS } else { EXCLUDE_SHARED };
         Ok(locks.take(EXCLUDE_ALONE, 0)? && locks.take(shape, 0)?)
     }
 
-    /// The grants that are there, and those that others are writing.
+    /// The existing grants, and those that other sessions are writing.
     fn existing(&self, rows: &[Row]) -> Vec<ExistingGrant> {
         let now = clock::now();
         let is_live = |row: &Row| row.grant.phase(now) == Phase::Held;
         let is_relied_on = |slot| self.is_relied_on(slot, in_slot(rows, slot), is_live);
         let mut existing = existing(self.request, rows, is_relied_on);
-        // A row that was being written may be there by now, and counts once.
+        // A row that was being written may be visible by now, and must count once.
         let is_there = |slot: i32| rows.iter().any(|row| row.grant.slot == slot && is_live(row));
         let making = self.busy.iter().filter(|slot| !is_there(**slot));
         existing
@@ -282,15 +282,15 @@ impl BesideOthers<'_> {
         existing
     }
 
-    /// Does an open transaction rely on the grant in a slot? One that is over keeps its slot while it is guarded; one
-    /// of the caller's own that lives cannot be reclaimed while it is guarded or being renewed.
+    /// Returns true if an open transaction relies on the grant in a slot. An expired grant occupies its slot while it
+    /// is guarded. The caller's own live grant cannot be reclaimed while it is guarded or being renewed.
     fn is_relied_on(&self, slot: i32, row: Option<&Row>, is_live: impl Fn(&Row) -> bool) -> bool {
         let name = &self.request.name;
         if guard::guards_slot(name, slot) {
             return true;
         }
         match row {
-            // The guard of an exclusive grant is met when its slot is locked.
+            // A guard of an exclusive grant is noticed when its slot is locked.
             Some(row) if !is_live(row) => {
                 row.grant.mode != Mode::Exclusive && is_guarded_by_others(name, slot)
             }
@@ -298,10 +298,10 @@ impl BesideOthers<'_> {
         }
     }
 
-    /// Locks the slot, and the grants in others that would be ended.
+    /// Locks the chosen slot, and the slots of the grants that the new one ends.
     fn lock(&self, chosen: &mut FreeSlot, locks: &mut Locks) -> Result<Attempt, Refusal> {
         if !locks.take(TAKE_SLOT, chosen.slot)? {
-            // Of another mode, and over by the clock: its holder may just be renewing it.
+            // An expired grant of another mode excludes the new one if its holder is just renewing it.
             let excludes = chosen.over.is_some_and(|row| self.is_of_another_mode(&row));
             if !excludes {
                 return Ok(Attempt::SlotIsBusy);
@@ -320,10 +320,10 @@ impl BesideOthers<'_> {
                 continue;
             }
             match self.in_the_way(slot) {
-                // One of another mode that somebody just replaces needs no ending.
+                // A grant of another mode that is just being replaced need not be ended.
                 InTheWay::Takers if self.is_of_another_mode(&row) => {}
                 InTheWay::Gone => return Ok(Attempt::Changed),
-                // Another one of this mode may be ending it, or taking its slot.
+                // Another session may be ending a grant of this mode, or taking its slot.
                 InTheWay::Takers | InTheWay::Relying => return Ok(Attempt::Lost),
             }
         }
@@ -335,7 +335,7 @@ impl BesideOthers<'_> {
         row.grant.mode != self.request.ask.mode
     }
 
-    /// The obstacle to locking a slot.
+    /// Determines which sessions block the lock of a slot.
     fn in_the_way(&self, slot: i32) -> InTheWay {
         let grant = LockTag::new(Lock::Grant, &self.request.name, slot);
         let all = grant.conflicting(TAKE_SLOT.mode);
@@ -344,15 +344,15 @@ impl BesideOthers<'_> {
         if others.is_empty() {
             return InTheWay::Takers;
         }
-        // One of them may have been a taker that finished between the two looks.
+        // A session that was no taker at the second look may have been one that finished between the two.
         match grant.conflicting(TAKE_SLOT.mode).iter().any(|one| others.contains(one)) {
             true => InTheWay::Relying,
             false => InTheWay::Gone,
         }
     }
 
-    /// Reads the rows again under the locks. A session that held one of them until now may have put a grant there,
-    /// renewed, or (a prune, which gives its lock back before it commits) be deleting the row.
+    /// Reads the rows again under the locks. Until the locks were taken, another session may have written a grant,
+    /// renewed one, or begun to delete a row (a prune releases its lock before it commits).
     fn settled(&self, before: &[Row], chosen: &FreeSlot) -> Attempt {
         let rows = self.table.rows(&self.request.name, AsOf::Now);
         let deleter = |slot| in_slot(&rows, slot).map_or(Deleter::None, |row| row.deleter());
@@ -361,7 +361,7 @@ impl BesideOthers<'_> {
         }
         let ours = || chosen.ended.iter().map(|row| row.grant.slot).chain([chosen.slot]);
         let version = |rows: &[Row], slot| in_slot(rows, slot).map(|row| row.version());
-        // A grant of another mode counts wherever it is: it may have been renewed.
+        // Grants of another mode count in every slot, because one may have been renewed.
         let excluding =
             before.iter().filter(|row| self.is_of_another_mode(row)).map(|row| row.grant.slot);
         let same =

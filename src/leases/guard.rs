@@ -1,7 +1,8 @@
-//! Guards: an open transaction relies on a grant, so nobody may replace it until that transaction ends.
+//! Guards: an open transaction relies on a grant, so nobody may replace the grant until that transaction ends.
 //!
-//! The lock does the work; what is kept here is which locks this transaction has, so that the check costs
-//! once per lease and transaction. A guard goes when its lock goes: with a rolled-back savepoint at once.
+//! The lock of the lock manager protects the grant. This module remembers which grants the transaction guards, so that
+//! a token is checked once per lease and transaction. A guard ends with its lock, so at the rollback of its savepoint,
+//! too.
 
 use super::known::{not_speaking, not_your_lease, Caller};
 use super::locks::Locks;
@@ -34,7 +35,8 @@ struct Guard {
 #[derive(Default)]
 struct Guards {
     by_lease: BTreeMap<Vec<u8>, Vec<Guard>>,
-    /// The lease of a `lease_guard` in a transaction of, so far, one statement, and when that statement began.
+    /// The lease of a `lease_guard` that is the only statement of its transaction so far, and when that statement
+    /// began.
     outside_block: Option<(Vec<u8>, Instant)>,
 }
 
@@ -42,7 +44,7 @@ thread_local! {
     static GUARDS: RefCell<Guards> = RefCell::default();
 }
 
-/// The guards of this transaction go with it, and those of a savepoint with its rollback.
+/// Forgets guards at the end of the transaction, and at the rollback of their savepoint.
 pub fn follow(moment: Moment) {
     GUARDS.with_borrow_mut(|g| {
         g.by_lease.retain(|_, guards| {
@@ -55,12 +57,12 @@ pub fn follow(moment: Moment) {
     });
 }
 
-/// Does this transaction guard some lease with this token?
+/// Returns true if this transaction guards any lease with this token.
 pub fn is_guarding_with(token: Token) -> bool {
     GUARDS.with_borrow(|g| g.by_lease.values().flatten().any(|guard| guard.token == token))
 }
 
-/// Notes a `lease_guard` that a client has sent as a statement of its own: if the transaction turns out to end with that
+/// Remembers a `lease_guard` that the client sent as a statement by itself. If the transaction ends with that
 /// statement, the client is warned.
 pub fn note_call(name: Vec<u8>) {
     if !xact::is_block() {
@@ -69,17 +71,18 @@ pub fn note_call(name: Vec<u8>) {
     }
 }
 
-/// Warns a client whose transaction ends now: the guard ends with its own statement, nothing was written, and mostly the
-/// client thinks that it goes on. (A function may have read under its guard, or written to other servers: it is not warned.)
+/// Warns a client whose guard ends with its own statement without a write: outside of a transaction block the guard
+/// protects nothing that follows. A call inside of a function is not warned, because the function may have read under
+/// its guard, or written to other servers.
 pub fn warn_if_in_vain() {
     let Some((name, began)) = GUARDS.with_borrow_mut(|g| g.outside_block.take()) else { return };
-    // Another statement in the same transaction: the client sends its messages in a pipeline.
+    // The transaction has more than one statement if the client sends them in a pipeline.
     if began == xact::statement_started_at() && !xact::has_written() {
         raise::warn(errors::guarded_nothing(&name));
     }
 }
 
-/// Makes this transaction guard the grant that the token is of; PF004 when it does not speak for the lease.
+/// Makes this transaction guard the grant of this token. Errors: PF004 if the token does not speak for the lease.
 pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal> {
     if is_guarded_here(name, token) {
         return Ok(());
@@ -89,7 +92,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         return Err(not_speaking(name, token, caller));
     };
     let (slot, floor) = (row.grant.slot, tokens::floor()?);
-    // A grant that this transaction guards already cannot have been replaced, whatever the clock says.
+    // Nobody can have replaced a grant that this transaction guards already, whatever the clock says.
     let held = guards_slot(name, slot)
         && row.grant.closing.is_none()
         && floor.is_below(row.grant.tokens.latest());
@@ -109,9 +112,9 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
     Ok(())
 }
 
-/// At REPEATABLE READ and above a transaction relies only on a grant that its snapshot shows. (Why that is enough:
-/// `pg_fence_rules::snapshot`.) `shown` gives the name of the lease, where an error may show it. Errors: 40001 where the
-/// grant was committed after the snapshot, 55000 where this transaction has made it.
+/// Refuses a grant that the transaction's snapshot does not show, at REPEATABLE READ and above
+/// (`pg_fence_rules::snapshot` says why that suffices). `shown` returns the name of the lease if the error may show it.
+/// Errors: 40001 if the grant was committed after the snapshot, 55000 if this transaction made it.
 fn check_snapshot<'a>(
     table: &LeaseTable,
     name: &[u8],
@@ -129,23 +132,23 @@ fn check_snapshot<'a>(
     }
 }
 
-/// A grant was made: at REPEATABLE READ and above the transaction itself cannot rely on it, and is warned.
+/// Warns after a grant at REPEATABLE READ and above, because this transaction cannot rely on it.
 pub fn warn_of_older_reads(name: &[u8]) {
     if xact::keeps_snapshot() {
         raise::warn(errors::reads_are_older(name));
     }
 }
 
-/// As `require`, for a call: a refusal is counted.
+/// Guards as `require` does, for an SQL call: an error is counted in the statistics.
 pub fn require_in_call(name: &[u8], token: Token) -> Result<(), Refusal> {
     require(name, token, Caller::Function).inspect_err(|refusal| {
         statistics::refused(refusal, || Known { lease: Some(name.to_vec()), ..Known::default() });
     })
 }
 
-/// The grant that the token is of, read under the locks that a guard takes, and whether the caller acts for its role. None
-/// also where the caller may not know of it: anybody may bind a table of its own to any lease, and would learn the lease's
-/// tokens by trying.
+/// Reads the grant of this token under the locks of a guard; the last value is true if the caller acts for the grant's
+/// role. Returns `None` also if the caller may not know of the grant: anybody may bind a table to any lease, and could
+/// otherwise find the lease's tokens by trying.
 fn locked<'a>(
     table: &LeaseTable,
     name: &'a [u8],
@@ -158,7 +161,7 @@ fn locked<'a>(
         return Ok(None);
     }
     let locks = lock(name, &seen)?;
-    // Mostly nobody has written it since.
+    // Usually nobody has written the row since.
     let row = match table.still_has(&seen) {
         true => Some(seen.looked_at_again()),
         false => locks.read_again(table, seen.grant.slot, |row| row.grant.has(token)),
@@ -166,7 +169,7 @@ fn locked<'a>(
     Ok(row.map(|row| (row, locks, acts)))
 }
 
-/// The locks of a guard of that grant. (Its mode and slot stay what they are.)
+/// Takes the locks of a guard of that grant, whose mode and slot never change.
 fn lock<'a>(name: &'a [u8], row: &Row) -> Result<Locks<'a>, Refusal> {
     let mut locks = Locks::of(name);
     locks.take(GUARD, row.grant.slot)?;
@@ -176,19 +179,19 @@ fn lock<'a>(name: &'a [u8], row: &Row) -> Result<Locks<'a>, Refusal> {
     Ok(locks)
 }
 
-/// Does this transaction guard the lease by exactly this token?
+/// Returns true if this transaction guards the lease with exactly this token.
 #[inline]
 pub fn is_guarded_here(name: &[u8], token: Token) -> bool {
     GUARDS.with_borrow(|g| g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.token == token)))
 }
 
-/// The token by which this transaction guards the lease; the latest where there are several.
+/// The token with which this transaction guards the lease; the latest if there are several.
 #[inline]
 pub fn token_for(name: &[u8]) -> Option<Token> {
     GUARDS.with_borrow(|g| g.by_lease.get(name).and_then(|v| v.last()).map(|v| v.token))
 }
 
-/// Does this transaction guard the grant in that slot?
+/// Returns true if this transaction guards the grant in that slot.
 pub fn guards_slot(name: &[u8], slot: i32) -> bool {
     GUARDS.with_borrow(|g| g.by_lease.get(name).is_some_and(|v| v.iter().any(|v| v.slot == slot)))
 }

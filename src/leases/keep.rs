@@ -1,6 +1,6 @@
-//! The heartbeat of a process: many leases renewed in one call, each with an answer of its own, and none waited for.
+//! The heartbeat of a process: many leases are renewed in one call, each with an answer of its own, without waiting.
 //!
-//! Leases that can be locked at once are renewed; one that is in somebody's hands, lost or refused spoils no other.
+//! A lease that is locked, lost or not permitted does not affect the others.
 
 use super::change::Found;
 use super::locks::Locked;
@@ -17,25 +17,26 @@ use pg_fence_rules::keep::{after_renewal, while_in_the_way};
 use pg_fence_rules::locks::KEEP;
 use pg_fence_rules::{Span, Token};
 
-/// A lease's name and a token; None for what cannot be either.
+/// The name of a lease and a token; `None` if the arguments cannot be a name and a token.
 pub type Pair = Option<(Vec<u8>, Token)>;
 
-/// The outcome of a pair.
+/// The answer for one pair.
 #[derive(Clone, Copy)]
 pub enum Answer {
-    /// Renewed, by this token and for so long.
+    /// Renewed under this token, for this ttl.
     Kept(Token, Span),
-    /// The token renews nothing.
+    /// The token can no longer renew the lease.
     Lost,
-    /// Nothing changed, for this reason: to be sent again. So long is left of the grant, where that is known.
+    /// Nothing changed, for this reason, and the pair is to be sent again. The span is the remaining life of the grant,
+    /// if known.
     Later(SqlState, Option<Span>),
-    /// It is not for this caller, for this reason.
+    /// The caller is not permitted to renew the lease, for this reason.
     Refused(SqlState),
 }
 
 impl Answer {
-    /// In how long to send it again; None for never. A pair for which there was no room may be sent at once, in another
-    /// transaction.
+    /// Time until the pair should be sent again; `None` for never. A pair for which the lock table had no room may be
+    /// sent at once, in another transaction.
     pub fn again_in(&self) -> Option<Span> {
         match self {
             Answer::Kept(_, ttl) => Some(after_renewal(*ttl)),
@@ -46,8 +47,8 @@ impl Answer {
     }
 }
 
-/// Renews what can be renewed at once. The answers are in the order of the pairs; with them, whether a crash may lose
-/// what was written: then all that was kept ends with its session. Errors: 55000.
+/// Renews all leases whose lock is free. Returns the answers in the order of the pairs, and whether a crash may lose
+/// the renewals: true if all renewed grants end with their sessions. Errors: 55000.
 pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
     let unfit = Answer::Refused(SqlState::InvalidParameterValue);
     let Some(table) = LeaseTable::try_open(Access::Write, IfLocked::GiveUp)? else {
@@ -58,7 +59,7 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
     let mut order: Vec<usize> = (0..pairs.len()).collect();
     order.sort_unstable_by_key(|n| &pairs[*n]);
     let mut grants: Vec<Locked> = Vec::new();
-    // Of each pair the number of its grant, or why there is none.
+    // For each pair the index of its grant, or the answer if it has none.
     let mut found = Vec::with_capacity(pairs.len());
     for n in order {
         xact::serve_interrupts();
@@ -75,8 +76,8 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
         };
         found.push((n, grant));
     }
-    // The locks were taken one by one: the time of the decision is after the last. Locks of grants that are over are
-    // given back.
+    // The locks were taken one by one, so the clock is read after the last. Dropping a grant that is over releases its
+    // lock.
     let now = clock::now();
     let lives = |locked: &Locked| locked.row.grant.phase(now) == Phase::Held;
     let alive: Vec<bool> = grants.iter().map(lives).collect();
@@ -96,14 +97,14 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
     Ok((answers, losable))
 }
 
-/// The number of the grant that is locked already and has this token. The pairs come in the order of names.
+/// The index of a locked grant that has this token. Pairs are sorted by name, so the search goes back through one name.
 fn locked_before(grants: &[Locked], name: &[u8], token: Token) -> Option<usize> {
     let of_name = grants.iter().rev().take_while(|locked| locked.row.name() == name);
     let same = of_name.enumerate().find(|(_, locked)| locked.row.grant.tokens.contains(token));
     same.map(|(back, _)| grants.len() - 1 - back)
 }
 
-/// Locks the grant that this token may renew, or says why not.
+/// Locks the grant that this token may renew, or returns the answer that says why not.
 fn lock<'a>(
     table: &LeaseTable,
     name: &'a [u8],

@@ -1,4 +1,4 @@
-//! A lease's grants as they are known, and how much a caller may learn of them.
+//! What the rows say about a lease, and how much of that a caller may learn.
 
 use crate::encoding;
 use crate::errors::{self, Refusal, Shown};
@@ -11,12 +11,12 @@ use crate::tokens;
 use pg_fence_rules::grant::Phase;
 use pg_fence_rules::{Floor, Instant, Token};
 
-/// The greatest token that any of these grants is known to have had.
+/// The greatest token known of any of these grants.
 pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
     rows.into_iter().map(|r| r.grant.greatest()).max().unwrap_or(Token::BEFORE_ALL)
 }
 
-/// Does the token speak for the lease at this instant? No, where the caller may not see the lease.
+/// Returns true if the token speaks for the lease now. Returns false if the caller may not see the lease.
 pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
     let floor = tokens::floor_seen()?;
     let row = LeaseTable::open_to_look()?.row_with(name, token);
@@ -24,18 +24,19 @@ pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
     Ok(role_prefix::shows(name) && row.is_some_and(|row| row.grant.speaks(token, now, floor)))
 }
 
-/// The grant that this token is of.
+/// The grant to which this token belongs.
 pub fn of_token(rows: &[Row], token: Token) -> Option<&Row> {
     rows.iter().find(|r| r.grant.has(token))
 }
 
-/// May the caller learn that there is such a grant? A caller that may not is answered as if the token were any number.
+/// Returns true if the caller may learn that the grant exists. To another caller the token is answered like any unused
+/// number.
 pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
     role::acts_for(row.role(), in_trigger) || role_prefix::may_be_told(row.name())
 }
 
-/// 42501 unless the caller of a function may act for the role that was granted the lease. `lease` gives its name, where
-/// the error may show it.
+/// Errors with 42501 unless the caller of a function may act for the role of the grant. `lease` returns the name if the
+/// error may show it.
 pub fn check_role<'a>(lease: impl FnOnce() -> Option<&'a [u8]>, row: &Row) -> Result<(), Refusal> {
     match role::acts_for(row.role(), false) {
         true => Ok(()),
@@ -43,12 +44,12 @@ pub fn check_role<'a>(lease: impl FnOnce() -> Option<&'a [u8]>, row: &Row) -> Re
     }
 }
 
-/// 42501: the lease was granted to a role that the caller may not act for. `lease` is its name, where the error may show it.
+/// The error 42501: the caller may not act for the role of the grant. `lease` is the name, if the error may show it.
 pub fn not_your_lease(lease: Option<&[u8]>, row: &Row) -> Refusal {
     errors::not_your_lease(lease, role_prefix::may_be_told(row.name()).then_some(row.role()))
 }
 
-/// 55000 where somebody else has made the grant, and the caller may know of it.
+/// Errors with 55000 if the grant is adopted and the caller may know of it.
 pub fn refuse_adopted(row: &Row) -> Result<(), Refusal> {
     match row.grant.adopted.is_some() && may_know_of(row, false) {
         true => Err(errors::adopted_name(row.name())),
@@ -56,32 +57,32 @@ pub fn refuse_adopted(row: &Row) -> Result<(), Refusal> {
     }
 }
 
-/// The one that asks about a token: it decides what an error may show.
+/// Who asks about a token. This decides what an error may show.
 #[derive(Clone, Copy)]
 pub enum Caller<'a> {
-    /// A call, which has named the lease and the token itself.
+    /// An SQL call, which has named the lease and the token itself.
     Function,
-    /// The trigger, for a row. The session's role may stand in for the current one; what the writer may know is found
-    /// out only where there is an error.
+    /// The trigger, for a row. The session's role may act in place of the current one. The closure is called only if
+    /// there is an error: finding out what the writer may see is expensive.
     Trigger(&'a dyn Fn() -> MaySee),
 }
 
-/// How much the writer of a row may know.
+/// What an error may show to the writer of a row.
 #[derive(Clone, Copy)]
 pub struct MaySee {
-    /// The name of the row's lease.
+    /// True if the name of the row's lease may be shown.
     pub lease: bool,
-    /// The token that is judged.
+    /// True if the token in question may be shown.
     pub token: bool,
 }
 
 impl Caller<'_> {
-    /// The trigger asks.
+    /// Returns true for the trigger.
     pub fn in_trigger(&self) -> bool {
         matches!(self, Caller::Trigger(_))
     }
 
-    /// The part of lease and token that an error may show to it.
+    /// The lease and the token, as far as an error may show them.
     pub fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
         let may_see = match self {
             Caller::Function => MaySee { lease: true, token: true },
@@ -91,13 +92,13 @@ impl Caller<'_> {
     }
 }
 
-/// Does somebody else grant the lease, so that its tokens are none of the sequence?
+/// Returns true if the lease is adopted, so that its tokens do not come from the sequence.
 pub fn is_adopted(name: &[u8]) -> bool {
     let Ok(table) = LeaseTable::open(Access::Read) else { return false };
     table.rows(name, AsOf::Now).iter().any(|row| row.grant.adopted.is_some())
 }
 
-/// The name of a lease's holder now; None also where that cannot be told without waiting.
+/// The name of the lease's current holder; `None` also if the table is locked, because the call never waits.
 pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
     let table = LeaseTable::try_open(Access::Read, IfLocked::GiveUp).ok()??;
     let now = clock::now();
@@ -106,7 +107,7 @@ pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
     Some(held.holder().unwrap_or_else(|| held.session()).to_vec())
 }
 
-/// PF004: the adopted number is of the row's holder, and another holder presents it. With all that the caller may know.
+/// The error PF004 for an adopted number that another holder presents, with all details that the caller may know.
 pub fn of_another_holder(row: &Row, token: Token) -> Refusal {
     let refusal = errors::of_another_holder(row.name(), token);
     if !role_prefix::may_be_told(row.name()) {
@@ -115,7 +116,7 @@ pub fn of_another_holder(row: &Row, token: Token) -> Refusal {
     refusal.detailed(|d| d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session()))))
 }
 
-/// PF004, with all that the caller may know.
+/// The error PF004, with all details that the caller may know.
 pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     let mut refusal = errors::not_speaking(caller.shown(name, token));
     let Ok(table) = LeaseTable::open(Access::Read) else { return refusal };

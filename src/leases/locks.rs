@@ -1,7 +1,7 @@
-//! Holding the locks of a lease: what is not kept is given back, and the head of the queue looks again.
+//! The locks of a lease: released on drop, unless they are held until the transaction ends.
 //!
-//! Which locks there are, and who takes which, is told in `pg_fence_rules::locks`. Every decision about a lease runs
-//! through here: lock, read the row again under the lock, decide, and `keep` the locks or let them go.
+//! `pg_fence_rules::locks` lists the locks and who takes which. Every decision about a lease goes the same way: take
+//! the locks, read the row again, decide, and `keep` the locks or drop them.
 
 use super::queue;
 use crate::errors::Refusal;
@@ -11,20 +11,20 @@ use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use pg_fence_rules::locks::{LockMode, LockStep};
 
-/// Locks of one lease that this transaction has just taken. They are given back when this goes, unless they are kept;
-/// then the head of the lease's queue is woken, for a look of its in between found the lease locked.
+/// Locks of one lease that this transaction has just taken. Dropping them without `keep` releases them and wakes the
+/// head of the lease's queue, which may have found the lease locked in between.
 pub struct Locks<'a> {
     name: &'a [u8],
     taken: Vec<(LockTag, LockMode)>,
 }
 
 impl<'a> Locks<'a> {
-    /// None yet, of this lease.
+    /// An empty set of locks of this lease.
     pub fn of(name: &'a [u8]) -> Self {
         Locks { name, taken: Vec::new() }
     }
 
-    /// Takes one; false where somebody is in the way of a lock that is not waited for. Errors: 53200.
+    /// Takes a lock. Returns false if the step does not wait and the lock is held. Errors: 53200.
     pub fn take(&mut self, step: LockStep, slot: i32) -> Result<bool, Refusal> {
         let tag = LockTag::new(step.lock, self.name, slot);
         let taken = tag.take(step.mode, step.waits)?;
@@ -32,8 +32,8 @@ impl<'a> Locks<'a> {
         Ok(taken)
     }
 
-    /// Takes one at once, or waits for the one that is in the way; false where that takes too long. A session that asks
-    /// for a lock that this one excludes waits behind it. Errors: 53200, and those of a wait that is broken off.
+    /// Takes a lock, waiting for it if it is held. Returns false if the time is up first. Sessions that then ask for a
+    /// conflicting lock queue behind this one. Errors: 53200, and those of an interrupted wait.
     pub fn take_within(
         &mut self,
         step: LockStep,
@@ -46,7 +46,7 @@ impl<'a> Locks<'a> {
         Ok(taken)
     }
 
-    /// Reads the row of a slot again, now that it is locked: what was seen before the lock may be outdated.
+    /// Reads the row of a slot again under its lock: what was read before the lock may be outdated.
     pub fn read_again(
         &self,
         table: &LeaseTable,
@@ -57,19 +57,19 @@ impl<'a> Locks<'a> {
         rows.filter(|row| row.grant.slot == slot).find(wanted)
     }
 
-    /// How many there are.
+    /// The number of locks taken.
     pub fn count(&self) -> usize {
         self.taken.len()
     }
 
-    /// Gives back all but so many that were taken first. Nobody is woken yet: the search goes on.
+    /// Releases all locks but the first `first`. The queue's head is not woken yet, since the search continues.
     pub fn give_back_all_but(&mut self, first: usize) {
         for (tag, mode) in self.taken.drain(first..).rev() {
             tag.give(mode);
         }
     }
 
-    /// Keeps them until the transaction, or the savepoint, ends.
+    /// Holds the locks until the transaction ends, or the savepoint is rolled back.
     pub fn keep(mut self) {
         self.taken.clear();
     }
@@ -77,7 +77,7 @@ impl<'a> Locks<'a> {
 
 impl Drop for Locks<'_> {
     fn drop(&mut self) {
-        // An error's clean-up gives them back by itself, and wakes nobody too early.
+        // The clean-up after an error releases the locks by itself; waking the head before that would be too early.
         if self.taken.is_empty() || std::thread::panicking() {
             return;
         }
@@ -86,16 +86,16 @@ impl Drop for Locks<'_> {
     }
 }
 
-/// A grant whose row was read under its lock, which is given back when this goes, unless it is kept.
+/// A grant with the row read under its lock. Dropping it releases the lock unless `keep` was called.
 pub struct Locked<'a> {
-    /// The row, which nobody else changes now.
+    /// The row, which no other session can change now.
     pub row: Row,
     locks: Locks<'a>,
 }
 
 impl<'a> Locked<'a> {
-    /// Locks the grant in a slot and reads its row again. None, and nothing locked, where the lock is not to be had
-    /// or the slot has no such row (any more). Errors: 53200.
+    /// Locks the grant in a slot and reads its row again. Returns `None`, with nothing locked, if the lock is held by
+    /// another session or no row of the slot is wanted (any more). Errors: 53200.
     pub fn grant(
         table: &LeaseTable,
         name: &'a [u8],
@@ -110,7 +110,7 @@ impl<'a> Locked<'a> {
         Ok(Self::under(locks, table, slot, wanted))
     }
 
-    /// Reads the grant's row again, under locks that are taken; they are given back where there is none.
+    /// Reads the grant's row again under these locks, and drops them if there is no such row.
     pub fn under(
         locks: Locks<'a>,
         table: &LeaseTable,
@@ -121,7 +121,7 @@ impl<'a> Locked<'a> {
         Some(Locked { row, locks })
     }
 
-    /// Keeps the lock until the transaction, or the savepoint, ends.
+    /// Holds the lock until the transaction ends, or the savepoint is rolled back.
     pub fn keep(self) -> Row {
         self.locks.keep();
         self.row

@@ -1,8 +1,9 @@
-//! Leases: who is granted one, who may change it, who relies on it, who waits for it.
+//! Leases: who is granted one, and who changes, guards, waits for or prunes it.
 //!
-//! `try_acquire` is the way of a try; `free_slot` finds and locks the slot that it gets; `change` is what renew, release
-//! and revoke have in common; `prune` deletes what is long over; `guard` is what a transaction relies on, as far as
-//! its snapshot allows that. `known` is what is known of a lease, and who may know it. `queue` and `wait` are for those who wait. `locks` holds the locks for all of them.
+//! `try_acquire` makes one attempt to acquire, in the slot that `free_slot` chooses and locks. `change` is common to
+//! renew, release and revoke; `prune` deletes rows of grants long over. `guard` ties a transaction to a grant. `known`
+//! limits what a caller learns of a lease. `queue` and `wait` serve waiting sessions, and `locks` holds the locks for
+//! all of them.
 
 pub mod adopt;
 pub mod change;

@@ -1,4 +1,4 @@
-//! Deleting rows of grants that are long over.
+//! Deleting rows of grants that have been over for long.
 
 use super::guard;
 use super::locks::Locked;
@@ -8,8 +8,8 @@ use crate::pg::state::lease_table::LeaseTable;
 use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::locks::PRUNE;
 
-/// Deletes a row that is to go, unless somebody guards or changes it. The lock is given back at once, for
-/// there may be millions of rows: an acquire sees by the row itself that it is being deleted.
+/// Deletes a row for which `is_to_go` holds, unless another session guards or changes its grant. The lock is released
+/// at once, because a prune may delete millions of rows; an acquire sees in the row that it is being deleted.
 pub fn prune_row(
     table: &LeaseTable,
     found: &Row,
@@ -23,7 +23,7 @@ pub fn prune_row(
     let Some(locked) = Locked::grant(table, name, slot, PRUNE, is_over)? else {
         return Ok(false);
     };
-    // The next acquire finds no row that tells whether the end of this grant is on disk.
+    // The next acquire finds no row any more that shows whether this grant's end is on disk.
     commit::force();
     table.delete(&locked.row).map(|()| true)
 }

@@ -1,9 +1,9 @@
-//! The queue of those who wait for a lease: who is in it, and when its head is woken.
+//! The queue of sessions that wait for a lease, and when its head is woken.
 //!
-//! The queue is the lock manager's own: waiters ask for one lock per lease and are served in the order they
-//! came. The holder of that lock is the head, the only one who looks; it sleeps until something can have
-//! changed. A transaction that changed the lease finds the head by the lock and wakes it once its change is
-//! visible and its own locks are gone.
+//! The lock manager is the queue: waiters ask for one lock per lease and get it in the order in which they came. The
+//! session that holds the lock is the head. It alone tries to acquire, and sleeps until something can have changed. A
+//! transaction that has changed the lease finds the head by that lock, and wakes it once its change is visible and its
+//! own locks are released.
 
 use crate::pg::locks::lock::LockTag;
 use crate::pg::session::scope::{Moment, SavepointId};
@@ -16,7 +16,8 @@ thread_local! {
     static CHANGED: RefCell<Vec<Changed>> = const { RefCell::new(Vec::new()) };
 }
 
-/// The heads are woken when the locks are gone: now they would find the leases locked.
+/// Marks the leases whose locks go with this event. Their heads are woken later, since they would still find the leases
+/// locked.
 pub fn follow(moment: Moment) {
     CHANGED.with_borrow_mut(|all| {
         for changed in all {
@@ -25,16 +26,16 @@ pub fn follow(moment: Moment) {
     });
 }
 
-/// A lease that was changed or guarded.
+/// A lease that this transaction changed or guarded.
 struct Changed {
     queue: LockTag,
-    /// The savepoint that did it, whose rollback gives its locks back.
+    /// The savepoint that changed the lease; its rollback releases the locks.
     savepoint: SavepointId,
-    /// That one was rolled back, or the transaction is over: its locks go next.
+    /// True once the savepoint is rolled back or the transaction is over: its locks go next.
     is_over: bool,
 }
 
-/// Does somebody wait for this lease?
+/// Returns true if a session waits for this lease.
 pub fn somebody_waits(name: &[u8]) -> bool {
     LockTag::queue(name).has_conflicts(SOMEBODY_WAITS.mode)
 }
@@ -44,11 +45,11 @@ pub fn wake(name: &[u8]) {
     LockTag::queue(name).wake(HEAD_OF_QUEUE.mode);
 }
 
-/// This transaction has changed the lease, or guards it: its end wakes the head of the queue.
+/// Notes that this transaction has changed or guarded the lease, so that its end wakes the head of the queue.
 pub fn changed(name: &[u8]) {
     let (queue, savepoint) = (LockTag::queue(name), xact::savepoint());
     CHANGED.with_borrow_mut(|all| {
-        // The same lease is mostly changed many times in a row.
+        // Repeated changes of the same lease need one entry.
         let is_it = |last: &Changed| last.queue.key() == queue.key() && last.savepoint == savepoint;
         if !all.last().is_some_and(is_it) {
             all.push(Changed { queue, savepoint, is_over: false });
@@ -56,8 +57,8 @@ pub fn changed(name: &[u8]) {
     });
 }
 
-/// Wakes the heads of the queues of leases whose locks are gone: with the transaction, or with a savepoint that was rolled
-/// back.
+/// Wakes the heads of the queues whose leases' locks are released: at the end of the transaction, or at the rollback of
+/// a savepoint.
 pub fn wake_heads() {
     CHANGED.with_borrow_mut(|all| {
         for changed in all.extract_if(.., |changed| changed.is_over) {

@@ -1,6 +1,6 @@
-//! Renewing grants: all of a list under one token, or each for itself in the heartbeat of a process.
+//! Renewing grants: a list under one token, or single ones in the heartbeat of a process.
 //!
-//! One pass locks, in the order of names; then the clock is read, one token is drawn, and what is locked is written.
+//! The locks are taken in the order of names. Then the clock is read, one token is drawn and the rows are written.
 
 use super::change::{changeable, Found};
 use super::known::{check_role, greatest, refuse_adopted};
@@ -15,19 +15,19 @@ use crate::tokens;
 use pg_fence_rules::locks::{LockStep, CHANGE};
 use pg_fence_rules::{Instant, Span, Token};
 
-/// A renewal that was written.
+/// A renewal that has been written.
 #[derive(Clone, Copy)]
 pub struct Renewed {
-    /// Its token.
+    /// The token of the renewal.
     pub token: Token,
-    /// How long the grant lives from now on.
+    /// The life of the grant from now on.
     pub ttl: Span,
-    /// At the latest until its session ends.
+    /// True if the grant also ends with its session.
     pub ends_with_session: bool,
 }
 
-/// The grants that this token may renew, locked, and when that was decided; None where it may not renew one of them.
-/// Errors: 42501, 53200, 55000.
+/// Locks the grants that this token may renew and returns them with the time of the decision. Returns `None` if it may
+/// not renew one of them. Errors: 42501, 53200, 55000.
 pub fn all_renewable<'a>(
     table: &LeaseTable,
     names: &'a [Vec<u8>],
@@ -39,17 +39,17 @@ pub fn all_renewable<'a>(
         check(table, name, &found)?;
         match found.locked()? {
             Some((locked, ())) => all.push(locked),
-            // The locks taken so far are given back.
+            // Dropping `all` releases the locks taken so far.
             None => return Ok(None),
         }
     }
-    // The locks were waited for one by one: the time of the decision is after the last.
+    // Each lock may have been waited for, so the clock is read after the last.
     let now = clock::now();
     let holds = all.iter().all(|locked| locked.row.grant.renewable(token, now));
     Ok(holds.then_some((all, now)))
 }
 
-/// The grant that this token may renew, as far as it is to be had by that step.
+/// Locks and returns the grant this token may renew, or why not.
 pub fn renewable<'a>(
     table: &LeaseTable,
     name: &'a [u8],
@@ -61,20 +61,20 @@ pub fn renewable<'a>(
     })
 }
 
-/// Is it for this caller to renew? Errors: 42501, and 55000 where somebody else has made the grant.
+/// Checks that the caller may renew. Errors: 42501, and 55000 if the lease is adopted.
 pub fn check(table: &LeaseTable, name: &[u8], found: &Found<()>) -> Result<(), Refusal> {
     match found {
         Found::Locked(Locked { row, .. }, ()) | Found::InTheWay(row) | Found::NoRoom(row, _) => {
             check_role(|| Some(name), row)?;
             refuse_adopted(row)
         }
-        // It may have another token, or none.
+        // An adopted grant may have another token than this one.
         Found::Lost => table.rows(name, AsOf::Now).iter().try_for_each(refuse_adopted),
     }
 }
 
-/// Draws one token and writes the renewals, by default for the ttl last asked for. The locks stay until the transaction
-/// ends. The grants are those that live `now`, in the order of their names.
+/// Draws one token and writes the renewals, with the ttl last asked for if none is given. `grants` are held at `now`
+/// and sorted by name; their locks are held until the transaction ends.
 pub fn renew(
     table: &LeaseTable,
     grants: Vec<Locked>,
@@ -85,18 +85,18 @@ pub fn renew(
         return Ok(Vec::new());
     }
     let fresh = tokens::draw(greatest(grants.iter().map(|locked| &locked.row)))?;
-    // All before the first is written: an error must find no lock that is still to be given back.
+    // All locks are marked as held before the first write: an error must not find one that is still to be released.
     let rows: Vec<Row> = grants.into_iter().map(Locked::keep).collect();
     let mut renewed = Vec::with_capacity(rows.len());
     let mut last: &[u8] = &[];
     for row in &rows {
-        // A token is of one grant: another of the same lease gets its own.
+        // A token belongs to one grant, so a second grant of the same lease gets its own.
         let is_further = row.name() == last;
         let token = if is_further { tokens::draw(row.grant.greatest())? } else { fresh };
         let ttl = ttl.unwrap_or(row.ttl);
         table.replace(row, &row.renewed(token, now, ttl))?;
         if now + ttl < row.grant.expires_at {
-            // The head of the queue may sleep for too long.
+            // The head of the queue may sleep until the old, later deadline.
             queue::changed(row.name());
         }
         last = row.name();

@@ -1,38 +1,38 @@
-//! The request of an acquire, and how it ends.
+//! The request of an acquire, and its outcome.
 
 use crate::errors::{self, Refusal};
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Instant, Span};
 
-/// One acquire's request.
+/// The request for one lease.
 #[derive(Clone)]
 pub struct Request {
     /// The lease, in the database's encoding.
     pub name: Vec<u8>,
-    /// The holder, where it names itself.
+    /// The holder's name, if the caller gave one.
     pub holder: Option<Vec<u8>>,
-    /// How long the grant is to live.
+    /// The life that is asked for the grant.
     pub ttl: Span,
-    /// A jsonb that the caller wishes to be shown with the lease.
+    /// A jsonb value that the caller wants shown with the lease.
     pub metadata: Option<pgrx::pg_sys::Datum>,
-    /// The grant is to end with this session, too.
+    /// True if the grant is also to end with this session.
     pub session: bool,
-    /// In which mode, and whether the caller takes back its own.
+    /// The mode, and whether the caller reclaims its own grant.
     pub ask: Ask,
 }
 
-/// Why a try is granted nothing.
+/// Why an attempt was granted nothing.
 pub enum NotGranted {
-    /// The lease is taken; the clock alone can change that at this time, or never.
+    /// The lease is taken. Without a change by others it becomes free at this time, or never.
     Taken {
-        /// When to look again at the latest.
+        /// The latest time to try again.
         until: Option<Instant>,
     },
-    /// The call is refused.
+    /// The call fails with this error.
     Refused(Refusal),
 }
 
-/// Only something that committed since we looked, or an open transaction, can be in the way.
+/// The lease is taken by an open transaction, or by one that committed since the rows were read.
 pub const BY_ANOTHER: NotGranted = NotGranted::Taken { until: None };
 
 impl From<Refusal> for NotGranted {
@@ -41,7 +41,7 @@ impl From<Refusal> for NotGranted {
     }
 }
 
-/// The outcome of a try that was not refused: what it has got, or until when that is taken.
+/// Separates an error from the two other outcomes: the granted value, or the time until which the lease is taken.
 pub fn unless_refused<T>(
     tried: Result<T, NotGranted>,
 ) -> Result<Result<T, Option<Instant>>, Refusal> {
@@ -53,7 +53,7 @@ pub fn unless_refused<T>(
 }
 
 impl Request {
-    /// The refusal where another number of slots is in force.
+    /// The error for a number of slots that differs from the one in force.
     pub fn slots_differ(&self, live: i32) -> Refusal {
         let asked = match self.ask.mode {
             Mode::Slots(n) => n,

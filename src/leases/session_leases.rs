@@ -1,9 +1,9 @@
-//! The grants that end with this session (`session => true`): which it has, and when their locks are given back.
+//! The grants that end with this session (`session => true`), and when their locks are released.
 //!
-//! The lock is what tells others that the session lives (`pg::locks::session_lock`). It is taken before the grant's row is
-//! written and outlives the transaction; here is kept what has to give it back earlier than the session's end: a
-//! rollback of the acquire, and the end of the grant in this session. A grant that another session ends leaves its
-//! lock behind until `forget_ended` or the end of the session: it keeps nobody out, for its key is the first token.
+//! A lock shows other sessions that this one lives (`pg::locks::session_lock`). It is taken before the grant's row is
+//! written and outlives the transaction. This module releases it before the end of the session in two cases: the
+//! acquire is rolled back, or this session ends the grant. If another session ends the grant, the lock stays until
+//! `forget_ended` or the end of the session. It blocks nobody, because its key is the grant's first token.
 
 use super::queue;
 use crate::errors::{self, Refusal};
@@ -18,27 +18,27 @@ use pg_fence_rules::Token;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The first token of a grant, and the name of its lease: leases that were acquired at once share the token.
+/// The first token of a grant and the name of its lease. Leases acquired in one call share the token.
 type Key = (Token, Vec<u8>);
 
-/// A grant that this session acquired, to end with it.
+/// A grant that this session acquired and that ends with it.
 #[derive(Default)]
 struct SessionLease {
-    /// The savepoint that acquired it, until its transaction has committed.
+    /// The savepoint that acquired the grant, until its transaction has committed.
     acquired_in: Option<SavepointId>,
-    /// The savepoint in which this session has ended it, until its transaction ends.
+    /// The savepoint in which this session ended the grant, until its transaction is over.
     ended_in: Option<SavepointId>,
 }
 
-/// The leases of this session. A session may have thousands: the end of a transaction looks at those alone that the
-/// transaction has touched.
+/// The session leases of this session. There may be thousands, so the end of a transaction visits only those that the
+/// transaction touched.
 #[derive(Default)]
 struct SessionLeases {
-    /// The oldest first; those that share a lock stand together.
+    /// All of them, the oldest first; leases that share a lock are neighbours.
     all: BTreeMap<Key, SessionLease>,
-    /// Which of them the open transaction has acquired or ended.
+    /// Those that the open transaction has acquired or ended.
     touched: Vec<Key>,
-    /// Which of them a prepared transaction has ended: until that one is committed they are the session's.
+    /// Those that a prepared transaction has ended. They stay this session's until that transaction commits.
     ended_by_prepared: Vec<(TransactionId, Key)>,
 }
 
@@ -46,12 +46,12 @@ thread_local! {
     static LEASES: RefCell<SessionLeases> = RefCell::default();
 }
 
-/// The leases of this session hear of the ends of its transactions.
+/// Tells the session's leases of a transaction event.
 pub fn follow(moment: Moment) {
     LEASES.with_borrow_mut(|leases| leases.follow(moment));
 }
 
-/// Binds a grant that is about to be written to this session. Several leases acquired under one token share a lock.
+/// Binds a grant that is about to be written to this session. Several leases acquired under one token share one lock.
 /// Errors: 53200.
 pub fn bind(table: &LeaseTable, name: &[u8], first: Token) -> Result<(), Refusal> {
     session_lock::at_exit(session_ended);
@@ -70,7 +70,7 @@ pub fn bind(table: &LeaseTable, name: &[u8], first: Token) -> Result<(), Refusal
     Ok(())
 }
 
-/// This transaction ends a grant; where it is one of this session's, its lock goes with the commit.
+/// Notes that this transaction ends a grant. If it is one of this session's, its lock is released at commit.
 pub fn grant_ended(name: &[u8], first: Token) {
     LEASES.with_borrow_mut(|leases| {
         let key = (first, name.to_vec());
@@ -82,9 +82,8 @@ pub fn grant_ended(name: &[u8], first: Token) {
     });
 }
 
-/// Called before a commit or, where it `prepares`, before a transaction is prepared. Refuses to prepare one that has
-/// acquired a lease of the session (0A000): what ends with a session cannot be left to whichever session commits the
-/// prepared transaction.
+/// Runs before a commit or, if `prepares`, before PREPARE TRANSACTION. A transaction that has acquired a session lease
+/// cannot be prepared (0A000): any session may commit it, and the lease would not end with that one.
 pub fn before_commit(prepares: bool) -> Result<(), Refusal> {
     LEASES.with_borrow_mut(|leases| match prepares {
         true => leases.note_prepared(),
@@ -95,7 +94,7 @@ pub fn before_commit(prepares: bool) -> Result<(), Refusal> {
     })
 }
 
-/// Gives back the locks of grants that are over: others may have ended them, or the clock.
+/// Releases the locks of grants that have expired or that other sessions have ended.
 fn forget_ended(table: &LeaseTable) {
     let now = clock::now();
     let lives = |name: &[u8], first: Token| {
@@ -104,7 +103,7 @@ fn forget_ended(table: &LeaseTable) {
             .iter()
             .any(|row| row.grant.tokens.first() == first && row.grant.phase(now) == Phase::Held)
     };
-    // Not borrowed while the table is read: an error must leave the list as it is.
+    // The list is not borrowed while the table is read, so that an error leaves it as it is.
     let settled: Vec<Key> = LEASES.with_borrow(|leases| {
         let settled = leases.all.iter().filter(|(_, lease)| lease.acquired_in.is_none());
         settled.map(|(key, _)| key.clone()).collect()
@@ -122,7 +121,7 @@ impl SessionLeases {
                 mark.take_if(|savepoint| !moment.spares(savepoint)).is_some()
             };
             let (acquired, ended) = (is_over(&mut lease.acquired_in), is_over(&mut lease.ended_in));
-            // Others end what a rollback leaves, if anybody does.
+            // A rolled-back end leaves the grant alive, so only a rolled-back acquire removes the lease here.
             let goes = if is_committed { ended } else { acquired };
             if goes {
                 self.give_back(&key);
@@ -149,7 +148,7 @@ impl SessionLeases {
         Ok(())
     }
 
-    /// Gives back the locks of the grants whose end was prepared and is committed by now.
+    /// Releases the locks of grants whose end was prepared and has been committed meanwhile.
     fn settle_prepared(&mut self) {
         for (transaction, key) in std::mem::take(&mut self.ended_by_prepared) {
             match transaction.outcome() {
@@ -160,8 +159,8 @@ impl SessionLeases {
         }
     }
 
-    /// `DISCARD ALL` and `pg_advisory_unlock_all()` give back all of the session's locks: the waiters are told.
-    /// Looking at the oldest is enough, for they go together.
+    /// Wakes the waiters after `DISCARD ALL` or `pg_advisory_unlock_all()`, which release all of the session's locks.
+    /// They go together, so checking the oldest is enough.
     fn notice_unlocked(&mut self) {
         let is_mine = |key: &Key| SessionLock::of(key.0).is_mine();
         if self.all.first_key_value().is_none_or(|(oldest, _)| is_mine(oldest)) {
@@ -179,7 +178,7 @@ impl SessionLeases {
         lock_count::session_entries_gone(gone.len());
     }
 
-    /// Forgets one, and gives back its lock where no other lease shares it.
+    /// Forgets a lease, and releases its lock if no other lease shares it.
     fn give_back(&mut self, key: &Key) {
         let is_shared = |all: &BTreeMap<Key, SessionLease>| {
             let next = all.range((key.0, Vec::new())..).next();
@@ -194,7 +193,7 @@ impl SessionLeases {
     }
 }
 
-/// The session has ended, and its locks are gone: those who wait for its leases are told.
+/// Wakes the sessions that wait for this session's leases: it has ended, and its locks are released.
 fn session_ended() {
     for (_, name) in LEASES.take().all.into_keys() {
         queue::wake(&name);

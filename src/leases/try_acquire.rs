@@ -1,4 +1,4 @@
-//! One try to acquire a lease, or several: look, lock, look again, decide, draw, write.
+//! One attempt to acquire one or more leases: read the rows, lock, read again, decide, draw a token, write.
 
 use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{unless_refused, NotGranted, Request, BY_ANOTHER};
@@ -17,12 +17,12 @@ use pg_fence_rules::grant::Phase;
 use pg_fence_rules::names::Level;
 use pg_fence_rules::{Span, Token};
 
-/// How soon to look again where maintenance waits for the table, or works on it.
+/// Time until the next attempt while maintenance holds the table's lock, or waits for it.
 const LOOK_AFTER_MAINTENANCE: Span = Span::from_micros(100_000);
 
-/// One try to acquire leases under one token: all, or none. The requests are in the order of their names, so that two such
-/// calls never hold up each other. With `behind_the_queue`, those who wait come first. `if_locked` says what to do about
-/// maintenance of the table. Errors: 22023, 42501, 53200, 55000.
+/// Makes one attempt to acquire all the leases under one token; all are granted, or none. The requests are sorted by
+/// name, so that two such calls never block each other. With `behind_the_queue`, waiting sessions come first.
+/// `if_locked` says what to do if maintenance holds the table. Errors: 22023, 42501, 53200, 55000.
 pub fn try_acquire(
     requests: &[Request],
     behind_the_queue: bool,
@@ -31,7 +31,7 @@ pub fn try_acquire(
     let in_maintenance =
         || NotGranted::Taken { until: Some(clock::now() + LOOK_AFTER_MAINTENANCE) };
     let table = LeaseTable::try_open(Access::Write, if_locked)?.ok_or_else(in_maintenance)?;
-    // At each try: a prefix may be taken away while its role waits.
+    // Checked at each attempt, because a prefix may be revoked while its role waits.
     let names = requests.iter().map(|request| request.name.as_slice());
     if !role_prefix::require_each(names, Level::Worker, if_locked)? {
         return Err(in_maintenance());
@@ -42,13 +42,13 @@ pub fn try_acquire(
             return Err(BY_ANOTHER);
         }
     }
-    // Where one is taken, the locks taken so far are given back.
+    // If one lease is taken, dropping the others releases their locks.
     let lock = |request| free_slot::lock_one(&table, request);
     let chosen = requests.iter().map(lock).collect::<Result<Vec<_>, _>>()?;
     Ok(grant(&table, requests, chosen)?)
 }
 
-/// Would the grant only replace one of the caller's own? Errors: 22023, 55000.
+/// Returns true if the grant would only replace one of the caller's own. Errors: 22023, 55000.
 pub fn takes_back_its_own(request: &Request) -> Result<bool, Refusal> {
     if !request.ask.reclaim {
         return Ok(false);
@@ -59,7 +59,7 @@ pub fn takes_back_its_own(request: &Request) -> Result<bool, Refusal> {
     Ok(unless_refused(free_slot::looks_free(&table, request))?.unwrap_or(false))
 }
 
-/// Draws a token and writes the grants into the slots that were found for them.
+/// Draws a token and writes the grants into the slots chosen for them.
 fn grant(
     table: &LeaseTable,
     requests: &[Request],
@@ -67,17 +67,18 @@ fn grant(
 ) -> Result<Token, Refusal> {
     let above = chosen.iter().map(LockedSlot::above).max().unwrap_or(Token::BEFORE_ALL);
     let token = tokens::draw(above)?;
-    // All before the first is written: an error must find no lock that is still to be given back.
+    // All locks are marked as held before the first write: an error must not find one that is still to be released.
     let chosen: Vec<FreeSlot> = chosen.into_iter().map(LockedSlot::keep).collect();
     for (request, slot) in requests.iter().zip(&chosen) {
         write(table, request, slot, token)?;
     }
-    // One warning is enough for all.
+    // One warning is enough for all leases.
     requests.iter().take(1).for_each(|request| guard::warn_of_older_reads(&request.name));
     Ok(token)
 }
 
-/// Has the lease a grant that a crash may bring back? Asked under the new grant's locks, before it is written.
+/// Returns true if the lease has a grant that a crash could bring back. Called under the new grant's locks, before it
+/// is written.
 fn some_may_come_back(table: &LeaseTable, name: &[u8]) -> bool {
     let now = clock::now();
     table.rows(name, AsOf::Now).iter().any(|row| {
@@ -107,7 +108,7 @@ fn write(
     let is_over = |row: &Row| matches!(row.grant.phase(now), Phase::Expired | Phase::Abandoned);
     let takes_over = ended.iter().chain(over).any(is_over);
     for row in ended {
-        // Another grant ends it: there is no closing token.
+        // The new grant ends this one, so there is no closing token.
         let (latest, at) = (row.grant.tokens.latest(), now.min(row.grant.expires_at));
         table.replace(row, &row.closed(latest, at))?;
     }
@@ -126,7 +127,7 @@ fn write(
     };
     table.grant(&new, over.as_ref())?;
     queue::changed(&request.name);
-    // Two that ask for different numbers at the same moment have seen neither's row.
+    // Two concurrent requests for different numbers of slots have not seen each other's row before.
     match free_slot::other_number(table, request) {
         Some(other) => Err(request.slots_differ(other)),
         None => {

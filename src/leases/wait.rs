@@ -13,19 +13,19 @@ use pg_fence_rules::locks::HEAD_OF_QUEUE;
 use pg_fence_rules::Token;
 use std::time::Duration;
 
-/// The head looks at least this often: a prepared transaction may be finished by a session that knows
-/// nothing of leases, and the server's clock may be set.
+/// The longest sleep of the head of a queue: nobody wakes it when a prepared transaction is finished elsewhere, or the
+/// server's clock is set.
 const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
 
-/// How often a caller that reclaims its own grant looks whether it is still guarded. It stands in no queue, so nobody
-/// wakes it.
+/// Time between attempts of a caller that reclaims its own grant while it is guarded. The caller is in no queue, so
+/// nobody wakes it.
 const LOOK_FOR_ONE_S_OWN: Duration = Duration::from_millis(50);
 
-/// Tries, and waits in the queue for up to `wait`, then gives up: None. Only for one lease is waited.
+/// Tries to acquire; for a single lease, waits in the queue for up to `wait`. Returns `None` if the time is up.
 ///
-/// How long the head has waited is measured by a clock that nobody can set; those behind it, by Postgres's timeouts.
-/// When a grant is over is told by the server's clock. The table is closed while the session sleeps, and open for each
-/// look only: maintenance waits for nobody who waits.
+/// The head's wait is measured by a monotonic clock, and that of the sessions behind it by Postgres's timeouts; whether
+/// a grant is over is decided by the server's clock. The table is closed while the session sleeps and open during each
+/// attempt only, so that maintenance does not wait for waiting sessions.
 pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Token>, Refusal> {
     let if_locked = if wait.is_zero() { IfLocked::WaitForHolders } else { IfLocked::GiveUp };
     if let Ok(token) = unless_refused(try_acquire(requests, true, if_locked))? {
@@ -37,7 +37,7 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
     }
     let waiting = Waiting::since_now(wait);
     let _counted = statistics::stands_in_queue();
-    // One's own grant is had ahead of all who wait, as soon as nobody guards it.
+    // The current holder may re-acquire ahead of the queue, once no transaction guards the lease.
     let mut scratch = Scratch::new();
     while scratch.turn(|| takes_back_its_own(request))? {
         wait::begin_look();
@@ -61,7 +61,7 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
 fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusal> {
     let mut scratch = Scratch::new();
     loop {
-        // Before the look, so that a wake-up after it is not lost.
+        // Reset before the attempt, so that a wake-up that comes after the attempt is not lost.
         wait::begin_look();
         let requests = std::slice::from_ref(request);
         let tried = scratch.turn(|| try_acquire(requests, false, IfLocked::GiveUp));
