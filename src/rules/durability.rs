@@ -1,24 +1,25 @@
 //! Which commits need not wait for the disk.
 //!
-//! The log is in order: what is on disk has all before it. So work may be left to a later flush where a crash that loses
-//! it leaves no older grant alive that somebody was told is over.
+//! The WAL is written in order, so whatever is on disk has all earlier records before it. A commit may be flushed later
+//! if losing it in a crash revives no older grant that somebody was told is over.
 //!
-//! * A release: its loss leaves the lease taken until its deadline, and the next holder's acquire waits.
-//! * A grant that ends with its session: a crash ends it anyway, and a row that its holder writes is behind it in the log.
-//!   But the loss must not bring back the grant before it.
+//! * A release: if it is lost, the lease stays taken until its deadline, and the next acquire waits.
+//! * A grant that ends with its session: a crash ends it anyway, and rows that its holder writes come later in the WAL.
+//!   But losing it must not revive the grant before it.
 
-/// An earlier grant of the lease, as seen by the session that is now granted it.
+/// An earlier grant of the lease, as seen by the session that is now granted the lease.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Predecessor {
-    /// It ends with its session, so a crash has ended it.
+    /// True if the grant ends with its session, so that a crash has ended it.
     pub ends_with_session: bool,
-    /// It is current.
+    /// True if the grant is current.
     pub live: bool,
-    /// Its row is known to be on disk as it is now, which includes its end.
+    /// True if the row in its present version, with the end of the grant, is known to be on disk.
     pub on_disk: bool,
 }
 
-/// May a crash bring this grant back, so that the new one must be on disk before anybody is told of it?
+/// Returns true if a crash may bring this grant back, so that the new grant must be on disk before anybody is told of
+/// it.
 pub fn may_come_back(predecessor: &Predecessor) -> bool {
     !predecessor.ends_with_session && (predecessor.live || !predecessor.on_disk)
 }

@@ -2,18 +2,18 @@
 
 use crate::Token;
 
-/// How a presented token compares with the stored one.
+/// How a presented token must compare with the stored one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Order {
-    /// It must be greater.
+    /// The presented token must be greater.
     Strict,
-    /// It must not be smaller.
+    /// The presented token must not be smaller.
     Monotonic,
 }
 
 impl Order {
-    /// May a write that presents `presented` replace a row that has `stored`? A row that no token has
-    /// touched accepts any.
+    /// Returns true if a write that presents `presented` may replace a row that has `stored`. A row without a token
+    /// accepts any.
     #[inline]
     pub fn accepts(self, presented: Token, stored: Option<Token>) -> bool {
         match (self, stored) {
@@ -24,21 +24,21 @@ impl Order {
     }
 }
 
-/// A row write, as the trigger sees it.
+/// The write of one row, as the trigger sees it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Write {
-    /// The fence column of the stored row; None inside for a NULL.
+    /// The fence column of the stored row, `Some(None)` for a NULL; `None` for an INSERT.
     pub old: Option<Option<Token>>,
-    /// The fence column of the new row; None for a DELETE.
+    /// The fence column of the new row, `Some(None)` for a NULL; `None` for a DELETE.
     pub new: Option<Option<Token>>,
-    /// The statement names the fence column (an INSERT always does).
+    /// True if the statement names the fence column, as an INSERT always does.
     pub named: bool,
-    /// The token by which the transaction guards the row's lease, else the session's.
+    /// The token with which the transaction guards the row's lease, or else the token of `pg_fence.token`.
     pub ambient: Option<Token>,
 }
 
 impl Write {
-    /// Does the fence column itself present the token (or a NULL)? Then nothing else is looked at.
+    /// Returns true if the fence column itself presents a token or a NULL. Nothing else counts then.
     #[inline]
     pub fn column_presents(&self) -> bool {
         match (self.old, self.new) {
@@ -48,24 +48,25 @@ impl Write {
         }
     }
 
-    /// Does the new row bring a fence along, as one that is restored or copied does? (An object mapper's 0 is none.)
+    /// Returns true if the new row has a fence already, as a restored or copied row does. An object mapper's 0 is not a
+    /// fence.
     #[inline]
     pub fn brings_fence(&self) -> bool {
         self.new.flatten().is_some_and(|fence| fence > Token::BEFORE_ALL)
     }
 }
 
-/// The fences that an accepted write lands with.
+/// The tokens of an accepted write.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Landing {
-    /// The token that it has presented.
+    /// The token that the write presented.
     pub token: Token,
-    /// The row's fence after the write: the token, or the stored one where that is greater.
+    /// The row's fence after the write: the greater of the presented and the stored token.
     pub fence: Token,
 }
 
 impl Landing {
-    /// Does the row keep a greater token than the one that was presented?
+    /// Returns true if the row keeps a greater token than the presented one.
     #[inline]
     pub fn keeps_greater(&self) -> bool {
         self.fence > self.token
@@ -75,15 +76,15 @@ impl Landing {
 /// The token that a write presents, if any.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presented {
-    /// A token, in the column or beside it.
+    /// A token from the column, a guard or the setting.
     Token(Token),
-    /// NULL, or nothing at all: PF002.
+    /// NULL, or no token at all: PF002.
     Nothing,
-    /// The column is named, with the value that is stored: PF001.
+    /// The statement names the column but gives it the stored value: PF001.
     Same(Token),
 }
 
-/// Finds the presented token (contract: the first rule that fits).
+/// Finds the presented token, by the first rule of the contract that fits.
 #[inline(always)]
 pub fn presented(write: &Write, order: Order) -> Presented {
     let old = write.old.flatten();
@@ -102,31 +103,32 @@ pub fn presented(write: &Write, order: Order) -> Presented {
     }
 }
 
-/// The verdict on a write, but for the lease that may guard the row.
+/// The verdict on a write, apart from the lease that may guard the row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It lands. On a table that is bound to a lease, only if the token speaks for the leases of the old and the new row:
-    /// it is refused else, with PF001 where the row keeps a greater one, with PF004 where it does not.
+    /// The write lands. On a table bound to a lease, the token must also speak for the leases of the old and the new
+    /// row; otherwise the error is PF001 if the row keeps a greater token, and PF004 if not.
     Land(Landing),
-    /// PF001: the row has seen the same or a greater token.
+    /// PF001: the row has the same token or a greater one.
     Stale {
         /// The token of the write.
         presented: Token,
         /// The fence of the row.
         stored: Token,
     },
-    /// An INSERT into a managed table that is not bound to a lease, of a row without a fence: it lands, and stores NULL.
+    /// The write lands with a NULL fence: an INSERT without a fence into a managed table that is not bound to a lease.
     LandWithout,
     /// PF002: no token, or NULL.
     Unfenced,
-    /// PF003: no such token was issued.
+    /// PF003: the token was never issued.
     NeverIssued {
         /// The token of the write.
         presented: Token,
     },
 }
 
-/// Judges a write. `bound`: the table is bound to a lease. `issued` tells whether a token was ever drawn here.
+/// Decides about a write. `bound` is true if the table is bound to a lease. `issued` returns true if a token was ever
+/// issued in this database.
 #[inline(always)]
 pub fn judge(write: &Write, order: Order, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
     match presented(write, order) {
@@ -136,12 +138,12 @@ pub fn judge(write: &Write, order: Order, bound: bool, issued: impl Fn(Token) ->
     }
 }
 
-/// Judges a write of a managed table: only the ambient token counts, whatever the statement has put into
-/// the column.
+/// Decides about a write of a managed table. Only the ambient token counts, whatever the statement puts into the
+/// column.
 #[inline]
 pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
     let Some(token) = write.ambient else {
-        // A new row is taken from nobody; a lease, though, is somebody's, and a fence is never blanked in silence.
+        // A new row takes nothing from anybody, unless a lease guards it. A fence must never become NULL unnoticed.
         let creates = write.old.is_none() && !bound && !write.brings_fence();
         return if creates { Verdict::LandWithout } else { Verdict::Unfenced };
     };
@@ -161,8 +163,9 @@ fn judge_token(
     }
     match write.old.flatten() {
         Some(stored) if !order.accepts(token, Some(stored)) => {
-            // Nobody who excludes a token that speaks was granted the lease since it was drawn: a greater one in the row
-            // is of the same grant, of a fellow's, or of no grant here. Strict compares all the same.
+            // The token must also speak for the lease, and then no conflicting grant has been made since it was issued.
+            // So a greater token in the row is of the same grant, of a shared one, or of none here. Strict mode
+            // compares all the same.
             if bound && order == Order::Monotonic {
                 Verdict::Land(Landing { token, fence: stored })
             } else {
@@ -197,12 +200,12 @@ mod tests {
         Write { new: None, ..update(old, None, false) }
     }
 
-    /// The same, with a token beside the column.
+    /// The same write with an ambient token.
     fn by(number: i64, write: Write) -> Write {
         Write { ambient: Some(token(number)), ..write }
     }
 
-    /// All tokens from 1 to 99 were drawn.
+    /// Pretends that tokens 1 to 99 were issued.
     fn issued(token: Token) -> bool {
         (1..=99).contains(&token.bigint())
     }
@@ -211,7 +214,7 @@ mod tests {
         land_behind(number, number)
     }
 
-    /// It lands, and the row keeps what is stored.
+    /// The write lands, and the row keeps its stored fence.
     fn land_behind(number: i64, stored: i64) -> Verdict {
         Verdict::Land(Landing { token: token(number), fence: token(stored) })
     }
@@ -228,7 +231,7 @@ mod tests {
     fn what_a_write_presents_and_whether_it_lands() {
         let unfenced = Verdict::Unfenced;
         for (line, (write, order, expected)) in [
-            // The column comes first.
+            // A token in the column takes precedence.
             (update(Some(33), Some(34), true), Strict, land(34)),
             (update(Some(34), Some(33), true), Strict, stale(33, 34)),
             (update(None, Some(1), true), Strict, land(1)),
@@ -236,13 +239,13 @@ mod tests {
             (update(Some(3), Some(0), true), Strict, never_issued(0)),
             (update(Some(3), None, true), Monotonic, unfenced),
             (by(50, update(Some(3), Some(40), true)), Strict, land(40)),
-            // An equal value presents nothing, but in monotonic where it is named.
+            // The stored value presents nothing, except if the column is named in monotonic mode.
             (update(Some(34), Some(34), true), Strict, stale(34, 34)),
             (update(Some(34), Some(34), false), Strict, unfenced),
             (update(Some(34), Some(34), true), Monotonic, land(34)),
             (update(Some(34), Some(34), false), Monotonic, unfenced),
             (update(None, None, true), Monotonic, unfenced),
-            // The ambient token is stamped and judged.
+            // The ambient token is compared, and becomes the fence.
             (by(35, update(Some(34), Some(34), false)), Strict, land(35)),
             (by(34, update(Some(34), Some(34), false)), Strict, stale(34, 34)),
             (by(34, update(Some(34), Some(34), false)), Monotonic, land(34)),
@@ -272,7 +275,7 @@ mod tests {
             (by(100, update(Some(HUGE), Some(HUGE), false)), never_issued(100)),
             (update(Some(34), Some(40), true), land(40)),
             (by(33, delete(Some(HUGE))), land_behind(33, HUGE)),
-            // A stored number that was never drawn here is no token to show either.
+            // A stored number that was never issued is no valid token either.
             (update(Some(HUGE), Some(HUGE), true), never_issued(HUGE)),
         ]
         .into_iter()
@@ -300,7 +303,7 @@ mod tests {
             assert_eq!(managed(delete(None), bound), Verdict::Unfenced);
             assert_eq!(managed(by(7, delete(None)), bound), land(7));
         }
-        // A row may be created without a token where no lease guards it; but a fence is not blanked in silence.
+        // A row without a lease may be created without a token, but a fence must not become NULL unnoticed.
         for (new, without) in [
             (None, Verdict::LandWithout),
             (Some(0), Verdict::LandWithout),

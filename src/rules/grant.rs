@@ -1,23 +1,23 @@
-//! A lease's grants: who may be granted, and which tokens speak.
+//! The grants of a lease: whether a new one can be made, and which tokens speak for the lease.
 
 use crate::{Floor, Instant, Token};
 
-/// How many renewals of a grant are remembered, by value.
+/// Number of renewal tokens that a grant remembers.
 pub const RENEWALS_KEPT: usize = 16;
 
-/// Which grants of a lease may live beside each other.
+/// Which grants of a lease may exist at the same time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// One grant at a time.
     Exclusive,
-    /// Any number of grants, none beside another mode.
+    /// Any number of grants, but none of another mode.
     Shared,
-    /// Up to so many grants.
+    /// Up to this number of grants.
     Slots(i32),
 }
 
-/// The tokens of one grant: the one it was acquired with and those of its latest renewals. Values, never a
-/// range: a token of another lease that falls between two of them is not one of them.
+/// The tokens of one grant: that of the acquire, and those of its latest renewals. They are values, not a range,
+/// because tokens of other leases lie between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tokens {
     first: Token,
@@ -26,7 +26,7 @@ pub struct Tokens {
 }
 
 impl Tokens {
-    /// The tokens of a grant with these renewals, oldest first; only the latest 16 are kept.
+    /// The tokens of a grant with these renewals, the oldest first. Only the latest 16 are kept.
     pub fn new(first: Token, renewals: &[Token]) -> Self {
         let latest = &renewals[renewals.len().saturating_sub(RENEWALS_KEPT)..];
         let mut renewed = [Token::BEFORE_ALL; RENEWALS_KEPT];
@@ -44,17 +44,17 @@ impl Tokens {
         &self.renewed[..self.kept]
     }
 
-    /// The one drawn last, which is the greatest: each renewal's is greater than the one before.
+    /// The token drawn last, which is the greatest: each renewal draws a greater one.
     pub fn latest(&self) -> Token {
         self.renewed().last().copied().unwrap_or(self.first)
     }
 
-    /// Is it one of them?
+    /// Returns true if the token is one of the grant's.
     pub fn contains(&self, token: Token) -> bool {
         token == self.first || self.renewed().contains(&token)
     }
 
-    /// With one more renewal; the oldest is forgotten when there are more than 16.
+    /// Adds a renewal; if there are more than 16, forgets the oldest.
     pub fn renew(&self, token: Token) -> Self {
         let mut next = *self;
         if next.kept == RENEWALS_KEPT {
@@ -67,43 +67,43 @@ impl Tokens {
     }
 }
 
-/// A grant as a row of the lease table has it, as far as the rules care.
+/// The columns of a grant's row that the rules use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Grant {
-    /// Which of the lease's grants it is, from 0; an exclusive grant has 0.
+    /// The number of the grant within its lease, from 0; an exclusive grant has 0.
     pub slot: i32,
-    /// How it was asked for.
+    /// The mode in which the grant was asked for.
     pub mode: Mode,
-    /// The tokens that it was acquired and renewed with.
+    /// The tokens of the acquire and of the renewals.
     pub tokens: Tokens,
-    /// The closing token, once released, revoked or replaced.
+    /// The closing token of a grant that was released, revoked or replaced.
     pub closing: Option<Token>,
-    /// Closed by the very transaction that is asking.
+    /// True if the deciding transaction itself has closed the grant.
     pub closed_here: bool,
-    /// Until when it counts, unless closed: at that very moment it is over.
+    /// The deadline, at which an open grant is over.
     pub expires_at: Instant,
-    /// It ends with the session that acquired it, and that one has ended.
+    /// True if the grant ends with the session that acquired it, and that session has ended.
     pub abandoned: bool,
-    /// Somebody else has granted it, under a number of their own: the jump that was the latest when it was adopted. None
-    /// for a grant that was made here.
+    /// For an adopted grant, which has the number of another lock service: the latest epoch at its adoption. `None` for
+    /// a grant made here.
     pub adopted: Option<Floor>,
 }
 
-/// A grant is in one of these.
+/// The state of a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Phase {
     /// Granted and not over.
     Held,
-    /// Over by the clock.
+    /// Over by its deadline.
     Expired,
     /// Over because the session that it was bound to has ended.
     Abandoned,
-    /// Closed by release or revocation.
+    /// Closed by a release, a revocation or another grant.
     Free,
 }
 
 impl Grant {
-    /// Where it stands now.
+    /// The state of the grant at this time.
     pub fn phase(&self, now: Instant) -> Phase {
         match self.closing {
             Some(_) => Phase::Free,
@@ -113,29 +113,29 @@ impl Grant {
         }
     }
 
-    /// Is it one of the grant's tokens, the closing one included?
+    /// Returns true if the token is one of the grant's, including the closing token.
     pub fn has(&self, token: Token) -> bool {
         self.tokens.contains(token) || self.closing == Some(token)
     }
 
-    /// The greatest token that it has had.
+    /// The greatest token that the grant has had.
     pub fn greatest(&self) -> Token {
         self.closing.unwrap_or(Token::BEFORE_ALL).max(self.tokens.latest())
     }
 
-    /// Does the token speak for the lease: is it one of a current grant's, was the latest of them drawn after
-    /// the last jump (`floor`), and is the grant neither expired nor abandoned? A closing token speaks for the rest of
-    /// the transaction that drew it, where the grant's own did.
+    /// Returns true if the token speaks for the lease: the grant is held, the token is one of its tokens, and its
+    /// latest token was drawn in the present epoch (`floor`). A closing token speaks until the end of the transaction
+    /// that drew it, if the grant's own tokens did.
     pub fn speaks(&self, token: Token, now: Instant, floor: Floor) -> bool {
         self.names(token, now) && self.outlived(floor)
     }
 
-    /// Is a jump all that keeps the token from speaking? Then a renewal helps, or adopting it again.
+    /// Returns true if only a new epoch keeps the token from speaking. A renewal helps then, or another adoption.
     pub fn awaits_renewal(&self, token: Token, now: Instant, floor: Floor) -> bool {
         self.names(token, now) && !self.outlived(floor)
     }
 
-    /// Is it one of the tokens that a current grant goes by?
+    /// Returns true if the token is a valid one of the grant, whatever the epoch.
     fn names(&self, token: Token, now: Instant) -> bool {
         match self.closing {
             Some(closing) => self.closed_here && token == closing && self.has_closing_token(),
@@ -143,7 +143,8 @@ impl Grant {
         }
     }
 
-    /// Does the latest jump leave it its voice? The number of an adopted grant is not of the sequence that jumps.
+    /// Returns true if the grant was made or renewed in the present epoch. An adopted number is not of this sequence,
+    /// so the epoch of the adoption is compared.
     fn outlived(&self, floor: Floor) -> bool {
         match self.adopted {
             Some(under) => under == floor,
@@ -151,8 +152,8 @@ impl Grant {
         }
     }
 
-    /// Was it closed by its holder, or revoked? Where another grant ended it (`ends`), it is closed with its own latest
-    /// token; an adopted one, the other way round: with the greater token that ended it.
+    /// Returns true if the grant was released or revoked. A grant that another one ended (`ends`) is closed with its
+    /// own latest token; an adopted one with the greater token that ended it.
     fn has_closing_token(&self) -> bool {
         let latest = self.tokens.latest();
         match self.adopted {
@@ -161,14 +162,13 @@ impl Grant {
         }
     }
 
-    /// May it be renewed by this token, where it was granted here? A jump does not matter: renewing is how a holder
-    /// survives one.
+    /// Returns true if this token may renew the grant, provided that it was made here. The epoch does not matter:
+    /// renewing is how a holder continues in a new one.
     pub fn renewable(&self, token: Token, now: Instant) -> bool {
         self.phase(now) == Phase::Held && self.tokens.contains(token)
     }
 
-    /// Judges a release by this token. A jump does not matter here either: a holder that gives a lease back
-    /// is believed as one that renews it.
+    /// Decides about a release with this token. The epoch does not matter, as for a renewal.
     pub fn release(&self, token: Token, now: Instant) -> Release {
         match self.closing {
             Some(closing)
@@ -184,31 +184,31 @@ impl Grant {
     }
 }
 
-/// The verdict on a release.
+/// The decision about a release.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Release {
     /// The grant is current: draw a closing token and close it.
     Close,
-    /// This transaction has closed it already, with this token.
+    /// This transaction has closed the grant already, with this token.
     Again(Token),
     /// The token does not speak for the lease.
     Lost,
 }
 
-/// A grant that the lease has when another is asked for.
+/// A grant of the lease that exists when another is requested.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ExistingGrant {
-    /// The grant as its row shows it.
+    /// The columns of the grant's row.
     pub grant: Grant,
-    /// Its holder and role are those of the caller.
+    /// True if the caller has the holder's name and role.
     pub mine: bool,
-    /// An open transaction guards it (or is just making it), so that its slot cannot be had even when the grant is
+    /// True if an open transaction guards the grant, or is making it. Its slot is occupied then, even if the grant is
     /// over.
     pub guarded: bool,
 }
 
 impl ExistingGrant {
-    /// A grant that another transaction is just writing, of the mode that is asked for: it counts as one that lives.
+    /// A grant of the requested mode that another transaction is writing. It counts as held.
     pub fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
         let grant = Grant {
             slot,
@@ -227,47 +227,47 @@ impl ExistingGrant {
 /// The request of an acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Ask {
-    /// The mode of the grant to be made.
+    /// The requested mode.
     pub mode: Mode,
-    /// Replace the caller's own grant, if there is one.
+    /// True if the grant may replace the caller's own.
     pub reclaim: bool,
 }
 
-/// The verdict on the adoption of a token.
+/// The decision about the adoption of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Adopt {
-    /// The token is current: nothing is to be done.
+    /// The token is current, and nothing is to be done.
     Current,
-    /// It is current, but for a jump: it is to be made known again.
+    /// The token is current, but of an earlier epoch: it must be adopted again.
     AfterJump,
-    /// It is current, jump or not, and another holder has adopted it.
+    /// The token is current, in whichever epoch, but another holder has adopted it.
     OtherHolder,
-    /// It is greater than every token that the name has had.
+    /// The token is greater than all tokens that the name has had.
     Greater,
-    /// It is smaller than one that the name has had, or was released or revoked.
+    /// The token is smaller than one that the name has had, or it was released or revoked.
     Stale,
-    /// The name was granted here.
+    /// The name has a grant that was made here.
     GrantedHere,
 }
 
-/// The holder that a row records and the holder that adopts now, as each has named itself.
+/// The names of the recorded holder and of the adopting one, as given by each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Holders<'a> {
-    /// The holder of the row; None if the adoption named none.
+    /// The holder of the row; `None` if its adoption named none.
     pub recorded: Option<&'a [u8]>,
-    /// The holder of this call; None if it names none.
+    /// The holder of this call; `None` if it names none.
     pub adopting: Option<&'a [u8]>,
 }
 
 impl Holders<'_> {
-    /// Returns true if both are named, and by different names. A call without a name is taken for one of the recorded
-    /// holder's: its transactions need not repeat the name.
+    /// Returns true if both have names, and these differ. A call without a name counts as the recorded holder's, whose
+    /// transactions need not repeat it.
     fn differ(&self) -> bool {
         matches!((self.recorded, self.adopting), (Some(one), Some(other)) if one != other)
     }
 }
 
-/// Decides what becomes of a token that somebody else has granted, by the rows that the name has.
+/// Decides about a token of another lock service, by the rows of the name.
 pub fn adopt(existing: &[Grant], token: Token, floor: Floor, holders: Holders) -> Adopt {
     let mut found = Adopt::Greater;
     for grant in existing {
@@ -278,7 +278,7 @@ pub fn adopt(existing: &[Grant], token: Token, floor: Floor, holders: Holders) -
             None if token == latest && holders.differ() => Adopt::OtherHolder,
             None if token == latest && under == floor => Adopt::Current,
             None if token == latest => Adopt::AfterJump,
-            // A greater one that was announced may come.
+            // A greater token may have ended this grant, announcing the adoption that now follows.
             _ if token > latest && token >= grant.greatest() => Adopt::Greater,
             _ => Adopt::Stale,
         };
@@ -286,37 +286,37 @@ pub fn adopt(existing: &[Grant], token: Token, floor: Floor, holders: Holders) -
     found
 }
 
-/// The verdict on an acquire.
+/// The decision about an acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Acquire {
-    /// Grant it in this slot. With `reclaim`, the caller's own grants in other slots end.
+    /// The lease is granted in this slot. With `reclaim`, the caller's own grants in other slots end.
     Grant {
-        /// The slot to be written.
+        /// The slot to write.
         slot: i32,
     },
-    /// Others' grants leave no room for it.
+    /// Existing grants exclude the new one.
     Taken {
-        /// When the clock alone can change that; None where only the end of a transaction can.
+        /// The time at which the grants will have expired; `None` if only the end of a transaction can help.
         until: Option<Instant>,
     },
-    /// Grants of another number of slots are live (an exclusive one counts as one slot).
+    /// Grants with another number of slots are held; an exclusive grant counts as one slot.
     SlotsDiffer {
-        /// The number in force.
+        /// The number of slots in force.
         live: i32,
     },
-    /// Tokens of somebody else's are adopted under this name.
+    /// The name has adopted tokens.
     Adopted,
 }
 
-/// Decides whether another grant can be made beside those that the lease's rows tell of. `now` must have been read after
-/// the locks were obtained: a caller that waited for them would else use a grant that has expired meanwhile.
+/// Decides whether another grant can be made beside the existing ones. `now` must have been read after the locks were
+/// taken; otherwise a caller that waited for them could take an expired grant for a held one.
 pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
     if existing.iter().any(|s| s.grant.adopted.is_some()) {
         return Acquire::Adopted;
     }
     let live = |s: &ExistingGrant| s.grant.phase(now) == Phase::Held;
     let yields = |s: &ExistingGrant| ask.reclaim && s.mine && live(s) && !s.guarded;
-    // A guarded grant keeps its slot, live or not.
+    // A guarded grant occupies its slot even if it is over.
     let occupied = |s: &&ExistingGrant| (live(s) || s.guarded) && !yields(s);
     let taken = |by: &dyn Fn(&ExistingGrant) -> bool, all: bool| {
         let ends = existing.iter().filter(occupied).filter(|s| by(s)).map(|s| {
@@ -330,7 +330,7 @@ pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
         Acquire::Taken { until: until.filter(|at| *at < Instant::LATEST) }
     };
     if ask.reclaim && existing.iter().any(|s| s.mine && live(s) && s.guarded) {
-        // A second grant beside it is not what was asked for.
+        // Reclaiming must not add a second grant beside the caller's first.
         return Acquire::Taken { until: None };
     }
     if let Some(asked) = number(ask.mode) {
@@ -339,7 +339,7 @@ pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
             return Acquire::SlotsDiffer { live };
         }
     }
-    // A shared request conflicts with other modes only; so does one for slots, up to their number.
+    // A shared request conflicts with other modes only. So does a request for slots, up to their number.
     let excludes = |s: &ExistingGrant| ask.mode == Mode::Exclusive || s.grant.mode != ask.mode;
     if existing.iter().filter(occupied).any(excludes) {
         return taken(&excludes, true);
@@ -355,7 +355,7 @@ pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
     }
 }
 
-/// How many grants may live together; None for any number.
+/// The number of grants that may exist at the same time; `None` for any number.
 fn number(mode: Mode) -> Option<i32> {
     match mode {
         Mode::Exclusive => Some(1),
@@ -364,9 +364,9 @@ fn number(mode: Mode) -> Option<i32> {
     }
 }
 
-/// Does the new grant, in another slot, end this one? The caller's own does where it is reclaimed, and one
-/// that nothing but the clock or the end of its session has ended and that excludes the new one: it must not come
-/// back, should the clock be set back.
+/// Returns true if the new grant, made in another slot, ends this one. The caller's own grant ends if it is reclaimed.
+/// A grant that is over only by its deadline or its session ends if it excludes the new one: it must not come back if
+/// the clock is set back.
 pub fn ends(ask: &Ask, other: &ExistingGrant, now: Instant) -> bool {
     let excludes = ask.mode == Mode::Exclusive || other.grant.mode != ask.mode;
     match other.grant.phase(now) {
@@ -377,7 +377,7 @@ pub fn ends(ask: &Ask, other: &ExistingGrant, now: Instant) -> bool {
     }
 }
 
-/// The caller's own slot where it is reclaimed, else the lowest that nobody occupies.
+/// The caller's own slot if it is reclaimed, or else the lowest free slot.
 fn free_slot(
     existing: &[ExistingGrant],
     occupied: &dyn Fn(&&ExistingGrant) -> bool,
@@ -413,7 +413,7 @@ mod tests {
         Floor::at(token(number))
     }
 
-    /// Acquired with 10, renewed with 12 and 15.
+    /// A grant acquired with token 10 and renewed with 12 and 15.
     fn held(slot: i32, mode: Mode, until: i64) -> ExistingGrant {
         let grant = Grant {
             tokens: Tokens::new(token(10), &[12, 15].map(token)),
@@ -423,7 +423,7 @@ mod tests {
         ExistingGrant { grant, mine: false, guarded: false }
     }
 
-    /// A grant that somebody else has made under this number.
+    /// An adopted grant with this number.
     fn adopted(number: i64, jump: i64) -> Grant {
         let tokens = Tokens::new(token(number), &[]);
         let grant = held(0, Mode::Exclusive, 0).grant;
@@ -449,7 +449,7 @@ mod tests {
     #[test]
     fn which_tokens_speak_await_a_renewal_and_release() {
         use Release::{Again, Close, Lost};
-        // Does it speak? Does it await a renewal?
+        // The answers of `speaks` and `awaits_renewal`.
         const SPEAKS: (bool, bool) = (true, false);
         const AWAITS: (bool, bool) = (false, true);
         const SILENT: (bool, bool) = (false, false);
@@ -458,7 +458,7 @@ mod tests {
         let abandoned = Grant { abandoned: true, ..grant };
         let (again, other) = (|closing| Again(token(closing)), adopted(3, 50));
         for (line, (grant, asked, now, jump, voice, release)) in [
-            // Values, not a range; at its deadline a grant is over.
+            // Tokens are values, not a range. At its deadline a grant is over.
             (grant, 9, 99, 0, SILENT, Lost),
             (grant, 10, 99, 0, SPEAKS, Close),
             (grant, 11, 99, 0, SILENT, Lost),
@@ -468,13 +468,14 @@ mod tests {
             (grant, 16, 99, 0, SILENT, Lost),
             (grant, 10, 100, 0, SILENT, Lost),
             (abandoned, 10, 1, 0, SILENT, Lost),
-            // After a jump nothing speaks until it is renewed.
+            // In a new epoch no token speaks before a renewal.
             (grant, 10, 1, 50, AWAITS, Close),
             (grant, 11, 1, 50, SILENT, Lost),
             (grant, 10, 100, 50, SILENT, Lost),
             (renewed, 10, 1, 50, SPEAKS, Close),
             (renewed, 51, 1, 50, SPEAKS, Close),
-            // A closing token speaks only where it was drawn; after a jump only where the grant was renewed.
+            // A closing token speaks only in the transaction that drew it, and in a new epoch only if the grant was
+            // renewed.
             (closed(grant, 20, false), 20, 1, 0, SILENT, Lost),
             (closed(grant, 20, false), 10, 1, 0, SILENT, Lost),
             (closed(grant, 20, true), 20, 1, 0, SPEAKS, again(20)),
@@ -482,16 +483,16 @@ mod tests {
             (closed(grant, 60, true), 60, 1, 50, AWAITS, again(60)),
             (closed(grant, 60, true), 10, 1, 50, SILENT, again(60)),
             (closed(renewed, 60, true), 60, 1, 50, SPEAKS, again(60)),
-            // What another grant ended has no closing token.
+            // A grant that another one ended has no closing token.
             (closed(grant, 15, true), 10, 1, 0, SILENT, Lost),
             (closed(grant, 15, true), 15, 1, 0, SILENT, Lost),
-            // An adopted one speaks whatever the sequence says, until a jump.
+            // An adopted token speaks until a new epoch, whatever the sequence's value.
             (other, 3, 1, 50, SPEAKS, Close),
             (other, 4, 1, 50, SILENT, Lost),
             (other, 3, 1, 51, AWAITS, Close),
             (closed(other, 3, true), 3, 1, 50, SPEAKS, again(3)),
             (closed(other, 3, false), 3, 1, 50, SILENT, Lost),
-            // A greater one has ended it.
+            // A greater adopted number has ended the grant.
             (closed(other, 9, true), 3, 1, 50, SILENT, Lost),
             (closed(other, 9, true), 9, 1, 50, SILENT, Lost),
         ]
@@ -518,16 +519,16 @@ mod tests {
         for (grant, verdicts) in [
             (here, vec![(4, Stale), (5, Current), (6, Greater)]),
             (adopted(5, 7), vec![(5, AfterJump)]),
-            // Released or revoked.
+            // The adopted grant was released or revoked.
             (closed(here, 5, false), vec![(4, Stale), (5, Stale), (6, Greater)]),
-            // Ended by an adoption of 9 that is not answered yet.
+            // The grant was ended by a pending adoption of 9.
             (closed(here, 9, false), vec![(5, Stale), (8, Stale), (9, Greater), (10, Greater)]),
             (held(0, Mode::Exclusive, 0).grant, vec![(99, GrantedHere)]),
         ] {
             for (number, verdict) in verdicts {
                 let found = adopt(&[grant], token(number), floor(50), holders("a", "a"));
                 assert_eq!(found, verdict, "{number}");
-                // Another holder is refused where the number is current, and nowhere else.
+                // Another holder is refused only if the number is current.
                 let other = adopt(&[grant], token(number), floor(50), holders("a", "b"));
                 let current = matches!(verdict, Current | AfterJump);
                 assert_eq!(other, if current { Adopt::OtherHolder } else { verdict }, "{number}");
@@ -579,14 +580,14 @@ mod tests {
             (vec![guarded(one)], Slots(2), false, 100, unknown),
             (vec![guarded(one)], Slots(2), false, 99, differ(1)),
             (vec![guarded(left)], Exclusive, false, 1, unknown),
-            // To reclaim is for the same holder, and not over a guard.
+            // A grant is reclaimed by the same holder only, and not while it is guarded.
             (vec![one], Exclusive, true, 1, until(100)),
             (vec![mine], Exclusive, true, 1, granted(0)),
             (vec![mine], Exclusive, false, 1, until(100)),
             (vec![of_mine(Exclusive)], Exclusive, true, 1, unknown),
             (vec![of_mine(Shared)], Shared, true, 1, unknown),
             (vec![of_mine(Slots(2))], Slots(2), true, 1, unknown),
-            // Those who share, and slots up to their number.
+            // Shared grants coexist, and slots up to their number.
             (readers.clone(), Shared, false, 1, granted(1)),
             (readers, Exclusive, false, 1, until(100)),
             (full.clone(), Slots(2), false, 1, until(50)),

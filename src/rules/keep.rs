@@ -1,18 +1,18 @@
-//! The heartbeat of a process that keeps many leases: when to send each of them again.
+//! The heartbeat of a process that holds many leases: when to send each of them again.
 
 use crate::Span;
 
-/// One that was kept is sent again at the latest after a day.
+/// The longest time until a renewed lease is sent again: a day.
 const LONGEST: Span = Span::from_secs(86_400);
-/// One that was in somebody's hands is sent again no sooner than this.
+/// The shortest time until a locked lease is sent again.
 const SHORTEST: Span = Span::from_micros(10_000);
 
-/// How long until a lease is sent again that was renewed for so long: a third of that, so that two more calls may fail.
+/// Time until a renewed lease is sent again: a third of its ttl, so that two heartbeats may fail.
 pub fn after_renewal(ttl: Span) -> Span {
     Span::from_micros(ttl.micros() / 3).min(LONGEST)
 }
 
-/// How long until a lease is sent again whose grant has so long left, and which somebody else was just changing.
+/// Time until a lease is sent again that another transaction was changing, given the grant's remaining life.
 pub fn while_in_the_way(remaining: Span) -> Span {
     Span::from_micros(remaining.micros() / 10).max(SHORTEST)
 }

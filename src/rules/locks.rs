@@ -1,35 +1,36 @@
-//! The locks that protect a lease: what each is on, what conflicts with what, who takes which in which order.
+//! The locks that protect a lease: their objects, their conflicts, and which step takes which.
 //!
-//! A decision about a lease is made like this: look at its rows without a lock, lock, read the rows again, read the
-//! clock, decide, then draw a token and write, or give the locks back and wake the waiters. Without the second
-//! look two callers could both find the lease free; without the clock after the lock a caller that waited could
-//! use a grant that has expired meanwhile.
+//! A decision about a lease reads its rows without a lock, locks, reads the rows again, reads the clock and decides.
+//! Then it draws a token and writes, or it releases the locks and wakes the waiters. Without the second read, two
+//! callers could both find the lease free. With a clock read before the lock, a caller that waited could use a grant
+//! that has expired meanwhile.
 //!
-//! The modes are PostgreSQL's own, chosen by what they conflict with (`storage/lockdefs.h`, `LockConflicts` in
+//! The modes are PostgreSQL's, chosen by their conflicts (`storage/lockdefs.h`, and `LockConflicts` in
 //! `storage/lmgr/lock.c`). A transaction never conflicts with itself.
 
-/// The objects of locks, in the order in which one call takes them, so that no two calls wait for each other; what is
-/// taken without waiting may come at any point.
+/// What is locked, in the order in which a call takes its locks, so that no two calls wait for each other. Locks that
+/// are not waited for may be taken in any order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Lock {
-    /// The queue of those who wait for a lease: its holder is the head of the queue, the only one that looks.
+    /// The queue of a lease. The session that holds this lock is the head, and the only one of the queue that tries to
+    /// acquire.
     Queue,
-    /// A grant: a lease's name and a slot. Guards, changes and take-overs meet here.
+    /// A grant: the name of a lease and a slot. Guards, changes and take-overs conflict here.
     Grant,
-    /// That a grant is guarded, and nothing else. A session that asks for that must not be misled by a renewal, which
-    /// locks the grant, too.
+    /// The guard of a grant, and nothing else: a session that checks for guards must not be misled by a renewal, which
+    /// locks `Grant`, too.
     Guarded,
-    /// Whether the grants that a lease is getting are shared or slots: two transactions that cannot see each
-    /// other's rows must not add one of each.
+    /// The kind of grants that a lease is getting, shared or slots. Two transactions that cannot see each other's rows
+    /// must not add one of each.
     SharedOrSlots,
-    /// The move of the token sequence: one for the database, given back at once.
+    /// The advance of the token sequence: one lock for the database, released at once.
     Move,
-    /// Making the shared memory in which a database counts: one for the server, given back at once.
+    /// The creation of a database's statistics segment: one lock for the server, released at once.
     Statistics,
 }
 
-/// How a lock is held: PostgreSQL's modes by its numbers (`storage/lockdefs.h`), but for the one that nothing here takes.
-/// The steps below say what each is for.
+/// PostgreSQL's lock modes with its numbers (`storage/lockdefs.h`), but for ShareRowExclusive, which no step takes. The
+/// steps below say what each mode is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[allow(missing_docs)]
 pub enum LockMode {
@@ -48,7 +49,7 @@ impl LockMode {
         self as i32
     }
 
-    /// Does this mode keep another transaction from having `other` on the same lock?
+    /// Returns true if a lock in this mode excludes another transaction's in mode `other`.
     pub const fn conflicts_with(self, other: LockMode) -> bool {
         /// `LockConflicts` of `storage/lmgr/lock.c`, a bit for each mode's number.
         const CONFLICTS: [i32; 9] = [
@@ -66,14 +67,14 @@ impl LockMode {
     }
 }
 
-/// A lock that a step takes.
+/// A lock that a step of a call takes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LockStep {
-    /// The object of the lock.
+    /// The locked object.
     pub lock: Lock,
-    /// The mode, which decides whom it excludes.
+    /// The mode, which decides what the lock excludes.
     pub mode: LockMode,
-    /// Whether the step waits for the one that is in the way; else it is given up.
+    /// True if the step waits for a lock that is held; otherwise it fails.
     pub waits: bool,
 }
 
@@ -85,44 +86,45 @@ const fn at_once(lock: Lock, mode: LockMode) -> LockStep {
     LockStep { lock, mode, waits: false }
 }
 
-/// A session that waits for a lease becomes the head of its queue, until it stops waiting.
+/// A waiting session becomes the head of the queue, until it stops waiting.
 pub const HEAD_OF_QUEUE: LockStep = waiting(Lock::Queue, LockMode::AccessExclusive);
-/// A try asks whether somebody has a lock that is in the way of this one: who waits has a head. It takes nothing.
+/// A try checks whether any session waits, which its head shows by a conflicting lock. Never taken.
 pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Queue, LockMode::Share);
-/// An exclusive acquire takes slot 0 and then every other slot that has a row, until the transaction ends.
+/// An exclusive acquire takes slot 0, then every other slot with a row, until the transaction ends.
 pub const ACQUIRE_ALONE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
-/// A shared or slot acquire first excludes exclusive ones, on slot 0.
+/// A shared or slot acquire first excludes exclusive ones by a lock of slot 0.
 pub const EXCLUDE_ALONE: LockStep = at_once(Lock::Grant, LockMode::AccessShare);
-/// A shared acquire excludes those that ask for slots.
+/// A shared acquire excludes acquires of slots.
 pub const EXCLUDE_SLOTS: LockStep = at_once(Lock::SharedOrSlots, LockMode::Share);
-/// An acquire of slots excludes those that ask to share.
+/// An acquire of slots excludes shared ones.
 pub const EXCLUDE_SHARED: LockStep = at_once(Lock::SharedOrSlots, LockMode::RowExclusive);
-/// Then it takes the slot that it found, and those of the grants that it ends.
+/// A shared or slot acquire takes the chosen slot, and the slots of the grants that it ends.
 pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Exclusive);
-/// Never taken: a session that conflicts with it is putting a grant into the slot.
+/// Checks whether a session is putting a grant into the slot. Never taken.
 pub const SLOT_IS_BEING_TAKEN: LockStep = at_once(Lock::Grant, LockMode::RowShare);
-/// Renew, release and revoke, until the transaction ends.
+/// A renewal, release or revocation holds this lock until the transaction ends.
 pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::ShareUpdateExclusive);
-/// A heartbeat of many leases takes each as a renewal does, but waits for none.
+/// A heartbeat takes the same lock as a renewal, but waits for none.
 pub const KEEP: LockStep = at_once(CHANGE.lock, CHANGE.mode);
-/// A guard, until the transaction ends; taken before it decides, so that nobody overlooks it from then on.
+/// A guard takes this lock before it decides, and holds it until the transaction ends, so that every acquire notices
+/// it.
 pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::RowExclusive);
-/// The guard of a shared or slot grant takes this lock too. An acquire that looks for a free slot tests it
+/// The guard of a shared or slot grant takes this lock, too. An acquire that looks for a free slot checks it
 /// (`IS_GUARDED`); a renewal does not take it. The guard of an exclusive grant does not need it: an acquire that wants
 /// its slot takes `TAKE_SLOT`, which conflicts with `GUARD`.
 pub const GUARD_BESIDE_OTHERS: LockStep = waiting(Lock::Guarded, LockMode::RowExclusive);
-/// An acquire that finds a shared grant, or one of several slots, over asks whether an open transaction still relies on it.
+/// An acquire checks whether an open transaction still relies on a shared or slot grant that is over. Never taken.
 pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Share);
-/// An adoption takes the lease alone, at once or after a wait: nobody relies on a grant of an older token then, and who
-/// would rely on one waits behind it.
+/// An adoption excludes all others, at once or after a wait: then nobody relies on a grant of an older token, and later
+/// guards queue behind it.
 pub const ADOPT: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
-/// An adoption that has to leave a guarded grant in its slot ends it; who is already changing it goes first.
+/// An adoption that cannot replace a guarded grant ends it, unless another transaction is already changing it.
 pub const END_OLDER: LockStep = at_once(Lock::Grant, LockMode::ShareUpdateExclusive);
-/// A prune takes each row alone, and gives it back at once.
+/// A prune locks one row's grant at a time and releases it at once.
 pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
-/// The token sequence moves on.
+/// The token sequence advances.
 pub const MOVE_ON: LockStep = waiting(Lock::Move, LockMode::AccessExclusive);
-/// The first session that counts makes the shared memory for it.
+/// The first session that counts creates the statistics segment.
 pub const MAKE_STATISTICS: LockStep = at_once(Lock::Statistics, LockMode::AccessExclusive);
 
 #[cfg(test)]
@@ -151,22 +153,22 @@ mod tests {
     #[test]
     fn who_excludes_whom() {
         for (line, (one, others, excludes)) in [
-            // A take-over meets guards and changes, but these do not meet each other.
+            // A take-over conflicts with guards and changes, which do not conflict with each other.
             (ACQUIRE_ALONE, &[GUARD, CHANGE][..], true),
             (TAKE_SLOT, &[GUARD, CHANGE, TAKE_SLOT], true),
             (PRUNE, &[GUARD, CHANGE], true),
             (CHANGE, &[CHANGE], true),
             (GUARD, &[GUARD, CHANGE], false),
-            // Kinds of grants exclude each other while they are made.
+            // Grants of different kinds exclude each other while they are made.
             (EXCLUDE_ALONE, &[ACQUIRE_ALONE], true),
             (EXCLUDE_ALONE, &[TAKE_SLOT, CHANGE], false),
             (EXCLUDE_SLOTS, &[EXCLUDE_SHARED], true),
             (EXCLUDE_SLOTS, &[EXCLUDE_SLOTS], false),
             (EXCLUDE_SHARED, &[EXCLUDE_SHARED], false),
-            // A session that takes a slot is told from one that guards or changes its grant.
+            // The check for a taker distinguishes it from a guard or a change.
             (SLOT_IS_BEING_TAKEN, &[TAKE_SLOT, ACQUIRE_ALONE], true),
             (SLOT_IS_BEING_TAKEN, &[GUARD, CHANGE, EXCLUDE_ALONE], false),
-            // A session that asks sees the one that it asks for, and not another that asks.
+            // A check conflicts with what it checks for, but not with another check.
             (SOMEBODY_WAITS, &[HEAD_OF_QUEUE], true),
             (SOMEBODY_WAITS, &[SOMEBODY_WAITS], false),
             (IS_GUARDED, &[GUARD_BESIDE_OTHERS], true),
@@ -180,7 +182,7 @@ mod tests {
                 assert_eq!(one.mode.conflicts_with(other.mode), excludes, "line {line}: {other:?}");
             }
         }
-        // A renewal does not lock what tells of guards.
+        // A renewal does not take the lock by which guards are noticed.
         assert_ne!(IS_GUARDED.lock, CHANGE.lock);
     }
 
@@ -190,7 +192,7 @@ mod tests {
         assert!(wait.iter().all(|w| w.waits));
         assert!(wait.windows(2).all(|two| two[0].lock < two[1].lock));
         assert!(HEAD_OF_QUEUE.lock < CHANGE.lock && CHANGE.lock < MOVE_ON.lock);
-        // An acquire waits in the queue only, so a try never waits; nor does a prune.
+        // An acquire waits in the queue only, so a try never waits; neither does a prune.
         let acquire = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SLOTS, EXCLUDE_SHARED];
         assert!(acquire.iter().chain([&TAKE_SLOT, &IS_GUARDED, &PRUNE]).all(|w| !w.waits));
     }

@@ -1,37 +1,37 @@
-//! When and how far the token sequence moves on.
+//! When and how far the token sequence advances.
 //!
-//! A server that starts may have lost the latest of the sequence, and a copy of a database (promoted standby,
-//! restored dump, template) all that was drawn since it was made. Neither can know how many tokens clients have
-//! seen, so each new life goes on at a number made from the clock, which is ahead of anything drawn one by one
-//! (2^20 tokens a second would be needed to catch up).
+//! After a crash a server may have lost the latest values of the sequence. A copy of a database (promoted standby,
+//! restored dump, template) lacks all tokens drawn since the copy was made. Neither can know how many tokens clients
+//! have seen. So each start of the server advances the sequence to a number computed from the clock, which is ahead of
+//! any number reached by drawing (that would take 2^20 tokens a second). A failover, a restore or a copy (a "jump" in
+//! the names below) also begins a new epoch, in which no earlier token is valid before a renewal.
 
 use crate::{Instant, Span, Token};
 
-/// Tokens per second of the clock, and the least that every move skips.
+/// Tokens per second of the clock, and the least by which the sequence advances.
 pub const STRIDE: i64 = 1 << 20;
 
-/// 2026-01-01 00:00 UTC: where the clock's share of the sequence begins, so that tokens are not longer than they need
-/// be.
+/// 2026-01-01 00:00 UTC, from which the clock's share of the sequence counts, to keep tokens short.
 pub const CLOCK_ZERO: Instant = Instant::from_micros(820_540_800_000_000);
 
-/// The identity of a database, which tells it from another, and from a copy of itself.
+/// The identity of a database: distinguishes it from other databases, and from copies of itself.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// WAL timeline; a promotion or a point-in-time recovery changes it.
+    /// The WAL timeline, which a promotion or a point-in-time recovery changes.
     pub timeline: u32,
-    /// The cluster's, of its control file; `initdb` and `pg_upgrade` change it.
+    /// The system identifier in the control file, which `initdb` and `pg_upgrade` change.
     pub system_identifier: u64,
-    /// `CREATE DATABASE … TEMPLATE` changes it.
+    /// The database's oid, which `CREATE DATABASE … TEMPLATE` changes.
     pub database: u32,
-    /// Oid of `fence.token_seq`; restoring a dump changes it.
+    /// The oid of `fence.token_seq`, which restoring a dump changes.
     pub sequence: u32,
-    /// The base backup that the server was once started from, by `backup_label`; None if it never was. Starting another
-    /// one changes it, also where no recovery target makes a new timeline.
+    /// The base backup from which the server was started, by `backup_label`; `None` if there was none. Starting a
+    /// backup changes it, even if no recovery target creates a new timeline.
     pub backup: Option<u64>,
 }
 
 impl Identity {
-    /// A mark of this identity, fit to be kept as a sequence's value.
+    /// A hash of this identity that can be stored in a sequence.
     pub fn mark(&self) -> i64 {
         let always = [
             u64::from(self.timeline),
@@ -43,29 +43,28 @@ impl Identity {
     }
 }
 
-/// The number of a base backup, from its label as the server keeps it. Each label has the backup's time and place in
-/// the log.
+/// A hash of a backup label, which identifies a base backup: the label has the backup's time and WAL position.
 pub fn backup_label(content: &[u8]) -> u64 {
     hash(content.iter().copied())
 }
 
-/// A start of the server, told from any other as long as no recovery lies between.
+/// A start of the server. Starts are distinguished only while no recovery lies between them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Start {
-    /// When the server started.
+    /// The time at which the server started.
     pub server: Instant,
-    /// A file-by-file copy of a database has its marks, too.
+    /// The database's oid, since a file-by-file copy of a database has the original's recorded values.
     pub database: u32,
-    /// The file of the sequence that keeps the mark: another one after each ALTER SEQUENCE, for while it was
-    /// logged a crash did not empty it.
+    /// The file of the sequence that stores the hash. ALTER SEQUENCE creates another one: while the sequence was
+    /// logged, a crash did not empty it.
     pub file: u32,
-    /// Oid of `fence.token_seq`, as in the identity.
+    /// The oid of `fence.token_seq`, as in the identity.
     pub sequence: u32,
 }
 
 impl Start {
-    /// A mark of this start, fit to be kept as a sequence's value: of the start in which this identity's mark was
-    /// recorded. So what finds both marks need not ask for the identity again, part of which is in a file.
+    /// A hash of this start and of the identity recorded in it, which can be stored in a sequence. A session that finds
+    /// both need not read the identity again, part of which is in a file.
     pub fn mark(&self, identity: i64) -> i64 {
         mark([
             self.server.micros() as u64,
@@ -77,47 +76,47 @@ impl Start {
     }
 }
 
-/// A positive 63-bit hash.
+/// A positive hash of 63 bits.
 fn mark(parts: impl IntoIterator<Item = u64>) -> i64 {
     let hash = hash(parts.into_iter().flat_map(u64::to_le_bytes));
     ((hash >> 1) as i64).max(1)
 }
 
-/// FNV-1a (Fowler, Noll, Vo), which is the same wherever and whenever it is computed.
+/// FNV-1a (Fowler, Noll, Vo), which gives the same number on every platform and in every version.
 fn hash(bytes: impl Iterator<Item = u8>) -> u64 {
     bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
     })
 }
 
-/// The database's own record of the life that it is in.
+/// What the database has recorded about its epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Recorded {
-    /// Mark of the identity at the last move.
+    /// The hash of the identity when the sequence was last advanced.
     pub identity: Option<i64>,
-    /// Mark of the start; none after any recovery.
+    /// The hash of the start; `None` after any recovery.
     pub start: Option<i64>,
-    /// The number that a dump carries: where the last move went to, or a token that was drawn since.
+    /// The number that a dump contains: the target of the last advance, or a token drawn since.
     pub dumped: Token,
-    /// The sequence's last value; 0 when it has none.
+    /// The sequence's last value; 0 if it has none.
     pub last: Token,
 }
 
-/// The move that must happen before anything is drawn or judged.
+/// The advance that must come before a token is drawn or checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Due {
-    /// Nothing: this life has begun.
+    /// None: the database is in its recorded epoch, and the server has not been restarted.
     Nothing,
-    /// The server has started: the sequence moves on. Grants live on, and their tokens speak.
+    /// The server has started: the sequence advances, and grants and their tokens stay valid.
     Move,
-    /// The database is another, or older, than the one that drew last: the sequence moves on, and no earlier
-    /// token speaks for a lease until its holder has renewed it.
+    /// The database is another one than that which drew the last tokens, or older: the sequence advances and a new
+    /// epoch begins, in which no earlier token speaks for a lease before its holder has renewed it.
     Jump,
 }
 
-/// Compares what is recorded with what is found. `start` is None where no mark of it can be kept: then every
-/// session takes itself for the first. `passed` is a token that the sequence is known to have passed. `identity` is
-/// asked for only where this start has not recorded the mark that is there. Errors: those of `identity`.
+/// Compares the recorded values with those found now. `start` is `None` if it cannot be recorded; then every session
+/// acts like the first after a start. `passed` is a token that the sequence is known to have reached. `identity` is
+/// called only if this start has not recorded the identity. Errors: those of `identity`.
 pub fn due<E>(
     recorded: &Recorded,
     identity: impl FnOnce() -> Result<Identity, E>,
@@ -125,36 +124,36 @@ pub fn due<E>(
     passed: Token,
 ) -> Result<Due, E> {
     let begun = recorded.identity.zip(start).is_some_and(|(identity, start)| {
-        // Nothing that makes an identity changes within one start.
+        // Nothing in an identity changes between two starts.
         recorded.start == Some(start.mark(identity))
     });
     if !begun && recorded.identity != Some(identity()?.mark()) {
         return Ok(Due::Jump);
     }
     if recorded.last < recorded.dumped.max(passed) {
-        // Somebody has loaded a dump of a database that is ahead, or set the sequence back.
+        // A dump of a database with greater tokens was loaded, or the sequence was set back.
         return Ok(Due::Jump);
     }
     Ok(if begun { Due::Nothing } else { Due::Move })
 }
 
-/// Where the sequence moves on to: the greater of its last value + 2^20 and the clock's microseconds
-/// × 2^20 / 10^6. None when that would leave the positive bigints.
+/// The number to which the sequence advances: the greater of its last value + 2^20 and the clock's microseconds × 2^20
+/// / 10^6. `None` if that exceeds the positive bigints.
 pub fn target(last: Token, now: Instant) -> Option<Token> {
     Some(next(last)?.max(by_clock(now)?))
 }
 
-/// Is what a dump carries so far behind this token that it has to follow? Where it does, a move from it, which skips
-/// `STRIDE` at least, outruns all that was drawn, whatever the clock of the database that loads it says.
+/// Returns true if the number in a dump is so far behind this token that it must be updated. If it is not, an advance
+/// from it by at least `STRIDE` exceeds every token drawn, whatever the clock says where the dump is loaded.
 pub fn dump_lags(dumped: Token, drawn: Token) -> bool {
     drawn.bigint() - dumped.bigint() > STRIDE / 2
 }
 
-/// How long to wait until the clock is what decides `target`. Zero where it does already, and where the sequence
-/// is so far ahead that waiting is of no use (the clock was set back, say).
+/// Time to wait until the clock determines `target`. Zero if it does already, or if the sequence is too far ahead (for
+/// example because the clock was set back).
 ///
-/// Without it, two moves within a second would take the sequence ahead of the clock. A copy made between them, or
-/// a snapshot rolled back, would then go on at numbers that have been seen.
+/// Without the wait, two advances within a second would take the sequence ahead of the clock. A copy made between them,
+/// or a snapshot rolled back, would then continue with numbers that clients have seen.
 pub fn wait_for_clock(last: Token, now: Instant) -> Span {
     let (Some(next), Some(by_clock)) = (next(last), by_clock(now)) else { return Span::ZERO };
     let lead = next.bigint() - by_clock.bigint();
@@ -165,8 +164,8 @@ pub fn wait_for_clock(last: Token, now: Instant) -> Span {
     }
 }
 
-/// When the clock will be where the sequence is. None where that is less than a day ahead: then the next moves are the
-/// clock's again soon. Further ahead, the clock must once have stood wrong, or somebody has set the sequence.
+/// The time at which the clock will reach the sequence; `None` if that is less than a day ahead, when the clock soon
+/// determines the advances again. If it is further ahead, the clock was wrong once, or the sequence was set by hand.
 pub fn far_ahead(last: Token, now: Instant) -> Option<Instant> {
     let elapsed = i128::from(last.bigint()) * 1_000_000 / i128::from(STRIDE);
     let then = CLOCK_ZERO + Span::from_micros(i64::try_from(elapsed).ok()?);
@@ -199,7 +198,7 @@ mod tests {
         Token::from_bigint(number)
     }
 
-    /// Where the sequence moves on to from there, so many microseconds after the hour.
+    /// The number to which the sequence advances from `last`, `us` microseconds after the hour.
     fn moved(last: i64, us: i64) -> Option<i64> {
         target(token(last), HOUR + Span::from_micros(us)).map(Token::bigint)
     }
@@ -213,13 +212,13 @@ mod tests {
             (7, -3_600 * SECOND - 1, STRIDE + 7),
             (5, 0, first),
             (first, 0, first + STRIDE),
-            // A clock that was set back between two starts.
+            // The clock was set back between two starts.
             (first + 3, -1_800 * SECOND, first + 3 + STRIDE),
         ] {
             assert_eq!(moved(last, us), Some(expected), "{last} at {us}");
         }
         assert_eq!(moved(i64::MAX, 0), None);
-        // It is as fine as the clock: two copies made within 2 µs.
+        // The target is as fine as the clock, for two copies made within 2 µs.
         assert!((0..100).all(|us| moved(0, us) < moved(0, us + 1)));
     }
 
@@ -227,14 +226,14 @@ mod tests {
     fn a_second_move_within_a_second_waits_for_the_clock() {
         let first = 3600 * STRIDE;
         let wait = |last, us| wait_for_clock(token(last), HOUR + Span::from_micros(us)).micros();
-        // At once, and after a tenth of a second with some tokens drawn.
+        // The second advance comes at once, or after a tenth of a second with some tokens drawn.
         for (drawn, us) in [(0, 0), (50, 100_000), (STRIDE / 10, 100_000)] {
             let then = us + wait(first + drawn, us);
             assert!(then > us && then <= us + 2 * SECOND);
             let clock = by_clock(HOUR + Span::from_micros(then)).map(Token::bigint);
             assert_eq!(moved(first + drawn, then), clock, "the clock decides");
         }
-        // Nothing was drawn yet; a second is over; far ahead of the clock, waiting is of no use.
+        // There is no wait if no token was drawn yet, a second has passed, or the sequence is far ahead of the clock.
         for (last, us) in [(0, 0), (first, SECOND), (first + 10 * STRIDE, 0), (i64::MAX, 0)] {
             assert_eq!(wait(last, us), 0, "{last} at {us}");
         }
@@ -272,7 +271,7 @@ mod tests {
         let of_restored = Recorded { identity: Some(restored.mark()), ..emptied };
         for (line, (recorded, identity, start, passed, expected)) in [
             (recorded, IDENTITY, Some(START), 0, Due::Nothing),
-            // Another database, which is seen when the server has started, or another's mark was loaded.
+            // Another database is noticed after a start of the server, or if its values were loaded.
             (no_identity, IDENTITY, Some(START), 0, Due::Jump),
             (emptied, Identity { timeline: 2, ..IDENTITY }, Some(START), 0, Due::Jump),
             (emptied, Identity { system_identifier: 8, ..IDENTITY }, Some(START), 0, Due::Jump),
@@ -286,19 +285,20 @@ mod tests {
                 0,
                 Due::Jump,
             ),
-            // A base backup was started, another one, or none that is known of.
+            // The server was started from a base backup, from another one, or from an unknown one.
             (emptied, restored, Some(START), 0, Due::Jump),
             (of_restored, Identity { backup: Some(0), ..IDENTITY }, Some(START), 0, Due::Jump),
             (of_restored, IDENTITY, Some(START), 0, Due::Jump),
             (of_restored, restored, Some(START), 0, Due::Move),
-            // Another start; or no mark of one can be kept.
+            // The server was started again, or its start cannot be recorded.
             (emptied, IDENTITY, Some(START), 0, Due::Move),
             (recorded, IDENTITY, Some(Start { server: LONG_AGO, ..START }), 0, Due::Move),
             (recorded, IDENTITY, Some(Start { database: 6, ..START }), 0, Due::Move),
             (recorded, IDENTITY, Some(Start { file: 16_401, ..START }), 0, Due::Move),
             (recorded, IDENTITY, None, 0, Due::Move),
             (recorded, restored, None, 0, Due::Jump),
-            // A sequence below what a dump has loaded, or what a session has seen; also where the server has started since.
+            // The sequence is below a loaded dump's number, or below a token that a session has seen, also after a
+            // start.
             (at(100), IDENTITY, Some(START), 0, Due::Nothing),
             (at(99), IDENTITY, Some(START), 0, Due::Jump),
             (at(110), IDENTITY, Some(START), 111, Due::Jump),
@@ -309,7 +309,7 @@ mod tests {
         {
             let found = due(&recorded, || Ok::<_, ()>(identity), start.as_ref(), token(passed));
             assert_eq!(found, Ok(expected), "line {line}");
-            // What cannot be known is no reason to go on, unless this start has seen it already.
+            // An identity that cannot be read stops the call, unless this start has recorded it already.
             let unknown = due(&recorded, || Err(()), start.as_ref(), token(passed));
             let begun = start == Some(START) && recorded.start.is_some();
             let begun = begun && recorded.identity == Some(IDENTITY.mark());
@@ -332,7 +332,7 @@ mod tests {
     fn a_move_from_what_a_dump_carries_outruns_what_was_drawn() {
         let (dumped, most) = (token(7), STRIDE / 2 + 7);
         assert!(!dump_lags(dumped, token(most)) && dump_lags(dumped, token(most + 1)));
-        // Sessions that race draw some more before they see that it has followed.
+        // Concurrent sessions draw some more tokens before they see the updated number.
         let moved = target(dumped, LONG_AGO).map(Token::bigint);
         assert!(moved.is_some_and(|target| target > most + STRIDE / 4));
     }

@@ -1,23 +1,23 @@
-//! Which names of leases a role may see and take: those that begin with a prefix that is recorded for it.
+//! Which names of leases a role may see and take: those with a prefix that is recorded for the role.
 //!
-//! Prefixes and names are compared byte by byte, as the database stores them: no collation, no case, no Unicode
-//! normalisation. The empty prefix is one of every name. No record, no name.
+//! Prefixes and names are compared byte by byte, as the database stores them, without regard to collation, case or
+//! Unicode normalisation. The empty prefix matches every name. A role without a record may use no name.
 
-/// A role's rights to the names of its prefix. Each level includes the ones before it.
+/// A role's rights to names with its prefix. Each level includes the ones before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Level {
-    /// See.
+    /// The role may see leases.
     Monitor,
-    /// Take.
+    /// The role may take leases.
     Worker,
-    /// Take, and make known what somebody else has granted.
+    /// The role may take leases, and adopt those of another lock service.
     Adopter,
-    /// All.
+    /// The role has all rights.
     Admin,
 }
 
 impl Level {
-    /// As a record of `fence_grant` has it; None for anything else.
+    /// Parses the level in a record of `fence_grant`; `None` for any other text.
     pub fn parse(text: &[u8]) -> Option<Level> {
         match text {
             b"monitor" => Some(Level::Monitor),
@@ -29,12 +29,12 @@ impl Level {
     }
 }
 
-/// The names of a role: what is recorded for it and for the roles whose rights it has.
+/// The names that a role may use: the records of the role, and of the roles whose rights it has.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Names(Vec<(Vec<u8>, Level)>);
 
 impl Names {
-    /// The names of a superuser: all.
+    /// All names, for a superuser.
     pub fn all() -> Self {
         Names(vec![(Vec::new(), Level::Admin)])
     }
@@ -44,12 +44,12 @@ impl Names {
         self.0.push((prefix.to_vec(), level));
     }
 
-    /// Do the records let the role do this with that name?
+    /// Returns true if the records give the role this right to that name.
     pub fn allow(&self, name: &[u8], level: Level) -> bool {
         self.0.iter().any(|(prefix, given)| *given >= level && name.starts_with(prefix))
     }
 
-    /// The prefixes that let it do this, in the order in which they were added.
+    /// The prefixes with this right, in the order in which they were added.
     pub fn prefixes(&self, level: Level) -> impl Iterator<Item = &[u8]> {
         self.0.iter().filter(move |(_, given)| *given >= level).map(|(prefix, _)| &**prefix)
     }

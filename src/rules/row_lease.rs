@@ -1,86 +1,88 @@
-//! A lease in the row: on a table of work each row is its own lease. The fence column has the token of its latest claim,
-//! the deadline column says until when nobody else may have the row.
+//! Row leases: in a table of work each row is its own lease. The fence column has the token of the latest claim, and
+//! the deadline column the time until which nobody else may claim the row.
 //!
-//! Who holds a row shows its token; a row that nobody holds anybody may write. No clock decides whether a holder's write
-//! lands: the deadline says when others may come, the token whether they came.
+//! The holder of a row presents its token; a row without a holder may be written by anybody. No clock decides whether a
+//! holder's write lands: the deadline says from when others may claim the row, and the token whether they have.
 
 use crate::{Instant, Span, Token};
 
-/// Two deadlines that are less than this apart are the same: clients whose times have milliseconds write a deadline back
-/// that they have not changed.
+/// Deadlines that differ by less than this are equal: clients with millisecond clocks round a deadline that they write
+/// back unchanged.
 const SAME_DEADLINE: Span = Span::from_micros(1_000);
 
-/// The two columns of a stored row.
+/// The columns of a stored row that decide about a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Stored {
-    /// The token of the latest claim; None for a NULL.
+    /// The token of the latest claim; `None` for NULL.
     pub fence: Option<Token>,
-    /// Until when nobody else may have the row; None for a NULL.
+    /// The time until which nobody else may claim the row; `None` for NULL.
     pub deadline: Option<Instant>,
-    /// The present transaction has written this version of the row.
+    /// True if the current transaction has written this version of the row.
     pub is_own: bool,
 }
 
 /// The token that a statement presents to the row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Presented {
-    /// None: the statement does not name the fence column, or nothing is in the setting.
+    /// No token: the statement does not name the fence column, and the setting is empty.
     Nothing,
-    /// NULL, in a fence column that the statement names.
+    /// NULL in the fence column, which the statement names.
     Null,
-    /// A token, in the fence column or in the setting.
+    /// A token in the fence column or in the setting.
     Token(Token),
-    /// In `managed` mode, without a token in the setting: another value than the row's, from an old copy of the row.
+    /// In `managed` mode, without a token in the setting: a value in the fence column that differs from the row's, so
+    /// from an old copy of the row.
     OldCopy,
 }
 
 /// An UPDATE or a DELETE of a row.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Write {
-    /// The row before it.
+    /// The row before the write.
     pub old: Stored,
-    /// The token that it presents.
+    /// The token that the write presents.
     pub presented: Presented,
-    /// The deadline that it gives the row, None inside for NULL; None for a DELETE.
+    /// The row's new deadline, `Some(None)` for NULL; `None` for a DELETE.
     pub new_deadline: Option<Option<Instant>>,
 }
 
-/// What becomes of a write.
+/// The decision about a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// It lands, the fence stays, and the row gets this deadline.
+    /// The write lands, the fence stays, and the row gets this deadline.
     Land(Option<Instant>),
-    /// It claims the row until this deadline: a token is drawn and becomes the fence.
+    /// The write claims the row until this deadline: a token is drawn and becomes the fence.
     Claim(Instant),
-    /// It is refused.
+    /// The write fails for this reason.
     Refused(Reason),
 }
 
-/// Why a write is refused.
+/// Why a write fails.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reason {
-    /// PF001: somebody has claimed the row since.
+    /// PF001: the row has been claimed since.
     Stale,
-    /// PF002: NULL, where the row has a token.
+    /// PF002: the write presents NULL, but the row has a token.
     NoToken,
-    /// PF003: no such token was issued.
+    /// PF003: the token was never issued.
     NeverIssued,
-    /// PF004: the token is of another claim, which is not the row's latest.
+    /// PF004: the token is not that of the row's latest claim.
     OtherClaim,
-    /// PF004: the row was given up, evicted, or written by somebody when the deadline had passed.
+    /// PF004: the row was given up or evicted, or it was written after its deadline.
     GivenUp,
-    /// PF004: a renewal after the deadline.
+    /// PF004: the renewal came after the deadline.
     LateRenewal,
     /// PF004: the statement writes back an old copy of the row.
     OldCopy,
-    /// PF006: another one holds the row.
+    /// PF006: another client holds the row.
     Held,
-    /// 22023: a claim whose deadline has passed.
+    /// 22023: the deadline of the claim has passed.
     PastDeadline,
 }
 
 impl Stored {
-    /// Returns true if nobody may claim the row now. (A deadline without a token is from before the fence: it is nobody's.)
+    /// Returns true if nobody may claim the row now. A deadline without a token dates from before the fence and
+    /// protects no holder.
     pub fn is_held(&self, now: Instant) -> bool {
         self.fence.is_some() && self.deadline.is_some_and(|deadline| deadline > now)
     }
@@ -90,7 +92,7 @@ impl Stored {
         self.fence.is_some() && self.deadline.is_some_and(|deadline| deadline <= now)
     }
 
-    /// Returns true if this is the row's deadline, or NULL where it has none.
+    /// Returns true if this is the row's deadline; NULL equals NULL.
     fn has_deadline(&self, other: Option<Instant>) -> bool {
         match (self.deadline, other) {
             (Some(one), Some(other)) => {
@@ -101,8 +103,8 @@ impl Stored {
     }
 }
 
-/// Judges an UPDATE or a DELETE of a row that is locked, at the time of the decision. `issued` tells whether a token was ever
-/// drawn here; it is asked only about one that is not the row's own.
+/// Decides about an UPDATE or a DELETE of a locked row, at the time `now`. `issued` returns true if a token was ever
+/// issued in this database; it is called only for a token that is not the row's.
 pub fn judge(write: &Write, now: Instant, issued: impl FnOnce(Token) -> bool) -> Verdict {
     let old = &write.old;
     let is_holder = match is_holders(write, now, issued) {
@@ -117,7 +119,7 @@ pub fn judge(write: &Write, now: Instant, issued: impl FnOnce(Token) -> bool) ->
     outcome.unwrap_or_else(Verdict::Refused)
 }
 
-/// Returns true for a write of the row's holder, false for one of anybody to a row that nobody holds.
+/// Returns true for a write of the row's holder, false for a write to a row without a holder.
 fn is_holders(
     write: &Write,
     now: Instant,
@@ -132,7 +134,8 @@ fn is_holders(
             true => Reason::OtherClaim,
             false => Reason::NeverIssued,
         }),
-        // Given up by this very transaction: it goes on writing a row that is nobody's. No token is opened again.
+        // The same transaction gave the row up, and may go on writing it like anybody. A given-up token never becomes
+        // valid again.
         (Presented::Token(_), _) if old.deadline.is_none() => match old.is_own {
             true => Ok(false),
             false => Err(Reason::GivenUp),
@@ -146,7 +149,7 @@ fn is_holders(
     }
 }
 
-/// The deadline that the row gets by a write of its holder. It is never brought forward, but for NULL, which gives the row up.
+/// The deadline after a write of the holder. A write can extend it, or give the row up with NULL, but not shorten it.
 fn holders_deadline(
     old: &Stored,
     new: Option<Instant>,
@@ -156,22 +159,23 @@ fn holders_deadline(
         None => Ok(None),
         Some(_) if new <= old.deadline || old.has_deadline(new) => Ok(old.deadline),
         Some(_) if old.is_held(now) => Ok(new),
-        // One that copies the fence, as an object mapper's save does, would live on with the token of a worker that is dead.
+        // The save of an object mapper writes back the fence that it read: it would otherwise revive a dead worker's
+        // token.
         Some(_) => Err(Reason::LateRenewal),
     }
 }
 
-/// Returns true for a time without microseconds of its own, as clients write back. Any other that is near the stored one is a
-/// claim's, which has waited for the row since both were computed.
+/// Returns true for a time in whole milliseconds, as clients write it back. Any other time near the stored deadline is
+/// a new claim's, which has waited for the row since both were computed.
 fn is_of_milliseconds(time: Option<Instant>) -> bool {
     time.is_some_and(|time| time.micros() % 1_000 == 0)
 }
 
-/// What a write does to a row that nobody holds.
+/// Decides about the deadline in a write to a row without a holder.
 fn anybodys_deadline(old: &Stored, new: Option<Instant>, now: Instant) -> Result<Verdict, Reason> {
     let is_from_before = old.fence.is_none() && old.deadline.is_some();
     match new {
-        // Any write ends what was over.
+        // Any write ends an expired claim.
         _ if old.deadline == new || old.has_deadline(new) && is_of_milliseconds(new) => {
             Ok(match is_from_before {
                 true => Verdict::Land(new),
@@ -180,13 +184,13 @@ fn anybodys_deadline(old: &Stored, new: Option<Instant>, now: Instant) -> Result
         }
         None => Ok(Verdict::Land(None)),
         Some(deadline) if deadline > now => Ok(Verdict::Claim(deadline)),
-        // Who began before the table was fenced may finish by a deadline that has passed.
+        // A client that began before the table was fenced may finish with a deadline that has passed.
         Some(_) if is_from_before => Ok(Verdict::Land(new)),
         Some(_) => Err(Reason::PastDeadline),
     }
 }
 
-/// Judges the INSERT of a row: with a deadline ahead it is born held.
+/// Decides about the INSERT of a row: with a deadline in the future the row is claimed at once.
 pub fn judge_insert(deadline: Option<Instant>, now: Instant) -> Verdict {
     match deadline {
         None => Verdict::Land(None),
@@ -226,7 +230,7 @@ mod tests {
         Verdict::Refused(reason)
     }
 
-    /// All tokens from 1 to 99 were drawn.
+    /// Pretends that tokens 1 to 99 were issued.
     fn judged(old: Stored, presented: Presented, new: Option<Instant>) -> Verdict {
         let write = Write { old, presented, new_deadline: Some(new) };
         judge(&write, NOW, |token| (1..=99).contains(&token.bigint()))
@@ -253,7 +257,7 @@ mod tests {
             (row(None, None), shows(0), None, refused(Reason::NeverIssued)),
             (row(None, None), shows(7), None, refused(Reason::OtherClaim)),
             (held, OldCopy, at(5), refused(Reason::OldCopy)),
-            // Its holder's, whatever the clock says; but a renewal must come in time.
+            // The holder's writes land whatever the clock says, except for a late renewal.
             (held, shows(7), at(5), Verdict::Land(at(5))),
             (held, shows(7), at(2), Verdict::Land(at(5))),
             (held, shows(7), at(9), Verdict::Land(Some(later))),
@@ -287,7 +291,7 @@ mod tests {
             (over, at(-2), past),
             (free, at(-2), past),
             (fresh, at(-2), past),
-            // Any write ends what was over, and leaves alone what was there before the fence.
+            // Any write ends an expired claim, and leaves a deadline from before the fence alone.
             (over, at(-5), Verdict::Land(None)),
             (over, None, Verdict::Land(None)),
             (free, None, Verdict::Land(None)),
@@ -301,7 +305,7 @@ mod tests {
         .enumerate()
         {
             assert_eq!(judged(old, Nothing, new), expected, "line {line}");
-            // A NULL presents nothing to a row without a token.
+            // NULL presents nothing to a row without a token.
             if old.fence.is_none() {
                 assert_eq!(judged(old, Null, new), expected, "line {line}");
             }
@@ -319,7 +323,7 @@ mod tests {
             assert_eq!(judged(over, presented, at(-5)), Verdict::Land(at(-5)));
             assert_eq!(judged(over, presented, at(9)), refused(Reason::LateRenewal));
             assert_eq!(judged(free, presented, None), Verdict::Land(None));
-            // No token is opened again: another one is drawn.
+            // A given-up token does not become valid again: another one is drawn.
             assert_eq!(judged(free, presented, at(9)), claim);
             for old in [held, over, free] {
                 assert_eq!(deleted(old, presented), Verdict::Land(None));

@@ -1,19 +1,19 @@
-//! Which entry of a full list makes room for the next one, so that a crowd of entries by one owner does not drive out those
+//! Which entry of a full list is overwritten by the next one, so that many entries of one owner do not displace those
 //! of others.
 
 use std::collections::HashMap;
 
-/// An entry that is kept.
+/// An entry of the list.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Entry {
-    /// How new it is: each has a greater number than those before.
+    /// A number that grows with each entry.
     pub number: u64,
     /// The owner of the entry.
     pub owner: u32,
 }
 
-/// The place that is written next: one that is free; else that of the oldest entry of those whose owners have more than a
-/// quarter of all places; else that of the oldest. None where there is no place.
+/// The index to overwrite next: a free one; or else the oldest entry of the owners with more than a quarter of the
+/// list; or else the oldest entry. `None` if the list has length 0.
 pub fn next_to_go(places: &[Option<Entry>]) -> Option<usize> {
     if let Some(free) = places.iter().position(Option::is_none) {
         return Some(free);
@@ -31,7 +31,7 @@ pub fn next_to_go(places: &[Option<Entry>]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// Puts in so many entries of an owner.
+    /// Adds `count` entries of an owner.
     fn put(places: &mut [Option<Entry>], owner: u32, count: usize) {
         for _ in 0..count {
             let last = places.iter().flatten().map(|entry| entry.number).max().unwrap_or(0);
@@ -43,8 +43,8 @@ mod tests {
     #[test]
     fn who_has_more_than_a_quarter_drives_out_its_own() {
         let mut places = [None; 16];
-        // One alone has all of it. The others come in, up to a quarter each, at its cost; of two that have more, the older
-        // entries go. Whatever they do, the third keeps its quarter.
+        // A single owner fills the whole list. Others then displace its entries, up to a quarter each; of two owners
+        // with more than a quarter, the older entries go. A third owner keeps its quarter.
         for (owner, count, shares) in [
             (0, 40, [16, 0, 0]),
             (1, 3, [13, 3, 0]),

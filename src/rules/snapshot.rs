@@ -1,23 +1,25 @@
-//! At REPEATABLE READ and above: may a transaction rely on a grant, although it reads the world of its snapshot?
+//! Whether a transaction at REPEATABLE READ and above may rely on a grant, although its snapshot is older than the
+//! present.
 //!
-//! It may where the snapshot shows the grant: the holder before has then committed all of its guarded work
-//! before that snapshot. For a grant is made under a lock that every guard of the predecessor excludes until its
-//! transaction has ended and its work is visible, and a snapshot that shows the grant was taken later still. It is the
-//! grant that must be shown, not its latest token: a renewal is no new grant.
+//! It may if the snapshot shows the grant: then it also shows all guarded work of the previous holder. A grant is made
+//! under a lock that conflicts with every guard of its predecessor, so those transactions had ended before the grant,
+//! and the snapshot is later still. The snapshot must show the grant, not its latest token, because a renewal is no new
+//! grant.
 
-/// A grant, as a transaction's snapshot has it.
+/// Whether a transaction's snapshot shows a grant.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InSnapshot {
-    /// The snapshot shows it: the transaction may rely on it.
+    /// The snapshot shows the grant, so the transaction may rely on it.
     Shown,
-    /// It was committed after the snapshot. A retry has a newer one.
+    /// The grant was committed after the snapshot. A retry has a newer snapshot.
     Later,
-    /// The transaction has made it itself, so its snapshot never shows it, and no retry helps.
+    /// The transaction itself made the grant, so its snapshot never shows it and no retry helps.
     Own,
 }
 
-/// How the grant stands to the transaction. `shown`: its snapshot shows the grant; `committed`: the rows committed now
-/// do. Both without the transaction's own writes: so its own renewal, or release, hides nothing.
+/// Compares a grant with the snapshot. `shown` is true if the transaction's snapshot shows the grant, and `committed`
+/// returns true if the rows committed now do. Both ignore the transaction's own writes, so that its own renewal or
+/// release hides nothing.
 pub fn in_snapshot(shown: bool, committed: impl FnOnce() -> bool) -> InSnapshot {
     if shown {
         InSnapshot::Shown

@@ -1,25 +1,25 @@
-//! The name of the lease that guards a row: literal text with `{column}` placeholders; `{{` and `}}` are
-//! braces.
+//! Templates of the name of the lease that guards a row: literal text with `{column}` placeholders, and `{{` and `}}`
+//! for braces.
 
-/// One piece of a template.
+/// A part of a template.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Piece {
-    /// Stands as it is.
+    /// Literal text.
     Literal(Vec<u8>),
-    /// The text of the row's column of this name.
+    /// A placeholder, replaced by the text of the row's column of this name.
     Column(Vec<u8>),
 }
 
-/// The longest template, in bytes: more than sixteen times a lease's name.
+/// The longest template in bytes, more than sixteen times the longest name.
 pub const TEMPLATE_MAX: usize = 8192;
 
-/// Takes a template apart. The error says what is wrong with it. Nothing else knows what a brace means: the trigger
-/// and, by way of it, the SQL functions that attach and audit triggers ask here.
+/// Parses a template; the error says what is wrong with it. This is the only parser: the trigger uses it, and the SQL
+/// functions that attach and audit triggers do so through the trigger.
 pub fn parse(template: &[u8]) -> Result<Vec<Piece>, &'static str> {
     if template.len() > TEMPLATE_MAX {
         return Err("it is longer than 8192 bytes");
     }
-    // The name of a lease, mostly.
+    // Most templates are a plain name.
     if !template.is_empty() && !template.iter().any(|byte| matches!(byte, b'{' | b'}')) {
         return Ok(vec![Piece::Literal(template.to_vec())]);
     }

@@ -1,8 +1,9 @@
-//! Points and spans of time that cannot be taken for each other, nor for a token. "Never" is the None of an Option.
+//! Points and spans of time as types of their own, so that neither is mistaken for the other or for a token. "Never" is
+//! an Option's None.
 
 use std::ops::{Add, Sub};
 
-/// A point in time: microseconds since 2000-01-01 00:00 UTC, as the server counts.
+/// A point in time: microseconds since 2000-01-01 00:00 UTC, as Postgres counts.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Instant(i64);
 
@@ -11,42 +12,42 @@ pub struct Instant(i64);
 pub struct Span(i64);
 
 impl Instant {
-    /// Before any deadline: nothing has expired yet.
+    /// Before any deadline.
     pub const EARLIEST: Instant = Instant(i64::MIN);
-    /// After any deadline: what the clock alone never ends.
+    /// After any deadline, for grants that never expire.
     pub const LATEST: Instant = Instant(i64::MAX);
 
-    /// The point so many microseconds after 2000-01-01 00:00 UTC, a `timestamptz` as Postgres keeps it.
+    /// The time `us` microseconds after 2000-01-01 00:00 UTC, as in Postgres's `timestamptz`.
     pub const fn from_micros(us: i64) -> Self {
         Instant(us)
     }
 
-    /// How many microseconds after 2000-01-01 00:00 UTC it is.
+    /// The number of microseconds since 2000-01-01 00:00 UTC.
     pub const fn micros(self) -> i64 {
         self.0
     }
 
-    /// How long after `earlier` it is; negative where it is before.
+    /// The span from `earlier` to this time; negative if this time is before.
     pub const fn since(self, earlier: Instant) -> Span {
         Span(self.0.saturating_sub(earlier.0))
     }
 }
 
 impl Span {
-    /// No time at all: what waits for so long does not wait.
+    /// The empty span; a wait of this length does not wait.
     pub const ZERO: Span = Span(0);
 
-    /// A span of so many microseconds, negative ones too.
+    /// A span of `us` microseconds, which may be negative.
     pub const fn from_micros(us: i64) -> Self {
         Span(us)
     }
 
-    /// A span of so many seconds; as long as can be said where that overflows.
+    /// A span of this number of seconds, or the longest one if that overflows.
     pub const fn from_secs(seconds: i64) -> Self {
         Span(seconds.saturating_mul(1_000_000))
     }
 
-    /// How many microseconds it is.
+    /// The number of microseconds in the span.
     pub const fn micros(self) -> i64 {
         self.0
     }

@@ -1,7 +1,7 @@
-//! The arguments of a trigger that calls `fenced`: which place has which meaning, and what is meant
-//! where one is left out or empty. The trigger says what the words in them mean.
+//! The arguments of a trigger that calls `fenced`: the meaning of each position, and the default of a missing or empty
+//! one. The trigger interprets the words.
 
-/// As many as a trigger may have.
+/// The number of arguments that a trigger may have.
 pub const MOST: usize = 6;
 
 /// `fenced(fence_column, mode, lease, deadline, 'verify', 'update,delete')`, in the database's encoding.
@@ -13,20 +13,20 @@ pub struct TriggerArguments<'a> {
     pub mode: &'a [u8],
     /// The template of the leases that guard the rows.
     pub lease: Option<&'a [u8]>,
-    /// The deadline column, of a table whose rows are their own leases.
+    /// The deadline column of a table with row leases.
     pub deadline: Option<&'a [u8]>,
-    /// The trigger looks again behind all others.
+    /// Given if the trigger checks the row again after all other triggers.
     pub verify: Option<&'a [u8]>,
-    /// The events that were chosen for the fence, with commas between them; None for all that its kind judges.
+    /// The events chosen for the fence, separated by commas; `None` for all events that its kind of fence checks.
     pub events: Option<&'a [u8]>,
 }
 
 impl<'a> TriggerArguments<'a> {
-    /// Reads them in their order. The caller refuses any behind the last that is known.
+    /// Reads the arguments in their order. The caller refuses any beyond the last known one.
     pub fn new(mut given: impl Iterator<Item = &'a [u8]>) -> Self {
         let mut next = || given.next().filter(|argument| !argument.is_empty());
         let (fence_column, mode, lease, deadline) = (next(), next(), next(), next());
-        // Who holds a row writes it often under one token.
+        // A holder of a row often writes it several times with one token.
         let usual: &[u8] = if deadline.is_some() { b"monotonic" } else { b"strict" };
         TriggerArguments {
             fence_column: fence_column.unwrap_or(b"fence"),
@@ -38,13 +38,13 @@ impl<'a> TriggerArguments<'a> {
         }
     }
 
-    /// May a managed row be created without its lease?
+    /// Returns true if a managed row may be created without its lease.
     pub fn has_unfenced_insert(&self) -> bool {
         self.mode == b"managed"
             && self.events.is_some_and(|events| words(events).all(|e| e != b"insert"))
     }
 
-    /// Are its events any that there are?
+    /// Returns true if all chosen events exist.
     pub fn knows_its_events(&self) -> bool {
         const KNOWN: [&[u8]; 4] = [b"insert", b"update", b"delete", b"truncate"];
         self.events.is_none_or(|events| words(events).all(|event| KNOWN.contains(&event)))
