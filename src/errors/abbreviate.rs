@@ -1,29 +1,29 @@
-//! How much of a text DETAIL shows. A key of several megabytes, written to the log with every refused write,
-//! would fill the log's disk; a client that shows DETAIL would show nothing else.
+//! Limits on the length of texts in DETAIL. A key of several megabytes, logged with each refused write, would fill the
+//! disk of the log; a client that shows DETAIL would show nothing else.
 
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 
-/// The most bytes that one text takes in DETAIL, as JSON writes it.
+/// The longest text in DETAIL, in bytes of its JSON form.
 const TEXT_MAX: usize = 256;
-/// The most bytes that the values of a key's columns take together.
+/// The longest key in DETAIL, as the sum of its values' bytes.
 const KEY_MAX: usize = 512;
-/// The most columns of a key that are shown.
+/// The number of key columns that DETAIL shows.
 const COLUMNS_MAX: usize = 8;
-/// Stands for what was left out. Plain ASCII: not every encoding of a database has an ellipsis.
+/// Marks an omission. It is ASCII because not every encoding of a database has an ellipsis.
 const LEFT_OUT: &str = "...";
 
-/// A text of DETAIL, at most `TEXT_MAX` bytes of it.
+/// Writes a text of DETAIL, at most `TEXT_MAX` bytes of it.
 pub fn text<S: Serializer>(text: &Option<String>, to: S) -> Result<S::Ok, S::Error> {
     text.as_deref().map(|text| cut(text, TEXT_MAX)).serialize(to)
 }
 
-/// A row's key, its values cut to what all of them may take together.
+/// Writes a row's key, with its values truncated to their share of `KEY_MAX`.
 pub fn key<S: Serializer>(key: &Option<Map<String, Value>>, to: S) -> Result<S::Ok, S::Error> {
     key.as_ref().map(cut_key).serialize(to)
 }
 
-/// A row's key as DETAIL shows it.
+/// A row's key as shown in DETAIL.
 pub fn cut_key(key: &Map<String, Value>) -> Map<String, Value> {
     let shown = key.len().min(COLUMNS_MAX);
     let most = TEXT_MAX.min(KEY_MAX / shown.max(1));
@@ -41,7 +41,7 @@ pub fn cut_key(key: &Map<String, Value>) -> Map<String, Value> {
     cut
 }
 
-/// The text, or as much of its beginning as JSON writes in so many bytes.
+/// Truncates a text to at most `most` bytes of JSON.
 fn cut(text: &str, most: usize) -> String {
     let mut bytes = 0;
     let mut fits = 0;
@@ -57,7 +57,7 @@ fn cut(text: &str, most: usize) -> String {
     text.to_owned()
 }
 
-/// How many bytes a character takes inside a string of JSON.
+/// The number of bytes that a character takes in a JSON string.
 fn json_len(c: char) -> usize {
     match c {
         '"' | '\\' | '\n' | '\r' | '\t' | '\u{8}' | '\u{c}' => 2,

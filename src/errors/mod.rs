@@ -1,4 +1,4 @@
-//! Everything that is refused: SQLSTATE, one line for people, JSON for programs, a hint on what to do.
+//! All errors and warnings: the SQLSTATE, one line for people, JSON for programs, and a hint on what to do.
 
 mod abbreviate;
 mod sqlstate;
@@ -13,76 +13,76 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use std::borrow::Cow;
 
-/// A call or a write that is refused.
+/// An error of a call or a write; also a warning or a line of the log.
 pub struct Refusal {
-    /// The kind of refusal, for programs.
+    /// The kind of error, for programs.
     pub sqlstate: SqlState,
     /// MESSAGE: one line for people.
     pub message: String,
-    /// HINT: what to do about it; may be empty.
+    /// HINT: what to do about the error; may be empty.
     pub hint: Cow<'static, str>,
-    /// Schema, table and column, for a refused write.
+    /// The schema, table and column of a refused write.
     pub location: Option<Box<Location>>,
-    /// The content of DETAIL, at full length.
+    /// The content of DETAIL, not yet abbreviated.
     pub details: Box<Detail>,
 }
 
-/// Where a refused write would have gone, in the database's encoding.
+/// The target of a refused write, in the database's encoding.
 #[derive(Clone, Default)]
 pub struct Location {
-    /// The schema that the table is in.
+    /// The schema of the table.
     pub schema: Vec<u8>,
-    /// The table that would have been written.
+    /// The table.
     pub table: Vec<u8>,
-    /// Fence column; empty where no column is meant.
+    /// The fence column; empty if the error is not about a column.
     pub column: Vec<u8>,
 }
 
-/// The stable keys of DETAIL; each shown where it applies and the caller may know it.
+/// The stable keys of DETAIL. A key is shown if it applies and the caller may know its value.
 #[derive(Default, Serialize)]
 pub struct Detail {
-    /// The token that the write or call showed.
+    /// The token that the write or call presented.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "bigint")]
     pub presented: Option<Token>,
-    /// The token that the row has.
+    /// The row's token.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "bigint")]
     pub stored: Option<Token>,
-    /// The name of the lease that it is about.
+    /// The name of the lease in question.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub lease: Option<String>,
-    /// The one that has, or had, the lease.
+    /// The present or previous holder of the lease.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub holder: Option<String>,
-    /// The deadline of that grant, ISO 8601 in UTC.
+    /// The deadline of the holder's grant, ISO 8601 in UTC.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<String>,
-    /// The table that would have been written, as SQL names it.
+    /// The table of the write, as SQL names it.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub relation: Option<String>,
     /// The row's primary key.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::key")]
     pub key: Option<Map<String, Value>>,
-    /// The column that is unfit.
+    /// The column at fault.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub column: Option<String>,
-    /// The argument that is unfit.
+    /// The argument at fault.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub argument: Option<&'static str>,
     /// The number of slots in force.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub slots: Option<i32>,
-    /// The most entries of the server's lock table that one session may have.
+    /// The number of lock table entries that one session may use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub locks: Option<usize>,
     /// The role to which the lease was granted.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "abbreviate::text")]
     pub role: Option<String>,
-    /// True where a renewal is all that it takes: only a jump keeps the token from speaking.
+    /// True if a renewal suffices: only a new epoch keeps the token from speaking.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub renew_first: Option<bool>,
 }
 
-/// A token as JSON: a number.
+/// Writes a token as a JSON number.
 fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error> {
     token.map(Token::bigint).serialize(to)
 }
@@ -93,19 +93,19 @@ impl Refusal {
         Refusal { sqlstate, message, hint, location: None, details }
     }
 
-    /// With more in its DETAIL.
+    /// Adds keys to DETAIL.
     pub fn detailed(mut self, fill: impl FnOnce(&mut Detail)) -> Self {
         fill(&mut self.details);
         self
     }
 
-    /// With the schema, table and column fields filled.
+    /// Sets the error's schema, table and column fields.
     pub fn at(mut self, location: Location) -> Self {
         self.location = Some(Box::new(location));
         self
     }
 
-    /// DETAIL; empty where there is nothing to tell.
+    /// The text of DETAIL; empty if it has no keys.
     pub fn detail(&self) -> String {
         match serde_json::to_string(&self.details) {
             Ok(json) if json != "{}" => json,
@@ -114,12 +114,12 @@ impl Refusal {
     }
 }
 
-/// The most bytes of a name that a message shows; longer than any lease's.
+/// The longest name that a message shows, in bytes; longer than any lease's.
 const QUOTED_MAX: usize = 2048;
 
-/// A name as a message shows it: in quotes, on one line.
+/// A name in quotes and on one line, for a message.
 pub fn quoted(name: &[u8]) -> String {
-    // The text may be anybody's argument, of any length.
+    // The name may come from an argument of any length.
     let text: String = to_utf8(within(name, QUOTED_MAX))
         .chars()
         .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
@@ -127,7 +127,7 @@ pub fn quoted(name: &[u8]) -> String {
     format!("\"{text}\"")
 }
 
-/// A text as a literal of SQL, whatever `standard_conforming_strings` says.
+/// A text as an SQL literal that is valid under either value of `standard_conforming_strings`.
 pub fn literal(text: &[u8]) -> String {
     let quoted = to_utf8(text).replace('\'', "''");
     if quoted.contains('\\') {
@@ -137,33 +137,34 @@ pub fn literal(text: &[u8]) -> String {
     }
 }
 
-/// The lease and the token that an error is about, as far as it may show them: a None here never gets into its text.
+/// The lease and the token of an error, as far as the error may show them: a value that is `None` never appears in its
+/// text.
 #[derive(Clone, Copy)]
 pub struct Shown<'a> {
-    /// The lease's name; None for a caller who may not read the columns that it is made of.
+    /// The lease's name; `None` for a caller that may not read the columns of which it is made.
     pub lease: Option<&'a [u8]>,
-    /// The token; None where it is a stored one and the caller may not read that.
+    /// The token; `None` if it is a stored one that the caller may not read.
     pub token: Option<Token>,
 }
 
-/// A lease as a message names it.
+/// The words for a lease in a message.
 fn lease_in_words(name: Option<&[u8]>) -> String {
     name.map_or_else(|| "the row's lease".into(), |name| format!("lease {}", quoted(name)))
 }
 
-// Refused calls ------------------------------------------------------------------------------------------
+// Errors of calls ----------------------------------------------------------------------------------------
 
 /// 22004: NULL where a value is needed.
 pub fn null_argument(argument: &'static str) -> Refusal {
     null(argument, "Pass a value.")
 }
 
-/// 22004: a token that is NULL, which mostly is a lease lost.
+/// 22004: the token is NULL, usually because the lease was lost.
 pub fn null_token() -> Refusal {
     null("token", "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.")
 }
 
-/// 22004: NULL is no number to be adopted.
+/// 22004: NULL cannot be adopted as a number.
 pub fn null_number() -> Refusal {
     null("token", "Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.")
 }
@@ -173,13 +174,13 @@ fn null(argument: &'static str, hint: &'static str) -> Refusal {
         .detailed(|d| d.argument = Some(argument))
 }
 
-/// 22023: an argument out of its range.
+/// 22023: an argument is out of its range.
 pub fn bad_argument(argument: &'static str, message: &str, hint: &'static str) -> Refusal {
     Refusal::new(SqlState::InvalidParameterValue, message.to_owned(), hint)
         .detailed(|d| d.argument = Some(argument))
 }
 
-/// 22023: a template of leases that nobody could read.
+/// 22023: the template of leases is too long.
 pub fn long_template() -> Refusal {
     bad_argument(
         "lease",
@@ -188,7 +189,7 @@ pub fn long_template() -> Refusal {
     )
 }
 
-/// 22023: a ttl above `pg_fence.max_ttl`.
+/// 22023: the ttl exceeds `pg_fence.max_ttl`.
 pub fn ttl_above_setting(longest: Span) -> Refusal {
     let seconds = longest.micros() / 1_000_000;
     Refusal::new(
@@ -199,7 +200,7 @@ pub fn ttl_above_setting(longest: Span) -> Refusal {
     .detailed(|d| d.argument = Some("ttl"))
 }
 
-/// 42501: the client has named pg_fence.max_ttl when it connected, which hides what is recorded for its role.
+/// 42501: the client set pg_fence.max_ttl when it connected, which hides the value recorded for its role.
 pub fn limit_was_named() -> Refusal {
     Refusal::new(
         SqlState::InsufficientPrivilege,
@@ -209,7 +210,7 @@ pub fn limit_was_named() -> Refusal {
     .detailed(|d| d.argument = Some("ttl"))
 }
 
-/// 22023: the value of pg_fence.max_ttl that is recorded for the role or the database cannot be understood.
+/// 22023: the value of pg_fence.max_ttl recorded for the role or the database is invalid.
 pub fn limit_is_invalid() -> Refusal {
     Refusal::new(
         SqlState::InvalidParameterValue,
@@ -219,7 +220,7 @@ pub fn limit_is_invalid() -> Refusal {
     .detailed(|d| d.argument = Some("ttl"))
 }
 
-/// 22023: slots must agree.
+/// 22023: the number of slots differs from that of the grants.
 pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
     Refusal::new(
         SqlState::InvalidParameterValue,
@@ -232,7 +233,7 @@ pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
     })
 }
 
-/// 40001: the transaction's snapshot is older than what made the call possible.
+/// 40001: the transaction's snapshot is older than the grant that the call relies on.
 pub fn snapshot_too_early(lease: Option<&[u8]>) -> Refusal {
     Refusal::new(
         SqlState::SerializationFailure,
@@ -255,7 +256,7 @@ pub fn own_grant_after_snapshot(lease: Option<&[u8]>) -> Refusal {
     .detailed(|d| d.lease = lease.map(to_utf8))
 }
 
-/// 01000, a warning: a lease was acquired at REPEATABLE READ or above.
+/// The warning 01000: a lease was acquired at REPEATABLE READ or above.
 pub fn reads_are_older(lease: &[u8]) -> Refusal {
     Refusal::new(
         SqlState::Warning,
@@ -265,7 +266,7 @@ pub fn reads_are_older(lease: &[u8]) -> Refusal {
     .detailed(|d| d.lease = Some(to_utf8(lease)))
 }
 
-/// 0A000: a lease that ends with its session was acquired in a transaction that is to be prepared.
+/// 0A000: a transaction that has acquired a session lease cannot be prepared.
 pub fn session_lease_prepared() -> Refusal {
     Refusal::new(
         SqlState::FeatureNotSupported,
@@ -274,7 +275,7 @@ pub fn session_lease_prepared() -> Refusal {
     )
 }
 
-/// 25P01, a warning: a guard that ended with its own statement.
+/// The warning 25P01: a guard ended with its own statement.
 pub fn guarded_nothing(name: &[u8]) -> Refusal {
     Refusal::new(
         SqlState::NoActiveSqlTransaction,
@@ -284,7 +285,7 @@ pub fn guarded_nothing(name: &[u8]) -> Refusal {
     .detailed(|d| d.lease = Some(to_utf8(name)))
 }
 
-/// 53200: the session would have more than a quarter of the server's lock table, which is so many entries.
+/// 53200: the session would use more than its quarter of the server's lock table, which has `most` entries.
 pub fn lock_table_share(most: usize) -> Refusal {
     Refusal::new(
         SqlState::OutOfMemory,
@@ -294,7 +295,7 @@ pub fn lock_table_share(most: usize) -> Refusal {
     .detailed(|d| d.locks = Some(most))
 }
 
-/// 53200: the server's lock table has no room left.
+/// 53200: the server's lock table is full.
 pub fn lock_table_full() -> Refusal {
     Refusal::new(
         SqlState::OutOfMemory,
@@ -303,7 +304,7 @@ pub fn lock_table_full() -> Refusal {
     )
 }
 
-/// 55P03: the wait in a lease's queue has taken longer than `lock_timeout`, in PostgreSQL's own words.
+/// 55P03: the wait in a lease's queue exceeded `lock_timeout`, in PostgreSQL's own words.
 pub fn lock_timeout() -> Refusal {
     Refusal::new(SqlState::LockNotAvailable, "canceling statement due to lock timeout".into(), "")
 }
@@ -321,7 +322,7 @@ pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
     })
 }
 
-/// 58030: whether the server was started from a base backup is unknown.
+/// 58030: it is unknown whether the server was started from a base backup.
 pub fn unreadable_backup_label(error: &std::io::Error) -> Refusal {
     Refusal::new(
         SqlState::IoError,
@@ -330,7 +331,7 @@ pub fn unreadable_backup_label(error: &std::io::Error) -> Refusal {
     )
 }
 
-/// 55000: an acquire or a renewal of a lease that somebody else grants.
+/// 55000: an adopted lease cannot be acquired or renewed.
 pub fn adopted_name(name: &[u8]) -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
@@ -340,7 +341,7 @@ pub fn adopted_name(name: &[u8]) -> Refusal {
     .detailed(|d| d.lease = Some(to_utf8(name)))
 }
 
-/// 55000: an adoption under a name that has grants of this database.
+/// 55000: a lease with grants of this database cannot be adopted.
 pub fn granted_name(name: &[u8]) -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
@@ -350,7 +351,7 @@ pub fn granted_name(name: &[u8]) -> Refusal {
     .detailed(|d| d.lease = Some(to_utf8(name)))
 }
 
-/// PF001: an adoption of a number that is no longer to be adopted.
+/// PF001: the number can no longer be adopted.
 pub fn stale_adoption(name: &[u8], presented: Token, stored: Token) -> Refusal {
     let lease = lease_in_words(Some(name));
     let (message, hint) = if presented < stored {
@@ -370,13 +371,13 @@ pub fn stale_adoption(name: &[u8], presented: Token, stored: Token) -> Refusal {
     })
 }
 
-/// 42501: the name begins with no prefix that the role was given.
+/// 42501: the name has none of the role's prefixes.
 pub fn name_not_given<'a>(
     lease: &[u8],
     role: &[u8],
     prefixes: impl Iterator<Item = &'a [u8]>,
 ) -> Refusal {
-    /// More are only counted.
+    /// The number of prefixes that the hint names; further ones are only counted.
     const NAMED: usize = 10;
     let prefixes: Vec<&[u8]> = prefixes.collect();
     let mut named: Vec<String> = prefixes.iter().take(NAMED).map(|p| quoted(p)).collect();
@@ -400,7 +401,7 @@ pub fn name_not_given<'a>(
     })
 }
 
-/// 01000, a warning: the SQL objects are of another version than the library.
+/// The warning 01000: the SQL objects are of another version than the library.
 pub fn other_version(library: &str, sql: &str) -> Refusal {
     Refusal::new(
         SqlState::Warning,
@@ -411,7 +412,7 @@ pub fn other_version(library: &str, sql: &str) -> Refusal {
     )
 }
 
-/// XX001: the page of a sequence of the state is none.
+/// XX001: the page of one of the extension's sequences is damaged.
 pub fn damaged_sequence(sequence: &str, unlogged: bool) -> Refusal {
     let hint = match unlogged {
         true => format!("Nothing of worth is lost. Make it anew: {}", anew(sequence)),
@@ -422,14 +423,14 @@ pub fn damaged_sequence(sequence: &str, unlogged: bool) -> Refusal {
         .detailed(|d| d.relation = Some(sequence.to_owned()))
 }
 
-/// The statements that make an unlogged sequence of the state anew.
+/// The statements that replace one of the extension's unlogged sequences.
 fn anew(sequence: &str) -> String {
     format!(
         "BEGIN; ALTER EXTENSION pg_fence DROP SEQUENCE {sequence}; DROP SEQUENCE {sequence}; CREATE UNLOGGED SEQUENCE {sequence} CACHE 1; ALTER EXTENSION pg_fence ADD SEQUENCE {sequence}; COMMIT"
     )
 }
 
-/// 55000: the key of the locks is not there.
+/// 55000: the secret of the lock keys is missing.
 pub fn no_lock_key() -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
@@ -438,7 +439,7 @@ pub fn no_lock_key() -> Refusal {
     )
 }
 
-/// 55000: a relation of the state is not there.
+/// 55000: a relation of the extension is missing.
 pub fn state_missing(relation: &str) -> Refusal {
     missing(format!("fence.{relation}"))
 }
@@ -452,7 +453,7 @@ pub fn dropped() -> Refusal {
     )
 }
 
-/// 55000: a function of the extension's own is not there.
+/// 55000: a function of the extension is missing.
 pub fn function_missing(function: &str) -> Refusal {
     missing(format!("function {function}() of its own"))
 }
@@ -465,7 +466,7 @@ fn missing(what: String) -> Refusal {
     )
 }
 
-/// 55000: a table of the state has columns that the library cannot know of.
+/// 55000: a table of the extension has other columns than the library expects.
 pub fn state_differs(table: &str) -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
@@ -475,7 +476,7 @@ pub fn state_differs(table: &str) -> Refusal {
     .detailed(|d| d.relation = Some(format!("fence.{table}")))
 }
 
-/// 55000: something was added to a table of the state that its writes pass over.
+/// 55000: a table of the extension has an added object that its writes would bypass.
 pub fn state_extended(table: &str, addition: &str) -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
@@ -485,7 +486,7 @@ pub fn state_extended(table: &str, addition: &str) -> Refusal {
     .detailed(|d| d.relation = Some(format!("fence.{table}")))
 }
 
-/// 55000: somebody altered the token sequence.
+/// 55000: the token sequence was altered.
 pub fn sequence_altered(what: &str) -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
@@ -494,7 +495,7 @@ pub fn sequence_altered(what: &str) -> Refusal {
     )
 }
 
-/// 55000: the jump would leave the positive bigints.
+/// 55000: the next epoch would exceed the positive bigints.
 pub fn tokens_exhausted() -> Refusal {
     Refusal::new(
         SqlState::ObjectNotInPrerequisiteState,
@@ -503,7 +504,7 @@ pub fn tokens_exhausted() -> Refusal {
     )
 }
 
-/// 53200, a line in the log: a database cannot count.
+/// The log line 53200: statistics are not counted in a database.
 pub fn not_counted(database: &[u8], why: &str) -> Refusal {
     Refusal::new(
         SqlState::OutOfMemory,
@@ -512,9 +513,9 @@ pub fn not_counted(database: &[u8], why: &str) -> Refusal {
     )
 }
 
-// The fence ----------------------------------------------------------------------------------------------
+// Errors of fenced writes ---------------------------------------------------------------------------------
 
-/// PF001: stale. Either token is None where the caller may not know it.
+/// PF001: the token is stale. Either token is `None` if the caller may not know it.
 pub fn stale(presented: Option<Token>, stored: Option<Token>, hint: String) -> Refusal {
     let message = match (presented, stored) {
         (Some(presented), Some(stored)) if presented == stored => {
@@ -534,8 +535,7 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, hint: String) -> R
     })
 }
 
-/// PF002: nothing, or NULL, was presented.
-/// `lease` is that of the row, where the caller may know it.
+/// PF002: no token or NULL was presented. `lease` is the row's lease, if the caller may know it.
 pub fn unfenced(stored: Option<Token>, lease: Option<&[u8]>, hint: String) -> Refusal {
     Refusal::new(SqlState::NoToken, "no fencing token presented".into(), hint).detailed(|d| {
         d.stored = stored;
@@ -543,7 +543,7 @@ pub fn unfenced(stored: Option<Token>, lease: Option<&[u8]>, hint: String) -> Re
     })
 }
 
-/// PF003: no such token.
+/// PF003: the token was never issued.
 pub fn never_issued(presented: Token, hint: String) -> Refusal {
     Refusal::new(
         SqlState::TokenNeverIssued,
@@ -567,7 +567,7 @@ pub fn not_speaking(shown: Shown) -> Refusal {
     })
 }
 
-/// PF004: an adoption of a number that another holder has adopted, where both are named.
+/// PF004: another holder has adopted the number, and both holders have names.
 pub fn of_another_holder(lease: &[u8], presented: Token) -> Refusal {
     Refusal::new(
         SqlState::TokenDoesNotSpeak,
@@ -580,13 +580,13 @@ pub fn of_another_holder(lease: &[u8], presented: Token) -> Refusal {
     })
 }
 
-/// PF004 where a jump is all that keeps the token from speaking.
+/// Adds to PF004 that a renewal helps, because only a new epoch keeps the token from speaking.
 pub fn renew_first(not_speaking: Refusal) -> Refusal {
     let hint = "The lease is still this token's, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.";
     Refusal { hint: hint.into(), ..not_speaking }.detailed(|d| d.renew_first = Some(true))
 }
 
-/// PF005: a TRUNCATE, which shows no token and touches no row.
+/// PF005: TRUNCATE presents no token and fires no row triggers.
 pub fn unfenceable() -> Refusal {
     Refusal::new(
         SqlState::CannotBeFenced,
@@ -595,13 +595,13 @@ pub fn unfenceable() -> Refusal {
     )
 }
 
-/// A row that is a lease of its own, as far as an error about it may show.
+/// A row lease, as far as an error about it may show it.
 pub struct RowLease {
-    /// The token that the statement has presented; None where it has not, or does not know it.
+    /// The token that the statement presented; `None` if it presented none, or the caller may not know it.
     pub presented: Option<Token>,
-    /// The token of the row; None where the caller may not read it.
+    /// The row's token; `None` if the caller may not read it.
     pub stored: Option<Token>,
-    /// The row's deadline, ISO 8601 in UTC; None where it has none, or the caller may not read it.
+    /// The row's deadline, ISO 8601 in UTC; `None` if it has none, or the caller may not read it.
     pub expires_at: Option<String>,
     /// The name of the fence column.
     pub fence: Vec<u8>,
@@ -609,7 +609,7 @@ pub struct RowLease {
     pub deadline: Vec<u8>,
 }
 
-/// PF001, PF002, PF004, PF006 and 22023 of a row that is a lease of its own.
+/// The errors of row leases: PF001, PF002, PF004, PF006 and 22023.
 pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
     let token = row.presented.map_or(String::new(), |token| format!(" {token}"));
     let not_the_rows = format!("fencing token{token} does not speak for the row");
@@ -671,7 +671,7 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
     })
 }
 
-/// PF003: a claim of a row whose fence is not smaller than the token that was drawn for it.
+/// PF003: the fence of a claimed row is not smaller than the token drawn for the claim.
 pub fn row_is_ahead(stored: Option<Token>) -> Refusal {
     let number = stored.map_or(String::new(), |token| format!(" {token}"));
     Refusal::new(
@@ -682,7 +682,7 @@ pub fn row_is_ahead(stored: Option<Token>) -> Refusal {
     .detailed(|d| d.stored = stored)
 }
 
-/// 22023: a deadline further ahead than `pg_fence.max_ttl`.
+/// 22023: the deadline is further ahead than `pg_fence.max_ttl`.
 pub fn deadline_above_setting(longest: Span) -> Refusal {
     let seconds = longest.micros() / 1_000_000;
     Refusal::new(
@@ -693,7 +693,7 @@ pub fn deadline_above_setting(longest: Span) -> Refusal {
     .detailed(|d| d.argument = Some("deadline"))
 }
 
-/// PF002 or PF001 of the check that follows all BEFORE triggers.
+/// PF002 or PF001: a later BEFORE trigger has changed the fence.
 pub fn changed_behind(stored: Option<Token>) -> Refusal {
     let (sqlstate, value) = match stored {
         None => (SqlState::NoToken, "NULL".to_owned()),
@@ -707,7 +707,7 @@ pub fn changed_behind(stored: Option<Token>) -> Refusal {
     .detailed(|d| d.presented = stored)
 }
 
-/// 39P01: the trigger is put where it cannot work.
+/// 39P01: the trigger cannot work in this place.
 pub fn misplaced(message: &'static str) -> Refusal {
     Refusal::new(
         SqlState::TriggerProtocolViolated,
@@ -716,7 +716,7 @@ pub fn misplaced(message: &'static str) -> Refusal {
     )
 }
 
-/// 22023: an argument of the trigger.
+/// 22023: an argument of the trigger is invalid.
 pub fn bad_trigger_argument(message: String) -> Refusal {
     Refusal::new(
         SqlState::InvalidParameterValue,
@@ -725,7 +725,7 @@ pub fn bad_trigger_argument(message: String) -> Refusal {
     )
 }
 
-/// 42703: the table has no such column.
+/// 42703: the table lacks a column.
 pub fn no_column(column: &[u8]) -> Refusal {
     Refusal::new(
         SqlState::UndefinedColumn,
@@ -735,7 +735,7 @@ pub fn no_column(column: &[u8]) -> Refusal {
     .detailed(|d| d.column = Some(to_utf8(column)))
 }
 
-/// 42804: a column of the wrong type.
+/// 42804: a column has the wrong type.
 pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
     Refusal::new(
         SqlState::DatatypeMismatch,
@@ -745,7 +745,7 @@ pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
     .detailed(|d| d.column = Some(to_utf8(column)))
 }
 
-/// 22004: a NULL in a placeholder.
+/// 22004: the column of a placeholder is NULL.
 pub fn null_placeholder(column: &[u8]) -> Refusal {
     Refusal::new(
         SqlState::NullValueNotAllowed,
@@ -755,7 +755,7 @@ pub fn null_placeholder(column: &[u8]) -> Refusal {
     .detailed(|d| d.column = Some(to_utf8(column)))
 }
 
-/// 22023: a lease's name that is too long or empty, made from a row.
+/// 22023: the lease's name made from a row is too long or empty.
 pub fn unfit_lease_name() -> Refusal {
     Refusal::new(
         SqlState::InvalidParameterValue,

@@ -1,9 +1,8 @@
-//! The SQLSTATEs of all refusals and warnings: those of the fence, and PostgreSQL's own under the names that its manual
-//! gives them.
+//! The SQLSTATEs of all errors and warnings: those of the fence, and PostgreSQL's under the names in its manual.
 
 macro_rules! sqlstates {
     ($($(#[doc = $what:literal])+ $name:ident = $code:literal,)*) => {
-        /// Why something is refused, for programs.
+        /// The kind of an error, for programs.
         #[derive(Clone, Copy, PartialEq, Eq, Debug)]
         pub enum SqlState {
             $(
@@ -14,7 +13,7 @@ macro_rules! sqlstates {
         }
 
         impl SqlState {
-            /// Its five characters.
+            /// The five characters of the SQLSTATE.
             pub const fn code(self) -> &'static str {
                 match self {
                     $(SqlState::$name => $code,)*
@@ -37,38 +36,38 @@ sqlstates! {
     CannotBeFenced = "PF005",
     /// the row is held, and its token was not presented.
     RowIsHeld = "PF006",
-    /// a warning.
+    /// a general warning.
     Warning = "01000",
-    /// a transaction that cannot be prepared.
+    /// the transaction cannot be prepared.
     FeatureNotSupported = "0A000",
-    /// NULL where a value is needed.
+    /// a needed value is NULL.
     NullValueNotAllowed = "22004",
-    /// a value out of its range.
+    /// a value is out of its range.
     InvalidParameterValue = "22023",
-    /// a warning: what needs an open transaction was called outside of one.
+    /// a warning: a call that needs a transaction block was outside of one.
     NoActiveSqlTransaction = "25P01",
-    /// a trigger that is put where it cannot work.
+    /// the trigger cannot work in this place.
     TriggerProtocolViolated = "39P01",
     /// a retry of the transaction helps.
     SerializationFailure = "40001",
-    /// the caller's role may not.
+    /// the caller's role lacks the right.
     InsufficientPrivilege = "42501",
     /// the table has no such column.
     UndefinedColumn = "42703",
-    /// a column is of a type that does not fit.
+    /// a column has an unsuitable type.
     DatatypeMismatch = "42804",
     /// no memory, or no room in the server's lock table.
     OutOfMemory = "53200",
-    /// something is not in the state that the call needs.
+    /// an object is not in the state that the call needs.
     ObjectNotInPrerequisiteState = "55000",
-    /// maintenance has what the call needs.
+    /// maintenance has locked the table.
     ObjectInUse = "55006",
-    /// a wait was longer than `lock_timeout`; or a lock is not to be had at once.
+    /// a wait exceeded `lock_timeout`, or a lock that is not waited for is held.
     LockNotAvailable = "55P03",
     /// a file could not be read.
     IoError = "58030",
-    /// a page was damaged.
+    /// a page is damaged.
     DataCorrupted = "XX001",
-    /// a panic: a bug of pg_fence.
+    /// a panic, so a bug of pg_fence.
     InternalError = "XX000",
 }
