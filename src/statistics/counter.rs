@@ -1,12 +1,12 @@
-//! The counters, in the order of the columns of fence.stats (a test compares them). What each is for is said to users by
-//! the column's COMMENT (`sql/2_statistics.sql`). The segment has them in this order, too.
+//! The counters, in the order of the columns of fence.stats (a test compares them) and of the words in the segment. The
+//! COMMENT of each column describes it to users (`sql/2_statistics.sql`).
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Counter {
     Grants,
     TriesLost,
     Waits,
-    /// In microseconds; shown in milliseconds.
+    /// Counted in microseconds, shown in milliseconds.
     WaitTime,
     Renewals,
     RenewalsLost,
@@ -26,5 +26,5 @@ pub enum Counter {
     Jumps,
 }
 
-/// How many there are.
+/// The number of counters.
 pub const COUNTERS: usize = Counter::Jumps as usize + 1;

@@ -1,9 +1,9 @@
 //! The statistics: fence.stats and fence.refusals.
 //!
-//! A session counts in memory of its own, and adds that to the segment that all sessions of the database share
-//! (`segment`) when its transaction ends, however it ends. Only a refused write is put there at once: it may be all
-//! that is left of its transaction. Nothing here keeps anybody from writing: where there is no segment to be had, it
-//! is not counted, and the log says so once. `pg_fence.statistics` switches it off.
+//! A session counts in its own memory. At the end of its transaction, however that ends, it adds the counts to the
+//! segment that all sessions of the database share (`segment`). Only a refused write is added at once, since it may be
+//! all that is left of its transaction. The statistics never stop a write: without a segment nothing is counted, which
+//! is logged once. `pg_fence.statistics` switches counting off.
 
 mod counter;
 mod known_segments;
@@ -20,28 +20,28 @@ use pg_fence_rules::Instant;
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// This session's counts that are not yet added. (A backend has one thread: these are plain additions.)
+/// This session's counts that are not in the segment yet. A backend has one thread, so plain additions suffice.
 static PENDING: [AtomicU64; COUNTERS] = [const { AtomicU64::new(0) }; COUNTERS];
 
 thread_local! {
-    /// Since when this session stands in the queue: a session that is terminated there has waited, too.
+    /// When this session began to wait in a queue. It is static so that a session terminated there is counted, too.
     static WAITING: Cell<Option<std::time::Instant>> = const { Cell::new(None) };
 }
 
-/// Counts one event; added to the shared counters when the transaction ends.
+/// Counts one event. The count reaches the segment at the end of the transaction.
 #[inline]
 pub fn count(counter: Counter) {
     add(counter, 1);
 }
 
-/// Counts several events at once.
+/// Counts `number` events.
 #[inline]
 pub fn add(counter: Counter, number: usize) {
     pend(counter, number as u64);
     prepare();
 }
 
-/// Counts a row that the fence judges. Its statement has called `prepare`.
+/// Counts a row that the fence checks. Its statement has called `prepare`.
 #[inline(always)]
 pub fn judged_row() {
     pend(Counter::WritesChecked, 1);
@@ -53,7 +53,7 @@ fn pend(counter: Counter, number: u64) {
     pending.store(pending.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
 }
 
-/// Sees to it that there is a segment to add to, if there can be one: at a transaction's end it is too late.
+/// Attaches or creates the segment, if possible: at the end of a transaction it is too late for that.
 #[inline]
 pub fn prepare() {
     if !segment::is_ready() {
@@ -61,7 +61,7 @@ pub fn prepare() {
     }
 }
 
-/// A session that stands in the queue, counted when it leaves.
+/// The stay of a session in a queue; its length is counted on drop.
 pub struct InQueue(());
 
 /// Counts an acquire that begins to wait.
@@ -83,14 +83,14 @@ fn leave_queue() {
     }
 }
 
-/// Adds what is pending to the segment; called at the end of each transaction, when nothing may fail any more.
+/// Adds the pending counts to the segment. Called at the end of each transaction, when errors are no longer allowed.
 pub fn flush() {
     leave_queue();
     if PENDING.iter().all(|pending| pending.load(Ordering::Relaxed) == 0) {
         return;
     }
     if settings::statistics() {
-        // Without a segment they stay pending.
+        // Without a segment the counts stay pending.
         segment::add(&PENDING);
     } else {
         PENDING.iter().for_each(|pending| pending.store(0, Ordering::Relaxed));
@@ -100,13 +100,13 @@ pub fn flush() {
 /// The content of fence.stats.
 #[derive(Default)]
 pub struct Snapshot {
-    /// Since when is counted; None where nothing is.
+    /// The time since which events are counted; `None` if none are.
     pub reset_at: Option<Instant>,
-    /// In the order of the counters.
+    /// The counts, in the order of the counters.
     pub numbers: [u64; COUNTERS],
 }
 
-/// The counts of all sessions, and of this one in its transaction so far.
+/// The counts of all sessions, including this one's transaction so far.
 pub fn snapshot() -> Snapshot {
     segment::open(segment::Missing::IsLeft);
     flush();
@@ -128,7 +128,7 @@ pub fn refusals() -> Vec<RefusedWrite> {
         .collect()
 }
 
-/// Counts from zero.
+/// Sets all counts to zero.
 pub fn reset() {
     segment::open(segment::Missing::IsMade);
     flush();

@@ -1,4 +1,4 @@
-//! A refused write, as fence.refusals shows it.
+//! The refused writes, as shown in fence.refusals.
 
 use super::ring::ENTRY_MAX;
 use super::{add, flush, segment, Counter};
@@ -11,10 +11,10 @@ use crate::pg::session::settings;
 use pg_fence_rules::Token;
 use serde_json::{Map, Value};
 
-/// The most bytes of a holder that are kept; other texts are names, or as long as they may be.
+/// The longest holder that is stored, in bytes. Other texts are names, or short.
 const HOLDER_MAX: usize = 256;
 
-/// The facts of a refused write, whatever its writer may know: only administrators see them.
+/// The facts about a refused write, whatever its writer may know: only administrators see them.
 #[derive(Default)]
 pub struct Known {
     /// The row's key.
@@ -23,31 +23,31 @@ pub struct Known {
     pub lease: Option<Vec<u8>>,
     /// The holder of that lease, in the database's encoding.
     pub holder: Option<Vec<u8>>,
-    /// The token that it presented.
+    /// The token that the write presented.
     pub presented: Option<Token>,
     /// The fence of the row.
     pub stored: Option<Token>,
 }
 
-/// An entry of the ring, which has it as JSON: the time in microseconds, the process, the tokens presented and stored, and
-/// as texts SQLSTATE, relation, lease, holder, role, application_name, client_addr and key.
+/// An entry of the ring, stored as JSON: the time in microseconds, the process id, the presented and the stored token,
+/// and as texts the SQLSTATE, relation, lease, holder, role, application_name, client_addr and key.
 pub type RefusedWrite = (i64, i32, Option<i64>, Option<i64>, [Option<String>; 8]);
 
-/// Counts a refused write and keeps it for fence.refusals. `known` finds out what the error does not tell. A write that
-/// is refused for another reason than the fence's is not counted.
+/// Counts a refused write and stores it for fence.refusals. `known` finds facts that are missing in the error. An error
+/// that is not the fence's is ignored.
 pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     let Some(counter) = counter(refusal.sqlstate) else { return };
     if !settings::statistics() {
         return;
     }
     add(counter, 1);
-    // Not at the transaction's end: the client hears of the error before that.
+    // Added now rather than at the end of the transaction, because the client sees the error earlier.
     flush();
-    // Who asks for a row that is held is not late, and does so often: the ring is for those that are.
+    // Attempts to claim a held row are frequent and harmless; the ring is for stale writers.
     if refusal.sqlstate == SqlState::RowIsHeld {
         return;
     }
-    // An error here must not take the place of the refusal, which is about to be raised.
+    // An error here must not replace the error that is about to be raised.
     let _ = raise::caught(|| {
         let client = client::client();
         let role = client.role_oid;
@@ -57,7 +57,7 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     });
 }
 
-/// Each SQLSTATE of the fence has a counter of its own.
+/// The counter of an SQLSTATE of the fence.
 fn counter(sqlstate: SqlState) -> Option<Counter> {
     match sqlstate {
         SqlState::StaleToken => Some(Counter::RefusedPf001),
@@ -91,7 +91,7 @@ fn describe(refusal: &Refusal, known: Known, client: Client) -> RefusedWrite {
     (clock::now().micros(), client.pid, presented, stored, texts)
 }
 
-/// As it is kept. Where that is too long, the last texts are left out: the key goes first.
+/// The JSON of an entry. If it is too long, the last texts are omitted, beginning with the key.
 fn written(mut refused: RefusedWrite) -> Vec<u8> {
     let json = |refused: &RefusedWrite| serde_json::to_vec(refused).unwrap_or_default();
     let mut entry = json(&refused);

@@ -1,35 +1,35 @@
-//! The latest entries, in memory that all sessions of a database share.
+//! A list of the latest entries, in memory that all sessions of a database share.
 //!
-//! A word of that memory is its lock, which a session has for as long as it copies an entry in, or all of them out. A
-//! session that finds it taken for too long does without: one that was stopped just then keeps nobody up.
+//! One word of that memory is a spin lock, held while one entry is copied in or all are copied out. A session that
+//! finds it busy for too long gives up, so a process stopped while holding it blocks nobody.
 
 use pg_fence_rules::shares::{next_to_go, Entry};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// How many words an entry takes: its number; its owner and length; its bytes.
+/// The number of words of an entry: its number, its owner and length, and its bytes.
 pub const CELL_WORDS: usize = 128;
-/// The most bytes that an entry can have.
+/// The longest entry, in bytes.
 pub const ENTRY_MAX: usize = (CELL_WORDS - HEAD) * 8;
 
 const HEAD: usize = 2;
-/// How often to ask for the lock, and how long to sleep in between.
+/// The number of attempts to take the lock, and the sleep between them.
 const LOOKS: u32 = 100;
 const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
 
-/// A ring over shared words, which are all zero at first.
+/// A ring in shared words, which are all zero at first.
 #[derive(Clone, Copy)]
 pub struct Ring<'a> {
-    /// 0 where it is free.
+    /// The spin lock; 0 if it is free.
     pub lock: &'a AtomicU64,
-    /// How many entries there have been.
+    /// The number of entries ever added.
     pub count: &'a AtomicU64,
-    /// `CELL_WORDS` for each entry that is kept.
+    /// `CELL_WORDS` words for each entry of the ring.
     pub cells: &'a [AtomicU64],
 }
 
 impl Ring<'_> {
-    /// Adds an entry of this owner, of `ENTRY_MAX` bytes at most.
+    /// Adds an entry of this owner, of at most `ENTRY_MAX` bytes.
     pub fn put(&self, owner: u32, entry: &[u8]) {
         self.alone(|| {
             let kept = self.cells().map(|cell| {
@@ -50,7 +50,7 @@ impl Ring<'_> {
         });
     }
 
-    /// The entries that are there, newest first.
+    /// The stored entries, newest first.
     pub fn entries(&self) -> Vec<Vec<u8>> {
         let copies = self.alone(|| {
             let kept = self.cells().filter(|cell| load(&cell[0]) > 0);
@@ -61,7 +61,7 @@ impl Ring<'_> {
         copies.into_iter().map(|(_, entry)| entry).collect()
     }
 
-    /// Forgets all entries.
+    /// Deletes all entries.
     pub fn clear(&self) {
         self.alone(|| self.cells().for_each(|cell| cell[0].store(0, Ordering::Relaxed)));
     }
@@ -70,7 +70,7 @@ impl Ring<'_> {
         self.cells.chunks_exact(CELL_WORDS)
     }
 
-    /// Does work under the lock; None where it is not to be had.
+    /// Runs `work` under the spin lock; `None` if it is busy.
     fn alone<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let take =
             || self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();

@@ -1,9 +1,9 @@
-//! The segment in which a database counts: what is in it, and how a session finds or makes it.
+//! The shared memory segment of a database's statistics: its layout, and how a session finds or creates it.
 //!
-//! Its handle is the last value of an unlogged sequence, which is set without a transaction and which any recovery
-//! empties. After a clean stop the handle is still there, and so it is in a copy of the database: so the segment
-//! itself says which database, which sequence (the extension may be dropped and created again) and which start of
-//! the server it is for.
+//! Its handle is the last value of an unlogged sequence, because that is set without a transaction and emptied by any
+//! recovery. After a clean stop the handle is still there, and so it is in a copy of the database. Therefore the
+//! segment itself records its database, its sequence (the extension may be dropped and created again) and the start of
+//! the server.
 
 use super::counter::COUNTERS;
 use super::known_segments;
@@ -24,61 +24,61 @@ use pgrx::pg_sys::Oid;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Tells a segment of ours, and its layout, from any other; a new layout has a new last byte.
+/// Identifies the segment and its layout; a new layout gets a new last byte.
 const MAGIC: u64 = u64::from_le_bytes(*b"pgfence\x03");
 
-/// Where in the segment each word is. The counters follow, then the ring.
+/// The index of each word of the segment. The counters follow, then the ring.
 #[derive(Clone, Copy)]
 enum Word {
     Magic,
     Database,
     Sequence,
     ServerStart,
-    /// How many refused writes are kept.
+    /// The number of refused writes that the ring stores.
     Kept,
-    /// Since when is counted.
+    /// The time since which events are counted.
     ResetAt,
-    /// How many writes were refused, and the lock under which that is changed.
+    /// The number of refused writes, and the spin lock of the ring.
     Refusals,
     RefusalsLock,
 }
 
-/// Where the counters begin.
+/// The index of the first counter.
 const FIRST_COUNTER: usize = 16;
-/// Where the ring begins.
+/// The index of the ring.
 const FIRST_CELL: usize = 64;
 
 const _: () = assert!(Word::RefusalsLock as usize + 1 < FIRST_COUNTER);
 const _: () = assert!(FIRST_COUNTER + COUNTERS <= FIRST_CELL);
 
-/// How long to do without where there is no memory, or no room for a segment.
+/// Time until the next attempt after the server had no memory or no room for a segment.
 const RETRY_AFTER_US: i64 = 60_000_000;
-/// How often to look whether another session has made it, a millisecond apart.
+/// Number of 1 ms retries while another session creates the segment.
 const LOOKS: u32 = 100;
 
-/// As of which change of names the attached segment was found to be the right one.
+/// Catalog-change counter at which the attached segment was last validated.
 static FOUND_AT: AtomicU64 = AtomicU64::new(NEVER);
-/// In `FOUND_AT`: there is none.
+/// The value of `FOUND_AT` if no segment is attached.
 const NEVER: u64 = u64::MAX;
-/// Before that time it is not tried again (microseconds, server's clock).
+/// The time before which no further attempt is made, in microseconds of the server's clock.
 static RETRY_AT: AtomicI64 = AtomicI64::new(i64::MIN);
 
-/// The way to deal with a missing segment.
+/// What to do if the segment is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
-    /// Nothing has been counted, then.
+    /// Nothing: no event has been counted then.
     IsLeft,
-    /// It is made by this session.
+    /// Create the segment.
     IsMade,
 }
 
-/// Is a segment attached, and was no name changed since that was seen?
+/// Returns true if a segment is attached and no name in the catalog has changed since it was validated.
 #[inline]
 pub fn is_ready() -> bool {
     FOUND_AT.load(Ordering::Relaxed) == relation::name_changes()
 }
 
-/// Attaches the segment or makes it, where it is to be counted.
+/// Attaches or creates the segment, if statistics are switched on.
 #[cold]
 pub fn make() {
     if settings::statistics() {
@@ -86,23 +86,23 @@ pub fn make() {
     }
 }
 
-/// Detaches the segment, which is not the right one, and returns its handle.
+/// Detaches the segment, which is the wrong one, and returns its handle.
 fn leave() -> Option<u32> {
     FOUND_AT.store(NEVER, Ordering::Relaxed);
     shared_memory::leave()
 }
 
-/// Works on the attached segment; None where there is none.
+/// Runs `work` on the attached segment; `None` if there is none.
 #[inline]
 pub fn with<T>(work: impl FnOnce(Segment) -> T) -> Option<T> {
     shared_memory::with(|words| work(Segment(words)))
 }
 
-/// Moves what was counted into the attached segment, if there is one.
+/// Moves the pending counts into the attached segment, if there is one.
 pub fn add(pending: &[AtomicU64; COUNTERS]) {
     with(|segment| {
         for (shared, pending) in segment.counters().iter().zip(pending) {
-            // Only this session's thread changes what is pending.
+            // Only this session's thread changes the pending counts.
             let number = pending.load(Ordering::Relaxed);
             if number != 0 {
                 shared.fetch_add(number, Ordering::Relaxed);
@@ -125,26 +125,26 @@ impl<'a> Segment<'a> {
         self.word(word).load(Ordering::Relaxed)
     }
 
-    /// The counters, by number.
+    /// The counters, in the order of `Counter`.
     #[inline]
     pub fn counters(&self) -> &'a [AtomicU64; COUNTERS] {
-        // Not fallible: `is_of` has looked at the length.
+        // This cannot fail, because `is_of` has checked the length.
         self.0[FIRST_COUNTER..].first_chunk().expect("a segment has its counters")
     }
 
-    /// Since when is counted.
+    /// The time since which events are counted.
     pub fn reset_at(&self) -> Instant {
         Instant::from_micros(self.read(Word::ResetAt) as i64)
     }
 
-    /// The refused writes that are kept, each owned by its role.
+    /// The ring of refused writes. Each is owned by the writer's role.
     pub fn ring(&self) -> Ring<'a> {
         let cells = self.read(Word::Kept) as usize * CELL_WORDS;
         let cells = &self.0[FIRST_CELL..FIRST_CELL + cells];
         Ring { lock: self.word(Word::RefusalsLock), count: self.word(Word::Refusals), cells }
     }
 
-    /// Counts from zero.
+    /// Sets all counts to zero.
     pub fn reset(&self) {
         self.ring().clear();
         for counter in self.counters() {
@@ -153,7 +153,7 @@ impl<'a> Segment<'a> {
         self.word(Word::ResetAt).store(clock::now().micros() as u64, Ordering::Relaxed);
     }
 
-    /// Is it that of this sequence, in this life of the server?
+    /// Returns true if the segment belongs to this sequence and this start of the server.
     fn is_of(&self, sequence: Oid) -> bool {
         self.0.len() >= FIRST_CELL
             && identity(sequence).iter().all(|(word, value)| self.read(*word) == *value)
@@ -161,7 +161,7 @@ impl<'a> Segment<'a> {
     }
 }
 
-/// The words that tell the segment of this sequence from all others.
+/// The words that identify the segment of this sequence.
 fn identity(sequence: Oid) -> [(Word, u64); 4] {
     [
         (Word::Magic, MAGIC),
@@ -171,11 +171,11 @@ fn identity(sequence: Oid) -> [(Word, u64); 4] {
     ]
 }
 
-/// Attaches the segment of this database, or makes it, and lets those of dropped databases go. Where that cannot be
-/// done, the session goes on without.
+/// Attaches or creates the segment of this database, and releases those of dropped databases. If that fails, the
+/// session continues without statistics.
 #[cold]
 pub fn open(missing: Missing) {
-    // A standby counts nothing.
+    // On a standby nothing is counted.
     if server::in_recovery() || !server::has_dynamic_memory() {
         return;
     }
@@ -192,7 +192,7 @@ fn attach_or_make(missing: Missing) {
         FOUND_AT.store(changes, Ordering::Relaxed);
         return;
     }
-    // That of an extension that was dropped.
+    // The attached segment is that of a dropped extension.
     leave();
     if clock::now().micros() < RETRY_AT.load(Ordering::Relaxed) {
         return;
@@ -215,18 +215,18 @@ fn attach_or_make(missing: Missing) {
     }
 }
 
-/// The outcome of looking for the segment.
+/// The outcome of the search for the segment.
 enum Found {
     Attached,
-    /// There is none yet.
+    /// There is no segment yet.
     Missing,
-    /// The sequence is locked, or another session is just making the segment.
+    /// The sequence is locked, or another session is creating the segment.
     NotNow,
-    /// It cannot be had here, for this reason.
+    /// The segment cannot be attached or created, for this reason.
     Impossible(String),
 }
 
-/// Attaches the segment whose handle the sequence has.
+/// Attaches the segment whose handle is in the sequence.
 fn attach(sequence: Oid) -> Found {
     let Some(found) = sequence::try_read_unlogged(sequence) else { return Found::NotNow };
     let last = found.and_then(|unlogged| unlogged.last);
@@ -240,13 +240,13 @@ fn attach(sequence: Oid) -> Found {
     }
 }
 
-/// Makes the segment, one session at a time. Nobody is waited for longer than a tenth of a second.
+/// Creates the segment, in one session at a time. Waits for other sessions for at most a tenth of a second.
 fn make_one(sequence: Oid) -> Found {
     if !xact::may_begin_savepoint() {
         return Found::NotNow;
     }
     for _ in 0..LOOKS {
-        // Another session may have been first.
+        // Another session may have created the segment first.
         let found = alone(|| match attach(sequence) {
             Found::Missing => make_alone(sequence),
             found => found,
@@ -262,7 +262,7 @@ fn make_one(sequence: Oid) -> Found {
     Found::NotNow
 }
 
-/// Does work under the lock on the server's segments; None where another session has it.
+/// Runs `work` under the lock of the server's segments; `None` if another session holds it.
 fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     let lock = LockTag::statistics();
     if !lock.take_quietly(MAKE_STATISTICS.mode) {
@@ -280,7 +280,7 @@ fn make_alone(sequence: Oid) -> Found {
     let kept = settings::refusals_kept();
     known_segments::forget_those_that_are_over();
     known_segments::forget_own();
-    // Out of memory is an error of the server's, which must not end what is being counted.
+    // The server raises an error if memory is short, which must not end the statement that is counted.
     let made = xact::try_in_savepoint(|| {
         if sequence::read_unlogged(sequence).is_none() {
             return Err("fence.stats_memory_seq is not as it was made");
@@ -306,7 +306,7 @@ fn make_alone(sequence: Oid) -> Found {
         Err(why) => why,
     };
     if let Some(handle) = leave() {
-        // Nobody will ever find it.
+        // No session would ever find the segment.
         xact::in_savepoint(|| shared_memory::let_go(handle));
     }
     Found::Impossible(why)
