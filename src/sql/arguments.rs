@@ -1,5 +1,5 @@
-//! Callers' arguments, checked: 22004 for NULL where a value is needed, 22023 for what is out of range. NULL for what
-//! has a default means the default: wrappers pass NULL for what their caller left out.
+//! Checks of the callers' arguments: 22004 for NULL if a value is needed, 22023 for a value out of its range. NULL
+//! means the default if there is one, because wrappers pass NULL for omitted arguments.
 
 use crate::errors::{self, Refusal};
 use crate::leases::adopt::Adoption;
@@ -14,23 +14,23 @@ use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Span, Token, NAME_MAX, TTL_MAX};
 use std::time::Duration;
 
-/// The longest holder, in bytes.
+/// The longest holder's name, in bytes.
 pub const HOLDER_MAX: usize = 512;
-/// The most metadata, in bytes as jsonb keeps it before any compression.
+/// The largest metadata, in bytes of uncompressed jsonb.
 pub const METADATA_MAX: usize = 65_536;
-/// The ttl of those who ask for none: 30 s.
+/// The default ttl: 30 s.
 const TTL_DEFAULT: Span = Span::from_secs(30);
 /// The age up to which `lease_prune` keeps rows by default: a day.
 const OLDER_THAN_DEFAULT: Span = Span::from_secs(86_400);
-/// The longest ttl of a grant that ends with its session: 100,000 years, each of twelve months of 30 days, as all that is
-/// said in years. A deadline stays within what a `timestamptz` can be, which ends in the year 294276.
+/// The longest ttl of a session lease: 100,000 years, each of twelve months of 30 days, as in an interval given in
+/// years. The deadline stays within the range of `timestamptz`, which ends in the year 294276.
 const SESSION_TTL_MAX: Span = Span::from_secs(100_000 * 12 * 30 * 86_400);
-/// The most leases that one call of `lease_keep` renews.
+/// The number of leases that one call of `lease_keep` may renew.
 const KEPT_MAX: usize = 10_000;
-/// The most leases that one call takes.
+/// The number of leases that other calls may take.
 pub const NAMES_MAX: usize = 1_000;
 
-/// A lease's name: 1 to 512 bytes.
+/// The name of a lease: 1 to 512 bytes.
 pub fn name(args: &Args, n: usize) -> Result<Vec<u8>, Refusal> {
     let name = args.text(n, NAME_MAX).map_err(|_| long_name("name"))?;
     let name = name.ok_or_else(|| errors::null_argument("name"))?;
@@ -56,7 +56,7 @@ fn long_name(argument: &'static str) -> Refusal {
     )
 }
 
-/// The holder, where it names itself: at most 512 bytes, for errors and logs show it.
+/// The holder's name, if given: at most 512 bytes, because errors and logs show it.
 fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
     args.text(n, HOLDER_MAX).map_err(|_| {
         errors::bad_argument(
@@ -67,7 +67,7 @@ fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
     })
 }
 
-/// A jsonb that the caller wishes to be shown: at most 64 kB, for every renewal writes it again.
+/// A jsonb value to be shown with the lease: at most 64 kB, because every renewal writes it again.
 fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusal> {
     if args.raw_size(n) > METADATA_MAX {
         return Err(errors::bad_argument(
@@ -79,7 +79,7 @@ fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusa
     Ok(args.datum(n))
 }
 
-/// Names of leases, sorted, each once; at least one and, with those that come again, at most 1000.
+/// The names of leases, sorted and without duplicates. At least one, and at most 1000 including duplicates.
 pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
     let given =
         args.texts(n, NAMES_MAX, NAME_MAX).map_err(|unfit| unfit_names(unfit, NAMES_MAX))?;
@@ -127,7 +127,7 @@ pub fn acquire_all(args: &Args) -> Result<Vec<Request>, Refusal> {
     Ok(names.into_iter().map(|name| Request { name, ..one.clone() }).collect())
 }
 
-/// The pairs of `lease_keep(names, tokens)`, as they were given.
+/// The pairs of `lease_keep(names, tokens)`, in the given order.
 pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
     args.datum(0).ok_or_else(|| errors::null_argument("names"))?;
     args.datum(1).ok_or_else(|| errors::null_argument("tokens"))?;
@@ -138,7 +138,7 @@ pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
             "Pass one token for each name, in the same order.",
         ));
     }
-    // One that is too long for a name has an answer of its own.
+    // A name that is too long gets an answer of its own instead of an error.
     let names = args.texts(0, KEPT_MAX, i32::MAX as usize);
     let names = names.map_err(|unfit| unfit_names(unfit, KEPT_MAX))?;
     let pair = |(name, token): (Option<Text>, Option<i64>)| {
@@ -148,7 +148,7 @@ pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
     names.into_iter().flatten().zip(args.bigints(1).into_iter().flatten()).map(pair).collect()
 }
 
-/// A pair that may be a lease and its token; None for any other.
+/// The pair, if it can be a lease's name and its token.
 pub fn fit_pair((name, token): &(Text, Token)) -> Pair {
     let name = name.bytes();
     let fits = (1..=NAME_MAX).contains(&name.len()) && *token > Token::BEFORE_ALL;
@@ -168,32 +168,31 @@ pub fn token(args: &Args, n: usize) -> Result<Token, Refusal> {
     }
 }
 
-/// The ttl of a new grant: positive and at most 366 days, or more where the grant ends with its session.
+/// The ttl of a new grant: positive and at most 366 days, or more if the grant ends with its session.
 fn first_ttl(args: &Args, n: usize, session: bool) -> Result<Span, Refusal> {
     let ttl = args.interval_us(n).map_or(TTL_DEFAULT, Span::from_micros);
     check_ttl(ttl, session)?;
     Ok(ttl)
 }
 
-/// The ttl of a renewal; None for NULL. How long it may be is known once the grant is: see `check_renewed_ttl` and
-/// `check_lost_ttl`.
+/// The ttl of a renewal; `None` for NULL. Its limit depends on the grant: see `check_renewed_ttl` and `check_lost_ttl`.
 pub fn ttl(args: &Args, n: usize) -> Result<Option<Span>, Refusal> {
     let ttl = args.interval_us(n).map(Span::from_micros);
     ttl.map_or(Ok(()), |ttl| check_ttl(ttl, true))?;
     Ok(ttl)
 }
 
-/// 22023 where that is too long a ttl for this grant.
+/// Errors with 22023 if the ttl is too long for this grant.
 pub fn check_renewed_ttl(ttl: Option<Span>, grant: &Row) -> Result<(), Refusal> {
     ttl.map_or(Ok(()), |ttl| check_ttl(ttl, grant.ends_with_session()))
 }
 
-/// 22023 where that is too long a ttl for any grant of this lease, none of which the token is of.
+/// Errors with 22023 if the ttl is too long for any grant of this lease. The token belongs to none of them.
 pub fn check_lost_ttl(ttl: Option<Span>, table: &LeaseTable, lease: &[u8]) -> Result<(), Refusal> {
     match ttl {
         Some(ttl) if ttl > TTL_MAX => {
             let rows = table.rows(lease, AsOf::Now);
-            // A caller that may not see the lease is answered as if there were none.
+            // A caller that may not see the lease is answered as if it had no grants.
             let session = role_prefix::shows(lease) && rows.iter().any(Row::ends_with_session);
             check_ttl(ttl, session)
         }
@@ -224,7 +223,7 @@ fn check_ttl(ttl: Span, session: bool) -> Result<(), Refusal> {
     }
 }
 
-/// How long to wait.
+/// The longest time to wait.
 fn wait(args: &Args, n: usize) -> Result<Duration, Refusal> {
     match args.interval_us(n) {
         None => Ok(Duration::ZERO),
@@ -242,8 +241,8 @@ fn bad_wait(message: &str) -> Refusal {
     )
 }
 
-/// The arguments of `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)`: what is asked
-/// for, and how long to wait for it.
+/// The arguments of `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)`: the request,
+/// and the longest time to wait.
 pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Refusal> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
@@ -284,7 +283,7 @@ pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Refusal> {
     Ok((Request { name, holder, ttl, metadata, session, ask }, wait))
 }
 
-/// The arguments of `lease_adopt(name, token, holder, wait, metadata)`: what is to be adopted, and how long to wait for it.
+/// The arguments of `lease_adopt(name, token, holder, wait, metadata)`: the adoption, and the longest time to wait.
 pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Refusal> {
     let name = name(args, 0)?;
     let token = match args.token(1) {
@@ -295,7 +294,7 @@ pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Refusal> {
     Ok((Adoption { name, token, holder, metadata: metadata(args, 4)? }, wait))
 }
 
-/// How long ago something must have ended, which has to be said.
+/// The age above which grants are deleted; NULL is an error.
 pub fn age(args: &Args, n: usize) -> Result<Span, Refusal> {
     match args.interval_us(n) {
         None => Err(errors::null_argument("than")),
@@ -303,7 +302,7 @@ pub fn age(args: &Args, n: usize) -> Result<Span, Refusal> {
     }
 }
 
-/// How long ago a grant must have ended.
+/// The age above which grants are deleted; NULL means the default.
 pub fn older_than(args: &Args, n: usize) -> Result<Span, Refusal> {
     match args.interval_us(n) {
         None => Ok(OLDER_THAN_DEFAULT),

@@ -9,7 +9,7 @@ use crate::pg::call::composite::RowAnswer;
 use crate::pg::session::commit;
 use crate::pg::session::xact;
 
-/// `lease_keep(names, tokens) → rows`: renews what can be renewed at once, and says of each pair what became of it and
+/// `lease_keep(names, tokens) → rows`: renews the leases whose locks are free. Returns for each pair the outcome, and
 /// when to send it again. Errors: 22004, 22023, 25006, 55000.
 pub fn keep(args: Args) -> Result<Answer, Refusal> {
     let given = arguments::pairs(&args)?;

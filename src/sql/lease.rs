@@ -1,4 +1,4 @@
-//! The functions on one lease, and on several under one token: all of them or none.
+//! The functions on one lease, and on several leases under one token, all of them or none.
 
 use super::arguments;
 use crate::errors::{self, Refusal};
@@ -20,23 +20,23 @@ use pg_fence_rules::{Instant, Token};
 use std::ffi::CStr;
 use std::time::Duration;
 
-/// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL
-/// when the lease is taken and stayed so for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
+/// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL if
+/// the lease stays taken for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
 pub fn acquire(args: Args) -> Result<Answer, Refusal> {
     let (request, longest) = arguments::acquire_request(&args)?;
     xact::writable(c"lease_acquire()");
     acquire_each(&args, &[request], longest)
 }
 
-/// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all of them, or NULL
-/// and none of them taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
+/// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all the leases, or
+/// NULL and none is taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
 pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
     let requests = arguments::acquire_all(&args)?;
     xact::writable(c"lease_acquire_all()");
     acquire_each(&args, &requests, Duration::ZERO)
 }
 
-/// Acquires all of them under one token, or none; the first alone may be waited for.
+/// Acquires all the leases under one token, or none. Only a single lease can be waited for.
 fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Answer, Refusal> {
     let acquire = || {
         let session = requests.iter().all(|request| request.session);
@@ -53,15 +53,15 @@ fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Ans
     Ok(token.into())
 }
 
-/// Acquires leases for a row, and answers the same token where READ COMMITTED evaluates the row anew, unless that token is
-/// over: for the call itself would find them taken, by its own grant.
+/// Acquires leases once per row: if READ COMMITTED evaluates the row again, returns the same token. A second acquire
+/// would find the leases taken by its own grant. If the token is over by then, acquires again.
 fn once_for_each_row(
     args: &Args,
     requests: &[Request],
     acquire: impl FnOnce() -> Result<Option<Token>, Refusal>,
 ) -> Result<Option<Token>, Refusal> {
     let evaluation = Evaluation::of(args);
-    // No name contains a zero.
+    // Names never contain NUL, so it separates them.
     let names = || requests.iter().map(|request| request.name.as_slice());
     let asked = names().collect::<Vec<_>>().join(&0);
     if let Some(token) = evaluation.repeats(&asked) {
@@ -75,14 +75,14 @@ fn once_for_each_row(
     Ok(token)
 }
 
-/// May a crash lose a grant or its renewal, so that its commit need not wait for the disk? `session`: it ends with its
-/// session.
+/// True if the commit may be asynchronous: losing this grant in a crash is safe. `session` is true if the grant ends
+/// with its session.
 pub fn is_losable(session: bool) -> bool {
     session && !commit::waits_for_standbys()
 }
 
-/// `lease_adopt(name, token, holder, wait, metadata) → bigint`: the token, which somebody else has granted; NULL when a
-/// transaction relied on an older grant for all of `wait`. Errors: PF001, PF004, 22004, 22023, 25006, 42501, 55000.
+/// `lease_adopt(name, token, holder, wait, metadata) → bigint`: the adopted token; NULL if a transaction relied on an
+/// older grant for all of `wait`. Errors: PF001, PF004, 22004, 22023, 25006, 42501, 55000.
 pub fn adopt(args: Args) -> Result<Answer, Refusal> {
     let (adoption, longest) = arguments::adopt(&args)?;
     xact::writable(c"lease_adopt()");
@@ -94,13 +94,13 @@ pub fn adopt(args: Args) -> Result<Answer, Refusal> {
     }
 }
 
-/// `lease_renew(name, token, ttl) → bigint`: a new, greater token and a deadline of now + ttl; NULL when the
-/// token does not speak for the lease. Errors: 22004, 22023, 25006, 42501, 55000.
+/// `lease_renew(name, token, ttl) → bigint`: a new, greater token, with a deadline of now + ttl; NULL if the token
+/// cannot renew the lease. Errors: 22004, 22023, 25006, 42501, 55000.
 pub fn renew(args: Args) -> Result<Answer, Refusal> {
     renew_each(&args, &[arguments::name(&args, 0)?], c"lease_renew()")
 }
 
-/// `lease_renew_all(names, token, ttl) → bigint`: one new token for all of them, or NULL and none renewed.
+/// `lease_renew_all(names, token, ttl) → bigint`: one new token for all the leases, or NULL and none is renewed.
 /// Errors: 22004, 22023, 25006, 42501, 55000.
 pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
     renew_each(&args, &arguments::names(&args, 0)?, c"lease_renew_all()")
@@ -125,13 +125,13 @@ fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Ref
     })
 }
 
-/// `lease_release(name, token) → bigint`: the closing token; NULL when the token is none of a current grant's.
-/// Errors: 22004, 22023, 25006, 42501, 55000.
+/// `lease_release(name, token) → bigint`: the closing token; NULL if the token belongs to no current grant. Errors:
+/// 22004, 22023, 25006, 42501, 55000.
 pub fn release(args: Args) -> Result<Answer, Refusal> {
     release_each(&args, &[arguments::name(&args, 0)?], c"lease_release()")
 }
 
-/// `lease_release_all(names, token) → bigint`: the closing token of all of them, or NULL and none released.
+/// `lease_release_all(names, token) → bigint`: one closing token for all the leases, or NULL and none is released.
 /// Errors: 22004, 22023, 25006, 42501, 55000.
 pub fn release_all(args: Args) -> Result<Answer, Refusal> {
     release_each(&args, &arguments::names(&args, 0)?, c"lease_release_all()")
@@ -143,8 +143,8 @@ fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, R
     commit::losable(|| Ok((change::release(names, token)?.into(), true)))
 }
 
-/// `lease_revoke(name) → bigint`: the closing token of whatever grants are current; NULL when none is.
-/// Errors: 22004, 22023, 25006, 55000.
+/// `lease_revoke(name) → bigint`: the closing token of all current grants; NULL if there are none. Errors: 22004,
+/// 22023, 25006, 55000.
 pub fn revoke(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     xact::writable(c"lease_revoke()");
@@ -152,8 +152,8 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
     Ok(change::revoke(&table, &name, |_| true)?.into())
 }
 
-/// `lease_evict(name, token) → bigint`: the closing token of the one grant that the token is of; NULL when it is of none
-/// that is current. Errors: 22004, 22023, 25006, 55000.
+/// `lease_evict(name, token) → bigint`: the closing token of the grant to which the token belongs; NULL if that grant
+/// is not current. Errors: 22004, 22023, 25006, 55000.
 pub fn evict(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
@@ -162,14 +162,13 @@ pub fn evict(args: Args) -> Result<Answer, Refusal> {
     Ok(change::revoke(&table, &name, |row| row.grant.tokens.contains(token))?.into())
 }
 
-/// `lease_guard(name, token) → bigint`: the token; until the transaction ends nobody else can be granted
-/// the lease, and the token is the transaction's `pg_fence.token`. Errors: PF004, 22004, 22023, 25006,
-/// 40001, 42501, 55000.
+/// `lease_guard(name, token) → bigint`: the token. Until the transaction ends nobody else is granted the lease, and
+/// `pg_fence.token` has the token. Errors: PF004, 22004, 22023, 25006, 40001, 42501, 55000.
 pub fn guard(args: Args) -> Result<Answer, Refusal> {
     guard_each(&args, vec![arguments::name(&args, 0)?], c"lease_guard()")
 }
 
-/// `lease_guard_all(names, token) → bigint`: the same for all of them. Errors: as `guard`, and 53200.
+/// `lease_guard_all(names, token) → bigint`: guards all the leases. Errors: as `guard`, and 53200.
 pub fn guard_all(args: Args) -> Result<Answer, Refusal> {
     guard_each(&args, arguments::names(&args, 0)?, c"lease_guard_all()")
 }
@@ -177,38 +176,38 @@ pub fn guard_all(args: Args) -> Result<Answer, Refusal> {
 fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, Refusal> {
     let token = arguments::token(args, 1)?;
     xact::writable(call);
-    // In the order of the names, as every call on several leases: so two such calls never wait for each other.
+    // Every call on several leases locks them in the order of their names, so that no two calls wait for each other.
     names.iter().try_for_each(|name| guard::require_in_call(name, token))?;
     settings::set_local(token);
-    // One warning is enough for all.
+    // One warning is enough for all the leases.
     if evaluation::is_of_client_s_select(args) {
         names.into_iter().take(1).for_each(guard::note_call);
     }
     Ok(token.into())
 }
 
-/// `lease_check(name, token) → boolean`: does the token speak for the lease at this instant? Works on a
-/// standby. Errors: 22004, 22023.
+/// `lease_check(name, token) → boolean`: true if the token speaks for the lease now. Works on a standby. Errors: 22004,
+/// 22023.
 pub fn check(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     Ok(known::speaks(&name, token)?.into())
 }
 
-/// `lease_prune(older_than) → bigint`: deletes rows of grants that ended longer ago, never a guarded one, and
-/// gives back their number. Errors: 22004, 22023, 25006.
+/// `lease_prune(older_than) → bigint`: deletes the rows of grants that ended earlier, but never a guarded one, and
+/// returns their number. Errors: 22004, 22023, 25006.
 pub fn prune(args: Args) -> Result<Answer, Refusal> {
     let older_than = arguments::older_than(&args, 0)?;
     xact::writable(c"lease_prune()");
     let table = LeaseTable::open(Access::Write)?;
     let horizon = clock::now() - older_than;
-    // Adopted names are remembered: they tell which numbers are stale.
+    // Rows of adopted names stay: they show which numbers are stale.
     let pruned =
         prune_all(&table, |row| row.grant.adopted.is_none() && row.over_since() < horizon)?;
     Ok(pruned.into())
 }
 
-/// `lease_forget(name) → bigint`: deletes the row of an adopted name that is free, and gives back how many there were.
+/// `lease_forget(name) → bigint`: deletes the row of an adopted name that is free, and returns the number of rows.
 /// Errors: 22004, 22023, 25006, 55000.
 pub fn forget(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
@@ -226,7 +225,7 @@ pub fn forget(args: Args) -> Result<Answer, Refusal> {
     Ok(forgotten.into())
 }
 
-/// `lease_forget_older(than) → bigint`: deletes the rows of adopted names that have been free for longer, and gives back
+/// `lease_forget_older(than) → bigint`: deletes the rows of adopted names that have been free for longer, and returns
 /// their number. Errors: 22004, 22023, 25006.
 pub fn forget_older(args: Args) -> Result<Answer, Refusal> {
     let older_than = arguments::age(&args, 0)?;
@@ -240,7 +239,7 @@ fn is_forgettable(row: &Row, horizon: Instant) -> bool {
     row.grant.adopted.is_some() && row.grant.closing.is_some() && row.over_since() < horizon
 }
 
-/// Deletes the rows of which this is so, but for those that somebody relies on.
+/// Deletes the rows for which `is_to_go` holds, except for those of guarded grants.
 fn prune_all(table: &LeaseTable, is_to_go: impl Fn(&Row) -> bool) -> Result<i64, Refusal> {
     let mut pruned = 0i64;
     table.each(|found| {

@@ -1,4 +1,4 @@
-//! The functions that SQL calls: arguments in, one answer or refusal out.
+//! The functions that SQL calls: arguments in, one answer or error out.
 
 mod arguments;
 mod keep;

@@ -1,4 +1,4 @@
-//! The counters, shown and reset.
+//! The functions that show and reset the counters.
 
 use crate::encoding::in_server_encoding;
 use crate::errors::Refusal;
@@ -8,18 +8,18 @@ use crate::pg::session::xact;
 use crate::statistics::{self, Counter};
 use pgrx::pg_sys::Datum;
 
-/// `fence.read_stats()`: one row, of zeros where nothing was counted.
+/// `fence.read_stats()`: one row, with zeros if nothing was counted.
 pub fn read_stats(args: Args) -> Result<Answer, Refusal> {
     let seen = statistics::snapshot();
     let mut row = vec![seen.reset_at.map(|at| at.micros().into())];
     row.extend(seen.numbers.map(|number| Some(Datum::from(number as i64))));
-    // In milliseconds. A double precision is passed as its bits.
+    // The value in milliseconds. A double precision is passed as its bits.
     let wait_time = Counter::WaitTime as usize;
     row[1 + wait_time] = Some(Datum::from((seen.numbers[wait_time] as f64 / 1_000.0).to_bits()));
     Ok(composite::row(args, &row))
 }
 
-/// `fence.read_refusals()`: a row for each refused write that is kept, newest first.
+/// `fence.read_refusals()`: a row for each stored refused write, newest first.
 pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
     let rows = RowAnswer::begin(args);
     for (at, pid, presented, stored, texts) in statistics::refusals() {
@@ -43,7 +43,7 @@ pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Null)
 }
 
-/// `fence_stats_reset()`: counts from zero. Errors: 25006.
+/// `fence_stats_reset()`: sets all counts to zero. Errors: 25006.
 pub fn reset(_: Args) -> Result<Answer, Refusal> {
     xact::writable(c"fence_stats_reset()");
     statistics::reset();

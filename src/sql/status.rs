@@ -1,4 +1,4 @@
-//! The functions that show the state, and the jump by hand.
+//! The functions that show the state, and the one that begins a new epoch.
 
 use super::arguments;
 use crate::errors::Refusal;
@@ -18,12 +18,13 @@ use pg_fence_rules::grant::{Grant, Mode, Phase, Tokens, RENEWALS_KEPT};
 use pg_fence_rules::locks::{Lock, TAKE_SLOT};
 use pg_fence_rules::{Instant, Span, Token, NAME_MAX};
 
-/// The name of a lease that is asked for; None for NULL, and where no lease has so long a name.
+/// The name argument; `None` if it is NULL, or too long for any lease.
 fn name(args: &Args) -> Option<Vec<u8>> {
     args.text(0, NAME_MAX).ok().flatten()
 }
 
-/// `fence_new_epoch() → bigint`: makes the token sequence jump, and gives back where to. Errors: 25006, 55000.
+/// `fence_new_epoch() → bigint`: begins a new epoch and returns the number to which the token sequence advanced.
+/// Errors: 25006, 55000.
 pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
     xact::writable(c"fence_new_epoch()");
     Ok(tokens::jump_now()?.into())
@@ -46,32 +47,32 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
     ))
 }
 
-/// `fence.blocking_pids(name, slot) → integer[]`: the sessions that keep a grant from being replaced, as guards do; 0 for
-/// a prepared transaction. NULL where the caller may not see the lease.
+/// `fence.blocking_pids(name, slot) → integer[]`: the sessions that keep a grant from being replaced, as guards do; 0
+/// stands for a prepared transaction. NULL if the caller may not see the lease.
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
     let name = name(&args).filter(|name| role_prefix::shows(name));
     let (Some(name), Some(slot)) = (name, args.int4(1)) else { return Ok(Answer::Null) };
-    // Guards keep a grant from being replaced. Renewals and grants in the making are over soon.
+    // Only guards block for long. Renewals and uncommitted grants are over soon.
     Ok(composite::int4_array(
         &LockTag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode),
     ))
 }
 
-/// `fence.queue_key(name) → bigint`: the key of the lock that those hold or wait for who wait for a lease. NULL where the
-/// caller may not see the lease.
+/// `fence.queue_key(name) → bigint`: the key of the lock for which the lease's waiters queue. NULL if the caller may
+/// not see the lease.
 pub fn queue_key(args: Args) -> Result<Answer, Refusal> {
     let name = name(&args).filter(|name| role_prefix::shows(name));
     Ok(name.map(|name| LockTag::queue(&name).key() as i64).into())
 }
 
-/// `fence.as_shown(name, mode, first_token, renewal_tokens, closing_token, expires_at, session_bound)`: what fence.leases
-/// shows of a grant beside its columns. On a standby, which cannot tell whether a session lives, all do.
+/// `fence.as_shown(name, mode, first_token, renewal_tokens, closing_token, expires_at, session_bound)`: the columns of
+/// fence.leases that are not in the table. A standby cannot see sessions of the primary and assumes that they live.
 pub fn as_shown(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(mode), Some(first)) = (name(&args), args.char(1), args.token(2)) else {
         return Ok(Answer::Null);
     };
     let Some(expires_at) = args.instant(5) else { return Ok(Answer::Null) };
-    // A row with more of them is none of ours.
+    // A row with more renewals was not written by this extension.
     let renewals = (args.count(3) <= RENEWALS_KEPT).then(|| args.bigints(3)).flatten();
     let renewals: Vec<Token> =
         renewals.into_iter().flatten().flatten().map(Token::from_bigint).collect();
@@ -125,8 +126,8 @@ fn name_of_state(phase: Phase) -> &'static str {
     }
 }
 
-/// Does the session live that acquired the grant with this first token, as `session => true` asks? A caller that may
-/// not see all leases is answered for tokens of this lease alone, and only where it may see it: else false.
+/// Returns true if the session lives that acquired the session lease with this first token. A caller that may not see
+/// all leases gets true only for a token of this lease, if it may see the lease.
 fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
     if !role_prefix::shows_all() {
         let is_its_token = role_prefix::shows(name) && {
@@ -140,23 +141,24 @@ fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
     Ok(SessionLock::of(first).is_held())
 }
 
-/// `fence.is_shown(name) → boolean`: may the caller see this lease?
+/// `fence.is_shown(name) → boolean`: true if the caller may see this lease.
 pub fn is_shown(args: Args) -> Result<Answer, Refusal> {
     Ok(name(&args).map_or(Answer::Null, |name| role_prefix::shows(&name).into()))
 }
 
-/// `fence.role_prefix_changed()`, a row trigger: tells every session that the rows of fence.role_prefix have changed.
+/// `fence.role_prefix_changed()`, a row trigger: tells every session that rows of fence.role_prefix have changed.
 pub fn role_prefix_changed(_: Args) -> Result<Answer, Refusal> {
     role_prefix::changed()?;
     Ok(Answer::Value(pgrx::pg_sys::Datum::from(0)))
 }
 
-/// `fence.shown_grants(name) → setof fence.lease`: what the statement sees of one lease; or, for a caller that may not
-/// see all leases, of those that it may. A filter of a query would count the others, and EXPLAIN tell how many.
+/// `fence.shown_grants(name) → setof fence.lease`: the grants of one lease that the statement's snapshot shows. With
+/// NULL, the grants of all leases that the caller may see. A filter in a query would count the others, and EXPLAIN
+/// would show their number.
 pub fn shown_grants(args: Args) -> Result<Answer, Refusal> {
     let all = args.datum(0).is_none();
     let tuples = match name(&args).filter(|name| role_prefix::shows(name)) {
-        // The view has read the table itself.
+        // A caller that may see all leases gets them from the view, which reads the table itself.
         _ if all && role_prefix::shows_all() => Vec::new(),
         _ if all => LeaseTable::open(Access::Read)?.wanted(role_prefix::shows),
         Some(name) => {
@@ -172,13 +174,13 @@ pub fn shown_grants(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::rows(args, tuples.into_iter()))
 }
 
-/// `fence.uncommitted_grants(name) → setof fence.lease`: what other sessions have acquired and not committed, of one
-/// lease or of all that the caller may see. A standby has the rows, but cannot tell whose they are.
+/// `fence.uncommitted_grants(name) → setof fence.lease`: the uncommitted grants of other sessions, of one lease or of
+/// all that the caller may see. None on a standby, which has the rows but cannot tell whose they are.
 pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
     let name = match (args.datum(0).is_some(), name(&args)) {
         _ if server::in_recovery() => return Ok(composite::rows(args, std::iter::empty())),
         (_, Some(name)) => Some(name),
-        // The whole table is read only where somebody is at it.
+        // The whole table is read only if any session is writing a grant.
         (false, _) if LockTag::others_write_grants() => None,
         _ => return Ok(composite::rows(args, std::iter::empty())),
     };
@@ -188,7 +190,7 @@ pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
     Ok(composite::rows(args, rows.iter().map(|row| table.self_contained(row))))
 }
 
-/// `fence.checked_lease_name(name, token) → text`
+/// `fence.checked_lease_name(name, token) → text`: the name, after the usual checks of both arguments.
 pub fn checked_lease_name(args: Args) -> Result<Answer, Refusal> {
     let name = arguments::name(&args, 0)?;
     if args.token(1).is_some() {
@@ -197,7 +199,7 @@ pub fn checked_lease_name(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Value(text_datum(&name)))
 }
 
-/// `fence.record_creation()`: begins the life of the database in which the extension is created.
+/// `fence.record_creation()`: begins the first epoch of a database, when the extension is created.
 pub fn record_creation(_: Args) -> Result<Answer, Refusal> {
     tokens::record_creation()?;
     Ok(Answer::Null)
