@@ -1,4 +1,4 @@
-//! Which lease guards a row: the template of a trigger, filled from the row's columns.
+//! The lease that guards a row: the template in the trigger's arguments, filled from the row's columns.
 
 use crate::errors::{self, Refusal};
 use crate::pg::fenced_table::trigger::{Attribute, Columns, Tuple};
@@ -6,7 +6,7 @@ use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::NAME_MAX;
 use std::borrow::Cow;
 
-/// The template of a table's leases.
+/// The parsed template of a table's leases.
 pub struct Binding(Vec<Part>);
 
 enum Part {
@@ -14,7 +14,7 @@ enum Part {
     Column(Attribute, Vec<u8>),
 }
 
-/// The leases that a write concerns: those of the new and of the old row, where they differ.
+/// The leases of a write: that of the new row and, if it differs, that of the old one.
 #[derive(Default)]
 pub struct WriteLeases<'a> {
     new: Option<Cow<'a, [u8]>>,
@@ -22,14 +22,14 @@ pub struct WriteLeases<'a> {
 }
 
 impl WriteLeases<'_> {
-    /// Each once, that of the new row first.
+    /// The leases without duplicates, that of the new row first.
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.new.iter().chain(&self.old).map(|name| &**name)
     }
 }
 
 impl Binding {
-    /// Reads a template; each placeholder must name a column that is fit for it.
+    /// Parses a template. Each placeholder must name a suitable column.
     pub fn new(text: &[u8], columns: &Columns) -> Result<Self, Refusal> {
         let pieces = template::parse(text).map_err(|fault| {
             errors::bad_trigger_argument(format!("in the lease {}: {fault}", errors::quoted(text)))
@@ -51,7 +51,7 @@ impl Binding {
         Ok(Binding(pieces.into_iter().map(part).collect::<Result<_, _>>()?))
     }
 
-    /// The columns in its placeholders.
+    /// The columns in the placeholders.
     pub fn columns(&self) -> impl Iterator<Item = &Attribute> {
         self.0.iter().filter_map(|part| match part {
             Part::Literal(_) => None,
@@ -95,7 +95,8 @@ impl Binding {
         })
     }
 
-    /// Do both rows have the same numbers in the placeholders? (Other types are compared by the names.)
+    /// Returns true if both rows have the same numbers in the placeholders. Columns of other types make it false, and
+    /// the names are compared.
     fn same(&self, columns: &Columns, old: Tuple, new: Tuple) -> bool {
         self.0.iter().all(|part| match part {
             Part::Literal(_) => true,

@@ -1,5 +1,6 @@
-//! `fence_protect`, `fence_unprotect` and `fence_audit`: PL/pgSQL functions of the schema `fence`, which get from here what the triggers
-//! of tables say. So what an argument, a placeholder or a brace means is known to the trigger's own code alone.
+//! `fence_protect`, `fence_unprotect` and `fence_audit`. Their work is done by PL/pgSQL functions of the schema
+//! `fence`, which get the parsed arguments of the tables' triggers from here. So only the trigger's own code interprets
+//! arguments, placeholders and braces.
 
 use crate::errors::{self, Refusal};
 use crate::leases::adopt;
@@ -23,11 +24,10 @@ use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::CStr;
 
-/// The comment that `fence_protect` puts on the fence column: by it the column is known again when somebody has renamed
-/// it.
+/// The comment that `fence_protect` puts on the fence column, by which it recognizes a renamed column.
 const FENCE_COLUMN_COMMENT: &str = "fencing token of the latest write (pg_fence)";
 
-/// The comment that it puts on the deadline column, for the same.
+/// The comment that `fence_protect` puts on the deadline column, for the same reason.
 const DEADLINE_COLUMN_COMMENT: &str = "until when the row is held (pg_fence)";
 
 /// `fence_protect(relation, fence_column, mode, lease, events, verify, always, deadline)`.
@@ -45,7 +45,7 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
         rule_for.call(args, &[&own[..], &known].concat())
     };
     rule(&Declared::of(fenced, args.oid(0), lease.clone()), false);
-    // Now the table is locked. To tell of tables that share its leases, the triggers of all are looked at.
+    // The table is locked now. The triggers of all tables are read, to find those that share its leases.
     let declared = Declared::of(fenced, None, lease);
     let rule = rule(&declared, true);
     let attach = StateFunction::find(c"attach_fence", 7)?;
@@ -67,7 +67,7 @@ pub fn unprotect(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Null)
 }
 
-/// Refuses a table with which the caller may not do what the function does.
+/// Errors if the caller may not use this function on the table.
 fn check_table(args: Args, function: &str, fenced: Oid) -> Result<(), Refusal> {
     let function = Some(text_datum(function.as_bytes()));
     StateFunction::find(c"check_table", 3)?
@@ -75,14 +75,14 @@ fn check_table(args: Args, function: &str, fenced: Oid) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// `fence_audit(relation)`: a row for each way around the fence of that table, or of all. (`sql/4_audit.sql` says which part
-/// is told what.)
+/// `fence_audit(relation)`: a row for each bypass of the fence of that table, or of all tables. (`sql/4_audit.sql`
+/// lists the parts and their input.)
 pub fn audit(args: Args) -> Result<Answer, Refusal> {
     let fenced = state_function::fenced()?;
     if args.oid(0).is_some() {
         check_table(args, "fence_audit", fenced)?;
     }
-    // Parents and children of the table count as well.
+    // The table's parents and children are audited, too.
     let declared = Declared::of(fenced, None, None);
     let places = StateFunction::find(c"audit_places", 3)?;
     let triggers = declared.triggers(places.argument_type(1));
@@ -103,7 +103,7 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Null)
 }
 
-/// The findings of the parts of the audit.
+/// The findings of all parts of the audit.
 fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<Datum, Refusal> {
     let mut findings = json::datum(&json!([]));
     let mut add = |name: &CStr, arguments: &[Datum]| -> Result<(), Refusal> {
@@ -126,7 +126,7 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
     Ok(findings)
 }
 
-/// What is wrong with the secret of the leases' locks, in a word. (The secret itself is for nobody.)
+/// The fault of the secret of the lock keys, in a word. The secret itself is never shown.
 fn secret_fault() -> Option<&'static str> {
     lease_lock::secret_fault().map(|fault| match fault {
         SecretFault::Lost => "lost",
@@ -135,10 +135,11 @@ fn secret_fault() -> Option<&'static str> {
     })
 }
 
-/// All that is known, with the highest fences and the last token.
+/// Adds the highest fences and the last token to `about`.
 fn with_tokens(about: Datum) -> Result<Datum, Refusal> {
     let heights = heights(about);
-    // A token that was drawn and written since the audit began is not ahead. It is for those who may use leases.
+    // The fences are read first, so that a token drawn and written meanwhile does not appear to be ahead. The last
+    // token is shown only to callers that may use leases.
     let drawn = if json::is_true(about, "uses_leases") { tokens::last()? } else { None };
     let (now, date) = (clock::now(), |at| clock::iso(at)[..10].to_owned());
     let more = json!({
@@ -150,7 +151,7 @@ fn with_tokens(about: Datum) -> Result<Datum, Refusal> {
     Ok(json::merged(about, json::datum(&more)))
 }
 
-/// The highest fence in each table that is to be read, and that the caller may read.
+/// The highest fence of each table whose fences are to be read, and that the caller may read.
 fn heights(about: Datum) -> BTreeMap<String, i64> {
     let columns = json::field(about, "to_be_read").unwrap_or_default();
     let columns: Vec<(u32, i16)> = serde_json::from_str(&columns).unwrap_or_default();
@@ -160,20 +161,20 @@ fn heights(about: Datum) -> BTreeMap<String, i64> {
     columns.into_iter().filter_map(highest).collect()
 }
 
-/// The arguments of tables' triggers.
+/// The arguments of the triggers of one table, or of all.
 struct Declared {
     triggers: Vec<Trigger>,
-    /// A template of leases that a call asks for.
+    /// The template of leases in the arguments of the call.
     asked: Option<Vec<u8>>,
 }
 
 impl Declared {
-    /// Those of one table's triggers, or of all, and the template that a call asks for.
+    /// Reads the triggers of one table, or of all. `asked` is the template in the arguments of the call.
     fn of(fenced: Oid, table: Option<Oid>, asked: Option<Vec<u8>>) -> Declared {
         Declared { triggers: trigger_catalog::triggers_calling(fenced, table), asked }
     }
 
-    /// As an array of `fence.trigger_arguments`.
+    /// The triggers as an array of `fence.trigger_arguments`.
     fn triggers(&self, array_type: Oid) -> Datum {
         let rows = self.triggers.iter().map(|trigger| {
             let arguments = read(trigger);
@@ -190,7 +191,7 @@ impl Declared {
         row_array(array_type, rows)
     }
 
-    /// The templates of leases, each once, as an array of `fence.lease_template`.
+    /// The templates without duplicates, as an array of `fence.lease_template`.
     fn leases(&self, array_type: Oid) -> Datum {
         let leases = self.triggers.iter().filter_map(|trigger| read(trigger).lease);
         let leases: BTreeSet<&[u8]> = leases.chain(self.asked.as_deref()).collect();

@@ -1,56 +1,57 @@
-//! The hints of PF001, PF002 and PF003, which say what the statement did with the fence column.
+//! The hints of PF001, PF002 and PF003, which depend on what the statement did with the fence column.
 //!
-//! A client that writes every column back must not be told that a newer holder is at work when it has only
-//! written its own older value.
+//! A client that writes back every column must not be told of a newer holder if it has only written its own older
+//! value.
 
 use crate::errors::{literal, quoted};
 use pg_fence_rules::Token;
 
-/// A refused write, as far as the hint depends on it.
+/// What the hint needs to know of a refused write.
 pub struct TriedWrite {
     /// The fence column's name.
     pub column: Vec<u8>,
-    /// The column is managed: nothing that is written into it counts.
+    /// True if the column is managed, so that values written into it are ignored.
     pub managed: bool,
-    /// The row wants a greater token each time.
+    /// True if the mode is strict, so that each write needs a greater token.
     pub strict: bool,
-    /// The row has a lease.
+    /// True if the row is bound to a lease.
     pub bound: bool,
     /// The statement's value for the column.
     pub wrote: Wrote,
-    /// The token that the transaction has beside the column.
+    /// The token set by `pg_fence.token` in this transaction, or that of its guard.
     pub ambient: Option<Token>,
-    /// It guards the row's lease by that, and the statement has presented another one in the column.
+    /// True if the transaction guards the row's lease with that token, but the statement presented another one in the
+    /// column.
     pub guarded: bool,
 }
 
 /// A statement's value for the fence column.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Wrote {
-    /// It does not name the column.
+    /// The statement does not name the column.
     Nothing,
-    /// It is a DELETE, which has no column to write.
+    /// The statement is a DELETE, which writes no column.
     Deletes,
-    /// It wrote NULL into it.
+    /// The statement wrote NULL.
     Null,
-    /// It wrote a value into it, which need not be a token.
+    /// The statement wrote a value, which may be no token.
     Value,
-    /// It inserted a row with a fence where rows are inserted without one: a restore, or a copy of rows.
+    /// The statement inserted a row with a fence into a table where new rows need none: a restore, or a copy of rows.
     Loads,
 }
 
-/// Ends each hint of a write without a token: the NULL may have come from a lost lease.
+/// The end of each hint about a write without a token: a NULL may come from a lost lease.
 const LOST: &str =
     "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
 
-/// Part of the hint of a write by a session without a token. The server cannot see whether the command started the client.
+/// A part of the hint for sessions without a token. The server cannot tell whether pg_fence run started the client.
 const REPLACED: &str =
     " (Under pg_fence run: options in the connection string replace PGOPTIONS, which has the token.)";
 
-/// The hint of PF001; either token is None where the caller may not know it.
+/// The hint of PF001. Either token is `None` if the caller may not know it.
 pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> String {
     let column = quoted(&tried.column);
-    // Only who may read the stored token may learn how it compares with another.
+    // A comparison with the stored token is shown only to callers that may read it.
     if presented.is_some() && presented == stored {
         return format!(
             "Nobody newer is at work: the row has this very token, and strict mode wants a greater one. \
@@ -70,13 +71,13 @@ pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWr
     let own = match (tried.strict, tried.bound) {
         (true, _) => " To write a row again under one grant, use lease_renew's token, or monotonic mode.",
         (false, false) => " If it was a renewal of your own that wrote the row, use its token, or bind the table to its lease.",
-        // There, no token of a grant that lives is stale.
+        // In this case a token of a live grant is never stale.
         (false, true) => "",
     };
     format!("{stop}{own}")
 }
 
-/// The hint of PF003. The stored token is None where the caller may not read it.
+/// The hint of PF003. The stored token is `None` if the caller may not read it.
 pub fn of_never_issued(presented: Token, stored: Option<Token>, tried: &TriedWrite) -> String {
     let next = stored.and_then(|stored| stored.bigint().checked_add(1));
     if tried.wrote == Wrote::Value && next == Some(presented.bigint()) {
@@ -89,11 +90,11 @@ pub fn of_never_issued(presented: Token, stored: Option<Token>, tried: &TriedWri
     "Tokens come from lease_acquire, lease_renew or the claim of a row. After a restore, fence_new_epoch() makes the sequence outrun tokens issued elsewhere.".into()
 }
 
-/// The hint of PF002: nothing was presented. The row's lease is named where the caller may know it.
+/// The hint of PF002, for a write without a token. `lease` is the row's lease, if the caller may know it.
 pub fn of_unfenced(tried: &TriedWrite, lease: Option<&[u8]>) -> String {
     let what_to_do = what_to_do(tried);
     if tried.wrote == Wrote::Loads {
-        // No lease is at stake.
+        // A load of rows has no lease to lose.
         return what_to_do;
     }
     let of_lease = lease.map(literal).map_or_else(String::new, |lease| {

@@ -1,9 +1,10 @@
-//! The fence: the trigger that lets a write land only with a token that is not stale.
+//! The fence: the trigger that lets a write land only if its token is not stale.
 //!
-//! `trigger` judges a row, by what `plan` has read from the trigger's arguments once for the statement. `binding` makes the
-//! name of a row's lease, `row_lease` judges the rows that are leases of their own, `row_moves` knows rows again that change their partition, `written` under which tokens rows were
-//! written. `hint` says what a refused write has tried. `declared` tells the SQL of `fence_protect` and `fence_audit` what
-//! the triggers of tables say.
+//! `trigger` decides about each row, using the `plan` made once per statement from the trigger's arguments. `binding`
+//! makes the name of a row's lease; `row_lease` decides about rows that are their own leases. `row_moves` recognizes
+//! rows that move to another partition, and `written` remembers the tokens under which rows were written. `hint`
+//! explains a refused write. `declared` gives the arguments of triggers to the SQL of `fence_protect` and
+//! `fence_audit`.
 
 mod binding;
 mod declared;
@@ -19,7 +20,7 @@ pub use trigger::fenced;
 
 use crate::pg::session::scope::Moment;
 
-/// Forgets this transaction's rows when it ends.
+/// Forgets the rows of this transaction when it ends.
 pub fn follow(moment: Moment) {
     row_moves::follow(moment);
     written::follow(moment);

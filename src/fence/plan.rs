@@ -1,4 +1,4 @@
-//! The meaning of a trigger's arguments for its table: worked out once for each statement.
+//! The parsed arguments of a trigger, applied to its table once per statement.
 
 use super::binding::Binding;
 use super::row_moves;
@@ -10,52 +10,52 @@ use pg_fence_rules::fence::Order;
 use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
 use pgrx::pg_sys;
 
-/// The meaning of a trigger's arguments for its table.
+/// The parsed arguments of a trigger, applied to its table.
 pub struct Plan {
     /// The fence column.
     pub column: Attribute,
     pub duty: Duty,
     pub order: Order,
-    /// How the names of the rows' leases are made, where the table is bound.
+    /// The template of the rows' leases, if the table is bound.
     pub lease: Option<Binding>,
-    /// The sequence that tokens come from.
+    /// The sequence from which tokens are drawn.
     pub tokens: pg_sys::Oid,
-    /// The table is a partition, so that an UPDATE may move its rows.
+    /// True if the table is a partition, so that an UPDATE may move its rows.
     pub moves: bool,
-    /// The trigger fires on DELETE, so that it sees rows leave that move.
+    /// True if the trigger fires on DELETE, so that it sees rows that leave the partition.
     pub sees_leaving: bool,
-    /// The table has a check behind the other triggers.
+    /// True if the table has a second trigger that verifies the row after all others.
     pub verified: bool,
-    /// How many triggers deep the statement is, where that matters: on a partition.
+    /// The nesting depth of triggers at this statement; used for partitions only.
     pub depth: usize,
 }
 
 /// The task of a trigger.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Duty {
-    /// To judge what a statement presents, in the column or beside it.
+    /// Check the token given in the column, by a guard or in `pg_fence.token`.
     Judge,
-    /// To judge what a statement presents to a row that is its own lease until the time in the deadline column. In managed
-    /// mode that is the setting alone.
+    /// Check the token presented to a row lease, with its deadline in this column. In managed mode only the setting
+    /// presents a token.
     Hold { deadline: Attribute, managed: bool },
-    /// To fill the column itself, and to judge what is presented beside it. With `unfenced_insert`, a new row
-    /// needs no lease.
+    /// Fill the column, and check the token of the guard or the setting. With `unfenced_insert`, a new row needs no
+    /// lease.
     Manage { unfenced_insert: bool },
-    /// To look again behind all BEFORE triggers. With `null_insert`, a new row may have no token.
+    /// Check the row again after all BEFORE triggers. With `null_insert`, a new row may have no token.
     Verify { null_insert: NullInsert },
 }
 
-/// When the check behind the other triggers lets a new row without a token pass.
+/// When the second check accepts a new row without a token.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum NullInsert {
     Never,
-    /// Where no token was at hand with which the row could have been stamped.
+    /// If there was no token with which the row could have been stamped.
     WithoutToken,
     Always,
 }
 
 impl Drop for Plan {
-    /// The statement is over: no row of it is still on its way to another partition.
+    /// When the statement is over, none of its rows can still be on the way to another partition.
     fn drop(&mut self) {
         if self.moves {
             row_moves::forget(self.depth);
@@ -64,12 +64,12 @@ impl Drop for Plan {
 }
 
 impl Plan {
-    /// Is a row created without its lease, whatever token is at hand?
+    /// Returns true if a row is created without its lease, even if the session has a token.
     pub fn creates_freely(&self) -> bool {
         self.duty == Duty::Manage { unfenced_insert: true }
     }
 
-    /// Are rows inserted without a token, and without a fence?
+    /// Returns true if rows may be inserted without a token, and then get no fence.
     pub fn inserts_freely(&self) -> bool {
         match self.duty {
             Duty::Manage { .. } => self.creates_freely() || self.lease.is_none(),
@@ -78,12 +78,12 @@ impl Plan {
         }
     }
 
-    /// Is whatever a statement puts into the fence column ignored?
+    /// Returns true if values that a statement writes into the fence column are ignored.
     pub fn is_managed(&self) -> bool {
         matches!(self.duty, Duty::Manage { .. } | Duty::Hold { managed: true, .. })
     }
 
-    /// Reads the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
+    /// Parses the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
     pub fn new(call: &TriggerCall) -> Result<Self, Refusal> {
         let columns = call.columns;
         let declaration = call.declaration();
@@ -127,7 +127,7 @@ fn fence_column(columns: &Columns, name: &[u8]) -> Result<Attribute, Refusal> {
     Ok(column)
 }
 
-/// The deadline column, where it fits and nothing is asked for that does not go with it.
+/// The deadline column. Errors if its type is wrong, or if other arguments exclude a deadline.
 fn deadline(
     columns: &Columns,
     name: &[u8],
@@ -147,7 +147,7 @@ fn deadline(
     Ok(column)
 }
 
-/// How a mode compares tokens, and whether it is `managed`.
+/// The comparison of a mode, and whether the mode is `managed`.
 fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
     match mode {
         b"strict" => Ok((Order::Strict, false)),

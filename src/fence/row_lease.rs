@@ -1,4 +1,4 @@
-//! The fence of a table whose rows are leases of their own: reads what a statement presents to a row, has the rule decide, and
+//! The fence of a table with row leases: finds the token that a statement presents to a row, applies the rule, and
 //! draws the token of a claim.
 
 use super::hint::{self, Wrote};
@@ -16,7 +16,7 @@ use pg_fence_rules::row_lease::{self, Presented, Reason, Stored, Verdict, Write}
 use pg_fence_rules::{Instant, Token, TTL_MAX};
 use pgrx::pg_sys;
 
-/// A write of a row, and what the trigger knows of its table.
+/// A write of a row, with what the trigger knows of its table.
 struct RowWrite<'a> {
     call: &'a TriggerCall,
     plan: &'a Plan,
@@ -26,14 +26,14 @@ struct RowWrite<'a> {
     now: Instant,
 }
 
-/// The two columns of a row, each read once: behind columns of variable length each look walks all of these.
+/// The two columns of a row, read once: finding a column after others of variable length walks through all of them.
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Columns {
     fence: Option<Token>,
     deadline: Option<Instant>,
 }
 
-/// Judges a row before it is written. Errors: PF001 to PF004, PF006, 22023, 55000.
+/// Decides about a row before it is written. Errors: PF001 to PF004, PF006, 22023, 55000.
 pub fn before(
     call: &TriggerCall,
     plan: &Plan,
@@ -50,7 +50,7 @@ pub fn before(
     }
     let write = RowWrite { call, plan, deadline, managed, now: clock::now() };
     match (call.old, call.new) {
-        // A trigger of the new partition has no say in until when the row is held.
+        // The UPDATE decided about the deadline; a trigger of the new partition must not change it.
         (None, Some(new)) if is_half_of_move => {
             let brought = write.columns(new);
             let lands = Columns { deadline: row_moves::deadline(plan.depth), ..brought };
@@ -63,14 +63,15 @@ pub fn before(
     }
 }
 
-/// The write as the check of the order alone sees it.
+/// The write in the terms of the order check.
 fn order_of(call: &TriggerCall, plan: &Plan) -> fence::Write {
     let fence = |row| call.columns.token(row, &plan.column);
     let named = trigger::names_fence(call, plan);
     fence::Write { old: call.old.map(fence), new: call.new.map(fence), named, ambient: None }
 }
 
-/// Is it the DELETE here or the INSERT there of an UPDATE that moves a row to another partition? The UPDATE was judged.
+/// Returns true for the DELETE or the INSERT by which an UPDATE moves a row to another partition. The UPDATE was
+/// checked.
 fn is_half_of_move(call: &TriggerCall, plan: &Plan) -> bool {
     match (call.event, call.old, call.new) {
         (Event::Delete, Some(old), _) => row_moves::leaves(plan.depth, old.id(call)),
@@ -90,7 +91,7 @@ impl RowWrite<'_> {
         }
     }
 
-    /// A new row presents nothing. A fence that it brings is not blanked in silence.
+    /// Inserts a row, which presents no token. A fence in the row is an error, so that it is not overwritten unnoticed.
     fn insert(&self, new: Tuple) -> Result<pg_sys::Datum, Refusal> {
         let brought = self.columns(new);
         if brought.fence.is_some_and(|fence| fence > Token::BEFORE_ALL) {
@@ -153,13 +154,13 @@ impl RowWrite<'_> {
         })
     }
 
-    /// The token that the statement presents: in the fence column, or by the setting. (A guard's is presented to no row.)
+    /// The token that the statement presents, in the fence column or by the setting. A guard's token does not count.
     fn presented(&self, stored: &Stored, brought: Option<Columns>) -> Presented {
         let Some(brought) = brought.filter(|_| !self.managed) else {
             let is_old_copy = |brought: Columns| {
                 self.call.names(&self.plan.column) && brought.fence != stored.fence
             };
-            // lease_guard has put its token into the setting, too.
+            // lease_guard has put its token into the setting as well.
             return match settings::token().filter(|token| !guard::is_guarding_with(*token)) {
                 Some(token) => Presented::Token(token),
                 None if brought.is_some_and(is_old_copy) => Presented::OldCopy,
@@ -167,15 +168,15 @@ impl RowWrite<'_> {
             };
         };
         match brought.fence {
-            // What the statement does not name has the stored value, or another trigger's.
+            // A column that the statement does not name has the stored value, or one from another trigger.
             _ if !self.call.names(&self.plan.column) => Presented::Nothing,
             Some(token) => Presented::Token(token),
             None => Presented::Null,
         }
     }
 
-    /// Draws the token of a claim. A number that somebody has put into the row must neither move the sequence nor stay in
-    /// this session's memory, so the sequence is not asked for one above it.
+    /// Draws the token of a claim. The row's number is not passed to `draw`, because a client may have made it up: it
+    /// must neither advance the sequence nor stay in this session's memory.
     fn claim(&self, stored: Option<&Stored>) -> Result<Token, Refusal> {
         let token = tokens::draw(Token::BEFORE_ALL)?;
         let fence = stored.and_then(|stored| stored.fence);
@@ -189,7 +190,7 @@ impl RowWrite<'_> {
         Ok(token)
     }
 
-    /// No deadline may be further ahead than a ttl may be long.
+    /// Errors if the deadline is further ahead than the longest ttl.
     fn check_reach(&self, deadline: Instant) -> Result<(), Refusal> {
         let ttl = deadline.since(self.now);
         if ttl > TTL_MAX {
@@ -205,7 +206,7 @@ impl RowWrite<'_> {
         }
     }
 
-    /// Lets the row, which the statement has given these columns, through with those.
+    /// Returns the row with the columns `lands`; `brought` are those that the statement gave it.
     fn landed(&self, row: Tuple, brought: Columns, lands: Columns) -> pg_sys::Datum {
         if brought == lands {
             return self.call.pass(Some(row));
@@ -224,7 +225,7 @@ impl RowWrite<'_> {
     ) -> Refusal {
         let fence = stored.and_then(|stored| stored.fence);
         let visible = trigger::visible(self.call, self.plan, fence);
-        // A statement that copies the column need not know what is in it.
+        // A statement that copies the column may present a token that its writer cannot read.
         let presented = presented.filter(|_| presented != fence || visible.is_some());
         let wrote = match (self.call.event, reason) {
             (Event::Delete, _) => Wrote::Deletes,

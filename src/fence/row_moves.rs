@@ -1,5 +1,5 @@
-//! Rows that an UPDATE moves to another partition: a DELETE here and an INSERT there, of which the trigger fires for each.
-//! The UPDATE has been judged, so its two halves are known again and let pass.
+//! Rows that an UPDATE moves to another partition. Postgres executes this as a DELETE and an INSERT, for which the
+//! triggers fire. The UPDATE has been checked, so its two halves are recognized and pass.
 
 use crate::pg::fenced_table::trigger::RowId;
 use crate::pg::session::scope::{Moment, SavepointId};
@@ -9,13 +9,13 @@ use pg_fence_rules::Instant;
 use std::cell::RefCell;
 
 thread_local! {
-    /// The row version whose UPDATE was accepted last, at each depth of triggers: moving it to another
-    /// partition deletes that very version next, before another row of that statement is looked at.
+    /// The row version whose UPDATE was accepted last, at each nesting depth of triggers. If the row moves, that
+    /// version is deleted next, before the statement visits another row.
     static ACCEPTED: RefCell<Vec<Accepted>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Forgets accepted rows when their transaction ends, or their savepoint was rolled back. The places stay, for each tells
-/// its depth.
+/// Forgets accepted rows at the end of their transaction, or at the rollback of their savepoint. The entries stay,
+/// because their index is the depth.
 pub fn follow(moment: Moment) {
     ACCEPTED.with_borrow_mut(|all| {
         for accepted in all {
@@ -26,31 +26,31 @@ pub fn follow(moment: Moment) {
     });
 }
 
-/// The row that was accepted last at one depth of triggers.
+/// The last accepted row at one nesting depth of triggers.
 #[derive(Clone, Copy, Default)]
 struct Accepted {
-    /// The version that was updated, and what it was updated with.
+    /// The version that was updated, and the tokens of the update.
     row: Option<(RowId, Landing)>,
-    /// The landing of an updated row that has left its partition and arrives in another next.
+    /// The tokens of an updated row that has left its partition and is inserted into another one next.
     under_way: Option<Landing>,
-    /// The deadline that it lands with, if it is a lease of its own.
+    /// The new deadline of a row lease.
     deadline: Option<Instant>,
-    /// The savepoint that it was accepted in, whose rollback undoes it.
+    /// The savepoint of the update; its rollback undoes the update.
     savepoint: SavepointId,
 }
 
-/// Remembers the version whose UPDATE was accepted, and what it lands with.
+/// Remembers the version whose UPDATE was accepted, with its tokens.
 pub fn accept(depth: usize, row: RowId, landing: Landing) {
     accept_held(depth, row, landing, None);
 }
 
-/// The same of a row that is a lease of its own.
+/// Remembers the same for a row lease, with its deadline.
 pub fn accept_held(depth: usize, row: RowId, landing: Landing, deadline: Option<Instant>) {
     let (row, savepoint) = (Some((row, landing)), xact::savepoint());
     at_depth(depth, |last| *last = Accepted { row, under_way: None, deadline, savepoint });
 }
 
-/// The DELETE of this version is the first half of a move if its UPDATE was just accepted: then it leaves.
+/// Returns true if the UPDATE of this version was just accepted, so that its DELETE is the first half of a move.
 pub fn leaves(depth: usize, row: RowId) -> bool {
     at_depth(depth, |accepted| {
         let moves = accepted.row.take().filter(|(id, _)| *id == row);
@@ -59,22 +59,22 @@ pub fn leaves(depth: usize, row: RowId) -> bool {
     })
 }
 
-/// Takes the landing of the row that arrives, as it was judged where the row left.
+/// Takes the tokens of the row that is being inserted, as accepted in the old partition.
 pub fn take_under_way(depth: usize) -> Option<Landing> {
     at_depth(depth, |accepted| accepted.under_way.take())
 }
 
-/// The deadline of the row that arrives, as it was judged where the row left.
+/// The deadline of the row that is being inserted, as accepted in the old partition.
 pub fn deadline(depth: usize) -> Option<Instant> {
     at_depth(depth, |accepted| accepted.deadline)
 }
 
-/// Takes the landing of the row whose UPDATE was accepted last, and that nobody has seen leave.
+/// Takes the tokens of the last accepted row, if its DELETE was not seen.
 pub fn take_accepted(depth: usize) -> Option<Landing> {
     at_depth(depth, |accepted| accepted.row.take().map(|(_, landing)| landing))
 }
 
-/// The statement is over: no row of it is still on its way.
+/// Forgets the row at the end of its statement.
 pub fn forget(depth: usize) {
     at_depth(depth, |accepted| *accepted = Accepted::default());
 }

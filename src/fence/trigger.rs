@@ -1,7 +1,7 @@
 //! The trigger function `fenced(fence_column, mode, lease, deadline, 'verify', events)`.
 //!
-//! Per row it reads two columns and decides; what the trigger's arguments mean is worked out once per
-//! statement, and whether a token speaks for a lease once per transaction.
+//! For each row it reads two columns and decides. The trigger's arguments are parsed once per statement, and a token is
+//! checked against a lease once per transaction.
 
 use super::binding::WriteLeases;
 use super::hint::{self, TriedWrite, Wrote};
@@ -51,7 +51,7 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
 }
 
 fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
-    // Under apply, the publisher has judged.
+    // In an apply worker, the publisher has already checked the statement.
     if settings::is_replica() {
         return Ok(Answer::Value(call.pass(None)));
     }
@@ -61,11 +61,11 @@ fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
     Err(refusal)
 }
 
-/// Judges a row before it is written. In two versions, so that a mode costs the other one nothing.
+/// Decides about a row before it is written. It is generic so that each mode is compiled without the code of the other.
 fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
     let (old, new) = (call.old, call.new);
     let fence = |row| call.columns.token(row, &plan.column);
-    // Others get copies of it, so that it need not lie in memory.
+    // Other functions get copies of it, so that it can stay in registers.
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if settings::is_replica() {
         statistics::judged_row();
@@ -94,7 +94,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         Some(binding) => binding.leases(&call.columns, old, new)?,
         None => WriteLeases::default(),
     };
-    // A row that arrives was judged where it left.
+    // An arriving row was checked where it left.
     let landing = match arriving {
         Some(landing) => Some(landing),
         None => judged::<MANAGED>(call, plan, &mut write, &leases)?,
@@ -108,7 +108,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     Ok(land(call, plan, write, landing))
 }
 
-/// Judges a write by the token that it presents; None where it lands without one.
+/// Decides about a write by the token that it presents. Returns `None` if the write lands without a token.
 #[inline(always)]
 fn judged<const MANAGED: bool>(
     call: &TriggerCall,
@@ -127,7 +127,7 @@ fn judged<const MANAGED: bool>(
     }
 }
 
-/// Lets the row through with the fence that it lands with, and notes what later rows and triggers ask for.
+/// Returns the row with its fence, and remembers what later rows and triggers need.
 #[inline(always)]
 fn land(call: &TriggerCall, plan: &Plan, write: Write, landing: Landing) -> pg_sys::Datum {
     if plan.verified {
@@ -147,14 +147,14 @@ fn land(call: &TriggerCall, plan: &Plan, write: Write, landing: Landing) -> pg_s
     }
 }
 
-/// Does the statement name the fence column? An INSERT always does.
+/// Returns true if the statement names the fence column, as an INSERT always does.
 #[inline]
 pub(super) fn names_fence(call: &TriggerCall, plan: &Plan) -> bool {
     call.event != Event::Update || call.names(&plan.column)
 }
 
-/// The landing of a row that has left its partition by an accepted update, and arrives in this one by an INSERT. A
-/// trigger in between must not have changed its fence (in managed mode it is put back).
+/// The tokens of a row that has left its partition by an accepted update and is inserted into this one. A trigger in
+/// between must not have changed its fence (in managed mode the fence is put back).
 fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Landing>, Refusal> {
     let fence = write.new.flatten();
     let is_same = |landing: &Landing| fence == Some(landing.fence);
@@ -167,13 +167,13 @@ fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Lan
     if plan.sees_leaving {
         return Ok(None);
     }
-    // Nobody has seen the row leave: that it is the one with the greater fence is all that tells.
+    // The DELETE was not seen, so the row can only be recognized by its greater fence.
     let last = row_moves::take_accepted(plan.depth);
     Ok(last.filter(|landing| landing.keeps_greater() && is_same(landing)))
 }
 
-/// May the write land, as far as its token tells? (The leases of the row are asked after that: a token that speaks for
-/// them was drawn here, or adopted. So whether it was drawn at all is asked only where the write is refused.)
+/// Decides by the token alone whether the write may land. The row's leases are checked later: a token that speaks for
+/// one was drawn here or adopted, so `issued` is asked only if the write is refused.
 #[inline(always)]
 fn judge<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Verdict, Refusal> {
     tokens::ensure_begun(plan.tokens)?;
@@ -185,8 +185,8 @@ fn judge<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Verdict, Refu
     })
 }
 
-/// Makes the transaction guard the leases of the row. Where the token does not speak for one: PF001 if the row has a
-/// greater one, else PF004.
+/// Makes the transaction guard the row's leases. If the token does not speak for one, the error is PF001 if the row has
+/// a greater token, and PF004 otherwise.
 #[inline(always)]
 fn guard_leases(
     call: &TriggerCall,
@@ -196,7 +196,7 @@ fn guard_leases(
     landing: Landing,
 ) -> Result<(), Refusal> {
     let token = landing.token;
-    // A token that the statement has not shown itself may be one that its writer does not know.
+    // A token that the statement did not present itself may be unknown to its writer.
     let shown = write.column_presents() || write.ambient.is_some();
     let may_see = || may_see(call, plan, shown);
     let guarded =
@@ -212,7 +212,7 @@ fn guard_leases(
     })
 }
 
-/// The verdict on a token that is refused as stale, and may be one that was never issued.
+/// Replaces the verdict "stale" for a token that was never issued.
 #[cold]
 fn never_issued_or(plan: &Plan, leases: &WriteLeases, refused: Verdict) -> Verdict {
     match refused {
@@ -223,19 +223,19 @@ fn never_issued_or(plan: &Plan, leases: &WriteLeases, refused: Verdict) -> Verdi
     }
 }
 
-/// Was the token neither drawn here nor can it have been adopted for one of these leases?
+/// Returns true if the token was neither drawn here nor adopted for one of these leases.
 #[cold]
 fn is_never_issued(plan: &Plan, leases: &WriteLeases, token: Token) -> bool {
     !tokens::issued(plan.tokens, token) && !leases.iter().any(known::is_adopted)
 }
 
-/// Is it PF004, and not one that a renewal mends? (A writer that gets that one must be told of it.)
+/// Returns true for PF004, unless a renewal helps: the writer must be told that.
 #[cold]
 fn is_lost(silent: &Refusal) -> bool {
     silent.sqlstate == SqlState::TokenDoesNotSpeak && silent.details.renew_first.is_none()
 }
 
-/// A refused write as administrators may know it, whatever its writer may know.
+/// The facts about a refused write for administrators, whatever its writer may know.
 #[cold]
 fn told(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let columns = call.columns;
@@ -244,7 +244,7 @@ fn told(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     let stored = old.and_then(fence);
     let presented = new.and_then(fence).filter(|_| refusal.sqlstate != SqlState::NoToken);
     let leases = leases(call, plan);
-    // Of two leases, the one for which the token does not speak.
+    // Of two leases, this is the one for which the token does not speak.
     let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
     let lease = leases.iter().find(|name| !stands(name)).or(leases.iter().next());
     let lease = lease.map(<[u8]>::to_vec);
@@ -252,7 +252,7 @@ fn told(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
     Known { key: describe::key(call), lease, holder, presented, stored }
 }
 
-/// The leases of a write, as far as they can be told.
+/// The leases of a write; none if their names cannot be made.
 #[cold]
 fn leases<'a>(call: &TriggerCall, plan: &'a Plan) -> WriteLeases<'a> {
     let leases =
@@ -260,7 +260,7 @@ fn leases<'a>(call: &TriggerCall, plan: &'a Plan) -> WriteLeases<'a> {
     leases.and_then(Result::ok).unwrap_or_default()
 }
 
-/// The token that a transaction has beside the fence column.
+/// The token of the guard of a lease, or else of the setting.
 #[inline]
 fn ambient(leases: &WriteLeases) -> Option<Token> {
     leases.iter().find_map(guard::token_for).or_else(settings::token)
@@ -271,7 +271,7 @@ fn stamped(call: &TriggerCall, plan: &Plan, row: Tuple, fence: Option<Token>) ->
     call.with_values(row, [(&plan.column, fence.map(Token::bigint))])
 }
 
-/// The row with NULL in its fence column, whatever the statement has put there.
+/// The row with NULL in its fence column, whatever the statement wrote there.
 #[cold]
 fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
     match call.columns.value(row, &plan.column) {
@@ -280,22 +280,22 @@ fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
     }
 }
 
-/// How much a writer may know of its write, whose token is judged for a lease.
+/// What the writer may know of the lease and the token in question.
 #[cold]
 fn may_see(call: &TriggerCall, plan: &Plan, shown: bool) -> MaySee {
-    // A token that the statement has not shown itself may be one that its writer does not know.
+    // A token that the statement did not present itself may be unknown to its writer.
     let token = shown || describe::readable(call, plan.column.number);
     MaySee { lease: may_see_lease(call, plan), token }
 }
 
-/// The refusal of a write that is not to land.
+/// The error of a refused write.
 #[cold]
 fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> Refusal {
     let stored = visible(call, plan, write.old.flatten());
     let shown = write.column_presents() || write.ambient.is_some();
     match verdict {
         Verdict::NeverIssued { presented } => match leases(call, plan).iter().next() {
-            // For those who may not see leases, each token that does not speak is like any other.
+            // To a writer that may not see the lease, an unissued token is answered like any other that does not speak.
             Some(name) if !role_prefix::may_be_told(name) => {
                 let may_see = || may_see(call, plan, shown);
                 known::not_speaking(name, presented, Caller::Trigger(&may_see))
@@ -306,7 +306,7 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
             }
         },
         Verdict::Stale { presented, .. } => {
-            // An equal value that is only named may be one that the caller does not know.
+            // If the statement only names the column, the writer may not know the value that it presents.
             let known = shown || stored.is_some();
             let presented = known.then_some(presented);
             let hint = hint::of_stale(presented, stored, &refused_write(call, plan, &write));
@@ -321,14 +321,14 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
     }
 }
 
-/// The refused write, as far as the hint depends on it.
+/// What the hint needs to know of the refused write.
 fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
     let wrote = match (call.event, write.new.flatten()) {
         (Event::Delete, _) => Wrote::Deletes,
         (Event::Update, _) if !write.column_presents() && !names_fence(call, plan) => {
             Wrote::Nothing
         }
-        // An INSERT that leaves the column out is not to be told from one that writes NULL.
+        // An INSERT that omits the column looks like one that writes NULL.
         (Event::Insert, None) => Wrote::Nothing,
         (_, None) => Wrote::Null,
         (Event::Insert, Some(_)) if plan.inserts_freely() && write.brings_fence() => Wrote::Loads,
@@ -340,7 +340,7 @@ fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
     TriedWrite { ambient: ambient(&leases), guarded, ..tried(call, plan, wrote) }
 }
 
-/// The same, where the transaction's own token does not matter.
+/// What the hint needs to know, if the transaction's own token does not matter.
 pub(super) fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
     TriedWrite {
         column: describe::column_name(call, plan.column.number),
@@ -353,7 +353,7 @@ pub(super) fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite
     }
 }
 
-/// Under `session_replication_role = replica` the publisher has judged; only the order is checked here.
+/// Checks only the order under `session_replication_role = replica`, because the publisher has checked the write.
 #[inline(never)]
 pub(super) fn replicated(
     call: &TriggerCall,
@@ -373,8 +373,8 @@ pub(super) fn replicated(
     Ok(call.pass(call.new.or(call.old)))
 }
 
-/// The check that follows all BEFORE triggers: what is stored now must be what was accepted, and for the
-/// lease that guards it.
+/// The check after all BEFORE triggers: the stored fence must be an accepted one, with a token that speaks for the
+/// row's lease.
 fn verify(
     call: &TriggerCall,
     plan: &Plan,
@@ -390,7 +390,7 @@ fn verify(
     let found = fence(new);
     let may_be_null = match null_insert {
         NullInsert::Never => false,
-        // With a token at hand the row was given it, so that a NULL is another trigger's doing.
+        // If there was a token, the row was stamped with it, so another trigger has written the NULL.
         NullInsert::WithoutToken => settings::token().is_none(),
         NullInsert::Always => true,
     };
@@ -415,13 +415,13 @@ fn verify(
     Ok(passed)
 }
 
-/// May the caller read the columns that the name of the row's lease is made of?
+/// Returns true if the caller may read the columns in the name of the row's lease.
 fn may_see_lease(call: &TriggerCall, plan: &Plan) -> bool {
     let readable = |attribute: &Attribute| describe::readable(call, attribute.number);
     plan.lease.as_ref().is_none_or(|binding| binding.columns().all(readable))
 }
 
-/// The stored token, where the caller may read it.
+/// The stored token, if the caller may read it.
 pub(super) fn visible(call: &TriggerCall, plan: &Plan, stored: Option<Token>) -> Option<Token> {
     stored.filter(|_| describe::readable(call, plan.column.number))
 }

@@ -1,5 +1,5 @@
-//! Under which tokens this transaction has written rows, and which fences it left in them: what the check behind the other
-//! triggers knows its rows by.
+//! The tokens under which this transaction has written rows, and the fences that it left in them. The check after the
+//! other triggers recognizes rows by these.
 
 use crate::pg::session::scope::Moment;
 use pg_fence_rules::fence::Landing;
@@ -8,32 +8,33 @@ use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 
-/// A table, a fence that was left in it, and the token: a smaller one where a row has kept a greater fence.
+/// A table, a fence left in one of its rows, and the token of the write, which is smaller if the row kept a greater
+/// fence.
 type Entry = (u32, Token, Token);
 
 thread_local! {
     static WRITTEN: RefCell<BTreeSet<Entry>> = RefCell::default();
 }
 
-/// Forgets the rows that this transaction has written when it ends. (A row that a rollback undoes is not looked at again.)
+/// Forgets the written rows at the end of the transaction. (A row undone by a rollback is not checked again.)
 pub fn follow(moment: Moment) {
     if matches!(moment, Moment::Ended(_)) {
         WRITTEN.with_borrow_mut(BTreeSet::clear);
     }
 }
 
-/// Remembers what a row of the table has landed with.
+/// Remembers the tokens of a write to the table.
 pub fn note(table: Oid, landing: Landing) {
     WRITTEN.with_borrow_mut(|all| all.insert((table.to_u32(), landing.fence, landing.token)));
 }
 
-/// A token under which a row of the table was left with this fence: one that is asked for, if there is one.
+/// A token under which a row of the table was left with this fence; one for which `asked_for` holds, if there is one.
 pub fn under(table: Oid, fence: Token, asked_for: impl Fn(Token) -> bool) -> Option<Token> {
     WRITTEN.with_borrow(|all| {
         let least = Token::from_bigint(i64::MIN);
         let of_fence = (table.to_u32(), fence, least)..=(table.to_u32(), fence, fence);
         let tokens = all.range(of_fence).map(|(_, _, token)| *token);
-        // The fence itself, where it is one of them, comes first.
+        // The fence itself comes first, if it is among the tokens.
         tokens.clone().rev().find(|token| asked_for(*token)).or_else(|| tokens.clone().next())
     })
 }
