@@ -4,31 +4,31 @@ use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_int};
 
-/// The call that Postgres made; lives as long as it.
+/// The call that Postgres made, valid until it returns.
 #[derive(Clone, Copy)]
 pub struct Args(pg_sys::FunctionCallInfo);
 
-/// A text of an argument or of a catalog, where it is. It lives as long as the call.
+/// A text of an argument or of a catalog, not copied. It is valid until the call returns.
 #[derive(Clone, Copy)]
 pub struct Text(pub(in crate::pg) pg_sys::Datum);
 
 impl Text {
-    /// As a value to be answered.
+    /// The text as a value to return.
     pub fn datum(&self) -> pg_sys::Datum {
         self.0
     }
 
-    /// Its bytes, in the database's encoding.
+    /// The bytes of the text, in the database's encoding.
     pub fn bytes(&self) -> &[u8] {
-        // SAFETY: only made of texts that Postgres keeps until the call ends.
+        // SAFETY: a `Text` is only made of texts that Postgres keeps until the call returns.
         unsafe { bytes_of(self.0) }
     }
 }
 
-/// The answer of a function.
+/// The return value of a function.
 #[derive(Clone, Copy)]
 pub enum Answer {
-    /// SQL's NULL; or the rows that the call has put into its result set.
+    /// NULL; also returned after the call has put rows into its result set.
     Null,
     /// A value of the type that the SQL declares for the function's result.
     Value(pg_sys::Datum),
@@ -71,12 +71,12 @@ impl Args {
         Args(fcinfo)
     }
 
-    /// The call as Postgres's own functions take it.
+    /// The call in the form that Postgres's own functions take.
     pub fn raw(&self) -> pg_sys::FunctionCallInfo {
         self.0
     }
 
-    /// An argument as it came, None for NULL.
+    /// An argument as passed; `None` for NULL.
     pub fn datum(&self, n: usize) -> Option<pg_sys::Datum> {
         // SAFETY: the call has as many arguments as it says.
         unsafe {
@@ -88,25 +88,26 @@ impl Args {
         }
     }
 
-    /// An argument of type oid or regclass; None for NULL, as for all below.
+    /// An argument of type oid or regclass; `None` for NULL, as in all functions below.
     pub fn oid(&self, n: usize) -> Option<pg_sys::Oid> {
         self.datum(n).map(|d| pg_sys::Oid::from(d.value() as u32))
     }
 
-    /// A text argument's bytes, in the database's encoding; refused unread where there are more than so many.
+    /// The bytes of a text argument, in the database's encoding. A text of more than `most` bytes is refused without
+    /// being read.
     pub fn text(&self, n: usize, most: usize) -> Result<Option<Vec<u8>>, Unfit> {
         // SAFETY: the SQL declares it as text.
         let text = |d| unsafe { bytes_within(d, most) }.map(<[u8]>::to_vec).ok_or(Unfit::TooLong);
         self.datum(n).map(text).transpose()
     }
 
-    /// How many bytes a value of variable length has before any compression; 0 for NULL.
+    /// The uncompressed size of a value of variable length, in bytes; 0 for NULL.
     pub fn raw_size(&self, n: usize) -> usize {
-        // SAFETY: the SQL declares such a type; asks the value's header, or its TOAST pointer.
+        // SAFETY: the SQL declares such a type; reads the value's header, or its TOAST pointer.
         self.datum(n).map_or(0, |d| unsafe { pg_sys::toast_raw_datum_size(d) })
     }
 
-    /// A bigint argument that is a token; not checked to be positive.
+    /// A bigint argument as a token, not checked to be positive.
     pub fn token(&self, n: usize) -> Option<Token> {
         self.datum(n).map(|d| Token::from_bigint(d.value() as i64))
     }
@@ -131,8 +132,8 @@ impl Args {
         self.datum(n).map(|d| d.value() & 0xff != 0)
     }
 
-    /// An interval argument in microseconds, a day as 24 hours and a month as 30 days; infinite ones, and
-    /// those that overflow, are i64::MAX or MIN.
+    /// An interval argument in microseconds. A day has 24 hours and a month 30 days. Infinite and overflowing intervals
+    /// are i64::MAX or MIN.
     pub fn interval_us(&self, n: usize) -> Option<i64> {
         self.datum(n).map(|d| {
             // SAFETY: the SQL declares it as interval, which is passed by reference.
@@ -143,11 +144,11 @@ impl Args {
         })
     }
 
-    /// How many elements an array argument has, of all dimensions; 0 for NULL. Only its header is read.
+    /// The number of elements of an array argument, in all dimensions; 0 for NULL. Reads only the array's header.
     pub fn count(&self, n: usize) -> usize {
         const HEADER: i32 = (size_of::<pg_sys::ArrayType>() + 2 * 4 * 6) as i32;
         self.datum(n).map_or(0, |array| {
-            // SAFETY: the SQL declares an array; behind its header come as many lengths as it has dimensions, six at most.
+            // SAFETY: the SQL declares an array; its header is followed by the lengths of its dimensions, six at most.
             let count = unsafe {
                 let header = pg_sys::pg_detoast_datum_slice(array.cast_mut_ptr(), 0, HEADER)
                     .cast::<pg_sys::ArrayType>();
@@ -157,22 +158,22 @@ impl Args {
         })
     }
 
-    /// A bigint[] argument's elements: None for NULL, an element None for a NULL in it.
+    /// The elements of a bigint[] argument; `None` for a NULL array, and for each NULL element.
     pub fn bigints(&self, n: usize) -> Option<Vec<Option<i64>>> {
         // SAFETY: the SQL declares it as bigint[].
         let elements = self.datum(n).map(|array| unsafe { elements_of(array, BIGINTS) })?;
         Some(elements.into_iter().map(|element| element.map(|d| d.value() as i64)).collect())
     }
 
-    /// A text[] argument's elements, where they are: None for NULL, an element None for a NULL in it. Refused unread where
-    /// there are more than so many elements, or longer ones.
+    /// The elements of a text[] argument, not copied; `None` for a NULL array, and for each NULL element. An array with
+    /// more or longer elements than allowed is refused without being read.
     pub fn texts(
         &self,
         n: usize,
         most: usize,
         longest: usize,
     ) -> Result<Option<Vec<Option<Text>>>, Unfit> {
-        // The most that an element takes beside its bytes: its length and what aligns it.
+        // The most bytes that an element takes besides its text: its length word and padding.
         const BESIDE: usize = 7;
         let Some(array) = self.datum(n) else { return Ok(None) };
         let count = self.count(n);
@@ -197,16 +198,16 @@ impl Args {
 /// Why an argument is not read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Unfit {
-    /// It has more elements than may be.
+    /// The array has too many elements.
     TooMany,
-    /// It, or an element of it, has more bytes than may be.
+    /// The text, or an element, has too many bytes.
     TooLong,
 }
 
-/// The header before the elements of an array of one dimension without NULLs.
+/// The size of the header of a one-dimensional array without NULLs.
 const ARRAY_HEADER: usize = 24;
 
-/// The elements of an array as they are, None for a NULL.
+/// The elements of an array, not copied; `None` for NULL.
 ///
 /// # Safety
 /// The datum must be an array of such elements.
@@ -231,7 +232,7 @@ unsafe fn elements_of(array: pg_sys::Datum, elements: Elements) -> Vec<Option<pg
     }
 }
 
-/// Is a value of variable length neither compressed nor toasted?
+/// Returns true if a value of variable length is neither compressed nor toasted.
 ///
 /// # Safety
 /// It must be such a value.
@@ -243,7 +244,7 @@ unsafe fn is_plain(value: *const pg_sys::varlena) -> bool {
     }
 }
 
-/// The bytes of a value of variable length, where they are: only a compressed or toasted one is copied.
+/// The bytes of a value of variable length. Only a compressed or toasted value is copied.
 ///
 /// # Safety
 /// The datum must be such a value, and live as long as the bytes are used.
@@ -256,7 +257,7 @@ pub unsafe fn bytes_of<'a>(datum: pg_sys::Datum) -> &'a [u8] {
     }
 }
 
-/// As `bytes_of`; None where there are more than so many. Nothing is copied to find that out.
+/// The bytes as from `bytes_of`; `None` if there are more than `most`. Nothing is copied to find that out.
 ///
 /// # Safety
 /// As for `bytes_of`.
@@ -268,16 +269,16 @@ pub unsafe fn bytes_within<'a>(datum: pg_sys::Datum, most: usize) -> Option<&'a 
     }
 }
 
-/// How many bytes a value of variable length has when it is neither compressed nor toasted, without its length word.
+/// The size in bytes of a value of variable length, uncompressed and without its length word.
 ///
 /// # Safety
 /// The datum must be such a value.
 unsafe fn raw_len(datum: pg_sys::Datum) -> usize {
-    // SAFETY: the caller's promise; asks the value's header, or its TOAST pointer.
+    // SAFETY: the caller's promise; reads the value's header, or its TOAST pointer.
     unsafe { pg_sys::toast_raw_datum_size(datum).saturating_sub(pg_sys::VARHDRSZ) }
 }
 
-/// A span as an interval of days and less, as the difference of two timestamps is one.
+/// A span as an interval of days and less, as the difference of two timestamps is.
 pub fn interval_datum(span: Span) -> pg_sys::Datum {
     const DAY: i64 = 86_400_000_000;
     let us = span.micros();
@@ -289,7 +290,7 @@ pub fn interval_datum(span: Span) -> pg_sys::Datum {
     }
 }
 
-/// Bytes as a text value, or as what comes behind the length of another value of variable length.
+/// Bytes as a text value, or as the content of another value of variable length.
 pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     // SAFETY: copies the bytes by their length.
     unsafe {
@@ -300,8 +301,8 @@ pub fn text_datum(bytes: &[u8]) -> pg_sys::Datum {
     }
 }
 
-/// How Postgres describes an array's elements: their type, its length (-1 where it varies), whether its values are
-/// passed by value, and its alignment (`pg_type.typalign`).
+/// How Postgres describes an array's elements: their type, its length (-1 if variable), whether values are passed by
+/// value, and the alignment (`pg_type.typalign`).
 pub(in crate::pg) struct Elements(pub pg_sys::Oid, pub i32, pub bool, pub u8);
 
 /// The elements of a text[].
@@ -309,11 +310,11 @@ pub(in crate::pg) const TEXTS: Elements = Elements(pg_sys::TEXTOID, -1, false, b
 /// The elements of a bigint[].
 const BIGINTS: Elements = Elements(pg_sys::INT8OID, 8, true, b'd');
 
-/// An array of such values.
+/// An array of these values.
 pub(in crate::pg) fn array(mut values: Vec<pg_sys::Datum>, elements: Elements) -> pg_sys::Datum {
     let (count, Elements(type_oid, length, by_value, align)) = (values.len() as c_int, elements);
     let (first, align) = (values.as_mut_ptr(), align as c_char);
-    // SAFETY: as many values, of that type.
+    // SAFETY: there are as many values, of that type.
     unsafe {
         let array = pg_sys::construct_array(first, count, type_oid, length, by_value, align);
         pg_sys::Datum::from(array)
@@ -326,10 +327,10 @@ pub fn token_array(tokens: &[Token]) -> pg_sys::Datum {
     array(values, BIGINTS)
 }
 
-/// The elements of an array of one dimension without NULLs; of another array, none.
+/// The elements of a one-dimensional array without NULLs; of any other array, none.
 ///
 /// # Safety
-/// The datum must be an array of such elements, kept by value.
+/// The datum must be an array of such elements, stored by value.
 pub(in crate::pg) unsafe fn read_array<T: Copy>(datum: pg_sys::Datum) -> Vec<T> {
     // SAFETY: a detoasted array has its header and dimensions before its elements; one dimension without
     // NULLs puts the first element behind the 16 + 8 bytes of both.
@@ -340,7 +341,7 @@ pub(in crate::pg) unsafe fn read_array<T: Copy>(datum: pg_sys::Datum) -> Vec<T> 
         }
         let bytes = array.cast::<u8>();
         let count = (*bytes.add(16).cast::<i32>()).max(0) as usize;
-        // On a damaged page it may say anything.
+        // A damaged page may contain any number.
         let room = pgrx::varlena::varsize_any(array.cast()).saturating_sub(ARRAY_HEADER);
         if count > room / size_of::<T>() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! Values made of several.
+//! Values with several parts: rows and arrays.
 
 use crate::pg::call::args::{array, text_datum, Answer, Args, Elements, TEXTS};
 use pgrx::pg_sys;
@@ -8,7 +8,7 @@ pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
     let mut desc = std::ptr::null_mut();
     let mut values: Vec<_> = columns.iter().map(|c| c.unwrap_or(pg_sys::Datum::from(0))).collect();
     let mut nulls: Vec<bool> = columns.iter().map(Option::is_none).collect();
-    // SAFETY: the call being served; the SQL declares a row of as many columns, of these types.
+    // SAFETY: the call being served; the SQL declares a row of these columns.
     unsafe {
         pg_sys::get_call_result_type(args.raw(), std::ptr::null_mut(), &mut desc);
         let desc = pg_sys::BlessTupleDesc(desc);
@@ -18,7 +18,7 @@ pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
     }
 }
 
-/// Rows of the table whose type the function returns a set of.
+/// Returns rows of the table whose type the function returns a set of.
 pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answer {
     // SAFETY: the SQL declares a set of that type; the tuples are copied.
     unsafe {
@@ -31,7 +31,7 @@ pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answ
     Answer::Null
 }
 
-/// An answer of rows of the function's declared columns, given one by one.
+/// The rows of a set-returning function, added one by one.
 pub struct RowAnswer(*mut pg_sys::ReturnSetInfo);
 
 impl RowAnswer {
@@ -47,14 +47,14 @@ impl RowAnswer {
         let mut values = row.map(|value| value.unwrap_or(pg_sys::Datum::from(0)));
         let mut nulls = row.map(|value| value.is_none());
         let (values, nulls) = (values.as_mut_ptr(), nulls.as_mut_ptr());
-        // SAFETY: the SQL declares as many columns of these types; the values are copied.
+        // SAFETY: the SQL declares these columns; the values are copied.
         unsafe {
             pg_sys::tuplestore_putvalues((*self.0).setResult, (*self.0).setDesc, values, nulls);
         }
     }
 }
 
-/// The numbers as an integer[].
+/// An integer[] of these numbers.
 pub fn int4_array(values: &[i32]) -> Answer {
     let values = values.iter().map(|v| (*v).into()).collect();
     Answer::Value(array(values, Elements(pg_sys::INT4OID, 4, true, b'i')))
@@ -66,18 +66,18 @@ pub fn text_array(texts: &[Vec<u8>]) -> pg_sys::Datum {
     array(values, TEXTS)
 }
 
-/// The oids of types as a regtype[].
+/// A regtype[] of these oids.
 pub fn type_array(types: &[pg_sys::Oid]) -> pg_sys::Datum {
     let values = types.iter().map(|oid| (*oid).into()).collect();
     array(values, Elements(pg_sys::REGTYPEOID, 4, true, b'i'))
 }
 
-/// An array of rows, of a type of arrays of rows with as many columns of the values' types.
+/// An array of rows. `array_type` must be an array type of rows with these columns.
 pub fn row_array<const N: usize>(
     array_type: pg_sys::Oid,
     rows: impl Iterator<Item = [Option<pg_sys::Datum>; N]>,
 ) -> pg_sys::Datum {
-    // SAFETY: the SQL declares such a type; it is looked up, so the rows say by its oid what they are.
+    // SAFETY: the SQL declares such a type; it is looked up, so each row has its type's oid.
     unsafe {
         let row_type = pg_sys::get_element_type(array_type);
         let columns = pg_sys::lookup_rowtype_tupdesc_copy(row_type, -1);

@@ -1,7 +1,7 @@
-//! The C functions that the SQL names (`sql` lists them). Each does all of its Rust work first, and is left with a plain
-//! value: an answer or an error. Only then does it return or raise, for a raise skips every destructor.
+//! The C functions that the SQL names (`sql` lists them). Each finishes all Rust work first and is left with a plain
+//! value, an answer or an error. Only then does it return or raise, because raising skips every destructor.
 //!
-//! Never delete one that a released version's SQL names.
+//! Never delete a function that a released version's SQL names.
 
 use crate::errors::Refusal;
 use crate::pg::call::args::{Answer, Args};

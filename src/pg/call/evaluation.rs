@@ -1,9 +1,10 @@
-//! Calls that are one evaluation of a row, and its repetition.
+//! Repeated evaluations of the same row by one query.
 //!
-//! At READ COMMITTED a row that another transaction has changed meanwhile is evaluated anew (EvalPlanQual): the expressions
-//! of the query a second time, in a state of their own, whose memory is below the query's. So the same expression, called
-//! from memory below, is a repetition; called from the same memory, it is a further row. (The planner copies an expression
-//! that it puts into two places, and MERGE repeats its actions in the query's own memory: those are further rows here.)
+//! At READ COMMITTED a row that another transaction has changed is evaluated again (EvalPlanQual): the query's
+//! expressions are run in a second state, whose memory context is a child of the query's. So the same expression called
+//! in a child context is a repetition; called in the same context, it is for another row. (An expression that the
+//! planner copies to two places, and the actions that MERGE repeats in the query's own context, count as other rows
+//! here.)
 
 use crate::pg::call::args::Args;
 use pg_fence_rules::Token;
@@ -11,11 +12,11 @@ use pgrx::{pg_sys, PgMemoryContexts};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// Returns true if the call is a part of the SELECT that the client itself has sent, and not of what a function or a
-/// procedure does: those run within SPI, or in an executor of their own.
+/// Returns true if the call belongs to the SELECT that the client itself sent, and not to a statement of a function or
+/// procedure, which runs within SPI or in an executor of its own.
 pub fn is_of_client_s_select(args: &Args) -> bool {
-    // SAFETY: a call's function is known, and the portal that runs lives as long as the call. Where SPI is in use, no
-    // relation of that name is registered with it, so nothing changes.
+    // SAFETY: a call's function is known, and the running portal lives as long as the call. Within SPI, no relation of
+    // that name is registered, so nothing changes.
     unsafe {
         let portal = pg_sys::ActivePortal.as_ref();
         let select = portal.and_then(|portal| portal.queryDesc.as_ref());
@@ -25,18 +26,18 @@ pub fn is_of_client_s_select(args: &Args) -> bool {
     }
 }
 
-/// How many answers are remembered at most: a row is mostly repeated at once, so the latest do.
+/// The number of answers to remember. A row is usually repeated at once, so the latest are enough.
 const MOST_ANSWERS: usize = 1000;
 
-/// The memory of a running query, an expression in it, and what was asked for.
+/// The memory context of a running query, an expression in it, and the requested names.
 type Key = (usize, usize, Vec<u8>);
 
 thread_local! {
-    /// The answers so far. They go with the memory of their query.
+    /// The answers so far, which are dropped with the memory context of their query.
     static ANSWERED: RefCell<BTreeMap<Key, Token>> = const { RefCell::new(BTreeMap::new()) };
 }
 
-/// One call, as part of a query.
+/// One call of an expression in a query.
 #[derive(Clone, Copy)]
 pub struct Evaluation {
     memory: pg_sys::MemoryContext,
@@ -44,7 +45,7 @@ pub struct Evaluation {
 }
 
 impl Evaluation {
-    /// Of this call.
+    /// The evaluation to which this call belongs.
     pub fn of(args: &Args) -> Self {
         // SAFETY: a call's function is known, and lives as long as the call.
         unsafe {
@@ -53,12 +54,12 @@ impl Evaluation {
         }
     }
 
-    /// The answer of the same expression when this row was evaluated first; None where this is the first time.
+    /// The answer that the same expression gave when this row was evaluated before; `None` for the first evaluation.
     pub fn repeats(&self, asked: &[u8]) -> Option<Token> {
         ANSWERED.with_borrow(|answered| {
             let mut memory = self.memory;
             while !answered.is_empty() && self.expression != 0 {
-                // SAFETY: the memory of a call that runs, and what it is part of.
+                // SAFETY: the memory context of a running call, and its parents.
                 memory = unsafe { (*memory).parent };
                 if memory.is_null() {
                     break;
@@ -72,7 +73,8 @@ impl Evaluation {
         })
     }
 
-    /// Remembers the answer for as long as the query runs; after None, the next evaluation finds out by itself.
+    /// Remembers the answer until the query ends. For `None` nothing is remembered, so the next evaluation decides
+    /// again.
     pub fn answers(&self, asked: Vec<u8>, token: Option<Token>) {
         let memory = self.memory as usize;
         let key = (memory, self.expression, asked);
@@ -93,7 +95,7 @@ impl Evaluation {
     }
 }
 
-/// Goes with the memory of a query, and its answers with it.
+/// Dropped with the memory context of a query, to drop the query's answers.
 struct Forgotten(usize);
 
 impl Drop for Forgotten {

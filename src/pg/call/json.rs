@@ -1,11 +1,11 @@
-//! Values of jsonb, by which the library and its SQL functions tell each other what has no type of its own.
+//! Values of jsonb, in which the library and its SQL functions exchange data that has no type of its own.
 
 use crate::encoding::{c_string, in_server_encoding, to_utf8};
 use crate::pg::call::args::{bytes_of, text_datum};
 use pgrx::{direct_function_call_as_datum, pg_sys};
 use serde_json::Value;
 
-/// As a jsonb.
+/// Converts a value to jsonb.
 pub fn datum(value: &Value) -> pg_sys::Datum {
     let text = c_string(&in_server_encoding(value.to_string()));
     // SAFETY: a function of the server, with the argument that it declares.
@@ -13,7 +13,7 @@ pub fn datum(value: &Value) -> pg_sys::Datum {
     jsonb.unwrap_or(pg_sys::Datum::null())
 }
 
-/// Two objects, or two arrays, as one: `one || other` of SQL.
+/// Concatenates two objects or two arrays: `one || other` in SQL.
 pub fn merged(one: pg_sys::Datum, other: pg_sys::Datum) -> pg_sys::Datum {
     // SAFETY: as above; both are jsonb.
     let both =
@@ -21,17 +21,17 @@ pub fn merged(one: pg_sys::Datum, other: pg_sys::Datum) -> pg_sys::Datum {
     both.unwrap_or(one)
 }
 
-/// The text of a member of an object; None where it is not there, or null.
+/// The text of a member of an object; `None` if it is missing or null.
 pub fn field(object: pg_sys::Datum, key: &str) -> Option<String> {
     let arguments = [Some(object), Some(text_datum(key.as_bytes()))];
-    // SAFETY: as above; what it answers is a text.
+    // SAFETY: as above; the function returns a text.
     unsafe {
         let text = direct_function_call_as_datum(pg_sys::jsonb_object_field_text, &arguments)?;
         Some(to_utf8(bytes_of(text)))
     }
 }
 
-/// Is a member of an object true?
+/// Returns true if a member of an object is true.
 pub fn is_true(object: pg_sys::Datum, key: &str) -> bool {
     field(object, key).as_deref() == Some("true")
 }

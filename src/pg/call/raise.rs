@@ -1,9 +1,9 @@
-//! Raising a refusal as a Postgres error, and passing on one of Postgres's own, or of a user's function.
+//! Raising our own errors as Postgres errors, and passing on errors of Postgres or of a user's function.
 //!
-//! pgrx makes a panic of a Postgres error. That has a few of its fields only, and loses some of those: pgrx knows a
+//! pgrx turns a Postgres error into a panic that has only some of its fields, and loses some of these: it knows a
 //! closed list of SQLSTATEs (any other becomes XX000) and takes texts for UTF-8. So each error is copied while it is
-//! raised, and the copy is thrown again, after all Rust work is done: Postgres leaves by longjmp, which no destructor
-//! may meet.
+//! raised, and the copy is thrown at the end. `ereport` longjmps; no Rust destructor may be skipped, so errors are
+//! thrown last.
 
 use crate::encoding::{c_string, in_server_encoding, keeps_utf8};
 use crate::errors::{Refusal, SqlState};
@@ -18,36 +18,36 @@ use std::ffi::{c_char, c_int, c_void, CStr};
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::ptr::NonNull;
 
-/// An error as Postgres lays it out, in Postgres's memory: nothing to drop, and no larger than a pointer, which each
-/// call's answer has room for. It lives as long as the memory context that was current when the call began; its texts
-/// are in the server's encoding. None where there was no memory for it.
+/// An error in Postgres's format and memory, as small as a pointer and with nothing to drop, so that each call's answer
+/// has room for it. It lives as long as the memory context that was current when the call began. Its texts are in the
+/// server's encoding. `None` if there was no memory for it.
 #[derive(Clone, Copy)]
 pub struct RawError(Option<NonNull<pg_sys::ErrorData>>);
 
-/// How many of the errors that a call meets are kept, the latest. Mostly there is one. An exception handler in a user's
-/// trigger may meet others and then raise again the one that it was called for, which is not told to anybody.
+/// The number of copies to keep, for the latest errors of a call. Usually there is one. An exception handler in a
+/// user's trigger may meet others and then raise the original one again, which does not call `copy_error`.
 const MOST_COPIES: usize = 4;
 
-/// The errors that a piece of work has met.
+/// The errors raised during a piece of work.
 struct MetErrors {
-    /// The memory that the copies are in.
+    /// The memory context of the copies.
     memory: pg_sys::MemoryContext,
-    /// The latest comes first; NULL where there was none.
+    /// The copies, the latest first; NULL if there are fewer.
     copies: Cell<[*mut pg_sys::ErrorData; MOST_COPIES]>,
 }
 
-/// Does the work. A refusal, a server's error or a panic in it comes back as an error that is to be thrown when no Rust
-/// work is left.
+/// Runs `work`. One of our errors, a Postgres error or a panic is returned as an error to be thrown when all Rust work
+/// is done.
 ///
-/// pgrx's own guard throws a server's error itself, but with a copy of its text domain that nobody frees: a session that
-/// catches errors in a loop would grow by 32 bytes with each.
+/// pgrx's own guard throws a Postgres error itself, but with a copy of its text domain that is never freed: a session
+/// that catches errors in a loop would grow by 32 bytes with each.
 #[inline]
 pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawError> {
     reserve::keep();
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
     let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); MOST_COPIES]) };
-    // Laying out a refusal may itself raise: not every character has a place in every encoding.
+    // Converting an error may raise another one: not every character exists in every encoding.
     match met.during(|| work().map_err(RawError::of)) {
         Ok(done) => done,
         Err(panic) => Err(met.error_of(panic)),
@@ -55,10 +55,10 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawErro
 }
 
 impl MetErrors {
-    /// Does the work, and copies each error that is raised meanwhile.
+    /// Runs `work`, and copies each error that is raised meanwhile.
     fn during<T>(&self, work: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
-        // SAFETY: the callback is taken off again before it goes; an error that pgrx has caught has taken those off
-        // that were put on since.
+        // SAFETY: the callback is removed before it is dropped; if pgrx catches an error, it removes the callbacks
+        // added later.
         unsafe {
             let mut callback = pg_sys::ErrorContextCallback {
                 previous: pg_sys::error_context_stack,
@@ -72,7 +72,7 @@ impl MetErrors {
         }
     }
 
-    /// The error that a panic stands for.
+    /// The error that caused a panic.
     #[cold]
     fn error_of(&self, panic: Box<dyn Any + Send>) -> RawError {
         // SAFETY: the memory was the caller's when the call began.
@@ -84,11 +84,11 @@ impl MetErrors {
             };
             copy.unwrap_or_else(|| RawError::of_panic(panic))
         }));
-        // Laying it out takes a little memory.
+        // Even converting takes a little memory.
         laid_out.unwrap_or(RawError(None))
     }
 
-    /// The copy of the error that pgrx has made this report of.
+    /// The copy of the error of which pgrx made this report.
     fn copy_of(&self, report: &ErrorReportWithLevel) -> Option<RawError> {
         let is_it = |copy: &&pg_sys::ErrorData| {
             // SAFETY: a message is NUL-terminated, or NULL.
@@ -104,9 +104,9 @@ impl MetErrors {
     }
 }
 
-/// Called by Postgres for each error and each message, before it goes on its way.
+/// Called by Postgres for each error and message, before it is raised or sent.
 unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
-    // SAFETY: `during` has passed it; the error is the topmost on Postgres's stack of errors.
+    // SAFETY: `during` has passed the argument; the error is on top of Postgres's error stack.
     unsafe {
         let met = &*met.cast::<MetErrors>();
         if raw::geterrcode() == encode(SqlState::OutOfMemory) && !reserve::use_up() {
@@ -130,7 +130,7 @@ unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
 }
 
 impl RawError {
-    /// Puts it into Postgres's memory.
+    /// Moves an error into Postgres's memory.
     fn allocated(error: pg_sys::ErrorData) -> Self {
         // SAFETY: new memory of that size, aligned for anything.
         unsafe {
@@ -140,13 +140,13 @@ impl RawError {
         }
     }
 
-    /// Lays a refusal out.
+    /// Converts one of our errors.
     #[cold]
     fn of(refusal: Refusal) -> Self {
         RawError::allocated(laid_out(refusal))
     }
 
-    /// Lays out a panic of Rust's, or an error of which there is no copy.
+    /// Converts a Rust panic, or an error without a copy.
     fn of_panic(panic: Box<dyn Any + Send>) -> Self {
         let panic = match panic.downcast::<CaughtError>() {
             Ok(caught) => match *caught {
@@ -177,7 +177,7 @@ impl RawError {
     }
 }
 
-/// An error without a detail, a hint or a place.
+/// An error with a SQLSTATE and a message only.
 fn error_data(sqlstate: SqlState, message: *const c_char) -> pg_sys::ErrorData {
     pg_sys::ErrorData {
         elevel: PgLogLevel::ERROR as c_int,
@@ -187,7 +187,7 @@ fn error_data(sqlstate: SqlState, message: *const c_char) -> pg_sys::ErrorData {
     }
 }
 
-/// A refusal as Postgres lays it out.
+/// Converts one of our errors to Postgres's format.
 fn laid_out(refusal: Refusal) -> pg_sys::ErrorData {
     let optional = |text: &[u8]| {
         let text = if text.is_empty() { std::ptr::null() } else { c_string(text) };
@@ -197,7 +197,7 @@ fn laid_out(refusal: Refusal) -> pg_sys::ErrorData {
     let message = c_string(&in_server_encoding(refusal.message));
     let mut error = error_data(refusal.sqlstate, message);
     error.detail = detail;
-    // It may name a column.
+    // The hint may name a column, so it may have characters outside of ASCII.
     error.hint = optional(&in_server_encoding(refusal.hint.into_owned()));
     if let Some(location) = refusal.location {
         error.schema_name = optional(&location.schema);
@@ -207,7 +207,8 @@ fn laid_out(refusal: Refusal) -> pg_sys::ErrorData {
     error
 }
 
-/// pgrx takes an error's text for UTF-8. In a database of another encoding what is not ASCII is lost by then.
+/// Converts a text of pgrx, which takes an error's text for UTF-8. In a database of another encoding, characters
+/// outside of ASCII are lost by then.
 fn of_server(text: &str) -> Vec<u8> {
     if text.is_ascii() || keeps_utf8() {
         return text.as_bytes().to_vec();
@@ -215,10 +216,10 @@ fn of_server(text: &str) -> Vec<u8> {
     text.chars().map(|c| if c.is_ascii() { c as u8 } else { b'?' }).collect()
 }
 
-/// Raises it; does not return.
+/// Raises an error; does not return.
 ///
 /// # Safety
-/// No frame between here and Postgres may hold anything that needs dropping.
+/// No frame between here and Postgres may hold a value that needs dropping.
 pub unsafe fn throw(error: RawError) -> ! {
     let mut no_memory = error_data(SqlState::OutOfMemory, c"out of memory".as_ptr());
     let error = error.0.map_or(&raw mut no_memory, NonNull::as_ptr);
@@ -227,29 +228,29 @@ pub unsafe fn throw(error: RawError) -> ! {
     unreachable!("an ERROR was thrown and came back");
 }
 
-/// Raises it in the midst of Rust work, as a function of the server's would: for what no caller expects.
+/// Raises an error in the middle of Rust work, as a function of the server would, for errors that no caller expects.
 pub fn now(error: Refusal) -> ! {
     report(error, PgLogLevel::ERROR);
     unreachable!("an ERROR was reported and came back");
 }
 
-/// Ends the session, for want of memory: nothing of this work is left to go on.
+/// Ends the session because memory is exhausted and its work cannot continue.
 #[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn end_without_memory() -> ! {
     let mut no_memory = error_data(SqlState::OutOfMemory, c"out of memory".as_ptr());
     no_memory.elevel = PgLogLevel::FATAL as c_int;
-    // SAFETY: the process exits in there, and no frame is left; Postgres keeps memory for this.
+    // SAFETY: the process exits in there, and no frame is left; Postgres reserves memory for this.
     unsafe { raw::ThrowErrorData(&raw mut no_memory) };
     std::process::abort();
 }
 
-/// Sends the client a warning, and goes on.
+/// Sends the client a warning.
 pub fn warn(warning: Refusal) {
     report(warning, PgLogLevel::WARNING);
 }
 
-/// Writes a line into the server's log, and goes on.
+/// Writes a line to the server's log.
 pub fn log(line: Refusal) {
     report(line, PgLogLevel::LOG_SERVER_ONLY);
 }
@@ -257,11 +258,11 @@ pub fn log(line: Refusal) {
 fn report(what: Refusal, level: PgLogLevel) {
     let mut report = laid_out(what);
     report.elevel = level as c_int;
-    // SAFETY: what is no error returns.
+    // SAFETY: a message below ERROR returns.
     unsafe { pg_sys::ThrowErrorData(&mut report) };
 }
 
-/// The message of an error that was caught.
+/// The message of a caught error.
 pub fn message_of(error: &CaughtError) -> String {
     match error {
         CaughtError::PostgresError(report)
@@ -270,7 +271,7 @@ pub fn message_of(error: &CaughtError) -> String {
     }
 }
 
-/// Its five characters as Postgres packs them (MAKE_SQLSTATE).
+/// Packs the five characters of a SQLSTATE as Postgres does (MAKE_SQLSTATE).
 fn encode(sqlstate: SqlState) -> c_int {
     sqlstate
         .code()

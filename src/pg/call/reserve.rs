@@ -1,24 +1,25 @@
-//! Memory that is set aside for the error that tells of no memory.
+//! Memory that is reserved for out-of-memory errors.
 
-// Unit tests run without a server that could raise one.
+// Unit tests run without a server that could raise such an error.
 #![cfg_attr(test, allow(dead_code))]
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicPtr, Ordering::Relaxed};
 
-/// Kept for the error that tells of no memory. Each error is copied twice on its way, by us and by pgrx, whose guard then
-/// panics. Where there is no memory for a copy either, that is an error in its turn, and after five of them Postgres ends
-/// all sessions. NULL before the first call, and where it was needed. Nobody touches it, so it takes no room but an address.
+/// The memory reserved for an out-of-memory error. Each error is copied twice, by us and by pgrx, whose guard then
+/// panics. If there is no memory for a copy, that raises another error, and after five nested errors Postgres ends all
+/// sessions. NULL before the first call, and after the reserve was used. The memory is never touched, so it takes up
+/// only address space.
 static RESERVE: AtomicPtr<u8> = AtomicPtr::new(null_mut());
 
-/// A megabyte is the least that Postgres takes for a memory context that has grown; some for Rust's panic.
+/// A grown memory context takes at least a megabyte, and Rust's panic takes some more.
 const RESERVED: Layout = match Layout::from_size_align(9 << 18, 16) {
     Ok(layout) => layout,
     Err(_) => panic!("a size"),
 };
 
-/// Where each call begins.
+/// Allocates the reserve, if there is none. Called at the begin of each call.
 #[inline]
 pub fn keep() {
     if RESERVE.load(Relaxed).is_null() {
@@ -27,12 +28,12 @@ pub fn keep() {
     }
 }
 
-/// For an error that tells of no memory, before it is copied. False where another one has had the reserve, and as much is
-/// not to be had again.
+/// Frees the reserve for an out-of-memory error, before the error is copied. Returns false if an earlier error has used
+/// the reserve, and it cannot be allocated again.
 #[cold]
 pub fn use_up() -> bool {
     let mut reserve = RESERVE.swap(null_mut(), Relaxed);
-    // SAFETY: not of size zero; nobody else has what was swapped.
+    // SAFETY: not of size zero; no other code has the swapped pointer.
     unsafe {
         if reserve.is_null() {
             reserve = System.alloc(RESERVED);

@@ -1,4 +1,4 @@
-//! Rust's own memory, and the end of the session where there is none left.
+//! Rust's allocator, which ends the session if memory is exhausted.
 
 // Unit tests run without a server that could end their session.
 #![cfg_attr(test, allow(dead_code))]
@@ -6,16 +6,16 @@
 use crate::pg::call::raise;
 use std::alloc::{GlobalAlloc, Layout, System};
 
-/// Rust's own memory. Where there is none left Rust would abort the process, and with it the whole server: here only
-/// the session ends (FATAL). A text that may be large is measured, or left in Postgres's memory, where this is an
-/// ERROR.
+/// Rust's allocator. If memory is exhausted, Rust would abort the process and with it the whole server; here only the
+/// session ends (FATAL). Texts that may be large are checked for their length, or left in Postgres's memory, where
+/// exhaustion is an ERROR.
 struct RustMemory;
 
 #[cfg(not(test))]
 #[global_allocator]
 static RUST_MEMORY: RustMemory = RustMemory;
 
-// SAFETY: the system's memory, or no return.
+// SAFETY: returns the system's memory, or does not return.
 unsafe impl GlobalAlloc for RustMemory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.

@@ -1,7 +1,7 @@
 //! Calls of functions of the schema `fence` by the library itself.
 //!
-//! Postgres asks for EXECUTE where SQL names a function, not where C calls one. So what an SQL function of ours does
-//! in PL/pgSQL can be a function that nobody else may call, and yet run with the rights of its caller.
+//! Postgres checks EXECUTE if SQL names a function, but not if C calls one. So the PL/pgSQL part of an SQL function can
+//! be a function that nobody else may call, and still runs with the rights of its caller.
 
 use crate::errors::{self, Refusal};
 use crate::pg::call::args::Args;
@@ -16,18 +16,18 @@ pub struct StateFunction {
     argument_types: Vec<pg_sys::Oid>,
 }
 
-/// The trigger function `fenced`. Error: 55000 where there is none.
+/// The trigger function `fenced`. Errors: 55000 if there is none.
 pub fn fenced() -> Result<pg_sys::Oid, Refusal> {
     own::fenced().ok_or_else(|| errors::function_missing("fenced"))
 }
 
 impl StateFunction {
-    /// The one of that name and number of arguments. Error: 55000 where there is none.
+    /// Finds the function with that name and number of arguments. Errors: 55000 if there is none.
     pub fn find(name: &CStr, arguments: usize) -> Result<Self, Refusal> {
         let oid = own::function(name, arguments)
             .ok_or_else(|| errors::function_missing(&name.to_string_lossy()))?;
         let (mut types, mut count) = (std::ptr::null_mut(), 0);
-        // SAFETY: gives back a palloc'd array of so many types.
+        // SAFETY: returns a palloc'ed array of `count` types.
         let argument_types = unsafe {
             pg_sys::get_func_signature(oid, &mut types, &mut count);
             (0..count as usize).map(|n| *types.add(n)).collect()
@@ -35,26 +35,26 @@ impl StateFunction {
         Ok(StateFunction { oid, argument_types })
     }
 
-    /// The type of its n-th argument, from 0.
+    /// The type of the n-th argument, from 0.
     pub fn argument_type(&self, n: usize) -> pg_sys::Oid {
         self.argument_types[n]
     }
 
-    /// Calls it; None for NULL. Its errors reach the client as they are.
+    /// Calls the function; `None` for NULL. Errors in it reach the client unchanged.
     pub fn call(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) -> Option<pg_sys::Datum> {
-        // SAFETY: a function that is not asked for rows needs no place for them.
+        // SAFETY: a function that returns no set needs no result info.
         unsafe { self.run(outer, arguments, std::ptr::null_mut()) }
     }
 
-    /// Lets it give the rows of the call that is served: both return sets of the same rows, this one in PL/pgSQL, which puts
-    /// all of them into the place for them.
+    /// Calls the function to return the rows of the call that is being served. Both return sets of the same rows; this
+    /// one is in PL/pgSQL, which puts all of them into the result set.
     pub fn answer(&self, outer: Args, arguments: &[Option<pg_sys::Datum>]) {
-        // SAFETY: the place is what a function of this kind takes.
+        // SAFETY: the result info is that of a set-returning function.
         unsafe { self.run(outer, arguments, (*outer.raw()).resultinfo) };
     }
 
     /// # Safety
-    /// `result` must be what a function of its kind takes for it.
+    /// `result` must be the result info that a function of its kind takes.
     unsafe fn run(
         &self,
         outer: Args,
@@ -62,8 +62,8 @@ impl StateFunction {
         result: *mut pg_sys::Node,
     ) -> Option<pg_sys::Datum> {
         assert_eq!(arguments.len(), self.argument_types.len());
-        // SAFETY: the SQL declares arguments of these types; the call is laid out as InitFunctionCallInfoData does it,
-        // with room for all arguments; what the function looks up is kept in memory that outlives the call.
+        // SAFETY: the SQL declares arguments of these types; the call is set up as by InitFunctionCallInfoData, with
+        // room for all arguments; what the function looks up is stored in memory that outlives the call.
         unsafe {
             let mut function = pg_sys::FmgrInfo::default();
             pg_sys::fmgr_info(self.oid, &mut function);
