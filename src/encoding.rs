@@ -1,10 +1,10 @@
-//! Texts in the database's encoding and in UTF-8: what both `errors` and `pg` stand on.
+//! Conversion of texts between the database's encoding and UTF-8, for both `errors` and `pg`.
 #![allow(unsafe_code)]
 
 use pgrx::pg_sys;
 use std::ffi::{c_char, c_int, CStr};
 
-/// A palloc'ed, NUL-terminated copy; a NUL inside ends it.
+/// A palloc'ed, NUL-terminated copy of the bytes, up to the first NUL among them.
 pub fn c_string(bytes: &[u8]) -> *const c_char {
     let end = bytes.iter().position(|b| *b == 0).unwrap_or(bytes.len());
     // SAFETY: the new block has room for the bytes and the NUL.
@@ -31,14 +31,14 @@ pub fn push_number(to: &mut Vec<u8>, number: i64) {
     to.extend_from_slice(&digits[first..]);
 }
 
-/// Is the database in UTF-8, or in no encoding that is known?
+/// Returns true if the database stores UTF-8, or bytes of unknown encoding.
 pub fn keeps_utf8() -> bool {
-    // SAFETY: reads what was set when the backend connected.
+    // SAFETY: reads a value set when the backend connected.
     let encoding = unsafe { pg_sys::GetDatabaseEncoding() } as pg_sys::pg_enc::Type;
     [pg_sys::pg_enc::PG_UTF8, pg_sys::pg_enc::PG_SQL_ASCII].contains(&encoding)
 }
 
-/// UTF-8 text in the database's encoding.
+/// Converts UTF-8 to the database's encoding.
 pub fn in_server_encoding(text: String) -> Vec<u8> {
     if text.is_ascii() {
         return text.into_bytes();
@@ -46,7 +46,7 @@ pub fn in_server_encoding(text: String) -> Vec<u8> {
     if keeps_utf8() {
         return text.into_bytes();
     }
-    // SAFETY: the conversion gets a length and a NUL-terminated copy, and gives back one or the other.
+    // SAFETY: the conversion gets the length and a NUL-terminated copy, and returns that copy or another one.
     unsafe {
         let copy = c_string(text.as_bytes());
         let converted =
@@ -55,7 +55,7 @@ pub fn in_server_encoding(text: String) -> Vec<u8> {
     }
 }
 
-/// As many whole characters of a text of the database as fit into so many bytes.
+/// Truncates to at most `most` bytes at a character boundary.
 pub fn within(text: &[u8], most: usize) -> &[u8] {
     if text.len() <= most {
         return text;
@@ -66,7 +66,7 @@ pub fn within(text: &[u8], most: usize) -> &[u8] {
     &text[..usize::try_from(length).unwrap_or(0)]
 }
 
-/// Text of the database as UTF-8.
+/// Converts from the database's encoding to UTF-8.
 pub fn to_utf8(bytes: &[u8]) -> String {
     if let (true, Ok(text)) = (bytes.is_ascii(), std::str::from_utf8(bytes)) {
         return text.to_owned();
@@ -74,7 +74,7 @@ pub fn to_utf8(bytes: &[u8]) -> String {
     // SAFETY: as above.
     unsafe {
         if pg_sys::GetDatabaseEncoding() == pg_sys::pg_enc::PG_SQL_ASCII as c_int {
-            // No encoding is known: what is not UTF-8 cannot be shown.
+            // The encoding is unknown, so bytes that are not UTF-8 are replaced.
             return String::from_utf8_lossy(bytes).into_owned();
         }
         let copy = c_string(bytes);

@@ -2,20 +2,20 @@
 //!
 //! Each module calls only those below it:
 //!
-//! | module | what is there |
+//! | module | content |
 //! | --- | --- |
 //! | `sql` | the functions that SQL calls, and their arguments; the SQL objects themselves are in `sql/` |
-//! | `transaction_end` | what happens when a transaction commits or ends otherwise, in order |
+//! | `transaction_end` | what happens when a transaction commits or rolls back, in order |
 //! | `leases`, `fence` | granting, changing, guarding and waiting; the trigger |
-//! | `tokens` | where tokens come from, and when the sequence moves on |
-//! | `statistics` | what is counted, and where all sessions see it |
+//! | `tokens` | drawing tokens, and when the sequence advances |
+//! | `statistics` | counters, and the shared memory in which all sessions see them |
 //! | `pg` | PostgreSQL: tables, locks, transactions, settings; the only one with `unsafe`, but for `encoding` |
-//! | `errors` | every refusal, in words: SQLSTATE, message, detail, hint |
-//! | `encoding` | texts in the database's encoding and in UTF-8 |
+//! | `errors` | every error in words: SQLSTATE, message, detail, hint |
+//! | `encoding` | conversions between the database's encoding and UTF-8 |
 //! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |
 //!
-//! A call flows like this: arguments, look, lock, look again (`leases::locks`), decide (`rules`), draw (`tokens`), write,
-//! answer.
+//! A call reads its arguments and the rows, locks, reads the rows again (`leases::locks`), decides (`rules`), draws a
+//! token (`tokens`), writes and answers.
 //!
 //! `docs/internals/architecture.md` also says what is deliberately absent.
 

@@ -1,4 +1,4 @@
-//! Where tokens come from, and what is known of those that were drawn.
+//! The token sequence: drawing tokens, advancing the sequence, and what a backend knows of both.
 
 use crate::errors::{self, Refusal};
 use crate::pg::locks::lock::LockTag;
@@ -15,24 +15,23 @@ use pg_fence_rules::{Floor, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 
-/// This backend's knowledge of the life that its database is in.
+/// What this backend knows of its database's epoch.
 ///
-/// Once it has seen that this life has begun it need not look again: no backend survives a recovery, so the start
-/// of the server and the identity of the database stay what they are. Somebody may still
-/// load a dump; the number that dumps carry tells.
+/// It determines the epoch once, because no backend survives a recovery: the start of the server and the identity of
+/// the database stay the same. A dump may still be loaded, which changes `dumped`.
 #[derive(Clone, Copy)]
 struct Life {
-    /// The sequence that has been moved on in this life; invalid where that is still to be found out.
+    /// The sequence whose advance in this epoch is done; invalid if that is not known yet.
     begun: Oid,
-    /// The sequence that the two numbers are of: a restore may put another one in its place.
+    /// The sequence to which the two numbers belong: a restore may replace it.
     sequence: Oid,
-    /// A token that the sequence is known to have passed.
+    /// A token that the sequence is known to have reached.
     passed: Token,
-    /// The number that a dump would have carried when this life was seen to have begun: another one is of a later move,
-    /// or of a dump that was loaded.
+    /// The number in a dump made when this epoch was determined. Another number shows that the sequence was advanced
+    /// since, or that a dump was loaded.
     dumped: Token,
-    /// The floor, and the state of that number's page before the floor was read. Each jump and each dump that is loaded
-    /// changes the page, so the floor is the same for as long as the page is.
+    /// The epoch, and the state of the page of `dumped` before the epoch was read. Each new epoch and each loaded dump
+    /// changes that page, so an unchanged page means an unchanged epoch.
     floor: Option<(PageState, Floor)>,
 }
 
@@ -43,7 +42,7 @@ thread_local! {
 }
 
 impl Life {
-    /// Nothing is known of this sequence yet.
+    /// What is known of a sequence at first: nothing.
     const fn unknown(sequence: Oid) -> Life {
         Life {
             begun: Oid::INVALID,
@@ -54,7 +53,7 @@ impl Life {
         }
     }
 
-    /// The knowledge of this sequence.
+    /// What is known of this sequence.
     fn of(sequence: Oid) -> Life {
         let known = LIFE.get();
         if known.sequence == sequence {
@@ -68,13 +67,13 @@ impl Life {
     }
 }
 
-/// Draws a token. The caller holds the lock of the lease that it is for.
+/// Draws a token. The caller holds the lock of the lease.
 ///
-/// It need not be on disk when it is returned: a crash makes the sequence move on beyond it.
+/// The token need not be on disk when it is returned, because the start after a crash advances the sequence beyond it.
 ///
-/// `above` is the greatest token that the lease is known to have had. A sequence that is not above it, nor
-/// above what this backend drew before, was set back by hand: it jumps.
-/// Errors: 55000 where the sequence is altered or exhausted, 2200H where Postgres finds that.
+/// `above` is the greatest token known of the lease. If the sequence is not above that, and above what this backend
+/// drew before, it was set back by hand: a new epoch begins. Errors: 55000 if the sequence is altered or exhausted, and
+/// 2200H from Postgres.
 pub fn draw(above: Token) -> Result<Token, Refusal> {
     let oid = sequence()?;
     check_fit(oid)?;
@@ -83,7 +82,7 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
         let life = settled(oid)?;
         let above = above.max(life.passed);
         let token = Token::from_bigint(sequence::next(oid));
-        // The draw has locked the sequence: what was changed until then is known now, and no more will be.
+        // Drawing locks the sequence, so earlier changes of it are visible now, and none can follow.
         check_fit(oid)?;
         if token > above {
             LIFE.set(Life { passed: token, ..life });
@@ -96,8 +95,8 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
     }
 }
 
-/// The last token drawn, 0 when none was. It writes nothing: right after a start of the server, that is the last
-/// one that the earlier life has left on disk. None on a standby, where the value runs ahead of the primary's.
+/// The last token drawn, 0 if there is none. Writes nothing: right after a start of the server, it is the last token
+/// that reached the disk before. `None` on a standby, where the value runs ahead of the primary's.
 pub fn last() -> Result<Option<Token>, Refusal> {
     if server::in_recovery() {
         return Ok(None);
@@ -113,12 +112,13 @@ fn token_of(page: &sequence::Page) -> Token {
     page.last.map_or(Token::BEFORE_ALL, Token::from_bigint)
 }
 
-/// The sequence that tokens come from.
+/// The sequence from which tokens are drawn.
 pub fn sequence() -> Result<Oid, Refusal> {
     state_oid(c"token_seq")
 }
 
-/// Was this token ever drawn from that sequence? It must be settled: what was lost in a crash was drawn, too.
+/// Returns true if this token was ever drawn from that sequence. Tokens lost in a crash count as drawn, so the sequence
+/// must have advanced since.
 #[inline]
 pub fn issued(oid: Oid, token: Token) -> bool {
     let life = LIFE.get();
@@ -128,15 +128,15 @@ pub fn issued(oid: Oid, token: Token) -> bool {
 
 #[cold]
 fn issued_by_now(oid: Oid, token: Token) -> bool {
-    // No sequence that is altered has issued anything.
+    // A sequence that was altered has issued nothing.
     let Ok(life) = settled(oid) else { return false };
     let last = last_of(oid);
     LIFE.set(Life { passed: life.passed.max(last), ..life });
     token <= last
 }
 
-/// Where the latest jump went to; tokens up to it speak for no lease until renewed. Jumps first where this
-/// is another database than the one that drew last, or a dump of one was loaded. Errors: 55000.
+/// The present epoch, whose first number no grant may be older than to speak. Begins a new epoch first if this is
+/// another database than the one that drew last, or a dump of one was loaded. Errors: 55000.
 pub fn floor() -> Result<Floor, Refusal> {
     let oid = sequence()?;
     if let Some(floor) = settled_floor(oid)? {
@@ -146,9 +146,9 @@ pub fn floor() -> Result<Floor, Refusal> {
     recorded_floor()
 }
 
-/// As `floor`, but writes nothing: where a jump is due, no token speaks.
+/// Returns the epoch like `floor`, but writes nothing: if a new epoch is due, no token speaks.
 pub fn floor_seen() -> Result<Floor, Refusal> {
-    // A standby is as good as what it has replayed: the jump comes with its promotion.
+    // A standby has the epoch that it has replayed. The new one begins after its promotion.
     if server::in_recovery() {
         return recorded_floor();
     }
@@ -158,17 +158,18 @@ pub fn floor_seen() -> Result<Floor, Refusal> {
     }
     match what_is_due(oid)? {
         (Due::Jump, _) => return Ok(Floor::ABOVE_ALL),
-        // A session that only checks need not find that out each time.
+        // Remembered, so that a session that only checks tokens need not find it out each time.
         (Due::Nothing, seen) => LIFE.set(Life { begun: oid, ..seen }),
         (Due::Move, _) => (),
     }
     recorded_floor()
 }
 
-/// The floor, if this life has begun and no dump was loaded since; else None.
+/// The epoch, if it has been determined and no dump was loaded since; otherwise `None`.
 fn settled_floor(oid: Oid) -> Result<Option<Floor>, Refusal> {
     let life = Life::of(oid);
-    // Read before the floor, for a jump writes it after the floor: what is kept cannot be older than the page.
+    // The page is read before the epoch. A new epoch is written before the page, so a stored epoch cannot be older than
+    // the stored page state.
     let page = sequence::read(state_oid(c"dumped_token_seq")?);
     if !life.has_begun() || life.dumped != token_of(&page) {
         return Ok(None);
@@ -181,7 +182,7 @@ fn settled_floor(oid: Oid) -> Result<Option<Floor>, Refusal> {
     Ok(Some(floor))
 }
 
-/// The number of jumps.
+/// The number of epochs begun since the extension was created.
 pub fn jumps() -> Result<i64, Refusal> {
     Ok(sequence::read(state_oid(c"jump_count_seq")?).last.unwrap_or(0))
 }
@@ -190,8 +191,8 @@ fn recorded_floor() -> Result<Floor, Refusal> {
     Ok(Floor::at(last_of(state_oid(c"jump_token_seq")?)))
 }
 
-/// 55000 unless the sequence's values are fit to be tokens. Looks at its definition once, and again when some
-/// definition has changed.
+/// Errors with 55000 unless the sequence's values are fit to be tokens. Checks its definition once, and again after a
+/// definition in the catalog has changed.
 fn check_fit(oid: Oid) -> Result<(), Refusal> {
     thread_local! {
         static FIT: Cell<(Oid, u64)> = const { Cell::new((Oid::INVALID, 0)) };
@@ -221,8 +222,8 @@ fn check_definition(oid: Oid) -> Result<(), Refusal> {
     }
 }
 
-/// The life once it has begun and no dump was loaded since: read before each draw and verdict, so that a
-/// session that was there before the dump is as safe as one that comes later.
+/// What is known of the sequence, once the epoch is determined and no dump was loaded since. Checked before each draw
+/// and decision, so that sessions older than a dump are as safe as newer ones.
 fn settled(oid: Oid) -> Result<Life, Refusal> {
     let life = Life::of(oid);
     if !life.has_begun() || life.dumped != dumped()? {
@@ -231,8 +232,8 @@ fn settled(oid: Oid) -> Result<Life, Refusal> {
     Ok(Life::of(oid))
 }
 
-/// The number that a dump carries, not far behind the last token. The sequence itself is in no dump,
-/// so none that is loaded sets it back.
+/// The number that a dump contains, which is not far behind the last token. Dumps do not contain the sequence itself,
+/// so loading one does not set it back.
 fn dumped() -> Result<Token, Refusal> {
     Ok(last_of(state_oid(c"dumped_token_seq")?))
 }
@@ -243,8 +244,8 @@ fn set_dumped(token: Token) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Makes sure that the sequence has outrun whatever an earlier life of this database may have drawn: durably,
-/// before anything is drawn or judged, at least once for each change and once for any number of racing sessions.
+/// Ensures that the sequence is beyond all tokens that this database may have drawn before a start, a failover, a
+/// restore or a copy. The advance is durable before any token is drawn or checked; concurrent sessions make it once.
 #[inline]
 pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
     if LIFE.get().begun == oid {
@@ -280,7 +281,8 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Does work under the jump's lock, which is given back at once, so that no open transaction holds up a jump.
+/// Runs `work` under the lock of the advance. The lock is released at once, so that no open transaction delays an
+/// advance.
 fn under_move_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
     let lock = LockTag::token_move();
     lock.take(MOVE_ON.mode, MOVE_ON.waits)?;
@@ -289,10 +291,11 @@ fn under_move_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Re
     result
 }
 
-/// The move that is due, and the sequence as it was when that was decided.
+/// The advance that is due, and the state of the sequence when that was decided.
 fn what_is_due(oid: Oid) -> Result<(Due, Life), Refusal> {
     let life = Life::of(oid);
-    // Before the sequence, which every move sets first: so it is behind this one only where a dump was loaded.
+    // Read before the sequence. Every advance sets the sequence first, so it is behind this number only if a dump was
+    // loaded.
     let dumped = dumped()?;
     let start = sequence::read_unlogged(state_oid(c"server_start_seq")?);
     let recorded = Recorded {
@@ -306,7 +309,7 @@ fn what_is_due(oid: Oid) -> Result<(Due, Life), Refusal> {
     Ok((due, Life { passed: recorded.last.max(life.passed), dumped, ..life }))
 }
 
-/// Jumps by hand; gives back where to. Errors: 55000.
+/// Begins a new epoch on request, and returns the number to which the sequence advanced. Errors: 55000.
 pub fn jump_now() -> Result<Token, Refusal> {
     let oid = sequence()?;
     let life = under_move_lock(|| jump(oid))?;
@@ -315,8 +318,8 @@ pub fn jump_now() -> Result<Token, Refusal> {
     Ok(life.passed)
 }
 
-/// Called once, by the script that creates the extension. No grant is older, so nothing is silenced; but the
-/// floor keeps silent what a restore loads before it has loaded the rest.
+/// Called once, when the extension is created. No grant is older, so no token becomes invalid. But grants that a
+/// restore loads are older, and stay invalid until the restore has loaded the rest.
 pub fn record_creation() -> Result<(), Refusal> {
     let oid = sequence()?;
     let identity = server::identity(oid)?;
@@ -329,13 +332,13 @@ fn jump(oid: Oid) -> Result<Life, Refusal> {
     let identity = server::identity(oid)?;
     let target = move_on(oid)?;
     set_floor(target)?;
-    // Set, not drawn: what nextval logs is 32 ahead, which a crash would show.
+    // Set rather than drawn: nextval logs a value 32 ahead, which would appear after a crash.
     sequence::set_durably(state_oid(c"jump_count_seq")?, jumps()? + 1);
     record(oid, &identity, target)
 }
 
-/// No grant whose latest token is not above this one speaks from now on. The number that dumps carry is set right behind
-/// it: by that sessions see that the floor they keep is an old one.
+/// Begins an epoch: no grant without a greater token speaks from now on. The number in dumps is set right after, which
+/// shows other sessions that their stored epoch is outdated.
 fn set_floor(target: Token) -> Result<(), Refusal> {
     sequence::set_durably(state_oid(c"jump_token_seq")?, target.bigint());
     set_dumped(target)
@@ -344,15 +347,16 @@ fn set_floor(target: Token) -> Result<(), Refusal> {
 fn move_on(oid: Oid) -> Result<Token, Refusal> {
     check_fit(oid)?;
     let last = last_of(oid).max(Life::of(oid).passed).max(dumped()?);
-    // Once: where the clock does not go on, the last value decides.
+    // Waits once only: if the clock does not advance, the last value decides.
     wait::pause(moves::wait_for_clock(last, clock::now()));
     let target = moves::target(last, clock::now()).ok_or_else(errors::tokens_exhausted)?;
     sequence::set_durably(oid, target.bigint());
     Ok(target)
 }
 
-/// Records, when all else is on disk, that this life has begun at this token: after a crash before this, the sequence
-/// moves on once more, never once too few. The mark of the start comes last, for with it the rest is believed.
+/// Records that the epoch began with this token, after everything else is on disk. After an earlier crash the sequence
+/// advances once more, never once too few. The hash of the start is set last, because with it the other values are
+/// believed.
 fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Life, Refusal> {
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
     let start = state_oid(c"server_start_seq")?;

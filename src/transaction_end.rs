@@ -1,8 +1,8 @@
-//! The work when a transaction or a savepoint ends: all of it, in order. `pg::session::scope` listens and calls.
+//! What happens when a transaction or a savepoint ends, in order. `pg::session::scope` calls this module.
 //!
-//! Before the commit, or PREPARE, a transaction can still be refused, or warned of. Then the commit's record comes; then
-//! others see the changes, while the locks are held; at last the locks are gone. A rollback begins with its end. Nothing
-//! is written at any of these moments.
+//! Before the commit or PREPARE the transaction can still be refused, or get a warning. Then the commit record is
+//! written, the changes become visible while the locks are still held, and at last the locks are released. A rollback
+//! begins with `Ended`. None of these steps writes to a table.
 
 use crate::errors::Refusal;
 use crate::fence;
@@ -12,7 +12,7 @@ use crate::pg::session::commit;
 use crate::pg::session::scope::{Listener, Moment};
 use crate::statistics;
 
-/// Called before a commit, and at each moment after.
+/// Registered when the library is loaded.
 pub const LISTENER: Listener = Listener { before_commit, at };
 
 fn before_commit(prepares: bool) -> Result<(), Refusal> {
@@ -25,14 +25,14 @@ fn at(moment: Moment) {
     match moment {
         Moment::CommitBegins => return commit::relax(),
         Moment::Ended(ending) => {
-            // First, for it may wait for the disk: until then nobody may be told of anything.
+            // First, because it may wait for the disk; before that nobody may learn of the commit.
             commit::restore(ending);
             statistics::flush();
         }
         Moment::LocksGone => return queue::wake_heads(),
         Moment::SavepointReleased { .. } | Moment::SavepointRolledBack(_) => {}
     }
-    // Data that is kept as long as a transaction: each goes by itself, and the order means nothing.
+    // Per-transaction state. The order of these callbacks does not matter.
     lock_count::follow(moment);
     fence::follow(moment);
     session_leases::follow(moment);
