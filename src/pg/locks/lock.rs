@@ -1,7 +1,7 @@
-//! Heavyweight locks: what `rules::locks::Lock` names, as tags of the server's lock manager.
+//! Heavyweight locks: the lock tags of `rules::locks::Lock` in the server's lock manager.
 //!
-//! They live in lock tags of our own (`field4`), which no SQL function can reach, cost no multixact, show in
-//! `pg_locks` as advisory locks with this `objsubid`, go with a rolled-back savepoint and survive
+//! The tags have a `field4` of our own, so no SQL function can take these locks. They write no multixact, appear in
+//! `pg_locks` as advisory locks with this `objsubid`, are released when their savepoint is rolled back, and survive
 //! PREPARE TRANSACTION. A backend never conflicts with itself.
 
 use crate::errors::{self, Refusal};
@@ -12,7 +12,7 @@ use pg_fence_rules::locks::{Lock, LockMode, ACQUIRE_ALONE, TAKE_SLOT};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
-/// The `objsubid` that `pg_locks` shows for a kind of lock. 0x504c is `session_lock`'s.
+/// The `objsubid` that `pg_locks` shows for each kind of lock. 0x504c is that of `session_lock`.
 const fn kind(lock: Lock) -> u16 {
     match lock {
         Lock::Grant => 0x5046,
@@ -24,7 +24,7 @@ const fn kind(lock: Lock) -> u16 {
     }
 }
 
-/// A tag of ours, in this database.
+/// A lock tag of this extension, in this database.
 pub(in crate::pg) fn tag(kind: u16, key: u64, method: u32) -> pg_sys::LOCKTAG {
     pg_sys::LOCKTAG {
         // SAFETY: set once when the backend starts.
@@ -37,7 +37,7 @@ pub(in crate::pg) fn tag(kind: u16, key: u64, method: u32) -> pg_sys::LOCKTAG {
     }
 }
 
-// The rules' table is written in PostgreSQL's numbers; another number would have other conflicts.
+// The table of conflicts in `rules` uses PostgreSQL's numbers, so these must be the same.
 const _: () = {
     assert!(LockMode::AccessShare.number() == pg_sys::AccessShareLock as i32);
     assert!(LockMode::RowShare.number() == pg_sys::RowShareLock as i32);
@@ -48,21 +48,21 @@ const _: () = {
     assert!(LockMode::AccessExclusive.number() == pg_sys::AccessExclusiveLock as i32);
 };
 
-/// The object of a lock of the server's lock manager, in the manager's own form.
+/// A lock's tag in the format of the server's lock manager.
 #[derive(Clone, Copy)]
 pub struct LockTag(pg_sys::LOCKTAG);
 
-/// How often to ask for a lock that nobody has, and that is not to be had.
+/// Attempts before giving up on a lock that has no holder but is still not granted.
 const MOST_LOOKS: usize = 100;
 
-/// As long as this lives, locks are taken for the transaction or its innermost savepoint, to which also belongs
-/// what is written under them. (Within a cursor they would be the cursor's, and go when that fails in a later
-/// savepoint, or stay when an earlier one is rolled back.)
+/// While this value lives, locks belong to the transaction or its innermost savepoint, like the rows written under
+/// them. In a cursor, they would belong to the cursor: they would be released if it fails in a later savepoint, and
+/// stay if an earlier savepoint is rolled back.
 pub(in crate::pg) struct TransactionOwns(pg_sys::ResourceOwner);
 
 impl TransactionOwns {
     pub(in crate::pg) fn now() -> Self {
-        // SAFETY: globals of this thread; put back on drop.
+        // SAFETY: globals of this thread; restored on drop.
         unsafe {
             let before = pg_sys::CurrentResourceOwner;
             pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
@@ -79,12 +79,12 @@ impl Drop for TransactionOwns {
 }
 
 impl LockTag {
-    /// The lock on the move of the database's token sequence.
+    /// The lock of the database's token sequence while it advances.
     pub fn token_move() -> Self {
         LockTag::by_key(Lock::Move, 0)
     }
 
-    /// The lock on making a segment in which a database counts: one for the server.
+    /// The lock under which statistics segments are created, one for the server.
     pub fn statistics() -> Self {
         let mut tag = LockTag::by_key(Lock::Statistics, 0);
         tag.0.locktag_field1 = 0;
@@ -92,14 +92,14 @@ impl LockTag {
     }
 
     pub(in crate::pg) fn by_key(lock: Lock, key: u64) -> Self {
-        // Not the method of users' locks: DISCARD ALL gives those back in mid-transaction.
+        // Not the lock method of users' advisory locks, which DISCARD ALL releases in the middle of a transaction.
         LockTag(tag(kind(lock), key, pg_sys::DEFAULT_LOCKMETHOD))
     }
 
-    /// Takes the lock until the transaction (or the savepoint) ends. With `wait`, waits for it, which
-    /// `lock_timeout`, `statement_timeout`, cancel and the deadlock detector end; without, tells whether it
-    /// was to be had, and the server raises nothing. 53200 where the session has its share of the lock table already, or
-    /// there is no room in it.
+    /// Takes the lock until the transaction ends or the savepoint is rolled back. With `wait`, waits for it;
+    /// `lock_timeout`, `statement_timeout`, a cancel and the deadlock detector end the wait. Without `wait`, returns
+    /// false if the lock is held, and the server raises nothing. Errors: 53200 if the session's share of the lock table
+    /// is used up, or the table is full.
     pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Refusal> {
         if wait {
             return lock_count::take(self.entry(), || {
@@ -109,7 +109,7 @@ impl LockTag {
                 true
             });
         }
-        // The session in the way may have gone between the two looks, and another may have come.
+        // The holder may have released the lock between the two checks, and another one may have taken it.
         for _ in 0..MOST_LOOKS {
             if lock_count::take(self.entry(), || self.take_quietly(mode))? {
                 return Ok(true);
@@ -118,7 +118,7 @@ impl LockTag {
                 return Ok(false);
             }
         }
-        // Nobody has it: either somebody waits for it, or the table has no room for any lock.
+        // The lock has no holder, so either a session waits for it, or the lock table is full.
         // SAFETY: set once when the process starts.
         let another = LockTag::by_key(Lock::Move, u64::from(unsafe { pg_sys::MyProcPid } as u32));
         if !another.take_quietly(mode) {
@@ -128,42 +128,42 @@ impl LockTag {
         Ok(false)
     }
 
-    /// Takes the lock for an instant, if it is to be had at once. It is false, and no error, where the lock table is
-    /// full: for what may be left undone.
+    /// Takes the lock for a short time, if it is free. Returns false, without an error, also if the lock table is full.
+    /// For work that can be skipped.
     pub fn take_quietly(&self, mode: LockMode) -> bool {
         let _owner = TransactionOwns::now();
         compat::try_lock(&self.0, mode.number(), false)
     }
 
-    /// Gives back what was taken quietly.
+    /// Releases a lock taken with `take_quietly`.
     pub fn give_quietly(&self, mode: LockMode) {
         let _owner = TransactionOwns::now();
-        // SAFETY: only called for a lock that this transaction has taken.
+        // SAFETY: only called for a lock that this transaction holds.
         unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
     }
 
-    /// Gives back one `take`.
+    /// Releases one `take`.
     pub fn give(&self, mode: LockMode) {
         self.give_quietly(mode);
         lock_count::given_back(self.entry());
     }
 
-    /// Has another transaction a lock that keeps this one from being had in that mode? Nothing is taken to find that
-    /// out, so that nobody is in anybody's way. It says nothing of those who only wait for a lock.
+    /// Returns true if another transaction holds a conflicting lock. Takes no lock to find out, so that nobody is
+    /// blocked meanwhile. Ignores sessions that only wait for a lock.
     pub fn has_conflicts(&self, mode: LockMode) -> bool {
         !self.conflicts(mode).is_empty()
     }
 
-    /// Its entry in the lock table.
+    /// The lock's entry in the lock table.
     pub(in crate::pg) fn entry(&self) -> lock_count::Entry {
         let key = u64::from(self.0.locktag_field2) << 32 | u64::from(self.0.locktag_field3);
         (self.0.locktag_field4, key)
     }
 
-    /// Does another session, or a prepared transaction, hold a lock under which a new grant is written?
+    /// Returns true if another session, or a prepared transaction, holds a lock under which new grants are written.
     pub fn others_write_grants() -> bool {
         let modes = 1 << TAKE_SLOT.mode.number() | 1 << ACQUIRE_ALONE.mode.number();
-        // SAFETY: a copy of the lock table, with as many entries as it says.
+        // SAFETY: a copy of the lock table, with the number of entries that it says.
         unsafe {
             let all = &*pg_sys::GetLockStatusData();
             (0..all.nelements as usize).map(|i| &*all.locks.add(i)).any(|lock| {
@@ -176,10 +176,10 @@ impl LockTag {
         }
     }
 
-    /// The holders of locks that conflict with this mode, but for this backend. Looks only.
+    /// The holders of conflicting locks, except for this backend. Takes no lock.
     fn conflicts(&self, mode: LockMode) -> Vec<pg_sys::VirtualTransactionId> {
         let mut count: c_int = 0;
-        // SAFETY: gives back `count` entries, with room for every session of the server.
+        // SAFETY: returns `count` entries, with room for every session of the server.
         unsafe {
             let mut all = Vec::new();
             compat::guarded(|| {
@@ -191,12 +191,12 @@ impl LockTag {
         }
     }
 
-    /// As `conflicts`, as numbers, to be compared.
+    /// The holders as from `conflicts`, as numbers that can be compared.
     pub fn conflicting(&self, mode: LockMode) -> Vec<(i32, u32)> {
         self.conflicts(mode).iter().map(compat::parts).collect()
     }
 
-    /// The process ids behind `conflicts`; 0 for a prepared transaction.
+    /// The process ids of the holders from `conflicts`; 0 for a prepared transaction.
     pub fn conflicting_pids(&self, mode: LockMode) -> Vec<i32> {
         self.conflicts(mode)
             .iter()
@@ -205,11 +205,11 @@ impl LockTag {
             .collect()
     }
 
-    /// Wakes the session that holds a lock that conflicts with this mode.
+    /// Wakes the session that holds a conflicting lock.
     pub fn wake(&self, mode: LockMode) {
         for vxid in self.conflicts(mode) {
             if let Some(process) = compat::process_of(&vxid) {
-                // SAFETY: as above; setting the latch of a process that has moved on does no harm.
+                // SAFETY: as above; setting the latch of a process that has continued does no harm.
                 unsafe { pg_sys::SetLatch(&mut (*process).procLatch) };
             }
         }

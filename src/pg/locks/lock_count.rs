@@ -1,8 +1,7 @@
-//! How many entries of the server's lock table this transaction has taken for leases, and its session for those that
-//! end with it.
+//! The number of lock table entries that this transaction uses for leases, and its session for session leases.
 //!
-//! The whole server shares the table. If it is full, nobody can lock anything, or even connect: so a
-//! transaction is refused before it has a quarter of it.
+//! The whole server shares the lock table. If it is full, nobody can lock anything, or even connect. So a session may
+//! use at most a quarter of it.
 
 use crate::errors::{self, Refusal};
 use crate::pg::compat;
@@ -12,31 +11,31 @@ use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 
-/// An entry of the lock table, by its tag's kind and key. A session has one for each tag, in however many modes it holds
-/// it.
+/// An entry of the lock table, by the kind and key in its tag. A session has one entry per tag, whatever the number of
+/// modes.
 pub type Entry = (u16, u64);
 
-/// An entry that the transaction has.
+/// An entry that the transaction uses.
 struct Taken {
-    /// How often it was taken and not given back.
+    /// The number of times that the lock was taken and not released.
     times: u32,
-    /// In which savepoint it was first: with that one it goes.
+    /// The savepoint in which the lock was first taken; its rollback releases the lock.
     savepoint: SavepointId,
 }
 
 thread_local! {
     static TAKEN: RefCell<BTreeMap<Entry, Taken>> = const { RefCell::new(BTreeMap::new()) };
-    /// Entries that the session keeps beyond the transaction.
+    /// The number of entries of session leases, which outlive the transaction.
     static SESSION: Cell<usize> = const { Cell::new(0) };
 }
 
-/// The entries of this transaction go with it.
+/// Forgets entries at the end of the transaction, and at the rollback of their savepoint.
 pub fn follow(moment: Moment) {
     TAKEN.with_borrow_mut(|taken| taken.retain(|_, entry| moment.spares(&mut entry.savepoint)));
 }
 
-/// Takes an entry, and counts it in the innermost savepoint; false where it is not to be had. 53200 when it would be one
-/// too many.
+/// Takes a lock entry and counts it for the current subtransaction. Returns false if `acquire` does not get the lock.
+/// Errors with 53200 if the session's share is used up.
 pub fn take(entry: Entry, acquire: impl FnOnce() -> bool) -> Result<bool, Refusal> {
     if !TAKEN.with_borrow(|taken| taken.contains_key(&entry)) {
         require_one_more()?;
@@ -51,7 +50,7 @@ pub fn take(entry: Entry, acquire: impl FnOnce() -> bool) -> Result<bool, Refusa
     Ok(taken)
 }
 
-/// 53200 when one more entry would be too many.
+/// Errors with 53200 if the session's share is used up.
 pub fn require_one_more() -> Result<(), Refusal> {
     if is_full() {
         return Err(errors::lock_table_share(at_most()));
@@ -59,22 +58,22 @@ pub fn require_one_more() -> Result<(), Refusal> {
     Ok(())
 }
 
-/// Has this session a quarter of the table?
+/// Returns true if this session uses a quarter of the lock table.
 pub fn is_full() -> bool {
     TAKEN.with_borrow(BTreeMap::len) + SESSION.get() >= at_most()
 }
 
-/// The session keeps one entry more.
+/// Counts an entry of a session lease.
 pub fn session_entry_taken() {
     SESSION.set(SESSION.get() + 1);
 }
 
-/// So many of them are gone.
+/// Forgets `count` entries of session leases.
 pub fn session_entries_gone(count: usize) {
     SESSION.set(SESSION.get().saturating_sub(count));
 }
 
-/// A quarter of the table.
+/// The number of entries that a session may use: a quarter of the table.
 fn at_most() -> usize {
     // SAFETY: settings that are fixed when the server starts.
     let entries = unsafe {
@@ -84,7 +83,7 @@ fn at_most() -> usize {
     usize::try_from(entries / 4).unwrap_or(usize::MAX)
 }
 
-/// It was given back, once.
+/// Forgets an entry if its lock was released as often as taken.
 pub fn given_back(entry: Entry) {
     TAKEN.with_borrow_mut(|taken| {
         if let Some(held) = taken.get_mut(&entry) {

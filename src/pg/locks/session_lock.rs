@@ -1,9 +1,8 @@
-//! A lock for each grant that ends with its session, held by that session for as long as it lives.
+//! A lock for each session lease, which its session holds as long as it lives.
 //!
-//! It is one of users' advisory locks (`USER_LOCKMETHOD`), held for the session: so `DISCARD ALL`,
-//! `pg_advisory_unlock_all()` and the end of the session give it back, as they do with any advisory lock. Its tag
-//! (`field4`) is unreachable from SQL otherwise, and its key is the grant's first token itself: no two grants
-//! share it, and one that is left behind keeps no later grant alive.
+//! It is a session-level advisory lock (`USER_LOCKMETHOD`), so `DISCARD ALL`, `pg_advisory_unlock_all()` and the end of
+//! the session release it. Otherwise its tag (`field4`) is unreachable from SQL. Its key is the first token of the
+//! grant: no two grants share a lock, and a lock that was left behind keeps no later grant alive.
 
 use crate::errors::{self, Refusal};
 use crate::pg::compat;
@@ -14,23 +13,23 @@ use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;
 
-/// Sets these tags apart from those of `lock`.
+/// Distinguishes these tags from those of `lock`.
 const KIND: u16 = 0x504c;
 
-/// The mode in which the session holds it; nobody ever asks for another.
+/// The mode in which the session holds the lock. No other mode is ever used.
 const HELD: c_int = pg_sys::ExclusiveLock as c_int;
 
-/// The lock of the grant whose first token this is.
+/// The lock of the session lease with this first token.
 pub struct SessionLock(pg_sys::LOCKTAG);
 
 impl SessionLock {
-    /// That of the grant with this first token.
+    /// The lock of the grant with this first token.
     pub fn of(first: Token) -> Self {
         SessionLock(lock::tag(KIND, first.bigint() as u64, pg_sys::USER_LOCKMETHOD))
     }
 
-    /// Takes it for this session. Nobody else can have it: the token was just drawn. 53200 where the session has its
-    /// share of the lock table already, or there is no room in it.
+    /// Takes the lock for this session. It is free, because the token was just drawn. Errors: 53200 if the session's
+    /// share of the lock table is used up, or the table is full.
     pub fn take(&self) -> Result<(), Refusal> {
         lock_count::require_one_more()?;
         if !compat::try_lock(&self.0, HELD, true) {
@@ -40,20 +39,20 @@ impl SessionLock {
         Ok(())
     }
 
-    /// Gives it back; the caller has made sure that this session holds it (`is_mine`).
+    /// Releases the lock. The caller has checked that this session holds it (`is_mine`).
     pub fn give(&self) {
         // SAFETY: as above.
         unsafe { pg_sys::LockRelease(&self.0, HELD, true) };
         lock_count::session_entries_gone(1);
     }
 
-    /// Does this session hold it?
+    /// Returns true if this session holds the lock.
     pub fn is_mine(&self) -> bool {
         compat::lock_held_by_me(&self.0, HELD)
     }
 
-    /// Does any session hold it? On a standby, where sessions of the primary cannot be seen, it counts as held. Nothing is
-    /// taken to find that out: only who holds it ever asks for it.
+    /// Returns true if any session holds the lock, and on a standby, which cannot see sessions of the primary. Takes no
+    /// lock to find out: the waiters and holders can be counted, and only the holder ever asks for this lock.
     pub fn is_held(&self) -> bool {
         if server::in_recovery() {
             return true;
@@ -64,11 +63,12 @@ impl SessionLock {
 }
 
 thread_local! {
-    /// The work for when the session has ended.
+    /// The function to call after the end of the session.
     static AT_EXIT: Cell<Option<fn()>> = const { Cell::new(None) };
 }
 
-/// Lets `work` be called when the session has ended and its locks are gone, but shared memory is still there.
+/// Registers `work` to be called when the session has ended and its locks are released, but shared memory is still
+/// attached.
 pub fn at_exit(work: fn()) {
     if AT_EXIT.replace(Some(work)).is_none() {
         // SAFETY: registered once in each backend.

@@ -1,12 +1,12 @@
-//! An end to a wait in the lock manager, by which no cancel and no timeout is lost.
+//! A time limit for waits in the lock manager that loses no cancel and no other timeout.
 //!
-//! Postgres leaves such a wait early only by an error. That of `lock_timeout` stands for all that has come by then: a
-//! cancel or `statement_timeout` raises none beside it, and code that catches it has lost them. So the time is kept by
-//! a timeout of our own, which ends the wait as a cancel does, but without a signal. Whatever else ends a statement
-//! sends this process SIGINT. That is noted on its way to Postgres's handler, and never caught.
+//! Postgres ends such a wait early only by an error. If `lock_timeout` fires, a pending cancel or `statement_timeout`
+//! is swallowed with it, so code that catches the error loses them. Therefore the limit is a timeout of our own. It
+//! ends the wait as a cancel does, but without a signal. Everything else that ends a statement sends SIGINT to this
+//! process; the signal is noted on its way to Postgres's handler, and such a cancel is never caught.
 //!
-//! Without that a cancel would be lost that comes after our timeout and before the wait ends: of both there is one flag,
-//! which Postgres lowers before it raises, and nothing of ours runs in between.
+//! Noting the signal is needed for a cancel that comes between our timeout and the end of the wait: both set the same
+//! flag, which Postgres clears before it raises, and none of our code runs in between.
 
 use crate::pg::compat;
 use crate::pg::session::signal::{self, SigintNoted};
@@ -18,17 +18,17 @@ use std::ffi::c_int;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 
-/// Does what waits in the lock manager, for so many milliseconds of the server's clock at most. None where they are
-/// over and nothing else has come; then it is undone.
+/// Runs `wait`, which waits in the lock manager, for at most `ms` milliseconds of the server's clock. If only the time
+/// limit ends the wait, undoes it and returns `None`.
 pub fn at_most<T>(ms: c_int, wait: impl FnOnce() -> T) -> Option<T> {
     let savepoint = Savepoint::begin();
     let limit = Limit::begin(ms);
     PgTryBuilder::new(AssertUnwindSafe(|| {
-        // Serves a cancel that came before signals were noted.
+        // Handles a cancel that came before signals were noted.
         pgrx::check_for_interrupts!();
         let done = wait();
         limit.stop();
-        // The time may have run out when the wait was just over: that would be told later.
+        // The limit may have been reached just after the wait; its cancel must not hit a later statement.
         pgrx::check_for_interrupts!();
         savepoint.release();
         Some(done)
@@ -44,7 +44,7 @@ pub fn at_most<T>(ms: c_int, wait: impl FnOnce() -> T) -> Option<T> {
     .execute()
 }
 
-/// The limit was reached, and has asked for a cancel.
+/// True if the limit was reached and has requested a cancel.
 static REACHED: AtomicBool = AtomicBool::new(false);
 
 struct Limit {
@@ -55,19 +55,19 @@ impl Limit {
     fn begin(ms: c_int) -> Self {
         REACHED.store(false, SeqCst);
         let limit = Limit { sigint: SigintNoted::begin() };
-        // SAFETY: one that was registered; it is stopped before the signal is no longer noted.
+        // SAFETY: a registered timeout; it is stopped before the signal is no longer noted.
         unsafe { compat::enable_timeout_after(timeout(), ms) };
         limit
     }
 
-    /// From now on it is not reached.
+    /// Stops the timeout.
     fn stop(&self) {
-        // SAFETY: one that was registered.
+        // SAFETY: a registered timeout.
         unsafe { compat::disable_timeout(timeout(), false) };
     }
 
-    /// Nothing but the limit has raised this error. To be asked when it was stopped, for a cancel that it has asked for
-    /// is served here: it must end nothing else.
+    /// Returns true if only the limit can have raised this error. Call it after `stop`. It also handles a cancel that
+    /// the limit has requested, so that no later statement is cancelled.
     fn is_what_ended(&self, error: &CaughtError) -> bool {
         if !REACHED.load(SeqCst) {
             return false;
@@ -93,7 +93,7 @@ fn is_cancel(error: &CaughtError) -> bool {
         if error.sql_error_code() == PgSqlErrorCode::ERRCODE_QUERY_CANCELED)
 }
 
-/// A timeout of this session's, registered when it first waits.
+/// The timeout of this session, registered before the first wait.
 fn timeout() -> u32 {
     static NUMBER: AtomicU32 = AtomicU32::new(0);
     if NUMBER.load(SeqCst) == 0 {
@@ -106,10 +106,10 @@ fn timeout() -> u32 {
 
 /// Called by Postgres's handler of SIGALRM, which also wakes this process.
 extern "C" fn reach() {
-    // A cancel ends the wait by itself.
+    // After a real cancel nothing else is needed to end the wait.
     if !signal::has_come() {
         REACHED.store(true, SeqCst);
-        // SAFETY: flags that are there for handlers of signals to set.
+        // SAFETY: these flags are made to be set by signal handlers.
         unsafe {
             pg_sys::InterruptPending = 1;
             pg_sys::QueryCancelPending = 1;

@@ -1,4 +1,4 @@
-//! Sleeping, and waiting for a lock no longer than one likes.
+//! Sleeping, and waiting for a lock for a limited time.
 
 use crate::errors::{self, Refusal};
 use crate::pg::compat;
@@ -12,16 +12,16 @@ use std::ffi::CStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The wait event that `pg_stat_activity` shows of a session that sleeps.
+/// The wait event that `pg_stat_activity` shows for a sleeping session.
 struct WaitEvent {
     name: &'static CStr,
-    /// 0 until this session has asked for it.
+    /// The number of the event; 0 before it is first used.
     number: AtomicU32,
 }
 
-/// The head of a queue waits until the lease can be had.
+/// The wait of the head of a queue for its lease.
 static FOR_A_LEASE: WaitEvent = WaitEvent::named(c"PgFenceLease");
-/// A move of the token sequence waits until the server's clock has gone on.
+/// The wait before an advance of the token sequence, for the server's clock.
 static FOR_THE_CLOCK: WaitEvent = WaitEvent::named(c"PgFenceClock");
 
 impl WaitEvent {
@@ -29,7 +29,8 @@ impl WaitEvent {
         WaitEvent { name, number: AtomicU32::new(0) }
     }
 
-    /// Where there are no names, or no more of them, it shows as any wait of an extension.
+    /// The number of the event. If the version has no named events, or no free ones, it is that of any extension's
+    /// wait.
     fn number(&self) -> u32 {
         if self.number.load(Ordering::Relaxed) == 0 {
             let may_ask = compat::NAMES_WAIT_EVENTS && xact::may_begin_savepoint();
@@ -41,24 +42,24 @@ impl WaitEvent {
     }
 }
 
-/// Somebody waits since then, for so long at most. Measured by a clock that nobody can set.
+/// A wait with its begin and its longest time, measured by a monotonic clock.
 pub struct Waiting {
     since: Instant,
     at_most: Duration,
 }
 
 impl Waiting {
-    /// A wait that begins now.
+    /// Begins a wait of at most `at_most`.
     pub fn since_now(at_most: Duration) -> Self {
         Waiting { since: Instant::now(), at_most }
     }
 
-    /// The time that is left.
+    /// The remaining time.
     pub fn left(&self) -> Duration {
         self.at_most.saturating_sub(self.since.elapsed())
     }
 
-    /// 55P03 when `lock_timeout` has passed, which counts for the whole wait.
+    /// Errors with 55P03 if `lock_timeout` has passed, which counts for the whole wait.
     fn check_lock_timeout(&self) -> Result<(), Refusal> {
         if lock_timeout().is_some_and(|timeout| self.since.elapsed() >= timeout) {
             return Err(errors::lock_timeout());
@@ -66,8 +67,8 @@ impl Waiting {
         Ok(())
     }
 
-    /// Sleeps for so long, or until the wait or `lock_timeout` is over, or until woken; false where the wait is over
-    /// already. 55P03 when `lock_timeout` has passed; raises what cancel and timeouts raise.
+    /// Sleeps for `span`, or until the wait or `lock_timeout` is over, or until woken. Returns false if the wait was
+    /// over already. Errors: 55P03 if `lock_timeout` has passed, and those of cancels and timeouts.
     pub fn sleep(&self, span: Duration) -> Result<bool, Refusal> {
         if self.left().is_zero() {
             return Ok(false);
@@ -81,7 +82,7 @@ impl Waiting {
     }
 }
 
-/// Sleeps for so long; raises what cancel and timeouts raise.
+/// Sleeps for `span`. Raises the errors of cancels and timeouts.
 pub fn pause(span: Span) {
     let span = Duration::from_micros(span.micros().max(0).unsigned_abs());
     let since = Instant::now();
@@ -91,7 +92,7 @@ pub fn pause(span: Span) {
     }
 }
 
-/// Sleeps for so long, or until woken.
+/// Sleeps for `span`, or until woken.
 fn wait_for_latch(span: Duration, event: &WaitEvent) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     let (ms, event) = (in_ms(span).into(), event.number());
@@ -99,23 +100,23 @@ fn wait_for_latch(span: Duration, event: &WaitEvent) {
     unsafe { pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event) };
 }
 
-/// Whole milliseconds that are not less.
+/// A span in milliseconds, rounded up.
 fn in_ms(span: Duration) -> i32 {
     i32::try_from(span.as_micros().div_ceil(1_000)).unwrap_or(i32::MAX)
 }
 
-/// The setting; None when it is off.
+/// The setting `lock_timeout`; `None` if it is off.
 fn lock_timeout() -> Option<Duration> {
     // SAFETY: reads a setting.
     let ms = unsafe { pg_sys::LockTimeout };
     (ms > 0).then(|| Duration::from_millis(ms.unsigned_abs().into()))
 }
 
-/// Takes a lock at once, or waits for it no longer than that: then it is false. Cancel, timeouts and the deadlock detector
-/// end the wait with their own errors; 53200 as for `LockTag::take`.
+/// Takes a lock, waiting for it if it is held. Returns false if the time is up first. Cancels, timeouts and the
+/// deadlock detector end the wait with their own errors; 53200 as for `LockTag::take`.
 ///
-/// Postgres's timeouts follow the server's clock. Set forward, it ends the wait too early: then the wait begins again,
-/// at the end of the queue. Set back, it makes the wait longer.
+/// Postgres's timeouts follow the server's clock. If that is set forward, the wait ends too early and begins again at
+/// the end of the queue. If it is set back, the wait takes longer.
 pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
     if tag.take(mode, false)? {
         return Ok(true);
@@ -135,22 +136,22 @@ pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<b
     }
 }
 
-/// Forgets wake-ups so far; raises what cancel and timeouts raise, for theirs are among them.
+/// Clears earlier wake-ups, and raises the errors of cancels and timeouts, whose wake-ups may be among them.
 pub fn reset() {
     // SAFETY: this process's latch.
     unsafe { pg_sys::ResetLatch(pg_sys::MyLatch) };
     pgrx::check_for_interrupts!();
 }
 
-/// Begins a look at what is waited for: a wake-up after it is not lost. Ends the session when its client has gone, for
-/// nobody would get the lease.
+/// Prepares for an attempt, so that a wake-up after it is not lost. Ends the session if its client has disconnected,
+/// because nobody would use the lease.
 pub fn begin_look() {
     reset();
     check_client();
 }
 
 fn check_client() {
-    // SAFETY: asks the socket; the flags are those that Postgres's own check sets.
+    // SAFETY: asks the socket; Postgres's own check sets the same flags.
     unsafe {
         if !pg_sys::MyProcPort.is_null() && !compat::guarded(|| compat::pq_check_connection()) {
             pg_sys::ClientConnectionLost = 1;
