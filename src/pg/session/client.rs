@@ -6,21 +6,21 @@ use std::ffi::CStr;
 
 /// The client that sends this session's statements.
 pub struct Client {
-    /// The process of this session.
+    /// The process id of this session.
     pub pid: i32,
-    /// The role that the session has set itself to: within a function that runs as its owner, that of the caller.
+    /// The role set by the session; within a SECURITY DEFINER function, the caller's role.
     pub role_oid: pg_sys::Oid,
-    /// Its name; empty for a role that was dropped.
+    /// The name of the role; empty if it was dropped.
     pub role: Vec<u8>,
-    /// `application_name`, in the server's encoding; empty where it has none.
+    /// `application_name`, in the server's encoding; empty if there is none.
     pub application_name: Vec<u8>,
-    /// The client's address, as inet is written; None for one that has come by a socket of the system.
+    /// The client's address in the text form of inet; `None` for a Unix socket.
     pub address: Option<Vec<u8>>,
 }
 
 /// The client that sends this session's statements.
 pub fn client() -> Client {
-    // SAFETY: reads who it is; gives back a NUL-terminated copy, or NULL for a role that was dropped.
+    // SAFETY: returns a NUL-terminated copy, or NULL for a dropped role.
     let (role_oid, role) = unsafe {
         let oid = pg_sys::GetOuterUserId();
         let name = pg_sys::GetUserNameFromId(oid, true);
@@ -31,7 +31,7 @@ pub fn client() -> Client {
 }
 
 fn with_application_name<T>(show: impl FnOnce(&[u8]) -> T) -> T {
-    // SAFETY: NUL-terminated, or NULL; nothing changes the setting while it is shown.
+    // SAFETY: NUL-terminated, or NULL; the setting does not change while `show` runs.
     unsafe {
         if pg_sys::application_name.is_null() {
             return show(&[]);
@@ -46,7 +46,7 @@ fn pid() -> i32 {
 }
 
 fn address() -> Option<Vec<u8>> {
-    // SAFETY: functions of the server, with the arguments that they declare.
+    // SAFETY: functions of the server, with arguments of their declared types.
     unsafe {
         let address = pgrx::direct_function_call_as_datum(pg_sys::inet_client_addr, &[]);
         let text = pgrx::direct_function_call_as_datum(pg_sys::inet_out, &[Some(address?)]);
@@ -54,11 +54,11 @@ fn address() -> Option<Vec<u8>> {
     }
 }
 
-/// `application[pid]`, for those who give no holder.
+/// `application[pid]`, which stands for the holder of sessions that name none.
 pub fn label() -> Vec<u8> {
     let mut session = with_application_name(|name| {
         let name = if name.is_empty() { b"session" } else { name };
-        // With room for the rest, so that it is allocated once.
+        // The capacity includes the pid, so that one allocation is enough.
         let mut session = Vec::with_capacity(name.len() + 16);
         session.extend_from_slice(name);
         session

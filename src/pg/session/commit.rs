@@ -1,35 +1,35 @@
-//! The commit of a transaction whose work a crash may lose without harm: it need not wait for the disk.
+//! Asynchronous commits, for transactions whose loss in a crash is safe.
 //!
-//! Which work that is, the rules say (`durability`). All that the transaction writes must be such work.
+//! The rules say which work may be lost (`durability`). The transaction must not write anything else.
 
 use crate::pg::session::scope::Ending;
 use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
-/// The changes made for a commit that need not wait.
+/// The state before a commit was made asynchronous.
 #[derive(Clone, Copy)]
 struct Relaxed {
-    /// `synchronous_commit` as it was.
+    /// The value of `synchronous_commit`.
     setting: i32,
-    /// How many WAL records this session had written by then.
+    /// The number of WAL records that this session had written.
     records: i64,
 }
 
 thread_local! {
-    /// End of the WAL that this transaction has written, as long as a crash may lose all of it.
+    /// The end of this transaction's WAL while all of it may be lost in a crash; otherwise 0.
     static ONLY_LOSABLE: Cell<u64> = const { Cell::new(0) };
     static RELAXED: Cell<Option<Relaxed>> = const { Cell::new(None) };
-    /// Whether this transaction's commit is to wait as its session asked.
+    /// True if this transaction's commit must wait as the session's settings say.
     static AS_ASKED: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Does work, and is told with its result whether a crash may lose it: then the commit need not wait for the disk where
-/// the transaction writes nothing else. (No token is drawn again: the start moves the sequence on.)
+/// Runs `work`, which returns its result and whether it may be lost in a crash. If the transaction writes nothing else,
+/// its commit is asynchronous. (No token is drawn twice: the start after a crash advances the sequence.)
 pub fn losable<R, E>(work: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E> {
-    // SAFETY: reads where this transaction's last WAL record ends; 0 when there is none.
+    // SAFETY: reads the end of this transaction's last WAL record; 0 if there is none.
     let end = || unsafe { pg_sys::XactLastRecEnd };
-    // No commit waits for a record without a transaction id, such as that of a page pruned while it was read.
+    // A commit never waits for records without a transaction id, such as that of pruning a page during a read.
     let alone = !xact::has_written() || end() == ONLY_LOSABLE.get();
     let outcome = work();
     let is_losable = matches!(outcome, Ok((_, true)));
@@ -37,22 +37,22 @@ pub fn losable<R, E>(work: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E
     outcome.map(|(result, _)| result)
 }
 
-/// Lets the commit of this transaction wait for the disk, whatever `synchronous_commit` says; and for synchronous standbys
-/// where that says so.
+/// Makes this transaction's commit wait for the disk, whatever `synchronous_commit` says, and for synchronous standbys
+/// if it says so.
 pub fn force() {
     AS_ASKED.set(true);
     // SAFETY: sets a flag of this transaction.
     unsafe { pg_sys::ForceSyncCommit() };
 }
 
-/// How many WAL records this session has written.
+/// The number of WAL records that this session has written.
 fn records() -> i64 {
     // SAFETY: a counter of this process.
     unsafe { pg_sys::pgWalUsage.wal_records }
 }
 
-/// Does the session wait for synchronous standbys? Then so does a grant: a primary that was cut off must not go on
-/// answering. (A release that is lost leaves the lease taken, so it need not wait for them.)
+/// Returns true if the session waits for synchronous standbys. Then a grant waits for them, too: a primary that was cut
+/// off must not go on granting. (A lost release leaves the lease taken, so it need not wait.)
 pub fn waits_for_standbys() -> bool {
     // SAFETY: settings, read on this thread; the names are NULL or NUL-terminated.
     unsafe {
@@ -63,10 +63,10 @@ pub fn waits_for_standbys() -> bool {
     }
 }
 
-/// Called before the commit record is written: lets a commit of losable work alone not wait.
+/// Makes the commit asynchronous if all of it may be lost. Called before the commit record is written.
 pub fn relax() {
     let only = ONLY_LOSABLE.take();
-    // SAFETY: an int that the commit reads on this thread; put back by `restore`, whatever comes of the commit.
+    // SAFETY: an int that the commit reads on this thread; `restore` puts it back, whatever the outcome.
     unsafe {
         if only != 0 && only == pg_sys::XactLastRecEnd && !AS_ASKED.get() {
             let setting = pg_sys::synchronous_commit;
@@ -76,13 +76,13 @@ pub fn relax() {
     }
 }
 
-/// Puts the setting back when the transaction is over. Another extension may have written something in the same
-/// commit, after `relax`: then there is more than the commit's own record, and it is waited for now.
+/// Restores the setting when the transaction is over. If another extension has written something after `relax`, there
+/// are more records than that of the commit, and the session waits for the disk now.
 pub fn restore(ending: Ending) {
     ONLY_LOSABLE.set(0);
     AS_ASKED.set(false);
     let Some(before) = RELAXED.take() else { return };
-    // SAFETY: as above; the commit's record is one that this session has written.
+    // SAFETY: as above; this session has written the commit record.
     unsafe {
         pg_sys::synchronous_commit = before.setting;
         let off = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;

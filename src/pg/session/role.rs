@@ -1,4 +1,4 @@
-//! The calling role, by name, as rows of the state name roles.
+//! The calling role, by name, since the extension's rows have the names of roles.
 
 use crate::encoding;
 use crate::pg::compat;
@@ -8,16 +8,16 @@ use std::cell::{Cell, RefCell};
 use std::ffi::CStr;
 
 thread_local! {
-    /// The name of the role that called last. Kept until a role of the server is changed.
+    /// The role that called last, with its name. Kept until a role of the server changes.
     static CALLER: RefCell<Option<(pg_sys::Oid, Vec<u8>)>> = const { RefCell::new(None) };
-    /// Counts the changes of roles.
+    /// The number of changes of roles.
     static GENERATION: Cell<u64> = const { Cell::new(0) };
 }
 
-/// Learns when roles are renamed, altered, or become members of others; called once, when the library is loaded.
+/// Registers for changes of roles and memberships. Called once, when the library is loaded.
 pub fn register() {
     use pg_sys::SysCacheIdentifier::{AUTHMEMROLEMEM, AUTHOID, DATABASEOID};
-    // The owner of the database is a member of pg_database_owner.
+    // The owner of the database is a member of pg_database_owner, so a change of the database counts.
     for cache in [AUTHOID, AUTHMEMROLEMEM, DATABASEOID] {
         // SAFETY: registered once; the function never raises.
         unsafe {
@@ -32,20 +32,20 @@ unsafe extern "C-unwind" fn roles_changed(_: pg_sys::Datum, _: i32, _: u32) {
     GENERATION.set(GENERATION.get() + 1);
 }
 
-/// Another number once any role, or what it is a member of, may have changed.
+/// A counter that grows whenever a role or a membership may have changed.
 pub fn generation() -> u64 {
     GENERATION.get()
 }
 
 /// The name of the current user.
 pub fn current() -> Vec<u8> {
-    // SAFETY: reads who the current user is.
+    // SAFETY: reads the oid of the current user.
     let user = unsafe { raw::GetUserId() };
     let known = |caller: &Option<(pg_sys::Oid, Vec<u8>)>| {
         caller.as_ref().filter(|(oid, _)| *oid == user).map(|(_, name)| name.clone())
     };
     CALLER.with_borrow(known).unwrap_or_else(|| {
-        // SAFETY: gives back a NUL-terminated copy.
+        // SAFETY: returns a NUL-terminated copy.
         let name = unsafe { CStr::from_ptr(pg_sys::GetUserNameFromId(user, false)) };
         let name = name.to_bytes().to_vec();
         CALLER.set(Some((user, name.clone())));
@@ -53,8 +53,8 @@ pub fn current() -> Vec<u8> {
     })
 }
 
-/// May the caller act for this role: is it that role, one that may act as it, or a superuser? In a trigger that runs
-/// under another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
+/// Returns true if the caller may act for this role: it is the role, a role that may act as it, or a superuser. In a
+/// trigger that runs as another user (a cascading key, a SECURITY DEFINER function) the session's role counts as well.
 pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
     if current() == role {
         return true;

@@ -1,7 +1,7 @@
-//! The ends of transactions and savepoints, and how long data lasts that belongs to one.
+//! The ends of transactions and savepoints, and the lifetime of state that belongs to one.
 //!
-//! A module that keeps such data has a `follow`. `crate::transaction_end` calls all of them, and what else is done when a
-//! transaction ends, in order; it is called from here.
+//! A module with such state has a function `follow`. `crate::transaction_end` calls all of them, and whatever else must
+//! be done when a transaction ends, in order. This module calls `transaction_end`.
 
 use crate::errors::Refusal;
 use crate::pg::call::raise;
@@ -9,42 +9,42 @@ use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_void;
 
-/// A savepoint (or the transaction itself), by number.
+/// The subtransaction id of a savepoint, or of the transaction itself.
 pub type SavepointId = pg_sys::SubTransactionId;
 
 /// How a transaction ends.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// It is committed: others see its changes as soon as its locks go.
+    /// The transaction was committed. Its changes are visible and its locks are released next.
     Committed,
-    /// It is rolled back, or prepared, so that its locks are not this session's any more.
+    /// The transaction was rolled back; or it was prepared, so that its locks no longer belong to this session.
     Other,
 }
 
-/// The end of a transaction, or of a savepoint of it. Postgres is past the point where it could stop: nothing
-/// that is done then may raise.
+/// An event at the end of a transaction or a savepoint. Postgres can no longer stop at this point, so code that runs
+/// then must not raise.
 #[derive(Clone, Copy)]
 pub enum Moment {
-    /// The commit's record is written next.
+    /// The commit record is written next.
     CommitBegins,
-    /// The transaction is over, or prepared: its changes are visible, its locks are still held.
+    /// The transaction is over, or prepared. Its changes are visible, and its locks are still held.
     Ended(Ending),
-    /// The locks of the transaction are gone, or, where it goes on, those of the savepoint that was rolled back.
+    /// The locks are released: those of the transaction or, if it goes on, those of the savepoint that was rolled back.
     LocksGone,
-    /// A savepoint was released: what belongs to it, its locks too, belongs to its parent now.
+    /// A savepoint was released. Its state and its locks now belong to its parent.
     SavepointReleased {
-        /// That one.
+        /// The released savepoint.
         savepoint: SavepointId,
-        /// The savepoint around it, or the transaction.
+        /// The enclosing savepoint, or the transaction.
         parent: SavepointId,
     },
-    /// A savepoint was rolled back; its locks go next.
+    /// A savepoint was rolled back; its locks are released next.
     SavepointRolledBack(SavepointId),
 }
 
 impl Moment {
-    /// Does it leave alone what belongs to this savepoint, or to the transaction? Where that one was released, it belongs
-    /// to the one around it from now on.
+    /// Returns true if state owned by this subtransaction survives the event; on release, ownership moves to the
+    /// parent.
     pub fn spares(self, owner: &mut SavepointId) -> bool {
         match self {
             Moment::Ended(_) => false,
@@ -60,12 +60,12 @@ impl Moment {
     }
 }
 
-/// Called at the ends of transactions and savepoints.
+/// Functions to call at the ends of transactions and savepoints.
 #[derive(Clone, Copy)]
 pub struct Listener {
-    /// The last moment at which a transaction can still write, or refuse to commit or (then it is true) to be prepared.
+    /// Called when the transaction can still write or fail. The argument is true for PREPARE.
     pub before_commit: fn(bool) -> Result<(), Refusal>,
-    /// All that comes after that.
+    /// Called at each later event.
     pub at: fn(Moment),
 }
 
@@ -73,10 +73,10 @@ thread_local! {
     static LISTENER: Cell<Option<Listener>> = const { Cell::new(None) };
 }
 
-/// Lets it listen; called once, when the library is loaded.
+/// Registers the listener. Called once, when the library is loaded.
 pub fn register(listener: Listener) {
     LISTENER.set(Some(listener));
-    // SAFETY: registered once; the functions raise only where a transaction can still fail.
+    // SAFETY: registered once; the functions raise only if the transaction can still fail.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(savepoint_event), std::ptr::null_mut());
@@ -107,11 +107,11 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
     }
 }
 
-/// Raises what is refused: an error here aborts the transaction, as one of a deferred trigger would.
+/// Raises the listener's error, which aborts the transaction as an error of a deferred trigger does.
 fn before_commit(prepares: bool) {
     let Some(listener) = LISTENER.get() else { return };
     if let Err(error) = raise::caught(|| (listener.before_commit)(prepares)) {
-        // SAFETY: nothing is left to drop when it leaves.
+        // SAFETY: nothing is left to drop when this leaves.
         unsafe { raise::throw(error) }
     }
 }
@@ -139,7 +139,8 @@ unsafe extern "C-unwind" fn release_event(
     transaction_is_over: bool,
     _: *mut c_void,
 ) {
-    // A commit's change is visible and its locks are gone only now; a released savepoint's pass to its parent.
+    // Only now are a commit's changes visible and its locks released. The locks of a released savepoint pass to its
+    // parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
     if after && (transaction_is_over || !commit) {
         tell(Moment::LocksGone);

@@ -1,4 +1,4 @@
-//! Which server and which database this is, and since when.
+//! The identity of this server and this database, and when the server started.
 
 use crate::errors::{self, Refusal};
 use pg_fence_rules::moves::{self, Identity, Start};
@@ -12,16 +12,16 @@ use std::os::fd::FromRawFd;
 
 /// fcntl.h: O_RDONLY.
 const READ_ONLY: c_int = 0;
-/// The most that is read of a backup's label, which has some hundred bytes.
+/// The number of bytes to read of a backup label, which has a few hundred.
 const LABEL_MAX: usize = 8_192;
 
-/// Is this server a standby (or replaying WAL for another reason)?
+/// Returns true if this server is a standby, or replays WAL for another reason.
 pub fn in_recovery() -> bool {
     // SAFETY: reads shared memory.
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
-/// Is there dynamic shared memory? In single-user mode there is none.
+/// Returns true if there is dynamic shared memory. Single-user mode has none.
 pub fn has_dynamic_memory() -> bool {
     // SAFETY: set once when the process starts.
     unsafe { pg_sys::IsUnderPostmaster }
@@ -29,7 +29,7 @@ pub fn has_dynamic_memory() -> bool {
 
 /// The name of this database.
 pub fn database_name() -> Vec<u8> {
-    // SAFETY: gives back a NUL-terminated copy, or NULL.
+    // SAFETY: returns a NUL-terminated copy, or NULL.
     unsafe {
         let name = pg_sys::get_database_name(pg_sys::MyDatabaseId);
         if name.is_null() {
@@ -39,7 +39,7 @@ pub fn database_name() -> Vec<u8> {
     }
 }
 
-/// Is there a database with this oid?
+/// Returns true if there is a database with this oid.
 pub fn database_exists(oid: u32) -> bool {
     let cache = pg_sys::SysCacheIdentifier::DATABASEOID as i32;
     let none = pg_sys::Datum::from(0);
@@ -49,7 +49,7 @@ pub fn database_exists(oid: u32) -> bool {
 
 /// The timeline that this server writes, or replays.
 pub fn timeline() -> u32 {
-    // SAFETY: the insertion timeline is fixed once recovery is over; before, the replayed one is asked for.
+    // SAFETY: the insertion timeline is fixed once recovery is over; before that, the replayed one is read.
     unsafe {
         if pg_sys::RecoveryInProgress() {
             let mut timeline = 0;
@@ -61,13 +61,13 @@ pub fn timeline() -> u32 {
     }
 }
 
-/// The number that tells this cluster from others; `initdb` and `pg_upgrade` change it.
+/// The number that identifies this cluster; `initdb` and `pg_upgrade` change it.
 pub fn system_identifier() -> u64 {
     // SAFETY: reads the control file's copy in shared memory.
     unsafe { pg_sys::GetSystemIdentifier() }
 }
 
-/// Which database this is, given the oid of its token sequence. Error: 58030 where a file cannot be read.
+/// The identity of this database, given the oid of its token sequence. Errors: 58030 if a file cannot be read.
 pub fn identity(sequence: pg_sys::Oid) -> Result<Identity, Refusal> {
     Ok(Identity {
         timeline: timeline(),
@@ -78,23 +78,23 @@ pub fn identity(sequence: pg_sys::Oid) -> Result<Identity, Refusal> {
     })
 }
 
-/// The base backup that this server was once started from; None if it never was. A server that starts with a backup_label
-/// renames it, once all that depends on it is in the control file; nothing else that the server does makes, changes or
-/// removes that file. What is no regular file is not opened: to open a FIFO would wait for somebody to write into it.
+/// The base backup from which this server was once started; `None` if there was none. A server that starts with a
+/// backup_label renames it to this file once all that depends on it is in the control file. Nothing else in the server
+/// creates, changes or removes the file. Only a regular file is opened, because opening a FIFO would wait for a writer.
 fn backup() -> io::Result<Option<u64>> {
     if fs::metadata("backup_label.old").is_ok_and(|file| !file.is_file()) {
         return Err(io::Error::other("it is not a regular file"));
     }
-    // SAFETY: a NUL-terminated name, within the data directory, where each backend works.
+    // SAFETY: a NUL-terminated name in the data directory, which is each backend's working directory.
     let fd = unsafe { pg_sys::OpenTransientFile(c"backup_label.old".as_ptr(), READ_ONLY) };
     if fd < 0 {
         let error = io::Error::last_os_error();
         return if error.kind() == ErrorKind::NotFound { Ok(None) } else { Err(error) };
     }
-    // SAFETY: the server opened the descriptor and closes it below; until then nothing raises.
+    // SAFETY: the server opened the descriptor and closes it below; nothing raises until then.
     let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
     let label = label_of(&file);
-    // SAFETY: a descriptor that the function above has opened, once.
+    // SAFETY: a descriptor that the function above has opened, and that is closed once.
     unsafe { pg_sys::CloseTransientFile(fd) };
     label.map(Some)
 }
@@ -113,12 +113,12 @@ fn label_of(mut file: &File) -> io::Result<u64> {
     Ok(moves::backup_label(&content[..length]))
 }
 
-/// Which start of the server this is, given the token sequence and the file of the sequence that marks it.
+/// The start of the server, given the token sequence and the file of the sequence that records the start.
 pub fn start(sequence: pg_sys::Oid, file: u32) -> Start {
     Start { server: started_at(), database: database(), file, sequence: sequence.to_u32() }
 }
 
-/// When this server started.
+/// The time at which this server started.
 pub fn started_at() -> Instant {
     // SAFETY: set once when the server starts.
     Instant::from_micros(unsafe { pg_sys::PgStartTime })

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use std::ffi::{c_char, c_void, CStr, CString};
 
 const MAX_TTL_NAME: &CStr = c"pg_fence.max_ttl";
-/// pg_fence.max_ttl if nobody has set it who may.
+/// The value of pg_fence.max_ttl if it was not set.
 const NOT_SET: i32 = -1;
 
 static TOKEN: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -18,13 +18,14 @@ static MAX_TTL: GucSetting<i32> = GucSetting::<i32>::new(NOT_SET);
 static STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
 static REFUSALS_KEPT: GucSetting<i32> = GucSetting::<i32>::new(256);
 
-/// Why the limit that is recorded for the session's role or database is unknown in this session.
+/// Why the limit recorded for the session's role or database is unknown in this session.
 #[derive(Clone, Copy)]
 enum Unknown {
-    /// The client has named the setting when it connected, which is stronger than ALTER ROLE and ALTER DATABASE. Before the
-    /// library is loaded any role may do so; then the value is refused, and what it has hidden is lost.
+    /// The client set the limit when it connected, which takes precedence over ALTER ROLE and ALTER DATABASE. Before
+    /// the library is loaded any role may do that. Loading the library refuses the value, but the one that it has
+    /// hidden is lost.
     Named,
-    /// ALTER ROLE or ALTER DATABASE has recorded a value that is none, before the library was loaded there.
+    /// ALTER ROLE or ALTER DATABASE has recorded an invalid value, before the library was loaded there.
     Invalid,
 }
 
@@ -32,10 +33,10 @@ thread_local! {
     static UNKNOWN: Cell<Option<Unknown>> = const { Cell::new(None) };
 }
 
-/// The most refused writes that can be kept: about 10 MB.
+/// The largest number of refused writes to store, which takes about 10 MB.
 const REFUSALS_MAX: i32 = 10_000;
 
-/// Declares the settings; called once, when the library is loaded.
+/// Declares the settings. Called once, when the library is loaded.
 pub fn declare() {
     // SAFETY: the check neither raises nor panics.
     unsafe {
@@ -45,14 +46,14 @@ pub fn declare() {
             c"A positive bigint, or empty for none. Use SET LOCAL behind a connection pooler: a session-level SET leaks to other clients.",
             &TOKEN,
             GucContext::Userset,
-            // A token for the whole server would be everybody's.
+            // A token in the configuration file would be presented by all sessions.
             GucFlags::DISALLOW_IN_FILE,
             Some(check),
             None,
             None,
         );
     }
-    // The others are for superusers: a role that is refused must not be able to hide that.
+    // The other settings are for superusers: a refused role must not be able to hide that it was refused.
     GucRegistry::define_bool_guc(
         c"pg_fence.statistics",
         c"Counts for fence.stats and keeps refused writes for fence.refusals.",
@@ -62,7 +63,7 @@ pub fn declare() {
         GucFlags::default(),
     );
     declare_max_ttl();
-    // It takes memory of the whole server.
+    // Only superusers may set it, because it uses memory of the whole server.
     GucRegistry::define_int_guc(
         c"pg_fence.refusals_kept",
         c"How many refused writes fence.refusals keeps.",
@@ -77,9 +78,9 @@ pub fn declare() {
     unsafe { pg_sys::MarkGUCPrefixReserved(c"pg_fence".as_ptr()) };
 }
 
-/// Declares the limit, which binds those who may not lift it.
+/// Declares the limit on ttls, which only superusers may set.
 fn declare_max_ttl() {
-    // A value that the session has SET hides nothing: it is refused, and the one before it is in force.
+    // A value that the session has SET hides nothing: loading refuses it, and the earlier value is in force.
     let earlier = compat::reset_source(MAX_TTL_NAME);
     GucRegistry::define_int_guc(
         MAX_TTL_NAME,
@@ -95,28 +96,28 @@ fn declare_max_ttl() {
     UNKNOWN.set(match earlier.filter(was_refused) {
         Some(source) if source >= GucSource::PGC_S_CLIENT => Some(Unknown::Named),
         Some(source) if source >= GucSource::PGC_S_GLOBAL => Some(Unknown::Invalid),
-        // As with any setting that is wrong in the configuration file, the server has logged it and goes by the default.
+        // The server has logged a wrong value in the configuration file, as for any setting, and uses the default.
         _ => None,
     });
 }
 
-/// Is counting switched on?
+/// Returns true if statistics are switched on.
 #[inline]
 pub fn statistics() -> bool {
     STATISTICS.get()
 }
 
-/// Is this session an apply worker or restoring (`session_replication_role = replica`)?
+/// Returns true if this session is an apply worker or restores a dump (`session_replication_role = replica`).
 pub fn is_replica() -> bool {
     // SAFETY: reads a setting.
     unsafe { pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA }
 }
 
-/// The longest ttl that may be asked for; None if the setting sets no limit. Errors: 42501 if the client has named it and may
-/// not set it, 22023 if the recorded value is none.
+/// The longest ttl that a call may ask for; `None` if there is no limit. Errors: 42501 if the client has set it and may
+/// not, 22023 if the recorded value is invalid.
 pub fn max_ttl() -> Result<Option<Span>, Refusal> {
-    // Whatever the setting is by now: a reload may have given it the configuration file's value, which does not tell what is
-    // recorded for the role.
+    // The present value does not matter here: a reload may have set that of the configuration file, but the one
+    // recorded for the role is still unknown.
     match UNKNOWN.get() {
         Some(Unknown::Named) => Err(errors::limit_was_named()),
         Some(Unknown::Invalid) => Err(errors::limit_is_invalid()),
@@ -127,19 +128,19 @@ pub fn max_ttl() -> Result<Option<Span>, Refusal> {
     }
 }
 
-/// How many refused writes are to be kept.
+/// The number of refused writes to store.
 pub fn refusals_kept() -> usize {
     usize::try_from(REFUSALS_KEPT.get()).unwrap_or(0)
 }
 
 /// The token that the session or the transaction has set.
 pub fn token() -> Option<Token> {
-    // SAFETY: Postgres keeps the value NUL-terminated; it is read where it is, for each row may ask.
+    // SAFETY: Postgres keeps the value NUL-terminated. It is not copied, because this is called for each row.
     let text = unsafe { (*TOKEN.as_ptr()).as_ref().map(|text| CStr::from_ptr(text)) };
     text.and_then(|text| parse(text.to_bytes()))
 }
 
-/// Sets it until the transaction, or the savepoint, ends.
+/// Sets the token until the transaction ends, or the savepoint is rolled back.
 pub fn set_local(token: Token) {
     let mut digits = Vec::with_capacity(20);
     push_number(&mut digits, token.bigint());

@@ -1,4 +1,4 @@
-//! The transaction: isolation, snapshots, savepoints.
+//! The state of the transaction: isolation level, snapshots, savepoints.
 
 use crate::pg::call::args::bytes_of;
 use crate::pg::call::raise;
@@ -6,7 +6,7 @@ use crate::pg::compat;
 use crate::pg::raw;
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
-// By its full path: from 18 on `pg_sys` has another one of that name, which nothing defines.
+// Imported by its full path: from 18 on `pg_sys` has another declaration of that name, without a definition.
 use pgrx::pg_sys::htup::HeapTupleHeaderGetXmin;
 use pgrx::{PgSqlErrorCode, PgTryBuilder};
 use std::ffi::CStr;
@@ -14,25 +14,25 @@ use std::panic::AssertUnwindSafe;
 
 pub use crate::pg::session::scope::SavepointId;
 
-/// REPEATABLE READ or above?
+/// Returns true at REPEATABLE READ and above.
 pub fn keeps_snapshot() -> bool {
     // SAFETY: reads a setting of the transaction.
     unsafe { pg_sys::XactIsoLevel >= pg_sys::XACT_REPEATABLE_READ as i32 }
 }
 
-/// Is it a transaction of several statements, as far as is known by now?
+/// Returns true if the transaction is a block of several statements, as far as is known by now.
 pub fn is_block() -> bool {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::IsTransactionBlock() }
 }
 
-/// When the client sent the present statement; another one has another time.
+/// The time at which the client sent the present statement, which differs for each statement.
 pub fn statement_started_at() -> Instant {
     // SAFETY: reads transaction state.
     Instant::from_micros(unsafe { pg_sys::GetCurrentStatementStartTimestamp() })
 }
 
-/// Is there a transaction in which catalogs and tables can be read?
+/// Returns true if catalogs and tables can be read in the present transaction state.
 pub fn may_look_up() -> bool {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::IsTransactionState() }
@@ -40,7 +40,7 @@ pub fn may_look_up() -> bool {
 
 /// Raises 25006 in a read-only transaction and on a standby.
 pub fn writable(function: &CStr) {
-    // SAFETY: raise or return.
+    // SAFETY: these raise or return.
     unsafe {
         compat::guarded(|| {
             raw::PreventCommandIfReadOnly(function.as_ptr());
@@ -49,33 +49,33 @@ pub fn writable(function: &CStr) {
     }
 }
 
-/// Raises what a cancel or a termination raises.
+/// Raises the error of a pending cancel or termination.
 pub fn serve_interrupts() {
     pgrx::check_for_interrupts!();
 }
 
-/// Has this transaction written anything?
+/// Returns true if this transaction has written anything.
 pub fn has_written() -> bool {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId }
 }
 
-/// A transaction by its whole number, which no later one has.
+/// A transaction by its 64-bit id, which is never reused.
 #[derive(Clone, Copy)]
 pub struct TransactionId(u64);
 
-/// What has become of a transaction.
+/// The outcome of a transaction.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is open, or prepared.
+    /// The transaction is open or prepared.
     Open,
-    /// It was committed.
+    /// The transaction was committed.
     Committed,
-    /// It was rolled back, or is so old that nobody knows.
+    /// The transaction was rolled back, or is too old to be known.
     Other,
 }
 
-/// This transaction; None as long as it has written nothing.
+/// The id of this transaction; `None` while it has written nothing.
 pub fn id() -> Option<TransactionId> {
     // SAFETY: reads transaction state.
     let id = unsafe { pg_sys::GetTopFullTransactionIdIfAny() };
@@ -83,10 +83,10 @@ pub fn id() -> Option<TransactionId> {
 }
 
 impl TransactionId {
-    /// What has become of it.
+    /// The outcome of the transaction.
     pub fn outcome(self) -> Outcome {
         let id = Some(pg_sys::Datum::from(self.0));
-        // SAFETY: a function of the server, with the argument that it declares; it answers a text, or NULL.
+        // SAFETY: a function of the server, with an argument of its declared type; it returns a text or NULL.
         let told = unsafe {
             let told = pgrx::direct_function_call_as_datum(pg_sys::pg_xact_status, &[id]);
             told.map(|text| bytes_of(text).to_vec())
@@ -99,19 +99,19 @@ impl TransactionId {
     }
 }
 
-/// Lets later reads of this transaction see what it has just written.
+/// Makes the changes of this statement visible to later reads in the transaction.
 pub fn see_own_changes() {
     // SAFETY: as any volatile function may.
     unsafe { pg_sys::CommandCounterIncrement() };
 }
 
-/// The innermost savepoint, or the transaction itself where it has none.
+/// The innermost savepoint, or the transaction itself if it has none.
 pub fn savepoint() -> SavepointId {
     // SAFETY: reads transaction state.
     unsafe { raw::GetCurrentSubTransactionId() }
 }
 
-/// Was this row version written by the running transaction?
+/// Returns true if the current transaction has written this row version.
 ///
 /// # Safety
 /// The tuple must be valid.
@@ -123,11 +123,11 @@ pub unsafe fn is_own(tuple: pg_sys::HeapTuple) -> bool {
     }
 }
 
-/// Is the commit of the transaction that has written this row version known to be on disk? The server notes the place in
-/// the log of each commit that has not waited, for it asks the same before it marks a row as committed.
+/// Returns true if the commit of this row version's transaction is known to be on disk. The server records the WAL
+/// position of each asynchronous commit, because it needs that itself before it marks a row as committed.
 ///
 /// # Safety
-/// The tuple must be valid, and its writer committed or the running transaction.
+/// The tuple must be valid, and its writer committed or the current transaction.
 pub unsafe fn is_on_disk(tuple: pg_sys::HeapTuple) -> bool {
     // SAFETY: the caller's promise.
     unsafe {
@@ -137,19 +137,19 @@ pub unsafe fn is_on_disk(tuple: pg_sys::HeapTuple) -> bool {
     }
 }
 
-/// May a savepoint be begun, and a sequence be set?
+/// Returns true if a savepoint can be begun and a sequence set.
 pub fn may_begin_savepoint() -> bool {
     // SAFETY: reads transaction state.
     !is_parallel() && unsafe { !pg_sys::XactReadOnly }
 }
 
-/// Is a parallel query running, in which no savepoint can be begun?
+/// Returns true during a parallel query, in which no savepoint can be begun.
 pub fn is_parallel() -> bool {
     // SAFETY: reads transaction state.
     unsafe { pg_sys::IsInParallelMode() }
 }
 
-/// A savepoint of the server's own making, with what was current when it began.
+/// An internal savepoint, with the memory context and resource owner of its begin.
 #[derive(Clone, Copy)]
 pub(in crate::pg) struct Savepoint {
     context: pg_sys::MemoryContext,
@@ -157,32 +157,32 @@ pub(in crate::pg) struct Savepoint {
 }
 
 impl Savepoint {
-    /// Begins one. Either end of it must follow, in the function that has begun it.
+    /// Begins a savepoint. The same function must release or undo it.
     pub(in crate::pg) fn begin() -> Savepoint {
         // SAFETY: reads globals of this thread.
         let (context, owner) =
             unsafe { (pg_sys::CurrentMemoryContext, pg_sys::CurrentResourceOwner) };
-        // SAFETY: the caller ends it.
+        // SAFETY: the caller ends the savepoint.
         unsafe { pg_sys::BeginInternalSubTransaction(std::ptr::null()) };
         Savepoint { context, owner }
     }
 
-    /// Ends it: what was done, and the locks that were taken, pass to what is around it.
+    /// Ends the savepoint. Its changes and locks pass to its parent.
     pub(in crate::pg) fn release(self) {
-        // SAFETY: it is the innermost.
+        // SAFETY: the savepoint is the innermost.
         unsafe { pg_sys::ReleaseCurrentSubTransaction() };
         self.restore();
     }
 
-    /// Undoes it, after its work has raised an error.
+    /// Rolls the savepoint back, after its work has raised an error.
     pub(in crate::pg) fn undo(self) {
-        // SAFETY: the work has raised, so it is still the innermost.
+        // SAFETY: the work has raised, so the savepoint is still the innermost.
         unsafe { pg_sys::RollbackAndReleaseCurrentSubTransaction() };
         self.restore();
     }
 
     fn restore(self) {
-        // SAFETY: both outlive the savepoint; each use of one puts them back.
+        // SAFETY: both outlive the savepoint; each user of one restores them.
         unsafe {
             pg_sys::MemoryContextSwitchTo(self.context);
             pg_sys::CurrentResourceOwner = self.owner;
@@ -190,12 +190,12 @@ impl Savepoint {
     }
 }
 
-/// Does work in a savepoint of its own. None where it failed, and was undone; only a cancel goes on its way.
+/// Runs `work` in a savepoint. If it raises an error, rolls back and returns `None`; only a cancel is raised again.
 pub fn in_savepoint<T>(work: impl FnOnce() -> T) -> Option<T> {
     try_in_savepoint(work).ok()
 }
 
-/// As `in_savepoint`, and tells the error.
+/// Runs `work` like `in_savepoint`, but returns the error's message.
 pub fn try_in_savepoint<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     let savepoint = Savepoint::begin();
     PgTryBuilder::new(AssertUnwindSafe(|| {
@@ -214,7 +214,7 @@ pub fn try_in_savepoint<T>(work: impl FnOnce() -> T) -> Result<T, String> {
     .execute()
 }
 
-/// The transaction that has written this row version, where that is another one and open.
+/// The transaction that has written this row version, if it is another one and still open.
 ///
 /// # Safety
 /// The tuple must be valid.
@@ -230,10 +230,10 @@ pub unsafe fn open_writer(tuple: pg_sys::HeapTuple) -> Option<pg_sys::Transactio
     }
 }
 
-/// Waits until another transaction has ended, as one waits for a row that it has changed: `lock_timeout`,
-/// `statement_timeout`, cancel and the deadlock detector end the wait.
+/// Waits for the end of another transaction, as for a row that it has changed: `lock_timeout`, `statement_timeout`, a
+/// cancel and the deadlock detector end the wait.
 pub fn wait_for(other: pg_sys::TransactionId) {
     let (none, nowhere) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: the other is not this transaction; no place is to be shown.
+    // SAFETY: the other is not this transaction; there is no tuple to report.
     unsafe { pg_sys::XactLockTableWait(other, none, nowhere, pg_sys::XLTW_Oper::XLTW_None) };
 }
