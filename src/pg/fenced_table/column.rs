@@ -1,15 +1,15 @@
-//! The rows of a table, read without the planner: an index or a policy of its owner's may call functions, and
-//! none of them may run with the caller's rights.
+//! Reading the rows of a table without the planner. An index or a policy of the table's owner may call functions, and
+//! none of these may run with the caller's rights.
 
 use crate::pg::table_scan;
 use pgrx::pg_sys;
 use std::convert::Infallible;
 
-/// The greatest value of a bigint column in the table itself; None where there is none, the caller may not read every row
-/// of it, or the table is gone by now.
+/// The greatest value of a bigint column in the table itself. `None` if there is none, if the caller may not read every
+/// row of the column, or if the table is gone.
 pub fn max_value(relation: pg_sys::Oid, column: i16) -> Option<i64> {
-    // SAFETY: the relation is locked and open while it is read, the snapshot registered, and the column
-    // checked to be there and a bigint.
+    // SAFETY: the relation is locked and open while it is read, the snapshot is registered, and the column is checked
+    // to exist and to be a bigint.
     unsafe {
         let user = pg_sys::GetUserId();
         let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
@@ -53,7 +53,7 @@ unsafe fn is_bigint_of_table(rel: pg_sys::Relation, column: i16) -> bool {
 /// The relation must be an open table, the column a bigint of it.
 unsafe fn scan(rel: pg_sys::Relation, column: i16) -> Option<i64> {
     let mut greatest = None;
-    // SAFETY: the caller's promise; a value is read before the next row takes its place.
+    // SAFETY: the caller's promise; a value is read before the next row replaces it.
     let Ok(()) = unsafe {
         table_scan::each_row(rel, |tuple| -> Result<(), Infallible> {
             let mut null = false;

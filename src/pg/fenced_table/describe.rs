@@ -1,4 +1,4 @@
-//! A refused write in words: what an error may show of its table and row.
+//! The description of a refused write: what an error may show of its table and row.
 
 use crate::encoding::{to_utf8, within};
 use crate::errors::{Location, Refusal};
@@ -8,10 +8,10 @@ use pgrx::pg_sys;
 use serde_json::{Map, Value};
 use std::ffi::{c_char, CStr};
 
-/// The most bytes that are read of a key's column: more than is shown of all of them.
+/// The number of bytes to read of a key's column: more than is shown of the whole key.
 const KEY_TEXT_MAX: usize = 2048;
 
-/// Schema and table of a call.
+/// The schema and the table of the call.
 fn location(call: &TriggerCall) -> Location {
     // SAFETY: an open relation has its catalog row.
     unsafe {
@@ -25,22 +25,22 @@ fn location(call: &TriggerCall) -> Location {
     }
 }
 
-/// The refusal with the table.
+/// Adds the table to an error.
 pub fn at_table(refusal: Refusal, call: &TriggerCall) -> Refusal {
-    // SAFETY: open for as long as the call.
+    // SAFETY: open as long as the call runs.
     let relation = unsafe { quoted_name(call.relation()) };
     refusal.at(location(call)).detailed(|d| d.relation = Some(relation))
 }
 
-/// The refusal with table, column and key, as far as the caller may see them.
+/// Adds the table, the column and the key to an error, as far as the caller may see them.
 pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusal {
     let location = Location { column: column_name(call, fence.number), ..location(call) };
     let key = key_for(call, |number| readable(call, number));
     at_table(refusal, call).at(location).detailed(|d| d.key = key)
 }
 
-/// May the caller read this column of the table, in every row? Both the current user and the session's role
-/// must: a cascading key runs as the table's owner, but its error goes to the client.
+/// Returns true if the caller may read this column of the table in every row. Both the current user and the session's
+/// role must be allowed to: a cascading key runs as the table's owner, but its error goes to the client.
 pub fn readable(call: &TriggerCall, number: i32) -> bool {
     // SAFETY: catalog look-ups.
     unsafe {
@@ -56,12 +56,12 @@ pub fn readable(call: &TriggerCall, number: i32) -> bool {
     }
 }
 
-/// The primary key of the row, None where there is none. Not for the caller's eyes.
+/// The primary key of the row; `None` if there is none. Not to be shown to the caller.
 pub fn key(call: &TriggerCall) -> Option<Map<String, Value>> {
     key_for(call, |_| true)
 }
 
-/// The primary key of the row, None where there is none or one of its columns may not be shown.
+/// The primary key of the row; `None` if there is none, or if one of its columns may not be shown.
 fn key_for(call: &TriggerCall, may_show: impl Fn(i32) -> bool) -> Option<Map<String, Value>> {
     let row = call.old.or(call.new)?;
     let mut key = Map::new();
@@ -81,11 +81,11 @@ fn json(attribute: &Attribute, value: pg_sys::Datum) -> Value {
         pg_sys::INT2OID => Value::from(value.value() as i16),
         pg_sys::INT4OID => Value::from(value.value() as i32),
         pg_sys::INT8OID => Value::from(value.value() as i64),
-        // SAFETY: the type's own output function gives NUL-terminated text.
+        // SAFETY: the type's own output function returns NUL-terminated text.
         _ => unsafe {
             let (mut output, mut varlena) = (pg_sys::InvalidOid, false);
             pg_sys::getTypeOutputInfo(attribute.type_oid, &mut output, &mut varlena);
-            // Of a long key only the beginning is shown.
+            // Only the beginning of a long key is shown.
             let text = CStr::from_ptr(pg_sys::OidOutputFunctionCall(output, value)).to_bytes();
             Value::from(to_utf8(within(text, KEY_TEXT_MAX)))
         },
@@ -93,7 +93,7 @@ fn json(attribute: &Attribute, value: pg_sys::Datum) -> Value {
 }
 
 fn key_columns(call: &TriggerCall) -> Vec<Attribute> {
-    // SAFETY: the bitmap is a copy of the relation's own, offset as Postgres does.
+    // SAFETY: the bitmap is a copy of the relation's own, with Postgres's offset.
     unsafe {
         let set = pg_sys::RelationGetIndexAttrBitmap(
             call.relation(),
@@ -121,7 +121,7 @@ pub fn column_name(call: &TriggerCall, number: i32) -> Vec<u8> {
 }
 
 /// # Safety
-/// NUL-terminated, or NULL.
+/// The text must be NUL-terminated, or NULL.
 unsafe fn c_bytes(text: *const c_char) -> Vec<u8> {
     if text.is_null() {
         return Vec::new();

@@ -1,4 +1,4 @@
-//! A call of the trigger: its table, its arguments, its rows.
+//! A call of the trigger: its table, its arguments and its rows.
 
 use crate::encoding::push_number;
 use crate::pg::call::args::{bytes_within, Args};
@@ -10,11 +10,11 @@ use pg_fence_rules::{Instant, Token, NAME_MAX};
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
-/// catalog/pg_trigger.h, as the type of `tgtype`.
+/// From catalog/pg_trigger.h, in the type of `tgtype`.
 const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;
 const DELETE_BIT: i16 = pg_sys::TRIGGER_TYPE_DELETE as i16;
 
-/// The types of columns that a lease's name may have in it: no setting changes the text of their values.
+/// The column types that may be part of a lease's name: no setting changes the text of their values.
 pub const PLACEHOLDER_TYPES: [pg_sys::Oid; 7] = [
     pg_sys::INT2OID,
     pg_sys::INT4OID,
@@ -25,7 +25,7 @@ pub const PLACEHOLDER_TYPES: [pg_sys::Oid; 7] = [
     pg_sys::BOOLOID,
 ];
 
-/// Which write fires it.
+/// The write that fires the trigger.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     Insert,
@@ -34,7 +34,7 @@ pub enum Event {
     Truncate,
 }
 
-/// A row of the table, as the trigger got it.
+/// A row of the table, as passed to the trigger.
 #[derive(Clone, Copy)]
 pub struct Tuple(pg_sys::HeapTuple);
 
@@ -49,7 +49,7 @@ pub struct RowId {
     version: RowVersion,
 }
 
-/// A column of the table, as far as the trigger cares: by number, not by name, so that it is found quickly.
+/// A column of the table, by its number, which is found faster than by its name.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Attribute {
     pub number: i32,
@@ -58,18 +58,19 @@ pub struct Attribute {
 }
 
 impl Attribute {
-    /// Can a lease's name have this column in it? (A generated one has no value yet when the trigger fires.)
+    /// Returns true if the column may be part of a lease's name. A generated column has no value yet when the trigger
+    /// fires.
     pub fn fits_placeholder(&self) -> bool {
         !self.generated && PLACEHOLDER_TYPES.contains(&self.type_oid)
     }
 
-    /// Is it an integer, passed by value?
+    /// Returns true for an integer type, which is passed by value.
     fn is_number(&self) -> bool {
         [pg_sys::INT2OID, pg_sys::INT4OID, pg_sys::INT8OID].contains(&self.type_oid)
     }
 }
 
-/// When it fires.
+/// When the trigger fires.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Timing {
     Before,
@@ -77,44 +78,44 @@ pub enum Timing {
     Instead,
 }
 
-/// A call of the trigger function, and what it is called with.
+/// A call of the trigger function, with its rows.
 #[derive(Clone, Copy)]
 pub struct TriggerCall {
     pub event: Event,
     pub timing: Timing,
-    /// Does it fire FOR EACH ROW?
+    /// True if the trigger fires FOR EACH ROW.
     pub for_row: bool,
-    /// The stored row, of an UPDATE or DELETE.
+    /// The stored row of an UPDATE or DELETE.
     pub old: Option<Tuple>,
-    /// The row to be, of an INSERT or UPDATE.
+    /// The new row of an INSERT or UPDATE.
     pub new: Option<Tuple>,
-    /// The table that is written.
+    /// The written table.
     pub table: pg_sys::Oid,
-    /// Its columns.
+    /// The columns of the table.
     pub columns: Columns,
     fcinfo: pg_sys::FunctionCallInfo,
     data: *mut pg_sys::TriggerData,
 }
 
-/// The trigger and its table as they are declared, the same for all rows of a statement.
+/// The declarations of the trigger and its table, which are the same for all rows of a statement.
 pub struct Declaration<'a> {
     /// The arguments of CREATE TRIGGER.
     pub arguments: Vec<&'a [u8]>,
-    /// Does the trigger fire on DELETE, too?
+    /// True if the trigger fires on DELETE, too.
     pub fires_on_delete: bool,
-    /// Has the table an AFTER ROW trigger of the same function (the check behind the others)?
+    /// True if the table has an AFTER ROW trigger of the same function, which checks rows after all others.
     pub has_twin: bool,
-    /// Is the table a partition?
+    /// True if the table is a partition.
     pub on_partition: bool,
 }
 
 impl TriggerCall {
-    /// None when the function was not called by the trigger manager.
+    /// Returns `None` if the function was not called by the trigger manager.
     #[inline(always)]
     pub fn new(args: Args) -> Option<Self> {
         let fcinfo = args.raw();
-        // SAFETY: the context of a call is a node or NULL; what the trigger manager calls has a TriggerData, whose relation
-        // is open and locked for as long as the call.
+        // SAFETY: the context of a call is a node or NULL; the trigger manager passes a TriggerData, whose relation is
+        // open and locked as long as the call runs.
         unsafe {
             let context = (*fcinfo).context;
             if context.is_null() || (*context).type_ != pg_sys::NodeTag::T_TriggerData {
@@ -142,21 +143,21 @@ impl TriggerCall {
         }
     }
 
-    /// The table that is written, open and locked for as long as the call.
+    /// The written table, open and locked as long as the call runs.
     #[inline]
     pub fn relation(&self) -> pg_sys::Relation {
-        // SAFETY: new has checked that it is a TriggerData.
+        // SAFETY: `new` has checked that it is a TriggerData.
         unsafe { (*self.data).tg_relation }
     }
 
-    /// How many triggers deep: 1 for one that a client's statement fires.
+    /// The nesting depth of triggers: 1 if a client's statement fires this one.
     pub fn depth(&self) -> usize {
         // SAFETY: a function without arguments.
         let depth = unsafe { pgrx::direct_function_call::<i32>(pg_sys::pg_trigger_depth, &[]) };
         depth.map_or(0, |d| usize::try_from(d).unwrap_or(0))
     }
 
-    /// The trigger and its table as they are declared.
+    /// The declarations of the trigger and its table.
     pub fn declaration(&self) -> Declaration<'_> {
         // SAFETY: as for `new`; the trigger's description lives as long as the call, and has tgnargs NUL-terminated strings.
         unsafe {
@@ -176,18 +177,18 @@ impl TriggerCall {
         }
     }
 
-    /// Does the UPDATE name this column? (Of a MERGE: does one of its actions?)
+    /// Returns true if the UPDATE names this column; for a MERGE, if one of its actions does.
     #[inline]
     pub fn names(&self, attribute: &Attribute) -> bool {
         let bit = attribute.number - pg_sys::FirstLowInvalidHeapAttributeNumber;
-        // SAFETY: the set, or NULL for an empty one, is the trigger manager's; raises for negative bits only.
+        // SAFETY: the set is the trigger manager's, or NULL if empty; the function raises for negative bits only.
         unsafe { raw::bms_is_member(bit, (*self.data).tg_updatedcols) }
     }
 
-    /// Data of this trigger, made at the statement's first row and dropped when the statement ends.
+    /// Data of this trigger, made at the first row of a statement and dropped when the statement ends.
     #[inline]
     pub fn cache<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
-        // SAFETY: flinfo lives as long as the statement's trigger state; fn_extra is this function's own.
+        // SAFETY: flinfo lives as long as the statement's trigger state; fn_extra belongs to this function.
         match unsafe { (*(*self.fcinfo).flinfo).fn_extra.cast::<T>().as_ref() } {
             Some(cached) => Ok(cached),
             None => self.make_and_cache(make),
@@ -197,7 +198,7 @@ impl TriggerCall {
     #[cold]
     fn make_and_cache<T, E>(&self, make: impl FnOnce() -> Result<T, E>) -> Result<&T, E> {
         let made = make()?;
-        // SAFETY: fn_mcxt lives as long as flinfo, and what is put there is dropped when it goes.
+        // SAFETY: fn_mcxt lives as long as flinfo, and the data is dropped with it.
         unsafe {
             let flinfo = (*self.fcinfo).flinfo;
             let mut memory = pgrx::PgMemoryContexts::For((*flinfo).fn_mcxt);
@@ -207,13 +208,13 @@ impl TriggerCall {
         }
     }
 
-    /// Lets the row through as it is.
+    /// Returns the row unchanged.
     #[inline]
     pub fn pass(&self, row: Option<Tuple>) -> pg_sys::Datum {
         pg_sys::Datum::from(row.map_or(std::ptr::null_mut(), |t| t.0))
     }
 
-    /// The row with other values in some of its columns of type bigint or timestamptz; NULL for None.
+    /// The row with other values in some columns of type bigint or timestamptz; `None` stands for NULL.
     pub fn with_values<const N: usize>(
         &self,
         row: Tuple,
@@ -222,7 +223,7 @@ impl TriggerCall {
         let mut columns: [c_int; N] = values.map(|(attribute, _)| attribute.number);
         let mut nulls = values.map(|(_, value)| value.is_none());
         let mut values = values.map(|(_, value)| pg_sys::Datum::from(value.unwrap_or(0)));
-        // SAFETY: the columns are the table's, and both types are passed by value in eight bytes.
+        // SAFETY: these are columns of the table, and both types are passed by value in eight bytes.
         unsafe {
             Tuple(pg_sys::heap_modify_tuple_by_cols(
                 row.0,
@@ -237,7 +238,7 @@ impl TriggerCall {
 }
 
 impl Columns {
-    /// The column of this name, unless dropped.
+    /// The column of this name, unless it was dropped.
     pub fn find(&self, name: &[u8]) -> Option<Attribute> {
         // SAFETY: attrs has natts entries.
         unsafe {
@@ -253,28 +254,28 @@ impl Columns {
         }
     }
 
-    /// A column's value, None for NULL.
+    /// A column's value; `None` for NULL.
     #[inline]
     pub fn value(&self, row: Tuple, attribute: &Attribute) -> Option<pg_sys::Datum> {
         let mut null = false;
-        // SAFETY: the row is one of this table, the number one of its columns.
+        // SAFETY: the row is one of this table, and the number that of one of its columns.
         let value = unsafe { pg_sys::heap_getattr(row.0, attribute.number, self.0, &mut null) };
         (!null).then_some(value)
     }
 
-    /// The token in a bigint column, None for NULL.
+    /// The token in a bigint column; `None` for NULL.
     #[inline]
     pub fn token(&self, row: Tuple, attribute: &Attribute) -> Option<Token> {
         self.value(row, attribute).map(|d| Token::from_bigint(d.value() as i64))
     }
 
-    /// The time in a timestamptz column, None for NULL.
+    /// The time in a timestamptz column; `None` for NULL.
     #[inline]
     pub fn instant(&self, row: Tuple, attribute: &Attribute) -> Option<Instant> {
         self.value(row, attribute).map(|d| Instant::from_micros(d.value() as i64))
     }
 
-    /// Appends the text of a column that fits a placeholder; false where it is NULL.
+    /// Appends the text of a column that may be part of a lease's name. Returns false if the column is NULL.
     pub fn append_text(&self, to: &mut Vec<u8>, row: Tuple, attribute: &Attribute) -> bool {
         use std::io::Write;
         let Some(value) = self.value(row, attribute) else { return false };
@@ -293,17 +294,17 @@ impl Columns {
                     let _ = write!(to, "{dash}{byte:02x}");
                 }
             }
-            // SAFETY: the types left are text and varchar.
+            // SAFETY: the remaining types are text and varchar.
             _ => match unsafe { bytes_within(value, NAME_MAX) } {
                 Some(bytes) => to.extend_from_slice(bytes),
-                // Longer than any name: so is the whole.
+                // A text longer than any name makes the whole too long.
                 None => to.resize(to.len() + NAME_MAX + 1, b' '),
             },
         }
         true
     }
 
-    /// Have both rows the same number in a column, one that is a number?
+    /// Returns true if the column is a number, and the same one in both rows.
     pub fn same_number(&self, one: Tuple, other: Tuple, attribute: &Attribute) -> bool {
         attribute.is_number()
             && match (self.value(one, attribute), self.value(other, attribute)) {
@@ -314,14 +315,14 @@ impl Columns {
 }
 
 impl Tuple {
-    /// Which version of which row it is.
+    /// The identity of the row version.
     #[inline]
     pub fn id(&self, call: &TriggerCall) -> RowId {
         // SAFETY: a stored row.
         unsafe { RowId { table: call.table, version: RowVersion::of(self.0) } }
     }
 
-    /// Was this version of a stored row written by the running transaction?
+    /// Returns true if the current transaction has written this version of a stored row.
     #[inline]
     pub fn is_own(&self) -> bool {
         // SAFETY: a stored row.

@@ -1,26 +1,25 @@
-//! The triggers that call a function, as pg_trigger has them.
+//! Looking up the triggers that call a function, in pg_trigger.
 
 use crate::pg::call::args::Text;
 use crate::pg::table_scan;
 use pgrx::pg_sys;
 
-/// A trigger and the arguments that it was made with.
+/// A trigger with the arguments of CREATE TRIGGER.
 pub struct Trigger {
     pub oid: pg_sys::Oid,
-    /// Each argument ends in a zero byte.
+    /// The arguments, each followed by a NUL byte.
     all: Text,
     count: usize,
 }
 
 impl Trigger {
-    /// In their order.
+    /// The arguments in their order.
     pub fn arguments(&self) -> impl Iterator<Item = &[u8]> {
         self.all.bytes().split(|byte| *byte == 0).take(self.count)
     }
 }
 
-/// The triggers that call the function: of one table, or of all. Seen as a statement of this transaction would see
-/// them.
+/// The triggers of one table, or of all, that call the function, as a statement of this transaction would see them.
 pub fn triggers_calling(function: pg_sys::Oid, table: Option<pg_sys::Oid>) -> Vec<Trigger> {
     let (column, value) = match table {
         Some(table) => (pg_sys::Anum_pg_trigger_tgrelid, table),
@@ -29,8 +28,7 @@ pub fn triggers_calling(function: pg_sys::Oid, table: Option<pg_sys::Oid>) -> Ve
     let wanted = [(column as i16, pg_sys::F_OIDEQ.into(), value.into())];
     let index = table.map(|_| pg_sys::TriggerRelidNameIndexId.into());
     let mut found = Vec::new();
-    // SAFETY: the index is by table; what is kept of a row is copied, and the snapshot is registered for as long as the scan
-    // runs.
+    // SAFETY: the index is by table; values kept of a row are copied, and the snapshot is registered during the scan.
     unsafe {
         let snapshot = pg_sys::RegisterSnapshot(pg_sys::GetTransactionSnapshot());
         let catalog = pg_sys::TriggerRelationId;
@@ -38,7 +36,7 @@ pub fn triggers_calling(function: pg_sys::Oid, table: Option<pg_sys::Oid>) -> Ve
             let form = &*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_trigger>();
             if form.tgfoid == function {
                 let (column, mut null) = (pg_sys::Anum_pg_trigger_tgargs as i32, false);
-                // A bytea, never NULL.
+                // The column is a bytea, and never NULL.
                 let all = pg_sys::heap_getattr(tuple, column, columns, &mut null);
                 let all = Text(pg_sys::pg_detoast_datum_copy(all.cast_mut_ptr()).into());
                 found.push(Trigger { oid: form.oid, all, count: form.tgnargs as usize });
