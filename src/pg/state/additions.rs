@@ -1,10 +1,11 @@
-//! What others have added to a table of the state and PostgreSQL passes over when it writes rows as it writes its catalogs.
+//! Additions of others to a table of the extension that a write would bypass, because rows are written as PostgreSQL
+//! writes its catalogs.
 
 use crate::pg::compat;
 use pgrx::pg_sys;
 
-/// What a write would have to heed and does not, None if there is nothing. `is_given` says which columns, from 0, have a
-/// value in each row that is written; of the others, NULL is one.
+/// Returns an addition that a write would bypass, if there is one. `is_given` returns true for a column, counted from
+/// 0, that has a value in each written row; in other columns NULL is a value.
 ///
 /// # Safety
 /// The relation must be an open table, and locked.
@@ -12,8 +13,8 @@ pub unsafe fn of(
     table: pg_sys::Relation,
     is_given: impl Fn(usize) -> bool,
 ) -> Option<&'static str> {
-    // SAFETY: the caller's promise. (The row of pg_class says that there are triggers until the next VACUUM after the last one
-    // went; these lists do not.)
+    // SAFETY: the caller's promise. (The row of pg_class claims triggers until the first VACUUM after the last one was
+    // dropped; these lists do not.)
     unsafe {
         let (columns, triggers) = ((*table).rd_att, (*table).trigdesc.as_ref());
         let triggers = triggers.map_or(&[][..], |all| {
@@ -45,19 +46,19 @@ pub unsafe fn of(
     }
 }
 
-/// Returns true if the column is not NULL in a new row that does not name it, or must not be.
+/// Returns true if the column must not be NULL, or gets a default in a row that does not name it.
 fn wants_value(column: &pg_sys::FormData_pg_attribute) -> bool {
     let has_default = column.atthasdef || column.attidentity != 0 || column.attgenerated != 0;
     !column.attisdropped && (column.attnotnull || has_default)
 }
 
-/// Returns true if the values of its columns are not all that an entry in the index needs.
+/// Returns true if an index entry needs more than the values of its columns.
 ///
 /// # Safety
-/// The index must be one of a table that is locked.
+/// The index must be one of a locked table.
 unsafe fn is_special(index: pg_sys::Oid) -> bool {
     let cache = pg_sys::SysCacheIdentifier::INDEXRELID as i32;
-    // SAFETY: the entry is released when it was looked at.
+    // SAFETY: the entry is released after it was read.
     unsafe {
         let entry = pg_sys::SearchSysCache1(cache, index.into());
         if entry.is_null() {

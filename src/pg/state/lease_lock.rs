@@ -1,10 +1,10 @@
 //! The keys of the leases' locks: a hash of a lease's name and a slot, under a secret of the database.
 //!
-//! Everybody may see in `pg_locks` which keys are locked. Without a secret, whoever may choose names would look for one
-//! that has the key of somebody else's lease, and hold that up. SipHash is made for this: a key tells nothing of another
-//! one to those who do not know the secret. That is in a sequence which nobody but the extension's owner is given a
-//! right to read; of members of `pg_read_all_data`, who may read it all the same, the audit tells. It is in no dump, for a
-//! database that is made anew has no locks yet; a standby has it, and so have prepared transactions.
+//! Everybody may see in `pg_locks` which keys are locked. Without a secret, a role that may choose names could search
+//! for one that has the key of another role's lease, and block that. SipHash prevents it: to those who do not know the
+//! secret, a key tells nothing of another one. The secret is in a sequence that only the extension's owner may read;
+//! members of `pg_read_all_data` may read it all the same, so the audit reports them. The secret is in no dump, because
+//! a new database has no locks yet. A standby has it, and so have prepared transactions.
 
 use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
@@ -19,10 +19,10 @@ use std::cell::Cell;
 #[allow(deprecated)] // what is meant instead has no fixed algorithm
 use std::hash::{Hasher, SipHasher};
 
-/// The secret, and where it was read.
+/// The secret, and the sequence from which it was read.
 #[derive(Clone, Copy)]
 struct Known {
-    /// When that was found to be the right sequence, by the changes of names.
+    /// The counter of name changes when the sequence was last looked up.
     at: u64,
     sequence: Oid,
     secret: i64,
@@ -33,8 +33,8 @@ thread_local! {
 }
 
 impl LockTag {
-    /// The lock of that kind on a lease: on the grant in a slot; 0 where there is one for the whole lease. Raises 55000
-    /// where the secret is lost.
+    /// The lock of that kind on a lease, or on the grant in a slot; the slot is 0 for a lock on the whole lease. Raises
+    /// 55000 if the secret is lost.
     pub fn new(lock: Lock, name: &[u8], slot: i32) -> Self {
         LockTag::by_key(lock, hash(secret(), name, slot))
     }
@@ -44,28 +44,28 @@ impl LockTag {
         LockTag::new(Lock::Queue, name, 0)
     }
 
-    /// Its key, as `pg_locks` shows it in two halves.
+    /// The key, which `pg_locks` shows in two halves.
     pub fn key(&self) -> u64 {
         self.entry().1
     }
 }
 
-/// What is wrong with the secret, as far as a session can see; None where nothing is.
+/// A fault of the secret that a session can see.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum SecretFault {
     /// The sequence has no value: sessions that do not know the secret yet find no lock.
     Lost,
     /// The sequence was set since this session has read it, so that sessions use different locks for one lease.
     Replaced,
-    /// The secret is a small number, as nobody draws it: it was set by hand, and can be guessed.
+    /// The secret is small, so it was set by hand instead of drawn at random, and can be guessed.
     Guessable,
 }
 
-/// The least secret that nobody guesses. One that is drawn is smaller in one database of two thousand million.
+/// The least secret that cannot be guessed. A random one is smaller in one of two thousand million databases.
 const LEAST_SECRET: i64 = 1 << 32;
 
-/// Compares the sequence with the secret that this session uses. On a standby, where nobody is granted anything, all is
-/// well.
+/// Compares the sequence with the secret that this session uses. Returns `None` on a standby, where no leases are
+/// granted.
 pub fn secret_fault() -> Option<SecretFault> {
     if server::in_recovery() {
         return None;
@@ -99,8 +99,8 @@ fn secret() -> i64 {
     }
 }
 
-/// The extension may be another one by now. At the end of a transaction nothing can be looked up; but then the locks are
-/// those that the transaction has had.
+/// Reads the secret again, since the extension may be another one by now. At the end of a transaction nothing can be
+/// looked up, but then the transaction's locks have the known secret.
 #[cold]
 fn look_again(known: Option<Known>) -> Result<i64, Refusal> {
     if let Some(known) = known.filter(|_| !xact::may_look_up()) {

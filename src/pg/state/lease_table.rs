@@ -1,7 +1,7 @@
-//! fence.lease: one way to read it, one way to write it.
+//! Reading and writing fence.lease.
 //!
-//! It is read by scans of the server's own kind, under the table's lock, and written as PostgreSQL writes its catalogs. No
-//! SPI: so no plan, no `search_path`, no rights of the caller's.
+//! The table is read by the server's own scans, under its lock, and written as PostgreSQL writes its catalogs. SPI is
+//! not used, so there is no plan, no `search_path`, and the caller's rights do not matter.
 
 use crate::errors::{self, Refusal};
 use crate::pg::call::args::{bytes_of, text_datum};
@@ -25,13 +25,13 @@ use std::cell::Cell;
 /// The purpose of opening the table.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// To look only.
+    /// Read only.
     Read,
-    /// To look and to write.
+    /// Read and write.
     Write,
 }
 
-/// Which rows of a lease are read.
+/// The rows of a lease that a read shows.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AsOf {
     /// The rows committed at this moment, and this transaction's own.
@@ -46,9 +46,9 @@ pub enum AsOf {
     InFlight,
 }
 
-/// fence.lease, opened and locked as a statement that reads or writes it would.
+/// fence.lease, opened and locked as by a statement that reads or writes it.
 ///
-/// A reader gives the locks back at the end, so that no maintenance waits for a sleeping waiter or for a guarded
+/// A reader releases the locks on drop, so that maintenance waits neither for a sleeping session nor for a guarding
 /// transaction.
 pub struct LeaseTable {
     table: Opened,
@@ -56,13 +56,13 @@ pub struct LeaseTable {
 }
 
 impl LeaseTable {
-    /// Opens it, waiting for maintenance as any statement does.
+    /// Opens the table, waiting for maintenance as any statement does.
     pub fn open(access: Access) -> Result<Self, Refusal> {
         let opened = Self::try_open(access, IfLocked::Queue)?;
         opened.ok_or_else(|| errors::state_missing("lease"))
     }
 
-    /// Opens it; None where a lock is not to be had that way.
+    /// Opens the table. Returns `None` if a lock is not free and `if_locked` forbids waiting.
     pub fn try_open(access: Access, if_locked: IfLocked) -> Result<Option<Self>, Refusal> {
         relation::check_version();
         let mode = match access {
@@ -72,7 +72,7 @@ impl LeaseTable {
         let Some(table) = Opened::open(state_oid(c"lease")?, mode, if_locked) else {
             return Ok(None);
         };
-        // Not before the table is locked: until then another index may take its place.
+        // Looked up only after the table is locked: before that, another index may replace it.
         let Some(index) = Opened::open(state_oid(c"lease_pkey")?, mode, if_locked) else {
             return Ok(None);
         };
@@ -81,8 +81,8 @@ impl LeaseTable {
         Ok(Some(opened))
     }
 
-    /// Opens it, waiting for maintenance, for a look at one row. The index is opened where the row's place is not known, or
-    /// where a definition has changed.
+    /// Opens the table to read one row, waiting for maintenance. The index is opened later, if the row's position is
+    /// unknown or a definition has changed.
     pub fn open_to_look() -> Result<Self, Refusal> {
         relation::check_version();
         let table = Opened::queued(state_oid(c"lease")?, pg_sys::AccessShareLock);
@@ -99,13 +99,13 @@ impl LeaseTable {
             Ok(Opened::queued(oid, pg_sys::AccessShareLock))
         })?;
         if is_new {
-            // A definition may have changed while its lock was waited for.
+            // A definition may have changed during the wait for the lock.
             self.check_shape()?;
         }
         Ok(index)
     }
 
-    /// 55000 unless it is a table as this library knows it. Looks again when a definition has changed.
+    /// Errors with 55000 unless the table has the expected shape. Checks again if a definition has changed.
     fn check_shape(&self) -> Result<(), Refusal> {
         thread_local! {
             static CHECKED: Cell<Option<(pg_sys::Oid, u64)>> = const { Cell::new(None) };
@@ -122,7 +122,7 @@ impl LeaseTable {
         Ok(())
     }
 
-    /// Is it a heap with our columns first, and the index what we search by?
+    /// Returns true if the table is a heap with our columns first, and the index has the columns of our searches.
     fn has_known_shape(&self, index: pg_sys::Relation) -> bool {
         // SAFETY: both are open.
         self.table.is_heap_with(LEASE)
@@ -171,14 +171,14 @@ impl LeaseTable {
                 raw::systable_endscan_ordered(scan);
             }
         };
-        // SAFETY: the work calls the server, and drops nothing.
+        // SAFETY: `scan` calls the server, and drops nothing.
         unsafe { compat::guarded(|| with_snapshot(as_of, scan)) };
         found.into_iter().map(|tuple| self.row(tuple)).collect()
     }
 
-    /// The row of a lease whose grant has this token, as of now. Looks where it was found the last time, then in the index.
+    /// The present row of a lease whose grant has this token. Reads the last known position first, and then the index.
     pub fn row_with(&self, name: &[u8], token: Token) -> Option<Row> {
-        // SERIALIZABLE notes what is read, in the index; a standby's own rules of what is visible are those of snapshots.
+        // SERIALIZABLE must record reads in the index, and on a standby only snapshots decide what is visible.
         let remembers = !xact::keeps_snapshot() && !server::in_recovery();
         let fits = |row: &Row| row.name() == name && row.grant.has(token);
         let place = remembers.then(|| row_place::of(name)).flatten();
@@ -196,15 +196,15 @@ impl LeaseTable {
         Some(row)
     }
 
-    /// Returns true if this version of a row is still there, and nobody has replaced or deleted it. (False above READ COMMITTED:
-    /// the index must be read there.)
+    /// Returns true if this version of the row has been neither replaced nor deleted. Always returns false above READ
+    /// COMMITTED, where the index must be read.
     pub fn still_has(&self, row: &Row) -> bool {
         // SAFETY: a valid tuple.
         let version = |tuple| unsafe { RowVersion::of(tuple) };
         !xact::keeps_snapshot() && self.tuple_at(row.place(), version) == Some(row.version())
     }
 
-    /// Returns true if the table has that page still: a rewrite or VACUUM may have shortened it.
+    /// Returns true if the table still has the page: a rewrite or VACUUM may have shortened it.
     fn has_page_of(&self, place: pg_sys::ItemPointerData) -> bool {
         let main = pg_sys::ForkNumber::MAIN_FORKNUM;
         // SAFETY: an open table.
@@ -214,8 +214,8 @@ impl LeaseTable {
         }
     }
 
-    /// Looks at the tuple in this place, if one is there that is committed now or this transaction's own. The table must have
-    /// that page.
+    /// Calls `look` for the tuple at this position, if one is there that is committed now or this transaction's own.
+    /// The table must have the page.
     fn tuple_at<T>(
         &self,
         place: pg_sys::ItemPointerData,
@@ -225,7 +225,7 @@ impl LeaseTable {
         let mut now = pg_sys::SnapshotData { snapshot_type, ..Default::default() };
         let mut tuple = pg_sys::HeapTupleData { t_self: place, ..Default::default() };
         let mut buffer = 0;
-        // SAFETY: an open table, which is not truncated while it is locked. The page is pinned while the tuple is looked at.
+        // SAFETY: an open table, which is not truncated while it is locked. The page is pinned while `look` runs.
         unsafe {
             compat::guarded(|| {
                 let table = self.relation();
@@ -239,13 +239,13 @@ impl LeaseTable {
         }
     }
 
-    /// The row that is in a copied tuple of this table.
+    /// The row in a copied tuple of this table.
     fn row(&self, tuple: pg_sys::HeapTuple) -> Row {
-        // SAFETY: only called for such tuples.
+        // SAFETY: only called for copied tuples of this table.
         unsafe { Row::new(tuple, self.row_type()) }
     }
 
-    /// Shows every row of the table.
+    /// Calls `show` for every row of the table.
     pub fn each(&self, mut show: impl FnMut(&Row) -> Result<(), Refusal>) -> Result<(), Refusal> {
         // SAFETY: an open table, whose rows are copied.
         unsafe {
@@ -255,7 +255,8 @@ impl LeaseTable {
         }
     }
 
-    /// Copies of the rows that the statement sees, of the names that are wanted. The others are passed over unread.
+    /// Copies of the rows that the statement sees, if `wants` returns true for the name. Other rows are skipped without
+    /// being parsed.
     pub fn wanted(&self, wants: impl Fn(&[u8]) -> bool) -> Vec<pg_sys::HeapTuple> {
         let columns = self.row_type();
         // SAFETY: an open table whose first column is the name, which is never NULL.
@@ -267,15 +268,15 @@ impl LeaseTable {
         }
     }
 
-    /// The tuple of a row of this table, readable whatever becomes of the transaction that has written it.
+    /// The tuple of a row of this table, which stays readable whether its writer commits or not.
     pub fn self_contained(&self, row: &Row) -> pg_sys::HeapTuple {
         // SAFETY: the row type is this table's, which is open.
         unsafe { row.self_contained(self.row_type()) }
     }
 
-    /// The new grants that other transactions have made and not committed: of one lease, or of all, for which it reads the
-    /// whole table. One that its own transaction has replaced is not the latest; one with the first token of a committed row
-    /// is that grant, being renewed or closed.
+    /// The uncommitted new grants of other transactions: of one lease, or of all, for which the whole table is read. A
+    /// row that its own transaction has replaced is omitted, and so is a version of a committed grant that is being
+    /// renewed or closed.
     pub fn uncommitted(&self, name: Option<&[u8]>) -> Vec<Row> {
         let is_open = |tuple| {
             // SAFETY: a tuple of the scan.
@@ -296,33 +297,33 @@ impl LeaseTable {
         rows
     }
 
-    /// Is there a committed version of the row's grant?
+    /// Returns true if the row's grant has a committed version.
     fn is_known(&self, row: &Row) -> bool {
         self.rows(row.name(), AsOf::Now).iter().any(|known| known.is_of_same_grant(row))
     }
 
-    /// Writes a new grant, over the row that its slot has, if there is one. Error: 55000.
+    /// Writes a new grant, into the slot's existing row if there is one. Errors: 55000.
     pub fn grant(&self, new: &NewGrant, over: Option<&Row>) -> Result<(), Refusal> {
         let fields = Fields::of_grant(new, over);
         if let Some(row) = over {
             return self.replace(row, &fields);
         }
-        // SAFETY: `write` has an open table, of whose row type the fields are.
+        // SAFETY: `write` passes an open table, whose row type the fields have.
         self.write(|table| unsafe {
             raw::CatalogTupleInsert(table, fields.tuple((*table).rd_att));
         })
     }
 
-    /// Writes a new version of a row that was read under the grant's lock. Error: 55000.
+    /// Writes a new version of a row that was read under the grant's lock. Errors: 55000.
     pub fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
-        // SAFETY: as above; under the grant's lock nobody else changes the row.
+        // SAFETY: as above; under the grant's lock no other session changes the row.
         self.write(|table| unsafe {
             raw::CheckCmdReplicaIdentity(table, pg_sys::CmdType::CMD_UPDATE);
             raw::CatalogTupleUpdate(table, &mut row.place(), fields.tuple((*table).rd_att));
         })
     }
 
-    /// Deletes the row. Error: 55000.
+    /// Deletes the row. Errors: 55000.
     pub fn delete(&self, row: &Row) -> Result<(), Refusal> {
         // SAFETY: as above.
         self.write(|table| unsafe {
@@ -331,12 +332,12 @@ impl LeaseTable {
         })
     }
 
-    /// Writes as PostgreSQL writes its catalogs: the row and its entries in the indexes. The table's lock is kept until the
-    /// transaction ends, as any writer keeps it; that of the index goes with the call. Error: 55000.
+    /// Writes as PostgreSQL writes its catalogs: the row and its index entries. The table's lock is held until the
+    /// transaction ends, like any writer's; the index's lock is released on drop. Errors: 55000.
     fn write(&self, work: impl FnOnce(pg_sys::Relation)) -> Result<(), Refusal> {
         self.table.keep_lock();
         self.check_additions()?;
-        // SAFETY: the table is open and locked for writing. The work calls the server, and drops nothing.
+        // SAFETY: the table is open and locked for writing. `work` calls the server, and drops nothing.
         unsafe {
             compat::guarded(|| {
                 work(self.relation());
@@ -346,9 +347,9 @@ impl LeaseTable {
         Ok(())
     }
 
-    /// 55000 if the table has been given something that such a write passes over. Looks again when a definition has changed.
-    /// The table is locked: of what it looks for, only an index can come meanwhile (`CREATE INDEX CONCURRENTLY`), and that
-    /// one wants no entry before this transaction has ended.
+    /// Errors with 55000 if the table has an addition that such a write would bypass. Checks again if a definition has
+    /// changed. While the table is locked, only an index can still be added (`CREATE INDEX CONCURRENTLY`), and that
+    /// needs no entries before this transaction has ended.
     fn check_additions(&self) -> Result<(), Refusal> {
         thread_local! {
             static CHECKED: Cell<Option<(pg_sys::Oid, u64)>> = const { Cell::new(None) };
@@ -372,12 +373,12 @@ fn dirty_snapshot() -> pg_sys::SnapshotData {
     pg_sys::SnapshotData { snapshot_type, ..Default::default() }
 }
 
-/// Does work with the snapshot that shows these rows.
+/// Runs `work` with the snapshot that shows these rows.
 ///
 /// # Safety
-/// To be called inside `compat::guarded`, in a transaction.
+/// To be called inside of `compat::guarded`, in a transaction.
 unsafe fn with_snapshot(as_of: AsOf, work: impl FnOnce(pg_sys::Snapshot)) {
-    // SAFETY: the caller's promise; what is registered is a copy.
+    // SAFETY: the caller's promise; a copy is registered.
     unsafe {
         let mut taken = match as_of {
             AsOf::InFlight => return work(&mut dirty_snapshot()),
@@ -386,10 +387,10 @@ unsafe fn with_snapshot(as_of: AsOf, work: impl FnOnce(pg_sys::Snapshot)) {
             AsOf::Statement => *raw::GetActiveSnapshot(),
         };
         if matches!(as_of, AsOf::Committed | AsOf::Snapshot) {
-            // As at the transaction's first command: nothing of its own is written yet.
+            // At the transaction's first command none of its own rows exist, so this hides them.
             taken.curcid = 0;
         }
-        // So that a copy of this one is registered.
+        // A snapshot that does not claim to be copied is copied when it is registered.
         (taken.copied, taken.active_count, taken.regd_count) = (false, 0, 0);
         let registered = raw::RegisterSnapshot(&mut taken);
         work(registered);

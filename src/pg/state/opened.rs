@@ -1,12 +1,12 @@
-//! A relation of the state, opened under its lock.
+//! Relations of the extension, opened under their locks.
 //!
-//! Nobody reads or writes a relation of the state without one of these, and none can be had without the lock. A reader
-//! of a page may change it even without the lock (it prunes old versions, or sets hint bits). Another session may have
-//! dropped the file meanwhile: then the log has a change of a dropped file, at which every standby stops for good.
+//! Relations of the extension are read and written only through this type, which takes the lock. Even a reader may
+//! change a page (it prunes old versions, or sets hint bits). Without a lock, another session might have dropped the
+//! file; then the WAL would have a change of a dropped file, at which every standby stops for good.
 //!
-//! A session that queues for a relation's lock behind a REINDEX that itself queues behind an open transaction waits as
-//! long as that transaction likes. A try must not: it waits for those who have the lock (then maintenance is at work,
-//! and ends), and takes the lease for taken where they merely wait for it.
+//! A session that queues for a relation's lock may queue behind a REINDEX that waits for an open transaction, and so
+//! wait as long as that transaction likes. A try must not. It waits for holders of a conflicting lock (then maintenance
+//! is at work, and ends), but takes the lease for taken if sessions only wait for such a lock.
 
 use crate::errors;
 use crate::pg::call::raise;
@@ -17,38 +17,38 @@ use pgrx::pg_sys;
 use std::cell::Cell;
 use std::ffi::c_int;
 
-/// The way to deal with a lock that cannot be had at once.
+/// What to do if the lock is not free.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum IfLocked {
-    /// Queue for it, behind those that came first.
+    /// Queue for the lock, behind those that came first.
     Queue,
     /// Wait if another session holds a conflicting lock; give up if sessions only wait for one.
     WaitForHolders,
-    /// Give up: somebody has a lock that conflicts, or waits for one.
+    /// Give up, both if another session holds a conflicting lock and if it waits for one.
     GiveUp,
 }
 
-/// An open relation and its lock. Both are given back when this goes; who has written keeps the lock until the
-/// transaction ends, as every writer does (CREATE INDEX and pg_repack rely on that).
+/// An open relation with its lock. Dropping it closes the relation and releases the lock, except after a write: a
+/// writer holds the lock until the transaction ends (CREATE INDEX and pg_repack rely on that).
 pub struct Opened {
-    /// Open and locked for as long as this lives.
+    /// The relation, open and locked as long as this value lives.
     pub(in crate::pg) relation: pg_sys::Relation,
     mode: c_int,
     keeps_lock: Cell<bool>,
-    /// The owner of the reference, for which it is given back.
+    /// The resource owner of the reference, which must be current when the reference is released.
     owner: pg_sys::ResourceOwner,
 }
 
 impl Opened {
-    /// Takes the lock, as every statement does, and opens the relation.
-    /// Raises 55000 where it was dropped meanwhile.
+    /// Takes the lock, queueing as every statement does, and opens the relation. Raises 55000 if the relation was
+    /// dropped meanwhile.
     pub fn queued(oid: pg_sys::Oid, mode: u32) -> Self {
-        // SAFETY: a lock by oid, as any; it goes with the transaction at the latest.
+        // SAFETY: an ordinary lock by oid, released with the transaction at the latest.
         unsafe { compat::guarded(|| raw::LockRelationOid(oid, mode as c_int)) };
         Opened::locked(oid, mode as c_int)
     }
 
-    /// Takes the lock and opens the relation; None where the lock is not to be had that way.
+    /// Takes the lock and opens the relation. Returns `None` if the lock is not free and `if_locked` forbids waiting.
     pub fn open(oid: pg_sys::Oid, mode: u32, if_locked: IfLocked) -> Option<Self> {
         if if_locked == IfLocked::Queue {
             return Some(Opened::queued(oid, mode));
@@ -56,12 +56,12 @@ impl Opened {
         lock(oid, mode as c_int, if_locked).then(|| Opened::locked(oid, mode as c_int))
     }
 
-    /// Opens a relation that is locked. While its lock was waited for, the extension may have been dropped.
+    /// Opens a locked relation. The extension may have been dropped during the wait for the lock.
     fn locked(oid: pg_sys::Oid, mode: c_int) -> Self {
         if !relation::is_there(oid) {
             raise::now(errors::dropped());
         }
-        // SAFETY: the relation is locked; the reference is given back on drop.
+        // SAFETY: the relation is locked; the reference is released on drop.
         let relation =
             unsafe { compat::guarded(|| raw::relation_open(oid, pg_sys::NoLock as c_int)) };
         // SAFETY: reads a global of this thread.
@@ -69,9 +69,9 @@ impl Opened {
         Opened { relation, mode, keeps_lock: Cell::new(false), owner }
     }
 
-    /// Is it a heap, and are its first columns of these types?
+    /// Returns true if the relation is a heap whose first columns have these types.
     pub fn is_heap_with(&self, types: &[pg_sys::Oid]) -> bool {
-        // SAFETY: an open relation; the columns' number is checked first.
+        // SAFETY: an open relation; the number of columns is checked first.
         unsafe {
             let (class, columns) = (&*(*self.relation).rd_rel, (*self.relation).rd_att);
             class.relkind as u8 == pg_sys::RELKIND_RELATION
@@ -84,7 +84,7 @@ impl Opened {
         }
     }
 
-    /// Keeps the lock until the transaction ends.
+    /// Holds the lock until the transaction ends.
     pub fn keep_lock(&self) {
         self.keeps_lock.set(true);
     }
@@ -92,7 +92,7 @@ impl Opened {
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        // An error's clean-up gives both back by itself.
+        // The clean-up after an error releases both by itself.
         if std::thread::panicking() {
             return;
         }
@@ -107,16 +107,17 @@ impl Drop for Opened {
     }
 }
 
-/// How often to look whether the lock is to be had where nobody has one that conflicts, a millisecond apart:
-/// when it changes hands, nobody may have it for an instant.
+/// Number of 1 ms retries while no conflicting holder is seen: a lock that is being handed over has no holder for a
+/// moment.
 const QUICK_LOOKS: u32 = 5;
 
-/// Takes a relation's lock without queueing behind maintenance; false when it is not to be had that way.
+/// Takes a relation's lock without queueing behind maintenance. Returns false if the lock is not free and `if_locked`
+/// forbids waiting.
 pub fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
     let mut looks = 0;
     loop {
         pgrx::check_for_interrupts!();
-        // SAFETY: a lock by oid, as any; it goes with the transaction at the latest.
+        // SAFETY: an ordinary lock by oid, released with the transaction at the latest.
         if unsafe { compat::guarded(|| raw::ConditionalLockRelationOid(relation, mode)) } {
             return true;
         }
@@ -131,15 +132,14 @@ pub fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
             None if looks == QUICK_LOOKS => return false,
             None => {
                 looks += 1;
-                // SAFETY: sleeps.
+                // SAFETY: only sleeps.
                 unsafe { pg_sys::pg_usleep(1_000) };
             }
         }
     }
 }
 
-/// A transaction that has a lock on the relation which conflicts with this mode. Transactions that wait for one do
-/// not count.
+/// A transaction that holds a conflicting lock on the relation. Transactions that wait for one do not count.
 fn first_holder(relation: pg_sys::Oid, mode: c_int) -> Option<pg_sys::VirtualTransactionId> {
     let tag = pg_sys::LOCKTAG {
         // SAFETY: set once when the backend starts.
@@ -150,7 +150,7 @@ fn first_holder(relation: pg_sys::Oid, mode: c_int) -> Option<pg_sys::VirtualTra
         ..Default::default()
     };
     let mut count: c_int = 0;
-    // SAFETY: gives back `count` entries.
+    // SAFETY: returns `count` entries.
     unsafe {
         let found = pg_sys::GetLockConflicts(&tag, mode, &mut count);
         let first = (count > 0).then(|| *found);

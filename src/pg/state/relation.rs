@@ -1,4 +1,4 @@
-//! Finding the objects of the extension's own schema.
+//! Looking up objects in the extension's schema, and noticing when they change.
 
 use crate::encoding::to_utf8;
 use crate::errors::{self, Refusal};
@@ -14,24 +14,24 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 thread_local! {
     static OIDS: RefCell<Vec<(&'static CStr, pg_sys::Oid)>> = const { RefCell::new(Vec::new()) };
-    /// The schema that they are in.
+    /// The extension's schema.
     static SCHEMA: Cell<Option<pg_sys::Oid>> = const { Cell::new(None) };
-    /// Counts the changes of definitions.
+    /// The number of changes of definitions.
     static GENERATION: Cell<u64> = const { Cell::new(0) };
-    /// The relation that is watched, and how often it has changed.
+    /// The watched relation, and the number of its changes.
     static WATCHED: Cell<(pg_sys::Oid, u64)> = const { Cell::new((pg_sys::InvalidOid, 0)) };
     static VERSION_CHECKED: OnceCell<()> = const { OnceCell::new() };
 }
 
-/// Counts the changes of names, for those who keep something that an oid was looked up for; those of databases, too.
+/// The number of changes of names and of databases, for those who store an oid or something read by it.
 static NAME_CHANGES: AtomicU64 = AtomicU64::new(0);
-/// Counts the changes of databases alone.
+/// The number of changes of databases.
 static DATABASE_CHANGES: AtomicU64 = AtomicU64::new(0);
 
 /// The version of this library.
 pub const LIBRARY_VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Warns, once in each session, when the SQL objects are of another version than the library.
+/// Warns once in each session if the SQL objects are of another version than the library.
 pub fn check_version() {
     VERSION_CHECKED.with(|checked| *checked.get_or_init(warn_of_another_version));
 }
@@ -49,7 +49,7 @@ pub fn sql_version() -> Option<String> {
     let index = Some(pg_sys::ExtensionNameIndexId.into());
     let (catalog, none) = (pg_sys::ExtensionRelationId, std::ptr::null_mut());
     let mut version = None;
-    // SAFETY: the index is by name; the value, which is never NULL, is copied.
+    // SAFETY: the index is by name; the value is never NULL, and it is copied.
     unsafe {
         table_scan::each_catalog_row(catalog, index, [by_name], none, |tuple, columns| {
             let mut null = false;
@@ -61,8 +61,8 @@ pub fn sql_version() -> Option<String> {
     version
 }
 
-/// The oid of a table, index, sequence or view of the extension's own schema; 55000 where there is none. Remembered
-/// until a relation or a schema of the database is changed.
+/// The oid of a table, index, sequence or view in the extension's schema. Stored until a relation or a schema of the
+/// database changes. Errors: 55000 if there is none.
 pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));
     kept.map_or_else(|| look_up(name), Ok)
@@ -70,7 +70,7 @@ pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
 
 #[cold]
 fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
-    // The schema is ours whatever it is called, and nobody else may create anything there.
+    // The schema belongs to the extension under any name, and nobody else may create anything in it.
     if SCHEMA.get().is_none() {
         SCHEMA.set(own::state_schema());
     }
@@ -85,7 +85,7 @@ fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
     Ok(oid)
 }
 
-/// The name of a relation as SQL writes it, with its schema.
+/// The qualified name of a relation, quoted as in SQL.
 ///
 /// # Safety
 /// The relation must be open.
@@ -99,7 +99,8 @@ pub unsafe fn quoted_name(relation: pg_sys::Relation) -> String {
     to_utf8(name.to_bytes())
 }
 
-/// Is the relation there, which the caller has locked? One whose oid was looked up is, unless names have changed since.
+/// Returns true if a relation that the caller has locked still exists. Unless names have changed since its oid was
+/// looked up, it does.
 pub fn is_there(relation: pg_sys::Oid) -> bool {
     let is_known = OIDS.with_borrow(|known| known.iter().any(|(_, oid)| *oid == relation));
     let none = pg_sys::Datum::from(0);
@@ -108,13 +109,13 @@ pub fn is_there(relation: pg_sys::Oid) -> bool {
     is_known || unsafe { pg_sys::SearchSysCacheExists(cache, relation.into(), none, none, none) }
 }
 
-/// Another number once the definition of any relation may have changed, also that of a sequence.
+/// A counter that grows whenever the definition of a relation or sequence may have changed.
 pub fn generation() -> u64 {
     GENERATION.get()
 }
 
-/// Another number once the definition of this relation may have changed. One relation is watched at a time: where it is
-/// another than the last one, the number is another, too.
+/// A counter that grows whenever the definition of this relation may have changed. Only one relation is watched at a
+/// time: asking for another one also increases the counter.
 pub fn changes_of(relation: pg_sys::Oid) -> u64 {
     let (watched, changes) = WATCHED.get();
     if watched == relation {
@@ -124,7 +125,7 @@ pub fn changes_of(relation: pg_sys::Oid) -> u64 {
     changes + 1
 }
 
-/// Forgets oids when names may have changed, and counts changes; called once, when the library is loaded.
+/// Registers for changes of the catalogs. Called once, when the library is loaded.
 pub fn register() {
     // SAFETY: registered once; the functions never raise.
     unsafe {
@@ -144,7 +145,7 @@ pub fn register() {
 unsafe extern "C-unwind" fn relation_changed(_: pg_sys::Datum, relation: pg_sys::Oid) {
     GENERATION.set(GENERATION.get() + 1);
     let (watched, changes) = WATCHED.get();
-    // No oid stands for all relations.
+    // An invalid oid stands for all relations.
     if relation == watched || relation == pg_sys::InvalidOid {
         WATCHED.set((watched, changes + 1));
     }
@@ -167,12 +168,12 @@ unsafe extern "C-unwind" fn databases_changed(_: pg_sys::Datum, _: i32, _: u32) 
     NAME_CHANGES.fetch_add(1, Ordering::Relaxed);
 }
 
-/// How often a database may have been dropped.
+/// The number of times that a database may have been dropped.
 pub fn database_changes() -> u64 {
     DATABASE_CHANGES.load(Ordering::Relaxed)
 }
 
-/// How often an oid that was looked up may have become another one's, or a database may have been dropped.
+/// The number of times that a stored oid may have become outdated, or a database may have been dropped.
 #[inline]
 pub fn name_changes() -> u64 {
     NAME_CHANGES.load(Ordering::Relaxed)

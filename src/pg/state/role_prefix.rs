@@ -1,7 +1,7 @@
-//! fence.role_prefix: which names of leases a role may see and take.
+//! fence.role_prefix: the prefixes of the names that each role may see and take.
 //!
-//! The prefixes are cached until the table, a role or a membership changes, as Postgres caches privileges. A
-//! trigger on the table (`role_prefix_changed`) tells every session of a change of its rows.
+//! The prefixes are cached until the table, a role or a membership changes, as Postgres caches privileges. A trigger on
+//! the table (`role_prefix_changed`) tells every session that its rows have changed.
 
 use crate::encoding;
 use crate::errors::{self, Refusal};
@@ -18,42 +18,43 @@ use std::ffi::CStr;
 use std::rc::Rc;
 
 const TABLE: &CStr = c"role_prefix";
-/// Its first columns: role, prefix, level.
+/// The types of the first columns: role, prefix, level.
 const COLUMNS: [Oid; 3] = [pg_sys::NAMEOID, pg_sys::TEXTOID, pg_sys::TEXTOID];
 
-/// The names that were read at one state of the table and of roles, by user.
+/// The cached names of each user, with the state of the table and of the roles when they were read.
 #[derive(Default)]
 struct Cached {
     read_at: Option<Generations>,
     by_user: Vec<(Oid, Rc<Names>)>,
 }
 
-/// How often the table has changed, and how often roles have.
+/// The number of changes of the table, and of roles.
 type Generations = (u64, u64);
 
 thread_local! {
     static CACHED: RefCell<Cached> = RefCell::default();
 }
 
-/// Not the changes of all relations: with many rows, a temporary table that comes or goes must not have them read again.
+/// Counts changes of this relation only: with many rows, a temporary table that is created or dropped must not make
+/// sessions read them again.
 fn generations() -> Generations {
     let table = state_oid(TABLE).unwrap_or(pg_sys::InvalidOid);
     (relation::changes_of(table), role::generation())
 }
 
-/// 42501 unless the current user may do this with the lease.
+/// Errors with 42501 unless the current user has this right to the lease.
 pub fn require(name: &[u8], level: Level) -> Result<(), Refusal> {
     require_each([name], level, IfLocked::Queue).map(drop)
 }
 
-/// As `require`, for each of these leases; false where that cannot be told now, for the table's lock is not to be had that
-/// way.
+/// Checks the right to each of these leases, as `require` does. Returns false if the table is locked and `if_locked`
+/// forbids waiting.
 pub fn require_each<'n>(
     leases: impl IntoIterator<Item = &'n [u8]>,
     level: Level,
     if_locked: IfLocked,
 ) -> Result<bool, Refusal> {
-    // SAFETY: reads who the current user is.
+    // SAFETY: reads the oid of the current user.
     let Some(names) = names_of(unsafe { raw::GetUserId() }, if_locked)? else { return Ok(false) };
     match leases.into_iter().find(|name| !names.allow(name, level)) {
         None => Ok(true),
@@ -61,18 +62,18 @@ pub fn require_each<'n>(
     }
 }
 
-/// May the current user see this lease? Not whether it may call anything.
+/// Returns true if the current user may see this lease, whatever functions it may call.
 pub fn shows(name: &[u8]) -> bool {
-    // SAFETY: reads who the current user is.
+    // SAFETY: reads the oid of the current user.
     shows_to(unsafe { raw::GetUserId() }, name)
 }
 
-/// May the current user see every lease?
+/// Returns true if the current user may see every lease.
 pub fn shows_all() -> bool {
     shows(b"")
 }
 
-/// May errors on tables of its own tell the caller of this lease? Both the current user and the session's role must be
+/// Returns true if an error on a fenced table may name this lease. Both the current user and the session's role must be
 /// allowed to see it: a cascading key runs as the table's owner, but its error goes to the client.
 pub fn may_be_told(name: &[u8]) -> bool {
     let Ok(view) = state_oid(c"leases") else { return false };
@@ -91,11 +92,12 @@ fn shows_to(user: Oid, name: &[u8]) -> bool {
     names.is_some_and(|names| names.allow(name, Level::Monitor))
 }
 
-/// The names of a user; None where the table's lock is not to be had that way. Error: 55000 where the table is not there, or
-/// not as this library knows it.
+/// The names that a user may use. Returns `None` if the table is locked and `if_locked` forbids waiting. Errors: 55000
+/// if the table is missing or has another shape than expected.
 fn names_of(user: Oid, if_locked: IfLocked) -> Result<Option<Rc<Names>>, Refusal> {
-    // A transaction that holds the locks of all that it looks at would not hear of other sessions until it ends.
-    // SAFETY: within a transaction, where any opening of a relation does the same.
+    // Without this, a transaction that already holds all locks that it needs would not notice changes by other sessions
+    // before its end.
+    // SAFETY: within a transaction, in which opening any relation does the same.
     unsafe { pg_sys::AcceptInvalidationMessages() };
     let before = Some(generations());
     let cached = CACHED.with_borrow_mut(|cached| {
@@ -110,7 +112,7 @@ fn names_of(user: Oid, if_locked: IfLocked) -> Result<Option<Rc<Names>>, Refusal
     let Some(names) = read(user, if_locked)?.map(Rc::new) else { return Ok(None) };
     let after = Some(generations());
     CACHED.with_borrow_mut(|cached| {
-        // Where something changed while it was read, it is good for this call only.
+        // If something changed during the read, the result is used for this call only.
         if cached.read_at == after {
             cached.by_user.push((user, names.clone()));
         }
@@ -118,7 +120,7 @@ fn names_of(user: Oid, if_locked: IfLocked) -> Result<Option<Rc<Names>>, Refusal
     Ok(Some(names))
 }
 
-/// Reads the table: what is recorded for the user, and for each role whose rights it has.
+/// Reads the rows of the user, and of each role whose rights it has.
 fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
     // SAFETY: a catalog look-up.
     if unsafe { pg_sys::superuser_arg(user) } {
@@ -128,9 +130,9 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
     let Some(table) = table else { return Ok(None) };
     let given = roles_in_acl(state_oid(c"leases")?);
     let mut names = Names::default();
-    // Rows of one role mostly follow each other.
+    // Rows of the same role usually follow each other.
     let mut last: Option<(Vec<u8>, bool)> = None;
-    // SAFETY: the table is open, and its columns are as they are read.
+    // SAFETY: the table is open, and its columns are checked before they are read.
     unsafe {
         let columns = (*table.relation).rd_att;
         if !table.is_heap_with(&COLUMNS) {
@@ -142,7 +144,7 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
                 let value = pg_sys::heap_getattr(tuple, n, columns, &mut null);
                 (!null).then_some(value)
             };
-            // A role that may alter the table may let in a NULL: such a row gives nobody anything.
+            // A role that may alter the table may allow NULL. A row with a NULL gives no right.
             let (Some(role), Some(prefix), Some(level)) = (value(1), value(2), value(3)) else {
                 return Ok(());
             };
@@ -151,7 +153,7 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
                 last = Some((role.to_vec(), counts(user, role, &given)));
             }
             if last.as_ref().is_some_and(|(_, counts)| *counts) {
-                // A word that is no level of ours lets nobody do anything.
+                // An unknown level gives no right.
                 if let Some(level) = Level::parse(bytes_of(level)) {
                     names.add(bytes_of(prefix), level);
                 }
@@ -162,8 +164,8 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
     Ok(Some(names))
 }
 
-/// Does what is recorded for a role count for the user: has the user its rights, as Postgres asks it of a privilege? And
-/// was the role itself given what `fence_grant` gives? One that was made later under the name of another was not.
+/// Returns true if a role's rows count for the user: the user has the role's rights, and the role itself was granted
+/// access by `fence_grant`. A role created later under the name of an earlier one was not.
 fn counts(user: Oid, role: &[u8], given: &[Oid]) -> bool {
     // SAFETY: catalog look-ups by a NUL-terminated name.
     unsafe {
@@ -172,10 +174,10 @@ fn counts(user: Oid, role: &[u8], given: &[Oid]) -> bool {
     }
 }
 
-/// The roles that the privileges of a relation name.
+/// The roles in a relation's privileges.
 fn roles_in_acl(relation: Oid) -> Vec<Oid> {
     const CACHE: i32 = pg_sys::SysCacheIdentifier::RELOID as i32;
-    // SAFETY: a row of pg_class, read before it is given back; the roles are counted by who lists them.
+    // SAFETY: a row of pg_class, read before it is released; aclmembers returns the number of roles.
     unsafe {
         let tuple = pg_sys::SearchSysCache1(CACHE, relation.into());
         if tuple.is_null() {
@@ -196,7 +198,7 @@ fn roles_in_acl(relation: Oid) -> Vec<Oid> {
     }
 }
 
-/// May the current user read the table itself? Error: 55000.
+/// Returns true if the current user may read the table itself. Errors: 55000.
 pub fn may_be_read() -> Result<bool, Refusal> {
     let table = state_oid(TABLE)?;
     // SAFETY: catalog look-ups.
@@ -207,7 +209,7 @@ pub fn may_be_read() -> Result<bool, Refusal> {
     }
 }
 
-/// Tells every session, when this transaction commits, that the table's rows have changed. Error: 55000.
+/// Tells every session at commit that the table's rows have changed. Errors: 55000.
 pub fn changed() -> Result<(), Refusal> {
     let table = state_oid(TABLE)?;
     // SAFETY: the oid of a relation.

@@ -1,4 +1,4 @@
-//! A row of fence.lease.
+//! The rows of fence.lease.
 
 use crate::pg::call::args::{bytes_of, read_array, text_datum, token_array};
 use crate::pg::compat;
@@ -9,10 +9,10 @@ use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Floor, Instant, Span, Token};
 use pgrx::{pg_sys, PgMemoryContexts};
 
-/// How many columns the table may have. Somebody may have added some: they are kept as they are.
+/// The number of columns that the table may have. Columns added by others are copied unchanged.
 pub const COLUMNS: usize = 26;
 
-/// Columns of fence.lease by position.
+/// The columns of fence.lease, by position.
 #[derive(Clone, Copy)]
 enum Column {
     Name,
@@ -36,12 +36,12 @@ enum Column {
     AdoptedFloor,
 }
 
-/// The columns of a row: of one that is there, or to be written.
+/// The columns of a stored row, or of one to be written.
 #[derive(Clone, Copy)]
 pub struct Fields {
-    /// By position; of a NULL, anything.
+    /// The values by position; arbitrary for a NULL.
     pub values: [pg_sys::Datum; COLUMNS],
-    /// By position.
+    /// True for each NULL, by position.
     pub nulls: [bool; COLUMNS],
 }
 
@@ -68,17 +68,17 @@ pub const LEASE: &[pg_sys::Oid] = &[
     pg_sys::INT8OID,
 ];
 
-/// Returns true if each row has a value in this column, from 0.
+/// Returns true if a column, counted from 0, has a value in each row.
 pub fn is_always_given(column: usize) -> bool {
     use Column::{AdoptedFloor, ClosingToken, EndedAt, Holder, Metadata};
     let may_be_null = [Holder, ClosingToken, EndedAt, Metadata, AdoptedFloor];
     column < LEASE.len() && !may_be_null.iter().any(|other| *other as usize == column)
 }
 
-/// A row of fence.lease, copied: it outlives the page that it was read from.
+/// A row of fence.lease, copied, so that it outlives the page from which it was read.
 #[derive(Clone, Copy)]
 pub struct Row {
-    /// As the rules see it.
+    /// The columns that the rules use.
     pub grant: Grant,
     /// The ttl last asked for.
     pub ttl: Span,
@@ -86,7 +86,7 @@ pub struct Row {
     fields: Fields,
 }
 
-/// A version of a row, by where it is, and by who wrote it: once it is pruned, another one may be there.
+/// The identity of a row version: its position and its writer, because a pruned version's position is reused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct RowVersion {
     block: (u16, u16),
@@ -95,7 +95,7 @@ pub struct RowVersion {
 }
 
 impl RowVersion {
-    /// That of a tuple; a copy keeps it.
+    /// The version of a tuple or of its copy.
     ///
     /// # Safety
     /// The tuple must be valid.
@@ -110,19 +110,19 @@ impl RowVersion {
     }
 }
 
-/// The transaction that has marked a row as deleted (or replaced).
+/// The transaction that has deleted or replaced a row version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Deleter {
-    /// Nobody, or a transaction that was rolled back.
+    /// No transaction, or one that was rolled back, or the current one.
     None,
-    /// This transaction, which is open.
+    /// An open transaction.
     Open(pg_sys::TransactionId),
-    /// One that has committed since the row was read.
+    /// A transaction that has committed since the row was read.
     Committed,
 }
 
 impl Deleter {
-    /// That of a tuple, at the moment it was read.
+    /// The deleter of a tuple, as of when the tuple was read.
     ///
     /// # Safety
     /// The tuple must be valid.
@@ -134,7 +134,7 @@ impl Deleter {
             if mask & (pg_sys::HEAP_XMAX_INVALID | pg_sys::HEAP_XMAX_LOCK_ONLY) != 0 {
                 return Deleter::None;
             }
-            // Somebody may have locked the row (FOR KEY SHARE): beside that, the deleter is one member of a multixact.
+            // If another transaction has locked the row (FOR KEY SHARE), the deleter is one member of a multixact.
             let xid = match mask & pg_sys::HEAP_XMAX_IS_MULTI {
                 0 => (*header).t_choice.t_heap.t_xmax,
                 _ => pg_sys::HeapTupleGetUpdateXid(header),
@@ -152,48 +152,48 @@ impl Deleter {
     }
 }
 
-/// A grant of this session and the current role, to be written.
+/// A new grant to the current role and session.
 pub struct NewGrant<'a> {
     /// The name of the lease.
     pub name: &'a [u8],
-    /// Which of its grants.
+    /// The number of the grant within its lease.
     pub slot: i32,
-    /// Whether it excludes others, and which.
+    /// The mode, which decides which other grants it excludes.
     pub mode: Mode,
-    /// The holder, where it names itself.
+    /// The holder's name, if the caller gave one.
     pub holder: Option<&'a [u8]>,
-    /// The token that it is acquired with, which no other grant has.
+    /// The token of the acquire, which no other grant has.
     pub token: Token,
-    /// When it begins: the time of the decision.
+    /// The begin of the grant: the time of the decision.
     pub now: Instant,
-    /// How long it lives; one that somebody else has granted, until it is ended.
+    /// The life of the grant.
     pub lifetime: Lifetime,
-    /// As the caller gave it: a jsonb.
+    /// The caller's jsonb value.
     pub metadata: Option<pg_sys::Datum>,
 }
 
 /// How long a new grant lives.
 #[derive(Clone, Copy)]
 pub enum Lifetime {
-    /// For so long, unless renewed; at the latest until this session ends, where that is said.
+    /// For a ttl, unless it is renewed.
     Ttl {
-        /// How long.
+        /// The time to live.
         ttl: Span,
-        /// It ends with this session.
+        /// True if the grant also ends with this session.
         session_bound: bool,
     },
-    /// Until it is ended: somebody else has granted it. The latest jump.
+    /// Until it is ended, because another service has granted it. The value is the present epoch.
     Adopted(Floor),
 }
 
 impl Fields {
-    /// All NULL.
+    /// A row of NULLs.
     fn empty() -> Self {
         Fields { values: [pg_sys::Datum::from(0); COLUMNS], nulls: [true; COLUMNS] }
     }
 
-    /// The columns of a new grant, over the row of an earlier grant of that lease where its slot has one: what the
-    /// library does not know of stays as it is.
+    /// The columns of a new grant. If it is written over the row of an earlier grant, columns unknown to the library
+    /// keep their values.
     pub fn of_grant(new: &NewGrant, over: Option<&Row>) -> Self {
         let (mode, slots) = match new.mode {
             Mode::Exclusive => (b'x', 0),
@@ -232,7 +232,7 @@ impl Fields {
         over.map_or(fields, |row| fields.with_rest_of(&row.fields, LEASE.len()))
     }
 
-    /// With another row's columns behind its own first ones.
+    /// Replaces the columns from position `own` on by those of another row.
     fn with_rest_of(mut self, other: &Fields, own: usize) -> Self {
         self.values[own..].copy_from_slice(&other.values[own..]);
         self.nulls[own..].copy_from_slice(&other.nulls[own..]);
@@ -246,17 +246,17 @@ impl Fields {
     unsafe fn of(tuple: pg_sys::HeapTuple, row_type: pg_sys::TupleDesc) -> Self {
         let mut fields = Fields::empty();
         let (values, nulls) = (fields.values.as_mut_ptr(), fields.nulls.as_mut_ptr());
-        // SAFETY: the arrays have a place for each column.
+        // SAFETY: the arrays have an element for each column.
         unsafe { raw::heap_deform_tuple(tuple, row_type, values, nulls) };
         fields
     }
 
-    /// A tuple of them.
+    /// A tuple of these columns.
     ///
     /// # Safety
-    /// The row type must be the table's. To be called inside `compat::guarded`.
+    /// The row type must be the table's. To be called inside of `compat::guarded`.
     pub unsafe fn tuple(mut self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
-        // SAFETY: the caller's promise; the arrays have a place for each column.
+        // SAFETY: the caller's promise; the arrays have an element for each column.
         unsafe { raw::heap_form_tuple(row_type, self.values.as_mut_ptr(), self.nulls.as_mut_ptr()) }
     }
 
@@ -276,7 +276,7 @@ impl Fields {
     }
 }
 
-/// The mode that columns mode and slots say.
+/// The mode for the values of the columns mode and slots.
 pub fn mode(letter: u8, slots: i32) -> Mode {
     match letter {
         b's' => Mode::Shared,
@@ -286,7 +286,7 @@ pub fn mode(letter: u8, slots: i32) -> Mode {
 }
 
 impl Row {
-    /// Reads a copied tuple.
+    /// Parses a copied tuple.
     ///
     /// # Safety
     /// The tuple must be one of fence.lease, and `row_type` that table's.
@@ -318,26 +318,26 @@ impl Row {
         row
     }
 
-    /// Has the session ended that the grant was to end with? Asked at each look: the one that decides has looked at the row
-    /// after taking the grant's lock.
+    /// Returns true if the grant ends with a session that has ended. This is checked at each read, so also at the one
+    /// after the grant's lock was taken.
     fn is_abandoned(&self) -> bool {
         self.grant.closing.is_none()
             && self.ends_with_session()
             && !SessionLock::of(self.grant.tokens.first()).is_held()
     }
 
-    /// The same version, looked at once more: a session may have ended meanwhile.
+    /// The same version, after another check whether its session has ended.
     pub fn looked_at_again(mut self) -> Row {
         self.grant.abandoned = self.is_abandoned();
         self
     }
 
-    /// Does the grant end with the session that acquired it?
+    /// Returns true if the grant ends with the session that acquired it.
     pub fn ends_with_session(&self) -> bool {
         self.fields.get(Column::SessionBound).is_some_and(|d| d.value() & 0xff != 0)
     }
 
-    /// Its columns after a renewal.
+    /// The row's columns after a renewal.
     pub fn renewed(&self, token: Token, now: Instant, ttl: Span) -> Fields {
         let mut fields = self.fields;
         fields
@@ -349,7 +349,7 @@ impl Row {
         fields
     }
 
-    /// Its columns when it is adopted again after a jump.
+    /// The row's columns after an adoption in a new epoch.
     pub fn adopted_again(&self, floor: Floor, now: Instant) -> Fields {
         let mut fields = self.fields;
         fields
@@ -359,7 +359,7 @@ impl Row {
         fields
     }
 
-    /// Its columns when it is closed.
+    /// The row's columns after the grant is closed.
     pub fn closed(&self, closing: Token, now: Instant) -> Fields {
         let mut fields = self.fields;
         fields.set(Column::ClosingToken, closing.bigint()).set(Column::EndedAt, now.micros());
@@ -367,7 +367,7 @@ impl Row {
     }
 
     fn text(&self, column: Column) -> Option<&[u8]> {
-        // SAFETY: only asked for text columns; the tuple is a copy that outlives the row.
+        // SAFETY: only called for text columns; the tuple is a copy that outlives the row.
         self.fields.get(column).map(|d| unsafe { bytes_of(d) })
     }
 
@@ -380,38 +380,38 @@ impl Row {
         self.fields.values[Column::Name as usize]
     }
 
-    /// The holder, where it named itself.
+    /// The holder's name, if it gave one.
     pub fn holder(&self) -> Option<&[u8]> {
         self.text(Column::Holder)
     }
 
-    /// The session that acquired it.
+    /// The label of the session that acquired the grant.
     pub fn session(&self) -> &[u8] {
         self.text(Column::SessionLabel).unwrap_or_default()
     }
 
-    /// The role that acquired it.
+    /// The role that acquired the grant.
     pub fn role(&self) -> &[u8] {
         let name = self.fields.get(Column::Role).map(|d| d.cast_mut_ptr::<pg_sys::NameData>());
-        // SAFETY: a name is 64 bytes, NUL-terminated.
+        // SAFETY: a name is 64 bytes long and NUL-terminated.
         name.map(|name| unsafe { std::ffi::CStr::from_ptr((*name).data.as_ptr()) }.to_bytes())
             .unwrap_or_default()
     }
 
-    /// Since when it is over, or will be.
+    /// The time at which the grant ended, or will end by its deadline.
     pub fn over_since(&self) -> Instant {
         self.fields
             .get(Column::EndedAt)
             .map_or(self.grant.expires_at, |d| Instant::from_micros(d.value() as i64))
     }
 
-    /// Is somebody deleting it?
+    /// The other transaction that deletes or replaces the row.
     pub fn deleter(&self) -> Deleter {
-        // SAFETY: a copied tuple; its xmax is that of the moment it was read.
+        // SAFETY: a copied tuple, whose xmax is as of when it was read.
         unsafe { Deleter::of(self.tuple) }
     }
 
-    /// The transaction of somebody else that has written this version, or deletes or replaces it, and is open.
+    /// The other open transaction that has written this version, or is deleting or replacing it.
     pub fn open_writer(&self) -> Option<pg_sys::TransactionId> {
         // SAFETY: a copied tuple.
         let written_by = unsafe { xact::open_writer(self.tuple) };
@@ -426,15 +426,16 @@ impl Row {
         self.tuple
     }
 
-    /// The tuple with the values in it that are stored out of line, for a row that is not committed: a rollback ends it,
-    /// and VACUUM then removes those values although a snapshot of before is still in use. One that is gone is NULL.
+    /// The tuple with all out-of-line values fetched into it, for an uncommitted row: after a rollback, VACUUM removes
+    /// these values even if an earlier snapshot is still in use. A value that is gone becomes NULL.
     ///
     /// # Safety
-    /// The row type must be that of the table that the row is of, which is open.
+    /// The row type must be that of the row's table, which must be open.
     pub unsafe fn self_contained(&self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
         let mut fields = self.fields;
         let mut has_changed = false;
-        // SAFETY: the caller's promise; the fields are the table's columns, and the tuple that they point to is a copy.
+        // SAFETY: the caller's promise; the fields are the table's columns, and the tuple to which they point is a
+        // copy.
         unsafe {
             for n in 0..(*row_type).natts as usize {
                 let varies = (*compat::attribute(row_type, n)).attlen == -1;
@@ -453,37 +454,38 @@ impl Row {
         }
     }
 
-    /// Where in the table this version is.
+    /// The position of this version in the table.
     pub fn place(&self) -> pg_sys::ItemPointerData {
         // SAFETY: a copied tuple, which keeps it.
         unsafe { (*self.tuple).t_self }
     }
 
-    /// Which version it is.
+    /// The identity of this version.
     pub fn version(&self) -> RowVersion {
         // SAFETY: a copied tuple.
         unsafe { RowVersion::of(self.tuple) }
     }
 
-    /// Is this version known to be on disk, so that no crash loses it?
+    /// Returns true if this version is known to be on disk, so that no crash loses it.
     pub fn is_on_disk(&self) -> bool {
         // SAFETY: a copied tuple.
         unsafe { xact::is_on_disk(self.tuple) }
     }
 
-    /// Was this version written by the running transaction?
+    /// Returns true if the current transaction has written this version.
     pub fn is_own(&self) -> bool {
         // SAFETY: a copied tuple.
         unsafe { xact::is_own(self.tuple) }
     }
 
-    /// Was this version written by another transaction, which is open?
+    /// Returns true if another open transaction has written this version.
     pub fn is_others_uncommitted(&self) -> bool {
         // SAFETY: a copied tuple.
         unsafe { xact::open_writer(self.tuple) }.is_some()
     }
 
-    /// Is it a version of the same grant? (An adopted number may come again, once the lease was forgotten.)
+    /// Returns true if both are versions of the same grant. The token alone does not tell, because an adopted number
+    /// may come again after the lease was forgotten.
     pub fn is_of_same_grant(&self, other: &Row) -> bool {
         let is = |row: &Row| {
             (row.grant.slot, row.grant.tokens.first(), row.fields.int8(Column::AcquiredAt))
@@ -499,18 +501,18 @@ unsafe fn is_out_of_line(value: pg_sys::Datum) -> bool {
     unsafe { pgrx::varlena::varatt_is_1b_e(value.cast_mut_ptr()) }
 }
 
-/// A value that is stored out of line; None if a part of it is gone. (In a parallel query no savepoint can begin, so what
-/// is missing could not be told from an error.)
+/// Fetches a value stored out of line; `None` if a part of it is gone. Always `None` in a parallel query, which can
+/// begin no savepoint in which to fail.
 ///
 /// # Safety
-/// As for `is_out_of_line`, of a table that is open.
+/// As for `is_out_of_line`, of an open table.
 unsafe fn fetched(value: pg_sys::Datum) -> Option<pg_sys::Datum> {
     let memory = PgMemoryContexts::CurrentMemoryContext.value();
     if xact::is_parallel() {
         return None;
     }
     xact::in_savepoint(|| {
-        // SAFETY: the caller's promise; the memory is that of the call, which outlives the savepoint.
+        // SAFETY: the caller's promise; the memory context is the call's, which outlives the savepoint.
         unsafe {
             PgMemoryContexts::For(memory)
                 .switch_to(|_| pg_sys::detoast_external_attr(value.cast_mut_ptr()).into())
@@ -519,7 +521,7 @@ unsafe fn fetched(value: pg_sys::Datum) -> Option<pg_sys::Datum> {
 }
 
 fn name_datum(name: &[u8]) -> pg_sys::Datum {
-    // SAFETY: palloc0 gives a whole, zeroed name; at most 63 bytes are copied.
+    // SAFETY: palloc0 returns a whole, zeroed name; at most 63 bytes are copied.
     unsafe {
         let data = pg_sys::palloc0(std::mem::size_of::<pg_sys::NameData>()).cast::<u8>();
         let length = name.len().min(pg_sys::NAMEDATALEN as usize - 1);

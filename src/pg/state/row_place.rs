@@ -1,20 +1,21 @@
-//! Where the rows of leases were found, so that a session which guards a lease again need not search the index.
+//! The positions at which the rows of leases were found, so that a session that guards a lease again need not search
+//! the index.
 //!
-//! A place is a hint. What is there must be visible now, and the caller compares the name and the token: a place that is
-//! outdated costs one more look.
+//! A position is a hint: the tuple there must be visible now, and the caller compares the name and the token. An
+//! outdated position costs one more read.
 
 use pgrx::pg_sys::ItemPointerData;
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-/// How many places a session remembers. It must be clearly more than the leases that it writes under in turn.
+/// The number of positions that a session remembers: clearly more than the leases under which it writes in turn.
 const MOST: usize = 4_096;
 
 thread_local! {
     static PLACES: RefCell<HashMap<Vec<u8>, ItemPointerData>> = RefCell::default();
 }
 
-/// Remembers where the row of a lease is.
+/// Remembers the position of a lease's row.
 pub fn remember(name: &[u8], place: ItemPointerData) {
     PLACES.with_borrow_mut(|places| {
         if places.len() >= MOST {
@@ -24,7 +25,7 @@ pub fn remember(name: &[u8], place: ItemPointerData) {
     });
 }
 
-/// Where the row of that lease was.
+/// The last known position of the lease's row.
 pub fn of(name: &[u8]) -> Option<ItemPointerData> {
     PLACES.with_borrow(|places| places.get(name).copied())
 }

@@ -1,4 +1,4 @@
-//! Sequences read and set without SQL: the callers of the extension have no rights on them.
+//! Reading and setting sequences without SQL, because callers of the extension have no rights on them.
 
 use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
@@ -11,19 +11,21 @@ use pgrx::pg_sys;
 /// The content of a sequence's page.
 #[derive(Clone, Copy, Debug)]
 pub struct Page {
-    /// Its last value; None when never called, since a recovery has emptied it where it is unlogged.
+    /// The sequence's last value; `None` if it was never called, or if a recovery has emptied it because it is
+    /// unlogged.
     pub last: Option<i64>,
-    /// The file that it is in: another one after each ALTER SEQUENCE.
+    /// The relation's file, which each ALTER SEQUENCE replaces.
     pub file: u32,
-    /// Another one after each change of the page; None where it is not logged, and so tells of none.
+    /// The state of the page, which differs after each change; `None` for an unlogged sequence, whose page does not
+    /// show changes.
     pub state: Option<PageState>,
 }
 
-/// The state of a page of a logged sequence: setting the sequence changes it, to the same value too.
+/// The state of the page of a logged sequence. Setting the sequence changes it, even to the same value.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PageState {
     file: u32,
-    /// The log record that the page was last changed by.
+    /// The WAL position of the last change of the page.
     at: u64,
 }
 
@@ -34,7 +36,7 @@ struct SequenceData {
     is_called: bool,
 }
 
-/// The leading columns of catalog pg_sequence (pgrx binds no struct for it).
+/// The first columns of the catalog pg_sequence, for which pgrx has no struct.
 #[repr(C)]
 struct SequenceForm {
     seqrelid: u32,
@@ -50,22 +52,22 @@ struct SequenceForm {
 /// The definition of a sequence, which decides whether its values are fit to be tokens.
 #[derive(Clone, Copy, Debug)]
 pub struct Definition {
-    /// A crash does not empty it, for it is in WAL.
+    /// True if the sequence is in WAL, so that no crash empties it.
     pub logged: bool,
-    /// How far apart its values are; negative where it descends.
+    /// The increment; negative for a descending sequence.
     pub increment: i64,
-    /// How many values a session takes at once: above 1, sessions draw out of order.
+    /// The number of values that a session takes at once. Above 1, sessions draw out of order.
     pub cache: i64,
-    /// It starts over at its end, and so gives values twice.
+    /// True if the sequence starts over at its end, and so returns values twice.
     pub cycle: bool,
-    /// It was rewritten by this transaction, which may yet be rolled back, and its values with it.
+    /// True if this transaction has rewritten the sequence. A rollback would undo that, and its values with it.
     pub rewritten_here: bool,
 }
 
-/// Reads the page of a sequence: no permission, no transaction id, no WAL. Waits for nobody but who is changing its
-/// definition. Raises XX001 where the page is damaged.
+/// Reads the page of a sequence, without permission, transaction id or WAL. Waits only for a session that changes the
+/// sequence's definition. Raises XX001 if the page is damaged.
 pub fn read(oid: pg_sys::Oid) -> Page {
-    // Not kept: maintenance of the sequence would wait for a session that has only looked.
+    // The lock is not held: maintenance of the sequence would wait for a session that has only read it.
     let sequence = Opened::queued(oid, pg_sys::AccessShareLock);
     read_page(&sequence).unwrap_or_else(|| raise::now(damage(&sequence)))
 }
@@ -82,7 +84,7 @@ fn is_unlogged(sequence: &Opened) -> bool {
     class.relpersistence as u8 == pg_sys::RELPERSISTENCE_UNLOGGED
 }
 
-/// Reads a sequence's page; None where it is none.
+/// Reads a sequence's page; `None` if it is not a valid one.
 fn read_page(sequence: &Opened) -> Option<Page> {
     // SAFETY: the relation is open and locked, the page pinned and locked while it is read.
     unsafe {
@@ -103,11 +105,11 @@ fn read_page(sequence: &Opened) -> Option<Page> {
     }
 }
 
-/// Reads an unlogged sequence; not for a standby, which has no page of it. None where it is logged. Raises XX001 where its
-/// page is damaged, or not there.
+/// Reads an unlogged sequence; `None` if it is logged. Not for a standby, which has no page of it. Raises XX001 if its
+/// page is damaged or missing.
 ///
-/// PostgreSQL up to 15.18 and 16.14 leaves zeroes when a standby is promoted soon after it has replayed the sequence's
-/// creation (its redo does not write the init fork to disk); and under wal_level = minimal, a crash soon after CREATE
+/// PostgreSQL up to 15.18 and 16.14 leaves zeroes if a standby is promoted soon after it has replayed the creation of
+/// the sequence (its redo does not write the init fork to disk). Under wal_level = minimal, a crash soon after CREATE
 /// DATABASE may leave a copy without a page.
 pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Page> {
     let sequence = Opened::queued(oid, pg_sys::AccessShareLock);
@@ -117,7 +119,8 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Page> {
     Some(read_unlogged_page(&sequence).unwrap_or_else(|| raise::now(damage(&sequence))))
 }
 
-/// As `read_unlogged`, without waiting for a lock on the sequence: then it is None altogether. Raises nothing.
+/// Reads an unlogged sequence like `read_unlogged`, but raises nothing. The outer value is `None` if the sequence is
+/// locked.
 pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Page>> {
     let sequence = Opened::open(oid, pg_sys::AccessShareLock, IfLocked::GiveUp)?;
     Some(is_unlogged(&sequence).then(|| read_unlogged_page(&sequence)).flatten())
@@ -129,32 +132,32 @@ fn read_unlogged_page(sequence: &Opened) -> Option<Page> {
     has_page.then(|| read_page(sequence)).flatten()
 }
 
-/// Takes the lock that `set` takes, without waiting for a lock on the sequence.
+/// Takes the lock that `set` needs, unless it would have to wait.
 pub fn try_lock(oid: pg_sys::Oid) -> bool {
     opened::lock(oid, pg_sys::RowExclusiveLock as i32, IfLocked::GiveUp)
 }
 
-/// The next value; takes a transaction id only in a draw that is logged. Raises 2200H where there is none.
+/// The next value. Takes a transaction id only if the draw is logged. Raises 2200H if there is none.
 pub fn next(oid: pg_sys::Oid) -> i64 {
-    // SAFETY: raises Postgres's own error where the oid is no sequence or is exhausted.
+    // SAFETY: raises Postgres's own error if the oid is no sequence, or the sequence is exhausted.
     unsafe { compat::guarded(|| compat::nextval_internal(oid, false)) }
 }
 
-/// Sets the last value so that no crash undoes it. The caller holds the jump's lock.
+/// Sets the last value so that no crash undoes it. The caller holds the lock of the advance.
 pub fn set_durably(oid: pg_sys::Oid, value: i64) {
     set(oid, value);
     if let Some(PageState { at, .. }) = read(oid).state {
-        // SAFETY: the position is one that this server has written.
+        // SAFETY: this server has written WAL up to this position.
         unsafe { pg_sys::XLogFlush(at) };
     }
 }
 
-/// Sets the last value, without a transaction. The caller holds the lock that others take to do the same.
+/// Sets the last value, outside of the transaction. The caller holds the lock that all who set this sequence take.
 pub fn set(oid: pg_sys::Oid, value: i64) {
     let mut user = pg_sys::InvalidOid;
     let mut context = 0;
-    // SAFETY: setval asks for rights, so it runs as the sequence's owner, in a security context in which
-    // nothing of the caller's can run; an error restores the user with the transaction.
+    // SAFETY: setval checks rights, so it runs as the sequence's owner, in a security context in which none of the
+    // caller's code can run; an error restores the user with the transaction.
     unsafe {
         let rel = pg_sys::relation_open(oid, pg_sys::AccessShareLock as i32);
         let owner = (*(*rel).rd_rel).relowner;
@@ -170,12 +173,13 @@ pub fn set(oid: pg_sys::Oid, value: i64) {
     }
 }
 
-/// Its definition, which nobody changes until the transaction ends; None when it is no sequence.
+/// The definition of the sequence, which is locked against changes until the transaction ends; `None` if the oid is no
+/// sequence.
 pub fn definition(oid: pg_sys::Oid) -> Option<Definition> {
     let sequence = Opened::queued(oid, pg_sys::RowExclusiveLock);
     sequence.keep_lock();
-    // SAFETY: the relation is open while it is looked at; a catalog tuple is valid until released, and its
-    // fixed columns are laid out as declared above.
+    // SAFETY: the relation is open while it is read; a catalog tuple is valid until released, and its fixed columns
+    // have the layout declared above.
     unsafe {
         compat::guarded(|| {
             let rel = &*sequence.relation;
