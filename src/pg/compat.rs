@@ -1,33 +1,33 @@
-//! The parts of Postgres that pgrx does not bind, or that differ between major versions.
+//! Parts of Postgres that pgrx does not bind, or that differ between major versions.
 //!
-//! Where it differs, the older versions are named: a new one is taken for the newest, and stands here only where something
-//! changes with it.
+//! For a difference, the older versions are named: a new version is treated like the newest, and is named here only
+//! once something changes in it.
 
 use crate::pg::raw;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
 
-/// Calls one of the functions below so that an error raised in it unwinds as pgrx's own calls do.
+/// Calls `f`, so that an error raised in it unwinds as in pgrx's own calls.
 ///
 /// # Safety
-/// As for the function called; `f` must hold nothing that needs dropping.
+/// As for the functions that are called; `f` must hold nothing that needs dropping.
 pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
     // SAFETY: the caller's promise; Postgres runs on one thread.
     unsafe { pg_sys::ffi::pg_guard_ffi_boundary(f) }
 }
 
-// All that pgrx has no binding of. The lab's test `project::prototypes` has a C compiler hold the declarations against
-// the headers of each major version.
+// Functions that pgrx does not bind. The test `project::prototypes` compares the declarations with the headers of each
+// major version, by a C compiler.
 extern "C-unwind" {
     /// access/twophase.h: the setting max_prepared_transactions
     pub static max_prepared_xacts: c_int;
 
-    /// commands/sequence.h: draws without asking for the caller's rights where that is false
+    /// commands/sequence.h: with false, draws without checking the caller's rights
     pub fn nextval_internal(relid: pg_sys::Oid, check_permissions: bool) -> i64;
-    /// libpq/libpq.h: is the client still there?
+    /// libpq/libpq.h: returns true if the client is still connected
     pub fn pq_check_connection() -> bool;
 
-    /// utils/timeout.h: gives a timeout of one's own a number; FATAL where the session has ten already
+    /// utils/timeout.h: registers a timeout and returns its number; FATAL if the session has ten already
     pub fn RegisterTimeout(id: u32, handler: extern "C" fn()) -> u32;
     /// utils/timeout.h; this and the next never raise
     pub fn enable_timeout_after(id: u32, delay_ms: c_int);
@@ -39,15 +39,15 @@ extern "C-unwind" {
     fn BackendIdGetProc(id: c_int) -> *mut pg_sys::PGPROC;
 }
 
-/// USER_TIMEOUT of utils/timeout.h: by this, `RegisterTimeout` is asked for a number.
+/// USER_TIMEOUT of utils/timeout.h, which makes `RegisterTimeout` assign a number.
 #[cfg(any(feature = "pg15", feature = "pg16"))]
 pub const USER_TIMEOUT: u32 = 12;
 #[cfg(not(any(feature = "pg15", feature = "pg16")))]
 pub const USER_TIMEOUT: u32 = 13;
 
-/// May `member` act as `role`: has it that role's rights, or may it become it (`SET ROLE`)? Until 15 every member
-/// may; from 16 on a role can be granted without either. So it is to the role that created it with CREATEROLE, which may
-/// only administer it.
+/// Returns true if `member` has the rights of `role`, or may become it (`SET ROLE`). Until 15 every member may; from 16
+/// on a role can be granted without either. For example, a role created with CREATEROLE is granted to its creator only
+/// for administration.
 ///
 /// # Safety
 /// Both must be roles.
@@ -62,15 +62,15 @@ pub unsafe fn acts_as(member: pg_sys::Oid, role: pg_sys::Oid) -> bool {
     }
 }
 
-/// The source of the value that RESET would give a setting; None if nobody has declared or set one of that name.
+/// The source of the value to which RESET would set a setting; `None` if no setting of that name was declared or set.
 pub fn reset_source(name: &CStr) -> Option<pg_sys::GucSource::Type> {
-    // SAFETY: the list of settings, and each name in it, is valid until a setting is declared. Raises nothing.
+    // SAFETY: the list of settings, and each name in it, is valid until a setting is declared. Nothing raises.
     unsafe {
         #[cfg(feature = "pg15")]
         let setting = {
             let count = usize::try_from(pg_sys::GetNumConfigOptions()).unwrap_or(0);
             let settings = std::slice::from_raw_parts(pg_sys::get_guc_variables(), count);
-            // A client may have written the name in capitals.
+            // A client may write the name in capitals.
             let is_it = |setting: &&*mut pg_sys::config_generic| {
                 let found = CStr::from_ptr((***setting).name).to_bytes();
                 found.eq_ignore_ascii_case(name.to_bytes())
@@ -83,10 +83,10 @@ pub fn reset_source(name: &CStr) -> Option<pg_sys::GucSource::Type> {
     }
 }
 
-/// Locks a page to be read.
+/// Locks a page for reading.
 ///
 /// # Safety
-/// It must be pinned; whoever calls this runs inside `guarded`.
+/// The page must be pinned; the caller runs inside of `guarded`.
 pub unsafe fn lock_page(page: pg_sys::Buffer) {
     // SAFETY: the caller's promise.
     unsafe {
@@ -97,18 +97,18 @@ pub unsafe fn lock_page(page: pg_sys::Buffer) {
     }
 }
 
-/// The data of the one tuple of a sequence's page; None where it is no such page.
+/// The data of the only tuple on a sequence's page; `None` if the page is not that of a sequence.
 ///
 /// # Safety
 /// The page must be locked, or a copy.
 pub unsafe fn sequence_tuple(page: pg_sys::Page) -> Option<*mut u8> {
     const POINTERS: usize = std::mem::offset_of!(pg_sys::PageHeaderData, pd_linp);
     const SIZE: usize = pg_sys::BLCKSZ as usize;
-    /// commands/sequence.c: SEQ_MAGIC, in the page's special space.
+    /// SEQ_MAGIC of commands/sequence.c, in the page's special space.
     const MAGIC: u32 = 0x1717;
-    // Three columns: two of eight bytes, one of one.
+    // There are three columns: two of eight bytes, one of one.
     const COLUMNS: usize = 17;
-    // SAFETY: nothing is read beyond the page, wherever the page says that it is.
+    // SAFETY: nothing is read outside of the page, whatever offsets it contains.
     unsafe {
         let header = &*page.cast::<pg_sys::PageHeaderData>();
         let bytes = page.cast::<u8>();
@@ -131,13 +131,13 @@ pub unsafe fn sequence_tuple(page: pg_sys::Page) -> Option<*mut u8> {
     }
 }
 
-/// Has the relation a first page?
+/// Returns true if the relation has a first page.
 ///
 /// # Safety
 /// The relation must be open.
 pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
     const MAIN: pg_sys::ForkNumber::Type = pg_sys::ForkNumber::MAIN_FORKNUM;
-    // SAFETY: the caller's promise; a standby has no file of what is unlogged.
+    // SAFETY: the caller's promise; a standby has no file of an unlogged relation.
     unsafe {
         #[cfg(feature = "pg15")]
         let file = pg_sys::smgropen((*rel).rd_node, (*rel).rd_backend);
@@ -150,12 +150,12 @@ pub unsafe fn has_first_page(rel: pg_sys::Relation) -> bool {
 /// A column of a row type, counted from 0.
 ///
 /// # Safety
-/// The type must have so many columns.
+/// The row type must have that column.
 pub unsafe fn attribute(
     columns: pg_sys::TupleDesc,
     n: usize,
 ) -> *const pg_sys::FormData_pg_attribute {
-    // SAFETY: the columns follow the fixed part; from 18 on, behind as many compact ones.
+    // SAFETY: the columns follow the fixed part; from 18 on they follow the same number of compact columns.
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         let first = (*columns).attrs.as_ptr();
@@ -169,23 +169,23 @@ pub unsafe fn attribute(
     }
 }
 
-/// The backend behind a virtual transaction id, None when it has gone or is a prepared transaction.
+/// The process of a virtual transaction id; `None` if it has ended or is a prepared transaction.
 pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PGPROC> {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
-    // SAFETY: looks up shared memory under its own lock; an id out of range gives NULL.
+    // SAFETY: looks up shared memory under its own lock; an id out of range returns NULL.
     let process = unsafe { (vxid.backendId > 0).then(|| BackendIdGetProc(vxid.backendId)) };
     #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     // SAFETY: as above.
     let process =
         unsafe { (vxid.procNumber >= 0).then(|| pg_sys::ProcNumberGetProc(vxid.procNumber)) };
-    // A prepared transaction keeps the id of the session that prepared it, which has moved on since.
+    // A prepared transaction keeps the id of its former session, which has other transactions since.
     process.filter(|p| {
         // SAFETY: a PGPROC is shared memory that is never freed.
         !p.is_null() && unsafe { local_transaction(*p) } == vxid.localTransactionId
     })
 }
 
-/// A virtual transaction id as numbers, to be compared.
+/// A virtual transaction id as numbers that can be compared.
 pub fn parts(vxid: &pg_sys::VirtualTransactionId) -> (i32, u32) {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     return (vxid.backendId, vxid.localTransactionId);
@@ -194,7 +194,7 @@ pub fn parts(vxid: &pg_sys::VirtualTransactionId) -> (i32, u32) {
 }
 
 /// # Safety
-/// The process must be one of shared memory.
+/// The process must be in shared memory.
 unsafe fn local_transaction(process: *mut pg_sys::PGPROC) -> pg_sys::LocalTransactionId {
     // SAFETY: the caller's promise; a stale value only means that the transaction is over.
     unsafe {
@@ -208,7 +208,7 @@ unsafe fn local_transaction(process: *mut pg_sys::PGPROC) -> pg_sys::LocalTransa
 /// InvalidSubTransactionId of c.h, which pgrx does not bind.
 const NO_SAVEPOINT: pg_sys::SubTransactionId = 0;
 
-/// The file that a relation is in.
+/// The file of a relation.
 pub fn file(rel: &pg_sys::RelationData) -> u32 {
     #[cfg(feature = "pg15")]
     return rel.rd_node.relNode.to_u32();
@@ -216,7 +216,7 @@ pub fn file(rel: &pg_sys::RelationData) -> u32 {
     return rel.rd_locator.relNumber.to_u32();
 }
 
-/// Has this transaction put a relation that it has not created into another file?
+/// Returns true if this transaction has moved the relation to another file, and has not created it.
 pub fn is_rewritten(rel: &pg_sys::RelationData) -> bool {
     rel.rd_createSubid == NO_SAVEPOINT && rewritten_in(rel) != NO_SAVEPOINT
 }
@@ -228,7 +228,7 @@ fn rewritten_in(rel: &pg_sys::RelationData) -> pg_sys::SubTransactionId {
     return rel.rd_firstRelfilelocatorSubid;
 }
 
-/// Does this backend hold the lock in this very mode?
+/// Returns true if this backend holds the lock in exactly this mode.
 pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
     // SAFETY: looks up the backend's own table of locks.
     unsafe {
@@ -239,8 +239,7 @@ pub fn lock_held_by_me(tag: &pg_sys::LOCKTAG, mode: c_int) -> bool {
     }
 }
 
-/// Takes a lock for the transaction, or for the session, if it is to be had at once; false also where the lock table is
-/// full.
+/// Takes a lock for the transaction or for the session, if it is free. Returns false also if the lock table is full.
 pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int, session: bool) -> bool {
     let none = std::ptr::null_mut();
     // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction, or the session.
@@ -254,11 +253,11 @@ pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int, session: bool) -> bool {
     result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
 }
 
-/// Can a wait have a name of our own in `pg_stat_activity`?
+/// True if waits can have names of extensions in `pg_stat_activity`.
 pub const NAMES_WAIT_EVENTS: bool = cfg!(not(any(feature = "pg15", feature = "pg16")));
 
-/// The number by which `pg_stat_activity` knows a wait of an extension; it has the name where that can be. Raises where
-/// the server has too many such names.
+/// The number of an extension's wait in `pg_stat_activity`, which shows the name if the version supports that. Raises
+/// if the server has too many such names.
 pub fn wait_event(name: &CStr) -> u32 {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let number = {
@@ -266,7 +265,7 @@ pub fn wait_event(name: &CStr) -> u32 {
         pg_sys::PG_WAIT_EXTENSION
     };
     #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    // SAFETY: gives each name of the server one number.
+    // SAFETY: assigns one number to each name in the server.
     let number = unsafe { pg_sys::WaitEventExtensionNew(name.as_ptr()) };
     number
 }

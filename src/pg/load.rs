@@ -1,14 +1,14 @@
-//! The steps when the library is loaded into a backend.
+//! Initialising the library in a backend.
 
 use crate::pg::session::role;
 use crate::pg::session::scope::{self, Listener};
 use crate::pg::session::settings;
 use crate::pg::state::relation;
 
-/// Initialises `pg`; the listener says what to do when a transaction ends.
+/// Initialises `pg`. The listener is called when a transaction ends.
 pub fn load(listener: Listener) {
-    // Where backtraces are on, pgrx puts one, with file paths, into the DETAIL of every error that passes
-    // through Rust. No thread but this one exists.
+    // If backtraces are on, pgrx puts one with file paths into the DETAIL of every error that passes through Rust.
+    // Changing the environment is safe, because the process has no other thread.
     std::env::remove_var("RUST_BACKTRACE");
     std::env::remove_var("RUST_LIB_BACKTRACE");
     pgrx::pg_sys::panic::register_pg_guard_panic_hook();

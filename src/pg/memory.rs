@@ -1,8 +1,8 @@
-//! Memory that is given back before the call ends.
+//! Memory that is freed before the call ends.
 
 use pgrx::PgMemoryContexts;
 
-/// Memory for work that is done over and over within one call: a part of the current memory.
+/// Memory for work that is repeated within a call: a child of the current memory context.
 pub struct Scratch(PgMemoryContexts);
 
 impl Scratch {
@@ -10,9 +10,9 @@ impl Scratch {
         Scratch(PgMemoryContexts::new("pg_fence"))
     }
 
-    /// Does one turn of the work; what Postgres allocates meanwhile must not be used after it.
+    /// Runs `work` once. Memory that Postgres allocates meanwhile must not be used afterwards.
     pub fn turn<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        // SAFETY: the context lives as long as this; nothing in it is used after the turn.
+        // SAFETY: the context lives as long as this value; nothing in it is used after the turn.
         unsafe {
             let result = self.0.switch_to(|_| work());
             self.0.reset();

@@ -1,9 +1,9 @@
-//! PostgreSQL, by pointer: small safe wrappers, each unsafe block with its reason. The only modules with `unsafe`,
-//! but for `encoding`; everything else in the extension is ordinary Rust over these.
+//! PostgreSQL: small safe wrappers around its functions, with a reason for each unsafe block. Apart from `encoding`,
+//! only these modules have `unsafe`; the rest of the extension is ordinary Rust on top of them.
 //!
-//! From the ground up: the modules of this folder, then [`call`], [`session`], [`locks`], [`state`] and
-//! [`fenced_table`]; at last `load`, which starts them. None names one that comes after it,
-//! but for `shared_memory`, which asks `call` for the message of an error.
+//! The order is from the ground up: the modules of this folder, then [`call`], [`session`], [`locks`], [`state`] and
+//! [`fenced_table`], and finally `load`, which initialises them. None uses a later one, except that `shared_memory`
+//! asks `call` for the message of an error.
 #![allow(unsafe_code)]
 
 pub mod compat;
@@ -13,7 +13,7 @@ mod raw;
 pub mod shared_memory;
 mod table_scan;
 
-/// A call from SQL, its answer, and how an error leaves.
+/// Calls from SQL, their return values, and how errors are raised.
 pub mod call {
     pub mod args;
     pub mod composite;
@@ -26,7 +26,7 @@ pub mod call {
     pub mod state_function;
 }
 
-/// The session and its transaction: who calls, with which settings, what lasts until the transaction's end.
+/// The session and its transaction: the calling role, the settings, and the state of the transaction.
 pub mod session {
     pub mod client;
     pub mod clock;
@@ -48,7 +48,7 @@ pub mod locks {
     pub mod wait;
 }
 
-/// The state: its table and its sequences.
+/// The extension's own tables and sequences.
 pub mod state {
     mod additions;
     pub mod lease_lock;
@@ -61,7 +61,7 @@ pub mod state {
     pub mod sequence;
 }
 
-/// The fence's trigger, and the table that it is on.
+/// The fence's trigger and its table.
 pub mod fenced_table {
     pub mod column;
     pub mod describe;

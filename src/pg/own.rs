@@ -1,14 +1,15 @@
-//! The extension's own objects, found by what depends on it.
+//! Finding the extension's own objects.
 //!
-//! The name of a schema, a table or a function can change hands: a superuser renames it, and a role that may create one makes
-//! another of the old name. The name of the extension cannot. There is no statement that renames it, and only a superuser
-//! may create one of this name. A member that depends on it is ours, whatever its name is now.
+//! Objects are found through the extension's dependencies, not by name: a name can be reused by someone else, if a
+//! superuser renames a schema, a table or a function, and a role then creates another one of the old name. The
+//! extension itself is found by its name, which cannot be reused: no statement renames an extension, and only a
+//! superuser may create one of this name.
 
 use crate::pg::table_scan;
 use pgrx::pg_sys::{self, Datum, Oid};
 use std::ffi::CStr;
 
-// Of pg_depend and pg_language, the same in all versions; pgrx does not have them.
+// From pg_depend and pg_language, the same in all versions; pgrx does not bind them.
 const DEPEND: u32 = 2608;
 const DEPEND_REFERENCE_INDEX: u32 = 2674;
 const COLUMN_CLASSID: i32 = 1;
@@ -18,12 +19,12 @@ const COLUMN_REFOBJID: i16 = 5;
 const COLUMN_DEPTYPE: i32 = 7;
 const LANGUAGE_C: u32 = 13;
 
-/// The schema of the state. Nobody but the extension's owner may create anything there.
+/// The extension's schema. Only the extension's owner may create anything in it.
 pub fn state_schema() -> Option<Oid> {
     members(pg_sys::NamespaceRelationId).first().copied()
 }
 
-/// The function of that name and number of arguments.
+/// The extension's function with that name and number of arguments.
 pub fn function(name: &CStr, arguments: usize) -> Option<Oid> {
     function_where(|form, _| {
         // SAFETY: a name ends within its 64 bytes.
@@ -32,16 +33,16 @@ pub fn function(name: &CStr, arguments: usize) -> Option<Oid> {
     })
 }
 
-/// The trigger function `fenced`, by what it is in the library.
+/// The trigger function `fenced`, identified by its symbol in the library.
 pub fn fenced() -> Option<Oid> {
     function_where(|form, source| form.prolang == LANGUAGE_C.into() && source == b"fenced")
 }
 
-/// The first function of which this is so, told its row of pg_proc and its source.
+/// The first function for which `is_it` returns true, given its row of pg_proc and its source.
 fn function_where(is_it: impl Fn(&pg_sys::FormData_pg_proc, &[u8]) -> bool) -> Option<Oid> {
     const CACHE: i32 = pg_sys::SysCacheIdentifier::PROCOID as i32;
     members(pg_sys::ProcedureRelationId).into_iter().find(|oid| {
-        // SAFETY: a row of pg_proc, looked at before it is given back; its source is never NULL.
+        // SAFETY: a row of pg_proc, read before it is released; its source is never NULL.
         unsafe {
             let tuple = pg_sys::SearchSysCache1(CACHE, (*oid).into());
             if tuple.is_null() {
@@ -59,10 +60,10 @@ fn function_where(is_it: impl Fn(&pg_sys::FormData_pg_proc, &[u8]) -> bool) -> O
     })
 }
 
-/// The members that are rows of this catalog; none where the extension is not there.
+/// The extension's members in this catalog; none if the extension does not exist.
 fn members(catalog: Oid) -> Vec<Oid> {
     let mut found = Vec::new();
-    // SAFETY: the index is by the two columns; what is kept of a row is copied.
+    // SAFETY: the index is by these two columns; values kept of a row are copied.
     unsafe {
         let extension = pg_sys::get_extension_oid(c"pg_fence".as_ptr(), true);
         if extension == Oid::INVALID {

@@ -1,7 +1,7 @@
-//! Postgres's functions without the guard that pgrx puts around each call. One such guard takes about 300
-//! instructions; where a few calls follow each other, all run inside one `compat::guarded`.
+//! Functions of Postgres without the guard that pgrx puts around each call. A guard takes about 300 instructions;
+//! several calls in a row run inside of one `compat::guarded` instead.
 //!
-//! Each declaration is held against pgrx's own binding, which is made from the server's headers: where a major version
+//! Each declaration is compared with pgrx's own binding, which is made from the server's headers. If a major version
 //! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
@@ -12,7 +12,7 @@ use pgrx::pg_sys::{
 };
 use std::ffi::{c_char, c_int, c_void};
 
-/// Declares functions, and pins each to pgrx's binding of the same name.
+/// Declares functions, and compares each with pgrx's binding of the same name.
 macro_rules! without_guard {
     ($($(#[$only:meta])* pub fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
         extern "C-unwind" {
@@ -122,7 +122,7 @@ without_guard! {
     pub fn UnregisterSnapshot(snapshot: Snapshot);
 }
 
-// These never raise: they may be called without `compat::guarded`, too.
+// These functions never raise, so they may be called without `compat::guarded`.
 without_guard! {
     // access/htup_details.h
     pub fn heap_deform_tuple(

@@ -1,8 +1,8 @@
-//! A segment of dynamic shared memory that this session has attached, as words that any session may change at any
-//! time. It needs no `shared_preload_libraries`: the session that misses it makes it, and pins it, so that it lives
-//! until the server stops.
+//! A segment of dynamic shared memory to which this session is attached, as words that any session may change at any
+//! time. It needs no `shared_preload_libraries`: the first session creates and pins it, so that it lives until the
+//! server stops.
 //!
-//! Its content, and how others find it, are the caller's affair.
+//! The callers decide about its content, and about how other sessions find it.
 
 use crate::pg::call::raise;
 use pgrx::pg_sys;
@@ -11,44 +11,44 @@ use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
-/// Where the attached segment is, how many words it has and what it is called. (A backend has one thread.)
+/// The address of the attached segment, its number of words and its handle. (A backend has one thread.)
 static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static HANDLE: AtomicU32 = AtomicU32::new(0);
-/// A segment that could not be attached, so that it is not asked for again: Postgres would take it for attached.
+/// A segment that could not be attached. It must not be tried again, because Postgres would believe it attached.
 static UNATTACHABLE: AtomicU32 = AtomicU32::new(0);
 
-/// Is a segment attached?
+/// Returns true if a segment is attached.
 #[inline]
 pub fn is_attached() -> bool {
     !WORDS.load(Ordering::Relaxed).is_null()
 }
 
-/// Works on the words of the attached segment; None where there is none.
+/// Runs `work` on the words of the attached segment; `None` if there is none.
 #[inline]
 pub fn with<T>(work: impl FnOnce(&[AtomicU64]) -> T) -> Option<T> {
     let words = WORDS.load(Ordering::Relaxed);
     if words.is_null() {
         return None;
     }
-    // SAFETY: as long as the pointer is set, so many words are mapped; it is reset right before they go.
+    // SAFETY: while the pointer is set, this number of words is mapped; it is reset right before they are unmapped.
     Some(work(unsafe { std::slice::from_raw_parts(words, LENGTH.load(Ordering::Relaxed)) }))
 }
 
-/// Attaches a segment until this session ends, if `is_ours` says that it is the one that is meant: handles are
-/// random numbers, and the one that is asked for may be of an earlier life of the server. False where there is none, or it is
-/// somebody else's; an error says why it cannot be mapped into this process.
+/// Attaches a segment until this session ends, if `is_ours` returns true for it: handles are random numbers, and this
+/// one may date from before a restart of the server. Returns false if there is no such segment, or it is another's. The
+/// error says why the segment cannot be mapped.
 pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Result<bool, String> {
     if handle == UNATTACHABLE.load(Ordering::Relaxed) {
         return Err("its shared memory cannot be mapped".into());
     }
-    // SAFETY: looks through this process's list of segments.
+    // SAFETY: searches this process's list of segments.
     if unsafe { !pg_sys::dsm_find_mapping(handle).is_null() } {
-        // Attached already, and not by us.
+        // Other code of this process has attached the segment, so it is not ours.
         return Ok(false);
     }
     let segment = without_owner(|| {
-        // SAFETY: gives back NULL where there is no such segment; raises where it cannot be mapped.
+        // SAFETY: returns NULL if there is no such segment; raises if it cannot be mapped.
         let attach = AssertUnwindSafe(|| Ok(unsafe { pg_sys::dsm_attach(handle) }));
         PgTryBuilder::new(attach).catch_others(|error| Err(raise::message_of(&error))).execute()
     });
@@ -56,7 +56,7 @@ pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Result
     if segment.is_null() {
         return Ok(false);
     }
-    // SAFETY: attached just now.
+    // SAFETY: the segment was attached just now.
     unsafe {
         let (words, length) = words_of(segment);
         let is_ours = is_ours(std::slice::from_raw_parts(words, length));
@@ -69,18 +69,18 @@ pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Result
     }
 }
 
-/// Makes a segment of so many words, all zero until `begin` has filled them in, and attaches it until this session
-/// ends. None where the server has too many segments; raises where there is no memory left.
+/// Creates a segment of `length` words, which are zero when `begin` fills them in, and attaches it until this session
+/// ends. Returns `None` if the server has too many segments; raises if there is no memory left.
 pub fn create(length: usize, begin: impl FnOnce(&[AtomicU64])) -> Option<u32> {
     let flags = pg_sys::DSM_CREATE_NULL_IF_MAXSEGMENTS as i32;
-    // SAFETY: gives back NULL where there are too many.
+    // SAFETY: returns NULL if there are too many.
     let segment =
         without_owner(|| unsafe { pg_sys::dsm_create(length * size_of::<AtomicU64>(), flags) });
     if segment.is_null() {
         return None;
     }
-    // SAFETY: a new segment, which nobody else knows yet; its memory need not be zero where it was reserved when the
-    // server started.
+    // SAFETY: a new segment, unknown to other sessions. It is zeroed, because memory reserved at the server's start may
+    // not be.
     unsafe {
         let (words, _) = words_of(segment);
         std::ptr::write_bytes(words, 0, length);
@@ -91,13 +91,13 @@ pub fn create(length: usize, begin: impl FnOnce(&[AtomicU64])) -> Option<u32> {
     }
 }
 
-/// Detaches the segment from this session, and returns its handle.
+/// Detaches this session from the segment, and returns the segment's handle.
 pub fn leave() -> Option<u32> {
     if !is_attached() {
         return None;
     }
     let handle = HANDLE.load(Ordering::Relaxed);
-    // SAFETY: looks through this process's list of segments, and detaches the one that is ours.
+    // SAFETY: searches this process's list of segments, and detaches the one of this handle.
     unsafe {
         let segment = pg_sys::dsm_find_mapping(handle);
         if !segment.is_null() {
@@ -107,19 +107,20 @@ pub fn leave() -> Option<u32> {
     Some(handle)
 }
 
-/// Lets a segment go when the last session has left it. Raises where there is no such segment, or it may go already.
+/// Unpins a segment, so that it is freed when the last session has detached from it. Raises if there is no such
+/// segment, or it was unpinned before.
 pub fn let_go(handle: u32) {
-    // SAFETY: the server looks for it.
+    // SAFETY: the server checks the handle.
     unsafe { pg_sys::dsm_unpin_segment(handle) }
 }
 
-/// Words of this name that the whole server shares, all zero at first, from what it has set aside for such as were not
-/// announced when it started: a few kilobytes at most. Raises where nothing is left of that. One session at a time may
-/// ask.
+/// Words that the whole server shares under this name, all zero at first. They come from the memory that the server
+/// reserves for requests after its start, a few kilobytes at most; raises if none is left. Only one session at a time
+/// may call this.
 pub fn named(name: &CStr, length: usize) -> &'static [AtomicU64] {
     let mut found = false;
-    // SAFETY: memory of the server's main segment is never given back; the caller sees to it that nobody asks before it
-    // is zero.
+    // SAFETY: memory of the server's main segment is never freed; the caller ensures that no other session uses it
+    // before it is zeroed.
     unsafe {
         let size = length * size_of::<AtomicU64>();
         let words = pg_sys::ShmemInitStruct(name.as_ptr(), size, &mut found).cast::<AtomicU64>();
@@ -130,9 +131,9 @@ pub fn named(name: &CStr, length: usize) -> &'static [AtomicU64] {
     }
 }
 
-/// Does work whose segment is to belong to the session, not to whatever statement or savepoint is under way.
+/// Runs `work` so that its segment belongs to the session instead of the current statement or savepoint.
 fn without_owner<T>(work: impl FnOnce() -> T) -> T {
-    /// Puts the owner back also where the work fails.
+    /// Restores the owner, even if the work fails.
     struct Owner(pg_sys::ResourceOwner);
     impl Drop for Owner {
         fn drop(&mut self) {
@@ -150,7 +151,7 @@ fn without_owner<T>(work: impl FnOnce() -> T) -> T {
 /// # Safety
 /// The segment must be attached.
 unsafe fn words_of(segment: *mut pg_sys::dsm_segment) -> (*mut AtomicU64, usize) {
-    // SAFETY: the caller's promise; a segment begins at a page.
+    // SAFETY: the caller's promise; a segment begins at a page boundary, so it is aligned.
     unsafe {
         let length = pg_sys::dsm_segment_map_length(segment) / size_of::<AtomicU64>();
         (pg_sys::dsm_segment_address(segment).cast(), length)
@@ -158,7 +159,7 @@ unsafe fn words_of(segment: *mut pg_sys::dsm_segment) -> (*mut AtomicU64, usize)
 }
 
 /// # Safety
-/// These must be the words of the segment, which is attached.
+/// These must be the words of the segment, which must be attached.
 unsafe fn remember(segment: *mut pg_sys::dsm_segment, words: *mut AtomicU64, length: usize) {
     // SAFETY: the caller's promise; the callback only resets the pointer.
     unsafe {
@@ -169,7 +170,7 @@ unsafe fn remember(segment: *mut pg_sys::dsm_segment, words: *mut AtomicU64, len
     WORDS.store(words, Ordering::Relaxed);
 }
 
-/// Called by Postgres right before the segment is unmapped, at the session's end at the latest.
+/// Called by Postgres right before the segment is unmapped, at the end of the session at the latest.
 unsafe extern "C-unwind" fn detached(_: *mut pg_sys::dsm_segment, _: pg_sys::Datum) {
     WORDS.store(std::ptr::null_mut(), Ordering::Relaxed);
 }

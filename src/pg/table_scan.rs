@@ -1,13 +1,13 @@
-//! Tables and catalogs read without the planner.
+//! Reading tables and catalogs without the planner.
 
 use crate::pg::memory::Scratch;
 use pgrx::pg_sys::{self, AttrNumber, Datum, HeapTuple, Oid, RegProcedure, Snapshot, TupleDesc};
 
-/// Calls `show` for every row that is committed now, or that this transaction has written, until one is refused. Memory
-/// that Postgres allocates for one row is given back before the next.
+/// Calls `show` for every row that is committed now, or that this transaction has written, until one call fails. Memory
+/// that Postgres allocates for a row is freed before the next.
 ///
 /// # Safety
-/// The relation must be an open table; a row must not be used after it was shown.
+/// The relation must be an open table; a row must not be used after `show` returns.
 pub unsafe fn each_row<E>(
     table: pg_sys::Relation,
     mut show: impl FnMut(HeapTuple) -> Result<(), E>,
@@ -26,10 +26,10 @@ pub unsafe fn each_row<E>(
     }
 }
 
-/// Copies of the rows that a snapshot shows and that are wanted.
+/// Copies of the rows that a snapshot shows and for which `wants` returns true.
 ///
 /// # Safety
-/// The relation must be an open table, the snapshot good for as long as the scan.
+/// The relation must be an open table, and the snapshot valid during the scan.
 pub unsafe fn copies(
     table: pg_sys::Relation,
     snapshot: Snapshot,
@@ -70,11 +70,11 @@ unsafe fn scan(
     }
 }
 
-/// Calls `show` for each row of a catalog whose columns equal these values, each by its equality function. Uses the index
-/// if one is given, and the catalog's own snapshot if none is.
+/// Calls `show` for each row of a catalog whose columns have these values, each compared by its equality function. Uses
+/// the index if one is given, and the catalog's own snapshot if none is.
 ///
 /// # Safety
-/// The index must be the catalog's and begin with those columns; a row must not be used after it was shown.
+/// The index must be the catalog's and begin with those columns; a row must not be used after `show` returns.
 pub unsafe fn each_catalog_row<const N: usize>(
     catalog: Oid,
     index: Option<Oid>,
