@@ -1,5 +1,5 @@
--- The state of pg_fence. The schema is created here, not named in the control file: one that somebody made
--- beforehand would stay theirs.
+-- The tables and sequences of pg_fence. The schema is created here rather than named in the control file: a schema that
+-- somebody created beforehand would keep its owner.
 \echo Use "CREATE EXTENSION pg_fence" to load this file. \quit
 
 CREATE SCHEMA fence;
@@ -11,18 +11,18 @@ CREATE SEQUENCE fence.token_seq AS bigint INCREMENT 1 MINVALUE 1 START 1 CACHE 1
 COMMENT ON SEQUENCE fence.token_seq IS
     'every fencing token of this database, moved on by each start of the server; must stay logged, CACHE 1, NO CYCLE and ascending; in no dump';
 
--- A dump carries this one in its place: loading it changes nothing but how far the next move has to go.
+-- In a dump this sequence stands for token_seq. Loading it only sets how far the next advance must go.
 CREATE SEQUENCE fence.dumped_token_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.dumped_token_seq IS
     'how far the tokens have come, at most 2^19 behind: what a dump carries of them. Where it is above token_seq, a dump was loaded, and the tokens are moved on beyond it';
 
--- The past is recorded in sequences, because they are set without a transaction: no open
--- transaction can hold up, hide or undo a jump.
+-- The past is recorded in sequences, because they are set without a transaction: no open transaction can delay, hide or
+-- undo a new epoch.
 CREATE SEQUENCE fence.database_identity_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.database_identity_seq IS
     'mark of the database (timeline, system identifier, oids, base backup) that drew the last token: another one means that this is a copy, or that a dump of another was loaded';
 
--- Any recovery empties what is unlogged, so this one tells the starts of a server from each other.
+-- Any recovery empties an unlogged sequence, so this one distinguishes the starts of a server.
 CREATE UNLOGGED SEQUENCE fence.server_start_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.server_start_seq IS
     'mark of the start of the server for which the tokens were moved on; must stay unlogged, so that any recovery empties it';
@@ -35,8 +35,8 @@ CREATE SEQUENCE fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.jump_count_seq IS
     'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch(); in no dump';
 
--- Which locks protect a lease is a hash of its name under this secret: so nobody finds a name that has the locks of
--- another. It is not for dumps: a database that is made anew has no locks.
+-- The locks of a lease have a hash of its name under this secret as their key, so nobody can search for a name that
+-- shares the locks of another. It is not dumped, because a new database has no locks.
 CREATE SEQUENCE fence.lock_key_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.lock_key_seq IS
     'the secret key of the locks of leases: with it, names could be found that share their locks; must stay logged, and must not change';
@@ -46,8 +46,8 @@ SELECT pg_catalog.setval('fence.lock_key_seq',
 
 -- Leases ---------------------------------------------------------------------------------------------------
 
--- One row per grant, kept when the grant ends so that the next is a HOT update: no index on what changes, and
--- half of each page free. Vacuum must not truncate it, which takes a lock that would hold up a try.
+-- One row per grant, kept when the grant ends, so that the next grant is a HOT update: no index on columns that change,
+-- and half of each page free. Vacuum must not truncate the table, because that takes a lock that would block a try.
 CREATE TABLE fence.lease (
     name        text COLLATE "C" NOT NULL,
     slot        integer NOT NULL,
@@ -94,11 +94,10 @@ COMMENT ON COLUMN fence.lease.session_bound IS 'it ends with the session that ac
 COMMENT ON COLUMN fence.lease.adopted_floor IS
     'NULL for a grant that was made here; for one that somebody else has made, the latest jump when it was adopted';
 
--- Which role may take which names ----------------------------------------------------------------------
+-- The names that a role may take --------------------------------------------------------------------------
 
--- Roles by name, as in fence.lease. A record counts for a role that was itself given fence.leases to read: one
--- that is made later under the same name was not. Which levels there are is said in fence_grant; another word lets nobody
--- do anything.
+-- Roles by name, as in fence.lease. A row counts only if the role itself was granted SELECT on fence.leases: a role
+-- created later under the same name was not. fence_grant lists the levels; any other word gives no right.
 CREATE TABLE fence.role_prefix (
     role   name NOT NULL,
     prefix text COLLATE "C" NOT NULL,
@@ -120,16 +119,18 @@ COMMENT ON FUNCTION fence.role_prefix_changed() IS
     'tells every session that rows of fence.role_prefix have changed: each keeps what it has read';
 CREATE TRIGGER changed AFTER INSERT OR UPDATE OR DELETE ON fence.role_prefix
     FOR EACH ROW EXECUTE FUNCTION fence.role_prefix_changed();
--- Always, and row by row: also for what a replication worker writes. (A TRUNCATE tells of itself.)
+-- Fires always and for each row, so also for rows written by a replication worker. (A TRUNCATE notifies sessions by
+-- itself.)
 ALTER TABLE fence.role_prefix ENABLE ALWAYS TRIGGER changed;
 COMMENT ON TRIGGER changed ON fence.role_prefix IS 'tells every session that rows have changed';
 
--- Unsafe in a parallel query: it may take a snapshot of its own.
+-- PARALLEL UNSAFE, because it may take a snapshot.
 CREATE FUNCTION fence.is_shown(name text) RETURNS boolean
     LANGUAGE c STABLE STRICT PARALLEL UNSAFE COST 2 AS 'MODULE_PATHNAME', 'fence_is_shown';
 COMMENT ON FUNCTION fence.is_shown(text) IS 'may the caller see the lease of this name?';
 
--- For pg_dump the state is data, not part of the extension. (No dump sets back a sequence that is not named here.)
+-- pg_dump treats these as data, not as part of the extension. (Sequences that are not named here are not dumped, so no
+-- dump sets them back.)
 SELECT pg_catalog.pg_extension_config_dump('fence.dumped_token_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.database_identity_seq', '');
 SELECT pg_catalog.pg_extension_config_dump('fence.lease', '');
@@ -150,7 +151,7 @@ CREATE FUNCTION fence.shown_grants(name text DEFAULT NULL) RETURNS SETOF fence.l
 COMMENT ON FUNCTION fence.shown_grants(text) IS
     'the grants of one lease, or, for a caller that may not see all, of those that it may: so that no EXPLAIN counts the others';
 
--- Unsafe in a parallel query: it takes a snapshot of its own.
+-- PARALLEL UNSAFE, because it takes a snapshot.
 CREATE FUNCTION fence.uncommitted_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
     LANGUAGE c STABLE PARALLEL UNSAFE COST 100 ROWS 1 AS 'MODULE_PATHNAME', 'fence_uncommitted_grants';
 COMMENT ON FUNCTION fence.uncommitted_grants(text) IS
@@ -167,7 +168,7 @@ COMMENT ON FUNCTION fence.record_creation() IS
     'moves the tokens on to the clock and records which database this is; called once, here: so an extension that is dropped and created again hands out no token twice, and a copy that was made before the first token knows that it is a copy';
 SELECT fence.record_creation();
 
--- Not by the row: a function of the table's row type would keep a DBA from changing the table.
+-- Takes columns instead of a row: a function of the table's row type would keep a DBA from altering the table.
 CREATE FUNCTION fence.as_shown(
     name text, mode "char", first_token bigint, renewal_tokens bigint[], closing_token bigint, expires_at timestamptz,
     session_bound boolean,
@@ -176,8 +177,9 @@ CREATE FUNCTION fence.as_shown(
 COMMENT ON FUNCTION fence.as_shown(text, "char", bigint, bigint[], bigint, timestamptz, boolean) IS
     'what fence.leases works out of the columns of a grant';
 
--- A barrier: a condition of the caller's must not see the leases that the caller may not. (Of a view that is a UNION ALL
--- itself the planner would make one query with the caller's, and the barrier would be none.)
+-- A security barrier: conditions in the caller's query must not see leases that the caller may not see. (The UNION ALL
+-- is in a subquery, because the planner would merge a view that is a UNION ALL itself into the caller's query, without
+-- the barrier.)
 CREATE VIEW fence.leases WITH (security_barrier) AS
 SELECT l.name, s.mode_name AS mode, CASE WHEN l.is_committed THEN s.state ELSE 'uncommitted' END AS state,
        COALESCE(l.holder, l.session_label) AS holder, l.role, s.token, l.first_token, l.acquired_at, l.renewed_at, l.expires_at,

@@ -1,6 +1,6 @@
--- Leases and tokens: the public functions. 5_grants.sql says who may call them.
--- COST, of which a comparison has 1, lets the planner evaluate a condition that takes a lease after all others. ROWS is what
--- a set has as a rule: of 1,000, which PostgreSQL thinks of otherwise, it would make a hash join with the whole of a table.
+-- Leases and tokens: the public functions. 5_grants.sql grants them to roles. COST, which is 1 for a comparison, makes
+-- the planner evaluate a condition that takes a lease after all others. ROWS is the usual size of a set: with the
+-- default of 1,000 the planner would choose a hash join with the whole of a table.
 
 CREATE FUNCTION lease_acquire(
     name text, holder text DEFAULT NULL, ttl interval DEFAULT '30 s', wait interval DEFAULT '0',
@@ -74,9 +74,9 @@ CREATE FUNCTION lease_check(name text, token bigint)
 COMMENT ON FUNCTION lease_check(text, bigint) IS
     'does the token speak for the lease at this instant? Takes no lock and promises nothing beyond it';
 
--- Volatile, so that it looks when it is called: a stable one would see what was there when the statement began, and
--- so nothing of what the same statement grants. The view has all uncommitted grants, for which it reads the whole
--- table: here are those of the lease instead.
+-- Volatile, so that it reads at the time of the call: a stable function would show the rows as of the begin of the
+-- statement, and so no grants of the same statement. The view reads the whole table to find all uncommitted grants;
+-- this function finds only those of the lease.
 CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
     RETURNS SETOF fence.leases LANGUAGE sql VOLATILE PARALLEL UNSAFE COST 1000 ROWS 1
     BEGIN ATOMIC

@@ -1,17 +1,17 @@
--- The fence on a table: the trigger function, putting it on, taking it off.
+-- The fence of a table: the trigger function, and the functions that attach and remove it.
 --
--- fence_protect and fence_unprotect run with the rights of their caller, so Postgres itself stands
--- behind every check made here. Their search_path holds Postgres's own objects only: a bare name
--- below is one of those, whatever the caller has created.
+-- fence_protect and fence_unprotect run with the rights of their caller, so Postgres itself enforces every check made
+-- here. Their search_path contains Postgres's own objects only: an unqualified name below is one of those, whatever the
+-- caller has created.
 --
--- fence_protect, fence_unprotect and fence_audit, which all may call, are C functions. Each calls the function of the
--- schema fence that does the work, which nobody else may call, and tells it what the library alone knows: what fenced()
--- is, what the arguments of triggers say, what the template of a lease stands for, which columns are fit for it.
+-- fence_protect, fence_unprotect and fence_audit, which everybody may call, are C functions. Each calls a function of
+-- the schema fence that does the work and that nobody else may call. It passes what only the library knows: the oid of
+-- fenced(), the parsed arguments of triggers, the parsed templates of leases, and the types that placeholders may have.
 --
 -- No body here calls a function of the extension, or reads a relation of it, by name. After ALTER SCHEMA ... RENAME any
--- role with CREATE can take the old name, and its functions would run with the caller's rights. So each object comes
--- from the library, or is found by what depends on the extension, whose name nobody can take. A name in a statement to
--- be run is made of the oid just before, and the outcome is looked at after.
+-- role with CREATE can reuse the old name, and its functions would run with the caller's rights. So each object is
+-- passed by the library, or is found by its dependency on the extension, whose name cannot be reused. A name in a
+-- statement to be executed is made from the oid right before, and the result is checked afterwards.
 
 CREATE FUNCTION fenced() RETURNS trigger
 LANGUAGE c AS 'MODULE_PATHNAME', 'fenced';
@@ -84,8 +84,9 @@ COMMENT ON COLUMN fence.table_rule.deadline IS
 'the deadline column of a table whose rows are leases of their own, which may not be there yet; NULL for any other';
 
 
--- fence_protect asks for the rule, which is refused where it cannot be, and the table is locked. Then it asks again: what was
--- seen before the lock may have changed while waiting for it. At last it attaches the fence, and tells what to think of.
+-- fence_protect first calls rule_for, which refuses an impossible rule and locks the table. It calls rule_for again
+-- under the lock, because the table may have changed during the wait. Then attach_fence creates the triggers and
+-- reports what else needs attention.
 CREATE FUNCTION fence.rule_for(
     relation regclass, fence_column name, mode text, lease text, events text, verify boolean, always boolean, deadline name,
     ours              oid,                        -- fenced()
@@ -104,8 +105,8 @@ DECLARE
     refusal record;
 BEGIN
     WITH
-    -- The fence that the table has: by the triggers that bear the names given below and say their whole rule,
-    -- as those made by hand mostly do not.
+    -- The present fence of the table, from the triggers with the names below that state their whole rule; triggers made
+    -- by hand mostly do not.
     present AS (
         SELECT count(*) > 0 AS was_fenced, (array_agg(a.fence_column ORDER BY t.tgname))[1] AS had_column,
                (array_agg(a.mode ORDER BY t.tgname))[1] AS had_mode,
@@ -119,19 +120,19 @@ BEGIN
          WHERE t.tgrelid = relation AND t.tgfoid = ours AND t.tgnargs >= 2
            AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
 
-    -- The table keeps what it has, where the call does not say otherwise.
+    -- Arguments that are left out keep the table's present values.
     asked AS (
         SELECT p.*, coalesce(fence_column, had_column, 'fence')::name AS fence_name,
                CASE WHEN lease = '' AND was_fenced THEN NULL ELSE coalesce(lease, had_lease) END AS bound_to,
                CASE WHEN deadline = '' AND was_fenced THEN NULL ELSE coalesce(deadline, had_deadline) END::name AS held_until,
                coalesce(verify, had_verify, false) AS verifies,
                coalesce(always, had_always, false) AS fires_always,
-               -- A row that moves to another partition is an INSERT there: verify must see it.
+               -- A row that moves to another partition is inserted there, so verify must fire on INSERT.
                EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p') AS moves
           FROM present p),
 
-    -- A leased row may be written often under one token; without a lease only `strict` is safe. So a call
-    -- that binds the table, or unbinds it, takes the other of the two. (A row may be a lease of its own.)
+    -- A row with a lease may be written often under one token; without a lease only `strict` is safe. So binding or
+    -- unbinding the table changes the default mode. (A row may also be its own lease.)
     judged AS (
         SELECT a.*, l.is_leased,
                l.is_leased OR had_lease IS NOT NULL OR had_mode = 'managed' OR had_insert AND had_deadline IS NULL AS judges_insert,
@@ -143,8 +144,8 @@ BEGIN
                SELECT bound_to IS NOT NULL OR held_until IS NOT NULL, had_lease IS NOT NULL OR had_deadline IS NOT NULL
           ) AS l (is_leased, was_leased)),
 
-    -- The events that are judged. They are never guessed from the triggers that are there, for others may have been
-    -- dropped: where no trigger says that they were chosen, they are all that such a fence judges.
+    -- The events that are checked. They are not guessed from the existing triggers, some of which may have been
+    -- dropped: unless a trigger states that events were chosen, they are all that a fence of this kind checks.
     fired AS (
         SELECT j.*, regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))),
                    '[[:space:]]*,[[:space:]]*')
@@ -152,8 +153,8 @@ BEGIN
                          OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
           FROM judged j),
 
-    -- An INSERT must not fill a managed column either: without insert among the events, the trigger
-    -- fires for it all the same, but the row needs no lease.
+    -- An INSERT must not fill a managed column either. So the trigger fires on INSERT even if the events lack it, but
+    -- then the row needs no lease.
     attached AS (
         SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert,
                CASE WHEN NOT (on_events @> '{update,delete,truncate}' AND ('insert' = ANY (on_events)) =
@@ -163,7 +164,7 @@ BEGIN
 
     SELECT fence_name AS fence_column, judged_as AS mode, bound_to AS lease, on_events AS events, chosen_events,
            unfenced_insert AS has_unfenced_insert, verifies AS verify, fires_always AS always,
-           -- (Citus makes each trigger anew on its nodes.)
+           -- (Citus recreates each trigger on its nodes.)
            ARRAY(SELECT x.name FROM (VALUES ('fenced'::name, unfenced_insert OR on_events && '{insert,update,delete}'),
                                             ('fenced_verify', verifies),
                                             ('fenced_truncate', 'truncate' = ANY (on_events))) AS x (name, is_wanted)
@@ -189,7 +190,7 @@ BEGIN
                OR a.atttypid <> ALL (placeholder_types)
             LIMIT 1) AS unfit ON true
      CROSS JOIN LATERAL (VALUES  -- the reasons why the table cannot be fenced so
-            -- what was asked for
+            -- the arguments
             (rule.fence_column = '', '22023', 'the fence column needs a name',
              'Leave fence_column out for a column "fence".', NULL),
             (rule.mode NOT IN ('strict', 'monotonic', 'managed'), '22023',
@@ -228,7 +229,7 @@ BEGIN
              'Give verify => false with the deadline.', NULL),
             (rule.deadline IS NOT NULL AND rule.chosen_events IS NOT NULL, '22023', 'with a deadline every event is judged',
              'Give events => ''insert,update,delete,truncate'', or leave them out.', NULL),
-            -- what kind of table
+            -- the kind of table
             (c.oid IS NULL, '42P01', 'it was dropped meanwhile', 'Name a table that exists.', NULL),
             (c.oid < 16384 OR c.relnamespace IN (
                  SELECT d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
@@ -252,7 +253,7 @@ BEGIN
                         AND t.tgrelid IN (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(tree))),
              '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
              'Rename that trigger.', NULL),
-            -- its columns (what happens to the fence column later, fence_audit finds: column_amiss)
+            -- the columns (fence_audit reports later changes of the fence column: column_amiss)
             (f.attnum IS NULL AND c.reloftype <> 0, '42809',
              format('its type has no attribute "%s"', rule.fence_column),
              format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, rule.fence_column),
@@ -303,7 +304,7 @@ BEGIN
             COLUMN = coalesce(refusal.about, '');
     END IF;
 
-    -- At once the strongest lock that will be needed: a lock raised later invites deadlocks.
+    -- Takes the strongest lock that will be needed at once: raising a lock later invites deadlocks.
     IF NOT is_locked THEN
         EXECUTE format('LOCK TABLE %s IN %s MODE', table_name, CASE
             WHEN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.fence_column)
@@ -347,10 +348,10 @@ DECLARE
     has_deadline CONSTANT boolean := rule.deadline IS NULL OR EXISTS (
         SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = rule.deadline);
     empty CONSTANT text := CASE WHEN rule.chosen_events IS NOT NULL THEN '' END;
-    -- What stands before the lease, the deadline, verify and the events must be there, too.
+    -- Trigger arguments are positional, so an empty one is passed before verify and the events.
     lease_argument CONSTANT text := coalesce(rule.lease, CASE WHEN rule.deadline IS NOT NULL THEN '' END, empty);
-    -- Triggers know the columns that their lease names by name. Which columns those are is noted by number on the trigger, for
-    -- this table of this database alone: a copy by dump has other numbers.
+    -- A trigger names the columns of its lease by name. The trigger's comment also records their numbers, valid for
+    -- this table of this database only: a copy by dump has other numbers.
     note CONSTANT text := (
         SELECT format('columns of the lease, by number (pg_fence, of table %s):',
                    left(md5(format('%s/%s/%s', s.system_identifier, d.oid, relation::oid)), 16))
@@ -385,7 +386,7 @@ BEGIN
          WHERE a.attrelid = relation AND a.attname = rule.fence_column) THEN
         EXECUTE format('COMMENT ON COLUMN %s.%I IS %L', relation, rule.fence_column, column_comment);
     END IF;
-    -- The mark of the deadline column goes where the table is told to have its deadline now.
+    -- The comment that marks the deadline column moves to the present one.
     FOR item IN
         SELECT a.attname, a.attname = rule.deadline AS is_deadline FROM pg_attribute a
          WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
@@ -396,7 +397,7 @@ BEGIN
             CASE WHEN item.is_deadline THEN deadline_comment END);
     END LOOP;
 
-    -- The column and events that were not there before, or not for every write.
+    -- The column and events that did not exist before, or did not cover every write.
     SELECT nullif(concat_ws(', ', max(format('column "%s"', rule.fence_column)) FILTER (WHERE c.name = 'column'),
                CASE WHEN NOT has_deadline THEN format('column "%s"', rule.deadline) END,
                'triggers for ' || string_agg(c.name, ', ' ORDER BY c.n) FILTER (WHERE c.name <> 'column')), '')
@@ -412,7 +413,7 @@ BEGIN
                    WHERE t.tgrelid = part AND t.tgfoid = ours AND t.tgtype & 3 = c.level AND t.tgtype & c.event <> 0
                      AND t.tgenabled IN ('O', 'A') AND t.tgqual IS NULL AND t.tgattr::text = ''));
 
-    -- Whatever else was attached before goes, made by hand or by an earlier call.
+    -- Drops all other triggers of the function, made by hand or by an earlier call.
     FOR item IN
         SELECT t.tgname, t.tgrelid::regclass AS rel FROM pg_trigger t
          WHERE t.tgfoid = ours AND t.tgparentid = 0
@@ -423,7 +424,7 @@ BEGIN
         EXECUTE format('DROP TRIGGER %I ON %s', item.tgname, item.rel);
     END LOOP;
 
-    -- Postgres copies a row trigger to every partition, present and future, but no statement trigger.
+    -- Postgres copies a row trigger to every partition, present and future, but not a statement trigger.
     FOR item IN
         SELECT 'fenced' AS tgname, relation AS rel, 'BEFORE' AS at, 'ROW' AS level,
                array_remove(row_events, 'truncate') AS on_events, lease_argument AS lease, empty AS verify
@@ -437,7 +438,7 @@ BEGIN
           FROM (SELECT relation UNION SELECT relid FROM pg_partition_tree(relation)) AS parts (part)
          WHERE 'truncate' = ANY (rule.events)
     LOOP
-        -- The arguments are given in full, so that \d shows the whole rule, and each trigger can tell it.
+        -- All arguments are given, so that \d shows the whole rule and each trigger states it.
         EXECUTE format('CREATE %s TRIGGER %I %s %s ON %s FOR EACH %s EXECUTE FUNCTION %s(%s)',
             CASE WHEN item.tgname = ANY (rule.replaced) THEN 'OR REPLACE' END,
             item.tgname, item.at, (SELECT string_agg(DISTINCT e, ' OR ') FROM unnest(item.on_events) AS e),
@@ -448,7 +449,7 @@ BEGIN
         IF rule.always THEN
             EXECUTE format('ALTER TABLE %s ENABLE ALWAYS TRIGGER %I', item.rel, item.tgname);
         END IF;
-        -- The name may have become another function's by then: nothing has run it.
+        -- The name may belong to another function by now; the trigger has not run yet.
         IF NOT EXISTS (SELECT FROM pg_trigger t
                         WHERE t.tgrelid = item.rel AND t.tgname = item.tgname AND t.tgfoid = ours) THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_protect again.',
@@ -494,7 +495,7 @@ BEGIN
             HINT = format('SELECT fence_protect(%L, lease => ''order:{id}''); binds its rows to leases of such names.',
                 relation);
     END IF;
-    -- (In PostgreSQL 18 and newer, rows with NULL may be there although the column is marked: NOT NULL NOT VALID.)
+    -- (In PostgreSQL 18 and newer, NOT NULL NOT VALID marks the column, but existing rows may still have NULL.)
     FOR item IN
         SELECT a.attname FROM unnest(leases) AS template, unnest(template.columns) AS p (name)
           JOIN pg_attribute a ON a.attrelid = relation AND a.attname = p.name
@@ -509,7 +510,7 @@ BEGIN
             HINT = format('ALTER TABLE %s ALTER COLUMN %I SET NOT NULL;', relation, item.attname);
     END LOOP;
 
-    -- A schema a tenant, made from one template.
+    -- Schemas of several tenants may be made from one template.
     SELECT string_agg(DISTINCT c.oid::regclass::text, ', ') INTO others
       FROM unnest(triggers) AS a
       JOIN pg_trigger t ON t.oid = a.trigger AND t.tgparentid = 0
@@ -524,7 +525,7 @@ BEGIN
                              FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = relation));
     END IF;
 
-    -- (TimescaleDB puts the row triggers of a hypertable on each of its chunks, which are such children.)
+    -- (TimescaleDB copies the row triggers of a hypertable to each of its chunks, which are such children.)
     IF EXISTS (SELECT FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid
                 WHERE i.inhparent = relation AND NOT c.relispartition
                   AND (array_remove(row_events, 'truncate') = '{}' OR EXISTS (
@@ -559,7 +560,8 @@ AS $unprotect_table$
 DECLARE
     item record;
 BEGIN
-    -- The lock comes first: those of pg_partition_tree would have to be raised, which invites deadlocks.
+    -- The lock is taken before pg_partition_tree is called, whose weaker locks would have to be raised: that invites
+    -- deadlocks.
     IF EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND (c.relkind = 'p' OR c.relkind = 'r'
                   AND EXISTS (SELECT FROM pg_trigger t WHERE t.tgrelid = c.oid AND t.tgfoid = ours))) THEN
         EXECUTE format('LOCK TABLE %s IN ACCESS EXCLUSIVE MODE', relation);
@@ -581,10 +583,11 @@ COMMENT ON FUNCTION fence.unprotect_table(regclass, oid) IS
 'what fence_unprotect does, with the rights of its caller; called by that alone';
 
 
--- Called first by each of the three. Postgres itself asks for the owner again where something is done.
+-- Called first by each of the three functions. Postgres itself checks the owner again in each statement that changes
+-- the table.
 --
--- Citus changes triggers on a distributed table only if citus.enable_unsafe_triggers is on. The owner is told so before
--- anything is done.
+-- Citus changes triggers of a distributed table only if citus.enable_unsafe_triggers is on. The owner is told so before
+-- anything is changed.
 CREATE FUNCTION fence.check_table(relation regclass, function text, ours oid) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp

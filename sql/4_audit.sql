@@ -1,32 +1,33 @@
--- The ways left around the fences that the catalogs show, on the tables as they are, each with the statement
--- that closes it.
+-- The bypasses of the fences that the catalogs show, each with the statement that closes it.
 --
--- With the rights of its caller: it shows what the caller may see and nothing more. It reads the catalogs, which are open
--- to all, and for one question the fenced tables themselves.
+-- The audit runs with the rights of its caller, so it shows what the caller may see. It reads the catalogs, which
+-- everybody may read, and for one question the fenced tables themselves.
 --
--- It is made of parts, which the library calls one after the other (SQL that calls them would need EXECUTE for PUBLIC).
--- Each is told `about`, all that is known by then:
+-- The library calls the parts of the audit one after the other (if SQL called them, PUBLIC would need EXECUTE). Each
+-- part gets `about`, all that is known so far:
 --
--- relation, ours, triggers, leases, placeholder_types, column_comment, deadline_comment, adopts: from the library. The table; fenced(); what
---     the triggers that call it say; whether numbers of somebody else's are adopted in this database.
--- home, refilling, own_triggers, other_triggers, roots, members, placeholders, fences, spots, formers, swapped, rules, to_be_read: from
---     audit_places. The schema of the functions, and the body of a DO, for statements that are shown and not run; the triggers of
---     tables; the tables, with what hangs below them; the members that are looked at, and how the fence of each should be; what
---     may be a detached partition; the statements that put triggers right; the columns whose highest fence is asked.
+-- relation, ours, triggers, leases, placeholder_types, column_comment, deadline_comment, adopts: from the library. The
+--     table, fenced(), the parsed arguments of its triggers, and true if leases are adopted in this database.
+-- home, refilling, own_triggers, other_triggers, roots, members, placeholders, fences, spots, formers, swapped, rules,
+--     to_be_read: from audit_places. The schema of the functions, and the body of a DO, for statements that are shown
+--     and not run; the triggers of tables; the tables, with their descendants; the members to check, and how the fence
+--     of each should be; possible former partitions; the statements that repair triggers; the columns whose highest
+--     fence is needed.
 -- heights: from the library. The highest fences.
--- drawn, far_ahead, reach: from the library, for those who may use leases. The last token (none on a standby), when the
---     clock will be there (where that is not soon), where a jump would go to.
+-- drawn, far_ahead, reach: from the library, for callers that may use leases. The last token (none on a standby), when
+--     the clock will reach it (if that is not soon), and the number to which a new epoch would advance.
 --
--- Tables go from part to part by number: one may be dropped meanwhile, and a name would not be found then, nor in a schema
--- that the caller has no USAGE of. (Each part says itself which columns it reads: a type of schema fence would ask for it.)
+-- Parts pass tables to each other by oid: a table may be dropped meanwhile, and its name could not be resolved then,
+-- nor in a schema for which the caller lacks USAGE. (Each part lists the columns that it reads, because a type in
+-- schema fence would need USAGE.)
 --
--- A part answers an array of findings. The last one, audit_answer, puts them in their order: table by table, with what
--- hangs below it; then its fence as a whole; at last what is not of one table.
+-- Each part returns an array of findings. The last one, audit_answer, sorts them: by table, each with its descendants;
+-- then the fence as a whole; finally what belongs to no single table.
 --
--- 'hole': a stale write can land by somebody who is neither superuser nor owner. 'notice': only by
--- one of these, or by what an administrator has set up; or a limit to know of.
--- The remedies of one answer can be run one after the other, in the order given. Each is statements alone, without a
--- comment: a name may contain a newline, which ends one, and what follows would be run. Advice is for the finding.
+-- 'hole': a role that is neither superuser nor owner can land a stale write. 'notice': only these can, or something
+-- that an administrator has set up; or a limit to know of. The remedies of an answer can be run one after the other, in
+-- the given order. They contain no comments, because a name with a newline would end the comment and be run. Advice is
+-- part of the finding.
 
 CREATE TYPE fence.audit_finding AS (relation regclass, severity text, finding text, remedy text);
 
@@ -44,8 +45,8 @@ COMMENT ON FUNCTION fence_audit(regclass) IS
 'the ways left around the fence of a table, or of all of the caller''s, that the catalogs show, each with its remedy';
 
 
--- How things are: the tables that are looked at, with what hangs below them, and their triggers; how each fence should be, at
--- each place; and what puts triggers right.
+-- The state of the tables: the tables to audit, with their descendants and triggers; how the fence of each should be; and
+-- the statements that repair triggers.
 CREATE FUNCTION fence.audit_places(about jsonb, triggers fence.trigger_arguments[], leases fence.lease_template[]) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -57,11 +58,11 @@ asked AS (SELECT (about->>'relation')::oid AS relation),
 event (n, name, bit) AS (
     VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
 
--- The three that fence_protect makes. The bits of tgtype: 1 is FOR EACH ROW, 2 is BEFORE.
+-- The three triggers that fence_protect creates. In tgtype, bit 1 is FOR EACH ROW and bit 2 is BEFORE.
 kind (bits, tgname) AS (
     VALUES (3, 'fenced'::name), (2, 'fenced_truncate'), (1, 'fenced_verify')),
 
--- The triggers that call fenced(), and with which arguments.
+-- The triggers that call fenced(), with their arguments.
 own_trigger AS (
     SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgtype & 3 AS bits, t.tgnargs,
            t.tgqual IS NOT NULL OR t.tgattr::text <> '' AS skips_some,
@@ -72,7 +73,8 @@ own_trigger AS (
 other_trigger AS (
     SELECT t.oid, t.tgrelid, t.tgname, t.tgparentid, t.tgenabled, t.tgtype, t.tgfoid,
            k.bits AS in_place_of,
-           -- Postgres's own change no row; neither does that which keeps rows out of the root of a hypertable.
+           -- Postgres's own triggers change no row; neither does the one that keeps rows out of the root of a
+           -- hypertable.
            p.pronamespace = 'pg_catalog'::regnamespace OR p.proname = 'insert_blocker' AND EXISTS (
                SELECT FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
                 WHERE d.classid = 'pg_proc'::regclass AND d.objid = p.oid AND d.deptype = 'e'
@@ -82,7 +84,7 @@ other_trigger AS (
       LEFT JOIN kind k ON k.tgname = t.tgname
      WHERE t.tgfoid <> (about->>'ours')::oid AND NOT t.tgisinternal),
 
--- For which events a table has a trigger of ours before and after the write.
+-- The events for which a table has a trigger of ours before and after the write.
 covered AS (
     SELECT x.oid, coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.before), '{}') AS before,
            coalesce(array_agg(x.name ORDER BY x.n) FILTER (WHERE x.after), '{}') AS after
@@ -93,8 +95,8 @@ covered AS (
              GROUP BY t.tgrelid, e.n, e.name) AS x
      GROUP BY x.oid),
 
--- A role that may create triggers may replace those of the fence, and leave their names: with all of them gone,
--- the fence column is what tells.
+-- A role that may create triggers may replace those of the fence and keep their names. If all are replaced, the fence
+-- column still shows that the table was fenced.
 usurped AS (
     SELECT DISTINCT t.tgrelid AS oid
       FROM other_trigger t JOIN pg_attribute a ON a.attrelid = t.tgrelid
@@ -113,8 +115,8 @@ subject AS (
        AND d.description = about->>'column_comment' AND NOT EXISTS (  -- what is fenced below it is told of there
            SELECT FROM pg_inherits i JOIN own_trigger t ON t.tgrelid = i.inhrelid WHERE i.inhparent = d.objoid)),
 
--- The trigger whose options count: of those that fence_protect has named, and tells them in full, before any that was
--- made by hand; where a table has none, a parent's or a child's.
+-- The trigger whose options count: one that fence_protect has created with all arguments, or else one made by hand; if
+-- the table has none, one of a parent or child.
 chosen AS (
     SELECT DISTINCT ON (s.oid) s.oid, t.tgrelid = s.oid AS is_own, t.fence_column, t.mode, t.lease, t.deadline,
            t.has_unfenced_insert
@@ -127,7 +129,7 @@ chosen AS (
      ORDER BY s.oid, t.tgrelid = s.oid DESC, t.tgnargs > 1 AND t.tgname IN (SELECT k.tgname FROM kind k) DESC,
               t.bits DESC, t.tgnargs DESC, t.tgname),
 
--- The table asked for, or each of the caller's that does not hang below another.
+-- The requested table, or each of the caller's tables that has no fenced parent.
 root AS (
     SELECT row_number() OVER (ORDER BY c.oid::regclass::text) AS root_n, c.oid AS root,
            c.oid AS root_rel, c.relowner AS root_owner,
@@ -152,7 +154,7 @@ tree (root, oid) AS (
     UNION
     SELECT t.root, i.inhrelid FROM tree t JOIN pg_inherits i ON i.inhparent = t.oid),
 
--- The root and all below it.
+-- The root and its descendants.
 member AS (
     SELECT r.root, row_number() OVER (
                PARTITION BY r.root ORDER BY c.oid = r.root DESC, c.oid::regclass::text) AS member_n,
@@ -174,7 +176,7 @@ member AS (
 home (name) AS (
     SELECT e.extnamespace::regnamespace::text FROM pg_extension e WHERE e.extname = 'pg_fence'),
 
--- Fences behind which some trigger runs (or did, and looked again, until another took its place).
+-- Fences that another trigger follows. (Or followed: verify was attached, until another trigger replaced it.)
 followed AS (
     SELECT DISTINCT m.root
       FROM member m JOIN other_trigger t ON t.tgrelid = m.oid
@@ -182,15 +184,15 @@ followed AS (
            ELSE NOT t.is_postgres_own AND t.tgname > 'fenced' AND t.tgtype & 3 = 3 AND t.tgtype & 20 <> 0
             AND t.tgenabled <> 'D' END),
 
--- Fences where an apply worker writes.
+-- Fences of tables that an apply worker writes.
 subscribed AS (
     SELECT m.root FROM member m JOIN pg_subscription_rel s ON s.srrelid = m.oid
     UNION
     SELECT r.root FROM root r JOIN pg_subscription_rel s ON s.srrelid = r.top),
 
--- Fences where replication by others writes: on a subscriber of Slony and Londiste a trigger keeps other
--- writers out. (Of Bucardo only that is seen which collects changes, where a table is a source as well; pglogical leaves nothing
--- on a table.)
+-- Fences of tables that other replication writes: on a subscriber of Slony and Londiste, a trigger keeps other writers
+-- out. (Bucardo shows only on a table that is also a source, by the trigger that collects its changes; pglogical leaves
+-- nothing on a table.)
 applied AS (
     SELECT m.root, max(w.applier) AS applier
       FROM member m
@@ -205,7 +207,7 @@ applied AS (
      WHERE w.applier IS NOT NULL
      GROUP BY m.root),
 
--- The columns that its lease names.
+-- The columns in the name of the lease.
 placeholder AS (
     SELECT DISTINCT r.root_n, r.root, r.root_rel, column_name AS name
       FROM root r
@@ -213,8 +215,8 @@ placeholder AS (
      CROSS JOIN unnest(template.columns) AS column_name
      WHERE r.is_fenced),
 
--- The tables where a row is created without its lease although its key may be that of a row deleted before,
--- because the client chooses it. (A row that is inserted by way of the root takes its key from there.)
+-- Tables in which a row can be created without its lease although its key may be that of a deleted row, because the
+-- client chooses the key. (A row inserted through the root takes its key from there.)
 key_at_will AS (
     SELECT m.root, m.oid
       FROM root r JOIN member m USING (root)
@@ -228,9 +230,9 @@ key_at_will AS (
                   ) AS x (acl) CROSS JOIN aclexplode(x.acl) AS a
             WHERE a.privilege_type = 'INSERT' AND a.grantee <> m.relowner))),
 
--- fence_protect notes on the trigger, by number, which columns the lease names. A number whose column bears another name now,
--- while there is one of that name, tells that the rows have other leases than before. (Of a column that was dropped nothing is
--- said: the one that took its place may well have its values.)
+-- fence_protect records on the trigger, by number, which columns the lease names. If a recorded column now has another
+-- name, and another column has the recorded name, then the rows have other leases than before. (A dropped column is
+-- ignored: the column that replaced it may well have its values.)
 swapped AS (
     SELECT p.root_n, p.root, p.root_rel, p.name, k.attname AS now
       FROM placeholder p
@@ -244,9 +246,9 @@ swapped AS (
                       left(md5(format('%s/%s/%s', s.system_identifier, d.oid, p.root)), 16))
              FROM pg_control_system() AS s, pg_database d WHERE d.datname = current_database())) > 0),
 
--- Fences that no call of fence_protect repairs. Columns of the lease have swapped their names: a call would take them as they are
--- now. The fence column is one that was there before, for another purpose. The lease names a column that is gone, and nobody
--- can say which it is now.
+-- Fences that no call of fence_protect can repair. Columns of the lease have swapped their names, and a call would use
+-- their present names. Or the fence column existed before, for another purpose. Or the lease names a column that is
+-- gone, and its present name is unknown.
 adrift AS (
     SELECT w.root FROM swapped w
     UNION
@@ -270,16 +272,16 @@ adrift AS (
             WHERE i.indrelid = p.root AND i.indisprimary
               AND k.attname NOT IN (SELECT o.name FROM placeholder o WHERE o.root = p.root))),
 
--- The fenced tables that have partitions.
+-- The fenced tables with partitions.
 partitioned AS (
     SELECT DISTINCT ON (c.oid) c.oid, t.fence_column, t.mode, t.lease, t.deadline
       FROM own_trigger t JOIN pg_class c ON c.oid = t.tgrelid
      WHERE c.relkind = 'p' AND NOT c.relispartition
      ORDER BY c.oid, t.tgnargs > 1 AND t.tgname IN (SELECT k.tgname FROM kind k) DESC, t.bits DESC, t.tgnargs DESC, t.tgname),
 
--- What DETACH took from a table with the row triggers, and no argument of the trigger against TRUNCATE tells, which is left:
--- whether its fence looked again at the end, and whether it judged an INSERT. The partitioned table has it that is fenced as
--- that trigger says, and where that names no lease, has the very columns.
+-- What DETACH removed with the row triggers, and what the arguments of the remaining TRUNCATE trigger do not state:
+-- whether the fence had verify, and whether it checked INSERT. It is taken from the partitioned table with the fence
+-- that this trigger states and, if that names no lease, with the same columns.
 before_detach AS (
     SELECT r.root, bool_or(t.bits = 1) AS verifies, bool_or(t.bits = 3 AND t.tgtype & 4 <> 0) AS judges_insert
       FROM root r
@@ -293,7 +295,8 @@ before_detach AS (
             GROUP BY c.attname, c.atttypid, c.atttypmod HAVING count(*) = 1))
      GROUP BY r.root),
 
--- `protect` is one statement that repairs all that attaching again can repair, so that remedies agree.
+-- `protect` is the statement that repairs all that another call of fence_protect can repair. All remedies use it, so
+-- that they agree.
 fence AS (
     SELECT r.*, m.is_child AS root_is_child, m.before AS root_events, m.filled IS NOT NULL AS root_filled,
            x.is_always, x.is_subscribed, b.applier, x.must_fire_always, x.keeps_unfenced_insert, e.events, o.options,
@@ -308,7 +311,7 @@ fence AS (
            SELECT f.*, f.is_always OR f.is_subscribed AS must_fire_always
              FROM (SELECT r.root IN (SELECT b.root FROM followed b) AS is_followed,
                           r.root IN (SELECT s.root FROM subscribed s) AS is_subscribed,
-                          -- (What mends a partition that was asked for alone mends the whole.)
+                          -- (The remedy for a partition that was audited alone repairs the whole table.)
                           EXISTS (SELECT FROM own_trigger t
                                    WHERE t.tgrelid IN (r.root, r.top) AND t.tgenabled IN ('A', 'R')) AS is_always,
                           CASE WHEN r.lease IS NULL AND r.deadline IS NULL AND r.mode = 'monotonic' THEN 'strict' ELSE r.mode END
@@ -340,8 +343,8 @@ fence AS (
            concat_ws(', ', quote_literal(r.fence_column), quote_literal(x.fit_mode), quote_literal(r.lease))
            )) AS o (options, arguments)),
 
--- The members that are looked at: of a root that bears the fence's column, but no trigger of ours, itself
--- alone. A partition has the row triggers of its root; what those lack is said of the root.
+-- The members to check. A root with the fence column, but without a trigger of ours, is checked alone. A partition has
+-- the row triggers of its root, so their faults are reported for the root.
 spot AS (
     SELECT *, ARRAY (
                SELECT e FROM unnest(CASE WHEN m.is_root OR m.is_child THEN f.events ELSE f.root_events END) AS e
@@ -350,8 +353,8 @@ spot AS (
       FROM fence f JOIN member m USING (root) LEFT JOIN key_at_will k USING (root, oid)
      WHERE f.is_fenced OR f.root_is_child OR f.is_usurped AND m.is_root),
 
--- Tables by themselves with a column of that name, on which no row is judged. (Those that pg_partman makes as templates
--- are never written.)
+-- Tables without a parent that have a column of that name but check no rows. (Templates of pg_partman are never
+-- written.)
 lone AS MATERIALIZED (
     SELECT d.oid, a.attname, a.atthasdef OR a.attidentity <> '' AS is_filled, a.attidentity <> '' AS is_identity,
            EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid) AS is_certain
@@ -364,9 +367,9 @@ lone AS MATERIALIZED (
                 SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_partman')
             OR EXISTS (SELECT FROM own_trigger t WHERE t.tgrelid = d.oid))),
 
--- DETACH leaves no link. A former partition is known by the columns of its root, and for certain by the TRUNCATE
--- trigger that fence_protect gave it, which names the lease. Where several may have been its root, nobody can say by which
--- lease it is to be fenced; else this one statement fences it, and what else is said of it has none.
+-- DETACH leaves no link. A former partition is recognized by having the columns of its root, and certainly by the
+-- TRUNCATE trigger that fence_protect gave it, which names the lease. If it may have had several roots, its lease is
+-- unknown; otherwise this statement fences it, and its other findings have no remedy.
 former AS (
     SELECT d.oid, d.is_certain, d.roots, f.root_n,
            CASE WHEN d.how_many = 1 AND f.protect IS NOT NULL
@@ -414,8 +417,8 @@ former AS (
       LEFT JOIN LATERAL (
            SELECT f.* FROM fence f WHERE f.root = ANY (d.root) AND f.is_fenced ORDER BY f.root_n LIMIT 1) AS f ON true),
 
--- The statement that puts each kind of trigger right: a call of fence_protect, and where none reaches, a statement of its own,
--- with %1$I for the trigger's name.
+-- The statement that repairs each kind of trigger: a call of fence_protect, or if no call can repair it, a statement with
+-- %1$I for the trigger's name.
 rule AS (
     SELECT s.root, s.oid, k.bits, d.definition,
            CASE WHEN s.is_child OR k.bits = 2 AND NOT s.is_root
@@ -451,14 +454,14 @@ SELECT about || jsonb_strip_nulls(jsonb_build_object(
           LEFT JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
          WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'
            AND (d.classid = 'pg_namespace'::regclass OR p.proname = 'fence_status')),
-    -- A view of somebody else's could run what he likes.
+    -- A view of another owner could run that owner's code.
     'reads_leases', EXISTS (
         SELECT FROM pg_proc f JOIN pg_depend d ON d.classid = 'pg_proc'::regclass AND d.objid = f.oid AND d.deptype = 'e'
           JOIN pg_depend o ON (o.refclassid, o.refobjid, o.deptype) = (d.refclassid, d.refobjid, d.deptype)
           JOIN pg_class v ON o.classid = 'pg_class'::regclass AND v.oid = o.objid AND v.relowner = f.proowner
          WHERE f.oid = (about->>'ours')::oid AND v.relname IN ('leases', 'lease')
         HAVING count(*) = 2 AND bool_or(v.relname = 'leases' AND has_table_privilege(v.oid, 'SELECT'))),
-    -- The body of a DO that gives rows of a fenced table other fences.
+    -- The body of a DO that changes the fences of rows of a fenced table.
     'refilling', 'BEGIN PERFORM pg_catalog.set_config(''row_security'', ''off'', true), %1$s.fence_unprotect(%2$L); '
         'UPDATE %3$s%2$s AS r SET %4$I = %5$s FROM %1$s.fence_status() AS s WHERE r.%4$I %6$s; '
         'IF EXISTS (SELECT FROM %3$s%2$s AS r, %1$s.fence_status() AS s WHERE r.%4$I %6$s) THEN '
@@ -474,8 +477,8 @@ SELECT about || jsonb_strip_nulls(jsonb_build_object(
     'placeholders', (SELECT jsonb_agg(p) FROM placeholder p),
     'fences', (SELECT jsonb_agg(f) FROM fence f),
     'spots', (SELECT jsonb_agg(s) FROM spot s),
-    -- The extension was created again, or an older backup restored, where rows hold fences above every token drawn. Where
-    -- leases are adopted, a table that is bound and not strict is not asked: its rows may have their numbers, and any
+    -- Rows may have fences above every token drawn, if the extension was created again or an older backup was restored.
+    -- If leases are adopted, a bound table that is not strict is skipped: its rows may have adopted numbers, and any
     -- token that speaks may write them.
     'to_be_read', (
         SELECT coalesce(jsonb_agg(jsonb_build_array(s.oid::bigint, s.attnum)), '[]') FROM spot s
@@ -487,7 +490,7 @@ COMMENT ON FUNCTION fence.audit_places(jsonb, fence.trigger_arguments[], fence.l
 'what is known by then, with how each fence is and should be; called by fence_audit alone';
 
 
--- What is wrong, with its remedies: a query a kind of finding.
+-- The findings, with their remedies: one query for each kind of finding.
 CREATE FUNCTION fence.audit_findings(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
@@ -550,9 +553,9 @@ former AS (
 fit (types) AS (
     SELECT array_agg(t::oid) FROM jsonb_array_elements_text(about->'placeholder_types') AS t),
 
--- Faults of a table, its fence column, or its rows. ------
+-- Faults of a table, its fence column or its rows. ------
 
--- What would keep fence_protect from repairing the rest stands before that, as if it were of a member 0.
+-- What would keep fence_protect from repairing the rest comes first, as if it belonged to a member 0.
 table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
     SELECT x.step, s.root_n, 0, s.member_n, s.rel, x.severity, x.finding, x.remedy
       FROM spot s
@@ -570,11 +573,11 @@ table_amiss (step, root_n, member_n, n, rel, severity, finding, remedy) AS (
      ) AS x (step, applies, severity, finding, remedy)
      WHERE x.applies),
 
--- A column that was renamed has all that the rows had seen. Of one that was dropped, nothing is left: no write
--- can pass, and brought back empty it lets every token of the past write once more. So it is filled with the
--- last token. One that was dropped and made again lacks the comment that fence_protect put on it when it made
--- that trigger, and one like it is gone. One that was renamed, and another made in its place, lacks it, too, and the
--- renamed one bears it: so each row gets the greater token of both, for both may have been written.
+-- A renamed column still has all tokens that the rows have seen. If the column was dropped, they are lost: no write can
+-- pass, and an empty new column would accept every old token once more. So the remedy fills it with the last token. A
+-- column that was dropped and made again lacks the comment of fence_protect, and no other column has it. If a column
+-- was renamed and another one made in its place, the renamed one has the comment: each row gets the greater token of
+-- both, because both may have been written.
 column_amiss AS (
     SELECT x.step, s.root_n, CASE WHEN x.step = 8 THEN s.member_n ELSE 0 END, s.member_n, s.rel, x.severity, x.finding, x.remedy
       FROM spot s
@@ -653,8 +656,8 @@ column_amiss AS (
      ) AS x (step, applies, severity, finding, remedy)
      WHERE x.applies),
 
--- The deadline column of a table whose rows are leases of their own. Whatever its values are, a stale write is told by its token;
--- but where the column is missing or of another type nobody can write.
+-- The deadline column of row leases. Stale writes are recognized by the token, whatever the deadlines are; but without
+-- the column, or with another type, nobody can write.
 deadline_amiss AS (
     SELECT 7, s.root_n, 0, s.member_n, s.rel, 'notice', x.finding, x.remedy
       FROM spot s
@@ -689,9 +692,9 @@ deadline_amiss AS (
      ) AS x (applies, finding, remedy)
      WHERE s.deadline IS NOT NULL AND s.is_fenced AND x.applies),
 
--- Rows whose fences are above every token drawn: the extension was created again, or an older backup restored. The remedy is
--- for fences too high for any jump: down to where no token drawn so far may write. Where replication brings the rows,
--- their fences are the publisher's, and nothing is wrong.
+-- Rows with fences above every token drawn: the extension was created again, or an older backup was restored. The
+-- remedy is for fences that no new epoch can reach: it lowers them to where no token drawn so far can write. If
+-- replication brings the rows, their fences are the publisher's, and nothing is wrong.
 too_high AS (
     SELECT 21, s.root_n, NULL::bigint, 1, s.root_rel, CASE WHEN brought.are THEN 'notice' ELSE 'hole' END,
            format('rows hold fences up to %s, above the last token drawn here, %s%s', highest.fence, about->>'drawn',
@@ -711,9 +714,9 @@ too_high AS (
             WHERE m.root = s.root) AS highest (fence)
      WHERE s.is_root AND highest.fence > (about->>'drawn')::bigint),
 
--- Faults of the triggers of a table. ------
+-- Faults of a table's triggers. ------
 
--- fence_protect refuses while a trigger bears one of its names: so all go first, with the first remedy.
+-- fence_protect fails if another trigger has one of its names, so the first remedy drops them all.
 in_the_way AS (
     WITH RECURSIVE whole (root, oid) AS (
         SELECT r.root, r.top::oid FROM root r
@@ -750,7 +753,7 @@ trigger_usurped AS (
                SELECT FROM former d
                 WHERE d.oid = s.oid AND (d.root_n IS NOT NULL OR about->>'relation' IS NOT NULL)))),
 
--- (A partition has copies of its root's triggers: only where they differ is it a finding.)
+-- (A partition has copies of its root's triggers, so only differences are findings.)
 trigger_amiss AS (
     SELECT x.step, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname, x.n),
            s.rel, x.severity, x.finding, x.remedy
@@ -767,11 +770,12 @@ trigger_amiss AS (
          CASE WHEN s.must_fire_always THEN always
          ELSE format('ALTER TABLE %s ENABLE TRIGGER %I;', s.rel, t.tgname) END),
         (10, 2, t.tgenabled = 'R', 'hole', format('trigger "%s" fires for apply workers only', t.tgname), always),
-        -- (Of what an apply worker writes, `fenced` judges the order, and the other two nothing. They are told of, too: that is not
-        -- the fence that somebody asked for, and the next call of fence_protect would change it.)
+        -- (For rows written by an apply worker, `fenced` checks the order, and the other two triggers nothing. They are
+        -- reported all the same: the fence is not the requested one, and the next call of fence_protect would change
+        -- it.)
         (10, 3, t.tgenabled = 'O' AND s.is_subscribed AND t.bits = 3, 'notice',
          format('a subscription writes here, and trigger "%s" does not fire for it', t.tgname), always),
-        -- (Which of the two is to write here an administrator has to decide.)
+        -- (An administrator has to decide which of the two is to write here.)
         (10, 8, t.tgenabled = 'O' AND s.applier <> 'Bucardo' AND t.bits = 3, 'notice',
          format('%s writes here, and trigger "%s" does not fire for it', s.applier, t.tgname), NULL),
         (10, 8, s.applier = 'Bucardo' AND t.bits = 3, 'notice',
@@ -808,8 +812,8 @@ event_missing AS (
      WHERE s.has_fence AND CASE u.bits WHEN 3 THEN s.missing && '{insert,update,delete}'
                                        WHEN 2 THEN 'truncate' = ANY (s.missing) END),
 
--- A later trigger may change what the fence has judged, unless it looks again at the end. (An UPDATE that
--- moves a row between partitions ends in an INSERT.)
+-- A later trigger may change what the fence has checked, unless the table has verify. (An UPDATE that moves a row
+-- between partitions ends in an INSERT.)
 trigger_later AS (
     SELECT 12, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
            'hole',
@@ -829,9 +833,9 @@ trigger_later AS (
                    WHERE o.tgrelid = s.oid AND o.bits = 3 AND o.tgtype & e.bit <> 0
                    ORDER BY o.tgname LIMIT 1), 'fenced'))),
 
--- Roles that may go around a fence: by a privilege, a foreign key that writes, as a member of the owner, by a setting. ------
+-- Roles that can bypass a fence: by a privilege, a foreign key that writes, membership in the owner, or a setting. ------
 
--- The roles to which a privilege makes a difference.
+-- The roles for which a privilege makes a difference.
 grantee (oid, who) AS (
     SELECT 0::oid, 'PUBLIC'
     UNION ALL
@@ -854,12 +858,12 @@ privilege AS (
      ) AS x (privilege, severity, finding)
      WHERE s.has_fence AND a.privilege_type = x.privilege AND a.grantee <> s.relowner),
 
--- (Before a column that it names gets its name back.)
+-- (Sorted before the remedy that renames one of its columns back.)
 foreign_key AS (
     SELECT 1, s.root_n, 0, row_number() OVER (PARTITION BY s.root ORDER BY s.member_n, k.conname), s.rel,
            CASE WHEN writes.events <@ s.before THEN 'notice' ELSE 'hole' END,
            format('foreign key "%s" writes here when a row of %s changes', k.conname, k.confrelid::regclass),
-           -- (A name in quotes is kept as it is, whatever words are in it.)
+           -- (A quoted name is left unchanged, whatever words it contains.)
            format('ALTER TABLE %s DROP CONSTRAINT %I, ADD CONSTRAINT %2$I %s;', s.rel, k.conname,
                regexp_replace(pg_get_constraintdef(k.oid),
                    E'("[^"]*")| ON (UPDATE|DELETE) (CASCADE|SET NULL|SET DEFAULT)( [(]([^")]|"[^"]*")*[)])?',
@@ -924,7 +928,7 @@ parameter_privilege AS (
 
 -- Faults of a fence as a whole. ------
 
--- A table is to be bound by what tells its rows apart; where that does not fit, its rows have one lease together.
+-- The remedy binds a table by the columns that identify its rows; if these do not fit, all rows share one lease.
 fence_amiss AS (
     SELECT x.step, f.root_n, NULL::bigint, 1, f.root_rel, x.severity, x.finding, x.remedy
       FROM fence f
@@ -949,7 +953,7 @@ fence_amiss AS (
         (1, NOT f.is_fenced AND about->>'relation' IS NOT NULL AND d.oid IS NOT NULL, 'hole',
          format('no trigger of pg_fence is on this table, with the very columns of %s: a detached partition? '
              '(fence it by the lease of that one: fence_protect has to be told)', d.roots), NULL),
-        -- It may have been taken off, or not put back by a restore.
+        -- The fence may have been removed, or not restored by a restore.
         (1, NOT f.is_fenced AND NOT f.root_is_child AND NOT f.is_usurped AND about->>'relation' IS NULL
              AND d.root_n IS NULL, 'notice',
          'no trigger of pg_fence is on this table, which was fenced (if it was bound to a lease, bind it again)',
@@ -964,7 +968,7 @@ fence_amiss AS (
          CASE WHEN f.protect IS NOT NULL THEN
              format('SELECT %s.fence_protect(%L, lease => %L, verify => NULL, always => NULL);', about->>'home', f.root_rel,
              replace(replace(n.nspname, '{', '{{'), '}', '}}') || ':' || f.lease) END),
-        -- Last of its table: the others' remedies are of the fence as it is.
+        -- Comes last for its table, because the other remedies restore the fence as it is.
         (22, f.is_fenced AND f.lease IS NULL AND f.deadline IS NULL AND f.top = f.root_rel AND NOT f.root_is_child
              AND c.relkind IN ('r', 'p') AND c.relpersistence <> 't', 'notice',
          'this table is bound to no lease: the holder of any lease can write it',
@@ -973,7 +977,7 @@ fence_amiss AS (
              ', fence_column => ' || quote_literal(nullif(f.fence_column, 'fence')),
              CASE f.mode WHEN 'managed' THEN 'managed' ELSE 'monotonic' END,
              replace(replace(c.relname, '{', '{{'), '}', '}}') || coalesce(key.placeholders, ''))),
-        -- Clients would have to present their tokens otherwise: so there is no remedy that can be run as it stands.
+        -- Clients would have to present their tokens in another way, so there is no remedy to run.
         (23, f.is_fenced AND f.mode = 'monotonic' AND (f.lease IS NOT NULL OR f.deadline IS NOT NULL) AND f.top = f.root_rel
              AND NOT f.root_is_child AND c.relkind IN ('r', 'p'), 'notice',
          format('monotonic: a statement that copies the fence column (SET %1$I = %1$I, CASE ... ELSE %1$I END, as some ORMs '
@@ -1015,7 +1019,7 @@ lease_column AS (
                    WHERE o.root = p.root AND NOT EXISTS (
                          SELECT FROM pg_attribute k WHERE k.attrelid = o.root AND k.attname = o.name AND k.attnum > 0))
            ) AS renamed (name, atttypid, attgenerated) ON true
-     -- (In PostgreSQL 18 and newer, NOT NULL NOT VALID marks the column, and leaves the rows that are there.)
+     -- (In PostgreSQL 18 and newer, NOT NULL NOT VALID marks the column, and leaves existing rows alone.)
      CROSS JOIN LATERAL (VALUES (
            coalesce(a.attgenerated = '' AND a.atttypid = ANY (fit.types), false),
            a.attnotnull AND NOT EXISTS (
@@ -1031,7 +1035,7 @@ lease_column_swapped AS (
                '(rename them back; or, if that is meant, call fence_protect once more)', w.name, w.now), NULL
       FROM jsonb_to_recordset(about->'swapped') AS w (root_n bigint, root_rel regclass, name text, now text)),
 
--- (With its TRUNCATE trigger it is a table of its own, where all are looked at.)
+-- (If it has its TRUNCATE trigger, it is a root of its own in an audit of all tables.)
 detached AS (
     SELECT 20, d.root_n, NULL::bigint, row_number() OVER (PARTITION BY d.root_n ORDER BY d.oid), d.oid::regclass,
            CASE WHEN d.is_certain THEN 'hole' ELSE 'notice' END,
@@ -1065,7 +1069,7 @@ COMMENT ON FUNCTION fence.audit_findings(jsonb) IS
 'findings on tables, triggers, rights and fences; called by fence_audit alone';
 
 
--- All findings in their order. (From step 40 on they are of no table.)
+-- All findings in their order. (Steps from 40 on belong to no table.)
 CREATE FUNCTION fence.audit_answer(about jsonb, findings jsonb) RETURNS SETOF fence.audit_finding
 LANGUAGE plpgsql ROWS 10
 SET search_path = pg_catalog, pg_temp
@@ -1075,7 +1079,7 @@ DECLARE
     spread regclass[];  -- the tables that Citus has spread over nodes
     asks_nodes boolean;
 BEGIN
-    -- (A table of which something was found may be gone by now.)
+    -- (A table with a finding may have been dropped meanwhile.)
     RETURN QUERY
     SELECT c.oid::regclass, f.severity, f.finding, f.remedy
       FROM jsonb_to_recordset(findings) AS f (step integer, root_n bigint, member_n bigint, n bigint, rel oid,
@@ -1084,11 +1088,10 @@ BEGIN
      WHERE f.step < 40 AND (f.rel IS NULL OR c.oid IS NOT NULL)
      ORDER BY f.root_n NULLS LAST, f.member_n NULLS LAST, f.step, f.n;
 
-    -- The rows that Citus has spread over nodes are judged there, and so is each shard asked there. A finding of
-    -- many shards is one, which names the first of them, for there the audit has the remedy; and what was said of the
-    -- table above is not said again. (The catalog and the functions of
-    -- Citus are in pg_catalog, where nobody else has any. On a node the schema of our functions is looked at before
-    -- one is called by its name.)
+    -- Rows that Citus has distributed are checked on its nodes, so each shard is audited there. Findings of several
+    -- shards become one, for the first of them, where the audit has the remedy; a finding that the table has already is
+    -- not repeated. (The catalog and functions of Citus are in pg_catalog, where nobody else can create any. On a node
+    -- the schema of our functions is checked before one is called by name.)
     IF to_regclass('pg_catalog.pg_dist_partition') IS NOT NULL THEN
         EXECUTE 'SELECT array_agg(p.logicalrelid ORDER BY p.logicalrelid::text),
                         (SELECT l.groupid = 0 FROM pg_catalog.pg_dist_local_group AS l)
@@ -1134,7 +1137,7 @@ BEGIN
                            min(format('%s on %s:%s', f.name, f.nodename, f.nodeport))), NULL::text
                   FROM finding f
                  WHERE f.finding = ANY ($3) IS NOT TRUE
-                 -- Citus puts no such trigger on shards; who has only rights on the table is refused on every node.
+                 -- Citus puts no such trigger on shards; a role with only rights on the table is refused on every node.
                    AND (f.severity, f.finding) <> ('notice', 'TRUNCATE not fenced')
                  GROUP BY f.rel, f.severity, f.finding
                  ORDER BY f.rel::text, f.severity, f.finding

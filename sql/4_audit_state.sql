@@ -1,13 +1,13 @@
--- The findings of fence_audit that are of no table: on the state of pg_fence itself, on leases, on names.
+-- The findings of fence_audit that belong to no table: on the extension's own objects, on leases and on names.
 
--- It reads the catalogs alone, so anybody's fence_audit may call it.
+-- Reads only the catalogs, so any caller's fence_audit may call it.
 CREATE FUNCTION fence.state_findings(about jsonb) RETURNS jsonb
 LANGUAGE sql STABLE
 SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
 AS $state_findings$
     WITH
-    -- Its tables and sequences as they should be: this list is the only place that says so.
+    -- The extension's tables and sequences as they should be. This is the only list of them.
     expected (relname, persistence, key, columns) AS (
         VALUES ('token_seq'::name, 'p'::"char", NULL, NULL), ('dumped_token_seq', 'p', NULL, NULL),
                ('database_identity_seq', 'p', NULL, NULL), ('jump_token_seq', 'p', NULL, NULL),
@@ -33,7 +33,7 @@ AS $state_findings$
           LEFT JOIN expected x ON x.relname = c.relname
          WHERE c.relkind IN ('r', 'S')),
 
-    -- `step` is where a finding stands in the answer.
+    -- `step` is the position of a finding in the answer.
     altered (step, n, rel, severity, finding, remedy) AS (
         SELECT x.step, s.n, s.rel, x.severity, x.finding, x.remedy
           FROM state s
@@ -75,7 +75,7 @@ AS $state_findings$
          ) AS x (step, applies, severity, finding, remedy)
          WHERE x.applies),
 
-    -- As CREATE INDEX CONCURRENTLY and REINDEX CONCURRENTLY leave them when they fail.
+    -- The invalid indexes that a failed CREATE INDEX CONCURRENTLY or REINDEX CONCURRENTLY leaves.
     invalid_index AS (
         SELECT 54, row_number() OVER (ORDER BY s.n, i.indexrelid), s.rel, 'notice',
                format('index %s is invalid: nothing is found by it, but each write may have to maintain it',
@@ -84,7 +84,7 @@ AS $state_findings$
           FROM state s JOIN pg_index i ON i.indrelid IN (s.oid, s.reltoastrelid)
          WHERE NOT i.indisvalid AND NOT i.indisprimary),
 
-    -- A restored database makes the extension as it was, and COPY finds no such column.
+    -- A restore creates the extension without the added column, and COPY fails.
     added_column AS (
         SELECT 55, row_number() OVER (ORDER BY s.n, c.attnum), s.rel, 'notice',
                format('column "%s" was added: no row of this table is restored from a dump, unless it is added there before the data',
@@ -93,8 +93,8 @@ AS $state_findings$
           FROM state s JOIN pg_attribute c ON c.attrelid = s.oid
          WHERE c.attnum > s.columns AND NOT c.attisdropped),
 
-    -- pg_fence writes leases as PostgreSQL writes its catalogs, which know none of these: while one is there, it writes none.
-    -- (What an added column has goes with the column.)
+    -- pg_fence writes leases as PostgreSQL writes its catalogs, which supports none of these. While one exists,
+    -- pg_fence refuses to write. (An addition of an added column is removed with the column.)
     addition AS (
         SELECT 56, row_number() OVER (ORDER BY s.n, x.what, x.name), s.rel, 'notice',
                format('%s "%s" %s: %s', x.what, x.name, x.how, CASE s.relname
@@ -128,7 +128,7 @@ AS $state_findings$
                   AND c.attname IN ('holder', 'closing_token', 'ended_at', 'metadata', 'adopted_floor')
                ) AS x),
 
-    -- Each session keeps what it has read of the prefixes, until this trigger tells it of a change.
+    -- Each session caches the prefixes until this trigger notifies it of a change.
     silent_trigger AS (
         SELECT 62, s.n, s.rel, 'notice',
                format('trigger "%s" %s: a prefix that is taken away may go on counting in sessions that are open',
@@ -145,8 +145,8 @@ AS $state_findings$
           LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
          WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
 
-    -- What the library has seen of the secret of the leases' locks. No statement puts it right beside sessions that are open:
-    -- each goes on with the secret that it has read.
+    -- The library's finding about the secret of the lock keys. No statement repairs it while sessions are open: each
+    -- continues with the secret that it has read.
     secret AS (
         SELECT 50, 1, s.rel, x.severity, x.finding, NULL
           FROM state s
@@ -164,7 +164,7 @@ AS $state_findings$
           ) AS x (fault, severity, finding) ON x.fault = about->>'secret'
          WHERE s.relname = 'lock_key_seq'),
 
-    -- Only the publisher can leave a table out, and which publications are right nobody can know here: so without a remedy.
+    -- Only the publisher can leave a table out, and the right publications are unknown here, so there is no remedy.
     subscribed AS (
         SELECT 48, row_number() OVER (ORDER BY s.n, u.subname), s.rel, 'hole',
                format('subscription "%s" writes %s (subscribe to a publication that names your tables: '
@@ -195,12 +195,13 @@ AS $state_findings$
          CROSS JOIN LATERAL (VALUES (
                EXISTS (SELECT FROM pg_publication_namespace x WHERE x.pnpubid = p.oid AND x.pnnspid = c.relnamespace),
                EXISTS (SELECT FROM pg_publication_rel x WHERE x.prpubid = p.oid AND x.prrelid = s.oid))) AS by (schema, name)
-         -- (Of a publication of all tables those that are named are left out.)
+         -- (Of a publication of all tables, those that are named are excluded.)
          WHERE s.relkind = 'r' AND (by.schema OR p.puballtables <> by.name)
          GROUP BY p.oid, p.pubname, p.puballtables),
 
-    -- Nothing on a table tells of pglogical, and its own tables are not for everybody; but its origins are, which bear the name of
-    -- their subscription: pgl_, this database (16 bytes of it, or 8 and a hash), the provider, the subscription.
+    -- pglogical leaves nothing on a table, and not everybody may read its own tables. But everybody may read its
+    -- origins, which are named after their subscription: pgl_, this database (16 bytes of its name, or 8 and a hash),
+    -- the provider, the subscription.
     pglogical AS (
         SELECT 47, row_number() OVER (ORDER BY o.roname), NULL::regclass, 'notice',
                format('a subscription of pglogical ("%s") writes in this database, and triggers that are not enabled ALWAYS do not '
@@ -221,7 +222,7 @@ AS $state_findings$
           FROM state s
          WHERE s.relname = 'token_seq' AND about->>'far_ahead' IS NOT NULL),
 
-    -- PUBLIC may call those that take a table, of which they ask for the caller to be its owner, and the trigger function.
+    -- PUBLIC may call the functions that take a table and require its owner as the caller, and the trigger function.
     object (kind, name, rel, is_for_all, owner, acl) AS (
         SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
                c.oid::regclass::text, c.oid::regclass, false, c.relowner, c.relacl
@@ -236,12 +237,12 @@ AS $state_findings$
         SELECT 'SCHEMA', quote_ident(h.nspname), NULL, false, h.nspowner, h.nspacl
           FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
 
-    -- Which locks protect a lease is known by this.
+    -- The sequence from which the keys of the leases' locks can be computed.
     secret_seq (rel) AS (
         SELECT c.oid::regclass FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
          WHERE c.relname = 'lock_key_seq'),
 
-    -- Writing the state, or drawing a token without a lease, is for the functions of pg_fence alone; so is the secret.
+    -- Only pg_fence's functions may write its tables, draw a token without a lease, or read the secret.
     privilege (step, n, rel, severity, finding, remedy) AS (
         SELECT 58, row_number() OVER (ORDER BY x.rel IS NOT NULL, x.name, x.columns, a.n), x.rel,
                CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE', 'SELECT') THEN 'notice' ELSE 'hole' END,
@@ -265,7 +266,7 @@ AS $state_findings$
                 UNION ALL
                 SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper) AS g (oid, who)
             ON g.oid = a.grantee
-         -- (What PUBLIC may read is told of below.)
+         -- (What PUBLIC may read is reported below.)
          WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner
            AND NOT (a.privilege_type = 'SELECT' AND a.grantee = 0)),
 
@@ -281,8 +282,8 @@ AS $state_findings$
          WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
                SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
 
-    -- To those who may take no lease the secret is of no use. (Without that role they may lack what they need to read, and so
-    -- there is no remedy to be run as it stands.)
+    -- The secret is useless to a role that may take no lease. (Without pg_read_all_data it may lack what it needs to
+    -- read, so there is no remedy to run.)
     reader_of_all AS (
         SELECT 59, 1000000 + row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
                format('%I is a member of pg_read_all_data and may take leases: it can read the secret of their locks, and find '
@@ -312,7 +313,7 @@ AS $state_findings$
           FROM object o
          WHERE o.kind = 'SCHEMA' AND o.name <> quote_ident('fence')),
 
-    -- (Writing is told of above.)
+    -- (Writing is reported above.)
     public_privilege AS (
         SELECT 63, row_number() OVER (ORDER BY x.what, a.privilege_type), x.rel, 'notice',
                format('PUBLIC has %s on %s: leases are for the roles that fence_grant names', a.privilege_type, x.what),
@@ -346,11 +347,11 @@ COMMENT ON FUNCTION fence.state_findings(jsonb) IS
 'findings on the tables and sequences of pg_fence, who owns them, and who may write them; called by fence_audit alone';
 
 
--- Its body keeps the view by oid, and is called by oid.
+-- Its body has the view by oid, and it is called by oid.
 --
--- The view asks for each lease that it shows what becomes of it, some microseconds. So the leases that nothing can be said of
--- are left out before: by conditions that the planner lets pass the barrier of the view, which are operators alone, and arrays
--- and values that are asked for once.
+-- The view needs some microseconds for the state of each lease that it shows. So leases without a finding are excluded
+-- first, by conditions that the planner may push below the view's security barrier: these consist of operators, and of
+-- arrays and values that are computed once.
 CREATE FUNCTION fence.lease_findings() RETURNS jsonb LANGUAGE sql STABLE PARALLEL UNSAFE
 BEGIN ATOMIC
     WITH found AS (
@@ -362,7 +363,7 @@ BEGIN ATOMIC
              pg_catalog.format('lease "%s" is held by role "%s", which is dropped or renamed: '
                  'its holder can neither renew nor release it', l.name, l.role),
              pg_catalog.format('SELECT %s.lease_revoke(%L);', e.extnamespace::pg_catalog.regnamespace, l.name)),
-            -- The time left is the ttl, less what has passed since. (A second, for clocks that are put right.)
+            -- The remaining time is the ttl, less the time since. (One second is allowed for clocks that are adjusted.)
             (l.renewed_at OPERATOR(pg_catalog.>)
                  (pg_catalog.clock_timestamp() OPERATOR(pg_catalog.+) interval '1 s'),
              pg_catalog.format('lease "%s" has more time left than its ttl: '
@@ -385,7 +386,7 @@ COMMENT ON FUNCTION fence.lease_findings() IS
 'findings on leases that are live; called by fence_audit alone';
 
 
--- Called where the caller may read fence.role_prefix. Its body keeps that table by oid, and is called by oid.
+-- Called if the caller may read fence.role_prefix. Its body has that table by oid, and it is called by oid.
 CREATE FUNCTION fence.name_findings(triggers fence.trigger_arguments[], leases fence.lease_template[])
 RETURNS jsonb LANGUAGE sql STABLE PARALLEL UNSAFE
 BEGIN ATOMIC
@@ -398,15 +399,15 @@ BEGIN ATOMIC
           FROM fence.role_prefix p JOIN pg_catalog.pg_roles r ON r.rolname OPERATOR(pg_catalog.=) p.role
          WHERE p.level OPERATOR(pg_catalog.<>) 'monitor' AND NOT r.rolsuper),
 
-    -- The tables that are bound to leases, partitions with the triggers of their root among them.
+    -- The tables bound to leases, including partitions with the triggers of their root.
     bound AS (
         SELECT DISTINCT t.tgrelid AS oid, a.lease
           FROM pg_catalog.unnest(triggers) AS a
           JOIN pg_catalog.pg_trigger t ON t.oid OPERATOR(pg_catalog.=) a.trigger
          WHERE a.lease IS NOT NULL),
 
-    -- The relations through which the rows of each can be written: the table, what it is a part or a child of, views.
-    -- (What is inserted into the parent of an inheritance child stays there.)
+    -- The relations through which the rows of each can be written: the table, its parents, and views. (What is inserted
+    -- into the parent of an inheritance child stays in the parent.)
     reached (oid, lease, is_for_inserts) AS (
         SELECT b.oid, b.lease, true FROM bound b
         UNION
@@ -434,7 +435,7 @@ BEGIN ATOMIC
             OR pg_catalog.cardinality(l.columns) OPERATOR(pg_catalog.>) 0
            AND pg_catalog.starts_with(k.prefix, l.beginning)),
 
-    -- The grants by which a role takes the leases of what it writes.
+    -- The prefixes by which a role may take the leases of the rows that it writes.
     needed AS MATERIALIZED (
         SELECT g.oid, g.prefix, g.lease FROM grant_of_lease g
          WHERE EXISTS (  -- (A member of the role takes leases by the role's grant, and may write by a right of its own.)
@@ -447,8 +448,9 @@ BEGIN ATOMIC
                        OR r.is_for_inserts AND pg_catalog.has_any_column_privilege(w.oid, c.oid, 'INSERT')))),
 
     finding (step, rel, finding, remedy) AS (
-        -- A role that writes the table has to take its leases; others can only keep its writers out. Of what hangs below a
-        -- table with the same lease nothing is said, and a grant that the role needs for other tables is not taken away.
+        -- A role that writes the table must be able to take its leases; other roles can only block its writers.
+        -- Descendants of a table with the same lease are skipped, and a grant that the role needs for other tables is
+        -- not revoked.
         SELECT 1, b.oid::pg_catalog.regclass,
                pg_catalog.format('role "%s" may take leases that this table is bound to ("%s"), and so keep out '
                    'those who write it; it does not write it itself', g.role, g.lease)

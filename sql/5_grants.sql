@@ -1,12 +1,12 @@
--- The rights of roles. PUBLIC gets the trigger function and the three functions that ask for ownership of the
--- table. Everything else is given role by role: by plain GRANTs, and by the names that the role may see and take.
+-- The rights of roles. PUBLIC may call the trigger function and the three functions that require the owner of the
+-- table. Everything else is granted role by role: by plain GRANTs, and by the names that the role may see and take.
 
 CREATE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql
 SET search_path = pg_catalog, pg_temp
 AS $fence_grant$
 DECLARE
-    -- Each level includes the ones before it. Its rights to names: src/rules/names.rs.
+    -- Each level includes the ones before it. src/rules/names.rs has its rights to names.
     levels CONSTANT text[] := '{monitor,worker,adopter,admin}';
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
     home CONSTANT oid := (SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
@@ -45,7 +45,7 @@ BEGIN
             ('worker', '{lease_acquire,lease_renew,lease_keep,lease_release,lease_acquire_all,lease_renew_all,lease_release_all,
                          lease_guard,lease_guard_all}'),
             ('adopter', '{lease_adopt}'),
-            -- The relations are what pg_dump reads of the state.
+            -- The relations are those of the extension that pg_dump reads.
             ('admin', '{lease_revoke,lease_evict,lease_prune,lease_forget,lease_forget_older,fence_new_epoch,fence_stats_reset,refusals,read_refusals,
                         lease,role_prefix,token_seq,dumped_token_seq,database_identity_seq,jump_token_seq,jump_count_seq}')),
         needed AS (
@@ -64,11 +64,11 @@ BEGIN
         SELECT NULL, 'TABLE', objid, objid::regclass::text
           FROM part JOIN pg_class c ON classid = 'pg_class'::regclass AND c.oid = objid
          WHERE c.relname = 'role_prefix'
-         -- The schema before what is in it: so a schema renamed meanwhile is told as such.
+         -- The schema comes before its content, so that a schema renamed meanwhile is reported as such.
          ORDER BY 1 DESC NULLS FIRST
     LOOP
         IF item.privilege IS NULL THEN
-            -- A record for a role without any privilege was made for an earlier role of that name.
+            -- Rows of a role without any privilege belong to an earlier role of that name.
             IF NOT EXISTS (SELECT FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
                              JOIN pg_proc p ON d.classid = 'pg_proc'::regclass AND p.oid = d.objid
                             CROSS JOIN aclexplode(p.proacl) AS a
@@ -77,7 +77,7 @@ BEGIN
                 EXECUTE format('DELETE FROM %s AS p WHERE p.role = $1', item.name)
                   USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role);
             END IF;
-            -- A word that is no level, written by hand, is below all of them.
+            -- An unknown level, written by hand, ranks below all levels.
             EXECUTE format('INSERT INTO %s AS p (role, prefix, level) VALUES ($1, $2, $3)
                 ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
                 WHERE coalesce(array_position($4, p.level), 0) < array_position($4, EXCLUDED.level)', item.name)
@@ -85,7 +85,7 @@ BEGIN
         ELSE
             EXECUTE format('GRANT %s ON %s %s TO %s', item.privilege, item.kind, item.name, grantee);
         END IF;
-        -- The name may have become another object's by then.
+        -- The name may belong to another object by now.
         IF item.name <> (CASE item.kind WHEN 'SCHEMA' THEN item.objid::regnamespace::text
                 WHEN 'TABLE' THEN item.objid::regclass::text ELSE item.objid::regprocedure::text END) THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_grant again.',
@@ -93,7 +93,7 @@ BEGIN
         END IF;
     END LOOP;
 
-    -- The schema of the functions is the installer's, who alone decides who may look into it.
+    -- Only the owner of the functions' schema, usually the installer, may grant USAGE on it.
     IF NOT has_schema_privilege(role, home, 'USAGE') THEN
         RAISE NOTICE USING MESSAGE = format('%s cannot yet look into the schema of the functions', grantee),
             HINT = format('GRANT USAGE ON SCHEMA %s TO %s;', home::regnamespace, grantee);
@@ -122,7 +122,7 @@ BEGIN
             HINT = 'Name a role that exists.';
     END IF;
 
-    -- The names, and without a prefix all that the role was given of what belongs to pg_fence.
+    -- Revokes the names and, without a prefix, all that the role was granted of pg_fence.
     FOR item IN
         WITH part AS (
             SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
@@ -150,7 +150,7 @@ BEGIN
         ELSE
             EXECUTE format('REVOKE ALL ON %s %s FROM %s', item.kind, item.name, grantee);
         END IF;
-        -- The name may have become another object's by then.
+        -- The name may belong to another object by now.
         IF item.name <> (CASE item.kind WHEN 'SCHEMA' THEN item.objid::regnamespace::text
                 WHEN 'TABLE' THEN item.objid::regclass::text ELSE item.objid::regprocedure::text END) THEN
             RAISE EXCEPTION USING ERRCODE = '40001', HINT = 'Call fence_revoke again.',
@@ -168,8 +168,8 @@ COMMENT ON FUNCTION fence_revoke(regrole, text) IS
 'takes back all that fence_grant gave to a role, or the names of one prefix';
 
 
--- Postgres lets PUBLIC execute every new function, and the installer's own default privileges may have let others in,
--- even to the state. So all rights but the owner's are revoked; then PUBLIC gets the four functions below.
+-- Postgres lets PUBLIC execute every new function, and default privileges of the installer may have granted more, even
+-- on the extension's tables. So all rights but the owner's are revoked; then PUBLIC gets the four functions below.
 DO $closed$
 DECLARE
     script_path CONSTANT text := pg_catalog.current_setting('search_path');
@@ -210,7 +210,7 @@ BEGIN
 END
 $closed$;
 
--- By what they take fence_audit knows them: a table, of which they ask for the caller to be its owner.
+-- fence_audit recognizes the three by their argument, a table whose owner they require.
 GRANT EXECUTE ON FUNCTION
     fenced(),
     fence_protect(regclass, name, text, text, text, boolean, boolean, name),

@@ -1,13 +1,13 @@
--- From pg_fence_lite to the extension pg_fence, in one transaction, with live holders:
+-- Moves from pg_fence_lite to the extension pg_fence in one transaction, while leases are held:
 --
 --   psql -1 -f pg_fence_lite--pg_fence.sql       as a superuser, once the library is installed
 --
--- It waits until no transaction that has used a lease is open, and holds up new ones until it commits. It keeps every
--- lease with its tokens, holders and deadlines, tokens that are never lower, fenced tables, and the rights of
--- fence_grant: such roles are workers of all names. A grant then belongs to the role whose session acquired it. The
--- owner of pg_fence_lite, who had all calls, is made an admin of the extension, which belongs to the superuser. A call
--- that is under way meanwhile may fail once, because the function that it called is gone. It fails, and changes
--- nothing, where other objects depend on those of pg_fence_lite: drop them and create them again.
+-- It waits for open transactions that have used a lease, and blocks new ones until it commits. It keeps every lease
+-- with its tokens, holder and deadline, the token sequence, the fenced tables, and the rights of fence_grant: such
+-- roles become workers of all names. A grant then belongs to the role whose session acquired it. The owner of
+-- pg_fence_lite, who could call everything, becomes an admin of the extension, which belongs to the superuser. A
+-- concurrent call may fail once, because the function that it called is gone. The script fails and changes nothing if
+-- other objects depend on those of pg_fence_lite: drop them and create them again.
 
 DO $move$
 DECLARE
@@ -17,7 +17,7 @@ DECLARE
     calls text;
     item record;
 BEGIN
-    -- From here on no operator or function of somebody else's is looked up.
+    -- From here on no operator or function of another role is looked up.
     PERFORM pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', true);
     IF current_setting('is_superuser') <> 'on' THEN
         RAISE EXCEPTION USING ERRCODE = '42501', MESSAGE = 'only a superuser can create the extension pg_fence';
@@ -32,7 +32,7 @@ BEGIN
             HINT = 'Drop them, and create them again after this script.';
     END IF;
 
-    -- A transaction that guards a lease, or has changed one, is still open, and has read or written this table.
+    -- A transaction that guards a lease or has changed one is still open, and has read or written this table.
     LOCK TABLE fence.lease IN ACCESS EXCLUSIVE MODE;
     CREATE TEMPORARY TABLE moved_lease ON COMMIT DROP AS SELECT * FROM fence.lease;
     CREATE TEMPORARY TABLE moved_role ON COMMIT DROP AS
@@ -52,8 +52,8 @@ BEGIN
     EXECUTE format('CREATE EXTENSION pg_fence SCHEMA %s', home);
     PERFORM setval(s.name, greatest(last, pg_sequence_last_value('fence.token_seq')))
        FROM unnest('{fence.token_seq,fence.dumped_token_seq}'::regclass[]) AS s (name);
-    -- A new extension silences every token that is older than itself. Nobody can have been granted these leases meanwhile,
-    -- so each grant that is current is renewed once more here, and its holder's tokens go on speaking.
+    -- In a new extension no older token speaks. Nobody can have been granted these leases meanwhile, so each current
+    -- grant is renewed here once, and its holder's tokens continue to speak.
     FOR item IN SELECT m.* FROM moved_lease m LOOP
         INSERT INTO fence.lease (name, slot, mode, slots, holder, session_label, role, first_token, renewal_tokens, closing_token,
                                  acquired_at, renewed_at, expires_at, ended_at, ttl_us, renewals, metadata, session_bound, adopted_floor)
@@ -64,7 +64,7 @@ BEGIN
                 item.metadata, false, NULL);
     END LOOP;
 
-    -- All arguments, with their types: so it is no function of the same name that somebody has put beside it.
+    -- The argument types are included, so that no other function of the same name is taken for it.
     FOR item IN
         SELECT f.relation, max(f.arguments[1]) AS col, max(f.arguments[2]) AS mode, max(f.arguments[3]) AS lease,
                max(f.arguments[4]) AS events, max(f.arguments[6]) AS deadline, bool_or(f.enabled = 'A') AS fires_always
