@@ -1,15 +1,16 @@
--- pg_fence_lite: leases, fencing tokens and fenced tables in SQL, where no library can be installed. docs/reference/lite.md
+-- pg_fence_lite: leases, fencing tokens and fenced tables in SQL, for servers without the library. docs/reference/lite.md
 --
---   psql -1 -f pg_fence_lite.sql       as the owner of the database (PostgreSQL 15 or newer); again for a newer one
---   SELECT fence_lite.uninstall();     takes it away
+--   psql -1 -f pg_fence_lite.sql       as the owner of the database (PostgreSQL 15 or newer); again for a newer version
+--   SELECT fence_lite.uninstall();     uninstalls it
 --
--- fence.lease has a row for each lease, and PostgreSQL's locks of that row, which only the owner can take, do the rest:
+-- fence.lease has a row for each lease. PostgreSQL's locks of that row, which only the owner of these objects can take, do the rest:
 --   guard            FOR KEY SHARE: nobody else is granted the lease until the transaction ends
 --   renew, release   FOR NO KEY UPDATE: they wait for each other, not for guards
---   acquire          FOR UPDATE SKIP LOCKED: what others have locked is taken
--- A token that is not the row's locks nothing. An advisory lock only orders waiters and first grants.
+--   acquire          FOR UPDATE SKIP LOCKED: a locked row counts as taken
+-- A token that is not the row's locks nothing. An advisory lock only orders waiters and the first grants of a name.
 
--- Names are looked up in pg_catalog and fence_lite alone. Nobody else may name what is in fence: who can, can lock it.
+-- Names are looked up in pg_catalog and fence_lite only. Only this code may access the tables of fence: a role with
+-- access could lock them.
 SET quote_all_identifiers = off;
 DO $$ BEGIN PERFORM pg_catalog.set_config('fence_lite.path', pg_catalog.current_setting('search_path'), false),
   pg_catalog.set_config('fence_lite.home', pg_catalog.quote_ident(pg_catalog.current_schema()::pg_catalog.text), false); END $$;
@@ -56,20 +57,21 @@ COMMENT ON SEQUENCE fence.jump_count_seq IS 'how often they jumped, and once mor
 
 CREATE TABLE IF NOT EXISTS fence.lease (
  name text COLLATE "C" PRIMARY KEY, holder text,
- role name,  -- session_user; shown, and never asked
+ role name,  -- session_user; shown, but never checked
  first_token bigint NOT NULL DEFAULT 0,
  renewal_tokens bigint[] NOT NULL DEFAULT '{}',  -- of the latest 16 renewals
  closing_token bigint,  -- NULL while the grant is current
  acquired_at timestamptz, renewed_at timestamptz, expires_at timestamptz, ended_at timestamptz,
  ttl_us bigint, renewals bigint, metadata jsonb,
- granted_in xid8,  -- transaction, which cannot rely on the grant at REPEATABLE READ
- closed_in xid8  -- transaction, until whose end the closing token speaks
+ granted_in xid8,  -- the transaction, which cannot rely on the grant at REPEATABLE READ
+ closed_in xid8  -- the transaction, until the end of which the closing token speaks
 ) WITH (fillfactor = 50, vacuum_truncate = false, autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500);
 COMMENT ON TABLE fence.lease IS 'the latest grant of each lease; read fence.leases';
 CREATE TABLE IF NOT EXISTS fence.turn ();
 
--- Refusals --
--- A body with RETURN keeps its operators. Others get a search_path at the end, have their trigger's, or are the owner's alone.
+-- Errors --
+-- A body with RETURN is parsed at once, which fixes its operators. Other functions get a search_path at the end, have
+-- that of their trigger, or only the owner may call them.
 
 CREATE OR REPLACE FUNCTION refuse(code text, message text, hint text, detail jsonb = '{}', relation oid = NULL,
  col text = NULL) RETURNS void LANGUAGE plpgsql AS $$
@@ -112,8 +114,8 @@ CREATE OR REPLACE FUNCTION keeps_snapshot() RETURNS bool
  RETURN current_setting('transaction_isolation') NOT LIKE 'read%';
 
 -- Tokens --
--- 2^20 numbers are a second. A start moves the sequence on by a second, or to the clock, and no token is drawn a minute behind it.
--- So it outruns crashes, failovers, dumps.
+-- A second has 2^20 numbers. A start advances the sequence by that, or to the clock, and no token is drawn that is a
+-- minute behind the clock. So tokens outrun whatever set the sequence back (a crash, a failover, a dump).
 
 CREATE OR REPLACE FUNCTION clock() RETURNS bigint
  RETURN floor(extract(epoch FROM clock_timestamp() - '2026-01-01 00:00:00+00'::timestamptz) * 1048576)::bigint;
@@ -122,14 +124,14 @@ CREATE OR REPLACE FUNCTION last_token() RETURNS bigint
 CREATE OR REPLACE FUNCTION floor() RETURNS bigint
  RETURN coalesce(pg_sequence_last_value('fence.jump_token_seq'), 0);
 
--- Of this start. The path is the database's, and another after ALTER SEQUENCE.
+-- A number for this start of the server. The file path includes the database, and ALTER SEQUENCE changes it.
 CREATE OR REPLACE FUNCTION start_mark(floor bigint) RETURNS bigint
  RETURN 2 + (4611686018427387903 & hashtextextended(concat_ws(' ', pg_relation_filepath('fence.token_seq'::regclass), floor,
   extract(epoch FROM pg_postmaster_start_time())), 0));
 CREATE OR REPLACE FUNCTION has_begun() RETURNS bool
  RETURN coalesce(pg_sequence_last_value('fence.server_start_seq') = start_mark(floor()), false);
 
--- Tells it from a copy; 0 where nobody may ask.
+-- Distinguishes the database from a copy; 0 if the caller may not ask.
 CREATE OR REPLACE FUNCTION identity(floor bigint, OUT timeline int, OUT system_identifier bigint, OUT mark bigint)
 LANGUAGE plpgsql STABLE AS $$
 BEGIN
@@ -146,7 +148,8 @@ END $$;
 CREATE OR REPLACE FUNCTION is_copy() RETURNS bool
  RETURN pg_sequence_last_value('fence.database_identity_seq') IS DISTINCT FROM (identity(floor())).mark;
 
--- Moves the tokens on to this one or above, unless they are. A caught error gives the lock back; sequences outlive it.
+-- Advances the tokens to `above` or higher, unless another session has done so. The caught error releases the lock;
+-- sequences survive it.
 CREATE OR REPLACE FUNCTION move_on(above bigint = 0, is_jump bool = false) RETURNS void LANGUAGE plpgsql AS $$
 DECLARE second bigint := 1048576; floor bigint; last bigint;
 BEGIN
@@ -156,12 +159,12 @@ BEGIN
   FROM pg_sequence s JOIN pg_class c ON c.oid = s.seqrelid
  WHERE s.seqrelid = 'fence.token_seq'::regclass AND (c.relpersistence <> 'p' OR s.seqincrement < 1 OR s.seqcache > 1 OR s.seqcycle);
  last := last_token();
- -- setval sets log_cnt to 0, nextval does not: a dump loaded over it shows.
+ -- setval sets log_cnt to 0 and nextval does not, which shows that a dump was loaded over it.
  is_jump := is_jump OR (SELECT s.log_cnt = 0 AND s.is_called FROM fence.server_start_seq AS s);
  IF has_begun() AND last >= above AND NOT is_jump THEN
   RAISE SQLSTATE 'PF999';
  END IF;
- -- Two moves in a second would outrun the clock.
+ -- Two advances in a second would outrun the clock.
  last := greatest(last, above);
  PERFORM pg_sleep((last + second - clock())::float8 / second + 0.000001)
  WHERE last + second - clock() BETWEEN 1 AND 2 * second;
@@ -171,7 +174,7 @@ BEGIN
   floor := setval('fence.jump_token_seq', last);
   PERFORM setval('fence.jump_count_seq', coalesce(pg_sequence_last_value('fence.jump_count_seq'), 0) + 1);
  END IF;
- -- The mark of the start comes last: it vouches for the rest.
+ -- The number of the start is set last, because with it the rest is believed.
  PERFORM setval('fence.database_identity_seq', (identity(floor)).mark),
    setval('fence.server_start_seq', start_mark(floor) - 1), nextval('fence.server_start_seq');
  RAISE SQLSTATE 'PF999';
@@ -181,7 +184,7 @@ END $$;
 CREATE OR REPLACE FUNCTION settle() RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN PERFORM move_on() WHERE NOT has_begun(); RETURN last_token(); END $$;
 
--- Above all tokens of a locked lease.
+-- Draws a token greater than all those of a locked lease.
 CREATE OR REPLACE FUNCTION draw(above bigint) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
  last bigint; drawn bigint; has_begun bool;
@@ -215,11 +218,11 @@ CREATE OR REPLACE FUNCTION has(l fence.lease, token bigint) RETURNS bool
 CREATE OR REPLACE FUNCTION speaks(l fence.lease, token bigint) RETURNS bool
  RETURN has(l, token) AND is_live(l) OR token = l.closing_token AND l.closed_in = pg_current_xact_id_if_assigned();
 
--- By no hash that runs backwards.
+-- The key of a lease, by a hash that cannot be inverted.
 CREATE OR REPLACE FUNCTION lock_key(lease text) RETURNS bigint
  RETURN ('x' || left(encode(sha256(replace((current_database(), lease)::text, E'\\', E'\\\\')::bytea), 'hex'), 16))::bit(64)::bigint;
 
--- Who waits, or grants a new name, has the key and a lock that no stranger can have.
+-- A waiter, or an acquire of a new name, holds the key and a lock that no other role can take.
 CREATE OR REPLACE FUNCTION nobody_waits(lease text) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE key bigint := lock_key(lease);
 BEGIN
@@ -232,7 +235,7 @@ BEGIN
    AND t.relation = 'fence.turn'::regclass AND t.mode = 'AccessShareLock');
 END $$;
 
--- One try: the token, or NULL. `is_head`: of the queue.
+-- One attempt: the token, or NULL. `is_head` is true for the head of the queue.
 CREATE OR REPLACE FUNCTION attempt(lease text, by text, ttl interval, data jsonb, reclaim bool, is_head bool)
 RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
@@ -245,12 +248,12 @@ BEGIN
  IF is_live(old) AND NOT is_mine OR NOT is_head AND NOT is_mine AND NOT nobody_waits(lease) THEN
   RETURN NULL;
  END IF;
- -- A block gives back what is locked in vain.
+ -- This block releases the locks of a failed attempt.
  BEGIN
   IF old.name IS NULL THEN
    LOCK TABLE fence.turn IN ACCESS SHARE MODE;
    IF NOT is_head AND NOT pg_try_advisory_xact_lock(lock_key(lease)) AND NOT nobody_waits(lease) THEN
-    RAISE SQLSTATE 'PF999';  -- somebody is just granted it
+    RAISE SQLSTATE 'PF999';  -- another session is acquiring it
    END IF;
    PERFORM set_config('lock_timeout', '100', true);
    INSERT INTO fence.lease (name) VALUES (lease) ON CONFLICT DO NOTHING;
@@ -285,7 +288,7 @@ BEGIN
  WHERE l.name = ANY (names) AND l.expires_at > moment;
 END $$;
 
--- Renews or ends the token's grant (lease_revoke: any), or NULL.
+-- Renews or ends the token's grant (lease_revoke: any grant); NULL if there is none.
 CREATE OR REPLACE FUNCTION change(call text, lease text, token bigint, ttl interval = NULL) RETURNS bigint
 LANGUAGE plpgsql AS $$
 DECLARE held fence.lease; time timestamptz; fresh bigint;
@@ -311,7 +314,7 @@ BEGIN
 EXCEPTION WHEN SQLSTATE 'PF999' THEN RETURN NULL;
 END $$;
 
--- NULL: the token speaks for the lease, and nobody else is granted it until the transaction ends. Else the refusal.
+-- Guards the lease. Returns NULL, or the error if the token does not speak for it.
 CREATE OR REPLACE FUNCTION relies(lease text, token bigint, shown text) RETURNS text[] LANGUAGE plpgsql AS $$
 DECLARE
  named text := coalesce('lease ' || to_json(shown)::text, 'the row''s lease');
@@ -321,7 +324,7 @@ BEGIN
  PERFORM FROM fence.lease l WHERE l.name = lease AND speaks(l, token) FOR KEY SHARE;
  is_locked := FOUND;
  IF keeps_snapshot() THEN
-  -- 40001 where the row is not as in the snapshot: PostgreSQL refuses to lock it, or to insert another.
+  -- 40001 if the row is newer than the snapshot, because PostgreSQL refuses to lock it, or to insert it again.
   BEGIN
    IF is_locked THEN
     PERFORM FROM fence.lease l WHERE l.name = lease FOR SHARE SKIP LOCKED;
@@ -349,7 +352,7 @@ BEGIN
    'expires_at', iso(held.expires_at))::text];
 END $$;
 
--- Sessions that keep a lease from being granted; 0 for a prepared transaction.
+-- The sessions that keep a lease from being granted; 0 stands for a prepared transaction.
 CREATE OR REPLACE FUNCTION blocking_pids(locker xid) RETURNS int[] LANGUAGE plpgsql STABLE AS $$
 DECLARE lockers xid[] := ARRAY[locker];
 BEGIN
@@ -373,16 +376,17 @@ FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
 -- The fence --
--- fence_protect writes a trigger function for the table, which hands its columns to judge or judge_row. All runs with the writer's rights,
--- but relies, which only who may use leases may call.
+-- fence_protect writes a trigger function for the table, which passes its columns to judge or judge_row. All of it runs
+-- with the writer's rights except relies, which only roles that may use leases may call.
 
 CREATE OR REPLACE FUNCTION blanked() RETURNS text
  RETURN 'A fence is never blanked: load data before fence_protect, or under session_replication_role = replica.';
 CREATE OR REPLACE FUNCTION may_show(relation oid) RETURNS bool
  RETURN NOT row_security_active(relation) AND has_table_privilege(relation, 'SELECT')
-  AND pg_has_role(session_user, current_user, 'MEMBER');  -- else a cascade's
+  AND pg_has_role(session_user, current_user, 'MEMBER');  -- otherwise a cascade's
 
--- A statement names the fence column: a first trigger notes the row's version. (Who sets it gains what it has.)
+-- A first trigger notes the row's version if the statement names the fence column. (Forging the note gains only what
+-- naming the column allows.)
 CREATE OR REPLACE FUNCTION note_named() RETURNS trigger LANGUAGE plpgsql AS
 $$ BEGIN PERFORM set_config('fence_lite.named', concat_ws(' ', TG_RELID, OLD.ctid, OLD.xmin), true); RETURN NEW; END $$;
 CREATE OR REPLACE FUNCTION issued(token bigint) RETURNS bool
@@ -407,11 +411,11 @@ BEGIN
   || coalesce(more, '{}'), relation, col);
 END $$;
 
--- The fence that the row is to have.
+-- The row's new fence.
 CREATE OR REPLACE FUNCTION judge(op text, relation oid, col text, mode text, columns text[], parted bool,
  is_free bool, stored bigint, shown bigint, old_lease text, lease text, place text, key jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
- is_replica bool := current_setting('session_replication_role') = 'replica';  -- only the order is judged
+ is_replica bool := current_setting('session_replication_role') = 'replica';  -- only the order is checked
  is_bound bool := columns IS NOT NULL;
  presents bool := is_replica OR mode <> 'managed' AND op <> 'DELETE' AND shown IS DISTINCT FROM stored;
  ambient text := coalesce(current_setting('pg_fence.token', true), '');
@@ -450,14 +454,16 @@ BEGIN
  IF refused IS NOT NULL THEN
   PERFORM refuse_row(refused, refused[4]::jsonb, token, shows, key, stored, relation, col);
  ELSIF is_bound OR parted AND token::text <> ambient THEN
+  -- For the INSERT of a move to another partition.
   ambient := set_config('fence_lite.guard', set_config('pg_fence.token', token::text, true), true);
  END IF;
- -- Nobody was granted the lease meanwhile: the greater stays.
+ -- Nobody else was granted the lease meanwhile, so the greater fence stays.
  RETURN greatest(token, CASE WHEN is_bound THEN stored END);
 END $$;
 
--- Rows that are their own leases --
--- True if this transaction has written the version. An old one's number may be of a transaction to come.
+-- Row leases --
+-- True if this transaction has written the version. The 32-bit id of an old version may equal that of a future
+-- transaction.
 CREATE OR REPLACE FUNCTION is_own(version bigint) RETURNS bool LANGUAGE plpgsql AS $$
 DECLARE own bigint := pg_current_xact_id_if_assigned()::text; ahead bigint := version - own & 4294967295;
 BEGIN
@@ -466,7 +472,7 @@ EXCEPTION WHEN invalid_parameter_value THEN RETURN false;
 END $$;
 CREATE OR REPLACE FUNCTION claim() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN draw(0); END $$;
 
--- The row's fence and deadline to be. No number of the table's gets into draw.
+-- The row's new fence and deadline. A number from the table is never passed to draw.
 CREATE OR REPLACE FUNCTION judge_row(op text, relation oid, col text, mode text, deadline text, INOUT fence bigint, shown bigint,
  was timestamptz, INOUT until timestamptz, place text, key jsonb) LANGUAGE plpgsql AS $$
 DECLARE
@@ -515,7 +521,7 @@ BEGIN
  ELSIF is_holders THEN
   until := CASE WHEN NOT changes OR until < was THEN was ELSE until END;
  ELSIF NOT is_before THEN
-  until := NULL;  -- anybody's write ends what was over
+  until := NULL;  -- any write ends an expired claim
  END IF;
  IF refused IS NOT NULL THEN
   PERFORM refuse_row(refused, jsonb_build_object('expires_at', CASE WHEN shows THEN iso(was) END),
@@ -529,7 +535,7 @@ $$ BEGIN PERFORM refuse('PF005', 'TRUNCATE cannot be fenced: it shows no token',
  '{}', TG_RELID) WHERE current_setting('session_replication_role') <> 'replica';
  RETURN NULL; END $$;
 
--- A template, taken apart: columns, literal text, unpaired braces.
+-- The parts of a template: columns, literal text, unpaired braces.
 CREATE OR REPLACE FUNCTION pieces(template text, OUT col text, OUT literal text, OUT is_odd bool) RETURNS SETOF record
 LANGUAGE sql IMMUTABLE ROWS 9 AS $$
  SELECT CASE WHEN m[1] ~ '^[{].+[}]$' THEN btrim(m[1], '{}') END,
@@ -539,7 +545,7 @@ $$;
 CREATE OR REPLACE FUNCTION columns_of(template text) RETURNS text[]
  RETURN CASE WHEN template IS NOT NULL THEN ARRAY(SELECT p.col FROM pieces(template) AS p WHERE p.col IS NOT NULL) END;
 
--- The name of OLD's or NEW's lease, or its deadline, as code.
+-- The name of the lease of OLD or NEW, or the deadline, as code.
 CREATE OR REPLACE FUNCTION lease_of(side text, template text, deadline text) RETURNS text LANGUAGE sql IMMUTABLE AS $$
  SELECT coalesce(side || '.' || quote_ident(deadline), string_agg(CASE WHEN p.col IS NULL THEN format('%L', p.literal) ELSE
    format('%s.%I::text', side, p.col) END, ' || ' ORDER BY p.n), 'NULL')
@@ -595,7 +601,7 @@ BEGIN
   AND p.pronamespace = 'fence_lite'::regnamespace AND NOT EXISTS (SELECT FROM pg_trigger t WHERE t.tgfoid = p.oid)), '');
 END $$;
 
--- A function's first line: column, mode, lease, events, is it partitioned, deadline.
+-- The first line of a trigger function: column, mode, lease, events, is it partitioned, deadline.
 CREATE OR REPLACE FUNCTION triggers(OUT relation regclass, OUT name name, OUT type int, OUT enabled "char",
  OUT parent oid, OUT function text, OUT arguments text[]) RETURNS SETOF record LANGUAGE sql STABLE ROWS 9 AS $$
  SELECT t.tgrelid, t.tgname, t.tgtype::int, t.tgenabled, t.tgparentid, 'fence_lite.' || p.proname,
@@ -603,7 +609,7 @@ CREATE OR REPLACE FUNCTION triggers(OUT relation regclass, OUT name name, OUT ty
  FROM pg_trigger t JOIN pg_proc p ON p.oid = t.tgfoid
  WHERE p.pronamespace = 'fence_lite'::regnamespace AND t.tgrelid::regclass::text !~ '^pg_temp'
 $$;
--- Is the column one whose text no setting changes, or a deadline?
+-- True if no setting changes the text of the column's values; for a deadline, if its type fits.
 CREATE OR REPLACE FUNCTION is_fit(relation oid, col text, is_deadline bool = false) RETURNS bool
  RETURN EXISTS (SELECT FROM pg_attribute a WHERE a.attrelid = relation AND a.attname = col AND a.attnum > 0 AND a.attgenerated = ''
    AND CASE WHEN is_deadline THEN a.atttypid = 'timestamptz'::regtype AND a.atttypmod = -1 AND NOT (a.atthasdef OR a.attnotnull)
@@ -635,7 +641,7 @@ CREATE OR REPLACE FUNCTION check_table(relation regclass, is_new bool) RETURNS v
  WHERE r.fault IS NOT NULL
 $$;
 
--- The calls, by their comments, and what fence_grant gives besides.
+-- The calls, recognized by their comments, and the other functions that fence_grant grants.
 CREATE OR REPLACE FUNCTION calls(OUT call regprocedure, OUT is_given bool) RETURNS SETOF record
 LANGUAGE sql STABLE ROWS 30 AS $$
  SELECT p.oid, p.proname !~ '^fence(d|_protect|_unprotect|_audit|_grant|_revoke)$'
@@ -667,7 +673,7 @@ BEGIN
   PERFORM left_out('a wait at REPEATABLE READ');
  END IF;
 
- -- Waiters have the queue's lock in their order; its holder looks, or who reclaims.
+ -- Waiters take the queue's lock in their order. Its holder tries, and so does a caller that reclaims.
  until := began + least(wait, nullif(limited, '0')::interval);
  BEGIN
   LOCK TABLE fence.turn IN ACCESS SHARE MODE;
@@ -687,7 +693,7 @@ BEGIN
    RAISE lock_not_available USING MESSAGE = 'canceling statement due to lock timeout';
   END IF;
  END;
- RETURN attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- a stranger may have had that lock
+ RETURN attempt(name COLLATE "C", holder, ttl, metadata, reclaim, false);  -- another role may have held that lock
 END $$;
 CREATE OR REPLACE FUNCTION lease_renew(name text, token bigint, ttl interval = NULL) RETURNS bigint LANGUAGE plpgsql AS
 $$ BEGIN RETURN change('lease_renew', name COLLATE "C", token, ttl); END $$;
@@ -789,7 +795,7 @@ BEGIN
  EXECUTE format('LOCK TABLE %s', relation);
  PERFORM check_table(relation, true);  -- now locked
 
- -- What is left out stays, but without a lease only strict is safe.
+ -- An omitted argument keeps its value, but without a lease only strict is safe.
  SELECT max(t.arguments[2]) AS mode, max(t.arguments[3]) AS lease, max(t.arguments[4]) AS events, max(t.arguments[6]) AS deadline,
    bool_or(t.enabled = 'A') AS always INTO had
  FROM triggers() AS t WHERE t.relation = $1;
@@ -904,7 +910,7 @@ RETURNS SETOF record LANGUAGE sql ROWS 9 AS $$
  ) AS f (severity, finding, remedy) ORDER BY 1, 2, 3
 $$;
 
--- What only the extension has; comments tell calls.
+-- Calls of the extension that are missing here; comments mark the calls.
 DO $$
 BEGIN
  EXECUTE (SELECT pg_catalog.string_agg(pg_catalog.format('CREATE OR REPLACE FUNCTION %1$I(%2$s) RETURNS bigint LANGUAGE sql AS ''SELECT '
@@ -941,11 +947,11 @@ COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all';
 
 DO $close$
 DECLARE
- definers text[] := '{claim,settle,write_trigger}';  -- with the owner's rights, as the calls that are given
- judges text[] := '{judge,judge_row}';
+ definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as do the granted calls
+ judges text[] := '{judge,judge_row}';  -- are called by triggers, which have set the search_path
  closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
- -- Roles let in by default privileges (Supabase) lose them.
+ -- Revokes what default privileges have granted to roles (Supabase).
  EXECUTE (SELECT format(replace('REVOKE ALL ON SCHEMA fence, fence_lite!ALL TABLES IN SCHEMA fence!ALL SEQUENCES IN SCHEMA fence!ALL '
    'FUNCTIONS IN SCHEMA fence_lite!FUNCTION %2$s', '!', ' FROM %1$s; REVOKE ALL ON ') || ' FROM %1$s',
    'PUBLIC' || coalesce(string_agg(DISTINCT ', ' || a.grantee::regrole, ''), ''),
@@ -968,7 +974,7 @@ BEGIN
   FROM triggers() AS t WHERE t.parent = 0 AND t.arguments IS NOT NULL;
  PERFORM sweep('^fenced_'), settle();
 END $close$;
--- Last: it holds up move_on.
+-- Last, because it blocks move_on.
 COMMENT ON TABLE fence.turn IS 'locked by who waits';
 
 RESET check_function_bodies;
