@@ -51,22 +51,22 @@ pub struct Options {
 }
 
 impl Options {
-    /// How often the contenders of a race take turns.
+    /// The number of turns of each contender in a race.
     pub fn rounds(&self) -> usize {
         self.rounds.unwrap_or(if self.short { 2 } else { 11 }).max(1)
     }
 
-    /// How long one turn takes.
+    /// The length of a turn.
     pub fn slice(&self) -> Duration {
         Duration::from_millis(if self.short { 50 } else { 500 })
     }
 
-    /// A race of so many clients at a time, whose statements are planned before the clock starts.
+    /// The rules of a race with this number of concurrent clients. Statements are planned before the clock starts.
     pub fn rules(&self, clients: usize) -> Rules {
         Rules { clients, rounds: self.rounds(), slice: self.slice(), warm_up: race::WARM_UP }
     }
 
-    /// The first in a short run, the second otherwise.
+    /// The first value in a short run, the second one otherwise.
     pub fn pick<T>(&self, short: T, normal: T) -> T {
         if self.short {
             short
@@ -76,7 +76,7 @@ impl Options {
     }
 }
 
-/// Measures, and returns what there is to report.
+/// Measures the chosen sections and returns the report.
 pub fn run(lab: &Lab, options: &Options) -> Result<Report> {
     let names: Vec<&str> = sections::ALL.iter().map(|(name, _)| *name).collect();
     for name in &options.only {

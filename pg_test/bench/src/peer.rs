@@ -3,37 +3,37 @@
 use anyhow::{bail, Result};
 use std::time::Duration;
 
-/// How long a lease is asked for, everywhere.
+/// The ttl of all leases in the measurements.
 pub const TTL: Duration = Duration::from_secs(30);
 
-/// Something that gives out leases.
+/// A system that gives out leases.
 pub trait Peer: Sync {
-    /// Its name in the report.
+    /// The peer's name in the report.
     fn name(&self) -> String;
 
-    /// A client of its own connection. `client` differs from those of all other clients at a time.
+    /// Makes a client with its own connection. `client` is a number that no other concurrent client has.
     fn join(&self, client: usize) -> Result<Box<dyn Locker>>;
 }
 
-/// One client of a peer, with a connection of its own.
+/// A client of a peer, with its own connection.
 pub trait Locker {
-    /// Tries once: a token, or nothing when somebody else has the lease.
+    /// Tries once. Returns a token, or `None` if another client has the lease.
     fn acquire(&mut self, name: &str) -> Result<Option<i64>>;
 
     fn release(&mut self, name: &str, token: i64) -> Result<()>;
 
-    /// Prolongs it, for those that take part in that race.
+    /// Renews the lease; only for peers that take part in that race.
     fn renew(&mut self, _name: &str, _token: i64) -> Result<()> {
         bail!("it does not renew here")
     }
 
-    /// Waits for it, by whatever is natural; by asking again where nothing else is.
+    /// Waits for the lease in the peer's natural way, or by trying again if it has none.
     fn wait(&mut self, name: &str) -> Result<i64> {
         poll(self, name)
     }
 }
 
-/// Asks again every 10 ms.
+/// Tries again every 10 ms.
 pub fn poll(locker: &mut (impl Locker + ?Sized), name: &str) -> Result<i64> {
     loop {
         if let Some(token) = locker.acquire(name)? {
@@ -43,7 +43,7 @@ pub fn poll(locker: &mut (impl Locker + ?Sized), name: &str) -> Result<i64> {
     }
 }
 
-/// A lease that is given back when this is dropped.
+/// A lease that is released on drop.
 pub struct Held {
     pub locker: Box<dyn Locker>,
     pub name: String,

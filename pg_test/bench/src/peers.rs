@@ -1,4 +1,4 @@
-//! The ways to take a lease that are compared: those in SQL are a list, the others a file each.
+//! The systems that are compared: those in SQL are a list, the others have a file each.
 
 pub mod etcd;
 pub mod notify;
@@ -10,7 +10,7 @@ use crate::peer::Peer;
 use crate::workbench::Workbench;
 use anyhow::{bail, Result};
 
-/// Makes the tables or starts the server of a peer; an error says why it cannot take part.
+/// Creates the tables or starts the server of a peer. The error says why the peer cannot take part.
 pub fn prepare(bench: &Workbench, name: &str) -> Result<Box<dyn Peer>> {
     if let Some(sql) = sql::ALL.iter().find(|sql| sql.name == name) {
         return sql.prepare(bench);
@@ -27,7 +27,7 @@ pub fn prepare(bench: &Workbench, name: &str) -> Result<Box<dyn Peer>> {
     }
 }
 
-/// Prepares peers; those that cannot take part are named in the report.
+/// Prepares several peers. Those that cannot take part are named in the report.
 pub fn all(bench: &Workbench, names: &[&str]) -> Vec<Box<dyn Peer>> {
     let taking_part = |name: &&str| match prepare(bench, name) {
         Ok(peer) => Some(peer),

@@ -1,4 +1,4 @@
-//! Bars, as SVG: a bar a contender, its middle half as a line across.
+//! Bar charts as SVG: a bar for each contender, with its interquartile range as a line.
 
 use crate::spread::{grouped, Spread};
 use anyhow::{anyhow, Result};
@@ -6,7 +6,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;
 
-/// Which bar is the good one.
+/// Which bar is the best.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Better {
     /// The longest.
@@ -18,17 +18,17 @@ pub enum Better {
 /// A bar chart, drawn as SVG.
 #[derive(Debug, Clone)]
 pub struct Plot {
-    /// Name of the file, without its ending.
+    /// The name of the file, without its extension.
     pub file: String,
-    /// Its quantity and unit.
+    /// The quantity and its unit.
     pub title: String,
-    /// Which bar is the good one; drawn below the title.
+    /// Which bar is the best; written below the title.
     pub better: Better,
     /// The label and the value of each bar.
     pub bars: Vec<(String, Spread)>,
 }
 
-// Narrow, and in large letters, for a phone shows it at half the size.
+// The chart is narrow, with large letters, because a phone shows it at half the size.
 const WIDTH: i32 = 600;
 const LEFT: i32 = 250;
 const TOP: i32 = 60;
@@ -37,14 +37,14 @@ const OURS: RGBColor = RGBColor(0x1f, 0x6f, 0xb4);
 const LIMIT: RGBColor = RGBColor(0x99, 0x99, 0x99);
 const OTHER: RGBColor = RGBColor(0xc8, 0xa0, 0x5a);
 
-/// The same picture with a line a bar, so that a difference of two can be read.
+/// The same SVG with a line of text per bar, so that diffs are readable.
 fn a_line_a_bar(svg: &str) -> String {
     let lines = svg.replace('\n', "").replace("<text", "\n<text");
     lines.replace("/>\n<text", "/><text") + "\n"
 }
 
 impl Plot {
-    /// Writes it into a directory.
+    /// Writes the chart into a directory.
     pub fn draw(&self, dir: &Path) -> Result<()> {
         let height = TOP + 34 + ROW * self.bars.len() as i32;
         let mut svg = String::new();

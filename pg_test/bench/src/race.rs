@@ -1,4 +1,4 @@
-//! Contenders taking turns: a round gives each of them a short slice of time.
+//! Races of contenders that take turns: in each round every contender has a short slice of time.
 
 use crate::peer::{Held, Peer};
 use crate::spread::{percentile_ms, Spread};
@@ -7,7 +7,8 @@ use anyhow::{anyhow, ensure, Context, Result};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-/// Calls of a client before the clock starts: PostgreSQL plans a prepared statement again for each of the first five.
+/// Calls of a client before the clock starts: PostgreSQL plans each of the first five executions of a prepared
+/// statement.
 pub const WARM_UP: usize = 7;
 
 /// One call of a client.
@@ -15,16 +16,16 @@ type Op = Box<dyn FnMut() -> Result<()>>;
 
 /// A participant of a race.
 pub struct Contender<'a> {
-    /// Its name in the report.
+    /// The contender's name in the report.
     pub name: String,
-    /// Makes a client, in that client's thread: connects, prepares.
+    /// Makes a client in that client's thread: connects and prepares.
     join: Box<dyn Fn(usize) -> Result<Op> + Sync + 'a>,
-    /// A lease that somebody has while it has its turn.
+    /// A lease that is held during the contender's turn.
     held: Option<(&'a dyn Peer, &'static str)>,
 }
 
 impl<'a> Contender<'a> {
-    /// A contender whose clients `join` makes, from their number.
+    /// A contender whose clients are made by `join`, from their numbers.
     pub fn new<O>(
         name: impl Into<String>,
         join: impl Fn(usize) -> Result<O> + Sync + 'a,
@@ -36,7 +37,7 @@ impl<'a> Contender<'a> {
         Contender { name: name.into(), join, held: None }
     }
 
-    /// Takes and gives back names that are the client's alone, of so many clients.
+    /// Acquires and releases names that only this client uses.
     pub fn of_pairs(peer: &'a dyn Peer, clients: usize) -> Contender<'a> {
         Contender::new(peer.name(), move |client| {
             let mut locker = peer.join(client)?;
@@ -49,7 +50,7 @@ impl<'a> Contender<'a> {
         })
     }
 
-    /// Tries for a lease that somebody else has.
+    /// Tries to acquire a lease that another client holds.
     pub fn of_losing_tries(peer: &'a dyn Peer, lease: &'static str) -> Contender<'a> {
         let tries = Contender::new(peer.name(), move |client| {
             let mut locker = peer.join(client)?;
@@ -61,7 +62,7 @@ impl<'a> Contender<'a> {
         Contender { held: Some((peer, lease)), ..tries }
     }
 
-    /// Reads the row of a lease that is written by hand: the limit of a try.
+    /// Reads the row of a hand-written lease, the lower bound for a try.
     pub fn of_selects(bench: &'a Workbench) -> Contender<'a> {
         Contender::new("limit: SELECT by key", |_| {
             let mut session = bench.connect()?;
@@ -71,11 +72,11 @@ impl<'a> Contender<'a> {
     }
 }
 
-/// The result of a contender.
+/// The results of a contender.
 #[derive(Debug, Clone, Default)]
 pub struct Track {
     pub name: String,
-    /// Calls a second, or how long a call took in the median, round by round.
+    /// Calls per second, or the median duration of a call, for each round.
     pub rounds: Vec<f64>,
     /// The calls of all rounds.
     pub latencies: Vec<Duration>,
@@ -90,59 +91,59 @@ impl Track {
         Spread::of(&self.rounds)
     }
 
-    /// How many times that of another, round by round.
+    /// The ratios to another contender, round by round.
     pub fn ratio_to(&self, reference: &Track) -> Spread {
         Spread::of_ratios(&self.rounds, &reference.rounds)
     }
 
-    /// The time that so great a share of the calls did not exceed, in milliseconds.
+    /// The duration in milliseconds that this share of the calls did not exceed.
     pub fn percentile_ms(&self, share: f64) -> f64 {
         percentile_ms(&self.latencies, share)
     }
 
-    /// One more round, by how long a call took in the median.
+    /// Adds a round with the median duration of its calls.
     pub fn add(&mut self, round: Vec<Duration>) {
         self.rounds.push(percentile_ms(&round, 0.5));
         self.latencies.extend(round);
     }
 }
 
-/// The track of that name.
+/// The track with that name.
 pub fn find<'a>(tracks: &'a [Track], name: &str) -> Result<&'a Track> {
     tracks.iter().find(|track| track.name == name).with_context(|| format!("{name} did not run"))
 }
 
-/// How many times another's one contender's is, round by round.
+/// The ratios of one contender to another, round by round.
 pub fn ratio(tracks: &[Track], name: &str, other: &str) -> Result<Spread> {
     Ok(find(tracks, name)?.ratio_to(find(tracks, other)?))
 }
 
-/// So many clients, in words.
+/// The number of clients in words.
 pub fn at_once(clients: usize) -> String {
     format!("{clients} client{}", if clients == 1 { "" } else { "s" })
 }
 
-/// How a race is run.
+/// The rules of a race.
 #[derive(Debug, Clone, Copy)]
 pub struct Rules {
-    /// Clients at a time.
+    /// The number of concurrent clients.
     pub clients: usize,
-    /// How often each contender has its turn.
+    /// The number of turns of each contender.
     pub rounds: usize,
-    /// How long a turn takes.
+    /// The length of a turn.
     pub slice: Duration,
-    /// Calls of each client before the clock starts.
+    /// The calls of each client before the clock starts.
     pub warm_up: usize,
 }
 
 impl Rules {
-    /// Short turns, and many, where what is looked for is small.
+    /// More, shorter turns, to find small differences.
     pub fn in_short_turns(self) -> Rules {
         Rules { rounds: self.rounds * 4, slice: self.slice / 4, ..self }
     }
 }
 
-/// The results of clients in threads of their own, each given its number.
+/// Runs clients in threads of their own, each given its number, and returns their results.
 pub fn side_by_side<T: Send>(
     clients: usize,
     client: impl Fn(usize) -> Result<T> + Sync,
@@ -158,7 +159,8 @@ pub fn side_by_side<T: Send>(
     })
 }
 
-/// What so many give, each in its turn, by round. Nobody always follows the same one, and the first rounds do not count.
+/// The results of several contenders in turn, by round. The order changes in each round, and the first rounds do not
+/// count.
 pub fn in_turns<const N: usize>(
     number: usize,
     (uncounted, rounds): (usize, usize),
@@ -193,7 +195,7 @@ pub fn run(contenders: &[Contender], rules: Rules) -> Result<Vec<Track>> {
     Ok(tracks)
 }
 
-/// One turn of one contender: calls a second, and how long each took.
+/// A turn of one contender: calls per second, and the duration of each call.
 fn turn(contender: &Contender, rules: Rules) -> Result<(f64, Vec<Duration>)> {
     let held = contender.held.map(|(peer, lease)| -> Result<Held> {
         let (mut locker, name) = (peer.join(rules.clients)?, lease.to_owned());

@@ -7,17 +7,17 @@ use crate::workbench::Workbench;
 use anyhow::Result;
 use std::fmt::{self, Display, Write};
 
-/// All that one run of the bench has to say.
+/// The report of a run of the bench.
 #[derive(Debug)]
 pub struct Report {
     /// The machine, the versions, the settings.
     pub description: Vec<String>,
     pub sections: Vec<Section>,
-    /// The peers that could not take part, and why.
+    /// The peers that could not take part, with the reasons.
     pub skipped: Vec<String>,
 }
 
-/// The measurements of one subject: figures, what they should come to, charts.
+/// The measurements of one subject: figures, goals and charts.
 #[derive(Debug, Default)]
 pub struct Section {
     title: String,
@@ -30,11 +30,11 @@ pub struct Section {
 
 #[derive(Debug)]
 pub struct Table {
-    /// Their subject.
+    /// The subject.
     pub title: String,
-    /// Names of the columns.
+    /// The names of the columns.
     pub head: Vec<String>,
-    /// The rows, as wide as the head.
+    /// The rows, with a cell for each column.
     pub rows: Vec<Vec<Cell>>,
 }
 
@@ -42,25 +42,25 @@ pub struct Table {
 #[derive(Debug, Clone)]
 pub enum Cell {
     Text(String),
-    /// A number, shown with so many digits after the point.
+    /// A number with this number of decimals.
     Number(f64, usize),
-    /// Of several rounds, with so many decimals.
+    /// The spread of several rounds, with this number of decimals.
     Spread(Spread, usize),
     /// Not measured.
     Nothing,
 }
 
-/// A goal, and what came of it.
+/// A goal and its result.
 #[derive(Debug)]
 pub struct Goal {
     aim: String,
-    /// The value that was measured, with its spread.
+    /// The measured value with its spread.
     shown: String,
-    /// Whether it was reached.
+    /// True if the goal was reached.
     met: bool,
 }
 
-/// A row of a table: names, numbers and spreads, these with their decimals.
+/// A row of a table: names, numbers and spreads, the latter two with their decimals.
 macro_rules! row {
     ($($cell:expr),* $(,)?) => { vec![$($crate::report::Cell::from($cell)),*] };
 }
@@ -87,7 +87,8 @@ impl Section {
         self.tables.push(Table { title: title.into(), head, rows });
     }
 
-    /// A race, and how fast contenders were, beside one of them, and how long their calls took.
+    /// Runs a race and adds a table: the speed of each contender, its ratio to one of them, and the durations of its
+    /// calls.
     pub fn race(
         &mut self,
         bench: &Workbench,
@@ -113,7 +114,7 @@ impl Section {
         Ok(tracks)
     }
 
-    /// How long it took to the next answer, of all rounds, with the median of each round.
+    /// Adds a table of the time to the next answer, over all rounds, with the median of each round.
     pub fn answers(&mut self, title: &str, counted: &str, tracks: &[Track]) {
         let row = |track: &Track| {
             let [p50, p99] = [0.5, 0.99].map(|share| track.percentile_ms(share));
@@ -138,7 +139,7 @@ impl Section {
         self.goals.push(Goal { aim, shown: Cell::Spread(spread, 2).to_string(), met });
     }
 
-    /// A chart into a file of that name, with bars by their names.
+    /// Adds a chart with these bars, in a file of that name.
     pub fn bars<N: Into<String>>(
         &mut self,
         better: Better,
@@ -150,7 +151,7 @@ impl Section {
         self.plots.push(Plot { file: file.into(), title: title.into(), better, bars });
     }
 
-    /// One of the tracks of a race.
+    /// Adds a chart of the tracks of a race.
     pub fn bars_of(
         &mut self,
         better: Better,
@@ -180,7 +181,7 @@ impl From<(Spread, usize)> for Cell {
     }
 }
 
-/// Of the values of all rounds.
+/// The spread of the values of all rounds.
 impl From<(&Vec<f64>, usize)> for Cell {
     fn from((values, digits): (&Vec<f64>, usize)) -> Cell {
         Cell::Spread(Spread::of(values), digits)
@@ -201,7 +202,7 @@ impl Display for Cell {
     }
 }
 
-/// The whole report as Markdown, whose tables are aligned to be read as they are.
+/// The whole report as Markdown, with aligned tables that are readable as text.
 impl Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in &self.description {

@@ -1,4 +1,4 @@
-//! The measurements, a section each.
+//! The measurements, in sections.
 
 use crate::report::Section;
 use crate::workbench::Workbench;
@@ -18,10 +18,10 @@ mod prefixes;
 mod startup;
 mod uncontended;
 
-/// A subject that can be measured by itself.
+/// Measures a subject.
 pub type Measure = fn(&Workbench) -> Result<Section>;
 
-/// All of them by their names on the command line, in the order of the report.
+/// All sections with their names on the command line, in the order of the report.
 pub const ALL: &[(&str, Measure)] = &[
     ("uncontended", uncontended::measure),
     ("contended", contended::measure),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// Of several rounds: the middle, and the middle half.
+/// The spread of several rounds: the median and the quartiles.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Spread {
     pub median: f64,
@@ -13,7 +13,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// Of the values of all rounds.
+    /// The spread of the values of all rounds.
     pub fn of(values: &[f64]) -> Spread {
         let mut sorted = values.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -28,19 +28,19 @@ impl Spread {
         Spread { median: at(0.5), low: at(0.25), high: at(0.75) }
     }
 
-    /// Of the ratios within each round.
+    /// The spread of the ratios within each round.
     pub fn of_ratios(values: &[f64], references: &[f64]) -> Spread {
         let ratios: Vec<f64> = values.iter().zip(references).map(|(a, b)| a / b).collect();
         Spread::of(&ratios)
     }
 
-    /// The same in another unit.
+    /// The spread in another unit.
     pub fn times(self, factor: f64) -> Spread {
         Spread { median: self.median * factor, low: self.low * factor, high: self.high * factor }
     }
 }
 
-/// The time that so great a share of the calls did not exceed, in milliseconds.
+/// The duration in milliseconds that this share of the calls did not exceed.
 pub fn percentile_ms(latencies: &[Duration], share: f64) -> f64 {
     let mut sorted = latencies.to_vec();
     sorted.sort_unstable();

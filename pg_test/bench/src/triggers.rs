@@ -1,4 +1,4 @@
-//! Triggers in C to measure against, compiled when they are needed.
+//! C triggers to compare with, compiled when they are needed.
 
 use anyhow::Result;
 use pg_test::majors;
@@ -7,7 +7,7 @@ use pg_test::{process, Lab, Session};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
-/// Compiles `bench/triggers.c` and creates its functions; an error says why that cannot be.
+/// Compiles `bench/triggers.c` and creates its functions. The error says why that is impossible.
 pub fn create(lab: &Lab, session: &mut Session) -> Result<()> {
     let include =
         process::output_of(Command::new(majors::chosen()?.pg_config).arg("--includedir-server"))?;

@@ -1,4 +1,4 @@
-//! The server that is measured, and what stands beside it.
+//! The measured server, and the peers beside it.
 
 use crate::Options;
 use anyhow::Result;
@@ -7,11 +7,10 @@ use pg_test::{Cluster, Conninfo, Database, Lab, Session};
 use std::sync::Mutex;
 use std::time::Instant;
 
-/// How many names the uncontended races spread over. Tables of `peers::sql` have a row of each.
+/// The number of names used by the uncontended races. The tables of `peers::sql` have a row for each.
 pub const NAMES: usize = 10_000;
 
-/// Changes of PostgreSQL's defaults, and why: room for 200 clients, and no checkpoint in
-/// the middle of a slice.
+/// Changes of PostgreSQL's defaults: room for 200 clients, and no checkpoint in the middle of a slice.
 const SETTINGS: &[(&str, &str)] =
     &[("max_connections", "300"), ("max_wal_size", "8GB"), ("checkpoint_timeout", "1h")];
 
@@ -20,11 +19,11 @@ fn server(lab: &Lab) -> Result<Cluster> {
     SETTINGS.iter().fold(lab.builder(), set).start()
 }
 
-/// A PostgreSQL of the bench's own, durable, its files on the disk.
+/// A durable PostgreSQL server for the bench, with its files on the disk.
 pub struct Workbench<'a> {
-    /// The run that it belongs to.
+    /// The test environment of the run.
     pub lab: &'a Lab,
-    /// The sections to measure, and how long.
+    /// The sections to measure, and their length.
     pub options: Options,
     cluster: Cluster,
     skipped: Mutex<Vec<String>>,
@@ -39,7 +38,7 @@ impl<'a> Workbench<'a> {
         Ok(Workbench { lab, options, cluster, skipped, started: Instant::now() })
     }
 
-    /// Tells the waiting how far the run is.
+    /// Reports progress to whoever waits for the run.
     pub fn progress(&self, what: &str) {
         let seconds = self.started.elapsed().as_secs();
         eprintln!("{:>3}:{:02}  {what}", seconds / 60, seconds % 60);
@@ -50,7 +49,7 @@ impl<'a> Workbench<'a> {
         server(self.lab)
     }
 
-    /// A database of its own on the server, with the extension.
+    /// A new database on the server, with the extension.
     pub fn database(&self) -> Result<Database> {
         Database::with_extension(self.conninfo())
     }
@@ -59,17 +58,17 @@ impl<'a> Workbench<'a> {
         &self.cluster
     }
 
-    /// Where its clients connect: by TCP on loopback, as all peers' clients do.
+    /// The address for clients: TCP on loopback, as for all peers.
     pub fn conninfo(&self) -> Conninfo {
         self.cluster.conninfo("postgres")
     }
 
-    /// A session on it.
+    /// A session on the server.
     pub fn connect(&self) -> Result<Session> {
         self.conninfo().connect()
     }
 
-    /// Notes that something cannot be measured here, and why.
+    /// Notes that something cannot be measured here, with the reason.
     pub fn skip(&self, what: &str, why: &anyhow::Error) {
         let line = format!("{what}: {why:#}");
         eprintln!("skipped: {line}");

@@ -1,4 +1,4 @@
-//! The bench works: every section measures, and says what it could not. How fast, no test asks.
+//! The bench works: every section measures, and reports what it could not. No test checks the speed.
 
 use pg_fence_bench::{sections, Options};
 use pg_test::{ensure, Lab, Result};
@@ -17,7 +17,7 @@ fn every_section_of_the_bench_has_figures() -> Result<()> {
             ensure!(table.rows.iter().all(|row| row.len() == table.head.len()), "{table}");
         }
     }
-    // Only what another package would bring may be missing.
+    // Only measurements of other packages may be missing.
     let is_foreign = |line: &String| {
         ["Redis", "etcd", "ZooKeeper", "C triggers"].iter().any(|name| line.starts_with(name))
     };

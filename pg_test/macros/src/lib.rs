@@ -1,11 +1,11 @@
-//! The attribute `#[lab_test]`, by which a test of the lab is found without being listed anywhere.
+//! The attribute `#[lab_test]`, which registers a test so that it need not be listed anywhere.
 
 use proc_macro::{TokenStream, TokenTree};
 
-/// Makes a `fn(&Lab) -> Result<()>` a test of the lab, named `module::function`.
+/// Makes a `fn(&Lab) -> Result<()>` a test named `module::function`.
 ///
-/// `#[lab_test(slow)]` is for a test that runs with `PG_FENCE_SLOW` set (or `--include-ignored`) only,
-/// `#[lab_test(from = 17)]` for one of what PostgreSQL has from that version on.
+/// `#[lab_test(slow)]` is for a test that runs only with `PG_FENCE_SLOW` set (or `--include-ignored`), and
+/// `#[lab_test(from = 17)]` for one that needs this version of PostgreSQL or a newer one.
 #[proc_macro_attribute]
 pub fn lab_test(arguments: TokenStream, function: TokenStream) -> TokenStream {
     let arguments = arguments.to_string();
@@ -26,7 +26,7 @@ pub fn lab_test(arguments: TokenStream, function: TokenStream) -> TokenStream {
          }}"
     );
     let registration: TokenStream = registration.parse().expect("it is Rust");
-    // The function's own tokens stay as they are, so that errors in it point to their lines.
+    // The function's own tokens are unchanged, so that errors in it point to their lines.
     [function, registration].into_iter().collect()
 }
 

@@ -1,6 +1,6 @@
-//! etcd over its own protocol (gRPC), one member, on the same disk. As is recommended, a key is put where there is none,
-//! tied to an etcd lease: one that is granted for it and revoked again, or, where the client waits by a watch that it
-//! keeps open, one that it has throughout.
+//! etcd over its own protocol (gRPC): one member, on the same disk. As recommended, a key is put if it does not exist,
+//! tied to an etcd lease. The etcd lease is granted and revoked with each key or, if the client waits with an open
+//! watch, kept throughout.
 
 use crate::peer::{poll, Locker, Peer, TTL};
 use crate::workbench::Workbench;
@@ -11,19 +11,19 @@ use wire::{Connection, Revision, Watch};
 
 mod wire;
 
-/// Its names in the report.
+/// The peers' names in the report.
 pub const NAME: &str = "etcd, lease + transaction";
-/// To wait by a watch.
+/// The variant that waits with a watch.
 pub const NAME_WATCH: &str = "etcd, watch + transaction";
 
-/// An etcd that was started for the bench and ends with it.
+/// An etcd server that is stopped with the bench.
 struct Etcd {
     server: Service,
     watches: bool,
 }
 
-/// Starts a server. Each acquire grants a lease and puts a key that is tied to it; or who waits `watches` the key, and
-/// the lease is one for each client.
+/// Starts a server. Each acquire grants an etcd lease and puts a key tied to it. With `watches`, clients wait by
+/// watching the key, and each has one etcd lease.
 pub fn start(bench: &Workbench, watches: bool) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Etcd { server: service::etcd(bench.lab.rundir(), &[])?, watches }))
 }
@@ -47,9 +47,9 @@ impl Peer for Etcd {
 struct Client {
     etcd: Connection,
     holder: String,
-    /// The etcd lease that it has throughout.
+    /// The client's permanent etcd lease.
     session: Option<i64>,
-    /// The one that its key is tied to.
+    /// The etcd lease to which the key is tied.
     held: i64,
     watch: Option<Watch>,
 }
@@ -89,7 +89,7 @@ impl Locker for Client {
             if let Some(revision) = self.acquire(name)? {
                 break revision;
             }
-            // An event of the past only makes it try once more.
+            // A past event only causes one more attempt.
             self.etcd.await_deletion(&mut watch, Duration::from_secs(1))?;
         };
         self.watch = Some(watch);

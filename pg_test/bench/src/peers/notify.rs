@@ -1,5 +1,5 @@
-//! The plain SQL lease that updates first, with a NOTIFY in the releasing transaction: who waits
-//! listens, and tries again when it is told to. And a NOTIFY alone, which tells of a release and grants nothing.
+//! The plain SQL lease that updates first, with a NOTIFY in the releasing transaction: a waiter listens, and tries
+//! again after a notification. Also a NOTIFY alone, which reports a release and grants nothing.
 
 use super::sql::{Client, Sql, UPDATE_FIRST};
 use crate::peer::{Locker, Peer};
@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Its name in the report.
+/// The peer's name in the report.
 pub const NAME: &str = "SQL, LISTEN/NOTIFY";
-/// A NOTIFY and nothing else.
+/// The peer without a lease, with a NOTIFY only.
 pub const NAME_ALONE: &str = "LISTEN/NOTIFY alone, no lease";
 
 struct Notify {
     sql: Sql,
     conninfo: Conninfo,
-    /// Where there is no lease, the clients' own process knows who has it.
+    /// Without a lease, this flag in the clients' own process says whether it is taken.
     taken: Option<Arc<AtomicBool>>,
 }
 
@@ -74,12 +74,12 @@ impl Locker for Listener {
 
     fn wait(&mut self, name: &str) -> Result<i64> {
         loop {
-            // A notification from before this try says nothing about later ones.
+            // A notification from before this attempt says nothing about later ones.
             while self.client.session.notifications().iter().next()?.is_some() {}
             if let Some(token) = self.acquire(name)? {
                 return Ok(token);
             }
-            // A lease that merely runs out notifies nobody, so a waiter must look now and then.
+            // The expiry of a lease notifies nobody, so a waiter must try from time to time.
             let limit = Duration::from_secs(1);
             self.client.session.notifications().timeout_iter(limit).next()?;
         }

@@ -1,6 +1,6 @@
-//! Redis as its documentation says: SET NX PX, released by compare-and-delete in Lua; and a counter
-//! for a fencing token, drawn in the same script. The server is Debian's, with its built-in
-//! settings, or with an append-only file that is flushed with each command.
+//! Redis as its documentation recommends: SET NX PX, released by compare-and-delete in Lua, with a counter for a
+//! fencing token in the same script. The server is Debian's, with its default settings or with an append-only file that
+//! is flushed at each command.
 
 use crate::peer::{Locker, Peer, TTL};
 use crate::workbench::Workbench;
@@ -8,18 +8,19 @@ use ::redis::{Connection, Script};
 use anyhow::{ensure, Result};
 use pg_test::service::{self, Service};
 
-/// Its names in the report.
+/// The peers' names in the report.
 pub const NAME: &str = "Redis, default durability";
 /// The variant that loses nothing in a crash.
 pub const NAME_DURABLE: &str = "Redis, appendfsync always";
 
-/// A Redis that was started for the bench and ends with it.
+/// A Redis server that is stopped with the bench.
 pub struct Redis {
     server: Service,
     durable: bool,
 }
 
-/// Starts a server with its built-in settings, which makes snapshots now and then, or one that flushes each write.
+/// Starts a server with its default settings, which writes a snapshot from time to time, or one that flushes each
+/// write.
 pub fn start(bench: &Workbench, durable: bool) -> Result<Box<dyn Peer>> {
     Ok(Box::new(Redis { server: service::redis(bench.lab.rundir(), durable)?, durable }))
 }

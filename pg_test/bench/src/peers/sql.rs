@@ -1,4 +1,4 @@
-//! Leases that are taken by SQL: prepared statements, and a session a client.
+//! Leases taken with SQL: prepared statements, and a session for each client.
 
 use crate::peer::{poll, Locker, Peer};
 use crate::workbench::Workbench;
@@ -7,18 +7,18 @@ use pg_test::{Conninfo, Session};
 use postgres::types::{ToSql, Type};
 use postgres::Statement;
 
-/// The statements of a client. `$1` is the name of the lease, and `$2`, where there is one, the holder or the token. A
-/// row is a success, and its first column the token, if it is a number; no row, NULL or false is a refusal.
+/// The statements of a client. `$1` is the name of the lease and `$2` the holder or the token, if used. A row means
+/// success, and its first column is the token if it is a number. No row, NULL or false means that the lease is taken.
 #[derive(Clone, Copy)]
 pub struct Sql {
-    /// Its name in the report.
+    /// The peer's name in the report.
     pub name: &'static str,
-    /// Makes its tables and functions.
+    /// Creates the tables and functions.
     pub setup: &'static str,
     pub acquire: &'static str,
     pub release: &'static str,
     pub renew: Option<&'static str>,
-    /// Else it asks again every 10 ms.
+    /// The statement that waits; without one the client tries again every 10 ms.
     pub wait: Option<&'static str>,
 }
 
@@ -32,7 +32,7 @@ pub const OURS: Sql = Sql {
     wait: Some("SELECT lease_acquire($1, $2, wait => '10 min')"),
 };
 
-/// With leases that end with their session.
+/// pg_fence with session leases.
 pub const SESSION: Sql = Sql {
     name: "pg_fence, session => true",
     acquire: "SELECT lease_acquire($1, $2, session => true)",
@@ -40,7 +40,7 @@ pub const SESSION: Sql = Sql {
     ..OURS
 };
 
-/// With leases that soon run out.
+/// pg_fence with leases that soon expire.
 pub const SHORT: Sql = Sql {
     name: "pg_fence, ttl of 1 s alone",
     acquire: "SELECT lease_acquire($1, $2, ttl => '1 s')",
@@ -57,8 +57,8 @@ pub const ADVISORY: Sql = Sql {
     wait: Some("SELECT pg_advisory_lock(hashtextextended($1, 0))"),
 };
 
-/// A limit, not a lease: two single-row HOT updates, each committed, as little as any lease that is a row can do. It
-/// excludes nobody.
+/// A lower bound rather than a lease: two single-row HOT updates, each committed, which is the least that any lease in
+/// a row can do. It excludes nobody.
 pub const TWO_UPDATES: Sql = Sql {
     name: "limit: two updates",
     setup: "
@@ -73,8 +73,8 @@ pub const TWO_UPDATES: Sql = Sql {
 };
 const UPDATE: &str = "UPDATE two_updates SET n = n + 1 WHERE name = $1 RETURNING n";
 
-/// A lease of one's own in plain SQL that updates first: the row of each name is there beforehand, and one more for each
-/// race that uses one name. A caller that knows its names could do no better.
+/// A hand-written lease in plain SQL that updates first: the row of each name exists beforehand, with one more for each
+/// race on a single name. A caller that knows its names could do no better.
 pub const UPDATE_FIRST: Sql = Sql {
     name: "SQL, UPDATE first",
     setup: "
@@ -95,7 +95,7 @@ pub const UPDATE_FIRST: Sql = Sql {
     wait: None,
 };
 
-/// The same as it is mostly written: the table has a row a name, made as needed.
+/// The same lease as it is usually written: a table with a row per name, inserted as needed.
 pub const INSERT_FIRST: Sql = Sql {
     name: "SQL, INSERT … ON CONFLICT",
     setup: "
@@ -113,7 +113,7 @@ pub const INSERT_FIRST: Sql = Sql {
     wait: None,
 };
 
-/// The same in functions that update first.
+/// The same lease in functions that update first.
 pub const PLPGSQL: Sql = Sql {
     name: "plpgsql, UPDATE first",
     setup: "
@@ -145,18 +145,18 @@ pub const PLPGSQL: Sql = Sql {
     wait: None,
 };
 
-/// Those that take part in races of all peers.
+/// The peers that take part in races of all peers.
 pub const ALL: [Sql; 7] =
     [OURS, SESSION, ADVISORY, TWO_UPDATES, UPDATE_FIRST, INSERT_FIRST, PLPGSQL];
 
 impl Sql {
-    /// Makes its tables, and takes part.
+    /// Creates the tables and makes the peer.
     pub fn prepare(self, bench: &Workbench) -> Result<Box<dyn Peer>> {
         bench.connect()?.run(self.setup)?;
         Ok(self.at(bench.conninfo()))
     }
 
-    /// Takes part there.
+    /// The peer at this address.
     pub fn at(self, conninfo: Conninfo) -> Box<dyn Peer> {
         Box::new(There { sql: self, conninfo })
     }
@@ -178,7 +178,7 @@ impl Peer for There {
     }
 }
 
-/// A client; others build on it.
+/// A client, on which others build.
 pub struct Client {
     pub session: Session,
     holder: String,

@@ -1,6 +1,6 @@
-//! ZooKeeper, one server, on the same disk: an ephemeral node is created where there is none and deleted
-//! again; the zxid of its creation is the token. The few messages that are needed are written here by hand.
-//! It takes part where its Java library and a Java are installed: the lab does not install those itself.
+//! ZooKeeper: one server, on the same disk. An ephemeral node is created if it does not exist, and deleted again; the
+//! zxid of its creation is the token. The few messages that are needed are encoded here by hand. The peer takes part if
+//! Java and ZooKeeper's Java library are installed; the tests do not install them.
 
 use crate::peer::{Locker, Peer};
 use crate::workbench::Workbench;
@@ -11,15 +11,15 @@ use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::time::Duration;
 
-/// Its name in the report.
+/// The peer's name in the report.
 pub const NAME: &str = "ZooKeeper";
-/// As it has when nothing else is said.
+/// ZooKeeper's default tick.
 const TICK: Duration = Duration::from_secs(2);
 
-/// A ZooKeeper that was started for the bench and ends with it.
+/// A ZooKeeper server that is stopped with the bench.
 struct ZooKeeper(Service);
 
-/// Starts a server with its built-in settings.
+/// Starts a server with its default settings.
 pub fn start(bench: &Workbench) -> Result<Box<dyn Peer>> {
     if bench.options.short {
         bail!("left out of the short form, as Java starts slowly");
@@ -40,7 +40,7 @@ impl Peer for ZooKeeper {
     }
 }
 
-/// How long a session lives on of which nothing is heard.
+/// The session timeout.
 const TIMEOUT: Duration = Duration::from_secs(40);
 
 struct Client {
@@ -57,10 +57,10 @@ impl Client {
     fn open(port: u16) -> Result<Client> {
         let stream = TcpStream::connect(("127.0.0.1", port))?;
         stream.set_nodelay(true)?;
-        // A client that connects while it still starts may never be answered: that must not use up the whole wait.
+        // A client that connects during startup may never get an answer, which must not use up the whole wait.
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         let mut client = Client { stream, asked: 0 };
-        // Version, last zxid seen, timeout in ms, no session yet, no password.
+        // The fields are the version, the last zxid seen, the timeout in ms, no session yet, and no password.
         let timeout = int(TIMEOUT.as_millis() as i32);
         let hello = [int(0), vec![0; 8], timeout, vec![0; 8], text(&[0; 16])];
         let answer = client.ask(&hello.concat())?;
@@ -78,7 +78,7 @@ impl Client {
         Ok(answer)
     }
 
-    /// The zxid and the error of an answer.
+    /// Sends a request and returns the zxid and the error of the answer.
     fn call(&mut self, kind: i32, rest: &[Vec<u8>]) -> Result<(i64, i32)> {
         self.asked += 1;
         let answer = self.ask(&[int(self.asked), int(kind), rest.concat()].concat())?;
@@ -92,7 +92,7 @@ impl Client {
 impl Locker for Client {
     fn acquire(&mut self, name: &str) -> Result<Option<i64>> {
         let path = text(format!("/{name}").as_bytes());
-        // Path and data; one right, all that there are, for the world's anyone; 1 is ephemeral.
+        // The fields are the path and data, one ACL with all rights for world:anyone, and 1 for ephemeral.
         let (world, anyone) = (text(b"world"), text(b"anyone"));
         match self.call(CREATE, &[path, text(b"bench"), int(1), int(31), world, anyone, int(1)])? {
             (zxid, 0) => Ok(Some(zxid)),
@@ -102,7 +102,7 @@ impl Locker for Client {
     }
 
     fn release(&mut self, name: &str, _token: i64) -> Result<()> {
-        // Whatever its version.
+        // Deletes any version.
         let (_, error) = self.call(DELETE, &[text(format!("/{name}").as_bytes()), int(-1)])?;
         ensure!(error == 0, "ZooKeeper's error {error}");
         Ok(())
@@ -119,7 +119,7 @@ fn int(number: i32) -> Vec<u8> {
     number.to_be_bytes().to_vec()
 }
 
-/// Bytes behind their number, as texts and whole messages are.
+/// Bytes after their length, the encoding of texts and whole messages.
 fn text(bytes: &[u8]) -> Vec<u8> {
     [&int(bytes.len() as i32), bytes].concat()
 }

@@ -1,4 +1,4 @@
-//! The server's cost of one more of each: a call, a worker, a lease, a waiter; and how many leases it carries.
+//! The server's cost of one more call, worker, lease or waiter, and the number of leases that it can carry.
 
 use crate::plot::Better::Higher;
 use crate::race::{self, in_turns, Contender, WARM_UP};
@@ -16,11 +16,11 @@ const HEARTBEAT: &str = "heartbeat: lease_renew";
 const REFUSED: &str = "refused write";
 const HEARTBEATS: &str = "heartbeat of 100 leases in one statement, each";
 const HELD: &str = "capacity held";
-/// Leases that one statement renews.
+/// The number of leases renewed by one statement.
 const BATCH: usize = 100;
 
-/// Calls by their statements, which are called many times. `TOKEN` is the lease's, which the session holds throughout;
-/// `STALE` was another's before it.
+/// Calls with their statements, each called many times. `TOKEN` belongs to a lease that the session holds throughout;
+/// `STALE` belonged to an earlier holder.
 const CALLS: &[(&str, &[&str])] = &[
     ("SELECT 1", &["SELECT 1"]),
     (UPDATE, &["UPDATE capacity_plain SET v = v + 1 WHERE id = 1"]),
@@ -75,14 +75,14 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// How long a process has been at work, in nanoseconds: what else the machine does is not in it.
+/// The CPU time of a process in nanoseconds, which excludes other work of the machine.
 pub fn work_of(pid: i32) -> Result<f64> {
     let path = format!("/proc/{pid}/schedstat");
     let text = fs::read_to_string(&path).with_context(|| path.clone())?;
     Ok(text.split_whitespace().next().with_context(|| path.clone())?.parse()?)
 }
 
-/// The same of all the server's processes but this one.
+/// The CPU time of all server processes except this one.
 fn work(bench: &Workbench, but: i32) -> Result<f64> {
     let pids = process::children_of(bench.cluster().pid()?);
     pids.into_iter().filter(|pid| *pid != but).map(work_of).sum()
@@ -130,7 +130,7 @@ fn calls(bench: &Workbench, section: &mut Section, token: i64, stale: i64) -> Re
     Ok(())
 }
 
-/// The cost of sessions that wait for a lease, which nobody gives back.
+/// The cost of sessions that wait for a lease that is never released.
 fn waiters(bench: &Workbench, section: &mut Section) -> Result<()> {
     let (number, seconds) = (bench.options.pick(4, 50), bench.options.pick(1, 20));
     bench.progress(&format!("capacity: {number} waiters for {seconds} s"));
@@ -170,7 +170,7 @@ fn waiters(bench: &Workbench, section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// The entries of the lock table for as long as something lasts.
+/// The number of lock table entries while the lease is in use.
 fn locks(bench: &Workbench, section: &mut Section, token: i64) -> Result<()> {
     let mut looks = bench.connect()?;
     let mut rows = Vec::new();
@@ -199,8 +199,8 @@ fn locks(bench: &Workbench, section: &mut Section, token: i64) -> Result<()> {
     Ok(())
 }
 
-/// How many leases can be kept alive: by the rate at which eight clients renew, each a commit of its own; or a hundred
-/// in a statement.
+/// The number of leases that can be renewed in time, from the rate at which eight clients renew, with one commit per
+/// renewal or per hundred renewals.
 fn carried(bench: &Workbench, section: &mut Section) -> Result<()> {
     let clients = bench.options.pick(2, 8);
     bench.progress("capacity: heartbeats");
@@ -221,7 +221,7 @@ fn carried(bench: &Workbench, section: &mut Section) -> Result<()> {
     Ok(())
 }
 
-/// Renews so many leases a statement.
+/// Renews this number of leases per statement.
 fn renewing<'a>(bench: &'a Workbench, name: &'static str, batch: usize) -> Contender<'a> {
     Contender::new(name, move |client| {
         let mut session = bench.connect()?;

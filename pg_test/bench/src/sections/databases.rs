@@ -1,4 +1,4 @@
-//! Leases in one database, rows in others: what adopting costs, beside one database that has both.
+//! Leases in one database and rows in others: the cost of adoption, compared with a single database.
 
 use crate::plot::Better::Higher;
 use crate::race::{at_once, ratio, Contender};
@@ -7,14 +7,14 @@ use crate::workbench::{Workbench, NAMES};
 use anyhow::{ensure, Context, Result};
 use pg_test::{Conninfo, Database, Session};
 
-/// The measure of the others.
+/// The contender to which the others are compared.
 const ALONE: &str = "one database alone";
 const OVER: (&str, &str) = (ALONE, "over one database");
 const ADOPTED: &str = "adopted, guard alone";
 const BOTH: &str = "adopted, adopt + guard";
 const ONE: &str = "adopted on one shard";
 const FOUR: &str = "adopted on four shards";
-/// The least share of its rate that a guarded transaction is to keep when it adopts first.
+/// The least share of the rate that a guarded transaction must keep if it adopts first.
 const KEPT: f64 = 0.9;
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
@@ -61,7 +61,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// A database with a fenced row for each client, under a lease that is granted there and under one that is adopted.
+/// A database with a fenced row for each client, under a lease granted there or under an adopted one.
 fn shard(bench: &Workbench, clients: usize) -> Result<Database> {
     let shard = bench.database()?;
     let last = clients - 1;
@@ -76,7 +76,7 @@ fn shard(bench: &Workbench, clients: usize) -> Result<Database> {
     Ok(shard)
 }
 
-/// Guards the client's own lease, adopted first or not, and writes the client's own row or nothing.
+/// Guards the client's own lease, adopted first or not, and writes the client's row or nothing.
 fn transactions(
     conninfo: Conninfo,
     name: &'static str,
@@ -102,7 +102,7 @@ fn transactions(
     })
 }
 
-/// Takes and gives back names that are this client's alone, adopted in between by these shards.
+/// Acquires and releases names that only this client uses, adopted in between by these shards.
 fn pairs<'a>(
     bench: &'a Workbench,
     name: &'static str,

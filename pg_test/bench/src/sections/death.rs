@@ -1,4 +1,4 @@
-//! From a holder's death to the next holder's answer.
+//! The time from a holder's death to the next holder's answer.
 
 use crate::peer::Locker;
 use crate::peers::sql::{Client, Sql, ADVISORY, OURS, SESSION, SHORT};
@@ -15,15 +15,15 @@ use std::process::{Child, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// The lease that is died with.
+/// The lease of the holders.
 const NAME: &str = "death";
 
-/// A way to hold it: how who dies has it, and how who survives, which renews nothing either.
+/// A way to hold the lease: the statements of the dying and of the surviving client, neither of which renews.
 #[derive(Clone, Copy)]
 struct Way {
     dies: Sql,
     survives: Sql,
-    /// After how long without a sign of life the holder counts as dead; None where its connection tells.
+    /// The time after which a silent holder counts as dead; `None` if the end of its connection is noticed.
     ttl: Option<Duration>,
 }
 
@@ -36,26 +36,26 @@ const ALL: [Way; 3] = [
 /// The process of a holder.
 #[derive(Debug, clap::Args)]
 pub struct Holder {
-    /// Its way to hold the lease, by its name.
+    /// The name of its way to hold the lease.
     way: String,
     address: String,
 }
 
 impl Holder {
-    /// Its whole life: it acquires, says so, and waits for its death.
+    /// Runs the process: acquires the lease, reports that, and waits to be killed.
     pub fn hold(&self) -> Result<()> {
         let way = ALL.iter().find(|way| way.dies.name == self.way).context("no such way")?;
         let session = Session::connect(&self.address)?;
         let mut locker = Client::new(session, "first".to_owned(), &way.dies)?;
         locker.acquire(NAME)?.context("the lease is taken")?;
         println!("held");
-        // The process that has started it keeps the other end open for as long as it lives.
+        // The parent process keeps the other end open as long as it lives.
         std::io::stdin().lines().for_each(drop);
         Ok(())
     }
 }
 
-/// Processes that hold a lease are killed while another client waits for it.
+/// Kills processes that hold a lease while another client waits for it.
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new(
         "Death of the holder",
@@ -85,10 +85,10 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// How many deaths may come too late for their ttl. On a machine that stands still for a second some do.
+/// The number of deaths that may come after the ttl. On a machine that stalls for a second some do.
 const TOO_LATE: usize = 20;
 
-/// So many holders in turn, each killed; the same client gets the lease after each.
+/// Kills this number of holders in turn; the same client gets the lease after each.
 fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Vec<Duration>> {
     let (go, told) = mpsc::channel::<()>();
     let (answer, answers) = mpsc::channel::<Instant>();
@@ -96,7 +96,7 @@ fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Vec<
         let next = scope.spawn(move || -> Result<()> {
             let session = Session::connect(address)?;
             let mut next = Client::new(session, "next".to_owned(), &way.survives)?;
-            // Ready, and after each answer again.
+            // Ready, and again after each answer.
             let _ = answer.send(Instant::now());
             while told.recv().is_ok() {
                 let token = next.wait(NAME)?;
@@ -113,7 +113,7 @@ fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Vec<
     })
 }
 
-/// The time from each death to the answer.
+/// Kills each holder and returns the time from each death to the answer.
 fn kill_each(
     times: usize,
     way: Way,
@@ -128,7 +128,7 @@ fn kill_each(
         let started = Instant::now();
         let mut holder = start_holder()?;
         go.send(()).context("a client is gone")?;
-        // Long enough for the other one to ask and to wait.
+        // Long enough for the other client to call and to wait.
         let since = way.ttl.map_or(0.0, |ttl| ttl.as_secs_f64() / 3.0);
         std::thread::sleep(Duration::from_secs_f64(rand::random_range(0.02..0.03 + since)));
         let killed = Instant::now();
@@ -139,7 +139,7 @@ fn kill_each(
             latencies.push(answered - killed);
             continue;
         }
-        // Its time was over, which is no death of the holder.
+        // The grant had expired, so the holder's death was not measured.
         too_late += 1;
         let is_over = way.ttl.is_some_and(|ttl| answered - started >= ttl);
         ensure!(is_over && too_late <= TOO_LATE, "it was granted before the holder died");

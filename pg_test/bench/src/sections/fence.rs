@@ -1,4 +1,4 @@
-//! The cost of the fence in an UPDATE, beside other triggers and none.
+//! The cost of the fence in an UPDATE, compared with other triggers and with none.
 
 use crate::plot::Better::Lower;
 use crate::race::{self, at_once, in_turns, Contender};
@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// A statement writes so many rows, which takes a few milliseconds: what disturbs the machine meets few statements.
+/// The number of rows per statement, which takes a few milliseconds, so that disturbances hit few statements.
 const FEW: i64 = 4_000;
-/// Statements of that kind for each round of the bench.
+/// The number of statements of each kind per round.
 const TURNS: usize = 60;
-/// The tables of which one row at a time is written have so many.
+/// The number of rows of the tables in which one row at a time is written.
 const MANY: i64 = 200_000;
-/// The columns that each table has; the fence is the third.
+/// The columns of each table; the third one is the fence.
 const COLUMNS: &str = "id bigint PRIMARY KEY, v bigint NOT NULL, fence bigint";
 
 const NONE: &str = "none";
@@ -29,15 +29,15 @@ const BOUND: &str = "pg_fence, bound to one lease";
 /// A check of a table's fence.
 pub struct Check {
     pub name: &'static str,
-    /// The ending of its tables' names.
+    /// The suffix of its tables' names.
     table: &'static str,
-    /// Puts it on a table, `{t}`.
+    /// The statements that attach it to a table, `{t}`.
     sql: &'static str,
-    /// A condition that an UPDATE has beside, with the token as `$1`.
+    /// An additional condition of the UPDATE, with the token as `$1`.
     condition: Option<&'static str>,
 }
 
-/// One that asks for nothing beside.
+/// A check without an additional condition.
 pub const fn check(name: &'static str, table: &'static str, sql: &'static str) -> Check {
     Check { name, table, sql, condition: None }
 }
@@ -54,7 +54,8 @@ const CHECKS: &[Check] = &[
 ];
 
 impl Check {
-    /// Makes its table of so many rows, with room in each page for as many versions as `fillfactor` leaves.
+    /// Creates a table of this number of rows, with the room for further versions that `fillfactor` leaves in each
+    /// page.
     pub fn lay(
         &self,
         session: &mut Session,
@@ -72,7 +73,7 @@ impl Check {
         Ok(())
     }
 
-    /// An UPDATE of that table, of the rows that a further condition names.
+    /// The UPDATE of the table, restricted by a further condition.
     pub fn update(&self, prefix: &str, rows: Option<&str>) -> String {
         let conditions: Vec<&str> = rows.into_iter().chain(self.condition).collect();
         let word = if conditions.is_empty() { "" } else { " WHERE " };
@@ -101,7 +102,7 @@ BEGIN
 END$$;
 ";
 
-/// Many rows a statement, and one row a transaction.
+/// Measures many rows per statement, and one row per transaction.
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let (rows, turns) =
         (bench.options.pick(FEW / 4, FEW), bench.options.rounds() * bench.options.pick(5, TURNS));
@@ -124,7 +125,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// Statements of many rows, in turns. The lease's token is another one after each.
+/// Runs statements of many rows in turns. After each one the lease has another token.
 fn many_rows(
     bench: &Workbench,
     checks: &[&Check],
@@ -134,7 +135,7 @@ fn many_rows(
     section: &mut Section,
 ) -> Result<()> {
     bench.progress(&format!("fence: updates of {rows} rows, {turns} of each kind"));
-    // A sync takes the same for all, and varies more than the times to be measured.
+    // Syncing takes the same time for all, and varies more than the measured times.
     session.run("SET synchronous_commit = off")?;
     for check in checks {
         check.lay(session, "few", rows, 30)?;
@@ -170,11 +171,11 @@ fn many_rows(
     Ok(())
 }
 
-/// The first statements fill the pages, plan, and warm up.
+/// The first statements fill the pages, are planned, and warm up.
 pub const UNCOUNTED: usize = 10;
 
-/// A table of nanoseconds a row: over those of the `reference`, and what is added to the first one's over what the
-/// `least` adds, which comes back.
+/// Adds a table of nanoseconds per row: the difference to `reference`, and the first one's difference as a multiple of
+/// that of `least`, which is returned.
 pub fn report_rows(
     section: &mut Section,
     title: &str,
@@ -210,7 +211,7 @@ fn one_row(bench: &Workbench, checks: &[&Check], token: i64, section: &mut Secti
     for check in checks {
         check.lay(&mut session, "many", rows, 100)?;
     }
-    // Unbound, each write needs a greater token than the one before; bound, the lease's own.
+    // An unbound write needs a greater token than the one before; a bound one has the lease's token.
     let next = Arc::new(AtomicI64::new(token + 1));
     session.run(&format!("SELECT setval('fence.token_seq', {})", token + 1_000_000_000))?;
     let mut ratios: Vec<Vec<Cell>> = checks.iter().map(|check| row![check.name]).collect();

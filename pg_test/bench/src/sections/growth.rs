@@ -1,4 +1,4 @@
-//! The cost of a call when there is more of everything: leases, clients, renewals.
+//! The cost of a call as the number of leases, clients or renewals grows.
 
 use crate::report::Section;
 use crate::workbench::Workbench;

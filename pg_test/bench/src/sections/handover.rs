@@ -1,4 +1,4 @@
-//! From one holder's release to the next holder's answer.
+//! The time from one holder's release to the next holder's answer.
 
 use crate::peer::Peer;
 use crate::peers::sql::{ADVISORY, OURS, SESSION, UPDATE_FIRST};
@@ -21,7 +21,7 @@ const PEERS: &[&str] = &[
     UPDATE_FIRST.name,
 ];
 
-/// Two clients hand a lease to and fro.
+/// Two clients hand a lease back and forth.
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let mut section = Section::new(
         "Hand-over",
@@ -45,7 +45,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         (OURS, etcd::NAME_WATCH, 1.0),
         (SESSION, notify::NAME_ALONE, 1.2),
     ] {
-        // That of another package may be missing.
+        // The other peer may be missing.
         if let Ok(ratio) = ratio(&tracks, own.name, other) {
             section.at_most(format!("hand-over, {}, p50 over {other}", own.name), ratio, bound);
         }
@@ -54,7 +54,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// The holder, and when the last one sent the release.
+/// The current holder, and when the previous one sent the release.
 struct Turn {
     holder: Option<usize>,
     released: Option<Instant>,
@@ -82,11 +82,11 @@ fn half(peer: &dyn Peer, client: usize, times: usize, turn: &Mutex<Turn>) -> Res
             }
             turn.holder = Some(client);
         }
-        // Long enough for the other one to ask and to wait.
+        // Long enough for the other client to call and to wait.
         std::thread::sleep(Duration::from_millis(rand::random_range(8..16)));
         lock().released = Some(Instant::now());
         locker.release("handover", token)?;
-        // The other one's turn, unless it has had all of its own.
+        // The other client's turn, unless it has had all of its own.
         let patience = Instant::now() + Duration::from_millis(300);
         while round + 1 < times && lock().holder == Some(client) && Instant::now() < patience {
             std::thread::sleep(Duration::from_millis(1));

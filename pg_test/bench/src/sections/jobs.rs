@@ -1,4 +1,4 @@
-//! Claiming a job from a table of work and finishing it, where each row is its own lease, beside the same written by hand.
+//! Claiming and finishing a job in a table of row leases, compared with the same written by hand.
 
 use super::capacity::work_of;
 use crate::plot::Better::Higher;
@@ -15,17 +15,17 @@ use std::time::Instant;
 const OURS: &str = "pg_fence";
 const BY_HAND: &str = "by hand: FOR UPDATE SKIP LOCKED";
 
-/// A table, how a job in it is claimed (of a worker: its number and a token) and how it is finished (of both).
+/// A table, with the statements that claim a job (for a worker's number and a token) and that finish it.
 struct Queue {
     name: &'static str,
     table: &'static str,
-    /// Makes it.
+    /// Creates the table.
     tables: &'static str,
     claim: &'static str,
     finish: &'static str,
 }
 
-/// The partial index leaves out what is claimed and what is done.
+/// The partial index excludes claimed and finished jobs.
 const QUEUES: [Queue; 2] = [
     Queue {
         name: OURS,
@@ -60,7 +60,7 @@ const QUEUES: [Queue; 2] = [
     },
 ];
 
-/// A beat of many rows: of their numbers and tokens. The last one is of the table by hand, and of attempts.
+/// A heartbeat of many rows, given their numbers and tokens. The last one is for the hand-written table, with attempts.
 const BEATS: [(&str, &str); 3] = [
     (
         "pg_fence, rows that are locked left out",
@@ -83,7 +83,7 @@ const BEATS: [(&str, &str); 3] = [
     ),
 ];
 
-/// How many rows a beat is of.
+/// The number of rows per heartbeat.
 const BEAT: i64 = 1_000;
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
@@ -103,7 +103,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
 }
 
 impl Queue {
-    /// Makes the table anew, with so many jobs that are ready.
+    /// Recreates the table with this number of jobs that are ready.
     fn fill(&self, admin: &mut Session, rows: i64) -> Result<()> {
         let table = self.table;
         admin.run(&format!("DROP TABLE IF EXISTS {table}"))?;
@@ -164,7 +164,7 @@ fn claim_and_finish(
     Ok(())
 }
 
-/// How often a queue was asked, and how often that brought no job.
+/// The number of claims, and of those that found no job.
 #[derive(Clone, Default)]
 struct Counts {
     claims: Arc<AtomicUsize>,
@@ -177,7 +177,7 @@ impl Counts {
     }
 }
 
-/// Claims a job and finishes it; counts the claims, and those that brought none.
+/// Claims and finishes a job, and counts the claims and those that found none.
 fn worker<'a>(
     queue: &'a Queue,
     database: &'a Database,
@@ -206,7 +206,7 @@ fn worker<'a>(
     })
 }
 
-/// How long a claim takes beside rows that others hold, which are first in their order.
+/// The duration of a claim beside rows that others hold and that come first in their order.
 fn beside_held_rows(bench: &Workbench, admin: &mut Session, section: &mut Section) -> Result<()> {
     let [ours, by_hand] = &QUEUES;
     let held = bench.options.pick(2_000, 10_000);
@@ -255,7 +255,7 @@ fn beside_held_rows(bench: &Workbench, admin: &mut Session, section: &mut Sectio
     Ok(())
 }
 
-/// A beat of many rows in one statement and one commit.
+/// A heartbeat of many rows in one statement and one commit.
 fn beat(bench: &Workbench, admin: &mut Session, section: &mut Section) -> Result<()> {
     bench.progress(&format!("jobs: a beat of {BEAT} rows"));
     let mut held: Vec<(Vec<i64>, Vec<i64>)> = Vec::new();
@@ -287,7 +287,7 @@ fn beat(bench: &Workbench, admin: &mut Session, section: &mut Section) -> Result
         BEATS.iter().zip(&taken).map(|((name, _), [ms, cpu_ms])| row![*name, (ms, 2), (cpu_ms, 2)]);
     let head = ["", "ms", "the server's CPU, ms"];
     section.table(format!("a heartbeat of {BEAT} rows"), &head, rows);
-    // By the server's work: the time is that of the disk.
+    // Compared by the server's CPU time, because the elapsed time is the disk's.
     let over = Spread::of_ratios(&taken[0][1], &taken[2][1]);
     section.at_most("a heartbeat's work over that by hand", over, 1.1);
     let over = Spread::of_ratios(&taken[1][1], &taken[2][1]);

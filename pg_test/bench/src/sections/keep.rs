@@ -1,4 +1,5 @@
-//! The heartbeat of a process that has many leases: one call for all of them, beside a renewal each in one statement.
+//! The heartbeat of a process with many leases: one call for all of them, compared with single renewals in one
+//! statement.
 
 use super::capacity::work_of;
 use crate::race::in_turns;
@@ -11,7 +12,7 @@ use std::time::Instant;
 
 const LEASES: i64 = 1_000;
 
-/// The statements, of names and tokens. Both give back how many were renewed.
+/// The statements, given names and tokens. Both return the number of renewals.
 const CALLS: [(&str, &str); 2] = [
     ("lease_keep", "SELECT count(renewed) FROM lease_keep($1, $2)"),
     (
@@ -68,7 +69,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     Ok(section)
 }
 
-/// How often the server has flushed its log, where it tells of that at once (to 17).
+/// The number of WAL flushes, in versions that report it at once (up to 17).
 fn flushes(session: &mut Session) -> Result<f64> {
     let version: i32 = session.one("SELECT current_setting('server_version_num')::int", &[])?;
     if version >= 180_000 {

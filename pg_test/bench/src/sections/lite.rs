@@ -1,4 +1,4 @@
-//! The cost of the edition without a library, beside SQL that is written by hand, and the extension in the same run.
+//! The cost of the lite edition, compared with hand-written SQL and with the extension in the same run.
 
 use super::capacity::work_of;
 use super::fence::{check, report_rows, Check, PLPGSQL, UNCOUNTED};
@@ -12,11 +12,11 @@ use pg_test::{Conninfo, Database, Session};
 use postgres::Statement;
 
 const LITE: &str = "pg_fence_lite";
-/// The most that a pair may take of the time that it takes by hand.
+/// The longest duration of a pair, relative to the hand-written one.
 const OF_A_PAIR: f64 = 1.5;
-/// How many times what a trigger for one fixed column adds a bound row of a statement over many may add.
+/// The most that a bound row may add in a statement of many rows, relative to a trigger for one fixed column.
 const OF_A_ROW: f64 = 12.0;
-/// The most that a transaction of one bound row may take of the server's work, in microseconds.
+/// The most CPU time of the server for a transaction with one bound row, in microseconds.
 const OF_A_TRANSACTION: f64 = 135.0;
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
@@ -43,7 +43,7 @@ fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Resu
         let over = (BY_HAND.name, "over plpgsql by hand");
         let rules = bench.options.rules(clients);
         let tracks = section.race(bench, (&title, "pairs/s"), &contenders, rules, over)?;
-        // Rates, so that the time of the one over that of the other is the other way around.
+        // These are rates, so the ratio of durations is the inverse.
         for name in [BY_HAND.name, UPDATE_FIRST.name] {
             let aim = format!("time of a pair over {name}, {}", at_once(clients));
             section.at_most(aim, ratio(&tracks, name, LITE)?, OF_A_PAIR);
@@ -52,10 +52,10 @@ fn leases(bench: &Workbench, database: &Database, section: &mut Section) -> Resu
     Ok(())
 }
 
-/// Pairs a turn.
+/// The number of pairs per turn.
 const PAIRS: usize = 100;
 
-/// The server's work for a pair whose commits wait for nothing.
+/// The server's CPU time for a pair whose commits wait for nothing.
 fn work_of_pairs(bench: &Workbench, database: &Database, section: &mut Section) -> Result<()> {
     let turns = bench.options.rounds() * bench.options.pick(2, 10);
     bench.progress(&format!("lite: the server's work for {PAIRS} pairs, {turns} times each"));
@@ -88,9 +88,9 @@ fn work_of_pairs(bench: &Workbench, database: &Database, section: &mut Section) 
     Ok(())
 }
 
-/// So many rows a statement.
+/// The number of rows per statement.
 const FEW: i64 = 1_000;
-/// So many transactions a turn, of a row each.
+/// The number of transactions per turn, with one row each.
 const TRANSACTIONS: i64 = 100;
 const SIMPLE: &str =
     "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_simple()";
@@ -106,7 +106,7 @@ const OF_LITE: &[Check] = &[
         "SELECT fence_protect('{t}', lease => 'lite bench')",
     ),
 ];
-/// Its place among them.
+/// The index of the bound check.
 const BOUND: usize = 3;
 const OF_THE_EXTENSION: &[Check] = &[
     check("pg_fence, unbound", "unbound", "SELECT fence_protect('{t}')"),
@@ -117,7 +117,7 @@ const OF_THE_EXTENSION: &[Check] = &[
     ),
 ];
 
-/// A session, and a token of the lease that tables in its database are bound to.
+/// A session, and a token of the lease to which the tables in its database are bound.
 struct Side {
     session: Session,
     token: i64,
@@ -126,7 +126,7 @@ struct Side {
 impl Side {
     fn begin(mut session: Session, checks: &[Check]) -> Result<Side> {
         session.run(PLPGSQL)?;
-        // A sync takes the same for all, and varies more than the times to be measured.
+        // Syncing takes the same time for all, and varies more than the measured times.
         session.run("SET synchronous_commit = off")?;
         for check in checks {
             check.lay(&mut session, "lite", FEW, 30)?;
@@ -136,7 +136,7 @@ impl Side {
     }
 }
 
-/// Statements of many rows, and transactions of one.
+/// Measures statements of many rows, and transactions of one.
 fn rows(bench: &Workbench, database: &Database, section: &mut Section) -> Result<()> {
     let turns = bench.options.rounds() * bench.options.pick(5, 20);
     bench.progress(&format!("lite: updates, {turns} turns of each kind"));
@@ -164,8 +164,8 @@ fn rows(bench: &Workbench, database: &Database, section: &mut Section) -> Result
     Ok(())
 }
 
-/// The nanoseconds a row of all rows by a statement, or, by that condition, of one after the other, each in a transaction
-/// of its own; by the name of the check.
+/// Nanoseconds per row by the name of the check: for all rows in one statement or, with the condition, for one row
+/// after the other, each in its own transaction.
 fn updates(
     sides: &mut [Side; 2],
     turns: usize,

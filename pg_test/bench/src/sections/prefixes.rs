@@ -1,5 +1,5 @@
-//! The cost of looking whether a role may take a name: the same calls by a role that was given all names, and by one
-//! with ten prefixes.
+//! The cost of checking whether a role may take a name: the same calls by a role with all names, and by one with ten
+//! prefixes.
 
 use crate::peer::Peer;
 use crate::peers::sql::{Sql, OURS};
@@ -12,7 +12,7 @@ use pg_test::Conninfo;
 
 const ALL_NAMES: &str = "all names";
 const TEN: &str = "ten prefixes";
-/// The least share of its rate that a role with ten prefixes is to keep.
+/// The least share of the rate that a role with ten prefixes must keep.
 const KEPT: f64 = 0.97;
 
 pub fn measure(bench: &Workbench) -> Result<Section> {
@@ -21,7 +21,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         "The same calls by a role that was given all names, and by a role with ten prefixes, of which the last one is \
          that of the names it takes.",
     );
-    // Nine that are looked at in vain, and that of the names.
+    // Nine prefixes that do not match, and the one that does.
     let ten = (1..10).map(|n| format!("name_of_tenant_{n}:")).chain(["name".to_owned()]).collect();
     let roles = [(ALL_NAMES, vec![String::new()]), (TEN, ten)];
     let roles = roles.map(|(name, prefixes)| role(bench, name, &prefixes));
@@ -64,7 +64,7 @@ fn role(
     Ok((conninfo.clone(), Sql { name, ..OURS }.at(conninfo)))
 }
 
-/// Transactions that guard a lease of the role's and do nothing else.
+/// Transactions that only guard a lease of the role.
 fn guards(conninfo: Conninfo, role: String) -> Contender<'static> {
     let lease = format!("name of {role}");
     Contender::new(role, move |_| {

@@ -1,4 +1,4 @@
-//! The cost of the first call in a new connection beside later ones, and the memory that stays in use.
+//! The cost of the first call in a new connection, compared with later ones, and the memory that stays in use.
 
 use crate::peers::sql;
 use crate::plot::Better::Lower;
@@ -11,14 +11,14 @@ use anyhow::{ensure, Context, Result};
 use pg_test::Session;
 use std::time::Instant;
 
-/// Calls after the first.
+/// The number of calls after the first.
 const LATER: usize = 12;
 
 const LEASE: &str = "pg_fence, lease_acquire";
 const LEASE_PLPGSQL: &str = "plpgsql lease: acquire";
 const UPDATE: &str = "pg_fence, fenced update";
 const UPDATE_PLPGSQL: &str = "plpgsql trigger: update";
-/// A name and the statement; `#` is the number of the call, of a lease or a row that is free.
+/// A name and a statement; `#` is the number of the call, and so of a free lease or row.
 const CALLS: &[(&str, &str)] = &[
     ("SELECT 1", "SELECT 1"),
     ("plain table: update", "UPDATE startup_plain SET v = v + 1, fence = TOKEN WHERE id = #"),
@@ -30,7 +30,7 @@ const CALLS: &[(&str, &str)] = &[
     ("pg_fence, bound update", "UPDATE startup_bound SET v = v + 1, fence = TOKEN WHERE id = #"),
 ];
 
-/// New connections, each for one kind of call.
+/// Measures new connections, each with one kind of call.
 pub fn measure(bench: &Workbench) -> Result<Section> {
     let note = format!(
         "Each figure is of connections that do nothing else: one call and {LATER} more, as simple queries, with \
@@ -46,7 +46,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     let seen = in_turns(CALLS.len(), (0, rounds), |index| {
         let sql = CALLS[index].1.replace("TOKEN", &token.to_string());
         let [first, later] = times(bench, &sql)?;
-        // To look takes the kernel's time, so that it has a connection of its own.
+        // Measuring memory costs time in the kernel, so it has a connection of its own.
         let kb = memory(bench, &sql).or_else(|why| {
             bench.skip("memory", &why);
             anyhow::Ok(f64::NAN)
@@ -94,7 +94,7 @@ fn prepare(bench: &Workbench) -> Result<()> {
          SELECT fence_protect('startup_unbound', mode => 'monotonic');
          SELECT fence_protect('startup_bound', lease => 'startup')",
     )?;
-    // The rows of the leases are there beforehand, so that all calls update.
+    // The leases' rows exist beforehand, so that all calls update.
     session.run(
         "SELECT lease_acquire('startup' || i, ttl => '1 us'), plpgsql_acquire('startup' || i, '') FROM generate_series(0, 99) i;
          UPDATE plpgsql_lease SET expires_at = '-infinity' WHERE name LIKE 'startup%'",
@@ -105,12 +105,12 @@ fn prepare(bench: &Workbench) -> Result<()> {
     Ok(())
 }
 
-/// A connection that is to do nothing else.
+/// A new connection for nothing else.
 fn connect(bench: &Workbench) -> Result<Session> {
     bench.conninfo().set("synchronous_commit", "off").connect()
 }
 
-/// One call, and how long it takes in µs.
+/// Runs one call and returns its duration in microseconds.
 fn call(session: &mut Session, sql: &str, number: usize) -> Result<f64> {
     let statement = sql.replace('#', &number.to_string());
     let start = Instant::now();
@@ -121,7 +121,7 @@ fn call(session: &mut Session, sql: &str, number: usize) -> Result<f64> {
     Ok(spent)
 }
 
-/// How long the first call takes, and one of those after it.
+/// The durations of the first call and of a later one.
 fn times(bench: &Workbench, sql: &str) -> Result<[f64; 2]> {
     let mut session = connect(bench)?;
     let first = call(&mut session, sql, 0)?;
@@ -142,7 +142,7 @@ fn memory(bench: &Workbench, sql: &str) -> Result<f64> {
     Ok(grown)
 }
 
-/// The leases are to be had again.
+/// Makes all leases free again.
 fn free_all(bench: &Workbench) -> Result<()> {
     bench.connect()?.run(
         "SELECT lease_revoke('startup' || i) FROM generate_series(0, 99) i;
@@ -150,7 +150,7 @@ fn free_all(bench: &Workbench) -> Result<()> {
     )
 }
 
-/// The private dirty memory of a process.
+/// The private dirty memory of a process, in kB.
 fn memory_kb(pid: i32) -> Result<f64> {
     let path = format!("/proc/{pid}/smaps_rollup");
     let text = std::fs::read_to_string(&path).context("cannot read smaps_rollup")?;

@@ -1,4 +1,4 @@
-//! Acquire and release where nobody else wants the lease; and renewing.
+//! Acquiring and releasing a lease that nobody else wants, and renewing it.
 
 use crate::peer::{Held, Peer};
 use crate::peers::sql::*;
@@ -23,7 +23,7 @@ const PEERS: &[&str] = &[
     zookeeper::NAME,
 ];
 
-/// The least that pairs make of another's rate: with one client, and with eight, where both are compared.
+/// The least ratio of pairs to another peer's rate, with one client and, if compared, with eight.
 const GOALS: [(Sql, &str, f64, Option<f64>); 6] = [
     (OURS, TWO_UPDATES.name, 1.05, Some(1.2)),
     (SESSION, OURS.name, 1.8, Some(2.3)),
@@ -53,7 +53,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         )?;
         for (own, other, alone, many) in GOALS {
             let goal = if clients == 1 { Some(alone) } else { many };
-            // Those of other packages may be missing.
+            // The other peers may be missing.
             if let (Some(goal), Ok(ratio)) = (goal, ratio(&tracks, own.name, other)) {
                 section.at_least(
                     format!("pairs, {}, over {other}, {at_once}", own.name),

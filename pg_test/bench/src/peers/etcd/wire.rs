@@ -1,5 +1,5 @@
-//! The few calls and messages of etcd's protocol that are needed, by their numbers in its `.proto`
-//! files: so nothing needs to be generated from those.
+//! The few calls and messages of etcd's protocol that are needed, with the numbers of its `.proto` files, so that no
+//! code need be generated from those.
 
 use anyhow::{ensure, Context, Result};
 use prost::Message;
@@ -12,10 +12,10 @@ use tonic::codegen::tokio_stream::{self, StreamExt};
 use tonic::transport::{Channel, Endpoint};
 use tonic::Request;
 
-/// A number of etcd's one history: greater than any before it, so it serves as a fencing token.
+/// A revision of etcd's history, which grows with each change and so can serve as a fencing token.
 pub struct Revision(pub i64);
 
-/// A connection that is kept open.
+/// An open connection.
 pub struct Connection {
     runtime: Runtime,
     grpc: Grpc<Channel>,
@@ -44,20 +44,20 @@ impl Connection {
         })
     }
 
-    /// Grants an etcd lease of this ttl; the answer is its id.
+    /// Grants an etcd lease with this ttl, and returns its id.
     pub fn grant(&mut self, ttl: Duration) -> Result<i64> {
         let question = LeaseGrant { ttl: ttl.as_secs() as i64 };
         let granted: LeaseGranted = self.call("/etcdserverpb.Lease/LeaseGrant", question)?;
         Ok(granted.id)
     }
 
-    /// Revokes a lease, and with it the keys that are tied to it.
+    /// Revokes an etcd lease, and with it the keys tied to it.
     pub fn revoke(&mut self, lease: i64) -> Result<()> {
         let _: Answer = self.call("/etcdserverpb.Lease/LeaseRevoke", LeaseRevoke { id: lease })?;
         Ok(())
     }
 
-    /// Puts a key where there is none.
+    /// Puts a key if it does not exist.
     pub fn put_if_absent(
         &mut self,
         key: &str,
@@ -68,7 +68,7 @@ impl Connection {
         self.transaction(key, 0, Operation { put: Some(put), delete: None })
     }
 
-    /// Deletes a key that was put at that revision.
+    /// Deletes a key if it was put at that revision.
     pub fn delete_if(&mut self, key: &str, put_at: Revision) -> Result<bool> {
         let delete = Delete { key: key.into() };
         let operation = Operation { put: None, delete: Some(delete) };
@@ -81,7 +81,7 @@ impl Connection {
         created_at: i64,
         operation: Operation,
     ) -> Result<Option<Revision>> {
-        // Its zeros say: equal (result), the revision at which the key was created (target 1).
+        // The zeros mean: equal (result). Target 1 is the revision at which the key was created.
         let compare = Compare { target: 1, key: key.into(), created_at: Some(created_at) };
         let question = Txn { compare: vec![compare], success: vec![operation] };
         let done: TxnDone = self.call("/etcdserverpb.KV/Txn", question)?;
@@ -90,7 +90,7 @@ impl Connection {
     }
 }
 
-/// A stream of what happens to a key, kept open.
+/// A stream of the events of a key.
 pub struct Watch(Streaming<WatchAnswer>);
 
 impl Connection {
@@ -101,7 +101,7 @@ impl Connection {
             grpc.ready().await?;
             let path = PathAndQuery::from_static("/etcdserverpb.Watch/Watch");
             let create = WatchQuestion { create: Some(WatchCreate { key: key.into() }) };
-            // The side that asks stays open, or the watch would end.
+            // The request stream stays open, because closing it would end the watch.
             let questions = tokio_stream::once(create).chain(tokio_stream::pending());
             let answers = grpc
                 .streaming(Request::new(questions), path, ProstCodec::default())
@@ -114,7 +114,7 @@ impl Connection {
         })
     }
 
-    /// Waits until a watch shows that the key was deleted, or for so long.
+    /// Waits until the watch shows that the key was deleted, for at most `limit`.
     pub fn await_deletion(&mut self, watch: &mut Watch, limit: Duration) -> Result<bool> {
         self.runtime.block_on(async {
             let wanted = async {
@@ -133,10 +133,10 @@ impl Connection {
     }
 }
 
-/// The key is gone, by etcd's numbers of events.
+/// The event type of a deletion.
 const DELETED: i32 = 1;
 
-/// Messages, as their `.proto` has them.
+/// Messages as declared in the `.proto` files.
 macro_rules! messages {
     ($($message:ident { $([$($kind:tt)*] $field:ident: $type:ty),* })*) => {
         $(

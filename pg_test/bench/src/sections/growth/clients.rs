@@ -7,7 +7,7 @@ use crate::report::{row, Section};
 use crate::workbench::Workbench;
 use anyhow::Result;
 
-/// Pairs beside two updates, losing tries beside a SELECT.
+/// Compares pairs with two updates, and losing tries with a SELECT.
 pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
     section.note(
         "Clients: acquire + release of 10,000 leases that no other client wants, and losing tries for one \
@@ -26,7 +26,7 @@ pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
         ];
         let rules = Rules {
             rounds: bench.options.rounds().div_ceil(2),
-            // Of many clients each needs time for more than a call or two.
+            // Each of many clients needs time for more than a call or two.
             slice: bench.options.slice() * if clients > 50 { 2 } else { 1 },
             ..bench.options.rules(clients)
         };

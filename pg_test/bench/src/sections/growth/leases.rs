@@ -1,4 +1,4 @@
-//! From a thousand leases to a million, each size in a database of its own.
+//! From a thousand leases to a million, with a database for each number.
 
 use crate::plot::Better::Lower;
 use crate::race::{self, Contender, Rules, Track};
@@ -10,10 +10,10 @@ use pg_test::{Conninfo, Database};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Leases that one transaction takes while they are made: each locks one until it commits.
+/// The number of leases acquired per transaction during setup: each one locks an entry until the commit.
 const AT_ONCE: usize = 5_000;
 
-/// The call, on one of the leases, at random.
+/// The call, on a random lease.
 #[derive(Clone, Copy, PartialEq)]
 enum Call {
     Pair,
@@ -31,18 +31,18 @@ const CALLS: [(Call, &str); 5] = [
     (Call::Select, "plain table: select"),
 ];
 
-/// A database with so many leases. Leases of an even number are free, the others held for long.
+/// A database with this number of leases. Even ones are free, odd ones are held.
 struct LeaseDatabase {
     size: usize,
     database: Database,
-    /// Of the leases that are held.
+    /// The tokens of the held leases.
     tokens: Arc<Vec<i64>>,
 }
 
-/// All calls in all databases take turns.
+/// Runs all calls in all databases in turns.
 pub fn measure(bench: &Workbench, section: &mut Section) -> Result<()> {
     let sizes = bench.options.pick(vec![1_000, 10_000], vec![1_000, 10_000, 100_000, 1_000_000]);
-    // So the pages that the calls touch have been in the log since the last checkpoint already.
+    // The checkpoint comes first, so that the pages of the calls are in the WAL since then.
     bench.connect()?.run("CHECKPOINT")?;
     let databases = sizes
         .iter()
@@ -83,7 +83,7 @@ impl LeaseDatabase {
     }
 }
 
-/// Makes the leases of those numbers; returns the tokens of those that stay held.
+/// Makes the leases with these numbers, and returns the tokens of the held ones.
 fn acquire(conninfo: &Conninfo, numbers: std::ops::Range<usize>) -> Result<Vec<i64>> {
     let mut session = conninfo.connect()?;
     let acquire = session.prepare(
@@ -113,7 +113,7 @@ fn contender<'a>(database: &'a LeaseDatabase, call: Call, name: &str) -> Contend
             Call::Select => "SELECT n FROM plain WHERE name = $1",
         })?;
         let release = session.prepare("SELECT lease_release($1, $2)")?;
-        // The numbers of the held leases are odd.
+        // The held leases have odd numbers.
         let (half, held) =
             (database.size / 2, usize::from(matches!(call, Call::Renew | Call::Try)));
         let tokens = database.tokens.clone();

@@ -11,14 +11,13 @@ use pg_test::{Database, Session};
 use std::time::{Duration, Instant};
 
 const HOLDERS: usize = 1_000;
-/// One each ten minutes.
+/// One renewal in ten minutes.
 const RENEWALS_A_DAY: usize = 144;
-/// A day is measured in so many parts, by so many sessions at a time.
+/// The number of parts of a day, each measured by this number of concurrent sessions.
 const PARTS: usize = 4;
 const SESSIONS: usize = 2;
 
-/// Committed one by one within the server: what is to be seen is the work of a call, not its way
-/// there or the disk.
+/// Renewals are committed one by one within the server, to measure the call without the network and the disk.
 const SETUP: &str = "
 CREATE TABLE plain (name text COLLATE \"C\" PRIMARY KEY, n bigint NOT NULL, pad text) WITH (fillfactor = 50);
 INSERT INTO plain SELECT 'holder' || n, 0, repeat('.', 130) FROM generate_series(0, 999) n;
@@ -51,15 +50,15 @@ BEGIN
 END$$;
 ";
 
-/// The rows that are renewed, and the statement for it.
+/// The rows that are renewed, and the statement that renews them.
 const KINDS: [(&str, &str, &str); 2] =
     [("pg_fence, lease_renew", "renew", "fence.lease"), ("plain table: update", "update", "plain")];
 
 /// The figures of one day.
 struct Day {
-    /// Of each part of it, microseconds a call.
+    /// Microseconds per call in each part of the day.
     costs: Vec<f64>,
-    /// Of its updates, how many were HOT.
+    /// The share of updates that were HOT.
     hot: f64,
     table_mb: f64,
     index_mb: f64,
@@ -93,7 +92,7 @@ fn week(bench: &Workbench, days: usize, section: &mut Section, bars: &mut Bars) 
     let database = bench.database()?;
     prepare(&database)?;
     let mut weeks: [Vec<Day>; 2] = Default::default();
-    // Day by day, so that both have the same of whatever else the machine does.
+    // Day by day in turns, so that both are disturbed alike.
     for n in 1..=days {
         bench.progress(&format!("growth: renewals, day {n} of {days}"));
         for (week, (_, procedure, relation)) in weeks.iter_mut().zip(KINDS) {
@@ -167,7 +166,7 @@ fn snapshot(bench: &Workbench, section: &mut Section, bars: &mut Bars) -> Result
     Ok(())
 }
 
-/// The table's sizes on these days, and the index's.
+/// The sizes of the table and its index on these days.
 fn sizes(days: &[&Day]) -> Vec<Cell> {
     let of = |size: fn(&Day) -> f64| {
         let sizes = days.iter().map(|day| format!("{:.2}", size(day)));
@@ -178,7 +177,7 @@ fn sizes(days: &[&Day]) -> Vec<Cell> {
 
 fn prepare(database: &Database) -> Result<()> {
     let mut session = database.connect()?;
-    // A vacuum stands alone, so the statements go one by one; none but the bodies holds a `;` within.
+    // A vacuum cannot be in a transaction, so the statements are sent one by one; only bodies contain a `;`.
     let (plain, procedures) = SETUP.split_at(SETUP.find("CREATE PROCEDURE").unwrap_or(0));
     for statement in plain.split(';').filter(|statement| !statement.trim().is_empty()) {
         session.run(statement)?;
@@ -202,7 +201,7 @@ fn day(bench: &Workbench, database: &Database, procedure: &str, relation: &str) 
     let mut session = database.connect()?;
     let made = (times * PARTS * HOLDERS) as i64;
     let mut now = updates_before;
-    // The sessions told the statistics as they ended.
+    // Sessions report their statistics when they end.
     wait_until("the updates are counted", Duration::from_secs(20), || {
         now = updates(&mut session, relation).unwrap_or(now);
         now.0 - updates_before.0 >= made
@@ -221,7 +220,7 @@ fn day(bench: &Workbench, database: &Database, procedure: &str, relation: &str) 
     })
 }
 
-/// All updates of a table so far, and those that were HOT.
+/// The updates of a table so far, and the HOT ones among them.
 fn updates(session: &mut Session, relation: &str) -> Result<(i64, i64)> {
     let row = session.query_one(
         "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relid = $1::text::regclass",
