@@ -1,4 +1,4 @@
-//! A session in a thread of its own, to see it wait and to let it go on.
+//! A session in a thread of its own, so that a test can see it wait and let it continue.
 
 use crate::client::{notices_in, Conninfo, Notices, Rows, Session};
 use crate::edition;
@@ -11,7 +11,7 @@ use std::time::Duration;
 /// The outcome of a statement.
 pub type Outcome = Result<Rows, Fault>;
 
-/// A session that runs one statement at a time without holding up its owner.
+/// A session that runs one statement at a time without blocking its owner.
 pub struct Background {
     statements: Sender<String>,
     outcomes: Receiver<Outcome>,
@@ -21,19 +21,19 @@ pub struct Background {
     conninfo: Conninfo,
     probe: Option<Session>,
     pid: i32,
-    /// Whether what sleeps counts as waiting: a waiter of the lite edition sleeps between its looks.
+    /// True if sleeping counts as waiting: a waiter of the lite edition sleeps between its attempts.
     pub waits_asleep: bool,
 }
 
 impl Background {
-    /// Connects (twice: once more to look at the first one).
+    /// Connects twice: the second connection observes the first.
     pub fn connect(conninfo: &Conninfo) -> Result<Background> {
         let mut background = Background::connect_once(conninfo)?;
         background.probe()?;
         Ok(background)
     }
 
-    /// Connects, and once more when the session is first looked at.
+    /// Connects once, and a second time when the session is first observed.
     pub fn connect_once(conninfo: &Conninfo) -> Result<Background> {
         let mut session = conninfo.connect()?;
         let (pid, notices) = (session.pid(), session.notices.clone());
@@ -59,12 +59,12 @@ impl Background {
         })
     }
 
-    /// It is looked at by way of another connection: its own may lead through a pooler.
+    /// Observes the session through another connection: its own may go through a pooler.
     pub fn look_from(&mut self, conninfo: Conninfo) {
         self.conninfo = conninfo;
     }
 
-    /// Looks with a superuser's eyes, past a pooler's or a role's limits.
+    /// The observing session: a superuser's, not subject to limits of a pooler or a role.
     fn probe(&mut self) -> Result<&mut Session> {
         let probe = match self.probe.take() {
             Some(probe) => probe,
@@ -73,7 +73,7 @@ impl Background {
         Ok(self.probe.insert(probe))
     }
 
-    /// The pid of its backend.
+    /// The pid of the session's backend.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -83,12 +83,12 @@ impl Background {
         notices_in(&self.notices)
     }
 
-    /// The statement whose outcome nobody has asked for yet.
+    /// The statement whose outcome has not been taken yet.
     pub fn pending(&self) -> Option<&str> {
         self.pending.as_deref()
     }
 
-    /// Starts a statement and does not wait for its outcome.
+    /// Starts a statement without waiting for its outcome.
     pub fn send(&mut self, sql: &str) -> Result<()> {
         ensure!(self.pending.is_none(), "still at: {:?}", self.pending);
         self.statements.send(sql.to_owned()).context("the session's thread is gone")?;
@@ -96,7 +96,7 @@ impl Background {
         Ok(())
     }
 
-    /// Whether the statement has ended.
+    /// Returns true if the statement has ended.
     pub fn is_finished(&mut self) -> bool {
         if self.early.is_none() {
             self.early = self.outcomes.try_recv().ok();
@@ -104,7 +104,7 @@ impl Background {
         self.early.is_some()
     }
 
-    /// The outcome of the statement, which must come within `limit`.
+    /// The outcome of the statement; an error if it does not come within `limit`.
     pub fn outcome(&mut self, limit: Duration) -> Result<Outcome> {
         let sql = self.pending.clone().context("no statement was sent")?;
         let outcome = match self.early.take() {
@@ -117,13 +117,13 @@ impl Background {
         Ok(outcome)
     }
 
-    /// The rows of the statement, which must come.
+    /// The rows of the statement; an error if it fails.
     pub fn rows(&mut self) -> Result<Rows> {
         let sql = self.pending.clone().unwrap_or_default();
         self.outcome(PATIENCE)?.context(sql)
     }
 
-    /// The error of the statement, which must come and have that SQLSTATE.
+    /// The error of the statement, which must have that SQLSTATE.
     pub fn refused(&mut self, sqlstate: &str) -> Result<Fault> {
         let outcome = self.outcome(PATIENCE)?;
         crate::fault::expect_err(outcome, sqlstate)
@@ -135,8 +135,7 @@ impl Background {
         self.rows()
     }
 
-    /// The wait of the backend: type and event (`"Lock"`, `"advisory"`); `None` when it works
-    /// or is gone.
+    /// The type and event of the backend's wait (`"Lock"`, `"advisory"`); `None` if it works or is gone.
     pub fn waits_for(&mut self) -> Option<(String, String)> {
         let sql = format!(
             "SELECT wait_event_type, wait_event FROM pg_stat_activity WHERE pid = {} \
@@ -147,7 +146,7 @@ impl Background {
         Some((row[0].clone()?, row[1].clone()?))
     }
 
-    /// The backends that hold this one up.
+    /// The pids of the backends that block this one.
     pub fn blocked_by(&mut self) -> Result<Vec<i32>> {
         let pid = self.pid;
         self.probe()?.one("SELECT pg_blocking_pids($1)", &[&pid])
@@ -161,7 +160,7 @@ impl Background {
         Ok(())
     }
 
-    /// Waits until the statement waits for a lock or in an extension (true), or has ended.
+    /// Waits until the statement waits for a lock or in an extension (true), or has ended (false).
     pub fn blocks_or_ends(&mut self) -> Result<bool> {
         let mut finished = false;
         wait_until("the session is blocked", PATIENCE, || {
@@ -169,7 +168,7 @@ impl Background {
             let waits_for = self.waits_for();
             let waits_for = waits_for.as_ref().map(|(kind, event)| (kind.as_str(), event.as_str()));
             let sleeps = waits_for == Some(("Timeout", "PgSleep")) && self.waits_asleep;
-            // A commit that waits for a standby, too.
+            // A commit may also wait for a standby.
             let is_blocked = matches!(waits_for, Some(("Lock" | "Extension", _) | (_, "SyncRep")));
             finished || sleeps || is_blocked
         })?;
@@ -189,7 +188,7 @@ impl Background {
 
 impl Drop for Background {
     fn drop(&mut self) {
-        // The thread ends with its statement; nobody waits for the answer any more.
+        // The thread ends with its statement; its answer is no longer needed.
         if self.pending.is_some() && !self.is_finished() {
             let _ = self.terminate();
         }

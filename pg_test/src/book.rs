@@ -1,4 +1,4 @@
-//! The pages as a book: those of `docs/SUMMARY.md`, where they are, with what they link to, built by mdBook.
+//! The pages as a book, built by mdBook: those of `docs/SUMMARY.md` in their places, with the files to which they link.
 
 use crate::markdown;
 use crate::source_tree::source_root;
@@ -9,20 +9,20 @@ use std::process::Command;
 
 const SUMMARY: &str = "docs/SUMMARY.md";
 
-/// The paths of the book's pages, below the root of the source.
+/// The paths of the book's pages, relative to the root of the source.
 pub fn pages() -> Result<Vec<PathBuf>> {
     let summary = fs::read_to_string(source_root().join(SUMMARY))?;
     Ok(files(Path::new(SUMMARY), &summary))
 }
 
-/// The files that a page links to, below the root of the source.
+/// The files to which a page links, relative to the root of the source.
 pub fn files(page: &Path, text: &str) -> Vec<PathBuf> {
     let links = markdown::links(text).into_iter().filter(|link| !link.contains(':'));
     let links = links.filter_map(|link| Some(link.split('#').next()?.to_owned()));
     links.filter(|link| !link.is_empty()).map(|link| beside(page, &link)).collect()
 }
 
-/// The path that a link of a page means.
+/// The path to which a link of a page leads.
 pub fn beside(page: &Path, link: &str) -> PathBuf {
     let mut target = page.parent().map(Path::to_path_buf).unwrap_or_default();
     for part in Path::new(link).components() {
@@ -35,7 +35,7 @@ pub fn beside(page: &Path, link: &str) -> PathBuf {
     target
 }
 
-/// Builds the book below `target/book`, and returns where it begins.
+/// Builds the book in `target/book`, and returns its first page.
 pub fn build() -> Result<PathBuf> {
     let root = source_root();
     let book = root.join("target/book");
@@ -49,7 +49,7 @@ pub fn build() -> Result<PathBuf> {
         let text =
             fs::read_to_string(root.join(&page)).with_context(|| page.display().to_string())?;
         put(&page, text.as_bytes())?;
-        // Pictures, programs, specifications: as they are.
+        // Pictures, programs and specifications are copied unchanged.
         for target in files(&page, &text) {
             if root.join(&target).is_file()
                 && target.extension().is_none_or(|ending| ending != "md")
@@ -58,7 +58,7 @@ pub fn build() -> Result<PathBuf> {
             }
         }
     }
-    // mdBook wants it at the top.
+    // mdBook expects the summary at the top.
     let summary = fs::read_to_string(root.join(SUMMARY))?;
     let summary =
         summary.replace("](../", "](@").replace("](", "](docs/").replace("](docs/@", "](");

@@ -1,6 +1,6 @@
-//! A client on another network than the server's, and the cable between them, to be cut: what is sent from then on
-//! arrives nowhere, and neither side is told. (Loopback cannot show that: there a connection whose other end is
-//! gone is always told so.)
+//! A client in another network namespace than the server's, and the network link between them, which can be cut. After
+//! that, packages are lost and neither side is notified. (Loopback cannot show that: its sockets always notice that the
+//! other end is gone.)
 
 use crate::client::Conninfo;
 use crate::process::output_of;
@@ -11,17 +11,17 @@ use anyhow::{ensure, Context, Result};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 
-/// A network of its own, which goes with its last process.
+/// A network namespace, which ends with its last process.
 pub struct Cable {
-    /// A process that only lives in that network.
+    /// A process that only keeps the namespace alive.
     keeper: Child,
 }
 
-/// The name of the far end there.
+/// The name of the link's end in the namespace.
 const FAR: &str = "far";
 
 impl Cable {
-    /// Lays it. That takes the right to make networks, which mostly is root's.
+    /// Makes the link. That needs the right to make networks, which usually only root has.
     pub fn lay(rundir: &RunDir) -> Result<Cable> {
         setup::ensure(&[
             Package::new("iproute2", "/usr/sbin/ip"),
@@ -49,12 +49,12 @@ impl Cable {
         Ok(cable)
     }
 
-    /// The name of the near end here.
+    /// The name of the link's end on this side.
     fn near_end(&self) -> String {
         format!("fence{}", self.keeper.id())
     }
 
-    /// An address of the 10.0.0.0/8 that no other run uses, as far as pids tell.
+    /// An address of 10.0.0.0/8 that differs from those of concurrent runs, by the pid.
     fn address(&self, host: u32) -> String {
         let net = (self.keeper.id() & 0x3f_ffff) << 2 | host;
         format!("10.{}.{}.{}", net >> 16 & 0xff, net >> 8 & 0xff, net & 0xff)
@@ -70,26 +70,26 @@ impl Cable {
         self.address(2)
     }
 
-    /// A command in the client's network.
+    /// A command in the client's namespace.
     fn command(&self, rundir: Option<&RunDir>) -> Command {
         let mut command = rundir.map_or_else(|| Command::new("nsenter"), |r| r.command("nsenter"));
         command.args(["--net", "--target", &self.keeper.id().to_string()]);
         command
     }
 
-    /// Runs `ip` in the client's network.
+    /// Runs `ip` in the client's namespace.
     fn there(&self, arguments: &str) -> Result<String> {
         output_of(self.command(None).arg("ip").args(arguments.split(' ')))
     }
 
-    /// A worker process in the client's network.
+    /// A worker process in the client's namespace.
     pub fn worker(&self, rundir: &RunDir, name: &str, conninfo: &Conninfo) -> Result<Worker> {
         let mut command = self.command(Some(rundir));
         command.arg(rundir.program());
         Worker::start_by(command, name, conninfo)
     }
 
-    /// Cuts it, at the client's end.
+    /// Cuts the link at the client's end.
     pub fn cut(&self) -> Result<()> {
         self.there(&format!("link set {FAR} down")).map(drop)
     }

@@ -1,10 +1,10 @@
-//! The calls on leases, as short as a test wants them.
+//! Short forms of the calls on leases.
 
 use crate::client::{literal, Rows, Session};
 use crate::process::{wait_until, PATIENCE};
 use anyhow::{bail, ensure, Context, Result};
 
-/// Waits until neither a call nor a row that it waited for has a lock left in the session's database.
+/// Waits until neither a call nor a row that it waited for has a lock in the session's database.
 pub fn nothing_is_left(session: &mut Session) -> Result<()> {
     let sql = "SELECT l.pid, l.mode, l.granted, l.objsubid FROM pg_locks l \
                JOIN pg_database d ON d.oid = l.database \
@@ -19,28 +19,28 @@ pub fn nothing_is_left(session: &mut Session) -> Result<()> {
 
 /// Short ways for a session to use leases.
 pub trait Calls {
-    /// A statement with one value, a token or NULL.
+    /// Runs a statement with one value, a token or NULL.
     fn token(&mut self, sql: &str) -> Result<Option<i64>>;
-    /// A statement that must return a token.
+    /// Runs a statement that must return a token.
     fn granted(&mut self, sql: &str) -> Result<i64>;
-    /// A statement that must return NULL.
+    /// Runs a statement that must return NULL.
     fn nothing(&mut self, sql: &str) -> Result<()>;
-    /// A statement whose one value is a boolean.
+    /// Runs a statement that returns a boolean.
     fn truth(&mut self, sql: &str) -> Result<bool>;
     /// Acquires the lease for `ttl`; it must be free.
     fn acquire(&mut self, name: &str, ttl: &str) -> Result<i64>;
-    /// Whether a try finds the lease taken.
+    /// Returns true if a try finds the lease taken.
     fn is_taken(&mut self, name: &str) -> Result<bool>;
-    /// `lease_renew` by a token.
+    /// Calls `lease_renew` with a token.
     fn renew(&mut self, name: &str, token: i64) -> Result<Option<i64>>;
-    /// `lease_release` by a token.
+    /// Calls `lease_release` with a token.
     fn release(&mut self, name: &str, token: i64) -> Result<Option<i64>>;
-    /// `lease_check` of a token.
+    /// Calls `lease_check` with a token.
     fn speaks(&mut self, name: &str, token: i64) -> Result<bool>;
-    /// Acquires the lease with a deadline that has passed on return.
+    /// Acquires the lease with a deadline that has passed when the call returns.
     fn acquire_expired(&mut self, name: &str) -> Result<i64>;
-    /// Ends the grant by the clock, by a renewal for a microsecond, which another session's guard does not hold up;
-    /// so a test can have it live for as long as it takes, and then expired.
+    /// Lets the grant expire now, by a renewal for a microsecond, which a guard of another session does not block. So a
+    /// test can keep a grant alive as long as needed.
     fn expire_now(&mut self, name: &str, token: i64) -> Result<()>;
     /// Waits until the lease's deadline has passed.
     fn wait_expired(&mut self, name: &str) -> Result<()>;
@@ -79,7 +79,7 @@ impl Calls for Session {
     }
 
     fn is_taken(&mut self, name: &str) -> Result<bool> {
-        // A grant that is won nevertheless is rolled back; a try that waits is an error.
+        // A grant is rolled back, and a try that waits is an error.
         self.run("BEGIN; SET LOCAL lock_timeout = '10 s'")?;
         let taken = self.truth(&format!("SELECT lease_acquire({}) IS NULL", literal(name)));
         self.run("ROLLBACK")?;
@@ -112,7 +112,7 @@ impl Calls for Session {
     }
 
     fn wait_expired(&mut self, name: &str) -> Result<()> {
-        // The server's clock decides; a little more than what is left, then again if need be.
+        // The server's clock decides: sleep a little longer than the remaining time, and repeat if necessary.
         let left = format!(
             "SELECT max(extract(epoch FROM expires_at - clock_timestamp())) FROM fence.leases \
              WHERE name = {} AND state = 'held'",

@@ -1,8 +1,8 @@
-//! A PostgreSQL that is not released yet, and what the extension is built for it with, and on demand for the others: a
-//! newer pgrx than that of `Cargo.toml`, which wants a newer Rust. All of it is brought where it is missing, below the
+//! The next PostgreSQL, which is not released yet, and what is needed to build the extension for it (and on demand for
+//! the others): a newer pgrx than that of `Cargo.toml`, which needs a newer Rust. Missing parts are fetched into the
 //! target directory.
 //!
-//! When `Cargo.toml` names that pgrx (CONTRIBUTING says when), all of this goes.
+//! This module is removed when `Cargo.toml` names that pgrx (CONTRIBUTING says when).
 
 use crate::debian_binary::Libraries;
 use crate::debian_releases::{Kind, Releases, RELEASES};
@@ -15,21 +15,21 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// Its major version.
+/// The major version.
 pub const MAJOR: &str = "19";
-/// The first pgrx that knows it is the newest that there is.
+/// The first pgrx that supports the version, and the newest.
 pub const PGRX: &str = "0.19.3";
-/// Set: the extension is built with that one for the other versions, too.
+/// If set, the extension is built with that pgrx for the other versions, too.
 pub const PGRX_VARIABLE: &str = "PG_FENCE_NEXT_PGRX";
-/// The Rust that it asks for: 1.96.
+/// The minor version of the Rust that this pgrx needs: 1.96.
 const RUST_MINOR: u32 = 96;
 
-/// Whether the extension is built for a version with the other pgrx.
+/// Returns true if the extension is built for a version with the newer pgrx.
 pub fn builds(major: &str) -> bool {
     major == MAJOR || std::env::var_os(PGRX_VARIABLE).is_some()
 }
 
-/// Cargo, in a tree of the same sources that names the other pgrx, with a Rust that is new enough.
+/// Cargo in a copy of the source tree that names the newer pgrx, with a Rust that is new enough.
 pub fn cargo() -> Result<Command> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
@@ -50,7 +50,7 @@ fn minor_of(version: &str) -> Result<u32> {
     minor.with_context(|| format!("no version of Rust in {version:?}"))
 }
 
-/// The sources are the same files; the manifest is another, and what cargo makes of it.
+/// A copy of the source tree: the same files, but another manifest and cargo's files.
 fn tree(dir: &Path) -> Result<&Path> {
     fs::create_dir_all(dir)?;
     for name in ["src", "sql"] {
@@ -62,7 +62,7 @@ fn tree(dir: &Path) -> Result<&Path> {
     }
     let lock = fs::read_to_string(source_root().join("Cargo.lock"))?;
     let manifest = manifest(&fs::read_to_string(source_root().join("Cargo.toml"))?)?;
-    // Cargo goes on from the tree's own versions of all other crates, and keeps what it has found.
+    // Cargo starts from the tree's versions of all other crates, and keeps those that it has found.
     let from = format!("{manifest}{lock}");
     if fs::read_to_string(dir.join("made-from")).ok() != Some(from.clone()) {
         fs::write(dir.join("Cargo.toml"), manifest)?;
@@ -72,7 +72,7 @@ fn tree(dir: &Path) -> Result<&Path> {
     Ok(dir)
 }
 
-/// The workspace's manifest with the other pgrx, for the extension alone.
+/// The workspace's manifest with the newer pgrx, for the extension only.
 fn manifest(own: &str) -> Result<String> {
     let mut manifest: toml::Value = toml::from_str(own)?;
     manifest["workspace"]["members"] = vec![".", "src/rules"].into();
@@ -85,20 +85,20 @@ fn manifest(own: &str) -> Result<String> {
     let mut features = table(&mut manifest, "features")?;
     features.insert(format!("pg{MAJOR}"), vec![format!("pgrx/pg{MAJOR}")].into());
     manifest["features"] = features.into();
-    // They are of crates that only the lab needs.
+    // They belong to crates of the tests.
     let mut profile = table(&mut manifest["profile"], "dev")?;
     profile.remove("package");
     manifest["profile"]["dev"] = profile.into();
     Ok(toml::to_string(&manifest)?)
 }
 
-/// Debian's newest Rust, with all that it is linked to: the machine's own libraries may be too old for it.
+/// Debian's newest Rust with the libraries that it needs, because the machine's own may be too old.
 struct Toolchain {
     home: PathBuf,
 }
 
 impl Toolchain {
-    /// Its compiler, fetched where it is missing.
+    /// The compiler, fetched if it is missing.
     fn rustc(&self) -> Result<PathBuf> {
         let rustc = self.home.join("rustc");
         if rustc.exists() {
@@ -111,7 +111,7 @@ impl Toolchain {
         let mut packages = releases.libraries_of("libstd-rust-dev")?;
         packages.push("rustc".to_owned());
         releases.unpack(&packages, &debian)?;
-        // It is started by its loader, of which it tells nothing to what it starts in turn.
+        // The compiler is started by the loader of its own libraries, but the processes that it starts are not.
         let (own, usr) = (Libraries::of(&debian)?, debian.join("usr"));
         let script = format!(
             "#!/bin/sh\nexec '{}' --library-path '{}' '{}' --sysroot '{}' \"$@\"\n",

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
 
-/// Names the file that clusters append their failed assertions to.
+/// Names the file to which clusters append their failed assertions.
 pub const FAILURES_VARIABLE: &str = "PG_FENCE_FAILED_ASSERTIONS";
 
 #[derive(Debug, Clone, Default, clap::Args)]
@@ -22,7 +22,7 @@ pub struct Options {
     tests: Vec<String>,
 }
 
-/// Builds the server if it is not there yet, runs the suite on it, and fails where an assertion or a test did.
+/// Builds the server if necessary, runs the suite on it, and fails if an assertion or a test fails.
 pub fn run(options: &Options) -> Result<()> {
     let major = setup::major();
     let dir = directory(&major);
@@ -64,7 +64,7 @@ fn directory(major: &str) -> PathBuf {
     })
 }
 
-/// The failed assertions in a server's log: each with the stack below it, and what was being run.
+/// The failed assertions in a server's log, each with its stack and the statement that was running.
 pub fn failures_in(log: &str) -> Vec<String> {
     let mut failures: Vec<String> = Vec::new();
     let mut lines = log.lines().peekable();
@@ -88,7 +88,7 @@ pub fn failures_in(log: &str) -> Vec<String> {
     failures
 }
 
-/// How often each assertion failed, and its first failure.
+/// The number of failures of each assertion, and the first one.
 fn by_assertion(failures: &str) -> BTreeMap<String, (usize, String)> {
     let mut kinds = BTreeMap::new();
     for failure in failures_in(failures) {

@@ -1,6 +1,6 @@
-//! The chaos run: many workers with real clients, while the tables of the state are maintained, processes are
-//! frozen and killed, servers crash and fail over, and the clock steps. All that workers asked and saw is written
-//! down and judged afterwards.
+//! The chaos run: many workers with real clients, while tables are maintained, processes are frozen and killed, servers
+//! crash and fail over, and the clock is stepped. All requests and answers of workers are recorded and checked
+//! afterwards.
 
 mod evidence;
 mod instructions;
@@ -62,15 +62,15 @@ pub struct Options {
     bug: Option<KnownBug>,
 }
 
-/// The result of a run, or of several added up.
+/// The result of one run, or of several together.
 #[derive(Debug)]
 pub struct Summary {
-    /// Of the latest run.
+    /// The seed of the latest run.
     seed: u64,
-    /// How long each run was.
+    /// The length of each run.
     seconds: u64,
     disturbances: BTreeMap<Disturbance, usize>,
-    /// How often each kind of maintenance was done, and how often it could not be.
+    /// For each kind of maintenance, how often it was done and how often it failed.
     maintenance: BTreeMap<Job, (usize, usize)>,
     /// The calls that workers could make.
     surface: Surface,
@@ -78,7 +78,7 @@ pub struct Summary {
 }
 
 impl Summary {
-    /// Adds what a further run shows.
+    /// Adds the results of another run.
     fn add(&mut self, further: Summary) {
         for (disturbance, count) in further.disturbances {
             *self.disturbances.entry(disturbance).or_default() += count;
@@ -92,14 +92,14 @@ impl Summary {
         self.findings.add(further.findings);
     }
 
-    /// Why this proves nothing, if it does not: less has happened than should in one run.
+    /// The reason why the run proves nothing, if too little has happened in it.
     fn void(&self) -> Option<String> {
         let Surface { multi_holder, sessions, adoption, .. } = self.surface;
         let (number, second) =
             (|what| self.findings.number(what), self.maintained(Some(Job::Second)));
-        // In half a minute every one of these may be interrupted by a crash.
+        // In half a minute, a crash may interrupt every one of these.
         let is_long = self.seconds >= 60;
-        // What must have happened so often a minute, where it is there.
+        // The minimum number of each event per minute, if it applies.
         let wanted = [
             (true, GRANTS, number(GRANTS), 30),
             (multi_holder, SHARED, number(SHARED), 10),
@@ -124,12 +124,12 @@ impl Summary {
         })
     }
 
-    /// The promises that were broken.
+    /// The requirements that were violated.
     fn violations(&self) -> &[String] {
         &self.findings.violations
     }
 
-    /// Fails where a promise was broken, or the run is void.
+    /// Fails if a requirement was violated, or if the run proves nothing.
     pub fn judged(&self) -> Result<()> {
         let count = self.violations().len();
         ensure!(count == 0, "{count} promises were broken");
@@ -139,7 +139,7 @@ impl Summary {
         Ok(())
     }
 
-    /// How much maintenance was done, of one kind or of all.
+    /// The number of maintenance jobs, of one kind or of all.
     fn maintained(&self, only: Option<Job>) -> usize {
         let of_that_kind =
             self.maintenance.iter().filter(|(job, _)| only.is_none_or(|only| only == **job));
@@ -167,7 +167,7 @@ impl fmt::Display for Summary {
     }
 }
 
-/// Runs, prints the summary, and fails where a promise was broken, or where a planted bug was not caught.
+/// Runs and prints the summary. Fails if a requirement was violated, or if a planted bug was not caught.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     options.edition.make();
     let minutes = if options.short { 0.5 } else { options.minutes };
@@ -190,7 +190,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     summary.judged()
 }
 
-/// A PostgreSQL of its own; with the extension, where that is what is judged.
+/// A private PostgreSQL, with the extension if that is under test.
 fn prefix_of(program: &Path) -> Result<Arc<Prefix>> {
     let installation = majors::chosen()?;
     let extension = if edition::is_lite() { None } else { Some(Extension::build(&installation)?) };
@@ -200,7 +200,7 @@ fn prefix_of(program: &Path) -> Result<Arc<Prefix>> {
     Ok(prefix)
 }
 
-/// Runs for that time, and again if too little has happened. A broken promise ends it at once.
+/// Runs for that time, and again if too little has happened. Stops at once at a violation.
 pub fn run_until_enough_happened(
     prefix: &Arc<Prefix>,
     time: Duration,
@@ -219,10 +219,10 @@ pub fn run_until_enough_happened(
     Ok(summary)
 }
 
-/// For how many times the time of one run a further run may begin: how much happens depends on the machine.
+/// The limit for starting further runs, as a multiple of the time of one: how much happens depends on the machine.
 const RUNS: u32 = 8;
 
-/// Disturbs and judges for that time, with the extension that is installed in `prefix`.
+/// Disturbs the workers for that time and checks the history, with the extension in `prefix`.
 pub fn run_for(
     prefix: &Arc<Prefix>,
     time: Duration,
@@ -248,7 +248,7 @@ pub fn run_for(
         several: surface.several,
         sessions: surface.sessions,
         adopted: if adopts { adopted } else { 0 },
-        // A run that is about adoption has few others.
+        // A run about adoption has few other leases.
         mostly_adopted: bug.is_some(),
         row_share: bug.map_or(25, KnownBug::row_share),
     };

@@ -1,5 +1,5 @@
-//! Citus on servers of its own: a coordinator, and workers among which tables are spread. No package has it: it is used
-//! where somebody has built and installed it beside the PostgreSQL that the tests run on.
+//! Citus: a coordinator, and workers among which tables are distributed. It is in no package, so it is used only if it
+//! was built and installed beside the PostgreSQL of the tests.
 
 use crate::client::Session;
 use crate::cluster::{Builder, Cluster};
@@ -8,14 +8,14 @@ use crate::test_case::left_out;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 
-/// A coordinator with its workers, in whose database `postgres` both extensions are.
+/// A coordinator with its workers, whose database `postgres` has both extensions.
 pub struct Citus {
     coordinator: Cluster,
     workers: Vec<Cluster>,
 }
 
 impl Citus {
-    /// Starts so many workers. Where there is no Citus, the test is left out.
+    /// Starts this number of workers. Without Citus, the test is ignored.
     pub fn start(prefix: &Arc<Prefix>, workers: usize) -> Result<Citus> {
         if !prefix.extension_dir().join("citus.control").exists() {
             return left_out("no Citus is installed beside this PostgreSQL");
@@ -26,12 +26,12 @@ impl Citus {
         for _ in 0..workers {
             citus.add_worker()?;
         }
-        // Citus has it created on the workers, too.
+        // Citus also creates it on the workers.
         citus.connect()?.run("CREATE EXTENSION pg_fence")?;
         Ok(citus)
     }
 
-    /// Starts one more worker, which has no shards at first, and returns its number.
+    /// Adds a worker, which has no shards at first, and returns its number.
     pub fn add_worker(&mut self) -> Result<usize> {
         let worker = node(self.coordinator.prefix())?;
         self.connect()?.run(&format!("SELECT citus_add_node('127.0.0.1', {})", worker.port()))?;
@@ -47,13 +47,13 @@ impl Citus {
         &self.workers[number]
     }
 
-    /// A session with the coordinator, which may put triggers on distributed tables.
+    /// A session with the coordinator, which may create triggers on distributed tables.
     pub fn connect(&self) -> Result<Session> {
         let conninfo = self.coordinator.conninfo("postgres");
         conninfo.set("citus.enable_unsafe_triggers", "on").connect()
     }
 
-    /// Has Citus send the calls on a lease to the node of the row whose key is the lease's name.
+    /// Makes Citus send calls on a lease to the node of the row whose key is the lease's name.
     pub fn distribute_calls(&self, table: &str) -> Result<()> {
         self.connect()?.run(&format!(
             "SELECT create_distributed_function(p.oid::regprocedure, 'name', colocate_with => '{table}', force_delegation => true)
@@ -62,7 +62,7 @@ impl Citus {
         ))
     }
 
-    /// Which worker has the row with this key.
+    /// The worker that has the row with this key.
     pub fn home_of(&self, table: &str, key: &str) -> Result<usize> {
         let port: i32 = self.connect()?.one(
             "SELECT nodeport::integer FROM pg_dist_shard_placement
@@ -83,7 +83,7 @@ impl Citus {
         )
     }
 
-    /// Moves the shard that has the row to a worker, and with it those that Citus keeps beside it.
+    /// Moves the shard of the row to a worker, together with its colocated shards.
     pub fn move_shard(&self, table: &str, key: &str, to: usize) -> Result<()> {
         let (from, to) = (self.worker(self.home_of(table, key)?).port(), self.worker(to).port());
         self.connect()?.run(&format!(
@@ -97,7 +97,7 @@ fn node(prefix: &Arc<Prefix>) -> Result<Cluster> {
     let node = Builder::new(prefix.clone())
         .own_identity()
         .set("shared_preload_libraries", "citus")
-        // Nodes reach each other on loopback, where there are no certificates.
+        // Nodes connect on loopback, where there are no certificates.
         .set("citus.node_conninfo", "sslmode=prefer")
         .set("citus.shard_count", "4")
         .set("wal_level", "logical")

@@ -1,4 +1,4 @@
-//! Where to connect, and a session over the `postgres` crate.
+//! Connection parameters, and a session over the `postgres` crate.
 
 use crate::edition;
 use crate::fault::{self, Fault};
@@ -14,7 +14,7 @@ pub type Rows = Vec<Vec<Option<String>>>;
 /// Parameters of a statement.
 pub type Params<'a> = &'a [&'a (dyn ToSql + Sync)];
 
-/// Where (mostly on loopback) and as whom to connect. As text it is a connection string.
+/// The address (mostly on loopback) and the role to connect with. Its text form is a connection string.
 #[derive(Debug, Clone)]
 pub struct Conninfo {
     host: String,
@@ -26,7 +26,7 @@ pub struct Conninfo {
 }
 
 impl Conninfo {
-    /// The superuser's way to a server on loopback.
+    /// The superuser's connection to a server on loopback.
     pub fn new(port: u16, dbname: &str) -> Conninfo {
         Conninfo {
             host: "127.0.0.1".to_owned(),
@@ -38,13 +38,13 @@ impl Conninfo {
         }
     }
 
-    /// Another of the server's addresses.
+    /// With another address of the server.
     pub fn host(mut self, host: &str) -> Conninfo {
         self.host = host.to_owned();
         self
     }
 
-    /// Another port (a pooler's).
+    /// With another port, for example a pooler's.
     pub fn port(mut self, port: u16) -> Conninfo {
         self.port = port;
         self
@@ -55,7 +55,7 @@ impl Conninfo {
         self
     }
 
-    /// The role that it connects as.
+    /// The role that connects.
     pub fn role(&self) -> &str {
         &self.user
     }
@@ -65,20 +65,20 @@ impl Conninfo {
         self
     }
 
-    /// One more setting for the session.
+    /// With one more setting for the session.
     pub fn set(mut self, name: &str, value: &str) -> Conninfo {
         let value = value.replace('\\', "\\\\").replace(' ', "\\ ");
         self.options.push_str(&format!(" -c {name}={value}"));
         self
     }
 
-    /// The name that `pg_stat_activity` shows.
+    /// With a name that `pg_stat_activity` shows.
     pub fn application(mut self, name: &str) -> Conninfo {
         self.application = name.to_owned();
         self
     }
 
-    /// The port and the database, for a program that puts its own connection string together.
+    /// The port and the database, for programs that build their own connection string.
     pub fn place(&self) -> (u16, &str) {
         (self.port, &self.dbname)
     }
@@ -103,15 +103,15 @@ impl fmt::Display for Conninfo {
     }
 }
 
-/// The notices and warnings of a session that nobody has looked at yet.
+/// The notices and warnings of a session that were not read yet.
 pub(crate) type Notices = Arc<Mutex<Vec<Fault>>>;
 
-/// Takes them.
+/// Takes the notices.
 pub(crate) fn notices_in(notices: &Notices) -> Vec<Fault> {
     std::mem::take(&mut *notices.lock().unwrap_or_else(|e| e.into_inner()))
 }
 
-/// A connection. It is a [`postgres::Client`] with a few short ways added.
+/// A connection: a [`postgres::Client`] with a few short methods.
 pub struct Session {
     client: Client,
     pub(crate) notices: Notices,
@@ -129,7 +129,7 @@ impl Session {
             sink.push(Fault::from(&notice));
         });
         let mut client = config.connect(NoTls)?;
-        // A pooler has no such thing as a backend of one's own; then this is a mere number.
+        // A pooler has no backend for the session; then this is just a number.
         let pid = match client.simple_query("SELECT pg_backend_pid()")?.iter().find_map(row_of) {
             Some(row) => row.get(0).and_then(|text| text.parse().ok()).unwrap_or(0),
             None => 0,
@@ -137,7 +137,7 @@ impl Session {
         Ok(Session { client, notices, pid })
     }
 
-    /// The pid of its backend.
+    /// The pid of the session's backend.
     pub fn pid(&self) -> i32 {
         self.pid
     }
@@ -147,7 +147,7 @@ impl Session {
         notices_in(&self.notices)
     }
 
-    /// Runs statements (several, separated by `;`, are one transaction) without looking at rows.
+    /// Runs statements (several, separated by `;`, are one transaction) and ignores their rows.
     pub fn run(&mut self, sql: &str) -> Result<()> {
         self.try_rows(sql).map(drop).with_context(|| sql.to_owned())
     }
@@ -157,13 +157,13 @@ impl Session {
         self.try_rows(sql).with_context(|| sql.to_owned())
     }
 
-    /// As [`Session::rows`], with the server's error as it came.
+    /// As [`Session::rows`], but returns the server's error unchanged.
     pub fn try_rows(&mut self, sql: &str) -> Result<Rows, Fault> {
         let messages = self.client.simple_query(&edition::statements(sql))?;
         Ok(messages.iter().filter_map(row_of).map(texts).collect())
     }
 
-    /// The only column of the only row, as text.
+    /// The single value of a statement, as text.
     pub fn text(&mut self, sql: &str) -> Result<Option<String>> {
         let mut rows = self.rows(sql)?;
         ensure!(rows.len() == 1, "{} rows, not one: {sql}", rows.len());
@@ -171,7 +171,7 @@ impl Session {
         Ok(rows.remove(0).remove(0))
     }
 
-    /// The only column of the only row of a statement with parameters.
+    /// The single value of a statement with parameters.
     pub fn one<T>(&mut self, sql: &str, params: Params) -> Result<T>
     where
         T: for<'a> FromSql<'a>,
@@ -179,7 +179,7 @@ impl Session {
         self.try_one(sql, params).with_context(|| sql.to_owned())
     }
 
-    /// As [`Session::one`], with the server's error as it came.
+    /// As [`Session::one`], but returns the server's error unchanged.
     pub fn try_one<T>(&mut self, sql: &str, params: Params) -> Result<T, Fault>
     where
         T: for<'a> FromSql<'a>,
@@ -187,7 +187,7 @@ impl Session {
         Ok(self.client.query_one(sql, params)?.try_get(0)?)
     }
 
-    /// Runs statements that must be refused with that SQLSTATE, and returns the error.
+    /// Runs statements that must fail with that SQLSTATE, and returns the error.
     pub fn refused(&mut self, sql: &str, sqlstate: &str) -> Result<Fault> {
         fault::expect_err(self.try_rows(sql), sqlstate).with_context(|| sql.to_owned())
     }
@@ -217,7 +217,7 @@ fn texts(row: &postgres::SimpleQueryRow) -> Vec<Option<String>> {
     (0..row.len()).map(|column| row.get(column).map(str::to_owned)).collect()
 }
 
-/// A time of the server as a number: microseconds since 1970.
+/// SQL for a server time as a number: microseconds since 1970.
 pub fn microseconds(time: &str) -> String {
     format!("(extract(epoch FROM {time}) * 1000000)::bigint")
 }
@@ -232,7 +232,7 @@ pub fn literal(text: &str) -> String {
     }
 }
 
-/// A statement that sets what newer versions of PostgreSQL have no more, where it can still be set.
+/// A statement that sets a setting only if the version of PostgreSQL still has it.
 pub fn set_if_known(setting: &str) -> String {
     format!(
         "DO $$ BEGIN SET {setting}; EXCEPTION WHEN feature_not_supported OR undefined_object THEN NULL; END $$"

@@ -1,4 +1,4 @@
-//! The evidence of a run: workers' records, and the traces in the database.
+//! The history of a run: workers' records, and traces in the database.
 
 use super::maintenance::{FinishedJob, Upkeep};
 use super::nemesis::{Disturbed, Nemesis};
@@ -13,38 +13,37 @@ use serde::Deserialize;
 use std::collections::HashSet;
 use std::fs;
 
-/// A trace of a grant's token, in the order (`n`) in which the lease was locked.
+/// The trace of a token of a grant, in the order (`n`) in which the lease was locked.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Grant {
     pub lease: i32,
-    /// Its place in the order.
+    /// The position in that order.
     pub n: i64,
     pub token: i64,
-    /// The transaction; None for a revocation.
+    /// The transaction; `None` for a revocation.
     pub id: Option<i64>,
-    /// How long it was to last when it was made, in microseconds; None where that means nothing.
+    /// The intended life of the grant in microseconds; `None` if that is meaningless.
     pub lasts_us: Option<i64>,
 }
 
-/// A trace of a write.
+/// The trace of a write.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Write {
     pub relation: String,
     pub row: i32,
     pub lease: i32,
-    /// The version that it made.
+    /// The version of the row that the write made.
     pub version: i64,
-    /// The token that it left in the row.
+    /// The token that the write left in the row.
     pub token: i64,
     /// The first token of the writer's grant.
     pub first: i64,
     pub id: i64,
-    /// The first token of the latest grant that could have replaced the writer's, when the transaction was
-    /// about to commit.
+    /// The first token of the latest grant that could have replaced the writer's, right before the commit.
     pub current: Option<i64>,
 }
 
-/// What a statement does to a row.
+/// The kind of statement that changed a row.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Operation {
@@ -53,29 +52,29 @@ pub enum Operation {
     Delete,
 }
 
-/// A change of a row that is a lease, as a trigger has logged it.
+/// A change of a row lease, as logged by a trigger.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Change {
     pub row: i32,
     pub op: Operation,
-    /// The fence before, and after.
+    /// The fence before the change; the next field is the one after it.
     pub was: Option<i64>,
     pub now: Option<i64>,
-    /// For how long the row was still held, in microseconds: negative once that was over, None where it had no deadline.
+    /// The remaining life of the row's claim in microseconds: negative once it is over, `None` if it had no deadline.
     pub held_us: Option<i64>,
     pub worker: u32,
     pub statement: Statement,
     pub id: i64,
 }
 
-/// A row that is a lease, as it is at the end.
+/// A row lease at the end of the run.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Run {
     pub row: i32,
     pub fence: Option<i64>,
 }
 
-/// A row as it is at the end.
+/// A row at the end of the run.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Row {
     pub relation: String,
@@ -87,28 +86,28 @@ pub struct Row {
 /// All that is known of a run.
 #[derive(Debug, Clone, Default)]
 pub struct Evidence {
-    /// The workers' records, by time.
+    /// The workers' records, sorted by time.
     pub records: Vec<Record>,
     /// The disturbances of the run.
     pub disturbances: Vec<Disturbed>,
-    /// The maintenance that was done, and its findings.
+    /// The maintenance that was done, with its findings.
     pub upkeep: Upkeep,
-    /// Server processes that died of themselves, as the servers' logs tell.
+    /// Server processes that crashed by themselves, according to the servers' logs.
     pub crashes: Vec<String>,
-    /// By lease and order.
+    /// Sorted by lease and order.
     pub grants: Vec<Grant>,
-    /// By table, row and version.
+    /// Sorted by table, row and version.
     pub writes: Vec<Write>,
     pub rows: Vec<Row>,
-    /// By row, in the order in which it was locked.
+    /// Sorted by row and the order of its locks.
     pub changes: Vec<Change>,
     pub runs: Vec<Run>,
-    /// How many failovers there were.
+    /// The number of failovers.
     pub era: u32,
 }
 
 impl Evidence {
-    /// All that is known of what has happened, but for the maintenance.
+    /// Collects all of the history except for the maintenance.
     pub fn of(nemesis: &Nemesis) -> Result<Evidence> {
         let mut evidence = Evidence {
             records: record::read_all(&nemesis.dir.join("log"))?,
@@ -121,7 +120,7 @@ impl Evidence {
         Ok(evidence)
     }
 
-    /// Reads the traces that the transactions have left in the database.
+    /// Reads the traces that transactions have left in the database.
     fn read(&mut self, session: &mut Session) -> Result<()> {
         self.grants = all(
             session,
@@ -149,7 +148,7 @@ impl Evidence {
         Ok(())
     }
 
-    /// Where there are violations, writes all of it down, a line each, for those who want to see what led to them.
+    /// If there are violations, writes the whole history to a file, a line for each entry, to see what led to them.
     pub fn keep_where(&self, name: &str, violations: &[String]) -> Result<()> {
         if violations.is_empty() {
             return Ok(());
@@ -181,7 +180,7 @@ impl Evidence {
     }
 }
 
-/// The rows of a query, whose columns are the fields.
+/// The rows of a query whose columns are the fields.
 fn all<T: DeserializeOwned>(session: &mut Session, sql: &str) -> Result<Vec<T>> {
     let rows = session.query(&format!("SELECT to_jsonb(t) FROM ({sql}) AS t"), &[])?;
     rows.iter().map(|row| Ok(serde_json::from_value(row.try_get(0)?)?)).collect()

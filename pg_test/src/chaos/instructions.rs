@@ -1,4 +1,4 @@
-//! Instructions for workers: a small file that they read before each transaction.
+//! Instructions for workers, in a small file that they read before each transaction.
 
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
@@ -15,39 +15,39 @@ pub enum Activity {
     Stop,
 }
 
-/// The leases that are fought for.
+/// The leases for which workers compete.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Leases {
-    /// How many exclusive ones there are.
+    /// The number of exclusive leases.
     pub exclusive: i32,
-    /// Whether there are leases that several may hold at once.
+    /// True if there are leases with several holders.
     pub multi_holder: bool,
-    /// Whether two are acquired at once.
+    /// True if two leases are acquired at once.
     pub several: bool,
-    /// Whether grants end with their session.
+    /// True if there are session leases.
     pub sessions: bool,
-    /// How many there are that a lock service grants.
+    /// The number of leases granted by a lock service.
     pub adopted: usize,
-    /// Whether it is mostly these that are fought for.
+    /// True if workers compete mostly for those.
     pub mostly_adopted: bool,
-    /// How many transactions in a hundred are about rows that are leases.
+    /// The percentage of transactions on row leases.
     pub row_share: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Instructions {
-    /// Where the primary is.
+    /// The port of the primary.
     pub port: u16,
-    /// How many failovers there were.
+    /// The number of failovers so far.
     pub era: u32,
-    /// Which leases there are.
+    /// The leases that exist.
     pub leases: Leases,
     /// The workers' task.
     pub activity: Activity,
 }
 
 impl Instructions {
-    /// Replaces the file at once, so that no worker reads half of it.
+    /// Replaces the file atomically, so that no worker reads half of it.
     pub fn write(&self, path: &Path) -> Result<()> {
         let fresh = path.with_extension("new");
         fs::write(&fresh, serde_json::to_string(self)?)?;

@@ -1,4 +1,4 @@
-//! Judges a run by its evidence.
+//! The checker of a run's history.
 
 mod ended;
 mod holds;
@@ -19,28 +19,28 @@ use std::collections::HashMap;
 use std::fmt;
 use transaction::Transaction;
 
-/// What is counted in a run, in the words of the summary.
+/// What is counted in a run, as named in the summary.
 pub const TOKENS: &str = "tokens seen";
 pub const GRANTS: &str = "grants acknowledged";
-/// Grants that others may live beside.
+/// Grants that others may coexist with.
 pub const SHARED: &str = "  of them shared, or of slots";
 pub const ADOPTIONS: &str = "adoptions of what a lock service has granted";
 pub const WRITES: &str = "writes acknowledged";
-/// Whatever became of them then.
+/// Prepared writes, whatever their outcome.
 pub const PREPARED: &str = "writes prepared";
-/// Their token was stale or did not speak.
+/// Writes whose token was stale or did not speak.
 pub const REFUSED: &str = "stale writes refused";
 pub const PASSED_ON: &str = "leases passed on before their time, as a session had ended";
 pub const ROW_CHANGES: &str = "committed changes of rows that are leases";
 pub const CLAIMS: &str = "  of them claims";
-/// The deadline before had passed, and nobody had written the row since.
+/// Claims after the deadline of another claim, with no write in between.
 pub const TAKE_OVERS: &str = "    of which over a claim that was over";
-/// By its holder, when others might have come and had not.
+/// Late writes of a holder whose row nobody had claimed meanwhile.
 pub const LATE_WRITES: &str = "  of them by their holder, late";
-/// Held by another, or the token was no longer the row's.
+/// Writes to a row held by another, or with a token that was no longer the row's.
 pub const ROW_REFUSED: &str = "transactions on such rows refused";
 pub const UNKNOWN: &str = "outcomes unknown";
-/// Acknowledged ones.
+/// Acknowledged transactions.
 pub const LOST_IN_FAILOVER: &str = "transactions lost to asynchronous failovers";
 
 const COUNTED: [&str; 15] = [
@@ -61,16 +61,16 @@ const COUNTED: [&str; 15] = [
     LOST_IN_FAILOVER,
 ];
 
-/// The verdict on a run.
+/// The result of the check.
 #[derive(Debug, Clone, Default)]
 pub struct Findings {
-    /// Promises that were broken.
+    /// The requirements that were violated.
     pub violations: Vec<String>,
     counts: HashMap<&'static str, usize>,
 }
 
 impl Findings {
-    /// Adds those of a further run.
+    /// Adds the findings of another run.
     pub fn add(&mut self, further: Findings) {
         self.violations.extend(further.violations);
         for (what, more) in further.counts {
@@ -78,7 +78,7 @@ impl Findings {
         }
     }
 
-    /// How many of these there were.
+    /// The number of these events.
     pub fn number(&self, what: &str) -> usize {
         self.counts.get(what).copied().unwrap_or(0)
     }
@@ -88,7 +88,7 @@ impl Findings {
     }
 }
 
-/// Compares what was asked and seen with every promise, and says which were broken.
+/// Compares all requests and answers with every requirement, and reports violations.
 pub fn judge(evidence: &Evidence) -> Findings {
     let transactions = transaction::all(evidence);
     let mut findings = Findings::default();
@@ -110,7 +110,7 @@ pub fn judge(evidence: &Evidence) -> Findings {
 }
 
 impl fmt::Display for Findings {
-    /// All that was counted, how many promises were broken, and the first of them.
+    /// Prints all counts, the number of violations, and the first of them.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for what in COUNTED {
             writeln!(f, "{:>8}  {what}", self.number(what))?;
@@ -142,7 +142,7 @@ impl Findings {
                 }
             }
             Some(Outcome::Committed) if what.writes() => self.count(WRITES),
-            // What a worker shows was drawn, and what it writes names the fence only with a token.
+            // Workers present only tokens that were drawn, and name the fence only with a token.
             Some(Outcome::Refused(state))
                 if what == What::Row && (state == "PF002" || state == "PF003") =>
             {
@@ -170,17 +170,17 @@ impl Findings {
     }
 }
 
-/// Whether leases alone were waited for in a circle. One that a row or a table is part of is PostgreSQL's to end: a write
-/// that adopts first has the lease and wants the row, while a stale write of a bound table has the row and wants the
-/// lease; and maintenance locks several tables.
+/// Returns true if all waits of a deadlock were for leases. If a row or a table is involved, PostgreSQL may end it: a
+/// write that adopts first holds the lease and waits for the row, a stale write of a bound table holds the row and
+/// waits for the lease, and maintenance locks several tables.
 fn is_deadlock_of_leases(why: &str) -> bool {
     let waits: Vec<&str> = why.lines().filter(|line| line.contains(" waits for ")).collect();
     !waits.is_empty() && waits.iter().all(|wait| wait.contains(" on advisory lock "))
 }
 
-/// Whether the server's clock was stepped between these times.
+/// Returns true if the server's clock was stepped between these times.
 fn stepped(evidence: &Evidence, from: i64, to: i64) -> bool {
     let steps = |kind| matches!(kind, Disturbance::StepClock | Disturbance::FailOver);
-    // A process that was frozen as it read the clock uses what it has read later.
+    // A process that was frozen while it read the clock uses the time later.
     evidence.disturbances.iter().any(|f| steps(f.kind) && f.ended + 2_000_000 >= from && f.at <= to)
 }

@@ -1,26 +1,26 @@
-//! The purpose of a lease of a run, which its number says.
+//! The kinds of leases in a run, which are encoded in their numbers.
 
 use std::ops::Range;
 
 /// A kind of lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
-    /// Its grants are exclusive.
+    /// A lease with exclusive grants.
     Exclusive,
-    /// Its grants are shared; sometimes one is exclusive.
+    /// A lease with shared grants, and sometimes an exclusive one.
     Shared,
-    /// It has so many slots.
+    /// A lease with this number of slots.
     Slots(usize),
-    /// A lock service grants it, and it is adopted here.
+    /// A lease that a lock service grants and that is adopted here.
     Adopted,
 }
 
-/// So many leases that a lock service grants.
+/// The numbers of the adopted leases.
 pub fn adopted(number: usize) -> Range<i32> {
     300..300 + number as i32
 }
 
-/// The leases that several may hold at once. All others are below.
+/// The leases with several holders. All others have lower numbers.
 pub const MULTI_HOLDER: [i32; 3] = [100, 202, 203];
 
 impl Kind {
@@ -35,7 +35,7 @@ impl Kind {
     }
 }
 
-/// The row that a worker writes under a lease: where several hold it, each has one of its own.
+/// The row that a worker writes under a lease. If a lease has several holders, each has its own row.
 pub fn row_of(lease: i32, worker: u32) -> (&'static str, i32) {
     match Kind::of(lease) {
         Kind::Exclusive | Kind::Adopted => ("bound", lease),

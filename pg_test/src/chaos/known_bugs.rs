@@ -11,10 +11,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// For how long a run goes on before it is judged.
+/// The length of a run before its history is checked.
 const ROUND: Duration = Duration::from_secs(15);
 
-/// A bug, and what brings it to light soonest.
+/// A bug, and what reveals it soonest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum KnownBug {
     /// The token is drawn before the lease is locked
@@ -44,18 +44,18 @@ pub enum KnownBug {
 }
 
 impl KnownBug {
-    /// As the command knows it, and its patch is called.
+    /// The name of the bug on the command line, and of its patch.
     pub fn name(self) -> String {
         self.to_possible_value().expect("no bug is hidden").get_name().to_owned()
     }
 
-    /// The patch that plants it in the sources of the extension; None where it is of the lite edition only.
+    /// The patch that plants the bug in the extension; `None` if it is in the lite edition only.
     pub fn patch(self) -> Option<PathBuf> {
         let patch = patches().join(format!("{}.patch", self.name()));
         (self != KnownBug::DecisionBeforeLock).then_some(patch)
     }
 
-    /// The disturbances that it takes.
+    /// The disturbances that reveal the bug.
     pub(super) fn weights(self) -> Weights {
         match self {
             KnownBug::TokenBeforeLock => &[(Disturbance::FreezeBackend, 1)],
@@ -63,7 +63,7 @@ impl KnownBug {
             KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
             KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
             KnownBug::OldFloor => &[(Disturbance::Jump, 1)],
-            // A lease that is revoked is fought for at once.
+            // Workers compete at once for a lease that is revoked.
             KnownBug::NoGuardLock | KnownBug::UncheckedPlace | KnownBug::DecisionBeforeLock => {
                 &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)]
             }
@@ -74,7 +74,7 @@ impl KnownBug {
         }
     }
 
-    /// The judge's words on the promises that it breaks.
+    /// The checker's words for the violations that the bug causes.
     fn shows_as(self) -> &'static [&'static str] {
         match self {
             KnownBug::TokenBeforeLock => &["came Grant"],
@@ -97,17 +97,17 @@ impl KnownBug {
         violations.iter().any(shows)
     }
 
-    /// Whether maintenance brings it to light.
+    /// Returns true if maintenance reveals the bug.
     pub(super) fn is_about_maintenance(self) -> bool {
         self == KnownBug::NoTableLock
     }
 
-    /// Whether leases that somebody else grants bring it to light.
+    /// Returns true if adopted leases reveal the bug.
     pub(super) fn is_about_adoption(self) -> bool {
         self == KnownBug::NoAdoptLock
     }
 
-    /// How many transactions in a hundred are about rows that are leases.
+    /// The percentage of transactions on row leases.
     pub(super) fn row_share(self) -> u32 {
         match self {
             KnownBug::OwnIsEverybodys => 90,
@@ -115,7 +115,7 @@ impl KnownBug {
         }
     }
 
-    /// How many leases there are to be fought for.
+    /// The number of leases for which workers compete.
     pub(super) fn leases(self) -> i32 {
         match self {
             KnownBug::TokenBeforeLock
@@ -127,25 +127,25 @@ impl KnownBug {
     }
 }
 
-/// Where the patches are.
+/// The directory of the patches.
 pub fn patches() -> PathBuf {
     source_root().join("pg_test/src/chaos/bugs")
 }
 
-/// A PostgreSQL of its own with the extension that has the bug. `program` is the lab's binary.
+/// A private PostgreSQL with the extension that has the bug. `program` is the tests' binary.
 pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
     let patch = bug.patch().context("it is a bug of the lite edition: --edition lite")?;
     Prefix::with_patch(program, &patch)
 }
 
-/// Has the lite edition installed with the bug, in this process and those that it starts.
+/// Plants the bug in the lite edition, for this process and its children.
 pub fn plant_in_lite(bug: KnownBug) -> Result<()> {
     std::env::set_var(edition::BUG_VARIABLE, bug.name());
     edition::lite_script().map(drop)
 }
 
-/// Runs again and again with that extension, until the bug is seen to break a promise; returns what shows it.
-/// That no round does within `limit` is an error.
+/// Runs again and again with that extension until the bug causes a violation, and returns the proof. Errors if no run
+/// does so within `limit`.
 pub fn catch(prefix: &Arc<Prefix>, bug: KnownBug, limit: Duration, seed: u64) -> Result<Summary> {
     let start = Instant::now();
     for round in 0.. {

@@ -1,5 +1,5 @@
-//! A lock service that is none of the database's. It has a file for each lease, with a number that grows with every grant.
-//! Its memory outlives every server of the run; of its holders it hears nothing once they are frozen.
+//! A lock service outside of the database. It has a file for each lease, with a number that grows with every grant. Its
+//! files outlive every server of the run, and frozen holders are silent.
 
 use super::record::{now_us, TTL_MS};
 use anyhow::{Context, Result};
@@ -12,31 +12,32 @@ use std::path::{Path, PathBuf};
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Grant {
     number: i64,
-    /// The worker, and which of its incarnations.
+    /// The worker and its incarnation.
     holder: (u32, u32),
-    /// When it is over, in microseconds of [`now_us`].
+    /// The end of the grant, in microseconds of [`now_us`].
     until: i64,
 }
 
-/// A service that is a directory of files, as a worker uses it.
+/// The service as used by a worker: a directory of files.
 pub struct LockFiles {
     dir: PathBuf,
-    /// The holder that asks.
+    /// The requesting holder.
     holder: (u32, u32),
 }
 
 impl LockFiles {
-    /// The lock service of the run in this directory.
+    /// The lock service in this directory of the run.
     pub fn new(dir: &Path, worker: u32, incarnation: u32) -> LockFiles {
         LockFiles { dir: dir.to_owned(), holder: (worker, incarnation) }
     }
 
-    /// Grants the lease for a while, or for a while longer: its number, or None where another one has it.
+    /// Grants the lease for a while, or extends the grant. Returns its number, or `None` if another holder has the
+    /// lease.
     pub fn grant(&self, lease: i32) -> Result<Option<i64>> {
         let mine = |number| Grant { number, holder: self.holder, until: now_us() + TTL_MS * 1000 };
         self.change(lease, |latest| {
             let next = match latest {
-                // Some count from one, others are far beyond the database's own sequence.
+                // Some numbers begin at one, and others far beyond the database's own sequence.
                 None => mine(if lease % 2 == 0 { 1 } else { 1_763_900_000_000_000 }),
                 Some(grant) if grant.until <= now_us() => mine(grant.number + 1),
                 Some(grant) if grant.holder == self.holder => mine(grant.number),
@@ -47,7 +48,7 @@ impl LockFiles {
         })
     }
 
-    /// Gives it back, where the caller has it: the next grant has another number.
+    /// Releases the lease, if the caller holds it: the next grant has another number.
     pub fn release(&self, lease: i32) -> Result<()> {
         self.change(lease, |latest| {
             let own = latest.filter(|grant| grant.holder == self.holder);
@@ -55,7 +56,7 @@ impl LockFiles {
         })
     }
 
-    /// Changes what is known of a lease, one caller after the other.
+    /// Changes the state of a lease under a lock.
     fn change<T>(
         &self,
         lease: i32,
@@ -77,10 +78,10 @@ impl LockFiles {
     }
 }
 
-/// In one write: a worker that is killed leaves the old text or the new one, of the same length.
+/// Writes the text at once, padded to a constant length, so that a killed worker leaves either the old or the new text.
 fn replace(file: &mut File, text: &str) -> Result<()> {
     file.rewind()?;
-    // Blanks behind it are no part of it.
+    // The blanks after the text are ignored.
     file.write_all(format!("{text:<100}").as_bytes())?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! The work of a database administrator on the tables of the state while workers run, and whether what was put
-//! there was honoured: every index finds what is in its table.
+//! The work of a database administrator on the extension's tables while workers run, with checks that every index finds
+//! the rows of its table.
 
 mod second_database;
 mod slow_standby;
@@ -22,10 +22,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Prepared for it in the database, once.
+/// The preparation of the database, done once.
 pub const PREPARATION: &str = "CREATE EXTENSION amcheck";
 
-/// Rows of leases that nobody wants, so that to rewrite the table takes a while.
+/// Rows of leases that nobody uses, so that rewriting the table takes a while.
 pub const FILLER: &str = "DO $$
     BEGIN
         FOR batch IN 1..20 LOOP
@@ -36,39 +36,39 @@ pub const FILLER: &str = "DO $$
         END LOOP;
     END$$";
 
-/// Where the state is moved to, and back from.
+/// The tablespace to which tables are moved and from which they return.
 pub const TABLESPACE: &str = "CREATE TABLESPACE aside LOCATION ''";
 
 pub use second_database::{CREATE as SECOND_DATABASE, NAME as SECOND};
 
-/// Whether there is a second database: what is done there, only an extension can be.
+/// Returns true if there is a second database: what is done there needs the extension.
 pub fn has_second_database() -> bool {
     !edition::is_lite()
 }
 
-/// A kind of maintenance. The summary calls it by its name here.
+/// A kind of maintenance, with its name in the summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Job {
-    /// pg_repack of a table of the state, or of the whole database; where there is none, PostgreSQL's own. (Beside its trigger
-    /// no lease of the extension is written, so it leaves these alone.)
+    /// pg_repack of a table of the extension, or of the whole database; without pg_repack, PostgreSQL's own commands.
+    /// (While its trigger exists the extension refuses to write leases, so it skips these.)
     Repack,
     /// VACUUM FULL, CLUSTER, VACUUM FREEZE, or ALTER TABLE.
     Rewrite,
-    /// A table or its primary key goes to another tablespace.
+    /// Moves a table or its primary key to another tablespace.
     Move,
-    /// REINDEX of a table, plain or CONCURRENTLY.
+    /// REINDEX of a table, with or without CONCURRENTLY.
     Reindex,
-    /// An index more, of a plain kind; CONCURRENTLY or not.
+    /// Creates an additional plain index, with or without CONCURRENTLY.
     CreateIndex,
-    /// One less, once it was seen to tell the truth.
+    /// Drops an index, after it was checked.
     DropIndex,
-    /// ANALYZE, or storage settings.
+    /// ANALYZE, or a change of storage settings.
     Settings,
-    /// Jobs that forget leases: in a database of their own.
+    /// Jobs that lose leases, in a database of their own.
     Second,
 }
 
-/// How likely each kind is.
+/// The weight of each kind.
 type Jobs = &'static [(Job, u32)];
 
 const JOBS: Jobs = &[
@@ -83,38 +83,38 @@ const JOBS: Jobs = &[
 
 const SECOND_JOBS: Jobs = &[(Job::Second, 1)];
 
-/// A job that was tried.
+/// An attempted job.
 #[derive(Debug, Clone)]
 pub struct FinishedJob {
     pub job: Job,
-    /// When it began, in microseconds of [`now_us`].
+    /// The begin in microseconds of [`now_us`].
     pub at: i64,
-    /// When it was over.
+    /// The end.
     pub ended: i64,
     pub text: String,
-    /// Why it was not done, where it was not.
+    /// The reason if the job was not done.
     pub failure: Option<String>,
 }
 
-/// The outcome.
+/// The result of the maintenance.
 #[derive(Debug, Clone, Default)]
 pub struct Upkeep {
-    /// All that was tried.
+    /// All attempted jobs.
     pub done: Vec<FinishedJob>,
-    /// Findings that must not be.
+    /// The faults that were found.
     pub findings: Vec<String>,
 }
 
-/// The administrator, at work in the background.
+/// The administrator, working in the background.
 pub struct Maintenance {
     threads: Vec<JoinHandle<Result<Upkeep>>>,
     over: Arc<AtomicBool>,
-    /// Work that goes on until the last job is done.
+    /// True while background work must continue.
     beside: Arc<AtomicBool>,
 }
 
 impl Maintenance {
-    /// Starts. It reads in `instructions` where to work.
+    /// Starts the maintenance. It reads in `instructions` where to work.
     pub fn start(prefix: Arc<Prefix>, instructions: PathBuf, seed: u64) -> Maintenance {
         let (over, beside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let waits = Arc::new(AtomicBool::new(false));
@@ -145,12 +145,12 @@ impl Maintenance {
         Maintenance { threads: threads.collect(), over, beside }
     }
 
-    /// Has it begin nothing more.
+    /// Lets no further job begin.
     pub fn tell_to_end(&self) {
         self.over.store(true, Ordering::Relaxed);
     }
 
-    /// Waits for what it still does, and looks at everything once more.
+    /// Waits for the running job, and checks everything once more.
     pub fn end(mut self, session: &mut Session) -> Result<Upkeep> {
         self.tell_to_end();
         let mut upkeep = Upkeep::default();
@@ -184,7 +184,7 @@ struct Round {
     upkeep: Upkeep,
 }
 
-/// A job that was tried: what exactly, why it was not done where it was not, and what was found wrong.
+/// An attempted job: its statement, the reason if it was not done, and the faults found.
 struct Attempt {
     text: String,
     failure: Option<String>,
@@ -196,7 +196,7 @@ impl Attempt {
         match outcome {
             Ok(findings) => Attempt { text, failure: None, findings },
             Err(fault) => {
-                // PostgreSQL's codes for an internal error, or a corrupted table or index.
+                // PostgreSQL's codes for internal errors and corrupted tables or indexes.
                 let is_internal = fault.sqlstate.starts_with("XX");
                 let findings =
                     is_internal.then(|| format!("{text}: {fault}")).into_iter().collect();
@@ -221,10 +221,10 @@ impl Round {
         let conninfo = Conninfo::new(port, database)
             .application(slow_standby::APPLICATION)
             .set("synchronous_commit", "on")
-            // So the documentation advises; some do not.
+            // The documentation advises a timeout; some administrators set none.
             .set("lock_timeout", if self.rng.random_bool(0.5) { "300ms" } else { "0" })
             .set("statement_timeout", "15s");
-        // The server may just be down, or go down.
+        // The server may be down, or going down.
         let Ok(mut session) = Session::connect(&conninfo.to_string()) else { return Ok(()) };
         let at = now_us();
         let Ok(Some(attempt)) = self.attempt(&mut session, job, port) else { return Ok(()) };
@@ -238,7 +238,7 @@ impl Round {
         all.choose(&mut self.rng).cloned()
     }
 
-    /// Does such a job; None where there is nothing to do.
+    /// Does a job of this kind; `None` if there is nothing to do.
     fn attempt(&mut self, session: &mut Session, job: Job, port: u16) -> Answer<Option<Attempt>> {
         let all = tables(session)?;
         if all.is_empty() && job != Job::Second {
@@ -301,7 +301,7 @@ impl Round {
         }
     }
 
-    /// The queries of monitoring and reports on leases, and on any table that has a name.
+    /// An index for queries of monitoring and reports on leases, and on any table with a name.
     fn new_index(&mut self, table: &str) -> String {
         let of_any = ["(name text_pattern_ops)", "USING hash (name)"];
         let of_leases = [
@@ -312,7 +312,7 @@ impl Round {
         ];
         let mut all = of_any.to_vec();
         if table.ends_with(".lease") {
-            // Twice, for they are what changes.
+            // Listed twice to be chosen more often, because these columns change.
             all.extend(of_leases.iter().chain(&of_leases));
         }
         let what = self.one_of(&all).unwrap_or_default();
@@ -324,15 +324,15 @@ impl Round {
         )
     }
 
-    /// pg_repack, as it is called from a crontab.
+    /// Runs pg_repack as from a crontab.
     fn repack(&mut self, session: &mut Session, all: &[String], port: u16) -> Answer<Attempt> {
         let left = "SELECT FROM pg_trigger WHERE tgname = 'repack_trigger'";
         if !session.try_rows(left)?.is_empty() {
-            // The leftovers of an interrupted one must go first, as its documentation says.
+            // The leftovers of an interrupted run must be removed first, as its documentation says.
             session.try_rows("DROP EXTENSION pg_repack CASCADE; CREATE EXTENSION pg_repack")?;
         }
-        // An index that an interrupted CONCURRENTLY has left is not moved with its table: from then on it would
-        // point to other rows, and every insert fail that asks it whether a key is unique.
+        // pg_repack does not move an invalid index, left by an interrupted CONCURRENTLY, with its table. From then on
+        // it would point to other rows, and inserts that check a unique key in it would fail.
         for index in indexes(session, IS_OURS)?.iter().filter(|index| !index.is_valid) {
             session.try_rows(&format!("DROP INDEX {}", index.name))?;
         }
@@ -356,7 +356,7 @@ impl Round {
         });
         let said = program.and_then(|program| said_within(program, Duration::from_secs(20)));
         let said = said.unwrap_or_else(|error| format!("ERROR: {error:#}"));
-        // Tables without a key, which it leaves alone, are none of the state's.
+        // Tables without a key, which pg_repack skips, are not the extension's.
         let begun = all.iter().any(|table| said.contains(&format!("repacking table \"{table}\"")));
         let given_up = ["ERROR", "FATAL", "timed out"].iter().any(|word| said.contains(word));
         let failure = (!begun || given_up).then(|| said.replace('\n', "; "));
@@ -364,7 +364,7 @@ impl Round {
     }
 }
 
-/// The output of a program until it ends; it is killed where that takes too long.
+/// The output of a program; the program is killed after `limit`.
 pub(super) fn said_within(mut program: std::process::Command, limit: Duration) -> Result<String> {
     let mut child = program
         .stdin(Stdio::null())
@@ -382,7 +382,7 @@ pub(super) fn said_within(mut program: std::process::Command, limit: Duration) -
     Ok(String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// The tables of the state, that of the leases first.
+/// The extension's tables, with that of the leases first.
 fn tables(session: &mut Session) -> Answer<Vec<String>> {
     let rows = session.try_rows(
         "SELECT format('%I.%I', nspname, relname)
@@ -392,7 +392,7 @@ fn tables(session: &mut Session) -> Answer<Vec<String>> {
     Ok(rows.into_iter().filter_map(|mut row| row.remove(0)).collect())
 }
 
-/// Whether a table or index is in the other tablespace.
+/// Returns true if a table or index is in the other tablespace.
 fn is_aside(session: &mut Session, name: &str) -> Answer<bool> {
     let rows = session.try_rows(&format!(
         "SELECT FROM pg_class WHERE oid = '{name}'::regclass AND reltablespace <> 0"
@@ -408,19 +408,19 @@ fn primary_key(session: &mut Session, table: &str) -> Answer<String> {
     Ok(rows.first().and_then(|row| row[0].clone()).unwrap_or_default())
 }
 
-/// An index of a table of the state.
+/// An index of a table of the extension.
 #[derive(Clone)]
 struct Index {
     name: String,
     table: String,
     is_btree: bool,
     is_valid: bool,
-    /// A condition that has the index searched.
+    /// A condition that makes the planner use the index.
     condition: String,
     primary_key: String,
 }
 
-/// Also what an interrupted CONCURRENTLY has left.
+/// Includes indexes that an interrupted CONCURRENTLY has left.
 const IS_OURS: &str = r"c.relname ~ '^upkeep_|_cc(new|old)\d*$'";
 
 fn indexes(session: &mut Session, which: &str) -> Answer<Vec<Index>> {
@@ -449,7 +449,7 @@ fn indexes(session: &mut Session, which: &str) -> Answer<Vec<Index>> {
     Ok(rows.iter().map(index).collect())
 }
 
-/// The fault of an index: it lacks a row of its table, or shows one that it must not.
+/// The fault of an index: it lacks a row of its table, or has a wrong one.
 fn untruth_of(session: &mut Session, index: &Index) -> Answer<Option<String>> {
     let Index { name, table, condition, primary_key, .. } = index;
     if !index.is_valid {
@@ -464,7 +464,7 @@ fn untruth_of(session: &mut Session, index: &Index) -> Answer<Option<String>> {
             checked => checked.map(drop)?,
         }
     }
-    // Twice in one snapshot: by whatever index the planner takes (a partial one is believed), and without any.
+    // Reads twice in one snapshot: with the index that the planner chooses (a partial one is trusted), and without any.
     session.try_rows("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")?;
     let mut read = |by_index: bool| {
         let (on, off) = if by_index { ("on", "off") } else { ("off", "on") };

@@ -1,4 +1,4 @@
-//! The disturbances of a run: chosen from a seed, done to real processes.
+//! The nemesis: disturbances that are chosen from a seed and done to real processes.
 
 use super::instructions::{Activity, Instructions, Leases};
 use super::kind::{adopted, Kind, MULTI_HOLDER};
@@ -23,24 +23,24 @@ use std::path::PathBuf;
 use std::sync::{mpsc, Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A kind of disturbance. The summary calls it by its name here.
+/// A kind of disturbance, with its name in the summary.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Disturbance {
-    /// A worker is stopped for longer than its grants last, or for less.
+    /// A worker is stopped, for longer or shorter than its grants last.
     FreezeWorker,
     /// A worker is killed, and started again.
     KillWorker,
     /// A server process of a session is stopped for a while.
     FreezeBackend,
-    /// A session is terminated in mid-transaction.
+    /// A session is terminated in the middle of a transaction.
     Terminate,
-    /// A statement is cancelled in mid-transaction.
+    /// A statement is cancelled in the middle of a transaction.
     Cancel,
     /// A server process of a session is killed, so that the server crashes and recovers.
     KillBackend,
-    /// The whole server is killed, while what it has not written can only be lost.
+    /// The whole server is killed, while unwritten WAL can only be lost.
     KillServer,
-    /// The primary is killed and the standby, behind by whatever it is, promoted.
+    /// The primary is killed and the standby promoted, however far it is behind.
     FailOver,
     /// The server's clock is stepped.
     StepClock,
@@ -51,9 +51,9 @@ pub enum Disturbance {
     LockRows,
     /// A dump is loaded over the running database; the first time, it is made.
     Restore,
-    /// The tokens jump, by `fence_new_epoch()`.
+    /// A new epoch begins, by `fence_new_epoch()`.
     Jump,
-    /// A session that reads the leases in a transaction is stopped for a while, wherever it is in that.
+    /// A session that reads the leases in a transaction is stopped for a while, at any point.
     FreezeReader,
 }
 
@@ -61,18 +61,18 @@ pub enum Disturbance {
 #[derive(Debug, Clone, Copy)]
 pub struct Disturbed {
     pub kind: Disturbance,
-    /// When it began, in microseconds of [`now_us`].
+    /// The begin in microseconds of [`now_us`].
     pub at: i64,
-    /// When it was done. Its effect came somewhere between.
+    /// The end. The effect came in between.
     pub ended: i64,
-    /// The lease, where it is about one.
+    /// The lease, if the disturbance is about one.
     pub lease: Option<i32>,
 }
 
-/// How likely each kind is.
+/// The weight of each kind.
 pub type Weights = &'static [(Disturbance, u32)];
 
-/// Every kind, about as often as each happens in production when compared with the others.
+/// All kinds, weighted about as in production.
 pub const ALL: Weights = &[
     (Disturbance::FreezeWorker, 30),
     (Disturbance::KillWorker, 12),
@@ -90,11 +90,11 @@ pub const ALL: Weights = &[
     (Disturbance::FreezeReader, 8),
 ];
 
-/// A program that dumps or restores may wait for a process that is frozen.
+/// The time limit for dumps and restores, which may wait for a frozen process.
 const RESTORE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Processes that are frozen, and when each is to be thawed. A thread of its own does that, because the nemesis
-/// may itself wait for a server whose process was frozen while it had a lock.
+/// Frozen processes, with the times at which to thaw them. A separate thread does that, because the nemesis may wait
+/// for a server whose process was frozen while it held a lock.
 struct FrozenProcesses(Arc<Mutex<Vec<(Instant, i32)>>>);
 
 impl FrozenProcesses {
@@ -122,7 +122,7 @@ impl FrozenProcesses {
         thaw(&self.0, |_| true);
     }
 
-    /// Leaves frozen, for ever, all but these.
+    /// Removes all processes except these from the list, so that they stay frozen.
     fn forget_all_but(&self, pids: &[i32]) {
         locked(&self.0).retain(|(_, pid)| pids.contains(pid));
     }
@@ -141,8 +141,8 @@ fn locked<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
     of.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Whether the server writes its log. It does not where its walwriter was frozen amid that, or while it made a page of
-/// the log's buffers ready: so all of them are filled once.
+/// Returns true if the server can write WAL. It cannot if its walwriter was frozen while it wrote, or while it
+/// initialized a WAL buffer; so this fills all buffers once.
 fn can_commit(primary: &Arc<Cluster>) -> bool {
     let conninfo = primary.conninfo(DATABASE);
     let (answer, answered) = mpsc::channel();
@@ -155,7 +155,7 @@ fn can_commit(primary: &Arc<Cluster>) -> bool {
     answered.recv_timeout(Duration::from_secs(1)) == Ok(true)
 }
 
-/// The one that does it.
+/// The nemesis.
 pub struct Nemesis {
     pub(super) servers: Servers,
     workers: WorkerPool,
@@ -167,7 +167,7 @@ pub struct Nemesis {
     freezer: FrozenProcesses,
     resolver: Option<Resolver>,
     clock_is_off: bool,
-    /// The primary's walwriter, while it is held.
+    /// The primary's walwriter, while it is frozen.
     walwriter: Vec<i32>,
     /// The dump, once it was made.
     dump: Option<PathBuf>,
@@ -175,7 +175,7 @@ pub struct Nemesis {
 }
 
 impl Nemesis {
-    /// A nemesis of these servers and workers, which has not begun yet.
+    /// A nemesis of these servers and workers, which has not started yet.
     pub fn new(
         servers: Servers,
         workers: WorkerPool,
@@ -206,8 +206,8 @@ impl Nemesis {
         })
     }
 
-    /// Lets the workers work, and does one thing after another until the time is over. Maintenance is done
-    /// meanwhile, where a PostgreSQL is given whose programs can do it.
+    /// Lets the workers run and does one disturbance after the other until the time is over. If a PostgreSQL is given,
+    /// its programs do maintenance meanwhile.
     pub fn disturb(&mut self, time: Duration, upkeep: Option<Arc<Prefix>>) -> Result<Upkeep> {
         let instructions = instructions_file(&self.dir);
         let maintenance = upkeep.map(|prefix| Maintenance::start(prefix, instructions, self.seed));
@@ -228,7 +228,7 @@ impl Nemesis {
         Ok(upkeep)
     }
 
-    /// Does one thing after another until the time is over.
+    /// Does one disturbance after the other until the time is over.
     fn strike_for(&mut self, time: Duration) -> Result<()> {
         let end = Instant::now() + time;
         while Instant::now() < end {
@@ -244,7 +244,7 @@ impl Nemesis {
                     self.done.push(Disturbed { kind: disturbance, at, ended: now_us(), lease })
                 }
                 Ok(None) => {}
-                // Unless the server cannot be reached any more: that must fail the run.
+                // The run must fail only if the server cannot be reached any more.
                 Err(error) if self.servers.primary().wait_ready(PATIENCE).is_ok() => {
                     eprintln!("{disturbance:?}: {error:#}");
                 }
@@ -254,7 +254,7 @@ impl Nemesis {
         Ok(())
     }
 
-    /// How often each kind was done.
+    /// The number of disturbances of each kind.
     pub fn count(&self) -> BTreeMap<Disturbance, usize> {
         let mut count = BTreeMap::new();
         for done in &self.done {
@@ -263,7 +263,7 @@ impl Nemesis {
         count
     }
 
-    /// Lets time pass; workers that died meanwhile are started again.
+    /// Waits, and restarts workers that died meanwhile.
     fn rest(&mut self, time: Duration) {
         let end = Instant::now() + time;
         loop {
@@ -276,8 +276,8 @@ impl Nemesis {
         }
     }
 
-    /// Does it. None if that was not possible now (no standby, no such process); else the lease that it was about,
-    /// if it was about one.
+    /// Does a disturbance. Returns `None` if that was not possible (no standby, no such process), or else the lease
+    /// that it was about, if any.
     fn strike(&mut self, disturbance: Disturbance) -> Result<Option<Option<i32>>> {
         match disturbance {
             Disturbance::FreezeWorker => {
@@ -297,7 +297,7 @@ impl Nemesis {
                 let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run(&format!("SELECT pg_{what}_backend({pid})"))?;
             }
-            // Else there would seldom be a standby.
+            // Otherwise there would seldom be a standby.
             Disturbance::KillBackend | Disturbance::KillServer if self.servers.makes_standby() => {
                 return Ok(None)
             }
@@ -306,7 +306,7 @@ impl Nemesis {
                 self.prepare_for_start()?;
                 process::signal(pid, Signal::SIGKILL)?;
                 self.rest(Duration::from_millis(300));
-                // Else the server would wait for it before it recovers.
+                // Otherwise the server would wait for it before it recovers.
                 self.let_walwriter_go();
                 self.servers.primary().wait_ready(Duration::from_secs(60))?;
             }
@@ -320,7 +320,8 @@ impl Nemesis {
                 }
             }
             Disturbance::StepClock => {
-                // Never behind the true time for long, and right at a failover: a jump relies on it.
+                // The clock is never behind the true time for long, and right at a failover, because a new epoch relies
+                // on it.
                 let seconds = [2, 1, -1, -2][self.rng.random_range(0..4)];
                 let seconds = if self.clock_is_off { 0 } else { seconds };
                 self.servers.clock().step(seconds)?;
@@ -335,7 +336,7 @@ impl Nemesis {
                 let lease = leases[self.rng.random_range(0..leases.len())];
                 let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '2s'")?;
-                // An adopted lease is closed with its own number, which is no news.
+                // An adopted lease is closed with its own number, so the token is not new.
                 let drawn = Kind::of(lease) != Kind::Adopted;
                 let revoked = session.try_rows(&format!(
                     "WITH closed AS MATERIALIZED (SELECT lease_revoke('job:{lease}') AS token),
@@ -346,12 +347,12 @@ impl Nemesis {
                      SELECT {lease}, n, 'revoke', token FROM next"
                 ));
                 return match revoked {
-                    // A guarded transaction may go on for longer than one wants to wait here.
+                    // A guarded transaction may last longer than this may wait.
                     Err(fault) if fault.sqlstate == "57014" => Ok(None),
                     revoked => revoked.map(|_| Some(Some(lease))).map_err(Into::into),
                 };
             }
-            // Lite keeps a lease in a row by name alone, and its dumps carry the tokens themselves.
+            // In lite, leases and rows are linked by name only, and its dumps contain the tokens themselves.
             Disturbance::LockRows | Disturbance::Restore | Disturbance::Jump if edition::is_lite() => {
                 return Ok(None)
             }
@@ -391,10 +392,10 @@ impl Nemesis {
         Ok(Some(None))
     }
 
-    /// Makes a dump, or loads it again without `--clean`. The judge need not know: what a dump carries can only move the
-    /// tokens on. False where the server could not be reached, or was in somebody's way.
+    /// Makes a dump, or loads it again without `--clean`. The checker need not know, because loading a dump can only
+    /// advance the tokens. Returns false if the server was unreachable, or blocked the restore.
     fn restore(&mut self) -> Result<bool> {
-        // Traces that were loaded twice would tell of what was not; so would a log of changes.
+        // Traces that are loaded twice would be wrong, and so would a log of changes.
         const DUMP: [&str; 4] = [
             "--exclude-table-data=public.*",
             "--exclude-schema=upkeep",
@@ -425,7 +426,7 @@ impl Nemesis {
         Ok(!said.contains("connection to server"))
     }
 
-    /// Some worker's server process; `busy`: in mid-transaction.
+    /// A server process of any worker; with `busy`, one in the middle of a transaction.
     fn backend(&mut self, busy: bool) -> Result<Option<i32>> {
         let mut session = self.servers.primary().connect(DATABASE)?;
         let condition = if busy { "AND xact_start IS NOT NULL" } else { "" };
@@ -446,8 +447,8 @@ impl Nemesis {
         self.instructions.write(&instructions_file(&self.dir))
     }
 
-    /// Where tokens move on by the clock alone, it is right when a server starts: the lite edition says so of servers on
-    /// which it cannot have the log written.
+    /// If the tokens advance by the clock alone, the clock must be right when a server starts: the lite edition says so
+    /// for servers on which it cannot have the WAL written.
     fn prepare_for_start(&mut self) -> Result<()> {
         let by_clock_alone = edition::is_lite() && self.servers.major_number() < 17;
         if by_clock_alone {
@@ -478,8 +479,8 @@ impl Nemesis {
         self.tell(Activity::Work)
     }
 
-    /// Holds the walwriter in every other life of a primary: then a crash loses all commits that did not wait for the
-    /// disk, and that no other has flushed.
+    /// Freezes the walwriter in every other life of a primary: then a crash loses all asynchronous commits that no
+    /// other commit has flushed.
     fn may_hold_walwriter(&mut self) -> Result<()> {
         self.walwriter.clear();
         let tries = if self.rng.random_bool(0.5) { 5 } else { 0 };
@@ -501,7 +502,8 @@ impl Nemesis {
         }
     }
 
-    /// A token drawn after it has to be logged again. Whether it is over when the server dies is left to chance.
+    /// A token drawn after a checkpoint's begin must be logged again. Whether the checkpoint ends before the server
+    /// dies is left to chance.
     fn begin_checkpoint(&mut self) {
         let primary = self.servers.primary().clone();
         std::thread::spawn(move || {
@@ -512,7 +514,7 @@ impl Nemesis {
         self.rest(Duration::from_millis(ms));
     }
 
-    /// Steps the clock back to the true time, where it is off. That is a disturbance as any other step.
+    /// Steps the clock back to the true time, which is a disturbance like any other step.
     fn set_clock_right(&mut self) -> Result<()> {
         if self.clock_is_off {
             let at = now_us();
@@ -524,11 +526,11 @@ impl Nemesis {
         Ok(())
     }
 
-    /// Waits until the clock has passed what the tokens have reached: a server that started while the clock was ahead
-    /// drew from ahead. Where the standby misses such a start, only a clock that has passed it leads to greater tokens.
-    /// False where that takes too long.
+    /// Waits until the clock has passed the tokens: a server that started while the clock was ahead advanced them that
+    /// far. If the standby misses that start, only the clock leads to greater tokens. Returns false if that takes too
+    /// long.
     fn let_clock_pass_tokens(&mut self) -> Result<bool> {
-        // The next start takes at least a second's worth of tokens after the last one.
+        // The next start takes at least a second's worth of tokens beyond the last one.
         const PASSED: &str = "
             SELECT (last_value >> 20) + 2
                    < extract(epoch FROM clock_timestamp() - '2026-01-01 00:00Z'::timestamptz)
@@ -549,7 +551,7 @@ impl Nemesis {
         if !self.let_clock_pass_tokens()? {
             return Ok(false);
         }
-        // The standby never hears of the primary's commits from now on.
+        // From now on the standby does not receive the primary's commits.
         self.servers.primary().freeze("walsender")?;
         let activity = if self.rng.random_bool(0.5) { Activity::Lazy } else { Activity::Work };
         self.tell(activity)?;
@@ -557,19 +559,19 @@ impl Nemesis {
         self.rest(Duration::from_millis(ms));
         self.thaw_backends();
         let failed_over = self.servers.fail_over()?;
-        // At once: by it the judge tells what a failover cut off from what was lost.
+        // Counted at once: the checker uses the era to tell what a failover cut off from what was lost.
         self.instructions.era += u32::from(failed_over);
         self.may_hold_walwriter()?;
         self.tell(Activity::Work)?;
         Ok(failed_over)
     }
 
-    /// Frozen backends of a server that is to die must not be thawed later: their pids may be others'.
+    /// Forgets frozen backends of a server that is to be killed: their pids may be reused.
     fn thaw_backends(&mut self) {
         self.freezer.forget_all_but(&self.workers.pids());
     }
 
-    /// The end: everyone wakes up and stops; what was left prepared is finished.
+    /// Ends the run: thaws and stops everyone, and finishes prepared transactions.
     fn end(&mut self) -> Result<()> {
         self.freezer.thaw_all();
         self.let_walwriter_go();
@@ -582,7 +584,7 @@ impl Nemesis {
         self.all_can_be_had()
     }
 
-    /// No lock of anybody is left, and every lease can be had.
+    /// Checks that no lock is left, and that every lease is free.
     fn all_can_be_had(&self) -> Result<()> {
         let mut session = self.servers.primary().connect(DATABASE)?;
         nothing_is_left(&mut session)?;

@@ -1,4 +1,4 @@
-//! Finishes prepared transactions that workers have left, which would otherwise keep their leases for ever.
+//! Finishes prepared transactions that workers have left, which would otherwise keep their leases forever.
 
 use super::instructions::Instructions;
 use super::record::{now_us, Event, Log, Outcome, Record};
@@ -15,11 +15,11 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// The number of a worker that its records have.
+/// The number of the worker in its records.
 const NUMBER: u32 = u32::MAX;
 const PREFIX: &str = "chaos ";
 
-/// The name under which a transaction is prepared.
+/// The global id of a prepared transaction.
 pub fn gid_of(id: i64) -> String {
     format!("{PREFIX}{id}")
 }
@@ -32,20 +32,20 @@ pub fn finish(session: &mut Session, id: i64, commit: bool) -> Outcome {
     };
     match session.try_rows(&format!("{verb} PREPARED '{}'", gid_of(id))) {
         Ok(_) => done,
-        // A cancelled statement may have been done before.
+        // A cancelled statement may have been executed before.
         Err(fault) if fault.is_disconnect() || fault.sqlstate == "57014" => Outcome::Unknown,
         Err(fault) => Outcome::Refused(fault.sqlstate.clone()),
     }
 }
 
-/// A thread that does so for as long as a run lasts.
+/// A thread that finishes them throughout a run.
 pub struct Resolver {
     thread: Option<JoinHandle<Result<()>>>,
     over: Arc<AtomicBool>,
 }
 
 impl Resolver {
-    /// Starts the thread. It reads in the file `instructions` where the server is, and writes down what it does in `log`.
+    /// Starts the thread. It reads in the file `instructions` where the server is, and records its actions in `log`.
     pub fn start(instructions: PathBuf, log: &Path, seed: u64) -> Result<Resolver> {
         let over = Arc::new(AtomicBool::new(false));
         let mut round = Round {
@@ -73,7 +73,7 @@ impl Resolver {
         Ok(Resolver { thread: Some(std::thread::spawn(work)), over })
     }
 
-    /// Waits until it has finished all that is left.
+    /// Waits until all remaining transactions are finished.
     pub fn end(&mut self) -> Result<()> {
         self.over.store(true, Ordering::Relaxed);
         let Some(thread) = self.thread.take() else { return Ok(()) };
@@ -92,12 +92,12 @@ struct Round {
     rng: StdRng,
     session: Option<Session>,
     era: u32,
-    /// When a transaction that was found has been left for long enough.
+    /// The time at which each found transaction is to be finished.
     due: HashMap<i64, Instant>,
 }
 
 impl Round {
-    /// Finishes what is due, or everything; how many were found.
+    /// Finishes those that are due, or all; returns how many were found.
     fn go(&mut self, instructions: &Instructions, everything: bool) -> Result<Option<usize>> {
         if self.session.is_none() || self.era != instructions.era {
             let conninfo = Conninfo::new(instructions.port, DATABASE).application("resolver");

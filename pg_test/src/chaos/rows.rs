@@ -1,5 +1,4 @@
-//! Rows that are leases of their own: the table, the workers' statements on it, and the log that a trigger writes in the same
-//! transactions.
+//! Row leases: the table, the workers' statements on it, and the log that a trigger writes in the same transactions.
 
 use super::record::{Event, Outcome};
 use super::worker::{ChaosWorker, Step, Stop, Task};
@@ -7,14 +6,15 @@ use rand::seq::IndexedRandom;
 use rand::RngExt;
 use serde::{Deserialize, Serialize};
 
-/// How many rows there are to be claimed. They are deleted and inserted again.
+/// The number of rows, which are also deleted and inserted again.
 const ROWS: i32 = 6;
-/// How many of its latest tokens a worker remembers, whatever became of them.
+/// The number of latest tokens that a worker remembers, whatever happened to them.
 const REMEMBERED: usize = 8;
-/// The lease of a transaction that is about rows.
+/// The lease number of a transaction on rows.
 pub const NO_LEASE: i32 = -1;
 
-/// What is logged of a change lies in the order in which its row was locked. (`held_us`: for how long the old row was held.)
+/// The log of changes is sorted by the order of each row's locks. `held_us` is the remaining life of the old row's
+/// claim.
 pub const TABLES: &str = "
     CREATE TABLE runs (id int PRIMARY KEY, state text NOT NULL DEFAULT 'ready', attempts int NOT NULL DEFAULT 0,
                        held_until timestamptz);
@@ -36,7 +36,7 @@ pub const TABLES: &str = "
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Statement {
     Claim,
-    /// By one of the worker's tokens, as all up to `Delete`.
+    /// With one of the worker's tokens, like all up to `Delete`.
     Write,
     Renew,
     GiveUp,
@@ -46,15 +46,15 @@ pub enum Statement {
     Edit,
     /// A DELETE without a token.
     Drop,
-    /// By the row's own token, whoever has it.
+    /// With the row's own token, whoever holds the row.
     Evict,
-    /// An INSERT of a row that nobody holds.
+    /// An INSERT of a row without a holder.
     Create,
 }
 
 use Statement::*;
 
-/// How likely each is.
+/// The weight of each statement.
 const STATEMENTS: [(Statement, u32); 10] = [
     (Claim, 5),
     (Write, 3),
@@ -69,17 +69,17 @@ const STATEMENTS: [(Statement, u32); 10] = [
 ];
 
 impl Statement {
-    /// Whether it shows the worker's own token.
+    /// Returns true if the statement presents the worker's own token.
     pub fn shows_token(self) -> bool {
         matches!(self, Write | Renew | GiveUp | Finish | Delete)
     }
 }
 
-/// A row, and a token that the worker was answered for it.
+/// A row, and a token that the worker got for it.
 pub type Claimed = (i32, i64);
 
 impl ChaosWorker {
-    /// A transaction of a few statements on rows that are leases.
+    /// A transaction of a few statements on row leases.
     pub(super) fn work_on_rows(&mut self, task: Task) -> Step<Outcome> {
         let level = match self.rng.random_range(0..6) {
             0 => "REPEATABLE READ",
@@ -87,7 +87,7 @@ impl ChaosWorker {
             _ => "READ COMMITTED",
         };
         let (worker, id) = (self.who.worker, self.id);
-        // Whoever waits in vain for a prepared transaction tries something else.
+        // A worker that waits too long for a prepared transaction tries something else.
         self.sql(&format!(
             "BEGIN ISOLATION LEVEL {level}; SET LOCAL lock_timeout = '500ms';
              SET LOCAL chaos.worker = {worker}; SET LOCAL chaos.uid = '{id}'"
@@ -104,7 +104,7 @@ impl ChaosWorker {
             };
             self.think();
         }
-        // Nothing was free, or nothing is left: it leaves no trace by which a commit could be told.
+        // No row was free or left, so no trace shows whether the transaction was committed.
         if written == 0 {
             return Err(Stop::Lost);
         }
@@ -119,7 +119,8 @@ impl ChaosWorker {
         Ok(Outcome::Committed)
     }
 
-    /// A statement in a savepoint, to which the transaction goes back where the fence refuses it, and sometimes else.
+    /// Runs a statement in a savepoint, which is rolled back if the fence refuses the statement, and sometimes
+    /// otherwise.
     fn in_savepoint(&mut self) -> Step<usize> {
         self.sql("SAVEPOINT before")?;
         let written = match self.change_rows() {
@@ -131,7 +132,7 @@ impl ChaosWorker {
         Ok(written.filter(|_| keeps).unwrap_or(0))
     }
 
-    /// One statement; returns how many rows it has changed.
+    /// Runs one statement, and returns the number of changed rows.
     fn change_rows(&mut self) -> Step<usize> {
         let drawn = STATEMENTS.choose_weighted(&mut self.rng, |(_, weight)| *weight);
         let statement = drawn.expect("weights").0;
@@ -147,7 +148,7 @@ impl ChaosWorker {
             for row in &rows {
                 let number = |column: usize| row[column].as_deref().and_then(|n| n.parse().ok());
                 let (Some(id), Some(token)) = (number(0), number(1)) else { continue };
-                // Its transaction has claimed the row before: that was a renewal.
+                // The transaction has claimed the row before, so this was a renewal.
                 if !self.claimed.contains(&(id as i32, token)) {
                     self.claimed.push((id as i32, token));
                     self.write(Event::Token(token))?;
@@ -159,7 +160,7 @@ impl ChaosWorker {
         Ok(rows.len())
     }
 
-    /// A statement that shows a token, or several.
+    /// A statement that presents one or more tokens.
     fn by_token(&mut self, statement: Statement, (id, token): Claimed) -> String {
         let ahead = self.deadline();
         let set = match statement {
@@ -193,7 +194,7 @@ impl ChaosWorker {
         format!("UPDATE runs SET {set}, fence = {token} WHERE id = {id} RETURNING id")
     }
 
-    /// A statement that shows no token of the worker's.
+    /// A statement that presents no token of the worker.
     fn by_anybody(&mut self, statement: Statement, id: i32) -> String {
         match statement {
             Edit => format!("UPDATE runs SET attempts = attempts + 1 WHERE id = {id} RETURNING id"),
@@ -209,7 +210,7 @@ impl ChaosWorker {
         }
     }
 
-    /// A claim, in one of the ways that people write it.
+    /// A claim, in one of the forms that people write.
     fn claim(&mut self, id: i32) -> String {
         let set = format!("state = 'running', held_until = {}", self.deadline());
         let free = "(held_until IS NULL OR held_until < now())";
@@ -236,7 +237,7 @@ impl ChaosWorker {
         }
     }
 
-    /// A deadline that is soon over, or not.
+    /// A deadline that passes soon, or later.
     fn deadline(&mut self) -> String {
         let ms = [5, 30, 200, 1_000][self.rng.random_range(0..4)];
         format!("clock_timestamp() + '{ms} ms'")

@@ -1,4 +1,4 @@
-//! Where a run takes place: a primary, a standby, and the tables.
+//! The servers of a run: a primary, a standby, and the tables.
 
 use super::kind::{adopted, row_of, MULTI_HOLDER};
 use super::maintenance;
@@ -30,24 +30,24 @@ const TABLES: &str = "
 /// The servers of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Stage {
-    /// How many exclusive leases have a row to write.
+    /// The number of exclusive leases with a row to write.
     pub leases: i32,
-    /// How many leases that a lock service grants have one.
+    /// The number of adopted leases with a row.
     pub adopted: usize,
-    /// How many workers have rows of their own, under the leases that several may hold at once.
+    /// The number of workers with rows of their own, under leases with several holders.
     pub workers: u32,
-    /// Whether tables are maintained meanwhile.
+    /// True if tables are maintained meanwhile.
     pub maintains: bool,
 }
 
-/// The primary, the standby that is made or follows it, and the clock of both.
+/// The primary, the standby that is being made or follows it, and the clock of both.
 pub struct Servers {
     prefix: Arc<Prefix>,
     clock: Clock,
     primary: Arc<Cluster>,
     standby: Option<JoinHandle<Result<Cluster>>>,
     ready: Option<Cluster>,
-    /// Of primaries that are gone, and of standbys that died.
+    /// Crashes of former primaries and standbys.
     crashes: Vec<String>,
 }
 
@@ -61,7 +61,7 @@ impl Servers {
         let last = leases - 1;
         let mut session = primary.connect(DATABASE)?;
         if edition::is_lite() {
-            // As on a platform: by the owner of the database, who is no superuser.
+            // As on a platform, the owner of the database, who is no superuser, installs it.
             session.run(&format!(
                 "CREATE ROLE keeper LOGIN; ALTER DATABASE {DATABASE} OWNER TO keeper; CREATE ROLE {WORKER} LOGIN"
             ))?;
@@ -127,19 +127,19 @@ impl Servers {
         &self.primary
     }
 
-    /// The clock that servers believe in.
+    /// The clock of the servers.
     pub fn clock(&self) -> &Clock {
         &self.clock
     }
 
-    /// Lines that must not be in the logs of all primaries: failed assertions, internal errors, corrupted tables and
-    /// indexes, and server processes that died of anything but SIGKILL, which is what the nemesis uses. And standbys that
-    /// died: nobody kills them.
+    /// Lines that must not be in the logs of any primary: failed assertions, internal errors, corrupted tables and
+    /// indexes, and processes that died of anything but the nemesis's SIGKILL. Also standbys that died, since nobody
+    /// kills them.
     pub fn crashes(&self) -> Vec<String> {
         let log = self.primary.log().unwrap_or_default();
         let mut crashes = self.crashes.clone();
         crashes.extend(cassert::failures_in(&log));
-        // A caller of a function whose extension is just dropped may be told so by an internal error of PostgreSQL's.
+        // If an extension is being dropped, PostgreSQL may tell a caller of its functions by an internal error.
         let expected = format!(" XX000 {} ", maintenance::SECOND);
         let internal = |line: &str| {
             line.contains(" XX00") && line.contains(" ERROR: ") && !line.contains(&expected)
@@ -159,7 +159,7 @@ impl Servers {
         }));
     }
 
-    /// Sees to it that there is a standby: one that could not be made, or has died, is made again.
+    /// Ensures that there is a standby: one that failed or died is made again.
     pub fn tend_standby(&mut self) {
         if self.standby.as_ref().is_some_and(JoinHandle::is_finished) {
             self.settle();
@@ -172,12 +172,12 @@ impl Servers {
         }
     }
 
-    /// Whether a standby is being made, which takes a while and comes to nothing when the primary goes down.
+    /// Returns true if a standby is being made, which takes a while and fails if the primary goes down.
     pub fn makes_standby(&self) -> bool {
         self.standby.as_ref().is_some_and(|thread| !thread.is_finished())
     }
 
-    /// Whether a standby follows the primary.
+    /// Returns true if a standby follows the primary.
     pub fn has_standby(&self) -> bool {
         let follows = |standby: &Cluster| {
             let mut session = standby.connect("postgres").ok()?;
@@ -187,17 +187,17 @@ impl Servers {
         self.ready.as_ref().is_some_and(|standby| follows(standby) == Some(true))
     }
 
-    /// Waits for a standby being made, whatever becomes of it.
+    /// Waits for a standby that is being made, whatever the outcome.
     pub fn settle(&mut self) {
         match self.standby.take().map(JoinHandle::join) {
             Some(Ok(Ok(standby))) => self.ready = Some(standby),
-            // The primary may have gone down under it.
+            // The primary may have gone down meanwhile.
             Some(Ok(Err(error))) => self.bury(&format!("{error:#}")),
             Some(Err(_)) | None => {}
         }
     }
 
-    /// Notes what a standby has died of, which no standby must: what it was sent cannot be replayed.
+    /// Records why a standby died. It must not: it could not replay what it was sent.
     fn bury(&mut self, log: &str) {
         let last_words = log.lines().filter(|line| line.contains("PANIC") || died(line));
         let last_words: Vec<&str> = last_words.collect();
@@ -206,7 +206,7 @@ impl Servers {
         }
     }
 
-    /// Once nobody writes any more: the standby, where there is one, replays all that the primary has written.
+    /// When nobody writes any more, waits until the standby, if there is one, has replayed everything.
     pub fn see_standby_through(&mut self) -> Result<()> {
         self.note_changes_of_dropped_files()?;
         let Some(standby) = self.ready.take() else { return Ok(()) };
@@ -220,7 +220,7 @@ impl Servers {
         Ok(())
     }
 
-    /// Notes what the primary has logged of files that were dropped before, whether or not a standby has died of it.
+    /// Records WAL of the primary that changes dropped files, whether or not a standby has died of it.
     fn note_changes_of_dropped_files(&mut self) -> Result<()> {
         let changed = dropped_files::changed_lately(&self.primary)?;
         let note = |first| format!("{} changes of dropped files, such as {first}", changed.len());
@@ -228,8 +228,8 @@ impl Servers {
         Ok(())
     }
 
-    /// Kills the primary for good and promotes the standby. False where that has died of what it had still to replay:
-    /// then the primary goes on.
+    /// Kills the primary for good and promotes the standby. Returns false if the standby died during replay; then the
+    /// primary continues.
     pub fn fail_over(&mut self) -> Result<bool> {
         let standby = self.ready.take().context("there is no standby")?;
         self.primary.kill9()?;
@@ -240,14 +240,14 @@ impl Servers {
             return Ok(false);
         }
         promoted?;
-        // A server that was killed may leave a log of which nothing can be read; at the end of a run all must be.
+        // The WAL of a killed server may be unreadable; at the end of a run all must be readable.
         if let Err(error) = self.note_changes_of_dropped_files() {
             eprintln!("the log of a killed primary was not looked at: {error:#}");
         }
         self.crashes = self.crashes();
         self.primary = Arc::new(standby);
-        // The first draw jumps; so does none of a standby that is made from here.
-        // Where it is refused, that is what to say: it has failed over all the same, and what that cut off was not lost.
+        // The first draw begins a new epoch, so that no standby made from here needs one. If the draw fails, that is
+        // the error to report: the failover happened all the same, and what it cut off is not lost.
         let drawn = self
             .primary
             .connect(DATABASE)
@@ -259,20 +259,20 @@ impl Servers {
     }
 }
 
-/// Whether a line of a log tells of a server process that has died of itself.
+/// Returns true if a log line reports a server process that died by itself.
 fn died(line: &str) -> bool {
     line.contains("was terminated by signal") && !line.contains("by signal 9")
 }
 
 fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
-    // A killed process loses nothing of what the kernel has, so syncing would only cost time.
+    // The kernel keeps the writes of a killed process, so syncing would only cost time.
     let builder = Builder::new(prefix.clone()).without_fsync();
-    // The log tells of processes that died of themselves, and of SQLSTATEs. Maintenance writes much, and a standby that is still
-    // being made must find all of it.
+    // The log must show SQLSTATEs, and processes that died by themselves. Maintenance writes much WAL, which a standby
+    // that is being made must still find.
     let builder = builder.set("log_line_prefix", "%m [%p] %e %d ").set("log_checkpoints", "off");
-    // A tablespace of that kind is in the data directory, so that a standby on the same machine has one of its own.
+    // An in-place tablespace is in the data directory, so that a standby on the same machine has its own.
     let builder = builder.set("allow_in_place_tablespaces", "on").set("wal_log_hints", "on");
-    // For maintenance, which waits for it: what its commit drops is then known to the log long before other sessions.
+    // Maintenance waits for the standby: so what its commit drops is in the WAL long before other sessions know.
     let builder = builder.set("synchronous_standby_names", "slow");
     let builder = builder.set("synchronous_commit", "local");
     let builder = builder.set("wal_retrieve_retry_interval", "200ms");

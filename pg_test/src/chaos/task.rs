@@ -1,4 +1,4 @@
-//! The work of a transaction, and the traces that it leaves in the database.
+//! The statements of a transaction, and the traces that it leaves in the database.
 
 use super::kind::{row_of, Kind};
 use super::record::{Event, Outcome, What, TTL_MS};
@@ -8,12 +8,11 @@ use crate::client::Rows;
 use crate::edition;
 use rand::RngExt;
 
-/// Changes of the worker's belief by a transaction, once it is committed: the grants that it has, and
-/// those that it has no longer.
+/// The changes of the worker's belief after the commit: the grants that it has, and those that it has lost.
 type Change = Vec<(i32, Option<Held>)>;
 
 impl ChaosWorker {
-    /// The transaction, up to its end.
+    /// Runs the transaction up to its end.
     pub(super) fn run_task(&mut self, task: Task, held: Option<Held>) -> Step<Outcome> {
         if task.what == What::Lazy {
             return self.draw_lazily();
@@ -63,8 +62,7 @@ impl ChaosWorker {
         Ok(Outcome::Committed)
     }
 
-    /// Gives back all the locks that the session holds as a session: what ends with it is over. The worker goes on
-    /// believing in its grants.
+    /// Releases all the session locks, which ends the session leases. The worker continues to believe in its grants.
     pub(super) fn unlock_session(&mut self) -> Step<()> {
         self.write(Event::Unlock)?;
         let all = self.rng.random_bool(0.5);
@@ -77,7 +75,8 @@ impl ChaosWorker {
     /// Prepares the transaction, and finishes it later or leaves that to the resolver.
     pub(super) fn end_in_two_phases(&mut self, lease: i32) -> Step<Outcome> {
         let id = self.id;
-        // A lease does not keep its holder's own transactions apart: until this one is finished, no other.
+        // A lease does not separate transactions of the same holder, so the worker begins no other until this one is
+        // finished.
         let held = (self.held.remove(&lease), self.lost.remove(&lease));
         self.prepared_for.push(lease);
         self.write(Event::Prepare)?;
@@ -103,10 +102,10 @@ impl ChaosWorker {
         Ok(Outcome::Prepared)
     }
 
-    /// Tokens without waiting for the disk, a transaction each, so that no other commit writes the log for them.
+    /// Draws tokens in asynchronous transactions, so that no other commit flushes the WAL for them.
     fn draw_lazily(&mut self) -> Step<Outcome> {
         for _ in 0..4 {
-            // Of this transaction alone: what the session commits later is believed to be on disk.
+            // Set for this transaction only: later commits of the session count as flushed.
             let rows = self.sql(&format!(
                 "BEGIN; SET LOCAL synchronous_commit = off;
                  SELECT lease_acquire('lazy:{}', ttl => '1 ms', reclaim => true, holder => 'me'); COMMIT",
@@ -117,7 +116,7 @@ impl ChaosWorker {
         Ok(Outcome::Committed)
     }
 
-    /// A token that was seen, or what NULL means.
+    /// Records a returned token, or interprets NULL.
     fn seen(&mut self, value: &Option<String>) -> Step<i64> {
         let token = value.as_deref().and_then(|text| text.parse().ok()).ok_or(Stop::Lost)?;
         self.write(Event::Token(token))?;
@@ -163,7 +162,7 @@ impl ChaosWorker {
         Ok(change)
     }
 
-    /// Renews by one call or the other; what was acquired at once is kept at once.
+    /// Renews by one of the calls. Leases acquired together are renewed together.
     fn renew(&mut self, task: Task, held: Held) -> Step<Change> {
         if task.also.is_none() && (edition::is_lite() || self.rng.random_bool(0.5)) {
             let token = self.draw("renew", task.lease, held)?;
@@ -173,7 +172,7 @@ impl ChaosWorker {
         let leases: Vec<i32> = [Some(task.lease), task.also].into_iter().flatten().collect();
         let names: Vec<_> = leases.iter().map(|lease| format!("job:{lease}")).collect();
         let tokens: Vec<_> = leases.iter().map(|lease| token_of(*lease).to_string()).collect();
-        // In a statement of its own: in that one it would be read when the rows are there.
+        // Read in a statement of its own; in the next one it would be read after the rows.
         let asked = self.sql("SELECT clock_timestamp()")?.remove(0).remove(0);
         let rows = self.sql(&format!(
             "SELECT renewed, outcome FROM lease_keep('{{{}}}', '{{{}}}')",
@@ -184,7 +183,7 @@ impl ChaosWorker {
         match outcomes.as_slice() {
             ["lost", ..] => return Err(Stop::Lost),
             all if all.iter().all(|outcome| *outcome == "kept") => {}
-            // Somebody is at one of them.
+            // One of the leases is locked.
             _ => return Err(Stop::RolledBack),
         }
         let token = self.seen(&rows[0][0])?;
@@ -197,7 +196,7 @@ impl ChaosWorker {
         Ok(change)
     }
 
-    /// Renews or releases (`what`), and returns the token that was drawn.
+    /// Renews or releases (`what`), and returns the new token.
     fn draw(&mut self, what: &str, lease: i32, held: Held) -> Step<i64> {
         let call = format!("lease_{what}('job:{lease}', {})", held.token);
         let rows = self.sql(&format!("SELECT clock_timestamp(), {call}"))?;
@@ -213,8 +212,8 @@ impl ChaosWorker {
         }
         self.sql(&format!("SELECT lease_guard('job:{lease}', {})", held.token))?;
         self.write(Event::Guarded)?;
-        // Only an exclusive lease keeps others from a row that was read. (A worker may have two slots, where
-        // it has left a prepared transaction with one.)
+        // Only an exclusive lease protects a row that was read. (A worker may have two slots, if it has left a prepared
+        // transaction with one.)
         let lock = if Kind::of(lease) == Kind::Exclusive { "" } else { "FOR UPDATE" };
         let rows = self.sql(&format!("SELECT version FROM {table} WHERE id = {row} {lock}"))?;
         let read: i64 = rows[0][0].as_deref().and_then(|text| text.parse().ok()).unwrap_or(0);
@@ -256,16 +255,16 @@ impl ChaosWorker {
         self.wrote(("free", lease), lease, &rows, held)
     }
 
-    /// Asks the lock service, and makes known what it has granted.
+    /// Acquires from the lock service, and adopts the grant.
     fn adopt_granted(&mut self, lease: i32) -> Step<Change> {
         let number = self.service.grant(lease)?.ok_or(Stop::Lost)?;
-        // Here a freeze would have it come too late.
+        // A freeze at this point makes the adoption late.
         self.think();
         self.adopt(lease, number)?;
         Ok(vec![(lease, Some(Held { token: number, first: number, shared: false }))])
     }
 
-    /// Makes a number known, and leaves a trace: of a new one in the order in which the lease was locked.
+    /// Adopts a number, and leaves a trace of a new one in the order of the lease's locks.
     fn adopt(&mut self, lease: i32, number: i64) -> Step<()> {
         let wait = [0, 0, 300, 1200][self.rng.random_range(0..4)];
         let rows = self.sql(&format!(
@@ -273,7 +272,7 @@ impl ChaosWorker {
             self.who.worker
         ))?;
         if rows[0][0].is_none() {
-            // A grant that was ended must stay so for the next try to go on from there.
+            // A grant that was ended must stay ended, so that the next attempt continues from there.
             if self.rng.random_bool(0.7) {
                 self.sql("COMMIT")?;
             }
@@ -293,7 +292,7 @@ impl ChaosWorker {
         Ok(())
     }
 
-    /// Gives an adopted lease back, here and then to the lock service.
+    /// Releases an adopted lease, here and then in the lock service.
     fn release_adopted(&mut self, lease: i32, held: Held) -> Step<Change> {
         let number = held.token;
         let rows = self.sql(&format!("SELECT lease_release('job:{lease}', {number})"))?;
@@ -308,8 +307,7 @@ impl ChaosWorker {
         Ok(vec![(lease, None)])
     }
 
-    /// Leaves a trace of a grant's token in the database: of an exclusive lease in the order in which it was
-    /// locked.
+    /// Leaves a trace of a grant's token in the database, for an exclusive lease in the order of its locks.
     fn note(&mut self, lease: i32, what: &str, held: Held, asked: &Option<String>) -> Step<()> {
         let asked = asked.as_deref().unwrap_or("now");
         let Held { token, first, .. } = held;
@@ -341,7 +339,7 @@ impl ChaosWorker {
     ) -> Step<Change> {
         let value = |column: usize| rows.first().and_then(|row| row[column].clone());
         let (version, fence) = (value(0).unwrap_or_default(), value(1).unwrap_or_default());
-        // Here a take-over would do the most harm: written, read by nobody, not yet committed.
+        // A take-over would do the most harm here: the row is written, but not committed.
         self.stall(0.04);
         self.think();
         let current = match Kind::of(lease) {

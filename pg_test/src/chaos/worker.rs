@@ -1,4 +1,4 @@
-//! A worker process: it takes leases, writes fenced rows, and writes down what it asked and saw.
+//! A worker process: it takes leases, writes fenced rows, and records its requests and their answers.
 
 use super::instructions::{Activity, Instructions, Leases};
 use super::kind::{adopted, Kind, MULTI_HOLDER};
@@ -15,12 +15,12 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// The database that a run works in.
+/// The database of a run.
 pub const DATABASE: &str = "chaos";
 
 /// The role of the servers' administrator.
 const ADMINISTRATOR: &str = "postgres";
-/// The role that workers of the lite edition have: there the state is another's, who is no superuser.
+/// The role of workers of the lite edition, whose objects belong to another role that is no superuser.
 pub const WORKER: &str = "worker";
 
 /// The identity of a worker.
@@ -37,7 +37,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Its choices.
+    /// The random choices of the worker.
     pub(super) fn rng(&self) -> StdRng {
         let number = u64::from(self.worker) << 40;
         StdRng::seed_from_u64(self.seed ^ number ^ u64::from(self.incarnation) << 20)
@@ -47,13 +47,13 @@ impl Identity {
         Log::create(&self.dir.join(format!("log/{}-{}", self.worker, self.incarnation)))
     }
 
-    /// The id of a transaction, by its place among all of the incarnation's.
+    /// The id of a transaction, by its number within the incarnation.
     pub(super) fn id(&self, count: i64) -> i64 {
         i64::from(self.worker) << 48 | i64::from(self.incarnation) << 28 | count
     }
 }
 
-/// A grant that it believes in (or did).
+/// A grant that the worker believes in, or did.
 #[derive(Clone, Copy)]
 pub(super) struct Held {
     pub token: i64,
@@ -61,13 +61,13 @@ pub(super) struct Held {
     pub shared: bool,
 }
 
-/// The cause that stops a transaction.
+/// The reason for which a transaction stops.
 pub(super) enum Stop {
     Fault(Fault),
-    /// NULL where a token was hoped for.
+    /// NULL instead of a token.
     Lost,
     RolledBack,
-    /// The worker itself cannot go on.
+    /// The worker itself cannot continue.
     Failed(anyhow::Error),
 }
 
@@ -90,28 +90,28 @@ pub(super) type Step<T> = std::result::Result<T, Stop>;
 pub(super) struct Task {
     pub what: What,
     pub lease: i32,
-    /// The second lease, where two are acquired at once, or kept.
+    /// The second lease, if two are acquired or renewed together.
     pub also: Option<i32>,
-    /// A grant is to end with the session.
+    /// True if a grant is to end with the session.
     pub session: bool,
 }
 
-/// A worker: what it believes to hold, its session, and the log of what it asked and saw.
+/// A worker: its beliefs, its session, and its log.
 pub(super) struct ChaosWorker {
     pub who: Identity,
     pub rng: StdRng,
     pub id: i64,
     pub held: HashMap<i32, Held>,
     pub lost: HashMap<i32, Held>,
-    /// The leases under which it has prepared a transaction, in this era.
+    /// The leases under which it has prepared a transaction in this era.
     pub prepared_for: Vec<i32>,
-    /// The latest tokens of rows that it was answered.
+    /// The latest tokens that it got for rows.
     pub claimed: Vec<Claimed>,
-    /// Whether the end of the transaction has been asked for.
+    /// True once the end of the transaction was requested.
     pub committing: bool,
-    /// The first tokens of the grants that end with its session, or with the one before.
+    /// The first tokens of the grants that end with its session, or with the previous one.
     pub session_bound: Vec<i64>,
-    /// The one that grants the leases which are adopted.
+    /// The lock service whose grants are adopted.
     pub service: LockFiles,
     log: Log,
     session: Option<Session>,
@@ -121,20 +121,20 @@ pub(super) struct ChaosWorker {
     count: i64,
 }
 
-/// Works until the instructions say to stop: what the worker process does.
+/// Runs the worker process until the instructions say to stop.
 pub fn work(who: Identity) -> Result<()> {
     let mut worker = ChaosWorker::new(who)?;
     while worker.turn()? {}
     Ok(())
 }
 
-/// Where workers read their instructions.
+/// The file with the workers' instructions.
 pub fn instructions_file(dir: &Path) -> PathBuf {
     dir.join("instructions")
 }
 
 impl ChaosWorker {
-    /// One that has not done anything yet.
+    /// A new worker.
     fn new(who: Identity) -> Result<ChaosWorker> {
         let (log, rng) = (who.log()?, who.rng());
         let service = LockFiles::new(&who.dir, who.worker, who.incarnation);
@@ -157,7 +157,7 @@ impl ChaosWorker {
         })
     }
 
-    /// One transaction, or a try to connect; false: the instructions say to stop.
+    /// Runs one transaction, or tries to connect. Returns false if the instructions say to stop.
     fn turn(&mut self) -> Result<bool> {
         let instructions = Instructions::read(&instructions_file(&self.who.dir))?;
         if instructions.activity == Activity::Stop {
@@ -183,7 +183,7 @@ impl ChaosWorker {
             .set("statement_timeout", "8s");
         self.session = Session::connect(&conninfo.to_string()).ok();
         if self.era != instructions.era {
-            // A transaction that was finished may be as it was before: prepared.
+            // After a failover, a finished transaction may be prepared again.
             for lease in self.prepared_for.drain(..) {
                 self.held.remove(&lease);
                 self.lost.remove(&lease);
@@ -192,7 +192,7 @@ impl ChaosWorker {
         }
     }
 
-    /// Notices, with a new session, that the one before has ended: its backend is gone.
+    /// Notices with a new session that the previous one has ended: its backend is gone.
     fn see_the_session_before_gone(&mut self) -> Result<()> {
         let Some(session) = &mut self.session else { return Ok(()) };
         let before = std::mem::replace(&mut self.backend, session.pid());
@@ -204,7 +204,7 @@ impl ChaosWorker {
         Ok(())
     }
 
-    /// Writes down what happens.
+    /// Records an event.
     pub fn write(&mut self, event: Event) -> Result<()> {
         let (at, worker, era, id) = (now_us(), self.who.worker, self.era, self.id);
         self.log.write(&Record { at, worker, era, id, event })
@@ -237,14 +237,14 @@ impl ChaosWorker {
             (true, _) => task(match dice {
                 0..32 => What::Guarded,
                 32..52 => What::Bound,
-                // To the lock service a heartbeat; here it may turn out to be another grant.
+                // For the lock service this is a heartbeat; here it may be another grant.
                 70..87 if kind == Kind::Adopted => What::Adopt,
                 52..70 => unguarded,
                 70..87 => return Task { also: self.acquired_with(lease), ..task(What::Renew) },
                 87..97 => What::Release,
                 _ => What::Lazy,
             }),
-            // One that does not know that it has lost.
+            // A worker that does not know that it has lost the lease.
             (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
             _ if kind == Kind::Adopted => task(What::Adopt),
             _ if kind == Kind::Shared && dice < 80 => task(What::Share),
@@ -256,7 +256,7 @@ impl ChaosWorker {
         }
     }
 
-    /// One transaction, from the choice to the outcome.
+    /// One transaction, from the choice of a task to its outcome.
     fn transaction(&mut self, instructions: &Instructions) -> Result<()> {
         if !self.session_bound.is_empty() && self.rng.random_bool(0.06) {
             match self.unlock_session() {
@@ -290,7 +290,7 @@ impl ChaosWorker {
                 if Kind::of(lease) == Kind::Adopted
                     && matches!(&outcome, Outcome::Refused(state) if stale(state))
                 {
-                    // It was revoked, or the lock service has granted it to another meanwhile.
+                    // The grant was revoked, or the lock service has granted the lease to another meanwhile.
                     self.lose(lease);
                     self.service.release(lease)?;
                 }
@@ -305,7 +305,7 @@ impl ChaosWorker {
         Ok(())
     }
 
-    /// Another lease that was acquired together with this one.
+    /// The other lease that was acquired together with this one.
     fn acquired_with(&self, lease: i32) -> Option<i32> {
         let first = self.held.get(&lease)?.first;
         let mut others =
@@ -313,7 +313,7 @@ impl ChaosWorker {
         others.next().map(|(other, _)| *other)
     }
 
-    /// It has the lease no longer, and knows.
+    /// Notes that the worker has lost the lease, and knows it.
     pub fn lose(&mut self, lease: i32) {
         if let Some(held) = self.held.remove(&lease) {
             self.lost.insert(lease, held);
@@ -341,7 +341,7 @@ impl ChaosWorker {
         outcome
     }
 
-    /// Gives up the connection.
+    /// Closes the connection.
     pub fn hang_up(&mut self) {
         self.session = None;
     }
@@ -354,7 +354,7 @@ impl ChaosWorker {
         self.session().try_rows(sql)
     }
 
-    /// Commits, or prepares.
+    /// Commits or prepares the transaction.
     pub fn end(&mut self, sql: &str) -> Step<()> {
         self.committing = true;
         self.sql(sql)?;
@@ -371,7 +371,7 @@ impl ChaosWorker {
         std::thread::sleep(Duration::from_millis(ms));
     }
 
-    /// Is held up for longer than a grant lasts, with such a probability.
+    /// Sleeps for longer than a grant lasts, with this probability.
     pub fn stall(&mut self, probability: f64) {
         if self.rng.random_bool(probability) {
             std::thread::sleep(Duration::from_millis(TTL_MS as u64 * 3 / 2));

@@ -11,7 +11,7 @@ use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The processes; those that were killed are started again by [`WorkerPool::revive`].
+/// The processes; killed ones are restarted by [`WorkerPool::revive`].
 pub struct WorkerPool {
     rundir: Arc<RunDir>,
     dir: PathBuf,
@@ -26,7 +26,7 @@ struct WorkerProcess {
 }
 
 impl WorkerPool {
-    /// So many workers, which do not work yet.
+    /// Starts this number of workers, which do not work yet.
     pub fn new(rundir: Arc<RunDir>, dir: PathBuf, seed: u64, number: u32) -> WorkerPool {
         WorkerPool { rundir, dir, seed, number, processes: Vec::new() }
     }
@@ -55,7 +55,7 @@ impl WorkerPool {
         self.processes.iter().map(|process| process.child.id() as i32).collect()
     }
 
-    /// Kills one, wherever it is. [`WorkerPool::revive`] starts it again.
+    /// Kills a random worker, wherever it is. [`WorkerPool::revive`] restarts it.
     pub fn kill_any(&mut self, rng: &mut StdRng) -> Result<()> {
         let index = rng.random_range(0..self.processes.len());
         let child = &mut self.processes[index].child;
@@ -64,7 +64,7 @@ impl WorkerPool {
         Ok(())
     }
 
-    /// Starts those again that died.
+    /// Restarts workers that died.
     pub fn revive(&mut self) -> Result<()> {
         for worker in 0..self.processes.len() {
             if matches!(self.processes[worker].child.try_wait(), Ok(Some(_))) {
@@ -76,7 +76,7 @@ impl WorkerPool {
         Ok(())
     }
 
-    /// Waits until they have stopped by themselves; kills those that do not.
+    /// Waits until the workers have stopped by themselves, and kills the others.
     pub fn dismiss(&mut self, limit: Duration) {
         let stopped = |process: &mut WorkerProcess| !process::is_alive(process.child.id() as i32);
         let _ = process::wait_until("the workers stop", limit, || {

@@ -1,4 +1,4 @@
-//! Grants that are over, by a release or by a newer grant, whatever the clock says: they renew, release and write nothing.
+//! Checks that no token of a grant is accepted after its release or after a newer grant, whatever the clock says.
 
 use super::sessions::is_accepted;
 use super::transaction::Transaction;
@@ -9,11 +9,10 @@ use crate::chaos::nemesis::Disturbance;
 use crate::chaos::record::What;
 use std::collections::HashMap;
 
-/// The first token of a grant, and when something was acknowledged of it, after how many failovers: these may lose it.
+/// The first token of a grant with the time and era of an acknowledgement, since a failover may lose it.
 type Acknowledged = (i64, (i64, u32));
 
-/// A request after the answer to a release, or to a newer grant that excludes the older one, is not accepted by a
-/// token of the older one.
+/// Checks each request that was made after the answer to a release, or to a newer grant that excludes the older one.
 pub fn nothing_is_accepted(
     evidence: &Evidence,
     transactions: &HashMap<i64, Transaction>,
@@ -37,7 +36,7 @@ pub fn nothing_is_accepted(
     for transaction in transactions.values().filter(|transaction| is_accepted(transaction)) {
         let Some(own) = transaction.first else { continue };
         let knew = |(at, era): (i64, u32)| at < transaction.asked && era == transaction.era;
-        // No release waits for the disk.
+        // A release does not wait for the disk.
         let stays = |at| {
             let mut all = evidence.disturbances.iter().filter(|d| crashes(d.kind));
             !all.any(|d| d.ended >= at && d.at <= transaction.ended)

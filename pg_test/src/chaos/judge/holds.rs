@@ -1,4 +1,4 @@
-//! How many had a lease at an instant, of those that could be sure of it.
+//! Checks how many clients could be sure of a lease at the same time.
 
 use super::sessions;
 use super::transaction::Transaction;
@@ -10,7 +10,7 @@ use crate::chaos::record::{Outcome, What, TTL_MS};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 
-/// The time in which the holder of a grant may be sure of it; `from` and `until` are part of it.
+/// The time in which the holder of a grant may be sure of it, including `from` and `until`.
 #[derive(Clone, Copy)]
 struct Hold {
     /// The first token of the grant.
@@ -32,7 +32,7 @@ fn listed(holds: &[&Hold]) -> String {
     holds.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
 }
 
-/// A grant as it was made, at some time between.
+/// A grant, made at some time within this interval.
 #[derive(Clone, Copy)]
 struct Grant<'a> {
     by: &'a Transaction,
@@ -40,8 +40,8 @@ struct Grant<'a> {
     seen: i64,
 }
 
-/// At no instant may more be sure of a lease than may have it, and to nobody is it granted while others may be
-/// sure of what excludes that.
+/// Checks that never more clients are sure of a lease than may hold it, and that no grant is made while others may be
+/// sure of one that excludes it.
 pub fn no_more_than_may(
     evidence: &Evidence,
     transactions: &HashMap<i64, Transaction>,
@@ -61,7 +61,7 @@ pub fn no_more_than_may(
             .filter_map(|by| by.token.map(|(first, seen)| Grant { by, first, seen }))
             .collect();
         let mut holds = match Kind::of(lease) {
-            // Its time is the lock service's: here only guards keep others out.
+            // The lock service decides about the time of its grants; here only guards exclude others.
             Kind::Adopted => Vec::new(),
             _ => by_time(evidence, lease, &all, &grants),
         };
@@ -72,7 +72,8 @@ pub fn no_more_than_may(
     }
 }
 
-/// From the end of an acquire, for the ttl counted from before it, or the last renewal, was asked for.
+/// A hold lasts from the end of the acquire for the ttl, counted from before the request of the acquire or the last
+/// renewal.
 fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Grant]) -> Vec<Hold> {
     let committed = |t: &Transaction| t.outcome == Some(Outcome::Committed);
     let mut relying: HashMap<i64, Vec<&Transaction>> = HashMap::new();
@@ -87,17 +88,17 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
         }
         let mut until = acquired.asked + TTL_MS * 1000;
         let relying = relying.get(&grant.first).map_or(&[][..], Vec::as_slice);
-        // A clock that went back meanwhile may let a grant be renewed that had expired: it was free for a while.
+        // If the clock went back meanwhile, an expired grant may have been renewed, and the lease was free for a while.
         let without_gap = |t: &Transaction| !stepped(evidence, acquired.asked, t.ended);
         for renewed in relying.iter().filter(|t| t.what == What::Renew && committed(t)) {
             if without_gap(renewed) {
                 until = until.max(renewed.asked + TTL_MS * 1000);
             }
         }
-        // Whatever the outcome, a release may have been carried out.
+        // Whatever its outcome, a release may have been executed.
         let releases = relying.iter().filter(|t| t.what == What::Release).map(|t| t.asked);
         until = until.min(releases.min().unwrap_or(i64::MAX));
-        // A next incarnation of the worker may have reclaimed it.
+        // A later incarnation of the worker may have reclaimed the lease.
         let same = |t: &&&Transaction| t.worker == acquired.worker && t.what.acquires();
         let later = all.partition_point(|t| t.asked <= acquired.asked);
         let again = all[later..].iter().find(same).map(|t| t.asked);
@@ -119,7 +120,7 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
         }
         if acquired.session {
             until = until.min(sessions::first_unlock(evidence, acquired));
-            // A worker that stops, at the end of the run, ends its session.
+            // A worker that stops at the end of the run ends its session.
             until = until.min(sessions::last_sign_of(evidence, acquired.worker));
         }
         holds.push(Hold { from: acquired.ended, until, ..grant.hold() });
@@ -127,8 +128,7 @@ fn by_time(evidence: &Evidence, lease: i32, all: &[&Transaction], grants: &[Gran
     holds
 }
 
-/// While a transaction guards it, whatever becomes of the grant: up to the end of that transaction, or of the
-/// prepared one.
+/// A hold by a guard lasts until the end of its transaction or prepared transaction, whatever happens to the grant.
 fn by_guard(evidence: &Evidence, all: &[&Transaction], grants: &[Grant]) -> Vec<Hold> {
     let by_first: HashMap<i64, &Grant> = grants.iter().map(|grant| (grant.first, grant)).collect();
     let mut holds = Vec::new();
@@ -140,7 +140,7 @@ fn by_guard(evidence: &Evidence, all: &[&Transaction], grants: &[Grant]) -> Vec<
         let answered =
             matches!(transaction.outcome, Some(Outcome::Committed | Outcome::Refused(_)));
         let finishing = transaction.attempts.first().map(|attempt| attempt.asked);
-        // Where the commit was answered, if only to be refused, the transaction was open until it was asked for.
+        // If the commit was answered, even with an error, the transaction was open until it was requested.
         let until =
             finishing.or(transaction.prepared).or(transaction.committing.filter(|_| answered));
         let Some(mut until) = until else { continue };
@@ -164,7 +164,7 @@ impl Grant<'_> {
     }
 }
 
-/// Whether such holds, of different grants each, may be at once.
+/// Returns true if such holds of different grants may overlap.
 fn may_be(lease: i32, holds: &[&Hold]) -> bool {
     match Kind::of(lease) {
         Kind::Exclusive | Kind::Adopted => holds.len() <= 1,
@@ -173,7 +173,7 @@ fn may_be(lease: i32, holds: &[&Hold]) -> bool {
     }
 }
 
-/// One hold of each grant.
+/// One hold for each grant.
 fn distinct<'a>(holds: impl Iterator<Item = &'a Hold>) -> Vec<&'a Hold> {
     let mut seen = HashSet::new();
     holds.filter(|hold| seen.insert(hold.first)).collect()

@@ -1,4 +1,4 @@
-//! A jump silences: no token of before it is accepted until its holder has renewed.
+//! Checks that in a new epoch no older token is accepted before its holder has renewed.
 
 use super::sessions::is_accepted;
 use super::transaction::Transaction;
@@ -9,15 +9,15 @@ use crate::chaos::nemesis::Disturbance;
 use crate::chaos::record::What;
 use std::collections::HashMap;
 
-/// A write that was asked for after the answer to a jump is not accepted under a grant of before it, unless that was renewed
-/// meanwhile, as far as anybody knows.
+/// Checks each write that was requested after the answer to a new epoch, under a grant from before, unless the grant
+/// may have been renewed meanwhile.
 pub fn silence(
     evidence: &Evidence,
     transactions: &HashMap<i64, Transaction>,
     findings: &mut Findings,
 ) {
     let jumps = evidence.disturbances.iter().filter(|one| one.kind == Disturbance::Jump);
-    // The first tokens of grants that were made, and of those that were perhaps renewed: when that ended, at the latest.
+    // The first tokens of the grants that were made or perhaps renewed, with the latest time at which that ended.
     let mut spoke_until: HashMap<i64, i64> = HashMap::new();
     for transaction in transactions.values() {
         let first = match transaction.what {

@@ -1,4 +1,4 @@
-//! Acknowledged transactions that are not there; uncommitted ones that are.
+//! Checks for lost acknowledged transactions, and for uncommitted ones that exist.
 
 use super::transaction::Transaction;
 use super::{Findings, LOST_IN_FAILOVER};
@@ -6,15 +6,14 @@ use crate::chaos::evidence::Evidence;
 use crate::chaos::record::{Outcome, What};
 use std::collections::HashMap;
 
-/// An acknowledged transaction is there, but for the end of an era that a failover cut off; one that was not
-/// committed is not.
+/// Each acknowledged transaction exists, except at the end of an era cut off by a failover. No uncommitted one exists.
 pub fn nothing_lost(
     evidence: &Evidence,
     transactions: &HashMap<i64, Transaction>,
     findings: &mut Findings,
 ) {
     let survivors = evidence.survivors();
-    // The latest time, by era, at which a transaction that survives was begun.
+    // The latest begin of a surviving transaction, by era.
     let mut latest: HashMap<u32, i64> = HashMap::new();
     for id in &survivors {
         if let Some(transaction) = transactions.get(id) {

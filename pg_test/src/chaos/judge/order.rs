@@ -1,4 +1,4 @@
-//! The order of tokens, of grants and of writes.
+//! Checks the order of tokens, of grants and of writes.
 
 use super::{stepped, Findings, TOKENS};
 use crate::chaos::evidence::{Evidence, Write};
@@ -6,7 +6,7 @@ use crate::chaos::kind::Kind;
 use crate::chaos::record::{Event, TTL_MS};
 use std::collections::HashMap;
 
-/// No token is seen twice, and each is greater than all that anyone had seen before it was asked for.
+/// No token is returned twice, and each is greater than all that had been seen before its request.
 pub fn tokens_rise(evidence: &Evidence, findings: &mut Findings) {
     let mut seen = HashMap::new();
     let mut greatest = 0;
@@ -19,7 +19,7 @@ pub fn tokens_rise(evidence: &Evidence, findings: &mut Findings) {
             Event::Token(token) => {
                 findings.count(TOKENS);
                 if let Some(earlier) = seen.insert(token, record.id) {
-                    // Releasing again within a transaction gives the same one; nobody here does.
+                    // Releasing again in the same transaction would return the same token; no worker does that.
                     let (a, b) = (earlier, record.id);
                     findings.violated(format!("token {token} was seen twice: {a:x}, {b:x}"));
                 }
@@ -37,12 +37,13 @@ pub fn tokens_rise(evidence: &Evidence, findings: &mut Findings) {
     }
 }
 
-/// The tokens of an exclusive lease, and the numbers that were adopted, rise in the order in which it was locked, and each grant lasts its time.
+/// The tokens of an exclusive lease, and adopted numbers, rise in the order of the lease's locks, and each grant lasts
+/// for its time.
 pub fn grants_in_order(evidence: &Evidence, findings: &mut Findings) {
     for pair in evidence.grants.windows(2) {
         let [a, b] = pair else { continue };
         let one_by_one = matches!(Kind::of(a.lease), Kind::Exclusive | Kind::Adopted);
-        // A number that was adopted already has no place in the order.
+        // A number that was adopted already has no position in the order.
         if !one_by_one || a.lease != b.lease || a.n == 0 {
             continue;
         }
@@ -69,8 +70,8 @@ pub fn grants_in_order(evidence: &Evidence, findings: &mut Findings) {
     }
 }
 
-/// Each version of a row was made once; tokens rise with them; a bound row is written only under a grant that
-/// nobody has replaced; what is stored is what was written last.
+/// Each version of a row is made once; tokens rise with the versions; a bound row is written only under a grant that
+/// was not replaced; the stored row is the last one written.
 pub fn writes_in_order(evidence: &Evidence, findings: &mut Findings) {
     let mut by_row: HashMap<(&str, i32), Vec<&Write>> = HashMap::new();
     for write in &evidence.writes {

@@ -1,4 +1,4 @@
-//! Rows that are leases of their own, by their own history.
+//! Checks row leases by their own history.
 
 use super::transaction::Transaction;
 use super::{stepped, Findings, CLAIMS, LATE_WRITES, ROW_CHANGES, TAKE_OVERS};
@@ -6,23 +6,23 @@ use crate::chaos::evidence::{Change, Evidence, Operation};
 use crate::chaos::rows::Statement;
 use std::collections::HashMap;
 
-/// A row, as its history up to some change tells.
+/// The state of a row after a part of its history.
 #[derive(Default)]
 struct History {
     exists: bool,
     fence: Option<i64>,
-    /// The greatest fence that it has had, in an earlier life too.
+    /// The greatest fence that the row has had, also before it was deleted and inserted again.
     greatest: i64,
-    /// The worker whose claim the fence is of.
+    /// The worker whose claim drew the fence.
     claimant: Option<u32>,
-    /// Another worker has written it since that claim.
+    /// True if another worker has written the row since that claim.
     written_since: bool,
-    /// The transaction that wrote it last.
+    /// The transaction of the last write.
     id: i64,
 }
 
-/// Nobody writes a row that another holds; a holder's write lands only if nobody else has written the row since its claim, and
-/// it was not given up; tokens rise, and only a claim draws one.
+/// Nobody writes a row that another holds. A holder's write lands only if nobody else has written the row since its
+/// claim, and it was not given up. Tokens rise, and only claims draw them.
 pub fn are_leases(
     evidence: &Evidence,
     transactions: &HashMap<i64, Transaction>,
@@ -32,7 +32,7 @@ pub fn are_leases(
     for change in &evidence.changes {
         let row = rows.entry(change.row).or_default();
         let transaction = transactions.get(&change.id);
-        // A clock that goes back makes a row held that was free when it was written.
+        // If the clock goes back, a row may be held that was free when it was written.
         let clock_stood = transaction.is_none_or(|t| !stepped(evidence, t.asked, t.ended));
         count(change, findings);
         for harm in row.harm_of(change, clock_stood) {
@@ -65,19 +65,19 @@ fn count(change: &Change, findings: &mut Findings) {
 }
 
 impl Change {
-    /// Whether it has drawn a token.
+    /// Returns true if the change has drawn a token.
     fn is_claim(&self) -> bool {
         self.now.is_some() && self.now != self.was
     }
 }
 
 impl History {
-    /// What is wrong with a change of this row.
+    /// The faults of a change of this row.
     fn harm_of(&self, change: &Change, clock_stood: bool) -> Vec<&'static str> {
         let Change { worker, statement, .. } = *change;
         let is_own = self.exists && self.id == change.id;
         let is_held = change.was.is_some() && change.held_us.is_some_and(|us| us > 0);
-        // What its own transaction has given up, or brought into being, is a free row.
+        // A row that its own transaction has given up or inserted is free.
         let is_open = !is_own || change.was.is_some() && change.held_us.is_some();
         let as_holder = statement.shows_token() && is_open;
         let may_draw = statement == Statement::Claim || statement.shows_token() && !is_open;

@@ -1,4 +1,4 @@
-//! Grants that end with the session that acquired them.
+//! Checks session leases.
 
 use super::transaction::Transaction;
 use super::{Findings, PASSED_ON};
@@ -7,8 +7,8 @@ use crate::chaos::nemesis::Disturbance;
 use crate::chaos::record::{Event, Record, What, TTL_MS};
 use std::collections::HashMap;
 
-/// Once the end of its session was noticed, no token of a grant is accepted by what begins then; and others get
-/// the lease.
+/// After the end of a session was noticed, no later request is accepted with a token of its grants, and others get the
+/// lease.
 pub fn end_their_grants(
     evidence: &Evidence,
     transactions: &HashMap<i64, Transaction>,
@@ -53,7 +53,7 @@ pub fn end_their_grants(
     }
 }
 
-/// Was a token of the grant that it relies on accepted as speaking for the lease?
+/// Returns true if a token of the transaction's grant was accepted.
 pub fn is_accepted(transaction: &Transaction) -> bool {
     match transaction.what {
         What::Guarded | What::Bound => transaction.guarded.is_some(),
@@ -62,7 +62,7 @@ pub fn is_accepted(transaction: &Transaction) -> bool {
     }
 }
 
-/// When the session that made this grant first gave back all its locks after that.
+/// The time at which the session of this grant first released all its session locks.
 pub fn first_unlock(evidence: &Evidence, acquired: &Transaction) -> i64 {
     let unlocks = |record: &&Record| {
         record.event == Event::Unlock
@@ -72,7 +72,7 @@ pub fn first_unlock(evidence: &Evidence, acquired: &Transaction) -> i64 {
     evidence.records.iter().find(unlocks).map_or(i64::MAX, |record| record.at)
 }
 
-/// When the worker last wrote something down.
+/// The time of the worker's last record.
 pub fn last_sign_of(evidence: &Evidence, worker: u32) -> i64 {
     let last = evidence.records.iter().rev().find(|record| record.worker == worker);
     last.map_or(i64::MAX, |record| record.at)

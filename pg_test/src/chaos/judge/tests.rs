@@ -1,4 +1,4 @@
-//! Every rule finds what breaks it, and nothing else.
+//! Each rule of the checker finds its violations, and nothing else.
 
 use super::{
     judge, Findings, CLAIMS, LATE_WRITES, LOST_IN_FAILOVER, PASSED_ON, TAKE_OVERS, TOKENS,
@@ -14,7 +14,7 @@ fn ask(what: What, lease: i32, first: Option<i64>) -> Event {
     Event::Ask { what, lease, also: None, first, session: false }
 }
 
-/// A transaction of the worker `id`, from `asked` to `ended`.
+/// The records of a transaction of the worker `id`, from `asked` to `ended`.
 fn records(id: i64, what: What, asked: i64, ended: i64, token: i64) -> Vec<Record> {
     let record = |at, event| Record { at, worker: id as u32, era: 0, id, event };
     vec![
@@ -33,7 +33,7 @@ fn write(version: i64, token: i64, id: i64) -> Write {
     Write { relation, row: 0, lease: 0, version, token, first: token, id, current: Some(token) }
 }
 
-/// Two grants, one after the other, and a write under each.
+/// Two grants, one after the other, with a write under each.
 fn good() -> Evidence {
     let mut evidence = Evidence {
         records: [
@@ -63,7 +63,7 @@ fn a_good_run_is_good() {
     assert_eq!(judge(&good()).violations, Vec::<String>::new());
 }
 
-/// A deadlock of two, one of which waits for a lease.
+/// A deadlock of two transactions, one of which waits for a lease.
 fn deadlock(other: &str) -> Event {
     Event::End(Outcome::Refused(format!(
         "40P01: Process 1 waits for RowExclusiveLock on advisory lock [5,1,3,20550]; blocked by process 2.\n\
@@ -100,7 +100,7 @@ fn each_kind_of_harm_is_found() {
     finds("signal 11", |e| e.crashes.push("terminated by signal 11".to_owned()));
 }
 
-/// Within the time of the first grant, the second one.
+/// Makes the second grant within the time of the first.
 fn too_soon(evidence: &mut Evidence) {
     for record in &mut evidence.records[3..] {
         record.at -= SECOND - 100;
@@ -112,7 +112,7 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
     let disturbance = |disturbance, lease| {
         let mut evidence = good();
         too_soon(&mut evidence);
-        // It began before the grant, and had its effect after it.
+        // The disturbance began before the grant, and its effect came after it.
         evidence.disturbances.push(Disturbed { kind: disturbance, at: -5, ended: 50, lease });
         !judge(&evidence).violations.is_empty()
     };
@@ -120,7 +120,7 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
     assert!(disturbance(Disturbance::Revoke, Some(1)));
     assert!(!disturbance(Disturbance::StepClock, None));
     assert!(disturbance(Disturbance::FreezeBackend, None));
-    // Its next incarnation has reclaimed it, and released that.
+    // The worker's next incarnation has reclaimed the lease and released it.
     let mut evidence = good();
     too_soon(&mut evidence);
     evidence.records.extend(records(3, What::Acquire, 20, 30, 2));
@@ -136,7 +136,7 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
     assert!(!violations.iter().any(|v| v.contains("had it")), "{violations:?}");
 }
 
-/// The tokens jump, and then the second grant is written under, as a bound table is.
+/// A new epoch, and then a write to a bound table under the second grant.
 fn write_after_a_jump(evidence: &mut Evidence) {
     let (at, lease) = (2 * SECOND, None);
     evidence.disturbances.push(Disturbed { kind: Disturbance::Jump, at, ended: at + 10, lease });
@@ -177,7 +177,7 @@ fn story(id: i64, events: Vec<(i64, Event)>) -> Vec<Record> {
     events.into_iter().map(record).collect()
 }
 
-/// The worker `id` acquires a grant with the token `id`, from `asked` to ten later.
+/// The worker `id` acquires a grant with the token `id`, from `asked` to `asked + 10`.
 fn acquired(id: i64, what: What, lease: i32, asked: i64) -> Vec<Record> {
     let end = Event::End(Outcome::Committed);
     story(
@@ -188,7 +188,7 @@ fn acquired(id: i64, what: What, lease: i32, asked: i64) -> Vec<Record> {
 
 #[test]
 fn nothing_is_accepted_of_a_grant_that_is_over() {
-    // By the grant with that first token, after that time: what else is judged has other reasons to be content.
+    // By the grant with that first token, after that time; the other checks have other reasons to pass.
     let later = |records: &mut Vec<Record>, id, what, first, asked| {
         let end = Event::End(Outcome::Committed);
         let seen = if what == What::Bound { Event::Guarded } else { Event::Token(id) };
@@ -214,7 +214,7 @@ fn nothing_is_accepted_of_a_grant_that_is_over() {
         later(&mut records, 4, What::Release, 2, 2 * SECOND);
         later(&mut records, 5, what, 2, 3 * SECOND);
         assert_eq!(found(&records, None), 1, "{what:?} after a release");
-        // No release waits for the disk.
+        // A release does not wait for the disk.
         assert_eq!(found(&records, Some(2 * SECOND + 100)), 0, "{what:?} after a crash");
         for record in &mut records[9..] {
             record.era = 1;
@@ -223,7 +223,7 @@ fn nothing_is_accepted_of_a_grant_that_is_over() {
     }
 }
 
-/// Under the grant `first`, a transaction guards the lease 0 for three seconds.
+/// A transaction guards the lease 0 under the grant `first` for three seconds.
 fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
     vec![
         (20, ask(What::Guarded, 0, Some(first))),
@@ -233,7 +233,7 @@ fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
     ]
 }
 
-/// As the worker `id` adopts the number `id` of the lease 300, and as it guards it for three seconds.
+/// The worker `id` adopts the number `id` of the lease 300, and guards it for three seconds.
 fn adopted(id: i64, asked: i64) -> Vec<Record> {
     let mut records = acquired(id, What::Adopt, 300, asked);
     records[1].event = Event::Adopted(id);
@@ -260,7 +260,7 @@ fn adopted_numbers_rise_and_are_no_tokens() {
     assert_eq!(findings([(0, 5), (1, 5), (2, 7)]).number(TOKENS), 0);
 }
 
-/// Prepared after a second, and finished by somebody else after three.
+/// Prepared after one second, and finished by another session after three.
 fn prepared(id: i64, first: i64, outcome: Outcome) -> Vec<Record> {
     let commit = outcome == Outcome::Committed;
     let mut events = guarded(id, first);
@@ -321,7 +321,7 @@ fn no_more_have_a_lease_at_once_than_may() {
         ("three slots", of_slots(203, 3), none(), false),
         ("three of two slots", of_slots(202, 3), none(), true),
         ("four of three slots", of_slots(203, 4), none(), true),
-        // Neither was granted within the other's time, as far as the times of asking tell.
+        // By the times of the requests, neither grant was made within the other's time.
         ("two that ask at once", vec![acquire(1, 0), acquire(2, 5)], none(), true),
         ("two leases", of_two_leases, none(), false),
         ("two leases at once, one of which another has", both, none(), true),
@@ -333,7 +333,7 @@ fn no_more_have_a_lease_at_once_than_may() {
         ),
         ("a guard that is over", guards(story(11, guarded(11, 1)), 4 * SECOND), none(), false),
         ("a guard, revoked or not", guards(story(11, guarded(11, 1)), 2 * SECOND), by_force, true),
-        // Until its commit was refused it was open.
+        // The transaction was open until its commit was refused.
         ("a guard whose commit is refused", guards(story(11, refused()), 2 * SECOND), none(), true),
         ("one that sent no commit", guards(story(11, never_sent), 2 * SECOND), none(), false),
         (
@@ -379,7 +379,7 @@ fn no_more_have_a_lease_at_once_than_may() {
     }
 }
 
-/// The judge's verdict on a prepared write, of which a trace is there or not.
+/// The checker's verdict on a prepared write, with or without its trace.
 fn of_prepared(records: Vec<Record>, there: bool, era: u32) -> Vec<String> {
     let mut evidence = Evidence { records, era, ..Evidence::default() };
     if there {
@@ -396,12 +396,12 @@ fn what_is_prepared_is_there_when_it_is_committed_and_only_then() {
     assert_eq!(of_prepared(no.clone(), false, 0), none);
     assert!(of_prepared(yes.clone(), false, 0)[0].contains("acknowledged, and lost"));
     assert!(of_prepared(no.clone(), true, 0)[0].contains("not committed, and there"));
-    // Not finished by anybody.
+    // The prepared transaction was not finished.
     let unfinished = yes[..5].to_vec();
     assert!(of_prepared(unfinished.clone(), false, 0)[0].contains("prepared, and gone"));
     assert!(of_prepared(unfinished.clone(), true, 0)[0].contains("not committed, and there"));
     assert_eq!(of_prepared(unfinished, false, 1), none);
-    // Nobody knows what came of it.
+    // The outcome is unknown.
     for outcome in [Some(Outcome::Unknown), None] {
         let mut vague = yes.clone();
         match outcome {
@@ -445,7 +445,7 @@ fn a_shared_grant_is_replaced_by_an_exclusive_one_only() {
     assert!(findings(Some(6))[0].contains("replaced grant"));
 }
 
-/// Under a grant that ends with its session, and of which the end is noticed, the same worker does this later.
+/// Under a session lease whose end was noticed, the same worker makes this request later.
 fn after_its_session(what: What, then: Event, asked: i64) -> Findings {
     let mut first = acquired(1, What::Acquire, 0, 0);
     if let Event::Ask { session, .. } = &mut first[0].event {
@@ -494,7 +494,7 @@ fn a_lease_passes_on_when_its_session_has_ended() {
     assert!(!violated(&kept));
 }
 
-/// An UPDATE of a row that is a lease: the fence before and after, and for how long the row was held.
+/// An UPDATE of a row lease: the fence before and after, and the remaining life of the claim.
 fn change(
     worker: u32,
     statement: Statement,
@@ -506,7 +506,7 @@ fn change(
     Change { row: 1, op, was, now, held_us, worker, statement, id: 0 }
 }
 
-/// Worker 1 claims a row and renews; worker 2 takes it over, is late and finishes; worker 1 edits it and deletes it.
+/// Worker 1 claims a row and renews; worker 2 takes it over, is late and finishes; worker 1 edits and deletes it.
 fn row_history() -> Vec<Change> {
     use Statement::*;
     let mut changes = vec![
@@ -576,7 +576,7 @@ fn each_kind_of_harm_to_a_row_is_found() {
 #[test]
 fn a_transaction_goes_on_writing_a_row_of_its_own() {
     let mut changes = row_history();
-    // It gives the row up, and claims it again by the token that it had.
+    // The worker gives the row up, and claims it again with its old token.
     changes[6] = Change { id: 6, ..change(2, Statement::Renew, (7, 9), None) };
     changes[7].was = Some(9);
     assert_eq!(judged_rows(changes.clone(), Vec::new()).violations, Vec::<String>::new());

@@ -1,10 +1,10 @@
-//! Transactions, put together from what was written down of them.
+//! Transactions, assembled from their records.
 
 use crate::chaos::evidence::Evidence;
 use crate::chaos::record::{Event, Outcome, What};
 use std::collections::HashMap;
 
-/// The request of one transaction, and all that is known of its end.
+/// The request of a transaction, and what is known of its end.
 #[derive(Debug, Clone)]
 pub struct Transaction {
     pub worker: u32,
@@ -12,37 +12,37 @@ pub struct Transaction {
     pub what: What,
     pub lease: i32,
     pub also: Option<i32>,
-    /// The first token of the grant that it relied on.
+    /// The first token of the grant that the transaction relied on.
     pub first: Option<i64>,
-    /// A grant that it makes ends with the session.
+    /// True if a grant that it makes ends with the session.
     pub session: bool,
     pub asked: i64,
-    /// The first token that it saw, and when.
+    /// The first token that it saw, with the time.
     pub token: Option<(i64, i64)>,
-    /// From when on it guarded its lease.
+    /// The time from which it guarded its lease.
     pub guarded: Option<i64>,
-    /// When its end was asked for.
+    /// The time at which its end was requested.
     pub committing: Option<i64>,
-    /// Whether its end was to be prepared.
+    /// True if its end was a PREPARE.
     preparing: bool,
-    /// When it was prepared.
+    /// The time at which it was prepared.
     pub prepared: Option<i64>,
-    /// The steps on it once it was prepared, by time.
+    /// The attempts to finish it after that, sorted by time.
     pub attempts: Vec<Attempt>,
     pub ended: i64,
     pub outcome: Option<Outcome>,
-    /// When a commit was acknowledged, and the era of that.
+    /// The time and era in which a commit was acknowledged.
     pub acknowledged: Option<(i64, u32)>,
 }
 
-/// An attempt at finishing a prepared transaction.
+/// An attempt to finish a prepared transaction.
 #[derive(Debug, Clone)]
 pub struct Attempt {
     worker: u32,
     era: u32,
     pub asked: i64,
     ended: i64,
-    /// None: the worker that tried it was killed.
+    /// `None` if the worker that tried was killed.
     outcome: Option<Outcome>,
 }
 
@@ -56,7 +56,7 @@ impl Attempt {
     }
 }
 
-/// All of them, by their ids.
+/// All transactions by their ids.
 pub fn all(evidence: &Evidence) -> HashMap<i64, Transaction> {
     let mut all: HashMap<i64, Transaction> = HashMap::new();
     for record in &evidence.records {
@@ -122,12 +122,12 @@ pub fn all(evidence: &Evidence) -> HashMap<i64, Transaction> {
 }
 
 impl Transaction {
-    /// The leases that it is about.
+    /// The leases of the transaction.
     pub fn leases(&self) -> impl Iterator<Item = i32> {
         [Some(self.lease), self.also].into_iter().flatten()
     }
 
-    /// How it ended that was to be prepared.
+    /// Finds the outcome of a transaction that was to be prepared.
     fn resolve(&mut self) {
         let vague = matches!(self.outcome, Some(Outcome::Prepared | Outcome::Unknown) | None);
         if !vague {

@@ -1,5 +1,5 @@
-//! A second database of the same server, for DDL that forgets leases, which the judge of the first one could not tell
-//! from a broken promise. Here nothing is judged but that servers and standbys live on.
+//! A second database of the same server, for DDL that loses leases, which the checker could not tell from a violation.
+//! Here nothing is checked except that servers and standbys survive.
 
 use super::Answer;
 use crate::chaos::instructions::Instructions;
@@ -12,8 +12,8 @@ use std::time::Duration;
 pub const NAME: &str = "second";
 pub const CREATE: &str = "CREATE DATABASE second";
 
-/// One renews a lease, until that is no longer wanted. Others look at it when maintenance waits there in its commit
-/// (`waits`), and once afterwards: looks in between would leave nothing to be pruned to those that count.
+/// One session renews a lease, until `wanted` is false. Other sessions read it when the maintenance waits in its commit
+/// (`waits`), and once afterwards. Further reads would prune the page before the reads that matter.
 pub fn work(instructions: &Path, wanted: &Arc<AtomicBool>, waits: &Arc<AtomicBool>) {
     let token = Arc::new(AtomicI64::new(1));
     for number in 0..4 {
@@ -21,7 +21,7 @@ pub fn work(instructions: &Path, wanted: &Arc<AtomicBool>, waits: &Arc<AtomicBoo
         let (wanted, waits) = (wanted.clone(), waits.clone());
         std::thread::spawn(move || {
             while wanted.load(Ordering::Relaxed) {
-                // The server may be down; the extension, or the lease, may be gone.
+                // The server may be down, or the extension or the lease may be gone.
                 if let Ok(Instructions { port, .. }) = Instructions::read(&instructions) {
                     let _ = match number {
                         0 => renew(port, &wanted, &token),
@@ -79,7 +79,7 @@ fn look(
     Ok(())
 }
 
-/// Acquires the lease, and so many others that its page is full: then each renewal leaves something to be pruned.
+/// Acquires the lease, and others to fill its page, so that each renewal leaves something to prune.
 fn acquire(session: &mut Session) -> Answer<i64> {
     let granted = session.try_rows("SELECT lease_acquire('job', 'me', '1 h', reclaim => true)")?;
     session.try_rows(
@@ -88,7 +88,7 @@ fn acquire(session: &mut Session) -> Answer<i64> {
     Ok(granted[0][0].as_deref().and_then(|text| text.parse().ok()).unwrap_or(1))
 }
 
-/// The work that may be done there now.
+/// The DDL that is possible in the present state.
 pub fn ddl(session: &mut Session) -> Answer<Vec<String>> {
     let create = "CREATE EXTENSION pg_fence";
     if session.try_rows("SELECT FROM pg_extension WHERE extname = 'pg_fence'")?.is_empty() {
@@ -102,7 +102,8 @@ pub fn ddl(session: &mut Session) -> Answer<Vec<String>> {
         "ALTER TABLE fence.lease SET TABLESPACE aside".to_owned(),
         "ALTER TABLE fence.lease SET TABLESPACE pg_default".to_owned(),
     ];
-    // Logged ones: PostgreSQL up to 15.18 may lose the page of another in a failover, and fails to alter it then.
+    // Logged sequences only: PostgreSQL up to 15.18 may lose the page of an unlogged one in a failover, and then fails
+    // to alter it.
     let sequences = session.try_rows(
         "SELECT oid::regclass::text FROM pg_class
           WHERE relkind = 'S' AND relpersistence = 'p' AND relnamespace = 'fence'::regnamespace

@@ -1,5 +1,5 @@
-//! A synchronous standby that is slow, and only maintenance waits for it: what its commit drops is then in the log, and
-//! no other session has heard of it.
+//! A slow synchronous standby for which only maintenance waits. So what a commit of maintenance drops is in the WAL
+//! before other sessions learn of it.
 
 use super::second_database;
 use crate::chaos::instructions::Instructions;
@@ -11,18 +11,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The name of the sessions that wait for it.
+/// The name of the sessions that wait for the standby.
 pub const APPLICATION: &str = "maintenance";
 
 const WAIT: &str = "application_name = 'maintenance' AND wait_event = 'SyncRep'";
 
-/// Has such commits go on after a while, until that is no longer wanted. Meanwhile `waits` says whether one waits in
-/// the second database.
+/// Lets waiting commits continue after a while, until `wanted` is false. `waits` says whether one waits in the second
+/// database.
 pub fn answer(instructions: PathBuf, wanted: Arc<AtomicBool>, waits: Arc<AtomicBool>, seed: u64) {
     let mut rng = StdRng::seed_from_u64(seed ^ 0x51E9);
     std::thread::spawn(move || {
         while wanted.load(Ordering::Relaxed) {
-            // Until the server is gone, or another one the primary.
+            // Ends when the server is gone, or another one is the primary.
             if let Ok(Instructions { port, era, .. }) = Instructions::read(&instructions) {
                 let is_primary = || {
                     wanted.load(Ordering::Relaxed)
@@ -47,7 +47,7 @@ fn answer_once(session: &mut Session, waits: &AtomicBool, rng: &mut StdRng) -> s
     }
     if !waiting.is_empty() {
         std::thread::sleep(Duration::from_millis(rng.random_range(1..150)));
-        // The transaction that waits is committed here, and no cancel undoes that.
+        // The waiting transaction is committed locally, and a cancel does not undo that.
         let sql = format!("SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE {WAIT}");
         session.try_rows(&sql)?;
         waits.store(false, Ordering::Relaxed);
