@@ -55,16 +55,16 @@ impl Options {
     }
 }
 
-/// A client's outcome in one scenario, or with one fault.
+/// The result of a client in one scenario, or with one fault.
 struct Outcome {
     what: String,
     client: &'static str,
     fault: Option<String>,
-    /// Why it cannot be asked of this client.
+    /// The reason why the scenario does not apply to this client.
     left_out: Option<String>,
 }
 
-/// Plays the scenarios, then each planted fault, with each client, and prints the table.
+/// Plays the scenarios and then each planted fault, with each client, and prints the table.
 pub fn run(program: &Path, options: &Options) -> Result<()> {
     options.edition.make();
     let clients = chosen(&options.clients)?;
@@ -94,7 +94,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// All that one client is asked for.
+/// Plays everything with one client.
 fn played_by(
     lab: &Lab,
     client: &Language,
@@ -111,14 +111,14 @@ fn played_by(
             };
             outcomes.push(outcome(client.name, "The first worker", runs));
         }
-        // They look at its source, whichever edition is judged.
+        // The checks look at the client's source, whichever edition is under test.
         if options.ask_for("its-checks") && !edition::is_lite() {
             match (client.checks)() {
                 Ok(checks) if checks.is_empty() => {}
                 checks => outcomes.push(outcome(client.name, "Its checks", || pass(checks?))),
             }
         }
-        // They ask for everything that the extension has.
+        // The client's tests need everything that the extension has.
         let asked = options.ask_for("its-own-tests") && !edition::is_lite();
         if let Some(tests) = programs.tests.as_ref().filter(|_| asked) {
             outcomes.push(outcome(client.name, "Its own tests", || {
@@ -139,7 +139,7 @@ fn played_by(
     outcomes
 }
 
-/// All of them, and what each says where it finds something.
+/// Runs all checks, and returns the output of those that find something.
 fn pass(checks: Vec<Check>) -> Result<()> {
     let found: Vec<String> = checks
         .into_iter()

@@ -1,4 +1,4 @@
-//! One server: its data directory, and its process from start to kill.
+//! A server: its data directory, and its process from the start to the kill.
 
 use crate::cassert;
 use crate::client::{Conninfo, Session};
@@ -31,14 +31,14 @@ pub struct Cluster {
     dir: PathBuf,
     environment: Vec<(String, String)>,
     port: AtomicU16,
-    /// Whether it has ever let somebody in: from then on others may know its port.
+    /// True if it has ever accepted a client, so that others may know its port.
     was_ready: AtomicBool,
     process: Mutex<Option<Child>>,
 }
 
-/// What PostgreSQL says, and the operating system, of a port that somebody else has.
+/// The words of PostgreSQL and the operating system about a port in use.
 const TAKEN: &str = "Address already in use";
-/// How many ports a server is started on before it is given up.
+/// The number of ports to try before giving up.
 const PORTS_TRIED: usize = 5;
 
 impl Cluster {
@@ -56,12 +56,12 @@ impl Cluster {
         &self.dir
     }
 
-    /// The installation that it runs.
+    /// The installation that the server runs.
     pub fn prefix(&self) -> &Arc<Prefix> {
         &self.prefix
     }
 
-    /// Where to connect, as the superuser.
+    /// The superuser's connection.
     pub fn conninfo(&self, dbname: &str) -> Conninfo {
         Conninfo::new(self.port(), dbname)
     }
@@ -80,8 +80,8 @@ impl Cluster {
         self.dir.join("log")
     }
 
-    /// Adds settings at the end of `postgresql.auto.conf`: the last one counts. They take effect
-    /// with the next start, or [`Cluster::reload`].
+    /// Adds settings at the end of `postgresql.auto.conf`, where the last one counts. They take effect at the next
+    /// start, or with [`Cluster::reload`].
     pub fn configure(&self, settings: &[(&str, &str)]) -> Result<()> {
         let mut file =
             OpenOptions::new().append(true).open(self.data().join("postgresql.auto.conf"))?;
@@ -91,13 +91,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Has the server read its settings again.
+    /// Makes the server read its settings again.
     pub fn reload(&self) -> Result<()> {
         process::signal(self.pid()?, Signal::SIGHUP)
     }
 
-    /// Starts the server and waits until it lets clients in (a standby: readers). Where nobody knows its port yet, and
-    /// somebody else has bound that since it was chosen, it is started on another.
+    /// Starts the server and waits until it accepts clients (a standby: readers). If nobody knows its port yet and
+    /// another process has taken that, the server is started on another one.
     pub fn start(&self) -> Result<()> {
         for _ in 1..PORTS_TRIED {
             let logged = self.log().map_or(0, |log| log.len());
@@ -122,7 +122,7 @@ impl Cluster {
         self.configure(&[("port", &port.to_string())])
     }
 
-    /// Starts the server's process and returns at once.
+    /// Starts the server's process without waiting.
     pub fn start_without_waiting(&self) -> Result<()> {
         let mut process = self.process();
         ensure!(process.is_none(), "the server has been started already");
@@ -142,7 +142,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until the server lets clients in; fails at once if its process ends instead.
+    /// Waits until the server accepts clients; fails at once if its process ends instead.
     pub fn wait_ready(&self, limit: Duration) -> Result<()> {
         let conninfo = self.conninfo("postgres").to_string();
         let mut ended = false;
@@ -157,8 +157,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Whether it listens. On its port somebody else may do so; the socket in its directory is its own, and it listens
-    /// there only if it does on the port.
+    /// Returns true if the server listens. Another process may listen on its port, so this checks the socket in its
+    /// directory, on which it listens together with the port.
     fn listens(&self) -> bool {
         UnixStream::connect(self.dir.join(format!(".s.PGSQL.{}", self.port()))).is_ok()
     }
@@ -170,8 +170,8 @@ impl Cluster {
         all[all.len().saturating_sub(lines)..].join("\n")
     }
 
-    /// Leaves the assertions that failed in this server where a run on a PostgreSQL with assertions collects
-    /// them: the log goes with the cluster, and a background process that dies fails no test.
+    /// Copies failed assertions of this server to where a run on a PostgreSQL with assertions collects them: the log is
+    /// removed with the cluster, and a background process that dies fails no test.
     pub fn report_failed_assertions(&self) {
         let Some(path) = std::env::var_os(cassert::FAILURES_VARIABLE) else { return };
         let failures = cassert::failures_in(&self.log().unwrap_or_default());
@@ -190,7 +190,7 @@ impl Cluster {
         }
     }
 
-    /// Whether its process runs.
+    /// Returns true if the server's process is running.
     pub fn is_running(&self) -> bool {
         !self.has_ended()
     }
@@ -202,7 +202,7 @@ impl Cluster {
         Ok(child.id() as i32)
     }
 
-    /// Ends its sessions, has it write everything, and waits for its end.
+    /// Ends the sessions, and waits for a clean shutdown.
     pub fn stop(&self) -> Result<()> {
         process::signal(self.pid()?, Signal::SIGINT)?;
         wait_until("the server stops", PATIENCE, || self.has_ended())?;
@@ -216,29 +216,30 @@ impl Cluster {
             bail!("the server does not run");
         };
         let postmaster = child.id() as i32;
-        // Stopped first, it cannot react to the end of its children.
-        // It may be in the middle of a fork: the child is not to be missed.
+        // The postmaster is stopped first, so that it cannot react to the end of its children. It may be forking, and
+        // that child must not be missed.
         process::freeze(postmaster)?;
         let family = process::children_of(postmaster);
-        // It goes last: a backend that sees its end may still tell other servers to roll back, as Citus does.
+        // The postmaster is killed last: a backend that notices its end may still make other servers roll back, as
+        // Citus does.
         for &pid in &family {
             let _ = process::signal(pid, Signal::SIGKILL);
         }
         let _ = process::signal(postmaster, Signal::SIGKILL);
         child.wait()?;
-        // The next start refuses while one of them still has the shared memory.
+        // The next start fails while one of them is still attached to the shared memory.
         wait_until("all backends are gone", PATIENCE, || {
             !family.iter().any(|&pid| process::is_alive(pid))
         })
     }
 
-    /// Stops the server fast and starts it again.
+    /// Stops the server in fast mode and starts it again.
     pub fn restart(&self) -> Result<()> {
         self.stop()?;
         self.start()
     }
 
-    /// Runs statements, one a line, in single-user mode, while the server is stopped; returns what is printed.
+    /// Runs statements, one per line, in single-user mode while the server is stopped; returns the output.
     pub fn single_user(&self, dbname: &str, script: &str) -> Result<String> {
         let mut child = self
             .prefix
@@ -258,14 +259,14 @@ impl Cluster {
         Ok(printed.into_owned())
     }
 
-    /// The pids of those of its processes whose title contains `title` (`"walwriter"`).
+    /// The pids of the server's processes whose title contains `title` (`"walwriter"`).
     pub fn processes(&self, title: &str) -> Result<Vec<i32>> {
         let mut pids = process::children_of(self.pid()?);
         pids.retain(|&pid| process::title(pid).contains(title));
         Ok(pids)
     }
 
-    /// Freezes those processes (SIGSTOP) and returns the pids of those that were not just ending.
+    /// Freezes those processes (SIGSTOP), and returns the pids of those that were not just ending.
     pub fn freeze(&self, title: &str) -> Result<Vec<i32>> {
         let pids = self.processes(title)?;
         ensure!(!pids.is_empty(), "no process of the server is called {title}");
@@ -278,7 +279,7 @@ impl Cluster {
         Ok(frozen)
     }
 
-    /// Freezes all of its processes, the postmaster first, which then neither starts nor buries any.
+    /// Freezes all its processes, beginning with the postmaster, which then neither starts nor reaps any.
     pub fn freeze_all(&self) -> Result<Vec<i32>> {
         let mut pids = vec![self.pid()?];
         process::freeze_living(pids[0])?;
@@ -286,12 +287,12 @@ impl Cluster {
         Ok(pids)
     }
 
-    /// Lets frozen processes go on (SIGCONT).
+    /// Thaws frozen processes (SIGCONT).
     pub fn thaw(&self, pids: &[i32]) -> Result<()> {
         pids.iter().try_for_each(|&pid| process::signal(pid, Signal::SIGCONT))
     }
 
-    /// Makes a standby the primary, and waits until it is. Does no harm to one that has become it by itself.
+    /// Promotes a standby, and waits until it is the primary. Does nothing to one that was promoted before.
     pub fn promote(&self) -> Result<()> {
         let promote =
             "SELECT CASE WHEN pg_is_in_recovery() THEN pg_promote(true, 120) ELSE true END";
@@ -300,8 +301,8 @@ impl Cluster {
         self.make_unlogged_sequences_anew()
     }
 
-    /// Runs the statements of XX001's hint: up to 15.18 and 16.14 the end of a recovery that has replayed `CREATE
-    /// EXTENSION` leaves zeroes in unlogged sequences. Nothing is done with other releases.
+    /// Runs the statements in the hint of XX001: up to 15.18 and 16.14 the end of a recovery that has replayed `CREATE
+    /// EXTENSION` leaves zeroes in unlogged sequences. Does nothing on other releases.
     fn make_unlogged_sequences_anew(&self) -> Result<()> {
         let mut session = self.connect("postgres")?;
         let faulty = "SELECT v < 150019 OR v BETWEEN 160000 AND 160014 FROM (SELECT current_setting('server_version_num')::int) AS t (v)";
@@ -324,7 +325,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Cuts a standby off: what the primary does from now on, it will never know.
+    /// Disconnects a standby from its primary, so that it receives nothing further.
     pub fn cut(&self) -> Result<()> {
         self.configure(&[("primary_conninfo", "")])?;
         self.reload()?;
@@ -333,13 +334,13 @@ impl Cluster {
         })
     }
 
-    /// Waits until this standby has replayed all that the server that it follows has logged so far.
+    /// Waits until this standby has replayed everything that its primary has logged so far.
     pub fn wait_replayed_all(&self) -> Result<()> {
         let primary = self.connect("postgres")?.text("SHOW primary_conninfo")?;
         self.replayed_of(&mut Session::connect(&primary.context("it follows nobody")?)?)
     }
 
-    /// Waits until this standby has replayed all that `primary` has logged so far.
+    /// Waits until this standby has replayed everything that `primary` has logged so far.
     pub fn wait_replayed(&self, primary: &Cluster) -> Result<()> {
         self.replayed_of(&mut primary.connect("postgres")?)
     }
@@ -372,22 +373,22 @@ impl Drop for Cluster {
     }
 }
 
-/// Ports that are given away: a server that is not yet started, or stopped for a while, counts on its own. Each is claimed
-/// by a name that one process of the machine alone can have, so that no other lab gives it away.
+/// Ports in use, including those of servers that are not started yet or are stopped for a while. Each is claimed by a
+/// socket name that only one process of the machine can have, so that no other run uses it.
 static PORTS_GIVEN: Mutex<BTreeMap<u16, UnixListener>> = Mutex::new(BTreeMap::new());
 
 fn ports_given() -> MutexGuard<'static, BTreeMap<u16, UnixListener>> {
     PORTS_GIVEN.lock().unwrap_or_else(|e| e.into_inner())
 }
 
-/// The claim of a port, if nobody has it. It ends with this value.
+/// Claims a port, if no other process has claimed it. The claim ends when the value is dropped.
 fn claim(port: u16) -> Option<UnixListener> {
     let name = SocketAddr::from_abstract_name(format!("pg_fence port {port}")).ok()?;
     UnixListener::bind_addr(&name).ok()
 }
 
-/// A free port on loopback, outside the range that outgoing connections are given. Nobody else gets it before the
-/// cluster that has it is dropped.
+/// A free port on loopback, outside the range of outgoing connections. No other run gets it before its cluster is
+/// dropped.
 pub fn free_port() -> Result<u16> {
     for _ in 0..10_000 {
         let port = rand::random_range(20_000..30_000);

@@ -1,4 +1,4 @@
-//! A database of a test's own, with roles that no other test uses.
+//! A database for one test, with roles that no other test uses.
 
 use crate::client::{Conninfo, Session};
 use crate::edition;
@@ -6,7 +6,7 @@ use crate::process::{wait_until, PATIENCE};
 use anyhow::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A database that is dropped with this value.
+/// A database, which is dropped with this value.
 pub struct Database {
     admin: Conninfo,
     conninfo: Conninfo,
@@ -16,7 +16,7 @@ pub struct Database {
 static COUNTER: AtomicU32 = AtomicU32::new(0);
 
 impl Database {
-    /// Makes an empty database on the server of `admin` (a superuser's way to it).
+    /// Makes an empty database on the server of `admin`, a superuser's connection.
     pub fn create(admin: Conninfo) -> Result<Database> {
         Database::create_as(admin, "")
     }
@@ -26,7 +26,7 @@ impl Database {
         let sql = format!("CREATE DATABASE {name} {options}");
         let mut session = admin.connect()?;
         let mut made = Ok(());
-        // A session that has just been closed may take its time, and autovacuum may be at work.
+        // A session that was just closed may still be ending, and autovacuum may be at work.
         wait_until("nobody else is connected to the template", PATIENCE, || {
             made = session.try_rows(&sql).map(drop);
             !made.as_ref().is_err_and(|fault| fault.sqlstate == "55006")
@@ -35,7 +35,7 @@ impl Database {
         Ok(Database { conninfo: admin.clone().dbname(&name), admin, name })
     }
 
-    /// Makes a database with the extension in it, in schema public.
+    /// Makes a database with the extension, in schema public.
     pub fn with_extension(admin: Conninfo) -> Result<Database> {
         if edition::is_lite() {
             return Database::with_lite(admin);
@@ -45,8 +45,8 @@ impl Database {
         Ok(database)
     }
 
-    /// Makes a database with the lite edition, whichever is judged. As on a platform it is installed by the owner of the
-    /// database, who is no superuser.
+    /// Makes a database with the lite edition, whichever edition is under test. As on a platform, the owner of the
+    /// database, who is no superuser, installs it.
     pub fn with_lite(admin: Conninfo) -> Result<Database> {
         let database = Database::create(admin)?;
         let (name, owner) = (database.name(), database.role("lite_owner")?);
@@ -55,7 +55,7 @@ impl Database {
         Ok(database)
     }
 
-    /// Makes one more on its server, with these options of `CREATE DATABASE`.
+    /// Makes another database on the same server, with these options of `CREATE DATABASE`.
     pub fn another(&self, options: &str) -> Result<Database> {
         Database::create_as(self.admin.clone(), options)
     }
@@ -64,7 +64,7 @@ impl Database {
         &self.name
     }
 
-    /// Where to connect, as the superuser.
+    /// The superuser's connection.
     pub fn conninfo(&self) -> Conninfo {
         self.conninfo.clone()
     }
@@ -79,7 +79,7 @@ impl Database {
         self.conninfo().user(role).connect()
     }
 
-    /// Makes a role that may log in and nothing else, and returns its name, which needs no quotes.
+    /// Makes a role that may only log in, and returns its name, which needs no quotes.
     pub fn role(&self, what: &str) -> Result<String> {
         let name = format!("{}_{what}", self.name);
         self.connect()?.run(&format!("CREATE ROLE {name} LOGIN"))?;
@@ -89,7 +89,7 @@ impl Database {
 
 impl Drop for Database {
     fn drop(&mut self) {
-        // Failing that, it goes with its server, and so do those that a test has named after it.
+        // If that fails, the databases are removed with their server, like those that a test has named after this one.
         let Ok(mut session) = self.admin.connect() else { return };
         let own = format!("SELECT datname FROM pg_database WHERE datname ~ '^{}(_|$)'", self.name);
         for name in session.rows(&own).into_iter().flatten().flatten().flatten() {

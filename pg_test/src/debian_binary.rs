@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The `pg_config` of a major version; it is unpacked in `dir` where it is not there yet.
+/// The `pg_config` of a major version, unpacked in `dir` if it is not there yet.
 pub fn server(dir: &Path, major: &str) -> Result<PathBuf> {
     let (root, ready) = (dir.join("root"), dir.join("ready"));
     let home = root.join(format!("usr/lib/postgresql/{major}"));
@@ -73,17 +73,17 @@ impl Libraries {
         Ok(Libraries { loader: loader.with_context(|| format!("no loader in {dir:?}"))?, dir })
     }
 
-    /// From now on all programs in a directory begin by that loader, and so does whoever starts them.
+    /// Makes all programs in a directory start with that loader.
     fn tell_programs(&self, programs: &Path) -> Result<()> {
         for program in fs::read_dir(programs)?.flatten().map(|entry| entry.path()) {
             let patchelf = || Command::new("patchelf");
-            // Some are scripts.
+            // Some programs are scripts.
             if output_of(patchelf().arg("--print-interpreter").arg(&program)).is_err() {
                 continue;
             }
             let mut patch = patchelf();
             patch.arg("--set-interpreter").arg(&self.loader);
-            // By RPATH, which holds for the modules that a server loads, too.
+            // RPATH is used, because it also applies to modules that a server loads.
             patch.args(["--force-rpath", "--set-rpath"]).arg(&self.dir);
             output_of(patch.arg(&program))?;
         }

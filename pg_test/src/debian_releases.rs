@@ -1,5 +1,5 @@
-//! Packages of other releases of Debian than the machine's own, by lists and settings of apt's that are the lab's own:
-//! the packages that the system has, and those that its apt knows of, stay as they are.
+//! Packages of other releases of Debian than the machine's own, by separate lists and settings of apt. The system's
+//! packages, and those known to its apt, are not changed.
 
 use crate::process::output_of;
 use anyhow::Result;
@@ -9,13 +9,13 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where a package may be that the machine's own release does not have, or not in that version.
+/// The releases that may have a package that the machine's own release lacks, or another version of it.
 pub const RELEASES: &[&str] = &["bookworm", "trixie", "forky", "sid"];
 
-/// And where it is before it is ready for any of them.
+/// The same, with packages that are not ready for any release.
 pub const WITH_EXPERIMENTAL: &[&str] = &["bookworm", "trixie", "forky", "sid", "experimental"];
 
-/// The part of a package that is wanted.
+/// The part of a package that is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// The source that it is built from.
@@ -25,7 +25,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As apt's lists call it.
+    /// The word for the part in apt's lists.
     fn word(self) -> &'static str {
         match self {
             Kind::Source => "deb-src",
@@ -34,10 +34,10 @@ impl Kind {
     }
 }
 
-/// Signs all of Debian's archives.
+/// The keys of all of Debian's archives.
 const KEYS: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
-/// Apt with lists of its own, which go with this.
+/// An apt with its own lists, which are removed with this value.
 #[derive(Debug)]
 pub struct Releases {
     apt: PathBuf,
@@ -50,7 +50,7 @@ impl Drop for Releases {
 }
 
 impl Releases {
-    /// Learns in `dir` what there is in those releases.
+    /// Fetches the lists of these releases into `dir`.
     pub fn of(kind: Kind, dir: &Path, names: &[&str]) -> Result<Releases> {
         let releases = Releases { apt: dir.join("apt") };
         let apt = &releases.apt;
@@ -58,11 +58,11 @@ impl Releases {
         for empty in ["parts", "lists/partial", "archives/partial"] {
             fs::create_dir_all(apt.join(empty))?;
         }
-        // It is in every release, so that its places are the mirrors.
+        // This package is in every release, so its sources are the mirrors.
         let mirrored = || madison(Command::new("apt-cache"), "postgresql-common");
         let mut known = mirrored()?;
         if known.is_empty() {
-            // Fresh images come without any list of packages.
+            // Fresh images have no lists of packages.
             crate::setup::update()?;
             known = mirrored()?;
         }
@@ -73,7 +73,7 @@ impl Releases {
         let archives =
             mirrors.iter().flat_map(|mirror| names.iter().map(|name| archive(*mirror, *name)));
         fs::write(apt.join("list"), archives.collect::<String>())?;
-        // A mirror may lack one of the releases: what counts is whether a package is found.
+        // A mirror may lack one of the releases; it only matters whether a package is found.
         let updated = output_of(releases.apt("apt-get").arg("update"));
         let is_there = !releases.versions("postgresql-common")?.is_empty();
         match updated {
@@ -93,7 +93,7 @@ impl Releases {
             .args(["-o", &format!("Dir::Cache={}", self.apt.display())])
             .args(["-o", "Acquire::Languages=none"])
             .args(["-o", "Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false"])
-            // Root's apt would fetch as somebody who may not be able to reach the target directory.
+            // apt, when run by root, would download as another user, who may not be able to reach the target directory.
             .args(["-o", "APT::Sandbox::User=root", "--quiet"]);
         command
     }
@@ -102,28 +102,28 @@ impl Releases {
     pub fn versions(&self, package: &str) -> Result<Vec<String>> {
         let known = madison(self.apt("apt-cache"), package)?;
         let mut versions: Vec<String> = known.into_iter().map(|(version, _)| version).collect();
-        // Apt names them in the order of its lists, and some twice.
+        // apt lists them in the order of its lists, some twice.
         versions.sort_by(|one, other| by_age(other, one));
         versions.dedup();
         Ok(versions)
     }
 
-    /// The libraries that a package depends on, itself or by others.
+    /// The libraries on which a package depends, directly or indirectly.
     pub fn libraries_of(&self, package: &str) -> Result<Vec<String>> {
         let mut apt = self.apt("apt-cache");
         apt.args(["depends", "--recurse", package]);
         for other in ["recommends", "suggests", "enhances", "conflicts", "breaks", "replaces"] {
             apt.arg(format!("--no-{other}"));
         }
-        // Each package is named in a line of its own, and what it depends on in lines that are indented.
+        // A line for each package, followed by indented lines with its dependencies.
         let is_library = |name: &&str| name.starts_with("lib") || name.starts_with("zlib");
         Ok(output_of(&mut apt)?.lines().filter(is_library).map(str::to_owned).collect())
     }
 
-    /// Unpacks packages below `root` as they would be installed below `/`, without running anything of them.
+    /// Unpacks packages below `root` as they would be installed below `/`, without running any of their scripts.
     pub fn unpack(&self, packages: &[String], root: &Path) -> Result<()> {
         let archives = self.apt.join("archives");
-        // Apt takes its time to begin, so it is asked for all of them at once.
+        // Starting apt takes time, so all packages are downloaded at once.
         let mut all = self.apt("apt-get");
         all.arg("download").args(self.newest(packages)?).current_dir(&archives);
         if output_of(&mut all).is_err() {
@@ -138,7 +138,7 @@ impl Releases {
         Ok(())
     }
 
-    /// The packages in their newest versions, as apt is told: `libc6=2.43-1`.
+    /// The packages with their newest versions, as arguments of apt: `libc6=2.43-1`.
     fn newest(&self, packages: &[String]) -> Result<Vec<String>> {
         let text = output_of(self.apt("apt-cache").arg("madison").args(packages))?;
         let mut newest: BTreeMap<&str, &str> = BTreeMap::new();
@@ -153,7 +153,7 @@ impl Releases {
         Ok(newest.iter().map(|(package, version)| format!("{package}={version}")).collect())
     }
 
-    /// The newest version that can be had: archives drop old ones, and a mirror may lack a new one.
+    /// Downloads the newest available version: archives drop old ones, and a mirror may lack a new one.
     fn download(&self, package: &str, to: &Path) -> Result<()> {
         let mut failure = None;
         for version in self.versions(package)? {
@@ -169,7 +169,7 @@ impl Releases {
     }
 }
 
-/// Which of two of Debian's versions is older.
+/// Compares two Debian versions by age.
 fn by_age(one: &str, other: &str) -> Ordering {
     let is = |relation: &str| {
         let mut dpkg = Command::new("dpkg");
@@ -183,7 +183,7 @@ fn by_age(one: &str, other: &str) -> Ordering {
     }
 }
 
-/// The versions of a package that apt knows of, each with the place where it is: `postgresql-15 | 15.18-0 |
+/// The versions of a package that apt knows, each with its source: `postgresql-15 | 15.18-0 |
 /// http://deb.debian.org/debian bookworm/main amd64 Packages`.
 pub fn madison(mut apt_cache: Command, package: &str) -> Result<Vec<(String, String)>> {
     let text = output_of(apt_cache.args(["madison", package]))?;

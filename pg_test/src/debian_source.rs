@@ -1,7 +1,7 @@
-//! Programs built from the source packages of Debian, also of other releases than the machine's own.
+//! Programs built from Debian's source packages, possibly of other releases than the machine's own.
 //!
-//! The programs lie in the target directory. The packages that the system has, and the lists of packages that
-//! its apt knows, stay as they are (see [`crate::debian_releases`]).
+//! The programs are in the target directory. The system's packages, and the lists of its apt, are not changed (see
+//! [`crate::debian_releases`]).
 
 use crate::debian_releases::{Kind, Releases, RELEASES};
 use crate::process::output_of;
@@ -11,7 +11,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The modules of PostgreSQL's contrib that the tests, and those who try things on a server, need.
+/// The contrib modules that the tests need, and those useful for experiments on a server.
 pub const CONTRIB: [&str; 10] = [
     "amcheck",
     "btree_gin",
@@ -25,12 +25,12 @@ pub const CONTRIB: [&str; 10] = [
     "test_decoding",
 ];
 
-/// How a PostgreSQL is compiled.
+/// How PostgreSQL is compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flavour {
     /// As users run it.
     Plain,
-    /// With assertions that stop a server process.
+    /// With assertions, which stop a server process.
     Assertions,
 }
 
@@ -45,7 +45,7 @@ impl Flavour {
     }
 }
 
-/// The packages that compiling takes.
+/// The packages needed for compiling.
 fn tools() -> Vec<Package> {
     vec![
         Package::new("build-essential", "/usr/share/build-essential"),
@@ -55,7 +55,7 @@ fn tools() -> Vec<Package> {
     ]
 }
 
-/// The `pg_config` of a PostgreSQL in `dir`, which is built where it is not there yet.
+/// The `pg_config` of a PostgreSQL in `dir`, built if it is not there yet.
 pub fn server(dir: &Path, major: &str, flavour: Flavour) -> Result<PathBuf> {
     let root = dir.join("root");
     let pg_config = root.join(format!("usr/lib/postgresql/{major}/bin/pg_config"));
@@ -68,15 +68,15 @@ pub fn server(dir: &Path, major: &str, flavour: Flavour) -> Result<PathBuf> {
     let source = fetch(&format!("postgresql-{major}"), dir, Part::Whole)?;
     eprintln!("building PostgreSQL from {}: some minutes", source.display());
     build(dir, &source, &root, major, flavour)?;
-    // Most of the space, and nobody looks at it again.
+    // Most of the space, and not needed any more.
     fs::remove_dir_all(dir.join("build"))?;
     fs::remove_dir_all(dir.join("source"))?;
     fs::write(ready, format!("{}\n", source.display()))?;
     Ok(pg_config)
 }
 
-/// Configures as Debian does where files are to be found: its patches insist on some of it, and what other
-/// packages of Debian's add to a server fits in then. DESTDIR puts all of that below `root`.
+/// Configures the same paths as Debian: its patches require some of them, and other packages' additions to a server
+/// then fit. DESTDIR puts everything below `root`.
 fn build(dir: &Path, source: &Path, root: &Path, major: &str, flavour: Flavour) -> Result<()> {
     let build = dir.join("build");
     for old in [&build, root] {
@@ -107,13 +107,12 @@ fn build(dir: &Path, source: &Path, root: &Path, major: &str, flavour: Flavour) 
         make.arg(format!("DESTDIR={}", root.display()));
         logged(make.current_dir(&build), &log)
     };
-    // The whole first: parts rely on headers that only it makes before it goes on.
+    // The whole is built first, because parts need headers that only it generates.
     let parts = CONTRIB.iter().map(|module| format!("contrib/{module}"));
     [".".to_owned()].into_iter().chain(parts).try_for_each(|part| make(&part))
 }
 
-/// Builds pg_repack for the PostgreSQL that `pg_config` describes, and installs it below `dir` as below `/`. It
-/// is a matter of seconds.
+/// Builds pg_repack for the PostgreSQL of `pg_config`, and installs it below `dir` as below `/`. That takes seconds.
 pub fn repack(dir: &Path, pg_config: &Path) -> Result<PathBuf> {
     let (root, ready) = (dir.join("root"), dir.join("ready"));
     if ready.exists() {
@@ -123,8 +122,8 @@ pub fn repack(dir: &Path, pg_config: &Path) -> Result<PathBuf> {
     fs::create_dir_all(dir)?;
     let source = fetch("pg-repack", dir, Part::Original)?;
     let mut make = niced("make");
-    // An installation that was built elsewhere may ask for another awk, and its static libraries need not fit programs
-    // that can be loaded anywhere.
+    // An installation built elsewhere may require another awk, and its static libraries may not fit
+    // position-independent programs.
     make.args(["--silent", "install", "AWK=awk", "LDFLAGS_EX=-no-pie"])
         .arg(format!("PG_CONFIG={}", pg_config.display()))
         .arg(format!("DESTDIR={}", root.display()));
@@ -137,15 +136,15 @@ pub fn repack(dir: &Path, pg_config: &Path) -> Result<PathBuf> {
 fn niced(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new("nice");
     command.arg("-n10").arg(program);
-    // A `cargo run` may itself be part of a make, whose jobs are not ours.
+    // `cargo run` may itself run under make, whose settings must not apply here.
     command.env_remove("MAKEFLAGS").env_remove("MAKELEVEL").env("LC_ALL", "C.UTF-8");
-    // Programs and modules find the libpq of their own version beside them, wherever they are copied to, and
-    // not the system's, which may be older.
+    // Programs and modules find the libpq of their version in a relative path, wherever they are copied, instead of the
+    // system's, which may be older.
     command.env("LD_RUN_PATH", "$ORIGIN/../lib");
     command
 }
 
-/// Runs a command whose output goes into `log`; where it fails, the error shows the end of that.
+/// Runs a command with its output in `log`; the error shows the end of that.
 fn logged(command: &mut Command, log: &Path) -> Result<()> {
     let file = File::options().create(true).append(true).open(log)?;
     let status = command.stdin(Stdio::null()).stdout(file.try_clone()?).stderr(file).status();
@@ -158,16 +157,16 @@ fn logged(command: &mut Command, log: &Path) -> Result<()> {
     bail!("{command:?} failed; {} ends:\n{end}", log.display())
 }
 
-/// The part of a source package that is wanted.
+/// The part of a source package that is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Part {
     /// With Debian's patches.
     Whole,
-    /// As its authors published it.
+    /// The original of the authors.
     Original,
 }
 
-/// Fetches and unpacks a source package into `dir`, of the newest version that can be had.
+/// Downloads and unpacks the newest available version of a source package into `dir`.
 fn fetch(package: &str, dir: &Path, part: Part) -> Result<PathBuf> {
     let source = dir.join("source");
     let _ = fs::remove_dir_all(&source);

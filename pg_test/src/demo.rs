@@ -1,4 +1,4 @@
-//! The demonstration: every story, told as it happens.
+//! The demonstration: all demo scenarios, shown while they happen.
 
 use crate::client::Conninfo;
 use crate::stories::{self, Story};
@@ -22,8 +22,8 @@ pub struct Options {
     svg: Option<PathBuf>,
 }
 
-/// Plays the demonstration. An error tells that a promise was not kept, or that without the fence a story ended
-/// well all the same: then it shows nothing.
+/// Plays the demonstration. Errors if a requirement was violated, or if a scenario ended well without the fence: then
+/// it would prove nothing.
 pub fn run(program: &Path, options: Options) -> Result<()> {
     let lab = Lab::start(program)?;
     lab.cluster().connect("postgres")?.run("CREATE DATABASE demo")?;
@@ -51,7 +51,7 @@ pub fn run(program: &Path, options: Options) -> Result<()> {
     Ok(())
 }
 
-/// Returns the number of stories that did not hold.
+/// Returns the number of scenarios that failed.
 fn play_all(
     lab: &Lab,
     conninfo: &Conninfo,

@@ -1,5 +1,6 @@
-//! The log's records of files after the commit that drops them: none, if everybody who reads or writes a relation
-//! holds its lock. A standby has no such file any more, and may die of it ("WAL contains references to invalid pages").
+//! WAL records of files after the commit that drops them. There are none if every reader and writer of a relation holds
+//! its lock. A standby does not have the file any more, and may die of such a record ("WAL contains references to
+//! invalid pages").
 
 use crate::cluster::Cluster;
 use anyhow::{ensure, Context, Result};
@@ -7,12 +8,12 @@ use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;
 
-/// The records in a server's log, from `start` (an LSN) on, that change a file whose drop was logged before.
+/// The WAL records of a server, from `start` (an LSN) on, that change a file whose drop was logged before.
 pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<String>> {
     let mut program = cluster.prefix().command("pg_waldump")?;
     program.args(["--timeline", &timeline.to_string(), "--start", start, "--path"]);
     program.arg(cluster.data().join("pg_wal")).stdin(Stdio::null());
-    // Its last word is always an error: the log ends.
+    // pg_waldump always ends with an error, because the WAL ends.
     let mut child = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let output = BufReader::new(child.stdout.take().context("no output")?);
     let (mut dropped, mut changed, mut records) = (HashSet::new(), Vec::new(), 0);
@@ -31,12 +32,12 @@ pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<Stri
     Ok(changed)
 }
 
-/// The same of all that there is of its latest timeline.
+/// The same for all WAL that exists of its latest timeline.
 pub fn changed_lately(cluster: &Cluster) -> Result<Vec<String>> {
     let mut segments = Vec::new();
     for entry in std::fs::read_dir(cluster.data().join("pg_wal"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
-        // Timeline, and two parts of the place: 000000010000000A000000FF.
+        // The parts of the name are the timeline and two parts of the position: 000000010000000A000000FF.
         let number = |part: usize| u32::from_str_radix(name.get(part * 8..part * 8 + 8)?, 16).ok();
         if let (24, Some(timeline), Some(high), Some(low)) =
             (name.len(), number(0), number(1), number(2))
@@ -50,13 +51,13 @@ pub fn changed_lately(cluster: &Cluster) -> Result<Vec<String>> {
     changed(cluster, timeline as i32, &format!("{high:X}/{:X}", low << 24))
 }
 
-/// `blkref #0: rel 1663/5/16384 blk 0`: tablespace, database, file.
+/// Parses `blkref #0: rel 1663/5/16384 blk 0`: tablespace, database, file.
 fn files_changed_by(record: &str) -> impl Iterator<Item = String> + '_ {
     let files = record.split("blkref #").skip(1);
     files.filter_map(|after| Some(after.split_once("rel ")?.1.split(' ').next()?.to_owned()))
 }
 
-/// `COMMIT …; rels: base/5/16384 pg_tblspc/16390/PG_15_202209061/5/16391; …`: the same, by their paths.
+/// Parses `COMMIT …; rels: base/5/16384 pg_tblspc/16390/PG_15_202209061/5/16391; …`: the same, as paths.
 fn files_dropped_by(record: &str) -> impl Iterator<Item = String> + '_ {
     let is_end = record.starts_with("rmgr: Transaction");
     let paths = record.split_once("; rels: ").filter(|_| is_end);

@@ -1,7 +1,7 @@
-//! Which edition the tests judge: the extension, or `sql/pg_fence_lite.sql`.
+//! The edition under test: the extension, or `sql/pg_fence_lite.sql`.
 //!
-//! `cargo test --test lab -- --edition lite` runs them against the second one; what it leaves out is listed, with the
-//! reasons, by `--edition lite --left-out`. The clients' scenarios and the chaos run read `PG_FENCE_EDITION`.
+//! `cargo test --test lab -- --edition lite` runs the tests with the latter; `--edition lite --left-out` lists what it
+//! lacks, with the reasons. The clients' scenarios and the chaos run read `PG_FENCE_EDITION`.
 
 mod left_out;
 mod surface;
@@ -14,20 +14,20 @@ use std::sync::OnceLock;
 pub use left_out::{reason, without_a_test, LEFT_OUT};
 pub use surface::Surface;
 
-/// The edition that is installed where a test says `CREATE EXTENSION pg_fence`.
+/// The edition that is installed by `CREATE EXTENSION pg_fence` in a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Edition {
     /// The extension, with its library.
     Full,
-    /// One file of SQL and PL/pgSQL.
+    /// A file of SQL and PL/pgSQL.
     Lite,
 }
 
-/// The variable that chooses it for this process and those that it starts: `full` or `lite`.
+/// The variable that chooses the edition for this process and its children: `full` or `lite`.
 pub const VARIABLE: &str = "PG_FENCE_EDITION";
 
 const CREATE: &str = "CREATE EXTENSION pg_fence";
-/// The check behind the other triggers, which lite has not: where a test fences a table with it, lite does so without.
+/// The argument for the second check, which lite lacks: tests that fence a table with it do so without it in lite.
 const VERIFY: &str = ", verify => true";
 const CREATE_IF_MISSING: &str = "CREATE EXTENSION IF NOT EXISTS pg_fence";
 
@@ -41,7 +41,7 @@ pub fn chosen() -> Edition {
     })
 }
 
-/// The option of a command that chooses it.
+/// The command line option that chooses the edition.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Choice {
     /// Which edition to judge: the extension, or sql/pg_fence_lite.sql
@@ -50,7 +50,7 @@ pub struct Choice {
 }
 
 impl Choice {
-    /// Chooses it for this process and those that it starts; before anything asks which one it is.
+    /// Sets the variable for this process and its children. Must be called before the edition is read.
     pub fn make(self) {
         match self.edition {
             Some(Edition::Full) => std::env::set_var(VARIABLE, "full"),
@@ -60,13 +60,13 @@ impl Choice {
     }
 }
 
-/// Is it the lite one?
+/// Returns true for the lite edition.
 pub fn is_lite() -> bool {
     chosen() == Edition::Lite
 }
 
-/// Takes `--edition lite` and `--left-out` out of the arguments of a test program, and does what they say. Returns what
-/// is left for the test runner; None where that was all.
+/// Handles and removes `--edition lite` and `--left-out` in the arguments of a test program. Returns the arguments for
+/// the test runner, or `None` if nothing is left to do.
 pub fn take_arguments(given: impl Iterator<Item = String>) -> Result<Option<Vec<String>>> {
     let (mut rest, mut given, mut lists) = (Vec::new(), given, false);
     while let Some(argument) = given.next() {
@@ -89,8 +89,8 @@ pub fn take_arguments(given: impl Iterator<Item = String>) -> Result<Option<Vec<
     Ok(None)
 }
 
-/// The part that a test has asked for and that the lite edition leaves out, where its error is a refusal that says so.
-/// Such a test is shown as ignored with this reason, so that no list has to name each.
+/// The feature that the lite edition lacks, if a test's error says so. Such a test is ignored with this reason, so that
+/// no list has to name each one.
 pub fn refused_by_lite(error: &str) -> Option<String> {
     if !is_lite() {
         return None;
@@ -107,22 +107,22 @@ pub fn refused_by_lite(error: &str) -> Option<String> {
         .then(|| "of DROP or ALTER EXTENSION".to_owned())
 }
 
-/// Does the page of the lite edition name this test as the proof of a promise?
+/// Returns true if the page of the lite edition names this test as proof of a requirement.
 pub fn is_proof_for_lite(test: &str) -> bool {
     let page = std::fs::read_to_string(source_root().join("docs/reference/lite.md"));
     page.is_ok_and(|text| text.contains(&format!("`{test}`")))
 }
 
-/// Does this edition have what the call asks for? For tests that go through several kinds of grants or fences.
+/// Returns true if this edition has what the call needs, for tests that go through several kinds of grants or fences.
 pub fn has(call: &str) -> bool {
     let missing = ["verify =>", "slots =>", "shared =>", "session =>", "_all("];
     !is_lite() || !missing.iter().any(|word| call.contains(word))
 }
 
-/// The variable that plants a bug in the script for this process and those that it starts.
+/// The variable that plants a bug in the script for this process and its children.
 pub const BUG_VARIABLE: &str = "PG_FENCE_LITE_BUG";
 
-/// The text of `sql/pg_fence_lite.sql`, or, with `PG_FENCE_LITE_BUG`, of a copy with that bug in it.
+/// The text of `sql/pg_fence_lite.sql` or, with `PG_FENCE_LITE_BUG`, of a copy with that bug.
 pub fn lite_script() -> Result<String> {
     let path = source_root().join("sql/pg_fence_lite.sql");
     let text = std::fs::read_to_string(&path)
@@ -133,20 +133,20 @@ pub fn lite_script() -> Result<String> {
     }
 }
 
-/// The text of the script that moves a database up to the extension.
+/// The text of the script that moves a database from lite to the extension.
 pub fn move_up_script() -> Result<String> {
     let path = source_root().join("sql/pg_fence_lite--pg_fence.sql");
     std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-/// The text that is taken out of the script, and the text in its place.
+/// A text in the script, and its replacement.
 type Change = (&'static str, &'static str);
 
 /// Bugs that tests must catch.
 pub const BUGS: &[(&str, &[Change])] = &[
-    // A guard that excludes nobody: a take-over meanwhile is not held up.
+    // A guard that excludes nobody, so that a concurrent take-over is not blocked.
     ("no-guard-lock", &[("speaks(l, token) FOR KEY SHARE", "speaks(l, token)")]),
-    // A start of the server is not seen: tokens that a crash has lost are drawn again.
+    // A start of the server is not noticed, so that tokens lost in a crash are drawn again.
     (
         "no-start-move",
         &[
@@ -154,9 +154,9 @@ pub const BUGS: &[(&str, &[Change])] = &[
             ("(CASE WHEN was_set THEN 1 ELSE 60 END)", "60"),
         ],
     ),
-    // The time of the transaction's start decides, not that after the lock.
+    // The time of the transaction's start decides, instead of that after the lock.
     ("now", &[("clock_timestamp()", "now()")]),
-    // An acquire decides by what it saw before it waited for the lock: a holder meanwhile is forgotten.
+    // An acquire decides by what it read before it waited for the lock, and overlooks a new holder.
     (
         "decision-before-lock",
         &[(
@@ -178,13 +178,13 @@ pub fn with_bug(script: &str, bug: &str) -> Result<String> {
     Ok(text)
 }
 
-/// The statements as this edition has them: in lite, `CREATE EXTENSION pg_fence` is the script, and no table is fenced
-/// with `verify`.
+/// The statements for this edition: in lite, `CREATE EXTENSION pg_fence` is replaced by the script, and no table is
+/// fenced with `verify`.
 ///
 /// # Panics
-/// Where the script cannot be read.
+/// If the script cannot be read.
 pub fn statements(sql: &str) -> Cow<'_, str> {
-    // A script of the lite edition itself speaks of the extension, too.
+    // A script of the lite edition may mention the extension, too.
     let is_script = sql.starts_with("-- ");
     if !is_lite() || is_script {
         return Cow::Borrowed(sql);

@@ -1,4 +1,4 @@
-//! The built extension: its library, its control file and its scripts, ready to be installed.
+//! The built extension: its library, control file and scripts, ready to be installed.
 
 use crate::candidate;
 use crate::installation::Installation;
@@ -11,12 +11,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-/// Its name, and so those of its files.
+/// The extension's name, with which its files begin.
 pub const NAME: &str = "pg_fence";
-/// Its version: all packages of the workspace share it.
+/// The extension's version, which all packages of the workspace share.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Whether a file of that name belongs to an extension: its library, its control file or one of its scripts.
+/// Returns true if a file belongs to the extension: its library, its control file or one of its scripts.
 pub fn is_file_of(extension: &str, name: &str) -> bool {
     name.strip_prefix(extension).is_some_and(|rest| rest.starts_with(['.', '-']))
 }
@@ -24,7 +24,7 @@ pub fn is_file_of(extension: &str, name: &str) -> bool {
 /// Everything that an installation needs.
 #[derive(Debug, Clone)]
 pub struct Extension {
-    /// The shared library, as cargo left it.
+    /// The shared library as built by cargo.
     pub library: PathBuf,
     control: PathBuf,
     /// Scripts by file name.
@@ -32,8 +32,8 @@ pub struct Extension {
 }
 
 impl Extension {
-    /// Builds the extension for a PostgreSQL. With `PG_FENCE_SKIP_BUILD` set, takes the library of the last
-    /// build instead.
+    /// Builds the extension for a PostgreSQL. If `PG_FENCE_SKIP_BUILD` is set, uses the library of the last build
+    /// instead.
     pub fn build(installation: &Installation) -> Result<Extension> {
         let place = BuildPlace::of(installation);
         let library = if std::env::var_os("PG_FENCE_SKIP_BUILD").is_some() {
@@ -44,8 +44,8 @@ impl Extension {
         Extension::around(library)
     }
 
-    /// Builds it from a copy of the sources with a patch in it, in a target directory of its own, so that nobody takes it for
-    /// the plain one.
+    /// Builds the extension from a copy of the sources with a patch, in a target directory of its own, so that it is
+    /// not taken for the normal one.
     pub fn build_with_patch(installation: &Installation, patch: &Path) -> Result<Extension> {
         let BuildPlace { target, build } = BuildPlace::of(installation);
         let place = BuildPlace { target: target.join("planted"), build: build.join("planted") };
@@ -54,7 +54,7 @@ impl Extension {
         Extension::around(build_library(&installation.pg_config, &place, &copy)?)
     }
 
-    /// The extension of this source tree with a library that is built already.
+    /// The extension of this source tree with an existing library.
     pub fn around(library: PathBuf) -> Result<Extension> {
         let control = source_root().join(format!("{NAME}.control"));
         let text = fs::read_to_string(&control)
@@ -72,23 +72,23 @@ impl Extension {
         Extension { library, ..self }
     }
 
-    /// The same with one script more, or another one of that name.
+    /// The same with an additional or replaced script.
     pub fn with_script(mut self, name: String, text: String) -> Extension {
         self.scripts.insert(name, text);
         self
     }
 
-    /// Its scripts by file name.
+    /// The scripts by file name.
     pub fn scripts(&self) -> &BTreeMap<String, String> {
         &self.scripts
     }
 
-    /// Installs it: the library into `lib`, the rest into `extension` (a directory of that name).
-    /// Returns the files written.
+    /// Installs the extension: the library into `lib`, the rest into `extension` (a directory of that name). Returns
+    /// the files written.
     pub fn install(&self, lib: &Path, extension: &Path) -> Result<Vec<PathBuf>> {
         let mut written = Vec::new();
         let mut write = |path: PathBuf, bytes: &[u8], mode: u32| -> Result<()> {
-            // A new file each time: a server may have the old library mapped.
+            // Always a new file, because a server may have mapped the old library.
             let fresh = path.with_extension("new");
             fs::write(&fresh, bytes)
                 .with_context(|| format!("cannot write {}", fresh.display()))?;
@@ -114,7 +114,7 @@ pub fn scripts() -> Result<BTreeMap<String, String>> {
     scripts_in(&source_root().join("sql"))
 }
 
-/// The install script, put together from its numbered parts, and the upgrade scripts as they are.
+/// The install script, assembled from its numbered parts, and the upgrade scripts.
 fn scripts_in(dir: &Path) -> Result<BTreeMap<String, String>> {
     let mut parts = BTreeMap::new();
     let mut scripts = BTreeMap::new();
@@ -143,12 +143,12 @@ fn scripts_in(dir: &Path) -> Result<BTreeMap<String, String>> {
     Ok(scripts)
 }
 
-/// Where cargo builds for a PostgreSQL.
+/// The directories in which cargo builds for a PostgreSQL.
 #[derive(Debug)]
 pub struct BuildPlace {
-    /// Built files end up here.
+    /// The directory of the results.
     target: PathBuf,
-    /// Intermediate files stay here.
+    /// The directory of intermediate files.
     build: PathBuf,
 }
 
@@ -160,15 +160,15 @@ impl BuildPlace {
         BuildPlace { target: below(target.as_deref()), build: below(*build) }
     }
 
-    /// A place for what is built, and one for what it is built from.
+    /// Directories for results and for intermediate files.
     pub(crate) fn new(target: PathBuf, build: PathBuf) -> BuildPlace {
         BuildPlace { target, build }
     }
 
-    /// Puts the library of this place's last build back to where cargo left it.
+    /// Restores the library of the last build in these directories to where cargo left it.
     ///
-    /// All that are built from one directory write their library to the same file there, whose name has no hash. A
-    /// build with nothing to do copies from there: it would take what was built last, for another PostgreSQL maybe.
+    /// All builds in a directory write their library to the same file, whose name has no hash. A build with nothing to
+    /// do copies that file, which may be of another PostgreSQL.
     pub(crate) fn prepare(&self) -> Result<()> {
         let file = format!("lib{NAME}.so");
         let (ours, shared) =
@@ -179,7 +179,7 @@ impl BuildPlace {
         if ours.exists() && fs::read(&ours)? == fs::read(&shared)? {
             return Ok(());
         }
-        // Without it cargo links again.
+        // If the file is missing, cargo links again.
         fs::remove_file(&shared)?;
         if ours.exists() {
             fs::copy(&ours, &shared)?;
@@ -187,9 +187,9 @@ impl BuildPlace {
         Ok(())
     }
 
-    /// Has a cargo build there.
+    /// Makes a cargo build in these directories.
     pub fn tell<'a>(&self, cargo: &'a mut Command) -> &'a mut Command {
-        // Before 1.91 cargo knows no build directory: then each version builds all of it again.
+        // cargo before 1.91 knows no build directory; then each version builds everything again.
         cargo.env("CARGO_TARGET_DIR", &self.target).env("CARGO_BUILD_BUILD_DIR", &self.build)
     }
 }
@@ -203,7 +203,7 @@ fn last_library(target: &Path) -> Result<PathBuf> {
 fn build_library(pg_config: &Path, place: &BuildPlace, sources: &Path) -> Result<PathBuf> {
     let major = major_of(pg_config)?;
     eprintln!("building {NAME} (pg{major}) in {}", sources.display());
-    // Tests build side by side, and between these two nobody else may.
+    // Tests build concurrently, and no other build may come between these two steps.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     place.prepare()?;
@@ -227,7 +227,7 @@ fn build_library(pg_config: &Path, place: &BuildPlace, sources: &Path) -> Result
     library_named_in(&messages).context("cargo named no library")
 }
 
-/// Cargo, where the extension is built for a major version.
+/// The cargo with which the extension is built for a major version.
 pub fn cargo_for(major: &str) -> Result<Command> {
     if candidate::builds(major) {
         return candidate::cargo();
@@ -235,7 +235,7 @@ pub fn cargo_for(major: &str) -> Result<Command> {
     Ok(cargo())
 }
 
-/// Finds the library's path in cargo's messages: the target directory may be anywhere.
+/// Finds the library's path in cargo's messages, because the target directory may be anywhere.
 fn library_named_in(messages: &str) -> Option<PathBuf> {
     let file = format!("lib{NAME}.so");
     messages
@@ -248,7 +248,7 @@ fn library_named_in(messages: &str) -> Option<PathBuf> {
         .find(|path| path.file_name().is_some_and(|name| *name == *file))
 }
 
-/// The major version of the PostgreSQL that `pg_config` describes.
+/// The major version of the PostgreSQL of `pg_config`.
 pub fn major_of(pg_config: &Path) -> Result<String> {
     let version = crate::process::output_of(Command::new(pg_config).arg("--version"))?;
     let number = version.trim().trim_start_matches("PostgreSQL ");

@@ -1,4 +1,4 @@
-//! A worker's cable to the server: a proxy that swallows bytes, or holds them up, without telling either side.
+//! A worker's network link to the server: a proxy that can swallow or delay bytes without either side noticing.
 
 use super::scenario::{CableState, Way};
 use crate::process::PATIENCE;
@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// One worker's cable: all its connections go through it.
+/// The link of one worker, for all its connections.
 pub struct Cable {
     port: u16,
     shared: Arc<Shared>,
@@ -17,7 +17,7 @@ pub struct Cable {
 
 #[derive(Default)]
 struct Shared {
-    /// The server's port, or the pooler's.
+    /// The port of the server or the pooler.
     target: AtomicU16,
     swallows_requests: AtomicBool,
     swallows_answers: AtomicBool,
@@ -25,24 +25,24 @@ struct Shared {
     holds: AtomicBool,
     is_holding: AtomicBool,
     gone: AtomicBool,
-    /// How many connections there have been, and how often an answer followed a request.
+    /// The number of connections, and of answers that followed a request.
     opened: AtomicU64,
     round_trips: AtomicU64,
-    /// The last message was a request.
+    /// True if the last message was a request.
     is_asked: AtomicBool,
     connections: Mutex<Vec<Arc<Connection>>>,
 }
 
-/// Both ends of what the worker takes for one connection.
+/// Both sockets of what the worker takes for one connection.
 struct Connection {
     client: TcpStream,
     server: TcpStream,
-    /// Bytes, or an end, were swallowed: it can never go on.
+    /// True if bytes or an end were swallowed, so that the connection can never continue.
     is_broken: AtomicBool,
 }
 
 impl Cable {
-    /// Lays one to this port.
+    /// Makes a link to this port.
     pub fn lay(target: u16) -> Result<Cable> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
@@ -59,29 +59,29 @@ impl Cable {
                 if behind.gone.load(SeqCst) {
                     return;
                 }
-                // Where no server listens, the client is told so by an end.
+                // If no server listens, the client's connection is closed.
                 let _ = connect(&behind, client);
             }
         });
         Ok(Cable { port, shared })
     }
 
-    /// Where the worker connects.
+    /// The port to which the worker connects.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// How many connections there have been.
+    /// The number of connections so far.
     pub fn connections(&self) -> u64 {
         self.shared.opened.load(SeqCst)
     }
 
-    /// How often an answer has followed a request, of one connection at a time.
+    /// The number of answers that followed a request, counting one connection at a time.
     pub fn round_trips(&self) -> u64 {
         self.shared.round_trips.load(SeqCst)
     }
 
-    /// New connections lead there.
+    /// Directs new connections to this port.
     pub fn lead_to(&self, target: u16) {
         self.shared.target.store(target, SeqCst);
     }
@@ -99,17 +99,17 @@ impl Cable {
         }
     }
 
-    /// From now on nobody gets through who connects: the client waits for the server's first word.
+    /// Holds new connections: the client waits for the server's first message.
     pub fn hold(&self) {
         self.shared.holds.store(true, SeqCst);
     }
 
-    /// Whether somebody has connected who does not get through.
+    /// Returns true if a connection is being held.
     pub fn is_holding(&self) -> bool {
         self.shared.is_holding.load(SeqCst)
     }
 
-    /// Lets those through who wait, and all who come.
+    /// Lets held and new connections through.
     pub fn let_through(&self) {
         self.shared.holds.store(false, SeqCst);
     }
@@ -132,7 +132,7 @@ impl Drop for Cable {
     fn drop(&mut self) {
         self.shared.gone.store(true, SeqCst);
         self.shared.connections().iter().for_each(|connection| connection.end());
-        // Wakes the listener, which then sees that it is over.
+        // Wakes the listener, which then ends.
         let _ = TcpStream::connect((Ipv4Addr::LOCALHOST, self.port));
     }
 }
@@ -174,7 +174,7 @@ fn connect(shared: &Arc<Shared>, client: TcpStream) -> Result<()> {
     Ok(())
 }
 
-/// Carries what comes, until an end comes.
+/// Copies bytes in one direction until the connection ends.
 fn carry(shared: &Shared, connection: &Connection, way: Way) {
     let (mut from, mut to, swallows) = match way {
         Way::Requests => (&connection.client, &connection.server, &shared.swallows_requests),

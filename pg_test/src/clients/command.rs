@@ -34,7 +34,7 @@ const FAULTS: &[(&str, Form)] = &[
     ("one-look", plain::daemons),
 ];
 
-/// Plants each, and has its scenario fail.
+/// Plants each fault and checks that its scenario fails.
 pub fn catch_all(lab: &Lab) -> Result<()> {
     for (fault, form) in FAULTS {
         match stage::play(lab, &rust::command_with(fault)?, form) {

@@ -1,4 +1,4 @@
-//! The first worker that each client's README shows: at most twenty-five lines, and it runs. And the client's own tests.
+//! The first worker in each client's README, which has at most twenty-five lines and runs. Also the client's own tests.
 
 use super::languages::{Language, Program};
 use crate::database::Database;
@@ -8,17 +8,17 @@ use crate::source_tree::source_root;
 use anyhow::{ensure, Context, Result};
 use std::fs;
 
-/// How many lines a newcomer should have to read.
+/// The most lines that a newcomer should have to read.
 const LINES: usize = 25;
 
-/// Its output while another one had the lease, and when it had the lease itself.
+/// Its output while another client had the lease, and when it had the lease itself.
 pub struct Printed {
     refused: String,
     done: String,
 }
 
 impl Printed {
-    /// A newcomer sees which of the two it was.
+    /// Checks that the two outputs differ.
     pub fn tells_them_apart(&self) -> Result<()> {
         for said in [&self.refused, &self.done] {
             ensure!(!said.trim().is_empty(), "it says nothing of what it did");
@@ -28,12 +28,12 @@ impl Printed {
     }
 }
 
-/// Runs it against a table as the README wants it: twice at once, and alone.
+/// Runs it against a table as in the README: twice concurrently, and alone.
 pub fn runs(lab: &Lab, first_worker: &Program) -> Result<Printed> {
     runs_in(&lab.database()?, lab, first_worker)
 }
 
-/// The same in this database, which has either edition.
+/// Runs it in this database, of either edition.
 pub fn runs_in(database: &Database, lab: &Lab, first_worker: &Program) -> Result<Printed> {
     let mut admin = database.connect()?;
     admin.run(
@@ -41,7 +41,7 @@ pub fn runs_in(database: &Database, lab: &Lab, first_worker: &Program) -> Result
          INSERT INTO orders VALUES (7, 'new');
          SELECT fence_protect('orders', lease => 'order:{id}')",
     )?;
-    // The other one has the lease.
+    // Another client has the lease.
     admin.run("SELECT lease_acquire('order:7', ttl => '1 hour')")?;
     let refused = output_of(first_worker.command(lab).arg(url(database)))?;
     let left_alone: bool = admin.one("SELECT status = 'new' FROM orders", &[])?;
@@ -63,14 +63,14 @@ pub fn tests_pass(lab: &Lab, tests: &Program) -> Result<()> {
     output_of(tests.command(lab).env("DATABASE_URL", url(&database))).map(drop)
 }
 
-/// As every driver understands it.
+/// A URL that every driver understands.
 fn url(database: &Database) -> String {
     let conninfo = database.conninfo();
     let (port, dbname) = conninfo.place();
     format!("postgresql://127.0.0.1:{port}/{dbname}?user=postgres")
 }
 
-/// The README shows what runs: the first block of code of its language, which is a file of its examples.
+/// Checks that the README shows what runs: its first block of code is a file of the examples.
 pub fn is_shown(client: &Language) -> Result<()> {
     let dir = source_root().join("clients").join(client.directory);
     let readme = fs::read_to_string(dir.join("README.md"))?;

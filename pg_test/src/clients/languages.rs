@@ -1,5 +1,5 @@
-//! The clients, by language: how each one's worker is brought and started. A new language is a file beside
-//! `python.rs` and a line in [`ALL`].
+//! The clients by language: how each worker is built and started. A new language is a file beside `python.rs` and a
+//! line in [`ALL`].
 
 mod go;
 pub mod java;
@@ -14,13 +14,13 @@ use std::ffi::OsString;
 use std::fs;
 use std::process::Command;
 
-/// A client, as the laboratory sees it.
+/// The programs of a client.
 #[derive(Debug, Clone)]
 pub struct Programs {
     pub worker: Program,
-    /// The example of its README, started with where to connect, as a URL.
+    /// The example in its README, started with the URL to connect to.
     pub first_worker: Program,
-    /// The client's own tests, started with `DATABASE_URL` set to a database with the extension, as its superuser.
+    /// The client's own tests, started with `DATABASE_URL` for a database with the extension, as its superuser.
     pub tests: Option<Program>,
 }
 
@@ -33,7 +33,7 @@ pub struct Program {
 }
 
 impl Program {
-    /// It ends with the laboratory at the latest.
+    /// A command for the program, which ends with the tests at the latest.
     pub fn command(&self, lab: &Lab) -> Command {
         let mut command = lab.rundir().command(&self.program);
         command.args(&self.arguments).envs(self.environment.iter().cloned());
@@ -41,19 +41,19 @@ impl Program {
     }
 }
 
-/// The verdict of a linter, or a tool of the registry, on a client.
+/// A check of a client by a linter or a tool of its registry.
 pub struct Check {
     pub name: &'static str,
-    /// It ends with another status than 0 where something is wrong, and prints what.
+    /// The command, which prints its findings and ends with a status other than 0.
     pub command: Command,
 }
 
-/// The checks of a client whose other way has them already.
+/// The checks of a client that another variant has already.
 pub fn no_checks() -> Result<Vec<Check>> {
     Ok(Vec::new())
 }
 
-/// The examples in the README of a client, in its language, but for the first ones.
+/// The examples in a client's README, in its language, without the first `but`.
 fn examples(directory: &str, language: &str, but: usize) -> Result<Vec<String>> {
     let page = fs::read_to_string(source_root().join("clients").join(directory).join("README.md"))?;
     let fence = format!("```{language}\n");
@@ -64,24 +64,24 @@ fn examples(directory: &str, language: &str, but: usize) -> Result<Vec<String>> 
     Ok(code)
 }
 
-/// A client, or one of its ways: on another driver, asynchronous.
+/// A client or a variant of it: on another driver, or asynchronous.
 pub struct Language {
-    /// As the command line calls it.
+    /// The name on the command line.
     pub name: &'static str,
-    /// Where it is, below `clients`.
+    /// The directory in `clients`.
     pub directory: &'static str,
-    /// Brings what is missing and builds what is to be built, below the target directory.
+    /// Fetches and builds what is missing, in the target directory.
     pub prepare: fn() -> Result<Programs>,
-    /// Its linters, and what its registry asks of a package; asked for after `prepare`. Brings these tools, in versions
-    /// that are pinned, below the target directory.
+    /// Its linters, and the checks of its registry; called after `prepare`. Fetches these tools, in pinned versions,
+    /// into the target directory.
     pub checks: fn() -> Result<Vec<Check>>,
     /// The file with the example of its README.
     pub first_worker: &'static str,
-    /// Whether `prepare` would bring nothing.
+    /// Returns true if `prepare` would fetch nothing.
     pub is_there: fn() -> bool,
 }
 
-/// All of them.
+/// All clients.
 pub const ALL: &[Language] = &[
     python::LANGUAGE,
     python::ASYNCIO,

@@ -7,7 +7,7 @@ use anyhow::{bail, ensure, Context, Result};
 use serde_json::{json, Map, Value};
 use std::time::Duration;
 
-/// A way of a cable.
+/// A direction of a network link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Way {
     Requests,
@@ -15,7 +15,7 @@ pub enum Way {
     Both,
 }
 
-/// An event of a worker's cable.
+/// A state of a worker's network link.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CableState {
     Swallows(Way),
@@ -25,10 +25,10 @@ pub enum CableState {
 
 type Deed = Box<dyn Fn(&mut Stage) -> Result<()>>;
 
-/// A line and what it means.
+/// One scenario line: an action of the test and the command sent to the worker.
 pub struct Step {
     pub text: &'static str,
-    /// What a worker is told.
+    /// The command sent to a worker.
     order: Option<Value>,
     pub play: Deed,
 }
@@ -36,12 +36,12 @@ pub struct Step {
 /// A scenario.
 pub struct Scenario {
     pub name: String,
-    /// Beside a database of its own: a `server`, a `standby` of it, one with a `clock` that can be set, or a `pooler` in
-    /// transaction mode between the workers and the server.
+    /// What the scenario needs besides a database: a `server`, a `standby` of it, one with a `clock` that can be set,
+    /// or a `pooler` in transaction mode between the workers and the server.
     pub need: Option<&'static str>,
-    /// Settings of the role that the workers log in as.
+    /// Settings of the role with which workers log in.
     pub role_settings: Vec<(&'static str, String)>,
-    /// The planted faults that make it fail.
+    /// The planted faults with which the scenario fails.
     pub catches: Vec<&'static str>,
     pub steps: Vec<Step>,
 }
@@ -79,7 +79,7 @@ fn scenario(section: &'static str) -> Result<Scenario> {
 }
 
 impl Scenario {
-    /// The part of it that this edition has not; None where it can be played.
+    /// What this edition lacks for the scenario; `None` if it can be played.
     pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
         let asks = |wanted: &dyn Fn(&Value) -> bool| {
             self.steps.iter().filter_map(|step| step.order.as_ref()).any(wanted)
@@ -107,7 +107,7 @@ impl Scenario {
         .find_map(|(is_there, is_asked, what)| (is_asked && !is_there).then_some(what))
     }
 
-    /// As it is called on the command line.
+    /// The scenario's name on the command line.
     pub fn key(&self) -> String {
         let plain = self.name.to_lowercase().replace(' ', "-");
         plain.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
@@ -131,7 +131,7 @@ impl Scenario {
     }
 }
 
-/// What a line has the stage do, with what a worker is told by it.
+/// Parses a scenario line into an action of the test and the command sent to the worker.
 fn deed(line: &'static str) -> Result<(Option<Value>, Deed)> {
     let (what, answer) = match line.split_once("->") {
         Some((what, answer)) => (what, Some(answer.trim())),
@@ -188,8 +188,8 @@ fn deed(line: &'static str) -> Result<(Option<Value>, Deed)> {
     Ok((None, play))
 }
 
-/// The losses of so many leases: `deadline|gone`, `gone w7` of one that was taken by `hold`, `session at once`,
-/// as soon as the last thing happened, and not at a deadline.
+/// The losses of this number of leases: `deadline|gone`, `gone w7` for one that was taken by `hold`, or `session at
+/// once` (right after the last event, rather than at a deadline).
 fn loses(worker: &'static str, count: usize, how: &[&'static str]) -> Result<Deed> {
     let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
     let (name, at_once) = match *how {
@@ -210,7 +210,7 @@ fn alternatives(words: &str) -> Vec<String> {
     words.split('|').map(str::to_owned).collect()
 }
 
-/// `committed|refused lost|stale` means `committed`, `refused lost` or `refused stale`.
+/// Expands alternatives: `committed|refused lost|stale` means `committed`, `refused lost` or `refused stale`.
 fn answers(text: &str) -> Result<Vec<String>> {
     let words: Vec<&str> = text.split_whitespace().collect();
     Ok(match words.as_slice() {
@@ -236,8 +236,8 @@ fn cable_state(words: &[&str]) -> Result<CableState> {
     })
 }
 
-/// The same order, where everything lasts that many times as long. A delayed answer of a cable stays as it is: drivers have
-/// timeouts of their own for the time that a connect takes.
+/// The same command with all durations multiplied. The delay of a network link is unchanged, because drivers have their
+/// own connect timeouts.
 pub fn slowed_down(order: &Value, times: u32) -> Value {
     let mut slower = order.clone();
     for key in ["ttl_ms", "wait_ms", "within_ms", "ms"] {
@@ -248,7 +248,7 @@ pub fn slowed_down(order: &Value, times: u32) -> Value {
     slower
 }
 
-/// The order to the worker: see clients/new-language.md.
+/// The command to the worker: see clients/new-language.md.
 fn order_of(words: &[&str]) -> Result<Value> {
     let (what, mut rest) = words.split_first().context("no order")?;
     let mut order = Map::new();
@@ -273,7 +273,7 @@ fn order_of(words: &[&str]) -> Result<Value> {
     Ok(Value::Object(order))
 }
 
-/// `a,b`, and `w1..50` for `w1` to `w50`.
+/// Expands `a,b`, and `w1..50` to `w1` to `w50`.
 fn names(list: &str) -> Result<Vec<String>> {
     let mut names = Vec::new();
     for one in list.split(',') {
@@ -299,7 +299,7 @@ fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'
         [flag @ ("session" | "shared" | "reclaim"), rest @ ..] => (*flag, json!(true), rest),
         ["after-reading", rest @ ..] => ("read_first", json!(true), rest),
         ["releasing", rest @ ..] => ("release", json!(true), rest),
-        // How long a `sleep` takes.
+        // The duration of a `sleep`.
         [number, unit, rest @ ..] => ("ms", ms(number, unit)?, rest),
         _ => bail!("what is {words:?}?"),
     };

@@ -1,4 +1,4 @@
-//! The servers of one scenario, and what happens to them.
+//! The servers of a scenario, and the events that happen to them.
 
 use super::scenario::{duration, Scenario};
 use crate::clock::Clock;
@@ -10,10 +10,10 @@ use anyhow::{bail, ensure, Context, Result};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// `lease_keep` with a known fault.
+/// `lease_keep` with a planted fault.
 const PLANTED: &str = include_str!("planted.sql");
 
-/// The table that workers write, and the trigger that writes down what they wrote.
+/// The table that workers write, and the trigger that logs the writes.
 pub const TABLES: &str = "
     CREATE TABLE work (id int PRIMARY KEY, value text);
     INSERT INTO work VALUES (1, 'nothing');
@@ -28,7 +28,7 @@ fn planted(fault: &str, worker: &str) -> String {
     PLANTED.replace("FAULT", fault).replace("WORKER", worker)
 }
 
-/// The values of all that landed in [`TABLES`], in order; tokens must never go back.
+/// All values that landed in [`TABLES`], in order; tokens must never decrease.
 pub fn written(admin: &mut Session) -> Result<Vec<String>> {
     let rows = admin.rows("SELECT value, token FROM written ORDER BY n")?;
     let tokens: Vec<i64> = rows.iter().filter_map(|row| row[1].as_deref()?.parse().ok()).collect();
@@ -52,25 +52,25 @@ impl fmt::Display for Cost {
     }
 }
 
-/// The servers. Dropped, they are gone.
+/// The servers, which are stopped on drop.
 pub struct Servers<'a> {
     lab: &'a Lab,
     database: Database,
     role: String,
-    /// The scenario's own, where it has one; after a failover it is the standby that was.
+    /// The scenario's own server, if it has one; after a failover, the former standby.
     own: Option<Cluster>,
     standby: Option<Cluster>,
     clock: Option<Clock>,
     pooler: Option<Pooler>,
-    /// A transaction that has renewed a lease, and stays open.
+    /// An open transaction that has renewed a lease.
     locker: Option<Session>,
 }
 
-/// The cost of keeping a worker's leases, for it and the server.
+/// The cost of renewing a worker's leases, for the worker and the server.
 #[derive(Debug)]
 pub struct Cost {
     pub leases: i64,
-    /// How often each was renewed meanwhile.
+    /// The number of renewals of each lease meanwhile.
     pub beats: f64,
     pub commits: i64,
     pub client: Duration,
@@ -78,7 +78,7 @@ pub struct Cost {
 }
 
 impl<'a> Servers<'a> {
-    /// With a known fault planted, if one is named.
+    /// Starts the servers, with a planted fault if one is named.
     pub fn start(
         lab: &'a Lab,
         scenario: &Scenario,
@@ -140,7 +140,7 @@ impl<'a> Servers<'a> {
         self.database.name()
     }
 
-    /// Where the cables of workers lead to.
+    /// The port to which workers' links lead.
     pub fn port(&self) -> u16 {
         match &self.pooler {
             Some(pooler) => pooler.conninfo(self.dbname()).place().0,
@@ -148,12 +148,12 @@ impl<'a> Servers<'a> {
         }
     }
 
-    /// Whether deadlines by the server's clock say anything.
+    /// Returns true if deadlines by the server's clock are meaningful.
     pub fn tells_the_time(&self) -> bool {
         self.clock.is_none()
     }
 
-    /// A superuser's session, past every cable.
+    /// A superuser's session, not through a link.
     pub fn admin(&self) -> Result<Session> {
         self.cluster().connect(self.dbname())
     }
@@ -165,7 +165,7 @@ impl<'a> Servers<'a> {
         pids.split_whitespace().map(|pid| Ok(pid.parse()?)).collect()
     }
 
-    /// The cost of keeping a worker's leases for so long, by one session.
+    /// Measures the cost of renewing a worker's leases, in one session.
     pub fn measure(&self, worker: &str, process: i32, time: Duration) -> Result<Cost> {
         let leases =
             "SELECT count(*), sum(renewals)::bigint FROM fence.leases WHERE state = 'held'";
@@ -176,11 +176,11 @@ impl<'a> Servers<'a> {
             };
             Ok((number(0)?, number(1)?))
         };
-        // From another database, whose commits are counted there.
+        // A session in another database, because commits are counted per database.
         let mut aside = self.cluster().connect("postgres")?;
         let commits = "SELECT xact_commit FROM pg_stat_database WHERE datname = $1";
-        // Time for the session that has just asked to end, and for what the client did before to be counted: a session
-        // reports when it commits, a second after it has reported last.
+        // Waits until the session of the last query has ended and the client's earlier work is counted: a session
+        // reports at a commit, at least a second after its last report.
         std::thread::sleep(time / 3);
         let (_, renewals_before) = leases()?;
         std::thread::sleep(Duration::from_millis(500));
@@ -202,7 +202,7 @@ impl<'a> Servers<'a> {
         Ok(Cost { leases, beats, commits, client, server })
     }
 
-    /// The transaction that has renewed a lease ends.
+    /// Ends the transaction that has renewed a lease.
     fn unlock(&mut self, by: &str) -> Result<()> {
         self.locker.take().context("nothing is locked")?.run(by)
     }
@@ -217,17 +217,17 @@ impl<'a> Servers<'a> {
         Ok(())
     }
 
-    /// Until when the server holds a grant, in milliseconds since 1970; None: it does not know the grant.
+    /// The deadline of a grant on the server, in milliseconds since 1970; `None` if the server does not know it.
     pub fn holds_until(&self, token: i64) -> Result<Option<i64>> {
         let sql = "SELECT max(ceil(extract(epoch FROM expires_at) * 1000))::bigint \
                    FROM fence.leases WHERE first_token = $1";
         self.admin()?.one(sql, &[&token])
     }
 
-    /// Neither a session of the workers nor a lease is left.
+    /// Checks that neither a session of the workers nor a lease is left.
     pub fn nothing_is_left(&self) -> Result<()> {
         let mut admin = self.admin()?;
-        // A pooler's sessions stay, idle.
+        // A pooler's idle sessions stay.
         let but = if self.pooler.is_some() { " AND state <> 'idle'" } else { "" };
         let sessions = format!(
             "SELECT coalesce(string_agg(application_name || ': ' || coalesce(state, '') || ': ' || query, '; '), '') \
@@ -237,7 +237,7 @@ impl<'a> Servers<'a> {
         let leases =
             "SELECT coalesce(string_agg(name || ' ' || holder, ', '), '') FROM fence.leases \
                       WHERE state IN ('held', 'uncommitted')";
-        // A lease that was forgotten must be seen before it runs out by itself.
+        // A forgotten lease must be noticed before it expires.
         let before_expiry = Duration::from_secs(20);
         let all = [("sessions", sessions.as_str(), PATIENCE), ("leases", leases, before_expiry)];
         for (what, sql, limit) in all {
@@ -254,16 +254,16 @@ impl<'a> Servers<'a> {
     }
 }
 
-/// What happens to the servers.
+/// An event that happens to the servers.
 pub type Befalls = Box<dyn Fn(&mut Servers) -> Result<()>>;
 
-/// An event at the server, and whether it disturbs anybody: some are only seen.
+/// Parses an event of the server, with true if it disturbs workers: some only observe.
 pub fn event(words: &[&'static str]) -> Result<(bool, Befalls)> {
     let disturbs = !matches!(words.first(), Some(&("holds" | "sees" | "shows" | "has")));
     let befalls: Befalls = match *words {
         ["restarts"] => Box::new(|servers| servers.cluster().restart()),
         ["fails", "over"] => Box::new(|servers| servers.fail_over()),
-        // So many seconds from the right time.
+        // Seconds from the right time.
         ["clock", sign_and_number, unit] => {
             let (sign, number) = sign_and_number.split_at(1);
             let seconds = duration(&[number, unit])?.as_secs() as i64;
@@ -273,7 +273,7 @@ pub fn event(words: &[&'static str]) -> Result<(bool, Befalls)> {
         ["revokes", name] => Box::new(move |servers| {
             servers.admin()?.one::<Option<i64>>("SELECT lease_revoke($1)", &[&name]).map(drop)
         }),
-        // All sessions of a worker.
+        // Terminates all sessions of a worker.
         ["terminates", worker] => Box::new(move |servers| {
             let sql = "SELECT count(pg_terminate_backend(pid, 10000)) FROM pg_stat_activity \
                        WHERE application_name = $1 AND datname = current_database()";
@@ -285,7 +285,7 @@ pub fn event(words: &[&'static str]) -> Result<(bool, Befalls)> {
         ["starves", worker] => {
             Box::new(move |servers| servers.admin()?.run(&planted("starve", worker)))
         }
-        // The workers' role may use leases no more.
+        // The workers' role loses the right to use leases.
         ["denies", "leases"] => Box::new(|servers| {
             servers.admin()?.run(&format!("SELECT fence_revoke('{}')", servers.role))
         }),
@@ -300,7 +300,7 @@ pub fn event(words: &[&'static str]) -> Result<(bool, Befalls)> {
         }),
         ["unlocks"] => Box::new(|servers| servers.unlock("ROLLBACK")),
         ["commits"] => Box::new(|servers| servers.unlock("COMMIT")),
-        // So many leases are held.
+        // This number of leases is held.
         ["holds", leases] => {
             let leases: i64 = leases.parse()?;
             Box::new(move |servers| {
@@ -310,7 +310,7 @@ pub fn event(words: &[&'static str]) -> Result<(bool, Befalls)> {
                 Ok(())
             })
         }
-        // A worker has so many sessions, or will have.
+        // A worker has this number of sessions, or will have.
         ["sees", sessions, "sessions" | "session", "of", worker] => {
             let sessions: usize = sessions.parse()?;
             Box::new(move |servers| {

@@ -1,4 +1,4 @@
-//! One run of one scenario with one client.
+//! A run of one scenario with one client.
 
 use super::cable::Cable;
 use super::languages::Program;
@@ -14,13 +14,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;
 
-/// How late a loss may be told on a machine that has much else to do. A fault shows as much more.
+/// The allowed delay of a loss report on a busy machine, in milliseconds. A fault causes a longer one.
 const SLACK_MS: i64 = 1500;
 
-/// How many threads or tasks a client may have for its leases, however many these are.
+/// The number of threads or tasks that a client may have for any number of leases.
 const FEW_TASKS: i64 = 12;
 
-/// Why a scenario could not even begin, in an error's chain. A fault that was planted is not caught by that.
+/// In the error chain of a scenario that could not even begin; that does not catch a planted fault.
 #[derive(Debug, Clone, Copy)]
 pub struct NotReady;
 
@@ -30,10 +30,10 @@ impl fmt::Display for NotReady {
     }
 }
 
-/// Plays it. An error says what went otherwise.
+/// Plays the scenario. The error says what was different.
 ///
-/// A machine that stands still makes renewals late and leases run out that the scenario needs. Such a failure shows
-/// nothing, so the scenario is played again, more slowly. A client's own fault shows at every pace.
+/// On a machine that stalls, renewals come late and leases expire that the scenario needs. Such a failure proves
+/// nothing, so the scenario is played again, more slowly. A fault of the client fails at every pace.
 pub fn play(lab: &Lab, scenario: &Scenario, program: &Program, plant: Option<&str>) -> Result<()> {
     standstill::at_some_pace(lab.rundir().path(), &scenario.name, |pace| {
         play_at(pace, lab, scenario, program, plant)
@@ -56,26 +56,26 @@ fn play_at(
     stage.close().context("at the end")
 }
 
-/// An event of a worker's process.
+/// An event that happens to a worker's process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fate {
     Frozen,
     Thawed,
     Killed,
-    /// Its input ends, and it ends as a program in its language does.
+    /// Its input ends, and it exits as programs in its language do.
     Ended,
-    /// The same by SIGTERM.
+    /// It exits after SIGTERM.
     Terminated,
 }
 
-/// A run of a scenario, and what its lines may do.
+/// A running scenario, and the actions of its lines.
 pub struct Stage<'a> {
     servers: Servers<'a>,
     program: &'a Program,
-    /// How many times longer all times of the scenario are.
+    /// The factor by which all durations of the scenario are multiplied.
     pace: u32,
     workers: BTreeMap<String, Worker>,
-    /// When the last thing happened to a worker, a cable or the server, in milliseconds since 1970.
+    /// The time of the last event of a worker, a link or the server, in milliseconds since 1970.
     disturbed_at: i64,
 }
 
@@ -89,14 +89,14 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// All that has been written, in order.
+    /// Checks that exactly these values were written, in this order.
     pub fn writes(&self, values: &[&str]) -> Result<()> {
         let written = servers::written(&mut self.servers.admin()?)?;
         ensure!(written == values, "what landed: {written:?}");
         Ok(())
     }
 
-    /// It has written at most so many lines to its standard error.
+    /// Checks that a worker has written at most this number of lines to its standard error.
     pub fn logs(&mut self, name: &str, at_most: usize) -> Result<()> {
         let logged = self.worker(name)?.logged();
         ensure!(logged <= at_most, "{name} has logged {logged} lines");
@@ -109,7 +109,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The worker of that name, started when it is first spoken of.
+    /// The worker of that name, which is started when first mentioned.
     fn worker(&mut self, name: &str) -> Result<&mut Worker> {
         if !self.workers.contains_key(name) {
             let cable = Cable::lay(self.servers.port())?;
@@ -126,7 +126,7 @@ impl Stage<'_> {
         self.workers.get_mut(name).context("just started")
     }
 
-    /// A worker is told to do something.
+    /// Sends a command to a worker.
     pub fn tell(&mut self, name: &str, order: &Value) -> Result<()> {
         let order = &slowed_down(order, self.pace);
         let worker = self.worker(name)?;
@@ -138,7 +138,7 @@ impl Stage<'_> {
         worker.tell(order)
     }
 
-    /// Its answer to the oldest order, one of these.
+    /// Checks that a worker's answer to the oldest command is one of these.
     pub fn answer(&mut self, name: &str, any_of: &[String]) -> Result<()> {
         let said = self.worker(name)?.answer()?;
         ensure!(any_of.contains(&said.words()), "{name} answers \"{}\": {said:?}", said.words());
@@ -148,7 +148,7 @@ impl Stage<'_> {
         self.note_deadline(name, &said)
     }
 
-    /// Its words unasked, one of these.
+    /// Checks that a worker's next event is one of these.
     pub fn says(&mut self, name: &str, event: &str, any_of: &[String]) -> Result<()> {
         match event {
             "renewed" => {
@@ -166,7 +166,7 @@ impl Stage<'_> {
         }
     }
 
-    /// A client must not say that it holds the lease for longer than the server does.
+    /// Checks that a client does not claim the lease for longer than the server grants it.
     fn note_deadline(&mut self, name: &str, said: &Said) -> Result<()> {
         let Some(deadline) = said.deadline else { return Ok(()) };
         let worker = self.worker(name)?;
@@ -185,7 +185,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// It is told by the deadline, or as soon as the worker goes on.
+    /// Checks that a loss is reported by the deadline, or as soon as the worker continues.
     pub fn says_lost(&mut self, name: &str, any_of: &[String]) -> Result<()> {
         let slack_ms = self.slack_ms();
         let worker = self.worker(name)?;
@@ -210,8 +210,8 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// One of many leases is lost, or a lease because its session has ended. Nobody tells their renewals: the last one
-    /// was in order when the last thing happened.
+    /// Checks the loss of one of many leases, or of a session lease. Workers do not report the renewals of these; the
+    /// last one was in time when the last event happened.
     pub fn says_one_lost(
         &mut self,
         name: &str,
@@ -229,7 +229,7 @@ impl Stage<'_> {
         ensure!(any_of.is_empty() || any_of.contains(&reason), "{name} says {said:?}");
         ensure!(lease.is_none() || said.name.as_deref() == lease, "{name} says {said:?}");
         ensure!(said.at <= due, "{name} says it {} ms too late", said.at - due + slack_ms);
-        // It was renewed within the last third of its ttl before that.
+        // The lease was renewed within the last third of its ttl before that.
         let early = disturbed_at + ttl_ms / 2 - said.at;
         ensure!(reason != "deadline" || early < 0, "{name} gives it up long before its deadline");
         if !at_once {
@@ -239,7 +239,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// The cost of keeping its leases, for so long; it has one session meanwhile.
+    /// Measures the cost of renewing its leases; it has one session meanwhile.
     pub fn measure(&mut self, name: &str, time: Duration) -> Result<()> {
         let time = time * self.pace;
         let worker = self.worker(name)?;
@@ -281,7 +281,7 @@ impl Stage<'_> {
         Ok(())
     }
 
-    /// Nobody has said anything else, and nothing is left.
+    /// Checks that there were no further events, and that nothing is left.
     fn close(mut self) -> Result<()> {
         for (name, worker) in &mut self.workers {
             if let Some(said) = worker.unexpected() {

@@ -1,5 +1,5 @@
-//! A worker process in some language: it does what it is told, and says what became of it. The words of the two to each
-//! other are written down in clients/new-language.md.
+//! A worker process in some language, which executes commands and reports events. clients/new-language.md describes the
+//! messages.
 
 use super::cable::Cable;
 use super::languages::Program;
@@ -17,22 +17,22 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// A line from a worker.
+/// A line of output of a worker.
 #[derive(Debug, Clone, Default, Deserialize)]
 pub struct Said {
     pub event: String,
-    /// When, in milliseconds since 1970.
+    /// The time in milliseconds since 1970.
     pub at: i64,
-    /// Until when it holds the lease, likewise.
+    /// The time until which it holds the lease, likewise.
     pub deadline: Option<i64>,
     pub token: Option<i64>,
-    /// The kind of refusal: `lost`, `taken`…
+    /// The kind of error: `lost`, `taken`…
     pub error: Option<String>,
-    /// Why a lease was lost.
+    /// The reason of a loss.
     pub reason: Option<String>,
-    /// Which lease was lost.
+    /// The name of the lost lease.
     pub name: Option<String>,
-    /// How many leases are held.
+    /// The number of leases that are held.
     pub count: Option<i64>,
     pub tasks: Option<i64>,
     pub sqlstate: Option<String>,
@@ -40,9 +40,9 @@ pub struct Said {
 }
 
 impl Said {
-    /// As scenarios put it.
+    /// The event in the words of scenarios.
     pub fn words(&self) -> String {
-        // A refusal of the server has its SQLSTATE, whatever type a client makes of it.
+        // An error of the server has its SQLSTATE, whatever type a client makes of it.
         let state = self
             .sqlstate
             .clone()
@@ -55,7 +55,7 @@ impl Said {
     }
 }
 
-/// The worker, its cable, and what is known of it.
+/// The worker, its link, and what is known of it.
 pub struct Worker {
     name: String,
     child: Child,
@@ -63,32 +63,32 @@ pub struct Worker {
     pub cable: Cable,
     answers: Receiver<Said>,
     unasked: Receiver<Said>,
-    /// Renewals, and what begins or ends a lease, in order.
+    /// The events of renewals, and of the begin and end of leases, in order.
     renewals: Receiver<Said>,
-    /// It was said last that the lease is lost.
+    /// True if the last event was the loss of the lease.
     is_lost: bool,
-    /// The leases that it took by `hold`, and for how long at a time.
+    /// The leases taken by `hold`, with their ttl.
     pub crowd: BTreeSet<String>,
     pub crowd_ttl_ms: i64,
     complaints: Arc<Mutex<String>>,
-    /// The token of its grant, and the latest deadline that it spoke of.
+    /// The token of its grant, and the latest deadline that it reported.
     pub token: Option<i64>,
     pub deadline: Option<i64>,
     pub is_frozen: bool,
-    /// When it was thawed last.
+    /// The time of the last thaw.
     pub thawed_at: Option<i64>,
-    /// How many threads or tasks it had when it had just connected.
+    /// The number of threads or tasks right after it connected.
     tasks: i64,
 }
 
-/// Now, in milliseconds since 1970.
+/// The present time in milliseconds since 1970.
 pub fn unix_ms() -> i64 {
     let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     since.as_millis() as i64
 }
 
 impl Worker {
-    /// Starts one and has it connect through the cable.
+    /// Starts a worker, which connects through the link.
     pub fn start(
         lab: &Lab,
         program: &Program,
@@ -148,7 +148,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Its answer to the oldest order not yet answered.
+    /// The answer to the oldest unanswered command.
     pub fn answer(&mut self) -> Result<Said> {
         self.hear(&self.answers, PATIENCE).context("no answer")
     }
@@ -159,12 +159,12 @@ impl Worker {
         Ok(said)
     }
 
-    /// Its next word unasked.
+    /// The next event.
     pub fn says(&self, limit: Duration) -> Result<Said> {
         self.hear(&self.unasked, limit).context("it says nothing")
     }
 
-    /// A renewal that is told from now on.
+    /// The next event of a renewal.
     pub fn renewal(&mut self) -> Result<Said> {
         self.note_renewals();
         while !self.is_lost {
@@ -174,11 +174,11 @@ impl Worker {
                 return Ok(said);
             }
         }
-        // None will come any more.
+        // No renewal will come any more.
         bail!("{} renews nothing, for its lease is lost{}", self.name, self.complaints())
     }
 
-    /// Renewals that nobody has waited for have moved the deadline, too.
+    /// Takes the deadlines of renewals that nobody has waited for.
     pub fn note_renewals(&mut self) {
         while let Ok(said) = self.renewals.try_recv() {
             self.note(&said);
@@ -205,14 +205,14 @@ impl Worker {
         })
     }
 
-    /// Its standard error, at the end.
+    /// The end of its standard error.
     fn complaints(&self) -> String {
         let text = self.complaints.lock().unwrap_or_else(|e| e.into_inner());
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(20)..].iter().map(|line| format!("\n    {line}")).collect()
     }
 
-    /// Words that nobody has asked for or waited for, but renewals.
+    /// An event, other than a renewal, that nobody has waited for.
     pub fn unexpected(&self) -> Option<Said> {
         self.answers.try_recv().or_else(|_| self.unasked.try_recv()).ok()
     }
@@ -235,18 +235,18 @@ impl Worker {
         Ok(())
     }
 
-    /// How many lines it has written to its standard error.
+    /// The number of lines on its standard error.
     pub fn logged(&self) -> usize {
         self.complaints.lock().unwrap_or_else(|e| e.into_inner()).lines().count()
     }
 
-    /// It is told to end, and does.
+    /// Sends SIGTERM and waits for the end of the worker.
     pub fn terminate(&mut self) -> Result<()> {
         process::signal(self.pid(), Signal::SIGTERM)?;
         self.ends().map(drop)
     }
 
-    /// It gives back what it has, has nothing left of it, and ends by itself.
+    /// Checks that it releases its leases, has nothing left of them, and exits.
     pub fn close(&mut self) -> Result<()> {
         if self.is_frozen {
             self.thaw()?;
@@ -265,7 +265,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Its input ends, and so does it.
+    /// Closes its input and waits for its end.
     pub fn leave(&mut self) -> Result<()> {
         drop(self.stdin.take());
         let status = self.ends()?;
@@ -281,7 +281,7 @@ impl Worker {
         self.child.id() as i32
     }
 
-    /// How many threads and tasks it has beside those of its start.
+    /// The number of threads and tasks beyond those right after its start.
     pub fn tasks(&mut self) -> Result<i64> {
         Ok(self.census()? - self.tasks)
     }
@@ -306,14 +306,14 @@ fn order(what: &str, with: &Value) -> Value {
     order
 }
 
-/// Sorts what the worker says: answers, what it says unasked, renewals with what begins or ends a lease.
+/// Sorts the worker's output into answers, events, and events of renewals and of leases that begin or end.
 fn listen(stdout: impl Read + Send + 'static) -> (Receiver<Said>, Receiver<Said>, Receiver<Said>) {
     let (answer_to, answers) = mpsc::channel();
     let (unasked_to, unasked) = mpsc::channel();
     let (renewal_to, renewals) = mpsc::channel();
     std::thread::spawn(move || {
         for line in BufReader::new(stdout).lines().map_while(Result::ok) {
-            // Something else on its standard output would be an answer that nobody expects.
+            // Any other output counts as an unexpected answer.
             let said: Said = serde_json::from_str(&line)
                 .unwrap_or_else(|_| Said { event: format!("no JSON: {line}"), ..Said::default() });
             let begins_or_ends = matches!(said.event.as_str(), "acquired" | "leading" | "lost");

@@ -1,4 +1,4 @@
-//! How a cluster comes to be.
+//! Making clusters.
 
 use super::{free_port, Cluster};
 use crate::prefix::Prefix;
@@ -9,10 +9,10 @@ use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU16};
 use std::sync::{Arc, Mutex};
 
-/// The name of a standby where its primary waits for it.
+/// The name under which a primary waits for its standby.
 pub const STANDBY: &str = "standby";
 
-/// Settings for a new cluster. Durable by default, as users run it.
+/// Settings for a new cluster, which is durable by default, as for users.
 pub struct Builder {
     prefix: Arc<Prefix>,
     settings: Vec<(String, String)>,
@@ -42,18 +42,18 @@ impl Builder {
         self
     }
 
-    /// One more variable in the environment of its processes.
+    /// Adds a variable to the environment of its processes.
     pub fn env(mut self, name: &str, value: &str) -> Builder {
         self.environment.push((name.to_owned(), value.to_owned()));
         self
     }
 
-    /// Without fsync: for tests of pure logic only.
+    /// Without fsync, for tests of pure logic only.
     pub fn without_fsync(self) -> Builder {
         self.set("fsync", "off")
     }
 
-    /// With a system identifier of its own; otherwise clusters of one run share theirs.
+    /// With a system identifier of its own; otherwise the clusters of a run have the same.
     pub fn own_identity(mut self) -> Builder {
         self.own_identity = true;
         self
@@ -80,8 +80,8 @@ impl Builder {
         )
     }
 
-    /// Makes a cluster whose data directory `fill` fills: from a base backup, a snapshot…
-    /// It is called with the path, which does not exist yet.
+    /// Makes a cluster whose data directory is filled by `fill`, for example from a base backup or a snapshot. The path
+    /// does not exist before.
     pub fn create_by(self, fill: impl FnOnce(&Prefix, &Path) -> Result<()>) -> Result<Cluster> {
         let dir = self.prefix.new_dir("cluster")?;
         let port = free_port()?;

@@ -1,19 +1,19 @@
-//! The tests of the lab that are not for the lite edition, and why: `left_out.txt`.
+//! The tests that do not apply to the lite edition, with the reasons: `left_out.txt`.
 
 use std::sync::LazyLock;
 
-/// A group (`file::`) or a test (`file::name`), and why it is left out.
+/// A group (`file::`) or a test (`file::name`), with the reason.
 pub static LEFT_OUT: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
     let lines = include_str!("left_out.txt").lines();
     lines.map(|line| line.split_once(" | ").expect("a line is `test | why`")).collect()
 });
 
-/// Why the lite edition leaves a test out, by its name with all its modules; None where it does not.
+/// The reason why a test does not apply to the lite edition, by its full name; `None` if it does.
 pub fn reason(test: &str) -> Option<&'static str> {
     LEFT_OUT.iter().find(|(what, _)| is_meant(what, test)).map(|(_, why)| *why)
 }
 
-/// The entries of the list that name none of these tests: renamed or deleted since, perhaps.
+/// The entries of the list that match none of these tests, for example because these were renamed or deleted.
 pub fn without_a_test(tests: &[String]) -> Vec<&'static str> {
     let names = LEFT_OUT.iter().map(|(what, _)| *what);
     names.filter(|what| !tests.iter().any(|test| is_meant(what, test))).collect()

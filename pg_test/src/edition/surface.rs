@@ -1,20 +1,20 @@
-//! The calls that workers may make in the edition that is judged. Nobody keeps a list of them: the server is asked.
+//! The calls that workers may make in the edition under test. There is no list: the server is asked.
 
 use super::is_lite;
 use crate::client::Session;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
-/// The calls that there are.
+/// The available calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Surface {
     /// Shared grants, and slots.
     pub multi_holder: bool,
-    /// Several leases in one call.
+    /// Calls on several leases.
     pub several: bool,
-    /// Grants that end with their session.
+    /// Session leases.
     pub sessions: bool,
-    /// Leases that somebody else grants.
+    /// Adopted leases.
     pub adoption: bool,
 }
 
@@ -22,7 +22,7 @@ impl Surface {
     const WHOLE: Surface =
         Surface { multi_holder: true, several: true, sessions: true, adoption: true };
 
-    /// Asks the server. The extension has all, so that nothing is left out by mistake.
+    /// Asks the server. For the extension all calls are assumed, so that none is skipped by mistake.
     pub fn of(session: &mut Session) -> Result<Surface> {
         if !is_lite() {
             return Ok(Surface::WHOLE);
@@ -46,7 +46,7 @@ impl Surface {
         })
     }
 
-    /// The calls that it has not, in words.
+    /// The missing calls, in words.
     pub fn left_out(&self) -> Vec<&'static str> {
         [
             (self.multi_holder, "shared grants and slots"),

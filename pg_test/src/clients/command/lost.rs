@@ -1,5 +1,5 @@
-//! Processes frozen and killed, cables cut, servers restarted: the program never outlives its lease, but where all of
-//! it is frozen; and then the server refuses what it writes.
+//! Processes are frozen and killed, links cut, servers restarted: the program never outlives its lease, unless all of
+//! it is frozen; and then the server refuses its writes.
 
 use super::stage::{
     cgroups_are_at_hand, freeze, freeze_all, has_ended, is_gone, kill, thaw, Scene,
@@ -14,22 +14,22 @@ use crate::Calls;
 use anyhow::{ensure, Result};
 use std::time::Duration;
 
-/// Writes once, says who it is, and goes on for ever.
+/// Writes once, reports its pid, and runs forever.
 const WORKS: &str = "write A1; ready; for_ever";
 
-/// Writes once it is told to.
+/// Writes when told to.
 const WRITES_LATER: &str = "ready; await go; write A1";
 
 pub fn all_of_it_is_frozen_and_writes_when_it_goes_on(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    // psql itself is the command. It is connected, and in the middle of its script.
+    // The command is psql itself, connected and in the middle of its script.
     let script = "mkfifo $DIR/late; exec psql -qAtX -v ON_ERROR_STOP=1 -v VERBOSITY=sqlstate \
               -c \"UPDATE work SET value = 'A1'\" -c \"\\! echo $$ > $DIR/pid\" -f $DIR/late";
     let run = stage.run("job --ttl 2s", script)?;
     let (keeper, pid) = (run.keeper()?, stage.pid("pid")?);
     freeze_all([run.supervisor(), keeper, pid])?;
     stage.is_written_by_another()?;
-    // The program goes on first, as it would on a machine whose scheduler is unkind.
+    // The program is thawed first, as by an unfortunate scheduler.
     thaw(pid)?;
     std::fs::write(stage.dir().join("late"), "UPDATE work SET value = 'late';\n")?;
     is_gone(pid)?;
@@ -71,7 +71,7 @@ pub fn the_supervisor_is_frozen_and_the_lease_is_kept_until_it_is_lost(
     stage.wait_for_renewals(2)?;
     stage.admin()?.nothing("SELECT lease_acquire('job')")?;
     stage.revoke()?;
-    // The keeper does what the supervisor cannot.
+    // The heartbeat process does what the supervisor cannot.
     is_gone(stage.pid("pid")?)?;
     is_gone(stage.pid("escaped")?)?;
     thaw(run.supervisor())?;
@@ -131,7 +131,7 @@ pub fn killed_supervisor(scene: &Scene) -> Result<()> {
     let run = stage.stubborn("job --ttl 10m --grace 1s")?;
     let keeper = run.keeper()?;
     kill(run.supervisor())?;
-    // Long before its ttl: the keeper ends the command, and gives the lease back.
+    // Long before the ttl, the heartbeat process ends the command and releases the lease.
     stage.is_outlived()?;
     is_gone(keeper)?;
     run.ends_killed()
@@ -145,7 +145,7 @@ pub fn killed_keeper(scene: &Scene) -> Result<()> {
     run.ends_with(70)?.says("has died")
 }
 
-/// The command alone: what it has started in turn goes on, and the server refuses what that writes.
+/// Only the command is killed: processes that it has started continue, and the server refuses their writes.
 pub fn both_are_killed_at_once_and_the_command_with_them(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
     let run = stage.run("job --ttl 3s", WORKS)?;
@@ -158,7 +158,7 @@ pub fn both_are_killed_at_once_and_the_command_with_them(scene: &Scene) -> Resul
     stage.taken_over().map(drop)
 }
 
-/// Nobody is told of the cut.
+/// Nobody is notified of the cut.
 pub fn cut(scene: &Scene, way: Way) -> Result<()> {
     let stage = &scene.stage()?;
     let cable = Cable::lay(scene.lab().cluster().port())?;
@@ -175,7 +175,7 @@ pub fn a_cut_that_is_mended_in_time_ends_nothing(scene: &Scene) -> Result<()> {
     stage.pid("pid")?;
     stage.wait_for_renewal()?;
     cable.set(CableState::Swallows(Way::Both));
-    // A renewal is due in it, after a third of the ttl.
+    // A renewal is due meanwhile, after a third of the ttl.
     std::thread::sleep(scene.time(Duration::from_secs(17)));
     cable.set(CableState::Mended);
     stage.wait_for_renewal()?;
@@ -196,12 +196,12 @@ pub fn the_server_is_restarted_and_the_command_goes_on(scene: &Scene) -> Result<
     stage.has_written(&["A1", "A2"])
 }
 
-/// No token speaks for the lease until it has been renewed: a write before that is refused, and goes through later.
+/// In the new epoch no token speaks before a renewal: an earlier write is refused, and a later one lands.
 pub fn the_server_fails_over_and_the_command_goes_on(scene: &Scene) -> Result<()> {
     fails_over(scene, "--ttl 30s")
 }
 
-/// The same of a token that was adopted: it speaks again once it was adopted again.
+/// The same for an adopted token, which speaks again after another adoption.
 pub fn the_server_fails_over_with_an_adopted_token(scene: &Scene) -> Result<()> {
     fails_over(scene, "--ttl 6s --adopt 33")
 }
@@ -231,8 +231,8 @@ fn fails_over(scene: &Scene, options: &str) -> Result<()> {
     Ok(())
 }
 
-/// It renews by transactions of its own. The command's writes through the pooler present nothing, for the pooler
-/// takes no options: it is refused.
+/// It renews in transactions of its own. The command's writes through the pooler present no token and are refused,
+/// because the pooler accepts no options.
 pub fn through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set(
     scene: &Scene,
 ) -> Result<()> {
@@ -285,13 +285,13 @@ pub fn killed_with_a_session_lease(scene: &Scene) -> Result<()> {
     stage.has_written(&["A1", "B1"])
 }
 
-/// A process that has left its group, its session, its parents and its environment, while the supervisor dies.
+/// A process has left its group, session, parents and environment, and then the supervisor dies.
 pub fn hidden_from_the_keeper(scene: &Scene) -> Result<()> {
     if !cgroups_are_at_hand() {
         return left_out("no cgroup (version 2, Linux 5.14) can be made here");
     }
     let stage = &scene.stage()?;
-    // Nothing of the run is in its environment, so it hands over the name of the file as an argument.
+    // Its environment contains nothing of the run, so the name of the file is passed as an argument.
     let script =
         "trap '' TERM; setsid env -i sh -c 'echo $$ > $1/hidden; exec sleep 600' hidden $DIR & \
                   ready; for_ever";
@@ -302,23 +302,24 @@ pub fn hidden_from_the_keeper(scene: &Scene) -> Result<()> {
     stage.taken_over()?;
     has_ended(pid)?;
     let ended = has_ended(hidden);
-    // It is nobody's to end where no cgroup was made.
+    // Without a cgroup nobody can find it.
     let _ = kill(hidden);
     ended?;
     run.ends_killed()
 }
 
-/// The ttl counts from before a call whose answer takes long: else the program would go on when somebody else begins.
+/// The ttl counts from before a call with a slow answer; otherwise the program would continue after another holder
+/// begins.
 pub fn slow_answers(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
     let cable = Cable::lay(scene.lab().cluster().port())?;
-    // Longer than the reserve that a deadline leaves for dying.
+    // Longer than the reserve for ending the program before a deadline.
     let delay = scene.time(Duration::from_millis(2000));
     let run = stage.stubborn_by(&cable, "job --ttl 15s")?;
     let keeper = run.keeper()?;
     cable.set(CableState::DelaysAnswers(delay));
     stage.wait_for_renewal()?;
-    // Until the answer is there, which may come in two parts; and before the next renewal.
+    // Waits for the answer, which may come in two parts, and stops before the next renewal.
     std::thread::sleep(2 * delay + scene.time(Duration::from_millis(500)));
     freeze(keeper)?;
     stage.is_outlived()?;
@@ -344,7 +345,7 @@ pub fn the_server_s_clock_is_set_back(scene: &Scene) -> Result<()> {
     stage.has_written(&["A1"])
 }
 
-/// An administrator takes the right to use leases away: the lease runs out, and the program is ended before that.
+/// An administrator revokes the right to use leases: the lease expires, and the program is ended before that.
 pub fn denied(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
     let run = stage.stubborn("job --ttl 6s")?;

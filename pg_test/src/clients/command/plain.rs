@@ -1,4 +1,4 @@
-//! Scenarios without any trouble. More of them: `command/scenarios.script` in the lab.
+//! Scenarios without disturbances. `command/scenarios.script` has more.
 
 use super::stage::{has_ended, is_gone, Scene, Stage};
 use crate::process::{output_of, wait_until, PATIENCE};
@@ -19,7 +19,8 @@ pub fn presented_by_psql(scene: &Scene) -> Result<()> {
     stage.has_written(&["A1"])
 }
 
-/// The server counts from the grant, the client from before its call: who has waited for long renews at once.
+/// The server counts from the grant, and the client from before its call, so a client that has waited long renews at
+/// once.
 pub fn a_wait_in_line_uses_up_the_deadline(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
     let mut admin = stage.admin()?;
@@ -37,7 +38,7 @@ pub fn a_wait_in_line_uses_up_the_deadline(scene: &Scene) -> Result<()> {
 
 pub fn left_behind(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
-    // In the background, in a session of its own, and not listening.
+    // Runs in the background, in a session of its own, ignoring signals.
     let script =
         "sh -c \"trap '' TERM HUP; echo \\$\\$ > $DIR/one; while :; do sleep 0.1; done\" & \
                   setsid sh -c 'echo $$ > $DIR/two; exec sleep 600' & \
@@ -50,13 +51,13 @@ pub fn left_behind(scene: &Scene) -> Result<()> {
     run.ends_with(4)?.says("left behind")
 }
 
-/// How often a program makes itself a daemon: one in three was once missed.
+/// The number of attempts to become a daemon: one in three was once missed.
 const DAEMONS: usize = 20;
 
-/// Everything that the program starts inherits the lock on a file, which so tells when the last of it is gone.
+/// All processes of the program inherit the lock on a file, which shows when the last of them is gone.
 const LOCKS: &str = "exec 9> $DIR/alive; flock -s 9; exec > /dev/null 2>&1;";
 
-/// Each ends as soon as it has started the next one, in a session of its own.
+/// Each process ends once it has started the next one, in a session of its own.
 const FORKS: &str =
     "perl -MPOSIX=setsid -e '$until = time + 60; while (time < $until) { exit if fork; setsid }' &";
 
@@ -69,11 +70,11 @@ pub fn daemons(scene: &Scene) -> Result<()> {
         ensure!(!stage.is_held()?);
     }
     for options in ["", "--no-cgroup", "--no-cgroup"] {
-        // So that it is at its best when the program ends.
+        // So that many forks are going on when the program ends.
         let script = format!("{LOCKS} {FORKS} sleep 0.3; exit 3");
         let ended = stage.run(&format!("job --grace 200ms {options}"), &script)?.ends_with(3)?;
         if ended.stderr.contains("the lease is left to its ttl") {
-            // So busy is this machine that they got away from KILL for two seconds: nobody else is granted the lease.
+            // On a busy machine they may escape KILL for two seconds; then the lease is not released.
             ensure!(stage.is_held()?, "{ended:?}");
             wait_until("they end by themselves", PATIENCE, || nothing_is_alive(stage).is_ok())?;
             stage.revoke()?;
@@ -89,7 +90,7 @@ fn nothing_is_alive(stage: &Stage) -> Result<()> {
     output_of(lock.args(["-n", "-x"]).arg(stage.dir().join("alive")).arg("true")).map(drop)
 }
 
-/// It gets HUP, as without the command.
+/// The command gets HUP, as without `pg_fence run`.
 pub fn the_terminal_is_gone(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
     let line = "exec $RUN job --ttl 10m -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'";

@@ -16,17 +16,17 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// The words of all scripts.
+/// Shell functions for all scripts.
 const WORDS: &str = "write() { psql -qXc \"UPDATE work SET value = '$1'\"; }; \
                      ready() { echo $$ > $DIR/pid; }; \
                      await() { until [ -e $DIR/$1 ]; do sleep 0.05; done; }; \
                      for_ever() { while :; do sleep 0.1; done; };";
 
-/// Writes once, says who it is, and goes on for ever. So does one child, in a session of its own. Neither ends on TERM.
+/// Writes once, reports its pid, and runs forever; so does a child in a session of its own. Both ignore TERM.
 pub const STUBBORN: &str = "trap '' TERM HUP INT; \
     setsid sh -c 'echo $$ > $DIR/escaped; while :; do sleep 0.1; done' & write A1; ready; for_ever";
 
-/// A program that a fresh machine has not built.
+/// The program, which a fresh machine has not built.
 pub fn program() -> Result<PathBuf> {
     match rust::command()? {
         Some(program) => Ok(program),
@@ -34,11 +34,11 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
-/// The stage of a scenario.
+/// The settings of a scenario.
 pub struct Scene<'a> {
     lab: &'a Lab,
     program: PathBuf,
-    /// How many times longer all times of the options are.
+    /// The factor by which all durations in the options are multiplied.
     pace: u32,
     /// Further options of all runs.
     options: &'static str,
@@ -49,7 +49,7 @@ impl<'a> Scene<'a> {
         self.lab
     }
 
-    /// On the server that all share.
+    /// A fixture on the shared server.
     pub fn stage(&self) -> Result<Stage<'a>> {
         self.stage_on(self.lab.cluster())
     }
@@ -59,19 +59,19 @@ impl<'a> Scene<'a> {
         Ok(Stage { pace: self.pace, options: self.options, ..stage })
     }
 
-    /// So long at this pace.
+    /// A duration at this pace.
     pub fn time(&self, time: Duration) -> Duration {
         time * self.pace
     }
 }
 
-/// Plays a scenario with that build of the command. A run that fails on a machine that stood still is played again, more
-/// slowly: what should have been ended by then may not even have been looked at.
+/// Plays a scenario with this build of the command. If it fails on a machine that stalled, it is played again more
+/// slowly: what should have ended may not even have been scheduled.
 pub fn play(lab: &Lab, program: &Path, scenario: impl Fn(&Scene) -> Result<()>) -> Result<()> {
     play_with("", lab, program, scenario)
 }
 
-/// The same, with further options of all runs.
+/// Plays a scenario with further options for all runs.
 pub fn play_with(
     options: &'static str,
     lab: &Lab,
@@ -84,7 +84,7 @@ pub fn play_with(
 
 pub struct Stage<'a> {
     lab: &'a Lab,
-    /// How many times longer all times of the options are.
+    /// The factor by which all durations in the options are multiplied.
     pace: u32,
     /// Further options of all runs.
     options: &'static str,
@@ -95,7 +95,7 @@ pub struct Stage<'a> {
 }
 
 impl<'a> Stage<'a> {
-    /// On the server that all share.
+    /// A fixture on the shared server.
     pub fn new(lab: &'a Lab) -> Result<Stage<'a>> {
         Stage::on(lab, lab.cluster())
     }
@@ -104,7 +104,7 @@ impl<'a> Stage<'a> {
         Stage::with(lab, cluster, program()?)
     }
 
-    /// With another build of the command.
+    /// A fixture with another build of the command.
     pub fn with(lab: &'a Lab, cluster: &Cluster, program: PathBuf) -> Result<Stage<'a>> {
         let database = Database::with_extension(cluster.conninfo("postgres"))?;
         let role = database.role("runner")?;
@@ -125,7 +125,7 @@ impl<'a> Stage<'a> {
         &self.database
     }
 
-    /// As the role that runs commands.
+    /// The connection of the role that runs commands.
     pub fn conninfo(&self) -> Conninfo {
         self.database.conninfo().user(&self.role)
     }
@@ -134,12 +134,12 @@ impl<'a> Stage<'a> {
         self.database.connect()
     }
 
-    /// A directory for a test's files.
+    /// A directory for the test's files.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// `pg_fence`, connecting there; what it starts finds psql and the same server in its environment.
+    /// `pg_fence` with this connection. Its child processes find psql and the same server in their environment.
     pub fn command_to(&self, conninfo: &Conninfo) -> Command {
         let mut command = self.lab.rundir().command(&self.program);
         let path = std::env::var("PATH").unwrap_or_default();
@@ -166,7 +166,7 @@ impl<'a> Stage<'a> {
         self.run_to(&self.conninfo(), options, script)
     }
 
-    /// The same through a cable.
+    /// Starts a run through a network link.
     pub fn run_by(&self, cable: &Cable, options: &str, script: &str) -> Result<Run> {
         self.run_to(&self.conninfo().port(cable.port()), options, script)
     }
@@ -187,7 +187,7 @@ impl<'a> Stage<'a> {
         self.are_there(self.run(options, STUBBORN)?)
     }
 
-    /// The same through a cable.
+    /// Starts [`STUBBORN`] through a network link.
     pub fn stubborn_by(&self, cable: &Cable, options: &str) -> Result<Run> {
         self.are_there(self.run_by(cable, options, STUBBORN)?)
     }
@@ -197,19 +197,19 @@ impl<'a> Stage<'a> {
         self.pid("escaped").map(|_| run)
     }
 
-    /// [`STUBBORN`] has ended by now.
+    /// Checks that [`STUBBORN`] has ended.
     pub fn has_ended(&self) -> Result<()> {
         has_ended(self.pid("pid")?)?;
         has_ended(self.pid("escaped")?)
     }
 
-    /// Somebody else gets the lease, and by then [`STUBBORN`] has ended.
+    /// Checks that another session gets the lease, and that [`STUBBORN`] has ended by then.
     pub fn is_outlived(&self) -> Result<()> {
         self.taken_over()?;
         self.has_ended()
     }
 
-    /// Waits until a script has made a file of that name, and returns what is in it.
+    /// Waits until a script has made a file of that name, and returns its content.
     pub fn file(&self, name: &str) -> Result<String> {
         let path = self.dir.join(name);
         let mut text = String::new();
@@ -225,17 +225,17 @@ impl<'a> Stage<'a> {
         Ok(self.file(name)?.parse()?)
     }
 
-    /// Has a script go on that waits for this file.
+    /// Creates the file for which a script waits.
     pub fn touch(&self, name: &str) -> Result<()> {
         Ok(fs::write(self.dir.join(name), "\n")?)
     }
 
-    /// All that landed, in order; tokens must never go back.
+    /// All values that landed, in order; tokens must never decrease.
     pub fn written(&self) -> Result<Vec<String>> {
         servers::written(&mut self.admin()?)
     }
 
-    /// Somebody else's acquire, which waits for as long as it takes.
+    /// Acquires the lease in another session, waiting as long as necessary.
     pub fn taken_over(&self) -> Result<(Session, i64)> {
         let mut other = self.admin()?;
         let token =
@@ -251,7 +251,7 @@ impl<'a> Stage<'a> {
         wait_until("the lease is free", PATIENCE, || !self.is_held().unwrap_or(true))
     }
 
-    /// How often the grant has been renewed.
+    /// The number of renewals of the grant.
     pub fn renewals(&self) -> Result<i64> {
         self.admin()?.one("SELECT coalesce(max(renewals), 0)::bigint FROM lease_info('job')", &[])
     }
@@ -265,13 +265,13 @@ impl<'a> Stage<'a> {
         wait_until("it is renewed", PATIENCE, || self.renewals().is_ok_and(|now| now >= wanted))
     }
 
-    /// Somebody else gets the lease, and writes.
+    /// Checks that another session gets the lease and can write.
     pub fn is_written_by_another(&self) -> Result<()> {
         let (mut other, token) = self.taken_over()?;
         other.run(&format!("UPDATE work SET value = 'B1', fence = {token}"))
     }
 
-    /// All that landed is this.
+    /// Checks that exactly these values have landed.
     pub fn has_written(&self, values: &[&str]) -> Result<()> {
         let written = self.written()?;
         ensure!(written == values, "what landed: {written:?}");
@@ -283,7 +283,7 @@ impl<'a> Stage<'a> {
     }
 }
 
-/// `3s`, three times slower, is `9s`. Any other word is as it was.
+/// Multiplies a duration: `3s` becomes `9s`. Other words are unchanged.
 fn slowed_down(word: &str, times: u32) -> String {
     let digits = word.chars().take_while(char::is_ascii_digit).count();
     match (word[..digits].parse::<u32>(), &word[digits..]) {
@@ -297,7 +297,7 @@ pub struct Run {
     child: Child,
 }
 
-/// The outcome of a run.
+/// The result of a run.
 #[derive(Debug)]
 pub struct Ended {
     pub status: ExitStatus,
@@ -310,7 +310,7 @@ impl Ended {
         self.status.code()
     }
 
-    /// It has said so to its standard error.
+    /// Checks that these words are in its standard error.
     pub fn says(&self, words: &str) -> Result<()> {
         ensure!(self.stderr.contains(words), "not {words:?}, but {self:?}");
         Ok(())
@@ -327,7 +327,7 @@ impl Run {
         self.child.id() as i32
     }
 
-    /// The process that keeps the lease.
+    /// The pid of the heartbeat process.
     pub fn keeper(&self) -> Result<i32> {
         let mut found = None;
         wait_until("there is a keeper", PATIENCE, || {
@@ -342,11 +342,11 @@ impl Run {
         !matches!(self.child.try_wait(), Ok(None))
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the run.
     pub fn ended(mut self) -> Result<Ended> {
         let status = process::ended(&mut self.child)?;
         let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
-        // A process that the command has left behind, against all promises, would keep these open.
+        // A process left behind in violation of the requirements would keep these open.
         if let Some(mut stdout) = self.child.stdout.take() {
             stdout.read_to_string(&mut ended.stdout)?;
         }
@@ -376,12 +376,12 @@ impl Drop for Run {
     }
 }
 
-/// Stops a process, and waits for that.
+/// Stops a process, and waits until it is stopped.
 pub fn freeze(pid: i32) -> Result<()> {
     process::freeze_living(pid)
 }
 
-/// The same of several, one after the other.
+/// Stops several processes, one after the other.
 pub fn freeze_all<const N: usize>(pids: [i32; N]) -> Result<()> {
     pids.into_iter().try_for_each(freeze)
 }
@@ -398,18 +398,18 @@ pub fn is_gone(pid: i32) -> Result<()> {
     wait_until(&format!("{pid} is gone"), PATIENCE, || !process::is_alive(pid))
 }
 
-/// It has ended by now: somebody else has the lease.
+/// Checks that a process has ended, because another session has the lease.
 pub fn has_ended(pid: i32) -> Result<()> {
     ensure!(!process::is_alive(pid), "{pid} ({}) still runs", process::title(pid));
     Ok(())
 }
 
-/// How long to look whether something happens that must not.
+/// Waits to see whether something forbidden happens.
 pub fn pause(seconds: u64) {
     std::thread::sleep(Duration::from_secs(seconds));
 }
 
-/// Whether a process may make a cgroup here, by which the kernel can kill.
+/// Returns true if processes may create cgroups here, with which the kernel can kill.
 pub fn cgroups_are_at_hand() -> bool {
     let (Ok(mounts), Ok(own)) =
         (fs::read_to_string("/proc/self/mounts"), fs::read_to_string("/proc/self/cgroup"))

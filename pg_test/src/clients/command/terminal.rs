@@ -1,4 +1,4 @@
-//! A terminal of a test's own. `script` gives one to a program.
+//! A terminal for a test, provided by `script`.
 
 use super::stage::{kill, Stage};
 use crate::process;
@@ -6,16 +6,16 @@ use anyhow::{ensure, Context, Result};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 
-/// The file with all that terminals have shown, below a test's directory.
+/// The file, in a test's directory, with everything that terminals have shown.
 pub const SHOWN: &str = "shown";
 
-/// It is torn away when it is dropped.
+/// A terminal, which is closed on drop.
 pub struct Terminal {
     script: Child,
 }
 
 impl Terminal {
-    /// A shell command in a terminal of its own, where `$RUN` is `pg_fence … run`.
+    /// Runs a shell command in a terminal of its own, where `$RUN` is `pg_fence … run`.
     pub fn start(stage: &Stage, line: &str) -> Result<Terminal> {
         let mut given = stage.command();
         given.arg("run");
@@ -25,7 +25,7 @@ impl Terminal {
             .collect();
         let path = stage.dir().join("run");
         std::fs::write(&path, format!("exec {} \"$@\"\n", words.join(" ")))?;
-        // Under nohup, or in the background of a script, the tests themselves would hand on that these are ignored.
+        // Tests under nohup, or in the background of a script, would pass on that these signals are ignored.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP,INT,QUIT");
         command
@@ -55,7 +55,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// As when a window is closed, or a network connection ends.
+    /// Closes the terminal, as when a window is closed or a network connection ends.
     pub fn is_torn_away(&self) -> Result<()> {
         kill(self.script.id() as i32)
     }

@@ -1,7 +1,7 @@
 //! The client in Go, on pgx 5.
 //!
-//! Go and pgx come from newer releases of Debian than the machine's own may be, unpacked below the target directory:
-//! no registry of Go's is asked.
+//! Go and pgx are packages of newer releases of Debian than the machine's own may be, unpacked in the target directory;
+//! no registry of Go is used.
 
 use super::{Check, Language, Program, Programs};
 use crate::debian_releases::{Kind, Releases, RELEASES};
@@ -22,7 +22,7 @@ pub const LANGUAGE: Language = Language {
     is_there: || Tools::new().is_ready(),
 };
 
-/// The libraries, as Go and as Debian calls them.
+/// The libraries, with their names in Go and in Debian.
 const LIBRARIES: [(&str, &str); 7] = [
     ("github.com/jackc/pgpassfile", "golang-github-jackc-pgpassfile-dev"),
     ("github.com/jackc/pgservicefile", "golang-github-jackc-pgservicefile-dev"),
@@ -51,7 +51,7 @@ fn checks() -> Result<Vec<Check>> {
         command.args(arguments);
         Check { name, command }
     };
-    // Where a file is formatted otherwise it says so, and is content.
+    // gofmt lists badly formatted files but exits with 0.
     let gofmt = "found=$(gofmt -l .) && echo \"$found\" && test -z \"$found\"";
     let page = examples_of_the_page(&tools.home)?.display().to_string();
     Ok(vec![
@@ -62,7 +62,7 @@ fn checks() -> Result<Vec<Check>> {
     ])
 }
 
-/// The code of its README, as a program that must compile.
+/// The code in its README, as a program that must compile.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     let function = |code: &String| {
         format!("func _(ctx context.Context) (err error) {{\n{{\n{code}_, _ = ctx, err\n}}\nreturn err\n}}\n")
@@ -113,7 +113,7 @@ fn build() -> Result<PathBuf> {
     tools.bring()?;
     let programs = tools.home.join("programs");
     let out = |name: &str| programs.join(name).display().to_string();
-    // Go itself knows what has changed since the last time.
+    // Go itself knows what has changed since the last build.
     tools.go(&["build", "-o", &out("worker"), "./lab"])?;
     tools.go(&["build", "-o", &out("first_worker"), "./examples/first"])?;
     let mut tests = tools.command("go");
@@ -124,9 +124,9 @@ fn build() -> Result<PathBuf> {
 
 /// Go, its libraries and its linter.
 struct Tools {
-    /// Below the target directory.
+    /// A directory in the target directory.
     home: PathBuf,
-    /// Where Debian's packages are unpacked, as if it were `/`.
+    /// The directory into which Debian's packages are unpacked, as if it were `/`.
     debian: PathBuf,
 }
 
@@ -136,7 +136,7 @@ impl Tools {
         Tools { debian: home.join("debian"), home }
     }
 
-    /// The directory of Go itself, once it is there.
+    /// The directory of Go itself, once it exists.
     fn root(&self) -> PathBuf {
         self.debian.join("usr/lib/go")
     }
@@ -168,8 +168,7 @@ impl Tools {
         self.write_module()
     }
 
-    /// The client's go.mod, with each library where Debian has put it. Some of them ask for a newer Go than the client
-    /// does.
+    /// The client's go.mod, with the path of each of Debian's libraries. Some of these need a newer Go than the client.
     fn write_module(&self) -> Result<()> {
         let go = fs::read_link(self.root())?.display().to_string().replace("go-", "go ");
         let own = fs::read_to_string(client().join("go.mod"))?;
@@ -180,7 +179,7 @@ impl Tools {
             ensure!(at.join("go.mod").exists(), "{} is no module", at.display());
             text += &format!("replace {module} => {}\n", at.display());
         }
-        // For tests of the libraries' own, of which none are compiled.
+        // Used by tests of the libraries, none of which are compiled.
         const TESTIFY: &str = "github.com/stretchr/testify";
         let testify = self.home.join("testify");
         fs::create_dir_all(&testify)?;
@@ -198,9 +197,9 @@ impl Tools {
         output_of(self.command("go").args(arguments)).map(drop)
     }
 
-    /// In the client's directory, in which it writes nothing.
+    /// A command in the client's directory, in which it writes nothing.
     fn command(&self, program: &str) -> Command {
-        // One with a path of its own stays as it is.
+        // A program with a path is not changed.
         let mut command = Command::new(self.root().join("bin").join(program));
         let path = std::env::var("PATH").unwrap_or_default();
         command

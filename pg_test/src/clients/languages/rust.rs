@@ -14,7 +14,7 @@ pub const LANGUAGE: Language = Language {
     prepare,
     checks,
     first_worker: "examples/first_worker.rs",
-    // To fetch and build what it stands on takes a minute.
+    // Fetching and building its dependencies takes a minute.
     is_there: || built().join("worker").exists(),
 };
 
@@ -38,7 +38,7 @@ fn prepare() -> Result<Programs> {
     })
 }
 
-/// Of the client's directory: itself, its worker, and the command that stands on it.
+/// The packages in the client's directory: the client, its worker, and the command built on it.
 const PACKAGES: [&str; 3] = ["pg-fence-client", "pg-fence-client-lab", "pg-fence-cli"];
 
 fn build() -> Result<()> {
@@ -49,7 +49,7 @@ fn build() -> Result<()> {
     output_of(&mut build).context("the client in Rust cannot be built").map(drop)
 }
 
-/// The last one builds what a registry would be sent, from that alone.
+/// The last check builds only what a registry would be sent.
 fn checks() -> Result<Vec<Check>> {
     forget_what_was_packaged();
     let check = |name, words: &str| {
@@ -77,7 +77,7 @@ fn checks() -> Result<Vec<Check>> {
     ])
 }
 
-/// Cargo keeps what it unpacked and built of a package that only this machine has, and takes it again for another one of the
+/// Removes what cargo has unpacked and built of a local package, because it would reuse that for another package of the
 /// same version.
 fn forget_what_was_packaged() {
     let home = std::env::var_os("CARGO_HOME").map(PathBuf::from);
@@ -85,7 +85,7 @@ fn forget_what_was_packaged() {
     let listed = |directory: PathBuf| std::fs::read_dir(directory).into_iter().flatten().flatten();
     let begins =
         |entry: &DirEntry, with: &str| entry.file_name().to_string_lossy().starts_with(with);
-    // A registry on this machine is a directory without the name of a host.
+    // A registry on this machine is a directory without a host's name.
     let registries = home.into_iter().flat_map(|home| listed(home.join("registry/src")));
     let registries = registries.filter(|one| begins(one, "-")).map(|one| one.path());
     for kept in registries.chain([built().join(".fingerprint")]).flat_map(listed) {
@@ -95,26 +95,26 @@ fn forget_what_was_packaged() {
     }
 }
 
-/// The command `pg_fence`, which stands on this client. None where nothing of it was ever built on this machine.
+/// The command `pg_fence`, which is built on this client. `None` if it was never built on this machine.
 pub fn command() -> Result<Option<PathBuf>> {
     if !(LANGUAGE.is_there)() {
         return Ok(None);
     }
-    // Tests run side by side.
+    // Tests run concurrently.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     build()?;
     Ok(Some(built().join("pg_fence")))
 }
 
-/// The same with a planted fault (`--cfg planted="<fault>"`), in a target directory of its own.
+/// Builds the command with a planted fault (`--cfg planted="<fault>"`), in a target directory of its own.
 pub fn command_with(fault: &str) -> Result<PathBuf> {
     let target = home().join("planted").join(fault);
     let mut build = cargo();
     build.args(["rustc", "--locked", "--package", "pg-fence-cli", "--bin", "pg_fence"]);
     build.arg("--manifest-path").arg(manifest());
     build.args(["--", "--cfg", &format!("planted={fault:?}")]);
-    // Its dependencies are the same for all of them.
+    // All variants have the same dependencies.
     build.env("CARGO_TARGET_DIR", &target).env("CARGO_BUILD_BUILD_DIR", home().join("planted"));
     output_of(&mut build).with_context(|| format!("{fault} cannot be built"))?;
     Ok(target.join("debug/pg_fence"))
@@ -124,7 +124,7 @@ fn manifest() -> PathBuf {
     source_root().join("clients/rust/Cargo.toml")
 }
 
-/// A target directory of its own: a lab that runs has the other one locked.
+/// A target directory of its own, because running tests lock the other one.
 fn home() -> PathBuf {
     target_dir().join("clients/rust")
 }

@@ -49,11 +49,11 @@ const LIBRARIES: Runtime = Runtime::Node(&[
     "typeorm@1.1.1",
 ]);
 
-/// Tools that look over the package as npm would take it.
+/// Tools that check the package as npm would receive it.
 const CHECKERS: Runtime = Runtime::Node(&["@arethetypeswrong/cli@0.18.5", "publint@0.3.25"]);
 
-/// The package, packed: whether its types are found as its code is, by ES modules and by CommonJS; and what its
-/// registry asks.
+/// Checks the packed package: whether ES modules and CommonJS find its types like its code, and what its registry
+/// requires.
 fn checks() -> Result<Vec<Check>> {
     let home = build()?;
     let mut npm = Command::new("npm");
@@ -75,7 +75,7 @@ fn checks() -> Result<Vec<Check>> {
     ])
 }
 
-/// The code of its README, and the first workers, as programs that strict types must hold for.
+/// The code in its README, and the first workers, as programs under strict types.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     let code = super::examples("typescript", "ts", 0)?;
     let code: String = code.iter().map(|code| format!("async () => {{\n{code}}};\n")).collect();
@@ -94,7 +94,7 @@ fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     Ok(dir)
 }
 
-/// The names that the examples take from around them.
+/// The names that the examples use without defining them.
 const PRELUDE: &str = r#"
 import { setTimeout as sleep } from "node:timers/promises";
 import { sql as raws } from "drizzle-orm";
@@ -131,7 +131,7 @@ fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
     })
 }
 
-/// The compiled package, its examples and the worker, in a directory of their own below the target directory.
+/// The compiled package, its examples and the worker, in their own directory in the target directory.
 pub fn build() -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
@@ -141,7 +141,7 @@ pub fn build() -> Result<PathBuf> {
     if !copy(&client, &home)? && built.exists() {
         return Ok(home);
     }
-    // Files that the client has no more would be compiled, too.
+    // Files that the client no longer has would be compiled, too.
     fs::remove_dir_all(&home)?;
     copy(&client, &home)?;
     let link = home.join("node_modules");
@@ -149,7 +149,7 @@ pub fn build() -> Result<PathBuf> {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
         _ => symlink(&libraries, &link)?,
     }
-    // It asks for an engine that it does not use for this, and would fetch it from elsewhere.
+    // Prisma asks for an engine that is not needed here, and would download it.
     let mut prisma = Command::new("node");
     prisma.arg(libraries.join("prisma/build/index.js")).args([
         "generate",
@@ -158,7 +158,7 @@ pub fn build() -> Result<PathBuf> {
     ]);
     prisma.env("PRISMA_SCHEMA_ENGINE_BINARY", "/bin/true").env("CHECKPOINT_DISABLE", "1");
     output_of(prisma.current_dir(&home))?;
-    // The package first: the others import what it consists of once it is built.
+    // The package is built first, because the others import the built package.
     for project in [".", "lab"] {
         let mut tsc = Command::new("node");
         tsc.arg(libraries.join("typescript/bin/tsc")).args(["--project", project]);
@@ -168,7 +168,7 @@ pub fn build() -> Result<PathBuf> {
     Ok(home)
 }
 
-/// Copies what is new or has changed, and says whether there was something.
+/// Copies new and changed files, and returns true if there were any.
 fn copy(from: &Path, to: &Path) -> Result<bool> {
     fs::create_dir_all(to)?;
     let mut copied = false;
