@@ -14,37 +14,37 @@ pub struct Fault(Box<Fields>);
 pub struct Fields {
     /// `ERROR`, `FATAL`, `WARNING`, `NOTICE`…
     pub severity: String,
-    /// Its SQLSTATE; `08000` stands for a connection that broke.
+    /// The SQLSTATE. `08000` stands for a broken connection.
     pub sqlstate: String,
-    /// One line for people.
+    /// The primary message: one line.
     pub message: String,
-    /// More: for pg_fence's own errors one JSON object.
+    /// The DETAIL: for pg_fence's own errors one JSON object.
     pub detail: Option<String>,
     pub hint: Option<String>,
-    /// The schema that it is about.
+    /// The schema that the error names.
     pub schema: Option<String>,
-    /// The table that it is about.
+    /// The table that the error names.
     pub table: Option<String>,
-    /// The column that it is about.
+    /// The column that the error names.
     pub column: Option<String>,
-    /// Where it happened (functions, statements).
+    /// The functions and statements in which the error was raised.
     pub context: Option<String>,
 }
 
 impl Fault {
-    /// The detail as JSON.
+    /// Returns the detail as JSON.
     pub fn json(&self) -> Result<serde_json::Value> {
         let detail = self.detail.as_deref().with_context(|| format!("no detail: {self}"))?;
         serde_json::from_str(detail).with_context(|| format!("not JSON: {detail}"))
     }
 
-    /// This fault if it has that SQLSTATE, else an error.
+    /// Returns this fault if it has that SQLSTATE, else an error.
     pub fn expect(self, sqlstate: &str) -> Result<Fault> {
         ensure!(self.sqlstate == sqlstate, "expected SQLSTATE {sqlstate}, got {self}");
         Ok(self)
     }
 
-    /// Whether the connection is gone (and the outcome of what was asked may be unknown).
+    /// Returns true if the connection is gone. The outcome of its last statement may then be unknown.
     pub fn is_disconnect(&self) -> bool {
         self.sqlstate.starts_with("08") || self.sqlstate.starts_with("57P")
     }
@@ -104,7 +104,7 @@ impl fmt::Display for Fault {
 
 impl std::error::Error for Fault {}
 
-/// The fault in `result`, which must be a refusal with that SQLSTATE.
+/// Returns the fault in `result`, which must have that SQLSTATE.
 pub fn expect_err<T: fmt::Debug, E: Into<Fault>>(
     result: std::result::Result<T, E>,
     sqlstate: &str,

@@ -1,25 +1,25 @@
-//! A PostgreSQL as it is installed.
+//! An installed PostgreSQL.
 
 use std::path::PathBuf;
 
-/// A PostgreSQL that private copies are made of.
+/// An installed PostgreSQL, from which private copies are made.
 #[derive(Debug, Clone)]
 pub struct Installation {
     pub pg_config: PathBuf,
-    /// Directories that its programs look for libraries in, by the way there from themselves.
+    /// The directories in which its programs look for libraries, relative to the programs.
     pub libraries: Vec<PathBuf>,
-    /// Below the target directory, where the extension that is built for it ends up. None: in the target directory
-    /// itself.
+    /// The directory below the target directory for the extension built for this installation. `None` means the target
+    /// directory itself.
     pub target: Option<String>,
-    /// The same for what it is built from. Versions share it, for most of it is the same for all of them, and the rest
-    /// does not meet: each has a feature of its own.
+    /// The directory for the build's intermediate files. The major versions share it: most of the crates are the same
+    /// for all of them, and the others have a feature for each version.
     pub build: Option<&'static str>,
 }
 
 impl Installation {
-    /// Any, by its `pg_config`.
+    /// Returns any installation, by its `pg_config`.
     pub fn named(pg_config: PathBuf) -> Installation {
-        // It may be another server of a version that the lab has, with other headers under the same feature.
+        // Another server of a supported version may have other headers under the same feature.
         let target = Some("other".to_owned());
         Installation { pg_config, libraries: Vec::new(), target, build: Some("other") }
     }

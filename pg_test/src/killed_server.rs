@@ -1,14 +1,14 @@
-//! The leftovers of a killed server outside of its directory: System V and POSIX shared memory. The machine
-//! has room for a few thousand such segments, and then starts no PostgreSQL any more.
+//! What a killed server leaves outside of its directory: System V and POSIX shared memory. The machine has room for a
+//! few thousand such segments. When they are used up, no PostgreSQL starts any more.
 
 use crate::process;
 use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Removes the shared memory of a server that was killed, by its own means: with `--check` the server's program
-/// takes the place of the dead one, as a restart would, and ends at once, without recovery. Does nothing for a
-/// server that ended by itself, and leaves things as they are where that program cannot run.
+/// Removes the shared memory of a killed server by PostgreSQL's own means: with `--check` the server's program takes
+/// over the data directory as a restart would, and ends at once, without recovery. Does nothing for a server that ended
+/// by itself. If the program cannot run, the memory stays.
 pub fn remove_shared_memory(data: &Path) {
     if !data.join("postmaster.pid").exists() {
         return;
@@ -22,7 +22,7 @@ pub fn remove_shared_memory(data: &Path) {
     }
 }
 
-/// As [`remove_shared_memory`], for each data directory at or below `dir`.
+/// Calls [`remove_shared_memory`] for each data directory at or below `dir`.
 pub fn remove_shared_memory_below(dir: &Path) {
     if dir.join("PG_VERSION").exists() {
         return remove_shared_memory(dir);
@@ -32,7 +32,7 @@ pub fn remove_shared_memory_below(dir: &Path) {
     entries.filter(is_directory).for_each(|entry| remove_shared_memory_below(&entry.path()));
 }
 
-/// The program that ran on a data directory last: the first word of the command that it has noted.
+/// Returns the program that last ran on a data directory: the first word of the command in `postmaster.opts`.
 fn program_of(data: &Path) -> Option<String> {
     let command = fs::read_to_string(data.join("postmaster.opts")).ok()?;
     command.split_whitespace().next().map(str::to_owned)

@@ -1,4 +1,4 @@
-//! One run of the laboratory.
+//! One run of the tests.
 
 use crate::client::Conninfo;
 use crate::cluster::{Builder, Cluster};
@@ -13,7 +13,7 @@ use anyhow::Result;
 use std::path::Path;
 use std::sync::Arc;
 
-/// A private PostgreSQL with the extension installed, and a server that tests share.
+/// A private PostgreSQL with the extension installed, and a server that the tests share.
 pub struct Lab {
     rundir: Arc<RunDir>,
     prefix: Arc<Prefix>,
@@ -22,11 +22,11 @@ pub struct Lab {
 }
 
 impl Lab {
-    /// Installs what is missing, builds the extension and starts the shared server. `program` is
-    /// the lab's binary (`env!("CARGO_BIN_EXE_pg_test")` in a test).
+    /// Installs missing packages, builds the extension and starts the shared server. `program` is this crate's binary
+    /// (`env!("CARGO_BIN_EXE_pg_test")` in a test).
     pub fn start(program: &Path) -> Result<Lab> {
         let installation = majors::chosen()?;
-        // The lite edition has no library, and the server that it is judged on none either.
+        // The lite edition has no library, so its tests must pass on a server without one.
         let extension =
             if edition::is_lite() { None } else { Some(Extension::build(&installation)?) };
         let rundir = Arc::new(RunDir::create(program)?);
@@ -36,22 +36,22 @@ impl Lab {
         Ok(Lab { rundir, prefix, extension, cluster })
     }
 
-    /// The server that tests share: nobody stops it or changes its settings.
+    /// Returns the server that the tests share. No test stops it or changes its settings.
     pub fn cluster(&self) -> &Cluster {
         &self.cluster
     }
 
-    /// A new cluster of one's own.
+    /// Returns a builder for a new cluster that only the caller uses.
     pub fn builder(&self) -> Builder {
         Builder::new(self.prefix.clone())
     }
 
-    /// Debian's own PostgreSQL with the extension, in a run directory of its own, to which tools are added; with one of
-    /// its packages, an extension or a program, if one is named.
+    /// Returns a private copy of Debian's PostgreSQL with the extension, in its own run directory. If `tool` is named,
+    /// the copy gets the extension or the program of that Debian package.
     pub fn debians(&self, tool: Option<&str>) -> Result<Arc<Prefix>> {
         let rundir = Arc::new(RunDir::create(self.rundir.program())?);
         let prefix = Prefix::of_major(rundir, setup::USUAL_MAJOR)?;
-        // A program, which brings nothing for the server.
+        // These packages are programs and add nothing to the server.
         if let Some(program @ ("barman" | "pgbackrest" | "pgcopydb" | "sanlock")) = tool {
             let package = match program {
                 "sanlock" => Package::new(program, "/usr/sbin/sanlock").without_service("sanlock"),
@@ -72,17 +72,17 @@ impl Lab {
         Ok(Arc::new(prefix))
     }
 
-    /// A new database on the shared server, with the extension.
+    /// Creates a database on the shared server, with the extension.
     pub fn database(&self) -> Result<Database> {
         Database::with_extension(self.cluster.conninfo("postgres"))
     }
 
-    /// A new database on the shared server, without the extension.
+    /// Creates a database on the shared server, without the extension.
     pub fn bare_database(&self) -> Result<Database> {
         Database::create(self.cluster.conninfo("postgres"))
     }
 
-    /// Starts a worker process with a session of its own.
+    /// Starts a worker process with its own session.
     pub fn worker(&self, name: &str, conninfo: &Conninfo) -> Result<Worker> {
         Worker::start(&self.rundir, name, conninfo)
     }
@@ -96,7 +96,7 @@ impl Lab {
         &self.prefix
     }
 
-    /// The extension under test. The tests that ask for it are not for the lite edition.
+    /// The extension under test. Tests that call this cannot run on the lite edition.
     pub fn extension(&self) -> &Extension {
         self.extension.as_ref().expect("the lite edition has no library")
     }
@@ -106,7 +106,7 @@ impl Lab {
         &self.rundir
     }
 
-    /// Ends the run: kills what still runs and removes the directory, though some still hold a part.
+    /// Ends the run: kills its processes and removes its directory, even if other owners still hold a reference.
     pub fn close(&self) {
         self.cluster.report_failed_assertions();
         self.rundir.close();

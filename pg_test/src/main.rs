@@ -100,7 +100,7 @@ fn main() -> Result<()> {
     }
 }
 
-/// Builds and starts the bench. Its packages are many, so that it is no part of this program.
+/// Builds and starts the benchmark. Its many dependencies keep it out of this program.
 fn bench(arguments: &[String]) -> Result<()> {
     let mut cargo = source_tree::cargo();
     let manifest = source_tree::source_root().join("pg_test/bench/Cargo.toml");
@@ -108,7 +108,7 @@ fn bench(arguments: &[String]) -> Result<()> {
     if !cfg!(debug_assertions) {
         cargo.arg("--release");
     }
-    // A file that is named is meant from here, and not from the source tree.
+    // A file in an argument is relative to the caller's directory, not to the source tree.
     let status = cargo.current_dir(std::env::current_dir()?).arg("--").args(arguments).status()?;
     std::process::exit(status.code().unwrap_or(1))
 }
@@ -142,7 +142,7 @@ fn install(pg_config: Option<PathBuf>, destdir: Option<&Path>) -> Result<()> {
     }
 }
 
-/// Leaves what is to be installed in the target directory, and says how to go on.
+/// Leaves the built files in the target directory and returns the commands that install them.
 fn by_hand(extension: &Extension, lib: &Path, share: &Path) -> Result<String> {
     let ready = source_tree::target_dir().join("install");
     let _ = std::fs::remove_dir_all(&ready);

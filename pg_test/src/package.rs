@@ -1,9 +1,9 @@
-//! Packages: what is installed where there is no Rust.
+//! Packages: for installing where there is no Rust.
 //!
-//! For each PostgreSQL a Debian package and a `.tar.gz`, whose directory is from PostgreSQL 18 on also the image
-//! that `extension_control_path` takes; for all of them together the archive for PGXN and `SHA256SUMS`; and a package
-//! and a `.tar.gz` of the command `pg_fence`. Built twice from the same commit, wherever the source lies, they are the
-//! same bytes. (Of the command that is not tested.)
+//! For each PostgreSQL a Debian package and a `.tar.gz`; from PostgreSQL 18 on the directory in the `.tar.gz` is also
+//! an image that `extension_control_path` can name. For all of them together the archive for PGXN and `SHA256SUMS`. And
+//! a package and a `.tar.gz` of the command `pg_fence`. Two builds of the same commit have the same bytes, wherever the
+//! source lies. (For the command this is not tested.)
 
 pub mod command;
 mod deb;
@@ -77,7 +77,7 @@ impl Options {
     }
 }
 
-/// Where packages are built and put.
+/// Returns the directory in which packages are built.
 pub fn directory() -> PathBuf {
     source_tree::target_dir().join("package")
 }
@@ -94,7 +94,7 @@ impl Parts {
         Parts { release, major: major.to_owned(), extension }
     }
 
-    /// Writes the Debian package and the tarball into `output`, and returns their paths.
+    /// Writes the Debian package and the tarball into `output` and returns their paths.
     pub fn write(&self, output: &Path) -> Result<Vec<PathBuf>> {
         setup::ensure(&tools())?;
         let scratch = output.join(format!(".pg{}", self.major));
@@ -107,12 +107,12 @@ impl Parts {
     }
 }
 
-/// The programs that look up which packages a library needs.
+/// Returns the programs that find out which packages a library needs.
 fn tools() -> Vec<Package> {
     vec![Package::new("dpkg-dev", "/usr/bin/dpkg-shlibdeps")]
 }
 
-/// The pg_config of Debian's PostgreSQLs that have their headers beside them.
+/// Returns the pg_config of each of Debian's PostgreSQLs whose headers are installed.
 fn installed() -> Result<Vec<PathBuf>> {
     let list = "cd /usr/include/postgresql && ls -d */server/postgres.h | cut -d/ -f1";
     let majors = output_of(Command::new("sh").args(["-c", list])).unwrap_or_default();
@@ -125,7 +125,7 @@ fn installed() -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// Writes `SHA256SUMS` for the files of a directory, and returns its text.
+/// Writes `SHA256SUMS` for the files of a directory and returns its text.
 pub fn checksums(dir: &Path) -> Result<String> {
     let sums = "LC_ALL=C; export LC_ALL; sha256sum *";
     let text = output_of(Command::new("sh").args(["-c", sums]).current_dir(dir))?;
@@ -133,9 +133,9 @@ pub fn checksums(dir: &Path) -> Result<String> {
     Ok(text)
 }
 
-/// The shell commands that put the library and the other files in place. Overwriting a library crashes the
-/// sessions that have it loaded, and one that is put there bit by bit is not whole for those that begin meanwhile: so
-/// it is put beside the old one, and then given its name.
+/// Returns the shell commands that put the library and the other files in place. Overwriting a library crashes the
+/// sessions that have loaded it, and sessions that begin during the copy would load an incomplete one. So the library
+/// is copied beside the old one and then renamed.
 pub fn commands(library: &str, lib: &str, others: &str, extension: &str) -> [String; 3] {
     let place = format!("{lib}/{NAME}.so");
     [
@@ -145,13 +145,13 @@ pub fn commands(library: &str, lib: &str, others: &str, extension: &str) -> [Str
     ]
 }
 
-/// Writes a file of a package, and the directories above it.
+/// Writes a file of a package, and creates the directories above it.
 fn put(path: &Path, bytes: impl AsRef<[u8]>) -> Result<()> {
     fs::create_dir_all(path.parent().context("a file lies in a directory")?)?;
     fs::write(path, bytes).with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// Puts the pages of operations, with the queries and alerts for Prometheus, into a directory of a package.
+/// Puts the pages on operations and the queries and alerts for Prometheus into a directory of a package.
 fn operations(directory: &Path) -> Result<()> {
     fs::create_dir_all(directory)?;
     let pages = source_tree::source_root().join("docs/operations/.");
@@ -165,7 +165,7 @@ fn install(extension: &Extension, lib: &Path, share: &Path) -> Result<()> {
     extension.install(lib, share).map(drop)
 }
 
-/// Gives everything below `root` the usual mode, whatever the umask is, and the release's date.
+/// Gives everything below `root` the usual mode, whatever the umask, and the release's date.
 fn settle(root: &Path, release: &Release) -> Result<()> {
     let date = format!("--date=@{}", release.epoch);
     for action in [
@@ -178,7 +178,7 @@ fn settle(root: &Path, release: &Release) -> Result<()> {
     Ok(())
 }
 
-/// A program of a package: for `settle` all files are data.
+/// Makes a program of a package executable: `settle` treats all files as data.
 fn make_executable(path: &Path, release: &Release) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;
     let date = format!("--date=@{}", release.epoch);

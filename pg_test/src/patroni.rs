@@ -1,4 +1,4 @@
-//! A cluster that fails over by itself: Patroni over etcd, as private processes on loopback.
+//! A cluster with automatic failover: Patroni over etcd, as private processes on loopback.
 
 use crate::client::{Conninfo, Session};
 use crate::cluster::free_port;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
 use std::sync::Arc;
 
-/// The packages that it needs.
+/// Returns the packages that Patroni needs.
 pub fn packages() -> Vec<Package> {
     vec![
         Package::new("patroni", "/usr/bin/patroni").without_service("patroni"),
@@ -21,7 +21,7 @@ pub fn packages() -> Vec<Package> {
     ]
 }
 
-/// Members of one cluster, one of which leads.
+/// The members of one cluster, one of which is the leader.
 pub struct Patroni {
     prefix: Arc<Prefix>,
     dir: PathBuf,
@@ -37,7 +37,7 @@ struct Member {
 }
 
 impl Patroni {
-    /// Starts so many members and waits until one leads and the others follow.
+    /// Starts `count` members and waits until one leads and the others follow.
     pub fn start(prefix: Arc<Prefix>, count: usize) -> Result<Patroni> {
         let dir = prefix.new_dir("patroni")?;
         let etcd = service::etcd(prefix.rundir(), &["--unsafe-no-fsync"])?;
@@ -76,7 +76,7 @@ impl Patroni {
         Ok(())
     }
 
-    /// The smallest times that Patroni allows for: it is to fail over in seconds.
+    /// Returns a member's configuration, with the smallest timeouts that Patroni accepts: failover takes seconds.
     fn config(&self, name: &str, dir: &Path, port: u16) -> Result<String> {
         let (rest, etcd, dir) = (free_port()?, self.etcd.port(), dir.display());
         let bin = self.prefix.bin_dir();
@@ -107,13 +107,13 @@ postgresql:
         ))
     }
 
-    /// Where to connect to each member that has not been killed.
+    /// Returns the addresses of the members that have not been killed.
     pub fn conninfos(&self) -> Vec<Conninfo> {
         let alive = self.members.iter().filter(|member| member.agent.is_some());
         alive.map(|member| Conninfo::new(member.port, "postgres")).collect()
     }
 
-    /// A session with the leader, if there is one.
+    /// Opens a session with the leader, if there is one.
     pub fn leader(&self) -> Option<Session> {
         leader_of(&self.conninfos())
     }
@@ -126,7 +126,7 @@ postgresql:
         leader.one::<i64>(query, &[]).unwrap_or(0) as usize
     }
 
-    /// Freezes what receives the stream in all standbys, and returns the pids.
+    /// Freezes the WAL receivers of all standbys and returns their pids.
     pub fn freeze_replication(&self) -> Result<Vec<i32>> {
         let mut frozen = Vec::new();
         for member in self.members.iter().filter(|member| member.agent.is_some()) {
@@ -142,7 +142,7 @@ postgresql:
         Ok(frozen)
     }
 
-    /// Kills the leader, server and agent, as a machine that dies.
+    /// Kills the leader's server and agent, as if its machine died.
     pub fn kill_leader(&mut self) -> Result<()> {
         let leads = |member: &&mut Member| {
             member.agent.is_some() && leader_of(&[Conninfo::new(member.port, "postgres")]).is_some()
@@ -156,7 +156,7 @@ postgresql:
         Ok(())
     }
 
-    /// The last lines of the members' logs.
+    /// Returns the last lines of the members' logs.
     pub fn logs(&self) -> String {
         let tail = |member: &Member| {
             let log = fs::read_to_string(member.dir.join("log")).unwrap_or_default();
@@ -194,7 +194,7 @@ fn kill_server(postmaster: i32) {
     }
 }
 
-/// A session with the one that is no standby, if it is there.
+/// Opens a session with the member that is not a standby, if it is reachable.
 pub fn leader_of(conninfos: &[Conninfo]) -> Option<Session> {
     conninfos.iter().find_map(|conninfo| {
         let mut session = Session::connect(&conninfo.to_string()).ok()?;

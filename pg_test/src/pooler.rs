@@ -13,12 +13,12 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};
 
-/// The Debian package; its service is not wanted.
+/// Returns the Debian package. Its service is left disabled.
 pub fn package() -> Package {
     Package::new("pgbouncer", "/usr/sbin/pgbouncer").without_service("pgbouncer")
 }
 
-/// A running PgBouncer; it is killed when dropped.
+/// A running PgBouncer, killed when dropped.
 pub struct Pooler {
     process: Child,
     port: u16,
@@ -26,12 +26,12 @@ pub struct Pooler {
 }
 
 impl Pooler {
-    /// Starts one in transaction mode that has at most `connections` to the server for each database and role.
+    /// Starts a PgBouncer in transaction mode with at most `connections` to the server for each database and role.
     pub fn start(lab: &Lab, cluster: &Cluster, connections: usize) -> Result<Pooler> {
         Pooler::start_in(lab, cluster, connections, "transaction")
     }
 
-    /// Starts one in which a client keeps a connection for a `transaction`, a `statement`, or its `session`.
+    /// Starts a PgBouncer in the mode `transaction`, `statement` or `session`.
     pub fn start_in(
         lab: &Lab,
         cluster: &Cluster,
@@ -41,7 +41,7 @@ impl Pooler {
         Pooler::start_with(lab, cluster, connections, mode, "extra_float_digits,options")
     }
 
-    /// The same; it refuses clients whose first message has other parameters than those that it knows and these.
+    /// Starts a PgBouncer that ignores these startup parameters. It rejects clients that send other unknown ones.
     pub fn start_with(
         lab: &Lab,
         cluster: &Cluster,
@@ -89,18 +89,18 @@ impl Pooler {
         Ok(pooler)
     }
 
-    /// Lets one more role in.
+    /// Adds a role that may connect.
     pub fn admit(&self, role: &str) -> Result<()> {
         let mut users = fs::OpenOptions::new().append(true).open(self.dir.join("users"))?;
         writeln!(users, "\"{role}\" \"\"")?;
-        // It reads its files again on this signal.
+        // PgBouncer reloads its files on this signal.
         process::signal(self.process.id() as i32, Signal::SIGHUP)?;
         let conninfo = self.conninfo("postgres").user(role);
         let admitted = || conninfo.connect().is_ok();
         wait_until("the pooler lets the role in", PATIENCE, admitted)
     }
 
-    /// Where to connect in order to get to `dbname` through the pooler.
+    /// Returns how to connect to `dbname` through the pooler.
     pub fn conninfo(&self, dbname: &str) -> Conninfo {
         Conninfo::new(self.port, dbname).application("pooled")
     }

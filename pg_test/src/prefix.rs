@@ -1,7 +1,7 @@
-//! A private copy of a PostgreSQL (mostly Debian's) with the extension in it.
+//! A private copy of a PostgreSQL (usually Debian's) with the extension in it.
 //!
-//! PostgreSQL finds its own files relative to its program, so a copy that keeps the layout is an
-//! installation of its own: the one of the system is never touched.
+//! PostgreSQL finds its own files relative to its program, so a copy with the same layout is an installation of its
+//! own. The system's installation is never changed.
 
 use crate::candidate;
 use crate::debian_source;
@@ -23,7 +23,7 @@ use std::sync::{Arc, Mutex};
 pub struct Prefix {
     rundir: Arc<RunDir>,
     major: String,
-    /// Of what was copied.
+    /// The `pg_config` of the installation that was copied.
     pg_config: PathBuf,
     bin: PathBuf,
     lib: PathBuf,
@@ -31,7 +31,7 @@ pub struct Prefix {
     template: Mutex<Option<PathBuf>>,
 }
 
-/// Where a PostgreSQL has its files.
+/// The directories of a PostgreSQL.
 struct Places {
     bin: PathBuf,
     lib: PathBuf,
@@ -51,7 +51,7 @@ impl Places {
         })
     }
 
-    /// The same places below another root.
+    /// Returns the same directories below another root.
     fn below(self, root: &Path) -> Result<Places> {
         let moved = |place: PathBuf| Ok::<_, anyhow::Error>(root.join(place.strip_prefix("/")?));
         Ok(Places { bin: moved(self.bin)?, lib: moved(self.lib)?, share: moved(self.share)? })
@@ -59,7 +59,7 @@ impl Places {
 }
 
 impl Prefix {
-    /// Copies a PostgreSQL into the run directory, without the extension, whether or not it is installed there.
+    /// Copies a PostgreSQL into the run directory, leaving out an installed pg_fence.
     pub fn copy(rundir: Arc<RunDir>, installation: &Installation) -> Result<Prefix> {
         let major = extension::major_of(&installation.pg_config)?;
         let from = Places::of(&installation.pg_config)?;
@@ -84,7 +84,7 @@ impl Prefix {
         })
     }
 
-    /// A copy of the PostgreSQL of a major version with the extension, built for it.
+    /// Copies the PostgreSQL of a major version and installs the extension built for it.
     pub fn of_major(rundir: Arc<RunDir>, major: &str) -> Result<Prefix> {
         let installation = majors::of(major)?;
         let built = Extension::build(&installation)?;
@@ -93,9 +93,9 @@ impl Prefix {
         Ok(prefix)
     }
 
-    /// A copy with an extension that is built with a patch. `program` is the lab's binary.
+    /// Makes a copy with an extension built with a patch. `program` is this crate's binary.
     pub fn with_patch(program: &Path, patch: &Path) -> Result<Arc<Prefix>> {
-        // One after another: they are built in the same place.
+        // The patched extensions are built in the same directory.
         static TURN: Mutex<()> = Mutex::new(());
         let _turn = TURN.lock().unwrap_or_else(|e| e.into_inner());
         let installation = majors::chosen()?;
@@ -106,14 +106,14 @@ impl Prefix {
         Ok(prefix)
     }
 
-    /// Installs the extension, over another one if there is one already.
+    /// Installs the extension, replacing an installed one.
     pub fn install(&self, extension: &Extension) -> Result<()> {
         extension.install(&self.lib_dir(), &self.extension_dir())?;
         Ok(())
     }
 
-    /// Brings another extension along that is not in what was copied, or was not then: its scripts, and its
-    /// programs and libraries by their place (`bin/pg_repack`).
+    /// Copies another extension that the copy does not have: its scripts, and its programs and libraries by their paths
+    /// (`bin/pg_repack`).
     fn bring(&self, from: &Places, extension: &str, files: &[&str]) -> Result<()> {
         for file in files {
             let (from, to) = match file.strip_prefix("bin/") {
@@ -133,16 +133,15 @@ impl Prefix {
         Ok(())
     }
 
-    /// Whether pg_repack is to be had for it. For a candidate it does not build: with the flags of the compiler that
-    /// PostgreSQL was built with, which it takes, ours is too old.
+    /// Returns true if pg_repack can be installed. It does not build for a candidate: it takes the compiler flags that
+    /// PostgreSQL was built with, and this machine's compiler is too old for them.
     pub fn has_repack(&self) -> bool {
         self.major != candidate::MAJOR
     }
 
-    /// Brings pg_repack: of Debian's package where there is one for this version, which is installed where it is
-    /// missing, else built from its source.
+    /// Adds pg_repack: from Debian's package if there is one for this version, else built from its source.
     pub fn bring_repack(&self) -> Result<()> {
-        // Tests ask side by side, and the first may build it.
+        // Tests ask concurrently, and the first call may build it.
         static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
         let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
         let package = setup::repack(&self.major);
@@ -157,7 +156,7 @@ impl Prefix {
         self.bring(&from, "pg_repack", &["bin/pg_repack", "pg_repack.so"])
     }
 
-    /// Brings what one of Debian's packages adds to the PostgreSQL of this version. It is installed where it is
+    /// Adds the files that a Debian package has for the PostgreSQL of this version. The package is installed if it is
     /// missing.
     pub fn bring_package(&self, package: Package, extension: &str, files: &[&str]) -> Result<()> {
         setup::ensure(&[package])?;
@@ -165,12 +164,12 @@ impl Prefix {
         self.bring(&Places::of(pg_config.as_ref())?, extension, files)
     }
 
-    /// Where the extension's control file and scripts are.
+    /// Returns the directory of the extension's control file and scripts.
     pub fn extension_dir(&self) -> PathBuf {
         self.extension.clone()
     }
 
-    /// Where libraries are (`$libdir`).
+    /// Returns the library directory (`$libdir`).
     pub fn lib_dir(&self) -> PathBuf {
         self.lib.clone()
     }
@@ -183,20 +182,20 @@ impl Prefix {
         &self.major
     }
 
-    /// The same, to be compared.
+    /// Returns the major version as a number, for comparisons.
     pub fn major_number(&self) -> u32 {
         self.major.parse().unwrap_or(0)
     }
 
-    /// The run that this copy belongs to.
+    /// Returns the run that this copy belongs to.
     pub fn rundir(&self) -> &Arc<RunDir> {
         &self.rundir
     }
 
-    /// A command for a program of this copy (`"pg_dump"`), run by the server's user.
+    /// Returns a command for a program of this copy (`"pg_dump"`), run by the server's user.
     pub fn command(&self, program: &str) -> Result<Command> {
         let mut command = self.rundir.command(self.bin_dir().join(program));
-        // The caller's own settings for clients shall not reach ours.
+        // The caller's own settings for clients must not reach this program.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("PG") && name != process::RUNDIR_VARIABLE {
                 command.env_remove(name);
@@ -207,20 +206,20 @@ impl Prefix {
         Ok(command)
     }
 
-    /// A new directory of the server's user, for a cluster or a dump.
+    /// Makes a new directory of the server's user, for a cluster or a dump.
     pub fn new_dir(&self, kind: &str) -> Result<PathBuf> {
-        // Counted for all copies together: there may be several of one version.
+        // One counter for all copies: there may be several of one version.
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);
         self.rundir.server_dir(&format!("{kind}{}_{number}", self.major))
     }
 
-    /// Makes a data directory with an identity (system identifier) of its own.
+    /// Makes a data directory with its own system identifier.
     pub fn initdb(&self, data: &Path) -> Result<()> {
         self.initdb_with(data, &[])
     }
 
-    /// The same, with more options.
+    /// Makes a data directory with its own system identifier, with more options of `initdb`.
     pub fn initdb_with(&self, data: &Path, options: &[&str]) -> Result<()> {
         let mut command = self.command("initdb")?;
         command
@@ -233,8 +232,8 @@ impl Prefix {
         Ok(())
     }
 
-    /// Makes a data directory by copying one that is made once: quick, but all that are made so
-    /// share their system identifier.
+    /// Makes a data directory by copying a template made once. It is quick, but all copies share their system
+    /// identifier.
     pub fn clone_template(&self, data: &Path) -> Result<()> {
         let mut template = self.template.lock().unwrap_or_else(|e| e.into_inner());
         let from = match &*template {
@@ -253,7 +252,7 @@ impl Prefix {
     }
 }
 
-/// A directory for another copy in a run.
+/// Returns the directory for another copy in a run.
 fn new_root(rundir: &RunDir, major: &str) -> Result<PathBuf> {
     static COUNTER: AtomicU32 = AtomicU32::new(0);
     let name = match COUNTER.fetch_add(1, Ordering::Relaxed) {
@@ -263,7 +262,7 @@ fn new_root(rundir: &RunDir, major: &str) -> Result<PathBuf> {
     Ok(rundir.path().join(name))
 }
 
-/// Copies a file that is not there yet, by a name of its own first: tests run side by side.
+/// Copies a file if it is missing, first under a temporary name: tests run concurrently.
 fn bring_file(from: &Path, to: &Path) -> Result<()> {
     if to.exists() {
         return Ok(());
@@ -274,21 +273,21 @@ fn bring_file(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The deepest directory that all of them are below.
+/// Returns the deepest common parent directory.
 fn common_ancestor(places: &[PathBuf]) -> PathBuf {
     let is_common = |dir: &&Path| places.iter().all(|place| place.starts_with(dir));
     places[0].ancestors().find(is_common).unwrap_or(Path::new("/")).to_owned()
 }
 
-/// Copies a directory, following links, without what servers do not need, and without a pg_fence that somebody has
-/// installed: it may be of any version.
+/// Copies a directory, following links. It leaves out what servers do not need, and any installed pg_fence, which may
+/// be of any version.
 fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     make_dir(to)?;
     for entry in fs::read_dir(from)? {
         let entry = entry?;
         let (path, name) = (entry.path(), entry.file_name());
         let target = to.join(&name);
-        // A link may lead nowhere (dictionaries that are not installed).
+        // A link may be dangling (dictionaries that are not installed).
         let Ok(meta) = fs::metadata(&path) else {
             continue;
         };

@@ -1,9 +1,9 @@
-//! The command `pg_fence`, for machines that have no server: a Debian package of its own, and a `.tar.gz`. Both have
-//! its manual pages and its completions, which it prints itself.
+//! The command `pg_fence`, for machines without a server: its own Debian package, and a `.tar.gz`. Both contain its
+//! manual pages and its completions, which the command prints itself.
 //!
-//! The program is linked with nothing: musl, a C library, is in it. So it runs on any Linux and alone in a container image.
-//! (glibc cannot be taken in so: to find a name it loads the modules of `/etc/nsswitch.conf`, which fit only the very
-//! version that they were built with.)
+//! The program is linked statically with musl, a C library. So it runs on any Linux, and alone in a container image.
+//! (glibc cannot be linked in like that: to resolve a host name it loads the modules of `/etc/nsswitch.conf`, which fit
+//! only the glibc that they were built with.)
 
 use super::deb::{self, SOURCE};
 use super::library::remapped;
@@ -24,7 +24,7 @@ const DESCRIPTION: &str = "run a program under a lease of PostgreSQL
  holds a lease, and is ended before the lease is somebody else's. What it writes
  presents a fencing token, so that the database refuses what comes too late.";
 
-/// Findings of lintian that are meant so.
+/// Findings of lintian that are intended.
 const OVERRIDES: &str = "\
 # It is not uploaded to Debian, whose list of wanted packages does not have it.
 PACKAGE: initial-upload-closes-no-bugs *
@@ -35,15 +35,15 @@ PACKAGE: shared-library-lacks-prerequisites *
 const CONTAINERFILE: &str =
     "FROM scratch\nCOPY bin/pg_fence /pg_fence\nENTRYPOINT [\"/pg_fence\"]\n";
 
-/// Where shells look for completions, below `share`.
+/// The directories in which shells look for completions, below `share`.
 const COMPLETIONS: &[(&str, &str)] = &[
     ("bash", "bash-completion/completions/pg_fence"),
     ("fish", "fish/vendor_completions.d/pg_fence.fish"),
     ("zsh", "zsh/vendor-completions/_pg_fence"),
 ];
 
-/// It waits for a server and for a program: its size is worth more than its speed. A process of it that panics is to die,
-/// and the other one of its run ends the program.
+/// The profile's settings. The command mostly waits for a server and for a program, so its size matters more than its
+/// speed. A panic ends the process at once, and the run's other process then ends the program.
 const SMALL: [(&str, &str); 5] = [
     ("CARGO_PROFILE_RELEASE_OPT_LEVEL", "z"),
     ("CARGO_PROFILE_RELEASE_LTO", "fat"),
@@ -52,16 +52,16 @@ const SMALL: [(&str, &str); 5] = [
     ("CARGO_PROFILE_RELEASE_STRIP", "symbols"),
 ];
 
-/// Builds the command of a source tree below `target`, with no trace of where it was built.
+/// Builds the command of a source tree below `target`, without traces of the build's paths.
 pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
     let target = target.join("command");
     let triple = format!("{}-unknown-linux-musl", std::env::consts::ARCH);
-    // Some crates have parts in C.
+    // Some crates contain C.
     setup::ensure(&[Package::new("musl-tools", "/usr/bin/musl-gcc")])?;
     ensure_target(&triple)?;
     eprintln!("building the command {NAME} for packages");
     let mut flags = remapped(source, &target)?;
-    // Most of a list of addresses is packed; and the tables for unwinding go, which a program that aborts never reads.
+    // Relative relocations are packed. The unwind tables are dropped: a program that aborts on panic never reads them.
     let script = source.join("pg_test/src/package/never_unwound.ld");
     let options = "-z,pack-relative-relocs,--no-eh-frame-hdr,-T";
     flags.push(format!("-Clink-arg=-Wl,{options},{}", script.display()));
@@ -79,7 +79,7 @@ pub fn build(source: &Path, target: &Path) -> Result<PathBuf> {
     Ok(target.join(triple).join("release").join(NAME))
 }
 
-/// Rust's own library for that target: rustup fetches it where it is missing.
+/// Makes sure that Rust's standard library for that target is installed: rustup fetches it if it is missing.
 fn ensure_target(triple: &str) -> Result<()> {
     let directory =
         output_of(Command::new("rustc").args(["--print", "target-libdir", "--target", triple]))?;
@@ -90,7 +90,7 @@ fn ensure_target(triple: &str) -> Result<()> {
     Ok(())
 }
 
-/// Writes the Debian package and the tarball of that program into `output`, and returns their paths.
+/// Writes the Debian package and the tarball of that program into `output` and returns their paths.
 pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<PathBuf>> {
     setup::ensure(&tools())?;
     let scratch = output.join(".command");
@@ -125,7 +125,7 @@ pub fn write(program: &Path, release: &Release, output: &Path) -> Result<Vec<Pat
     Ok(vec![deb, tar])
 }
 
-/// The program, and what it prints of itself, below `usr`.
+/// Installs the program, its manual pages and its completions below `usr`.
 fn install(program: &Path, usr: &Path) -> Result<PathBuf> {
     let prints = |arguments: &[&str]| output_of(Command::new(program).args(arguments));
     let binary = usr.join("bin").join(NAME);

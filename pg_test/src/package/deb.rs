@@ -1,6 +1,6 @@
-//! The Debian package, named as Debian names those of extensions: `postgresql-15-pg-fence`. By hand,
-//! but for what dpkg-deb and dpkg-shlibdeps do: cargo-deb and nFPM would take the same lists in files of their own, a
-//! major version each, and would have to be built or fetched first.
+//! The Debian package, named as Debian names extensions: `postgresql-15-pg-fence`. It is made by hand, but for dpkg-deb
+//! and dpkg-shlibdeps: cargo-deb and nFPM would need the same lists in their own files, one for each major version, and
+//! would have to be built or fetched first.
 
 use super::{install, licenses, put, settle, Parts, Release};
 use crate::extension::NAME;
@@ -9,11 +9,11 @@ use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The name of the source that Debian's packages of all major versions come from.
+/// The name of the source package of all major versions.
 pub const SOURCE: &str = "pg-fence";
 
-/// The contact for the package. Debian wants an address, and there is none yet: the publisher of a package names
-/// theirs in the environment, as Debian's own tools read it.
+/// The contact for the package. Debian requires an address, and the project has none yet: who publishes a package names
+/// theirs in the environment variables that Debian's own tools read.
 const MAINTAINER: &str = "The pg_fence authors";
 
 const DESCRIPTION: &str = "Leases with fencing tokens for PostgreSQL
@@ -24,7 +24,7 @@ const DESCRIPTION: &str = "Leases with fencing tokens for PostgreSQL
  .
  This package provides the extension pg_fence for PostgreSQL ";
 
-/// Findings of lintian that are meant so.
+/// Findings of lintian that are intended.
 const OVERRIDES: &str = "\
 # It says which compiler built the library.
 PACKAGE: binary-has-unneeded-section .comment *
@@ -52,20 +52,20 @@ pub fn write(parts: &Parts, scratch: &Path, output: &Path) -> Result<PathBuf> {
     package.write(&parts.release, scratch, output, &[])
 }
 
-/// A package of the files that lie in `deb` below the scratch directory.
+/// A package of the files in `deb` below the scratch directory.
 pub struct Package<'a> {
     pub name: &'a str,
-    /// Beside the libraries that the binary is linked with; each with a comma after it.
+    /// Dependencies beside the libraries that the binary is linked with, each followed by a comma.
     pub depends: &'a str,
     pub description: &'a str,
-    /// Findings of lintian that are meant so.
+    /// Findings of lintian that are intended.
     pub overrides: &'a str,
     pub third_party: String,
     pub binary: PathBuf,
 }
 
 impl Package<'_> {
-    /// `programs` are those of its files that can be executed.
+    /// Builds the package. `programs` are the files to be made executable.
     pub fn write(
         &self,
         release: &Release,
@@ -92,7 +92,7 @@ impl Package<'_> {
         let path =
             output.join(format!("{name}_{}_{}.deb", release.debian_version(), architecture()?));
         let mut build = Command::new("dpkg-deb");
-        // One thread: where there are more, xz cuts the data otherwise.
+        // With several threads xz splits the data differently, so the bytes would depend on the machine.
         build.args(["--root-owner-group", "-Zxz", "--threads-max=1", "--build"]);
         build.arg(&root).arg(&path);
         output_of(build.env("SOURCE_DATE_EPOCH", release.epoch.to_string()))?;
@@ -125,7 +125,7 @@ impl Package<'_> {
             none if none.is_empty() => none,
             some => format!("Depends: {some}\n"),
         };
-        // The package of that name is the source's own.
+        // The package named like the source needs no such field.
         let source = if name == SOURCE { String::new() } else { format!("Source: {SOURCE}\n") };
         Ok(format!(
             "Package: {name}
@@ -144,13 +144,13 @@ Description: {description}
     }
 }
 
-/// As documents and manual pages are packed.
+/// Compresses a file as documents and manual pages are compressed.
 pub fn compress(path: &Path) -> Result<()> {
     let packed = output_of(Command::new("gzip").args(["-9", "--no-name"]).arg(path));
     packed.map(drop).with_context(|| path.display().to_string())
 }
 
-/// The licence in Debian's own form.
+/// Returns the licence in Debian's own format.
 fn copyright(license: &str) -> String {
     let mut paragraphs = license.trim_end().lines().skip(1).skip_while(|line| line.is_empty());
     let holder = paragraphs.next().unwrap_or_default().trim_start_matches("Copyright (c) ");
@@ -174,7 +174,7 @@ License: PostgreSQL
     )
 }
 
-/// Findings of lintian where no publisher has named an address.
+/// Returns the findings of lintian that are expected if no publisher has named an address.
 fn without_address() -> &'static str {
     match std::env::var("DEBEMAIL") {
         Ok(_) => "",
@@ -191,7 +191,7 @@ PACKAGE: bogus-mail-host-in-debian-changelog *
 fn maintainer() -> String {
     let set = |variable: &str| std::env::var(variable).ok();
     let name = set("DEBFULLNAME").unwrap_or_else(|| MAINTAINER.to_owned());
-    // Without an address the brackets are empty: dpkg's tools read the line all the same.
+    // Without an address the brackets are empty: dpkg's tools accept that.
     format!("{name} <{}>", set("DEBEMAIL").unwrap_or_default())
 }
 
@@ -199,15 +199,15 @@ fn architecture() -> Result<String> {
     Ok(output_of(Command::new("dpkg").arg("--print-architecture"))?.trim().to_owned())
 }
 
-/// The packages whose libraries ours is linked with, with the oldest version that will do.
+/// Returns the packages of the libraries that ours is linked with, each with the oldest version that suffices.
 fn needed_libraries(library: &Path, scratch: &Path, package: &str) -> Result<String> {
-    // The tool insists on a source package around it.
+    // The tool requires a source package around it.
     let control = format!("Source: {SOURCE}\n\nPackage: {package}\nArchitecture: any\n");
     put(&scratch.join("debian/control"), control)?;
     let mut tool = Command::new("dpkg-shlibdeps");
     let text =
         output_of(tool.arg("-O").arg(format!("-e{}", library.display())).current_dir(scratch))?;
-    // It says nothing of one that is linked with nothing.
+    // The tool prints nothing for a binary without shared libraries.
     if text.trim().is_empty() {
         return Ok(String::new());
     }
@@ -215,7 +215,7 @@ fn needed_libraries(library: &Path, scratch: &Path, package: &str) -> Result<Str
     Ok(needed.with_context(|| format!("no dependencies in {text:?}"))?.to_owned())
 }
 
-/// The checksums that dpkg keeps, by path.
+/// Returns the checksums that dpkg keeps, by path.
 fn sums(root: &Path) -> Result<String> {
     let sums = "find usr -type f -print0 | LC_ALL=C sort -z | xargs -0 md5sum";
     output_of(Command::new("sh").args(["-c", sums]).current_dir(root))

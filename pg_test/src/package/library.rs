@@ -1,4 +1,4 @@
-//! The library as it is packaged: without symbols for debuggers, and without a trace of where it was built.
+//! The library as packaged: without debug symbols and without traces of the build's paths.
 
 use crate::extension::{self, BuildPlace, NAME};
 use crate::source_tree;
@@ -8,15 +8,15 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
-/// Builds the library of a source tree below `target`, apart from other builds: its flags build all crates again.
+/// Builds the library of a source tree below `target`. It is separate from other builds: its flags rebuild all crates.
 pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> {
     let major = extension::major_of(pg_config)?;
     let output = target.join(format!("pg{major}"));
-    // Most of it is the same for each major version.
+    // Most crates are the same for each major version.
     let place = BuildPlace::new(output.clone(), target.join("build"));
     eprintln!("building {NAME} for packages (pg{major})");
-    // pgrx formats what it generates, and panics tell its lines: without a file here rustfmt would go by whatever
-    // lies above the target directory.
+    // pgrx formats the code it generates, and panics contain line numbers. Without this file rustfmt would use a
+    // configuration from above the target directory.
     fs::create_dir_all(target)?;
     fs::write(target.join("rustfmt.toml"), "")?;
     place.prepare()?;
@@ -35,7 +35,7 @@ pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> 
         .args(["--features", &format!("pg{major}")])
         .env("PGRX_PG_CONFIG_PATH", pg_config)
         .env("CARGO_PROFILE_RELEASE_STRIP", "symbols")
-        // Its separator is no character of a path.
+        // The separator of this variable cannot occur in a path.
         .env("CARGO_ENCODED_RUSTFLAGS", remapped(source, target)?.join("\u{1f}"))
         .env_remove("RUSTFLAGS")
         .stdin(Stdio::null())
@@ -45,7 +45,8 @@ pub fn build(source: &Path, pg_config: &Path, target: &Path) -> Result<PathBuf> 
     Ok(output.join(format!("release/lib{NAME}.so")))
 }
 
-/// Flags by which paths in the library (a panic names its line) begin the same wherever it is built.
+/// Returns the compiler flags that replace the beginnings of paths in the library (panics contain them), so that they
+/// are the same wherever it is built.
 pub fn remapped(source: &Path, target: &Path) -> Result<Vec<String>> {
     let home = |name: &str, usual: &str| -> Result<PathBuf> {
         let below_home = || -> Option<OsString> {
@@ -53,7 +54,7 @@ pub fn remapped(source: &Path, target: &Path) -> Result<Vec<String>> {
         };
         Ok(std::env::var_os(name).or_else(below_home).with_context(|| format!("no {name}"))?.into())
     };
-    // rustc tries the last one first: the target directory mostly lies in the source tree.
+    // rustc tries the last one first, and the target directory is usually inside the source tree.
     let places = [
         (home("CARGO_HOME", ".cargo")?, "/cargo"),
         (source.to_owned(), "/source"),

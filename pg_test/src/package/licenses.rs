@@ -1,5 +1,6 @@
-//! The licences: our own, and those of the crates that are linked into the library, or into the command. By hand: cargo-about would
-//! have to be built first wherever a package is made or tested, for what `cargo tree` and the crates' own files say.
+//! The licences: the project's own, and those of the crates linked into the library or into the command. They are
+//! collected by hand: cargo-about would have to be built wherever a package is made or tested, and `cargo tree` and the
+//! crates' own files say the same.
 
 use crate::extension::{self, NAME};
 use crate::process::output_of;
@@ -16,36 +17,36 @@ Copyright © 2005-2020 Rich Felker, et al.
 Source, with the text of the licence and all who wrote it: https://musl.libc.org
 ";
 
-/// A file of the source tree.
+/// Reads a file of the source tree.
 pub fn read(path: &str) -> Result<String> {
     fs::read_to_string(source_root().join(path)).with_context(|| path.to_owned())
 }
 
-/// A crate that is linked into it.
+/// A crate that is linked in.
 struct Crate {
     name: String,
     license: String,
-    /// Where it comes from and who wrote it, for those that bring no licence file.
+    /// The crate's source and authors, for crates without a licence file.
     origin: String,
     source: PathBuf,
 }
 
-/// The notices that the crates in the library ask for, one after the other, in the order of their names.
+/// Returns the notices required by the crates in the library, sorted by crate name.
 pub fn third_party(major: &str) -> Result<String> {
     let features = format!("pg{major}");
     let of_build = ["--no-default-features", "--features", features.as_str()];
-    // Of the tree in which it is built: a candidate's is another.
+    // A candidate is built in another source tree, so its crates are read there.
     let cargo = extension::cargo_for(major)?;
     let manifest = cargo.get_current_dir().unwrap_or(source_root()).join("Cargo.toml");
     let manifest = manifest.to_string_lossy();
     notices_of(&format!("The library {NAME}.so"), &manifest, NAME, &of_build)
 }
 
-/// The same of the command.
+/// Returns the notices required by the crates in the command.
 pub fn third_party_of_command() -> Result<String> {
     let manifest = "clients/rust/cli/Cargo.toml";
     let mut text = notices_of(&format!("The command {NAME}"), manifest, "pg-fence-cli", &[])?;
-    // The packages' has a C library in it, too.
+    // The packaged command also contains a C library.
     text.push_str(&format!("\n{}\n{C_LIBRARY}", "=".repeat(72)));
     Ok(text)
 }
@@ -67,7 +68,7 @@ fn notices_of(what: &str, manifest: &str, package: &str, of_build: &[&str]) -> R
 
 fn crates(manifest: &str, package: &str, of_build: &[&str]) -> Result<Vec<Crate>> {
     let of_manifest = ["--locked", "--manifest-path", manifest];
-    // Build scripts and macros run on the builder's machine alone.
+    // Build scripts and procedural macros run only on the build machine.
     let tree = output_of(
         source_tree::cargo()
             .args(["tree", "--package", package, "--edges", "normal,no-proc-macro"])
@@ -83,7 +84,7 @@ fn crates(manifest: &str, package: &str, of_build: &[&str]) -> Result<Vec<Crate>
         let (package, license) = line.split_once('|').with_context(|| line.to_owned())?;
         let mut words = package.split_whitespace();
         let (name, version) = (words.next().unwrap_or(""), words.next().unwrap_or(""));
-        // Ours say where they lie.
+        // cargo prints the path only for the project's own crates.
         if words.next().is_some_and(|word| word.starts_with("(/")) {
             continue;
         }
@@ -109,7 +110,7 @@ fn origin(package: &serde_json::Value) -> String {
     format!("Copyright: {}\nSource, with the text of the licence: {repository}", authors.join(", "))
 }
 
-/// The licence files of a crate; of a choice, the one that asks for the least to be kept.
+/// Returns the licence files of a crate. If it offers a choice, the licence with the fewest notices is taken.
 fn notices(source: &Path) -> Result<BTreeMap<String, String>> {
     let mut found = BTreeMap::new();
     for entry in fs::read_dir(source)? {

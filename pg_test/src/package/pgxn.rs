@@ -1,4 +1,4 @@
-//! The archive for PGXN: the source of the commit, with `META.json` at its top.
+//! The archive for PGXN: the commit's source, with `META.json` at its top.
 
 use super::Release;
 use crate::extension::NAME;
@@ -8,7 +8,7 @@ use anyhow::{ensure, Result};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Writes the archive that is uploaded as it is. It is made of what is committed, so it takes git.
+/// Writes the archive, ready for upload. It contains only committed files, so it needs git.
 pub fn archive(release: &Release, output: &Path) -> Result<Option<PathBuf>> {
     if !source_root().join(".git").exists() {
         eprintln!("this source is no git repository: there is no archive for PGXN");
@@ -16,7 +16,7 @@ pub fn archive(release: &Release, output: &Path) -> Result<Option<PathBuf>> {
     }
     let name = format!("{NAME}-{}", release.version);
     let path = output.join(format!("{name}.zip"));
-    // A zip file keeps local times.
+    // A zip file stores local times.
     let mut git = Command::new("git");
     git.args(["archive", "--format=zip", &format!("--prefix={name}/"), "--output"])
         .arg(&path)

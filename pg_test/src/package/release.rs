@@ -1,4 +1,4 @@
-//! A release: its version, and the date that all its files bear.
+//! A release: its version, and the date of all its files.
 
 use crate::extension;
 use crate::process::output_of;
@@ -6,19 +6,19 @@ use anyhow::{Context, Result};
 use std::path::Path;
 use std::process::Command;
 
-/// Debian's own part of a package's version.
+/// The Debian revision of a package's version.
 const REVISION: &str = "1";
 
 #[derive(Debug, Clone)]
 pub struct Release {
     pub version: String,
-    /// The date of its commit, in seconds since 1970: the same wherever and whenever it is built.
+    /// The commit's date, in seconds since 1970: the same wherever and whenever the package is built.
     pub epoch: u64,
 }
 
 impl Release {
-    /// The release that a source tree is. The environment's `SOURCE_DATE_EPOCH` goes before the commit's date: a
-    /// tree without git needs it.
+    /// Returns the release of a source tree. The environment's `SOURCE_DATE_EPOCH` takes precedence over the commit's
+    /// date: a tree without git needs it.
     pub fn of_commit(source: &Path) -> Result<Release> {
         let text = match std::env::var("SOURCE_DATE_EPOCH") {
             Ok(text) => text,
@@ -33,12 +33,12 @@ impl Release {
         Ok(Release { version: extension::VERSION.to_owned(), epoch })
     }
 
-    /// The version of the Debian packages.
+    /// Returns the version of the Debian packages.
     pub fn debian_version(&self) -> String {
         format!("{}-{REVISION}", self.version)
     }
 
-    /// The date as Debian's changelogs have it.
+    /// Returns the date in the format of Debian's changelogs.
     pub fn debian_date(&self) -> Result<String> {
         let date = format!("--date=@{}", self.epoch);
         let text = output_of(Command::new("date").args(["--utc", "-R", &date]).env("LC_ALL", "C"))?;

@@ -1,8 +1,8 @@
 //! The `.tar.gz`: the files in the layout of PostgreSQL's own directories, `lib` and `share` in one folder.
 //!
-//! From PostgreSQL 18 on that folder can be used as it is: `extension_control_path` names its `share`,
-//! `dynamic_library_path` its `lib`. So for 18 it also holds what makes a container image of it, for operators
-//! that mount extensions.
+//! From PostgreSQL 18 on that folder can be used in place: `extension_control_path` names its `share`, and
+//! `dynamic_library_path` its `lib`. So for 18 it also contains what makes it a container image, for operators that
+//! mount extensions.
 
 use super::{commands, install, licenses, put, settle, Parts};
 use crate::extension::NAME;
@@ -13,7 +13,7 @@ use std::process::Command;
 
 const CONTAINERFILE: &str = "FROM scratch\nCOPY lib /lib\nCOPY share /share\n";
 
-/// The first major version that finds extensions outside of its own directories.
+/// The first major version with `extension_control_path`.
 const FIRST_WITH_CONTROL_PATH: u32 = 18;
 
 pub fn write(parts: &Parts, scratch: &Path, output: &Path) -> Result<PathBuf> {
@@ -71,7 +71,7 @@ After an update, in a new session: ALTER EXTENSION {NAME} UPDATE;
     ))
 }
 
-/// An archive without the builder's name, and with its files in an order of their own.
+/// Packs an archive without the builder's name, and with its files sorted.
 pub fn pack(scratch: &Path, name: &str, epoch: u64, path: &Path) -> Result<()> {
     let mut tar = Command::new("tar");
     tar.args(["--create", "--format=gnu", "--sort=name", "--owner=0", "--group=0"]);
