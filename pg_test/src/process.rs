@@ -1,4 +1,4 @@
-//! Processes of this machine, seen through `/proc`, and the user that servers run as.
+//! Processes of this machine, seen through `/proc`, and the user that runs servers.
 
 use anyhow::{bail, ensure, Context, Result};
 use nix::errno::Errno;
@@ -13,12 +13,12 @@ use std::time::{Duration, Instant};
 /// Set in the environment of every process of a run, so that the watchdog finds them all.
 pub const RUNDIR_VARIABLE: &str = "PG_FENCE_RUNDIR";
 
-/// How long a test waits for what must come: no demand on speed, only so that what never comes is an error.
+/// How long a test waits for an expected event. It is no requirement on speed: it turns an endless wait into an error.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The user that owns the files of a server and runs it. `None` means this process's own user.
+/// Returns the user that owns a server's files and runs it. `None` means this process's own user.
 ///
-/// PostgreSQL refuses to run as root, so root runs it as `postgres`, whom Debian's package adds.
+/// PostgreSQL refuses to run as root, so root runs it as `postgres`, a user that Debian's package adds.
 pub fn server_user() -> Result<Option<User>> {
     if !geteuid().is_root() {
         return Ok(None);
@@ -27,17 +27,16 @@ pub fn server_user() -> Result<Option<User>> {
     Ok(Some(user))
 }
 
-/// Makes `command` run as the server's user, in a process group of its own.
+/// Makes `command` run as the server's user, in its own process group.
 pub fn as_server_user(command: &mut Command) -> Result<&mut Command> {
     if let Some(user) = server_user()? {
-        // With a uid given and root calling, std drops the supplementary groups too.
+        // With a uid given and root calling, std also drops the supplementary groups.
         command.uid(user.uid.as_raw()).gid(user.gid.as_raw());
     }
     Ok(command.current_dir("/").process_group(0))
 }
 
-/// Runs `command` to its end and returns its standard output; failure is an error that shows both
-/// output streams.
+/// Runs `command` to its end and returns its standard output. If it fails, the error shows both output streams.
 pub fn output_of(command: &mut Command) -> Result<String> {
     let shown = format!("{command:?}");
     let output =
@@ -55,9 +54,9 @@ pub fn signal(pid: i32, signal: Signal) -> Result<()> {
     kill(Pid::from_raw(pid), signal).with_context(|| format!("cannot send {signal} to {pid}"))
 }
 
-/// Freezes a process (SIGSTOP) and waits until it does nothing more. Returns false if it has died.
+/// Freezes a process (SIGSTOP) and waits until it is stopped. Returns false if it has died.
 ///
-/// A child that ends under a frozen parent stays a zombie: it is never stopped, and not waited for.
+/// A child that ends under a frozen parent stays a zombie: it can never be stopped, so it is not waited for.
 pub fn freeze(pid: i32) -> Result<bool> {
     match kill(Pid::from_raw(pid), Signal::SIGSTOP) {
         Err(Errno::ESRCH) => return Ok(false),
@@ -73,23 +72,24 @@ pub fn freeze_living(pid: i32) -> Result<()> {
     Ok(())
 }
 
-/// Lets a frozen process go on.
+/// Resumes a frozen process.
 pub fn resume(pid: i32) -> Result<()> {
     signal(pid, Signal::SIGCONT)
 }
 
-/// A process, as `/proc/<pid>/stat` tells of it.
+/// A process, as `/proc/<pid>/stat` describes it.
 struct Stat {
     state: char,
     parent: i32,
-    /// On a processor, in the kernel's ticks, also of threads that have ended.
+    /// The CPU time of all its threads, ended ones included, in the kernel's ticks.
     ran: u64,
     started: u64,
 }
 
 fn stat(pid: i32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The command's name is in parentheses and may hold anything, so read from the last one.
+    // The command's name is in parentheses and may contain any character, so the fields begin after the last
+    // parenthesis.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     Some(Stat {
         state: fields.first()?.chars().next()?,
@@ -99,27 +99,28 @@ fn stat(pid: i32) -> Option<Stat> {
     })
 }
 
-/// Whether the process exists and is not a mere zombie.
+/// Returns true if the process exists and is not a zombie.
 pub fn is_alive(pid: i32) -> bool {
     stat(pid).is_some_and(|stat| stat.state != 'Z' && stat.state != 'X')
 }
 
-/// Whether the process is stopped by a signal.
+/// Returns true if the process is stopped by a signal.
 pub fn is_stopped(pid: i32) -> bool {
     stat(pid).is_some_and(|stat| stat.state == 'T')
 }
 
-/// How long a process has run on a processor. The kernel tells it in hundredths of a second.
+/// Returns the CPU time of a process. The kernel reports it in hundredths of a second.
 pub fn cpu_time(pid: i32) -> Duration {
     Duration::from_millis(stat(pid).map_or(0, |stat| stat.ran * 10))
 }
 
-/// When the process started, in the kernel's ticks; with the pid it names a process for good.
+/// Returns when the process started, in the kernel's ticks. Pids are reused: the pid and this time together identify a
+/// process.
 pub fn started_at(pid: i32) -> Option<u64> {
     stat(pid).map(|stat| stat.started)
 }
 
-/// The title of a process, as `ps` shows it.
+/// Returns the title of a process, as `ps` shows it.
 pub fn title(pid: i32) -> String {
     let bytes = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
     let text = String::from_utf8_lossy(&bytes).replace('\0', " ");
@@ -133,7 +134,7 @@ fn all_pids() -> Vec<i32> {
     entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect()
 }
 
-/// The living children of a process.
+/// Returns the living children of a process.
 pub fn children_of(parent: i32) -> Vec<i32> {
     all_pids()
         .into_iter()
@@ -141,7 +142,7 @@ pub fn children_of(parent: i32) -> Vec<i32> {
         .collect()
 }
 
-/// A process and all that descend from it, each after its parent.
+/// Returns a process and all its descendants, each after its parent.
 pub fn family_of(pid: i32) -> Vec<i32> {
     let mut family = vec![pid];
     let mut at = 0;
@@ -152,8 +153,8 @@ pub fn family_of(pid: i32) -> Vec<i32> {
     family
 }
 
-/// The living processes of a run: those that execute a program below its directory, and those
-/// that name it in [`RUNDIR_VARIABLE`].
+/// Returns the living processes of a run: those that execute a program below its directory, and those with it in
+/// [`RUNDIR_VARIABLE`].
 pub fn belonging_to(rundir: &Path) -> Vec<i32> {
     let marker = format!("{RUNDIR_VARIABLE}={}", rundir.display());
     let own = std::process::id() as i32;
@@ -184,7 +185,7 @@ pub fn kill_all_of(rundir: &Path) {
     }
 }
 
-/// Waits for the end of a process that this one has started.
+/// Waits until a child process has ended.
 pub fn ended(child: &mut Child) -> Result<ExitStatus> {
     let mut status = None;
     wait_until(&format!("the process {} ends", child.id()), PATIENCE, || {
@@ -194,7 +195,7 @@ pub fn ended(child: &mut Child) -> Result<ExitStatus> {
     status.context("it runs on")
 }
 
-/// Asks again and again until the answer is yes; an error naming `what` after `limit`.
+/// Calls `answer` repeatedly until it returns true. After `limit` it fails with an error that names `what`.
 pub fn wait_until(what: &str, limit: Duration, mut answer: impl FnMut() -> bool) -> Result<()> {
     let deadline = Instant::now() + limit;
     while !answer() {

@@ -1,4 +1,4 @@
-//! The promises, and the tests that show them: `pg_test/promises.md`, with the place of each test.
+//! The requirements and the tests that show them: `pg_test/promises.md`, with the location of each test.
 
 use crate::markdown::{self, Cell};
 use crate::source_tree::source_root;
@@ -7,18 +7,18 @@ use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The page that lists them.
+/// The page that lists the requirements.
 pub const PAGE: &str = "pg_test/promises.md";
 
-/// A promise, and what shows that it is kept.
+/// A requirement, and the tests that show it.
 #[derive(Debug)]
 pub struct Promise {
     pub text: String,
-    /// Tests by name; one that ends in `::` means all of a file or folder.
+    /// Names of tests. A name that ends in `::` means all tests of a file or folder.
     pub tests: Vec<String>,
 }
 
-/// All promises of the page. That one has no test is an error.
+/// Returns all requirements of the page. A requirement without a test is an error.
 pub fn all() -> Result<Vec<Promise>> {
     of(&fs::read_to_string(source_root().join(PAGE))?)
 }
@@ -32,11 +32,11 @@ fn of(page: &str) -> Result<Vec<Promise>> {
     markdown::rows(page).into_iter().map(promise).collect()
 }
 
-/// Where a test is: the file, and, of one test, its line.
+/// Returns where a test is: its file, and for a single test the line.
 pub fn place(name: &str) -> Result<String> {
     let (folder, below) = name.split_once("::").context("a test is named folder::file::test")?;
     match (folder, below.rsplit_once("::")) {
-        // Programs of their own.
+        // The tests of these two are separate programs.
         ("model", _) => line_with(&["pg_test/tests/model"], below),
         ("rules", _) => line_with(&["pg_test/tests/rules.rs", "src/rules"], below),
         (_, Some((file, ""))) => module(&format!("{folder}::{file}")).map(|files| files.join(", ")),
@@ -47,7 +47,8 @@ pub fn place(name: &str) -> Result<String> {
     .with_context(|| format!("there is no test {name}"))
 }
 
-/// The files of a module of the lab, the Rust and the script; its folder, where it has no tests of its own.
+/// Returns the files of a module: its Rust file and its scenarios. If it has no tests itself, returns those of its
+/// folder.
 fn module(path: &str) -> Result<Vec<String>> {
     let path = format!("pg_test/tests/lab/{}", path.replace("::", "/"));
     let mut files = Vec::new();
@@ -64,8 +65,8 @@ fn module(path: &str) -> Result<Vec<String>> {
     Ok(files)
 }
 
-/// The line that makes a test, in these files and those of these folders: most are functions or stand in a script, some are
-/// made by a macro from their names, or from the name of a spec.
+/// Returns the line that defines a test, in these files and in those of these folders. Most tests are functions or
+/// stand in a scenario file. A macro makes some from their names, or from the name of a spec.
 fn line_with(places: &[impl AsRef<str> + Debug], test: &str) -> Result<String> {
     ensure!(!test.is_empty(), "it has no name");
     let is_made = |line: &str| {
@@ -88,7 +89,7 @@ fn is_word(c: char) -> bool {
     c.is_alphanumeric() || c == '_'
 }
 
-/// The file itself, or the files of a folder and those below it.
+/// Returns the file itself, or the files in a folder and below it.
 fn files(path: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(source_root().join(path)) else { return vec![path.to_owned()] };
     let mut names: Vec<_> = entries.flatten().map(|entry| path.join(entry.file_name())).collect();
@@ -100,7 +101,7 @@ fn files(path: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Prints the table: each promise with the tests that show it, and where they are.
+/// Prints the table: each requirement, the tests that show it, and where they are.
 pub fn run() -> Result<()> {
     println!("| promise | shown by |\n| --- | --- |");
     for promise in all()? {

@@ -1,8 +1,8 @@
-//! The run directory: all that a run of the lab puts on disk, and the end of it.
+//! The run directory: all files of a test run, and their removal.
 //!
-//! It lives below the temporary directory, where the server's user can reach it even when the
-//! clone lies in a private place. A watchdog process clears it when the lab ends, be it by itself,
-//! by Ctrl-C or by SIGKILL; whatever is left after that (the machine went down) the next run clears.
+//! It lies below the temporary directory, which the server's user can reach even if the clone is in a private
+//! directory. A watchdog process removes it when the run ends, whether it finishes or is ended by Ctrl-C or SIGKILL.
+//! What is left after a crash of the machine is removed by the next run.
 
 use crate::{killed_server, process};
 use anyhow::{bail, Context, Result};
@@ -15,23 +15,23 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
 
 const NAME: &str = "pg_fence-";
-/// Holds the pid of the run's process and when it started.
+/// The file with the pid of the run's process and its start time.
 const OWNER: &str = "owner";
 /// Marks a run directory whose servers were left running on purpose.
 const KEPT: &str = "kept";
-/// Tells the watchdog to go away without clearing.
+/// Tells the watchdog to exit without removing anything.
 const LEAVE: u8 = b'L';
 
-/// A directory for one run of the lab.
+/// The directory of one test run.
 pub struct RunDir {
     path: PathBuf,
-    /// The lab's own program, which is also its watchdog and its workers.
+    /// This crate's program, which is also the watchdog and the workers.
     program: PathBuf,
     watchdog: Mutex<Option<Child>>,
 }
 
 impl RunDir {
-    /// Makes a new run directory, after clearing those of dead runs. `program` is the lab's binary.
+    /// Makes a new run directory, after removing those of dead runs. `program` is this crate's binary.
     pub fn create(program: &Path) -> Result<RunDir> {
         let base = base();
         for path in run_dirs(&base) {
@@ -62,19 +62,19 @@ impl RunDir {
         &self.path
     }
 
-    /// The lab's own program.
+    /// Returns this crate's program.
     pub fn program(&self) -> &Path {
         &self.program
     }
 
-    /// A command for one more program of this run; it dies with the run at the latest.
+    /// Returns a command for a process of this run, which is killed at the latest when the run ends.
     pub fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
         let mut command = Command::new(program);
         command.env(process::RUNDIR_VARIABLE, &self.path);
         command
     }
 
-    /// Makes a directory in it that belongs to the server's user.
+    /// Makes a directory in the run directory that belongs to the server's user.
     pub fn server_dir(&self, name: &str) -> Result<PathBuf> {
         let path = self.path.join(name);
         make_dir(&path)?;
@@ -84,7 +84,7 @@ impl RunDir {
         Ok(path)
     }
 
-    /// Kills what still runs and removes the directory. Done on drop too.
+    /// Kills the remaining processes and removes the directory. Dropping the value does the same.
     pub fn close(&self) {
         if let Some(mut child) = self.take_watchdog() {
             drop(child.stdin.take());
@@ -92,7 +92,7 @@ impl RunDir {
         }
     }
 
-    /// Leaves the directory and its servers behind; [`stop_kept`] ends them.
+    /// Leaves the directory and its servers behind. [`stop_kept`] ends them.
     pub fn keep(&self) -> Result<()> {
         fs::write(self.path.join(KEPT), "")?;
         if let Some(mut child) = self.take_watchdog() {
@@ -116,7 +116,7 @@ impl Drop for RunDir {
     }
 }
 
-/// The watchdog's whole life: it waits until its standard input closes, then clears the directory.
+/// The main function of the watchdog: it waits until its standard input closes, then removes the directory.
 pub fn watchdog(rundir: &Path) -> Result<()> {
     let named_so = rundir.file_name().is_some_and(|name| name.to_string_lossy().starts_with(NAME));
     if !named_so || !rundir.join(OWNER).exists() {
@@ -130,7 +130,7 @@ pub fn watchdog(rundir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Stops the servers that earlier runs left behind, and returns their directories.
+/// Stops the servers that earlier runs left behind and returns their directories.
 pub fn stop_kept() -> Vec<PathBuf> {
     let mut kept = run_dirs(&base());
     kept.retain(|path| path.join(KEPT).exists());
@@ -148,7 +148,7 @@ fn clear(rundir: &Path) {
     }
 }
 
-/// The temporary directory, if the server's user can get there and a socket's path fits.
+/// Returns the temporary directory, if the server's user can reach it and a socket's path is not too long.
 fn base() -> PathBuf {
     let wanted = std::env::temp_dir();
     let open = |path: &Path| fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o001 != 0);
@@ -160,7 +160,7 @@ fn base() -> PathBuf {
     }
 }
 
-/// The run directories of this user below `base`.
+/// Returns the run directories of this user below `base`.
 fn run_dirs(base: &Path) -> Vec<PathBuf> {
     let own = nix::unistd::geteuid().as_raw();
     let Ok(entries) = fs::read_dir(base) else {
@@ -185,7 +185,7 @@ fn owner_is_alive(rundir: &Path) -> bool {
     pid.is_some_and(|pid| process::is_alive(pid) && process::started_at(pid) == started)
 }
 
-/// A directory that everyone can read, whatever the umask.
+/// Makes a directory that everyone can read, whatever the umask.
 pub(crate) fn make_dir(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
     fs::set_permissions(path, fs::Permissions::from_mode(0o755))?;

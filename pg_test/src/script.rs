@@ -95,48 +95,48 @@ use std::sync::Arc;
 pub use parse::tests_of;
 pub use play::play;
 
-/// A test of a script.
+/// A test of a scenario file.
 #[derive(Default)]
 pub struct Test {
     pub name: String,
     pub slow: bool,
     /// The first major version of PostgreSQL that it is for.
     pub from: u32,
-    /// Whether its database is without the extension.
+    /// True if its database has no extension.
     bare: bool,
-    /// Whether it is of the lite edition, whichever is judged.
+    /// True if the test is for the lite edition, whichever edition is under test.
     lite: bool,
     /// The settings of its own server, if it has one.
     server: Option<Vec<(String, String)>>,
-    /// Whether the clock of that can be stepped.
+    /// True if that server's clock can be stepped.
     clock: bool,
-    /// The extension that is beside ours there.
+    /// The Debian package of another extension or of a program that is installed with that server.
     tool: Option<String>,
-    /// Whether it is of the command `pg_fence`.
+    /// True if it tests the command `pg_fence`.
     command: bool,
-    /// The connections of a pooler before the server, and its mode.
+    /// The number of a pooler's connections to the server, and its mode.
     pooled: Option<(usize, String)>,
-    /// Whether that lets clients in that send `options`, which it ignores.
+    /// True if the pooler accepts and ignores the startup parameter `options`.
     takes_options: bool,
-    /// Whether it is of pg_repack.
+    /// True if it needs pg_repack.
     repack: bool,
     path: String,
     setup: Arc<Vec<Step>>,
     steps: Vec<Step>,
 }
 
-/// A step, and the line that it begins in.
+/// A step, and the number of its first line.
 struct Step {
     line: usize,
     only: Only,
     what: What,
 }
 
-/// Where alone it is played.
+/// The servers on which a step is run.
 enum Only {
     Everywhere,
     In(Edition),
-    /// From that major version of PostgreSQL on, or up to it.
+    /// A range of major versions of PostgreSQL: from this one on, or up to it.
     From(i32),
     Until(i32),
 }
@@ -147,20 +147,20 @@ enum What {
         rows: Vec<Vec<String>>,
         steps: Vec<Step>,
     },
-    /// Steps that are played until they come in time.
+    /// Steps that are repeated until all come in time.
     Within(String, Vec<Step>),
-    /// Steps that have a name, and that they are played.
+    /// The definition of steps with a name, and their use.
     Steps(String, Vec<Step>),
     Play(Place, String),
     Define(String, String),
-    /// How many sessions, and what they run.
+    /// Rows with a number of sessions and the statement that they run.
     AtOnce(Vec<(String, String)>),
     Shell(Place, String, Wanted),
     Roles(Vec<String>),
-    /// A table with a fence, and a hole in it.
+    /// Makes a table with a fence, and optionally a bypass of it.
     Stage(Option<Hole>),
     Server(ServerStep),
-    /// One more, with these options.
+    /// Creates a further database, with these options.
     Database(String, String),
     Do {
         place: Place,
@@ -169,7 +169,7 @@ enum What {
     },
 }
 
-/// A hole as it is written.
+/// A bypass, as the test describes it.
 struct Hole {
     by_admin: bool,
     built: String,
@@ -177,7 +177,7 @@ struct Hole {
     values: Vec<(String, String)>,
 }
 
-/// What an audit finds: that of the table, that of everything, or both.
+/// A finding: of the audit of the table, of the audit of the database, or of both.
 struct Finding {
     in_one: bool,
     in_all: bool,
@@ -186,7 +186,7 @@ struct Finding {
 
 enum ServerStep {
     Clock(i64),
-    /// Of the test's own server, or of another by its name; a crash also of a session's process.
+    /// Acts on the test's own server, or on another by its name. A crash may also be that of a session's process.
     Do(Verb, String),
 }
 
@@ -207,7 +207,7 @@ enum Verb {
     Promote,
 }
 
-/// Whose a step is: a session's, which is opened as a role, in a database or on a server, where these are named.
+/// Where a step runs: the session's name, and optionally the role, and the database or server.
 #[derive(Clone, Default)]
 struct Place {
     session: String,
@@ -217,7 +217,7 @@ struct Place {
 
 enum Action {
     Run(String),
-    /// By so many sessions at once.
+    /// Runs the statement in that number of sessions at once.
     Race(usize, String),
     Try(String, Option<String>),
     Until(String),
@@ -233,17 +233,17 @@ enum Action {
 
 enum Wanted {
     Success,
-    /// A row of values, to be remembered by these names.
+    /// One row, whose values get these names.
     Values(Vec<String>),
     Outcome(String),
-    /// For whom, if that is said.
+    /// The statement waits, for this session if one is named.
     Waits(Option<String>),
-    /// Nothing yet.
+    /// The statement is started; its outcome is checked later.
     Runs,
 }
 
 impl Test {
-    /// Plays it in a database of its own.
+    /// Runs the test in its own database.
     pub fn run(&self, lab: &Lab) -> Result<()> {
         if self.repack && !lab.prefix().has_repack() {
             return left_out("pg_repack does not build for a candidate");
@@ -260,7 +260,7 @@ impl Test {
         let make = if is_bare { Database::create } else { Database::with_extension };
         let database = make(admin)?;
         let played = play(lab, self, &database, server.as_ref(), PATIENCE);
-        // The database goes with its own server, whose processes may stand still.
+        // The server is removed with its database: dropping a database needs all its processes, which may be frozen.
         drop(server);
         played
     }
@@ -280,13 +280,13 @@ impl Test {
     }
 }
 
-/// A server of a test's own.
+/// A test's own server.
 pub struct Server {
     cluster: Cluster,
     clock: Option<Clock>,
 }
 
-/// All tests of the scripts in a folder and below, with the module that each is in: `folder::file`.
+/// Returns all tests of the scenario files in a folder and below, each with its module: `folder::file`.
 pub fn tests_below(folder: &Path) -> Result<Vec<(String, Test)>> {
     let mut tests = Vec::new();
     collect(folder, "", &mut tests)?;

@@ -1,5 +1,5 @@
-//! The rules for scripts of extensions, by which nobody else's objects get in their way: pgspot, from PyPI, looks
-//! over the install and upgrade scripts.
+//! Checks the install and upgrade scripts with pgspot, from PyPI: no object of another user may be found by their
+//! unqualified names.
 
 use crate::extension::{self, NAME};
 use crate::orm::{self, Runtime};
@@ -12,7 +12,7 @@ use std::process::Command;
 
 const PGSPOT: Runtime = Runtime::Python(&["pgspot==0.9.4", "pglast==7.21"]);
 
-/// Checks all scripts of the extension; what is found is the error.
+/// Checks all scripts of the extension. The findings are the error.
 pub fn run() -> Result<()> {
     let scripts = extension::scripts()?;
     let dir = source_tree::target_dir().join("script_rules");
@@ -25,7 +25,7 @@ pub fn run() -> Result<()> {
         middle.split("--").skip(1).map(str::to_owned).collect()
     };
     for name in scripts.keys() {
-        // An upgrade finds the objects that the earlier version's script has made.
+        // An upgrade script refers to objects that the earlier version's script has made.
         let run = match &versions(name)[..] {
             [_] => vec![dir.join(name)],
             [from, _] => vec![dir.join(format!("{NAME}--{from}.sql")), dir.join(name)],

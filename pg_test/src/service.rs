@@ -1,5 +1,5 @@
-//! Lock services of others, each a private process on loopback: etcd, MariaDB, NATS, RabbitMQ, Redis, ZooKeeper, and
-//! moto, which stands for those of a cloud.
+//! Other lock services, each as private processes on loopback: etcd, MariaDB, NATS, RabbitMQ, Redis, ZooKeeper, and
+//! moto, which emulates cloud services.
 
 use crate::cluster::free_port;
 use crate::process::{output_of, wait_until, PATIENCE};
@@ -13,19 +13,19 @@ use std::path::Path;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
-/// A server of another kind, with its files in the run directory. It ends with this value, and with the run at the
-/// latest.
+/// A server of another kind, with its files in the run directory. It is stopped when this value is dropped, at the
+/// latest when the run ends.
 pub struct Service {
     child: Child,
     port: u16,
 }
 
-/// The packages of etcd.
+/// Returns the packages of etcd.
 pub fn etcd_package() -> Package {
     Package::new("etcd-server", "/usr/bin/etcd").without_service("etcd")
 }
 
-/// The packages of ZooKeeper: its library, which holds the server, and a Java.
+/// Returns the packages of ZooKeeper: its library, which contains the server, and a Java runtime.
 pub fn zookeeper_packages() -> [Package; 2] {
     [
         Package::new("libzookeeper-java", ZOOKEEPER),
@@ -35,7 +35,7 @@ pub fn zookeeper_packages() -> [Package; 2] {
 
 const ZOOKEEPER: &str = "/usr/share/java/zookeeper.jar";
 
-/// Starts an etcd of one member, which leads when this returns. `more` are further options.
+/// Starts an etcd with one member, which is the leader when this returns. `more` are further options.
 pub fn etcd(rundir: &RunDir, more: &[&str]) -> Result<Service> {
     let other = free_port()?;
     let etcd = Service::start(rundir, &[etcd_package()], "/usr/bin/etcd", |dir, port| {
@@ -59,7 +59,7 @@ pub fn etcd(rundir: &RunDir, more: &[&str]) -> Result<Service> {
     Ok(etcd)
 }
 
-/// Starts a Redis with its built-in settings, or one that flushes each write.
+/// Starts a Redis with its default settings, or one that flushes each write.
 pub fn redis(rundir: &RunDir, durable: bool) -> Result<Service> {
     let package =
         Package::new("redis-server", "/usr/bin/redis-server").without_service("redis-server");
@@ -78,7 +78,7 @@ pub fn mariadb(rundir: &RunDir) -> Result<Service> {
     let package = Package::new("mariadb-server-core", "/usr/sbin/mariadbd");
     Service::start(rundir, &[package], "/usr/sbin/mariadbd", |dir, port| {
         let data = format!("--datadir={}", dir.join("data").display());
-        // It is no service of the machine, so it runs as whoever runs the tests.
+        // It is not a system service, so it runs as the user of the tests.
         let common = ["--no-defaults", "--user=root", &data];
         let mut install = rundir.command("/usr/bin/mariadb-install-db");
         output_of(install.args(common).arg("--auth-root-authentication-method=normal"))?;
@@ -86,7 +86,7 @@ pub fn mariadb(rundir: &RunDir) -> Result<Service> {
         options.extend([
             "--bind-address=127.0.0.1".to_owned(),
             "--skip-grant-tables".to_owned(),
-            // Without it no network connection is allowed beside the option before.
+            // `--skip-grant-tables` would otherwise refuse network connections.
             "--skip-networking=0".to_owned(),
             format!("--port={port}"),
             format!("--socket={}", dir.join("socket").display()),
@@ -108,7 +108,7 @@ pub fn nats(rundir: &RunDir) -> Result<Service> {
     Ok(nats)
 }
 
-/// Starts moto, which answers as S3 and DynamoDB do; it is among the packages of that place.
+/// Starts moto, which emulates S3 and DynamoDB. It is among the Python packages in `home`.
 pub fn moto(rundir: &RunDir, home: &Path) -> Result<Service> {
     let program = home.join("bin/moto_server");
     Service::start(rundir, &[], &program.to_string_lossy(), |_, port| {
@@ -116,7 +116,7 @@ pub fn moto(rundir: &RunDir, home: &Path) -> Result<Service> {
     })
 }
 
-/// Starts a RabbitMQ of one node, whose only user is guest. Its processes end with the run.
+/// Starts a RabbitMQ with one node, whose only user is guest. Its processes end with the run.
 pub fn rabbitmq(rundir: &RunDir) -> Result<Service> {
     let server = "/usr/lib/rabbitmq/bin/rabbitmq-server";
     let package = Package::new("rabbitmq-server", server).without_service("rabbitmq-server");
@@ -139,7 +139,7 @@ pub fn rabbitmq(rundir: &RunDir) -> Result<Service> {
     })
 }
 
-/// Starts a ZooKeeper of one server. A session cannot time out sooner than after two of its ticks.
+/// Starts a ZooKeeper with one server. The shortest session timeout is two ticks.
 pub fn zookeeper(rundir: &RunDir, tick: Duration) -> Result<Service> {
     let packages = zookeeper_packages();
     let zookeeper = Service::start(rundir, &packages, "/usr/bin/java", |dir, port| {
@@ -159,12 +159,12 @@ pub fn zookeeper(rundir: &RunDir, tick: Duration) -> Result<Service> {
 }
 
 impl Service {
-    /// The port on 127.0.0.1.
+    /// Returns the port on 127.0.0.1.
     pub fn port(&self) -> u16 {
         self.port
     }
 
-    /// Installs the packages that are missing and starts `program` with what `arguments` makes of a directory and a port.
+    /// Installs missing packages and starts `program`. `arguments` returns its arguments for a directory and a port.
     fn start(
         rundir: &RunDir,
         packages: &[Package],
@@ -193,7 +193,7 @@ impl Service {
         Ok(service)
     }
 
-    /// Asks over a new connection each time, until what it says holds that.
+    /// Sends `question` over a new connection each time, until the reply contains `answer`.
     fn wait_until_it_says(&self, question: &str, answer: &str) -> Result<()> {
         wait_until(&format!("the service says {answer:?}"), PATIENCE, || {
             self.says(question).is_ok_and(|said| said.contains(answer))
@@ -202,7 +202,7 @@ impl Service {
 
     fn says(&self, question: &str) -> Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", self.port))?;
-        // A client that connects while it still starts may never be answered: that must not use up the whole wait.
+        // A client that connects during the start may never be answered: that must not use up the whole wait.
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
         stream.write_all(question.as_bytes())?;
         let mut said = String::new();

@@ -1,47 +1,47 @@
-//! The packages that a fresh Debian lacks: those to build the extension and to run a server.
+//! The Debian packages for building the extension and running a server.
 //!
-//! Only what is missing is installed, and nothing is started by it: no service, no database cluster.
+//! Only missing packages are installed. The installation starts no service and creates no database cluster.
 
 use anyhow::{bail, ensure, Context, Result};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
 
-/// The major version that the lab works with unless told otherwise: of Debian 12.
+/// The default major version: that of Debian 12.
 pub const USUAL_MAJOR: &str = "15";
 
-/// Names another.
+/// The environment variable that names another major version.
 pub const MAJOR_VARIABLE: &str = "PG_FENCE_PG_MAJOR";
 
-/// The major version of PostgreSQL that the lab works with.
+/// Returns the major version of the PostgreSQL under test.
 pub fn major() -> String {
     std::env::var(MAJOR_VARIABLE).unwrap_or_else(|_| USUAL_MAJOR.to_owned())
 }
 
-/// A Debian package, and a file that it brings.
+/// A Debian package, and a file that it installs.
 #[derive(Debug, Clone)]
 pub struct Package {
     pub name: String,
-    /// A file that is there once it is installed; one `*` may stand for part of a file's name.
+    /// A file that exists once the package is installed. One `*` may stand for a part of the file's name.
     pub probe: String,
-    /// A service that it would enable, which the lab does not want to run.
+    /// A service that the package would enable, and that must not run.
     pub service: Option<&'static str>,
 }
 
 impl Package {
-    /// A package that is installed where `probe` exists.
+    /// Returns a package that counts as installed if `probe` exists.
     pub fn new(name: impl Into<String>, probe: impl Into<String>) -> Package {
         let (name, probe) = (name.into(), probe.into());
         Package { name, probe, service: None }
     }
 
-    /// Leaves the package's service disabled when the lab installs it.
+    /// Leaves the package's service disabled when the package is installed.
     pub fn without_service(mut self, service: &'static str) -> Package {
         self.service = Some(service);
         self
     }
 
-    /// Whether it is there.
+    /// Returns true if the package is installed.
     pub fn is_installed(&self) -> bool {
         let mut list = Command::new("sh");
         list.args(["-c", "ls -d $0", &self.probe]).stdout(Stdio::null()).stderr(Stdio::null());
@@ -49,7 +49,7 @@ impl Package {
     }
 }
 
-/// Debian's PostgreSQL of that version: to run a server, and to build an extension for it.
+/// Returns the packages of Debian's PostgreSQL of that version: for running a server, and for building an extension.
 pub fn packages_of(major: &str) -> Vec<Package> {
     vec![
         Package::new(
@@ -63,7 +63,8 @@ pub fn packages_of(major: &str) -> Vec<Package> {
     ]
 }
 
-/// Packages that are needed whatever the server: to build the extension, beside Rust, and the user that servers run as.
+/// Returns the packages needed with any server: for building the extension, beside Rust, and the user that runs
+/// servers.
 pub fn machine() -> Vec<Package> {
     vec![
         Package::new("postgresql-common", "/usr/share/postgresql-common"),
@@ -71,7 +72,7 @@ pub fn machine() -> Vec<Package> {
     ]
 }
 
-/// The package that repacks tables of Debian's PostgreSQL of that version.
+/// Returns the package of pg_repack for Debian's PostgreSQL of that version.
 pub fn repack(major: &str) -> Package {
     Package::new(
         format!("postgresql-{major}-repack"),
@@ -79,12 +80,12 @@ pub fn repack(major: &str) -> Package {
     )
 }
 
-/// Whether packages can be installed here.
+/// Returns true if apt is available.
 pub fn has_apt() -> bool {
     Path::new("/usr/bin/apt-get").exists()
 }
 
-/// Has apt learn which packages there are.
+/// Updates apt's package lists.
 pub fn update() -> Result<()> {
     let mut command = as_root().context("as root, run\n\n    apt-get update\n")?;
     let status = command
@@ -96,9 +97,9 @@ pub fn update() -> Result<()> {
     Ok(())
 }
 
-/// Installs those of `packages` that are missing; without the right to do so, says how and fails.
+/// Installs the missing ones of `packages`. Without the right to do so, it fails with the command to run.
 pub fn ensure(packages: &[Package]) -> Result<()> {
-    // Tests run side by side, and apt stands no other.
+    // Tests run concurrently, and apt does not.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let missing: Vec<&Package> = packages.iter().filter(|p| !p.is_installed()).collect();
@@ -115,7 +116,7 @@ pub fn ensure(packages: &[Package]) -> Result<()> {
     };
     eprintln!("installing what is missing: {}", names.join(" "));
     let services: Vec<&str> = missing.iter().filter_map(|p| p.service).collect();
-    // Everything goes to stderr: stdout belongs to what the lab was started for.
+    // Everything goes to stderr: stdout is for the program's own output.
     let status = command
         .args(["-c", INSTALL, "install", &services.join(" ")])
         .args(&names)
@@ -132,8 +133,8 @@ pub fn ensure(packages: &[Package]) -> Result<()> {
     Ok(())
 }
 
-/// `$1` are the services to leave disabled, the rest the packages. Two files keep the packages
-/// from starting anything (policy-rc.d) and from making a database cluster; both go afterwards.
+/// `$1` are the services to leave disabled, the other arguments the packages. Two temporary files keep the packages
+/// from starting services (policy-rc.d) and from creating a database cluster.
 const INSTALL: &str = r#"
 set -eu
 services=$1; shift
@@ -163,7 +164,7 @@ if [ -n "$services" ] && [ -d /run/systemd/system ]; then
 fi
 "#;
 
-/// A shell that has the right to install packages.
+/// Returns a shell with the right to install packages.
 fn as_root() -> Option<Command> {
     if nix::unistd::geteuid().is_root() {
         return Some(Command::new("sh"));

@@ -1,4 +1,4 @@
-//! The source tree, and cargo in it.
+//! The source tree, and cargo commands in it.
 
 use crate::process::output_of;
 use anyhow::{ensure, Result};
@@ -7,13 +7,13 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The top of the source tree.
+/// Returns the top of the source tree.
 pub fn source_root() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
     package.parent().expect("the lab lies below the workspace")
 }
 
-/// Where cargo builds.
+/// Returns cargo's target directory.
 pub fn target_dir() -> PathBuf {
     match std::env::var_os("CARGO_TARGET_DIR") {
         Some(dir) => source_root().join(dir),
@@ -21,7 +21,8 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
-/// Cargo, in the source tree. It must not see what an outer cargo told the lab about the lab's own package.
+/// Returns a cargo command in the source tree. The environment variables that an outer cargo has set for this crate are
+/// removed.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
@@ -35,7 +36,7 @@ pub fn cargo() -> Command {
     command
 }
 
-/// Makes `copy` a copy of the source tree with a patch in it. All but `src` is the tree's own, by links.
+/// Makes `copy` a copy of the source tree with a patch applied. Only `src` is copied, all else is linked.
 pub fn copy_with_patch(copy: &Path, change: &Path) -> Result<()> {
     if copy.exists() {
         fs::remove_dir_all(copy)?;
@@ -52,14 +53,14 @@ pub fn copy_with_patch(copy: &Path, change: &Path) -> Result<()> {
     output_of(&mut patch(copy, change)).map(drop)
 }
 
-/// An error if a patch does not fit the source tree as it is.
+/// Returns an error if a patch does not apply to the source tree.
 pub fn check_patch(change: &Path) -> Result<()> {
     let said = output_of(patch(source_root(), change).arg("--dry-run"))?;
     ensure!(said.contains("checking file"), "{} changes nothing: {said}", change.display());
     Ok(())
 }
 
-/// Applies a patch to a tree, if each line around its changes is what it was made for.
+/// Returns a command that applies a patch to a tree, with no fuzz: every context line must match.
 fn patch(tree: &Path, change: &Path) -> Command {
     let mut patch = Command::new("patch");
     patch.args(["--strip=1", "--fuzz=0", "--batch", "--forward", "--reject-file=-"]);

@@ -1,4 +1,4 @@
-//! Notices when the machine stands still: one that is shared with others does so now and then, and so does its disk.
+//! Detects stalls of the machine: a shared machine stalls now and then, and so does its disk.
 
 use anyhow::Result;
 use std::fs::File;
@@ -8,20 +8,21 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long the watching thread sleeps before it looks at the clock again.
+/// How long the watching thread sleeps between two checks of the clock.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// It writes to the disk once in so many looks.
+/// Writes to disk every N checks.
 const LOOKS_PER_WRITE: u32 = 5;
 
-/// What fails on a machine that stood still for that long is tried again.
+/// A failure is tried again if the machine stalled for at least that long.
 const STANDSTILL: Duration = Duration::from_millis(100);
 
-/// How many times slower, one after the other.
+/// How many times slower each attempt is than the first.
 const PACES: [u32; 3] = [1, 2, 4];
 
-/// Tries it, and again, more slowly, where it fails on a machine that stood still: such a failure shows nothing. A fault
-/// shows at every pace, and the outcome of the last counts in any case. `directory` is on the disk that is watched.
+/// Runs a test. If it fails and the machine stalled meanwhile, runs it again more slowly: such a failure shows nothing.
+/// A fault shows at every pace, and the last attempt's result counts in any case. `directory` is on the disk that is
+/// watched.
 pub fn at_some_pace(
     directory: &Path,
     what: &str,
@@ -42,7 +43,7 @@ pub fn at_some_pace(
     attempt(last)
 }
 
-/// Looks at the clock again and again, until it is dropped. Whatever makes a look late holds up the others, too.
+/// Checks the clock repeatedly until it is dropped. Whatever delays a check delays the other processes, too.
 struct Watch(Arc<Mutex<Seen>>);
 
 struct Seen {
@@ -51,7 +52,7 @@ struct Seen {
 }
 
 impl Watch {
-    /// Watches the machine, and the disk that this directory is on.
+    /// Watches the machine, and the disk of this directory.
     fn start(directory: &Path) -> Result<Watch> {
         static NUMBER: AtomicU32 = AtomicU32::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -74,9 +75,9 @@ impl Watch {
         Ok(Watch(seen))
     }
 
-    /// The longest time since the start for which the machine or its disk stood still.
+    /// Returns the longest stall of the machine or its disk since the start.
     fn longest(&self) -> Duration {
-        // The thread itself may not have seen yet what has just ended.
+        // The thread itself may not have seen a stall that has just ended.
         let mut seen = locked(&self.0);
         seen.look();
         seen.longest
@@ -95,7 +96,7 @@ fn locked(seen: &Mutex<Seen>) -> MutexGuard<'_, Seen> {
     seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// As the commit of a server does.
+/// Writes and flushes as a server's commit does.
 fn write(file: &mut File) -> Result<()> {
     file.rewind()?;
     file.write_all(b"written")?;

@@ -1,5 +1,5 @@
-//! The stories that the extension exists for, each played by real worker processes: the
-//! demonstration tells them, and the tests hold them to their promise.
+//! The demo scenarios: what the extension is for, each run with real worker processes. The demonstration shows them,
+//! and the tests check them.
 
 mod daily_merge;
 mod order_payment;
@@ -11,6 +11,5 @@ pub use payout_batch::PAYOUT_BATCH;
 
 pub use crate::story_run::Story;
 
-/// All of them, in the order in which the demonstration tells them. Each ends badly when tables are not fenced and
-/// transactions not guarded.
+/// All scenarios, in the order of the demonstration. Each ends badly without fenced tables and guarded transactions.
 pub const ALL: [Story; 3] = [PAYOUT_BATCH, ORDER_PAYMENT, DAILY_MERGE];

@@ -1,4 +1,4 @@
-//! One run of a story: its database, its workers, and the timeline that shows what they do.
+//! One run of a demo scenario: its database, its workers, and the timeline of their steps.
 
 use crate::client::{literal, microseconds, Conninfo, Rows, Session};
 use crate::fault::Fault;
@@ -11,7 +11,7 @@ use postgres::SimpleQueryMessage;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// From this ttl on, a lease that runs out too early is a failure, however slow the machine is.
+/// With this ttl or a longer one, a lease that expires too early is a failure, however slow the machine is.
 const LONGEST_TTL: Duration = Duration::from_secs(27);
 
 /// The counters that are not zero, in the order of the view's columns.
@@ -19,42 +19,43 @@ const COUNTED: &str = "SELECT string_agg(replace(c.key, '_', ' ') || ' ' || c.va
     FROM fence.stats s, jsonb_each_text(to_jsonb(s) - 'stats_reset' - 'wait_time') AS c \
     JOIN pg_attribute a ON a.attrelid = 'fence.stats'::regclass AND a.attname = c.key WHERE c.value <> '0'";
 
-/// One example of what the extension is for.
+/// One demo scenario.
 pub struct Story {
     /// Its name in a word or two.
     pub title: &'static str,
     pub plot: &'static str,
-    /// The protection without which it goes wrong, and how it does.
+    /// The protection without which it goes wrong, and what goes wrong.
     pub without: (&'static str, &'static str),
-    /// Plays it once, as [`StoryRun::play`] asks for: the outcome in a line, or the promise that was not kept.
+    /// Runs the scenario once, for [`StoryRun::play`]. Returns the outcome in one line, or an error that names the
+    /// broken promise.
     pub(crate) play: fn(&StoryRun) -> Result<String>,
 }
 
-/// One run of a story, in a database that has the extension.
+/// One run of a scenario, in a database with the extension.
 pub struct StoryRun<'a> {
     lab: &'a Lab,
     conninfo: Conninfo,
     timeline: &'a Timeline,
-    /// How long a lease lives.
+    /// The ttl of its leases.
     pub ttl: Duration,
     protecting: bool,
-    /// The deadline of the grant that the story needs just now, by the server's clock in microseconds since 1970.
+    /// The deadline of the grant that the scenario currently depends on, by the server's clock, in microseconds since
+    /// 1970.
     needed_until: Mutex<Option<i64>>,
 }
 
 impl<'a> StoryRun<'a> {
-    /// A run in the database of `conninfo`, which has the extension.
+    /// Returns a run in the database of `conninfo`, which has the extension.
     pub fn new(lab: &'a Lab, conninfo: Conninfo, timeline: &'a Timeline) -> StoryRun<'a> {
         let ttl = Duration::from_secs(1);
         let needed_until = Mutex::new(None);
         StoryRun { lab, conninfo, timeline, ttl, protecting: true, needed_until }
     }
 
-    /// Plays a story: its outcome, or the promise that was not kept.
+    /// Runs a scenario and returns its outcome, or an error that names the broken promise.
     ///
-    /// On a machine that stands still for a while, a lease may run out before the story is ready for that. A failure
-    /// then breaks no promise, so the story is played again with a longer ttl. Whether the deadline had passed is
-    /// judged by the server's clock.
+    /// If the machine stalls, a lease may expire before the scenario intends it. A failure then shows nothing, so the
+    /// scenario is run again with a longer ttl. The server's clock decides whether the deadline had passed.
     pub fn play(&mut self, story: &Story) -> Result<String> {
         loop {
             let mut session = self.session()?;
@@ -74,7 +75,7 @@ impl<'a> StoryRun<'a> {
         }
     }
 
-    /// Whether the deadline has passed of a grant that the story needs.
+    /// Returns true if the deadline of a grant that the scenario depends on has passed.
     fn has_run_out(&self, session: &mut Session) -> Result<bool> {
         let now: i64 =
             session.one(&format!("SELECT {}", microseconds("clock_timestamp()")), &[])?;
@@ -85,43 +86,43 @@ impl<'a> StoryRun<'a> {
         self.needed_until.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// From now on the story needs this grant, until it lets it run out.
+    /// Declares that the scenario depends on this grant, until it lets it expire.
     fn needs(&self, lease: &str, token: i64) -> Result<()> {
         let deadline = microseconds("expires_at");
         let sql = format!("SELECT max({deadline}) FROM lease_info($1) WHERE token = $2");
         let deadline: Option<i64> = self.session()?.one(&sql, &[&lease, &token])?;
-        // A grant that is not there any more has run out already.
+        // A grant that is gone has expired.
         *self.needed_until() = Some(deadline.unwrap_or(0));
         Ok(())
     }
 
-    /// Every protection left out: to see what a story is worth without it.
+    /// Leaves out every protection, to show what goes wrong without it.
     pub fn without_protection(mut self) -> StoryRun<'a> {
         self.protecting = false;
         self
     }
 
-    /// Whether tables are fenced and transactions guarded here.
+    /// Returns true if tables are fenced and transactions guarded in this run.
     pub fn is_protecting(&self) -> bool {
         self.protecting
     }
 
-    /// A session of somebody who looks on.
+    /// Opens an observer's session.
     pub fn session(&self) -> Result<Session> {
         self.conninfo.clone().application("onlooker").connect()
     }
 
-    /// A worker process of which the timeline says nothing.
+    /// Starts a worker process whose steps are not in the timeline.
     pub fn silent_worker(&self, name: &str) -> Result<Worker> {
         self.lab.worker(name, &self.conninfo)
     }
 
-    /// A worker process whose steps the timeline shows.
+    /// Starts a worker process whose steps are in the timeline.
     pub fn worker(&self, name: &str) -> Result<ToldWorker<'_>> {
         Ok(ToldWorker { story: self, worker: self.silent_worker(name)? })
     }
 
-    /// Makes a table and fences it: `options` follow the table in the call of `fence_protect`.
+    /// Makes a table and fences it. `options` follow the table in the call of `fence_protect`.
     pub fn fenced_table(&self, name: &str, definition: &str, options: &str) -> Result<()> {
         let mut session = self.session()?;
         session.run(&format!("DROP TABLE IF EXISTS {name}"))?;
@@ -134,22 +135,22 @@ impl<'a> StoryRun<'a> {
         Ok(())
     }
 
-    /// Runs statements that are no part of the story.
+    /// Runs statements that are no part of the scenario.
     pub fn run(&self, sql: &str) -> Result<()> {
         self.session()?.run(sql)
     }
 
-    /// Shows something that no worker does.
+    /// Adds an event without a worker to the timeline.
     pub fn note(&self, text: impl std::fmt::Display) {
         self.timeline.tell("", Mark::Note, text);
     }
 
-    /// Shows a step of a worker that is a [`StoryRun::silent_worker`].
+    /// Adds a step of a [`StoryRun::silent_worker`] to the timeline.
     pub fn tell(&self, worker: &str, mark: Mark, text: impl std::fmt::Display) {
         self.timeline.tell(worker, mark, text);
     }
 
-    /// Shows the outcome of a query, and returns it.
+    /// Runs a query, shows its result, and returns it.
     pub fn table(&self, title: &str, sql: &str) -> Result<Rows> {
         let mut session = self.session()?;
         let messages = session.simple_query(sql).with_context(|| sql.to_owned())?;
@@ -169,12 +170,12 @@ impl<'a> StoryRun<'a> {
         Ok(rows)
     }
 
-    /// Counts from zero, so that `counted` is about this run.
+    /// Resets the counters, so that `counted` covers only this run.
     fn begin_counting(&self) -> Result<()> {
         self.run("SELECT fence_stats_reset()")
     }
 
-    /// Shows what the database has counted since, and which writes it has refused; returns how many those were.
+    /// Shows the counters and the refused writes of this run. Returns the number of refused writes.
     pub fn counted(&self) -> Result<usize> {
         let counted = self.session()?.text(COUNTED)?.unwrap_or_default();
         self.note(format!("fence.stats: {counted}"));
@@ -195,36 +196,36 @@ impl<'a> StoryRun<'a> {
         Ok(())
     }
 
-    /// The ttl as SQL.
+    /// Returns the ttl as SQL.
     fn ttl_sql(&self) -> String {
         format!("'{} s'", self.ttl.as_secs_f64())
     }
 }
 
-/// Ends what is left of a play that began after this session: sessions that still wait for a lease, and grants.
+/// Ends what is left of a run that began after this session: sessions that still wait for a lease, and grants.
 const LEAVE_NOTHING: &str = "SELECT pg_terminate_backend(other.pid, 60000)
       FROM pg_stat_activity AS other, pg_stat_activity AS own
      WHERE own.pid = pg_backend_pid() AND other.datname = own.datname AND other.backend_start > own.backend_start;
     SELECT lease_revoke(name) FROM fence.leases";
 
-/// A worker process whose steps the timeline shows.
+/// A worker process whose steps are in the timeline.
 pub struct ToldWorker<'a> {
     story: &'a StoryRun<'a>,
     worker: Worker,
 }
 
 impl ToldWorker<'_> {
-    /// The worker behind it.
+    /// Returns the worker process itself.
     pub fn worker(&mut self) -> &mut Worker {
         &mut self.worker
     }
 
-    /// Tells something about it.
+    /// Adds an event of this worker to the timeline.
     pub fn tell(&self, mark: Mark, text: impl std::fmt::Display) {
         self.story.tell(&self.worker.name, mark, text);
     }
 
-    /// Acquires a lease that is free, and returns the token.
+    /// Acquires a free lease and returns the token.
     pub fn acquires(&mut self, lease: &str) -> Result<i64> {
         let call = self.acquire_call(lease, "");
         let token = self.worker.number(&format!("SELECT {call}"))?;
@@ -234,7 +235,7 @@ impl ToldWorker<'_> {
         Ok(token)
     }
 
-    /// Tries to acquire a lease that somebody has.
+    /// Tries to acquire a lease that is held.
     pub fn finds_taken(&mut self, lease: &str) -> Result<()> {
         let call = self.acquire_call(lease, "");
         let token = self.worker.number(&format!("SELECT {call}"))?;
@@ -243,7 +244,7 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// Starts to wait for a lease that somebody has; [`ToldWorker::is_granted`] ends the wait.
+    /// Starts to wait for a held lease. [`ToldWorker::is_granted`] ends the wait.
     pub fn waits_for(&mut self, lease: &str) -> Result<()> {
         let call = self.acquire_call(lease, ", wait => '1 min'");
         self.worker.send(&format!("SELECT {call}"))?;
@@ -251,7 +252,7 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// The token that a wait for this lease ended with.
+    /// Returns the token from a wait for this lease.
     pub fn is_granted(&mut self, lease: &str) -> Result<i64> {
         let rows = self.worker.outcome(PATIENCE)??;
         let token = rows.first().and_then(|row| row.first()?.as_deref());
@@ -266,7 +267,7 @@ impl ToldWorker<'_> {
         format!("lease_acquire({lease}, {holder}, {}{options})", self.story.ttl_sql())
     }
 
-    /// Calls something that returns a token or NULL.
+    /// Calls a function that returns a token or NULL.
     pub fn calls(&mut self, call: &str) -> Result<Option<i64>> {
         let token = self.worker.number(&format!("SELECT {call}"))?;
         let shown = token.map_or("NULL".to_owned(), |token| token.to_string());
@@ -276,14 +277,14 @@ impl ToldWorker<'_> {
         Ok(token)
     }
 
-    /// Runs a write that must go through.
+    /// Runs a write that must succeed.
     pub fn writes(&mut self, sql: &str) -> Result<Rows> {
         let rows = self.worker.rows(sql)?;
         self.tell(Mark::Writes, sql);
         Ok(rows)
     }
 
-    /// Opens a transaction, guarded by its lease where there is protection.
+    /// Opens a transaction, guarded by its lease if there is protection.
     pub fn begins(&mut self, lease: &str, token: i64) -> Result<()> {
         let guard = format!("SELECT lease_guard({}, {token})", literal(lease));
         let sql =
@@ -299,7 +300,7 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// Freezes it (SIGSTOP) just before a statement: that is the first thing it does when it wakes.
+    /// Freezes the worker (SIGSTOP) just before a statement, which is the first thing it does when it resumes.
     pub fn freezes_before(&mut self, sql: &str) -> Result<()> {
         self.freezes()?;
         self.worker.send(sql)?;
@@ -307,7 +308,7 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// Freezes it (SIGSTOP): its lease may run out.
+    /// Freezes the worker (SIGSTOP): its lease may expire.
     pub fn freezes(&mut self) -> Result<()> {
         *self.story.needed_until() = None;
         self.worker.freeze()?;
@@ -315,13 +316,13 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// Wakes it (SIGCONT).
+    /// Resumes the worker (SIGCONT).
     pub fn wakes(&mut self) -> Result<()> {
         self.tell(Mark::Wakes, format!("process {} gets SIGCONT", self.worker.pid()));
         self.worker.thaw()
     }
 
-    /// Wakes it; the statement it was frozen before goes through.
+    /// Resumes the worker. The statement before which it was frozen must succeed.
     pub fn wakes_and_does(&mut self, sql: &str) -> Result<Rows> {
         self.wakes()?;
         let rows = self.worker.outcome(PATIENCE)?.with_context(|| sql.to_owned())?;
@@ -329,7 +330,7 @@ impl ToldWorker<'_> {
         Ok(rows)
     }
 
-    /// Wakes it; the statement it was frozen before must be refused, where there is protection.
+    /// Resumes the worker. The statement before which it was frozen must be refused if there is protection.
     pub fn wakes_too_late(&mut self, sql: &str, sqlstate: &str) -> Result<Option<Fault>> {
         if !self.story.protecting {
             return self.wakes_and_does(sql).map(|_| None);

@@ -23,14 +23,14 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use std::{fmt, fs};
 
-/// A marked function. `#[lab_test]` fills it in.
+/// A marked function, filled in by `#[lab_test]`.
 pub struct TestCase {
     /// The path of the function's module, with the crate.
     pub module: &'static str,
     /// The name of the function.
     pub name: &'static str,
     pub run: fn(&Lab) -> Result<()>,
-    /// Whether it runs only with `PG_FENCE_SLOW` set (or `--include-ignored`).
+    /// True if the test runs only with `PG_FENCE_SLOW` set (or `--include-ignored`).
     pub slow: bool,
     /// The first major version of PostgreSQL that it is for.
     pub from: u32,
@@ -40,7 +40,7 @@ inventory::collect!(TestCase);
 
 type Run = Box<dyn FnOnce(&Lab) -> Result<()> + Send>;
 
-/// A test, wherever it was found.
+/// A test, from Rust or from a scenario file.
 struct Found {
     /// `folder::file::what_it_shows`.
     name: String,
@@ -49,7 +49,7 @@ struct Found {
     from: u32,
 }
 
-/// Runs the tests of this program that the command line asks for. `program` is the lab's binary.
+/// Runs the tests of this program that the command line selects. `program` is this crate's binary.
 pub fn run_all(program: &Path) -> ExitCode {
     let found = match all_are_here().and_then(|()| all()) {
         Ok(found) => found,
@@ -58,7 +58,7 @@ pub fn run_all(program: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    // So that a failure can name the line of its test.
+    // A failure then names the line of its test.
     std::env::set_var("RUST_LIB_BACKTRACE", "1");
     let arguments = match edition::take_arguments(std::env::args()) {
         Ok(Some(arguments)) => arguments,
@@ -69,7 +69,7 @@ pub fn run_all(program: &Path) -> ExitCode {
         }
     };
     let mut arguments = Arguments::from_iter(arguments);
-    // Tests mostly wait for the server and the disk, so a few more than cores pay.
+    // Tests mostly wait for the server and the disk, so a few more threads than cores are faster.
     arguments.test_threads.get_or_insert(4);
     static LAB: OnceLock<Arc<Lab>> = OnceLock::new();
     if !arguments.list {
@@ -96,7 +96,7 @@ pub fn run_all(program: &Path) -> ExitCode {
     conclusion.exit_code()
 }
 
-/// All tests of this program and of the scripts, by their names.
+/// Returns all tests of this program and of the scenario files, by name.
 fn all() -> Result<Vec<Found>> {
     let lab = source_tree::source_root().join("pg_test/tests/lab");
     let scripts = script::tests_below(&lab)?.into_iter().map(|(module, test)| Found {
@@ -118,20 +118,20 @@ fn all() -> Result<Vec<Found>> {
     Ok(all)
 }
 
-/// Their names.
+/// Returns the names of all tests.
 pub fn names() -> Result<BTreeSet<String>> {
     Ok(all()?.into_iter().map(|test| test.name).collect())
 }
 
 impl TestCase {
-    /// The path of its module below the crate: `folder::file`.
+    /// Returns the path of the test's module below the crate: `folder::file`.
     fn module_below(&self) -> &'static str {
         self.module.split_once("::").map_or(self.module, |(_, below)| below)
     }
 }
 
 impl Found {
-    /// As the test runner wants it. `lab` is called when the test runs.
+    /// Returns the test for the test runner. `lab` is called when the test runs.
     fn with(self, lab: impl Fn() -> Arc<Lab> + Send + 'static) -> Trial {
         let Found { name, run, slow, from } = self;
         let left_out = slow && std::env::var_os("PG_FENCE_SLOW").is_none();
@@ -142,7 +142,7 @@ impl Found {
                 return Ok(Completion::ignored_with(reason));
             }
             let lab = lab();
-            // Said, and counted: a test that is left out must not look like one that has passed.
+            // It is reported as ignored: a test that is left out must not look like one that has passed.
             if lab.prefix().major_number() < from {
                 return Ok(Completion::ignored_with(format!("for PostgreSQL {from} and newer")));
             }
@@ -152,8 +152,8 @@ impl Found {
     }
 }
 
-/// That every file below `pg_test/tests/lab` with a test is a module of this program. Cargo builds nothing for a file
-/// that is new, and a filter that names it would run no test and pass.
+/// Checks that every file below `pg_test/tests/lab` with a test is a module of this program. Cargo does not compile a
+/// file that no module names, and a filter for its tests would run none of them and pass.
 fn all_are_here() -> Result<()> {
     let lab = source_tree::source_root().join("pg_test/tests/lab");
     let modules = inventory::iter::<TestCase>().map(TestCase::module_below).collect();
@@ -168,7 +168,7 @@ fn all_are_here() -> Result<()> {
     Ok(())
 }
 
-/// The files in a folder of `lab`, and below, that have tests and are none of the modules.
+/// Returns the files below a folder of `lab` that have tests and are not among the modules.
 fn missing_of(lab: &Path, folder: &Path, modules: &BTreeSet<&str>) -> Result<Vec<String>> {
     let mut missing = Vec::new();
     for entry in fs::read_dir(lab.join(folder))? {
@@ -201,12 +201,13 @@ impl fmt::Display for LeftOut {
 
 impl std::error::Error for LeftOut {}
 
-/// The error of a test that cannot be run here: it counts as ignored, with that reason, and not as passed.
+/// Returns the error of a test that cannot be run here. The test counts as ignored, with that reason, and not as
+/// passed.
 pub fn left_out<T>(reason: &str) -> Result<T> {
     Err(LeftOut(reason.to_owned()).into())
 }
 
-/// Whether that is what happened.
+/// Returns true if the error means that the test was left out.
 pub fn is_left_out(error: &anyhow::Error) -> bool {
     error.is::<LeftOut>()
 }
@@ -216,7 +217,7 @@ fn limit() -> Duration {
     Duration::from_secs(seconds.unwrap_or(600))
 }
 
-/// Runs a test in a thread of its own, which is left behind if it hangs.
+/// Runs a test in its own thread, which is abandoned if it hangs.
 fn within_limit(
     lab: Arc<Lab>,
     name: String,
@@ -231,7 +232,7 @@ fn within_limit(
             Ok(Err(error)) => match error.downcast_ref::<LeftOut>() {
                 Some(LeftOut(reason)) => Ok(Completion::ignored_with(reason)),
                 None => match edition::refused_by_lite(&format!("{error:#}")) {
-                    // A proof that is not played would prove nothing.
+                    // A proof that is not run proves nothing.
                     Some(what) if edition::is_proof_for_lite(&name) => {
                         Err(format!("{what}, and its page names this test as a proof"))
                     }
@@ -249,7 +250,7 @@ fn within_limit(
     }
 }
 
-/// The error, its causes, and the line of the test that it came from.
+/// Returns the error, its causes, and the line of the test that it came from.
 fn causes_of(error: &anyhow::Error) -> String {
     let mut text = error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n  from: ");
     let backtrace = error.backtrace().to_string();

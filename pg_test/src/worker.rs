@@ -1,7 +1,7 @@
-//! A worker process with a client of its own, to be frozen and killed like a real one.
+//! A worker process with its own client, to be frozen and killed like a real one.
 //!
-//! The lab's program starts itself as `worker`; parent and child talk in lines of JSON: statements and their outcomes. The
-//! child does nothing by itself, so a scenario reads as a script: who does what, in which order.
+//! This crate's program starts itself as `worker`. Parent and child exchange lines of JSON: statements and their
+//! outcomes. The child does nothing by itself, so the test alone decides who does what, in which order.
 
 use crate::client::{Conninfo, Rows, Session};
 use crate::fault::Fault;
@@ -19,14 +19,14 @@ use std::time::Duration;
 /// The child's answer.
 #[derive(Debug, Serialize, Deserialize)]
 enum Reply {
-    /// The pid of its backend, once at the start.
+    /// The pid of its backend, sent once at the start.
     Connected(i32),
     /// The rows of the statement.
     Rows(Rows),
     Refused(Fault),
 }
 
-/// A worker process, as the test or the story that started it sees it.
+/// A worker process, as seen by the test or the scenario that started it.
 pub struct Worker {
     /// Its name in a timeline.
     pub name: String,
@@ -42,7 +42,7 @@ impl Worker {
         Worker::start_by(rundir.command(rundir.program()), name, conninfo)
     }
 
-    /// The same, where `command` starts the lab's program in its own way.
+    /// Starts a worker that connects by `conninfo`. `command` runs this crate's program.
     pub fn start_by(mut command: Command, name: &str, conninfo: &Conninfo) -> Result<Worker> {
         let mut child = command
             .arg("worker")
@@ -72,17 +72,17 @@ impl Worker {
         Ok(worker)
     }
 
-    /// The pid of the process.
+    /// Returns the pid of the process.
     pub fn pid(&self) -> i32 {
         self.child.id() as i32
     }
 
-    /// The pid of its backend.
+    /// Returns the pid of its backend.
     pub fn backend(&self) -> i32 {
         self.backend
     }
 
-    /// Hands it a statement without waiting for the outcome.
+    /// Sends a statement without waiting for its outcome.
     pub fn send(&mut self, sql: &str) -> Result<()> {
         let line = serde_json::to_string(sql)?;
         writeln!(self.stdin, "{line}").with_context(|| format!("{} is gone", self.name))?;
@@ -93,7 +93,7 @@ impl Worker {
         bail!("the worker {} talks out of turn: {reply:?}", self.name)
     }
 
-    /// The outcome of the oldest statement not yet answered.
+    /// Returns the outcome of the oldest statement not yet answered.
     pub fn outcome(&mut self, limit: Duration) -> Result<Result<Rows, Fault>> {
         match self.reply(limit)? {
             Reply::Rows(rows) => Ok(Ok(rows)),
@@ -102,13 +102,13 @@ impl Worker {
         }
     }
 
-    /// Has it run a statement to its end.
+    /// Runs a statement to its end and returns its rows.
     pub fn rows(&mut self, sql: &str) -> Result<Rows> {
         self.send(sql)?;
         self.outcome(PATIENCE)?.with_context(|| format!("{}: {sql}", self.name))
     }
 
-    /// The only column of the only row, as a number; NULL is `None`.
+    /// Returns the only column of the only row, as a number. NULL is `None`.
     pub fn number(&mut self, sql: &str) -> Result<Option<i64>> {
         let mut rows = self.rows(sql)?;
         ensure!(rows.len() == 1 && rows[0].len() == 1, "not one value: {sql}: {rows:?}");
@@ -118,19 +118,19 @@ impl Worker {
         }
     }
 
-    /// Has it run a statement that must be refused with that SQLSTATE.
+    /// Runs a statement that must be refused with that SQLSTATE, and returns the error.
     pub fn refused(&mut self, sql: &str, sqlstate: &str) -> Result<Fault> {
         self.send(sql)?;
         let outcome = self.outcome(PATIENCE)?;
         crate::fault::expect_err(outcome, sqlstate).with_context(|| format!("{}: {sql}", self.name))
     }
 
-    /// Freezes the process where it is (SIGSTOP).
+    /// Freezes the process (SIGSTOP).
     pub fn freeze(&self) -> Result<()> {
         process::freeze_living(self.pid())
     }
 
-    /// Lets it go on (SIGCONT).
+    /// Resumes the process (SIGCONT).
     pub fn thaw(&self) -> Result<()> {
         process::signal(self.pid(), Signal::SIGCONT)
     }
@@ -156,7 +156,7 @@ impl Drop for Worker {
     }
 }
 
-/// The child's whole life: it connects, then does what it reads until its input closes.
+/// The child's main function: it connects, then runs what it reads until its input closes.
 pub fn serve(conninfo: &str) -> Result<()> {
     let mut session = match Session::connect(conninfo) {
         Ok(session) => session,

@@ -1,5 +1,5 @@
-//! A hole in a fence: how it is built, what the audit says of it, and which write passes through it
-//! until the audit's own statements have been run.
+//! A bypass of a fence: how it is built, what the audit reports, and which write passes through it until the audit's
+//! remedies have been run.
 
 use super::shown;
 use crate::client::{literal, set_if_known, Conninfo, Session};
@@ -10,24 +10,24 @@ use postgres::SimpleQueryMessage;
 
 /// The outcome of a write that was not refused.
 pub const LANDS: &str = "lands";
-/// The arguments that bind the table to its leases.
+/// The arguments of `fence_protect` that bind the table to its leases.
 pub const BOUND: &str = ", lease => 'order:{id}'";
-/// How the owner makes the table, if nothing else is said.
+/// How the owner makes the table unless the test says otherwise.
 pub const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence bigint)";
 
-/// The audit's finding on a table that is bound to no lease, behind its name.
+/// The audit's finding on a table that is not bound to leases, without the table's name.
 const UNBOUND: &str =
     "|notice|this table is bound to no lease: the holder of any lease can write it";
 
-/// One way around the fence of the table `orders`, which [`AuditedDatabase::stage`] has made.
+/// A bypass of the fence of the table `orders`, which [`AuditedDatabase::stage`] has made.
 pub struct Hole {
-    /// Whether an administrator builds the hole and closes it, not the owner.
+    /// True if an administrator builds the bypass and closes it, not the owner.
     pub by_admin: bool,
     /// The statements that build it.
     pub built: String,
-    /// `relation|severity|finding`: the whole answer of the audit of `orders`, but for `UNBOUND`.
+    /// `relation|severity|finding`: all that the audit of `orders` reports, but for `UNBOUND`.
     pub found: Vec<String>,
-    /// That of everything.
+    /// All that the audit of the whole database reports.
     pub found_in_all: Vec<String>,
     /// The writer's statement, and its outcome (`LANDS` or an SQLSTATE) before and after the remedies.
     pub write: String,
@@ -37,7 +37,7 @@ pub struct Hole {
 
 /// A database with an administrator, an owner and a writer.
 pub struct AuditedDatabase {
-    /// The administrator's way in.
+    /// How the administrator connects.
     pub conninfo: Conninfo,
     admin: Session,
     owner: Session,
@@ -58,7 +58,8 @@ impl AuditedDatabase {
         Ok(AuditedDatabase { owner: db.connect_as(&roles[0])?, admin, conninfo, roles })
     }
 
-    /// The hole in a fence with these arguments is built, is told of, and is closed by the remedies. Then the table goes.
+    /// Builds the bypass in a fence with these arguments, and checks that the audit reports it and that the remedies
+    /// close it. Then drops the table.
     pub fn close(&mut self, fence: &str, hole: &Hole) -> Result<()> {
         let first = self.audit("'orders'")?;
         let unbound = (!fence.contains("lease =>")).then(|| unbound("orders"));
@@ -94,14 +95,14 @@ impl AuditedDatabase {
         rows.iter().try_for_each(|(_, remedy)| by.run(remedy))
     }
 
-    /// Renames all that the hole is made of, so that each name ends in [`WORST`], and runs the remedies for that: they are
-    /// as many statements as those for the plain names, whether backslashes are taken as they are or not.
+    /// Renames all objects of the bypass so that each name ends in [`WORST`], and runs the remedies for these names.
+    /// They must be as many statements as the remedies for the plain names, whether or not backslashes are escapes.
     fn remedy_disguised(&mut self, by_admin: bool, plain: &[(String, String)]) -> Result<()> {
         let by = if by_admin { &mut self.admin } else { &mut self.owner };
         by.run("BEGIN")?;
         let mut wanted = Vec::new();
         for (_, remedy) in plain {
-            // A sequence that has moved does not go back.
+            // An advanced sequence cannot go back.
             let moves = remedy.contains("fence_new_epoch");
             wanted.push(if moves { 1 } else { statements(by, remedy)? });
         }
@@ -135,8 +136,8 @@ impl AuditedDatabase {
         self.admin.run("RESET ALL; SET search_path = s, public")
     }
 
-    /// Runs the remedies that bind what is bound to no lease; the children that a table has then differ from it, and
-    /// are told with the next audit. After that nothing is left.
+    /// Runs the remedies that bind what is not bound to leases. The table's children then differ from it, which the
+    /// next audit reports. After that it reports nothing.
     fn bind(&mut self, by_admin: bool) -> Result<()> {
         let unbound = self.audit("")?;
         self.remedy(by_admin, &unbound)?;
@@ -149,7 +150,7 @@ impl AuditedDatabase {
     }
 
     /// Makes the table, fences it by `fence_protect` with these further arguments, and returns two tokens of the lease
-    /// `order:1`: of the grant that has written the one row, `id` 1, and of the grant before.
+    /// `order:1`: of the grant that has written the only row (`id` 1), and of the grant before.
     pub fn stage(&mut self, table: &str, fence: &str) -> Result<[i64; 2]> {
         let [owner, writer] = self.roles.clone();
         self.admin.run(&format!(
@@ -177,8 +178,8 @@ impl AuditedDatabase {
         self.admin.run("SELECT lease_revoke('order:1'); DROP SCHEMA s CASCADE")
     }
 
-    /// The answer of `fence_audit(…)` to the owner: `relation|severity|finding`, and the remedy. Without what it says of
-    /// each table that is monotonic and bound, for which there is no remedy.
+    /// Returns what `fence_audit(…)` reports to the owner: `relation|severity|finding`, and the remedy. Leaves out the
+    /// finding on each monotonic and bound table, for which there is no remedy.
     fn audit(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
         let rows = self.owner.rows(&format!(
             "SELECT concat_ws('|', coalesce(relation::text, 'orders'), severity, finding), coalesce(remedy, '')
@@ -188,14 +189,14 @@ impl AuditedDatabase {
         rows.into_iter().map(|mut row| Ok((text(row.remove(0))?, text(row.remove(0))?))).collect()
     }
 
-    /// As [`AuditedDatabase::audit`], without what it says of a table that is bound to no lease.
+    /// Returns the same as [`AuditedDatabase::audit`], without the finding on a table that is not bound to leases.
     fn other_findings(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
         let mut rows = self.audit(arguments)?;
         rows.retain(|(told, _)| !told.ends_with(UNBOUND));
         Ok(rows)
     }
 
-    /// The writer tries it, in a new session and a transaction that is rolled back.
+    /// Checks the outcome of the writer's statement, in a new session and a transaction that is rolled back.
     fn comes_to(&self, write: &str, wanted: &str) -> Result<()> {
         let mut session = self.conninfo.clone().user(&self.roles[1]).connect()?;
         session.run("BEGIN")?;
@@ -213,22 +214,23 @@ impl AuditedDatabase {
     }
 }
 
-/// The end of a name that has all that could end what a name stands in: and then LISTEN would be run.
+/// The end of a name, with all that could end the context in which a name is written. If it does, LISTEN is run.
 pub const WORST: &str = "%I\"'\\$$\n;LISTEN run;--";
 
-/// How many statements the server finds in a text, all of which it runs.
+/// Returns how many statements the server finds in a text, and runs them.
 pub fn statements(session: &mut Session, sql: &str) -> Result<usize> {
     let messages = session.simple_query(sql).map_err(Fault::from)?;
     let is_end = |m: &&SimpleQueryMessage| matches!(m, SimpleQueryMessage::CommandComplete(_));
     Ok(messages.iter().filter(is_end).count())
 }
 
-/// A name as SQL has it in double quotes.
+/// Returns a name in SQL's double quotes.
 pub fn identifier(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// Gives another name to all in the schemas `s` and `public` that a remedy may name and the fence itself does not.
+/// Returns SQL that renames all objects in the schemas `s` and `public` that a remedy may name and the fence itself
+/// does not.
 fn disguise(renamed: &str, condition: &str) -> String {
     format!(
         "DO $do$ DECLARE command text; worst CONSTANT text := {}; BEGIN
@@ -260,7 +262,7 @@ fn disguise(renamed: &str, condition: &str) -> String {
     )
 }
 
-/// All rows of the tables of the schema `s` that the session may read.
+/// Returns all rows of the tables of the schema `s` that the session may read.
 fn contents(session: &mut Session) -> Result<Vec<String>> {
     let tables = session.rows(
         "SELECT oid::regclass FROM pg_class WHERE relnamespace = 's'::regnamespace AND relkind = 'r'
@@ -274,7 +276,7 @@ fn contents(session: &mut Session) -> Result<Vec<String>> {
         .collect()
 }
 
-/// The audit's finding on this table where it is bound to no lease.
+/// Returns the audit's finding on this table if it is not bound to leases.
 fn unbound(table: &str) -> String {
     format!("{table}{UNBOUND}")
 }

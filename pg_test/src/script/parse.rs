@@ -1,4 +1,4 @@
-//! A script, parsed.
+//! The parser of scenarios.
 
 use super::{Action, Finding, Hole, Only, Place, ServerStep, Step, Test, Verb, Wanted, What};
 use crate::edition::Edition;
@@ -14,7 +14,7 @@ struct Line<'a> {
     text: &'a str,
 }
 
-/// The tests of a script. `path` is for messages.
+/// Returns the tests of a scenario file. `path` is for error messages.
 pub fn tests_of(path: &str, text: &str) -> Result<Vec<Test>> {
     tests(path, text).map_err(|error| anyhow!("{path}:{error:#}"))
 }
@@ -99,7 +99,7 @@ fn head_of(text: &str) -> Result<Test> {
     Ok(test)
 }
 
-/// Each line of the first one's depth, with the deeper ones below it.
+/// Splits lines into blocks: each line of the first line's depth, with the deeper lines below it.
 fn blocks<'a>(lines: &'a [Line<'a>]) -> Result<Vec<(&'a Line<'a>, &'a [Line<'a>])>> {
     let (mut blocks, mut rest) = (Vec::new(), lines);
     while let Some((head, after)) = rest.split_first() {
@@ -197,13 +197,13 @@ fn hole_of(by_admin: bool, built: &str, body: &[Line]) -> What {
     What::Stage(Some(hole))
 }
 
-/// `x := text`
+/// Parses `x := text`.
 fn definition(text: &str) -> Option<(String, String)> {
     let (name, value) = text.split_once(":=").filter(|(name, _)| is_name(name.trim()))?;
     Some((name.trim().to_owned(), value.trim().to_owned()))
 }
 
-/// `docs/page.md ## Heading`
+/// Parses `docs/page.md ## Heading` and returns the SQL there.
 fn sql_of_page(place: &str) -> Result<String> {
     let (path, heading) = place.split_once(' ').context("no heading")?;
     let page = std::fs::read_to_string(source_root().join(path))?;
@@ -285,7 +285,7 @@ fn what(text: &str) -> Result<What> {
     Ok(What::Do { place, action, wanted })
 }
 
-/// `sh …`, `x = sh …`
+/// Parses `sh …` and `x = sh …`.
 fn shell(place: &Place, text: &str) -> Result<Option<What>> {
     let (names, rest) = values_of(text).unwrap_or((Vec::new(), text));
     let Some(commands) = rest.strip_prefix("sh ") else { return Ok(None) };
@@ -302,7 +302,7 @@ fn shell(place: &Place, text: &str) -> Result<Option<What>> {
 fn action(statement: &str) -> Result<Action> {
     let sql = |text: &str| -> Result<String> {
         let text = text.trim();
-        // So a misspelt word of ours is none of SQL's.
+        // A misspelt keyword of a step is thus never taken for SQL.
         let is_sql = text.starts_with(|c: char| c.is_ascii_uppercase() || "($".contains(c));
         ensure!(is_sql, "unknown step; SQL begins with a capital letter: {text}");
         Ok(text.to_owned())
@@ -334,7 +334,7 @@ fn action(statement: &str) -> Result<Action> {
     })
 }
 
-/// `b: …`, `b as role: …`, `b on place: …` or both; else the session without a name.
+/// Parses `b: …`, `b as role: …`, `b on place: …` or both. Without one of them the step runs in the unnamed session.
 fn place_of(text: &str) -> (Place, &str) {
     if let Some((head, rest)) = text.split_once(':') {
         let (head, on) = head.split_once(" on ").map_or((head, None), |(h, on)| (h, Some(on)));
@@ -351,14 +351,15 @@ fn place_of(text: &str) -> (Place, &str) {
     (Place::default(), text)
 }
 
-/// `x, y = …`
+/// Parses `x, y = …`.
 fn values_of(statement: &str) -> Option<(Vec<String>, &str)> {
     let (names, rest) = statement.split_once('=')?;
     let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
     names.iter().all(|name| is_name(name)).then(|| (names, rest.trim()))
 }
 
-/// Where the `=>` is that names no argument: outside of these quotes and of parentheses, which must all be closed.
+/// Returns the position of the `=>` that begins the expectation. One inside of quotes or parentheses is an argument's
+/// name. All quotes and parentheses must be closed.
 fn expectation(text: &str, quotes: &[&'static str]) -> Result<Option<usize>> {
     let (mut quote, mut depth, mut at) = (None, 0, 0);
     while at < text.len() {

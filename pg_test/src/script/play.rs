@@ -1,4 +1,4 @@
-//! Plays a test of a script.
+//! Runs a test of a scenario file.
 
 use super::holes::{self, AuditedDatabase, BOUND, LANDS, TABLE};
 use super::servers::Opened;
@@ -21,21 +21,21 @@ pub(super) struct Player<'a> {
     pub(super) database: &'a Database,
     patience: Duration,
     pub(super) sessions: BTreeMap<String, Opened>,
-    /// Servers and databases that steps have made, by their names.
+    /// The servers and databases that steps have made, by name.
     pub(super) others: BTreeMap<String, Cluster>,
     pub(super) databases: BTreeMap<String, Database>,
-    /// The value of `$name`, and whether it was written in the script: in that other values may stand.
+    /// The value of `$name`, and whether it was written in the file: such a value may contain others.
     values: BTreeMap<String, (String, bool)>,
-    /// Whose a step is that names no session.
+    /// The session of steps that name none.
     by: Place,
-    /// The steps that have a name.
+    /// The steps with a name.
     named: BTreeMap<String, &'a [Step]>,
     pub(super) roles: BTreeSet<String>,
     pub(super) lite: bool,
-    /// The test's own, and those processes that stand still.
+    /// The test's own server. Its frozen processes are in `frozen`.
     pub(super) server: Option<&'a Server>,
     pub(super) frozen: Vec<i32>,
-    /// Those of its sessions that stand still.
+    /// The frozen processes of its sessions.
     stopped: BTreeSet<i32>,
     audited: Option<AuditedDatabase>,
     pub(super) lab: &'a Lab,
@@ -44,7 +44,8 @@ pub(super) struct Player<'a> {
     pub(super) pooler: Option<Pooler>,
 }
 
-/// Plays a test in a fresh database, on a server of its own if it needs one. Each outcome comes within `patience`, but for a wait, which has [`PATIENCE`].
+/// Runs a test in a fresh database, on its own server if it needs one. Each outcome must come within `patience`; waits
+/// have [`PATIENCE`].
 ///
 /// [`PATIENCE`]: crate::process::PATIENCE
 pub fn play(
@@ -131,7 +132,7 @@ impl<'a> Player<'a> {
                         self.by = place.clone();
                     }
                     let played = self.steps(path, steps);
-                    // Also where they failed: they may be played again.
+                    // The session is restored after a failure, too: the steps may be run again.
                     self.by = before;
                     played.with_context(at)?;
                 }
@@ -156,8 +157,8 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Plays the steps again and again, with more time each, until none of them fails. What was too late may have been kept
-    /// from being in time: by no more than a minute, and not for as long as patience lasts.
+    /// Runs the steps repeatedly, with more time each, until none fails. A failure counts once the steps have had 64
+    /// seconds and `patience` is over: nothing delays them for that long.
     fn within(&mut self, path: &str, name: &str, steps: &'a [Step]) -> Result<()> {
         let (mut seconds, since) = (1, Instant::now());
         loop {
@@ -189,7 +190,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// The server's major version.
+    /// Returns the server's major version.
     fn major(&self) -> Result<i32> {
         let number = "SELECT current_setting('server_version_num')::int / 10000";
         self.database.connect()?.one(number, &[])
@@ -212,12 +213,12 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// From now on `$name` is this text.
+    /// Sets `$name` to this text.
     pub(super) fn remember(&mut self, name: &str, text: &str) {
         self.values.insert(name.to_owned(), (text.to_owned(), false));
     }
 
-    /// Makes the table with its fence; a hole is made in it and closed, and the table goes.
+    /// Makes the table with its fence. With a bypass, also builds it, closes it, and drops the table.
     fn stage(&mut self, hole: Option<&Hole>) -> Result<()> {
         let mut audited = match self.audited.take() {
             Some(audited) => audited,
@@ -261,14 +262,14 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// The value of that name, or this text.
+    /// Returns the value of that name, or this text if there is none.
     fn value_or(&self, name: &str, text: &str) -> Result<String> {
         let text =
             if self.values.contains_key(name) { format!("${name}") } else { text.to_owned() };
         self.filled_in(&text)
     }
 
-    /// Sessions that run these statements side by side.
+    /// Runs these statements concurrently, each in its session.
     fn at_once(&mut self, rows: &[(String, String)]) -> Result<()> {
         let mut racers = Vec::new();
         for (count, sql) in rows {
@@ -303,7 +304,7 @@ impl<'a> Player<'a> {
         ended.judge(&text, "0")
     }
 
-    /// Where a step is at home that names no session; that may be named by a value.
+    /// Returns where a step runs: without a session's name in `self.by`. The name may contain variables.
     fn place(&self, place: &Place) -> Result<Place> {
         let place = if place.session.is_empty() { &self.by } else { place };
         Ok(Place { session: self.filled_in(&place.session)?, ..place.clone() })
@@ -344,7 +345,7 @@ impl<'a> Player<'a> {
                 ensure!(session.notices().is_empty(), "a try within a transaction would undo it");
                 let mut tried = outcome(session, &sql, patience)?;
                 if let (true, Some(probe)) = (tried.is_ok(), probe) {
-                    // That one may not fail.
+                    // The probe must not fail.
                     tried = Ok(outcome(session, &probe, patience)?.context(probe)?);
                 }
                 outcome(session, "ROLLBACK", patience)??;
@@ -417,8 +418,8 @@ impl<'a> Player<'a> {
         let whom = self.opened(whom)?.pid();
         let patience = self.patience;
         let session = self.session(place)?;
-        // A statement of several waits may first wait for somebody else: who builds an index
-        // concurrently waits for each transaction in turn, also for one of the server's own.
+        // A statement with several waits may first wait for another process: CREATE INDEX CONCURRENTLY waits for each
+        // transaction in turn, also for the server's own.
         let mut by = Vec::new();
         let meets = || {
             by = session.blocked_by().unwrap_or_default();
@@ -429,7 +430,7 @@ impl<'a> Player<'a> {
         met
     }
 
-    /// Whether the outcome is what is wanted; values are remembered.
+    /// Checks the outcome against the expected one and stores the values that it names.
     fn judge(&mut self, sql: &str, outcome: Outcome, wanted: &Wanted) -> Result<()> {
         let (fits, told) = match (wanted, &outcome) {
             (Wanted::Success, _) => (outcome.is_ok(), "no error".to_owned()),
@@ -455,7 +456,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// The text with its values.
+    /// Returns the text with all `$name` replaced.
     pub(super) fn filled_in(&self, text: &str) -> Result<String> {
         self.filled_in_down_to(text, 9)
     }
@@ -468,7 +469,7 @@ impl<'a> Player<'a> {
                 Some(braced) => braced,
                 None => after.split_at(after.find(|c| !is_word(c)).unwrap_or(after.len())),
             };
-            // A quote, or a parameter.
+            // A dollar quote, or a parameter.
             if !name.starts_with(|c: char| c.is_ascii_lowercase()) {
                 let quote = if after.starts_with('$') { "$$" } else { "$" };
                 filled += quote;

@@ -1,4 +1,4 @@
-//! The servers and databases of a test, the sessions in them, and commands of the shell beside them.
+//! A test's servers, databases and sessions, and its shell commands.
 
 use super::play::Player;
 use super::{Place, Server, ServerStep, Verb};
@@ -9,7 +9,7 @@ use crate::process::{self, wait_until, PATIENCE};
 use anyhow::{ensure, Context, Result};
 use nix::sys::signal::Signal;
 
-/// An open session: as whom, where, and on which server.
+/// An open session: its role, its database and its server.
 pub(super) struct Opened {
     role: Option<String>,
     on: Option<String>,
@@ -43,7 +43,7 @@ impl<'a> Player<'a> {
         self.server.context("the test has no server of its own")
     }
 
-    /// The test's own server, or that of the name.
+    /// Returns the server of that name, or the test's own.
     pub(super) fn cluster(&self, name: &str) -> Result<&Cluster> {
         match self.others.get(name) {
             None if name.is_empty() => Ok(&self.own_server()?.cluster),
@@ -51,7 +51,7 @@ impl<'a> Player<'a> {
         }
     }
 
-    /// A server does that.
+    /// Runs a step that acts on a server.
     pub(super) fn serve(&mut self, step: &ServerStep) -> Result<()> {
         let (verb, name) = match step {
             ServerStep::Clock(seconds) => {
@@ -113,7 +113,8 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Nobody has a session there any more, but for those who wait to hear that theirs is broken.
+    /// Closes all sessions with a server, but for those with a pending statement: it is to report the broken
+    /// connection.
     fn disconnect_all(&mut self, server: &str) {
         self.sessions
             .retain(|_, opened| opened.server != server || opened.session.pending().is_some());
@@ -125,14 +126,14 @@ impl<'a> Player<'a> {
         let missing = || format!("there is no session {whose}");
         let victim = sessions.get(whose).with_context(missing)?;
         process::signal(victim.session.pid(), Signal::SIGKILL)?;
-        // Until the server has noticed, it may still let somebody in.
+        // Until the server has noticed the crash, it may still accept connections.
         let gone = |opened: &mut Opened| opened.session.run("SELECT 1").is_err();
         for opened in sessions.values_mut() {
             wait_until("all sessions are gone", PATIENCE, || gone(opened))?;
         }
         let ready = server.wait_ready(PATIENCE);
         if ready.is_err() && !server.is_running() {
-            // So it was told (`restart_after_crash = off`).
+            // With `restart_after_crash = off` the server stays down.
             let _ = server.kill9();
             server.start()?;
         } else {
@@ -142,11 +143,11 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// One more database, without the extension, in the place of one that had its name.
+    /// Creates a database without the extension, replacing one of the same name.
     pub(super) fn database(&mut self, name: &str, options: &str) -> Result<()> {
         let options = self.filled_in(options)?;
         if options.contains("TEMPLATE") {
-            // Nobody may be connected to that.
+            // A template must not have any connections.
             self.sessions.clear();
         }
         self.sessions.retain(|session, opened| opened.on.as_deref().unwrap_or(session) != name);
@@ -156,7 +157,7 @@ impl<'a> Player<'a> {
         Ok(())
     }
 
-    /// Where that is; the name of its server, too.
+    /// Returns how to connect to a place, and the name of its server.
     pub(super) fn conninfo(&self, place: &Place) -> Result<(Conninfo, String)> {
         let at = place.on.as_ref().unwrap_or(&place.session);
         let (conninfo, server) = match (self.others.get(at), self.databases.get(at)) {
@@ -180,8 +181,9 @@ impl<'a> Player<'a> {
         place.role.as_deref().or(self.roles.get(&place.session).map(String::as_str))
     }
 
-    /// The session of that name. It is opened as the role that is named, as the role of its own name, or as a superuser; where
-    /// that is named, where its own name says, or in the test's database.
+    /// Returns the session of that name, opening it if necessary. Its role is the named one, else one with the
+    /// session's own name, else a superuser. Its database or server is the named one, else one with the session's own
+    /// name, else the test's.
     pub(super) fn session(&mut self, place: &Place) -> Result<&mut Background> {
         let (name, role) = (&place.session, self.role_of(place).map(str::to_owned));
         if !self.sessions.contains_key(name) {
@@ -204,7 +206,7 @@ impl<'a> Player<'a> {
         Ok(session)
     }
 
-    /// So many sessions run it at once; their answers.
+    /// Runs a statement in `count` sessions at once and returns their results.
     pub(super) fn race(&mut self, place: &Place, count: usize, sql: &str) -> Result<Outcome> {
         let role = self.role_of(place).map(str::to_owned);
         let has_place = |name| self.others.contains_key(name) || self.databases.contains_key(name);
@@ -234,7 +236,7 @@ impl<'a> Player<'a> {
         Ok(Ok(vec![vec![Some(answers.join(","))]]))
     }
 
-    /// The session of that name, if it is open.
+    /// Returns the session of that name if it is open.
     pub(super) fn opened(&self, name: &str) -> Result<&Background> {
         let opened = self.sessions.get(name);
         Ok(&opened.with_context(|| format!("there is no session {name}"))?.session)

@@ -1,4 +1,4 @@
-//! Commands for a shell, in a folder of the test's own, where `psql` and the like find its database.
+//! Shell commands in the test's own folder, in which `psql` and other programs find the test's database.
 
 use crate::client::Conninfo;
 use crate::clients::command::stage;
@@ -19,7 +19,7 @@ pub struct Shell<'a> {
     dir: PathBuf,
     path: String,
     with_command: bool,
-    /// Of each shell so far: what it has started may still run.
+    /// The process groups of all shells so far: background processes may still run.
     groups: Vec<Pid>,
 }
 
@@ -30,7 +30,7 @@ pub struct Ended {
 }
 
 impl<'a> Shell<'a> {
-    /// `with_command`: one that finds `pg_fence`, too.
+    /// Makes a shell. With `with_command` it also finds `pg_fence`.
     pub fn new(lab: &'a Lab, with_command: bool) -> Result<Shell<'a>> {
         let mut places = vec![lab.prefix().bin_dir()];
         if with_command {
@@ -48,7 +48,7 @@ impl<'a> Shell<'a> {
         })
     }
 
-    /// Runs them until they end or one fails.
+    /// Runs the commands until they end or one fails.
     pub fn run(
         &mut self,
         conninfo: &Conninfo,
@@ -61,7 +61,7 @@ impl<'a> Shell<'a> {
         let (port, dbname) = conninfo.place();
         let mut command = self.lab.rundir().command("sh");
         if data.is_some() && !self.with_command {
-            // The files of servers are that user's.
+            // The files of servers belong to that user.
             as_server_user(&mut command)?;
         }
         command.envs(data.map(|data| ("PGDATA", data)));
@@ -73,7 +73,7 @@ impl<'a> Shell<'a> {
             .env("SOURCE", source_root())
             .env_remove("PGOPTIONS")
             .stdin(Stdio::null());
-        // Into files: what it has left behind would keep a pipe open.
+        // Output goes into files: a background process would keep a pipe open.
         let mut child = command.stdout(File::create(&out)?).stderr(File::create(&err)?).spawn()?;
         self.groups.push(Pid::from_raw(child.id() as i32));
         let mut status = None;
@@ -102,7 +102,7 @@ impl Drop for Shell<'_> {
 }
 
 impl Ended {
-    /// Whether it is as wanted: `code|output|words … words of the errors`, of which the last may be left out.
+    /// Checks the result against `code|output|words … words of the errors`. The last part may be left out.
     pub fn judge(&self, text: &str, wanted: &str) -> Result<()> {
         let mut cells = wanted.splitn(3, '|').map(str::trim);
         let code = self.code.map(|code| code.to_string());

@@ -1,10 +1,10 @@
-//! An outcome on one line, and whether it is the one that a script wants.
+//! An outcome on one line, and the comparison with the expected one.
 
 use crate::background::Outcome;
 use crate::client::Rows;
 use crate::fault::Fault;
 
-/// The rows or the error.
+/// Returns the rows or the error as text.
 pub fn shown(outcome: &Outcome) -> String {
     match outcome {
         Ok(rows) => {
@@ -19,7 +19,8 @@ pub fn shown(outcome: &Outcome) -> String {
     }
 }
 
-/// Is it this? Of rows every cell, of an error its SQLSTATE and each group of words.
+/// Returns true if the outcome is the expected one: every cell of the rows, or an error's SQLSTATE and each group of
+/// words.
 pub fn is(outcome: &Outcome, wanted: &str) -> bool {
     match outcome {
         Ok(_) if wanted == "anything" => true,
@@ -36,13 +37,13 @@ pub fn is(outcome: &Outcome, wanted: &str) -> bool {
                     row.len() == wanted.len() && row.iter().zip(wanted).all(fits)
                 })
         }
-        // A server process that died of it is not.
+        // A crash of the server process does not count.
         Err(fault) if wanted == "anything" => !fault.is_disconnect(),
         Err(fault) => [&*fault.sqlstate, "error"].iter().any(|head| says(fault, head, wanted)),
     }
 }
 
-/// Are they these, each by its severity, SQLSTATE and words?
+/// Returns true if the notices are the expected ones, each by its severity, SQLSTATE and words.
 pub fn are(notices: &[Fault], wanted: &str) -> bool {
     let wanted: Vec<&str> = wanted.split(" / ").filter(|notice| *notice != "none").collect();
     let head = |fault: &Fault| format!("{} {}", fault.severity, fault.sqlstate);
@@ -57,7 +58,8 @@ fn says(fault: &Fault, head: &str, wanted: &str) -> bool {
         && words.split('…').all(|words| text.contains(words.trim()))
 }
 
-/// As PostgreSQL shows it, on one line, with the place. JSON is as the extension writes it, without blanks.
+/// Returns the error as psql shows it, on one line, with its context. JSON is written as the extension writes it,
+/// without blanks.
 pub fn fault_shown(fault: &Fault) -> String {
     let json = |text: &String| match text.starts_with('{') {
         true => text.replace("\": ", "\":").replace(", \"", ",\""),
@@ -77,7 +79,7 @@ pub fn fault_shown(fault: &Fault) -> String {
     text.replace('\n', "\\n")
 }
 
-/// The cells; one that could be taken for something else is in quotes.
+/// Returns the cells as text. A cell that could be taken for something else is quoted.
 fn cells(rows: &Rows) -> Vec<Vec<String>> {
     let is_alone = rows.len() == 1 && rows[0].len() == 1;
     let cell = |cell: &Option<String>| match cell.as_deref() {

@@ -8,7 +8,7 @@ use anyhow::{anyhow, ensure, Context, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// The story that shows what a guard is for.
+/// The scenario that shows what a guard is for.
 pub const DAILY_MERGE: Story = Story {
     title: "The daily merge",
     plot:
@@ -96,7 +96,7 @@ fn it_wakes_and_commits(story: &StoryRun) -> Result<()> {
     Ok(())
 }
 
-/// The mix that the guard rules out.
+/// Shows the mixed table that the guard rules out.
 fn nobody_guards_it(story: &StoryRun) -> Result<()> {
     let (mut a, mut b) = (story.worker("A")?, story.worker("B")?);
     let token = a.acquires("merge")?;
@@ -146,7 +146,7 @@ fn merges(worker: &mut ToldWorker, name: &str) -> Result<()> {
 fn merges_with(worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
     begins(worker, name, token)?;
     worker.writes(&second_half(name))?;
-    // The last step of the transaction is the release: its guard keeps the lease until the end.
+    // The release is the transaction's last step: its guard holds the lease until the end.
     let release = format!("lease_release('merge', {token})");
     ensure!(worker.calls(&release)?.is_some(), "{release} found the lease lost");
     worker.commits()
@@ -156,7 +156,7 @@ fn merged_by(story: &StoryRun) -> Result<String> {
     story.session()?.one("SELECT string_agg(DISTINCT merged_by, ' and ') FROM stock", &[])
 }
 
-/// Looks at the table until `done`: it must always be one whole merge. The number of looks.
+/// Reads the table until `done`: it must always be one whole merge. Returns the number of reads.
 fn look_on(story: &StoryRun, done: &AtomicBool) -> Result<u64> {
     let mut worker = story.silent_worker("onlooker")?;
     let whole = [ROWS, ROWS, 1].map(|number| Some(number.to_string()));
@@ -166,7 +166,7 @@ fn look_on(story: &StoryRun, done: &AtomicBool) -> Result<u64> {
         let rows = worker.rows(sql)?;
         ensure!(rows == [whole.to_vec()], "not one whole merge: {rows:?}");
         looks += 1;
-        // Leave the machine to the workers.
+        // Leaves the CPU to the workers.
         std::thread::sleep(Duration::from_millis(10));
     }
     Ok(looks)

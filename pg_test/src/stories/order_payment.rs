@@ -1,11 +1,11 @@
-//! One order, one payment, and a stale worker's late word on it.
+//! One order, one payment, and a late write by a stale worker.
 
 use super::Story;
 use crate::story_run::StoryRun;
 use crate::timeline::Mark;
 use anyhow::{bail, ensure, Result};
 
-/// The single row of the README's first screen.
+/// The scenario of the README's first screen, about a single row.
 pub const ORDER_PAYMENT: Story = Story {
     title: "The order payment",
     plot: "A gives up on order 7 too late: B has been granted the lease and charged the card.",
@@ -65,11 +65,11 @@ fn handle_other_orders(story: &StoryRun) -> Result<()> {
     Ok(())
 }
 
-/// How order 7 stands.
+/// The state of order 7.
 #[derive(PartialEq)]
 struct Standing {
     status: String,
-    /// Tells one version of the row from another, to the last bit.
+    /// `ctid`, `xmin` and all columns: different for any two versions of the row.
     row: String,
 }
 

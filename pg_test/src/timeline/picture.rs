@@ -1,4 +1,4 @@
-//! A story as a picture (SVG): a line for each thing that was told, beside it a lane for each worker.
+//! A scenario as a picture (SVG): a line for each event, and beside it a lane for each worker.
 
 use super::{Mark, Told};
 
@@ -8,7 +8,7 @@ const FIRST_LANE: usize = 92;
 const BETWEEN_LANES: usize = 40;
 const WIDTH: usize = 920;
 
-/// The picture of a story: its title, what was told from the first grant on, and how it ended.
+/// Draws a scenario: its title, the events from the first grant on, and how it ended.
 pub fn draw(title: &str, told: &[Told], end: &str) -> String {
     let first = told.iter().position(|one| one.mark == Mark::Holds).unwrap_or(0);
     let told = &told[first..];
@@ -60,7 +60,7 @@ pub fn draw(title: &str, told: &[Told], end: &str) -> String {
     lines.join("\n")
 }
 
-/// Where each line is.
+/// Returns the position of each line.
 fn heights(told: &[Told]) -> Vec<usize> {
     told.iter()
         .scan(TOP, |next, one| {
@@ -71,7 +71,7 @@ fn heights(told: &[Told]) -> Vec<usize> {
         .collect()
 }
 
-/// The parts of a worker's lane in which it holds its lease, and in which it stands still.
+/// Returns the parts of a worker's lane in which it holds its lease, and those in which it is frozen.
 fn spans(actor: &str, told: &[Told], bottom: usize) -> Vec<(&'static str, usize, usize)> {
     let mut spans = Vec::new();
     let (mut holds, mut frozen) = (None, None);
@@ -79,7 +79,7 @@ fn spans(actor: &str, told: &[Told], bottom: usize) -> Vec<(&'static str, usize,
         let own = one.actor == actor;
         match one.mark {
             Mark::Holds if own => holds = Some(y),
-            // Another one is granted the lease: this grant has ended before.
+            // Another worker is granted the lease: this grant has ended before.
             Mark::Holds => spans.extend(holds.take().map(|from| ("holds", from, y - LINE))),
             Mark::Ended if own => spans.extend(holds.take().map(|from| ("holds", from, y))),
             Mark::Frozen if own => frozen = Some(y),
