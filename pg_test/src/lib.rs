@@ -1,25 +1,25 @@
-//! The laboratory of pg_fence: everything that tests, shows or measures the extension.
+//! The test harness of pg_fence: everything that tests or shows the extension.
 //!
-//! A [`Lab`] is one run of it: a private copy of PostgreSQL with the extension installed, one
-//! server that the tests share, and a run directory that vanishes with the process, however it
-//! ends. Nothing on the machine is changed but the Debian packages that [`setup`] adds.
+//! A [`Lab`] is one run of the tests: a private copy of PostgreSQL with the extension installed, one server that the
+//! tests share, and a run directory that is removed when the process ends, however it ends. The machine is not changed,
+//! except for the Debian packages that [`setup`] installs.
 //!
-//! | module | its noun |
+//! | module | contents |
 //! | --- | --- |
-//! | [`setup`] | the Debian packages that are needed |
-//! | [`edition`] | which edition the tests judge |
-//! | [`source_tree`] | the source tree, and cargo in it |
+//! | [`setup`] | the Debian packages that building and testing need |
+//! | [`edition`] | the edition under test, `full` or `lite` |
+//! | [`source_tree`] | the source tree, and cargo commands in it |
 //! | [`extension`] | the built extension: library, control file, scripts |
-//! | [`rundir`] | the run directory and the watchdog that clears it |
+//! | [`rundir`] | the run directory, and the watchdog that removes it |
 //! | [`prefix`] | a private, relocated copy of PostgreSQL |
 //! | [`clock`] | a server whose clock can be stepped |
 //! | [`cluster`] | one server: start, stop, kill, promote |
-//! | [`database`] | a database of a test's own, and its roles |
-//! | [`client`] | where to connect, and a session |
-//! | [`calls`] | the calls on leases, in short |
+//! | [`database`] | a test's own database, and its roles |
+//! | [`client`] | connection parameters, and a session |
+//! | [`calls`] | short forms of the calls on leases |
 //! | [`fault`] | an error as a client sees it |
 //! | [`background`] | a session in a thread, to see it wait |
-//! | [`cable`] | a network of its own for a client, to be cut |
+//! | [`cable`] | a network link for a client, to be cut |
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`majors`] | PostgreSQL of each major version, from where it is to be had |
@@ -30,28 +30,28 @@
 //! | [`debian_binary`] | PostgreSQL and Python out of Debian's packages, of whichever release |
 //! | [`debian_source`] | programs built from Debian's source packages |
 //! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
-//! | [`candidate`] | PostgreSQL that is not released yet: what the extension is built for it with |
+//! | [`candidate`] | the next major version of PostgreSQL, and how the extension is built for it |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`book`] | the pages as a book |
-//! | [`package`] | packages to install where there is no Rust |
-//! | [`orm`] | libraries that map tables to objects |
-//! | [`citus`] | a coordinator, and workers among which tables are spread |
-//! | [`patroni`] | a cluster that fails over by itself |
+//! | [`package`] | packages for installing where there is no Rust |
+//! | [`orm`] | object-relational mappers |
+//! | [`citus`] | a Citus coordinator and its workers |
+//! | [`patroni`] | a cluster with automatic failover |
 //! | [`process`] | processes of the machine |
-//! | [`promises`] | what is promised, and the tests that show it |
-//! | [`rules`] | the extension's own rules, to be tested and model-checked without a server |
-//! | [`mod@script`] | tests of the lab that are SQL and what must come of it, in text files |
-//! | [`script_rules`] | the rules for scripts of extensions |
-//! | [`service`] | lock services of others |
-//! | [`standstill`] | times for which the machine stood still |
-//! | [`mod@test_case`] | a test of the lab |
-//! | [`story_run`], [`timeline`] | one run of a story, and how it is shown |
-//! | [`stories`] | what the extension is for, played by worker processes |
-//! | [`clients`] | the clients in other languages, and the scenarios they go through |
-//! | [`chaos`] | workers under a nemesis, and the judge |
+//! | [`promises`] | the requirements, and the tests that show them |
+//! | [`rules`] | the extension's decision rules, tested and model-checked without a server |
+//! | [`mod@script`] | SQL scenarios: tests in text files |
+//! | [`script_rules`] | the check of install and upgrade scripts with pgspot |
+//! | [`service`] | other lock services |
+//! | [`standstill`] | detection of stalls of the machine |
+//! | [`mod@test_case`] | a test |
+//! | [`story_run`], [`timeline`] | one run of a demo scenario, and how it is shown |
+//! | [`stories`] | demo scenarios: what the extension is for, run by worker processes |
+//! | [`clients`] | the clients in other languages, and the scenarios that each must pass |
+//! | [`chaos`] | workers under a nemesis, and the checker of their history |
 //! | [`demo`] | the demonstration |
 //!
-//! Measurements beside what else one could take are a package of their own, `pg_test/bench`.
+//! The benchmarks against alternatives are a package of their own, `pg_test/bench`.
 
 pub mod background;
 pub mod book;

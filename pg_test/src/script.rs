@@ -1,10 +1,11 @@
-//! Tests that are nothing but SQL and what must come of it: scripts, text files that are read when the tests start.
+//! SQL scenarios: tests in text files (`.script`), each a list of SQL statements with their expected results. They are
+//! read when the test program starts.
 //!
 //! `lab/fence/bound.script` has the tests `fence::bound::…`, beside those of `bound.rs`, if there is one:
 //!
 //! ```text
-//! # A comment says why. Each test has a fresh database; a setup is what the tests below it begin with, until the next.
-//! # (`setup history`: and before that with the steps of `lab/support/history.steps`.)
+//! # A comment says why. Each test has a fresh database. The tests below a setup begin with its steps, up to the next setup.
+//! # (`setup history` first runs the steps of `lab/support/history.steps`.)
 //! setup
 //!   CREATE TABLE orders (id int PRIMARY KEY, v int)
 //!   INSERT INTO orders VALUES (1, 0); SELECT fence_protect('orders')
@@ -18,57 +19,71 @@
 //!   $row => 1|$new
 //! ```
 //!
-//! Behind a test's name may stand `slow`, `from 17` (its first PostgreSQL), `bare` (without the extension) and `lite` (without
-//! it, too: the database is the role `$owner`'s, `$install` is the script of the lite edition, `$move_up` that which moves up
-//! from it), and `server max_connections=40` for a server of its own, with these settings,
-//! `tool pgaudit` for one of Debian's with an extension of its packages (`tool barman`: with that program beside it),
-//! `clock` for one whose clock can be
-//! stepped; `pooled 2` for PgBouncer with so many connections, behind which the sessions with names are (`pooled 2 statement`, in
-//! that mode; `pooled 2 without-options`, as it is by default: it refuses a client that sends `options`); `command` for the command `pg_fence`: left out where that was never built; `repack` for pg_repack, where that is to
-//! be had. A step is one line; what is indented more belongs to it. It is played in a superuser's session, or in that which it
-//! names:
+//! These words may follow a test's name:
+//!
+//! | word | means |
+//! | --- | --- |
+//! | `slow` | runs only with `PG_FENCE_SLOW` set |
+//! | `from 17` | runs on PostgreSQL 17 and newer |
+//! | `bare` | the database has no extension |
+//! | `lite` | the database has no extension and belongs to the role `$owner`; `$install` is the script of the lite edition, and `$move_up` the script that migrates from it to the extension |
+//! | `server max_connections=40` | a server for this test alone, with these settings |
+//! | `tool pgaudit`, `tool barman` | a server of Debian's for this test alone, with this other extension or program installed |
+//! | `clock` | a server for this test alone whose clock can be stepped |
+//! | `pooled 2` | PgBouncer with at most 2 connections to the server; sessions with a name connect through it |
+//! | `pooled 2 statement` | the same, in the pooling mode `statement` |
+//! | `pooled 2 without-options` | the same, as configured by default: it rejects clients that send the startup parameter `options` |
+//! | `command` | needs the command `pg_fence`; ignored if it was never built |
+//! | `repack` | needs pg_repack; ignored if it is not available |
+//!
+//! A step is one line, and the lines below it with deeper indentation. It runs in a superuser's session, or in the
+//! session that it names:
 //!
 //! | step | means |
 //! | --- | --- |
-//! | `SQL` | must succeed, whatever rows come |
-//! | `SQL => a\|b / c\|-` | the rows, whole. `-` is NULL, `''` an empty text, `(no row)` none, `*` any value but NULL |
-//! | `SQL => PF001 words … more words` | the SQLSTATE, and what message, DETAIL, HINT, SCHEMA, TABLE, COLUMN, CONTEXT must say, in any order |
-//! | `SQL => error words`, `SQL => anything` | any error; rows, or an error that leaves the session |
-//! | `x, y = SQL` | one row, no NULL in it; from now on `$x` and `${y}` are these texts, wherever they stand: no quotes are added |
-//! | `x := text` | `$x` is this text, in which other values may stand; `$log` is the server's log |
-//! | `x := page PATH ## Heading` | the first SQL below that heading, up to its first line of comment; `:y` in it is `$y` |
-//! | `try SQL ;; PROBE => …` | in a transaction of its own that is rolled back; what comes is of the probe, if there is one and the SQL has not failed |
-//! | `until SQL => …` | again and again, until that comes |
-//! | `b: SQL` | in a session named `b`, which is opened when it is first named, or by a value; `b as app:`, as that role; `b on x:`, in that database or on that server |
-//! | `b: SQL waits`, `… waits for c` | it must wait for a lock or in the queue, held up by the session `c` |
-//! | `b: still waits`, `b: woken => …`, `b: x = woken` | it has not ended; it has, or does now, and this comes of it |
-//! | `b: notices => … / …` | what its last statement said besides, in order: severity, SQLSTATE and words, as of an error; or `none` |
-//! | `b: disconnect` | its next step connects anew |
-//! | `b: cancel`, `b: terminate` | its statement is cancelled, and says so; its server process is told to end, and is gone |
-//! | `b: freeze`, `b: thaw` | its server process stands still, and goes on |
-//! | `role app other` | roles that may log in: `$app` is the name, `app:` a session of its |
-//! | `each x, y` | the rows below it, `\| 1 \| a`, are taken one by one for the steps below them |
-//! | `within x` | the steps below it have to come in time: they are played with `$x` = 1, then 2, 4, … 64 until none fails; what fails ends their sessions |
-//! | `b: SQL runs` | it is not waited for; `woken` is |
-//! | `x = race 24 SQL` | so many sessions run it at once, the same ones next time; `$x` are their answers, with commas |
-//! | `database d TEMPLATE $db` | one more database, without the extension, with these options; `$d` is its name, and `d:` and `b on d:` are sessions in it |
-//! | `at once` | below it `\| 8 \| SQL` or `\| 8 as app \| SQL`: so many sessions run it side by side to its end, without an error; `$n` is the number of each |
-//! | `rounds := 250` | `$rounds` is this, or what `PG_FENCE_RACE_ROUNDS` says |
-//! | `sh COMMANDS` | in a shell, up to the first that fails; as `b: sh …`, `psql` connects as the role `b`, or where `b` is; `$PGDATA` are the files of a server of the test's. What is left in the background ends with the test. `$SOURCE` has the project |
-//! | `sh … => 75\|out\|words … more` | its exit code, output and words of its errors: `*` or nothing is any, `''` none; `x = sh …`, `$x` is its output |
-//! | `steps name`, `play name`, `b: play name` | the steps below it get a name; they are played, with the values of then; those without a session by `b` |
-//! | `full …`, `lite …`, `from 17 …`, `until 16 …` | the step `…`, for that edition alone, for these versions of PostgreSQL |
+//! | `SQL` | must succeed, whatever rows it returns |
+//! | `SQL => a\|b / c\|-` | must return exactly these rows. `-` is NULL, `''` an empty text, `(no row)` none, `*` any value but NULL |
+//! | `SQL => PF001 words … more words` | must fail with this SQLSTATE; message, DETAIL, HINT, SCHEMA, TABLE, COLUMN and CONTEXT must contain the groups of words, in any order |
+//! | `SQL => error words`, `SQL => anything` | must fail with any SQLSTATE; may return rows, or fail without losing the session |
+//! | `x, y = SQL` | must return one row without NULL, which sets `$x` and `$y`. `$x` and `${y}` are replaced by these texts wherever they stand, without quotes |
+//! | `x := text` | sets `$x` to this text, which may contain other variables; `$log` is the server's log |
+//! | `x := page PATH ## Heading` | sets `$x` to the first SQL below that heading, up to its first line of comment; `:y` in it is `$y` |
+//! | `try SQL ;; PROBE => …` | runs in a transaction that is rolled back; the result is that of the probe, if there is one and the SQL succeeds |
+//! | `until SQL => …` | is repeated until it has this result |
+//! | `b: SQL` | runs in the session `b`, which is opened on first use (the name may be a variable); `b as app:`, as that role; `b on x:`, in that database or on that server |
+//! | `b: SQL waits`, `… waits for c` | must wait for a lock or in the queue, blocked by the session `c` |
+//! | `b: still waits`, `b: woken => …`, `b: x = woken` | the statement must still wait; it must have ended or end now, with this result |
+//! | `b: notices => … / …` | the notices of the session's last statement, in order: severity, SQLSTATE and words, as of an error; or `none` |
+//! | `b: disconnect` | closes the session; its next step connects anew |
+//! | `b: cancel`, `b: terminate` | cancels the statement, which must fail with that error; terminates the server process |
+//! | `b: freeze`, `b: thaw` | freezes the session's server process (SIGSTOP); resumes it |
+//! | `role app other` | creates roles that may log in: `$app` is the name, `app:` is a session of that role |
+//! | `each x, y` | runs the steps below it once for each of the rows below it, `\| 1 \| a` |
+//! | `within x` | the steps below it must come in time: they are repeated with `$x` = 1, then 2, 4, … 64 until none fails; a failure closes their sessions |
+//! | `b: SQL runs` | starts the statement without waiting; `woken` waits for it |
+//! | `x = race 24 SQL` | runs the statement in 24 sessions at once, in the same ones next time; `$x` are their results, with commas |
+//! | `database d TEMPLATE $db` | creates a database without the extension, with these options; `$d` is its name, and `d:` and `b on d:` are sessions in it |
+//! | `at once` | below it `\| 8 \| SQL` or `\| 8 as app \| SQL`: 8 sessions run the statement concurrently, without an error; `$n` is the number of the session |
+//! | `rounds := 250` | sets `$rounds` to this, or to `PG_FENCE_RACE_ROUNDS` |
+//! | `sh COMMANDS` | runs shell commands up to the first that fails; `b: sh …` makes `psql` connect as the role `b`, or to the place `b`. `$PGDATA` is the data directory of the test's server, `$SOURCE` the source tree. Background processes end with the test |
+//! | `sh … => 75\|out\|words … more` | checks the exit code, the output, and words of the errors: `*` or nothing is any, `''` none; `x = sh …` sets `$x` to the output |
+//! | `steps name`, `play name`, `b: play name` | names the steps below it; runs them, with the variables' values at that time; runs those without a session in `b` |
+//! | `full …`, `lite …`, `from 17 …`, `until 16 …` | runs the step `…` only on that edition, or on these versions of PostgreSQL |
 //!
-//! | `restart`, `crash` | the test's own server is stopped, or killed, and started again; its sessions connect anew |
-//! | `stop`, `kill`, `start` | the same, one by one |
-//! | `freeze`, `thaw` | all its processes stand still; they go on |
-//! | `backup s`, `standby s` | a server made by a base backup of it: as it is, and not started; a standby. `s:` and `b on s:` are sessions there, `restart s` and so on are its |
-//! | `replayed s`, `cut s`, `promote s` | the standby has all that its primary has logged; it hears no more of that; it is the primary, without what bugs of PostgreSQL make of unlogged sequences |
-//! | `crash b` | one server process is killed, that of the session `b`: it recovers by itself, or is started if it is told to stop |
-//! | `checkpoint` | all is on disk, and its processes that write in the background stand still: a crash loses all from here on |
-//! | `clock -3600` | the clock of the test's own server is stepped to so many seconds from the right time |
-//! | `stage` | [a table with a fence](holes::AuditedDatabase::stage): `$table`, `$fence`, the roles `$owner` and `$writer`, `$old` and `$new` |
-//! | `hole SQL`, `owner: hole SQL` | a superuser or the owner makes [a hole](holes::Hole) in that; below it `\| relation \| severity \| finding`, `in all \| …` and `in one \| …` for what only the audit of everything or of the table finds, and `x := text` for this hole |
+//! Steps that act on servers:
+//!
+//! | step | means |
+//! | --- | --- |
+//! | `restart`, `crash` | stops, or kills, the test's own server and starts it again; the sessions connect anew |
+//! | `stop`, `kill`, `start` | does one of these |
+//! | `freeze`, `thaw` | freezes all processes of the server; resumes them |
+//! | `backup s`, `standby s` | makes another server from a base backup: not started; as a standby. `s:` and `b on s:` are sessions there, and `restart s` and so on act on it |
+//! | `replayed s`, `cut s`, `promote s` | waits until the standby has replayed all that its primary has logged; disconnects it from its primary; promotes it, and undoes what bugs of PostgreSQL do to unlogged sequences |
+//! | `crash b` | kills the server process of the session `b`; the server recovers by itself, or is started if its settings make it stop |
+//! | `checkpoint` | writes everything to disk and freezes the background writers: a crash then loses all that follows |
+//! | `clock -3600` | steps the clock of the test's own server to 3600 seconds behind the right time |
+//! | `stage` | makes [a table with a fence](holes::AuditedDatabase::stage): `$table`, `$fence`, the roles `$owner` and `$writer`, `$old` and `$new` |
+//! | `hole SQL`, `owner: hole SQL` | a superuser or the owner makes [a bypass](holes::Hole) of that fence; below it `\| relation \| severity \| finding`, `in all \| …` and `in one \| …` for what only the audit of the database or of the table reports, and `x := text` for this bypass |
 //!
 //! A cell that could be taken for something else is shown in quotes: `''`, `'-'`, `'a|b'`, `'22023'` alone.
 
