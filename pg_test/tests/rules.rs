@@ -1,4 +1,4 @@
-//! Properties of the pure rules, for whatever input.
+//! Properties of the pure rules, for any input.
 
 use pg_fence_rules::fence::{judge, Landing, Order, Verdict, Write};
 use pg_fence_rules::grant::{
@@ -10,7 +10,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 use std::ops::Range;
 
-/// A thing that happens to a lease.
+/// An event in the life of a lease.
 #[derive(Clone, Debug)]
 enum Event {
     Acquire { mode: Mode, who: usize, ttl: Span, reclaim: bool },
@@ -43,7 +43,7 @@ fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-/// A row of the lease table, with whose it is and whether an open transaction relies on it.
+/// A row of the lease table, with its holder and whether an open transaction relies on it.
 #[derive(Clone, Debug)]
 struct Row {
     grant: Grant,
@@ -55,7 +55,8 @@ fn live(rows: &[Row], now: Instant) -> Vec<&Row> {
     rows.iter().filter(|row| row.grant.phase(now) == Phase::Held).collect()
 }
 
-/// Nothing lives beside an exclusive grant, no mode beside another, and no more than the slots.
+/// Checks that no grant lives beside an exclusive one, that no two modes live together, and that there are no more
+/// grants than slots.
 fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
     let live = live(rows, now);
     for row in &live {
@@ -70,7 +71,7 @@ fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
     Ok(())
 }
 
-/// The verdict on an acquire among these rows.
+/// Returns the verdict on an acquire among these rows.
 fn decide(rows: &[Row], who: usize, ask: &Ask, now: Instant) -> Acquire {
     let existing =
         |row: &Row| ExistingGrant { grant: row.grant, mine: row.who == who, guarded: row.guarded };
@@ -102,7 +103,7 @@ fn write() -> impl Strategy<Value = Write> {
         .prop_map(|(old, new, named, ambient)| Write { old, new, named, ambient })
 }
 
-/// Writes a template of these pieces.
+/// Writes a template from these pieces.
 fn render(pieces: &[Piece]) -> Vec<u8> {
     let mut text = Vec::new();
     for piece in pieces {
@@ -123,7 +124,7 @@ fn pieces() -> impl Strategy<Value = Vec<Piece>> {
     let literal = "[a-z:{}é ]{1,6}".prop_map(|text| Piece::Literal(text.into_bytes()));
     let column = "[a-z_é ]{1,6}".prop_map(|text| Piece::Column(text.into_bytes()));
     vec(prop_oneof![literal, column], 0..6).prop_map(|mut pieces| {
-        // Two literals in a row are one.
+        // Two adjacent literals would be read as one.
         pieces.dedup_by(|b, a| matches!((a, b), (Piece::Literal(_), Piece::Literal(_))));
         pieces
     })
@@ -143,7 +144,7 @@ proptest! {
                     let Acquire::Grant { slot } = decide(&rows, who, &ask, now) else { continue };
                     prop_assert!(slot >= 0 && (mode != Mode::Exclusive || slot == 0));
                     if reclaim {
-                        // As the caller of the rule does: what it takes back elsewhere ends.
+                        // As the rule's caller does: what a reclaim takes back elsewhere is ended.
                         for row in rows.iter_mut().filter(|r| r.who == who && !r.guarded) {
                             row.grant.closing = row.grant.closing.or(Some(token));
                         }
@@ -213,7 +214,7 @@ proptest! {
         let ambient = w.ambient.filter(|_| !w.column_presents());
         prop_assert_eq!(Some(token), ambient.or(w.new.flatten()));
         let stored = w.old.flatten();
-        // A row never goes back, and what it gets is either there already or was presented.
+        // A row's fence never falls, and its new value was either stored or presented.
         prop_assert_eq!(Some(fence), stored.max(Some(token)));
         if let Some(stored) = stored.filter(|_| strict || !bound) {
             prop_assert!(token > stored || !strict && token == stored);

@@ -1,16 +1,16 @@
-//! The rules of leases and fences as a state machine, searched to its end within small bounds.
+//! The rules of leases and fences as a state machine, searched exhaustively within small bounds.
 //!
-//! Clients that freeze wherever they are or whose sessions end, a server that crashes with an unwritten log,
-//! standbys that are behind when they are promoted, a clock that steps back. The decisions are not a copy: the machine
-//! calls the extension's own code (`pg_test::rules`). Each protection is then taken away, and the search
-//! must find what goes wrong without it; the path there is printed.
+//! Clients freeze anywhere, or their sessions end; a server crashes before its log is written; standbys lag when they
+//! are promoted; a clock steps back. The decisions are not a copy: the machine calls the extension's own code
+//! (`pg_test::rules`). Each protection is then taken away, and the search must find what goes wrong without it; it
+//! prints the path to that state.
 //!
-//! In this machine a call has all its locks at once, and wants the lease alone; `locking` is another one, in which locks are
-//! taken one by one, by readers and slots, too, and `snapshots` a third, whose transactions read the world of their snapshots.
-//! `rows` is of leases in rows, which have one lock each, the row's.
-//! Real sessions and servers try the rest (`lab`: `session_races`, `session_durability`, `leases::keep`, the
-//! scripts): the order of those who wait, how rows are seen in a table that is rewritten, leases that somebody else grants,
-//! grants that a crash may lose, many leases renewed in one call.
+//! In this machine a call takes all its locks at once, and the lease is exclusive. `locking` is a second model, in
+//! which locks are taken one by one, also by shared and slot acquires. `snapshots` is a third, whose transactions read
+//! from their snapshots. `rows` models leases in rows, which have only the row's lock. Real sessions and servers test
+//! the rest (`lab`: `session_races`, `session_durability`, `leases::keep`, the scenarios): the order of waiters, how
+//! rows are seen in a table that is rewritten, leases granted by other systems, grants that a crash may lose, many
+//! leases renewed in one call.
 
 mod locking;
 mod protections;
@@ -33,27 +33,27 @@ fn holds(bounds: Bounds) {
     search::holds(System { bounds, protections: Protections::ALL });
 }
 
-/// Without this protection the property is broken.
+/// Checks that the property breaks without this protection.
 fn breaks(bounds: Bounds, property: &'static str, take_away: fn(&mut Protections)) {
     search::breaks(System { bounds, protections: Protections::without(take_away) }, property);
 }
 
 const CALM: Bounds = Bounds::CALM;
-/// The server is killed, its log not yet written.
+/// The server is killed before its log is written.
 const CRASHES: Bounds = Bounds { crashes: 1, kills: 1, seconds: 2, draws: 3, ..CALM };
-/// The same, where commits do not wait for the disk.
+/// The server is killed, and commits do not wait for the disk.
 const LAZY: Bounds = Bounds { synchronous_commit: false, kills: 0, ..CRASHES };
-/// The server is killed again while it starts, within a second.
+/// The server is killed again during its start, within a second.
 const CRASH_LOOP: Bounds = Bounds { crashes: 2, seconds: 0, draws: 4, ..LAZY };
-/// A standby that is behind takes over.
+/// A lagging standby is promoted.
 const FAILOVER: Bounds =
     Bounds { promotions: 1, standbys: 1, revocations: 1, seconds: 1, draws: 4, ..CALM };
-/// An older standby takes over from the first.
+/// A standby that lags more is promoted after the first.
 const TWO_FAILOVERS: Bounds = Bounds {
     promotions: 2,
     standbys: 2,
     clients: 1,
-    // A promotion takes a second of its own.
+    // A promotion takes a second itself.
     seconds: 0,
     draws: 3,
     ships: 2,
@@ -111,7 +111,7 @@ searches! {
         breaks(SESSIONS, ONE_HOLDER, |p| p.session_lock_first = false);
     a_session_lock_given_back_before_the_commit_lets_two_hold_it =>
         breaks(SESSIONS, ONE_HOLDER, |p| p.session_lock_to_commit = false);
-    // The second search goes on where the first is no news.
+    // The second search continues past states in which a take-over is reported.
     a_guard_without_a_lock_is_taken_over_and_its_write_is_stale =>
         breaks(CALM, GUARD_EXCLUDES, |p| p.guard_lock = false),
         breaks(CALM, NO_STALE_BOUND, |p| (p.guard_lock, p.report_take_over) = (false, false));
@@ -129,7 +129,7 @@ searches! {
     without_a_jump_a_promoted_standby_reissues_tokens => breaks(FAILOVER, NEVER_REISSUED, |p| p.jump = false);
     a_base_backup_taken_for_a_crash_lets_a_stale_write_land =>
         breaks(RESTORE, NO_STALE_BOUND, |p| p.backup_label = false);
-    // The start moves the sequence on; but what is silent no longer is.
+    // The start advances the sequence. But a token that was below the minimum is accepted again.
     an_identity_recorded_before_the_jump_is_lost_to_a_crash =>
         breaks(Bounds { crashes: 1, ..FAILOVER }, NO_STALE_BOUND, |p| p.identity_last = false);
     a_jump_that_ignores_the_clock_does_not_outrun_the_one_before =>

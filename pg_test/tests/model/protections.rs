@@ -1,54 +1,55 @@
-//! The protections of leases and fences, one by one, so that a test can take one away.
+//! The protections of leases and fences, one by one. A test can take one away.
 
 use crate::search::protections;
 
 protections! {
-    /// An acquire locks the grant's place.
+    /// An acquire locks the lease.
     grant_lock,
     /// A renewal or a release locks the grant.
     change_lock,
     /// A guard locks the grant.
     guard_lock,
-    /// The rows are read again once the locks are had.
+    /// The rows are read again once the locks are held.
     reread,
-    /// The token is drawn once the locks are had.
+    /// The token is drawn once the locks are held.
     draw_under_lock,
-    /// The clock is read once the locks are had, not when the request came.
+    /// The clock is read once the locks are held, not when the request arrives.
     clock_after_lock,
-    /// A server that starts moves the sequence on before anything is drawn.
+    /// A server that starts advances the sequence before any token is drawn.
     start_move,
-    /// Each move is on disk before it is recorded as done.
+    /// Each advance is on disk before it is recorded as done.
     durable_move,
-    /// That this life has begun is recorded when the sequence was moved on, not before.
+    /// The start is recorded after the sequence was advanced, not before.
     start_last,
-    /// A database that finds itself to be another one jumps.
+    /// A database that detects a new identity begins a new epoch.
     jump,
-    /// It does so, too, where the server was started from a base backup, on the same timeline.
+    /// A server that was started from a base backup begins a new epoch, even on the same timeline.
     backup_label,
-    /// A move goes at least to the clock's seconds × 2^20.
+    /// An advance goes at least to the clock's seconds × 2^20.
     move_by_clock,
-    /// The new identity is recorded when the jump is done, not before.
+    /// The new identity is recorded after the new epoch has begun, not before.
     identity_last,
-    /// After a jump no earlier token speaks until renewed.
+    /// After a new epoch no earlier token is accepted until renewed.
     floor,
-    /// A take-over of a guarded grant is reported as such (else the search goes on to what comes of it).
+    /// A take-over of a guarded grant is reported as a violation. Without this the search continues to its
+    /// consequences.
     report_take_over,
-    /// The session's lock is looked at once the grant's lock is had.
+    /// The session's lock is checked once the grant's lock is held.
     session_after_lock,
     /// The session's lock is the grant's own, by its first token, not the lease's.
     session_lock_by_token,
-    /// The session's lock is taken before the grant is there for others to see.
+    /// The session's lock is taken before the grant is visible to others.
     session_lock_first,
-    /// A release gives the session's lock back when it commits, not at once.
+    /// A release gives back the session's lock at commit, not at once.
     session_lock_to_commit,
-    /// A token that is smaller than a bound row's must speak for the lease.
+    /// A token smaller than that of a bound row must be the lease's current one.
     behind_must_speak,
     /// The row then keeps the greater token.
     keep_greater,
 }
 
 impl Protections {
-    /// Whether a request takes something along from before its locks.
+    /// Returns true if a request reads something before it holds its locks.
     pub fn looks_early(&self) -> bool {
         let late =
             [self.reread, self.draw_under_lock, self.clock_after_lock, self.session_after_lock];
@@ -56,7 +57,7 @@ impl Protections {
     }
 }
 
-/// How far the model goes. Whatever happens at most so often may happen at any time.
+/// The bounds of the model: how often each kind of event may happen. It may happen at any time.
 #[derive(Clone, Debug)]
 pub struct Bounds {
     /// Clients, all of which want the lease.
@@ -67,11 +68,11 @@ pub struct Bounds {
     pub draws: u8,
     /// Kills of the server.
     pub crashes: u8,
-    /// Standbys promoted.
+    /// Promotions of a standby.
     pub promotions: u8,
-    /// Base backups started as they are.
+    /// Starts of a base backup as it is.
     pub restores: u8,
-    /// Standbys there are, or base backups.
+    /// The number of standbys or base backups.
     pub standbys: usize,
     /// Times that a standby catches up.
     pub ships: u8,
@@ -79,23 +80,22 @@ pub struct Bounds {
     pub steps_back: u8,
     /// Revocations.
     pub revocations: u8,
-    /// Sessions killed: in mid-transaction, and anywhere where a grant ends with them.
+    /// Sessions killed: during a transaction, and at any time if a grant ends with the session.
     pub kills: u8,
-    /// Times that a session gives back all its locks (`DISCARD ALL`, or in mid-transaction
-    /// `pg_advisory_unlock_all()`).
+    /// Times that a session releases all its locks (`DISCARD ALL`, or during a transaction `pg_advisory_unlock_all()`).
     pub unlocks: u8,
     /// Transactions that change a lease and are rolled back.
     pub rollbacks: u8,
-    /// For each client, whether its grants end with its session; those left out: no.
+    /// For each client, whether its grants end with its session. Missing entries mean no.
     pub sessions: &'static [bool],
-    /// Acquires take back the caller's own grant.
+    /// Acquires reclaim the caller's own grant.
     pub reclaim: bool,
     /// Commits wait until they are on disk.
     pub synchronous_commit: bool,
 }
 
 impl Bounds {
-    /// Two clients, and nothing that goes wrong but their own slowness.
+    /// Two clients, and no faults but their own delays.
     pub const CALM: Bounds = Bounds {
         clients: 2,
         seconds: 3,

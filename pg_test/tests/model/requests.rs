@@ -1,5 +1,5 @@
-//! The server's work on a request. The decisions are the extension's own; what surrounds them (locks,
-//! reads, draws) is told here in the order in which the extension does it.
+//! The server's work on a request. The decisions are the extension's own code. The steps around them (locks, reads,
+//! draws) are modelled in the extension's order.
 
 use crate::server::{micros, Row, TTL};
 use crate::state::{Change, Early, Op, Phase, State, Transaction};
@@ -13,7 +13,7 @@ use pg_test::rules::moves::Due;
 use pg_test::rules::{Floor, Token};
 
 impl System {
-    /// Carries out a request; None where it waits, or cannot happen within the bounds.
+    /// Carries out a request. Returns `None` if it waits, or cannot happen within the bounds.
     pub fn carry_out(&self, state: &mut State, c: usize, op: Op, early: Early) -> Option<()> {
         match op {
             Op::Acquire => self.acquire(state, c, early),
@@ -22,7 +22,7 @@ impl System {
         }
     }
 
-    /// Draws a token, after the move or jump that may be due.
+    /// Draws a token, after the advance or new epoch that may be due.
     pub fn draw(&self, state: &mut State) -> Option<Token> {
         if state.spent.draws == self.bounds.draws || self.must_move_on(state) {
             return None;
@@ -43,7 +43,7 @@ impl System {
         }
     }
 
-    /// The grant as a request sees it that may look at its session's lock now.
+    /// Returns the grant as seen by a request that may check its session's lock now.
     fn grant(&self, state: &State, early: &Early, row: &Row) -> Grant {
         row.grant(match early.abandoned {
             Some(abandoned) => abandoned == Some(row.first),
@@ -51,7 +51,7 @@ impl System {
         })
     }
 
-    /// The lock of a step, where it is to be had now; none where that is what is tried.
+    /// Takes the lock of a step, or none if its protection is taken away. Returns `None` if it is not free.
     fn lock(
         &self,
         state: &State,
@@ -67,7 +67,7 @@ impl System {
         let clock = early.clock.unwrap_or(state.clock);
         let lock = self.lock(state, c, self.protections.grant_lock, ACQUIRE_ALONE.mode)?;
         let reclaim = self.bounds.reclaim;
-        // Under this lock nobody else guards anything.
+        // Under this lock no other transaction guards anything.
         let existing = seen.as_ref().map(|row| ExistingGrant {
             grant: self.grant(state, &early, row),
             mine: reclaim && row.owner == c,
@@ -96,7 +96,7 @@ impl System {
         Some(())
     }
 
-    /// An acquire that has the lock finds the lease taken: somebody must have it.
+    /// An acquire that has the lock finds the lease taken: a client must really hold it.
     fn taken(&self, state: &mut State, early: &Early) -> Option<()> {
         let had = state.server.data.lease.as_ref().is_some_and(|row| state.lives(row));
         if had || *early != Early::default() {
@@ -106,7 +106,7 @@ impl System {
         Some(())
     }
 
-    /// A token has been let speak for this grant.
+    /// Checks a grant for which a token was accepted.
     fn check_speaks(&self, state: &mut State, row: &Row) {
         if !row.is_live(state.clock) {
             state.violate(NOT_EXPIRED);
@@ -116,14 +116,14 @@ impl System {
         }
     }
 
-    /// A token that a grant gets is greater than all that anyone has seen: the lease is locked now.
+    /// Checks that a grant's token is greater than all that any client has seen: the lease is locked now.
     fn check_rises(&self, state: &mut State, token: Token) {
         if token <= state.seen {
             state.violate(NEVER_REISSUED);
         }
     }
 
-    /// Holds each new grant against the true clock and the true rows.
+    /// Checks each new grant against the true clock and the true rows.
     fn check_alone(&self, state: &mut State, c: usize, new: &Row) {
         if !new.is_live(state.clock) {
             state.violate(NOT_EXPIRED);
@@ -146,13 +146,13 @@ impl System {
         }
     }
 
-    /// The grant of the client's token, as committed.
+    /// Returns the committed grant of the client's token.
     fn own_row(&self, state: &State, early: &Early, token: Token) -> Option<Row> {
         let row = early.row.as_ref().unwrap_or(&state.server.data.lease);
         row.clone().filter(|row| row.tokens().contains(token))
     }
 
-    /// The client has been told that its token does not speak. It gives up, unless renewing can help.
+    /// The client learns that its token is not accepted. It gives up, unless renewing can help.
     fn refuse(&self, state: &mut State, c: usize, row: Option<&Row>) -> Option<()> {
         let token = state.clients[c].token?;
         let now = micros(state.clock);
@@ -241,7 +241,7 @@ impl System {
         Some(())
     }
 
-    /// Somebody without a session of the model's revokes, in one go.
+    /// A caller outside of the model's sessions revokes the lease, in one event.
     pub fn revoke(&self, state: &mut State) -> Option<()> {
         let nobody = state.clients.len();
         let mut row = state.server.data.lease.clone()?;

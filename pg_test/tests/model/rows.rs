@@ -1,9 +1,11 @@
-//! A lease in the row: one row of a table of work, and workers that claim it, write it, renew, give up and evict.
+//! A model of leases in rows: one row of a table of work, and workers that claim it, write it, renew it, give it up and
+//! evict it.
 //!
-//! A worker may freeze anywhere, also between the clock that its statement reads and the row's lock. Its transaction may go on
-//! for as long as it likes, roll back to a savepoint, be prepared, or be lost in a crash, which may also lose the latest commit.
-//! The decision is the extension's own (`row_lease::judge`); PostgreSQL's row lock is modelled as it is: a row that an open
-//! transaction has written waits for that one's end. Above READ COMMITTED PostgreSQL only refuses more (40001).
+//! A worker may freeze anywhere, also between the moment at which its statement reads the clock and the row's lock. Its
+//! transaction may stay open for any time, roll back to a savepoint, be prepared, or be lost in a crash, which may also
+//! lose the latest commit. The decision is the extension's own code (`row_lease::judge`). PostgreSQL's row lock is
+//! modelled as it is: a statement waits for the end of an open transaction that has written the row. Isolation levels
+//! above READ COMMITTED only add refusals (40001).
 
 use crate::search::{self, never, once_more, protections, searches};
 use pg_test::rules::row_lease::{self, Presented, Reason, Stored, Verdict};
@@ -13,15 +15,15 @@ use stateright::{Model, Property};
 /// How many seconds a claim lasts.
 const TTL: u8 = 2;
 
-/// A version of the row, and what really happened to it, which the extension does not know.
+/// A version of the row, and its true history, which the extension does not know.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 struct Row {
     fence: Option<u8>,
-    /// In seconds.
+    /// The deadline, in seconds.
     deadline: Option<u8>,
     /// The worker whose claim drew the fence.
     claimant: Option<usize>,
-    /// Somebody else has written the row since that claim.
+    /// True if another worker has written the row since that claim.
     written_since: bool,
 }
 
@@ -34,17 +36,18 @@ impl Row {
 /// A statement.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Statement {
-    /// Sets a deadline ahead and names no fence.
+    /// Sets a future deadline and names no fence.
     Claim,
-    /// An object mapper's claim: of a row that its condition finds free, with the fence that it has just read.
+    /// The claim of an object-relational mapper: of a row that its condition finds free, with the fence that it has
+    /// just read.
     Save,
-    /// With the worker's own token, as the next two.
+    /// A write with the worker's own token, as the next two.
     Write,
     Renew,
     GiveUp,
     /// Names neither column.
     Edit,
-    /// Takes the row away with its own fence.
+    /// Ends another worker's claim, with the fence of the row.
     Evict,
 }
 
@@ -58,42 +61,42 @@ impl Statement {
     }
 }
 
-/// The transaction that has written the row and is not over.
+/// The open transaction that has written the row.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Writer {
     Worker(usize),
-    /// It was prepared: no session has it.
+    /// A prepared transaction, which has no session.
     Prepared,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 struct Worker {
-    /// The latest token that it was answered, whatever became of the transaction.
+    /// The latest token that it was given, whatever became of the transaction.
     token: Option<u8>,
-    /// The statement that it is at, and when that read the clock.
+    /// The running statement, and the clock that it read.
     sent: Option<(Statement, u8)>,
 }
 
 /// One event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Action {
-    /// The worker sends a statement, whose clock is read at once.
+    /// The worker sends a statement, which reads the clock at once.
     Send(usize, Statement),
     /// The statement gets the row's lock.
     Land(usize),
     Commit(usize),
     RollBack(usize),
-    /// Back to a savepoint before the transaction's latest statement.
+    /// The transaction rolls back to a savepoint before its latest statement.
     Undo(usize),
     Prepare(usize),
     CommitPrepared,
     RollBackPrepared,
     Second,
-    /// The server is killed; `true`: and has lost its latest commit.
+    /// The server is killed. With `true` the latest commit is lost.
     Crash(bool),
 }
 
-/// What a statement that landed has shown, so that a search can tell that it happens.
+/// What a statement has shown: searches check that it happens.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Shown {
     LateWrite,
@@ -104,7 +107,7 @@ enum Shown {
 
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
-    /// The committed version, and after it those of the transaction that is not over.
+    /// The committed version, followed by those of the open transaction.
     versions: Vec<Row>,
     /// The committed version before the latest commit.
     before: Row,
@@ -138,17 +141,17 @@ impl State {
 protections! {
     /// The clock is read under the row's lock, not when the statement began.
     clock_after_lock,
-    /// A row whose deadline is NULL is given up: its own token does not write it.
+    /// A row whose deadline is NULL was given up: its own token does not write it.
     closed_is_asked,
-    /// A version is a transaction's own only if that transaction has written it.
+    /// A version counts as a transaction's own only if that transaction has written it.
     own_is_own,
-    /// A write without a token ends what was over.
+    /// A write without a token ends an expired claim.
     edit_closes,
     /// A renewal after the deadline is refused.
     late_renewal_is_refused,
 }
 
-/// How far the model goes, and what it is without.
+/// The bounds of the model, and the protections it has.
 #[derive(Clone, Copy, Debug)]
 struct Rows {
     workers: usize,
@@ -170,13 +173,13 @@ fn token(number: u8) -> Token {
     Token::from_bigint(i64::from(number))
 }
 
-/// The seconds of a deadline that the rule has answered; one of the rows' own.
+/// Returns the seconds of a deadline from the rule or from a row.
 fn seconds(deadline: Instant) -> u8 {
     u8::try_from(deadline.micros() / 1_000_000).expect("a deadline of the model")
 }
 
 impl Rows {
-    /// What the extension answers to a statement on that row.
+    /// Returns the extension's verdict on a statement on that row.
     fn judge(&self, state: &State, worker: usize, (statement, sent): (Statement, u8)) -> Verdict {
         let (p, row) = (&self.protections, state.row());
         let of_row = || row.fence.map_or(Presented::Null, |fence| Presented::Token(token(fence)));
@@ -195,7 +198,7 @@ impl Rows {
         };
         let is_own = state.writer == Some(Writer::Worker(worker));
         let is_closed = row.fence.is_some() && row.deadline.is_none();
-        // One that does not ask sees a deadline, long past.
+        // Without the protection a NULL deadline is taken for one long past.
         let unasked = is_closed && !p.closed_is_asked && statement.shows_own_token();
         let deadline = |seconds: Option<u8>| match seconds {
             None if unasked && statement == Write => Some(Instant::EARLIEST),
@@ -221,7 +224,7 @@ impl Rows {
         }
     }
 
-    /// The statement gets the row's lock, is judged, and perhaps writes a version.
+    /// The statement gets the row's lock, is judged, and may write a version.
     fn land(&self, state: &mut State, worker: usize) -> Option<()> {
         let (statement, sent) = state.workers[worker].sent.take()?;
         let is_own = state.writer == Some(Writer::Worker(worker));
@@ -247,7 +250,7 @@ impl Rows {
         state.versions.push(new);
         state.writer = Some(Writer::Worker(worker));
         if new.fence == old.fence && statement == Save {
-            // RETURNING has told it a token.
+            // RETURNING has given it a token.
             state.workers[worker].token = new.fence;
         }
         state.violation = violation(state, (worker, is_own), statement, (&old, &new));
@@ -273,7 +276,7 @@ impl Rows {
             Action::Second => once_more(&mut state.clock, self.seconds)?,
             Action::Crash(loses_commit) => {
                 once_more(&mut state.crashes, self.crashes)?;
-                // What was prepared is on disk, and so is all that was committed before.
+                // A prepared transaction is on disk, and so are all earlier commits.
                 let is_prepared = state.writer == Some(Writer::Prepared);
                 (!loses_commit || !is_prepared && state.before != state.versions[0])
                     .then_some(())?;
@@ -283,7 +286,7 @@ impl Rows {
                 if loses_commit {
                     state.versions = vec![state.before];
                 }
-                // The server that starts moves the sequence on.
+                // The starting server advances the sequence.
                 state.drawn += 1;
                 state.workers.iter_mut().for_each(|worker| worker.sent = None);
             }
@@ -292,7 +295,7 @@ impl Rows {
     }
 }
 
-/// The promise that this write has broken.
+/// Returns the promise that this write has broken.
 fn violation(
     state: &State,
     (worker, is_own): (usize, bool),
@@ -306,7 +309,7 @@ fn violation(
     if old.is_held(state.clock) && old.claimant != Some(worker) && !is_own && statement != Evict {
         return Some(HELD);
     }
-    // A row that its own transaction has given up is anybody's, and that transaction's.
+    // If the transaction itself has given up the row, it may write it like anyone else.
     let goes_on = is_own && old.deadline.is_none();
     if as_holder && !goes_on && !is_holders {
         return Some(NOBODY_SINCE);
@@ -321,7 +324,7 @@ fn violation(
     (is_moved_on && is_late).then_some(IN_TIME)
 }
 
-/// What this write shows that happens.
+/// Returns what this write has shown to happen.
 fn shown(state: &State, statement: Statement, (old, new): (&Row, &Row)) -> Option<Shown> {
     let was_over = old.deadline.is_some() && !old.is_held(state.clock);
     match statement {
@@ -403,7 +406,7 @@ impl Model for Rows {
             never!(Rows, GIVEN_UP),
             never!(Rows, OWN_TOKEN),
             never!(Rows, IN_TIME),
-            // So that the above is not true for want of anything happening.
+            // This shows that the property above does not hold merely because nothing happens.
             happens!("a late write lands, if nobody came", Shown::LateWrite),
             happens!("an edit ends what was over", Shown::EditOfWhatWasOver),
             happens!("a row whose deadline has passed is taken over", Shown::TakeOver),
@@ -414,7 +417,7 @@ impl Model for Rows {
     }
 }
 
-/// Without this protection the property is broken.
+/// Checks that the property breaks without this protection.
 fn breaks(property: &'static str, take_away: fn(&mut Protections)) {
     search::breaks(Rows { protections: Protections::without(take_away), ..ROWS }, property);
 }

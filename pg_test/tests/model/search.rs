@@ -1,4 +1,4 @@
-//! How each of the models is searched, and what they are made of alike.
+//! The search of the models, and what the models share.
 
 use pg_test::rules::grant::{Grant, Mode, Tokens};
 use pg_test::rules::locks::{Lock, LockMode, LockStep};
@@ -7,7 +7,7 @@ use stateright::{Checker, HasDiscoveries, Model};
 use std::fmt::Debug;
 use std::hash::Hash;
 
-/// The protections of the promises, all of which the extension has: `Protections::ALL`. A test can take one away.
+/// Defines `Protections`, one field each. The extension has them all (`Protections::ALL`); a test can take one away.
 macro_rules! protections {
     ($($(#[$said:meta])* $name:ident),* $(,)?) => {
         #[derive(Clone, Copy, Debug)]
@@ -16,10 +16,10 @@ macro_rules! protections {
         }
 
         impl Protections {
-            /// As the extension is.
+            /// All protections, as in the extension.
             pub const ALL: Protections = Protections { $($name: true),* };
 
-            /// All but one.
+            /// Returns all protections but one.
             pub fn without(take_away: fn(&mut Protections)) -> Protections {
                 let mut protections = Protections::ALL;
                 take_away(&mut protections);
@@ -29,14 +29,14 @@ macro_rules! protections {
     };
 }
 
-/// A property of a model: that its states note no such violation.
+/// A property of a model: that no state notes this violation.
 macro_rules! never {
     ($model:ident, $name:expr) => {
         Property::<$model>::always($name, |_, state: &State| state.violation != Some($name))
     };
 }
 
-/// Tests, a row each: the name, and the searches that it stands for.
+/// Defines tests, one in each row: the name, and its searches.
 macro_rules! searches {
     ($($name:ident => $($search:expr),+;)*) => {
         $(
@@ -50,7 +50,7 @@ macro_rules! searches {
 
 pub(crate) use {never, protections, searches};
 
-/// A grant of one token that nothing ends, and nobody has closed.
+/// Returns an open-ended grant with one token.
 pub fn grant(slot: i32, mode: Mode, token: Token) -> Grant {
     Grant {
         slot,
@@ -64,23 +64,23 @@ pub fn grant(slot: i32, mode: Mode, token: Token) -> Grant {
     }
 }
 
-/// A lock that a transaction has: of which object, on which slot.
+/// A lock held by a transaction: the object, the slot and the mode.
 pub type Held = (Lock, i32, LockMode);
 
-/// Is the lock to be had beside those of others?
+/// Returns true if the lock does not conflict with those of others.
 pub fn is_free<'a>(mut others: impl Iterator<Item = &'a Held>, want: LockStep, slot: i32) -> bool {
     !others.any(|(lock, on, mode)| {
         (*lock, *on) == (want.lock, slot) && want.mode.conflicts_with(*mode)
     })
 }
 
-/// Counts what may happen so often; None where it has.
+/// Counts an event. Returns `None` if its limit is reached.
 pub fn once_more(count: &mut u8, limit: u8) -> Option<()> {
     *count += 1;
     (*count <= limit).then_some(())
 }
 
-/// Searches everything within the bounds, and finds nothing.
+/// Searches all states within the bounds and must find no violation.
 pub fn holds<M>(model: M)
 where
     M: Model + Send + Sync + 'static,
@@ -93,7 +93,7 @@ where
     checker.assert_properties();
 }
 
-/// The search finds a way to break that property, which is printed.
+/// Searches until that property breaks, which must happen, and prints the path.
 pub fn breaks<M>(model: M, property: &'static str)
 where
     M: Model + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! The server, as far as it matters here: rows, the sequence, what is on disk, the clock's seconds.
+//! The server, as far as the model needs it: rows, the sequence, what is on disk, the clock's seconds.
 
 use crate::protections::Protections;
 use crate::search;
@@ -7,7 +7,7 @@ use pg_test::rules::moves::{self, Due, Identity, Recorded, Start};
 use pg_test::rules::{Floor, Instant, Span, Token};
 use std::convert::Infallible;
 
-/// How many tokens beyond the drawn one a log record covers (Postgres: 32).
+/// How many tokens beyond the drawn one a log record covers (PostgreSQL: 32).
 const LOGGED_AHEAD: i64 = 2;
 /// How long a grant lasts, in seconds.
 pub const TTL: u8 = 2;
@@ -20,17 +20,17 @@ pub struct Row {
     pub renewed: Vec<Token>,
     pub closing: Option<Token>,
     pub expires: u8,
-    /// The session that it ends with, by its number among the owner's.
+    /// The session with which it ends, by its number among the owner's sessions.
     pub session: Option<u8>,
 }
 
 impl Row {
-    /// Its tokens.
+    /// Returns its tokens.
     pub fn tokens(&self) -> Tokens {
         Tokens::new(self.first, &self.renewed)
     }
 
-    /// As the extension's rules see it, where a look at its session's lock has shown whether it is abandoned.
+    /// Returns the grant in the rules' terms. `abandoned` is the result of a check of its session's lock.
     pub fn grant(&self, abandoned: bool) -> Grant {
         Grant {
             tokens: self.tokens(),
@@ -41,13 +41,13 @@ impl Row {
         }
     }
 
-    /// Current by this clock, as far as the row tells?
+    /// Returns true if the grant is current by this clock, as far as the row says.
     pub fn is_live(&self, clock: u8) -> bool {
         self.closing.is_none() && clock < self.expires
     }
 }
 
-/// The clock as the rules see it: some day after tokens were invented, plus seconds.
+/// Returns the clock in the rules' terms: 1,000 seconds after `CLOCK_ZERO`, plus `seconds`.
 pub fn micros(seconds: u8) -> Instant {
     moves::CLOCK_ZERO + Span::from_secs(1_000 + i64::from(seconds))
 }
@@ -56,30 +56,30 @@ pub fn micros(seconds: u8) -> Instant {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Sequence {
     pub last: Token,
-    /// Up to where the latest log record covers it.
+    /// The last token that the latest log record covers.
     logged: Token,
 }
 
-/// All that a database keeps. The last field is the model's own memory of what was acknowledged; it
-/// lives and dies with the data that it speaks of.
+/// All that a database stores. The last field is the model's memory of acknowledged grants: it is lost together with
+/// the data.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Data {
     pub timeline: u32,
-    /// The base backup that the server was started from.
+    /// The base backup from which the server was started.
     backup: Option<u64>,
     pub sequence: Sequence,
     identity: i64,
-    /// The number of the sequence that a dump would carry.
+    /// The sequence's number as a dump would carry it.
     dumped: Token,
     pub floor: Floor,
     pub lease: Option<Row>,
     /// The fence of the row that is bound to the lease.
     pub bound: Option<Token>,
-    /// The greatest token of a grant that was acknowledged.
+    /// The greatest token of an acknowledged grant.
     pub granted: Token,
 }
 
-/// The steps of a move or jump, in any order.
+/// The steps of an advance or a new epoch, in any order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Step {
     Sequence,
@@ -88,28 +88,29 @@ enum Step {
     Start,
 }
 
-/// A server and what hangs on it.
+/// A server, its standbys and its sessions' locks.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Server {
     /// The rows that sessions see.
     pub data: Data,
     /// The rows that a crash leaves.
     pub disk: Data,
-    /// The rows that promoting a standby leaves, or starting a base backup of that moment.
+    /// The rows after promoting each standby, or after starting a base backup of that moment.
     pub standbys: Vec<Data>,
-    /// The locks that sessions hold for grants that end with them: whose, and the grant's first token.
+    /// The locks that sessions hold for grants that end with them: the client, and the grant's first token.
     pub session_locks: Vec<(usize, Token)>,
-    /// Gone after any recovery: the mark of this start.
+    /// The recorded start. Any recovery resets it.
     begun: Option<i64>,
-    /// The rest of a move that somebody has begun.
+    /// The remaining steps of an advance that a session has begun.
     steps: Vec<Step>,
 }
 
-/// The start of the server. A crash need not change it: one backend's restarts the rest.
+/// The server's start time. A crash need not change it: if one backend crashes, the postmaster restarts the others and
+/// lives on.
 const START: Start = Start { server: Instant::from_micros(1), database: 1, file: 1, sequence: 1 };
 
 impl Server {
-    /// A new one, nothing drawn yet.
+    /// Returns a new server with no token drawn.
     pub fn new(standbys: usize) -> Server {
         let at = moves::target(Token::BEFORE_ALL, micros(0)).expect("far from the end");
         let sequence = Sequence { last: at, logged: at };
@@ -122,7 +123,7 @@ impl Server {
         Server { data, disk, standbys, session_locks, begun, steps }
     }
 
-    /// Draws a token, which mostly is not logged, and not on disk.
+    /// Draws a token, which usually is not logged and not on disk.
     pub fn draw(&mut self) -> Token {
         let sequence = &mut self.data.sequence;
         sequence.last = after(sequence.last, 1);
@@ -135,11 +136,11 @@ impl Server {
     /// Writes all of the log.
     pub fn flush(&mut self) {
         self.disk = self.data.clone();
-        // After a crash the log's idea of the sequence is read back.
+        // After a crash the sequence continues at its logged value.
         self.disk.sequence.last = self.disk.sequence.logged;
     }
 
-    /// Kill and restart.
+    /// Kills and restarts the server.
     pub fn crash(&mut self) {
         self.data = self.disk.clone();
         self.recovered();
@@ -151,25 +152,25 @@ impl Server {
         self.session_locks.clear();
     }
 
-    /// Is the grant abandoned, by a look at its session's lock now?
+    /// Returns true if a check of the session's lock now shows the grant as abandoned.
     pub fn is_abandoned(&self, p: &Protections, row: &Row) -> bool {
         let holds = |(_, first): &(usize, Token)| *first == row.first || !p.session_lock_by_token;
         row.session.is_some() && !self.session_locks.iter().any(holds)
     }
 
-    /// The client's session has given back the lock of the grant with this first token, or of all.
+    /// The client's session has released the lock of the grant with this first token, or all its locks.
     pub fn session_unlocked(&mut self, client: usize, first: Option<Token>) {
         self.session_locks.retain(|(c, f)| *c != client || first.is_some_and(|first| *f != first));
     }
 
-    /// A standby takes over; the primary is gone for good.
+    /// Promotes a standby. The primary is gone for good.
     pub fn promote(&mut self, standby: usize) {
         let timeline = self.standbys[standby].timeline + 1;
         let copy = Data { timeline, ..self.standbys[standby].clone() };
         self.go_on_as(copy, standby);
     }
 
-    /// A base backup is started as it is, on the same timeline; the primary is gone for good.
+    /// Starts a base backup as it is, on the same timeline. The primary is gone for good.
     pub fn restore(&mut self, backup: usize) {
         let data = self.standbys[backup].clone();
         let label = Some(data.backup.map_or(1, |label| label + 1));
@@ -179,7 +180,7 @@ impl Server {
     fn go_on_as(&mut self, copy: Data, standby: usize) {
         let granted = self.data.granted;
         self.data = copy;
-        // An acknowledged transaction stays so, whatever the standby knows.
+        // A transaction that was acknowledged remains so, even if the standby does not have it.
         self.data.granted = granted;
         self.flush();
         self.standbys[standby] = self.disk.clone();
@@ -191,7 +192,7 @@ impl Server {
         Identity { backup, ..identity(&self.data) }
     }
 
-    /// The move that a session finds due before it may draw or judge.
+    /// Returns the advance that a session must make before it may draw or judge.
     pub fn due(&self, p: &Protections) -> Due {
         let recorded = Recorded {
             identity: Some(self.data.identity),
@@ -207,7 +208,7 @@ impl Server {
         }
     }
 
-    /// One step of a move or jump, by whichever session needs it first; false where none is to be done.
+    /// Makes one step of an advance or a new epoch, by whichever session needs it first. Returns false if none is due.
     pub fn step(&mut self, p: &Protections, clock: u8) -> bool {
         if self.steps.is_empty() {
             let mut steps = match self.due(p) {
@@ -250,7 +251,7 @@ impl Server {
     }
 }
 
-/// The token that many draws after this one.
+/// Returns the token that many draws after this one.
 fn after(token: Token, draws: i64) -> Token {
     Token::from_bigint(token.bigint() + draws)
 }

@@ -1,11 +1,11 @@
-//! Snapshots: a transaction at REPEATABLE READ that relies on a grant sees all guarded work of the one that had the lease
-//! before.
+//! A model of snapshots: a transaction at REPEATABLE READ that relies on a grant sees all guarded work of earlier
+//! holders of the lease.
 //!
-//! Sessions whose snapshots are taken at any moment; guarded transactions that commit at any moment which the locks
-//! allow. A grant may end at any moment, which stands for its expiry, a release, a revocation, a reclaim and the end of
-//! its session: none of them asks the locks of guards. A transaction that is prepared stands also for a commit that
-//! waits for a synchronous standby: nobody sees what it did, and its locks stay. The extension's own rules decide who
-//! is granted, which locks exclude what, and which grant may be relied on.
+//! Snapshots are taken at any moment, and guarded transactions commit at any moment that the locks allow. A grant may
+//! end at any moment, which stands for its expiry, a release, a revocation, a reclaim and the end of its session: none
+//! of these takes the locks of guards. A prepared transaction also stands for a commit that waits for a synchronous
+//! standby: its work is invisible, and its locks remain. The extension's own rules decide which session gets the grant,
+//! which locks conflict, and which grant may be relied on.
 
 use crate::locking::Kind;
 use crate::search::{self, holds, searches, Held};
@@ -21,7 +21,7 @@ use Kind::{Alone, Shared, Slots};
 struct Row {
     slot: i32,
     kind: Kind,
-    /// Which grant it is, among all that were ever made.
+    /// The number of the grant among all grants ever made.
     grant: usize,
     /// The number that it was granted with: its token.
     number: u8,
@@ -34,26 +34,27 @@ impl Row {
         Token::from_bigint(i64::from(self.number) + 1)
     }
 
-    /// As the extension's rules see it.
+    /// Returns the grant in the rules' terms.
     fn as_grant(&self) -> Grant {
         let expires_at = if self.over { NOW } else { Instant::LATEST };
         Grant { expires_at, ..search::grant(self.slot, self.kind.mode(), self.token()) }
     }
 
-    /// Had this grant the lease before a new one in that slot? (Grants that live beside each other have it together.)
+    /// Returns true if this grant held the lease before a new one in that slot. Grants that live beside each other hold
+    /// it together.
     fn is_before(&self, slot: i32, kind: Kind) -> bool {
         self.slot == slot || self.kind.excludes(kind)
     }
 }
 
-/// The clock stands still: what is over is so by then.
+/// The clock stands still: what has expired had expired before.
 const NOW: Instant = Instant::EARLIEST;
 
 /// The committed grants, which a snapshot shows.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 struct World {
     rows: Vec<Row>,
-    /// How many guarded transactions have committed, by grant.
+    /// The number of committed guarded transactions, by grant.
     work: Vec<u8>,
 }
 
@@ -72,7 +73,7 @@ impl World {
 /// An open transaction.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 struct Transaction {
-    /// At REPEATABLE READ and above.
+    /// The snapshot, at REPEATABLE READ and above.
     snapshot: Option<World>,
     locks: Vec<Held>,
     /// The rows that it has written.
@@ -85,18 +86,19 @@ struct Transaction {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Action {
     ReadCommitted(usize),
-    /// Its snapshot is taken at once.
+    /// The transaction takes its snapshot at once.
     RepeatableRead(usize),
     Acquire(usize, Kind),
     /// The transaction guards the grant in that slot, and writes under it.
     Guard(usize, i32),
     Renew(usize, i32),
-    /// Rolled back to a savepoint at the transaction's beginning: its snapshot stays. (A commit then is a rollback.)
+    /// The transaction rolls back to a savepoint at its beginning and keeps its snapshot. (A commit is then a
+    /// rollback.)
     UndoAll(usize),
     Commit(usize),
     Prepare(usize),
     CommitPrepared(usize),
-    /// The grant in that slot is over.
+    /// The grant in that slot ends.
     End(i32),
     /// The row of that slot is deleted.
     Prune(i32),
@@ -108,11 +110,11 @@ struct State {
     /// Each session's transaction.
     sessions: Vec<Option<Transaction>>,
     prepared: Vec<Transaction>,
-    /// All grants that were made, and for each those that had the lease before.
+    /// All grants that were made, each with those that held the lease before it.
     grants: Vec<(Row, Vec<usize>)>,
     begun: u8,
     acquired: usize,
-    /// A transaction relies on a grant and lacks what somebody before has done.
+    /// True if a transaction relies on a grant and does not see the work of an earlier holder.
     lacks_work: bool,
 }
 
@@ -121,7 +123,7 @@ impl State {
         self.sessions[session].as_ref()
     }
 
-    /// All transactions but that session's.
+    /// Returns all transactions but that session's.
     fn others(&self, session: usize) -> impl Iterator<Item = &Transaction> {
         let sessions = self.sessions.iter().enumerate().filter(move |(n, _)| *n != session);
         sessions.filter_map(|(_, open)| open.as_ref()).chain(&self.prepared)
@@ -131,14 +133,14 @@ impl State {
         search::is_free(self.others(session).flat_map(|other| &other.locks), step, slot)
     }
 
-    /// Locks as the extension does: all at once, or none, and the call has to wait or has lost.
+    /// Takes locks as the extension does: all at once, or none. Then the call waits or has failed.
     fn lock(&mut self, session: usize, steps: &[(LockStep, i32)]) -> Option<()> {
         let free = steps.iter().all(|(step, slot)| self.is_free(session, *step, *slot));
         let taken = steps.iter().map(|(step, slot)| (step.lock, *slot, step.mode));
         free.then(|| self.sessions[session].as_mut().map(|open| open.locks.extend(taken)))?
     }
 
-    /// The rows as that session sees them now.
+    /// Returns the rows that the session sees now.
     fn rows(&self, session: usize) -> Vec<Row> {
         let mut seen = self.world.clone();
         self.open(session).into_iter().flat_map(|open| &open.rows).for_each(|row| seen.put(*row));
@@ -161,7 +163,7 @@ impl State {
         transaction.guards.into_iter().for_each(|grant| self.world.work[grant] += 1);
     }
 
-    /// Does the session's snapshot lack what somebody has done, or may yet do, who had the lease before that grant?
+    /// Returns true if the session's snapshot lacks work of an earlier holder than that grant, done or still possible.
     fn lacks(&self, session: usize, snapshot: &World, grant: usize) -> bool {
         self.grants[grant].1.iter().any(|before| {
             snapshot.work_of(*before) < self.world.work_of(*before)
@@ -170,40 +172,40 @@ impl State {
     }
 }
 
-/// Which grants may be relied on.
+/// The rule for which grants may be relied on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rule {
-    /// The extension's: those that the snapshot shows.
+    /// The extension's rule: the grants that the snapshot shows.
     Shown,
-    /// All.
+    /// All grants.
     Any,
     /// The grants that the snapshot shows, and the transaction's own.
     ShownOrOwn,
     /// The grants whose number the snapshot shows.
     ShownNumber,
-    /// The grants of a lease of which the snapshot shows some grant.
+    /// The grants of a lease of which the snapshot shows any grant.
     ShownLease,
 }
 
 /// Two sessions of one lease. Each bounded event may happen at any moment.
 #[derive(Clone, Copy, Debug)]
 struct Lease {
-    /// How the lease is asked for, by whichever session.
+    /// The kinds of acquires, by either session.
     kinds: &'static [Kind],
     transactions: u8,
     acquires: usize,
     rule: Rule,
     /// Guards take their locks.
     guard_lock: bool,
-    /// Locks stay until the transaction's work is visible, not only until its commit is sure.
+    /// Locks are held until the transaction's work is visible, not only until its commit is durable.
     locks_until_visible: bool,
-    /// Numbers are somebody else's (an adopted lease's): once all rows are deleted, they start over.
+    /// Numbers come from another system (an adopted lease's): once all rows are deleted, they start over.
     numbers_recur: bool,
-    /// Besides acquires and guards: renewals, savepoints, prunes.
+    /// Beside acquires and guards there are renewals, savepoints and prunes.
     all_else: bool,
 }
 
-/// A session that asks for the lease wants it alone.
+/// Each session acquires the lease exclusively.
 const ALONE: Lease = Lease {
     kinds: &[Alone],
     transactions: 4,
@@ -224,7 +226,7 @@ impl Lease {
     fn acquire(&self, state: &mut State, session: usize, kind: Kind) -> Option<()> {
         let rows = state.rows(session);
         let guards = |row: &Row| state.open(session).is_some_and(|t| t.guards.contains(&row.grant));
-        // The guard of an exclusive grant is met when its slot is locked.
+        // The guard of an exclusive grant conflicts with the lock on its slot.
         let guarded = |row: &Row| {
             let asks = row.over && kind != Alone && row.kind != Alone;
             guards(row) || asks && !state.is_free(session, IS_GUARDED, row.slot)
@@ -260,7 +262,7 @@ impl Lease {
         (state.acquired <= self.acquires).then_some(())
     }
 
-    /// May the transaction rely on the grant, by the rule that is tried?
+    /// Returns true if the transaction may rely on the grant, by the rule under test.
     fn allows(&self, state: &State, snapshot: &World, row: &Row) -> bool {
         let is_it = |other: &Row| match self.rule {
             Rule::ShownNumber => other.number == row.number,
@@ -353,7 +355,7 @@ impl Model for Lease {
     type Action = Action;
 
     fn init_states(&self) -> Vec<State> {
-        // One has the lease already, or all slots are taken.
+        // One session holds the lease already, or all slots are taken.
         let state = |kind: &Kind| {
             let number = if let Slots(n) = kind { *n as u8 } else { 1 };
             let row = |n: u8| {
@@ -404,7 +406,7 @@ impl Model for Lease {
     }
 
     fn properties(&self) -> Vec<Property<Lease>> {
-        /// A transaction at REPEATABLE READ that guards a grant of which this is true.
+        /// Returns true if a transaction at REPEATABLE READ guards a grant for which `of` is true.
         fn relies(state: &State, of: impl Fn(&World, usize) -> bool) -> bool {
             let open = state.sessions.iter().flatten();
             let mut keeping = open.filter_map(|open| Some((open.snapshot.as_ref()?, &open.guards)));
@@ -412,7 +414,7 @@ impl Model for Lease {
         }
         vec![
             Property::<Lease>::always(SEES_ALL, |_, state| !state.lacks_work),
-            // So that the above is not true for want of anything happening.
+            // This shows that the property above does not hold merely because nothing happens.
             Property::<Lease>::sometimes("a successor relies on its grant", |_, state| {
                 relies(state, |snapshot, grant| {
                     state.grants[grant].1.iter().any(|before| snapshot.work_of(*before) > 0)
@@ -431,10 +433,10 @@ impl Model for Lease {
     }
 }
 
-/// A session that relies on a grant sees all guarded work of those that had the lease before.
+/// A session that relies on a grant sees all guarded work of earlier holders.
 const SEES_ALL: &str = "who relies on a grant sees its predecessors' work";
 
-/// The search finds a way to lack a predecessor's work.
+/// Checks that a search finds a transaction that lacks an earlier holder's work.
 fn breaks(lease: Lease) {
     println!("{lease:?}:");
     search::breaks(lease, SEES_ALL);

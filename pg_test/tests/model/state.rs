@@ -1,4 +1,4 @@
-//! A state of the whole system, and what may happen next.
+//! A state of the whole system, and its possible next events.
 
 use crate::server::{Row, Server};
 use pg_test::rules::fence::Landing;
@@ -13,18 +13,18 @@ pub enum Op {
     Release,
     /// An update of the row that is bound to the lease: the transaction guards the grant.
     WriteBound,
-    /// The same, with the acquire's token, though the client has renewed since.
+    /// The same update, with the acquire's token, though the client has renewed since.
     WriteBoundByFirst,
 }
 
 /// One event.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
-    /// A request reaches the server, and takes along what it should not (only where it does).
+    /// A request reaches the server. If a protection is missing, it reads something before it holds its locks.
     Ask(usize, Op),
-    /// The server carries a request out, all its locks being had.
+    /// The server carries a request out, once all its locks are free.
     Do(usize, Op),
-    /// The statement's answer reaches the client.
+    /// The statement returns to the client.
     Answer(usize),
     /// The client's transaction commits, and the client learns of it.
     Commit(usize),
@@ -32,17 +32,17 @@ pub enum Action {
     RollBack(usize),
     /// The client's session is killed.
     Kill(usize),
-    /// The client's session gives back all the locks that it holds as a session.
+    /// The client's session releases all its session-level locks.
     Unlock(usize),
-    /// The client's session takes the lock of a grant that is there already (only where it does).
+    /// The client's session takes the lock of a grant that is already visible (only if a protection is missing).
     LockSession(usize),
-    /// Somebody revokes the lease.
+    /// The lease is revoked.
     Revoke,
-    /// One step of a move or jump, by whichever session needs it first.
+    /// One step of an advance or a new epoch, by whichever session needs it first.
     MoveOn,
     /// The log is written up to its end.
     WriteLog,
-    /// A standby has replayed what is on disk (or is made again).
+    /// A standby replays what is on disk (or is made again).
     Ship(usize),
     Crash,
     Promote(usize),
@@ -52,14 +52,14 @@ pub enum Action {
     StepBack,
 }
 
-/// The changes that a transaction will make when it commits.
+/// A change that a transaction makes when it commits.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Change {
     Lease(Row),
     Bound(Landing),
 }
 
-/// The knowledge of a request from before its locks.
+/// What a request has read before it holds its locks.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Early {
     pub token: Option<Token>,
@@ -77,45 +77,45 @@ pub struct Transaction {
     pub change: Change,
     /// The first token of the grant that it guards.
     pub guarded: Option<Token>,
-    /// The first token of the grant that it ends: where that ends with this session, its lock goes when it commits.
+    /// The first token of the grant that it ends. If that grant ends with this session, its lock is released at commit.
     pub ends: Option<Token>,
 }
 
 impl Transaction {
-    /// One that writes a row of a table, and locks nothing.
+    /// Returns a transaction that writes a table's row and takes no locks.
     pub fn of_write(op: Op, change: Change) -> Transaction {
         Transaction { op, lock: None, change, guarded: None, ends: None }
     }
 }
 
-/// How far a client is.
+/// The progress of a client.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Phase {
     Idle,
     Asked(Op, Early),
-    /// A token is drawn, but not yet seen.
+    /// A token is drawn, but not yet visible.
     Drawn(Transaction, Token),
-    /// The statement has answered.
+    /// The statement has returned.
     Open(Transaction),
 }
 
-/// A client. It may do nothing for as long as it likes: it is frozen then.
+/// A client. It may do nothing for any time: it is frozen then.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Client {
-    /// The token that it believes in.
+    /// The token that it believes valid.
     pub token: Option<Token>,
-    /// The one that its acquire returned, where that is another.
+    /// The token that its acquire returned, if it is another.
     pub first: Option<Token>,
     pub phase: Phase,
-    /// The number of its session, where its grants end with that. One that has given back all its locks is
-    /// another.
+    /// The number of its session, if its grants end with the session. A session that has released all its locks counts
+    /// as a new one.
     pub session: Option<u8>,
-    /// A grant that it has, and whose lock it has yet to take.
+    /// A grant whose session lock it has yet to take.
     pub to_lock: Option<Token>,
 }
 
 impl Client {
-    /// Its transaction, if it has one.
+    /// Returns its transaction, if it has one.
     pub fn transaction(&self) -> Option<&Transaction> {
         match &self.phase {
             Phase::Drawn(transaction, ..) | Phase::Open(transaction) => Some(transaction),
@@ -124,7 +124,7 @@ impl Client {
     }
 }
 
-/// How often the bounded things have happened.
+/// How often each bounded event has happened.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Spent {
     pub draws: u8,
@@ -139,67 +139,67 @@ pub struct Spent {
     pub rollbacks: u8,
 }
 
-/// Everything.
+/// The whole state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
     pub clock: u8,
     pub server: Server,
     pub clients: Vec<Client>,
     pub spent: Spent,
-    /// The greatest token that any client has seen, in any life of the database.
+    /// The greatest token that any client has seen, in any epoch of the database.
     pub seen: Token,
-    /// Whether a lease has passed on because a session had ended.
+    /// True if a lease was granted again because a session had ended.
     pub passed_on: bool,
     /// The first property that was broken.
     pub violation: Option<&'static str>,
 }
 
 impl State {
-    /// Transactions of others, by client.
+    /// Returns the transactions of the other clients.
     pub fn others(&self, client: usize) -> impl Iterator<Item = &Transaction> {
         let indexed = self.clients.iter().enumerate();
         indexed.filter(move |(i, _)| *i != client).filter_map(|(_, c)| c.transaction())
     }
 
-    /// Could this client have the lock now?
+    /// Returns true if the lock is free for this client.
     pub fn may_lock(&self, client: usize, lock: LockMode) -> bool {
         self.others(client).filter_map(|t| t.lock).all(|other| !lock.conflicts_with(other))
     }
 
-    /// The lock of a row that somebody is writing.
+    /// Returns true if another transaction has written the row.
     pub fn is_written(&self, client: usize, same: impl Fn(&Change) -> bool) -> bool {
         self.others(client).any(|t| same(&t.change))
     }
 
-    /// Has the session ended that the grant ends with? The truth, whatever the locks say.
+    /// Returns true if the session with which the grant ends has really ended, whatever the locks say.
     pub fn session_has_ended(&self, row: &Row) -> bool {
         row.session.is_some() && row.session != self.clients[row.owner].session
     }
 
-    /// Is the grant current? The truth, whatever the server sees.
+    /// Returns true if the grant is really current, whatever the server sees.
     pub fn lives(&self, row: &Row) -> bool {
         row.is_live(self.clock) && !self.session_has_ended(row)
     }
 
-    /// All that the client's session holds as a session is given back.
+    /// Releases all session-level locks of the client's session.
     pub fn unlock_session(&mut self, client: usize) {
         self.server.session_unlocked(client, None);
         self.clients[client].to_lock = None;
         self.clients[client].session = self.clients[client].session.map(|session| session + 1);
     }
 
-    /// The client's session ends; it remembers what it knew.
+    /// Ends the client's session. The client remembers what it knew.
     pub fn session_ends(&mut self, client: usize) {
         self.clients[client].phase = Phase::Idle;
         self.unlock_session(client);
     }
 
-    /// Does it hold any?
+    /// Returns true if the session holds any session-level lock.
     pub fn has_session_locks(&self, client: usize) -> bool {
         self.server.session_locks.iter().any(|(c, _)| *c == client)
     }
 
-    /// All sessions are gone.
+    /// Ends all sessions.
     pub fn sessions_end(&mut self) {
         (0..self.clients.len()).for_each(|client| self.session_ends(client));
     }

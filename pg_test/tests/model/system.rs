@@ -1,4 +1,4 @@
-//! The state machine: which events may come next, and what each does.
+//! The state machine: the possible next events, and what each does.
 
 use crate::protections::{Bounds, Protections};
 use crate::search::{never, once_more};
@@ -14,7 +14,7 @@ pub struct System {
 }
 
 impl System {
-    /// A new client's state.
+    /// Returns a new client's state.
     fn client(&self, index: usize) -> Client {
         let session = self.bounds.sessions.get(index).filter(|ends| **ends).map(|_| 0);
         Client { token: None, first: None, phase: Phase::Idle, session, to_lock: None }
@@ -36,7 +36,7 @@ impl System {
         }
     }
 
-    /// The knowledge of a request from before its locks, where a protection is missing.
+    /// Returns what a request reads before it holds its locks, if a protection is missing.
     fn early(&self, state: &mut State, op: Op) -> Option<Early> {
         let p = &self.protections;
         let mut early = Early::default();
@@ -57,7 +57,7 @@ impl System {
         Some(early)
     }
 
-    /// Applies what a transaction has changed.
+    /// Applies the changes of a transaction.
     fn commit(&self, state: &mut State, index: usize) -> Option<()> {
         let p = &self.protections;
         let client = &mut state.clients[index];
@@ -170,7 +170,7 @@ impl System {
             }
             Action::Promote(standby) => {
                 once_more(&mut state.spent.promotions, b.promotions)?;
-                // It takes a second at least, so that no two moves meet the same one.
+                // A promotion takes at least a second, so that no two advances use the same one.
                 state.clock += 1;
                 state.server.promote(standby);
                 state.sessions_end();
@@ -258,7 +258,7 @@ impl Model for System {
             never!(System, NOT_EXPIRED),
             never!(System, NOT_ABANDONED),
             never!(System, NOBODY_KEPT_OUT),
-            // So that the above are not true for want of anything happening.
+            // These show that the properties above do not hold merely because nothing happens.
             Property::<System>::sometimes("a write lands behind its row", |_, state| {
                 let behind = |c: &Client| match c.transaction().map(|t| &t.change) {
                     Some(Change::Bound(landing)) => landing.keeps_greater(),
@@ -282,21 +282,21 @@ impl Model for System {
     }
 }
 
-/// No token is handed out that is not greater than all that were seen.
+/// Every token is greater than all that were seen before.
 pub const NEVER_REISSUED: &str = "tokens only rise";
-/// At most one live grant.
+/// There is at most one live grant.
 pub const ONE_HOLDER: &str = "a grant is alone";
-/// A grant that is released or revoked stays so.
+/// A grant that was released or revoked remains ended.
 pub const NOT_REVIVED: &str = "what has ended is not renewed";
 /// A guarded transaction excludes a take-over.
 pub const GUARD_EXCLUDES: &str = "a guard excludes a take-over";
-/// A write to a bound row lands only under a current or guarded grant.
+/// A write to a bound row succeeds only under a current or guarded grant.
 pub const NO_STALE_BOUND: &str = "no stale write on a bound row";
-/// A bound row keeps the fence that it has seen.
+/// The fence of a bound row never falls.
 pub const NEVER_BACK: &str = "the fence of a bound row only rises";
-/// Nothing is decided by a clock that stood still while waiting.
+/// No decision uses a clock that was read before a wait.
 pub const NOT_EXPIRED: &str = "nothing speaks after its deadline";
-/// No token of a grant that ends with a session is accepted once that has ended.
+/// No token of a grant that ends with a session is accepted after the session's end.
 pub const NOT_ABANDONED: &str = "nothing speaks after the end of its session";
-/// A lease that nobody has is to be had at once.
+/// A lease that is not held can be granted at once.
 pub const NOBODY_KEPT_OUT: &str = "a lease that nobody has is granted";

@@ -1,8 +1,9 @@
-//! The locks of one lease, taken one at a time: between any two steps of a call, all others may take theirs.
+//! A model of one lease whose locks are taken one at a time: between any two steps of a call, other clients may take
+//! theirs.
 //!
-//! Exclusive, shared and slot acquires of one lease, guards, renewals, releases and prunes, with the very locks and
-//! decisions of the rules. A step that the model of the whole takes as one event (an acquire with all its locks) is
-//! here a search that others cross. Tokens, crashes and sessions that end are left to that one.
+//! It has exclusive, shared and slot acquires, guards, renewals, releases and prunes, with the locks and decisions of
+//! the extension's rules. An acquire, which is one event in the model of the whole system, is a search of many steps
+//! here. Tokens, crashes and ended sessions are left to that model.
 
 mod protections;
 mod state;
@@ -55,7 +56,7 @@ impl Lease {
         actions.extend(b.guards.then_some(Action::Guard(index)));
         actions.extend(b.renewals.then_some(Action::Renew(index)));
         actions.extend(b.releases.then_some(Action::Release(index)));
-        // A holder that has gone asks again, knowing nothing.
+        // A client whose grant is gone acquires again, with no memory.
         if !b.guards && !b.renewals && !b.releases {
             actions.push(Action::Acquire(index));
         }
@@ -95,7 +96,7 @@ impl Lease {
             Action::RollBack(c) => {
                 once_more(&mut state.rollbacks, bounds.rollbacks)?;
                 state.give_up(c);
-                // Of a grant that is rolled back nothing is left.
+                // Nothing remains of a grant that is rolled back.
                 let own = state.clients[c].grant;
                 if !state.rows.iter().any(|row| Some(row.grant) == own) {
                     state.clients[c].grant = None;
@@ -114,7 +115,7 @@ impl Lease {
         Some(())
     }
 
-    /// The client has looked where its grant is.
+    /// The client finds the slot of its grant.
     fn of_own(&self, state: &mut State, c: usize, next: impl Fn(i32) -> Next) {
         let own = state.rows.iter().find(|row| Some(row.grant) == state.clients[c].grant);
         match own {
@@ -158,7 +159,7 @@ impl Model for Lease {
             never!(Lease, ONE_WRITER),
             never!(Lease, GUARD_EXCLUDES),
             never!(Lease, NOT_PRUNED),
-            // So that the above are not true for want of anything happening.
+            // These show that the properties above do not hold merely because nothing happens.
             Property::<Lease>::sometimes("grants of each kind are committed", |lease, state| {
                 let mut kinds = lease.bounds.kinds.iter();
                 let last = kinds.next_back();
@@ -168,20 +169,20 @@ impl Model for Lease {
     }
 }
 
-/// Grants that exclude each other, or one too many, never live at the same time.
+/// No two live grants exclude each other, and there are never more than the slots.
 const APART: &str = "grants that exclude each other are apart";
 /// No two open transactions have written the same row.
 const ONE_WRITER: &str = "a row has one writer";
-/// While a transaction relies on a grant, nothing that excludes it is granted, nor its slot.
+/// While a transaction relies on a grant, neither its slot nor an excluding grant is granted.
 const GUARD_EXCLUDES: &str = "a guard excludes a take-over, whatever its mode";
-/// A grant that a prune deletes is over, and nobody relies on it.
+/// A pruned grant is over, and no transaction relies on it.
 const NOT_PRUNED: &str = "what is in use is not pruned";
 
 fn holds(bounds: Bounds) {
     search::holds(Lease { bounds, protections: Protections::ALL });
 }
 
-/// Without this protection the property is broken.
+/// Checks that the property breaks without this protection.
 fn breaks(bounds: Bounds, property: &'static str, take_away: fn(&mut Protections)) {
     search::breaks(Lease { bounds, protections: Protections::without(take_away) }, property);
 }
@@ -200,19 +201,19 @@ const READERS: Bounds = Bounds {
     renewals: false,
     releases: false,
 };
-/// Readers, and two that ask for slots.
+/// Readers, and two clients that acquire slots.
 const MIXED: Bounds = Bounds { kinds: &[Shared, Slots(2), Slots(2)], ..READERS };
-/// Slots of which there are different numbers.
+/// Clients that acquire slots with different numbers of slots.
 const NUMBERS: Bounds = Bounds { kinds: &[Slots(2), Slots(3)], ..READERS };
 /// A reader, a slot and a writer.
 const ALL_KINDS: Bounds = Bounds { kinds: &[Alone, Slots(2), Shared], calls: 5, ..READERS };
-/// Holders rely on their grants, and renew them.
+/// Holders guard and renew their grants.
 const HOLDERS: Bounds = Bounds { guards: true, renewals: true, rollbacks: 0, ..READERS };
 /// Rows are pruned.
 const PRUNED: Bounds = Bounds { prunes: true, guards: true, ..READERS };
-/// The clock is set back. One client of each kind: where two of a kind come upon a grant of another kind that is over,
-/// one leaves it to the other to end it, and that one may be rolled back. Then a clock that is set back makes the grant
-/// current again, which is one of the things that are not promised (`docs/tutorial/concepts.md`, Clocks).
+/// The clock is set back. There is one client of each kind: if two of a kind find an expired grant of another kind, one
+/// leaves it to the other to end it, and that one may be rolled back. A clock that is set back then makes the grant
+/// current again, which is among the things that are not promised (`docs/tutorial/concepts.md`, Clocks).
 const STEPS_BACK: Bounds =
     Bounds { kinds: &[Shared, Slots(2)], steps_back: 1, calls: 5, ..READERS };
 

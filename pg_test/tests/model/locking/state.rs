@@ -1,4 +1,4 @@
-//! One lease: its rows, and clients each of which is between two steps of a call.
+//! The state of one lease: its rows, and its clients, each between two steps of a call.
 
 use super::protections::{Bounds, Protections};
 use super::{APART, GUARD_EXCLUDES, ONE_WRITER};
@@ -7,7 +7,7 @@ use pg_test::rules::grant::{Grant, Mode, Phase};
 use pg_test::rules::locks::{Lock, LockMode, LockStep, SLOT_IS_BEING_TAKEN, TAKE_SLOT};
 use pg_test::rules::{Instant, Span, Token};
 
-/// How a client asks for the lease.
+/// How a client acquires the lease.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     Alone,
@@ -16,7 +16,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As the rules see it.
+    /// Returns the mode in the rules' terms.
     pub fn mode(self) -> Mode {
         match self {
             Kind::Alone => Mode::Exclusive,
@@ -25,7 +25,7 @@ impl Kind {
         }
     }
 
-    /// Must grants of these kinds not live together, whatever their number?
+    /// Returns true if grants of these kinds must never live together, whatever their number.
     pub fn excludes(self, other: Kind) -> bool {
         self == Kind::Alone || self != other
     }
@@ -34,12 +34,12 @@ impl Kind {
 /// How long a grant lasts, in seconds.
 pub const TTL: u8 = 2;
 
-/// A version of a row of the lease table: what it says is what tells it from another version.
+/// A version of a row of the lease table. Two versions with the same fields are the same version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Row {
     pub slot: i32,
     pub kind: Kind,
-    /// The number of the grant among all that were made.
+    /// The number of the grant among all grants made.
     pub grant: u8,
     pub renewals: u8,
     pub expires: u8,
@@ -47,30 +47,30 @@ pub struct Row {
 }
 
 impl Row {
-    /// Current by this clock, as far as the row tells?
+    /// Returns true if the grant is current by this clock, as far as the row says.
     pub fn is_live(&self, clock: u8) -> bool {
         self.as_grant().phase(at(clock)) == Phase::Held
     }
 
-    /// As the extension's rules see it.
+    /// Returns the grant in the rules' terms.
     pub fn as_grant(&self) -> Grant {
         let closing = self.closed.then(|| self.token());
         let held = search::grant(self.slot, self.kind.mode(), self.token());
         Grant { closing, expires_at: at(self.expires), ..held }
     }
 
-    /// The token of its acquire, which serves as long as the grant lives.
+    /// Returns the token of its acquire, which is valid as long as the grant lives.
     pub fn token(&self) -> Token {
         Token::from_bigint(i64::from(self.grant) + 1)
     }
 }
 
-/// The clock as the rules see it.
+/// Returns the clock in the rules' terms.
 pub fn at(seconds: u8) -> Instant {
     Instant::from_micros(0) + Span::from_secs(i64::from(seconds))
 }
 
-/// The changes of a transaction when it commits.
+/// A change that a transaction makes when it commits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Write {
     Put(Row),
@@ -78,7 +78,7 @@ pub enum Write {
 }
 
 impl Write {
-    /// The slot whose row it is.
+    /// Returns the slot of the row.
     pub fn slot(&self) -> i32 {
         match self {
             Write::Put(row) => row.slot,
@@ -87,35 +87,35 @@ impl Write {
     }
 }
 
-/// A search for a place beside others, as far as it has come.
+/// A search for a slot beside other grants, as far as it has come.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Search {
-    /// The rows by which the place was chosen.
+    /// The rows by which the slot was chosen.
     pub rows: Vec<Row>,
-    /// Slots whose grants are over, but guarded.
+    /// Slots whose grants have expired but are guarded.
     pub guarded: Vec<i32>,
-    /// Slots that somebody else is just writing.
+    /// Slots that another transaction is writing.
     pub busy: Vec<i32>,
     pub slot: i32,
     /// Slots of grants that are to be ended.
     pub ended: Vec<i32>,
-    /// How many locks there were before the slot was chosen.
+    /// The number of locks held before the slot was chosen.
     pub mark: usize,
 }
 
 /// The next step of a client.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Next {
-    /// Nothing is under way.
+    /// No call is running.
     Idle,
-    // An exclusive acquire.
+    // The steps of an exclusive acquire.
     LockSlot0,
     Look,
     LockOthers {
         rows: Vec<Row>,
         left: Vec<i32>,
     },
-    // A shared acquire, or one of slots.
+    // The steps of a shared or slot acquire.
     ExcludeAlone,
     ExcludeOtherShape,
     LookBeside {
@@ -133,33 +133,33 @@ pub enum Next {
     Settle(Search),
     Write(Search),
     CompareNumber,
-    // A guard: two locks that are waited for.
+    // The steps of a guard: two locks that it waits for.
     Guard {
         slot: i32,
     },
     GuardSeen {
         slot: i32,
     },
-    // A renewal or a release: one that is.
+    // The steps of a renewal or a release: one lock that it waits for.
     Renew {
         slot: i32,
     },
     Release {
         slot: i32,
     },
-    // A prune of one row.
+    // The steps of a prune of one row.
     LockToPrune(Row),
     Prune(Row),
-    /// The statement has answered; the transaction is open.
+    /// The statement has returned, and the transaction is open.
     Open,
-    /// The transaction has committed, its changes are visible, and its locks not yet given back.
+    /// The transaction has committed and its changes are visible, but its locks are not yet released.
     Visible,
 }
 
 /// A client and its transaction.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Client {
-    /// The grant that it believes to have.
+    /// The grant that the client believes it holds.
     pub grant: Option<u8>,
     pub next: Next,
     pub locks: Vec<Held>,
@@ -169,13 +169,13 @@ pub struct Client {
 }
 
 impl Client {
-    /// Has the call that wrote something answered?
+    /// Returns true if a call that wrote something has returned.
     fn is_answered(&self) -> bool {
         self.next != Next::CompareNumber
     }
 }
 
-/// Everything.
+/// The whole state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
     pub clock: u8,
@@ -190,7 +190,7 @@ pub struct State {
 }
 
 impl State {
-    /// Nobody has done anything.
+    /// Returns the initial state.
     pub fn new(bounds: &Bounds) -> State {
         let client = Client {
             grant: None,
@@ -211,17 +211,17 @@ impl State {
         }
     }
 
-    /// All clients but one.
+    /// Returns all clients but one.
     pub fn others(&self, client: usize) -> impl Iterator<Item = &Client> {
         self.clients.iter().enumerate().filter(move |(i, _)| *i != client).map(|(_, c)| c)
     }
 
-    /// Could this client have the lock now?
+    /// Returns true if the lock is free for this client.
     pub fn is_free(&self, client: usize, want: LockStep, slot: i32) -> bool {
         search::is_free(self.others(client).flat_map(|c| &c.locks), want, slot)
     }
 
-    /// Takes a lock, where it is to be had now.
+    /// Takes a lock. Returns false if it is not free.
     pub fn take(&mut self, client: usize, want: LockStep, slot: i32) -> bool {
         let free = self.is_free(client, want, slot);
         if free {
@@ -230,7 +230,8 @@ impl State {
         free
     }
 
-    /// Is somebody changing the grant in a slot, or relying on it, and not just putting another one in its slot?
+    /// Returns true if another client is changing the grant in a slot or relies on it. A client that is putting a new
+    /// grant into the slot does not count.
     pub fn is_relied_on(&self, client: usize, slot: i32) -> bool {
         self.others(client).any(|other| {
             let conflicts = |mode: LockMode| {
@@ -241,7 +242,7 @@ impl State {
         })
     }
 
-    /// Is another open transaction replacing or deleting the row that a slot has?
+    /// Returns true if another open transaction is replacing or deleting the row of a slot.
     pub fn is_being_deleted(&self, client: usize, slot: i32) -> bool {
         self.row(slot).is_some() && self.is_written(client, slot)
     }
@@ -250,12 +251,12 @@ impl State {
         self.others(client).flat_map(|c| &c.writes).any(|write| write.slot() == slot)
     }
 
-    /// The row of a slot, as committed.
+    /// Returns the committed row of a slot.
     pub fn row(&self, slot: i32) -> Option<Row> {
         self.rows.iter().find(|row| row.slot == slot).copied()
     }
 
-    /// The rows that another open transaction has written, and those that are committed.
+    /// Returns the rows that other open transactions have written, and the committed rows.
     pub fn rows_in_flight(&self, client: usize) -> impl Iterator<Item = &Row> {
         let written = self.others(client).flat_map(|c| &c.writes).filter_map(|write| match write {
             Write::Put(row) => Some(row),
@@ -264,7 +265,7 @@ impl State {
         self.rows.iter().chain(written)
     }
 
-    /// The call ends, and with it the transaction: nothing was changed.
+    /// Ends the call and its transaction without any change.
     pub fn give_up(&mut self, client: usize) {
         let client = &mut self.clients[client];
         (client.next, client.guards) = (Next::Idle, None);
@@ -272,7 +273,7 @@ impl State {
         client.writes.clear();
     }
 
-    /// The statement has answered.
+    /// Returns from the statement.
     pub fn answer(&mut self, client: usize, p: &Protections) {
         self.clients[client].next = Next::Open;
         if !p.keep_to_commit && self.clients[client].guards.is_none() {
@@ -280,7 +281,7 @@ impl State {
         }
     }
 
-    /// The transaction commits: what it has changed is visible, but its locks are still held.
+    /// Commits the transaction: its changes become visible, but it still holds its locks.
     pub fn commit(&mut self, client: usize) {
         for write in std::mem::take(&mut self.clients[client].writes) {
             self.rows.retain(|row| row.slot != write.slot());
@@ -292,7 +293,7 @@ impl State {
         self.clients[client].next = Next::Visible;
     }
 
-    /// States that must never be, of committed rows and of those written beside them.
+    /// Checks the committed rows and the uncommitted ones for forbidden states.
     pub fn check(&mut self) {
         let found = [
             (self.two_writers(), ONE_WRITER),
@@ -309,8 +310,8 @@ impl State {
             .any(|c| self.clients[c].writes.iter().any(|write| self.is_written(c, write.slot())))
     }
 
-    /// Has a grant been made (it may yet be rolled back) that excludes one which another transaction guards, or is in
-    /// its slot?
+    /// Returns true if a grant was made (and may yet be rolled back) that excludes a grant guarded by another
+    /// transaction, or takes its slot.
     fn is_guard_passed(&self) -> bool {
         (0..self.clients.len()).any(|c| {
             let Some(guarded) = self.clients[c].guards else { return false };
@@ -327,8 +328,9 @@ impl State {
         })
     }
 
-    /// Each live grant, committed or not, beside each that the same transaction does not replace. One whose number of
-    /// slots is still to be compared may be undone: nobody has been told of it.
+    /// Returns true if excluding grants live together. Each live grant, committed or not, is compared with each that
+    /// the same transaction does not replace. A grant whose number of slots is still to be compared is left out: it may
+    /// be undone, and its call has not returned.
     fn live_together(&self) -> bool {
         let live = |row: &&Row| row.is_live(self.clock);
         let committed: Vec<&Row> = self.rows.iter().filter(live).collect();

@@ -1,5 +1,5 @@
-//! The steps of a call, in the order in which the extension takes them (`leases::free_slot`,
-//! `leases::guard`, `leases::change`, `leases::prune`). The locks are those of the rules' table, the decisions the rules' own.
+//! The steps of a call, in the order of the extension's code (`leases::free_slot`, `leases::guard`, `leases::change`,
+//! `leases::prune`). The locks come from the rules' table, the decisions from the rules themselves.
 
 use super::protections::{Bounds, Protections};
 use super::state::{at, Client, Kind, Next, Row, Search, State, Write, TTL};
@@ -20,7 +20,7 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// Takes it; None where it waits, or there is none.
+    /// Runs the step. Returns `None` if it waits, or if there is none.
     pub fn take(mut self) -> Option<()> {
         let next = std::mem::replace(&mut self.state.clients[self.client].next, Next::Idle);
         match next {
@@ -52,7 +52,7 @@ impl Step<'_> {
         self.state.clients[self.client].next = next;
     }
 
-    /// The try is lost: whatever it has locked is given back.
+    /// Ends a failed attempt: it releases all its locks.
     fn lose(&mut self) {
         self.state.give_up(self.client);
     }
@@ -65,7 +65,7 @@ impl Step<'_> {
         self.bounds.kinds[self.client]
     }
 
-    /// The slot for a new grant, and those of the grants that it ends.
+    /// Returns the slot for a new grant, and the slots of the grants that it ends.
     fn decide(&self, rows: &[Row], existing: &[ExistingGrant]) -> Option<(i32, Vec<i32>)> {
         let now = at(self.state.clock);
         let Acquire::Grant { slot } = grant::admit(existing, &self.ask(), now) else {
@@ -79,14 +79,14 @@ impl Step<'_> {
         Some((slot, ended.collect()))
     }
 
-    /// Writes the grant, and closes those that it ends; `seen` are the rows by which that was decided.
+    /// Writes the grant, and closes the grants that it ends. `seen` are the rows by which that was decided.
     fn write(&mut self, seen: &[Row], slot: i32, ended: &[i32]) {
         let (kind, grant, expires) = (self.kind(), self.state.grants, self.state.clock + TTL);
         self.state.grants += 1;
         let closed = |slot: &i32| self.state.row(*slot).map(|row| Row { closed: true, ..row });
         let mut writes: Vec<Write> = ended.iter().filter_map(closed).map(Write::Put).collect();
-        // A grant that is ended or replaced is over, or was when that was decided, and is the one that the decision
-        // saw.
+        // A grant that is ended or replaced has expired (or had when that was decided), and is the one that the
+        // decision saw.
         let mut replaced = ended.iter().chain([&slot]).filter_map(|slot| self.state.row(*slot));
         if replaced.any(|row| row.is_live(self.state.clock) && !seen.contains(&row)) {
             self.state.violation.get_or_insert(APART);
@@ -174,7 +174,7 @@ impl Step<'_> {
 
     fn look_beside(&mut self, busy: Vec<i32>) {
         let rows = self.state.rows.clone();
-        // The guard of an exclusive grant is met when its slot is locked.
+        // The guard of an exclusive grant conflicts with the lock on its slot.
         let asked = |row: &&Row| !row.is_live(self.state.clock) && row.kind != Kind::Alone;
         let over = rows.iter().filter(asked);
         let left: Vec<i32> = over.map(|row| row.slot).collect();
@@ -261,7 +261,7 @@ impl Step<'_> {
         });
     }
 
-    /// Reads again, and goes on to write where nothing has changed.
+    /// Reads again, and goes on to the write if nothing has changed.
     fn settle(&mut self, mut search: Search) {
         let deleted =
             |slot: &i32| self.p.see_deletions && self.state.is_being_deleted(self.client, *slot);
@@ -280,7 +280,7 @@ impl Step<'_> {
             return self.lose();
         }
         match self.kind() {
-            // Between that look and the row, another one may be granted another number.
+            // Between that check and the write, another client may be granted a different number of slots.
             Kind::Slots(_) => self.go_on(Next::Write(search)),
             _ => self.write_beside(&search),
         }
@@ -299,7 +299,7 @@ impl Step<'_> {
         self.go_on(Next::LookBeside { busy: search.busy });
     }
 
-    /// Has somebody, also one whose transaction is open, been granted another number of slots?
+    /// Returns true if another client, even in an open transaction, was granted a different number of slots.
     fn other_number(&self) -> bool {
         let Kind::Slots(asked) = self.kind() else { return false };
         let other = |row: &Row| matches!(row.kind, Kind::Slots(n) if n != asked);
@@ -312,7 +312,7 @@ impl Step<'_> {
 
     fn compare_number(&mut self) {
         if self.other_number() {
-            // An error: the transaction is rolled back.
+            // The call fails, and its transaction is rolled back.
             self.state.clients[self.client].grant = None;
             return self.lose();
         }
@@ -329,7 +329,7 @@ impl Step<'_> {
         Some(())
     }
 
-    /// Takes the second lock where others may live beside the grant, reads the row again and decides.
+    /// Takes the second lock if other grants may live beside this one, reads the row again and decides.
     fn guard_seen(&mut self, slot: i32) -> Option<()> {
         let alone = self.own_row(slot).is_some_and(|row| row.kind == Kind::Alone);
         let locks = self.p.guard_lock && !alone;
@@ -348,13 +348,13 @@ impl Step<'_> {
         Some(())
     }
 
-    /// The row of the client's grant.
+    /// Returns the row of the client's grant.
     fn own_row(&self, slot: i32) -> Option<Row> {
         let grant = self.state.clients[self.client].grant;
         self.state.row(slot).filter(|row| Some(row.grant) == grant)
     }
 
-    /// The client learns that its grant is over.
+    /// The client learns that its grant is lost.
     fn lost_grant(&mut self) {
         self.state.clients[self.client].grant = None;
         self.lose();
@@ -387,7 +387,7 @@ impl Step<'_> {
         }
     }
 
-    /// Reads the row again, deletes it and gives the lock back, long before the commit.
+    /// Reads the row again, deletes it and releases the lock, long before the commit.
     fn prune(&mut self, seen: Row) {
         let slot = seen.slot;
         let is_over = |row: &Row| !row.is_live(self.state.clock);
