@@ -1,4 +1,4 @@
-//! Raising our own errors as Postgres errors, and passing on errors of Postgres or of a user's function.
+//! Raising a refusal as a Postgres error, and passing on errors of Postgres.
 //!
 //! pgrx turns a Postgres error into a panic that has only some of its fields, and loses some of these: it knows a
 //! closed list of SQLSTATEs (any other becomes XX000) and takes texts for UTF-8. So each error is copied while it is
@@ -24,8 +24,8 @@ use std::ptr::NonNull;
 #[derive(Clone, Copy)]
 pub struct RawError(Option<NonNull<pg_sys::ErrorData>>);
 
-/// The number of copies to keep, for the latest errors of a call. Usually there is one. An exception handler in a
-/// user's trigger may meet others and then raise the original one again, which does not call `copy_error`.
+/// The number of copies to keep, for the latest errors of a call. Usually there is one. A wait that met an error may serve
+/// a cancel while it is undone, and then raise the first error again, which does not call `copy_error`.
 const MOST_COPIES: usize = 4;
 
 /// The errors raised during a piece of work.
