@@ -1,6 +1,7 @@
-//! `fence_audit` itself, over a copy by dump. Silence over a well-protected table, the right to ask: audit.script.
+//! `fence_audit` on a database restored from a dump. What it reports on a well-protected table (nothing), and who may
+//! call it: audit.script.
 //!
-//! The files of this folder tell what it finds.
+//! The files of this folder test its findings.
 
 automod::dir!(pub "tests/lab/audit");
 

@@ -1,3 +1,3 @@
-//! The trigger: what a write presents, and what comes of it. (The tests are in the script beside this.)
+//! The trigger: how a write presents a token, and what is decided. (The tests are in the scenario file of this name.)
 
 automod::dir!(pub "tests/lab/fence");

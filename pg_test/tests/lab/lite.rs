@@ -1,5 +1,5 @@
-//! `sql/pg_fence_lite.sql`: a try that is cancelled, and the tests of both editions catch bugs in it. The rest is in lite.script.
-//! That it keeps the promises of the extension is shown by the other tests, with `--edition lite`.
+//! `sql/pg_fence_lite.sql`: a cancelled attempt, and bugs in it that the tests of both editions catch. The rest is in
+//! lite.script. The other tests, run with `--edition lite`, show that it keeps the extension's promises.
 
 automod::dir!(pub "tests/lab/lite");
 
@@ -7,7 +7,7 @@ use pg_test::edition::BUG_VARIABLE;
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
 use std::process::Command;
 
-/// Whatever it was at: no lock of the session stays, for no rollback would give that back.
+/// Wherever it is cancelled, no session-level lock may remain: no rollback would release it.
 #[lab_test]
 fn a_cancelled_try_leaves_no_lock_behind(lab: &Lab) -> Result<()> {
     let db = Database::with_lite(lab.cluster().conninfo("postgres"))?;
@@ -28,7 +28,7 @@ fn a_cancelled_try_leaves_no_lock_behind(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Each bug with a test of both editions, which passes without it.
+/// Each bug has a test of both editions, which passes without the bug.
 #[lab_test]
 fn planted_bugs_are_caught(_: &Lab) -> Result<()> {
     for (bug, test) in [

@@ -1,8 +1,10 @@
-//! All tests that need a server, in one program with one shared server. A function marked with `#[lab_test]` is one.
+//! All tests that need a server, in one program with one shared server. Each is a function marked with `#[lab_test]`,
+//! or in a scenario file.
 //!
-//! A folder is a topic, and the file of its name says which. `automod` makes a module of every file: none is listed.
+//! A folder is a topic, described in the file of its name. `automod` makes a module of every file, so there is no list
+//! of them.
 
-/// Tests that differ only in what they hand to a function: `name => function(what)`.
+/// Defines tests that differ only in what they pass to a function: `name => function(what)`.
 macro_rules! cases {
     (slow: $($test:ident => $function:ident($($what:expr),*)),* $(,)?) => {
         $(

@@ -1,3 +1,3 @@
-//! The project itself: its pages, packages, installation, updates, and the lab.
+//! The project itself: its pages, packages, installation and updates, and its tests.
 
 automod::dir!(pub "tests/lab/project");

@@ -1,11 +1,12 @@
-//! The remedies of `fence_audit`, where roles, columns and leases bear names that end whatever a name stands in.
-//! (Other objects get such a name in each of the tests beside this, before the remedies are run.)
+//! The remedies of `fence_audit` for roles, columns and leases whose names contain all that can end a quoted string.
+//! (The other tests of this folder give such names to other objects before they run the remedies.)
 
 use pg_test::client::{literal, set_if_known};
 use pg_test::script::holes::{identifier, statements, WORST};
 use pg_test::{ensure, lab_test, Database, Lab, Result, Session};
 
-/// Its findings and the statements of each remedy: run one after the other, they leave nothing.
+/// Returns the findings and the statements of each remedy. The remedies, run one after the other, must leave no
+/// finding.
 fn put_right(admin: &mut Session, how_many: usize) -> Result<()> {
     let rows = admin
         .rows("SELECT finding, remedy FROM fence_audit() WHERE finding NOT LIKE 'monotonic: a%'")?;
@@ -30,7 +31,7 @@ fn a_role_is_named_in_a_remedy_and_nothing_of_its_name_is_run(lab: &Lab) -> Resu
         let mut admin = db.connect()?;
         let mut name = format!("{}{WORST}", db.name());
         if lab.prefix().major_number() >= 19 {
-            // A role's name has no line feed any more.
+            // From PostgreSQL 19 on a role's name contains no line feed.
             name = name.replace('\n', "");
         }
         let role = identifier(&name);
@@ -57,7 +58,7 @@ fn is_put_right(db: &Database, admin: &mut Session, role: &str) -> Result<()> {
         db.name()
     ))?;
     put_right(admin, 7)?;
-    // A lease and two prefixes of a role of that name that is gone.
+    // A lease and two prefixes of a dropped role of that name.
     admin.run(&format!("SELECT fence_grant({text}, prefix => {name}); SET ROLE {role}"))?;
     admin.run(&format!(
         "SELECT lease_acquire({name}); RESET ROLE; ALTER ROLE {role} RENAME TO gone"

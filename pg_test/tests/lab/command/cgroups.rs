@@ -1,4 +1,4 @@
-//! The leftovers of the command's cgroups, and runs without any.
+//! The command's cgroups after a run, and runs without any.
 
 use pg_test::clients::command::stage::{cgroups_are_at_hand, kill, play_with, program, Stage};
 use pg_test::clients::command::{lost, plain};
@@ -6,7 +6,7 @@ use pg_test::process::{output_of, wait_until, PATIENCE};
 use pg_test::test_case::left_out;
 use pg_test::{ensure, lab_test, Lab, Result};
 
-/// As on a machine where none can be made.
+/// As on a machine on which no cgroup can be made.
 #[lab_test]
 fn without_a_cgroup_descendants_and_marks_are_found(lab: &Lab) -> Result<()> {
     for scenario in [lost::frozen_keeper, lost::killed_supervisor, plain::left_behind] {
@@ -15,7 +15,7 @@ fn without_a_cgroup_descendants_and_marks_are_found(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Neither while nothing goes wrong, nor when the supervisor was killed.
+/// Neither after a normal run, nor after the supervisor was killed.
 #[lab_test]
 fn no_cgroup_is_left_behind(lab: &Lab) -> Result<()> {
     if !cgroups_are_at_hand() {

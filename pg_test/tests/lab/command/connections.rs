@@ -1,4 +1,5 @@
-//! Connections with service file, password file and TLS with verification, and to several servers. The rest is in connections.script.
+//! Connections with a service file, a password file and verified TLS, and to several servers. The rest is in
+//! connections.script.
 
 use pg_test::clients::cable::Cable;
 use pg_test::clients::command::stage::{program, Run, Stage};
@@ -15,7 +16,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// A server that asks for TLS and a password, and a directory with the certificates.
+/// Returns a server that requires TLS and a password, and the directory with its certificates.
 fn guarded_server(lab: &Lab) -> Result<(Cluster, PathBuf)> {
     setup::ensure(&[Package::new("openssl", "/usr/bin/openssl")])?;
     let dir = lab.prefix().new_dir("certificates")?;
@@ -82,7 +83,7 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
         ("service=shop", "ca.crt", ""),
         (&by_url("verify-ca"), "ca.crt", ""),
         (&by_url("require"), "ca.crt", ""),
-        // The certificate is of another name, or of somebody whom we do not trust; or nothing is encrypted.
+        // The certificate is for another name, its issuer is not trusted, or the connection is not encrypted.
         (&by_url("verify-full"), "ca.crt", "certificate"),
         ("service=shop sslmode=verify-full", "other.crt", "certificate"),
         ("service=shop sslmode=verify-ca", "other.crt", "certificate"),
@@ -99,17 +100,18 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
         let fits = if refused.is_empty() { is_run } else { is_refused };
         ensure!(fits, "{target}, {root}: {output:?}");
     }
-    // It is no matter of time, and nobody is asked.
+    // Waiting cannot help here, so the command ends at once, without a prompt.
     let output = run("service=shop passfile=/dev/null", "ca.crt", &["--wait", "1h"])?;
     ensure!(output.status.code() == Some(78), "{output:?}");
     Ok(())
 }
 
-/// Each parameter of libpq is known here: what is not kept is refused by its name, as the command's own tests show.
+/// Every parameter of libpq is known to the command. The command's own tests show that an unsupported one is refused by
+/// its name.
 #[lab_test(slow)]
 fn every_parameter_of_libpq_has_its_meaning_here(_: &Lab) -> Result<()> {
     let libraries = orm::fetch(orm::PYTHON)?;
-    // psycopg's wheel has the newest libpq.
+    // psycopg's wheel contains the newest libpq.
     let script = "from psycopg import pq\nassert pq.version() >= 180000\n\
                   for o in pq.Conninfo.get_defaults(): print(o.keyword.decode(), (o.envvar or b'').decode())";
     let known = output_of(Command::new(libraries.join("bin/python")).args(["-c", script]))?;
@@ -125,7 +127,7 @@ fn every_parameter_of_libpq_has_its_meaning_here(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A server that takes connections and says nothing costs its own part of the time, and not that of the next one.
+/// A server that accepts connections and never answers uses up its own share of the time, not the next server's.
 #[lab_test]
 fn a_silent_server_leaves_time_for_the_next_one(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
@@ -147,7 +149,7 @@ fn a_silent_server_leaves_time_for_the_next_one(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The first of two servers falls silent while the program runs: a renewal finds the second one in time.
+/// The first of two servers stops answering while the program runs: a renewal reaches the second one in time.
 #[lab_test]
 fn a_renewal_finds_the_next_server_in_time(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
@@ -172,7 +174,7 @@ fn a_renewal_finds_the_next_server_in_time(lab: &Lab) -> Result<()> {
         stage.pid("pid")?;
         cable.set(CableState::Swallows(Way::Both));
         let before = stage.renewals()?;
-        // The second renewal is by the second server.
+        // The second renewal goes to the second server.
         wait_until("it is renewed twice", PATIENCE, || {
             stage.renewals().is_ok_and(|now| now > before + 1)
         })?;
@@ -186,7 +188,7 @@ fn a_renewal_finds_the_next_server_in_time(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// All of it where there is nothing but the program and the files that it is told of.
+/// Tests all of it in a root directory with nothing but the program and the files that it is given.
 pub fn in_an_empty_root(lab: &Lab, program: &Path) -> Result<()> {
     if !nix::unistd::geteuid().is_root() {
         return left_out("chroot takes root");

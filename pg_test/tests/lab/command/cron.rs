@@ -1,4 +1,4 @@
-//! Real cron daemons, of two machines that have the same crontab: every job of every minute happens once.
+//! Real cron daemons on two machines with the same crontab: every job of every minute must be done once.
 
 use pg_test::clients::command::stage::{freeze, thaw, Stage};
 use pg_test::process::{self, output_of, wait_until, PATIENCE};
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The same on each machine, every minute.
+/// The number of jobs, the same on each machine, every minute.
 const JOBS: usize = 6;
 
 const MACHINES: [&str; 2] = ["one", "two"];
 
-/// The counts in the fence's own statistics and in the tables of the jobs.
+/// The tables of the jobs, and the fence's own statistics.
 const TABLES: &str = "
     CREATE TABLE counters (job text PRIMARY KEY, value bigint NOT NULL);
     SELECT fence_protect('counters', lease => '{job}');
@@ -25,8 +25,8 @@ const TABLES: &str = "
     SELECT fence_protect('runs', lease => '{job}');
 ";
 
-/// The job of cron. A run that lost its lease, or whose write was refused, is tried again: the minute may be somebody's
-/// by then, which the job itself sees.
+/// The command that cron runs. A run that lost its lease, or whose write was refused, is repeated: another run may have
+/// done the minute's work by then, which the job itself checks.
 const CRONTAB_SCRIPT: &str = "#!/bin/sh
 minute=$(date +%Y%m%d%H%M)
 echo \"$JOB $minute $MACHINE\" >> \"$DIR/fired\"
@@ -40,8 +40,8 @@ done 2>> \"$DIR/errors\"
 rm \"$DIR/pids/$MACHINE-$JOB-$minute\"
 ";
 
-/// Reads, takes its time, and writes what it has read and one more, unless the minute's work is done. Two that overlap
-/// would lose a write, or do it twice; nothing but the lease and the fence keeps them from it.
+/// The job reads a value, takes its time, and writes the next one, unless the minute's work is done. Two jobs that
+/// overlap would lose a write, or do it twice; only the lease and the fence prevent it.
 const JOB: &str = "minute=$1
 done=$(psql -qAtXc \"SELECT count(*) FROM runs WHERE job = '$JOB' AND minute = '$minute'\") || exit 1
 [ \"$done\" = 0 ] || exit 0
@@ -51,12 +51,12 @@ psql -qXv ON_ERROR_STOP=1 -1 -c \"UPDATE counters SET value = $((value + 1)) WHE
     -c \"INSERT INTO runs (job, minute, machine, value) VALUES ('$JOB', '$minute', '$MACHINE', $((value + 1)))\"
 ";
 
-/// Debian's cron with places of its own, in a mount namespace of its own: nothing of the system's is read or written.
+/// Debian's cron with its own directories, in its own mount namespace: it reads and writes nothing of the system's.
 const NAMESPACE: &str =
     "mount --bind \"$1/spool\" /var/spool/cron && mount --bind \"$1/cron.d\" /etc/cron.d && \
      mount --bind \"$1/crontab\" /etc/crontab && mount --bind \"$1/run\" /run && exec cron -f";
 
-/// A cron daemon; all that it has started is ended with it.
+/// A cron daemon. All that it has started is ended with it.
 struct Machine {
     cron: Child,
 }
@@ -77,7 +77,7 @@ impl Machine {
         Ok(Machine { cron: command.spawn().context("unshare")? })
     }
 
-    /// Itself, and what descends from it.
+    /// Returns the daemon and its descendants.
     fn processes(&self) -> Vec<i32> {
         process::family_of(self.cron.id() as i32)
     }
@@ -92,7 +92,7 @@ impl Drop for Machine {
     }
 }
 
-/// A line for each job, below the variables that the command and psql connect by.
+/// Returns a line for each job, below the variables with which the command and psql connect.
 fn crontab_of(stage: &Stage, machine: &str) -> Result<String> {
     let command = stage.command();
     let set = command
@@ -111,7 +111,7 @@ fn lines(path: &Path) -> Vec<String> {
     fs::read_to_string(path).unwrap_or_default().lines().map(str::to_owned).collect()
 }
 
-/// For as many minutes as `PG_FENCE_CRON_MINUTES` says (2).
+/// Runs for `PG_FENCE_CRON_MINUTES` minutes (2 by default).
 #[lab_test(slow)]
 fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(lab: &Lab) -> Result<()> {
     if !nix::unistd::geteuid().is_root()
@@ -148,7 +148,8 @@ fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(lab: &Lab) ->
     let mut freezes = 0;
     while Instant::now() < until {
         std::thread::sleep(Duration::from_millis(random.random_range(50..600)));
-        // All that one job has of processes on one machine, or any of them, but never cron itself: it is to fire.
+        // Freezes all processes of one job on a machine, or any of them, but never cron itself, which must start the
+        // jobs.
         let machine = &crons[random.random_range(0..crons.len())];
         let mut victims: Vec<i32> = machine.processes().split_off(1);
         victims.retain(|pid| !process::title(*pid).to_lowercase().contains("cron -f"));
@@ -158,14 +159,14 @@ fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(lab: &Lab) ->
         victims.retain(|pid| freeze_now(*pid));
         freezes += victims.len();
         std::thread::sleep(Duration::from_millis(random.random_range(100..9000)));
-        // The writer first, which is to be as late as can be; those that would end it come later.
+        // The writer resumes first, as late as possible; the processes that would end it resume after it.
         victims.reverse();
         for pid in victims {
             let _ = thaw(pid);
             std::thread::sleep(Duration::from_millis(random.random_range(0..100)));
         }
     }
-    // No more are started; what runs comes to its end.
+    // No more jobs are started, and the running ones end.
     for cron in &crons {
         freeze(cron.cron.id() as i32)?;
     }
@@ -200,7 +201,7 @@ fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(lab: &Lab) ->
         "cron has not fired: {fired:?}"
     );
     ensure!(freezes > 0, "nothing was frozen");
-    // A lost write would leave a number out; a stale one would set it back.
+    // A lost write would leave a gap in the numbers, and a stale one would set them back.
     let wrong = "SELECT count(*) FROM (SELECT value, row_number() OVER w AS wanted, fence < lag(fence) OVER w AS back
                  FROM runs WINDOW w AS (PARTITION BY job ORDER BY n)) AS r WHERE value <> wanted OR back";
     ensure!(admin.one::<i64>(wrong, &[])? == 0, "a write was lost or stale");

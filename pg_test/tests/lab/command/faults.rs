@@ -1,4 +1,4 @@
-//! Faults are planted in the command, and its scenarios must fail: tests that catch nothing prove nothing.
+//! Faults are planted in the command, and its scenarios must fail: a test that catches no fault proves nothing.
 
 use pg_test::clients::command::catch_all;
 use pg_test::clients::command::stage::program;

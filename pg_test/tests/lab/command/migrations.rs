@@ -1,5 +1,5 @@
-//! Migration tools as they are, under the command: one migrates, the others wait and find nothing to do, and one that was
-//! frozen is refused, together with its DDL.
+//! Unmodified migration tools, run by the command: one migrates, the others wait and find nothing to do. One that was
+//! frozen is refused, and its DDL is rolled back.
 
 use pg_test::clients::command::stage::{freeze, is_gone, thaw, Stage};
 use pg_test::orm::{self, Runtime, PYTHON};
@@ -9,17 +9,17 @@ use pg_test::{ensure, lab_test, Lab, Result};
 const ALEMBIC: Runtime =
     Runtime::Python(&["alembic==1.20.1", "sqlalchemy==2.1.9", "psycopg[binary]==3.3.9"]);
 
-/// A tool, and where it writes down what it has done.
+/// A migration tool, and the table in which it records what it has done.
 struct Tool {
     libraries: Runtime,
-    /// Below `orm`, where its project is.
+    /// The directory of its project, below `orm`.
     project: &'static str,
-    /// Called with a revision, from the directory of the libraries' programs.
+    /// Returns the shell command for a revision, run from the directory of the libraries' programs.
     migrates_to: fn(&str) -> String,
     table: &'static str,
-    /// Its output when there is nothing to do.
+    /// Returns true if the output says that there is nothing to do.
     has_nothing: fn(&str) -> bool,
-    /// Its output where it sees by itself that somebody else has migrated meanwhile.
+    /// The output of a tool that detects by itself that another run has migrated meanwhile.
     finds_itself_late: &'static str,
 }
 
@@ -37,7 +37,7 @@ const DJANGO: Tool = Tool {
     },
     table: "django_migrations",
     has_nothing: |said| said.contains("No migrations to apply"),
-    // It adds a row, and sees nothing.
+    // Django adds a row, and detects nothing.
     finds_itself_late: "does not speak for",
 };
 
@@ -47,7 +47,7 @@ const ALEMBIC_TOOL: Tool = Tool {
     migrates_to: |revision| format!("$BIN/alembic upgrade {revision}"),
     table: "alembic_version",
     has_nothing: |said| !said.contains("Running upgrade"),
-    // It updates the row with the version that it began from.
+    // Alembic updates the row of the version that it began from.
     finds_itself_late: "0 found",
 };
 
@@ -78,7 +78,7 @@ fn one_migrates(lab: &Lab, tool: &Tool) -> Result<()> {
     };
     stage.run("migrations --ttl 1m --wait 5m", &script("", "first"))?.ends_with(0)?;
     admin.run(&format!("SELECT fence_protect('{}', lease => 'migrations')", tool.table))?;
-    // Without the command nothing is written down, and so nothing is done.
+    // Without the command the tool cannot record its work, so nothing is done.
     let bare = format!("unset PGOPTIONS; {}", script("COLUMN=bare", "second"));
     let ended = stage.run("other", &bare)?.ended()?;
     ensure!(ended.code() != Some(0) && ended.stderr.contains("fence"), "{ended:?}");
@@ -97,7 +97,7 @@ fn one_migrates(lab: &Lab, tool: &Tool) -> Result<()> {
         nothing += i32::from((tool.has_nothing)(&format!("{}{}", ended.stdout, ended.stderr)));
     }
     ensure!(nothing == 1, "{nothing} of two found nothing to do");
-    // The program first: it is in the middle of its transaction, and goes on to the end of it.
+    // The program resumes first: it is in the middle of its transaction, and continues to its end.
     stage.touch("go")?;
     thaw(pid)?;
     is_gone(pid)?;

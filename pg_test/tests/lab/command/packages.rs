@@ -1,4 +1,4 @@
-//! The packages of the command: what is in them, and that it runs from them.
+//! The packages of the command: their contents, and that the command runs from them.
 
 use pg_test::clients::command::stage::program;
 use pg_test::package::{command, Release};
@@ -25,9 +25,9 @@ fn has(root: &Path, files: &[&str]) -> Result<()> {
 #[lab_test]
 fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     let dir = lab.prefix().new_dir("packages")?;
-    // Their date is that of the commit, which a source without git does not have.
+    // The packages' date is that of the commit, which a source tree without git does not have.
     let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
-    // The packages' own takes minutes to build: here it is the tests'.
+    // Building the packaged program takes minutes, so this test packs the one of the other tests.
     let built = command::write(&program()?, &release, &dir)?;
     let [deb, tar] = built.as_slice() else { pg_test::bail!("{built:?}") };
     let ending = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
@@ -65,11 +65,12 @@ fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// In bytes, of the program, and of the Debian package that it comes in.
+/// The largest sizes allowed, in bytes: of the program, and of its Debian package.
 const LARGEST: u64 = 2_500_000;
 const LARGEST_PACKAGE: u64 = 1_900_000;
 
-/// Alone in an empty root directory the packages' program finds names, a service, a password and a certificate.
+/// Alone in an empty root directory, the packaged program resolves names and finds a service, a password and a
+/// certificate.
 #[lab_test(slow)]
 fn the_program_of_the_packages_is_linked_with_nothing_and_runs_alone(lab: &Lab) -> Result<()> {
     let built = command::build(source_tree::source_root(), &pg_test::package::directory())?;

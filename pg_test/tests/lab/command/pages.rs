@@ -1,4 +1,4 @@
-//! The command lines of the command's pages run. What else they say is in pages.script.
+//! The command lines on the command's pages run. What else the pages say is tested in pages.script.
 
 use pg_test::clients::command::stage::program;
 use pg_test::process::output_of;
@@ -10,19 +10,19 @@ use std::os::unix::fs::PermissionsExt;
 const PAGES: &[&str] =
     &["docs/reference/command.md", "docs/recipes/from/flock.md", "clients/rust/cli/README.md"];
 
-/// The command lines of a page's shell examples.
+/// Returns the command lines of a page's shell examples.
 fn command_lines(page: &str) -> Result<Vec<String>> {
     let text = fs::read_to_string(source_root().join(page))?;
     let blocks = text.split("```sh\n").skip(1).filter_map(|block| block.split("```").next());
     let lines = blocks.flat_map(str::lines).filter(|line| line.starts_with("pg_fence "));
-    // Its certificate is tried where connections are.
+    // Certificates are tested with the connections.
     Ok(lines.filter(|line| !line.contains("verify-full")).map(str::to_owned).collect())
 }
 
 #[lab_test]
 fn every_command_line_of_the_pages_runs(lab: &Lab) -> Result<()> {
     let database = lab.database()?;
-    // An audit that finds nothing to look at ends with a status of its own.
+    // An audit without any fenced table has an exit status of its own, so one is made.
     database.connect()?.run("CREATE TABLE orders (id bigint PRIMARY KEY); SELECT fence_protect('orders', lease => 'orders')")?;
     let dir = lab.prefix().new_dir("pages")?;
     for script in ["job.sh", "migrate.sh"] {

@@ -1,5 +1,5 @@
-//! Processes frozen and killed, cables cut, servers restarted: the command never outlives its lease, but where all of
-//! it is frozen; and then the server refuses what it writes. `command::faults` plants faults for them.
+//! Processes are frozen and killed, connections cut, servers restarted: the command never outlives its lease, except if
+//! all of it is frozen. Then the server refuses its writes. `command::faults` plants faults for these scenarios.
 
 use pg_test::clients::command::stage::{play, program, Scene};
 use pg_test::clients::command::{lost, plain};

@@ -1,11 +1,11 @@
-//! A terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and its end.
+//! The command at a terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and the terminal's end.
 
 use pg_test::clients::command::stage::{is_gone, pause, Stage};
 use pg_test::clients::command::terminal::{Terminal, SHOWN};
 use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
 
-/// A shell that has job control.
+/// A shell with job control.
 const SHELL: &str = "exec bash --norc --noprofile -i";
 
 #[lab_test]
@@ -14,7 +14,7 @@ fn ctrl_c_reaches_the_command(lab: &Lab) -> Result<()> {
     for (line, code) in [
         ("exec $RUN job -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'", 128 + 2),
         ("exec $RUN job -- sh -c 'trap \"exit 9\" INT; echo $$ > $DIR/pid; while :; do sleep 0.1; done'", 9),
-        // Another process shares the process group: the terminal stays with it.
+        // Another process shares the process group, so the terminal stays with the group.
         ("$RUN job -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'; exit $?", 128 + 2),
     ] {
         let mut terminal = Terminal::start(&stage, line)?;
@@ -33,7 +33,8 @@ fn the_command_reads_from_the_terminal(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     for line in [
         "exec $RUN job -- sh -c 'echo $$ > $DIR/pid; read word; echo $word > $DIR/word'",
-        // Not the first to ask: then it is handed over when the command asks for it.
+        // The command is not the first to use the terminal, so the terminal is handed over when the command asks for
+        // it.
         "$RUN job -- sh -c 'echo $$ > $DIR/pid; read word < /dev/tty; echo $word > $DIR/word' | cat; exit 0",
     ] {
         let mut terminal = Terminal::start(&stage, line)?;
@@ -61,7 +62,7 @@ fn ctrl_z_stops_the_command_and_keeps_the_lease(lab: &Lab) -> Result<()> {
     wait_until("both stop", PATIENCE, || {
         process::is_stopped(pid) && process::is_stopped(supervisor)
     })?;
-    // For longer than its ttl, so that what the supervisor knew of the deadline is long past.
+    // The wait is longer than the ttl, so that the deadline that the supervisor knew has passed long ago.
     for _ in 0..4 {
         stage.wait_for_renewal()?;
     }

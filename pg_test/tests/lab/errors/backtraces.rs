@@ -1,8 +1,8 @@
-//! No error shows a file path, not even where backtraces are switched on.
+//! No error shows a file path, even if backtraces are switched on.
 
 use pg_test::{bail, ensure, lab_test, Cluster, Lab, Result, Session};
 
-/// A server as a careless administrator may run it.
+/// Starts a server with a careless administrator's settings.
 fn cluster(lab: &Lab) -> Result<(Cluster, Session)> {
     let cluster = lab
         .builder()
@@ -19,7 +19,7 @@ fn cluster(lab: &Lab) -> Result<(Cluster, Session)> {
     Ok((cluster, session))
 }
 
-/// Looks at everything that the server sent with an error, the fields for developers included.
+/// Checks all fields of an error, including the fields for developers.
 fn shows_no_path(error: &postgres::Error, sqlstate: &str) -> Result<()> {
     let Some(error) = error.as_db_error() else { bail!("not the server's: {error}") };
     ensure!(error.code().code() == sqlstate, "wanted {sqlstate}, got {error:?}");
@@ -32,7 +32,7 @@ fn shows_no_path(error: &postgres::Error, sqlstate: &str) -> Result<()> {
             bail!("{found:?} is in {text:?}: {error:?}");
         }
     }
-    // Postgres names the C file of its own errors, and only that.
+    // PostgreSQL names the C file of its own errors, and only its name.
     let file = error.file().unwrap_or_default();
     ensure!(!file.contains('/') && !file.ends_with(".rs"), "the file is {file}");
     Ok(())

@@ -1,4 +1,4 @@
-//! No argument, whatever its size, and no damaged page ends a process: the server runs on, and the session too.
+//! No argument of any size and no damaged page ends a process: the server and the session live on.
 
 use pg_test::{bail, ensure, lab_test, Cluster, Context, Lab, Result, Session};
 use std::fs;
@@ -10,8 +10,9 @@ fn server(lab: &Lab) -> Result<(Cluster, Session)> {
     Ok((cluster, session))
 }
 
-/// The session may take so many kilobytes more than it has now, as under `ulimit -v` or without overcommitment. The server's
-/// own user says so. (`cat`, since PostgreSQL complains of a program that ends before it has read.)
+/// Limits the session's memory to `more` kilobytes above its present size, as `ulimit -v` or strict overcommitment
+/// would. The server's own user sets the limit. (`cat`, because PostgreSQL complains about a program that ends before
+/// it has read.)
 fn limit_memory(admin: &mut Session, session: &Session, more: u64) -> Result<()> {
     let pid = session.pid();
     let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -21,7 +22,7 @@ fn limit_memory(admin: &mut Session, session: &Session, more: u64) -> Result<()>
     admin.run(&format!("COPY (SELECT) TO PROGRAM 'cat; prlimit --pid={pid} --as={bytes}'"))
 }
 
-/// Each call that takes a text or an array, `{}` where that stands.
+/// Each call that takes a text or an array, with `{}` in its place.
 const TEXTS: &[&str] = &[
     "lease_acquire({})",
     "lease_acquire('job', {})",
@@ -94,18 +95,18 @@ fn no_argument_is_too_large_to_be_refused(lab: &Lab) -> Result<()> {
     for call in calls {
         let mut session = cluster.connect("postgres")?;
         session.run("SELECT lease_check('warm', 1)")?;
-        // Enough for the value, and not for a copy of it. (The stored value is compressed.)
+        // Enough memory for the value, but not for a copy of it. (The stored value is compressed.)
         let megabytes = if call.contains("stored") { 300 } else { 700 };
         limit_memory(&mut probe, &session, megabytes * 1024)?;
         let outcome = session.try_rows(&format!("SELECT {call}"));
         if let Err(fault) = &outcome {
             ensure!(!fault.is_disconnect() && !fault.sqlstate.starts_with("XX"), "{call}: {fault}");
         }
-        // Ours are measured: no memory is taken for them at all.
+        // pg_fence checks the length first and allocates nothing for these.
         let is_fit = call.contains("metadata") || call.contains("8193") || call.contains("''");
         if call.starts_with("lease_") && !is_fit {
             let Err(fault) = outcome else { bail!("{call} is not refused") };
-            // PostgreSQL copies what it puts into an array, and from 18 on what it gives to a function in SQL.
+            // PostgreSQL copies what it puts into an array, and from 18 on also the arguments of SQL functions.
             let copied = call.contains("ARRAY[") || call.starts_with("lease_info");
             let by_server = copied && fault.sqlstate == "53200";
             let refused = ["22023", "22004"].contains(&fault.sqlstate.as_str());
@@ -128,7 +129,7 @@ fn where_memory_ends_in_the_midst_of_work_the_session_ends_at_most(lab: &Lab) ->
         let keep = "SELECT count(*) FROM lease_keep((SELECT array_agg('n' || n) FROM generate_series(1, 10000) n),
                                                     (SELECT array_agg(n) FROM generate_series(1, 10000::bigint) n))";
         if let Err(fault) = session.try_rows(keep) {
-            // There may be no memory to tell the client of it.
+            // There may not be enough memory to report the error.
             let has_ended = fault.sqlstate == "53200" || fault.is_disconnect();
             ensure!(has_ended, "{kilobytes} kB: {fault}");
         }
@@ -168,10 +169,10 @@ fn a_trigger_s_arguments_and_a_row_s_columns_may_have_any_size(lab: &Lab) -> Res
     Ok(())
 }
 
-/// How it is called, of which relations it is (by how their names end), and what is done to a page.
+/// The statement, the relations that it reads (by the ends of their names), and the damage to a page.
 type Damage = (&'static str, &'static str, fn(&mut [u8]));
 
-/// How a page can look that was damaged.
+/// The kinds of damage to a page.
 const DAMAGES: [Damage; 5] = [
     ("zeroes", "", |page| page.fill(0)),
     ("no magic number", "_seq", |page| page[8184..].fill(0)),
@@ -183,7 +184,7 @@ const DAMAGES: [Damage; 5] = [
         page[at + 22] = 0xf8;
     }),
     ("an array beyond the page", ".lease", |page| {
-        // Of one dimension, without NULLs, of bigint; then comes how many.
+        // The header of an array of bigint with one dimension and no NULLs. The number of elements follows.
         const HEADER: [u8; 12] = [1, 0, 0, 0, 0, 0, 0, 0, 20, 0, 0, 0];
         let at = page.windows(12).position(|bytes| bytes == HEADER).expect("tokens of renewals");
         page[at + 12..at + 16].copy_from_slice(&i32::MAX.to_le_bytes());
@@ -232,7 +233,7 @@ fn a_damaged_page_of_the_state_is_an_error(lab: &Lab) -> Result<()> {
                 "SELECT * FROM fence.leases".to_owned(),
                 "SELECT * FROM fence.stats".to_owned(),
             ] {
-                // Built with assertions, PostgreSQL's own setval asserts that the page is whole.
+                // Built with assertions, PostgreSQL's own setval asserts that the page is intact.
                 if asserts && call.contains("new_epoch") {
                     continue;
                 }

@@ -10,13 +10,13 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Every token that a client has seen, by the timeline of the server that gave it.
+/// Every token that a client has seen, by the timeline of the server that drew it.
 #[derive(Default)]
 struct Seen {
     tokens: BTreeMap<i32, Vec<i64>>,
 }
 
-/// Clients that take, renew and release leases, whichever node leads.
+/// Clients that take, renew and release leases on the current leader.
 struct Load {
     seen: Arc<Mutex<Seen>>,
     over: Arc<AtomicBool>,
@@ -31,7 +31,8 @@ impl Load {
             let (seen, over, conninfos) = (seen.clone(), over.clone(), conninfos.clone());
             std::thread::spawn(move || {
                 while !over.load(Ordering::Relaxed) {
-                    // An error is a failover; its outcome is unknown, and nobody has seen a token.
+                    // An error means a failover. The outcome of the call is unknown, and no client has seen a token
+                    // from it.
                     let _ = work_until_lost(number, &conninfos, &seen, &over);
                     std::thread::sleep(Duration::from_millis(20));
                 }
@@ -54,7 +55,7 @@ impl Load {
         self.seen.lock().expect("no panic").tokens.len()
     }
 
-    /// Waits until clients have seen so many tokens more.
+    /// Waits until clients have seen `more` further tokens.
     fn go_on(&self, more: usize) -> Result<()> {
         let enough = self.count() + more;
         wait_until("tokens are drawn", PATIENCE, || self.count() >= enough)
@@ -102,7 +103,7 @@ fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
     let load = Load::start(patroni.conninfos(), 6);
     load.go_on(200)?;
     for failover in 1..=2 {
-        // The standbys hear nothing of what clients see from here on.
+        // From here on the standbys receive nothing of what clients see.
         let frozen = patroni.freeze_replication()?;
         load.go_on(200)?;
         patroni.kill_leader()?;
@@ -114,7 +115,7 @@ fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
         history.see(load.greatest());
         let mut session = patroni.leader().context("nobody leads")?;
         if failover == 1 {
-            // Renewed, the holder goes on; its token is silenced by the next failover again.
+            // After the renewal the holder continues. The next failover invalidates its token again.
             history.token = session.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
             session.run(&format!("UPDATE orders SET total = 1, fence = {}", history.token))?;
             wait_until("a standby follows", PATIENCE, || {

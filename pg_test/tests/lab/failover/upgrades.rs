@@ -1,4 +1,4 @@
-//! `pg_upgrade` to a newer major version. Another system identifier alone: upgrades.script.
+//! `pg_upgrade` to a newer major version. A change of the system identifier alone is tested in upgrades.script.
 
 use crate::support::history::{jumps, History};
 use pg_test::cluster::Builder;
@@ -9,18 +9,18 @@ use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
 use std::process::Command;
 use std::sync::Arc;
 
-/// A stopped cluster of another major version.
+/// Returns a stopped cluster of another major version.
 fn cluster_of(lab: &Lab, major: &str) -> Result<Cluster> {
     let prefix = match lab.prefix().major() == major {
         true => lab.prefix().clone(),
         false => Arc::new(Prefix::of_major(lab.rundir().clone(), major)?),
     };
-    // From 18 on a cluster has checksums unless told otherwise, and an upgrade changes nothing about that.
+    // From 18 on a cluster has checksums by default, and an upgrade cannot change that.
     let options: &[&str] = if prefix.major_number() < 18 { &[] } else { &["--no-data-checksums"] };
     Builder::new(prefix).create_by(|prefix, data| prefix.initdb_with(data, options))
 }
 
-/// Leases of every kind, and a table whose column is the fence's alone.
+/// Leases of every kind, and a table with a managed fence column.
 struct Leases {
     shared: i64,
     slot: i64,
@@ -46,7 +46,7 @@ impl Leases {
     }
 
     fn go_on(&self, session: &mut Session) -> Result<()> {
-        // Taken until their deadlines, but for the one whose session has gone.
+        // They are held until their deadlines, except the one whose session has ended.
         session.nothing("SELECT lease_acquire('readers')")?;
         session.granted("SELECT lease_acquire('readers', shared => true)")?;
         session.granted("SELECT lease_acquire('desks', slots => 2)")?;
@@ -71,7 +71,7 @@ impl Leases {
     }
 }
 
-/// pg_upgrade takes a cluster of its own version, too, and all its files and names are made anew as ever.
+/// pg_upgrade also upgrades to the same version; all files and file numbers are then new, as in any upgrade.
 #[lab_test]
 fn a_cluster_goes_on_in_one_of_its_version_above_all_that_was_seen(lab: &Lab) -> Result<()> {
     goes_on_after_upgrade(lab, lab.prefix().major(), lab.prefix().major())
@@ -127,7 +127,7 @@ fn goes_on_after_upgrade(lab: &Lab, from: &str, to: &str) -> Result<()> {
     ensure!(jumps(&mut session)? == 1);
     let finds = session.rows(audit)?;
     ensure!(finds == found, "{finds:?} after {found:?}");
-    // The rights of a role went with it.
+    // The rights of a role were upgraded with it.
     let mut app = new.conninfo("postgres").user("app").connect()?;
     app.run("SELECT lease_acquire('app')")?;
     app.refused("SELECT fence_new_epoch()", "42501").map(drop)
@@ -144,7 +144,8 @@ fn upgrade(old: &Cluster, new: &Cluster) -> Result<()> {
     let logs = new.data().join("pg_upgrade_output.d");
     let why = output_of(find.args(["-rhiE", "error|fatal"]).arg(logs)).unwrap_or_default();
     if why.contains("unrecognized parameter \"pg_attver\"") {
-        // 15.20 (November 2026) and its contemporaries dump what earlier releases of any version do not know.
+        // 15.20 (November 2026) and the other minor releases of that date dump what earlier releases of any version
+        // cannot read.
         return left_out("the newer version's minor release is older than the old one's");
     }
     Err(error.context(why))

@@ -1,7 +1,7 @@
 //! Logical replication, upstream and downstream of the fence.
 //!
-//! An apply worker fires no ordinary trigger, so a subscriber takes what the publisher's fence let
-//! pass; a trigger that is enabled ALWAYS checks the order there too, and stalls what is out of it.
+//! An apply worker fires no ordinary trigger, so a subscriber accepts what the publisher's fence has accepted. A
+//! trigger that is enabled ALWAYS checks the order there too, and stalls the worker at a change that is out of order.
 
 use crate::support::history::{jumps, History};
 use crate::support::subscription::{becomes_true, subscribe};
@@ -10,10 +10,10 @@ use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result, Sess
 
 const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint)";
 
-/// Without what is said of each table that is monotonic and bound.
+/// Leaves out the finding on each table that is monotonic and bound.
 const OTHERS: &str = "WHERE finding NOT LIKE 'monotonic: a%'";
 
-/// A server that publishes and one to subscribe, both with the extension and the table `orders`.
+/// Starts a publisher and a subscriber, both with the extension and the table `orders`.
 fn pair(lab: &Lab) -> Result<(Cluster, Cluster)> {
     let start = || -> Result<Cluster> {
         let cluster = lab.builder().set("wal_level", "logical").start()?;
@@ -23,7 +23,7 @@ fn pair(lab: &Lab) -> Result<(Cluster, Cluster)> {
     Ok((start()?, start()?))
 }
 
-/// Publishes and subscribes; existing rows are copied.
+/// Publishes and subscribes. Existing rows are copied.
 fn publish(publisher: &Cluster, downstream: &mut Session, what: &str) -> Result<()> {
     publisher.connect("postgres")?.run(&format!("CREATE PUBLICATION p FOR {what}"))?;
     subscribe(publisher, downstream)
@@ -42,7 +42,7 @@ fn a_subscriber_takes_what_the_publisher_s_fence_let_pass(lab: &Lab) -> Result<(
     upstream.run(
         "INSERT INTO orders VALUES (7, 0); SELECT fence_protect('orders', lease => 'order:{id}')",
     )?;
-    // Of no token and no lease of the publisher does the subscriber know.
+    // The subscriber knows no token and no lease of the publisher.
     let drawn = downstream.last_token()?;
     downstream.run("SELECT fence_protect('orders', lease => 'order:{id}', always => true)")?;
     publish(&publisher, &mut downstream, "TABLE orders")?;
@@ -61,7 +61,7 @@ fn a_subscriber_takes_what_the_publisher_s_fence_let_pass(lab: &Lab) -> Result<(
     ))?;
     order_is(&mut downstream, 5, new)?;
     ensure!(downstream.last_token()? == drawn, "the apply worker moved the sequence on");
-    // A writer at the subscriber is judged in full.
+    // A writer at the subscriber is checked in full.
     downstream.refused("UPDATE orders SET total = 6", "PF002")?;
     downstream.refused(
         &format!("UPDATE orders SET total = 6, fence = {}", new.max(drawn) + 1),
@@ -75,14 +75,14 @@ fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
     let mut upstream = publisher.connect("postgres")?;
     let mut downstream = subscriber.connect("postgres")?;
-    // The publisher has no fence at all, and so writes as it likes.
+    // The publisher has no fence at all, so it writes anything.
     upstream.run("INSERT INTO orders VALUES (7, 0, 34)")?;
     downstream.run("SELECT fence_protect('orders')")?;
     publish(&publisher, &mut downstream, "TABLE orders")?;
     order_is(&mut downstream, 0, 34)?;
     upstream.run("UPDATE orders SET total = 1, fence = 33")?;
     order_is(&mut downstream, 1, 33)?;
-    // The audit says so, and how to mend it.
+    // The audit reports it, and how to repair it.
     let findings = downstream.rows(
         "SELECT remedy FROM fence_audit('orders') WHERE finding LIKE '%subscription%' AND remedy LIKE '%ALWAYS%'",
     )?;
@@ -90,7 +90,7 @@ fn an_ordinary_trigger_does_not_see_an_apply_worker(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The publisher draws the tokens, and its sequence may be ahead of the subscriber's for ever.
+/// The publisher draws the tokens, and its sequence may always be ahead of the subscriber's.
 #[lab_test]
 fn the_audit_calls_fences_that_a_subscription_brought_no_hole(lab: &Lab) -> Result<()> {
     let (publisher, subscriber) = pair(lab)?;
@@ -115,7 +115,7 @@ fn the_audit_calls_fences_that_a_subscription_brought_no_hole(lab: &Lab) -> Resu
         let told = format!("{above} (the publisher's: all is well, until this server takes over; then call fence_new_epoch())");
         ensure!(*row == [Some("notice".into()), Some(told), None], "{rows:?}");
     }
-    // Without the subscription nobody else draws tokens.
+    // Without the subscription no other server draws tokens.
     downstream.run("DROP SUBSCRIPTION s")?;
     let rows = downstream
         .rows(&format!("SELECT severity, finding, remedy FROM fence_audit('orders') {OTHERS}"))?;
@@ -141,7 +141,7 @@ fn a_trigger_enabled_always_stalls_what_is_out_of_order(lab: &Lab) -> Result<()>
         subscriber.log().is_ok_and(|log| log.contains("stale fencing token"))
     })?;
     order_is(&mut downstream, 0, 34)?;
-    // An administrator who knows better lets it pass.
+    // An administrator can let the change pass.
     downstream.run("ALTER TABLE orders DISABLE TRIGGER fenced")?;
     order_is(&mut downstream, 1, 33)?;
     downstream.run("ALTER TABLE orders ENABLE ALWAYS TRIGGER fenced")
@@ -159,7 +159,7 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
         "SELECT fence_unprotect('orders'), fence_unprotect('parcels'); TRUNCATE orders, parcels;
          SELECT lease_revoke('order:7'), lease_revoke('parcel:7'), lease_prune('0')",
     )?;
-    // Leases are rows and go along; the sequence is none and does not.
+    // Leases are rows and are replicated. The sequence is not a row and is not replicated.
     publish(&publisher, &mut downstream, "ALL TABLES")?;
     let drawn = downstream.last_token()?;
     history.draw_more(&mut upstream, 60)?;
@@ -183,12 +183,12 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(lab: &Lab) -> Re
 /// A subscription writes the publisher's last number into the sequence, which may be lower.
 #[lab_test(from = 19)]
 fn a_subscription_to_sequences_gives_no_token_twice(lab: &Lab) -> Result<()> {
-    // The one that starts first has the lower tokens.
+    // The server that starts first has the lower tokens.
     let (one, other) = pair(lab)?;
     for (publisher, subscriber) in [(&one, &other), (&other, &one)] {
         let mut downstream = subscriber.connect("postgres")?;
         let mut seen: i64 = downstream.granted("SELECT lease_acquire('before', ttl => '1 h')")?;
-        // One of which no row tells.
+        // A token that is in no row.
         let gone = downstream.acquire("gone", "1 h")?;
         seen = seen.max(downstream.release("gone", gone)?.context("held")?);
         downstream.granted("SELECT lease_prune('0')")?;
@@ -198,7 +198,7 @@ fn a_subscription_to_sequences_gives_no_token_twice(lab: &Lab) -> Result<()> {
         becomes_true(&mut downstream, is_ready)?;
         let mut upstream = publisher.connect("postgres")?;
         for _ in 0..2 {
-            // By a session that has drawn before, and by a new one.
+            // Tokens are drawn by a session that has drawn before, and by a new one.
             for mut session in [None, Some(subscriber.connect("postgres")?)] {
                 let session = session.as_mut().unwrap_or(&mut downstream);
                 let token =

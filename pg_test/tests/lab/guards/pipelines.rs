@@ -7,7 +7,7 @@ use postgres_protocol::message::frontend;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-/// Opens a connection of its own and sends the messages that `write` writes.
+/// Opens a connection and sends the messages that `write` writes.
 fn send(db: &Database, write: impl Fn(&mut BytesMut) -> Result<()>) -> Result<TcpStream> {
     let port: i32 = db.connect()?.one("SELECT inet_server_port()", &[])?;
     let port = u16::try_from(port)?;
@@ -30,7 +30,8 @@ fn bind(portal: &str, statement: &str, to: &mut BytesMut) -> Result<()> {
         .map_err(|_| std::io::Error::other("cannot bind").into())
 }
 
-/// Is a lease taken while a transaction that has written under it commits, in which DISCARD ALL came last?
+/// Returns true if a lease can be taken while a transaction commits that has written under it and whose last statement
+/// was DISCARD ALL.
 pub fn is_taken_after_discard(lab: &Lab) -> Result<bool> {
     let db = lab.database()?;
     let mut admin = db.connect()?;
@@ -44,7 +45,8 @@ pub fn is_taken_after_discard(lab: &Lab) -> Result<bool> {
             FOR EACH ROW EXECUTE FUNCTION late()",
     )?;
     let token = admin.acquire("job", "1 h")?;
-    // Said to be immutable, so that planning runs it: DISCARD ALL is then the first to be executed, and is let.
+    // The function is declared IMMUTABLE, so planning runs it: DISCARD ALL is then the first statement to be executed,
+    // and is allowed.
     admin.run(&format!(
         "CREATE FUNCTION writes() RETURNS int LANGUAGE plpgsql AS $$BEGIN
             UPDATE t SET n = n + 1, fence = {token} WHERE id = 1;
@@ -84,7 +86,7 @@ fn what_discards_a_session_s_locks_leaves_its_guards(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// PostgreSQL refuses it where a statement came before in the pipeline.
+/// PostgreSQL refuses it if a statement came before in the pipeline.
 #[lab_test]
 fn nothing_is_discarded_behind_a_guard(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
@@ -117,7 +119,7 @@ fn a_guard_is_warned_of_only_where_nothing_follows_it(lab: &Lab) -> Result<()> {
     for (statements, warned) in [
         (vec![&*guard], true),
         (vec![&*guard, "SELECT 1"], false),
-        // From 18 on what follows the first statement of a pipeline is in an open transaction, as far as can be seen.
+        // From 18 on, what follows a pipeline's first statement seems to be in an open transaction.
         (vec!["SELECT 1", &*guard], lab.prefix().major_number() < 18),
     ] {
         let mut stream = send(&db, |to| {

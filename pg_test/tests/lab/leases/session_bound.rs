@@ -1,5 +1,5 @@
-//! Grants that end with the session that acquired them, `session => true`: cables, poolers.
-//! The rest is in session_bound.script.
+//! Grants that end with the session that acquired them (`session => true`), with cut connections and poolers. The rest
+//! is in session_bound.script.
 
 use crate::support::concurrency::{token_of, waiting, WAIT};
 use pg_test::cable::Cable;
@@ -10,7 +10,7 @@ use std::fs;
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";
 
-/// The state that is shown of `job`, and whether the token speaks.
+/// Returns the state of `job` as shown, and whether the token is valid.
 fn seen(session: &mut Session, token: i64) -> Result<(String, bool)> {
     let state = session.text("SELECT state FROM lease_info('job')")?.unwrap_or_default();
     Ok((state, session.speaks("job", token)?))
@@ -44,7 +44,7 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
         ("tcp_keepalives_idle", "5"),
         ("tcp_keepalives_interval", "1"),
         ("tcp_keepalives_count", "2"),
-        // Keepalive says nothing while an answer is not acknowledged.
+        // Keepalive sends nothing while an answer is not acknowledged.
         ("tcp_user_timeout", "3 s"),
     ];
     let watched =
@@ -62,7 +62,7 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
         ("unnoticed", acquire(&mut unnoticed, "unnoticed", "8 s")?),
     ];
     let waiters = held.map(|(name, _)| waiting(&db, &WAIT.replace("'job'", &format!("'{name}'"))));
-    // It is answered right after the cut, before keepalive finds it.
+    // Its statement returns right after the cut, before keepalive detects it.
     admin.run("SELECT pg_advisory_lock(1)")?;
     answered.send("SELECT pg_advisory_lock(1)")?;
     let pid = answered.backend();
@@ -70,7 +70,7 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
     wait_until("it waits", PATIENCE, || admin.truth(&waits).unwrap_or(false))?;
     cable.cut()?;
     admin.run("SELECT pg_advisory_unlock(1)")?;
-    // No client has said a word of it.
+    // The server has ended these sessions without a word from their clients.
     for ((name, token), waiter) in held.iter().zip(waiters) {
         let next = waiter?.outcome(PATIENCE)??;
         ensure!(next[0][0].is_some() && !admin.speaks(name, *token)?, "{name}: {next:?}");
@@ -80,7 +80,7 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
     };
     ensure!(admin.granted(&left(&unnoticed))? == 1, "its lease passed on by the ttl alone");
     for worker in [&idle, &answered] {
-        // Its locks are gone a little before it is.
+        // A session's locks are released a little before it disappears from the views.
         wait_until("the session is gone", PATIENCE, || {
             admin.granted(&left(worker)).is_ok_and(|left| left == 0)
         })?;
@@ -97,7 +97,7 @@ fn a_pooler_s_reset_ends_it(lab: &Lab) -> Result<()> {
     let token = client.granted(ACQUIRE)?;
     ensure!(admin.speaks("job", token)?);
     let mut waiter = waiting(&db, WAIT)?;
-    // The client leaves; the pooler keeps the connection, and resets it for the next.
+    // The client leaves. The pooler keeps the connection, and resets it for the next client.
     drop(client);
     let next = token_of(&mut waiter)?;
     ensure!(!admin.speaks("job", token)? && admin.speaks("job", next)?);

@@ -1,4 +1,5 @@
-//! Values in parameters of a prepared statement. Signatures, limits, what is refused: signatures_and_inputs.script.
+//! Values in parameters of a prepared statement. Signatures, limits and refused input are tested in
+//! signatures_and_inputs.script.
 
 use pg_test::{ensure, lab_test, Lab, Result};
 
@@ -10,7 +11,7 @@ fn parameters_are_taken_as_values(lab: &Lab) -> Result<()> {
     let metadata = serde_json::json!({"quote": "'\"\\", "n": 1});
     let token: i64 = session
         .one("SELECT lease_acquire($1, holder => $1, metadata => $2)", &[&odd, &metadata])?;
-    // A prepared statement, planned once, is as good the tenth time.
+    // A prepared statement that is planned once still works the tenth time.
     let renew = session.prepare("SELECT lease_renew($1, $2)")?;
     let mut latest = token;
     for _ in 0..10 {

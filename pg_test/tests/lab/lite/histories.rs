@@ -1,7 +1,8 @@
-//! Random histories of two sessions at READ COMMITTED, played by both editions. They answer alike, but for what lite is
-//! said to do otherwise: a history ends where that comes first, and is counted.
+//! Random histories of two sessions at READ COMMITTED, run on both editions. The answers must be the same, except for
+//! documented differences of lite: a history ends with the first of them, which is counted.
 //!
-//! `PG_FENCE_TEST_TIMEOUT=3600 PG_FENCE_HISTORIES=5000 PG_FENCE_SEED=7 cargo test --test lab -- lite::histories` plays so many.
+//! `PG_FENCE_TEST_TIMEOUT=3600 PG_FENCE_HISTORIES=5000 PG_FENCE_SEED=7 cargo test --test lab -- lite::histories` runs
+//! that many.
 
 use pg_test::test_case::left_out;
 use pg_test::{bail, edition, ensure, lab_test, Context, Database, Lab, Result, Session};
@@ -9,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 
-/// The same histories each day: what is new is found by asking for others.
+/// The default seed: the same histories in each run. Another seed finds new ones.
 const SEED: u64 = 1;
 const FEW: u64 = 150;
 const STEPS: usize = 18;
@@ -21,7 +22,7 @@ fn setting(name: &str, otherwise: u64) -> Result<u64> {
     }
 }
 
-/// Tables by how they are fenced, with a row for each lease of each history.
+/// Tables with each kind of fence, with a row for each lease of each history.
 const TABLES: &str = "
     CREATE TABLE bound (id text PRIMARY KEY, v int DEFAULT 0, fence bigint);
     CREATE TABLE held (LIKE bound INCLUDING ALL); CREATE TABLE free (LIKE bound INCLUDING ALL);
@@ -47,7 +48,8 @@ impl Player {
         Ok(Player { sessions: [session()?, session()?], tokens: Vec::new() })
     }
 
-    /// Its answer, with tokens by the order in which they came, and those that are new. `$n` is the n-th token.
+    /// Runs a statement. Returns its answer, in which tokens are numbered in the order of their appearance, and the new
+    /// tokens. `$n` in a statement is the n-th token.
     fn play(&mut self, who: usize, sql: &str) -> (String, Vec<i64>) {
         let mut text = sql.to_owned();
         for (n, token) in self.tokens.iter().enumerate().rev() {
@@ -56,7 +58,7 @@ impl Player {
         let rows = match self.sessions[who].try_rows(&text) {
             Ok(rows) => rows,
             Err(fault) => {
-                // Its locks go after the error has come, and before the next answer.
+                // The session's locks are released after the error is sent, and before the next answer.
                 let _ = self.sessions[who].try_rows("SELECT");
                 return (fault.sqlstate.clone(), Vec::new());
             }
@@ -86,14 +88,14 @@ impl Player {
     }
 }
 
-/// The steps of a session's open transaction, by which the editions are said to differ.
+/// The steps of a session's open transaction that allow the editions to differ.
 #[derive(Default)]
 struct Open {
     is_open: bool,
-    /// Leases and tokens that it has relied on.
+    /// The leases and tokens that it has relied on.
     relied: Vec<(usize, usize)>,
     wrote: bool,
-    /// Whether it has drawn a token, which nobody else is to know yet.
+    /// True if it has drawn a token, which no other session may know yet.
     has_drawn: bool,
     pruned: bool,
 }
@@ -104,7 +106,7 @@ enum Kind {
     Call,
     Acquire,
     Prune,
-    /// Guards, or writes what is bound.
+    /// Guards, or writes a bound row.
     Rely,
     Write,
 }
@@ -119,7 +121,7 @@ struct Step {
 
 fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
     let (who, lease) = (rng.random_range(0..2), rng.random_range(0..2));
-    // Mostly one of the latest.
+    // Usually one of the latest tokens.
     let token = match tokens {
         0 => 0,
         n if rng.random_bool(0.8) => n - 1 - rng.random_range(0..n.min(3)),
@@ -170,7 +172,7 @@ fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
     Step { who, sql, kind, lease, token }
 }
 
-/// Why the editions may differ here; None where they may not.
+/// Returns why the editions may differ here, or `None` if they may not.
 fn reason(step: &Step, open: &[Open; 2], answers: [&str; 2]) -> Option<&'static str> {
     let (own, other) = (&open[step.who], &open[1 - step.who]);
     let relied_here = own.relied.iter().any(|(lease, _)| *lease == step.lease);
@@ -184,7 +186,7 @@ fn reason(step: &Step, open: &[Open; 2], answers: [&str; 2]) -> Option<&'static 
         Kind::Acquire | Kind::Prune if !own.relied.is_empty() => {
             Some("a transaction does not exclude itself")
         }
-        // It has pruned what it relies on: the next call tells.
+        // It has pruned the grant that it relies on, which the next call reports.
         Kind::Call if own.pruned && relied_here => Some("a transaction does not exclude itself"),
         Kind::Call if other.pruned && answers[1] == "55P03" => {
             Some("a revocation waits for an open prune")
@@ -196,7 +198,7 @@ fn reason(step: &Step, open: &[Open; 2], answers: [&str; 2]) -> Option<&'static 
     }
 }
 
-/// Returns how it ended, where that was by a difference.
+/// Returns how it ended, if it ended with a difference.
 fn history(
     rng: &mut StdRng,
     players: &mut [Player; 2],

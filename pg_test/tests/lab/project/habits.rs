@@ -1,5 +1,5 @@
-//! The files that the place of the source reads: workflows, templates, updates of dependencies. As far as they can be
-//! judged here: each parses, names what is there, and says the same as the others.
+//! The files that the hosting site reads: workflows, templates, dependency updates. What can be tested here: that each
+//! parses, refers to existing files, and agrees with the others.
 
 use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Context, Lab, Result};

@@ -1,11 +1,12 @@
-//! That the extension goes without a trace, and that its parts belong together. Where it goes: install.script.
+//! The extension can be dropped without leaving anything, and its parts belong together. Where it can be installed is
+//! tested in install.script.
 
 use pg_test::{ensure, lab_test, Conninfo, Lab, Result};
 use std::collections::BTreeSet;
 use std::path::Path;
 
-/// All objects in a database, those of extensions one by one, as pg_upgrade would make them: without comments, commands
-/// of psql, and what is a number of this database alone.
+/// Returns all objects of a database as pg_upgrade would create them, those of extensions one by one: without comments,
+/// psql commands, and numbers that differ between databases.
 pub fn objects(lab: &Lab, of: &Conninfo) -> Result<BTreeSet<String>> {
     let dump = lab.run("pg_dump", &["--schema-only", "--binary-upgrade", "-d", &of.to_string()])?;
     let own =
@@ -24,7 +25,7 @@ pub fn objects(lab: &Lab, of: &Conninfo) -> Result<BTreeSet<String>> {
     Ok(parts.filter(|part| !part.starts_with("UPDATE pg_catalog.pg_class")).collect())
 }
 
-/// The two agree, but for what the fence column was told of itself.
+/// Checks that the two agree, apart from the comment on the fence column.
 pub fn same(one: &BTreeSet<String>, other: &BTreeSet<String>) -> Result<()> {
     let apart = one.symmetric_difference(other);
     let apart: Vec<_> =
@@ -50,7 +51,7 @@ fn dropping_it_leaves_nothing_behind(lab: &Lab) -> Result<()> {
          SELECT lease_acquire('job'); SELECT fence_protect('orders'); SELECT fence_unprotect('orders')"
     ))?;
     ensure!(catalog()?.0.len() > before.len() + 50, "nothing was ever there");
-    // Once more with a fenced table, forced.
+    // The second round has a fenced table, and drops with CASCADE.
     for drop in [
         "DROP EXTENSION pg_fence",
         "CREATE EXTENSION pg_fence; SELECT fence_protect('orders'); DROP EXTENSION pg_fence CASCADE",
@@ -69,8 +70,8 @@ fn cargo_pgrx_has_every_part_of_the_script(_: &Lab) -> Result<()> {
     let library = std::fs::read_to_string(root.join("src/lib.rs"))?;
     for part in std::fs::read_dir(root.join("sql"))? {
         let part = part?.file_name().into_string().expect("a name");
-        // The scripts that install or update a released version are no part of this one's.
-        // Nor is the edition without a library.
+        // The scripts that install or update released versions are no part of this version's script. Nor is the lite
+        // edition.
         if part.starts_with("pg_fence--") || part.starts_with("pg_fence_lite") {
             continue;
         }

@@ -1,4 +1,4 @@
-//! News of newer versions of PostgreSQL, and how leases and fences get on with them. The rest is in newer_versions.script.
+//! New features of newer PostgreSQL versions, with leases and fences. The rest is in newer_versions.script.
 
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
@@ -23,7 +23,7 @@ fn a_conflict_that_is_only_read_is_an_insert_s_to_refuse_and_writes_nothing(
     let version = "SELECT ctid::text FROM orders";
     let before = session.text(version)?;
     for lock in ["", "FOR UPDATE"] {
-        // The row that might be inserted is judged first, as it is before any other ON CONFLICT.
+        // The row to be inserted is checked first, as with any other ON CONFLICT.
         session.refused(&insert("NULL", lock), "PF002")?;
         let rows = session.rows(&insert(&token.to_string(), lock))?;
         ensure!(rows == [[Some("1".to_owned()), Some(token.to_string())]], "{lock}: {rows:?}");
@@ -47,7 +47,7 @@ fn a_fence_that_copy_cannot_read_is_none(lab: &Lab) -> Result<()> {
     };
     let token = session.acquire("order:1", "1 h")?;
     session.refused(&copy("orders", "abc"), "PF002")?;
-    // Of another column it is of no concern; a managed one takes the token that is presented anyway.
+    // Another column makes no difference; a managed fence column takes the presented token anyway.
     session.run(&format!("SET pg_fence.token = {token}"))?;
     for table in ["orders", "drafts"] {
         session.run(&copy(table, "abc"))?;

@@ -1,6 +1,6 @@
-//! The packages: what is in them, and that they install where there is no Rust.
+//! The packages: their contents, and that they install where there is no Rust.
 //!
-//! Quick tests pack the library that the other tests use; slow ones build it as it is released.
+//! Quick tests pack the library of the other tests; slow tests build the released one.
 
 automod::dir!(pub "tests/lab/project/packages");
 
@@ -18,14 +18,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-/// A directory of the run for a test's own files.
+/// Returns a directory of the run for a test's own files.
 fn directory(lab: &Lab, name: &str) -> Result<PathBuf> {
     let path = lab.rundir().path().join(format!("packages-{name}"));
     fs::create_dir_all(&path)?;
     Ok(path)
 }
 
-/// A program that cargo installs, once for all runs.
+/// Installs a program with cargo, once for all runs.
 fn cargo_installs(name: &str, version: &str) -> Result<PathBuf> {
     let root = source_tree::target_dir().join("tools");
     let program = root.join("bin").join(name);
@@ -41,7 +41,7 @@ fn this_release() -> Result<Release> {
     Release::of_commit(source_tree::source_root())
 }
 
-/// The packages of the library that the lab has built: the Debian package and the tarball.
+/// Packs the library under test: returns the Debian package and the tarball.
 fn packed(lab: &Lab, output: &Path) -> Result<(PathBuf, PathBuf)> {
     let parts = Parts::new(this_release()?, lab.prefix().major(), lab.extension().clone());
     let written = parts.write(output)?;
@@ -63,13 +63,13 @@ fn unpacked(package: &Path, to: PathBuf) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// The paths of the files below a directory.
+/// Returns the paths of the files below a directory.
 fn files(root: &Path) -> Result<BTreeSet<String>> {
     let list = output_of(Command::new("find").args([".", "-type", "f"]).current_dir(root))?;
     Ok(list.lines().map(|path| path.trim_start_matches("./").to_owned()).collect())
 }
 
-/// A PostgreSQL in a run directory of its own, to which nothing was added.
+/// Returns an unmodified PostgreSQL in its own run directory.
 fn bare_prefix(lab: &Lab) -> Result<Prefix> {
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
     let prefix = Prefix::copy(rundir, &majors::chosen()?)?;
@@ -77,7 +77,7 @@ fn bare_prefix(lab: &Lab) -> Result<Prefix> {
     Ok(prefix)
 }
 
-/// The files of the extension that a PostgreSQL has.
+/// Returns the files of the extension in a PostgreSQL.
 fn installed(prefix: &Prefix) -> Result<BTreeSet<String>> {
     let mut all = files(&prefix.lib_dir())?;
     all.append(&mut files(&prefix.extension_dir())?);

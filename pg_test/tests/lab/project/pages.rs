@@ -1,5 +1,5 @@
-//! The README and the pages in docs: their examples are run, their links are followed, and what they list is
-//! compared with what there is.
+//! The README and the pages in docs: their examples are run, their links are followed, and their lists are compared
+//! with the source.
 
 automod::dir!(pub "tests/lab/project/pages");
 
@@ -10,13 +10,13 @@ use pg_test::process::output_of;
 use pg_test::{Context, Result};
 use std::process::Command;
 
-/// The text of a page, by its path below the root of the source.
+/// Returns the text of a page, by its path in the source tree.
 pub fn page(path: &str) -> Result<String> {
     let path = pg_test::source_tree::source_root().join(path);
     std::fs::read_to_string(&path).with_context(|| path.display().to_string())
 }
 
-/// The paths of all pages below the root of the source: its own, those in docs and in the folders there, and the clients'.
+/// Returns the paths of all pages in the source tree: those at its root, in docs and its folders, and the clients'.
 fn pages() -> Result<Vec<String>> {
     let all = "ls *.md clients/*.md clients/*/README.md; find docs -name '*.md'";
     let mut list = Command::new("sh");

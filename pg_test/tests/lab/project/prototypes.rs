@@ -1,4 +1,4 @@
-//! C functions and variables that the extension declares by hand: the headers of the server must agree.
+//! C functions and variables that the extension declares by hand must agree with the server's headers.
 
 use pg_test::{ensure, lab_test, majors, Context, Lab, Result};
 use std::process::Command;
@@ -63,7 +63,7 @@ fn hand_written_declarations_are_the_headers_own(lab: &Lab) -> Result<()> {
         );
     }
     ensure!(compiles(lab, DECLARED)?);
-    // The compiler does see the headers' declarations.
+    // This shows that the compiler sees the headers' declarations.
     ensure!(!compiles(lab, &DECLARED.replace("int64 nextval_internal", "int32 nextval_internal"))?);
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! The program that looks over the install and upgrade scripts (`cargo run -- pgspot`) finds what is wrong in one.
+//! The check of the install and upgrade scripts (`cargo run -- pgspot`) finds faults.
 
 use pg_test::script_rules::check;
 use pg_test::{ensure, lab_test, Lab, Result};

@@ -1,4 +1,4 @@
-//! The scripts: what a step must come to, and that a wrong expectation fails.
+//! SQL scenarios: what each step does, and that a wrong expectation fails.
 
 use pg_test::process::PATIENCE;
 use pg_test::script::{play, tests_of};
@@ -7,7 +7,7 @@ use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
 use std::fs;
 use std::time::Duration;
 
-/// Steps that are as they say, and steps that are not, with words of what is said then.
+/// Steps that pass, and steps that fail, with words of their error.
 const STEPS: &[(&str, &str)] = &[
     ("SELECT 1", ""),
     ("SELEC 1", "wanted: no error\n  got: ERROR 42601: syntax error"),
@@ -75,7 +75,7 @@ const STEPS: &[(&str, &str)] = &[
     ("within x\n    SELECT $x => 65", "got: 64"),
     ("steps s\n    CREATE TEMP TABLE t ()\n    SELECT $x > 1 => t\n  within x\n    SHOW application_name => lab\n    SELECT to_regclass('t') => -\n    \
       b: play s\n  SELECT to_regclass('t') => -", ""),
-    // Tried out, and again and again.
+    // Steps that are rolled back, and steps that are repeated.
     ("CREATE TABLE t (n int)\n  try INSERT INTO t VALUES (1) ;; TABLE t => 1\n  TABLE t => (no row)", ""),
     ("try SELECT 1 ;; SELECT 2 => 1", "got: 2"),
     ("try SELECT 1/0 ;; SELECT 2 => 22012", ""),
@@ -96,7 +96,7 @@ const STEPS: &[(&str, &str)] = &[
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits for a\n  a: COMMIT\n  \
       b: woken", ""),
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SELECT 1\n  b: SELECT pg_advisory_lock(1) waits for c", "it waits for ["),
-    // The session c, for which b waits first, is ended by the server.
+    // The server ends the session c, for which b waits first.
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SET idle_in_transaction_session_timeout = '200 ms'; BEGIN; SELECT pg_advisory_xact_lock(2)\n  \
       b: SELECT pg_advisory_lock(2), pg_advisory_lock(1) waits for a\n  a: COMMIT\n  b: woken", ""),
     ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT\n  b: woken => 1", "got: ''"),
@@ -181,7 +181,7 @@ fn a_step_comes_to_what_it_says_or_the_test_fails(lab: &Lab) -> Result<()> {
         // A session that was left waiting holds its lock for a moment.
         let own = steps.contains("advisory").then(|| lab.bare_database()).transpose()?;
         let database = own.as_ref().unwrap_or(&shared);
-        // A wait for what will never come is in vain, and no other.
+        // Only these steps wait in vain, so only they have little patience.
         let is_vain = wanted.contains("within 1s") || ["unt", "wit"].contains(&&steps[..3]);
         let patience = if is_vain { Duration::from_secs(1) } else { PATIENCE };
         is_played(lab, database, &format!("test t bare\n  {steps}\n"), wanted, patience)?;
@@ -189,7 +189,7 @@ fn a_step_comes_to_what_it_says_or_the_test_fails(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The first test of the script fails with these words, or passes where there are none.
+/// Checks that the first test of the scenario fails with these words. If there are none, it must pass.
 fn is_played(
     lab: &Lab,
     database: &Database,
@@ -208,7 +208,7 @@ fn is_played(
     Ok(())
 }
 
-/// That of the page of the format, too.
+/// The example in the documentation of the format passes, too.
 #[lab_test]
 fn the_example_is_as_it_says(lab: &Lab) -> Result<()> {
     let source = fs::read_to_string(source_root().join("pg_test/src/script.rs"))?;
@@ -221,7 +221,7 @@ fn the_example_is_as_it_says(lab: &Lab) -> Result<()> {
     tests.iter().try_for_each(|test| play(lab, test, &database, None, PATIENCE))
 }
 
-/// Of a hole that is there, with what is wrong in it as it is written: rows of findings, outcomes.
+/// A bypass whose description is wrong in one place must fail: in its findings, or in its outcomes.
 #[lab_test]
 fn a_hole_is_as_it_is_written_or_the_test_fails(lab: &Lab) -> Result<()> {
     const SAID: &str =

@@ -5,19 +5,19 @@ use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Context, Lab, Result};
 use std::net::TcpListener;
 
-/// It runs, and who asks at its port asks it.
+/// Checks that the server runs, and that connections to its port reach it.
 fn is_itself(server: &Cluster) -> Result<()> {
     let told = server.connect("postgres")?.text("SHOW data_directory")?.context("nothing")?;
     ensure!(told == server.data().to_string_lossy(), "that is the server of {told}");
     Ok(())
 }
 
-/// Somebody who never answers may have it, or another PostgreSQL, which would let the test in.
+/// The port may belong to a process that never answers, or to another PostgreSQL that accepts the connection.
 #[lab_test]
 fn a_server_whose_port_is_taken_is_started_on_another(lab: &Lab) -> Result<()> {
     let server = lab.builder().create()?;
     let first = server.port();
-    // (If this fails, it is taken all the same.)
+    // (If this fails, the port is taken all the same.)
     let _silent = TcpListener::bind(("127.0.0.1", first));
     server.start()?;
     ensure!(server.port() != first, "it has the port that is taken");
@@ -33,7 +33,7 @@ fn a_server_whose_port_is_taken_is_started_on_another(lab: &Lab) -> Result<()> {
     ensure!(late.port() != first, "it has the port that is taken");
     is_itself(&late)?;
 
-    // From then on others know its port.
+    // From then on its clients know its port.
     let known = late.port();
     late.stop()?;
     let _silent = TcpListener::bind(("127.0.0.1", known));

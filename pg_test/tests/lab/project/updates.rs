@@ -1,7 +1,7 @@
-//! `ALTER EXTENSION pg_fence UPDATE`: what it leaves behind is what a fresh installation makes, and what was there
-//! before goes on.
+//! `ALTER EXTENSION pg_fence UPDATE`: it leaves the same objects as a fresh installation, and existing leases and
+//! fences continue.
 //!
-//! From each version that was released, whose script lies in `sql/`. Until there is one, from one that is made up.
+//! It is tested from each released version whose script is in `sql/`. Until there is one, from an invented version.
 
 automod::dir!(pub "tests/lab/project/updates");
 
@@ -16,10 +16,10 @@ use pg_test::{ensure, lab_test, majors, Calls, Cluster, Database, Lab, Result, S
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// A version that is updated to this one.
+/// A version that is updated to the present one.
 struct Earlier {
     version: String,
-    /// The scripts of this version, with the script of the earlier one and the update among them.
+    /// The scripts of the present version, with the earlier version's script and the update script.
     files: Extension,
 }
 
@@ -29,7 +29,7 @@ impl Earlier {
         let version = |name: &String| -> Option<String> {
             Some(name.strip_prefix("pg_fence--")?.strip_suffix(".sql")?.to_owned())
         };
-        // An update's script has two versions in its name.
+        // An update script's name contains two versions.
         let released = |version: &String| version != VERSION && !version.contains("--");
         let all = files.scripts().keys().filter_map(version).filter(released);
         let all: Vec<_> = all.map(|version| Earlier { version, files: files.clone() }).collect();
@@ -39,7 +39,7 @@ impl Earlier {
         }
     }
 
-    /// One that is what this version is now, while this one has more.
+    /// Returns an invented version: the present one, which then gets more objects.
     fn made_up(lab: &Lab) -> Earlier {
         let (version, files) = ("0.0.1".to_owned(), lab.extension().clone());
         let ours = format!("pg_fence--{VERSION}.sql");
@@ -52,7 +52,7 @@ impl Earlier {
         Earlier { version, files }
     }
 
-    /// A server that has all of its files.
+    /// Starts a server with all these files.
     fn server(&self, lab: &Lab) -> Result<Cluster> {
         let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
         let prefix = Arc::new(Prefix::copy(rundir, &majors::chosen()?)?);
@@ -60,7 +60,7 @@ impl Earlier {
         Builder::new(prefix).start()
     }
 
-    /// A session of a new database, and that.
+    /// Creates a database and returns it with a session.
     fn database(&self, server: &Cluster) -> Result<(Database, Session)> {
         let db = Database::create(server.conninfo("postgres"))?;
         let mut session = db.connect()?;
@@ -74,7 +74,7 @@ impl Earlier {
     }
 }
 
-/// The objects of this version that the made-up one lacks.
+/// The objects of the present version that the invented one lacks.
 const ADDED: &str = "
     CREATE FUNCTION added() RETURNS int LANGUAGE sql RETURN 1;
     CREATE SEQUENCE fence.added_seq;
@@ -133,7 +133,7 @@ fn a_dump_of_an_earlier_version_goes_on_in_this_one(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// The library is of this version, the objects are of another.
+/// Checks statements with the present library and the objects of the other version.
 fn versions(session: &mut Session, sql: &str) -> Result<()> {
     let versions = "SELECT library_version || ' ' || sql_version FROM fence_status()";
     let found = session.text(versions)?;
@@ -164,7 +164,7 @@ fn an_update_changes_nothing_of_what_is_held_fenced_and_granted(lab: &Lab) -> Re
         let tables = "SELECT tgrelid::regclass, tgname, tgenabled, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc ORDER BY 1, 2";
         let mut facts = || -> Result<_> { Ok((session.rows(shown)?, session.rows(tables)?)) };
         let before = facts()?;
-        // Another session's transaction is open, guards a lease and has written; it is not waited for.
+        // Another session has an open transaction that guards a lease and has written. The update does not wait for it.
         let mut guard = db.connect()?;
         guard.run("BEGIN")?;
         guard.run(&format!("UPDATE orders SET total = 2, fence = {}", history.token))?;
@@ -181,7 +181,7 @@ fn an_update_changes_nothing_of_what_is_held_fenced_and_granted(lab: &Lab) -> Re
             .refused(&format!("UPDATE orders SET total = 3, fence = {}", history.token), "PF004")?;
         ensure!(owner.rows("SELECT * FROM fence_audit() WHERE severity = 'hole'")?.is_empty());
 
-        // Roles may do what they might before, also in a dump's next life.
+        // Roles have the rights that they had before, also after a dump and restore.
         let other = Database::create(server.conninfo("postgres"))?;
         restore(lab, &server, other.name(), &dump(lab, &server, db.name())?, &[])?;
         for db in [&db, &other] {

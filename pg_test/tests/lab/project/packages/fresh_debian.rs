@@ -1,4 +1,4 @@
-//! The Debian package on a Debian that has PostgreSQL and nothing of Rust.
+//! The Debian package on a Debian with PostgreSQL and without Rust.
 
 use super::release::released_package;
 use super::{directory, unpacked};
@@ -11,7 +11,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// A Debian with its PostgreSQL, as an archive that is made once.
+/// Returns an archive of a Debian with its PostgreSQL, made once.
 fn debian(major: &str) -> Result<PathBuf> {
     let archive = pg_test::package::directory().join(format!("debian-pg{major}.tar"));
     if archive.exists() {
@@ -67,13 +67,14 @@ fn a_fresh_debian_without_rust_installs_it_and_runs_the_readme(lab: &Lab) -> Res
         .with_context(|| fs::read_to_string(root.join(log)).unwrap_or_default())?;
     crate::project::pages::play("README.md", conninfo)?;
 
-    // Removed, it leaves the database's objects, whose calls say what is missing; installed again, they work.
+    // Removing the package leaves the database's objects. Calls then fail with an error that names the missing library;
+    // after another installation they work.
     sh(&format!("dpkg --remove postgresql-{major}-pg-fence; dpkg --install /tmp/package.deb"))?;
-    // Not by pg_ctlcluster, which asks /proc, and that root has none.
+    // pg_ctlcluster cannot be used: it reads /proc, which is missing in that root.
     sh(&format!(
         "su postgres -c '/usr/lib/postgresql/{major}/bin/pg_ctl -D /var/lib/postgresql/{major}/main -m fast stop'"
     ))?;
-    // Nothing of the package stays once it is removed.
+    // No file of the package remains after it is purged.
     sh("dpkg --purge $(dpkg-query -W -f '${Package}\n' | grep pg-fence)")?;
     let left = sh("find / -xdev -name '*pg_fence*' -o -xdev -name '*pg-fence*'")?;
     ensure!(left.trim().is_empty(), "left behind: {left:?}");

@@ -1,4 +1,4 @@
-//! The library is gone, from under tables that are fenced: what the pages advise for it.
+//! The library is removed while tables are fenced: the steps that the pages advise.
 
 use super::bare_prefix;
 use crate::project::pages::page;

@@ -1,4 +1,4 @@
-//! The package for PGXN.
+//! The archive for PGXN.
 
 use super::{directory, this_release};
 use pg_test::extension::VERSION;

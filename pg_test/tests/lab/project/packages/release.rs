@@ -1,5 +1,5 @@
-//! The packages as they are released: whether they depend on where they are built, and what Debian's checker says;
-//! a directory that PostgreSQL 18 finds the extension in; and what cargo-pgrx makes of the same source.
+//! The released packages: whether they depend on where they are built, and what Debian's lintian reports; the directory
+//! in which PostgreSQL 18 finds the extension; and what cargo-pgrx makes of the same source.
 
 use super::{directory, files, this_release, unpacked};
 use pg_test::cluster::Builder;
@@ -17,12 +17,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-/// The library as it is released, built once.
+/// Returns the released library, built once.
 pub fn released_library() -> Result<PathBuf> {
     library::build(source_root(), &packaged()?, &package::directory())
 }
 
-/// The `pg_config` of the chosen version, where packages are made for it.
+/// Returns the `pg_config` of the version under test, if packages are made for it.
 fn packaged() -> Result<PathBuf> {
     let pg_config = majors::chosen()?.pg_config;
     match candidate::builds(&extension::major_of(&pg_config)?) {
@@ -31,7 +31,7 @@ fn packaged() -> Result<PathBuf> {
     }
 }
 
-/// Its Debian package.
+/// Returns the released Debian package.
 pub fn released_package(output: &Path) -> Result<PathBuf> {
     let major = extension::major_of(&majors::chosen()?.pg_config)?;
     let parts = Parts::new(this_release()?, &major, Extension::around(released_library()?)?);
@@ -39,7 +39,7 @@ pub fn released_package(output: &Path) -> Result<PathBuf> {
     written.find(|path| path.extension().is_some_and(|end| end == "deb")).context("no .deb")
 }
 
-/// A copy of what git knows of the source, as it stands in the working tree.
+/// Copies the files that git tracks, as they are in the working tree.
 fn source_elsewhere(to: &Path) -> Result<()> {
     fs::create_dir_all(to)?;
     let list = output_of(Command::new("git").args(["ls-files"]).current_dir(source_root()))?;
@@ -65,7 +65,7 @@ fn built_in_another_directory_they_are_the_same_bytes(lab: &Lab) -> Result<()> {
     };
     let (here, there) = (sums("here", released_library()?)?, sums("there", other)?);
     ensure!(here == there && here.lines().count() == 2, "{here}{there}");
-    // The same for both is where the crates of others lie.
+    // Both builds use the same directory with the crates of others.
     let (library, home) = (fs::read(released_library()?)?, std::env::var("HOME")? + "/");
     let found = library.windows(home.len()).any(|bytes| bytes == home.as_bytes());
     ensure!(home.len() < 3 || !found, "{home} is in it");
@@ -78,7 +78,7 @@ fn debians_checker_finds_nothing_that_is_not_explained(lab: &Lab) -> Result<()> 
     let package = released_package(&directory(lab, "lintian")?)?;
     let mut lintian = Command::new("lintian");
     lintian.args(["--fail-on", "error,warning", "--display-info", "--allow-root"]);
-    // It takes bytes of machine code for misspelt words.
+    // lintian takes bytes of machine code for misspelt words.
     lintian.args(["--suppress-tags", "spelling-error-in-binary"]).arg(&package);
     let said = output_of(&mut lintian)?;
     ensure!(said.trim().is_empty(), "{said}");
@@ -99,7 +99,7 @@ fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     let side = fs::read_dir(&unpacked)?.next().context("an empty tarball")??.path();
     let (share, lib) = (side.join("share"), side.join("lib"));
 
-    // The files that the container file copies are there.
+    // The files that the Containerfile copies exist.
     let containerfile = fs::read_to_string(side.join("Containerfile"))?;
     ensure!(containerfile == "FROM scratch\nCOPY lib /lib\nCOPY share /share\n", "{containerfile}");
 
@@ -121,7 +121,7 @@ fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
     let pg_config = packaged()?;
     let mut command = source_tree::cargo();
     let path = std::env::var("PATH").unwrap_or_default();
-    // Of the version that the extension is built with.
+    // It must be the version of pgrx that builds the extension.
     let cargo_pgrx = super::cargo_installs("cargo-pgrx", "0.18.1")?;
     let tools = cargo_pgrx.parent().context("no directory")?;
     command.env("PATH", format!("{}:{path}", tools.display()));
@@ -149,7 +149,7 @@ fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
     let ours = fs::read_to_string(
         lab.prefix().extension_dir().join(script.file_name().context("no name")?),
     )?;
-    // pgrx says before each part where it comes from, and we that psql is not the way to load the file.
+    // pgrx adds a comment with its source before each part, and pg_fence a line that keeps psql from loading the file.
     let statements = |text: &str| -> String {
         let mut in_comment = false;
         let mut is_statement = |line: &str| {

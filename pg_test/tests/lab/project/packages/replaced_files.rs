@@ -1,4 +1,4 @@
-//! The files are replaced, as the pages say, under sessions that have the library loaded: none of them notices.
+//! The files are replaced as the pages say, while sessions have the library loaded: no session is disturbed.
 
 use super::{bare_prefix, directory, packed, unpacked};
 use pg_test::cluster::Builder;
@@ -13,17 +13,17 @@ use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
 
-/// How often the files are replaced: what a new session meets in the middle of it is a matter of luck.
+/// How often the files are replaced: only sometimes does a new session begin during a replacement.
 const TIMES: usize = 20;
 
-/// A session that has loaded the library as it is now.
+/// Opens a session and loads the present library.
 fn session(conninfo: &Conninfo) -> Result<Session> {
     let mut session = conninfo.connect()?;
     session.run("LOAD 'pg_fence'")?;
     Ok(session)
 }
 
-/// Takes a lease, writes the row that it guards and gives it back.
+/// Takes a lease, writes the row that it guards, and releases the lease.
 fn use_it(session: &mut Session, row: usize) -> Result<()> {
     let token = session.acquire(&format!("order:{row}"), "1 h")?;
     session.run(&format!(
@@ -31,7 +31,7 @@ fn use_it(session: &mut Session, row: usize) -> Result<()> {
     ))
 }
 
-/// Sessions that use the library, some all the while, some a new one each time; returns how often they have done so.
+/// Uses the library until stopped, in a permanent session or in a new one each time. Returns the number of uses.
 fn work(conninfo: &Conninfo, row: usize, stop: &AtomicBool) -> Result<usize> {
     let mut same = session(conninfo)?;
     let mut turns = 0;
@@ -45,7 +45,7 @@ fn work(conninfo: &Conninfo, row: usize, stop: &AtomicBool) -> Result<usize> {
     Ok(turns)
 }
 
-/// Has the files replaced while sessions use the library, idle, and are in the middle of a transaction.
+/// Replaces the files while sessions use the library, are idle, or are in a transaction.
 fn goes_on_while(lab: &Lab, replace: impl Fn(&Prefix) -> Result<()>) -> Result<()> {
     let prefix = bare_prefix(lab)?;
     prefix.install(lab.extension())?;
@@ -92,7 +92,7 @@ fn goes_on_while(lab: &Lab, replace: impl Fn(&Prefix) -> Result<()>) -> Result<(
     idle.one::<i32>("SELECT n FROM orders WHERE id = 9", &[]).map(drop)
 }
 
-/// The commands of INSTALL, its first lines that are indented.
+/// Returns the commands of INSTALL: its first indented lines.
 fn commands(install: &str) -> Vec<&str> {
     let lines = install.lines().map(|line| line.strip_prefix("    "));
     lines.skip_while(Option::is_none).map_while(|line| line).collect()

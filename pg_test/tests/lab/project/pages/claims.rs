@@ -1,4 +1,4 @@
-//! Claims of pages on packages, on the edition without a library, and on plots: each is so.
+//! The pages' claims on packages, on the lite edition, and on plots are true.
 
 use super::{page, section};
 use pg_test::{ensure, lab_test, Context, Lab, Result};
@@ -33,7 +33,7 @@ fn every_function_that_the_edition_without_a_library_lacks_is_named(_: &Lab) -> 
     Ok(())
 }
 
-/// A figure that a page quotes from the plots stands in one of them; and there is no plot that no page shows.
+/// Every figure that a page quotes from the plots is in one of them, and every plot is shown on a page.
 #[lab_test]
 fn the_plots_are_shown_and_say_what_is_quoted_from_them(_: &Lab) -> Result<()> {
     let (text, capacity) =

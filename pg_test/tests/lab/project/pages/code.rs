@@ -1,4 +1,4 @@
-//! Every block of code of every page is run by a test, or `code.md` says why not.
+//! Every code block of every page is run by a test, or `code.md` says why not.
 
 use super::lists::is_there;
 use super::{examples, page, pages};
@@ -8,7 +8,7 @@ use pg_test::{ensure, lab_test, script, test_case, Calls, Context, Lab, Result};
 use std::collections::BTreeMap;
 use std::process::Command;
 
-/// `code.md`: a page, the mark of some of its blocks, how many these are, and what holds them.
+/// Returns the rows of `code.md`: a page, the language of some of its blocks, their number, and how they are tested.
 fn told() -> Result<Vec<[Cell; 4]>> {
     let table = page("pg_test/tests/lab/project/pages/code.md")?;
     let cells = |row: Vec<Cell>| row.try_into().ok().context("a row has four cells");
@@ -51,7 +51,7 @@ fn every_block_of_every_page_is_run_or_says_why_not(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Whether this line is the laboratory's, or what CI runs; an error if it does not understand it.
+/// Returns true if this is a command of this crate's program or one that CI runs. An unknown command is an error.
 fn understand(line: &str) -> Result<bool> {
     let root = pg_test::source_tree::source_root();
     let code = line.split(" #").next().unwrap_or_default();
@@ -85,7 +85,7 @@ fn understand(line: &str) -> Result<bool> {
     Ok(true)
 }
 
-/// The laboratory's program takes these arguments: asked for help behind them, it looks at each first.
+/// Checks that this crate's program accepts these arguments: with `--help` appended it parses all others first.
 fn is_a_command(arguments: &[&str]) -> Result<()> {
     if let ["bench", options @ ..] = arguments {
         let all: String = ["lib.rs", "sections.rs"]
@@ -103,7 +103,7 @@ fn is_a_command(arguments: &[&str]) -> Result<()> {
     output_of(program.args(before).arg("--help")).map(drop)
 }
 
-/// This program of tests finds some by these arguments.
+/// Checks that these arguments select at least one test.
 fn finds_tests(arguments: &[&str]) -> Result<()> {
     let mut program = Command::new(std::env::current_exe()?);
     let others = arguments.iter().filter(|word| **word != "--list");
@@ -121,7 +121,7 @@ fn a_released_lease_can_be_had_at_once(lab: &Lab) -> Result<()> {
     tests[0].run(lab)
 }
 
-/// After what a client's page has an administrator and an owner do, its first worker can write as `app`.
+/// After the steps of the administrator and the owner on a client's page, its first worker can write as `app`.
 #[lab_test]
 fn a_client_s_page_lets_the_role_of_its_workers_work(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().start()?;

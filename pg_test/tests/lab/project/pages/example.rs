@@ -1,42 +1,42 @@
-//! The SQL blocks of a Markdown text, taken apart into statements and what each must answer.
+//! The SQL blocks of a Markdown text, parsed into statements with their expected answers.
 //!
-//! A comment line right below a statement is its result (`-- 34`, columns between ` | `, a line a row), its
-//! error (`-- ERROR:  PF001: …`, then `-- DETAIL:  …`, `-- HINT:  …`) or `-- waits`: it is held up until a
-//! later statement lets it go. `…` stands for anything. `-- worker B` goes on in another session. All other
-//! comments are prose, and `\set`, which is for people, is passed over. A block that begins with
-//! `-- From PostgreSQL 17 on` is for that version and newer.
+//! A comment line right below a statement is its result (`-- 34`, columns between ` | `, one line for each row), its
+//! error (`-- ERROR:  PF001: …`, then `-- DETAIL:  …`, `-- HINT:  …`) or `-- waits`: it is blocked until a later
+//! statement. `…` stands for any text. `-- worker B` continues in another session. All other comments are prose, and
+//! `\set`, which is for people, is skipped. A block that begins with `-- From PostgreSQL 17 on` is for that version and
+//! newer.
 
 use pg_test::markdown::{self, code};
 use pg_test::{bail, ensure, Context, Fault, Result, Rows};
 
-/// A statement and what it must answer.
+/// A statement and its expected answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Step {
-    /// Its line in the text, for messages.
+    /// The number of its line in the text, for error messages.
     pub line: usize,
     /// The worker whose session runs it.
     pub worker: String,
     pub sql: String,
-    /// The use of its result.
+    /// What is done with its result.
     pub then: Then,
-    /// It is held up at first.
+    /// True if the statement must be blocked at first.
     pub waits: bool,
-    /// Comment lines that say what it must answer; none: anything but an error.
+    /// The comment lines with the expected answer. If there are none, any answer but an error is accepted.
     pub answer: Vec<String>,
 }
 
-/// The use of a result.
+/// What is done with a result.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Then {
-    /// Only to be looked at.
+    /// It is only shown.
     Show,
-    /// `\gset`: kept under this name.
+    /// `\gset`: it is stored under this name.
     Keep(String),
-    /// `\gexec`: run as statements.
+    /// `\gexec`: it is run as statements.
     Run,
 }
 
-/// The blocks of the text that are marked as SQL and are for that major version.
+/// Returns the text's SQL blocks for that major version.
 pub fn blocks(text: &str, major: u32) -> Result<Vec<Vec<Step>>> {
     let mut found = Vec::new();
     for block in markdown::blocks(text).into_iter().filter(|block| block.mark == "sql") {
@@ -50,7 +50,7 @@ pub fn blocks(text: &str, major: u32) -> Result<Vec<Vec<Step>>> {
     Ok(found)
 }
 
-/// `-- From PostgreSQL 17 on`
+/// Parses `-- From PostgreSQL 17 on`.
 fn first_version(line: &str) -> Option<u32> {
     line.strip_prefix("-- From PostgreSQL ")?.split_once(' ')?.0.parse().ok()
 }
@@ -95,7 +95,7 @@ fn steps(lines: &[(usize, &str)]) -> Result<Vec<Step>> {
     Ok(steps)
 }
 
-/// The statement and what comes of it, if this is all of it.
+/// Returns the statement and what is done with its result, if the text is complete.
 fn ended(text: &str) -> Result<Option<(String, Then)>> {
     let Some(end) = code(text).find(|(_, c)| matches!(c, ';' | '\\')).map(|(at, _)| at) else {
         return Ok(None);
@@ -107,7 +107,7 @@ fn ended(text: &str) -> Result<Option<(String, Then)>> {
         r"\gexec" => Then::Run,
         r"\gset" => {
             let (_, name) = sql.rsplit_once(" AS ").context("\\gset needs AS and a name")?;
-            // A FROM may follow.
+            // A FROM may follow the name.
             let name = name.split_whitespace().next().context("AS needs a name")?;
             Then::Keep(name.to_owned())
         }
@@ -116,7 +116,7 @@ fn ended(text: &str) -> Result<Option<(String, Then)>> {
     Ok(Some((sql, then)))
 }
 
-/// Is the outcome what the step says?
+/// Checks that the outcome is the expected one.
 pub fn check(step: &Step, outcome: &Result<Rows, Fault>) -> Result<()> {
     let wants_error = step.answer.first().is_some_and(|line| line.starts_with("ERROR:"));
     match outcome {
@@ -156,7 +156,7 @@ pub fn check(step: &Step, outcome: &Result<Rows, Fault>) -> Result<()> {
     }
 }
 
-/// Does the text fit the pattern, in which `…` stands for anything?
+/// Returns true if the text matches the pattern, in which `…` stands for any text.
 fn fits(pattern: &str, text: &str) -> bool {
     match pattern.split_once('…') {
         None => pattern == text,

@@ -1,4 +1,4 @@
-//! Every SQL example of every page does what it says: each page is one test, on a server of its own.
+//! Every SQL example of every page gives the result that the page shows. Each page is one test, on its own server.
 
 use super::example::{self, Step, Then};
 use super::page;
@@ -7,7 +7,7 @@ use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
 use std::collections::BTreeMap;
 
-/// One test a page. (Blocks of SQL on any other page have to be explained in `code.md`.)
+/// Defines one test for each page. (`code.md` must explain SQL blocks on any other page.)
 macro_rules! pages {
     ($($page:ident = $path:literal),* $(,)?) => {
         pub const RUN: &[&str] = &[$($path),*];
@@ -50,7 +50,7 @@ pages![
     wrappers = "docs/tutorial/wrappers.md",
 ];
 
-/// The sessions of the workers in the examples, and what they have kept.
+/// The sessions of the workers in the examples, and their stored values.
 struct Page {
     path: String,
     conninfo: Conninfo,
@@ -98,14 +98,14 @@ impl Page {
         }
         let mut outcome = session.outcome(PATIENCE)?;
         if outcome.as_ref().is_err_and(|fault| fault.is_disconnect()) {
-            // Another worker has ended the session: its client connects again.
+            // Another worker has ended the session, so its client connects again.
             self.sessions.remove(&step.worker);
             let session = self.session(&step.worker)?;
             session.send(&sql)?;
             outcome = session.outcome(PATIENCE)?;
         }
         if sql.contains("wait_event") {
-            // A waiter is awake for a moment now and then, to look. Where it never waits, the check of the step says so.
+            // A waiter wakes up for a moment now and then to check. If it never waits, the step's check fails.
             let session = self.session(&step.worker)?;
             let _ = wait_until("they are seen to wait", PATIENCE, || {
                 let as_told = example::check(step, &outcome).is_ok();
@@ -119,7 +119,7 @@ impl Page {
         self.then(step, outcome.unwrap_or_default())
     }
 
-    /// The answer that the worker waited for must have come.
+    /// Waits for the answer of a blocked worker.
     fn arrive(&mut self, worker: &str) -> Result<()> {
         let Some(step) = self.waiting.remove(worker) else { return Ok(()) };
         let outcome = self.session(worker)?.outcome(PATIENCE)?;
@@ -146,16 +146,16 @@ impl Page {
 }
 
 fn run(lab: &Lab, path: &str) -> Result<()> {
-    // A server of its own: the examples make roles.
+    // The examples create roles, so each page has its own server.
     let cluster = lab.builder().start()?;
-    // These two begin where it is not there yet.
+    // These two pages create the extension themselves.
     if !["README.md", "docs/operations/installing.md"].contains(&path) {
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
     }
     play(path, cluster.conninfo("postgres"))
 }
 
-/// Plays the examples of a page in a database.
+/// Runs the examples of a page in a database.
 pub fn play(path: &str, conninfo: Conninfo) -> Result<()> {
     let version = conninfo.connect()?.text("SHOW server_version_num")?.context("no version")?;
     let major = version.parse::<u32>()? / 10_000;

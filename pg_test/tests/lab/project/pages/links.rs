@@ -1,5 +1,5 @@
-//! Every link of every page leads somewhere: to a file, or to a section of a page. The book has every page, and links to
-//! pages that it has.
+//! Every link of every page leads to an existing file or section. The book contains every page, and its links lead to
+//! pages in it.
 
 use super::{page, pages};
 use pg_test::markdown::{anchors, links};
@@ -37,7 +37,7 @@ fn follow(from: &str, link: &str) -> Result<()> {
     Ok(())
 }
 
-/// A newcomer reads the first page as a whole.
+/// A newcomer reads the whole first page, so it must be short.
 #[lab_test]
 fn the_first_page_is_short(_: &Lab) -> Result<()> {
     let lines = page("README.md")?.lines().count();

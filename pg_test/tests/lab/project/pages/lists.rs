@@ -1,4 +1,4 @@
-//! The lists in pages are complete: errors, locks, the rooms of the source.
+//! The lists on the pages are complete: errors, locks, the directories of the source.
 
 use super::{page, section};
 use pg_test::process::output_of;
@@ -7,7 +7,7 @@ use pg_test::{Context, Lab, Result};
 use std::collections::BTreeSet;
 use std::process::Command;
 
-/// The SQLSTATEs in a text.
+/// Returns the SQLSTATEs in a text.
 fn codes(text: &str) -> BTreeSet<String> {
     text.split(|c: char| !c.is_ascii_alphanumeric())
         .filter(|word| word.len() == 5 && word.chars().all(|c| !c.is_ascii_lowercase()))
@@ -19,7 +19,7 @@ fn codes(text: &str) -> BTreeSet<String> {
         .collect()
 }
 
-/// The texts of all files in a folder of the source and in those below it.
+/// Returns the texts of all files in a source folder and below.
 fn texts_below(folder: &str) -> Result<String> {
     let mut find = Command::new("find");
     find.args([folder, "-type", "f", "-exec", "cat", "{}", "+"]);
@@ -33,10 +33,10 @@ fn every_error_is_listed(_: &Lab) -> Result<()> {
     let listed = codes(table);
     let rust = texts_below("src")?;
     let all = rust.clone() + &texts_below("sql")?;
-    // Only what is quoted is a code.
+    // Only quoted words are SQLSTATEs.
     let quoted = all.split(['"', '\'']).filter(|word| word.len() == 5);
     let mut raised: BTreeSet<String> = quoted.flat_map(codes).collect();
-    // By it the edition without a library leaves a block of its own: it reaches no caller.
+    // The lite edition leaves one of its own blocks with it, so it reaches no caller.
     raised.remove("PF999");
     let missing: Vec<_> = raised.difference(&listed).collect();
     ensure!(missing.is_empty(), "not listed: {missing:?}");
@@ -101,7 +101,7 @@ fn every_room_of_the_source_is_on_the_map(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A test as a table names it: all of a file or folder (`guards::`), or one.
+/// Returns true if the name in a table is that of a test, or of a file or folder with tests (`guards::`).
 pub fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
     match name.strip_suffix("::") {
         Some(_) => tests.iter().any(|test| test.starts_with(name)),
@@ -109,7 +109,7 @@ pub fn is_there(name: &str, tests: &BTreeSet<String>) -> bool {
     }
 }
 
-/// Each promise names tests, and each of them is there: those of this program as it was built, the others by their source. Each
+/// Each requirement names existing tests: this program lists its own tests, the others are found in their source. Each
 /// test of this program is named.
 #[lab_test]
 fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
@@ -122,7 +122,7 @@ fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
         }
     }
     ensure!(promises.len() > 150, "only {} promises were found", promises.len());
-    // What no promise names shows nothing that anybody was promised.
+    // A test that no requirement names shows nothing that was promised.
     let named = |test: &String| {
         let mut names = promises.iter().flat_map(|promise| &promise.tests);
         names.any(|name| name == test || name.ends_with("::") && test.starts_with(name))
@@ -132,7 +132,7 @@ fn the_tests_that_show_each_promise_are_there(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A table that says what the edition without a library keeps, and names tests. Each is there, and is run against it.
+/// The table of what the lite edition keeps names existing tests, all of which run on that edition.
 #[lab_test]
 fn the_tests_that_show_what_lite_keeps_are_there(_: &Lab) -> Result<()> {
     let text = page("docs/reference/lite.md")?;

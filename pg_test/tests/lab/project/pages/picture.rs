@@ -1,4 +1,4 @@
-//! The picture on the first page is of the demonstration as it is today.
+//! The picture on the first page agrees with today's demonstration.
 
 use super::page;
 use pg_test::story_run::StoryRun;
@@ -18,7 +18,7 @@ fn the_picture_shows_the_demonstration(lab: &Lab) -> Result<()> {
     run.ttl = Duration::from_secs(3);
     let end = run.play(story)?;
     let drawn = picture::draw(story.title, &timeline.told(), &end);
-    // Lines told before a lease ran out early on a slow machine are no part of the picture.
+    // Events before a restart on a slow machine are no part of the picture.
     ensure!(
         without_numbers(&page(PICTURE)?) == without_numbers(&drawn) || drawn.contains("too slow"),
         "draw it again: cargo run -- demo --svg {PICTURE}\n{drawn}"
@@ -26,7 +26,7 @@ fn the_picture_shows_the_demonstration(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Times, tokens and processes are other ones each time.
+/// Removes times, tokens and process ids, which differ in each run.
 fn without_numbers(text: &str) -> String {
     let parts = text.split(|c: char| c.is_ascii_digit()).filter(|part| !part.is_empty());
     parts.collect::<Vec<_>>().join("#")

@@ -1,4 +1,4 @@
-//! The reference says what the catalog says: names, signatures, columns, settings and the COMMENT of each.
+//! The reference agrees with the catalogs: names, signatures, columns, settings, and the COMMENT of each.
 
 use super::{page, section};
 use pg_test::client::literal;
@@ -7,21 +7,21 @@ use std::collections::BTreeSet;
 
 const PAGE: &str = "docs/reference/sql.md";
 
-/// Types that no caller sees: the page names them, and their COMMENTs say the rest.
+/// Types that no caller sees. The page only names them; their COMMENTs say the rest.
 const INTERNAL: [&str; 3] = ["fence.trigger_arguments", "fence.lease_template", "fence.table_rule"];
 
-/// The headings below another one.
+/// Returns the headings of the level below.
 fn headings(text: &str) -> impl Iterator<Item = &str> {
     text.lines().filter_map(|line| line.strip_prefix("### "))
 }
 
-/// The COMMENT that a text quotes first.
+/// Returns the COMMENT that a text quotes first.
 fn quoted(text: &str) -> String {
     let lines = text.lines().skip_while(|line| !line.starts_with("> "));
     lines.map_while(|line| line.strip_prefix("> ")).collect::<Vec<_>>().join(" ")
 }
 
-/// The page says all that there is, and nothing else.
+/// Checks that the page lists everything, and nothing else.
 fn same(said: &BTreeSet<String>, session: &mut Session, sql: &str) -> Result<()> {
     let is: BTreeSet<String> = session.rows(sql)?.into_iter().flatten().flatten().collect();
     let differs: Vec<_> = is.symmetric_difference(said).collect();
@@ -32,7 +32,7 @@ fn same(said: &BTreeSet<String>, session: &mut Session, sql: &str) -> Result<()>
     Ok(())
 }
 
-/// Functions in a schema, as `\df+` shows them.
+/// Returns a query of the functions in a schema, as `\df+` shows them.
 fn functions(of: &str) -> String {
     format!(
         "SELECT concat(proname, '(', regexp_replace(pg_get_function_arguments(p.oid), '(, )?OUT .*', ''), ') → ',
@@ -41,7 +41,7 @@ fn functions(of: &str) -> String {
     )
 }
 
-/// The server itself reads the signatures: functions are made by them.
+/// The server itself parses the signatures: functions are created with them.
 #[lab_test]
 fn every_function_is_there_as_it_is(lab: &Lab) -> Result<()> {
     let db = lab.database()?;
@@ -96,7 +96,7 @@ fn every_relation_and_setting_is_there_as_it_is(lab: &Lab) -> Result<()> {
     for name in INTERNAL {
         ensure!(text.contains(&format!("`{name}`")), "{PAGE} does not name {name}");
     }
-    // It knows its settings once the library is loaded.
+    // The settings are defined once the library is loaded.
     session.granted("SELECT last_token FROM fence_status() WHERE lease_acquire('job') > 0")?;
     let internal = format!("'{}'", INTERNAL.join("', '"));
     same(
