@@ -1,3 +1,3 @@
-//! The whole at work: stories, crowds of sessions, chaos, and the clients in other languages.
+//! All parts together: demo scenarios, many sessions at once, chaos, and the clients in other languages.
 
 automod::dir!(pub "tests/lab/scenarios");

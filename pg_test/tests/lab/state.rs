@@ -1,3 +1,3 @@
-//! The tables in which leases are kept: maintenance, DDL, and what a DBA adds to them.
+//! The tables that store leases: maintenance, DDL, and what a DBA adds to them.
 
 automod::dir!(pub "tests/lab/state");

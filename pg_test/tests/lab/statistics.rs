@@ -1,4 +1,4 @@
-//! fence.stats: its columns. What is counted is in statistics.script.
+//! The columns of fence.stats. What they count is tested in statistics.script.
 
 automod::dir!(pub "tests/lab/statistics");
 
@@ -9,7 +9,7 @@ fn each_counter_has_its_column(lab: &Lab) -> Result<()> {
     let source = pg_test::source_tree::source_root().join("src/statistics/counter.rs");
     let source = std::fs::read_to_string(source)?;
     let variants = source.lines().skip_while(|line| *line != "pub enum Counter {").skip(1);
-    // `TriesLost` is tries_lost.
+    // `TriesLost` is the column tries_lost.
     let column = |variant: &str| -> String {
         let words = variant
             .chars()

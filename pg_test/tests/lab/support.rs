@@ -1,3 +1,3 @@
-//! Shared by the tests: databases, concurrent sessions, and what holds for many of them.
+//! Shared by the tests: databases, concurrent sessions, and common checks.
 
 automod::dir!(pub "tests/lab/support");

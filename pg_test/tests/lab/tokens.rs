@@ -1,3 +1,3 @@
-//! Which tokens are a grant's, that they only grow and are durable; how a session presents one.
+//! Which tokens belong to a grant, that they only grow and are durable, and how a session presents one.
 
 automod::dir!(pub "tests/lab/tokens");

@@ -1,6 +1,6 @@
-//! Beside the tools of others: poolers, object mappers, job queues, lock services, test suites, auditing, partitions
-//! that are maintained, backups.
+//! pg_fence beside other tools: poolers, object-relational mappers, job queues, lock services, test suites, auditing,
+//! partition maintenance, backups.
 //!
-//! Tools of Debian's packages run with Debian's PostgreSQL, whatever version the other tests run on.
+//! Tools from Debian's packages run with Debian's PostgreSQL, whatever version the other tests run on.
 
 automod::dir!(pub "tests/lab/tools");

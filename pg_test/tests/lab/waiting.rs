@@ -1,3 +1,3 @@
-//! Waiting: for a grant in the queue, for an open transaction; and tries, which never wait.
+//! Waits for a grant in the queue and for an open transaction, and attempts that never wait.
 
 automod::dir!(pub "tests/lab/waiting");

@@ -1,4 +1,4 @@
-//! A dump carries levels and names; wherever it is loaded, no role has more than it had.
+//! A dump contains levels and name prefixes. Wherever it is restored, no role has more than before.
 
 use crate::roles::{give, not_given, role_of};
 use crate::support::dumps::{dump, restore};
@@ -24,11 +24,11 @@ fn a_restored_database_has_the_same_roles_with_the_same_names(lab: &Lab) -> Resu
         not_given(&mut tenant, "SELECT lease_acquire('b:1')")?;
         ensure!(tenant.truth("SELECT fence.is_shown('b:1')")?);
         other.connect_as(&admin)?.run("SELECT lease_revoke('a:1')")?;
-        // Sessions there learn of a change as here.
+        // Sessions there notice a change as sessions here do.
         owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
         not_given(&mut tenant, "SELECT lease_acquire('a:1')")?;
         drop(tenant);
-        // Without the rows nobody has a name; without the rights nobody calls anything.
+        // Without the rows no role may use a name; without the privileges no role may call a function.
         let bare = lab.bare_database()?;
         restore(lab, lab.cluster(), bare.name(), &file, &["--no-privileges"])?;
         bare.connect_as(&role)?.refused("SELECT lease_acquire('a:1')", "42501")?;
@@ -52,7 +52,7 @@ fn a_dump_loads_where_its_roles_are_missing(lab: &Lab) -> Result<()> {
     let mut owner = server.connect("postgres")?;
     owner.run(&format!("CREATE ROLE {team}"))?;
     owner.run("CREATE DATABASE other")?;
-    // A grant to a role that is not there is an error after which pg_restore goes on.
+    // A grant to a missing role is an error, after which pg_restore continues.
     let conninfo = server.conninfo("other").to_string();
     let outcome = lab.run("pg_restore", &["-d", &conninfo, &file]);
     ensure!(
@@ -64,14 +64,15 @@ fn a_dump_loads_where_its_roles_are_missing(lab: &Lab) -> Result<()> {
         "SELECT finding, remedy FROM fence_audit() WHERE finding LIKE 'names that begin with%'",
     )?;
     ensure!(told.len() == 1, "{told:?}");
-    // Somebody of that name comes: with no right, and then with what is given now, and its team's.
+    // A role of that name is created: it has no privileges, and then those granted now, and its team's.
     owner.run(&format!("CREATE ROLE {role} LOGIN"))?;
     let mut tenant = server.conninfo("other").user(&role).connect()?;
     tenant.refused("SELECT lease_acquire('a:2')", "42501")?;
     give(&mut owner, &role, "worker", "b:")?;
     tenant.acquire("b:1", "1 h")?;
     not_given(&mut tenant, "SELECT lease_acquire('a:2')")?;
-    // pg_restore takes all GRANTs on an object for one statement: with the missing role's the team's are lost, too.
+    // pg_restore runs all GRANTs on an object as one statement: with the missing role's grants the team's are lost,
+    // too.
     owner.run(&format!("GRANT {team} TO {role}"))?;
     not_given(&mut tenant, "SELECT lease_acquire('team:1')")?;
     give(&mut owner, &team, "worker", "team:")?;

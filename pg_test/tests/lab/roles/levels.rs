@@ -1,11 +1,11 @@
-//! Each level of `fence_grant` and each object of the extension: who may call or read it, and who may not.
+//! Each level of `fence_grant` and each object of the extension: which roles may call or read it, and which may not.
 
 use crate::roles::role_of;
 use pg_test::{bail, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
 use std::collections::BTreeSet;
 use std::io::Read;
 
-/// Of which level on something may be done.
+/// The level that a function or relation requires.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 enum Level {
     Nothing,
@@ -13,7 +13,7 @@ enum Level {
     Worker,
     Adopter,
     Admin,
-    /// Only the owner of the extension.
+    /// Only the extension's owner may use it.
     Nobody,
 }
 use Level::{Admin, Adopter, Monitor, Nobody, Nothing, Worker};
@@ -26,7 +26,8 @@ const LEVELS: [(&str, Level); 5] = [
     ("admin", Admin),
 ];
 
-/// Each function of the extension, with a call of it. An empty call is made up, with NULL for every argument.
+/// Each function of the extension, with a call of it. For an empty text the call is generated, with NULL for every
+/// argument.
 const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("fenced", Nothing, ""),
     ("fence_protect", Nothing, "fence_protect('mine')"),
@@ -77,7 +78,7 @@ const FUNCTIONS: &[(&str, Level, &str)] = &[
     ("name_findings", Nobody, ""),
 ];
 
-/// Each table, view and sequence, with who may read it. Nobody may write any.
+/// Each table, view and sequence, and the level that may read it. No role may write any.
 const RELATIONS: &[(&str, Level)] = &[
     ("leases", Monitor),
     ("stats", Monitor),
@@ -94,7 +95,7 @@ const RELATIONS: &[(&str, Level)] = &[
     ("lock_key_seq", Nobody),
 ];
 
-/// The extension's objects of one catalog: names, without those of composite types.
+/// Returns the names of the extension's objects in one catalog, without composite types.
 fn parts(db: &Database, catalog: &str, name: &str, which: &str) -> Result<BTreeSet<String>> {
     let rows = db.connect()?.rows(&format!(
         "SELECT o.{name} FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
@@ -104,7 +105,7 @@ fn parts(db: &Database, catalog: &str, name: &str, which: &str) -> Result<BTreeS
     rows.into_iter().map(|mut row| row.remove(0).context("no name")).collect()
 }
 
-/// A role of each level; each has a table of its own.
+/// Returns a session of a role of each level. Each role has its own table.
 fn roles(db: &Database) -> Result<Vec<(String, Level, Session)>> {
     let mut admin = db.connect()?;
     LEVELS
@@ -125,7 +126,7 @@ fn roles(db: &Database) -> Result<Vec<(String, Level, Session)>> {
         .collect()
 }
 
-/// A call of a function with NULL for every argument, as its superuser writes it.
+/// Returns a call of a function with NULL for every argument, as a superuser writes it.
 fn call_with_nulls(db: &Database, function: &str) -> Result<String> {
     db.connect()?
         .text(&format!(
@@ -150,7 +151,7 @@ fn each_function_is_for_the_levels_that_the_table_names(lab: &Lab) -> Result<()>
             let refused = outcome.as_ref().is_err_and(|fault| fault.sqlstate == "42501");
             ensure!(refused == (level < *from), "{role}: {call}: {outcome:?}");
             if let Err(fault) = outcome.as_ref().map_err(|fault| fault.sqlstate.as_str()) {
-                // No trigger, or a token that is none: that was found by the function itself.
+                // The function itself reports that it is not called by a trigger, or that the token is invalid.
                 ensure!(["42501", "39P01", "PF004"].contains(&fault), "{role}: {call}: {fault}");
             }
         }
@@ -158,7 +159,7 @@ fn each_function_is_for_the_levels_that_the_table_names(lab: &Lab) -> Result<()>
     Ok(())
 }
 
-/// Whether COPY reads it to the end.
+/// Returns true if COPY reads the relation to its end.
 fn is_copied(session: &mut Session, relation: &str) -> bool {
     let copy = format!("COPY (SELECT * FROM fence.{relation}) TO STDOUT");
     let read = session.copy_out(&copy).map(|mut rows| rows.read_to_end(&mut Vec::new()).is_ok());
@@ -178,7 +179,7 @@ fn each_relation_is_for_the_levels_that_the_table_names(lab: &Lab) -> Result<()>
             let read = session.try_rows(&format!("SELECT * FROM fence.{relation}"));
             ensure!(read.is_ok() == may, "{role}: {relation}: {read:?}");
             ensure!(is_copied(&mut session, relation) == may, "{role}: COPY of {relation}");
-            // Writing, by any way that there is.
+            // Each way of writing is tried.
             for write in [
                 format!("DELETE FROM fence.{relation}"),
                 format!("INSERT INTO fence.{relation} DEFAULT VALUES"),
@@ -190,7 +191,7 @@ fn each_relation_is_for_the_levels_that_the_table_names(lab: &Lab) -> Result<()>
                 let outcome = session.try_rows(&write);
                 session.run("ROLLBACK")?;
                 let Err(fault) = outcome else { bail!("{role}: {write}") };
-                // A view, or a sequence, is nothing that this statement is for.
+                // Some of these statements do not work on a view or a sequence.
                 let refusals = ["42501", "42809", "55000", "0A000"];
                 ensure!(refusals.contains(&fault.sqlstate.as_str()), "{role}: {write}: {fault}");
             }

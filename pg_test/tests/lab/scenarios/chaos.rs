@@ -1,4 +1,4 @@
-//! The chaos run in its short form; and that it catches each known bug.
+//! The short chaos run, and that it catches each known bug.
 
 use clap::ValueEnum;
 use pg_test::chaos::{self, KnownBug};
@@ -16,7 +16,7 @@ fn half_a_minute_of_chaos_breaks_no_promise(lab: &Lab) -> Result<()> {
     summary.judged().with_context(|| summary.to_string())
 }
 
-/// So that a bug which cannot be planted any more is found before the long runs that plant them.
+/// A bug that can no longer be planted is found here, before the long runs that plant it.
 #[lab_test]
 fn the_patch_of_each_known_bug_fits_the_sources(_: &Lab) -> Result<()> {
     let mut expected: Vec<_> =
@@ -47,7 +47,7 @@ cases![
 ];
 
 fn is_caught(lab: &Lab, bug: KnownBug) -> Result<()> {
-    // One after another: they are built in the same place, and a run wants the machine for itself.
+    // The planted bugs are built in the same directory, and a run needs the machine for itself.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let prefix = chaos::build_with(lab.rundir().program(), bug)?;
@@ -55,7 +55,7 @@ fn is_caught(lab: &Lab, bug: KnownBug) -> Result<()> {
     chaos::catch(&prefix, bug, Duration::from_secs(180), seed).map(drop)
 }
 
-/// The edition without a library, by the command.
+/// Runs the command on the lite edition.
 fn of_lite(lab: &Lab, arguments: &[&str]) -> Result<String> {
     let mut program = lab.rundir().command(lab.rundir().program());
     output_of(program.args(["chaos", "--edition", "lite"]).args(arguments))

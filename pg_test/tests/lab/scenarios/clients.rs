@@ -1,5 +1,5 @@
-//! The clients in other languages, in short: `cargo run -- clients` plays everything. A client whose libraries have
-//! never been fetched on this machine is left out; the command fetches them.
+//! The clients in other languages, in short: `cargo run -- clients` runs everything. A client whose libraries have
+//! never been fetched on this machine is left out. The command fetches them.
 
 use pg_test::clients::languages::{Language, ALL};
 use pg_test::clients::{first_worker, scenario, stage};
@@ -7,7 +7,7 @@ use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
 use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
 
-/// The quick scenarios, one for each: a day without trouble, a late write, a cable that is cut.
+/// The quick scenarios, one of each kind: a normal run, a late write, a cut connection.
 const SHORT: &[&str] =
     &["a-day-without-trouble", "frozen-in-the-middle-of-a-write", "the-cable-is-cut"];
 
@@ -70,7 +70,7 @@ fn the_clients_pass_their_own_tests(lab: &Lab) -> Result<()> {
     })
 }
 
-/// The SQL of the verbs, which each client sends, is what the server understands.
+/// The SQL that each client sends is valid on the server.
 #[lab_test]
 fn the_statements_of_the_common_page_can_be_prepared(lab: &Lab) -> Result<()> {
     let page = std::fs::read_to_string(source_root().join("clients/README.md"))?;
@@ -92,7 +92,7 @@ fn the_statements_of_the_common_page_can_be_prepared(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A laboratory that catches no planted fault proves nothing.
+/// A test harness that catches no planted fault proves nothing.
 #[lab_test]
 fn a_planted_fault_is_caught(lab: &Lab) -> Result<()> {
     let scenarios = scenario::all()?;
@@ -106,7 +106,7 @@ fn a_planted_fault_is_caught(lab: &Lab) -> Result<()> {
     })
 }
 
-/// Against the edition without a library, too, they are as their READMEs show them.
+/// Without a library, too, the first workers run as the READMEs show them.
 #[lab_test]
 fn the_first_workers_do_their_work_without_a_library(lab: &Lab) -> Result<()> {
     of_those_there(|client| {
@@ -115,7 +115,7 @@ fn the_first_workers_do_their_work_without_a_library(lab: &Lab) -> Result<()> {
     })
 }
 
-/// All scenarios that it has the calls for.
+/// Runs all scenarios whose calls the lite edition has.
 #[lab_test(slow)]
 fn the_clients_go_through_the_scenarios_without_a_library(lab: &Lab) -> Result<()> {
     of_those_there(|client| {

@@ -1,5 +1,4 @@
-//! The stories that the extension exists for, with real worker processes; and that they do not
-//! hold without it.
+//! The demo scenarios, with real worker processes, and that they fail without the extension's protection.
 
 use pg_test::stories::{self, Story};
 use pg_test::story_run::StoryRun;
@@ -16,12 +15,12 @@ cases![
     without_its_guard_the_merge_story_does_not_hold => fails_unprotected(&stories::DAILY_MERGE, "a mix of merges: A and B"),
 ];
 
-/// It keeps its promise; and where that has taken a refusal, the database can tell of it.
+/// Checks that the scenario's promise holds. If that took a refusal, the database must have counted it.
 fn holds(lab: &Lab, story: &Story, refuses: bool) -> Result<()> {
     let db = lab.database()?;
     let timeline = Timeline::silent();
     let mut run = StoryRun::new(lab, db.conninfo(), &timeline);
-    // Longer than in the demonstration: other tests keep the machine busy.
+    // The ttl is longer than in the demonstration, because other tests keep the machine busy.
     run.ttl = Duration::from_secs(3);
     run.play(story)?;
     let refused = run.counted()?;

@@ -1,13 +1,14 @@
-//! A session that looks at the state of leases holds the lock of what it looks at. The commit of a DDL that drops a file is in
-//! the log before other sessions hear of it: one that then changes a page of that file without a lock (a prune, a hint
-//! bit) kills every standby, for good. So each DDL is stopped right there, while all calls are made.
+//! A session that reads the state of leases must lock the tables that it reads. The commit of a DDL that drops a file
+//! is in the log before other sessions are notified. A session that then changes a page of that file without a lock (a
+//! prune, a hint bit) makes every standby fail for good. So each DDL is stopped at that moment, while all calls are
+//! made.
 
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{
     dropped_files, ensure, lab_test, Background, Calls, Cluster, Context, Lab, Result, Session,
 };
 
-/// A call and the lease that it is about, each with `{lease}`, `{token}` and `{new}` (a name that is free).
+/// The calls, with `{lease}`, `{token}` and `{new}` (a free name).
 const LOOKS: [&str; 14] = [
     "SELECT lease_check('{lease}', {token})",
     "SELECT lease_acquire('{lease}')",
@@ -25,16 +26,16 @@ const LOOKS: [&str; 14] = [
     "SELECT last_token FROM fence_status()",
 ];
 
-/// A primary with everything that makes it log more, and a standby that it does not wait for.
+/// A primary with all settings that make it log more, and a standby that it does not wait for.
 struct Pair {
     primary: Cluster,
     standby: Cluster,
-    /// One for each of the looks.
+    /// One session for each call.
     lookers: Vec<Background>,
     tokens: Vec<i64>,
     holder: Session,
     dba: Background,
-    /// How many DDLs there were.
+    /// The number of DDLs so far.
     round: u32,
 }
 
@@ -45,9 +46,9 @@ fn name(look: usize) -> String {
 impl Pair {
     fn start(lab: &Lab) -> Result<Pair> {
         let builder = lab.builder().without_fsync().set("autovacuum", "off");
-        // As with checksums, PostgreSQL 18's default: a hint bit is logged.
+        // As with checksums, the default of PostgreSQL 18, hint bits are logged.
         let builder = builder.set("wal_log_hints", "on").set("allow_in_place_tablespaces", "on");
-        // Nobody answers to that name: a commit that waits for standbys is in the log, and no further.
+        // No standby has that name: a commit that waits for standbys is in the log, but not yet visible.
         let builder = builder.set("synchronous_standby_names", "nobody");
         let primary = builder.set("synchronous_commit", "local").start()?;
         let standby = lab.builder().without_fsync().standby_of(&primary)?;
@@ -76,8 +77,8 @@ impl Pair {
         self.holder.run("SELECT fence_protect('work', lease => '{lease}')")
     }
 
-    /// A lease for each look, with so many others between that each is in a page of its own: who prunes a page leaves
-    /// nothing there for others to prune.
+    /// Creates a lease for each call, with enough others between that each is in its own page: after a prune of a page
+    /// there is nothing left for another to prune.
     fn fill(&mut self) -> Result<()> {
         self.holder.run("TRUNCATE fence.lease")?;
         self.tokens.clear();
@@ -91,31 +92,31 @@ impl Pair {
         Ok(())
     }
 
-    /// The statement of a look.
+    /// Returns the statement of a call.
     fn sql(&self, look: usize) -> String {
         let (lease, new) = (name(look), format!("new {} {look}", self.round));
         let sql = LOOKS[look].replace("{lease}", &lease).replace("{new}", &new);
         sql.replace("{token}", &self.tokens[look].to_string())
     }
 
-    /// Runs a DDL with pauses at its commits, in which all look. Then the standby must go on.
+    /// Runs a DDL that stops at each of its commits, at which all calls are made. The standby must then continue.
     fn ddl(&mut self, sql: &str, checkpoint: bool) -> Result<()> {
         self.round += 1;
         let start = self.holder.text("SELECT pg_current_wal_insert_lsn()")?.context("no LSN")?;
-        // From here on each session knows where the row of its lease is.
+        // From here on each session has cached where its lease's row is.
         for look in 0..LOOKS.len() {
             let sql = self.sql(look);
             self.lookers[look].send(&sql)?;
             self.lookers[look].rows()?;
         }
-        // Old versions, for a prune; and a newest one that nobody has read, for a hint bit.
+        // Old row versions, for a prune, and a new one that no session has read, for a hint bit.
         for _ in 0..5 {
             for (look, token) in self.tokens.iter().enumerate() {
                 self.holder.run(&format!("SELECT lease_renew('{}', {token})", name(look)))?;
             }
         }
         if checkpoint {
-            // Now the first change of each page is logged with the page, be it a hint bit.
+            // After a checkpoint the first change of each page, even a hint bit, is logged with the whole page.
             self.holder.run("CHECKPOINT")?;
         }
         self.dba.send(sql)?;
@@ -128,7 +129,7 @@ impl Pair {
             for looker in &mut self.lookers {
                 looker.blocks_or_ends()?;
             }
-            // It is committed all the same.
+            // The DDL is committed nevertheless.
             self.dba.cancel()?;
             before = Some(transaction);
             for looker in &mut self.lookers {
@@ -152,7 +153,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Waits until the DDL waits in a commit (of another transaction than before), and says which; None when it is over.
+    /// Waits until the DDL waits in a commit (of another transaction than before), and returns the transaction. Returns
+    /// `None` if the DDL has ended.
     fn pause(&mut self, before: Option<i64>) -> Result<Option<i64>> {
         let sql = format!(
             "SELECT max(backend_xid::text::bigint) FROM pg_stat_activity
@@ -168,7 +170,7 @@ impl Pair {
         Ok(found)
     }
 
-    /// The standby lives, and has replayed everything.
+    /// Checks that the standby runs and has replayed everything.
     fn follows(&self) -> Result<()> {
         let mut primary = self.primary.connect("postgres")?;
         let written = primary.text("SELECT pg_current_wal_lsn()")?.context("no LSN")?;
@@ -183,7 +185,7 @@ impl Pair {
         Ok(())
     }
 
-    /// So does it after a restart, and it has what the primary has.
+    /// Checks the same after a restart, and that the standby has what the primary has.
     fn end(self) -> Result<()> {
         self.standby.restart()?;
         self.follows()?;
@@ -197,7 +199,7 @@ impl Pair {
     }
 }
 
-/// Both when a page may be changed without being logged as a whole, and when it must be.
+/// Runs the DDLs twice: when a changed page need not be logged as a whole, and when it must be.
 fn beside(lab: &Lab, ddls: &[&str]) -> Result<()> {
     let mut pair = Pair::start(lab)?;
     for checkpoint in [false, true] {
@@ -262,7 +264,7 @@ fn a_standby_outlives_looks_beside_rewrites_of_sequences(lab: &Lab) -> Result<()
         let [Some(sequence), Some(persistence)] = &row[..] else { continue };
         pair.ddl(&format!("ALTER SEQUENCE {sequence} INCREMENT 1"), true)?;
         if persistence == "p" {
-            // At once, for there are no tokens while it is unlogged.
+            // At once, because there are no tokens while the table is unlogged.
             pair.ddl(
                 &format!(
                     "ALTER SEQUENCE {sequence} SET UNLOGGED; ALTER SEQUENCE {sequence} SET LOGGED"

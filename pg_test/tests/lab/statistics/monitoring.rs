@@ -1,4 +1,4 @@
-//! The metrics and alerts of docs/operations/monitoring, with the exporter and the Prometheus of Debian.
+//! The metrics and alerts of docs/operations/monitoring, with Debian's exporter and Prometheus.
 
 use crate::project::pages;
 use pg_test::cluster::free_port;
@@ -30,12 +30,12 @@ fn text(name: &str) -> Result<String> {
     Ok(fs::read_to_string(file(name))?)
 }
 
-/// The words of a text that may be names of metrics or alerts.
+/// Returns the words of a text that may be names of metrics or alerts.
 fn words(text: &str) -> impl Iterator<Item = &str> {
     text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// The queries of the dashboard's panels, with the variables as Grafana fills them in.
+/// Returns the queries of the dashboard's panels, with variables replaced as Grafana does.
 fn asked_by_the_dashboard() -> Result<Vec<String>> {
     let dashboard: Value = serde_json::from_str(&text("dashboard.json")?)?;
     let panels = dashboard["panels"].as_array().context("no panels")?;
@@ -46,10 +46,10 @@ fn asked_by_the_dashboard() -> Result<Vec<String>> {
         .collect())
 }
 
-/// Grafana's own library, of the oldest Grafana that the dashboard is for.
+/// Grafana's own library, of the oldest Grafana that the dashboard supports.
 const GRAFANA: Runtime = Runtime::Python(&["grafana-foundation-sdk==1769699998!10.1.0"]);
 
-/// Says what that library does not read, or reads otherwise.
+/// Reports what that library does not read, or reads differently.
 const READS: &str = r#"
 import json, sys
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
@@ -93,7 +93,7 @@ fn the_rules_pass_their_unit_tests(_: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// A program that serves HTTP on a port of its own; it is killed when dropped.
+/// A program with an HTTP port of its own, killed when dropped.
 struct Service {
     child: Child,
     port: u16,
@@ -101,7 +101,7 @@ struct Service {
 }
 
 impl Service {
-    /// Starts it, and waits until `ready` can be fetched.
+    /// Starts the program and waits until `ready` can be fetched.
     fn start(mut command: Command, port: u16, log: PathBuf, ready: &str) -> Result<Service> {
         let output = fs::File::create(&log)?;
         process::as_server_user(&mut command)?;
@@ -117,7 +117,7 @@ impl Service {
         Ok(service)
     }
 
-    /// postgres_exporter with our queries alone, as the role of the documentation.
+    /// Starts postgres_exporter with only pg_fence's queries, as the role of the documentation.
     fn exporter(lab: &Lab, cluster: &Cluster) -> Result<Service> {
         let (dir, port) = (lab.prefix().new_dir("exporter")?, free_port()?);
         let queries = dir.join("queries.yaml");
@@ -138,7 +138,7 @@ impl Service {
         Service::start(command, port, dir.join("log"), "/metrics")
     }
 
-    /// Prometheus with our rules, looking at that exporter every second or two.
+    /// Starts Prometheus with pg_fence's rules. It scrapes the exporter every second or two.
     fn prometheus(lab: &Lab, exporter: &Service) -> Result<Service> {
         let (dir, port) = (lab.prefix().new_dir("prometheus")?, free_port()?);
         fs::write(dir.join("alerts.yaml"), text("alerts.yaml")?)?;
@@ -164,18 +164,18 @@ impl Service {
         fs::read_to_string(&self.log).unwrap_or_default()
     }
 
-    /// The body of a page that is there.
+    /// Returns the body of an existing page.
     fn get(&self, path: &str) -> Result<String> {
         let url = format!("http://127.0.0.1:{}{path}", self.port);
         process::output_of(Command::new("curl").args(["-fsSg", "--max-time", "120", &url]))
     }
 
-    /// The answer of an API of Prometheus.
+    /// Returns the answer of Prometheus's API.
     fn api(&self, path: &str) -> Result<Value> {
         Ok(serde_json::from_str::<Value>(&self.get(&format!("/api/v1/{path}"))?)?["data"].take())
     }
 
-    /// The alert of that name that fires.
+    /// Returns the alert of that name if it fires.
     fn firing(&self, name: &str) -> Result<Option<Value>> {
         let data = self.api("alerts")?;
         let alerts = data["alerts"].as_array().context("no list of alerts")?;
@@ -183,9 +183,9 @@ impl Service {
         Ok(alerts.iter().find(found).cloned())
     }
 
-    /// How often Prometheus has seen the counter of refusals with that SQLSTATE.
+    /// Returns how often Prometheus has scraped the counter of refusals with that SQLSTATE.
     fn samples(&self, sqlstate: &str) -> Result<usize> {
-        // The range selector, with what a URL does not take as it is: {sqlstate="…"}[5m]
+        // The range selector {sqlstate="…"}[5m], encoded for a URL.
         let query = format!("fence_refused_total%7Bsqlstate=%22{sqlstate}%22%7D%5B5m%5D");
         let data = self.api(&format!("query?query={query}"))?;
         Ok(data["result"][0]["values"].as_array().map_or(0, Vec::len))
@@ -202,12 +202,12 @@ impl Drop for Service {
     }
 }
 
-/// The names of the series in what an exporter shows.
+/// Returns the names of the series in an exporter's page.
 fn series(metrics: &str) -> BTreeSet<&str> {
     metrics.lines().filter(|line| !line.starts_with('#')).filter_map(|l| words(l).next()).collect()
 }
 
-/// A server where everything is set up as the documentation says, and its exporter.
+/// Starts a server set up as the documentation says, and its exporter.
 fn monitored(lab: &Lab) -> Result<(Cluster, Service)> {
     setup::ensure(&[prometheus(), exporter(), Package::new("curl", "/usr/bin/curl")])?;
     let cluster = lab.builder().start()?;
@@ -221,7 +221,7 @@ fn monitored(lab: &Lab) -> Result<(Cluster, Service)> {
 fn every_series_is_exported_that_the_alerts_and_the_page_name(lab: &Lab) -> Result<()> {
     let (cluster, exporter) = monitored(lab)?;
     let mut admin = cluster.connect("postgres")?;
-    // One lease that its guard keeps from everybody after it has ended, and one whose acquire is not committed.
+    // One lease is blocked by its guard after its end, and another has an acquire that is not committed.
     let mut holder = cluster.connect("postgres")?;
     let token = holder.acquire("report", "1 h")?;
     holder.run(&format!("BEGIN; SELECT lease_guard('report', {token})"))?;
@@ -277,7 +277,7 @@ fn every_series_is_exported_that_the_alerts_and_the_page_name(lab: &Lab) -> Resu
     ensure!(value("fence_status_jumps", &[])? == jumps as f64, "{metrics}");
     ensure!(value("fence_status_versions_match", &[])? == 1.0, "{metrics}");
 
-    // A query that fails is told, and takes no other along.
+    // A query that fails is reported, and does not affect the others.
     admin.run("DROP MATERIALIZED VIEW monitoring.fence_audit")?;
     let metrics = exporter.get("/metrics")?;
     ensure!(metrics.contains("\npg_exporter_last_scrape_error 1\n"), "{metrics}");
@@ -295,7 +295,7 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
         "CREATE TABLE orders (id bigint PRIMARY KEY, status text); INSERT INTO orders VALUES (7, 'new');
          SELECT fence_protect('orders', lease => 'order:{id}'); SELECT fence_stats_reset()",
     )?;
-    // Growth is seen only beside an earlier value.
+    // An increase is visible only after an earlier value.
     wait_until("Prometheus looks", PATIENCE, || prometheus.samples("PF001").is_ok_and(|n| n >= 2))
         .with_context(told)?;
     ensure!(prometheus.firing("FenceWriteRefused")?.is_none(), "it fires before anything happens");
@@ -332,7 +332,7 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(lab: &Lab) -> Result<()
         let answer =
             prometheus.api(&format!("query?query={query}")).with_context(|| asked.clone())?;
         let is_empty = answer["result"].as_array().is_none_or(Vec::is_empty);
-        // Nobody holds up anybody here.
+        // No session blocks another one here.
         ensure!(!is_empty || asked.starts_with("fence_held_up"), "{asked}: {answer}");
     }
 

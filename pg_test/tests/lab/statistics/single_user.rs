@@ -1,4 +1,4 @@
-//! In single-user mode there is no dynamic shared memory: all works, and nothing is counted.
+//! In single-user mode there is no dynamic shared memory: everything works, and nothing is counted.
 
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
@@ -10,7 +10,7 @@ fn single_user_mode_counts_nothing(lab: &Lab) -> Result<()> {
         "CREATE EXTENSION pg_fence; CREATE TABLE t (id int PRIMARY KEY, fence bigint); INSERT INTO t VALUES (1);
          SELECT fence_protect('t', lease => 'job')",
     )?;
-    // The handle of a segment is there, that of the server's life before.
+    // The handle of a segment remains from the server's earlier run.
     session.acquire("before", "1 h")?;
     cluster.stop()?;
     let script = "SELECT lease_acquire('job', ttl => '1 h', session => true) AS a\n\

@@ -1,11 +1,11 @@
-//! Libraries in C that a server loads, compiled when they are needed.
+//! C libraries that a server loads, compiled on demand.
 
 use pg_test::{majors, process, Lab, Result};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Compiles a library for the servers of the lab, from its source.
+/// Compiles a library for the test servers from its source.
 pub fn build(lab: &Lab, name: &str, source: &str) -> Result<PathBuf> {
     let mut pg_config = Command::new(majors::chosen()?.pg_config);
     let include = process::output_of(pg_config.arg("--includedir-server"))?;

@@ -1,10 +1,10 @@
-//! Several sessions at once: in the queue one behind the other.
+//! Several sessions at once, and sessions in the queue.
 
 pub use pg_test::calls::nothing_is_left;
 use pg_test::{ensure, Background, Database, Result};
 use std::str::FromStr;
 
-/// How many rounds: as many as `PG_FENCE_RACE_ROUNDS` says, or else so `few` that they are no burden every day.
+/// Returns the number of rounds: `PG_FENCE_RACE_ROUNDS`, or else `few`, which is small enough for every test run.
 pub fn rounds<N: FromStr>(few: N) -> N {
     let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
     asked.and_then(|text| text.parse().ok()).unwrap_or(few)
@@ -13,7 +13,7 @@ pub fn rounds<N: FromStr>(few: N) -> N {
 /// A call that waits in the queue for `job`, for ten minutes at most.
 pub const WAIT: &str = "SELECT lease_acquire('job', ttl => '1 h', wait => '10 min')";
 
-/// A session that runs this statement and has begun to wait.
+/// Starts a session with this statement and waits until it is blocked.
 pub fn waiting(db: &Database, sql: &str) -> Result<Background> {
     let mut session = Background::connect(&db.conninfo())?;
     session.send(sql)?;
@@ -21,7 +21,7 @@ pub fn waiting(db: &Database, sql: &str) -> Result<Background> {
     Ok(session)
 }
 
-/// The token that a waiting session gets.
+/// Returns the token that a waiting session gets.
 pub fn token_of(session: &mut Background) -> Result<i64> {
     let rows = session.rows()?;
     let text = rows.last().and_then(|row| row[0].clone());

@@ -1,4 +1,4 @@
-//! Dumps of a database, and where they are restored.
+//! Dumps of a database, and their restoring.
 
 use pg_test::{Cluster, Lab, Result};
 
@@ -9,7 +9,7 @@ pub fn dump(lab: &Lab, cluster: &Cluster, dbname: &str) -> Result<String> {
     Ok(file)
 }
 
-/// Restores it; with `options`, for example `--no-owner`.
+/// Restores a dump. `options` are further options, for example `--no-owner`.
 pub fn restore(
     lab: &Lab,
     cluster: &Cluster,

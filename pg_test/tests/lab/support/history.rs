@@ -1,18 +1,18 @@
-//! A database with leases and fenced rows, and what must hold when it lives on as something else.
+//! A database with leases and fenced rows, and what must hold after it was restored, promoted or upgraded.
 
 use pg_test::{edition, ensure, Calls, Context, Fault, Result, Session};
 
-/// Clients' view of it.
+/// What clients know of the database.
 pub struct History {
     /// The token of the lease `order:7`, held for an hour as `worker`.
     pub token: i64,
     /// The token with which the row of `parcels` was written.
     pub written: i64,
-    /// The greatest token that anybody has seen.
+    /// The greatest token that any client has seen.
     pub seen: i64,
 }
 
-/// How often the sequence has jumped.
+/// Returns the number of epochs that the sequence has begun.
 pub fn jumps(session: &mut Session) -> Result<i64> {
     session.one("SELECT jumps FROM fence_status()", &[])
 }
@@ -22,7 +22,7 @@ fn says_to_renew(refusal: &Fault) -> bool {
 }
 
 impl History {
-    /// Installs the extension where it is missing, and gives the database a history.
+    /// Installs the extension if it is missing, and creates the leases and rows.
     pub fn begin(session: &mut Session) -> Result<History> {
         if !session.truth("SELECT to_regproc('fence_status') IS NOT NULL")? {
             session.run("CREATE EXTENSION pg_fence")?;
@@ -44,7 +44,7 @@ impl History {
         Ok(History { token, written, seen: written })
     }
 
-    /// Draws `count` more tokens, of which what comes after may know nothing.
+    /// Draws `count` further tokens, which the database's successor may not have.
     pub fn draw_more(&mut self, session: &mut Session, count: usize) -> Result<()> {
         for n in 0..count {
             self.see(
@@ -54,7 +54,7 @@ impl History {
         Ok(())
     }
 
-    /// The holder may give the lease back without renewing it first, but not write once more.
+    /// Checks that the holder may release the lease without renewing it first, and may not write under it.
     fn may_release(&self, session: &mut Session) -> Result<()> {
         let release = "SELECT lease_release('order:7', $1)";
         for last_write in [
@@ -76,7 +76,7 @@ impl History {
         }
         session.run("BEGIN")?;
         if edition::is_lite() {
-            // It has no such call.
+            // The lite edition has no such call.
             return session.run("ROLLBACK");
         }
         session.run(&format!("SELECT lease_release_all('{{order:7}}', {})", self.token))?;
@@ -85,13 +85,13 @@ impl History {
         session.run("ROLLBACK")
     }
 
-    /// A client has seen this token.
+    /// Records that a client has seen this token.
     pub fn see(&mut self, token: i64) {
         self.seen = self.seen.max(token);
     }
 
-    /// In the database's next life: no earlier token speaks, the lease stays taken, its holder may
-    /// renew, and every token is greater than all before. Returns the greatest.
+    /// Checks the database's successor: no earlier token is valid, the lease is still held, its holder may renew, and
+    /// every token is greater than all before. Returns the greatest.
     pub fn goes_on(&self, session: &mut Session) -> Result<i64> {
         let token = self.token;
         let check = "SELECT lease_check('order:7', $1)";

@@ -1,4 +1,4 @@
-//! A program as a process of its own, to be frozen, thawed and listened to; and the programs that pages show.
+//! A program as a separate process, to be frozen, thawed and read from, and the programs that pages show.
 
 use crate::project::pages::page;
 use nix::sys::signal::Signal;
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, Mutex};
 
-/// It is killed at the end at the latest, with what it has started.
+/// A program. It and its children are killed at the latest when this value is dropped.
 pub struct Program {
     child: Child,
     said: Arc<Mutex<String>>,
@@ -34,7 +34,7 @@ impl Program {
         Ok(Program { child, said })
     }
 
-    /// Everything that it has printed.
+    /// Returns all its output so far.
     pub fn said(&self) -> String {
         self.said.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
@@ -43,7 +43,7 @@ impl Program {
         self.child.try_wait().is_ok_and(|status| status.is_some())
     }
 
-    /// Freezes it and what it has started, as a machine that stands still.
+    /// Freezes it and its children, as if the machine stood still.
     pub fn freeze(&mut self) -> Result<()> {
         let pid = self.child.id() as i32;
         process::signal(-pid, Signal::SIGSTOP)?;
@@ -54,37 +54,37 @@ impl Program {
         process::resume(-(self.child.id() as i32))
     }
 
-    /// It ends by itself, and nothing failed.
+    /// Waits until it ends by itself, which must be successful.
     pub fn ends_well(&mut self) -> Result<()> {
         let (is_well, said) = self.ends()?;
         ensure!(is_well, "{said}");
         Ok(())
     }
 
-    /// It ends by itself with a failure; returns what it said.
+    /// Waits until it ends by itself with a failure. Returns its output.
     pub fn leaves_with_failure(&mut self) -> Result<String> {
         let (is_well, said) = self.ends()?;
         ensure!(!is_well, "no failure: {said}");
         Ok(said)
     }
 
-    /// It ends by itself; returns whether nothing failed, and what it said.
+    /// Waits until it ends by itself. Returns whether it was successful, and its output.
     pub fn ends(&mut self) -> Result<(bool, String)> {
         let ended = wait_until("the program leaves", PATIENCE, || self.has_ended());
         ended.with_context(|| self.said())?;
         let status = self.child.wait()?;
-        // Its last lines may still be on their way here.
+        // Its last lines may still be on their way.
         wait_until("its pipes are read", PATIENCE, || Arc::strong_count(&self.said) == 1)?;
         Ok((status.success(), self.said()))
     }
 }
 
-/// A program that a page shows: the page, the mark of its block, and words that are in no other block of that mark.
+/// A program on a page: the page, the language of its block, and words that only this block of that language has.
 #[derive(Clone, Copy)]
 pub struct Shown(pub &'static str, pub &'static str, pub &'static str);
 
 impl Shown {
-    /// As it stands there, but for those changes: what it should say, and what it says instead.
+    /// Returns its source with these changes: a text that it must contain, and the text that replaces it.
     pub fn source(self, changes: &[(&str, &str)]) -> Result<String> {
         let Shown(path, mark, words) = self;
         let is_it = |code: &str| code.contains(words);
@@ -98,7 +98,7 @@ impl Shown {
     }
 }
 
-/// A program that reads a file in the middle of its work, and goes on when the test says what is in it.
+/// A program that reads a file during its work, and continues when the test writes the file.
 pub struct Holder {
     pub program: Program,
     pipe: PathBuf,
@@ -112,11 +112,11 @@ impl Holder {
         Ok(Holder { program: Program::start(command(&pipe)?)?, pipe, work: None })
     }
 
-    /// Waits until it reads the file: it has all that it takes before.
+    /// Waits until it reads the file: it has then acquired all that it needs.
     pub fn is_at_work(&mut self) -> Result<()> {
         let Holder { program, pipe, work } = self;
         wait_until("the program is at its work", PATIENCE, || {
-            // Nobody can write to a pipe that nobody reads.
+            // A pipe cannot be opened for writing before it is opened for reading.
             let mut options = OpenOptions::new();
             *work = options.write(true).custom_flags(nix::libc::O_NONBLOCK).open(&*pipe).ok();
             work.is_some() || program.has_ended()
@@ -126,13 +126,13 @@ impl Holder {
         Ok(())
     }
 
-    /// Gives it the content, and the end.
+    /// Writes the content to the file and closes it.
     pub fn reads(&mut self, content: &str) -> Result<()> {
         Ok(self.work.take().context("it is not at work")?.write_all(content.as_bytes())?)
     }
 }
 
-/// A process and those that it has started.
+/// Returns true if a process and its children are stopped.
 fn are_stopped(pid: i32) -> bool {
     process::is_stopped(pid) && process::children_of(pid).into_iter().all(are_stopped)
 }
@@ -151,7 +151,7 @@ fn keep(pipe: Option<impl Read + Send + 'static>, said: &Arc<Mutex<String>>) -> 
 
 impl Drop for Program {
     fn drop(&mut self) {
-        // Once it was waited for, its number may be another's.
+        // Once the process was waited for, its pid may belong to another one.
         if !self.has_ended() {
             let _ = process::signal(-(self.child.id() as i32), Signal::SIGKILL);
             let _ = self.child.wait();

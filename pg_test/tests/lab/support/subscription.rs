@@ -4,13 +4,13 @@ use pg_test::client::literal;
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{Cluster, Result, Session};
 
-/// Waits until the query says true.
+/// Waits until the query returns true.
 pub fn becomes_true(session: &mut Session, query: &str) -> Result<()> {
     wait_until(query, PATIENCE, || session.one(query, &[]).unwrap_or(false))
 }
 
-/// Subscribes to the publication `p`, and waits until what is there is copied: only from then on is the apply worker the
-/// one that meets a change, counts its errors and skips it.
+/// Subscribes to the publication `p` and waits until the existing rows are copied: only from then on does the apply
+/// worker receive changes, count its errors and skip changes.
 pub fn subscribe(publisher: &Cluster, subscriber: &mut Session) -> Result<()> {
     let from = literal(&publisher.conninfo("postgres").to_string());
     subscriber.run(&format!("CREATE SUBSCRIPTION s CONNECTION {from} PUBLICATION p"))?;

@@ -1,9 +1,10 @@
-//! Another extension that writes while a transaction ends. What else makes a token durable: durability.script.
+//! Another extension that writes while a transaction ends. What else makes a token durable is tested in
+//! durability.script.
 
 use crate::support::c_module;
 use pg_test::{ensure, lab_test, Calls, Lab, Result};
 
-/// Another extension, which writes something when a transaction commits.
+/// An extension that writes something when a transaction commits.
 const WRITES_AT_COMMIT: &str = r#"
 #include "postgres.h"
 #include "access/xact.h"
@@ -38,19 +39,19 @@ fn a_release_loosens_no_write_of_another_extension_s(lab: &Lab) -> Result<()> {
     let cluster = lab.builder().set("autovacuum", "off").start()?;
     let mut witness = cluster.connect("postgres")?;
     witness.run("CREATE EXTENSION pg_fence")?;
-    // Nobody else writes the log.
+    // No other process writes the log.
     for title in ["walwriter", "background writer", "checkpointer"] {
         cluster.freeze(title)?;
     }
     let flushed = "SELECT pg_current_wal_flush_lsn()";
-    // Loaded before pg_fence or after it: so its work is done after pg_fence's, or before.
+    // The library is loaded before pg_fence or after it, so its callback runs after pg_fence's, or before.
     for first in [true, false] {
         let load = format!("LOAD '{}'", library.display());
         let mut session = cluster.connect("postgres")?;
         session.run(if first { &load } else { "" })?;
         let token = session.acquire("job", "1 h")?;
         session.run(if first { "" } else { &load })?;
-        // This commit waits, so all before is on disk.
+        // This commit waits, so all earlier changes are on disk.
         session.run("CREATE TABLE t (); DROP TABLE t")?;
         let before = witness.text(flushed)?;
         session.release("job", token)?;

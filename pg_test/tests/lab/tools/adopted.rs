@@ -1,6 +1,6 @@
-//! Locks that others grant, adopted here: etcd's, ZooKeeper's, Redis's, NATS's, MariaDB's, those in an object or an item of
-//! a cloud, a message of RabbitMQ, and a lease of another pg_fence. A real holder is
-//! frozen until its lock has passed on, and comes back. The programs are those of the pages in `docs/recipes/adopt`.
+//! Adopted locks of other systems: etcd, ZooKeeper, Redis, NATS, MariaDB, an object or an item in a cloud, a message of
+//! RabbitMQ, and a lease of another pg_fence. A real holder is frozen until its lock has been granted to another, and
+//! then resumes. The programs are those of the pages in `docs/recipes/adopt`.
 
 use crate::project::pages::page;
 use crate::support::program::{Holder, Shown};
@@ -30,7 +30,7 @@ const REDIS_LOCK: Shown = Shown("docs/recipes/adopt/redis.md", "python", "");
 const ZOOKEEPER: Shown = Shown("docs/recipes/adopt/zookeeper.md", "python", "");
 const SCHEDULER: Shown = Shown("docs/recipes/adopt/pg-fence.md", "sh", "");
 
-/// The databases with the rows, and how a program is started that takes the lock and writes to them.
+/// The databases with the rows, and how to start a program that takes the lock and writes to them.
 struct Scene<'a> {
     lab: &'a Lab,
     lease: &'static str,
@@ -38,7 +38,7 @@ struct Scene<'a> {
     command: Start<'a>,
 }
 
-/// A program for those databases, with that file as its work.
+/// Returns the program for these databases, with that file as its work.
 type Start<'a> = Box<dyn Fn(&[Conninfo], &Path) -> Result<Command> + 'a>;
 
 impl<'a> Scene<'a> {
@@ -65,18 +65,18 @@ impl<'a> Scene<'a> {
         self.databases.iter().map(Database::conninfo).collect()
     }
 
-    /// One that takes the lock, or waits for it.
+    /// Starts a program that takes the lock, or waits for it.
     fn holder(&self) -> Result<Holder> {
         Holder::start(self.lab, |work| (self.command)(&self.conninfos(), work))
     }
 
-    /// One that has the lock, and has adopted its number everywhere.
+    /// Starts a program and waits until it has the lock and has adopted its number in all databases.
     fn at_work(&self) -> Result<Holder> {
         let mut holder = self.holder()?;
         holder.is_at_work().map(|()| holder)
     }
 
-    /// One that gets the lock and does not get to that database.
+    /// Starts a program that gets the lock and cannot reach that database.
     fn kept_from(&self, number: usize) -> Result<(Holder, Cable)> {
         let mut databases = self.conninfos();
         let (port, _) = databases[number].place();
@@ -96,7 +96,7 @@ impl<'a> Scene<'a> {
         self.databases.iter().map(Database::connect).collect()
     }
 
-    /// The number that was adopted last, everywhere.
+    /// Returns the number that was adopted last, the same in all databases.
     fn number(&self) -> Result<i64> {
         let mut numbers = Vec::new();
         for mut session in self.sessions()? {
@@ -115,7 +115,7 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// A write of somebody who asks nobody, and only shows its number.
+    /// Checks that a write is refused whose client asks no lock service and only shows this number.
     fn refuses(&self, number: i64, sqlstate: &str) -> Result<()> {
         for mut session in self.sessions()? {
             let write = format!("UPDATE reports SET body = 'late', fence = {number}");
@@ -124,14 +124,14 @@ impl<'a> Scene<'a> {
         Ok(())
     }
 
-    /// One that is at work ends it, and nothing but its result is there.
+    /// Lets a program finish its work, and checks that only its result is stored.
     fn ends(&self, holder: &mut Holder, body: &str) -> Result<()> {
         holder.reads(body)?;
         holder.program.ends_well()?;
         self.shows(body)
     }
 
-    /// Its work comes too late.
+    /// Lets a program finish its work, which must come too late.
     fn comes_late(&self, holder: &mut Holder, words: &str) -> Result<()> {
         let said = holder.program.leaves_with_failure()?;
         ensure!(said.contains("PF001") && said.contains(words), "{said}");
@@ -139,7 +139,8 @@ impl<'a> Scene<'a> {
     }
 }
 
-/// Frozen in the middle of its work until its lock has passed on, it comes back while the next holder is at work.
+/// The holder is frozen in the middle of its work until its lock has been granted to another, and resumes while the
+/// next holder is at work.
 fn a_frozen_holder_writes_nothing(scene: &Scene) -> Result<()> {
     let mut old = scene.at_work()?;
     let stale = scene.number()?;
@@ -156,7 +157,7 @@ fn a_frozen_holder_writes_nothing(scene: &Scene) -> Result<()> {
     scene.refuses(stale, "PF001")
 }
 
-/// Frozen after it was granted the lock and before it has adopted its number in all places.
+/// The holder is frozen after it was granted the lock and before it has adopted its number everywhere.
 fn a_holder_frozen_before_it_adopts_writes_nothing(scene: &Scene) -> Result<()> {
     let (mut old, cable) = scene.kept_from(scene.databases.len() - 1)?;
     old.program.freeze()?;
@@ -167,7 +168,7 @@ fn a_holder_frozen_before_it_adopts_writes_nothing(scene: &Scene) -> Result<()> 
     scene.ends(&mut new, "by the next")
 }
 
-/// Until the next holder has adopted its number nothing is known of it here.
+/// Until the next holder has adopted its number, the database does not know of it.
 fn until_the_next_holder_adopts_the_older_one_writes(scene: &Scene) -> Result<()> {
     let (mut old, to_adopt) = scene.kept_from(0)?;
     old.program.freeze()?;
@@ -182,7 +183,7 @@ fn until_the_next_holder_adopts_the_older_one_writes(scene: &Scene) -> Result<()
     scene.ends(&mut new, "by the next")
 }
 
-/// Frozen in the middle of a transaction that has written: the next one waits until that has ended.
+/// The holder is frozen in a transaction that has written: the next holder waits until that transaction has ended.
 fn the_next_holder_waits_for_a_frozen_transaction(scene: &Scene) -> Result<()> {
     let [mut row, mut watcher] = [scene.databases[0].connect()?, scene.databases[0].connect()?];
     row.run("BEGIN; SELECT FROM reports FOR UPDATE")?;
@@ -204,7 +205,7 @@ fn the_next_holder_waits_for_a_frozen_transaction(scene: &Scene) -> Result<()> {
     scene.ends(&mut new, "by the next")
 }
 
-/// The pid of the session whose latest statement is like that, once it is in that state.
+/// Waits for a session in that state whose latest statement matches, and returns its pid.
 fn seen(watcher: &mut Session, state: &str, like: &str, but: i32) -> Result<i32> {
     let backend = "SELECT min(pid) FROM pg_stat_activity WHERE datname = current_database()
                       AND state = $1 AND query LIKE $2 AND pid NOT IN (pg_backend_pid(), $3)";
@@ -223,7 +224,7 @@ const STORIES: [fn(&Scene) -> Result<()>; 4] = [
     the_next_holder_waits_for_a_frozen_transaction,
 ];
 
-/// With the private psql.
+/// Returns a shell command that uses the private psql.
 fn in_shell(lab: &Lab, program: &str) -> Command {
     let mut command = lab.rundir().command(program);
     let path = std::env::var("PATH").unwrap_or_default();
@@ -231,7 +232,7 @@ fn in_shell(lab: &Lab, program: &str) -> Command {
     command
 }
 
-/// The scheduler's lease is in one database, its rows in two others. A lease ends after a second.
+/// The scheduler's lease is in one database, its rows are in two others. A lease ends after a second.
 fn schedulers<'a>(lab: &'a Lab, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
     let (leases, program) = (lab.database()?, SCHEDULER.source(changes)?);
     Scene::set(lab, "scheduler", 2, move |shards, work| {
@@ -253,7 +254,7 @@ cases![
     the_next_scheduler_waits_for_a_frozen_transaction => of_schedulers(the_next_holder_waits_for_a_frozen_transaction),
 ];
 
-/// The purpose of all this.
+/// This is what adopting prevents.
 #[lab_test]
 fn a_frozen_scheduler_that_adopts_nothing_writes_over_its_successor(lab: &Lab) -> Result<()> {
     let adopts = r#"$(sql --dbname "$shard" --command "SELECT lease_adopt('scheduler', $number, wait => '1 min')")"#;
@@ -285,7 +286,7 @@ fn a_frozen_holder_of_etcd_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     STORIES.iter().try_for_each(|story| story(&Scene::set(lab, "report-writer", 1, command)?))
 }
 
-/// A program in Python that is told the database, the service, and its work.
+/// Returns a program in Python that gets the database, the service, and its work as arguments.
 fn in_python(
     lab: &Lab,
     runtime: Runtime,
@@ -320,7 +321,7 @@ fn a_frozen_holder_of_zookeeper_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     STORIES.iter().try_for_each(|story| story(&scene()?))
 }
 
-/// A program in a file beside the pages.
+/// Reads a program in a file beside the pages.
 fn program(name: &str) -> Result<String> {
     page(&format!("docs/recipes/adopt/{name}"))
 }
@@ -341,7 +342,7 @@ fn a_frozen_holder_of_mariadb_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     STORIES.iter().try_for_each(|story| story(&scene()?))
 }
 
-/// Each story has a message of its own, in a queue that counts its deliveries. A consumer is cut off after it has been
+/// Each test has its own message, in a queue that counts deliveries. A consumer is disconnected after it has been
 /// silent for two heartbeats.
 #[lab_test(slow)]
 fn a_frozen_consumer_of_a_message_in_rabbitmq_writes_nothing(lab: &Lab) -> Result<()> {
@@ -366,7 +367,7 @@ channel.confirm_delivery()
 channel.basic_publish("", "reports", b"", pika.BasicProperties(message_id="7", delivery_mode=2), mandatory=True)
 "#;
 
-/// Of services of a cloud, for which moto stands.
+/// Tests a program for a cloud service, which moto emulates.
 fn of_a_cloud(lab: &Lab, name: &str) -> Result<()> {
     let moto = service::moto(lab.rundir(), &orm::fetch(BOTO)?)?;
     let place = format!("http://127.0.0.1:{}", moto.port());
@@ -375,14 +376,14 @@ fn of_a_cloud(lab: &Lab, name: &str) -> Result<()> {
     STORIES.iter().try_for_each(|story| story(&scene()?))
 }
 
-/// What boto3 wants to know, and moto does not ask.
+/// Credentials that boto3 requires and moto ignores.
 const CREDENTIALS: [(&str, &str); 3] = [
     ("AWS_ACCESS_KEY_ID", "a"),
     ("AWS_SECRET_ACCESS_KEY", "b"),
     ("AWS_DEFAULT_REGION", "us-east-1"),
 ];
 
-/// Makes the bucket and the table.
+/// Creates the bucket and the table.
 const LOCKS: &str = r#"
 import boto3, sys
 boto3.client("s3", endpoint_url=sys.argv[1]).create_bucket(Bucket="locks")
@@ -409,7 +410,7 @@ fn redis_cli(redis: &Service, command: &str) -> Result<()> {
     Ok(())
 }
 
-/// As after a failover to a replica that has missed the later grants.
+/// Sets the counter as after a failover to a replica that has missed the later grants.
 fn counts(redis: &Service, number: u32) -> Result<()> {
     redis_cli(redis, "FLUSHALL")?;
     redis_cli(redis, &format!("SET {{report-writer}}:number {number}"))
@@ -421,7 +422,7 @@ fn a_frozen_holder_of_redis_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     STORIES.iter().try_for_each(|story| story(&redis_lock(lab, &redis, &[])?))
 }
 
-/// As after a failover to a replica that knew of none of them.
+/// As after a failover to a replica that had none of the grants.
 #[lab_test(slow)]
 fn numbers_of_a_redis_that_has_lost_its_counter_are_refused(lab: &Lab) -> Result<()> {
     let redis = service::redis(lab.rundir(), false)?;
@@ -431,11 +432,11 @@ fn numbers_of_a_redis_that_has_lost_its_counter_are_refused(lab: &Lab) -> Result
     redis_cli(&redis, "FLUSHALL")?;
     let said = scene.holder()?.program.leaves_with_failure()?;
     ensure!(said.contains("PF001") && said.contains("has had 41"), "{said}");
-    // The counter is set to what the name has had: nothing that is stale becomes valid.
+    // The counter is set to the greatest number of the name: no stale number becomes valid.
     redis_cli(&redis, "SET {report-writer}:number 41")?;
     scene.ends(&mut scene.at_work()?, "the forty-second")?;
     scene.refuses(41, "PF001")?;
-    // Or the name is forgotten here: it begins with any number.
+    // Alternatively the name is deleted here: it then begins with any number.
     redis_cli(&redis, "FLUSHALL")?;
     scene.databases[0]
         .connect()?
@@ -445,7 +446,7 @@ fn numbers_of_a_redis_that_has_lost_its_counter_are_refused(lab: &Lab) -> Result
     Ok(())
 }
 
-/// Redis has forgotten it before it came here: it is the present holder that is refused, and not both that write.
+/// Redis lost the grant before its number was adopted here. The present holder is refused, so that not both write.
 #[lab_test(slow)]
 fn a_lost_grant_with_a_greater_number_ends_the_present_one(lab: &Lab) -> Result<()> {
     let redis = service::redis(lab.rundir(), false)?;
@@ -465,14 +466,14 @@ fn a_lost_grant_with_a_greater_number_ends_the_present_one(lab: &Lab) -> Result<
     scene.ends(&mut lost, "by the lost one")
 }
 
-/// Without their names nobody sees that there are two.
+/// Without the holders' names the database could not see that there are two.
 #[lab_test(slow)]
 fn a_number_that_redis_grants_twice_is_used_by_one_holder_who_is_named(lab: &Lab) -> Result<()> {
     let release = r#"connection.execute("SELECT lease_release(%s, %s)", [LEASE, number])"#;
     for changes in [&[][..], &[("\"me\": me", "\"me\": None"), (release, "pass")]] {
         let redis = service::redis(lab.rundir(), false)?;
         let scene = redis_lock(lab, &redis, changes)?;
-        // The replica has missed the last grant alone: the next holder gets the same number.
+        // The replica has missed only the last grant: the next holder gets the same number.
         counts(&redis, 40)?;
         let mut first = scene.at_work()?;
         counts(&redis, 40)?;

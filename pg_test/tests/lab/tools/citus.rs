@@ -1,5 +1,5 @@
-//! Citus, which spreads tables over nodes: leases on the coordinator, leases on the node of the row, and what becomes of
-//! both when shards move, when nodes fail, and while a transaction over several nodes is half committed.
+//! Citus, which distributes tables over nodes: leases on the coordinator, leases on the row's node, and both when
+//! shards move, when nodes fail, and while a transaction over several nodes is half committed.
 
 use nix::sys::signal::Signal;
 use pg_test::citus::Citus;
@@ -7,10 +7,10 @@ use pg_test::client::literal;
 use pg_test::process::{self, wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Context, Lab, Result, Session};
 
-/// How a write is refused whose token does not speak on the node, as the numbers there fall.
+/// The SQLSTATEs of a write whose token is not valid on the node. Which one depends on the numbers there.
 const REFUSED: [&str; 3] = ["PF001", "PF003", "PF004"];
 
-/// Documents with a key on each worker, and the calls on leases sent to the node of the name.
+/// Creates documents with a key on each worker. Calls on leases are sent to the node of the name.
 fn documents(lab: &Lab, workers: usize) -> Result<(Citus, Session)> {
     let citus = Citus::start(lab.prefix(), workers)?;
     let mut session = citus.connect()?;
@@ -22,12 +22,12 @@ fn documents(lab: &Lab, workers: usize) -> Result<(Citus, Session)> {
     Ok((citus, session))
 }
 
-/// The statement's answer on that worker.
+/// Returns the statement's answer on that worker.
 fn on(citus: &Citus, worker: usize, sql: &str) -> Result<Option<String>> {
     citus.worker(worker).connect("postgres")?.text(sql)
 }
 
-/// Has every worker know the lease of the coordinator by this number.
+/// Adopts the coordinator's lease by this number on every worker.
 fn adopt_everywhere(session: &mut Session, name: &str, token: i64) -> Result<()> {
     let call = literal(&format!("SELECT lease_adopt({}, {token}, wait => '1 min')", literal(name)));
     let sql = format!(
@@ -69,7 +69,7 @@ fn a_fence_asks_for_the_setting_and_reaches_every_shard_and_the_audit_looks_ther
     let triggers = "SELECT string_agg(DISTINCT success || ' ' || result, ', ')
                       FROM run_command_on_placements('docs', $$SELECT count(*) FROM pg_trigger
                            WHERE tgrelid = '%s'::regclass AND tgfoid = 'fenced'::regproc$$)";
-    // That on TRUNCATE is on the table as every node has it: Citus puts none on shards.
+    // The TRUNCATE trigger is on the table itself on every node: Citus puts none on shards.
     ensure!(session.text(triggers)?.as_deref() == Some("true 1"), "{:?}", session.text(triggers)?);
     for place in [citus.coordinator(), citus.worker(0), citus.worker(1)] {
         place.connect("postgres")?.refused("TRUNCATE docs", "PF005")?;
@@ -82,7 +82,7 @@ fn a_fence_asks_for_the_setting_and_reaches_every_shard_and_the_audit_looks_ther
     ensure!(told.is_empty(), "all is well, but: {told:?}");
     let told = findings(&mut session, "NULL")?;
     ensure!(told.is_empty(), "all is well, but: {told:?}");
-    // Somebody who is on the node itself takes the fence off one shard.
+    // A role on the node itself drops the fence of one shard.
     let home = citus.home_of("docs", "a")?;
     let mut there = citus.worker(home).connect("postgres")?;
     let shard = session.text(
@@ -100,7 +100,7 @@ fn a_fence_asks_for_the_setting_and_reaches_every_shard_and_the_audit_looks_ther
     }
     there.run(&format!("ALTER TABLE {shard} ENABLE TRIGGER ALL"))?;
     ensure!(findings(&mut session, "'docs'")?.is_empty());
-    // The node says that it cannot look at the others.
+    // The node reports that it cannot audit the others.
     there.notices();
     there.run("SELECT fence_audit('docs')")?;
     let notices = there.notices();
@@ -109,7 +109,7 @@ fn a_fence_asks_for_the_setting_and_reaches_every_shard_and_the_audit_looks_ther
         "{notices:?}"
     );
     drop(there);
-    // And the coordinator, that a node does not answer.
+    // The coordinator reports that a node does not answer.
     citus.worker(home).kill9()?;
     let told = format!("{:?}", findings(&mut citus.connect()?, "'docs'")?);
     ensure!(told.contains("on 2 of 4 shards: not looked at"), "{told}");
@@ -159,7 +159,7 @@ fn a_lease_on_the_node_of_its_row_fences_the_row(lab: &Lab) -> Result<()> {
         session.refused(&format!("SELECT lease_guard('{key}', {token})"), "PF004")?;
         session.run("ROLLBACK")?;
         ensure!(admin.renew(&key, next)?.is_some_and(|renewed| renewed > next));
-        // A last write and the release, in two statements: Citus takes no call in a SET.
+        // A last write and the release, in two statements: Citus accepts no function call in a SET.
         admin.run("BEGIN")?;
         let closing = admin.release(&key, next)?.context("the lease was lost")?;
         admin
@@ -171,7 +171,7 @@ fn a_lease_on_the_node_of_its_row_fences_the_row(lab: &Lab) -> Result<()> {
     let here = session.text("SELECT count(*) FROM fence.leases")?;
     ensure!(here.as_deref() == Some("0"), "the coordinator has {here:?} leases");
 
-    // A call that is not sent to the node is granted by the coordinator, and means nothing there.
+    // A call that is not sent to the node is granted by the coordinator, and has no effect on the node.
     let key = citus.key_on("docs", 0)?;
     let mine: i64 = session.one("SELECT coalesce(lease_acquire($1), 0)", &[&key])?;
     ensure!(mine > 0);
@@ -190,7 +190,7 @@ fn a_shard_that_moves_leaves_its_leases_behind_and_no_stale_write_lands(lab: &La
     session.run("CREATE TABLE notes (id text PRIMARY KEY, body text)")?;
     session.run("SELECT create_distributed_table('notes', 'id', colocate_with => 'docs')")?;
     session.run("SELECT fence_protect('notes')")?;
-    // A long life on the first node; the second is younger, and its sequence is set behind.
+    // The first node has drawn many tokens; the sequence of the younger second one is behind.
     on(&citus, 0, "SELECT fence_new_epoch()")?;
     let key = citus.key_on("docs", 0)?;
     let old = session.acquire(&key, "1 h")?;
@@ -206,7 +206,7 @@ fn a_shard_that_moves_leaves_its_leases_behind_and_no_stale_write_lands(lab: &La
     let behind = on(&citus, new, &format!("SELECT last_token < {old} FROM fence_status()"))?;
     ensure!(behind.as_deref() == Some("t"), "the new node's sequence should be behind {old}");
 
-    // A guard that is open on the old node when the shard goes.
+    // A guard is open on the old node when the shard moves.
     let mut frozen = citus.connect()?;
     frozen.run("BEGIN")?;
     frozen.run(&format!("SELECT lease_guard('{key}', {old})"))?;
@@ -222,7 +222,7 @@ fn a_shard_that_moves_leaves_its_leases_behind_and_no_stale_write_lands(lab: &La
     ensure!(unspoken.is_ok_and(|rows| rows == [[None]]), "a renewal found the lease");
     session.refused(&format!("DELETE FROM docs WHERE id = '{key}'"), "PF002")?;
 
-    // The new node grants it, under a smaller number, and the row keeps the greater one.
+    // The new node grants it with a smaller number, and the row keeps the greater one.
     let granted = session.acquire(&key, "1 h")?;
     ensure!(granted < old, "{granted}, {old}");
     session.run(&format!("UPDATE docs SET body = 'new', fence = {granted} WHERE id = '{key}'"))?;
@@ -233,7 +233,7 @@ fn a_shard_that_moves_leaves_its_leases_behind_and_no_stale_write_lands(lab: &La
     let fault = session.try_rows(&late).err().context("a stale write landed")?;
     ensure!(REFUSED.contains(&&*fault.sqlstate), "{fault}");
 
-    // Unbound rows cannot be written there, and the audit tells of them.
+    // Unbound rows cannot be written there, which the audit reports.
     session
         .refused(&format!("UPDATE notes SET fence = {} WHERE id = '{key}'", old + 1), "PF003")?;
     let ahead = |session: &mut Session| {
@@ -251,7 +251,7 @@ fn a_shard_that_moves_leaves_its_leases_behind_and_no_stale_write_lands(lab: &La
         session.run(&format!("UPDATE notes SET fence = {renewed} WHERE id = '{key}'"))?;
     }
 
-    // All the rest goes to where there is room.
+    // The other shards move to where there is room.
     session.run("SELECT rebalance_table_shards('docs', shard_transfer_mode => 'block_writes')")?;
     let told = session.rows("SELECT finding FROM fence_audit('docs') WHERE severity = 'hole'")?;
     ensure!(told.is_empty(), "{told:?}");
@@ -280,7 +280,7 @@ fn a_transaction_over_two_nodes_keeps_both_leases_until_it_has_ended(lab: &Lab) 
     );
     ensure!(session.text(&bodies)?.as_deref() == Some("both"));
 
-    // The second node freezes before it has prepared. The first has, and the coordinator dies.
+    // The second node freezes before it has prepared. The first has prepared, and the coordinator dies.
     transaction(&mut both, "half")?;
     for key in &keys {
         ensure!(session.token(&format!("SELECT lease_revoke('{key}')"))?.is_some());
@@ -297,7 +297,7 @@ fn a_transaction_over_two_nodes_keeps_both_leases_until_it_has_ended(lab: &Lab) 
     })?;
     citus.coordinator().kill9()?;
     process::signal(backend, Signal::SIGCONT)?;
-    // A write under way to the second node may have arrived there, or be lost with the connection.
+    // A write on its way to the second node may have arrived there, or be lost with the connection.
     wait_until("the second node's backend is gone", PATIENCE, || !process::is_alive(backend))?;
     for (worker, key) in keys.iter().enumerate() {
         let mut there = citus.worker(worker).connect("postgres")?;
@@ -362,7 +362,7 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> 
         a.run(&format!("SELECT fence_protect('{table}', lease => 'the books')"))?;
     }
     let write = |token: i64, by: &str| -> Vec<String> {
-        // All rows, on all nodes; every copy of a reference table; a table of the coordinator alone.
+        // All rows on all nodes, every copy of a reference table, and a table that only the coordinator has.
         ["orders SET total", "rates SET rate", "jobs SET state"]
             .map(|set| format!("UPDATE {set} = {by}, fence = {token}"))
             .into()
@@ -373,13 +373,14 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> 
     for sql in write(old, "1") {
         a.run(&sql)?;
     }
-    // By the setting, for programs that know of no column: it goes along where Citus is told so.
+    // The token is presented by the setting, for programs that know no fence column. Citus passes the setting on if it
+    // is told to.
     a.run("BEGIN; SET LOCAL citus.propagate_set_commands = 'local'")?;
     a.run(&format!("SET LOCAL pg_fence.token = {old}"))?;
     a.run("UPDATE orders SET total = 2 WHERE id = 7")?;
     a.run("COMMIT")?;
 
-    // A freezes in a transaction that has written, and is taken over when that has ended.
+    // A freezes in a transaction that has written, and B takes over once that has ended.
     a.run("BEGIN")?;
     a.run(&format!("SELECT lease_guard('the books', {old})"))?;
     a.run(&format!("UPDATE orders SET total = 3, fence = {old} WHERE id = 7"))?;
@@ -397,7 +398,7 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> 
         b.run(&sql)?;
     }
 
-    // Selected from a row, a call runs on the row's node: there it is adopted, and guarded, in the transaction.
+    // A call that is selected from a row runs on the row's node: it is adopted and guarded there, in the transaction.
     b.run("SELECT fence_protect('orders', lease => 'order:{id}')")?;
     let one = b.acquire("order:7", "1 h")?;
     b.refused(&format!("UPDATE orders SET total = 8, fence = {one} WHERE id = 7"), "PF004")?;
@@ -421,7 +422,7 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> 
     b.refused(&format!("UPDATE orders SET total = 9, fence = {two} WHERE id = 8"), "PF004")?;
     b.run("SELECT fence_protect('orders', lease => 'the books')")?;
 
-    // Another node: what its holder adopts there before shards come is known when they do.
+    // What a holder adopts on a new node before it has shards is known when they arrive.
     let added = citus.add_worker()?;
     adopt_everywhere(&mut b, "the books", new)?;
     b.run("SELECT rebalance_table_shards('orders', shard_transfer_mode => 'block_writes')")?;

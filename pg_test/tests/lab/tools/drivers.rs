@@ -1,5 +1,5 @@
-//! Seven of the drivers of `docs/tutorial/drivers.md`: what they make of a try that loses, of a write that is refused, and of a
-//! COMMIT after a failure that nobody has looked at. The programs are in `pg_test/drivers`.
+//! Seven of the drivers of `docs/tutorial/drivers.md`: how they report a failed attempt, a refused write, and a COMMIT
+//! after an error that the program ignored. The programs are in `pg_test/drivers`.
 
 use pg_test::orm::{self, Runtime};
 use pg_test::process::output_of;
@@ -15,7 +15,7 @@ fn file(name: &str) -> PathBuf {
     source_root().join("pg_test/drivers").join(name)
 }
 
-/// A server on which somebody else has the lease of the only order, and a note that anybody may write.
+/// Starts a server on which another client holds the lease of the only order, with a note that anyone may write.
 fn server(lab: &Lab) -> Result<Cluster> {
     let cluster = lab.builder().start()?;
     let mut session = cluster.connect("postgres")?;
@@ -29,7 +29,7 @@ fn server(lab: &Lab) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// It says those lines, and has written nothing, whatever its COMMIT said.
+/// Checks that the program prints these lines, and has written nothing, whatever its COMMIT reported.
 fn says(cluster: &Cluster, mut command: Command, lines: &[&str]) -> Result<()> {
     let port = cluster.port();
     command

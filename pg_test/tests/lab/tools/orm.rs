@@ -1,6 +1,6 @@
-//! Libraries that map tables to objects, on managed tables: the rightful holder saves as often as it likes,
-//! and a client that has merely read, or lost its lease, is refused, refreshed or not. The programs in `pg_test/orm` say
-//! what must come of each step.
+//! Object-relational mappers on managed tables: the rightful holder saves any number of times, and a client that has
+//! only read, or has lost its lease, is refused, whether it refreshes or not. The programs in `pg_test/orm` say what
+//! each step must return.
 
 use crate::support::program::Shown;
 use pg_test::orm::{self, Runtime, PYTHON};
@@ -16,7 +16,7 @@ const ALEMBIC: Runtime =
 
 const SCHEMA_SYNC: Runtime = Runtime::Node(&["typeorm@1.1.1", "sequelize@6.37.8", "pg@8"]);
 
-/// Those that save all columns, or the fence with what they change.
+/// The mappers that save all columns, or the fence with what they change.
 const OF_WORK_IN_PYTHON: Runtime = Runtime::Python(&[
     "django==5.2.19",
     "sqlalchemy==2.1.9",
@@ -41,7 +41,7 @@ const OF_WORK_IN_NODE: Runtime = Runtime::Node(&[
     "pg@8.23.1",
 ]);
 
-/// Jobs, whose key the database makes and which no lease guards; and orders, each with a lease of its own.
+/// Jobs, whose key the database generates and which are not bound to leases, and orders, each with its own lease.
 const TABLES: &str = "
     CREATE TABLE orders (id int PRIMARY KEY, v int NOT NULL, version int NOT NULL DEFAULT 1);
     INSERT INTO orders VALUES (1, 0);
@@ -56,7 +56,7 @@ fn runs(lab: &Lab, runtime: Runtime, program: &str) -> Result<()> {
     orm::run(runtime, program, &db.conninfo()).map(drop)
 }
 
-/// With the table of work of the page.
+/// Creates a database with the page's table of work.
 fn table_of_work(lab: &Lab) -> Result<Database> {
     let db = lab.database()?;
     let shown = Shown("docs/recipes/work-table.md", "sql", "CREATE TABLE").source(&[])?;
@@ -79,7 +79,7 @@ cases![
     typeorm_and_sequelize_drop_what_they_do_not_know => runs(SCHEMA_SYNC, "schema_sync.js"),
 ];
 
-/// Those of Debian: Rails 6.1 and Doctrine 2.14.
+/// Debian's versions: Rails 6.1 and Doctrine 2.14.
 #[lab_test(slow)]
 fn rails_and_doctrine_show_the_token_of_a_run(lab: &Lab) -> Result<()> {
     setup::ensure(&[
@@ -101,8 +101,8 @@ fn rails_and_doctrine_show_the_token_of_a_run(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Hibernate 3.6, which is Debian's: a version column beside the fence, by a model that knows nothing of the fence
-/// and by one that maps it, and writes back what it has read.
+/// Debian's Hibernate 3.6, with a version column beside the fence: in a model without the fence, and in one that maps
+/// it and writes back the value that it has read.
 #[lab_test(slow)]
 fn hibernate_saves_only_under_a_lease_and_keeps_its_version(lab: &Lab) -> Result<()> {
     let db = lab.database()?;

@@ -1,4 +1,4 @@
-//! Pgpool-II, of Debian's package: statements that read are sent to a standby.
+//! Pgpool-II, from Debian's package: statements that read are sent to a standby.
 
 use pg_test::cluster::{free_port, Builder};
 use pg_test::process::{self, wait_until, PATIENCE};
@@ -7,14 +7,14 @@ use pg_test::{ensure, lab_test, Calls, Cluster, Conninfo, Lab, Result, Session};
 use std::fs::{self, File};
 use std::process::{Child, Stdio};
 
-/// A running Pgpool; it is killed when dropped.
+/// A running Pgpool, killed when dropped.
 struct Pgpool {
     process: Child,
     port: u16,
 }
 
 impl Pgpool {
-    /// In front of both, with all that reads for the standby.
+    /// Starts a Pgpool in front of both servers that sends all reading statements to the standby.
     fn start(primary: &Cluster, standby: &Cluster) -> Result<Pgpool> {
         let package = Package::new("pgpool2", "/usr/sbin/pgpool").without_service("pgpool2");
         setup::ensure(&[package])?;
@@ -89,7 +89,7 @@ fn functions_go_to_the_primary_and_the_view_to_a_standby(lab: &Lab) -> Result<()
     standby.wait_replayed(&primary)?;
     let pgpool = Pgpool::start(&primary, &standby)?;
     let mut client = pgpool.connect()?;
-    // From here on the standby shows what was.
+    // From here on the standby shows an earlier state.
     standby.connect("postgres")?.run("SELECT pg_wal_replay_pause()")?;
 
     let mine = client.acquire("through pgpool", "1 h")?;
@@ -103,10 +103,10 @@ fn functions_go_to_the_primary_and_the_view_to_a_standby(lab: &Lab) -> Result<()
         state(&format!("SELECT lease_check('through pgpool', {mine})"))?.as_deref() == Some("t")
     );
     ensure!(state("SELECT in_recovery FROM fence_status()")?.as_deref() == Some("f"));
-    // The view is a relation like any other to Pgpool, and is read where readers are sent.
+    // For Pgpool the view is an ordinary relation, so it is read on the standby.
     let view = state("SELECT state FROM fence.leases WHERE name = 'through pgpool'")?;
     ensure!(view.is_none(), "the view: {view:?}");
-    // Unless it says so: by a comment, or in a transaction that has written.
+    // Unless the client asks for the primary: by a comment, or in a transaction that has written.
     let told =
         state("/*NO LOAD BALANCE*/ SELECT state FROM fence.leases WHERE name = 'through pgpool'")?;
     ensure!(told.as_deref() == Some("held"), "told where: {told:?}");

@@ -1,4 +1,4 @@
-//! Behind PgBouncer in transaction mode: clients at work and killed. The rest is in pooler.script.
+//! PgBouncer in transaction mode: active clients, and clients that are killed. The rest is in pooler.script.
 
 use crate::support::concurrency::nothing_is_left;
 use pg_test::pooler::Pooler;
@@ -38,7 +38,7 @@ fn many_clients_on_few_connections_exclude_each_other(lab: &Lab) -> Result<()> {
 fn one_turn(session: &mut Session) -> Result<()> {
     let started = Instant::now();
     let token = loop {
-        // A short wait: it holds one of the few connections, which the holder needs in order to release.
+        // The wait is short: it occupies one of the few connections, which the holder needs to release the lease.
         let call = "SELECT lease_acquire('job', ttl => '5 min', wait => '200 ms')";
         if let Some(token) = session.token(call)? {
             break token;
@@ -68,7 +68,7 @@ fn a_client_that_goes_away_leaves_neither_guard_nor_place_in_the_queue(lab: &Lab
     wait_until("it waits", PATIENCE, || direct.granted(waits).unwrap_or(0) == 1)?;
     direct.release("job", token)?.expect("held");
     direct.nothing("SELECT lease_acquire('job')")?;
-    // Both die; the pooler closes what they were on.
+    // Both clients die; the pooler closes their connections.
     waiter.kill()?;
     wait_until("the waiter is gone", PATIENCE, || direct.granted(waits).unwrap_or(1) == 0)?;
     guard.kill()?;

@@ -1,4 +1,4 @@
-//! Programs that pages show whole, run as they stand there.
+//! Complete programs from the pages, run unchanged.
 
 use crate::support::program::{Holder, Program, Shown};
 use pg_test::orm::{self, Runtime, PYTHON};
@@ -10,7 +10,7 @@ use std::process::Command;
 
 const NODE: Runtime = Runtime::Node(&["pg@8", "typescript@5", "@types/node@20", "@types/pg@8"]);
 
-/// Keeps a lease of a second for three, then is told that it was revoked.
+/// Keeps a lease with a ttl of a second for three seconds, and must then learn that it was revoked.
 const KEEPS: &str = r#"
 import sys, threading, types
 
@@ -28,7 +28,7 @@ with psycopg.connect(sys.argv[1], autocommit=True) as conn:
     done.set()
 "#;
 
-/// Processes runs until none is left; a run of `b` fails.
+/// Processes runs until none is left. A run of `b` fails.
 const WORKS_IN_PYTHON: &str = r#"
 import os
 
@@ -47,7 +47,7 @@ threading.Thread(target=stop_when_all_is_done).start()
 work(sys.argv[1], process)
 "#;
 
-/// Told to end in the middle of its work.
+/// Is told to end in the middle of its work.
 const IS_TOLD_TO_END: &str = r#"
 import os
 
@@ -68,7 +68,7 @@ def end_heartbeat(connection):
         time.sleep(0.1)
 "#;
 
-/// The session of its heartbeat is ended, and it goes on until it has been renewed again. Then it is to end.
+/// The session of its heartbeat is terminated, and it continues until the lease has been renewed again. Then it ends.
 const LOSES_ITS_HEARTBEAT_S_SESSION: &str = r#"
 def process(given):
     with psycopg.connect(sys.argv[1], autocommit=True) as other:
@@ -84,7 +84,7 @@ def process(given):
     time.sleep(3600)
 "#;
 
-/// No heartbeat gets an answer after it, by an error or by none, and the work takes its time.
+/// No later heartbeat gets an answer, because of an error or for no reason, and the work takes its time.
 const HEARS_NOTHING: [&str; 2] = [
     r#"
 def process(given):
@@ -102,7 +102,7 @@ def process(given):
 "#,
 ];
 
-/// It reads a file in the middle of its work, and then has done it.
+/// Reads a file in the middle of its work, and then has done it.
 const WAITS_FOR_A_FILE: &str = r#"
 import os
 
@@ -141,7 +141,7 @@ await work(url, async (given) => {
 
 const TABLE_OF_WORK: &str = "docs/recipes/work-table.md";
 
-/// So that a run that has failed is due at once.
+/// A failed run is due at once.
 const NO_PAUSE: [(&str, &str); 1] = [("interval '1 min'", "interval '1 ms'")];
 
 fn python(lab: &Lab, db: &Database, code: &str) -> Result<Command> {
@@ -154,18 +154,18 @@ fn in_python(lab: &Lab, db: &Database, code: &str) -> Result<()> {
     output_of(&mut python(lab, db, code)?).map(drop)
 }
 
-/// The page's worker in Python, and what is done with it.
+/// Returns the page's worker in Python, with what is done with it.
 fn worker_in_python(rest: &[&str]) -> Result<String> {
     Ok(Shown(TABLE_OF_WORK, "python", "").source(&NO_PAUSE)? + &rest.concat())
 }
 
-/// The same with our client, whose program stands below the statements of the other.
+/// The same worker with pg_fence's client. The page shows it below the SQL of the other.
 fn worker_with_client(rest: &[&str]) -> Result<String> {
     let shown = Shown(TABLE_OF_WORK, "python", "work_with_client").source(&[])?;
     worker_in_python(&[&shown, "work = work_with_client\n", &rest.concat()])
 }
 
-/// The table of the page, and its runs: three, if nothing is changed.
+/// Creates the page's table and its runs: three if nothing is changed.
 fn table_of_work(lab: &Lab, changes: &[(&str, &str)]) -> Result<Database> {
     let db = lab.database()?;
     db.connect()?.run(&Shown(TABLE_OF_WORK, "sql", "CREATE TABLE").source(changes)?)?;
@@ -205,7 +205,7 @@ fn the_worker_in_python_does_all_runs(lab: &Lab) -> Result<()> {
     the_runs_are_done(&db)
 }
 
-/// As often as a run may fail.
+/// That is as often as a run may fail.
 #[lab_test(slow)]
 fn three_deployments_do_not_fail_a_run_in_python(lab: &Lab) -> Result<()> {
     let told_to_end =
@@ -242,7 +242,8 @@ fn a_worker_in_python_that_hears_nothing_ends_with_its_lease(lab: &Lab) -> Resul
     Ok(())
 }
 
-/// The process is frozen until its run is another's. Its watchdog may end it before the fence does.
+/// The process is frozen until its run belongs to another worker. Its watchdog may end it before the fence refuses its
+/// write.
 #[lab_test(slow)]
 fn a_worker_in_python_that_was_frozen_writes_nothing_over_its_successor(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab, &ONE_RUN)?;
@@ -271,7 +272,7 @@ fn a_worker_in_python_that_was_frozen_writes_nothing_over_its_successor(lab: &La
 fn the_worker_in_typescript_does_all_runs_after_three_deployments(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab, &[])?;
     let home = orm::fetch(NODE)?;
-    // Beside its libraries, where they are found.
+    // Node.js finds libraries that are beside the file.
     let code = Shown(TABLE_OF_WORK, "ts", "").source(&NO_PAUSE)?;
     fs::write(home.join("page.mts"), format!("{code}{WORKS_IN_TYPESCRIPT}"))?;
     let mut compiler = lab.rundir().command("node");
@@ -290,8 +291,8 @@ fn the_worker_in_typescript_does_all_runs_after_three_deployments(lab: &Lab) -> 
     the_runs_are_done(&db)
 }
 
-/// It writes under its lease, is told where the lease is taken, and is refused once it has lost it. Where the page has the
-/// slow part of the work, it reads a file.
+/// Checks a program that writes under its lease, reports a taken lease, and is refused once it has lost the lease. It
+/// reads a file in place of the page's slow work.
 fn keeps_to_its_lease(
     lab: &Lab,
     shown: Shown,

@@ -38,7 +38,7 @@ fn a_fenced_database_moves_to_a_newer_major_version(lab: &Lab) -> Result<()> {
         "SELECT (SELECT count(*) FROM orders) + (SELECT count(*) FROM parcels) = 2",
     )?;
 
-    // Work goes on meanwhile; then nobody may write any more, and what is under way is ended.
+    // Work continues meanwhile. Then writing is forbidden, and running transactions are ended.
     history.draw_more(&mut upstream, 50)?;
     let last: i64 = upstream.one("SELECT lease_renew('order:7', $1)", &[&history.token])?;
     history.see(last);
@@ -60,7 +60,7 @@ fn a_fenced_database_moves_to_a_newer_major_version(lab: &Lab) -> Result<()> {
     downstream.run("DROP SUBSCRIPTION s")?;
     downstream.run("SELECT fence_new_epoch()")?;
 
-    // The new database has the rows and their fences; leases are taken again, with greater tokens.
+    // The new database has the rows and their fences. Leases must be acquired again, with greater tokens.
     ensure!(downstream.one::<i64>("SELECT last_token FROM fence_status()", &[])? > history.seen);
     let holes = downstream.rows(
         "SELECT finding FROM fence_audit() WHERE severity = 'hole' AND finding LIKE '%above%'",

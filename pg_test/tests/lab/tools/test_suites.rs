@@ -1,4 +1,4 @@
-//! Test suites, fixtures and migrations of fenced tables: `docs/recipes/testing-and-migrations.md` says what to do.
+//! Test suites, fixtures and migrations of fenced tables, as `docs/recipes/testing-and-migrations.md` describes them.
 
 use crate::project::pages::page;
 use pg_test::orm::{self, PYTHON};
@@ -28,7 +28,7 @@ fn a_django_suite_flushes_loads_fixtures_and_migrates(lab: &Lab) -> Result<()> {
     output_of(&mut command).map(drop)
 }
 
-/// However far the lines are indented there.
+/// Indentation is ignored.
 #[lab_test]
 fn the_page_shows_what_the_suite_runs(_: &Lab) -> Result<()> {
     let lines = |text: &str| -> String {

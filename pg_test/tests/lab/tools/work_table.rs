@@ -1,13 +1,13 @@
-//! What the planner makes of the statements that the pages on tables of work show.
+//! The plans of the statements on the pages on tables of work.
 
 use crate::project::pages::{example, page};
 use pg_test::markdown::filled;
 use pg_test::{ensure, lab_test, Context, Lab, Result, Session};
 
-/// As many rows as a table of work has after a minute, an hour and a day.
+/// The number of rows of a table of work after a minute, an hour and a day.
 const ROWS: [u32; 3] = [1_000, 20_000, 200_000];
 
-/// A page, the table of work in it, and what else its rows are filled with: columns, and their values for the row `n`.
+/// A page, its table of work, and what else its rows contain: columns, and their values for the row `n`.
 const PAGES: [(&str, &str, [&str; 2]); 2] = [
     (
         "docs/recipes/work-table.md",
@@ -17,7 +17,7 @@ const PAGES: [(&str, &str, [&str; 2]); 2] = [
     ("docs/recipes/from/lease-columns.md", "jobs", ["result, locked_until", "'a result', until"]),
 ];
 
-/// Of 1,000 rows one is being worked on and ten are ready; the others are done.
+/// Fills the table: of 1,000 rows one is running and ten are ready; the others are done.
 fn fill(table: &str, [columns, values]: [&str; 2], rows: u32) -> String {
     format!(
         "INSERT INTO {table} (input, state, {columns}) SELECT n, state, {values}
@@ -28,7 +28,7 @@ fn fill(table: &str, [columns, values]: [&str; 2], rows: u32) -> String {
     )
 }
 
-/// The line of a plan by which it reads the whole table, or the whole index of its key.
+/// Returns the line of a plan that reads the whole table, or the whole index of its key.
 fn whole_table<'a>(plan: &'a [String], table: &str) -> Option<&'a String> {
     let all = format!("Seq Scan on {table}");
     let by_key = format!("using {table}_pkey on");
@@ -44,7 +44,8 @@ fn plan(session: &mut Session, sql: &str) -> Result<Vec<String>> {
     rows.into_iter().map(|row| row.into_iter().next().flatten().context("a line")).collect()
 }
 
-/// Tokens stand in them as numbers, and as parameters of statements that were prepared, whose values the planner does not know.
+/// Checks plans with tokens as literals, and as parameters of prepared statements, whose values the planner does not
+/// know.
 fn check_statements(
     session: &mut Session,
     (path, table, filling): (&str, &str, [&str; 2]),
@@ -92,7 +93,7 @@ fn no_statement_of_a_page_reads_a_whole_table_of_work(lab: &Lab) -> Result<()> {
             session.run("SET plan_cache_mode = force_generic_plan")?;
             let looked_at = check_statements(&mut session, shown, rows)?;
             ensure!(looked_at > 5, "{path}: {looked_at} statements");
-            // These would be noticed.
+            // This check finds bad plans.
             let both =
                 "WHERE state = 'ready' OR state = 'running' AND result = 'x' ORDER BY id LIMIT 1";
             for reads_all in ["WHERE input = 'x'", both] {

@@ -1,11 +1,11 @@
-//! Leaving the queue at the instant at which the wait ends. The rest is in leaving.script.
+//! Leaving the queue at the moment at which the wait ends. The rest is in leaving.script.
 
 use crate::support::c_module;
 use crate::support::concurrency::{rounds, waiting, WAIT};
 use pg_test::process::{wait_until, PATIENCE};
 use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
 
-/// A database in which the lease is held.
+/// Creates a database in which the lease is held.
 fn held(lab: &Lab) -> Result<Database> {
     let db = lab.database()?;
     db.connect()?.acquire("job", "1 h")?;
@@ -15,16 +15,16 @@ fn held(lab: &Lab) -> Result<Database> {
 const BY_TIMEOUT: &str = "canceling statement due to statement timeout";
 const BY_USER: &str = "canceling statement due to user request";
 
-/// The work after the wait takes longer than the test has patience with.
+/// Returns a statement whose work after the wait takes longer than the test's patience.
 fn then_goes_on(wait: &str) -> String {
     format!("SELECT lease_acquire('job', wait => '{wait}'), pg_sleep(600)")
 }
 
-/// The statement ends with that cancel, and the session goes on.
+/// Checks that the statement ends with that cancel, and that the session continues.
 fn is_cancelled(session: &mut Background, message: &str) -> Result<()> {
     let fault = session.refused("57014")?;
     ensure!(fault.message == message, "{}", fault.message);
-    // Once: nothing is left of it for what comes next.
+    // The cancel has one effect only: the next statement is not cancelled.
     session.run("SET statement_timeout = 0; SELECT pg_sleep(0.01)").map(drop)
 }
 
@@ -34,7 +34,7 @@ fn a_statement_timeout_that_is_due_with_the_wait_is_not_lost(lab: &Lab) -> Resul
     let connect = || Background::connect(&db.conninfo());
     let mut waiters = (0..6).map(|_| connect()).collect::<Result<Vec<_>>>()?;
     for head in [true, false] {
-        // Without it, one of the others is the head.
+        // Without this one, one of the others is the head of the queue.
         let _head = (!head).then(|| waiting(&db, WAIT)).transpose()?;
         for _ in 0..rounds(15) {
             for session in &mut waiters {
@@ -62,9 +62,9 @@ fn a_cancel_that_comes_when_the_wait_ends_is_not_lost(lab: &Lab) -> Result<()> {
             session.send(&then_goes_on(&format!("{WAIT_MS} ms")))?;
         }
         for (n, session) in waiters.iter_mut().enumerate() {
-            // From now on it is this statement that is cancelled.
+            // From now on a cancel hits this statement.
             wait_until("it waits", PATIENCE, || session.waits_for().is_some())?;
-            // Each round a little later: from two milliseconds before to four after.
+            // Each round is a little later: from two milliseconds before the end of the wait to four after it.
             let at_us = 1_000 * (WAIT_MS - 2) + 250 * (round % 24) + 50 * i64::try_from(n)?;
             cancellers[n].send(&format!(
                 "SELECT pg_sleep(extract(epoch FROM query_start - clock_timestamp()) \
@@ -80,7 +80,7 @@ fn a_cancel_that_comes_when_the_wait_ends_is_not_lost(lab: &Lab) -> Result<()> {
     Ok(())
 }
 
-/// Another extension, which handles SIGINT before Postgres does, and wants to know its sender.
+/// An extension that handles SIGINT before PostgreSQL does, and records the sender.
 const HANDLES_SIGINT: &str = r#"
 #include "postgres.h"
 #include "fmgr.h"
@@ -149,7 +149,7 @@ fn a_wait_leaves_another_extension_s_handler_of_cancels_as_it_was(lab: &Lab) -> 
     };
     waiter.run("SELECT lease_acquire('job', wait => '10 ms')")?;
     ensure!(sender(&mut waiter)?.as_deref() == Some("0"), "after a wait that was over");
-    // It is told while somebody waits, and afterwards.
+    // It records the sender during a wait, and afterwards.
     for statement in [WAIT, "SELECT pg_sleep(600)"] {
         waiter.send(statement)?;
         wait_until("it waits", PATIENCE, || waiter.waits_for().is_some())?;

@@ -1,4 +1,4 @@
-//! The log of a try that loses (wait = 0). The rest is in tries.script.
+//! The WAL of an attempt that fails (wait = 0). The rest is in tries.script.
 
 use pg_test::cluster::Builder;
 use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result};
@@ -14,7 +14,7 @@ fn a_losing_try_writes_no_wal(lab: &Lab) -> Result<()> {
     for call in &calls {
         other.nothing(call)?;
     }
-    // The server's own records (running transactions, every 15 s) are rare; one round is without.
+    // The server's own records (running transactions, every 15 s) are rare, so one round is without.
     let mut written = Vec::new();
     for _ in 0..5 {
         let before = wal(&cluster)?;
@@ -31,8 +31,8 @@ fn a_losing_try_writes_no_wal(lab: &Lab) -> Result<()> {
 
 #[lab_test]
 fn under_checksums_a_losing_try_writes_no_more_than_a_select_would(lab: &Lab) -> Result<()> {
-    // With them the first to read a row after its commit, and first since a checkpoint touches its page, writes
-    // an image of that page. From PostgreSQL 18 on it is what a new cluster has.
+    // With checksums, the first session that reads a row after its commit and is the first to touch its page since a
+    // checkpoint writes an image of that page. From PostgreSQL 18 on checksums are the default of a new cluster.
     let cluster = quiet(lab.builder())
         .create_by(|prefix, data| prefix.initdb_with(data, &["--data-checksums"]))?;
     cluster.start()?;
@@ -47,7 +47,7 @@ fn under_checksums_a_losing_try_writes_no_more_than_a_select_would(lab: &Lab) ->
         other.run(warm)?;
     }
     let mut seen = Vec::new();
-    // The server's own records are rare; one round is without.
+    // The server's own records are rare, so one round is without.
     for _ in 0..8 {
         let mut written = [select, lost, select].into_iter().map(|first| -> Result<(i64, i64)> {
             token = holder.renew("held", token)?.context("not renewed")?;
@@ -65,7 +65,8 @@ fn under_checksums_a_losing_try_writes_no_more_than_a_select_would(lab: &Lab) ->
         drop(written);
         seen.push((selecting, trying, selecting_again));
         let ((by_select, after_select), (by_try, after_try)) = (selecting, trying);
-        // Each renewal leaves a row version on the page, which its image has too: so the try is held against the middle.
+        // Each renewal leaves a row version on the page, which is in the image, too. So the attempt is compared with
+        // the mean of the two selects.
         let is_no_more = 2 * by_try <= by_select + selecting_again.0;
         if by_select > 0 && is_no_more && after_select == 0 && after_try == 0 {
             return Ok(());
@@ -76,7 +77,7 @@ fn under_checksums_a_losing_try_writes_no_more_than_a_select_would(lab: &Lab) ->
     )
 }
 
-/// A server on which nothing but the sessions of a test writes.
+/// Starts a server on which only the sessions of the test write.
 fn quiet(builder: Builder) -> Builder {
     builder
         .set("autovacuum", "off")

@@ -1,5 +1,6 @@
-//! The update while workers are at it. Some have connections that stay, and so the library from before; others have new
-//! ones. They exclude each other as if they were of one version, on the SQL objects of before and then on the new ones.
+//! The update while workers are active. Some workers keep their connections, and so the earlier library; others open
+//! new ones. They exclude each other as if they had the same version, with the earlier SQL objects and then with the
+//! new ones.
 
 use super::Earlier;
 use pg_test::process::PATIENCE;
@@ -8,20 +9,21 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The library of an earlier version, for the sessions from before: otherwise they have another copy of this one.
+/// The path of an earlier version's library for the old sessions. Without it they have another copy of the present one.
 const EARLIER_LIBRARY: &str = "PG_FENCE_EARLIER_LIBRARY";
 
 const WORKERS: usize = 6;
 const ROWS: i64 = 2;
 
-/// A worker's observations: its tokens by row, in the order of its increments.
+/// What a worker has seen: its tokens by row, in the order of its increments.
 #[derive(Default)]
 struct Seen {
     done: BTreeMap<i64, i64>,
     tokens: Vec<(i64, i64)>,
 }
 
-/// One increment under a lease, if it is not revoked before it is guarded, and a stale write that must not land.
+/// Makes one increment under a lease (unless it is revoked before it is guarded), and a stale write that must be
+/// refused.
 fn one_turn(session: &mut Session, row: i64, seen: &mut Seen) -> Result<()> {
     let ends_with_session: bool = rand::random();
     let call = format!(
@@ -50,7 +52,7 @@ fn one_turn(session: &mut Session, row: i64, seen: &mut Seen) -> Result<()> {
 fn work(conninfo: &Conninfo, number: usize, stop: &AtomicBool) -> Result<Seen> {
     let (mut seen, mut mine) = (Seen::default(), session(conninfo)?);
     while !stop.load(Ordering::Relaxed) {
-        // Every other worker keeps the library that it has begun with.
+        // Every other worker keeps its first library.
         if number.is_multiple_of(2) {
             mine = session(conninfo)?;
         }
@@ -59,14 +61,14 @@ fn work(conninfo: &Conninfo, number: usize, stop: &AtomicBool) -> Result<Seen> {
     Ok(seen)
 }
 
-/// A session that has the library that is installed now.
+/// Opens a session with the library that is installed now.
 fn session(conninfo: &Conninfo) -> Result<Session> {
     let mut session = conninfo.connect()?;
     session.run("SET client_min_messages = error; LOAD 'pg_fence'")?;
     Ok(session)
 }
 
-/// Whether a session's library is one whose file has been replaced.
+/// Returns true if the file of the session's library has been replaced.
 fn is_from_before(session: &Session) -> Result<bool> {
     let maps = std::fs::read_to_string(format!("/proc/{}/maps", session.pid()))?;
     let ours = |line: &&str| line.contains("/pg_fence.so");
@@ -96,7 +98,7 @@ fn no_increment_and_no_token_is_lost_by_an_update_under_load(lab: &Lab) -> Resul
                     let (conninfo, stop) = (&conninfo, &stop);
                     scope.spawn(move || {
                         let seen = work(conninfo, number, stop);
-                        // One that fails ends the others, too.
+                        // A worker that fails also ends the others.
                         stop.store(true, Ordering::Relaxed);
                         seen
                     })
@@ -123,7 +125,7 @@ fn no_increment_and_no_token_is_lost_by_an_update_under_load(lab: &Lab) -> Resul
     Ok(())
 }
 
-/// Replaces the files and updates, with workers at it before, between and after.
+/// Replaces the files and updates the extension, with workers active before, between and after the steps.
 fn update_amid(
     earlier: &Earlier,
     server: &Cluster,
@@ -135,7 +137,7 @@ fn update_amid(
         let (from, begun) = (admin.granted(n)?, Instant::now());
         while admin.granted(n)? < from + more && !stop.load(Ordering::Relaxed) {
             ensure!(begun.elapsed() < PATIENCE, "the workers stand still");
-            // A guard keeps the others out none the less.
+            // The other workers are excluded by a guard nevertheless.
             admin.run("SELECT lease_revoke('row:' || id) FROM load")?;
             std::thread::sleep(Duration::from_millis(20));
         }

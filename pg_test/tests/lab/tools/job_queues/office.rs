@@ -1,5 +1,5 @@
-//! Where the jobs get their amounts: a server for HTTP that answers a request when the test says so, as something far
-//! away would that takes its time.
+//! The server that the jobs ask for amounts: an HTTP server that answers a request when the test says so, like a slow
+//! remote service.
 
 use pg_test::{Context, Result};
 use std::io::{BufRead, BufReader, Write};
@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::Duration;
 
-/// It hands out the requests in the order in which they come.
+/// Hands out the requests in the order of their arrival.
 pub struct Office {
     port: u16,
     requests: Receiver<Request>,
@@ -35,7 +35,7 @@ impl Office {
         format!("http://127.0.0.1:{}/amount", self.port)
     }
 
-    /// The next request, if one comes within that time.
+    /// Returns the next request, if one arrives within that time.
     pub fn next(&self, limit: Duration) -> Result<Option<Request>> {
         match self.requests.recv_timeout(limit) {
             Ok(request) => Ok(Some(request)),
@@ -48,14 +48,14 @@ impl Office {
 }
 
 impl Request {
-    /// The one that asked may have gone.
+    /// Answers a request. Its client may be gone.
     pub fn answer(mut self, amount: i32) {
         let (body, head) = (amount.to_string(), "HTTP/1.1 200 OK\r\nConnection: close");
         let _ = write!(self.0, "{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
     }
 }
 
-/// Reads a request up to the empty line that ends it; false for a connection without one.
+/// Reads a request up to its empty line. Returns false for a connection without a request.
 fn is_asked(stream: &TcpStream) -> bool {
     let lines = BufReader::new(stream).lines();
     lines.map_while(|line| line.ok()).any(|line| line.is_empty())
