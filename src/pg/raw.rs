@@ -48,7 +48,14 @@ without_guard! {
     pub fn systable_endscan_ordered(scan: SysScanDesc);
 
     // access/htup_details.h, catalog/indexing.h, executor/executor.h
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
     pub fn heap_form_tuple(columns: TupleDesc, values: *mut Datum, nulls: *mut bool) -> HeapTuple;
+    #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
+    pub fn heap_form_tuple(
+        columns: TupleDesc,
+        values: *const Datum,
+        nulls: *const bool,
+    ) -> HeapTuple;
     pub fn CatalogTupleInsert(table: Relation, tuple: HeapTuple);
     pub fn CatalogTupleUpdate(table: Relation, place: ItemPointer, tuple: HeapTuple);
     pub fn CatalogTupleDelete(table: Relation, place: ItemPointer);

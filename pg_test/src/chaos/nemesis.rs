@@ -353,7 +353,9 @@ impl Nemesis {
                 };
             }
             // In lite, leases and rows are linked by name only, and its dumps contain the tokens themselves.
-            Disturbance::LockRows | Disturbance::Restore | Disturbance::Jump if edition::is_lite() => {
+            Disturbance::LockRows | Disturbance::Restore | Disturbance::Jump
+                if edition::is_lite() =>
+            {
                 return Ok(None)
             }
             Disturbance::LockRows => {
