@@ -1,0 +1,1069 @@
+/**
+ * What a client decides about its leases. The specification is clients/spec/lease_state.md, and the
+ * tests play its vectors. There is no clock, timer or socket here: each input has the time, in whole
+ * milliseconds of a monotonic clock, and returns effects to be carried out in their order.
+ */
+
+const [LONGEST_CALL, SHORTEST_OPENING] = [10_000, 2_000];
+const [SHORTEST_PAUSE, SHORTEST_WAIT, LONGEST_PAUSE] = [10, 250, 10_000];
+const [PORTION, TRY_AGAIN, AFTER_PORTION] = [2_000, 250, 50];
+const [FIRST_RETRY, LEAST_PATIENCE, LONGEST_QUEUE] = [20, 1_000, 20_000];
+const [LOOK_AGAIN, CLOSING] = [1_000, 5_000];
+const [MOST_PAIRS, MOST_RELEASED, MOST_BEATS] = [10_000, 200, 2];
+export const NEVER = Infinity;
+
+/** Why a lease has ended. */
+export type Reason =
+  "deadline" | "gone" | "refused" | "session" | "at_most" | "keeper" | "released" | "unconfirmed";
+type Verb = "acquire" | "keep" | "keep_row" | "look_row" | "release" | "undo";
+type Stage = "begins" | "committed" | "rolled back" | "in doubt" | "inner";
+
+/** A statement that is to be sent `on` a connection, which is to be opened before. */
+export interface CallEffect {
+  call: number;
+  do: Verb;
+  on: number;
+  open: boolean;
+  names: readonly string[];
+  tokens: readonly number[];
+  ttls: readonly number[];
+  limit: number;
+  table: string | undefined;
+  /** The acquire that it is for, and how that is asked for. */
+  for?: string;
+  wait?: number;
+  holder?: string;
+  reclaim?: boolean;
+}
+export type EventEffect = Pick<LeaseState, "key" | "token" | "reason" | "advice"> & {
+  event: "acquired" | "renewed" | "lost" | "released";
+  remaining: number;
+};
+/** Why an acquire has failed. */
+export interface Told extends Taken {
+  error?: string;
+  sqlstate?: string | undefined;
+  inDoubt?: boolean;
+  reason?: Reason | undefined;
+  advice?: string | undefined;
+  waitsFor?: "ttl" | "commit" | "guard" | undefined;
+}
+export type Reply = Told & { reply: string; leases?: readonly string[] };
+type LogEffect = { log: string; code?: string; reason?: Reason | undefined; count?: number };
+/** Connections end at once, whatever hangs in them (`cut`), or as they should (`hangUp`). */
+type End = { cut: number } | { hangUp: number } | { closed: true };
+export type Effect = CallEffect | EventEffect | Reply | LogEffect | End;
+
+/** How a lease is asked for. The id is used once, and is the key of the lease. */
+export interface Ask {
+  readonly id: string;
+  readonly names: readonly string[];
+  readonly ttl: number;
+  readonly wait?: number;
+  readonly atMost?: number | undefined;
+  /** It is unique for this acquire, unless the caller has `named` it. */
+  readonly holder?: string;
+  readonly named?: boolean;
+  readonly reclaim?: boolean;
+  readonly session?: boolean;
+  /** Or of slots. */
+  readonly shared?: boolean;
+  /** Of a row lease, whose name is the key of the row. */
+  readonly table?: string;
+  readonly managed?: boolean;
+}
+
+/** The rows of an answer, by what the call does; an acquire that is `taken` has none. */
+export interface Rows {
+  acquire: readonly [names: readonly string[], token: number];
+  keep: Outcome;
+  keep_row: readonly [key: string, token: number, remaining: number];
+  look_row: readonly [key: string, token: number, is: "held" | "ended"];
+  release: number | null;
+  undo: number;
+}
+type Maybe<T> = T | null | undefined;
+export type Outcome = readonly [
+  outcome: string,
+  remaining?: Maybe<number>,
+  againIn?: Maybe<number>,
+  code?: Maybe<string>,
+];
+export type Taken = { holder?: Maybe<string>; remaining?: Maybe<number>; state?: Maybe<string> };
+
+/** A place that a connection is kept for: a lease, an undo, or what all share. */
+type Place = { link: Link | undefined };
+/** A connection, and its errors in a row. One that is leaving ends after the call on it. */
+type Link = { readonly number: number; place: Place; errors: number; isLeaving: boolean };
+/** It has not been sent while its connection is opened. */
+interface Call {
+  readonly number: number;
+  readonly do: Verb;
+  readonly link: Link;
+  readonly limit: number;
+  readonly leases: readonly LeaseState[];
+  readonly undo: Undo | undefined;
+  sent: number | undefined;
+  until: number;
+}
+type Doubt = { readonly sent: number; readonly until: number };
+/** The release of what an acquire in doubt may have been granted. */
+interface Undo extends Place, Doubt {
+  readonly names: readonly string[];
+  readonly holder: string;
+  readonly ttl: number;
+  at: number;
+  tries: number;
+  call: Call | undefined;
+}
+type Giving = { until: number; at: number; tries: number; isInDoubt: boolean; isAlone: boolean };
+
+/** One lease, from its acquire to its end. */
+class LeaseState implements Place {
+  readonly key: string;
+  readonly names: readonly string[];
+  readonly ttl: number;
+  state: "asking" | "confirming" | "held" | "unsure" | "releasing" | "lost" | "released" = "asking";
+  link: Link | undefined;
+  call: Call | undefined;
+
+  // Its acquire.
+  readonly until: number;
+  at: number;
+  isAnswered = false;
+  tries = 0;
+  series = 1;
+  /** A call was sent, and may be carried out without an answer `until` then. */
+  doubt: Doubt | undefined;
+  undoing: Undo | undefined;
+
+  token = 0;
+  deadline = 0;
+  beatAt = 0;
+  endsAt = NEVER;
+  reason: Reason | undefined;
+  advice: string | undefined;
+  /** How many last transactions are under way, and how many of its worker's that hold its row. */
+  resting = 0;
+  touched = 0;
+  isEnding = false;
+  /** It is renewed by a statement of its own, after an error of one for several. */
+  isAlone = false;
+  isTold = false;
+  /** The last renewal that was sent has had an answer. */
+  isBeatAnswered = true;
+  /** The names of a lost lease that the server may still hold for it. */
+  rest: readonly string[] = [];
+  giving: Giving | undefined;
+
+  constructor(
+    readonly ask: Ask,
+    readonly begun: number,
+  ) {
+    [this.key, this.names, this.ttl] = [ask.id, ask.names, ask.ttl];
+    [this.at, this.until] = [begun, begun + (ask.wait ?? 0)];
+  }
+}
+
+const holds = ({ state }: LeaseState) => state === "held" || state === "unsure";
+const lives = (lease: LeaseState) => lease.state === "confirming" || holds(lease);
+const rests = ({ resting, touched }: LeaseState) => resting > 0 || touched > 0;
+const isOne = ({ names }: LeaseState) => names.length === 1;
+/** It is confirmed over the connection that has answered its acquire. */
+const isApart = ({ state, link }: LeaseState) => state === "confirming" && link !== undefined;
+/** Its acquire may wait, so it has a connection of its own. */
+const waits = (lease: LeaseState) =>
+  !!lease.ask.session || (lease.until > lease.begun && isOne(lease));
+const isAsking = ({ state, call, isAnswered }: LeaseState) =>
+  state === "asking" && !call && !isAnswered;
+const isRenewable = (lease: LeaseState) => lives(lease) && !rests(lease) && !lease.call;
+const reclaims = (lease: LeaseState) =>
+  !!lease.ask.reclaim || (isOne(lease) && !lease.ask.shared && !lease.ask.named);
+const holderOf = ({ ask, series }: LeaseState) => ask.holder + (series > 1 ? `/${series}` : "");
+/** The names that a release gives back. */
+const owed = ({ rest, names }: LeaseState) => (rest.length > 0 ? rest : names);
+
+/** The shortest time until the next renewal, of what is left. */
+function leastOf({ ttl }: LeaseState, left: number): number {
+  const least = Math.max(SHORTEST_PAUSE, Math.floor(ttl / 60));
+  return Math.max(1, Math.min(least, Math.floor(left / 4)));
+}
+
+/** After an answer that was none, or neither yes nor no. */
+function shake(lease: LeaseState): void {
+  if (holds(lease)) lease.state = "unsure";
+}
+
+/** All leases of a fence. */
+export class LeaseStates implements Place {
+  /** The connection that all share, and the call on it. */
+  link: Link | undefined;
+  #calling: Call | undefined;
+  #now = 0;
+  #effects: Effect[] = [];
+  #logs: LogEffect[] = [];
+  readonly #leases = new Map<string, LeaseState>();
+  readonly #undos = new Set<Undo>();
+  readonly #calls = new Map<number, Call>();
+  readonly #links = new Map<number, Link>();
+  #lastCall = 0;
+  #lastLink = 0;
+  /** Heartbeats in a row. */
+  #beats = 0;
+  #isOut = false;
+  #isLossLogged = false;
+  #closedAt = NEVER;
+  #isDone = false;
+
+  /** The spread is between 0 and 1000, and makes the pauses of clients differ. */
+  constructor(readonly spread: number) {}
+
+  // What the program asks: each of these is an input, within a step.
+
+  acquire(ask: Ask): LeaseState {
+    const lease = new LeaseState(ask, this.#now);
+    this.#leases.set(lease.key, lease);
+    if (this.#closedAt < NEVER) this.#finish(lease, { error: "Closed" });
+    return lease;
+  }
+
+  /** A row that was claimed by a statement of the worker's, sent then; unless it is confirmed first. */
+  keepRow(ask: Ask, token: number, sent = this.#now - ask.ttl): void {
+    const lease = this.acquire({ ...ask, named: true });
+    if (lease.isAnswered) return;
+    this.#granted(lease, token, sent);
+    this.#settle(lease);
+  }
+
+  giveUp(id: string): void {
+    const lease = this.#leases.get(id);
+    if (lease && !lease.isAnswered) this.#finish(lease, { error: "GivenUp" });
+  }
+
+  release(key: string): void {
+    const lease = this.#leases.get(key);
+    if (
+      (lease && holds(lease)) ||
+      (lease?.state === "lost" && lease.rest.length > 0 && !this.#isDone)
+    ) {
+      this.#giveBack(lease);
+    } else if (lease?.state === "lost") {
+      this.#leases.delete(key);
+      this.#hangUp(lease);
+    }
+  }
+
+  /** A transaction that releases. `inner`: a savepoint, and the program's own one goes on. */
+  last(keys: readonly string[], stage: Stage): void {
+    for (const lease of this.#those(keys)) {
+      lease.resting += stage === "begins" ? 1 : -1;
+      if (stage === "begins" || !holds(lease)) continue;
+      if (stage === "committed") this.#end(lease);
+      else if (stage === "in doubt") this.#giveBack(lease, true);
+      else [lease.beatAt, lease.isEnding] = [this.#now, stage === "inner"];
+    }
+  }
+
+  /** A transaction that has written the row of a row lease: nobody else can claim the row until it
+   * has ended. */
+  touches(key: string, begins: boolean): void {
+    for (const lease of this.#those([key])) {
+      lease.touched += begins ? 1 : -1;
+      if (begins) continue;
+      lease.beatAt = Math.min(lease.beatAt, this.#now);
+      this.#endByClock();
+    }
+  }
+
+  suspect(keys: readonly string[]): void {
+    for (const lease of this.#those(keys)) lease.beatAt = this.#now;
+  }
+
+  check(key: string): void {
+    const lease = this.#leases.get(key);
+    if (lease && holds(lease)) this.#effects.push({ reply: key });
+    else {
+      const { reason, advice } = lease?.state === "lost" ? lease : { reason: "released" as const };
+      this.#effects.push({ reply: key, error: "LeaseLost", reason, advice });
+    }
+  }
+
+  close(): void {
+    this.#closedAt = Math.min(this.#closedAt, this.#now);
+    for (const lease of this.#all())
+      if (!lease.isAnswered) this.#finish(lease, { error: "Closed" });
+    for (const lease of this.#all()) if (holds(lease)) this.#giveBack(lease);
+  }
+
+  // What the connections say.
+
+  sent(number: number): void {
+    const call = this.#calls.get(number);
+    if (!call || call.sent !== undefined) return;
+    [call.sent, call.until] = [this.#now, this.#now + call.limit];
+    this.#isSent(call);
+  }
+
+  answered(number: number, rows: readonly Rows[Verb][], taken?: Taken): void {
+    const call = this.#calls.get(number);
+    if (!call) return;
+    this.#over(call);
+    this.#isOut = this.#isLossLogged = false;
+    call.link.errors = 0;
+    if (call.link.isLeaving) this.#hangUp({ link: call.link });
+    if (call.undo) this.#undoAnswered(call.undo, rows[0] as Rows["undo"]);
+    else if (call.do === "acquire") this.#acquireAnswered(call, rows[0] as Rows["acquire"], taken);
+    else if (call.do === "keep") this.#keepAnswered(call, rows as Rows["keep"][]);
+    else if (call.do === "keep_row") this.#keepRowAnswered(call, rows as Rows["keep_row"][]);
+    else if (call.do === "look_row") this.#lookRowAnswered(call, rows as Rows["look_row"][]);
+    else this.#releaseAnswered(call, rows as Rows["release"][]);
+  }
+
+  /** The code is an SQLSTATE; or `connect`: it could not be opened; `unsent`: it had ended before;
+   * `ended`, `no answer`, `unreadable`, `panicked`. Broken: the session is of no use any more. */
+  failed(number: number, code: string, isBroken = false): void {
+    const call = this.#calls.get(number);
+    if (call) this.#callFailed(call, code, isBroken);
+  }
+
+  disconnected(on: number): void {
+    const call = [...this.#calls.values()].find(({ link }) => link.number === on);
+    if (call) this.#callFailed(call, "ended", true);
+    else this.#leave(this.#links.get(on));
+  }
+
+  died(): void {
+    for (const lease of this.#all()) if (holds(lease)) this.#lose(lease, "keeper", lease.names);
+  }
+
+  // What can be asked at any time.
+
+  lease(key: string): Readonly<LeaseState> | undefined {
+    return this.#leases.get(key);
+  }
+
+  remaining(now: number, key: string): number {
+    const lease = this.#leases.get(key);
+    if (!(lease && holds(lease))) return 0;
+    const left = lease.deadline - now;
+    return Math.max(0, Math.min(lease.touched > 0 ? Math.max(1, left) : left, lease.endsAt - now));
+  }
+
+  /** Somebody waits for what is under way. */
+  get isWaitedFor(): boolean {
+    const isWaited = ({ state, giving }: LeaseState) =>
+      state === "asking" || state === "confirming" || giving !== undefined;
+    return this.#calls.size > 0 || this.#all().some(isWaited);
+  }
+
+  /** When to tick, at the latest. */
+  wake(now: number): number {
+    let next = NEVER;
+    const at = (time: number) => (next = Math.min(next, time));
+    const isFree = !this.#calling;
+    for (const call of this.#calls.values()) at(call.until);
+    for (const undo of this.#undos) if (!undo.call) at(undo.at);
+    for (const lease of this.#leases.values()) {
+      if (lease.giving) at(lease.giving.until);
+      if (lease.giving && isFree) at(lease.giving.at);
+      if (isAsking(lease)) at(lease.until + LONGEST_QUEUE);
+      if (isAsking(lease) && !lease.undoing && (waits(lease) || isFree)) at(lease.at);
+      if (!lives(lease)) continue;
+      at(Math.min(lease.endsAt, now + LOOK_AGAIN));
+      if (lease.touched === 0) at(lease.deadline);
+      if (isRenewable(lease) && (isApart(lease) || isFree)) at(lease.beatAt);
+    }
+    if (this.#closedAt < NEVER && !this.#isDone) at(this.#closedAt + CLOSING);
+    return next === NEVER ? NEVER : Math.max(now, Math.min(next, now + LOOK_AGAIN));
+  }
+
+  // The clock goes first, whatever comes.
+
+  /** An input. The call that it is the answer to, if any, is not past its limit. */
+  step(now: number, decide: () => void, answered?: number): readonly Effect[] {
+    [this.#now, this.#effects, this.#logs] = [now, [], []];
+    this.#endByClock(answered);
+    decide();
+    this.#send();
+    for (const line of this.#logs) {
+      // An outage is one line of the log, and so are the losses by it.
+      const isOfOutage = this.#isOut && line.reason === "deadline";
+      if (!isOfOutage || !this.#isLossLogged) this.#effects.push(line);
+      this.#isLossLogged ||= isOfOutage;
+    }
+    return this.#effects;
+  }
+
+  /** One line for all of an input that are alike. */
+  #log(log: string, reason?: Reason): void {
+    const like = this.#logs.find((line) => line.log === log && line.reason === reason);
+    if (like) like.count = (like.count ?? 0) + 1;
+    else this.#logs.push({ log, reason, count: 1 });
+  }
+
+  #endByClock(answered?: number): void {
+    const now = this.#now;
+    for (const lease of this.#all()) {
+      if (holds(lease) && lease.endsAt <= now) this.#lose(lease, "at_most", lease.names);
+      else if (lives(lease) && lease.deadline <= now && lease.touched === 0) {
+        // A renewal without an answer may have come through all the same.
+        this.#lose(lease, "deadline", lease.isBeatAnswered ? [] : lease.names);
+      }
+    }
+    const isLate = !this.#isDone && now >= this.#closedAt + CLOSING;
+    for (const call of [...this.#calls.values()]) {
+      const isOver = call.number !== answered && call.until <= now;
+      if (isLate || isOver) this.#callFailed(call, "no answer", true);
+    }
+    if (isLate) this.#undos.clear();
+    for (const lease of this.#all()) {
+      const { giving, undoing, until } = lease;
+      if (giving && lease.call?.do !== "release" && (isLate || giving.until <= now)) {
+        this.#givenBack(lease);
+      } else if (isAsking(lease) && undoing && until <= now) {
+        this.#finish(lease, { error: "NoAnswer", inDoubt: true });
+      } else if (isAsking(lease) && until + LONGEST_QUEUE <= now) {
+        this.#finish(lease, { error: "NoConnection" });
+      }
+    }
+  }
+
+  // Calls: one at a time on the connection that all share, where none waits for anybody.
+
+  #send(): void {
+    const leases = this.#all();
+    for (const lease of leases) if (waits(lease) && this.#isDue(lease)) this.#ask(lease);
+    for (const undo of this.#undos) if (!undo.call && undo.at <= this.#now) this.#sendUndo(undo);
+    for (const lease of leases) {
+      if (isApart(lease) && !lease.call && lease.beatAt <= this.#now) this.#keep([lease], lease);
+    }
+    if (!this.#calling) this.#sendShared(leases);
+    this.#rest();
+  }
+
+  #isDue(lease: LeaseState): boolean {
+    return isAsking(lease) && !lease.undoing && lease.at <= this.#now;
+  }
+
+  #sendShared(leases: readonly LeaseState[]): void {
+    const isBeat = (lease: LeaseState, by: number) =>
+      isRenewable(lease) && !isApart(lease) && lease.beatAt <= by;
+    const beats = leases.filter((lease) => isBeat(lease, this.#now));
+    const gives = leases.find(({ giving }) => giving && giving.at <= this.#now);
+    const asks = leases.find((lease) => !waits(lease) && this.#isDue(lease));
+    // Heartbeats go first; after two of them something else has its turn.
+    if (beats.length > 0 && (this.#beats < MOST_BEATS || !(gives || asks))) {
+      this.#beats++;
+      const first = beats.reduce((first, lease) => (lease.beatAt < first.beatAt ? lease : first));
+      const isLike = (lease: LeaseState) =>
+        lease.ask.table === first.ask.table && !lease.isAlone && !lease.ask.managed;
+      const isDue = (lease: LeaseState) => isBeat(lease, this.#now + Math.floor(lease.ttl / 6));
+      const along = leases.filter((lease) => isLike(lease) && isDue(lease));
+      along.sort((one, other) => one.beatAt - other.beatAt);
+      this.#keep(isLike(first) ? within(MOST_PAIRS, along) : [first], this);
+      return;
+    }
+    this.#beats = 0;
+    if (gives) this.#sendRelease(gives, leases);
+    else if (asks) this.#ask(asks);
+  }
+
+  #keep(leases: readonly LeaseState[], place: Place): void {
+    const verb = leases[0]?.ask.table === undefined ? "keep" : "keep_row";
+    this.#start(verb, leases, place, this.#limit());
+  }
+
+  /** Sends a call on the connection of a place, which may have to be opened. */
+  #start(
+    verb: Verb,
+    leases: readonly LeaseState[],
+    place: Place,
+    limit: number,
+    more: Partial<CallEffect> = {},
+    undo?: Undo,
+  ): void {
+    const open = !place.link;
+    const link = (place.link ??= {
+      number: ++this.#lastLink,
+      place,
+      errors: 0,
+      isLeaving: false,
+    });
+    this.#links.set(link.number, link);
+    const sent = open ? undefined : this.#now;
+    const until = this.#now + (open ? Math.max(limit, SHORTEST_OPENING) : limit);
+    const number = ++this.#lastCall;
+    const call: Call = { number, do: verb, link, limit, leases, undo, sent, until };
+    this.#calls.set(number, call);
+    if (place === this) this.#calling = call;
+    if (!open) this.#isSent(call);
+    for (const lease of leases) lease.call = call;
+    if (undo) undo.call = call;
+    const namesOf = (lease: LeaseState) => (verb === "release" ? owed(lease) : lease.names);
+    const each = <T>(of: (lease: LeaseState) => T) =>
+      leases.flatMap((lease) => namesOf(lease).map(() => of(lease)));
+    this.#effects.push({
+      call: number,
+      do: verb,
+      on: link.number,
+      open,
+      names: leases.flatMap(namesOf),
+      tokens: each(({ token }) => token),
+      ttls: each(({ ttl }) => ttl),
+      limit,
+      table: leases[0]?.ask.table,
+      ...more,
+    });
+  }
+
+  #isSent({ do: verb, leases }: Call): void {
+    if (verb.startsWith("keep")) for (const lease of leases) lease.isBeatAnswered = false;
+  }
+
+  /** A third of the smallest ttl of all that are held, and of what is asked for. */
+  #limit(least = NEVER): number {
+    let limit = Math.min(LONGEST_CALL, least);
+    for (const lease of this.#leases.values()) {
+      if (lives(lease)) limit = Math.min(limit, Math.floor(lease.ttl / 3));
+    }
+    return limit;
+  }
+
+  /** How long conflicts and releases are tried again. */
+  #patience(ttl: number): number {
+    return Math.max(LEAST_PATIENCE, this.#limit(Math.floor(ttl / 3)));
+  }
+
+  #pause(ttl: number): number {
+    const pause = Math.min(Math.max(Math.floor(ttl / 12), SHORTEST_PAUSE), LONGEST_PAUSE);
+    return spreads(pause, this.spread);
+  }
+
+  #all(): LeaseState[] {
+    return [...this.#leases.values()];
+  }
+
+  #those(keys: readonly string[]): LeaseState[] {
+    return keys.flatMap((key) => this.#leases.get(key) ?? []);
+  }
+
+  #over(call: Call): void {
+    this.#calls.delete(call.number);
+    if (this.#calling === call) this.#calling = undefined;
+    for (const lease of call.leases) if (lease.call === call) lease.call = undefined;
+    if (call.undo) call.undo.call = undefined;
+  }
+
+  // Connections.
+
+  #callFailed(call: Call, code: string, isBroken: boolean): void {
+    this.#over(call);
+    const isOpening = call.sent === undefined;
+    if (isOpening && code === "no answer") code = "connect";
+    const { link } = call;
+    if (!isConflict(code) && code !== "55P03" && call.do !== "keep_row") link.errors++;
+    const isOfUse = !isOpening && !isBroken && !isOfConnection(code) && code !== "panicked";
+    // After a second error in a row, another connection.
+    if (this.#links.has(link.number) && (!isOfUse || link.errors > 1 || link.isLeaving)) {
+      this.#effects.push({ cut: link.number });
+      this.#leave(link);
+    }
+    if (call.undo) this.#undoFailed(call.undo, code);
+    else if (call.do === "acquire") this.#acquireFailed(call, code, isOpening);
+    else if (call.do === "release") this.#releaseFailed(call, code, isOpening);
+    else this.#keepFailed(call, code, isOpening);
+  }
+
+  /** Forgets a connection, which has ended. A session lease ends with it. */
+  #leave(link: Link | undefined): void {
+    if (!link) return;
+    const { place } = link;
+    place.link = undefined;
+    this.#links.delete(link.number);
+    const isLost = place instanceof LeaseState && place.ask.session && lives(place);
+    if (isLost) this.#lose(place, "session");
+  }
+
+  /** Ends a connection that nobody needs any more. */
+  #hangUp(place: Place): void {
+    const { link } = place;
+    if (!link) return;
+    place.link = undefined;
+    if ([...this.#calls.values()].some((call) => call.link === link)) {
+      [link.isLeaving, link.place] = [true, { link }];
+      return;
+    }
+    this.#effects.push({ hangUp: link.number });
+    this.#links.delete(link.number);
+  }
+
+  /** The shared connection ends with the last lease. Tells when a closed fence is done. */
+  #rest(): void {
+    const isOver = ({ state, giving }: LeaseState) => state === "lost" && !giving;
+    if (this.#calls.size > 0 || !this.#all().every(isOver)) return;
+    if (this.#closedAt < NEVER && !this.#isDone) {
+      this.#isDone = true;
+      this.#undos.clear();
+      for (const { place } of [...this.#links.values()]) this.#hangUp(place);
+      this.#effects.push({ closed: true });
+    } else if (this.#undos.size === 0) {
+      this.#hangUp(this);
+    }
+  }
+
+  // Renewals.
+
+  #keepAnswered(call: Call, outcomes: readonly Outcome[]): void {
+    let at = 0;
+    const all = call.leases.map((lease) => {
+      return [lease, outcomes.slice(at, (at += lease.names.length))] as const;
+    });
+    const gotOn = all.some(([, of]) => of.every(([outcome]) => outcome === "kept"));
+    for (const [lease, of] of all) this.#renewal(lease, of, call, gotOn);
+  }
+
+  #keepRowAnswered(call: Call, rows: readonly Rows["keep_row"][]): void {
+    const missing: LeaseState[] = [];
+    const found = byPair(rows);
+    for (const lease of call.leases) {
+      const row = found.get(pairOf(lease));
+      if (row) {
+        lease.isAlone = false;
+        this.#renewal(lease, [["kept", row[2], Math.floor(row[2] / 3)]], call, true);
+      } else if (lives(lease)) missing.push(lease);
+    }
+    if (missing.length > 0) this.#start("look_row", missing, this, this.#limit());
+  }
+
+  #lookRowAnswered(call: Call, rows: readonly Rows["look_row"][]): void {
+    const found = byPair(rows);
+    for (const lease of call.leases) {
+      // Its own worker's transaction holds it; or it is not ours, or was given up by our token.
+      const isOurs = found.get(pairOf(lease))?.[2] === "held";
+      const soon = Math.max(SHORTEST_PAUSE, Math.floor((lease.deadline - this.#now) / 10));
+      this.#renewal(lease, [isOurs ? ["later", undefined, soon] : ["lost"]], call, true);
+    }
+  }
+
+  /** Takes the outcomes of the names of a lease. */
+  #renewal(lease: LeaseState, of: readonly Outcome[], { sent }: Call, gotOn: boolean): void {
+    const count = (what: string) => of.filter(([outcome]) => outcome === what).length;
+    const [kept, gone, refused] = [count("kept"), count("lost"), count("refused")];
+    const again = Math.min(...of.map(([, , againIn]) => againIn ?? NEVER));
+    lease.isBeatAnswered = true;
+    if (!lives(lease) || (gone + refused > 0 && lease.resting > 0)) return;
+    if (lease.isEnding && gone === of.length) return this.#end(lease);
+    if (gone + refused > 0) {
+      const isOthers = ([outcome, , , code]: Outcome) => outcome === "refused" && code === "42501";
+      if (gone === 0 && of.some(isOthers)) lease.advice = "other role";
+      const isRest = (_: string, i: number) => ["kept", "later"].includes(of[i]?.[0] ?? "");
+      return this.#lose(lease, gone > 0 ? "gone" : "refused", lease.names.filter(isRest));
+    }
+    if (kept === of.length) {
+      const remaining = Math.min(...of.map(([, left]) => left ?? NEVER));
+      return this.#renewed(lease, sent as number, remaining, again);
+    }
+    shake(lease);
+    const least = leastOf(lease, lease.deadline - this.#now);
+    const isUnclear = again === NEVER || (again === 0 && !gotOn);
+    const pause = Math.max(isUnclear ? this.#pause(lease.ttl) : again, least);
+    lease.beatAt = this.#now + (again === 0 && gotOn ? 0 : pause);
+  }
+
+  #renewed(lease: LeaseState, sent: number, remaining: number, again: number): void {
+    const [deadline, least] = [sent + trusted(remaining), leastOf(lease, remaining)];
+    const longest = Math.max(Math.floor(remaining / 3), least);
+    lease.beatAt = sent + Math.min(Math.max(again, least), longest);
+    if (deadline <= this.#now) return;
+    const wasHeld = holds(lease);
+    [lease.deadline, lease.state, lease.isEnding] = [deadline, "held", false];
+    if (wasHeld) return this.#event("renewed", lease);
+    if (!lease.ask.session) this.#hangUp(lease);
+    this.#event("acquired", lease);
+    this.#settle(lease);
+  }
+
+  #keepFailed({ leases }: Call, code: string, isOpening: boolean): void {
+    const isConnection = isOpening || isOfConnection(code) || code === "panicked";
+    const isOfRows = leases[0]?.ask.table !== undefined && !isConnection;
+    if (isOfRows && leases.length > 1) {
+      // It may be of one row: each is asked by itself.
+      for (const lease of leases) [lease.isAlone, lease.beatAt] = [true, this.#now];
+      return;
+    }
+    const isGone = isOfRows && code.startsWith("PF");
+    const isRefused = !isConnection && ["42501", "42883", "3F000"].includes(code);
+    const smallest = leases.reduce((least, { ttl }) => Math.min(least, ttl), NEVER);
+    let again = this.#now + this.#pause(smallest);
+    if (code === "unsent") again = this.#now;
+    else if (code === "panicked") this.died();
+    else if (!isGone && !isRefused && !this.#isOut && leases.some(lives)) {
+      this.#effects.push({ log: "not renewed", code });
+      this.#isOut = true;
+      if (isOfConnection(code)) again = this.#now;
+    }
+    for (const lease of leases.filter(lives)) {
+      lease.beatAt = again;
+      shake(lease);
+      if ((isGone || isRefused) && lease.resting === 0) {
+        this.#lose(lease, isGone ? "gone" : "refused");
+      }
+    }
+  }
+
+  // Acquires.
+
+  #ask(lease: LeaseState): void {
+    const least = bounded(lease.ttl);
+    // A longer one would hold back vacuum.
+    const left = Math.max(0, Math.min(lease.until - this.#now, PORTION));
+    const wait = waits(lease) && isOne(lease) ? left : 0;
+    const limit = waits(lease) ? least : this.#limit(least);
+    const [holder, key] = [holderOf(lease), lease.key];
+    const reclaim = !!lease.ask.reclaim || (lease.doubt !== undefined && reclaims(lease));
+    const place = waits(lease) ? lease : this;
+    this.#start("acquire", [lease], place, limit + wait, { for: key, wait, holder, reclaim });
+  }
+
+  #acquireAnswered(call: Call, grant: Rows["acquire"] | undefined, taken: Taken = {}): void {
+    const [lease] = call.leases as [LeaseState];
+    if (grant) {
+      lease.doubt = undefined;
+      this.#granted(lease, grant[1], call.sent as number);
+      return this.#settle(lease);
+    }
+    const { doubt } = lease;
+    const isOwn = doubt !== undefined && taken.holder === holderOf(lease);
+    if (doubt && !isOwn && this.#now >= doubt.until) lease.doubt = undefined;
+    if (lease.isAnswered) return this.#leaveAcquire(lease);
+    // What its own first call was granted, whose answer was lost, is not committed yet.
+    const until = isOwn ? Math.max(lease.until, doubt.until) : lease.until;
+    if (this.#now < until) {
+      const isQueued = waits(lease) && isOne(lease) && !isOwn;
+      const soon = Math.max((call.sent as number) + AFTER_PORTION, this.#now);
+      lease.at = Math.min(isQueued ? soon : this.#now + TRY_AGAIN, until);
+    } else if (isOwn) this.#finish(lease, { error: "NoAnswer", inDoubt: true });
+    else {
+      const { holder, remaining, state } = taken;
+      const byTime = (remaining ?? 0) > 0 ? "ttl" : "guard";
+      const waitsFor = state ? (state === "uncommitted" ? "commit" : byTime) : undefined;
+      this.#finish(lease, { error: "LeaseTaken", holder, remaining, waitsFor });
+    }
+  }
+
+  #granted(lease: LeaseState, token: number, sent: number): void {
+    [lease.token, lease.state] = [token, "confirming"];
+    [lease.deadline, lease.beatAt] = [this.#now + lease.ttl, this.#now];
+    this.#leases.set(lease.key, lease);
+    if (lease.isAnswered) return this.#giveBack(lease);
+    // The server counts from a later moment: if that was long ago, a renewal confirms it.
+    const third = sent + Math.floor(lease.ttl / 3);
+    if (this.#now >= third) return;
+    [lease.state, lease.deadline, lease.beatAt] = ["held", sent + trusted(lease.ttl), third];
+    this.#event("acquired", lease);
+  }
+
+  /** Answers an acquire when it is known whether the lease is held. */
+  #settle(lease: LeaseState): void {
+    if (lease.isAnswered || lease.state === "asking" || lease.state === "confirming") return;
+    if (holds(lease)) this.#finish(lease, { leases: [lease.key] });
+    else this.#finish(lease, { error: "LeaseLost", reason: lease.reason });
+  }
+
+  /** Answers an acquire, once. What was granted, or may be, and is nobody's, is given back. */
+  #finish(lease: LeaseState, reply: Omit<Reply, "reply">): void {
+    lease.isAnswered = true;
+    const isFailed = reply.error !== undefined;
+    const isInDoubt = isFailed && lease.doubt !== undefined && reply.error !== "LeaseTaken";
+    const inDoubt = !!reply.inDoubt || isInDoubt;
+    this.#effects.push({ ...reply, inDoubt, reply: lease.key });
+    if (isFailed && lives(lease)) this.#giveBack(lease);
+    if (lease.state === "asking") this.#leases.delete(lease.key);
+    if (lease.call?.do !== "acquire") this.#leaveAcquire(lease);
+  }
+
+  #leaveAcquire(lease: LeaseState): void {
+    this.#undoDoubt(lease);
+    if (lease.state === "asking" || !lease.ask.session) this.#hangUp(lease);
+  }
+
+  #acquireFailed(call: Call, code: string, isOpening: boolean): void {
+    const [lease] = call.leases as [LeaseState];
+    const { until, ask } = lease;
+    const isDoubt = !isOpening && !ask.session && isDoubtful(code);
+    if (isDoubt)
+      lease.doubt ??= { sent: call.sent as number, until: (call.sent ?? 0) + call.limit };
+    if (lease.isAnswered) return this.#leaveAcquire(lease);
+    lease.at = this.#now;
+    if (code === "unsent") return;
+    lease.tries++;
+    const { tries, doubt } = lease;
+    const patient = Math.max(until, lease.begun + this.#patience(lease.ttl));
+    const end = isConflict(code) ? patient : until;
+    const longest = isConflict(code) ? TRY_AGAIN : longestWait(lease.ttl);
+    const isStuck = doubt !== undefined && ask.named && !ask.reclaim;
+    const mayPass = isConflict(code) || isOfConnection(code);
+    if (doubt && reclaims(lease) && tries === 1 && isOfConnection(code)) return;
+    if (!mayPass || isStuck || this.#now >= end) {
+      this.#finish(lease, notGranted(code, isOpening && !doubt));
+    } else if (doubt && !reclaims(lease)) {
+      // The next try has another holder: an undo that comes late does not meet its grant.
+      lease.undoing = this.#undoDoubt(lease);
+      lease.series++;
+    } else {
+      const pause = spreads(growing(FIRST_RETRY, tries - 1, longest), this.spread);
+      lease.at = this.#now + Math.min(pause, Math.max(1, end - this.#now));
+    }
+  }
+
+  /** Has what may have been granted be released, if the holder is nobody else's. */
+  #undoDoubt(lease: LeaseState): Undo | undefined {
+    const [{ doubt, names, ttl }, holder] = [lease, holderOf(lease)];
+    if (!doubt || lease.ask.named || this.#isDone) return undefined;
+    const undo: Undo = { ...doubt, names, holder, ttl, at: this.#now, tries: 0, ...NOWHERE };
+    this.#undos.add(undo);
+    lease.doubt = undefined;
+    return undo;
+  }
+
+  #sendUndo(undo: Undo): void {
+    const { names, holder } = undo;
+    this.#start("undo", [], undo, bounded(undo.ttl), { names, holder }, undo);
+  }
+
+  #undoAnswered(undo: Undo, released: number): void {
+    undo.tries++;
+    // The call that it is about may still come.
+    undo.at = Math.min(this.#now + TRY_AGAIN, undo.until);
+    if (released > 0 || this.#now >= undo.until) this.#forget(undo);
+    for (const lease of this.#leases.values()) {
+      if (lease.undoing === undo) [lease.undoing, lease.at] = [undefined, this.#now];
+    }
+  }
+
+  #undoFailed(undo: Undo, code: string): void {
+    undo.tries++;
+    const pause = spreads(growing(FIRST_RETRY, undo.tries - 1, LONGEST_PAUSE), this.spread);
+    undo.at = this.#now + (code === "unsent" ? 0 : pause);
+    const mayPass = isOfConnection(code) || isConflict(code) || /^(55P03|panicked)$/.test(code);
+    if (!mayPass || undo.at >= undo.sent + undo.ttl) this.#forget(undo);
+  }
+
+  #forget(undo: Undo): void {
+    this.#undos.delete(undo);
+    this.#hangUp(undo);
+  }
+
+  // What is given back, in the order in which it was asked for.
+
+  #giveBack(lease: LeaseState, isInDoubt = lease.isEnding || rests(lease)): void {
+    const until = this.#now + this.#patience(lease.ttl);
+    const isAlone = isInDoubt || lease.ask.table !== undefined;
+    lease.giving = { at: this.#now, until, tries: 0, isInDoubt, isAlone };
+    if (lease.state !== "lost") lease.state = "releasing";
+    this.#leases.delete(lease.key);
+    this.#leases.set(lease.key, lease);
+    if (!lease.ask.session) this.#hangUp(lease);
+  }
+
+  #sendRelease(first: LeaseState, leases: readonly LeaseState[]): void {
+    const isDue = ({ giving }: LeaseState) => giving && giving.at <= this.#now && !giving.isAlone;
+    const all = first.giving?.isAlone ? [first] : within(MOST_RELEASED, leases.filter(isDue));
+    const smallest = all.reduce((least, { ttl }) => Math.min(least, ttl), NEVER);
+    this.#start("release", all, this, this.#limit(bounded(smallest)));
+  }
+
+  #releaseAnswered(call: Call, closing: readonly Rows["release"][]): void {
+    let at = 0;
+    for (const lease of call.leases) {
+      const isGone = closing.slice(at, (at += owed(lease).length)).includes(null);
+      const isKnown = !lease.giving?.isInDoubt && lease.ask.table === undefined;
+      const isLoss = isGone && isKnown && this.#now < lease.deadline;
+      lease.giving = undefined;
+      if (lease.state === "lost") this.#forgetLease(lease);
+      else if (isLoss && (!lease.ask.session || lease.link)) {
+        this.#lose(lease, "gone");
+        this.#forgetLease(lease);
+      } else this.#end(lease);
+    }
+  }
+
+  /** The server keeps the lease until its ttl. */
+  #givenBack(lease: LeaseState): void {
+    lease.giving = undefined;
+    if (lease.state === "lost") return this.#forgetLease(lease);
+    this.#log("not released");
+    this.#end(lease, "unconfirmed");
+  }
+
+  #releaseFailed({ leases }: Call, code: string, isOpening: boolean): void {
+    const isLocked = code === "55P03" || isConflict(code);
+    const mayPass = isLocked || isOfConnection(code);
+    for (const lease of leases) {
+      const giving = lease.giving as Giving;
+      giving.isInDoubt ||= !isOpening && isDoubtful(code);
+      if (!mayPass || this.#now >= giving.until) {
+        this.#givenBack(lease);
+        continue;
+      }
+      // At once if the connection had only ended before, and one by one if a lock is in the way.
+      giving.isAlone ||= isLocked;
+      const isFirst = ++giving.tries === 1 && (!isLocked || leases.length > 1);
+      const quarter = Math.floor((giving.until - this.#now) / 4);
+      const pause = isFirst || code === "unsent" ? 0 : Math.max(SHORTEST_PAUSE, quarter);
+      giving.at = this.#now + pause;
+    }
+  }
+
+  // Ends.
+
+  #lose(lease: LeaseState, reason: Reason, rest: readonly string[] = []): void {
+    [lease.state, lease.reason, lease.rest] = ["lost", reason, rest];
+    if (lease.isTold) {
+      this.#log("lost", reason);
+      return this.#event("lost", lease);
+    }
+    if (rest.length > 0) this.#giveBack(lease);
+    else this.#forgetLease(lease);
+    this.#settle(lease);
+  }
+
+  #end(lease: LeaseState, reason?: Reason): void {
+    [lease.state, lease.reason] = ["released", reason];
+    this.#forgetLease(lease);
+    if (lease.isTold) this.#event("released", lease);
+  }
+
+  #forgetLease(lease: LeaseState): void {
+    this.#leases.delete(lease.key);
+    this.#hangUp(lease);
+  }
+
+  #event(event: EventEffect["event"], lease: LeaseState): void {
+    const { key, token, reason, advice } = lease;
+    if (event === "acquired") {
+      lease.isTold = true;
+      lease.endsAt = this.#now + (lease.ask.atMost || NEVER);
+    }
+    const remaining = holds(lease) ? lease.deadline - this.#now : 0;
+    this.#effects.push({ event, key, token, remaining, reason, advice });
+  }
+}
+
+const NOWHERE = { link: undefined, call: undefined };
+
+const pairOf = ({ token, names }: LeaseState) => `${token} ${names[0]}`;
+const byPair = <R extends Rows["keep_row"] | Rows["look_row"]>(rows: readonly R[]) =>
+  new Map(rows.map((row) => [`${row[1]} ${row[0]}`, row]));
+
+/** As many as have no more names than that together, and one in any case. */
+function within(most: number, leases: readonly LeaseState[]): readonly LeaseState[] {
+  let count = 0;
+  const isOver = (lease: LeaseState, i: number) => (count += owed(lease).length) > most && i > 0;
+  const end = leases.findIndex(isOver);
+  return end < 0 ? leases : leases.slice(0, end);
+}
+
+/** The part of a span that is believed: the server counts from a later moment, by another clock. */
+const trusted = (span: number) => span - Math.ceil(span / 50);
+/** How long a call may take that has no shorter lease beside it. */
+const bounded = (ttl: number) =>
+  Math.min(LONGEST_CALL, Math.max(LEAST_PATIENCE, Math.floor(ttl / 3)));
+const growing = (first: number, tries: number, longest: number) =>
+  Math.min(first * 2 ** tries, longest);
+const longestWait = (ttl: number) =>
+  Math.min(Math.max(Math.floor(ttl / 3), SHORTEST_WAIT), LONGEST_PAUSE);
+const spreads = (pause: number, spread: number) => pause - Math.floor((pause * spread) / 4000);
+
+/** Another connection may help. */
+const isOfConnection = (code: string) =>
+  /^(connect|unsent|ended|no answer|25006|53300|08.*|57P0.*)$/.test(code);
+/** The statement may have been carried out all the same. */
+const isDoubtful = (code: string) =>
+  /^(unreadable|panicked)$/.test(code) ||
+  (isOfConnection(code) && !/^(unsent|25006|53300)$/.test(code));
+const isConflict = (code: string) => code === "40001" || code === "40P01";
+
+function notGranted(code: string, isOpening: boolean): Told {
+  const sqlstate = /^[0-9A-Z]{5}$/.test(code) ? code : undefined;
+  if (isOpening) return { error: "NoConnection", sqlstate };
+  if (isOfConnection(code) || isDoubtful(code)) return { error: "NoAnswer", sqlstate };
+  const errors: Record<string, string> = {
+    42501: "NotGranted",
+    42883: "NotInstalled",
+    "3F000": "NotInstalled",
+  };
+  return { error: errors[code] ?? "Refused", sqlstate };
+}
+
+export type LeadEffect =
+  | { readonly lead: "acquire" | "work" }
+  | { readonly lead: "pause"; readonly pause: number }
+  | { readonly lead: "end"; readonly code: string }
+  | { readonly log: string; readonly code: string }
+  | { readonly event: "interrupted"; readonly code: string };
+
+const PASSES =
+  /^(LeaseLost|LeaseTaken|TransactionLost|ConnectionLost|NoAnswer|NoConnection|passing)$/;
+
+/** One who leads, or waits to. */
+export class LeadState {
+  #state: "asking" | "leading" | "pausing" | "ended" = "asking";
+  #failures = 0;
+  #at = 0;
+  #since = 0;
+
+  constructor(
+    readonly ttl: number,
+    readonly spread: number,
+  ) {}
+
+  start(): LeadEffect[] {
+    this.#state = "asking";
+    return [{ lead: "acquire" }];
+  }
+
+  granted(now: number): LeadEffect[] {
+    [this.#state, this.#since] = ["leading", now];
+    return [{ lead: "work" }];
+  }
+
+  workDone(): LeadEffect[] {
+    return this.#end("");
+  }
+
+  /** The cause is the kind of the error. Lost: the lease is, whatever the error says. */
+  workFailed(now: number, cause: string, isLost: boolean): LeadEffect[] {
+    if (!isLost && !PASSES.test(cause)) return this.#end("work failed");
+    if (now - this.#since >= Math.min(this.ttl, 60_000)) this.#failures = 0;
+    return this.#again(now, cause, true);
+  }
+
+  notGranted(now: number, cause: string): LeadEffect[] {
+    return PASSES.test(cause) ? this.#again(now, cause, false) : this.#end(cause);
+  }
+
+  /** Lets the work end by itself. */
+  stop(): LeadEffect[] {
+    return this.#state === "leading" ? [] : this.#end("");
+  }
+
+  tick(now: number): LeadEffect[] {
+    return this.#state === "pausing" && now >= this.#at ? this.start() : [];
+  }
+
+  /** After a pause, which grows. An outage is one line of the log; one that has not led has no event. */
+  #again(now: number, code: string, hasLed: boolean): LeadEffect[] {
+    const told: LeadEffect[] = this.#failures > 0 ? [] : [{ log: "leads no more", code }];
+    if (told.length > 0 && hasLed) told.push({ event: "interrupted", code });
+    const shortest = Math.max(Math.floor(this.ttl / 12), SHORTEST_PAUSE);
+    const pause = spreads(growing(shortest, this.#failures++, longestWait(this.ttl)), this.spread);
+    [this.#state, this.#at] = ["pausing", now + pause];
+    return [...told, { lead: "pause", pause }];
+  }
+
+  #end(code: string): LeadEffect[] {
+    this.#state = "ended";
+    return [{ lead: "end", code }];
+  }
+}

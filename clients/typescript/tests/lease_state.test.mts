@@ -1,0 +1,120 @@
+/**
+ * The vectors of clients/spec/vectors, which every client plays; their format is in clients/spec/README.md.
+ *
+ *     node tests/lease_state.test.mjs path/to/vectors
+ */
+import assert from "node:assert/strict";
+import { readdirSync, readFileSync } from "node:fs";
+import { join } from "node:path";
+import { test } from "node:test";
+
+import { LeadState, LeaseStates, NEVER } from "../dist/lease_state.js";
+
+type Fields = Record<string, any>;
+type Step = Record<"held" | "deadline" | "next_beat", Record<string, any> | undefined> & {
+  at: number;
+  in: Record<string, Fields>;
+  out: Fields[];
+  wake?: number;
+};
+
+/** Writes out the shorthands of lists. */
+function whole(some: any): any {
+  if (!Array.isArray(some)) return some;
+  return some.flatMap((one) => {
+    if (typeof one?.count !== "number") return [whole(one)];
+    return Array.from({ length: one.count }, (_, i) => one.each ?? `${one.prefix}${i}`);
+  });
+}
+
+const snake = (name: string) => name.replace(/[A-Z]/g, (letter) => `_${letter.toLowerCase()}`);
+const camel = (name: string) => name.replace(/_(.)/g, (_, letter) => letter.toUpperCase());
+const renamed = (of: Fields, how: (name: string) => string) =>
+  Object.fromEntries(Object.entries(of).map(([name, value]) => [how(name), whole(value)]));
+
+/** All that is expected is there; what is missing counts as 0, false or empty. */
+function isLike(is: Fields, expected: Fields): boolean {
+  return Object.entries(expected).every(([field, value]) => {
+    if (typeof value?.length === "number" && !Array.isArray(value) && typeof value !== "string") {
+      return is[field]?.length === value.length;
+    }
+    const empty = Array.isArray(value)
+      ? []
+      : { string: "", number: 0, boolean: false }[typeof value as "string"];
+    return JSON.stringify(is[field] ?? empty) === JSON.stringify(whole(value));
+  });
+}
+
+function lead(
+  leader: LeadState,
+  now: number,
+  { what, cause, lost = false }: Fields,
+): readonly object[] {
+  const does: Record<string, () => object[]> = {
+    start: () => leader.start(),
+    granted: () => leader.granted(now),
+    "work done": () => leader.workDone(),
+    "work failed": () => leader.workFailed(now, cause, lost),
+    "not granted": () => leader.notGranted(now, cause),
+    stop: () => leader.stop(),
+    tick: () => leader.tick(now),
+  };
+  return does[what]!();
+}
+
+function input(states: LeaseStates, what: string, of: any): void {
+  const does: Record<string, () => void> = {
+    acquire: () => states.acquire(of),
+    keep_row: () => states.keepRow({ ...of, names: [of.key] }, of.token, of.sent ?? undefined),
+    give_up: () => states.giveUp(of.id),
+    release: () => states.release(of.key),
+    check: () => states.check(of.key),
+    last: () => states.last(of.keys, of.stage),
+    touches: () => states.touches(of.key, true),
+    ended: () => states.touches(of.key, false),
+    suspect: () => states.suspect(of.keys),
+    close: () => states.close(),
+    died: () => states.died(),
+    tick: () => {},
+    sent: () => states.sent(of.call),
+    answer: () => states.answered(of.call, of.rows ?? [], of.taken),
+    failed: () => states.failed(of.call, of.code, of.broken),
+    disconnected: () => states.disconnected(of.on),
+  };
+  does[what]!();
+}
+
+function play({ spread = 0, steps }: { spread?: number; steps: Step[] }): void {
+  const states = new LeaseStates(spread);
+  let leader: LeadState | undefined;
+  for (const [i, step] of steps.entries()) {
+    const { at } = step;
+    const [[what, raw]] = Object.entries(step.in) as [[string, Fields]];
+    const of = renamed(raw, camel);
+    let out: readonly object[] = [];
+    if (what === "lead") out = lead((leader ??= new LeadState(raw["ttl"], spread)), at, raw);
+    else if (what !== "nothing") out = states.step(at, () => input(states, what, of), raw["call"]);
+    const told = out.map((effect) => renamed(effect, snake));
+    const is = `step ${i} at ${at}: ${JSON.stringify(told)}`;
+    assert.ok(
+      told.length === step.out.length && told.every((effect, i) => isLike(effect, step.out[i]!)),
+      is,
+    );
+    for (const [key, value] of Object.entries(step.held ?? {}))
+      assert.equal(states.remaining(at, key) > 0, value, `${is} held`);
+    for (const [key, value] of Object.entries(step.deadline ?? {}))
+      assert.equal(states.lease(key)?.deadline, value, `${is} deadline`);
+    for (const [key, value] of Object.entries(step.next_beat ?? {}))
+      assert.equal(states.lease(key)?.beatAt, value, `${is} next beat`);
+    const wake = states.wake(at);
+    if (step.wake !== undefined)
+      assert.equal(wake === NEVER ? 2 ** 53 : wake, step.wake, `${is} wake`);
+  }
+}
+
+const from = process.argv[2] ?? "../../../clients/spec/vectors";
+for (const file of readdirSync(from).filter((name) => name.endsWith(".json"))) {
+  for (const vector of JSON.parse(readFileSync(join(from, file), "utf8"))) {
+    test(`${file}: ${vector.name}`, () => play(vector));
+  }
+}
