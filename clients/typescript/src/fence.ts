@@ -1,20 +1,60 @@
+import { hostname } from "node:os";
+import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import * as sql from "./asked.js";
-import type { LeaseOptions, Names } from "./asked.js";
-import { FenceError, LeaseLost, LeaseTaken, ofSignal, Refused, sessionEnded, sqlstateOf, TransactionLost, type Left } from "./errors.js";
-import { guarded, OpenTransaction, under, type Query, type Transaction, type Under } from "./guard.js";
-import { Keeper, warn, type Grant, type LeaseEvent } from "./keeper.js";
-import type { Opener } from "./line.js";
+import type { Opener } from "./connection.js";
+import * as errors from "./errors.js";
+import { Heartbeat, numberOf, warn, type Holding, type LeaseEvent } from "./heartbeat.js";
+import { LeadState, type LeadEffect } from "./lease_state.js";
+import { msOf, now, type Span } from "./span.js";
+import { Statements, type Asked, type Column, type Pair } from "./statements.js";
+import {
+  guarded,
+  OpenTransaction,
+  type Query,
+  type Transaction,
+  type Under,
+} from "./transaction.js";
 
-/** A driver: `On` is what its transactions begin on, in words `takes`; `Tx` what the work in them is done with. There
- * is no transaction where that is none of its connections. */
-export type Driver<On, Tx> = Readonly<{ open: Opener; takes: string; transaction(on: On): (() => Transaction<Tx>) | undefined }>;
+/** A driver: `On` is what its transactions begin on, in words `takes`; `Tx` what the work in them is
+ * done with. There is no transaction on what is none of its connections. */
+export interface Driver<On, Tx> {
+  readonly open: Opener;
+  readonly takes: string;
+  transaction(on: On): (() => Transaction<Tx>) | undefined;
+}
 
 export interface FenceOptions {
-  /** The extension's schema, where that is not in the search path. */
+  /** The extension's schema, if that is not in the search path. */
   readonly schema?: string | undefined;
   /** Told what becomes of leases; it must not block. */
   readonly onEvent?: ((event: LeaseEvent) => void) | undefined;
+}
+
+/** How a row lease is kept. */
+export interface RowOptions {
+  /** How long it is ours without a renewal: 30 s. */
+  readonly ttl?: Span | undefined;
+  /** So long after its acquire it is lost, whatever its heartbeat does: for work that hangs. */
+  readonly atMost?: Span | undefined;
+  /** Gives the acquire up, which then throws the signal's reason. */
+  readonly signal?: AbortSignal | undefined;
+}
+
+/** How a lease is acquired. */
+export interface LeaseOptions extends RowOptions {
+  /** How long to wait for it, when it is taken. */
+  readonly wait?: Span | undefined;
+  /** The holder, as others see it; by default a text that is unique for each call. */
+  readonly holder?: string | undefined;
+  /** Takes it over from a holder of the same name. */
+  readonly reclaim?: boolean | undefined;
+  /** It ends with its connection, too. Not through a pooler in transaction mode. */
+  readonly session?: boolean | undefined;
+  readonly shared?: boolean | undefined;
+  /** So many may hold it at once. */
+  readonly slots?: number | undefined;
+  /** Anything that has a JSON. */
+  readonly metadata?: unknown;
 }
 
 /** `release`: the last statement gives the lease back. */
@@ -24,165 +64,344 @@ export type AdoptOptions = Pick<LeaseOptions, "holder">;
 /** `stop` ends the waiting. The work looks at it by itself, and is waited for. */
 export type LeadOptions = Pick<LeaseOptions, "ttl"> & { readonly stop?: AbortSignal | undefined };
 
-/** Does the work in a transaction, during which nobody else is granted the lease, and returns what it returned. */
+/** A shorter ttl, in milliseconds, leaves no time for a renewal. */
+const SHORTEST_TTL = 100;
+
+function ttlOf(ttl: Span = { seconds: 30 }): number {
+  const ms = msOf("ttl", ttl);
+  if (ms >= SHORTEST_TTL) return Math.floor(ms);
+  const why = "for it is renewed meanwhile";
+  throw new RangeError(`ttl is ${SHORTEST_TTL} ms or more, ${why}: not ${ms} ms`);
+}
+
+/** The holder is unique for each call, unless it is named. */
+function holderOf(holder = `${hostname()}/${process.pid}/${randomUUID().slice(0, 8)}`): string {
+  return checked("holder", holder, "string");
+}
+
+/** The holder that adopts if none is named: all fences of this process are one holder. */
+const PROCESS = holderOf();
+
+function checked<T>(what: string, value: T, kind: "string" | "number" | "boolean"): T {
+  if (typeof value !== kind) throw new TypeError(`${what} is a ${kind}: not ${String(value)}`);
+  return value;
+}
+
+/** Looks the options over, before anything is sent. */
+function askedFor(names: string | readonly string[], options: LeaseOptions) {
+  if (typeof options === "function") throw new TypeError("the options come before the work");
+  const { slots = 1, reclaim = false, session = false, shared = false } = options;
+  const flags = Object.entries({ reclaim, session, shared });
+  for (const [what, flag] of flags) checked(what, flag, "boolean");
+  checked("slots", slots, "number");
+  const all = [names].flat().map((name) => checked("the name of a lease", name, "string"));
+  const holder = holderOf(options.holder);
+  const [ttl, wait] = [ttlOf(options.ttl), msOf("wait", options.wait ?? { seconds: 0 })];
+  const atMost = options.atMost && msOf("atMost", options.atMost);
+  const metadata = JSON.stringify(options.metadata ?? null);
+  if (metadata === undefined) {
+    throw new TypeError(`metadata has no JSON: ${String(options.metadata)}`);
+  }
+  if (wait < 0 || (atMost ?? 1) <= 0) throw new RangeError("wait and atMost are not negative");
+  if (reclaim && options.holder === undefined) {
+    throw new TypeError("reclaim takes a holder: whose lease is it?");
+  }
+  if (all.length !== 1 && (shared || slots !== 1 || reclaim)) {
+    throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");
+  }
+  const named = options.holder !== undefined;
+  const kind = { named, reclaim, session, shared: shared || slots !== 1, atMost };
+  const ask = { names: all, ttl, wait, holder, ...kind };
+  const json = options.metadata == null ? null : metadata;
+  const asked: Asked = { ttl, metadata: json, shared, slots, session };
+  return [ask, asked] as const;
+}
+
+/** Does the work in a transaction, during which nobody else is granted the lease, and returns what
+ * it returned. Of a row lease it writes the row first, so that all further writes of the row in the
+ * transaction are its holder's; with `release` it gives the row up, unless the work has. */
 export interface Guard<On, Tx> {
-  /** `on` is a pool, or a connection, whose open transaction it is, where there is one. */
+  /** `on` is a pool, or a connection, whose open transaction it is, if there is one. */
   <T>(on: On, work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T>;
   /** `query` runs a query in the open transaction of an ORM. */
   <T>(query: Query, work: () => PromiseLike<T>, options?: GuardOptions): Promise<T>;
 }
 
-/** A lease that somebody else grants, under the number that it has there. With `release` the number is refused from then on. */
-export type Adopted<On, Tx> = Readonly<{ name: string; token: number | bigint; guard: Guard<On, Tx> }>;
+/** A lease that somebody else grants, under the number that it has there. With `release` the number
+ * is refused from then on. */
+export type Adopted<On, Tx> = Readonly<{
+  name: string;
+  token: number | bigint;
+  guard: Guard<On, Tx>;
+}>;
 
-let grantOf: (lease: Lease<any, any>) => Grant;
+let holdingOf: (lease: Lease<any, any>) => Holding;
 
-/** A lease that is held until it is released or lost. `await using` releases it at the end of a block, and throws LeaseLost
- * there where nothing has told it before. */
+/** A lease that is held until it is released or lost. `await using` releases it at the end of a
+ * block, and throws LeaseLost there if nothing has told it before. */
 export class Lease<On, Tx> {
-  static { grantOf = (lease) => lease.#grant; }
-  readonly #keeper: Keeper;
-  readonly #grant: Grant;
+  static {
+    holdingOf = (lease) => lease.#holding;
+  }
+  readonly #heartbeat: Heartbeat;
+  readonly #holding: Holding;
+  /** Of a row lease, the table and the key. */
   readonly names: readonly string[];
   /** The acquire's: it serves for as long as the lease is held. */
   readonly token: number;
   readonly guard: Guard<On, Tx>;
 
   /** @internal */
-  constructor(driver: Driver<On, Tx>, keeper: Keeper, grant: Grant) {
-    [this.#keeper, this.#grant, this.names, this.token] = [keeper, grant, grant.names, grant.token];
-    this.guard = guardOf(driver, (release) => under(keeper, [this], [grant], release));
-    FORGOTTEN.register(this, [keeper, grant]);
+  constructor(driver: Driver<On, Tx>, heartbeat: Heartbeat, holding: Holding) {
+    [this.#heartbeat, this.#holding] = [heartbeat, holding];
+    [this.names, this.token] = [holding.names, holding.token];
+    this.guard = guardOf(driver, heartbeat, [this], [holding]);
+    FORGOTTEN.register(this, [heartbeat, holding], holding);
   }
 
   /** Whether it is ours at this moment, by our own clock. */
-  get held(): boolean { return this.remaining.milliseconds > 0; }
+  get held(): boolean {
+    return this.remaining.milliseconds > 0;
+  }
   /** How long it is ours if no renewal comes through any more. */
-  get remaining(): Left { return this.#grant.remaining; }
+  get remaining(): errors.Left {
+    return this.#heartbeat.remaining(this.#holding);
+  }
 
-  /** Aborted at a loss, by the deadline at the latest, with a LeaseLost as its reason: for `fetch`, timers, streams. */
+  /** Aborted at a loss, by the deadline at the latest, with a LeaseLost as its reason: for `fetch`,
+   * timers, streams. */
   get signal(): AbortSignal {
-    this.#keeper.hear(this.#grant, this);
-    return this.#grant.aborts.signal;
+    this.#heartbeat.hear(this.#holding, this);
+    return this.#holding.aborts.signal;
   }
 
   /** Throws LeaseLost once it is ours no more. For long steps, and before each call to the outside. */
-  check(): void { this.#keeper.check(this.#grant); }
-  /** Gives it back. No error where that fails: then it ends at its ttl. */
-  release(): Promise<void> { return this.#keeper.release([this.#grant]); }
+  check(): void {
+    this.#heartbeat.check(this.#holding);
+  }
+
+  /** Gives it back. No error if that fails: then it ends at its ttl. */
+  async release(): Promise<void> {
+    FORGOTTEN.unregister(this.#holding);
+    await this.#heartbeat.release(this.#holding);
+  }
 
   async [Symbol.asyncDispose](): Promise<void> {
     await this.release();
-    if (this.#grant.isLost && !this.#grant.isHeard) throw this.#grant.lost();
+    if (this.#holding.isLost && !this.#holding.isHeard) throw this.#holding.lost();
   }
 }
 
-const FORGOTTEN = new FinalizationRegistry<[Keeper, Grant]>(([keeper, grant]) => {
-  if (grant.reason !== undefined) return;
-  warn(`the lease ${grant.names.join(", ")} was forgotten, and not released`);
-  grant.aborts.abort(new LeaseLost("released", grant.names));
-  void keeper.release([grant]);
-});
+const FORGOTTEN = new FinalizationRegistry<[Heartbeat, Holding]>(([heartbeat, holding]) =>
+  heartbeat.forget(holding),
+);
 
 /** Where leases come from: one for a process. `await using` closes it at the end of a block. */
 export class Fence<On, Tx> {
   readonly #driver: Driver<On, Tx>;
-  readonly #keeper: Keeper;
+  readonly #heartbeat: Heartbeat;
 
   /** @internal */
   constructor(driver: Driver<On, Tx>, { schema, onEvent }: FenceOptions = {}) {
-    const prefix = schema === undefined ? "" : `"${sql.checked("schema", schema, "string").replaceAll('"', '""')}".`;
-    [this.#driver, this.#keeper] = [driver, new Keeper(driver.open, prefix, onEvent)];
+    const statements = new Statements(schema && checked("schema", schema, "string"));
+    [this.#driver, this.#heartbeat] = [driver, new Heartbeat(driver.open, statements, onEvent)];
   }
 
-  /** A lease of one name, or of several at once, all or none. Throws LeaseTaken. Held for as long as the work runs, whose
-   * result it returns; without work until `release`, or by `await using`. */
-  lease(names: Names, options?: LeaseOptions): Promise<Lease<On, Tx>>;
-  lease<T>(names: Names, options: LeaseOptions, work: (lease: Lease<On, Tx>) => PromiseLike<T>): Promise<T>;
-  async lease(names: Names, options: LeaseOptions = {}, work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>): Promise<unknown> {
-    const grant = await this.#keeper.acquire(sql.askedFor(this.#keeper.prefix, names, options), options.signal);
-    const lease = new Lease(this.#driver, this.#keeper, grant);
-    return work ? this.#during(lease, work) : lease;
+  /** A lease of one name, or of several at once, all or none. Throws LeaseTaken. Held for as long as
+   * the work runs, whose result it returns; without work until `release`, or by `await using`.
+   * Several names have no queue: they are tried each quarter of a second, and may starve beside
+   * waiters for each, until `wait` is over. */
+  lease(names: string | readonly string[], options?: LeaseOptions): Promise<Lease<On, Tx>>;
+  lease<T>(
+    names: string | readonly string[],
+    options: LeaseOptions,
+    work: (lease: Lease<On, Tx>) => PromiseLike<T>,
+  ): Promise<T>;
+  async lease(
+    names: string | readonly string[],
+    options: LeaseOptions = {},
+    work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
+  ): Promise<unknown> {
+    const [ask, asked] = askedFor(names, options);
+    return this.#during(await this.#heartbeat.acquire(ask, asked, options.signal), work);
+  }
+
+  /** Keeps a row of a table whose rows are leases of their own, which a statement of yours has
+   * claimed: by the value of its primary key (several columns: a list), under the token that the
+   * claim returned. Throws LeaseLost if the row is another's by then. Finish the row in a `guard`;
+   * the end of the lease gives up a row that is not. */
+  keepRow(
+    table: string,
+    key: Column | readonly Column[],
+    token: number | bigint | string,
+    options?: RowOptions,
+  ): Promise<Lease<On, Tx>>;
+  keepRow<T>(
+    table: string,
+    key: Column | readonly Column[],
+    token: number | bigint | string,
+    options: RowOptions,
+    work: (lease: Lease<On, Tx>) => PromiseLike<T>,
+  ): Promise<T>;
+  async keepRow(
+    table: string,
+    key: Column | readonly Column[],
+    token: number | bigint | string,
+    options: RowOptions = {},
+    work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
+  ): Promise<unknown> {
+    const [{ ttl, atMost }] = askedFor(table, options);
+    const of = [table, key, numberOf(token), { ttl, atMost }, options.signal] as const;
+    return this.#during(await this.#heartbeat.keepRow(...of), work);
   }
 
   /** A transaction that is guarded by several leases at once. */
-  guard<T>(on: On, leases: readonly Lease<On, Tx>[], work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T>;
-  guard<T>(query: Query, leases: readonly Lease<On, Tx>[], work: () => PromiseLike<T>, options?: GuardOptions): Promise<T>;
-  guard<T>(on: any, leases: readonly Lease<On, Tx>[], work: (tx: Tx) => PromiseLike<T>, options?: GuardOptions): Promise<T> {
-    return guardOf(this.#driver, (release) => under(this.#keeper, [...leases], leases.map(grantOf), release))(on, work, options);
+  guard<T>(
+    on: On,
+    leases: readonly Lease<On, Tx>[],
+    work: (tx: Tx) => PromiseLike<T>,
+    options?: GuardOptions,
+  ): Promise<T>;
+  guard<T>(
+    query: Query,
+    leases: readonly Lease<On, Tx>[],
+    work: () => PromiseLike<T>,
+    options?: GuardOptions,
+  ): Promise<T>;
+  guard<T>(
+    on: any,
+    leases: readonly Lease<On, Tx>[],
+    work: (tx: Tx) => PromiseLike<T>,
+    options?: GuardOptions,
+  ): Promise<T> {
+    const holdings = leases.map(holdingOf);
+    return guardOf(this.#driver, this.#heartbeat, [...leases], holdings)(on, work, options);
   }
 
-  /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there, which is that of
-   * one holder: LeaseTaken where another one has adopted it. The holder is this process, unless another one is named. */
-  adopted(name: string, token: number | bigint, { holder = sql.PROCESS }: AdoptOptions = {}): Adopted<On, Tx> {
+  /** A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number
+   * there, which is that of one holder: LeaseTaken if another one has adopted it. The holder is this
+   * process, unless another one is named. */
+  adopted(name: string, token: number | bigint, options: AdoptOptions = {}): Adopted<On, Tx> {
     if (typeof token !== "bigint" && !Number.isSafeInteger(token)) {
       throw new TypeError(`a token is a whole number, above 2^53 a bigint: not ${String(token)}`);
     }
-    const keeper = this.#keeper;
-    const begins = [sql.guardAdopted(keeper.prefix, sql.checked("the name of a lease", name, "string"), token, sql.holderOf(holder))];
-    const ends = [sql.release(keeper.prefix, [name], token)];
-    const guard = guardOf(this.#driver, (release) => ({ keeper, leases: [], grants: [], begins, ends: release ? ends : [] }));
-    return { name, token, guard };
+    checked("the name of a lease", name, "string");
+    const adopted = { name, token, holder: holderOf(options.holder ?? PROCESS) };
+    return { name, token, guard: guardOf(this.#driver, this.#heartbeat, [], [], adopted) };
   }
 
-  /** Does the work whenever this process leads, again after each loss, and returns what it returned; undefined when `stop` was
-   * aborted first. */
-  async lead<T>(name: string, work: (lease: Lease<On, Tx>) => PromiseLike<T>, { stop, ttl }: LeadOptions = {}): Promise<T | undefined> {
+  /** Does the work whenever this process leads, again after each loss, and returns what it returned;
+   * undefined when `stop` was aborted first. What it goes on after is a warning and the event
+   * `interrupted`, once an outage, with a growing pause. */
+  async lead<T>(
+    name: string,
+    work: (lease: Lease<On, Tx>) => PromiseLike<T>,
+    { stop, ttl }: LeadOptions = {},
+  ): Promise<T | undefined> {
     // If the answer to an acquire was lost, its own holder takes the grant over.
-    const options = { ttl, holder: sql.holderOf(), reclaim: true };
-    const asked = { ...sql.askedFor(this.#keeper.prefix, name, options), wait: Infinity };
-    while (!stop?.aborted) {
-      let grant: Grant | undefined;
+    const [ask, asked] = askedFor(name, { ttl, holder: holderOf(), reclaim: true });
+    const leader = new LeadState(ask.ttl, this.#heartbeat.spread);
+    let [effects, failure]: [LeadEffect[], unknown] = [leader.start(), undefined];
+    for (;;) {
+      for (const effect of effects) {
+        if ("log" in effect) warn(`${name} ${effect.log}, and it goes on: ${failure}`);
+        else if ("event" in effect) this.#heartbeat.tell(interrupted(name));
+        else if (effect.lead === "end") throw failure;
+        else if (effect.lead === "pause") {
+          await sleep(effect.pause, undefined, stop && { signal: stop }).catch(() => {});
+        }
+      }
+      if (stop?.aborted) return undefined;
+      let holding: Holding | undefined;
       try {
-        grant = await this.#keeper.acquire(asked, stop);
-        const lease = new Lease(this.#driver, this.#keeper, grant);
-        return await this.#during(lease, work);
+        holding = await this.#heartbeat.acquire({ ...ask, wait: Infinity }, asked, stop);
+        leader.granted(now());
+        return await this.#during(holding, work);
       } catch (error) {
-        if (grant === undefined && stop?.aborted) break;
-        if (this.#keeper.isClosed || !goesOn(error, grant)) throw error;
-        await sleep(asked.ttl / 12, undefined, stop && { signal: stop }).catch(() => {});
+        failure = error;
+        if (!holding && stop?.aborted) return undefined;
+        const cause = causeOf(error, holding === undefined);
+        if (holding) effects = leader.workFailed(now(), cause, holding.isLost);
+        else effects = leader.notGranted(now(), cause);
       }
     }
-    return undefined;
   }
 
   /** Gives everything back, and ends all waits. */
-  close(): Promise<void> { return this.#keeper.close(); }
-  [Symbol.asyncDispose](): Promise<void> { return this.close(); }
+  close(): Promise<void> {
+    return this.#heartbeat.close();
+  }
+  [Symbol.asyncDispose](): Promise<void> {
+    return this.close();
+  }
 
-  /** An error that ends the work is never replaced; where it has none, and the lease is lost, that is told. */
-  async #during<T>(lease: Lease<On, Tx>, work: (lease: Lease<On, Tx>) => PromiseLike<T>): Promise<T> {
+  #during(holding: Holding): Promise<Lease<On, Tx>>;
+  #during<T>(holding: Holding, work: (lease: Lease<On, Tx>) => PromiseLike<T>): Promise<T>;
+  #during(
+    holding: Holding,
+    work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
+  ): Promise<unknown>;
+  /** An error that ends the work is never replaced; if it has none, and the lease is lost, that is
+   * told. */
+  async #during(holding: Holding, work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>) {
+    const lease = new Lease(this.#driver, this.#heartbeat, holding);
+    if (!work) return lease;
     // This holds on to the lease, so that it is not collected while the work runs.
     const release = () => lease.release();
     try {
       const result = await work(lease);
       await release();
-      if (grantOf(lease).isLost) throw grantOf(lease).lost();
+      if (holding.isLost) throw holding.lost();
       return result;
     } catch (error) {
       await release();
-      throw ofSignal(error);
+      throw errors.ofSignal(error);
     }
   }
 }
 
-function guardOf<On, Tx>(driver: Driver<On, Tx>, of: (release: boolean) => Under): Guard<On, Tx> {
-  return async <T>(on: any, work: (tx: any) => PromiseLike<T>, { release = false }: GuardOptions = {}) => {
-    const begins = driver.transaction(on) ?? (typeof on === "function" && !("unsafe" in on) ? () => new OpenTransaction(on) : undefined);
-    if (begins) return guarded(of(release), begins, work);
-    throw new TypeError(`a guard takes ${driver.takes}, or a function that runs a query in an open transaction: not ${String(on)}`);
+function interrupted(name: string): LeaseEvent {
+  const none = { token: 0, remaining: { milliseconds: 0 }, reason: undefined };
+  return { kind: "interrupted", names: [name], ...none };
+}
+
+function guardOf<On, Tx>(
+  driver: Driver<On, Tx>,
+  heartbeat: Heartbeat,
+  leases: readonly unknown[],
+  holdings: readonly Holding[],
+  adopted?: Pair,
+): Guard<On, Tx> {
+  return async <T>(on: any, work: (tx: any) => PromiseLike<T>, options: GuardOptions = {}) => {
+    const isQuery = typeof on === "function" && !("unsafe" in on);
+    const begins = driver.transaction(on) ?? (isQuery ? () => new OpenTransaction(on) : undefined);
+    const { release = false } = options;
+    const under: Under = { heartbeat, leases, holdings, adopted, release };
+    if (begins) return guarded(under, begins, work);
+    const takes = `${driver.takes}, or a function that runs a query in an open transaction`;
+    throw new TypeError(`a guard takes ${takes}: not ${String(on)}`);
   };
 }
 
-/** Whether to lead again: after a loss of the lease, the transaction, the connection or the server. */
-function goesOn(error: unknown, grant: Grant | undefined): boolean {
-  const isLoss = [LeaseTaken, LeaseLost, TransactionLost].some((type) => error instanceof type) || grant?.isLost;
-  if (isLoss || Object(error).constructor === FenceError || sessionEnded(error)) return true;
-  // While it acquires: the server has no time or place now, or is a standby still.
-  if (grant === undefined) return /^(25|40|53|55P03|57|58)/.test(sqlstateOf(error));
-  return error instanceof Refused && /^PF00[14]$/.test(error.sqlstate);
+/** What one who leads goes on after, or not. */
+function causeOf(error: unknown, isOfAcquire: boolean): string {
+  const state = errors.sqlstateOf(error);
+  const passing = [
+    errors.LeaseLost,
+    errors.LeaseTaken,
+    errors.TransactionLost,
+    errors.NoConnection,
+  ];
+  if (passing.some((type) => error instanceof type)) return (error as Error).name;
+  // The next renewal tells.
+  if (state === "PF001" || state === "PF004") return "LeaseLost";
+  if (errors.sessionEnded(error) || state === "53300") return "ConnectionLost";
+  return isOfAcquire && /^(25|40|53|57|58|55P03)/.test(state) ? "passing" : "own";
 }
 
-/** For code that knows nothing of fences: a connection opened with these (`options` of pg, `connection: { options }` of
- * postgres) presents the token in all its transactions. Not through a pooler in transaction mode. */
-export function options(lease: { readonly token: number | bigint }): string { return `-c pg_fence.token=${lease.token}`; }
+/** For code that knows nothing of fences: a connection opened with these (`options` of pg,
+ * `connection: { options }` of postgres) presents the token in all its transactions. Not through a
+ * pooler in transaction mode. */
+export function options(lease: { readonly token: number | bigint }): string {
+  return `-c pg_fence.token=${lease.token}`;
+}

@@ -1,8 +1,11 @@
-/** Leases with fencing tokens of the extension pg_fence; `Fence` is in `pg_fence/pg` and `pg_fence/postgres`. @module */
-export type { LeaseOptions } from "./asked.js";
-export { FenceError, LeaseLost, LeaseTaken, NotGranted, NotInstalled, Refused, TransactionLost, type Reason } from "./errors.js";
+/** Leases with fencing tokens of the extension pg_fence; `Fence` is in `pg_fence/pg` and
+ * `pg_fence/postgres`. @module */
+export { Closed, FenceError, LeaseLost, LeaseTaken, NoAnswer, NoConnection } from "./errors.js";
+export { NotGranted, NotInstalled, Refused, TransactionLost } from "./errors.js";
+export type { Reason, WaitsFor } from "./errors.js";
 export { options } from "./fence.js";
-export type { AdoptOptions, FenceOptions, GuardOptions, LeadOptions } from "./fence.js";
-export type { Query } from "./guard.js";
-export type { LeaseEvent } from "./keeper.js";
+export type { AdoptOptions, FenceOptions, GuardOptions } from "./fence.js";
+export type { LeadOptions, LeaseOptions, RowOptions } from "./fence.js";
+export type { LeaseEvent } from "./heartbeat.js";
 export type { Span } from "./span.js";
+export type { Query } from "./transaction.js";

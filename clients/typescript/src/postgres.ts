@@ -1,18 +1,18 @@
 /** Leases on the driver `postgres`. @module */
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
-import type { Call } from "./asked.js";
+import { Connection, isSettings, type Opener, type Row } from "./connection.js";
 import * as fence from "./fence.js";
-import { Transaction } from "./guard.js";
-import { Connection, isSettings, type Opener, type Row } from "./line.js";
+import type { Counted, Statement } from "./statements.js";
+import { Transaction } from "./transaction.js";
 
 export * from "./index.js";
 
 type Sql = postgres.Sql<any>;
 type TransactionSql = postgres.TransactionSql<any>;
 
-/** Where connections come from: a connection string or URL, options, what `postgres()` returned, for its options, or a function
- * that returns such with `max: 1`. */
+/** Where connections come from: a connection string or URL, options, what `postgres()` returned, for
+ * its options, or a function that returns such with `max: 1`. */
 export type Source = string | URL | postgres.Options<any> | Sql | (() => Sql | PromiseLike<Sql>);
 export type On = Sql | TransactionSql;
 export type Lease = fence.Lease<On, TransactionSql>;
@@ -20,45 +20,73 @@ export type Adopted = fence.Adopted<On, TransactionSql>;
 
 export class Fence extends fence.Fence<On, TransactionSql> {
   constructor(source: Source, options?: fence.FenceOptions) {
-    const transaction = (on: On) => (isOfPostgres(on) ? () => new PostgresTransaction(on) : undefined);
-    super({ open: opener(source), transaction, takes: "what postgres() or sql.begin gave (and not Bun's SQL)" }, options);
+    const transaction = (on: On) =>
+      isOfPostgres(on) ? () => new PostgresTransaction(on) : undefined;
+    const takes = "what postgres() or sql.begin gave (and not Bun's SQL)";
+    super({ open: opener(source), transaction, takes }, options);
   }
 }
 
 /** Bun's own SQL has most of its methods, but shows no connection that could be broken off. */
-function isOfPostgres(one: unknown): boolean { return "typed" in Object(one); }
+function isOfPostgres(one: unknown): boolean {
+  return "typed" in Object(one);
+}
 
 function opener(source: Source): Opener {
-  if (typeof source === "function" && !("unsafe" in source)) return async () => PostgresConnection.on(await source());
+  if (typeof source === "function" && !("unsafe" in source)) {
+    return async () => PostgresConnection.on(await source());
+  }
   const isText = typeof source === "string" || source instanceof URL;
   if (!isText && !isSettings(source) && !isOfPostgres(source)) {
-    const takes = "a connection string, a URL, options of postgres, what postgres() returned (and not Bun's SQL), or a function";
-    throw new TypeError(`a fence takes ${takes}: not ${source}`);
+    const what = "a connection string, a URL, options of postgres, what postgres() returned";
+    throw new TypeError(`a fence takes ${what} (and not Bun's SQL), or a function: not ${source}`);
   }
   // Nothing is connected before the first query.
-  const { options } = typeof source === "function" ? source : postgres((isText ? String(source) : source) as string);
-  let attempt = 0;
-  return (limit) => {
-    let socket: Socket | undefined;
-    const at = attempt++ % options.host.length;
-    const [host, port] = [options.host[at] ?? "localhost", options.port[at] ?? 5432];
-    // It looks at `host` where it begins TLS.
-    const open = async () => Object.assign(options.path ? connect(options.path) : connect(port, host), { host });
-    const opens = (options as { socket?: (of: object) => Promise<Socket> }).socket ?? open;
-    // Options that were read once are not read again, so these are in their inner form.
-    const own = { max: 1, prepare: false, fetch_types: false, idle_timeout: null, max_lifetime: null, parameters: {}, onnotice() {} };
-    // The driver shows no other way to a socket of its own.
-    const of = { connect_timeout: limit / 1000, socket: async () => (socket = (await opens(options)).unref()) };
-    const sql = postgres({ ...options, ...own, ...of, shared: { retries: 0, typeArrayMap: {} } } as object);
-    return PostgresConnection.on(sql, () => socket?.destroy());
+  const given = (isText ? String(source) : source) as string;
+  const { options } = typeof source === "function" ? source : postgres(given);
+  return async (limit) => {
+    const places = options.host.map((host, at) => [host, options.port[at] ?? 5432] as const);
+    const each = limit / places.length;
+    let failure: unknown;
+    for (const [host, port] of places) {
+      const connection = await opened(options, host, port, each).catch(
+        (error) => (failure = error),
+      );
+      if (connection instanceof Connection) return connection;
+    }
+    throw failure;
   };
+}
+
+/** Connects to one of the hosts. */
+async function opened(options: Sql["options"], host: string, port: number, limit: number) {
+  let socket: Socket | undefined;
+  // It looks at `host` where it begins TLS.
+  const open = async () =>
+    Object.assign(options.path ? connect(options.path) : connect(port, host), { host });
+  const opens = (options as { socket?: (of: object) => Promise<Socket> }).socket ?? open;
+  const sql = postgres({
+    ...options,
+    // Options that were read once are not read again, so these are in their inner form.
+    ...{ max: 1, prepare: false, fetch_types: false, idle_timeout: null, max_lifetime: null },
+    ...{ parameters: {}, onnotice() {}, connect_timeout: limit / 1000 },
+    // The driver shows no other way to a socket of its own.
+    socket: async () => (socket = (await opens(options)).unref()),
+    transform: { undefined: undefined, column: {}, value: {}, row: {} },
+    shared: { retries: 0, typeArrayMap: {} },
+  } as object);
+  return PostgresConnection.on(sql, () => socket?.destroy());
 }
 
 /** The connection, as the driver shows it to a query's option `onexecute`. */
 type Inner = { terminate(): void; onclose: ((error: Error) => void) | null };
 
 /** A query without parameters, which tells of the connection that it runs on, and of its end. */
-function watch(sql: On, begun: (inner: Inner) => void, ended: (error: Error) => void): PromiseLike<unknown> {
+function watch(
+  sql: On,
+  begun: (inner: Inner) => void,
+  ended: (error: Error) => void,
+): PromiseLike<unknown> {
   const onexecute = (inner: Inner) => {
     const before = inner.onclose;
     inner.onclose = (error) => (before?.(error), ended(error));
@@ -68,28 +96,44 @@ function watch(sql: On, begun: (inner: Inner) => void, ended: (error: Error) => 
   return sql.unsafe("SELECT", [], { onexecute } as object);
 }
 
-const plain = (rows: readonly (Buffer | null)[][]): Row[] => rows.map((row) => row.map((column) => column && column.toString()));
-
 class PostgresConnection extends Connection {
   #inner: Inner | undefined;
 
-  constructor(readonly sql: Sql, readonly close: (_?: void) => void) { super(sql.options.user); }
+  constructor(
+    readonly sql: Sql,
+    readonly close: () => void,
+  ) {
+    super(sql.options.user);
+    // The program's rows may be anything; those of this connection are ours.
+    const { transform } = sql.options as { transform?: { row?: { from?: unknown } } };
+    if (transform?.row) transform.row = {};
+  }
 
   static async on(sql: Sql, close = () => {}): Promise<Connection> {
     const connection = new PostgresConnection(sql, close);
-    await watch(sql, (inner) => (connection.#inner = inner), () => connection.ended());
+    await watch(
+      sql,
+      (inner) => (connection.#inner = inner),
+      () => connection.ended(),
+    );
     return connection;
   }
 
-  async rows([text, ...values]: Call): Promise<readonly Row[]> {
+  async rows([text, ...values]: Statement): Promise<readonly Row[]> {
     // The driver would connect once more.
     if (this.isEnded) throw new Error("Connection terminated");
-    return plain(await this.sql.unsafe(text, values).raw());
+    const rows: (Buffer | null)[][] = await this.sql.unsafe(text, values).raw();
+    return rows.map((row) => row.map((column) => column && column.toString()));
   }
 
-  protected destroy(): void { this.close(this.#inner?.terminate()); }
+  protected destroy(): void {
+    this.#inner?.terminate();
+    this.close();
+  }
   /** Without a limit, the driver would wait for a query of a connection that was ended under it for ever. */
-  end(): Promise<void> { return this.sql.end({ timeout: 1 }); }
+  end(): Promise<void> {
+    return this.sql.end({ timeout: 1 });
+  }
 }
 
 const ROLLBACK = new Error("rolled back");
@@ -131,17 +175,24 @@ class PostgresTransaction extends Transaction<TransactionSql> {
   /** After the end of its session the driver hands the connection to others, whose the statements would then be. */
   #untilOver(tx: TransactionSql): TransactionSql {
     const unlessOver = <T>(value: T): T => {
-      if (this.#isOver || this.broken !== undefined) throw this.broken ?? new Error("the transaction is over");
+      if (this.#isOver || this.broken !== undefined)
+        throw this.broken ?? new Error("the transaction is over");
       return value;
     };
     return new Proxy(tx, {
       apply: (target, self, args) => Reflect.apply(unlessOver(target), self, args),
-      get: (target, key) => ((value: unknown) => (typeof value === "function" ? unlessOver(value) : value))(Reflect.get(target, key)),
+      get: (target, key) =>
+        ((value: unknown) => (typeof value === "function" ? unlessOver(value) : value))(
+          Reflect.get(target, key),
+        ),
     });
   }
 
-  async row([text, ...values]: Call): Promise<readonly unknown[]> {
-    return plain((await this.until(async () => this.#sql?.unsafe(text, values).raw())) ?? [])[0] ?? [];
+  async count({ before, from, values }: Counted): Promise<number> {
+    const text = `${before} SELECT ${from}`;
+    const answer = await this.until(async () => this.#sql?.unsafe(text, [...values]).raw());
+    this.session = (answer?.state as { pid?: number } | undefined)?.pid;
+    return answer?.count ?? 0;
   }
 
   async commit(): Promise<void> {
@@ -160,5 +211,7 @@ class PostgresTransaction extends Transaction<TransactionSql> {
     setImmediate(() => this.#inner?.terminate());
   }
 
-  override leave(): void { this.#isOver = true; }
+  override leave(): void {
+    this.#isOver = true;
+  }
 }

@@ -1,16 +1,29 @@
 import { uptime } from "node:os";
 
-const UNITS = { days: 86_400_000, hours: 3_600_000, minutes: 60_000, seconds: 1000, milliseconds: 1 };
+const UNITS = {
+  days: 86_400_000,
+  hours: 3_600_000,
+  minutes: 60_000,
+  seconds: 1000,
+  milliseconds: 1,
+};
 /** A span of time, with its units: `{ seconds: 30 }`. */
 export type Span = { readonly [Unit in keyof typeof UNITS]?: number | undefined };
 
 /** In milliseconds. A bare number is refused: it has no unit. */
 export function msOf(what: string, span: Span): number {
-  const counts = Object.entries(UNITS).map(([unit, ms]) => [Object(span)[unit] as unknown, ms] as const);
+  const counts = Object.entries(UNITS).map(
+    ([unit, ms]) => [Object(span)[unit] as unknown, ms] as const,
+  );
   const given = counts.filter(([count]) => count !== undefined);
-  const total = given.reduce((sum, [count, ms]) => sum + (typeof count === "number" ? count * ms : NaN), 0);
+  const total = given.reduce(
+    (sum, [count, ms]) => sum + (typeof count === "number" ? count * ms : NaN),
+    0,
+  );
   if (given.length === 0 || !Number.isFinite(total)) {
-    throw new TypeError(`${what} is a span of time with its units, as { seconds: 30 }: not ${JSON.stringify(span)}`);
+    throw new TypeError(
+      `${what} is a span of time with its units, as { seconds: 30 }: not ${JSON.stringify(span)}`,
+    );
   }
   return total;
 }
@@ -22,4 +35,6 @@ const START_UPTIME = uptime() * 1000;
 const COARSE = Number.isInteger(uptime()) ? 1000 : 20;
 
 /** Milliseconds on a clock that nobody can set, and that goes on while the machine sleeps. */
-export function now(): number { return Math.max(performance.now() - START, uptime() * 1000 - START_UPTIME - COARSE); }
+export function now(): number {
+  return Math.max(performance.now() - START, uptime() * 1000 - START_UPTIME - COARSE);
+}

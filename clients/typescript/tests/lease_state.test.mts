@@ -1,11 +1,7 @@
-/**
- * The vectors of clients/spec/vectors, which every client plays; their format is in clients/spec/README.md.
- *
- *     node tests/lease_state.test.mjs path/to/vectors
- */
+/** The vectors of clients/spec/vectors, which every client plays; their format is in
+ * clients/spec/README.md. */
 import assert from "node:assert/strict";
 import { readdirSync, readFileSync } from "node:fs";
-import { join } from "node:path";
 import { test } from "node:test";
 
 import { LeadState, LeaseStates, NEVER } from "../dist/lease_state.js";
@@ -112,9 +108,9 @@ function play({ spread = 0, steps }: { spread?: number; steps: Step[] }): void {
   }
 }
 
-const from = process.argv[2] ?? "../../../clients/spec/vectors";
+const from = new URL("../../spec/vectors/", import.meta.url);
 for (const file of readdirSync(from).filter((name) => name.endsWith(".json"))) {
-  for (const vector of JSON.parse(readFileSync(join(from, file), "utf8"))) {
+  for (const vector of JSON.parse(readFileSync(new URL(file, from), "utf8"))) {
     test(`${file}: ${vector.name}`, () => play(vector));
   }
 }

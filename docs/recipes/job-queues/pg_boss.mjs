@@ -5,6 +5,7 @@ import { Fence } from "pg_fence/pg";
 const [connectionString, url] = process.argv.slice(2);
 const expireInSeconds = Number(process.env.EXPIRE_SECONDS ?? 900);
 const pool = new pg.Pool({ connectionString });
+pool.on("error", (error) => console.error(error));     // an idle connection broke; the pool makes another
 const fence = new Fence(pool);
 
 async function total([{ id, data, retryCount }]) {

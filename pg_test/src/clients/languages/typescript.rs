@@ -49,8 +49,9 @@ const LIBRARIES: Runtime = Runtime::Node(&[
     "typeorm@1.1.1",
 ]);
 
-/// Tools that check the package as npm would receive it.
-const CHECKERS: Runtime = Runtime::Node(&["@arethetypeswrong/cli@0.18.5", "publint@0.3.25"]);
+/// Tools that check the package as npm would receive it, and the format of its source.
+const CHECKERS: Runtime =
+    Runtime::Node(&["@arethetypeswrong/cli@0.18.5", "prettier@3.10.1", "publint@0.3.25"]);
 
 /// Checks the packed package: whether ES modules and CommonJS find its types like its code, and what its registry
 /// requires.
@@ -65,6 +66,9 @@ fn checks() -> Result<Vec<Check>> {
         command.arg(&packed).args(arguments).current_dir(&home);
         Check { name, command }
     };
+    let mut format = Command::new(bin.join("prettier"));
+    let sources = ["src/*.ts", "tests/*.mts", "lab/*.mts", "examples/*.mjs"];
+    format.arg("--check").args(sources).current_dir(source_root().join("clients/typescript"));
     let mut page = Command::new("node");
     page.arg(home.join("node_modules/typescript/bin/tsc"));
     page.arg("--project").arg(examples_of_the_page(&home)?);
@@ -72,6 +76,7 @@ fn checks() -> Result<Vec<Check>> {
         Check { name: "the page", command: page },
         check("attw", "attw", &["--profile", "node16"]),
         check("publint", "publint", &["--strict"]),
+        Check { name: "prettier", command: format },
     ])
 }
 
@@ -111,6 +116,7 @@ declare const [lease, first, second]: [Lease, Lease, Lease];
 declare const [dataSource, sequelize, order]: [DataSource, Sequelize, Model];
 declare const kysely: Kysely<{ orders: { id: string; status: string } }>;
 declare const [drizzle, prisma]: [NodePgDatabase, PrismaClient];
+declare const [id, token, stop]: [string, string, AbortController];
 const { raw } = raws;
 const orders = pgTable("orders", { id: bigint({ mode: "number" }), status: text() });
 "#;
@@ -138,6 +144,8 @@ pub fn build() -> Result<PathBuf> {
     let libraries = orm::fetch(LIBRARIES)?.join("node_modules");
     let home = target_dir().join("clients/typescript");
     let (client, built) = (source_root().join("clients/typescript"), home.join("built"));
+    // The vectors that its tests play are beside it.
+    copy(&source_root().join("clients/spec"), &target_dir().join("clients/spec"))?;
     if !copy(&client, &home)? && built.exists() {
         return Ok(home);
     }

@@ -121,11 +121,9 @@ work(sys.argv[1], process, ttl=3)
 const WORKS_IN_TYPESCRIPT: &str = r#"
 const [url, how] = globalThis.process.argv.slice(2) as [string, string];
 const end = () => globalThis.process.kill(globalThis.process.pid, "SIGTERM");
-const watch = new Client(url);
-await watch.connect();
+const watch = new Pool({ connectionString: url });
 const stopWhenAllIsDone = async () => {
   while ((await watch.query("SELECT FROM runs WHERE state IN ('ready', 'running') LIMIT 1")).rowCount) await sleep(100);
-  await watch.end();
   end();
 };
 if (how === "works") void stopWhenAllIsDone();
@@ -137,6 +135,7 @@ await work(url, async (given) => {
   if (given === "b") throw new Error("no b");
   return given.toUpperCase();
 });
+await watch.end();
 "#;
 
 const TABLE_OF_WORK: &str = "docs/recipes/work-table.md";
@@ -272,6 +271,7 @@ fn a_worker_in_python_that_was_frozen_writes_nothing_over_its_successor(lab: &La
 fn the_worker_in_typescript_does_all_runs_after_three_deployments(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab, &[])?;
     let home = orm::fetch(NODE)?;
+    orm::link_client(&home)?;
     // Node.js finds libraries that are beside the file.
     let code = Shown(TABLE_OF_WORK, "ts", "").source(&NO_PAUSE)?;
     fs::write(home.join("page.mts"), format!("{code}{WORKS_IN_TYPESCRIPT}"))?;

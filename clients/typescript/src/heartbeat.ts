@@ -1,0 +1,433 @@
+import { HeartbeatConnection, within, type Opener, type Row } from "./connection.js";
+import { LeaseLost, sessionEnded, sqlstateOf, toldOfAcquire, toldOfCall } from "./errors.js";
+import type { Left, Reason } from "./errors.js";
+import { LeaseStates, NEVER } from "./lease_state.js";
+import type { Ask, CallEffect, Effect, EventEffect, Reply, Rows, Taken } from "./lease_state.js";
+import { now } from "./span.js";
+import { RowTable, Statements, type Asked, type Column, type Statement } from "./statements.js";
+
+/** In milliseconds: the shortest time for a connection to open, and the longest for a statement. */
+const [OPENING, LONGEST] = [2_000, 10_000];
+/** The most names in a line of the log. */
+const MOST_NAMES = 5;
+
+/** An event for `onEvent`, which must not block. A loss has a `reason`; a release that the server
+ * has not confirmed has `unconfirmed`. `interrupted` is of `lead`: it leads no more, and goes on. */
+export type LeaseEvent = Readonly<{
+  kind: "acquired" | "renewed" | "lost" | "released" | "interrupted";
+  names: readonly string[];
+  token: number;
+  remaining: Left;
+  reason: Reason | undefined;
+}>;
+
+/** A lease that is held, until it is over. The heartbeat refers to this, and not to the lease of
+ * the program, so that a lease that the program has forgotten can be collected. */
+export class Holding {
+  over: Reason | undefined;
+  advice: string | undefined;
+  /** Breaks off the transactions that are in a guard of it. Each keeps the leases of its guard from
+   * being collected. */
+  readonly cuts = new Map<() => void, readonly unknown[]>();
+  /** The lease whose signal the program has, so that it is not collected while work goes by the
+   * signal alone. */
+  lease: unknown;
+  readonly aborts = new AbortController();
+  /** Its holder knows of its loss, or waits for that, so that the process stays alive. */
+  isHeard = false;
+  /** Those who wait for its next renewal, or its end. */
+  readonly waiting: (() => void)[] = [];
+
+  constructor(
+    readonly key: string,
+    readonly names: readonly string[],
+    readonly token: number,
+    readonly row: { readonly table: RowTable; readonly key: string } | undefined,
+  ) {}
+
+  get isLost(): boolean {
+    return this.over !== undefined && this.over !== "released";
+  }
+
+  lost(cause?: unknown): LeaseLost {
+    this.isHeard = true;
+    return new LeaseLost(this.over ?? "released", this.names, cause, this.advice);
+  }
+
+  /** Waits for a renewal or the end. */
+  next(): Promise<void> {
+    return new Promise((go) => (this.over === undefined ? this.waiting.push(go) : go()));
+  }
+}
+
+/** An acquire that is under way, and the error of its last call. */
+interface Acquire {
+  readonly names: readonly string[];
+  readonly asked: Asked;
+  readonly row: Holding["row"];
+  settle(reply: Reply, holding: Holding | undefined): void;
+  cause?: unknown;
+  role?: string | undefined;
+}
+
+const clock = () => Math.floor(now());
+
+/** Keeps all leases of a fence. It gives the inputs to LeaseStates, which decides, and carries out
+ * the effects: it has the clock, the timer and the connections. */
+export class Heartbeat {
+  /** The pauses of clients differ. */
+  readonly spread = Math.floor(Math.random() * 1001);
+  readonly #states = new LeaseStates(this.spread);
+  readonly #holdings = new Map<string, Holding>();
+  readonly #acquires = new Map<string, Acquire>();
+  readonly #connections = new Map<number, HeartbeatConnection>();
+  readonly #tables = new Map<string, RowTable>();
+  readonly #ending = new Set<Promise<void>>();
+  #lastId = 0;
+  #lastError: unknown;
+  #timer: NodeJS.Timeout | undefined;
+  /** Events and answers, which are told in their order, after the effects were carried out. */
+  readonly #toTell: (() => void)[] = [];
+  #isTelling = false;
+  /** The leases that the input has ended, for the log. */
+  #ended: [reason: Reason | undefined, names: readonly string[]][] = [];
+  #done: () => void = () => {};
+  readonly #closed = new Promise<void>((done) => (this.#done = done));
+
+  constructor(
+    readonly open: Opener,
+    readonly statements: Statements,
+    readonly onEvent: ((event: LeaseEvent) => void) | undefined,
+  ) {}
+
+  /** Gives an input to the states, and carries out what comes of it: the answer to a call, if any. */
+  #input(decide: (states: LeaseStates) => void, answered?: number): void {
+    this.#ended = [];
+    const effects = this.#states.step(clock(), () => decide(this.#states), answered);
+    for (const effect of effects) this.#carryOut(effect);
+    this.#plan();
+    this.#tellAll();
+  }
+
+  #tellAll(): void {
+    if (this.#isTelling) return;
+    this.#isTelling = true;
+    for (let tell = this.#toTell.shift(); tell; tell = this.#toTell.shift()) tell();
+    this.#isTelling = false;
+  }
+
+  #plan(): void {
+    clearTimeout(this.#timer);
+    const at = clock();
+    const next = this.#states.wake(at);
+    if (next === NEVER) return void ACTIVE.delete(this);
+    ACTIVE.add(this);
+    this.#timer = setTimeout(() => this.#input(() => {}), next - at);
+    // A lease alone does not keep the process alive, at whose end it is released.
+    const isHeard = [...this.#holdings.values()].some((holding) => holding.isHeard);
+    if (!isHeard && !this.#states.isWaitedFor) this.#timer.unref();
+  }
+
+  #carryOut(effect: Effect): void {
+    if ("call" in effect) void this.#run(effect);
+    else if ("cut" in effect) this.#forget(effect.cut)?.cut();
+    else if ("hangUp" in effect) this.#hangUp(this.#forget(effect.hangUp));
+    else if ("event" in effect) this.#event(effect);
+    else if ("reply" in effect) this.#reply(effect);
+    else if ("closed" in effect) this.#done();
+    else this.#log(effect.log, effect.reason);
+  }
+
+  #forget(number: number): HeartbeatConnection | undefined {
+    const connection = this.#connections.get(number);
+    this.#connections.delete(number);
+    return connection;
+  }
+
+  #hangUp(connection: HeartbeatConnection | undefined): void {
+    const ending = connection?.hangUp() ?? Promise.resolve();
+    this.#ending.add(ending);
+    void ending.then(() => this.#ending.delete(ending));
+  }
+
+  #event({ event: kind, key, token, remaining, reason, advice }: EventEffect): void {
+    if (kind === "acquired") {
+      const { names, row } = this.#acquires.get(key) as Acquire;
+      this.#holdings.set(key, new Holding(key, names, token, row));
+    }
+    const holding = this.#holdings.get(key) as Holding;
+    if (kind === "lost" || kind === "released") {
+      this.#holdings.delete(key);
+      this.#ended.push([reason, holding.names]);
+      holding.over = kind === "lost" ? reason : "released";
+      [holding.advice, holding.lease] = [advice, undefined];
+    }
+    if (kind !== "acquired") holding.waiting.splice(0).forEach((go) => go());
+    const loss = new LeaseLost(reason ?? "gone", holding.names, undefined, advice);
+    if (kind === "lost") {
+      this.#toTell.push(() => holding.aborts.abort(loss));
+      this.#toTell.push(() => [...holding.cuts.keys()].forEach((cut) => cut()));
+    }
+    const left = { milliseconds: remaining };
+    this.tell({ kind, names: holding.names, token, remaining: left, reason }, true);
+  }
+
+  /** Tells an event, in its order. */
+  tell(event: LeaseEvent, isLater = false): void {
+    this.#toTell.push(() => {
+      try {
+        this.onEvent?.(event);
+      } catch (error) {
+        warn(`onEvent failed: ${error}`);
+      }
+    });
+    if (!isLater) this.#tellAll();
+  }
+
+  #reply(reply: Reply): void {
+    const acquire = this.#acquires.get(reply.reply);
+    this.#acquires.delete(reply.reply);
+    const holding = reply.leases && this.#holdings.get(reply.reply);
+    if (acquire) this.#toTell.push(() => acquire.settle(reply, holding));
+  }
+
+  #log(log: string, reason: Reason | undefined): void {
+    if (log === "not renewed") {
+      return warn(`leases are not renewed, and it is tried again: ${this.#lastError}`);
+    }
+    const why = log === "lost" ? reason : "unconfirmed";
+    const names = this.#ended.flatMap(([reason, names]) => (reason === why ? names : []));
+    const more = names.length > MOST_NAMES ? ` and ${names.length - MOST_NAMES} more` : "";
+    const all = `${names.slice(0, MOST_NAMES).join(", ")}${more}`;
+    warn(`${names.length > 1 ? "leases are" : "the lease is"} ${log} (${why}): ${all}`);
+  }
+
+  // Calls.
+
+  async #run(call: CallEffect): Promise<void> {
+    const { call: number, open } = call;
+    const acquire = this.#acquires.get(call.for ?? "");
+    const statement = this.#statement(call, acquire);
+    const on = open ? this.#connection(call.on) : this.#connections.get(call.on);
+    let [isOpen, answer]: [boolean, ReturnType<typeof read>?] = [!open];
+    try {
+      if (open) {
+        await on?.open(this.open, Math.max(call.limit, OPENING));
+        isOpen = true;
+        this.#input((states) => states.sent(number), number);
+      } else {
+        // An end that has come already is read first.
+        if (on) on.isToSend = true;
+        await new Promise(setImmediate);
+        if (on) on.isToSend = false;
+      }
+      if (!open && on?.isEnded !== false) {
+        return this.#input((states) => states.failed(number, "unsent", true), number);
+      }
+      answer = read(call, (await on?.rows(statement)) ?? []);
+    } catch (error) {
+      const isEnded = on?.isEnded !== false || sessionEnded(error);
+      const word = isOpen ? (isEnded ? "ended" : "unreadable") : "connect";
+      const code = error instanceof Error ? sqlstateOf(error) || word : "panicked";
+      this.#lastError = error;
+      if (acquire) [acquire.cause, acquire.role] = [error, on?.role];
+      return this.#input((states) => states.failed(number, code, on?.isEnded), number);
+    }
+    this.#input(
+      (states) => states.answered(number, ...(answer as ReturnType<typeof read>)),
+      number,
+    );
+  }
+
+  #connection(number: number): HeartbeatConnection {
+    const ended = (states: LeaseStates) => states.disconnected(number);
+    const connection = new HeartbeatConnection(() => {
+      // The error of its call, if there is one, comes first.
+      setImmediate(() => connection.isToSend || this.#input(ended));
+    });
+    this.#connections.set(number, connection);
+    return connection;
+  }
+
+  #statement(call: CallEffect, acquire: Acquire | undefined): Statement {
+    const table = this.#tables.get(call.table ?? "");
+    if (call.do === "acquire") return this.statements.acquire(call, (acquire as Acquire).asked);
+    if (call.do === "undo") return this.statements.undo(call);
+    if (call.do === "look_row") return (table as RowTable).look(call);
+    if (call.do === "release") return (table ?? this.statements).release(call);
+    return (table ?? this.statements).keep(call);
+  }
+
+  /** Runs a statement on a connection of its own, which is opened for it. */
+  async #once(statement: Statement): Promise<readonly Row[]> {
+    const on = new HeartbeatConnection(() => {});
+    try {
+      const rows = on.open(this.open, LONGEST).then(() => on.rows(statement));
+      return await within(LONGEST, rows, () => on.cut());
+    } catch (error) {
+      throw toldOfCall(error, on.role);
+    } finally {
+      this.#hangUp(on);
+    }
+  }
+
+  // What the program asks for.
+
+  /** Throws LeaseTaken; and the reason of the signal as soon as that is aborted: a grant that comes
+   * all the same is given back. */
+  async acquire(
+    ask: Omit<Ask, "id">,
+    asked: Asked,
+    signal?: AbortSignal,
+    row?: Holding["row"] & { readonly token: number },
+  ): Promise<Holding> {
+    signal?.throwIfAborted();
+    const id = String(++this.#lastId);
+    const names = row ? [row.table.name, row.key] : ask.names;
+    return new Promise((resolve, reject) => {
+      const giveUp = () => this.#input((states) => states.giveUp(id));
+      const settle = (reply: Reply, holding: Holding | undefined) => {
+        signal?.removeEventListener("abort", giveUp);
+        if (holding) resolve(holding);
+        else if (reply.error === "GivenUp") reject(signal?.reason);
+        else reject(toldOfAcquire(reply, names, acquire.cause, acquire.role));
+      };
+      const acquire: Acquire = { names, asked, row, settle };
+      this.#acquires.set(id, acquire);
+      signal?.addEventListener("abort", giveUp);
+      this.#input((states) => {
+        if (row) states.keepRow({ ...ask, id }, row.token);
+        else states.acquire({ ...ask, id });
+      });
+    });
+  }
+
+  /** Keeps a row that a statement of the program has claimed. */
+  async keepRow(
+    name: string,
+    key: Column | readonly Column[],
+    token: number,
+    of: Pick<Ask, "ttl" | "atMost">,
+    signal?: AbortSignal,
+  ): Promise<Holding> {
+    signal?.throwIfAborted();
+    let table = this.#tables.get(name);
+    if (!table) {
+      table = new RowTable(name, await this.#once(RowTable.describe(name)));
+      this.#tables.set(name, table).set(table.name, table);
+    }
+    const text = table.key(key);
+    const ask = { ...of, names: [text], table: table.name, managed: table.isManaged };
+    const asked = { ttl: of.ttl, metadata: null, shared: false, slots: 1, session: false };
+    return this.acquire(ask, asked, signal, { table, key: text, token });
+  }
+
+  remaining(holding: Holding): Left {
+    return { milliseconds: this.#states.remaining(clock(), holding.key) };
+  }
+
+  /** Throws LeaseLost if it is over, whatever the heartbeat does. */
+  check(holding: Holding): void {
+    if (this.remaining(holding).milliseconds > 0) return;
+    this.#input(() => {});
+    throw holding.lost();
+  }
+
+  /** Waits for the next renewal of these, or their end. */
+  async renew(holdings: readonly Holding[]): Promise<void> {
+    const renewed = Promise.all(holdings.map((holding) => holding.next()));
+    this.suspect(holdings);
+    await within(LONGEST, renewed, () => {}).catch(() => {});
+  }
+
+  /** Has the next renewal tell whether they are lost. */
+  suspect(holdings: readonly Holding[]): void {
+    this.#input((states) => states.suspect(keysOf(holdings)));
+  }
+
+  /** Tells how far the transaction has come that releases them. */
+  last(holdings: readonly Holding[], stage: Parameters<LeaseStates["last"]>[1]): void {
+    this.#input((states) => states.last(keysOf(holdings), stage));
+  }
+
+  /** Tells of a transaction that has written the rows of row leases, or has ended. */
+  touches(holdings: readonly Holding[], begins: boolean): void {
+    for (const { key } of holdings) this.#input((states) => states.touches(key, begins));
+  }
+
+  hear(holding: Holding, lease: unknown): void {
+    holding.isHeard = true;
+    if (holding.over === undefined) holding.lease = lease;
+    this.#plan();
+  }
+
+  /** No error if that fails: then it ends at its ttl. */
+  async release(holding: Holding): Promise<void> {
+    this.#input((states) => states.release(holding.key));
+    while (holding.over === undefined) await holding.next();
+  }
+
+  /** The program refers to the lease no more. */
+  forget(holding: Holding): void {
+    if (holding.over === undefined) {
+      warn(`the lease ${holding.names.join(", ")} was forgotten, and not released`);
+      holding.aborts.abort(new LeaseLost("released", holding.names));
+    }
+    void this.release(holding);
+  }
+
+  /** Ends the statement that this session is running, if it is one. */
+  cancel(session: unknown): void {
+    const statement = ["SELECT pg_cancel_backend($1::text::integer)", String(session)] as const;
+    if (session !== undefined) void this.#once(statement).catch(() => {});
+  }
+
+  /** Gives everything back, and ends all waits. */
+  async close(): Promise<void> {
+    this.#input((states) => states.close());
+    await this.#closed;
+    await Promise.all(this.#ending);
+  }
+}
+
+const keysOf = (holdings: readonly Holding[]) => holdings.map(({ key }) => key);
+
+/** Tokens stay below 2^53 for longer than anybody will care: a number is exact. */
+export function numberOf(token: unknown): number {
+  const number = Number(token);
+  if (Number.isSafeInteger(number) && token !== null && token !== "") return number;
+  throw new RangeError(`a token that no number of JavaScript holds exactly: ${token}`);
+}
+
+/** What the rows of an answer say. */
+function read(call: CallEffect, rows: readonly Row[]): [rows: Rows[keyof Rows][], taken?: Taken] {
+  const { do: verb, names, tokens } = call;
+  const known = { keep: names.length, release: names.length, acquire: 1, undo: 1 } as const;
+  if (rows.length !== (known[verb as keyof typeof known] ?? rows.length)) {
+    throw new Error(`the server's answer has ${rows.length} rows`);
+  }
+  const ms = (seconds: string | null = null) =>
+    seconds === null ? null : Math.max(0, Math.floor(Number(seconds) * 1000));
+  const [[token = null, holder, remaining, state] = []] = rows;
+  if (verb === "acquire" && token === null)
+    return [[], { holder, remaining: ms(remaining), state }];
+  return [
+    rows.map(([first = null, second = null, third, code]) => {
+      if (verb === "acquire") return [names, numberOf(first)];
+      if (verb === "keep") return [`${first}`, ms(second), ms(third), code];
+      if (verb === "undo") return Number(first);
+      if (verb === "release") return first === null ? null : Number(first);
+      const [key = "", token = 0] = [names[Number(first) - 1], tokens[Number(first) - 1]];
+      if (verb === "look_row") return [key, token, second === "held" ? "held" : "ended"];
+      return [key, token, ms(second) ?? 0];
+    }),
+  ];
+}
+
+export function warn(what: string): void {
+  process.emitWarning(what, "pg_fence");
+}
+
+/** The heartbeats that have a lease, or are about to. A process that ends normally gives it back. */
+const ACTIVE = new Set<Heartbeat>();
+process.on("beforeExit", () => ACTIVE.forEach((heartbeat) => void heartbeat.close()));
