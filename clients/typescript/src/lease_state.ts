@@ -242,15 +242,10 @@ export class LeaseStates implements Place {
 
   release(key: string): void {
     const lease = this.#leases.get(key);
-    if (
-      (lease && holds(lease)) ||
-      (lease?.state === "lost" && lease.rest.length > 0 && !this.#isDone)
-    ) {
-      this.#giveBack(lease);
-    } else if (lease?.state === "lost") {
-      this.#leases.delete(key);
-      this.#hangUp(lease);
-    }
+    if (!lease || lease.giving) return;
+    const isOwed = lease.state === "lost" && lease.rest.length > 0 && !this.#isDone;
+    if (holds(lease) || isOwed) this.#giveBack(lease);
+    else if (lease.state === "lost") this.#forgetLease(lease);
   }
 
   /** A transaction that releases. `inner`: a savepoint, and the program's own one goes on. */
@@ -290,9 +285,9 @@ export class LeaseStates implements Place {
 
   close(): void {
     this.#closedAt = Math.min(this.#closedAt, this.#now);
-    for (const lease of this.#all())
-      if (!lease.isAnswered) this.#finish(lease, { error: "Closed" });
-    for (const lease of this.#all()) if (holds(lease)) this.#giveBack(lease);
+    const isOpen = ({ isAnswered }: LeaseState) => !isAnswered;
+    for (const lease of this.#all().filter(isOpen)) this.#finish(lease, { error: "Closed" });
+    for (const lease of this.#all().filter(holds)) this.#giveBack(lease);
   }
 
   // What the connections say.
@@ -438,7 +433,7 @@ export class LeaseStates implements Place {
       if (isApart(lease) && !lease.call && lease.beatAt <= this.#now) this.#keep([lease], lease);
     }
     if (!this.#calling) this.#sendShared(leases);
-    this.#rest();
+    this.#endIdle();
   }
 
   #isDue(lease: LeaseState): boolean {
@@ -483,13 +478,7 @@ export class LeaseStates implements Place {
     undo?: Undo,
   ): void {
     const open = !place.link;
-    const link = (place.link ??= {
-      number: ++this.#lastLink,
-      place,
-      errors: 0,
-      isLeaving: false,
-    });
-    this.#links.set(link.number, link);
+    const link = (place.link ??= this.#newLink(place));
     const sent = open ? undefined : this.#now;
     const until = this.#now + (open ? Math.max(limit, SHORTEST_OPENING) : limit);
     const number = ++this.#lastCall;
@@ -514,6 +503,12 @@ export class LeaseStates implements Place {
       table: leases[0]?.ask.table,
       ...more,
     });
+  }
+
+  #newLink(place: Place): Link {
+    const link = { number: ++this.#lastLink, place, errors: 0, isLeaving: false };
+    this.#links.set(link.number, link);
+    return link;
   }
 
   #isSent({ do: verb, leases }: Call): void {
@@ -598,7 +593,7 @@ export class LeaseStates implements Place {
   }
 
   /** The shared connection ends with the last lease. Tells when a closed fence is done. */
-  #rest(): void {
+  #endIdle(): void {
     const isOver = ({ state, giving }: LeaseState) => state === "lost" && !giving;
     if (this.#calls.size > 0 || !this.#all().every(isOver)) return;
     if (this.#closedAt < NEVER && !this.#isDone) {
