@@ -33,7 +33,7 @@ export class Holding {
    * signal alone. */
   lease: unknown;
   readonly aborts = new AbortController();
-  /** Its holder knows of its loss, or waits for that, so that the process stays alive. */
+  /** Its holder knows of its loss, or waits for that. */
   isHeard = false;
   /** Those who wait for its next renewal, or its end. */
   readonly waiting: (() => void)[] = [];
@@ -79,6 +79,8 @@ export class Heartbeat {
   readonly spread = Math.floor(Math.random() * 1001);
   readonly #states = new LeaseStates(this.spread);
   readonly #holdings = new Map<string, Holding>();
+  /** Those whose loss somebody waits for, so that the process stays alive. */
+  readonly #heard = new Set<Holding>();
   readonly #acquires = new Map<string, Acquire>();
   readonly #connections = new Map<number, HeartbeatConnection>();
   readonly #tables = new Map<string, RowTable>();
@@ -103,9 +105,10 @@ export class Heartbeat {
   /** Gives an input to the states, and carries out what comes of it: the answer to a call, if any. */
   #input(decide: (states: LeaseStates) => void, answered?: number): void {
     this.#ended = [];
-    const effects = this.#states.step(clock(), () => decide(this.#states), answered);
+    const at = clock();
+    const effects = this.#states.step(at, () => decide(this.#states), answered);
     for (const effect of effects) this.#carryOut(effect);
-    this.#plan();
+    this.#plan(at);
     this.#tellAll();
   }
 
@@ -116,16 +119,14 @@ export class Heartbeat {
     this.#isTelling = false;
   }
 
-  #plan(): void {
+  #plan(at: number): void {
     clearTimeout(this.#timer);
-    const at = clock();
     const next = this.#states.wake(at);
     if (next === NEVER) return void ACTIVE.delete(this);
     ACTIVE.add(this);
     this.#timer = setTimeout(() => this.#input(() => {}), next - at);
     // A lease alone does not keep the process alive, at whose end it is released.
-    const isHeard = [...this.#holdings.values()].some((holding) => holding.isHeard);
-    if (!isHeard && !this.#states.isWaitedFor) this.#timer.unref();
+    if (this.#heard.size === 0 && !this.#states.isWaitedFor) this.#timer.unref();
   }
 
   #carryOut(effect: Effect): void {
@@ -158,13 +159,14 @@ export class Heartbeat {
     const holding = this.#holdings.get(key) as Holding;
     if (kind === "lost" || kind === "released") {
       this.#holdings.delete(key);
+      this.#heard.delete(holding);
       this.#ended.push([reason, holding.names]);
       holding.over = kind === "lost" ? reason : "released";
       [holding.advice, holding.lease] = [advice, undefined];
     }
     if (kind !== "acquired") holding.waiting.splice(0).forEach((go) => go());
-    const loss = new LeaseLost(reason ?? "gone", holding.names, undefined, advice);
     if (kind === "lost") {
+      const loss = new LeaseLost(reason ?? "gone", holding.names, undefined, advice);
       this.#toTell.push(() => holding.aborts.abort(loss));
       this.#toTell.push(() => [...holding.cuts.keys()].forEach((cut) => cut()));
     }
@@ -174,6 +176,7 @@ export class Heartbeat {
 
   /** Tells an event, in its order. */
   tell(event: LeaseEvent, isLater = false): void {
+    if (!this.onEvent) return;
     this.#toTell.push(() => {
       try {
         this.onEvent?.(event);
@@ -357,8 +360,10 @@ export class Heartbeat {
 
   hear(holding: Holding, lease: unknown): void {
     holding.isHeard = true;
-    if (holding.over === undefined) holding.lease = lease;
-    this.#plan();
+    if (holding.over !== undefined) return;
+    holding.lease = lease;
+    this.#heard.add(holding);
+    this.#plan(clock());
   }
 
   /** No error if that fails: then it ends at its ttl. */

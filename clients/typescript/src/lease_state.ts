@@ -346,9 +346,11 @@ export class LeaseStates implements Place {
 
   /** Somebody waits for what is under way. */
   get isWaitedFor(): boolean {
-    const isWaited = ({ state, giving }: LeaseState) =>
-      state === "asking" || state === "confirming" || giving !== undefined;
-    return this.#calls.size > 0 || this.#all().some(isWaited);
+    if (this.#calls.size > 0) return true;
+    for (const { state, giving } of this.#leases.values()) {
+      if (state === "asking" || state === "confirming" || giving) return true;
+    }
+    return false;
   }
 
   /** When to tick, at the latest. */
@@ -398,7 +400,7 @@ export class LeaseStates implements Place {
 
   #endByClock(answered?: number): void {
     const now = this.#now;
-    for (const lease of this.#all()) {
+    for (const lease of this.#leases.values()) {
       if (holds(lease) && lease.endsAt <= now) this.#lose(lease, "at_most", lease.names);
       else if (lives(lease) && lease.deadline <= now && lease.touched === 0) {
         // A renewal without an answer may have come through all the same.
@@ -411,7 +413,7 @@ export class LeaseStates implements Place {
       if (isLate || isOver) this.#callFailed(call, "no answer", true);
     }
     if (isLate) this.#undos.clear();
-    for (const lease of this.#all()) {
+    for (const lease of this.#leases.values()) {
       const { giving, undoing, until } = lease;
       if (giving && lease.call?.do !== "release" && (isLate || giving.until <= now)) {
         this.#givenBack(lease);
@@ -595,7 +597,8 @@ export class LeaseStates implements Place {
   /** The shared connection ends with the last lease. Tells when a closed fence is done. */
   #endIdle(): void {
     const isOver = ({ state, giving }: LeaseState) => state === "lost" && !giving;
-    if (this.#calls.size > 0 || !this.#all().every(isOver)) return;
+    if (this.#calls.size > 0) return;
+    for (const lease of this.#leases.values()) if (!isOver(lease)) return;
     if (this.#closedAt < NEVER && !this.#isDone) {
       this.#isDone = true;
       this.#undos.clear();
@@ -642,21 +645,23 @@ export class LeaseStates implements Place {
 
   /** Takes the outcomes of the names of a lease. */
   #renewal(lease: LeaseState, of: readonly Outcome[], { sent }: Call, gotOn: boolean): void {
-    const count = (what: string) => of.filter(([outcome]) => outcome === what).length;
-    const [kept, gone, refused] = [count("kept"), count("lost"), count("refused")];
-    const again = Math.min(...of.map(([, , againIn]) => againIn ?? NEVER));
+    let [kept, gone, refused, remaining, again] = [0, 0, 0, NEVER, NEVER];
+    for (const [outcome, left, againIn] of of) {
+      if (outcome === "kept") kept++;
+      else if (outcome === "lost") gone++;
+      else if (outcome === "refused") refused++;
+      remaining = Math.min(remaining, left ?? NEVER);
+      again = Math.min(again, againIn ?? NEVER);
+    }
     lease.isBeatAnswered = true;
     if (!lives(lease) || (gone + refused > 0 && lease.resting > 0)) return;
+    if (kept === of.length) return this.#renewed(lease, sent as number, remaining, again);
     if (lease.isEnding && gone === of.length) return this.#end(lease);
     if (gone + refused > 0) {
       const isOthers = ([outcome, , , code]: Outcome) => outcome === "refused" && code === "42501";
       if (gone === 0 && of.some(isOthers)) lease.advice = "other role";
       const isRest = (_: string, i: number) => ["kept", "later"].includes(of[i]?.[0] ?? "");
       return this.#lose(lease, gone > 0 ? "gone" : "refused", lease.names.filter(isRest));
-    }
-    if (kept === of.length) {
-      const remaining = Math.min(...of.map(([, left]) => left ?? NEVER));
-      return this.#renewed(lease, sent as number, remaining, again);
     }
     shake(lease);
     const least = leastOf(lease, lease.deadline - this.#now);

@@ -459,7 +459,8 @@ const ORMS: Record<string, () => Orm | Promise<Orm>> = {
     return { save, close: () => source.destroy() };
   },
   sequelize() {
-    const db = new Sequelize(URL, { logging: false });
+    const at = { host, port, database, username: user } as any;
+    const db = new Sequelize({ dialect: "postgres", ...at, logging: false });
     const columns = { id: { type: DataTypes.BIGINT, primaryKey: true }, status: DataTypes.TEXT };
     const Order = db.define("orders", columns, { timestamps: false });
     const save: Save = (status, guard = plain) =>
