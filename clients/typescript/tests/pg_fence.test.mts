@@ -304,7 +304,7 @@ test(
 test("a loss ends what hangs, and aborts the signal", async () => {
   const look = "SET client_connection_check_interval = 100";
   const lost = await errorOf(() =>
-    fence.lease("order:7", { ttl: { seconds: 1 } }, async (lease) => {
+    fence.lease("order:7", { ttl: { seconds: 6 } }, async (lease) => {
       const hangs = [
         errorOf(() =>
           lease.guard(on, (tx) => run(tx, look).then(() => run(tx, "SELECT pg_sleep(60)"))),
