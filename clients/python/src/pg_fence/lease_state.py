@@ -1,0 +1,1061 @@
+"""What a client decides about its leases. The specification is clients/spec/lease_state.md, and the
+tests play its vectors. There is no clock, thread or socket here: each input comes with the time, in
+milliseconds of a monotonic clock, and returns effects that are to be carried out in their order."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+NEVER = 1 << 60
+LONGEST_CALL, SHORTEST_OPENING = 10_000, 2_000
+SHORTEST_PAUSE, SHORTEST_WAIT, LONGEST_PAUSE = 10, 250, 10_000
+PORTION, TRY_AGAIN, AFTER_PORTION = 2_000, 250, 50
+FIRST_RETRY, LEAST_PATIENCE, LONGEST_QUEUE = 20, 1_000, 20_000
+LOOK_AGAIN, CLOSING = 1_000, 5_000
+MOST_PAIRS, MOST_RELEASED, MOST_BEATS = 10_000, 200, 2
+
+#: A dict with the fields of clients/spec/README.md; that of a call has the Call.
+Effect: TypeAlias = dict[str, Any]
+
+
+class State(Enum):
+    CONFIRMING, HELD, UNSURE, RELEASING, LOST, RELEASED = range(6)
+
+
+@dataclass(slots=True, eq=False)
+class Link:
+    """A connection: whose it is, and how many errors in a row it has had."""
+
+    number: int
+    owner: "Request | LeaseState | Undo | LeaseStates"
+    errors: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """An acquire. Its holder is unique, unless it is `named` by the caller."""
+
+    id: str
+    names: tuple[str, ...]
+    ttl: int
+    wait: int = 0
+    own_holder: str = ""
+    named: bool = False
+    reclaim: bool = False
+    session: bool = False
+    #: Or of slots.
+    shared: bool = False
+    at_most: int = 0
+    begun: int = 0
+    until: int = 0
+    at: int = 0
+    link: Link | None = None
+    call: "Call | None" = None
+    lease: "LeaseState | None" = None
+    #: When a call was sent that has had no answer, and until when it may be carried out.
+    doubt: tuple[int, int] | None = None
+    undoing: "Undo | None" = None
+    tries: int = 0
+    series: int = 1
+    is_over: bool = False
+
+    @property
+    def is_one(self) -> bool:
+        return len(self.names) == 1
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it has a connection of its own."""
+        return self.session or (self.wait > 0 and self.is_one)
+
+    @property
+    def reclaims(self) -> bool:
+        return self.reclaim or (self.is_one and not self.shared and not self.named)
+
+    @property
+    def holder(self) -> str:
+        return self.own_holder if self.series < 2 else f"{self.own_holder}/{self.series}"
+
+
+@dataclass(slots=True, eq=False)
+class LeaseState:
+    """One lease."""
+
+    key: str
+    names: tuple[str, ...]
+    token: int
+    ttl: int
+    request: Request
+    deadline: int
+    beat_at: int
+    table: str = ""
+    is_managed: bool = False
+    state: State = State.CONFIRMING
+    reason: str = ""
+    advice: str = ""
+    at_most: int = NEVER
+    #: The connection over which it is confirmed; of a session lease, the one that it ends with.
+    link: Link | None = None
+    call: "Call | None" = None
+    #: How many last transactions are under way, and how many of its worker's hold its row.
+    resting: int = 0
+    touched: int = 0
+    #: It was released in a transaction that the program goes on with.
+    is_ending: bool = False
+    #: Of rows: renewed by a statement of its own, after an error of one with several.
+    is_alone: bool = False
+    is_told: bool = False
+    #: Whether the last renewal that was sent has had an answer.
+    is_answered: bool = True
+    #: The names that the server may still hold for it after a loss.
+    rest: tuple[str, ...] = ()
+    is_over: bool = False
+
+    @property
+    def holds(self) -> bool:
+        return self.state is State.HELD or self.state is State.UNSURE
+
+    @property
+    def lives(self) -> bool:
+        return self.holds or self.state is State.CONFIRMING
+
+    @property
+    def is_own(self) -> bool:
+        """Whether it is confirmed over a connection of its own."""
+        return self.state is State.CONFIRMING and self.link is not None
+
+    def remaining(self, now: int) -> int:
+        """How long it is believed in if nothing else comes. This may be asked at any time."""
+        left = max(1, self.deadline - now) if self.touched else self.deadline - now
+        return max(0, min(left, self.at_most - now)) if self.holds else 0
+
+    def over(self, now: int) -> str:
+        """Why it is held no more; nothing if it is held."""
+        if self.remaining(now) > 0:
+            return ""
+        if self.lives:
+            return "at_most" if self.at_most <= now else "deadline"
+        return self.reason if self.state is State.LOST else "released"
+
+    def least(self, left: int) -> int:
+        """The shortest time until the next renewal, if that much is left."""
+        return max(1, min(max(SHORTEST_PAUSE, self.ttl // 60), left // 4))
+
+
+@dataclass(slots=True, eq=False)
+class Undo:
+    """Releases what an acquire in doubt may have been granted."""
+
+    names: tuple[str, ...]
+    holder: str
+    ttl: int
+    at: int
+    until: int
+    gives_up_at: int
+    tries: int = 0
+    link: Link | None = None
+    call: "Call | None" = None
+    is_over: bool = False
+
+
+@dataclass(slots=True, eq=False)
+class Release:
+    """Gives leases back, until it is over."""
+
+    leases: list[LeaseState]
+    at: int
+    until: int
+    is_in_doubt: bool
+    is_alone: bool
+    tries: int = 0
+    call: "Call | None" = None
+
+
+@dataclass(slots=True, eq=False)
+class Call:
+    """A statement to be sent on a connection, which is opened before if it is `open`."""
+
+    do: str
+    limit: int
+    leases: Sequence[LeaseState] = ()
+    of: Request | Undo | Release | None = None
+    names: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    holder: str = ""
+    reclaim: bool = False
+    wait: int = 0
+    number: int = 0
+    on: int = 0
+    open: bool = False
+    #: When it was sent; while its connection is being opened, when that began.
+    sent: int = 0
+    until: int = 0
+
+    @property
+    def table(self) -> str:
+        return self.leases[0].table if self.leases else ""
+
+
+class LeaseStates:
+    """All leases of a fence. `spread` (0 to 1000) makes the pauses of clients differ."""
+
+    def __init__(self, spread: int = 0):
+        self.spread, self.now = spread, 0
+        self.effects: list[Effect] = []
+        self.logs: dict[tuple[str, str], Effect] = {}
+        self.leases: dict[str, LeaseState] = {}
+        self.requests: dict[str, Request] = {}
+        self.undos: list[Undo] = []
+        self.releases: list[Release] = []
+        self.calls: dict[int, Call] = {}
+        self.links: dict[int, Link] = {}
+        #: The connection that all share, and the call on it.
+        self.link: Link | None = None
+        self.calling: Call | None = None
+        self.last_call = self.last_link = 0
+        #: How many heartbeats in a row there were.
+        self.beats = 0
+        self.is_out = self.is_loss_logged = self.is_done = self.is_over = False
+        self.closed_at = NEVER
+
+    # What the program asks. Each of these is an input, within a step.
+
+    def acquire(self, request: Request) -> None:
+        request.begun = request.at = self.now
+        request.ttl, request.until = min(request.ttl, NEVER), self.now + min(request.wait, NEVER)
+        self.requests[request.id] = request
+        if self.closed_at < NEVER:
+            self._finish(request, error="Closed")
+
+    def keep_row(
+        self, request: Request, table: str, token: int, sent: int | None, is_managed: bool
+    ) -> None:
+        """A row that the worker's own statement has claimed, which was `sent` then if that is known."""
+        self.acquire(request)
+        if not request.is_over:
+            sent = self.now - request.ttl if sent is None else sent
+            self._granted(request, token, sent, table, is_managed)
+            self._settle(request)
+
+    def give_up(self, id: str) -> None:
+        if id in self.requests:
+            self._finish(self.requests[id], error="GivenUp")
+
+    def release(self, key: str) -> None:
+        lease = self.leases.get(key)
+        if lease and lease.holds:
+            self._give_back(lease)
+        elif lease and lease.state is State.LOST:
+            del self.leases[key]
+            if lease.rest and not self.is_done:
+                self._give_back(lease)
+            lease.is_over = not lease.rest
+
+    def last(self, keys: Sequence[str], stage: str) -> None:
+        """A transaction that releases: it `begins` to; then `committed`, `rolled back`, `in doubt`,
+        or `inner`: a savepoint, after which the program's own transaction goes on."""
+        for lease in self._those(keys):
+            lease.resting += 1 if stage == "begins" else -1
+            if stage == "begins" or not lease.holds:
+                continue
+            if stage == "committed":
+                self._end(lease)
+            elif stage == "in doubt":
+                self._give_back(lease, is_in_doubt=True)
+            else:
+                lease.beat_at, lease.is_ending = self.now, stage == "inner"
+
+    def touches(self, key: str) -> None:
+        """A transaction has written the row of a row lease: nobody else can claim it before it ends."""
+        for lease in self._those([key]):
+            lease.touched += 1
+
+    def ended(self, key: str) -> None:
+        for lease in self._those([key]):
+            lease.touched -= 1
+            lease.beat_at = min(lease.beat_at, self.now)
+        self._end_by_clock(0)
+
+    def suspect(self, keys: Sequence[str]) -> None:
+        for lease in self._those(keys):
+            lease.beat_at = self.now
+
+    def check(self, key: str) -> None:
+        lease = self.leases.get(key)
+        reason = lease.over(self.now) if lease else "released"
+        more = {"error": "LeaseLost", "reason": reason, "advice": lease.advice if lease else ""}
+        self.effects.append({"reply": key} | (more if reason else {}))
+
+    def close(self) -> None:
+        self.closed_at = min(self.closed_at, self.now)
+        for request in list(self.requests.values()):
+            self._finish(request, error="Closed")
+        for lease in list(self.leases.values()):
+            if lease.holds:
+                self._give_back(lease)
+
+    # What the connections say.
+
+    def sent(self, number: int) -> None:
+        """The connection of a call with `open` is there, and the call is sent next."""
+        call = self.calls.get(number)
+        if call and call.open:
+            self._is_sent(call)
+
+    def answered(
+        self, number: int, rows: Sequence[Any], taken: Mapping[str, Any] | None = None
+    ) -> None:
+        """The rows are as in clients/spec/README.md; an acquire has none if the lease is `taken`."""
+        call = self.calls.get(number)
+        if call is None:
+            return
+        self._over(call)
+        self.is_out = self.is_loss_logged = False
+        if call.on in self.links:
+            self.links[call.on].errors = 0
+        match call.of:
+            case Request():
+                self._acquire_answered(call, call.of, rows, taken)
+            case Undo():
+                self._undo_answered(call.of, rows[0])
+            case Release():
+                self._release_answered(call.of, rows)
+            case None:
+                {
+                    "keep": self._keep_answered,
+                    "keep_row": self._keep_row_answered,
+                    "look_row": self._look_row_answered,
+                }[call.do](call, rows)
+
+    def failed(self, number: int, code: str, broken: bool = False) -> None:
+        """The code is an SQLSTATE; or `connect`: it could not be opened; `unsent`: the connection had
+        ended before; `ended`, `unreadable`, `panicked`. `broken`: it is of no use any more."""
+        if number in self.calls:
+            self._call_failed(self.calls[number], code, broken)
+
+    def disconnected(self, on: int) -> None:
+        for call in self.calls.values():
+            if call.on == on:
+                self._call_failed(call, "ended", True)
+                return
+        self._leave(on)
+
+    def died(self) -> None:
+        for lease in list(self.leases.values()):
+            if lease.holds:
+                self._lose(lease, "keeper", lease.names)
+
+    # The clock goes first, whatever comes.
+
+    def step(
+        self, now: int, decide: Callable[..., object], *given: Any, answer_to: int = 0
+    ) -> list[Effect]:
+        """One input at a time. The call that it answers, if it does, is not past its limit."""
+        self.now, self.effects, self.logs = now, [], {}
+        self._end_by_clock(answer_to)
+        decide(*given)
+        self._end_links()
+        self._send()
+        for log in self.logs.values():
+            # An outage is one line of the log, and so are the losses by it.
+            is_of_outage = log.get("reason") == "deadline" and self.is_out
+            if not (is_of_outage and self.is_loss_logged):
+                self.effects.append(log)
+            self.is_loss_logged = self.is_loss_logged or is_of_outage
+        return self.effects
+
+    def wake(self, now: int) -> int:
+        """When to give the next input at the latest; NEVER if there is nothing to do."""
+        is_free = self.calling is None
+        times = [call.until for call in self.calls.values()]
+        for release in self.releases:
+            times += [release.until, release.at] if is_free else [release.until]
+        times += [undo.at for undo in self.undos if not undo.call]
+        for request in self.requests.values():
+            if not request.call and not request.lease:
+                times.append(request.until + LONGEST_QUEUE)
+                if not request.undoing and (request.is_own or is_free):
+                    times.append(request.at)
+        for lease in self.leases.values():
+            if lease.lives:
+                times += [lease.at_most, now + LOOK_AGAIN]
+                if not lease.touched:
+                    times.append(lease.deadline)
+                    if not lease.resting and not lease.call and (is_free or lease.is_own):
+                        times.append(lease.beat_at)
+        if self.closed_at < NEVER and not self.is_done:
+            times.append(self.closed_at + CLOSING)
+        return max(now, min(*times, now + LOOK_AGAIN)) if times else NEVER
+
+    def _end_by_clock(self, answer_to: int) -> None:
+        for lease in list(self.leases.values()):
+            if lease.at_most <= self.now and lease.holds:
+                self._lose(lease, "at_most", lease.names)
+            elif lease.deadline <= self.now and lease.lives and not lease.touched:
+                # A renewal without an answer may have come through all the same.
+                self._lose(lease, "deadline", () if lease.is_answered else lease.names)
+        is_late = not self.is_done and self.now >= self.closed_at + CLOSING
+        for call in list(self.calls.values()):
+            if is_late or (call.until <= self.now and call.number != answer_to):
+                self._call_failed(call, "no answer", True)
+        for undo in self.undos if is_late else ():
+            undo.is_over = True
+        for release in list(self.releases):
+            if not release.call and (is_late or release.until <= self.now):
+                self._given_back(release)
+        for request in list(self.requests.values()):
+            if not request.call and not request.lease:
+                if request.undoing and self.now >= request.until:
+                    self._finish(request, error="NoAnswer", in_doubt=True)
+                elif self.now >= request.until + LONGEST_QUEUE:
+                    self._finish(request, error="NoConnection")
+
+    # Calls: one at a time on the connection that all share, where none waits for anybody.
+
+    def _send(self) -> None:
+        for request in list(self.requests.values()):
+            if request.is_own and self._is_due(request):
+                self._try(request)
+        self.undos = [undo for undo in self.undos if not undo.is_over]
+        for undo in self.undos:
+            if not undo.call and undo.at <= self.now:
+                limit = min(LONGEST_CALL, max(LEAST_PATIENCE, undo.ttl // 3))
+                names, holder = list(undo.names), undo.holder
+                self._start(Call("undo", limit, of=undo, names=names, holder=holder), undo)
+        for lease in self.leases.values():
+            if lease.beat_at <= self.now and lease.is_own and not lease.call:
+                self._keep([lease], lease)
+        if self.calling is None:
+            self._send_shared()
+        self._rest()
+
+    def _is_due(self, request: Request) -> bool:
+        is_waiting = request.call or request.undoing or request.lease
+        return not is_waiting and request.at <= self.now
+
+    def _send_shared(self) -> None:
+        due = (lease for lease in self.leases.values() if self._is_beat_due(lease, self.now))
+        beat = min(due, key=lambda lease: lease.beat_at, default=None)
+        release = next((one for one in self.releases if one.at <= self.now), None)
+        asks = (one for one in self.requests.values() if not one.is_own and self._is_due(one))
+        request = next(asks, None)
+        # Heartbeats go first; after two of them something else has its turn.
+        if beat and not (self.beats >= MOST_BEATS and (release or request)):
+            self.beats += 1
+            self._keep(self._go_along(beat), self)
+            return
+        self.beats = 0
+        if release:
+            self._send_release(self._together(release))
+        elif request:
+            self._try(request)
+
+    def _is_beat_due(self, lease: LeaseState, by: int) -> bool:
+        is_waiting = lease.call or lease.resting or lease.touched
+        return lease.beat_at <= by and lease.lives and not is_waiting and not lease.is_own
+
+    def _go_along(self, first: LeaseState) -> list[LeaseState]:
+        """The leases that are due soon, the due ones first."""
+        if first.is_alone or first.is_managed:
+            return [first]
+        of_table = [lease for lease in self.leases.values() if lease.table == first.table]
+        due = [lease for lease in of_table if self._is_beat_due(lease, self.now + lease.ttl // 6)]
+        due = [lease for lease in due if not (lease.is_alone or lease.is_managed)]
+        due.sort(key=lambda lease: lease.beat_at)
+        return due[: _how_many(MOST_PAIRS, (len(lease.names) for lease in due))]
+
+    def _keep(self, leases: list[LeaseState], owner: "LeaseState | LeaseStates") -> None:
+        self._start(Call("keep_row" if leases[0].table else "keep", self._limit(), leases), owner)
+
+    def _start(self, call: Call, owner: "Request | LeaseState | Undo | LeaseStates") -> None:
+        """Sends a call on the connection of its owner."""
+        self.last_call += 1
+        call.number = self.last_call
+        self.calls[call.number] = call
+        for lease in call.leases:
+            lease.call = call
+            names = lease.rest if call.do == "release" and lease.rest else lease.names
+            call.names += names
+            call.tokens += [lease.token] * len(names)
+        if call.of:
+            call.of.call = call
+        if owner is self:
+            self.calling = call
+        if owner.link:
+            self._is_sent(call)
+        else:
+            self.last_link += 1
+            owner.link = self.links[self.last_link] = Link(self.last_link, owner)
+            call.open, call.sent = True, self.now
+            call.until = self.now + max(call.limit, SHORTEST_OPENING)
+        call.on = owner.link.number
+        # The same call is not open any more once it was sent.
+        self.effects.append({"call": call, "open": call.open})
+
+    def _is_sent(self, call: Call) -> None:
+        call.open, call.sent, call.until = False, self.now, self.now + call.limit
+        for lease in call.leases if call.do.startswith("keep") else ():
+            lease.is_answered = False
+
+    def _limit(self, ttl: int = NEVER) -> int:
+        """A third of the smallest ttl of all that are held, and of what is asked for."""
+        ttls = (lease.ttl for lease in self.leases.values() if lease.lives)
+        return min(LONGEST_CALL, min(ttls, default=NEVER) // 3, ttl // 3)
+
+    def _patience(self, ttl: int) -> int:
+        """How long conflicts and releases are tried again."""
+        return max(LEAST_PATIENCE, self._limit(ttl))
+
+    def _pause(self, ttl: int) -> int:
+        return self._spread(min(max(ttl // 12, SHORTEST_PAUSE), LONGEST_PAUSE))
+
+    def _spread(self, pause: int) -> int:
+        return pause - pause * self.spread // 4000
+
+    def _those(self, keys: Iterable[str]) -> list[LeaseState]:
+        return [self.leases[key] for key in keys if key in self.leases]
+
+    def _over(self, call: Call) -> None:
+        del self.calls[call.number]
+        if self.calling is call:
+            self.calling = None
+        for lease in call.leases:
+            lease.call = None
+        if call.of:
+            call.of.call = None
+
+    # Connections.
+
+    def _call_failed(self, call: Call, code: str, is_broken: bool) -> None:
+        self._over(call)
+        if call.open and code == "no answer":
+            code = "connect"
+        if call.on in self.links:
+            link = self.links[call.on]
+            if not _is_locked(code) and call.do != "keep_row":
+                link.errors += 1
+            is_useless = call.open or is_broken or _is_of_connection(code) or code == "panicked"
+            # A second error in a row: another connection.
+            if is_useless or link.errors > 1 or link.owner.link is not link:
+                self.effects.append({"cut": call.on})
+                self._leave(call.on)
+        match call.of:
+            case Request():
+                self._acquire_failed(call, call.of, code)
+            case Undo():
+                self._undo_failed(call.of, code)
+            case Release():
+                self._release_failed(call, call.of, code)
+            case None:
+                self._keep_failed(call, code)
+
+    def _leave(self, on: int) -> None:
+        """Forgets a connection, which has ended. Session leases end with theirs."""
+        link = self.links.pop(on, None)
+        if link and link.owner.link is link:
+            link.owner.link = None
+            if (
+                isinstance(link.owner, LeaseState)
+                and link.owner.lives
+                and link.owner.request.session
+            ):
+                self._lose(link.owner, "session")
+
+    def _end_links(self) -> None:
+        """Ends the connections that nobody needs any more."""
+        busy = {call.on for call in self.calls.values()}
+        for link in list(self.links.values()):
+            is_needed = link.owner.link is link and not link.owner.is_over
+            if not is_needed and link.number not in busy:
+                self.effects.append({"hang_up": link.number})
+                self._leave(link.number)
+
+    def _rest(self) -> None:
+        """Ends the shared connection with the last lease, and tells when a closed fence is done."""
+        if self.calls or self.releases or self.requests:
+            return
+        if any(lease.lives for lease in self.leases.values()):
+            return
+        is_done = self.closed_at < NEVER and not self.is_done
+        if is_done:
+            self.undos.clear()
+            for link in self.links.values():
+                link.owner.is_over = True
+        elif not self.undos:
+            self.link = None
+        self._end_links()
+        if is_done:
+            self.is_done = True
+            self.effects.append({"closed": True})
+
+    # Renewals.
+
+    def _keep_answered(self, call: Call, rows: Sequence[Any]) -> None:
+        parts: list[Sequence[Any]] = []
+        for lease in call.leases:
+            parts.append(rows[: len(lease.names)])
+            rows = rows[len(lease.names) :]
+        got_on = any(all(row[0] == "kept" for row in part) for part in parts)
+        for lease, part in zip(call.leases, parts, strict=True):
+            self._renewal(lease, part, call, got_on)
+
+    def _keep_row_answered(self, call: Call, rows: Sequence[Any]) -> None:
+        remaining = {(key, token): left for key, token, left in rows}
+        missing: list[LeaseState] = []
+        for lease in call.leases:
+            left = remaining.get((lease.names[0], lease.token))
+            if left is not None:
+                lease.is_alone = False
+                self._renewal(lease, [("kept", left, left // 3, None)], call, True)
+            elif lease.lives:
+                missing.append(lease)
+        if missing:
+            self._start(Call("look_row", self._limit(), missing), self)
+
+    def _look_row_answered(self, call: Call, rows: Sequence[Any]) -> None:
+        held = {(key, token) for key, token, is_now in rows if is_now == "held"}
+        for lease in call.leases:
+            # A transaction holds it; or it is not ours, or was given up under our token.
+            again = max(SHORTEST_PAUSE, (lease.deadline - self.now) // 10)
+            is_held = (lease.names[0], lease.token) in held
+            outcome = ("later", None, again, "55P03") if is_held else ("lost", None, None, None)
+            self._renewal(lease, [outcome], call, True)
+
+    def _renewal(self, lease: LeaseState, rows: Sequence[Any], call: Call, got_on: bool) -> None:
+        """Takes the outcomes of the names of a lease."""
+        outcomes = [row[0] for row in rows]
+        again = min((row[2] for row in rows if row[2] is not None), default=None)
+        is_over = "lost" in outcomes or "refused" in outcomes
+        lease.is_answered = True
+        if not lease.lives or (is_over and lease.resting):
+            return
+        if lease.is_ending and set(outcomes) == {"lost"}:
+            self._end(lease)
+        elif is_over:
+            named = zip(lease.names, outcomes, strict=True)
+            rest = tuple(name for name, outcome in named if outcome in {"kept", "later"})
+            if "lost" not in outcomes and any(row[3] == "42501" for row in rows):
+                lease.advice = "other role"
+            self._lose(lease, "gone" if "lost" in outcomes else "refused", rest)
+        elif set(outcomes) == {"kept"}:
+            self._renewed(lease, call.sent, min(row[1] for row in rows), again)
+        else:
+            self._shake(lease)
+            least = lease.least(lease.deadline - self.now)
+            pause = max(again or self._pause(lease.ttl), least)
+            # Out of locks: at once, in another transaction, as long as that helps.
+            lease.beat_at = self.now + (0 if again == 0 and got_on else pause)
+
+    def _shake(self, lease: LeaseState) -> None:
+        """After an answer that was none, or neither yes nor no."""
+        if lease.holds:
+            lease.state = State.UNSURE
+
+    def _renewed(self, lease: LeaseState, sent: int, left: int, again: int | None) -> None:
+        deadline, was, least = sent + _window(left), lease.state, lease.least(left)
+        again = NEVER if again is None else again
+        lease.beat_at = sent + min(max(again, least), max(left // 3, least))
+        if deadline <= self.now:
+            return
+        lease.deadline, lease.state, lease.is_ending = deadline, State.HELD, False
+        if was is State.CONFIRMING:
+            if not lease.request.session:
+                lease.link = None
+            self._end_links()
+            self._tell("acquired", lease)
+            self._settle(lease.request)
+        else:
+            self._tell("renewed", lease)
+
+    def _keep_failed(self, call: Call, code: str) -> None:
+        is_of_connection = call.open or _is_of_connection(code) or code == "panicked"
+        is_of_rows, reason = bool(call.table) and not is_of_connection, ""
+        if is_of_rows and len(call.leases) > 1:
+            # It may be of one row: each is asked by itself.
+            for lease in call.leases:
+                lease.is_alone, lease.beat_at = True, self.now
+            return
+        if is_of_rows and code.startswith("PF"):
+            reason = "gone"
+        elif not is_of_connection and code in {"42501", "42883", "3F000"}:
+            reason = "refused"
+        pause = self._pause(min(lease.ttl for lease in call.leases))
+        if code == "unsent":
+            pause = 0
+        elif code == "panicked":
+            self.died()
+        elif not reason and not self.is_out and any(lease.lives for lease in call.leases):
+            self.effects.append({"log": "not renewed", "code": code})
+            self.is_out = True
+            pause = 0 if _is_of_connection(code) else pause
+        for lease in call.leases:
+            if lease.lives:
+                lease.beat_at = self.now + pause
+                self._shake(lease)
+                if reason and not lease.resting:
+                    self._lose(lease, reason)
+
+    # Acquires.
+
+    def _try(self, request: Request) -> None:
+        wait, least = 0, max(LEAST_PATIENCE, min(LONGEST_CALL, request.ttl // 3))
+        limit = least if request.is_own else min(self._limit(), least)
+        if request.is_own and request.is_one:
+            # A longer one would hold back vacuum.
+            wait = max(0, min(request.until - self.now, PORTION))
+        call = Call("acquire", limit + wait, of=request, names=list(request.names), wait=wait)
+        call.holder = request.holder
+        call.reclaim = request.reclaim or (request.doubt is not None and request.reclaims)
+        self._start(call, request if request.is_own else self)
+
+    def _acquire_answered(
+        self, call: Call, request: Request, rows: Sequence[Any], taken: Mapping[str, Any] | None
+    ) -> None:
+        if taken is None:
+            self._granted(request, rows[0][1], call.sent)
+            request.doubt = None
+            self._settle(request)
+            return
+        holder, remaining = taken.get("holder"), taken.get("remaining", 0)
+        # By its own first call, whose answer was lost.
+        is_by_itself = request.doubt is not None and holder == request.holder
+        until = request.until
+        if request.doubt and is_by_itself:
+            until = max(until, request.doubt[1])
+        elif request.doubt and self.now >= request.doubt[1]:
+            request.doubt = None
+        if request.is_over:
+            self._undo_doubt(request)
+        elif self.now < until and request.is_own and request.is_one and not is_by_itself:
+            request.at = min(max(call.sent + AFTER_PORTION, self.now), until)
+        elif self.now < until:
+            request.at = min(self.now + TRY_AGAIN, until)
+        elif is_by_itself:
+            self._finish(request, error="NoAnswer", in_doubt=True)
+        else:
+            by_state = {None: None, "uncommitted": "commit"}
+            waits_for = by_state.get(taken.get("state"), "ttl" if remaining > 0 else "guard")
+            more = {"holder": holder, "remaining": remaining, "waits_for": waits_for}
+            self._finish(request, error="LeaseTaken", **more)
+
+    def _granted(
+        self, request: Request, token: int, sent: int, table: str = "", is_managed: bool = False
+    ) -> None:
+        id, ttl, now = request.id, request.ttl, self.now
+        lease = LeaseState(
+            id, request.names, token, ttl, request, now + ttl, now, table, is_managed
+        )
+        self.leases[id] = lease
+        is_in_time = now < sent + ttl // 3
+        if request.link and (request.session or not (request.is_over or is_in_time)):
+            # The server counts from a later moment: a renewal confirms it, over the same connection.
+            lease.link, request.link.owner, request.link = request.link, lease, None
+        if request.is_over:
+            self._give_back(lease)
+            return
+        request.lease = lease
+        if is_in_time:
+            lease.state, lease.deadline = State.HELD, sent + _window(ttl)
+            lease.beat_at = sent + ttl // 3
+            self._tell("acquired", lease)
+
+    def _settle(self, request: Request) -> None:
+        """Answers an acquire when it is known whether its lease is held."""
+        lease = request.lease
+        if request.is_over or not lease or lease.state is State.CONFIRMING:
+            return
+        if lease.holds:
+            self._finish(request, leases=[lease.key])
+        else:
+            self._finish(request, error="LeaseLost", reason=lease.reason, advice=lease.advice)
+
+    def _finish(self, request: Request, error: str = "", **more: Any) -> None:
+        """Answers an acquire, once. A grant that is nobody's, or may be there, is given back."""
+        del self.requests[request.id]
+        request.is_over = True
+        if request.doubt and error not in {"", "LeaseTaken"}:
+            more["in_doubt"] = True
+        self.effects.append({"reply": request.id, "error": error, **more})
+        if error and request.lease and request.lease.lives:
+            self._give_back(request.lease)
+        if not request.call:
+            self._undo_doubt(request)
+
+    def _acquire_failed(self, call: Call, request: Request, code: str) -> None:
+        if code == "unsent":
+            request.at = self.now
+            return
+        if not call.open and not request.session and not request.doubt and _is_doubtful(code):
+            request.doubt = (call.sent, call.sent + call.limit)
+        if request.is_over:
+            self._undo_doubt(request)
+            return
+        request.tries += 1
+        until, longest = request.until, _longest_wait(request.ttl)
+        if _is_conflict(code):
+            until, longest = max(until, request.begun + self._patience(request.ttl)), TRY_AGAIN
+        is_in_doubt = request.doubt is not None
+        is_stuck = is_in_doubt and request.named and not request.reclaim
+        may_pass = _is_conflict(code) or _is_of_connection(code)
+        if is_in_doubt and request.reclaims and request.tries == 1 and _is_of_connection(code):
+            request.at = self.now
+        elif not may_pass or is_stuck or self.now >= until:
+            self._finish(request, **_not_granted(code, call.open and not is_in_doubt))
+        elif is_in_doubt and not request.reclaims:
+            # Undone before the next try, which has another holder: an undo that comes late does not
+            # meet its grant.
+            request.at, request.undoing = self.now, self._undo_doubt(request)
+            request.series += 1
+        else:
+            pause = self._spread(_growing(request.tries, longest))
+            request.at = self.now + min(pause, max(1, until - self.now))
+
+    def _undo_doubt(self, request: Request) -> Undo | None:
+        """Has what may have been granted be released, if the holder is nobody else's."""
+        if request.doubt is None or request.named or self.is_done:
+            return None
+        (sent, until), request.doubt = request.doubt, None
+        names, holder, ttl = request.names, request.holder, request.ttl
+        undo = Undo(names, holder, ttl, self.now, until, gives_up_at=sent + ttl)
+        self.undos.append(undo)
+        return undo
+
+    def _undo_answered(self, undo: Undo, released: int) -> None:
+        undo.tries += 1
+        # The call that it is about may still come.
+        undo.is_over = released > 0 or self.now >= undo.until
+        undo.at = min(self.now + TRY_AGAIN, undo.until)
+        for request in self.requests.values():
+            if request.undoing is undo:
+                request.undoing, request.at = None, self.now
+
+    def _undo_failed(self, undo: Undo, code: str) -> None:
+        undo.tries += 1
+        pause = 0 if code == "unsent" else self._spread(_growing(undo.tries, LONGEST_PAUSE))
+        undo.at = self.now + pause
+        may_pass = _is_of_connection(code) or _is_locked(code) or code == "panicked"
+        undo.is_over = not may_pass or undo.at >= undo.gives_up_at
+
+    # What is given back.
+
+    def _give_back(self, lease: LeaseState, is_in_doubt: bool = False) -> None:
+        is_in_doubt = is_in_doubt or lease.is_ending or lease.resting > 0 or lease.touched > 0
+        until, is_alone = self.now + self._patience(lease.ttl), is_in_doubt or bool(lease.table)
+        if not lease.request.session:
+            lease.link = None
+        if lease.state is not State.LOST:
+            lease.state = State.RELEASING
+        self.releases.append(Release([lease], self.now, until, is_in_doubt, is_alone))
+
+    def _together(self, first: Release) -> Release:
+        """Releases that are queued go in one call."""
+        some = [one for one in self.releases if one.at <= self.now and not one.is_alone]
+        counts = (sum(len(lease.names) for lease in one.leases) for one in some)
+        for one in some[1 : _how_many(MOST_RELEASED, counts)] if not first.is_alone else ():
+            first.leases += one.leases
+            first.until = min(first.until, one.until)
+            first.is_in_doubt = first.is_in_doubt or one.is_in_doubt
+            self.releases.remove(one)
+        return first
+
+    def _send_release(self, release: Release) -> None:
+        smallest = min(lease.ttl for lease in release.leases)
+        limit = min(self._limit(), max(LEAST_PATIENCE, smallest // 3))
+        self._start(Call("release", limit, release.leases, of=release), self)
+
+    def _release_answered(self, release: Release, rows: Sequence[Any]) -> None:
+        self.releases.remove(release)
+        for lease in release.leases:
+            count = len(lease.rest or lease.names)
+            is_gone, rows = None in rows[:count], rows[count:]
+            has_session = not lease.request.session or lease.link
+            is_known = not release.is_in_doubt and not lease.table and has_session
+            if lease.state is State.LOST:
+                lease.is_over = True
+            elif is_gone and is_known and self.now < lease.deadline:
+                self._lose(lease, "gone")
+                self.leases.pop(lease.key, None)
+                lease.is_over = True
+            else:
+                self._end(lease)
+
+    def _given_back(self, release: Release) -> None:
+        """Ends it without an answer: the server keeps the leases until their ttl."""
+        self.releases.remove(release)
+        for lease in release.leases:
+            if lease.state is State.LOST:
+                lease.is_over = True
+            else:
+                self._log("not released")
+                self._end(lease, "unconfirmed")
+
+    def _release_failed(self, call: Call, release: Release, code: str) -> None:
+        is_locked = _is_locked(code)
+        if not call.open and _is_doubtful(code):
+            release.is_in_doubt = True
+        if not (is_locked or _is_of_connection(code)) or self.now >= release.until:
+            self._given_back(release)
+            return
+        release.tries += 1
+        # At once if the connection had only ended before; and one by one if a lock is in the way.
+        is_first = release.tries == 1 and (not is_locked or len(release.leases) > 1)
+        pause = max(SHORTEST_PAUSE, (release.until - self.now) // 4)
+        release.at = self.now + (0 if is_first or code == "unsent" else pause)
+        if is_locked:
+            self.releases.remove(release)
+            at, until, is_in_doubt = release.at, release.until, release.is_in_doubt
+            for lease in release.leases:
+                self.releases.append(Release([lease], at, until, is_in_doubt, True, release.tries))
+
+    # Ends.
+
+    def _lose(self, lease: LeaseState, reason: str, rest: tuple[str, ...] = ()) -> None:
+        lease.state, lease.reason, lease.rest = State.LOST, reason, rest
+        if lease.is_told:
+            self._log("lost", reason)
+            self._tell("lost", lease)
+            return
+        self.leases.pop(lease.key, None)
+        if rest:
+            self._give_back(lease)
+        lease.is_over = not rest
+        self._end_links()
+        self._settle(lease.request)
+
+    def _end(self, lease: LeaseState, reason: str = "") -> None:
+        lease.state, lease.reason, lease.is_over = State.RELEASED, reason, True
+        self.leases.pop(lease.key, None)
+        self._end_links()
+        if lease.is_told:
+            self._tell("released", lease)
+
+    def _tell(self, event: str, lease: LeaseState) -> None:
+        if event == "acquired":
+            lease.is_told, lease.at_most = True, self.now + (lease.request.at_most or NEVER)
+        told: Effect = {"event": event, "key": lease.key, "token": lease.token}
+        told["remaining"] = lease.deadline - self.now if lease.holds else 0
+        self.effects.append(told | {"reason": lease.reason, "advice": lease.advice})
+
+    def _log(self, what: str, reason: str = "") -> None:
+        """One line for all of an input that are alike."""
+        line = self.logs.setdefault((what, reason), {"log": what, "reason": reason, "count": 0})
+        line["count"] += 1
+
+
+class Leader:
+    """One who leads, or waits to. What it does next is acquire, work, pause or end."""
+
+    def __init__(self, ttl: int, spread: int = 0):
+        self.ttl, self.spread = ttl, spread
+        self.failures = self.at = self.since = 0
+        self.state = ""
+
+    def start(self) -> list[Effect]:
+        self.state = "asking"
+        return [{"lead": "acquire"}]
+
+    def granted(self, now: int) -> list[Effect]:
+        self.state, self.since = "leading", now
+        return [{"lead": "work"}]
+
+    def work_done(self) -> list[Effect]:
+        return self._end()
+
+    def work_failed(self, now: int, cause: str, is_lost: bool) -> list[Effect]:
+        """After a loss of the lease it goes on, whatever the work's error says."""
+        if not is_lost and cause not in _PASSING:
+            return self._end("work failed")
+        if now - self.since >= min(self.ttl, 60_000):
+            self.failures = 0
+        return self._again(now, cause, has_led=True)
+
+    def not_granted(self, now: int, cause: str) -> list[Effect]:
+        return self._again(now, cause, has_led=False) if cause in _PASSING else self._end(cause)
+
+    def stop(self) -> list[Effect]:
+        """Lets the work end by itself."""
+        return [] if self.state == "leading" else self._end()
+
+    def tick(self, now: int) -> list[Effect]:
+        return self.start() if self.state == "pausing" and now >= self.at else []
+
+    def _again(self, now: int, cause: str, has_led: bool) -> list[Effect]:
+        """After a pause, which grows. An outage is one line of the log, and one event."""
+        effects: list[Effect] = []
+        if self.failures == 0:
+            effects.append({"log": "leads no more", "code": cause})
+            if has_led:
+                effects.append({"event": "interrupted", "code": cause})
+        shortest = max(self.ttl // 12, SHORTEST_PAUSE)
+        pause = min(shortest << min(self.failures, 20), _longest_wait(self.ttl))
+        pause -= pause * self.spread // 4000
+        self.failures += 1
+        self.state, self.at = "pausing", now + pause
+        return [*effects, {"lead": "pause", "pause": pause}]
+
+    def _end(self, why: str = "") -> list[Effect]:
+        self.state = "ended"
+        return [{"lead": "end", "code": why}]
+
+
+#: What a leader goes on after.
+_PASSING = {
+    *("LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost"),
+    *("NoAnswer", "NoConnection", "passing"),
+}
+
+
+def _window(span: int) -> int:
+    """What is believed of a span that the server counts from a later moment, by another clock."""
+    return span - (span + 49) // 50
+
+
+def _growing(tries: int, longest: int) -> int:
+    return min(FIRST_RETRY << min(tries - 1, 20), longest)
+
+
+def _longest_wait(ttl: int) -> int:
+    return min(max(ttl // 3, SHORTEST_WAIT), LONGEST_PAUSE)
+
+
+def _how_many(most: int, counts: Iterable[int]) -> int:
+    """How many of them have no more than that together; one in any case."""
+    total = n = 0
+    for n, count in enumerate(counts, 1):
+        total += count
+        if total > most:
+            return max(1, n - 1)
+    return n
+
+
+def _is_of_connection(code: str) -> bool:
+    """Whether another connection may help."""
+    words = {"connect", "unsent", "ended", "no answer", "25006", "53300"}
+    return code in words or code.startswith(("08", "57P0"))
+
+
+def _is_doubtful(code: str) -> bool:
+    """Whether the statement may have been carried out all the same."""
+    is_known = code in {"unsent", "25006", "53300"}
+    return not is_known and (code in {"unreadable", "panicked"} or _is_of_connection(code))
+
+
+def _is_conflict(code: str) -> bool:
+    return code in {"40001", "40P01"}
+
+
+def _is_locked(code: str) -> bool:
+    return code == "55P03" or _is_conflict(code)
+
+
+def _not_granted(code: str, is_opening: bool) -> dict[str, str]:
+    by_code = {"42501": "NotGranted", "42883": "NotInstalled", "3F000": "NotInstalled"}
+    has_no_answer = _is_doubtful(code) or _is_of_connection(code)
+    error = "NoAnswer" if has_no_answer else by_code.get(code, "Refused")
+    # Words of our own are no SQLSTATE.
+    is_sqlstate = len(code) == 5 and code.upper() == code
+    return {
+        "error": "NoConnection" if is_opening else error,
+        "sqlstate": code if is_sqlstate else "",
+    }

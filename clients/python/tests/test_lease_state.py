@@ -1,0 +1,136 @@
+"""Plays clients/spec/vectors, as every client does: without a server, in a second. Their format is in
+clients/spec/README.md."""
+
+import json
+import unittest
+from pathlib import Path
+from typing import Any
+
+from pg_fence.lease_state import Leader, LeaseStates, Request
+
+VECTORS = Path(__file__).parents[2] / "spec" / "vectors"
+
+
+class Vectors(unittest.TestCase):
+    def test_vectors(self) -> None:
+        played = 0
+        for file in sorted(VECTORS.glob("*.json")):
+            for vector in json.loads(file.read_text()):
+                with self.subTest(f"{file.stem}: {vector['name']}"):
+                    self.play(vector)
+                played += 1
+        self.assertGreater(played, 200)
+
+    def play(self, vector: dict[str, Any]) -> None:
+        spread = vector.get("spread", 0)
+        states, leader = LeaseStates(spread), Leader(0, spread)
+        for n, step in enumerate(vector["steps"]):
+            now, where = step["at"], f"step {n} at {step['at']}"
+            ((what, given),) = step["in"].items()
+            given = {key: written_out(value) for key, value in given.items()}
+            effects = decided(states, leader, now, what, given)
+            self.assertEqual(len(effects), len(step["out"]), f"{where}: {effects}")
+            for effect, expected in zip(effects, step["out"], strict=True):
+                for key, value in expected.items():
+                    self.assert_like(field(effect, key), value, f"{where}: {key} of {effect}")
+            for key, is_held in step.get("held", {}).items():
+                lease = states.leases.get(key)
+                self.assertEqual(lease is not None and lease.remaining(now) > 0, is_held, where)
+            for what in ("deadline", "next_beat"):
+                for key, at in step.get(what, {}).items():
+                    is_at = getattr(states.leases[key], what.replace("next_beat", "beat_at"))
+                    self.assertEqual(is_at, at, f"{where}: the {what} of {key}")
+            if "wake" in step:
+                self.assertEqual(min(states.wake(now), 1 << 53), step["wake"], f"{where}: wake")
+
+    def assert_like(self, value: Any, expected: Any, where: str) -> None:
+        if isinstance(expected, dict):
+            self.assertEqual(len(value), expected["length"], where)
+        elif isinstance(expected, list):
+            self.assertEqual(list(value or ()), written_out(expected), where)
+        else:
+            self.assertEqual(value or 0, expected or 0, where)
+
+
+def written_out(value: Any) -> Any:
+    """Without the shorthands."""
+    if not isinstance(value, list):
+        return value
+    everything: list[Any] = []
+    for one in value:
+        if isinstance(one, dict) and "prefix" in one:
+            everything += [f"{one['prefix']}{n}" for n in range(one["count"])]
+        elif isinstance(one, dict) and "each" in one:
+            everything += [one["each"]] * one["count"]
+        else:
+            everything.append(written_out(one))
+    return everything
+
+
+def field(effect: dict[str, Any], key: str) -> Any:
+    call = effect.get("call")
+    if call is None or key == "open":
+        return effect.get(key)
+    if key == "for":
+        return call.of.id if isinstance(call.of, Request) else None
+    return call.number if key == "call" else getattr(call, key)
+
+
+def decided(
+    states: LeaseStates, leader: Leader, now: int, what: str, given: dict[str, Any]
+) -> list[Any]:
+    match what:
+        case "nothing":
+            return []
+        case "lead":
+            return led(leader, now, **given)
+        case "tick":
+            return states.step(now, lambda: None)
+        case "acquire":
+            return states.step(now, states.acquire, request(given))
+        case "keep_row":
+            given["names"] = [given.pop("key")]
+            table, token = given.pop("table"), given.pop("token")
+            sent, is_managed = given.pop("sent", None), given.pop("managed", False)
+            row = request(given | {"named": True})
+            return states.step(now, states.keep_row, row, table, token, sent, is_managed)
+        case "answer":
+            call, taken = states.calls.get(given["call"]), given.get("taken")
+            rows = given.get("rows", [])
+            if call and call.do == "keep":
+                rows = [(row + [None] * 3)[:4] for row in rows]
+            return states.step(
+                now, states.answered, given["call"], rows, taken, answer_to=given["call"]
+            )
+        case "failed":
+            number, code = given["call"], given["code"]
+            broken = given.get("broken", False)
+            return states.step(now, states.failed, number, code, broken, answer_to=number)
+        case "sent":
+            return states.step(now, states.sent, given["call"], answer_to=given["call"])
+        case _:
+            return states.step(now, lambda: getattr(states, what)(**given))
+
+
+def request(given: dict[str, Any]) -> Request:
+    given["own_holder"], given["names"] = given.pop("holder", ""), tuple(given["names"])
+    return Request(**given)
+
+
+def led(
+    leader: Leader, now: int, what: str, ttl: int = 0, cause: str = "", lost: bool = False
+) -> list[Any]:
+    leader.ttl = leader.ttl or ttl
+    return {
+        "start": leader.start,
+        "granted": lambda: leader.granted(now),
+        "work done": leader.work_done,
+        "work failed": lambda: leader.work_failed(now, cause, lost),
+        "not granted": lambda: leader.not_granted(now, cause),
+        "stop": leader.stop,
+        "tick": lambda: leader.tick(now),
+    }[what]()
+
+
+if __name__ == "__main__":
+    unittest.main()
