@@ -1,8 +1,8 @@
 """Leases with fencing tokens of the PostgreSQL extension pg_fence.
 
-    with pg_fence.Fence("dbname=shop") as fence, fence.lease("order:7") as lease:
-        with lease.guard(connection):
-            connection.execute("UPDATE orders SET status = 'paid' WHERE id = 7")
+with pg_fence.Fence("dbname=shop") as fence, fence.lease("order:7") as lease:
+    with lease.guard(connection):
+        connection.execute("UPDATE orders SET status = 'paid' WHERE id = 7")
 """
 
 from .errors import FenceError as FenceError
@@ -19,4 +19,4 @@ from .fence import Fence as Fence
 from .fence import Lease as Lease
 from .fence import RowLease as RowLease
 from .fence import options as options
-from .keeper import Event as Event
+from .heartbeat import Event as Event

@@ -2,35 +2,53 @@
 
 import json
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Any
 
 
 class FenceError(Exception):
-    """The base of all. By itself: the server has not answered in time, or the fence is closed."""
+    """The base of all. By itself: the server has not answered in time, no connection came in time, or
+    the fence is closed. `in_doubt`: what was asked for may have been done."""
+
+    in_doubt = False
 
 
 class LeaseTaken(FenceError):
-    """Somebody else has the lease: `holder`, for `remaining` at the most. Both are None where that cannot be seen."""
+    """Somebody else has the lease: `holder`, for `remaining` at the most, unless it is renewed.
+    `waits_for` is `ttl`; or `commit`: its acquire is not committed yet; or `guard`: its ttl is over,
+    and a transaction guards it still. Each is None if that cannot be seen."""
 
-    def __init__(self, names: tuple[str, ...], holder: str | None = None, remaining: timedelta | None = None):
-        by = "" if holder is None else f" by {holder}"
-        span = "" if remaining is None else f", for {remaining} at the most unless it is renewed"
-        super().__init__(f"the lease {', '.join(names)} is taken{by}{span}")
-        self.names, self.holder, self.remaining = names, holder, remaining
+    def __init__(
+        self,
+        names: Sequence[str],
+        holder: str | None = None,
+        remaining: timedelta | None = None,
+        waits_for: str | None = None,
+    ):
+        by = f" by {holder}" if holder else ""
+        until = f", for {remaining} at the most unless it is renewed" if remaining else ""
+        if waits_for == "commit":
+            until = ", whose acquire is not committed yet"
+        elif waits_for == "guard":
+            until = ", until a transaction ends that guards it: its ttl is over"
+        super().__init__(f"the lease {', '.join(names)} is taken{by}{until}")
+        self.names, self.holder = tuple(names), holder or None
+        self.remaining, self.waits_for = remaining, waits_for
 
 
 class LeaseLost(FenceError):
-    """The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now.
+    """The lease is ours no more: stop, and report no failure of the work. Somebody else may have it.
 
-    `reason` is `deadline` (it could not be renewed in time), `gone` (the server says so), `refused` (the server will
-    never renew it), `session` (the connection of a session lease has ended), `keeper` (what kept it has died) or
-    `released` (by its holder). `in_doubt`: it met a commit, which may have landed."""
+    `reason` is `deadline` (it could not be renewed in time), `gone` (the server says so), `refused`
+    (the server will never renew it), `session` (the connection of a session lease has ended),
+    `at_most` (its longest time is over), `keeper` (what kept it has died) or `released` (by its
+    holder). `in_doubt`: it met a commit, which may have landed."""
 
-    def __init__(self, reason: str, names: tuple[str, ...], in_doubt: bool = False):
-        super().__init__(f"the lease {', '.join(names)} is lost ({reason})")
-        self.reason, self.names, self.in_doubt = reason, names, in_doubt
+    def __init__(self, reason: str, names: Sequence[str], in_doubt: bool = False, advice: str = ""):
+        remedy = f": it is another role's; {_ANOTHER_ROLE}" if advice else ""
+        super().__init__(f"the lease {', '.join(names)} is lost ({reason}){remedy}")
+        self.reason, self.names, self.in_doubt = reason, tuple(names), in_doubt
 
 
 class Refused(FenceError):
@@ -42,8 +60,8 @@ class Refused(FenceError):
 
 
 class TransactionLost(FenceError):
-    """The session ended under the transaction, or the work swallowed the error that undid it, or ended it by itself.
-    Nothing of it has landed, unless `in_doubt`. The lease may be held still."""
+    """The session ended under the transaction, or the work swallowed the error that undid it, or ended
+    it by itself. Nothing of it has landed, unless `in_doubt`. The lease may be held still."""
 
     def __init__(self, message: str, in_doubt: bool = False):
         super().__init__(message)
@@ -58,13 +76,20 @@ class NotGranted(FenceError):
     """The role may not use this lease."""
 
 
-#: The remedy where the login role changes while a lease is held.
+#: The remedy if the login role changes while a lease is held.
 _ANOTHER_ROLE = (
-    "a lease is used by the role that acquired it, and by its members: where login roles change, let all of them act as one"
-    " role (options=-c role=…, or SET ROLE)"
+    "a lease is used by the role that acquired it, and by its members: where login roles change, let"
+    " all of them act as one role (options=-c role=…, or SET ROLE)"
 )
-#: The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting, idle; and class 08.
+#: The session has ended: idle in transaction, transaction_timeout, terminated, crashed, starting,
+#: idle; and class 08.
 _ENDED = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
+
+
+def unanswered(message: str, cause: BaseException | None, in_doubt: bool = False) -> FenceError:
+    error = FenceError(message if cause is None else f"{message}: {cause}")
+    error.in_doubt, error.__cause__ = in_doubt, cause
+    return error
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -79,47 +104,58 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 
 def sqlstate_of(error: BaseException) -> str:
     """That of the server, however deep it is wrapped."""
-    states = (getattr(one, "sqlstate", None) or getattr(one, "pgcode", None) for one in _chain(error))
+    states = (
+        getattr(one, "sqlstate", None) or getattr(one, "pgcode", None) for one in _chain(error)
+    )
     return next((state for state in states if isinstance(state, str)), "")
 
 
 def session_ended(error: BaseException) -> bool:
-    """Whether the error says that a session of a database has ended, or could not be had."""
+    """Whether the error says that a session of a database has ended, or could not be opened."""
     state = sqlstate_of(error)
     return state.startswith(_ENDED) if state else any(map(_is_broken, _chain(error)))
 
 
 def _is_broken(error: BaseException) -> bool:
-    """Whether a driver says so without an SQLSTATE. asyncpg lets the system's errors through as they are: one that has
-    not come through it is no database's."""
+    """Whether a driver says so without an SQLSTATE. asyncpg lets the system's errors through as they
+    are: one that has not come through it is no database's."""
     if isinstance(error, OSError) and not isinstance(error, TimeoutError):
         frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
         return any(frame.f_globals.get("__name__", "").startswith("asyncpg.") for frame in frames)
-    # InternalError and InternalClientError: of a connection whose end has come at an unexpected moment.
-    names = {"OperationalError", "InterfaceError", "InternalError", "InternalClientError", "ConnectionTimeout"}
-    return type(error).__name__ in names and type(error).__module__.startswith(("psycopg", "asyncpg"))
+    # InternalError and InternalClientError: the connection's end has come at an unexpected moment.
+    broken = {"OperationalError", "InterfaceError", "InternalError", "InternalClientError"}
+    is_drivers = type(error).__module__.startswith(("psycopg", "asyncpg"))
+    return is_drivers and type(error).__name__ in {*broken, "ConnectionTimeout"}
 
 
-def told(error: Exception, connection: Any, is_ours: bool = True) -> Exception:
-    """The meaning of an error: of our own statements, or of the work's, of which only the fence's refusals are ours to
-    tell. Itself, where it is no type of this package."""
-    state, role = sqlstate_of(error), getattr(getattr(connection, "info", None), "user", "…")
+def told(error: Exception, role: str | None, is_ours: bool = True) -> Exception:
+    """The meaning of an error: of our own statements, or of the work's, of which only the fence's
+    refusals are ours to tell. It is the error itself if that is no type of this package."""
+    state = sqlstate_of(error)
     if is_ours and state in {"42883", "3F000"}:
         where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"
-        return NotInstalled(f"pg_fence is not installed in this database, or not on the search_path: {where} ({error})")
+        missing = "pg_fence is not installed in this database, or not on the search_path"
+        return NotInstalled(f"{missing}: {where} ({error})")
     if is_ours and state == "42501":
+        role = role or "…"
         level = ", 'adopter'" if "lease_adopt" in str(error) else ""
         remedy = f"an administrator grants it: SELECT fence_grant('{role}'{level})"
         remedy = _ANOTHER_ROLE if "was granted to another role" in str(error) else remedy
         return NotGranted(f"the role {role} may not use the lease: {error}; {remedy}")
-    if not state.startswith(("PF", "22", "55", "0A", "53") if is_ours else "PF") or state == "55P03":
+    if (
+        not state.startswith(("PF", "22", "55", "0A", "53") if is_ours else "PF")
+        or state == "55P03"
+    ):
         return error
     # psycopg has all that in `diag`, asyncpg in the error itself.
-    one: Any = next((one for one in _chain(error) if hasattr(one, "diag") or hasattr(one, "hint")), error)
+    has = (one for one in _chain(error) if hasattr(one, "diag") or hasattr(one, "hint"))
+    one: Any = next(has, error)
     diag = getattr(one, "diag", None)
     message, detail, hint = (
-        (diag.message_primary, diag.message_detail, diag.message_hint) if diag else (one, one.detail, one.hint)
+        (diag.message_primary, diag.message_detail, diag.message_hint)
+        if diag
+        else (one, one.detail, one.hint)
     )
-    # Of the server's own errors it is a text.
+    # The DETAIL of the server's own errors is a text.
     parsed = json.loads(detail) if detail and detail.startswith("{") else {}
     return Refused(str(message), state, parsed, hint)

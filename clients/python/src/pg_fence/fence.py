@@ -1,19 +1,33 @@
-"""Where leases come from, and how they are held. The work of both classes is here, in coroutines; those of synchronous
-programs never wait."""
+"""Where leases come from, and how they are held. The work of both classes is here, in coroutines;
+those of synchronous programs never wait."""
 
 import asyncio
+import json
+import os
+import socket
 import threading
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+import uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
+from functools import lru_cache
 from typing import Any, Generic, TypeVar
 
-from .asked import Asked, checked, holder_of, ttl_of
-from .errors import FenceError, LeaseLost, LeaseTaken, Refused, TransactionLost, session_ended, sqlstate_of
-from .guard import C, Guard
-from .keeper import Event, Grant, Keeper
-from .line import Block, GivenUp, aside, in_thread, opener, outcome, run, settled
-from .rows import row_of
+from .connection import Block, opener, outcome, run, settled
+from .errors import (
+    FenceError,
+    LeaseLost,
+    LeaseTaken,
+    Refused,
+    TransactionLost,
+    session_ended,
+    sqlstate_of,
+)
+from .heartbeat import Event, Heartbeat, Holding, now
+from .lease_state import TRY_AGAIN, Leader, Request
+from .statements import RowTable, row_key
+from .transaction import C, Guard
 
 _T = TypeVar("_T")
 #: The result of a verb that has nothing to say: None, or an awaitable of it.
@@ -21,7 +35,9 @@ Done = TypeVar("Done")
 L = TypeVar("L", bound="Held[Any]")
 R = TypeVar("R", bound="RowHeld[Any]")
 F = TypeVar("F")
-HALF_A_MINUTE = timedelta(seconds=30)
+HALF_A_MINUTE, NO_TIME = timedelta(seconds=30), timedelta(0)
+#: A shorter ttl leaves no time for a renewal.
+SHORTEST_TTL = timedelta(milliseconds=100)
 #: In seconds.
 TO_SEE_THE_END = 0.5
 
@@ -31,39 +47,41 @@ class Kept(Generic[Done]):
 
     _is_async = False
 
-    def __init__(self, keeper: Keeper, grant: Grant):
-        self._keeper, self._grant, self.names = keeper, grant, grant.names
+    def __init__(self, heartbeat: Heartbeat, holding: Holding):
+        self._heartbeat, self._holding, self.names = heartbeat, holding, holding.names
         #: The acquire's: it serves for as long as the lease is held.
-        self.token = grant.token
+        self.token = holding.state.token
 
     @property
     def held(self) -> bool:
         """Whether it is ours at this moment, by our own clock."""
-        return self._grant.remaining > timedelta(0)
+        return self.remaining > NO_TIME
 
     @property
     def remaining(self) -> timedelta:
         """How long it is ours if no renewal comes through any more."""
-        return self._grant.remaining
+        return self._holding.remaining
 
     def check(self) -> None:
-        """Raises LeaseLost once it is ours no more. For long steps, and before each call to the outside."""
-        self._keeper.check(self._grant)
+        """Raises LeaseLost once it is ours no more. For long steps, and before each call to the
+        outside."""
+        self._holding.check()
 
     def _end(self) -> Done:
-        return run(aside(lambda: self._keeper.release([self._grant]), self._is_async), self._is_async)
+        return run(self._heartbeat.release(self._holding, self._is_async), self._is_async)
 
 
 class Held(Kept[Done]):
     """The part that leases by name have in common."""
 
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
-        """A transaction, entered by `with` or, on an asynchronous connection, by `async with`: on psycopg, asyncpg,
-        Django, or a Connection or Session of SQLAlchemy. With `release` it gives the lease back."""
-        return Guard(self._keeper, [self._grant], release, connection)
+        """A transaction, entered by `with` or, on an asynchronous connection, by `async with`: on
+        psycopg, asyncpg, Django, or a Connection or Session of SQLAlchemy. With `release` it gives
+        the lease back; within a transaction of yours, when that has committed."""
+        return Guard(self._heartbeat, [self._holding], release, connection)
 
     def release(self) -> Done:
-        """Gives it back before the end of its block. No error where that fails: then it ends at its ttl."""
+        """Gives it back before the end of its block. No error if that fails: it ends at its ttl."""
         return self._end()
 
 
@@ -71,22 +89,23 @@ class RowHeld(Kept[Done]):
     """The part that leases in rows have in common."""
 
     def stop(self) -> Done:
-        """Ends the heartbeat before the end of its block. Nothing is written: the row is given back by an UPDATE of your own."""
+        """Ends the heartbeat before the end of its block. Nothing is written: the row is given back
+        by an UPDATE of your own."""
         return self._end()
 
 
 class Lease(Held[None]):
     """A lease for as long as a block runs: `with fence.lease(…) as lease:`."""
 
-    def __init__(self, keeper: Keeper, grant: Grant):
-        super().__init__(keeper, grant)
+    def __init__(self, heartbeat: Heartbeat, holding: Holding):
+        super().__init__(heartbeat, holding)
         #: Set at a loss.
-        self.lost = grant.lost
+        self.lost = holding.lost
 
 
 class AsyncLease(Held[Awaitable[None]]):
-    """A lease for as long as a block runs: `async with fence.lease(…) as lease:`. At a loss the task that entered it is
-    cancelled, and the block raises LeaseLost."""
+    """A lease for as long as a block runs: `async with fence.lease(…) as lease:`. At a loss the task
+    that entered it is cancelled, and the block raises LeaseLost."""
 
     _is_async = True
 
@@ -94,28 +113,33 @@ class AsyncLease(Held[Awaitable[None]]):
 class RowLease(RowHeld[None]):
     """A lease in a row for as long as a block runs: `with fence.keep_row(…) as lease:`."""
 
-    def __init__(self, keeper: Keeper, grant: Grant):
-        super().__init__(keeper, grant)
+    def __init__(self, heartbeat: Heartbeat, holding: Holding):
+        super().__init__(heartbeat, holding)
         #: Set at a loss.
-        self.lost = grant.lost
+        self.lost = holding.lost
 
 
 class AsyncRowLease(RowHeld[Awaitable[None]]):
-    """A lease in a row for as long as a block runs: `async with fence.keep_row(…) as lease:`. At a loss the task that entered it
-    is cancelled, and the block raises LeaseLost."""
+    """A lease in a row for as long as a block runs: `async with fence.keep_row(…) as lease:`. At a
+    loss the task that entered it is cancelled, and the block raises LeaseLost."""
 
     _is_async = True
+
+
+#: Begins an acquire of that id.
+Begin = Callable[[str], Coroutine[Any, Any, Future[Holding]]]
 
 
 class Leased(Block[_T]):
     """A lease for as long as it runs."""
 
-    def __init__(self, keeper: Keeper, kind: type[Kept[Any]], acquire: Callable[[GivenUp], Grant]):
-        self._keeper, self._kind, self._acquire = keeper, kind, acquire
+    def __init__(self, heartbeat: Heartbeat, kind: type[Kept[Any]], begin: Begin):
+        self._heartbeat, self._kind, self._begin = heartbeat, kind, begin
         self._is_async = kind._is_async
         #: None before it is acquired.
-        self._grant: Grant | None = None
-        self._is_stopped: GivenUp = lambda: False
+        self._holding: Holding | None = None
+        #: Ends a wait: of a leader.
+        self._stop: threading.Event | asyncio.Event | None = None
         #: Cancels the task that has entered it: an asyncio.Timeout.
         self._timeout: Any = None
 
@@ -123,28 +147,43 @@ class Leased(Block[_T]):
         if self._is_async:
             # Before anything is acquired, for it raises outside of a task.
             self._timeout = await asyncio.timeout(None).__aenter__()
-        given_up = threading.Event()
-        future = in_thread(lambda: self._acquire(lambda: given_up.is_set() or self._is_stopped()))
+        id = uuid.uuid4().hex
+        future: Future[Holding] | None = None
         try:
-            grant = self._grant = await outcome(future, self._is_async)
+            future = await self._begin(id)
+            await self._until_stop(future)
+            if self._stop and self._stop.is_set() and not future.done():
+                raise FenceError("nobody waits for the answer any more")
+            holding = self._holding = await outcome(future, self._is_async)
         except BaseException as error:
-            if not future.done() or future.exception() is not error:
-                # After a signal's exception, or a cancellation, what comes all the same is given back.
-                given_up.set()
-                future.add_done_callback(lambda done: done.exception() or in_thread(lambda: self._keeper.release([done.result()])))
+            if future is None or not future.done() or future.exception() is not error:
+                # After a signal's exception, or a cancellation, what comes all the same is given
+                # back.
+                self._heartbeat.give_up(id)
             raise
         if self._is_async:
             loop = asyncio.get_running_loop()
-            grant.on_loss = lambda: loop.call_soon_threadsafe(loop.call_later, self._patience(grant), self._cancel)
+            later = loop.call_soon_threadsafe
+            holding.on_loss = lambda: later(loop.call_later, self._patience(holding), self._cancel)
             # It may have been before.
-            if grant.is_lost:
+            if holding.lost.is_set():
                 self._cancel()
-        return self._kind(self._keeper, grant)
+        return self._kind(self._heartbeat, holding)
 
-    def _patience(self, grant: Grant) -> float:
-        """How long a guard of it may take to see that its connection was shut down, before its task is cancelled: psycopg
-        answers that by a cancel request, which never returns on a cut cable where libpq is older than 17."""
-        return TO_SEE_THE_END if grant.handles else 0.0
+    async def _until_stop(self, future: Future[Holding]) -> None:
+        """Returns when the answer is there, or a leader is to stop."""
+        waits = asyncio.wrap_future(future) if self._is_async and self._stop else future
+        while self._stop and not self._stop.is_set() and not future.done():
+            if isinstance(waits, asyncio.Future):
+                await asyncio.wait([waits], timeout=TRY_AGAIN / 1000)
+            else:
+                wait([waits], TRY_AGAIN / 1000)
+
+    def _patience(self, holding: Holding) -> float:
+        """How long a guard of it may take to see that its connection was shut down, before its task
+        is cancelled: psycopg answers that by a cancel request, which never returns on a cut cable if
+        libpq is older than 17."""
+        return TO_SEE_THE_END if holding.sockets else 0.0
 
     def _cancel(self) -> None:
         # Only once, and not after the end.
@@ -158,53 +197,83 @@ class Leased(Block[_T]):
         except TimeoutError:
             # It was we who cancelled it, and nobody else.
             error = None
-        if (grant := self._grant) is None:
+        if (holding := self._holding) is None:
             return
-        await aside(lambda: self._keeper.release([grant]), self._is_async)
-        if error is None and grant.is_lost:
-            raise grant.loss()
+        await self._heartbeat.release(holding, self._is_async)
+        if error is None and holding.is_lost:
+            raise holding.loss()
 
 
 class Adopted:
     """A lease that somebody else grants, under the number that it has there."""
 
-    def __init__(self, keeper: Keeper, name: str, token: int, holder: str | None):
-        self._keeper, self.name, self.token, self._holder = keeper, name, token, holder
+    def __init__(self, heartbeat: Heartbeat, name: str, token: int, holder: str | None):
+        self._heartbeat, self.name, self.token, self._holder = heartbeat, name, token, holder
 
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
-        """The same as a lease's. Raises LeaseTaken while a transaction guards an older number, and where another holder has
-        adopted this one. With `release` the number is refused from then on."""
-        return Guard(self._keeper, [], release, connection, (self.name, self.token, self._holder))
+        """The same as a lease's. Raises LeaseTaken while a transaction guards an older number, and
+        if another holder has adopted this one. With `release` the number is refused from then on."""
+        holder = self._holder or holder_of_process(os.getpid())
+        return Guard(self._heartbeat, [], release, connection, (self.name, self.token, holder))
 
 
 class Leases(Block[F], Generic[F, L, R, Done]):
-    """The part that fences of both kinds have in common. `source` is a connection string, a URL, a function that opens a
-    psycopg connection, SQLAlchemy's engine or Django's connection; `schema` the extension's, where that is not in the
-    search path. `on_event` is told what becomes of leases."""
+    """The part that fences of both kinds have in common. `source` is a connection string, a URL, a
+    function that opens a psycopg connection, SQLAlchemy's engine or Django's connection; `schema` the
+    extension's, if that is not in the search path. `on_event` is told what becomes of leases."""
 
     _kind: type[L]
     _row_kind: type[R]
 
-    def __init__(self, source: Any, *, schema: str | None = None, on_event: Callable[[Event], object] | None = None):
+    def __init__(
+        self,
+        source: Any,
+        *,
+        schema: str | None = None,
+        on_event: Callable[[Event], object] | None = None,
+    ):
         prefix = "" if schema is None else '"' + schema.replace('"', '""') + '".'
-        self._keeper, self._is_async = Keeper(opener(source), prefix, on_event), self._kind._is_async
+        self._heartbeat = Heartbeat(opener(source), prefix, on_event)
+        self._is_async = self._kind._is_async
 
     def lease(
         self,
         names: str | Sequence[str],
         *,
         ttl: timedelta = HALF_A_MINUTE,
-        wait: timedelta = timedelta(0),
+        wait: timedelta = NO_TIME,
         holder: str | None = None,
         reclaim: bool = False,
         session: bool = False,
         shared: bool = False,
         slots: int = 1,
         metadata: Any = None,
+        at_most: timedelta | None = None,
     ) -> Leased[L]:
-        """A lease of one name, or of several at once, all or none. Entering it raises LeaseTaken."""
-        asked = Asked(names, ttl, wait, holder, metadata, slots, reclaim=reclaim, session=session, shared=shared)
-        return Leased(self._keeper, self._kind, lambda given_up: self._keeper.acquire(asked, given_up))
+        """A lease of one name, or of several at once, all or none. Entering it raises LeaseTaken.
+        Several names have no queue: they are tried each quarter of a second, and may starve beside
+        waiters for each, until `wait` is over. `at_most` after it was acquired it is lost, whatever
+        its heartbeat does: for work that hangs."""
+        for what, flag in {"reclaim": reclaim, "session": session, "shared": shared}.items():
+            checked(what, flag, bool)
+        if reclaim and holder is None:
+            raise ValueError("reclaim takes a holder: whose lease is it?")
+        all_names = list_of_names(names)
+        checked("slots", slots, int)
+        if len(all_names) > 1 and (shared or reclaim or slots != 1):
+            raise ValueError("several names at once are exclusive: no shared, slots or reclaim")
+        is_named, of_holder = holder is not None, holder_of(holder)
+        text = None if metadata is None else json.dumps(metadata)
+        times = ttl_of(ttl), ms("wait", wait)
+        most = 0 if at_most is None else max(1, ms("at_most", at_most))
+
+        async def begin(id: str) -> Future[Holding]:
+            # Whoever leads has one holder; for others it is unique for each acquire.
+            request = Request(id, all_names, *times, of_holder, is_named, reclaim, session)
+            request.shared, request.at_most = shared or slots > 1, most
+            return self._heartbeat.acquire(request, text, shared, slots)
+
+        return Leased(self._heartbeat, self._kind, begin)
 
     def keep_row(
         self,
@@ -215,32 +284,48 @@ class Leases(Block[F], Generic[F, L, R, Done]):
         *,
         fence: str = "fence",
         deadline: str = "held_until",
+        at_most: timedelta | None = None,
     ) -> Leased[R]:
-        """A lease in a row, which an UPDATE of your own has claimed and committed, under the token that it returned. Entering
-        it renews it for `ttl`, and raises LeaseLost where somebody else has the row by now. The end of the block ends the
-        heartbeat, and writes nothing: an UPDATE of your own finishes the row.
+        """A lease in a row, which an UPDATE of your own has claimed and committed, under the token
+        that it returned. Entering it renews it for `ttl`, and raises LeaseLost if somebody else has
+        the row by now. The end of the block ends the heartbeat, and writes nothing: an UPDATE of your
+        own finishes the row.
 
-        `table` is a name, with a schema ("app.runs") where one is needed, or the parts of it; `key` is its columns and their
-        values. `fence` and `deadline` are the columns of the token and the deadline."""
-        row, number = row_of(table, key, fence, deadline), checked("a token", token, int)
-        seconds = ttl_of(ttl)
-        return Leased(self._keeper, self._row_kind, lambda _: self._keeper.keep_row(row, number, seconds))
+        `table` is a name, with a schema ("app.runs") if one is needed, or the parts of it; `key` is
+        its columns and their values. `fence` and `deadline` are the columns of the token and the
+        deadline."""
+        names = tuple(table.split(".")) if isinstance(table, str) else tuple(table)
+        if not key:
+            raise ValueError("the key of a row has a column at least")
+        columns = [("a column", name) for name in (*key, fence, deadline)]
+        for what, name in [("a table", "".join(names)), *columns]:
+            if not checked(what, name, str):
+                raise ValueError(f"{what} has a name")
+        of_table, of_row = RowTable(names, tuple(key), fence, deadline), row_key(key)
+        checked("a token", token, int)
+        span = ttl_of(ttl)
+        most = 0 if at_most is None else max(1, ms("at_most", at_most))
+
+        async def begin(id: str) -> Future[Holding]:
+            request = Request(id, (of_row,), span, named=True, at_most=most)
+            return await self._heartbeat.keep_row(request, of_table, token, self._is_async)
+
+        return Leased(self._heartbeat, self._row_kind, begin)
 
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """A transaction that is guarded by several leases at once."""
-        grants = [checked("a lease of a guard", lease, self._kind)._grant for lease in leases]
-        return Guard(self._keeper, grants, release, connection)
+        holdings = [checked("a lease of a guard", one, self._kind)._holding for one in leases]
+        return Guard(self._heartbeat, holdings, release, connection)
 
     def adopted(self, name: str, token: int, *, holder: str | None = None) -> Adopted:
-        """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its number there. The number is
-        that of one `holder`: of this process, unless another one is named."""
+        """A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under its
+        number there. The number is that of one `holder`: of this process, unless another is named."""
         of = checked("the name of a lease", name, str), checked("a token", token, int)
-        return Adopted(self._keeper, *of, holder if holder is None else holder_of(holder))
+        return Adopted(self._heartbeat, *of, holder if holder is None else holder_of(holder))
 
     def close(self) -> Done:
         """Gives everything back, and ends all waits."""
-        done: Any = aside(self._keeper.close, True) if self._is_async else self._keeper.close()
-        return done
+        return run(self._heartbeat.close(self._is_async), self._is_async)
 
     async def _enter(self) -> Any:
         return self
@@ -248,38 +333,70 @@ class Leases(Block[F], Generic[F, L, R, Done]):
     async def _leave(self, *_: object) -> None:
         await settled(self.close())
 
-    async def _lead(self, name: str, work: Callable[[L], Any], stop: threading.Event | asyncio.Event, ttl: timedelta) -> Any:
+    async def _lead(
+        self,
+        name: str,
+        work: Callable[[L], Any],
+        stop: threading.Event | asyncio.Event,
+        ttl: timedelta,
+    ) -> Any:
         # If the answer to an acquire was lost, its own holder takes the grant over.
-        leased, pause = self.lease(name, ttl=ttl, wait=timedelta.max, holder=holder_of(None), reclaim=True), ttl_of(ttl) / 12
-        leased._is_stopped = stop.is_set
+        leased = self.lease(name, ttl=ttl, wait=timedelta.max, holder=holder_of(None), reclaim=True)
+        leased._stop, leader = stop, Leader(ttl_of(ttl), self._heartbeat.states.spread)
         while not stop.is_set():
-            leased._grant = None
+            leased._holding = None
             try:
                 async with AsyncExitStack() as block:
                     lease = await leased._enter()
+                    leader.granted(now())
                     block.push_async_exit(leased._leave)
                     return await settled(work(lease))
             except Exception as error:
-                if self._keeper.is_closed or not goes_on(error, leased._grant):
+                if stop.is_set() and leased._holding is None:
+                    return None
+                pause = self._pause(leader, name, error, leased._holding)
+                if self._heartbeat.is_closed or pause is None:
                     raise
                 with suppress(TimeoutError):
-                    waiting = stop.wait(pause) if isinstance(stop, threading.Event) else asyncio.wait_for(stop.wait(), pause)
-                    await settled(waiting)
+                    is_sync = isinstance(stop, threading.Event)
+                    await settled(
+                        stop.wait(pause) if is_sync else asyncio.wait_for(stop.wait(), pause)
+                    )
+
+    def _pause(
+        self, leader: Leader, name: str, error: Exception, holding: Holding | None
+    ) -> float | None:
+        """How many seconds a leader pauses after an error; None if it goes on no more."""
+        cause = cause_of(error, holding is None)
+        if holding is None:
+            effects = leader.not_granted(now(), cause)
+        else:
+            effects = leader.work_failed(now(), cause, holding.is_lost)
+        for effect in effects[:-1]:
+            self._heartbeat.interrupted(name, effect.get("log"), error)
+        pause = effects[-1].get("pause")
+        return None if pause is None else pause / 1000
 
 
-def goes_on(error: Exception, grant: Grant | None) -> bool:
-    """Whether to lead again: after a loss of the lease, the transaction, the connection or the server."""
-    if grant is None and sqlstate_of(error).startswith(("25", "40", "53", "55P03", "57", "58")):
+def cause_of(error: Exception, is_of_acquire: bool) -> str:
+    """What a leader is told of an error. One of the work's own is `own`."""
+    state = sqlstate_of(error)
+    if is_of_acquire and state.startswith(("25", "40", "53", "55P03", "57", "58")):
         # It has no time or place now, or is a standby still.
-        return True
-    is_stale = isinstance(error, Refused) and error.sqlstate in {"PF001", "PF004"}
-    is_loss = isinstance(error, (LeaseLost, LeaseTaken, TransactionLost)) or type(error) is FenceError
-    return is_stale or is_loss or session_ended(error) or (grant is not None and grant.is_lost)
+        return "passing"
+    if isinstance(error, (LeaseLost, LeaseTaken, TransactionLost)):
+        return type(error).__name__
+    if isinstance(error, Refused) and error.sqlstate in {"PF001", "PF004"}:
+        # The next renewal tells whether it is lost.
+        return "LeaseLost"
+    if type(error) is FenceError:
+        return "NoAnswer"
+    return "ConnectionLost" if session_ended(error) else "own"
 
 
 def options(lease: Kept[Any] | Adopted) -> str:
-    """For code that knows nothing of fences: `psycopg.connect(…, options=options(lease))` presents the token in all its
-    transactions. Not through a pooler in transaction mode."""
+    """For code that knows nothing of fences: `psycopg.connect(…, options=options(lease))` presents
+    the token in all its transactions. Not through a pooler in transaction mode."""
     return f"-c pg_fence.token={lease.token}"
 
 
@@ -290,15 +407,23 @@ class Fence(Leases["Fence", Lease, RowLease, None]):
     _row_kind = RowLease
 
     def lead(
-        self, name: str, work: Callable[[Lease], _T], *, stop: threading.Event | None = None, ttl: timedelta = HALF_A_MINUTE
+        self,
+        name: str,
+        work: Callable[[Lease], _T],
+        *,
+        stop: threading.Event | None = None,
+        ttl: timedelta = HALF_A_MINUTE,
     ) -> _T | None:
-        """Runs `work(lease)` whenever this process leads, and returns what it returned; None when `stop` was set
-        first, at which the work is to return by itself."""
+        """Runs `work(lease)` whenever this process leads, and returns what it returned; None if
+        `stop` was set first, at which the work is to return by itself. An error of the work's own
+        ends it; after the loss of the lease, the server, the connection or the transaction it leads
+        again: that is a line of the log and an event, once an outage, with a growing pause."""
         return run(self._lead(name, work, stop or threading.Event(), ttl), is_async=False)
 
 
 class AsyncFence(Leases["AsyncFence", AsyncLease, AsyncRowLease, Awaitable[None]]):
-    """Where leases come from: one for a process. As a block it is closed at the end. Its connection is psycopg's, too."""
+    """Where leases come from: one for a process. As a block it is closed at the end. Its connection
+    is psycopg's, too."""
 
     _kind = AsyncLease
     _row_kind = AsyncRowLease
@@ -311,6 +436,45 @@ class AsyncFence(Leases["AsyncFence", AsyncLease, AsyncRowLease, Awaitable[None]
         stop: asyncio.Event | None = None,
         ttl: timedelta = HALF_A_MINUTE,
     ) -> _T | None:
-        """Runs `work(lease)` whenever this process leads, and returns what it returned; None when `stop` was set
-        first, at which the work is to return by itself."""
+        """The same as Fence.lead, with work that is awaited."""
         return await self._lead(name, work, stop or asyncio.Event(), ttl)
+
+
+# What is asked for is looked over before anything is sent.
+
+
+def holder_of(holder: str | None) -> str:
+    """By default one that is unique for each call."""
+    unique = f"{socket.gethostname()}/{os.getpid()}/{uuid.uuid4().hex[:8]}"
+    return unique if holder is None else checked("holder", holder, str)
+
+
+@lru_cache(maxsize=1)
+def holder_of_process(pid: int) -> str:
+    """The holder that adopts if none is named: all fences of this process are one. A forked process
+    has another."""
+    return holder_of(None)
+
+
+def list_of_names(names: str | Sequence[str]) -> tuple[str, ...]:
+    given: list[Any] = list(names) if isinstance(names, (list, tuple)) else [names]
+    return tuple(checked("the name of a lease", name, str) for name in given)
+
+
+def checked(what: str, value: Any, kind: type) -> Any:
+    """The value, or a TypeError that names it. A bool is no int."""
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        unit = ", for a bare number has no unit" if kind is timedelta else ""
+        raise TypeError(f"{what} is a {kind.__name__}{unit}: not {value!r}")
+    return value
+
+
+def ms(what: str, span: timedelta) -> int:
+    return checked(what, span, timedelta) // timedelta(milliseconds=1)
+
+
+def ttl_of(ttl: timedelta) -> int:
+    if checked("ttl", ttl, timedelta) < SHORTEST_TTL:
+        least = SHORTEST_TTL.total_seconds()
+        raise ValueError(f"ttl is {least} s or more, for it is renewed meanwhile: not {ttl!r}")
+    return ms("ttl", ttl)

@@ -1,0 +1,548 @@
+"""Keeps all leases of a fence. It has the clock, the threads and the connections; what is decided is
+decided by LeaseStates, to which everything is given as an input, in one thread."""
+
+import atexit
+import contextlib
+import logging
+import os
+import queue
+import random
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from datetime import timedelta
+from socket import socket
+from typing import Any, Literal
+
+import psycopg
+
+from . import statements
+from .connection import Connection, Opener, cut, in_thread, outcome, run
+from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, sqlstate_of, told, unanswered
+from .lease_state import (
+    LONGEST_CALL,
+    LOOK_AGAIN,
+    NEVER,
+    Call,
+    Effect,
+    LeaseState,
+    LeaseStates,
+    Request,
+    State,
+)
+from .statements import RowStatements, RowTable, Statement
+
+_log = logging.getLogger("pg_fence")
+
+Kind = Literal["acquired", "renewed", "lost", "released", "interrupted"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """What has become of a lease, for `on_event`, which is called in the heartbeat's thread and must
+    not block. A loss has a `reason`; so has a release that the server has not answered
+    (`unconfirmed`). `interrupted` is told by `lead`: it leads no more, and goes on."""
+
+    kind: Kind
+    names: tuple[str, ...]
+    token: int
+    remaining: timedelta
+    reason: str | None
+
+
+def now() -> int:
+    """Milliseconds of a clock that goes on while the machine sleeps, if there is such a one."""
+    boottime = getattr(time, "CLOCK_BOOTTIME", None)
+    ns = time.monotonic_ns() if boottime is None else time.clock_gettime_ns(boottime)
+    return ns // 1_000_000
+
+
+def span(ms: float) -> timedelta:
+    return timedelta(milliseconds=min(ms, timedelta.max // timedelta(milliseconds=1)))
+
+
+class Holding:
+    """A lease that is held, until it is released or lost."""
+
+    def __init__(self, state: LeaseState, names: tuple[str, ...]):
+        self.state, self.names = state, names
+        #: Set at a loss; at a renewal or the end; and with its end.
+        self.lost, self.renewed = threading.Event(), threading.Event()
+        self.ended: Future[None] = Future()
+        #: The connections that are in a guard of it.
+        self.sockets = set[socket]()
+        #: A commit was on its way when a task was cancelled.
+        self.in_doubt = False
+        #: Called at its loss, and must not block.
+        self.on_loss: Callable[[], object] = lambda: None
+
+    @property
+    def remaining(self) -> timedelta:
+        return span(self.state.remaining(now()))
+
+    @property
+    def is_lost(self) -> bool:
+        return self.state.over(now()) not in {"", "released"}
+
+    def loss(self) -> LeaseLost:
+        reason = self.state.over(now()) or "gone"
+        return LeaseLost(reason, self.names, self.in_doubt, self.state.advice)
+
+    def check(self) -> None:
+        """Raises LeaseLost if it is over, whatever the threads do."""
+        if self.state.over(now()):
+            raise self.loss()
+
+    def end(self) -> None:
+        self.renewed.set()
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+@dataclass(eq=False)
+class Acquire:
+    """An acquire that is under way."""
+
+    request: Request
+    names: tuple[str, ...]
+    future: Future[Holding]
+    metadata: str | None = None
+    shared: bool = False
+    slots: int = 1
+    table: RowTable | None = None
+    #: The error of its last call, and who logged in.
+    cause: BaseException | None = None
+    role: str = ""
+
+
+class Heartbeat:
+    """Its threads and connections begin with the first lease, and end with the last."""
+
+    def __init__(self, open: Opener, prefix: str, on_event: Callable[[Event], object] | None):
+        self._open, self._prefix, self._on_event = open, prefix, on_event
+        self.states = LeaseStates(random.randrange(1001))
+        self._holdings: dict[str, Holding] = {}
+        self._acquires: dict[str, Acquire] = {}
+        self._connections: dict[int, Connection] = {}
+        self._tables: dict[str, tuple[RowTable, RowStatements]] = {}
+        #: Of the last statement that kept rows: those that were locked, and over.
+        self._rows_over: set[tuple[str, int]] = set()
+        self._looked_at = 0
+        #: Inputs, each with the number of the call that it answers.
+        self._inbox: queue.SimpleQueue[tuple[Callable[[], object], int, Future[None]]]
+        self._inbox = queue.SimpleQueue()
+        self._lock, self._alone = threading.Lock(), threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._closed: Future[None] = Future()
+        _all.add(self)
+
+    @property
+    def is_closed(self) -> bool:
+        return self.states.closed_at < NEVER
+
+    def of_schema(self, statement: Statement) -> Statement:
+        return statement[0].format(self._prefix), statement[1]
+
+    # What a program asks for. A signal's exception may come in the midst of any of these.
+
+    def input(self, decide: Callable[[], object], answer_to: int = 0) -> Future[None]:
+        """Has something be decided. The result is there when all that comes of it was begun."""
+        if self._thread is threading.current_thread():
+            raise RuntimeError("on_event must not wait for its fence")
+        future = _running()
+        self._inbox.put((decide, answer_to, future))
+        with self._lock:
+            if self._thread is None:
+                thread = threading.Thread(target=self._run, name="pg_fence", daemon=True)
+                thread.start()
+                self._thread = thread
+        return future
+
+    def acquire(
+        self, request: Request, metadata: str | None, shared: bool, slots: int
+    ) -> Future[Holding]:
+        """The result is the lease, or an error."""
+        acquire = Acquire(request, request.names, _running(), metadata, shared, slots)
+        self._begin(acquire, lambda: self.states.acquire(request))
+        return acquire.future
+
+    async def keep_row(
+        self, request: Request, table: RowTable, token: int, is_async: bool
+    ) -> Future[Holding]:
+        """The same for a row that the program's own statement has claimed."""
+        id = repr(table)
+        if id not in self._tables:
+            described = await outcome(in_thread(lambda: self._describe(table)), is_async)
+            self._tables[id] = table, described
+        is_managed = self._tables[id][1].is_managed
+        acquire = Acquire(request, (table.named(request.names[0]),), _running(), table=table)
+        keep = self.states.keep_row
+        self._begin(acquire, lambda: keep(request, id, token, None, is_managed))
+        return acquire.future
+
+    def _begin(self, acquire: Acquire, decide: Callable[[], object]) -> None:
+        self._acquires[acquire.request.id] = acquire
+        self.input(decide)
+
+    def give_up(self, id: str) -> None:
+        """Nobody waits for an acquire any more: what was granted all the same is given back."""
+        self.input(lambda: (self.states.give_up(id), self.states.release(id)))
+
+    async def release(self, holding: Holding, is_async: bool) -> None:
+        """No error if that fails: then it ends at its ttl."""
+        self.input(lambda: self.states.release(holding.state.key))
+        await outcome(holding.ended, is_async)
+
+    async def renew(self, holdings: Sequence[Holding], is_async: bool) -> None:
+        """Waits for their next renewal, which is at once."""
+        for holding in holdings:
+            holding.renewed.clear()
+        self.suspect(holdings)
+        for holding in holdings:
+            waits = in_thread(lambda of=holding: of.renewed.wait(LONGEST_CALL / 1000))
+            await outcome(waits, is_async)
+
+    def suspect(self, holdings: Sequence[Holding]) -> None:
+        self.input(lambda: self.states.suspect([one.state.key for one in holdings]))
+
+    async def last(self, holdings: Sequence[Holding], stage: str, is_async: bool) -> None:
+        """Says how far the transaction has come that releases them."""
+        keys = [holding.state.key for holding in holdings]
+        if keys:
+            await outcome(self.input(lambda: self.states.last(keys, stage)), is_async)
+
+    async def close(self, is_async: bool = False) -> None:
+        """Gives everything back, and ends the waits."""
+        self.input(self.states.close)
+        await outcome(self._closed, is_async)
+
+    def interrupted(self, name: str, line: str | None, error: BaseException) -> None:
+        """A leader goes on after an error."""
+        if line is None:
+            self._tell(Event("interrupted", (name,), 0, timedelta(0), None))
+        else:
+            _log.warning("%s: it %s: %s", name, line, error)
+
+    def _describe(self, table: RowTable) -> RowStatements:
+        """Asks once for what a table is, on a connection of its own."""
+        connection = Connection(0, self._open)
+        timer = threading.Timer(LONGEST_CALL / 1000, connection.cut)
+        timer.daemon = True
+        timer.start()
+        try:
+            connection.open(LONGEST_CALL / 1000)
+            ((columns, fences),) = connection.rows(table.describe())
+            return RowStatements(table, columns, fences)
+        finally:
+            timer.cancel()
+            connection.close()
+
+    def end_of_process(self) -> None:
+        if self._thread is not None and not self.is_closed:
+            run(self.close(), is_async=False)
+
+    def forked(self) -> None:
+        """In the child there are no threads. The leases, and their sessions, are its parent's."""
+        for holding in self._holdings.values():
+            holding.state.state, holding.state.reason = State.LOST, "keeper"
+            holding.end()
+        # They are kept, so that nobody closes them.
+        _of_the_parent.append(self._connections)
+        self.__init__(self._open, self._prefix, self._on_event)
+
+    # In the heartbeat's thread.
+
+    def _run(self) -> None:
+        # If a signal has come between the start of another one and the note of it, that goes first.
+        with self._alone:
+            while self._goes_on():
+                pass
+
+    def _goes_on(self) -> bool:
+        at = now()
+        wake = self.states.wake(at)
+        if wake >= NEVER:
+            with self._lock:
+                if self._inbox.empty():
+                    self._thread = None
+                    return False
+        future = decide = None
+        try:
+            try:
+                left = None if wake >= NEVER else (wake - at) / 1000
+                decide, answer_to, future = self._inbox.get(timeout=left)
+            except queue.Empty:
+                answer_to = 0
+            for effect in self.states.step(now(), decide or (lambda: None), answer_to=answer_to):
+                self._carry_out(effect)
+            self._look()
+        except BaseException:  # noqa: BLE001
+            _log.exception("what keeps the leases has died")
+            for effect in self.states.step(now(), self.states.died):
+                self._carry_out(effect)
+            for acquire in list(self._acquires.values()):
+                self.states.give_up(acquire.request.id)
+                acquire.future.set_exception(FenceError("what keeps the leases has died"))
+            self._acquires.clear()
+        if future is not None:
+            future.set_result(None)
+        return True
+
+    def _look(self) -> None:
+        """Nothing else tells that an idle connection has ended."""
+        if now() - self._looked_at < LOOK_AGAIN / 2:
+            return
+        self._looked_at = now()
+        busy = {call.on for call in self.states.calls.values()}
+        for number, connection in self._connections.items():
+            if number not in busy:
+                connection.does(lambda of=connection: of.has_ended() and self._disconnected(of))
+
+    def _disconnected(self, connection: Connection) -> None:
+        def decide() -> None:
+            if self._connections.pop(connection.number, None):
+                connection.hang_up()
+            self.states.disconnected(connection.number)
+
+        self.input(decide)
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case {"call": call}:
+                self._send(call)
+            case {"cut": number}:
+                if connection := self._connections.pop(number, None):
+                    connection.cut()
+            case {"hang_up": number}:
+                if connection := self._connections.pop(number, None):
+                    connection.hang_up()
+            case {"event": event}:
+                self._event(event, effect)
+            case {"reply": id} if acquire := self._acquires.pop(id, None):
+                if effect["error"]:
+                    acquire.future.set_exception(_refusal(acquire, effect))
+                else:
+                    acquire.future.set_result(self._holdings[id])
+            case {"log": line}:
+                count, reason = effect.get("count", 0), effect.get("code") or effect["reason"]
+                more = f" ({reason})" if reason else ""
+                _log.warning("leases are %s%s%s", line, more, f": {count}" if count else "")
+            case {"closed": _}:
+                self._closed.set_result(None)
+            case _:
+                pass
+
+    def _event(self, event: Kind, effect: Effect) -> None:
+        key, reason = effect["key"], effect["reason"]
+        if event == "acquired":
+            self._holdings[key] = Holding(self.states.leases[key], self._acquires[key].names)
+        holding = self._holdings[key]
+        if event == "renewed":
+            holding.renewed.set()
+        if event == "lost":
+            for one in list(holding.sockets):
+                cut(one)
+            holding.lost.set()
+            # An event loop may be closed by then.
+            with contextlib.suppress(RuntimeError):
+                holding.on_loss()
+        if event in {"lost", "released"}:
+            del self._holdings[key]
+            holding.end()
+        self._tell(
+            Event(event, holding.names, effect["token"], span(effect["remaining"]), reason or None)
+        )
+
+    def _tell(self, event: Event) -> None:
+        if self._on_event is not None:
+            try:
+                self._on_event(event)
+            except BaseException:  # noqa: BLE001
+                _log.exception("on_event failed")
+
+    # Calls, each in the thread of its connection.
+
+    def _send(self, call: Call) -> None:
+        if call.open:
+            self._connections[call.on] = Connection(call.on, self._open)
+        connection, number, tokens = self._connections[call.on], call.number, call.tokens
+        if call.do == "release" and call.table:
+            # A row is given back by its worker's own statement: nothing is written here.
+            self._inbox.put((lambda: self.states.answered(number, tokens), number, Future()))
+        else:
+            asked = self._statement(call)
+            connection.does(lambda: self._ask(call, connection, *asked))
+
+    def _statement(
+        self, call: Call
+    ) -> tuple[Statement, Callable[[list[tuple[Any, ...]]], tuple[Any, ...]]]:
+        """The statement of a call, and what reads its rows."""
+        match call.do:
+            case "acquire":
+                assert isinstance(call.of, Request)
+                request, of = call.of, self._acquires[call.of.id]
+                flags = of.shared, request.session
+                sent = statements.acquire(call, request.ttl, of.metadata, of.slots, flags)
+                return self.of_schema(sent), _read_acquire
+            case "keep":
+                return self.of_schema(statements.keep(call)), _read_keep
+            case "keep_row" | "look_row":
+                of_rows = self._tables[call.table][1]
+                if call.do == "keep_row":
+                    return of_rows.keep(call), lambda rows: self._read_rows(call, rows)
+                return of_rows.look(call), lambda rows: self._read_look(call, rows)
+            case "undo":
+                return self.of_schema(statements.undo(call)), lambda rows: ([rows[0][0]],)
+            case _:
+                sent = statements.release(call)
+                return self.of_schema(sent), lambda rows: ([token for (token,) in rows],)
+
+    def _read_rows(self, call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        over = {n - 1 for n, left in rows if left is None}
+        self._rows_over = {(call.names[n], call.tokens[n]) for n in over}
+        # One that is over since it was renewed comes twice.
+        kept = {n: left for n, left in rows if left is not None}
+        named = ((call.names[n - 1], call.tokens[n - 1], _ms(left)) for n, left in kept.items())
+        return (list(named),)
+
+    def _read_look(self, call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+        answers: list[tuple[str, int, str]] = []
+        for n, is_over in rows:
+            pair = call.names[n - 1], call.tokens[n - 1]
+            is_over = is_over or pair in self._rows_over
+            answers.append((*pair, "ended" if is_over else "held"))
+        return (answers,)
+
+    def _ask(
+        self,
+        call: Call,
+        connection: Connection,
+        statement: Statement,
+        read: Callable[[list[tuple[Any, ...]]], tuple[Any, ...]],
+    ) -> None:
+        """Sends a call, and gives its answer to the states."""
+        number, code = call.number, ""
+        try:
+            if not connection.is_open:
+                code = "connect"
+                connection.open((call.until - now()) / 1000)
+                code = ""
+                self.input(lambda: self.states.sent(number), number)
+            elif connection.has_ended():
+                self.input(lambda: self.states.failed(number, "unsent"), number)
+                return
+            rows = connection.rows(statement)
+            code = "unreadable"
+            answer = read(rows)
+        except BaseException as error:  # noqa: BLE001
+            self._failed(call, connection, _code_of(error, code), error)
+        else:
+            self.input(lambda: self.states.answered(number, *answer), number)
+
+    def _failed(self, call: Call, connection: Connection, code: str, error: BaseException) -> None:
+        broken = connection.is_broken()
+
+        def decide() -> None:
+            of_row = call.leases[0].key if call.leases else ""
+            id = call.of.id if isinstance(call.of, Request) else of_row
+            acquire = self._acquires.get(id)
+            if acquire is not None:
+                acquire.cause, acquire.role = error, connection.role
+            self.states.failed(call.number, code, broken)
+            if acquire is not None and call.do == "keep_row" and _is_final(code):
+                self.states.give_up(id)
+
+        self.input(decide, call.number)
+
+
+def _running() -> Future[Any]:
+    """Nobody who gives up takes the outcome away."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else int(max(0.0, seconds) * 1000)
+
+
+def _code_of(error: BaseException, stage: str) -> str:
+    """The stage is that of the call: `connect`, then none, then `unreadable`."""
+    if not isinstance(error, Exception):
+        return "panicked"
+    is_driver_broken = isinstance(
+        error, (psycopg.OperationalError, psycopg.InterfaceError, OSError)
+    )
+    if stage == "connect" and not is_driver_broken:
+        # The function that opens connections has failed in a way that may not pass.
+        return "not opened"
+    # What psycopg itself refuses to send is an error of the statement.
+    return sqlstate_of(error) or stage or ("ended" if is_driver_broken else "22000")
+
+
+def _read_acquire(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    ((token, holder, left, state),) = rows
+    if token is not None:
+        return ([((), token)],)
+    return [], {"holder": holder, "remaining": _ms(left) or 0, "state": state}
+
+
+def _read_keep(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    return ([(outcome, _ms(left), _ms(again), code) for outcome, left, again, code in rows],)
+
+
+def _is_final(code: str) -> bool:
+    """Whether an error of the first statement that keeps a row is its caller's to see."""
+    passes = ("08", "25", "40", "53", "55", "57", "58", "PF")
+    return len(code) == 5 and code.upper() == code and not code.startswith(passes)
+
+
+def _refusal(acquire: Acquire, reply: Effect) -> BaseException:
+    names, table, in_doubt = acquire.names, acquire.table, reply.get("in_doubt", False)
+    cause = acquire.cause if isinstance(acquire.cause, Exception) else None
+    match reply["error"]:
+        case "LeaseTaken":
+            left = span(reply["remaining"]) if reply["holder"] else None
+            return LeaseTaken(names, reply["holder"], left, reply["waits_for"])
+        case "LeaseLost" if reply["reason"] != "refused" or not cause:
+            return LeaseLost(reply["reason"], names, advice=reply["advice"])
+        case "NoConnection":
+            message = "no connection to the server in time"
+            return cause or unanswered(message, acquire.cause, in_doubt)
+        case "NoAnswer":
+            return unanswered("the server has not answered in time", acquire.cause, in_doubt)
+        case "Closed":
+            return FenceError("the fence is closed")
+        case _ if not cause:
+            return FenceError("nobody waits for the answer any more")
+        case _ if table and sqlstate_of(cause) == "42501":
+            needs = f"rows of {'.'.join(table.names)}, for which it needs SELECT and UPDATE"
+            return _from(NotGranted(f"the role may not keep {needs}: {cause}"), cause)
+        case _ if table and sqlstate_of(cause) in {"42883", "3F000"}:
+            # Nothing of the extension's is called: it is the table's schema, or a type.
+            return cause
+        case _:
+            return _from(told(cause, acquire.role), cause)
+
+
+def _from(error: Exception, cause: Exception) -> Exception:
+    if error is not cause:
+        error.__cause__ = cause
+    return error
+
+
+_all: weakref.WeakSet[Heartbeat] = weakref.WeakSet()
+_of_the_parent: list[object] = []
+
+
+def _close_all() -> None:
+    for heartbeat in list(_all):
+        heartbeat.end_of_process()
+
+
+atexit.register(_close_all)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=lambda: [one.forked() for one in list(_all)])

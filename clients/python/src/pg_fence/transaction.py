@@ -1,0 +1,366 @@
+"""A transaction under leases; and how each kind of connection begins and ends one, and runs a
+statement, synchronous or not."""
+
+import asyncio
+import contextlib
+import re
+from collections.abc import AsyncIterator, Callable, Sequence
+from socket import socket
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg.pq import TransactionStatus as Status
+from psycopg.rows import tuple_row
+
+from . import statements
+from .connection import Block, handle_of, in_thread, settled
+from .errors import (
+    FenceError,
+    LeaseLost,
+    LeaseTaken,
+    Refused,
+    TransactionLost,
+    session_ended,
+    sqlstate_of,
+    told,
+)
+from .heartbeat import Heartbeat, Holding
+
+C = TypeVar("C")
+
+
+def status_of(raw: Any) -> Status:
+    """How far a transaction of the driver's own connection has come, as libpq says it."""
+    if hasattr(raw, "is_in_transaction"):
+        # asyncpg does not tell one that has failed.
+        return Status.INTRANS if raw.is_in_transaction() else Status.IDLE
+    return Status(raw.info.transaction_status)
+
+
+def numbered(sql: str) -> str:
+    """With the placeholders of asyncpg."""
+    numbers = iter(range(1, sql.count("%s") + 1))
+    return re.sub("%s", lambda _: f"${next(numbers)}", sql)
+
+
+class Driver:
+    """A transaction of a connection; as it stands here, on psycopg and asyncpg. One that the driver
+    has begun by itself, for a mere SELECT, is ours; within one that somebody else ends (`is_inner`),
+    it is a savepoint."""
+
+    def __init__(self, connection: Any, is_async: bool):
+        self.connection, self.is_async, self.is_inner = connection, is_async, False
+        self._began_by_itself = False
+        #: The driver's own connection. A pool's of asyncpg tells nothing once it has ended.
+        self.raw: Any = getattr(connection, "_con", connection)
+        self._block: Any = None
+
+    async def begin(self, register: Callable[[Any], None]) -> None:
+        """`register` is given the driver's own connection before anything is waited for."""
+        is_begun = status_of(self.raw) is not Status.IDLE
+        # asyncpg begins none.
+        is_ours = getattr(self.raw, "autocommit", True) or self.raw._num_transactions
+        self._began_by_itself = is_begun and not is_ours
+        self.is_inner = is_begun and not self._began_by_itself
+        register(self.raw)
+        await self._enter(self.raw.transaction())
+
+    async def value(self, sql: str, arguments: Sequence[Any]) -> Any:
+        if hasattr(self.raw, "fetchval"):
+            return await self.raw.fetchval(numbered(sql), *arguments)
+        # Not as the program would have its cursors and rows.
+        kind: Any = psycopg.AsyncCursor if self.is_async else psycopg.Cursor
+        is_psycopg_3 = isinstance(self.raw, (psycopg.Connection, psycopg.AsyncConnection))
+        cursor = kind(self.raw, row_factory=tuple_row) if is_psycopg_3 else self.raw.cursor()
+        await settled(cursor.execute(sql, arguments))
+        return (await settled(cursor.fetchone()))[0]
+
+    async def status(self) -> Status:
+        """Before the commit, when an ORM has sent what it had kept back."""
+        return status_of(self.raw)
+
+    async def commit(self) -> None:
+        await self._leave(None)
+        if self._began_by_itself:
+            await settled(self.connection.commit())
+
+    async def rollback(self, error: BaseException) -> None:
+        """If it leaves a transaction open, the connection ends."""
+        await self._leave(error)
+        if self._began_by_itself and not self.is_closed():
+            await settled(self.connection.rollback())
+        if not self.is_inner and not self.is_closed() and status_of(self.raw) is not Status.IDLE:
+            await self.abort()
+
+    async def abort(self) -> None:
+        """Ends the connection."""
+        with contextlib.suppress(Exception):
+            if hasattr(self.raw, "cancel_safe") and status_of(self.raw) is Status.ACTIVE:
+                # An exception of a signal has left it in the middle of a statement, which holds what
+                # it has locked. If libpq is older than 17, psycopg ignores the timeout, and on a cut
+                # cable the call never returns.
+                if self.is_async:
+                    await asyncio.wait_for(self.raw.cancel_safe(timeout=2), 3)
+                else:
+                    in_thread(lambda: self.raw.cancel_safe(timeout=2)).result(3)
+        with contextlib.suppress(Exception):
+            ends = (getattr(self.connection, name, None) for name in _ENDS)
+            await settled(next(filter(None, ends))())
+
+    def is_closed(self) -> bool:
+        raw = self.raw
+        return bool(raw.is_closed() if hasattr(raw, "is_closed") else getattr(raw, "closed", False))
+
+    async def _run(self, call: Callable[[], Any]) -> Any:
+        return await settled(call())
+
+    async def _enter(self, block: Any) -> None:
+        await settled((getattr(block, "__aenter__", None) or block.__enter__)())
+        self._block = block
+
+    async def _leave(self, error: BaseException | None) -> None:
+        block, self._block = self._block, None
+        if block is not None:
+            leave = getattr(block, "__aexit__", None) or block.__exit__
+            raised = (type(error), error, error.__traceback__) if error else (None, None, None)
+            await self._run(lambda: leave(*raised))
+
+
+_ENDS = ("terminate", "invalidate", "close")
+
+
+class SQLAlchemy(Driver):
+    """A Connection or a Session, or their asynchronous ones."""
+
+    async def begin(self, register: Callable[[Any], None]) -> None:
+        of_session = getattr(self.connection, "sync_session", None)
+        sync = of_session or getattr(self.connection, "sync_connection", self.connection)
+        self._sync, is_begun = sync, sync.in_transaction()
+        # One that a mere query, or a look at an attribute, has begun is ours: nobody else ends it.
+        origin = getattr(sync.get_transaction(), "origin", None)
+        was_asked_for = origin is not None and origin.name != "AUTOBEGIN"
+        self.is_inner = sync._trans_context_manager is not None or was_asked_for
+        if not is_begun:
+            await self._run(sync.begin)
+        self._core = sync.connection if hasattr(sync, "get_bind") else lambda: sync
+        pooled = (await self._run(self._core)).connection
+        self.raw, self._root = pooled.driver_connection, sync.get_transaction()
+        register(self.raw)
+        await self._enter(await self._run(sync.begin_nested) if self.is_inner else self._root)
+        if getattr(pooled.dbapi_connection, "autocommit", False):
+            raise TypeError(
+                "the engine's isolation level is AUTOCOMMIT: there is no transaction to guard"
+            )
+
+    async def _run(self, call: Callable[[], Any]) -> Any:
+        return await self.connection.run_sync(lambda _: call()) if self.is_async else call()
+
+    async def value(self, sql: str, arguments: Sequence[Any]) -> Any:
+        sent = numbered(sql) if hasattr(self.raw, "is_in_transaction") else sql
+        return await self._run(
+            lambda: self._core().exec_driver_sql(sent, tuple(arguments)).scalar()
+        )
+
+    async def status(self) -> Status:
+        if self._sync.get_transaction() is not self._root:
+            return Status.IDLE
+        if not (self._root.is_active and self._block.is_active):
+            return Status.INERROR
+        if hasattr(self._sync, "flush"):
+            await self._run(self._sync.flush)
+        return await super().status()
+
+    async def rollback(self, error: BaseException) -> None:
+        # Afterwards the driver's own connection is its pool's.
+        await self._leave(error)
+
+
+class Django(Driver):
+    async def begin(self, register: Callable[[Any], None]) -> None:
+        from django.db import transaction
+
+        self.connection.ensure_connection()
+        self.raw = self.connection.connection
+        if transaction.get_connection(self.connection.alias).connection is not self.raw:
+            # A copy: the transaction, and the guard with it, would be on the one that is named so.
+            raise TypeError(
+                "not the connection of that alias in this thread, on which Django begins"
+            )
+        self.is_inner = self.connection.in_atomic_block
+        self._began_by_itself = not self.is_inner and not self.connection.get_autocommit()
+        register(self.raw)
+        await self._enter(transaction.atomic(using=self.connection.alias))
+
+    async def status(self) -> Status:
+        return Status.INERROR if self.connection.needs_rollback else await super().status()
+
+
+_KINDS: list[tuple[str, type[Driver], bool, str]] = [
+    ("psycopg.", Driver, False, "transaction"),
+    ("asyncpg.", Driver, True, "is_in_transaction"),
+    ("sqlalchemy.ext.asyncio", SQLAlchemy, True, "in_transaction"),
+    ("sqlalchemy.", SQLAlchemy, False, "in_transaction"),
+    ("django.", Django, False, "ensure_connection"),
+]
+
+
+def driver_of(connection: Any) -> Driver:
+    """How that kind of connection does it. Raises TypeError if it is none."""
+    modules = [kind.__module__ for kind in type(connection).__mro__]
+    for package, kind, is_async, attribute in _KINDS:
+        # A pool, an engine or a maker of sessions has none of these.
+        if hasattr(connection, attribute) and any(one.startswith(package) for one in modules):
+            return kind(connection, is_async or isinstance(connection, psycopg.AsyncConnection))
+    takes = "a connection of psycopg 3, asyncpg or Django, or a connection or session of SQLAlchemy"
+    of = "of a pool or an engine, take a connection"
+    raise TypeError(f"this takes {takes}, and not {type(connection)}; {of}")
+
+
+_FAILED = "a statement of the transaction has failed: all of it is rolled back"
+
+
+class Guard(Block[C]):
+    """A transaction under leases, to be entered by `with` or, on an asynchronous connection, by
+    `async with`."""
+
+    def __init__(
+        self,
+        heartbeat: Heartbeat,
+        holdings: list[Holding],
+        release: bool,
+        connection: C,
+        adopted: tuple[str, int, str] | None = None,
+    ):
+        """`adopted`: a name, its number, and the holder of the number."""
+        pairs = [(name, one.state.token) for one in holdings for name in one.state.names]
+        pairs, adopted_by = ([adopted[:2]], adopted[2]) if adopted else (pairs, None)
+        if not pairs:
+            raise ValueError("a guard takes a lease")
+        names, tokens = zip(*pairs, strict=True)
+        self._heartbeat, self._holdings, self._names = heartbeat, holdings, names
+        self._begin = heartbeat.of_schema(statements.guard(names, tokens, adopted_by))
+        self._last = heartbeat.of_schema(statements.last(names, tokens)) if release else None
+        self._connection, self._driver = connection, driver_of(connection)
+        self._is_async = self._driver.is_async
+        self._socket: socket | None = None
+
+    async def _enter(self) -> C:
+        self._transaction = self._around()
+        return await self._transaction.__aenter__()
+
+    async def _leave(self, *raised: Any) -> bool | None:
+        return await self._transaction.__aexit__(*raised)
+
+    @contextlib.asynccontextmanager
+    async def _around(self) -> AsyncIterator[C]:
+        for holding in self._holdings:
+            holding.check()
+        stage, last, released = "begin", "rolled back", self._holdings if self._last else []
+        try:
+            try:
+                await self._begin_once()
+            except Exception as error:
+                if sqlstate_of(error) != "PF004" or self._driver.is_inner or not self._holdings:
+                    raise
+                # After a failover no token speaks until its holder has renewed.
+                await self._roll_back(error)
+                await self._heartbeat.renew(self._holdings, self._is_async)
+                await self._begin_once()
+            stage = "work"
+            yield self._connection
+            stage = "release"
+            # The heartbeat leaves out what is about to be released.
+            await self._heartbeat.last(released, "begins", self._is_async)
+            await self._refuse_if_failed()
+            if self._last and (gone := await self._driver.value(*self._last)) is not None:
+                raise LeaseLost("gone", (gone,))
+            stage = "commit"
+            await self._driver.commit()
+            last = "inner" if self._driver.is_inner else "committed"
+        except BaseException as error:
+            meant = self._told(error, stage)
+            for holding in self._holdings if stage == "commit" else ():
+                holding.in_doubt = holding.in_doubt or not isinstance(error, Exception)
+            if stage == "commit" and isinstance(meant, (LeaseLost, TransactionLost)):
+                # The server has ended an idle transaction before it read the commit.
+                meant.in_doubt = sqlstate_of(error) not in {"25P03", "25P04"}
+            if stage == "commit" and (not isinstance(error, Exception) or _is_in_doubt(meant)):
+                last = "in doubt"
+            await self._roll_back(error)
+            if sqlstate_of(error) in {"PF001", "PF004"} and self._holdings:
+                # The next renewal tells whether it is lost; but the connection is sound.
+                self._heartbeat.suspect(self._holdings)
+            if meant is error:
+                raise
+            raise meant from error
+        finally:
+            self._unregister()
+            if stage in {"release", "commit"}:
+                await self._heartbeat.last(released, last, self._is_async)
+
+    async def _begin_once(self) -> None:
+        await self._driver.begin(self._register)
+        await self._driver.value(*self._begin)
+
+    def _register(self, connection: Any) -> None:
+        """From here on a loss breaks the connection off, also if it hangs."""
+        self._socket = handle_of(connection)
+        for holding in self._holdings:
+            holding.sockets.add(self._socket)
+            holding.check()
+
+    def _unregister(self) -> None:
+        if self._socket is not None:
+            for holding in self._holdings:
+                holding.sockets.discard(self._socket)
+            self._socket.close()
+
+    async def _refuse_if_failed(self) -> None:
+        """The work may have swallowed an error: then the commit would roll back, and say nothing."""
+        status = await self._driver.status()
+        if status is Status.INERROR:
+            raise TransactionLost(_FAILED)
+        # A driver may have begun another one by itself; but the token is of this one alone.
+        if status is Status.IDLE or not await self._driver.value(statements.TOKEN, []):
+            ended = (
+                "the work has ended the transaction itself: what it did after that was not guarded"
+            )
+            raise TransactionLost(ended, in_doubt=True)
+
+    async def _roll_back(self, error: BaseException) -> None:
+        """A connection on which it fails, or is interrupted, ends. Any other is sound, and no loss
+        breaks it off any more."""
+        try:
+            await self._driver.rollback(error)
+        except BaseException as failed:
+            await self._driver.abort()
+            # Else the error that led here is the one to tell.
+            if not isinstance(failed, Exception):
+                raise
+        self._unregister()
+
+    def _told(self, error: BaseException, stage: str) -> BaseException:
+        """The typed error, if it is one. A connection that was broken off at a loss tells the loss."""
+        if isinstance(error, FenceError) or not isinstance(error, Exception):
+            return error
+        state, is_ours = sqlstate_of(error), stage in {"begin", "release"}
+        ends, is_closed = session_ended(error), self._driver.is_closed()
+        # The work may use other connections, too.
+        if (ends or is_closed) and (stage != "work" or (ends and (state != "" or is_closed))):
+            lost = [holding.loss() for holding in self._holdings if holding.is_lost]
+            message = f"the session ended under the transaction: {error}"
+            return lost[0] if lost else TransactionLost(message)
+        if stage == "release" and state == "25P02":
+            return TransactionLost(_FAILED)
+        role = getattr(getattr(self._driver.raw, "info", None), "user", None)
+        meant = told(error, role, is_ours)
+        is_of_number = stage == "begin" and not self._holdings and state in {"22004", "PF004"}
+        if is_of_number and isinstance(meant, Refused):
+            # NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
+            # adopted this number.
+            return LeaseTaken(self._names, meant.detail.get("holder"))
+        return meant
+
+
+def _is_in_doubt(error: BaseException) -> bool:
+    return isinstance(error, FenceError) and error.in_doubt
