@@ -25,13 +25,13 @@ from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, sqlstate_of, 
 from .lease_state import (
     LONGEST_CALL,
     LOOK_AGAIN,
+    LOST,
     NEVER,
     Call,
     Effect,
     LeaseState,
     LeaseStates,
     Request,
-    State,
 )
 from .statements import RowStatements, RowTable, Statement
 
@@ -247,7 +247,7 @@ class Heartbeat:
     def forked(self) -> None:
         """In the child there are no threads. The leases, and their sessions, are its parent's."""
         for holding in self._holdings.values():
-            holding.state.state, holding.state.reason = State.LOST, "keeper"
+            holding.state.state, holding.state.reason = LOST, "keeper"
             holding.end()
         # They are kept, so that nobody closes them.
         _of_the_parent.append(self._connections)
@@ -352,6 +352,8 @@ class Heartbeat:
         if event in {"lost", "released"}:
             del self._holdings[key]
             holding.end()
+        if self._on_event is None:
+            return
         self._tell(
             Event(event, holding.names, effect["token"], span(effect["remaining"]), reason or None)
         )

@@ -4,7 +4,7 @@ milliseconds of a monotonic clock, and returns effects that are to be carried ou
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from itertools import islice
 from typing import Any, TypeAlias
 
 NEVER = 1 << 60
@@ -19,8 +19,8 @@ MOST_PAIRS, MOST_RELEASED, MOST_BEATS = 10_000, 200, 2
 Effect: TypeAlias = dict[str, Any]
 
 
-class State(Enum):
-    CONFIRMING, HELD, UNSURE, RELEASING, LOST, RELEASED = range(6)
+#: The states of a lease: it lives in the first three.
+CONFIRMING, HELD, UNSURE, RELEASING, LOST, RELEASED = range(6)
 
 
 @dataclass(slots=True, eq=False)
@@ -91,7 +91,7 @@ class LeaseState:
     beat_at: int
     table: str = ""
     is_managed: bool = False
-    state: State = State.CONFIRMING
+    state: int = CONFIRMING
     reason: str = ""
     advice: str = ""
     at_most: int = NEVER
@@ -114,16 +114,16 @@ class LeaseState:
 
     @property
     def holds(self) -> bool:
-        return self.state is State.HELD or self.state is State.UNSURE
+        return HELD <= self.state <= UNSURE
 
     @property
     def lives(self) -> bool:
-        return self.holds or self.state is State.CONFIRMING
+        return self.state <= UNSURE
 
     @property
     def is_own(self) -> bool:
         """Whether it is confirmed over a connection of its own."""
-        return self.state is State.CONFIRMING and self.link is not None
+        return self.state == CONFIRMING and self.link is not None
 
     def remaining(self, now: int) -> int:
         """How long it is believed in if nothing else comes. This may be asked at any time."""
@@ -136,7 +136,14 @@ class LeaseState:
             return ""
         if self.lives:
             return "at_most" if self.at_most <= now else "deadline"
-        return self.reason if self.state is State.LOST else "released"
+        return self.reason if self.state == LOST else "released"
+
+    def wake(self, is_free: bool) -> int:
+        """When something happens to it by the clock; `is_free`: the shared connection is."""
+        if self.touched:
+            return self.at_most
+        is_waiting = self.resting or self.call or not (is_free or self.is_own)
+        return min(self.at_most, self.deadline, NEVER if is_waiting else self.beat_at)
 
     def least(self, left: int) -> int:
         """The shortest time until the next renewal, if that much is left."""
@@ -246,7 +253,7 @@ class LeaseStates:
         lease = self.leases.get(key)
         if lease and lease.holds:
             self._give_back(lease)
-        elif lease and lease.state is State.LOST:
+        elif lease and lease.state == LOST:
             del self.leases[key]
             if lease.rest and not self.is_done:
                 self._give_back(lease)
@@ -377,13 +384,7 @@ class LeaseStates:
                 times.append(request.until + LONGEST_QUEUE)
                 if not request.undoing and (request.is_own or is_free):
                     times.append(request.at)
-        for lease in self.leases.values():
-            if lease.lives:
-                times += [lease.at_most, now + LOOK_AGAIN]
-                if not lease.touched:
-                    times.append(lease.deadline)
-                    if not lease.resting and not lease.call and (is_free or lease.is_own):
-                        times.append(lease.beat_at)
+        times += [lease.wake(is_free) for lease in self.leases.values() if lease.lives]
         if self.closed_at < NEVER and not self.is_done:
             times.append(self.closed_at + CLOSING)
         return max(now, min(*times, now + LOOK_AGAIN)) if times else NEVER
@@ -435,7 +436,8 @@ class LeaseStates:
         return not is_waiting and request.at <= self.now
 
     def _send_shared(self) -> None:
-        due = (lease for lease in self.leases.values() if self._is_beat_due(lease, self.now))
+        near = [lease for lease in self.leases.values() if lease.beat_at <= self.now]
+        due = (lease for lease in near if self._is_beat_due(lease, self.now))
         beat = min(due, key=lambda lease: lease.beat_at, default=None)
         release = next((one for one in self.releases if one.at <= self.now), None)
         asks = (one for one in self.requests.values() if not one.is_own and self._is_due(one))
@@ -592,10 +594,8 @@ class LeaseStates:
     # Renewals.
 
     def _keep_answered(self, call: Call, rows: Sequence[Any]) -> None:
-        parts: list[Sequence[Any]] = []
-        for lease in call.leases:
-            parts.append(rows[: len(lease.names)])
-            rows = rows[len(lease.names) :]
+        left = iter(rows)
+        parts = [list(islice(left, len(lease.names))) for lease in call.leases]
         got_on = any(all(row[0] == "kept" for row in part) for part in parts)
         for lease, part in zip(call.leases, parts, strict=True):
             self._renewal(lease, part, call, got_on)
@@ -624,21 +624,21 @@ class LeaseStates:
 
     def _renewal(self, lease: LeaseState, rows: Sequence[Any], call: Call, got_on: bool) -> None:
         """Takes the outcomes of the names of a lease."""
-        outcomes = [row[0] for row in rows]
+        outcomes = {row[0] for row in rows}
         again = min((row[2] for row in rows if row[2] is not None), default=None)
         is_over = "lost" in outcomes or "refused" in outcomes
         lease.is_answered = True
         if not lease.lives or (is_over and lease.resting):
             return
-        if lease.is_ending and set(outcomes) == {"lost"}:
+        if lease.is_ending and outcomes == {"lost"}:
             self._end(lease)
         elif is_over:
-            named = zip(lease.names, outcomes, strict=True)
-            rest = tuple(name for name, outcome in named if outcome in {"kept", "later"})
+            named = zip(lease.names, rows, strict=True)
+            rest = tuple(name for name, row in named if row[0] in {"kept", "later"})
             if "lost" not in outcomes and any(row[3] == "42501" for row in rows):
                 lease.advice = "other role"
             self._lose(lease, "gone" if "lost" in outcomes else "refused", rest)
-        elif set(outcomes) == {"kept"}:
+        elif outcomes == {"kept"}:
             self._renewed(lease, call.sent, min(row[1] for row in rows), again)
         else:
             self._shake(lease)
@@ -650,7 +650,7 @@ class LeaseStates:
     def _shake(self, lease: LeaseState) -> None:
         """After an answer that was none, or neither yes nor no."""
         if lease.holds:
-            lease.state = State.UNSURE
+            lease.state = UNSURE
 
     def _renewed(self, lease: LeaseState, sent: int, left: int, again: int | None) -> None:
         deadline, was, least = sent + _window(left), lease.state, lease.least(left)
@@ -658,8 +658,8 @@ class LeaseStates:
         lease.beat_at = sent + min(max(again, least), max(left // 3, least))
         if deadline <= self.now:
             return
-        lease.deadline, lease.state, lease.is_ending = deadline, State.HELD, False
-        if was is State.CONFIRMING:
+        lease.deadline, lease.state, lease.is_ending = deadline, HELD, False
+        if was == CONFIRMING:
             if not lease.request.session:
                 lease.link = None
             self._end_links()
@@ -756,14 +756,14 @@ class LeaseStates:
             return
         request.lease = lease
         if is_in_time:
-            lease.state, lease.deadline = State.HELD, sent + _window(ttl)
+            lease.state, lease.deadline = HELD, sent + _window(ttl)
             lease.beat_at = sent + ttl // 3
             self._tell("acquired", lease)
 
     def _settle(self, request: Request) -> None:
         """Answers an acquire when it is known whether its lease is held."""
         lease = request.lease
-        if request.is_over or not lease or lease.state is State.CONFIRMING:
+        if request.is_over or not lease or lease.state == CONFIRMING:
             return
         if lease.holds:
             self._finish(request, leases=[lease.key])
@@ -844,8 +844,8 @@ class LeaseStates:
         until, is_alone = self.now + self._patience(lease.ttl), is_in_doubt or bool(lease.table)
         if not lease.request.session:
             lease.link = None
-        if lease.state is not State.LOST:
-            lease.state = State.RELEASING
+        if lease.state != LOST:
+            lease.state = RELEASING
         self.releases.append(Release([lease], self.now, until, is_in_doubt, is_alone))
 
     def _together(self, first: Release) -> Release:
@@ -866,12 +866,12 @@ class LeaseStates:
 
     def _release_answered(self, release: Release, rows: Sequence[Any]) -> None:
         self.releases.remove(release)
+        left = iter(rows)
         for lease in release.leases:
-            count = len(lease.rest or lease.names)
-            is_gone, rows = None in rows[:count], rows[count:]
+            is_gone = None in list(islice(left, len(lease.rest or lease.names)))
             has_session = not lease.request.session or lease.link
             is_known = not release.is_in_doubt and not lease.table and has_session
-            if lease.state is State.LOST:
+            if lease.state == LOST:
                 lease.is_over = True
             elif is_gone and is_known and self.now < lease.deadline:
                 self._lose(lease, "gone")
@@ -884,7 +884,7 @@ class LeaseStates:
         """Ends it without an answer: the server keeps the leases until their ttl."""
         self.releases.remove(release)
         for lease in release.leases:
-            if lease.state is State.LOST:
+            if lease.state == LOST:
                 lease.is_over = True
             else:
                 self._log("not released")
@@ -911,7 +911,7 @@ class LeaseStates:
     # Ends.
 
     def _lose(self, lease: LeaseState, reason: str, rest: tuple[str, ...] = ()) -> None:
-        lease.state, lease.reason, lease.rest = State.LOST, reason, rest
+        lease.state, lease.reason, lease.rest = LOST, reason, rest
         if lease.is_told:
             self._log("lost", reason)
             self._tell("lost", lease)
@@ -924,7 +924,7 @@ class LeaseStates:
         self._settle(lease.request)
 
     def _end(self, lease: LeaseState, reason: str = "") -> None:
-        lease.state, lease.reason, lease.is_over = State.RELEASED, reason, True
+        lease.state, lease.reason, lease.is_over = RELEASED, reason, True
         self.leases.pop(lease.key, None)
         self._end_links()
         if lease.is_told:
