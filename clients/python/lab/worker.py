@@ -186,7 +186,9 @@ class Worker:
     async def acquire(self, names: list[str], within_ms: int | None = None, **options: Any) -> None:
         await self.end_block()
         self.lease = None
-        spans = {key.removesuffix("_ms"): span(ms) for key, ms in options.items() if key.endswith("_ms")}
+        spans = {
+            key.removesuffix("_ms"): span(ms) for key, ms in options.items() if key.endswith("_ms")
+        }
         others = {key: value for key, value in options.items() if not key.endswith("_ms")}
         block = self.fence.lease(names if len(names) > 1 else names[0], **spans, **others)
         try:
@@ -271,7 +273,9 @@ class Worker:
 
     async def truncate(self) -> None:
         async with self.connected() as connection:
-            await self.under(self.held().guard(connection), settled(connection.execute("TRUNCATE work")))
+            await self.under(
+                self.held().guard(connection), settled(connection.execute("TRUNCATE work"))
+            )
         say("wrote")
 
     async def guard(self) -> None:
@@ -314,7 +318,9 @@ class Worker:
                     say("updated")
                 case "sleep":
                     async with within(order.get("within_ms")):
-                        await settled(connection.execute("SELECT pg_sleep(%s)", [order["ms"] / 1000]))
+                        await settled(
+                            connection.execute("SELECT pg_sleep(%s)", [order["ms"] / 1000])
+                        )
                     say("slept")
                 case "guard":
                     await self.transaction("guarded", self.held().guard(connection), connection)
@@ -347,7 +353,9 @@ class Worker:
                     raise Work()
                 if how == "loses-connection":
                     async with self.connected() as connection:
-                        await settled(connection.execute("SELECT pg_terminate_backend(pg_backend_pid())"))
+                        await settled(
+                            connection.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+                        )
                 await (asyncio.sleep(0.05) if IS_ASYNC else settled(lease.lost.wait(0.05)))
                 lease.check()
 
@@ -383,7 +391,9 @@ class Worker:
 
     async def census(self) -> None:
         # The executor of the event loop keeps its threads; psycopg uses it where libpq is older than 17.
-        threads = [thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")]
+        threads = [
+            thread for thread in threading.enumerate() if not thread.name.startswith("asyncio_")
+        ]
         say("census", tasks=len(threads) + (len(asyncio.all_tasks()) if IS_ASYNC else 0))
 
     async def close(self) -> None:

@@ -82,6 +82,8 @@ fn checks() -> Result<Vec<Check>> {
     };
     let mut ruff = tool("ruff", &["check", "--no-cache"]);
     ruff.command.arg(client());
+    let mut format = tool("ruff", &["format", "--check", "--no-cache"]);
+    format.command.arg(client());
     let pyright = |project: PathBuf| -> Result<Command> {
         let mut pyright = Command::new("node");
         pyright.arg(orm::fetch(PYRIGHT)?.join("node_modules/pyright/index.js"));
@@ -108,7 +110,7 @@ fn checks() -> Result<Vec<Check>> {
     licence.command.args(&built).arg(source_root().join("LICENSE"));
     let page = Check { name: "the page", command: pyright(examples_of_the_page(&home)?)? };
     let pyright = Check { name: "pyright", command: pyright(client())? };
-    Ok(vec![ruff, pyright, page, twine, contents, licence])
+    Ok(vec![ruff, format, pyright, page, twine, contents, licence])
 }
 
 /// The code in its README, as a program under strict types.
