@@ -70,14 +70,30 @@ pub enum Reason {
     Session,
     /// The thread that kept it has died.
     Keeper,
+    /// It was to be held no longer.
+    AtMost,
     /// Its holder gave it back.
     Released,
+}
+
+/// What ends a lease that is taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitsFor {
+    /// Its ttl, unless its holder renews it.
+    Ttl,
+    /// The commit of its acquire.
+    Commit,
+    /// The end of a transaction that guards it: its ttl is over.
+    Guard,
 }
 
 /// As all clients call it.
 impl Display for Reason {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(&format!("{self:?}").to_lowercase())
+        match self {
+            Reason::AtMost => f.write_str("at_most"),
+            other => f.write_str(&format!("{other:?}").to_lowercase()),
+        }
     }
 }
 

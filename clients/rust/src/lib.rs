@@ -32,6 +32,8 @@ mod fence;
 mod guard;
 mod keeper;
 mod lease;
+#[allow(dead_code)]
+mod lease_state;
 mod open;
 #[cfg(feature = "sqlx")]
 mod sqlx;
