@@ -3,7 +3,7 @@
 //! The machine has no clock, thread or socket. Each input has the time, in milliseconds of a
 //! monotonic clock, and returns effects, which the heartbeat carries out in their order.
 
-use crate::error::{Reason, WaitsFor};
+use crate::errors::{Reason, WaitsFor};
 use std::collections::BTreeMap;
 use std::mem::take;
 use std::sync::Arc;
@@ -198,15 +198,16 @@ pub enum Effect {
         in_doubt: bool,
     },
     /// The reason why a lease is not held, and whether it is another role's.
-    Checked(Id, Option<(Reason, bool)>),
+    Checked(Option<(Reason, bool)>),
     NotRenewed(String),
     Lost(Reason, usize),
     NotReleased(usize),
     Closed,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
 enum State {
+    #[default]
     Confirming,
     Held,
     Unsure,
@@ -214,6 +215,7 @@ enum State {
 }
 
 /// A lease, from its grant until it is lost or is being given back.
+#[derive(Default)]
 struct Lease {
     id: Id,
     names: Vec<String>,
@@ -281,15 +283,15 @@ impl Lease {
     }
 
     fn event(&self, now: i64, kind: EventKind) -> Effect {
-        let left = if self.holds() { self.deadline - now } else { 0 };
-        let remaining =
-            if matches!(kind, EventKind::Acquired | EventKind::Renewed) { left } else { 0 };
+        let is_held = matches!(kind, EventKind::Acquired | EventKind::Renewed);
+        let remaining = if is_held { self.deadline - now } else { 0 };
         let Lease { id, token, is_other_role, .. } = *self;
         Effect::Event { kind, id, token, remaining, is_other_role }
     }
 }
 
 /// An acquire, until it is answered and its last call has ended.
+#[derive(Default)]
 struct Request {
     ask: Ask,
     begun: i64,
@@ -401,7 +403,7 @@ struct Connection {
 #[derive(Default)]
 pub struct LeaseStates {
     /// Between 0 and 1000: it makes the pauses of clients differ.
-    pub spread: i64,
+    spread: i64,
     now: i64,
     effects: Vec<Effect>,
     lost: Vec<(Reason, usize)>,
@@ -426,6 +428,10 @@ pub struct LeaseStates {
 }
 
 impl LeaseStates {
+    pub fn new(spread: i64) -> LeaseStates {
+        LeaseStates { spread, ..LeaseStates::default() }
+    }
+
     /// Takes an input, and returns what is to be carried out. The clock goes first.
     pub fn step(&mut self, now: i64, input: Input) -> Vec<Effect> {
         self.now = now;
@@ -484,19 +490,7 @@ impl LeaseStates {
     fn acquire(&mut self, id: Id, ask: Ask) {
         let (begun, until) = (self.now, self.now + ask.wait.min(NEVER));
         let ask = Ask { ttl: ask.ttl.min(NEVER), ..ask };
-        let request = Request {
-            ask,
-            begun,
-            until,
-            at: begun,
-            series: 1,
-            tries: 0,
-            is_asking: false,
-            is_over: false,
-            is_granted: false,
-            doubt: None,
-            undoing: None,
-        };
+        let request = Request { ask, begun, until, at: begun, series: 1, ..Request::default() };
         self.requests.insert(id, request);
         if self.closed_at.is_some() {
             self.finish(id, Some(Denial::Closed), None);
@@ -529,7 +523,7 @@ impl LeaseStates {
             Some(l) => Some((l.reason.unwrap_or(Reason::Released), l.is_other_role)),
             None => Some((Reason::Released, false)),
         };
-        self.effects.push(Effect::Checked(id, why));
+        self.effects.push(Effect::Checked(why));
     }
 
     fn last(&mut self, id: Id, stage: Stage) {
@@ -1090,7 +1084,7 @@ impl LeaseStates {
         let (of_all, now) = (self.limit(NEVER), self.now);
         let Some(r) = self.requests.get_mut(&id) else { return };
         r.is_asking = true;
-        let own = (r.ask.ttl / 3).min(LONGEST_CALL).max(LEAST_PATIENCE);
+        let own = (r.ask.ttl / 3).clamp(LEAST_PATIENCE, LONGEST_CALL);
         // A longer portion would hold back vacuum.
         let is_waiting = r.is_own() && r.is_one();
         let wait = if is_waiting { (r.until - now).clamp(0, PORTION) } else { 0 };
@@ -1123,21 +1117,12 @@ impl LeaseStates {
             is_session,
             table: row.map(|row| row.table),
             is_managed,
-            state: State::Confirming,
-            reason: None,
-            is_other_role: false,
             deadline: now + ttl,
             beat_at: now,
             longest: r.ask.at_most,
             at_most: NEVER,
-            is_calling: false,
-            resting: 0,
-            touched: 0,
-            is_ending: false,
-            is_alone: false,
-            is_told: false,
             is_answered: true,
-            rest: Vec::new(),
+            ..Lease::default()
         };
         self.leases.insert(id, lease);
         let is_believed = now < sent + ttl / 3;
@@ -1296,7 +1281,7 @@ impl LeaseStates {
             verb: Verb::Undo,
             names: undo.names.clone(),
             holder: undo.holder.clone(),
-            limit: (undo.ttl / 3).max(LEAST_PATIENCE).min(LONGEST_CALL),
+            limit: (undo.ttl / 3).clamp(LEAST_PATIENCE, LONGEST_CALL),
             ..Call::default()
         };
         self.start(Place::Undo(number), About::Undo(number), call);
@@ -1519,7 +1504,7 @@ fn is_doubtful(code: &str) -> bool {
     is_unread || is_of_connection(code) && !matches!(code, "unsent" | "25006" | "53300")
 }
 
-fn is_conflict(code: &str) -> bool {
+pub fn is_conflict(code: &str) -> bool {
     matches!(code, "40001" | "40P01")
 }
 
@@ -1540,8 +1525,8 @@ fn denial(code: &str, is_opening: bool) -> Denial {
 /// One who leads, or waits to.
 #[derive(Default)]
 pub struct LeadState {
-    pub ttl: i64,
-    pub spread: i64,
+    ttl: i64,
+    spread: i64,
     failures: u32,
     is_leading: bool,
     since: i64,
@@ -1556,13 +1541,18 @@ pub enum Lead {
     Pause(i64),
     /// The end, which is by an error if it is not by the work or a stop.
     End(Option<String>),
-    /// A line of the log, with the cause.
-    LeadsNoMore(String),
-    /// The event of that name, with the cause.
-    Interrupted(String),
+    /// A line of the log; and the event `interrupted`, if it has led.
+    LeadsNoMore {
+        cause: String,
+        has_led: bool,
+    },
 }
 
 impl LeadState {
+    pub fn new(ttl: i64, spread: i64) -> LeadState {
+        LeadState { ttl, spread, ..LeadState::default() }
+    }
+
     pub fn start(&mut self) -> Vec<Lead> {
         self.at = None;
         vec![Lead::Acquire]
@@ -1606,10 +1596,7 @@ impl LeadState {
     fn again(&mut self, now: i64, cause: &str) -> Vec<Lead> {
         let mut all = Vec::new();
         if self.failures == 0 {
-            all.push(Lead::LeadsNoMore(cause.to_owned()));
-            if self.is_leading {
-                all.push(Lead::Interrupted(cause.to_owned()));
-            }
+            all.push(Lead::LeadsNoMore { cause: cause.to_owned(), has_led: self.is_leading });
         }
         let shortest = (self.ttl / 12).max(SHORTEST_PAUSE);
         let pause = (shortest << self.failures.min(20)).min(longest_wait(self.ttl));

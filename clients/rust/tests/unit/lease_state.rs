@@ -37,8 +37,7 @@ struct Player {
 impl Player {
     fn new(vector: &Value) -> Player {
         let spread = vector["spread"].as_i64().unwrap_or(0);
-        let states = LeaseStates { spread, ..LeaseStates::default() };
-        let lead = LeadState { spread, ..LeadState::default() };
+        let (states, lead) = (LeaseStates::new(spread), LeadState::new(0, spread));
         Player { states, lead, ids: HashMap::new(), pairs: HashMap::new() }
     }
 
@@ -84,7 +83,7 @@ impl Player {
         }
         let input = self.input(what, of);
         let effects = self.states.step(now, input);
-        effects.iter().map(|effect| self.written(effect)).collect()
+        effects.iter().map(|effect| self.written(effect, of)).collect()
     }
 
     fn input(&mut self, what: &str, of: &Value) -> Input {
@@ -185,7 +184,7 @@ impl Player {
         self.ids.iter().find(|(_, of)| **of == id).map(|(key, _)| key.as_str()).expect("a key")
     }
 
-    fn written(&mut self, effect: &Effect) -> Value {
+    fn written(&mut self, effect: &Effect, input: &Value) -> Value {
         match effect {
             Effect::Call(call) => {
                 let pairs = call.names.iter().zip(&call.tokens);
@@ -241,8 +240,8 @@ impl Player {
                 }
                 reply
             }
-            Effect::Checked(id, why) => json!({
-                "reply": self.key(*id), "error": why.map(|_| "LeaseLost"),
+            Effect::Checked(why) => json!({
+                "reply": input["key"], "error": why.map(|_| "LeaseLost"),
                 "reason": why.map(|(reason, _)| reason.to_string()),
                 "advice": why.and_then(|(_, is)| is.then_some("other role")),
             }),
@@ -270,13 +269,16 @@ impl Player {
             "tick" => lead.tick(now),
             other => panic!("a leader does not {other}"),
         };
-        let written = all.into_iter().map(|one| match one {
-            Lead::Acquire => json!({ "lead": "acquire" }),
-            Lead::Work => json!({ "lead": "work" }),
-            Lead::Pause(pause) => json!({ "lead": "pause", "pause": pause }),
-            Lead::End(code) => json!({ "lead": "end", "code": code }),
-            Lead::LeadsNoMore(code) => json!({ "log": "leads no more", "code": code }),
-            Lead::Interrupted(code) => json!({ "event": "interrupted", "code": code }),
+        let written = all.into_iter().flat_map(|one| match one {
+            Lead::Acquire => vec![json!({ "lead": "acquire" })],
+            Lead::Work => vec![json!({ "lead": "work" })],
+            Lead::Pause(pause) => vec![json!({ "lead": "pause", "pause": pause })],
+            Lead::End(code) => vec![json!({ "lead": "end", "code": code })],
+            Lead::LeadsNoMore { cause, has_led } => {
+                let event = json!({ "event": "interrupted", "code": cause });
+                let log = json!({ "log": "leads no more", "code": cause });
+                [log].into_iter().chain(has_led.then_some(event)).collect()
+            }
         });
         written.collect()
     }
