@@ -5,10 +5,10 @@
 //! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
-    AttrNumber, Bitmapset, BlockNumber, Buffer, CmdType, Datum, ErrorData, HeapTuple, ItemPointer,
-    Oid, RegProcedure, Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber,
-    SubTransactionId, SysScanDesc, TimestampTz, TransactionId, TupleDesc, VirtualTransactionId,
-    XLogRecPtr, LOCKMODE, LOCKTAG,
+    AttrNumber, Bitmapset, BlockNumber, Buffer, CmdType, Datum, ErrorData, HeapTuple, Oid,
+    RegProcedure, Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber, SubTransactionId,
+    SysScanDesc, TimestampTz, TransactionId, TupleDesc, VirtualTransactionId, XLogRecPtr, LOCKMODE,
+    LOCKTAG,
 };
 use std::ffi::{c_char, c_int, c_void};
 
@@ -47,18 +47,30 @@ without_guard! {
     ) -> HeapTuple;
     pub fn systable_endscan_ordered(scan: SysScanDesc);
 
-    // access/htup_details.h, catalog/indexing.h, executor/executor.h
-    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
+    // access/htup_details.h
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
     pub fn heap_form_tuple(columns: TupleDesc, values: *mut Datum, nulls: *mut bool) -> HeapTuple;
-    #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     pub fn heap_form_tuple(
         columns: TupleDesc,
         values: *const Datum,
         nulls: *const bool,
     ) -> HeapTuple;
+
+    // catalog/indexing.h, executor/executor.h
     pub fn CatalogTupleInsert(table: Relation, tuple: HeapTuple);
-    pub fn CatalogTupleUpdate(table: Relation, place: ItemPointer, tuple: HeapTuple);
-    pub fn CatalogTupleDelete(table: Relation, place: ItemPointer);
+    #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]
+    pub fn CatalogTupleUpdate(
+        table: Relation,
+        place: *mut pgrx::pg_sys::ItemPointerData,
+        tuple: HeapTuple,
+    );
+    #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18")))]
+    pub fn CatalogTupleUpdate(
+        table: Relation,
+        place: *const pgrx::pg_sys::ItemPointerData,
+        tuple: HeapTuple,
+    );
     pub fn CheckCmdReplicaIdentity(table: Relation, command: CmdType::Type);
 
     // access/heapam.h

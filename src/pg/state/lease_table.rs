@@ -328,7 +328,7 @@ impl LeaseTable {
         // SAFETY: as above.
         self.write(|table| unsafe {
             raw::CheckCmdReplicaIdentity(table, pg_sys::CmdType::CMD_DELETE);
-            raw::CatalogTupleDelete(table, &mut row.place());
+            pg_sys::CatalogTupleDelete(table, &mut row.place());
         })
     }
 
