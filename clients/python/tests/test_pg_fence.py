@@ -602,10 +602,18 @@ class Shape(OnOrders):
         output = subprocess.run(command, capture_output=True, check=True)
         self.assertEqual((output.stdout, output.stderr, self.value(HELD)), (b"b\n", b"", 0))
 
-        def few(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
+        start = threading.Thread.start
+        for missing in ("pg_fence", "pg_fence connection"):
 
-        with mock.patch.object(threading.Thread, "start", few), self.assertRaises(RuntimeError):
-            self.fence.lease("job").__enter__()
-        with self.fence.lease("other") as lease:
-            self.assertTrue(lease.held)
+            def few(thread: threading.Thread, missing: str = missing) -> None:
+                if thread.name == missing:
+                    raise RuntimeError("can't start new thread")
+                start(thread)
+
+            with mock.patch.object(threading.Thread, "start", few):
+                if missing == "pg_fence":
+                    self.assertRaises(RuntimeError, self.fence.lease("job").__enter__)
+                    continue
+                # A call is then made in the heartbeat's thread, as at the end of a process.
+                with self.fence.lease("other") as lease:
+                    self.assertTrue(lease.held)

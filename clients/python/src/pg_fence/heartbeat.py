@@ -148,10 +148,13 @@ class Heartbeat:
 
     # What a program asks for. A signal's exception may come in the midst of any of these.
 
-    def input(self, decide: Callable[[], object], answer_to: int = 0) -> Future[None]:
+    def input(self, decide: Callable[[], object]) -> Future[None]:
         """Has something be decided. The result is there when all that comes of it was begun."""
         if self._thread is threading.current_thread():
             raise RuntimeError("on_event must not wait for its fence")
+        return self._put(decide)
+
+    def _put(self, decide: Callable[[], object], answer_to: int = 0) -> Future[None]:
         future = _running()
         self._inbox.put((decide, answer_to, future))
         with self._lock:
@@ -307,7 +310,7 @@ class Heartbeat:
                 connection.hang_up()
             self.states.disconnected(connection.number)
 
-        self.input(decide)
+        self._put(decide)
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
@@ -373,7 +376,7 @@ class Heartbeat:
         connection, number, tokens = self._connections[call.on], call.number, call.tokens
         if call.do == "release" and call.table:
             # A row is given back by its worker's own statement: nothing is written here.
-            self._inbox.put((lambda: self.states.answered(number, tokens), number, Future()))
+            self._put(lambda: self.states.answered(number, tokens), number)
         else:
             asked = self._statement(call)
             connection.does(lambda: self._ask(call, connection, *asked))
@@ -432,9 +435,9 @@ class Heartbeat:
                 code = "connect"
                 connection.open((call.until - now()) / 1000)
                 code = ""
-                self.input(lambda: self.states.sent(number), number)
+                self._put(lambda: self.states.sent(number), number)
             elif connection.has_ended():
-                self.input(lambda: self.states.failed(number, "unsent"), number)
+                self._put(lambda: self.states.failed(number, "unsent"), number)
                 return
             rows = connection.rows(statement)
             code = "unreadable"
@@ -442,7 +445,7 @@ class Heartbeat:
         except BaseException as error:  # noqa: BLE001
             self._failed(call, connection, _code_of(error, code), error)
         else:
-            self.input(lambda: self.states.answered(number, *answer), number)
+            self._put(lambda: self.states.answered(number, *answer), number)
 
     def _failed(self, call: Call, connection: Connection, code: str, error: BaseException) -> None:
         broken = connection.is_broken()
@@ -457,7 +460,7 @@ class Heartbeat:
             if acquire is not None and call.do == "keep_row" and _is_final(code):
                 self.states.give_up(id)
 
-        self.input(decide, call.number)
+        self._put(decide, call.number)
 
 
 def _running() -> Future[Any]:
