@@ -10,14 +10,16 @@ import pgfence.Fence.*;
 import pgfence.FenceException.*;
 
 /**
- * The laboratory's worker in Java: does what it reads, a JSON object a line, and says what became of it.
+ * The laboratory's worker in Java: does what it reads, a JSON object a line, and says what became
+ * of it.
  *
- * <p>What it is told and what it says is the same for the clients of all languages, and written down in
- * clients/new-language.md.
+ * <p>What it is told and what it says is the same for the clients of all languages, and written
+ * down in clients/new-language.md.
  */
 final class Worker {
     private static final Gson JSON = new Gson();
-    private static final BufferedReader LINES = new BufferedReader(new InputStreamReader(System.in));
+    private static final BufferedReader LINES =
+            new BufferedReader(new InputStreamReader(System.in));
 
     private final String url;
     private final Fence fence;
@@ -46,7 +48,8 @@ final class Worker {
     }
 
     private Worker(Order place) {
-        url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s".formatted(place.text("host"), place.number("port"),
+        url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s".formatted(place.text("host"),
+                place.number("port"),
                 place.text("dbname"), place.text("user"), place.text("application"));
         fence = new Fence(this::opens).onEvent(this::tell);
         say("connected");
@@ -58,7 +61,7 @@ final class Worker {
             isBroken = false;
             throw new AssertionError("broken");
         }
-        return opened("&connectTimeout=2&socketTimeout=30");
+        return opened("&connectTimeout=2&socketTimeout=30&assumeMinServerVersion=9.0");
     }
 
     private Connection opened(String options) throws SQLException {
@@ -68,7 +71,9 @@ final class Worker {
     // Its answers
 
     private static synchronized void say(String event, Object... more) {
-        Map<String, Object> line = new LinkedHashMap<>(Map.of("event", event, "at", System.currentTimeMillis()));
+        Map<String,
+                Object> line =
+                new LinkedHashMap<>(Map.of("event", event, "at", System.currentTimeMillis()));
         for (int index = 0; index < more.length; index += 2) {
             line.put((String) more[index], more[index + 1]);
         }
@@ -82,8 +87,10 @@ final class Worker {
     }
 
     private static void refused(Exception error) {
-        String state = error instanceof Refused told ? told.sqlState() : error instanceof SQLException sql ? sql.getSQLState() : null;
-        String kind = error instanceof TransactionLost lost ? lost.inDoubt() ? "in-doubt" : "transaction-lost"
+        String state = error instanceof Refused told ? told.sqlState()
+                : error instanceof SQLException sql ? sql.getSQLState() : null;
+        String kind = error instanceof TransactionLost lost ? lost.inDoubt() ? "in-doubt"
+                : "transaction-lost"
                 : error instanceof LeaseTaken ? "taken"
                 : error instanceof LeaseLost ? "lost"
                 : error instanceof NotInstalled ? "not-installed"
@@ -92,7 +99,8 @@ final class Worker {
                 : error instanceof FenceException ? "no-answer"
                 : error instanceof InterruptedException || error instanceof Passed ? "deadline"
                 : error instanceof NullPointerException ? "type" : "other";
-        say("refused", "error", kind, "sqlstate", state, "message", String.valueOf(error.getMessage()));
+        say("refused", "error", kind, "sqlstate", state, "message",
+                String.valueOf(error.getMessage()));
     }
 
     private void tell(Event event) {
@@ -122,7 +130,8 @@ final class Worker {
         }
 
         List<String> names() {
-            return parts.get("names").getAsJsonArray().asList().stream().map(JsonElement::getAsString).toList();
+            return parts.get("names").getAsJsonArray().asList().stream()
+                    .map(JsonElement::getAsString).toList();
         }
 
         boolean is(String key) {
@@ -132,7 +141,8 @@ final class Worker {
 
     private static Order next() throws IOException {
         String line = LINES.readLine();
-        return line == null ? null : new Order(JsonParser.parseString(line).getAsJsonObject().asMap());
+        return line == null ? null
+                : new Order(JsonParser.parseString(line).getAsJsonObject().asMap());
     }
 
     private void follow(Order order) throws Exception {
@@ -194,18 +204,20 @@ final class Worker {
             }
             case "wrong" ->
                 // The compiler takes nothing else; and metadata is a text.
-                say("refused", "error", "type", "sqlstate", null, "message", "the compiler refuses a " + order.text("what"));
+                say("refused", "error", "type", "sqlstate", null, "message",
+                        "the compiler refuses a " + order.text("what"));
             case "census" -> say("census", "tasks", Thread.activeCount());
             case "close" -> close();
             case "update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on" ->
-                throw new LeaseLost(Reason.RELEASED, List.of("its transaction has ended"), false, null);
+                throw new LeaseLost(Reason.RELEASED, null, List.of("its transaction has ended"),
+                        false, null);
             default -> throw new IllegalArgumentException("unknown order");
         }
     }
 
     private Holding held() {
         if (lease == null) {
-            throw new LeaseLost(Reason.GONE, List.of("job"), false, null);
+            throw new LeaseLost(Reason.GONE, null, List.of("job"), false, null);
         }
         return lease;
     }
@@ -318,7 +330,8 @@ final class Worker {
                 say("rolled-back");
             }
         } catch (SQLException error) {
-            throw lease instanceof Lease own && !own.isHeld() ? new LeaseLost(Reason.GONE, own.names(), false, error) : error;
+            throw lease instanceof Lease own && !own.isHeld()
+                    ? new LeaseLost(Reason.GONE, null, own.names(), false, error) : error;
         }
     }
 
@@ -390,12 +403,14 @@ final class Worker {
             say("slept");
         } catch (SQLException error) {
             // JDBC's way of a deadline is to cancel.
-            throw step.number("within_ms") > 0 && "57014".equals(error.getSQLState()) ? new Passed() : error;
+            throw step.number("within_ms") > 0 && "57014".equals(error.getSQLState()) ? new Passed()
+                    : error;
         }
     }
 
     private static void update(Connection on, String value) throws SQLException {
-        try (PreparedStatement statement = on.prepareStatement("UPDATE work SET value = ? WHERE id = 1")) {
+        try (PreparedStatement statement = on.prepareStatement("UPDATE work SET value = ? WHERE "
+                + "id = 1")) {
             statement.setString(1, value);
             statement.executeUpdate();
         }

@@ -140,10 +140,12 @@ fn prepare() -> Result<Programs> {
             .collect(),
         environment: Vec::new(),
     };
+    let mut tests = program("pgfence.Tests");
+    tests.environment.push(("VECTORS".into(), source_root().join("clients/spec/vectors").into()));
     Ok(Programs {
         worker: program("pgfence.Worker"),
         first_worker: program("FirstWorker"),
-        tests: Some(program("pgfence.Tests")),
+        tests: Some(tests),
     })
 }
 

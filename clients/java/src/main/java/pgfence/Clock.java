@@ -3,7 +3,7 @@ package pgfence;
 import java.io.FileInputStream;
 import java.io.IOException;
 
-/** A clock that nobody can set, in seconds, and that goes on while the machine sleeps where the system tells. */
+/** A clock that nobody can set, and that goes on while the machine sleeps if the system tells. */
 final class Clock {
     private static final double AHEAD = System.nanoTime() / 1e9 - uptime();
     /** The uptime is told in hundredths of a second, and may not run ahead. */
@@ -11,9 +11,11 @@ final class Clock {
 
     private Clock() {}
 
-    static double now() {
-        // The clock of nanoTime stands still while the machine sleeps, and Java has no other that is monotonic.
-        return Math.max(System.nanoTime() / 1e9, uptime() + AHEAD - COARSE);
+    /** In whole milliseconds. */
+    static long now() {
+        // The clock of nanoTime stands still while the machine sleeps, and Java has no other that
+        // is monotonic.
+        return (long) (Math.max(System.nanoTime() / 1e9, uptime() + AHEAD - COARSE) * 1000);
     }
 
     private static double uptime() {

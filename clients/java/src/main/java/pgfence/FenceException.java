@@ -8,8 +8,8 @@ import java.util.stream.Stream;
 import org.postgresql.util.*;
 
 /**
- * Everything that pg_fence and its client refuse or tell; the driver's error, if there is one, is the cause. By itself:
- * the server has not answered in time, or the fence is closed.
+ * Everything that pg_fence and its client refuse or tell; the driver's error, if there is one, is
+ * the cause. By itself: the fence is closed, or a thread cannot be started.
  */
 @SuppressWarnings("serial")
 public sealed class FenceException extends RuntimeException {
@@ -20,34 +20,64 @@ public sealed class FenceException extends RuntimeException {
         this.inDoubt = inDoubt;
     }
 
-    /** Whether the commit itself failed, or the work has committed: it may have landed. Of a loss; false for all others. */
+    /**
+     * Whether a commit failed, or the work has committed, so that it may have landed; or an acquire
+     * had no answer.
+     */
     public boolean inDoubt() { return inDoubt; }
 
     /** Somebody else has the lease. */
     public static final class LeaseTaken extends FenceException {
-        private final String holder;
+        private final String holder, waitsFor;
         private final Duration remaining;
 
-        LeaseTaken(List<String> names, String holder, Double seconds, Throwable cause) {
-            super("the lease " + String.join(", ", names) + " is taken" + (holder == null ? "" : " by " + holder)
-                    + (seconds == null ? "" : ", for %.0f s at the most unless it is renewed".formatted(Math.ceil(seconds))), false, cause);
+        LeaseTaken(List<String> names, String holder, long remaining, String waitsFor,
+                Throwable cause) {
+            super("the lease " + String.join(", ", names) + " is taken"
+                    + (holder == null ? "" : " by " + holder)
+                    + until(remaining, waitsFor), false, cause);
             this.holder = holder;
-            remaining = seconds == null ? null : Duration.ofMillis((long) (seconds * 1000));
+            this.waitsFor = waitsFor;
+            this.remaining = remaining > 0 ? Duration.ofMillis(remaining) : null;
         }
 
-        /** The holder; null where that cannot be seen. */
+        private static String until(long remaining, String waitsFor) {
+            return switch (Objects.requireNonNullElse(waitsFor, "")) {
+                case "commit" -> ", whose acquire is not committed yet";
+                case "guard" -> ", until a transaction ends that guards it: its ttl is over";
+                default -> remaining > 0
+                        ? ", for %.0f s at the most unless it is "
+                        + "renewed".formatted(Math.ceil(remaining / 1000.0)) : "";
+            };
+        }
+
+        /** The holder; null if that cannot be seen. */
         public String holder() { return holder; }
-        /** For how long at the most, unless it is renewed; null where that cannot be seen. */
+        /**
+         * For how long at the most, unless it is renewed; null if that cannot be seen, or if
+         * nothing remains.
+         */
         public Duration remaining() { return remaining; }
+        /**
+         * What ends it: its "ttl", the "commit" of its acquire, a "guard"; null if that cannot be
+         * seen.
+         */
+        public String waitsFor() { return waitsFor; }
     }
 
-    /** The lease is ours no more: stop, and report no failure of the work. Somebody else may have it by now. */
+    /**
+     * The lease is ours no more: stop, and report no failure of the work. Somebody else may have it
+     * by now.
+     */
     public static final class LeaseLost extends FenceException {
         private final Reason reason;
         private final List<String> names;
 
-        LeaseLost(Reason reason, List<String> names, boolean inDoubt, Throwable cause) {
-            super("the lease " + String.join(", ", names) + " is lost (" + reason + ")", inDoubt, cause);
+        LeaseLost(Reason reason, String advice, List<String> names, boolean inDoubt,
+                Throwable cause) {
+            super("the lease " + String.join(", ", names) + " is lost (" + reason + ")"
+                    + ("other role".equals(advice) ? ": it is another role's; " + ANOTHER_ROLE
+                    : ""), inDoubt, cause);
             this.reason = reason;
             this.names = names;
         }
@@ -56,12 +86,29 @@ public sealed class FenceException extends RuntimeException {
         public List<String> names() { return names; }
     }
 
+    /** There was no connection to the server in time, so that nothing was sent. */
+    public static final class NoConnection extends FenceException {
+        NoConnection(String message, Throwable cause) { super(message, false, cause); }
+    }
+
     /**
-     * Why a lease is ours no more: it could not be renewed in time; the server says so; the server will never renew it; the
-     * connection of a session lease has ended; what kept it has died; its holder gave it back.
+     * The server has not answered in time. Where it is in doubt a grant may be there, and is given
+     * back if that can be.
+     */
+    public static final class NoAnswer extends FenceException {
+        NoAnswer(String message, boolean inDoubt, Throwable cause) {
+            super(message, inDoubt, cause);
+        }
+    }
+
+    /**
+     * Why a lease is ours no more: it could not be renewed in time; the server says so; the server
+     * will never renew it; the connection of a session lease has ended; it was to be held no
+     * longer; what kept it has died; its holder gave it back. That is unconfirmed, as an event, if
+     * the server has not answered.
      */
     public enum Reason {
-        DEADLINE, GONE, REFUSED, SESSION, KEEPER, RELEASED;
+        DEADLINE, GONE, REFUSED, SESSION, AT_MOST, KEEPER, RELEASED, UNCONFIRMED;
 
         @Override public String toString() { return name().toLowerCase(Locale.ROOT); }
     }
@@ -71,14 +118,21 @@ public sealed class FenceException extends RuntimeException {
         private final ServerErrorMessage said;
 
         private Refused(ServerErrorMessage said, Throwable cause) {
-            super(said.getHint() == null ? said.getMessage() : said.getMessage() + " (" + said.getHint() + ")", false, cause);
+            super(said.getHint() == null ? said.getMessage() : said.getMessage() + " ("
+                    + said.getHint() + ")", false, cause);
             this.said = said;
         }
 
-        /** PF001: a newer token was seen. PF002: no token. PF004: the token does not speak for the lease… */
+        /**
+         * PF001: a newer token was seen. PF002: no token. PF004: the token does not speak for the
+         * lease…
+         */
         public String sqlState() { return said.getSQLState(); }
 
-        /** The server's DETAIL, a JSON object: {@code presented}, {@code stored}, {@code lease}, {@code holder}… */
+        /**
+         * The server's DETAIL, a JSON object: {@code presented}, {@code stored}, {@code lease},
+         * {@code holder}…
+         */
         public String detail() { return said.getDetail(); }
         /** The server's HINT: the remedy; null where there is none. */
         public String hint() { return said.getHint(); }
@@ -88,69 +142,105 @@ public sealed class FenceException extends RuntimeException {
             return found.find() ? found.group(1).replaceAll("\\\\([\"\\\\])", "$1") : null;
         }
 
-        private static final Pattern HOLDER = Pattern.compile("\"holder\": ?\"((?:[^\"\\\\]|\\\\.)*)\"");
+        private static final Pattern HOLDER =
+                Pattern.compile("\"holder\": ?\"((?:[^\"\\\\]|\\\\.)*)\"");
     }
 
     /**
-     * The session ended under the transaction, or the work swallowed the error that undid it, or ended it by itself. Nothing
-     * of it has landed, unless {@link #inDoubt}. The lease may be held still.
+     * The session ended under the transaction, or the work swallowed the error that undid it, or
+     * ended it by itself. Nothing of it has landed, unless {@link #inDoubt}. The lease may be held
+     * still.
      */
     public static final class TransactionLost extends FenceException {
-        TransactionLost(String message, boolean inDoubt, Throwable cause) { super(message, inDoubt, cause); }
+        TransactionLost(String message, boolean inDoubt, Throwable cause) {
+            super(message, inDoubt, cause);
+        }
     }
 
-    /** The extension is not in this database, or in a schema that is not on the {@code search_path}. */
+    /**
+     * The extension is not in this database, or in a schema that is not on the {@code search_path}.
+     */
     public static final class NotInstalled extends FenceException {
         private NotInstalled(Throwable cause) {
-            super("pg_fence is not installed in this database, or not on the search_path: CREATE EXTENSION pg_fence, or "
-                    + "name the schema that it is in, new Fence(…).schema(…) (" + cause.getMessage() + ")", false, cause);
+            super("pg_fence is not installed in this database, or not on the search_path: "
+                    + "CREATE EXTENSION pg_fence, or "
+                    + "name the schema that it is in, new Fence(…).schema(…) (" + cause.getMessage()
+                    + ")", false, cause);
         }
     }
 
     /** The role may not use this lease. */
     public static final class NotGranted extends FenceException {
         private NotGranted(String role, Throwable cause) {
-            super("the role " + role + " may not use the lease: " + cause.getMessage() + "; " + remedy(role, "" + cause), false, cause);
-        }
-
-        private static String remedy(String role, String said) {
-            if (said.contains("was granted to another role")) {
-                return "a lease is used by the role that acquired it, and by its members: where login roles change, "
-                        + "let all of them act as one role (options=-c role=…, or SET ROLE)";
-            }
-            return "an administrator grants it: SELECT fence_grant('" + role + (said.contains("lease_adopt") ? "', 'adopter')" : "')");
+            super("the role " + role + " may not use the lease: " + cause.getMessage() + "; "
+                    + (cause.toString().contains("was granted to another role") ? ANOTHER_ROLE
+                    : "an administrator grants it: SELECT fence_grant('" + role
+                            + (cause.toString().contains("lease_adopt") ? "', 'adopter')" : "')")),
+                            false, cause);
         }
     }
 
+    private static final String ANOTHER_ROLE =
+            "a lease is used by the role that acquired it, and by its members: where "
+            + "login roles change, let all of them act as one role (options=-c role=…, or SET "
+            + "ROLE)";
+
     // How they are found in what a driver, or what stands on it, has thrown
 
-    /** The driver's, however deep they are wrapped. A batch has the server's error behind its own. */
+    /**
+     * The driver's, however deep they are wrapped. A batch has the server's error behind its own.
+     */
     private static Stream<SQLException> chain(Throwable error) {
         return Stream.iterate(error, Objects::nonNull, Throwable::getCause).limit(50).flatMap(one ->
-                Stream.iterate(one instanceof SQLException sql ? sql : null, Objects::nonNull, SQLException::getNextException));
+                Stream.iterate(one instanceof SQLException sql ? sql : null, Objects::nonNull,
+                        SQLException::getNextException));
     }
 
     /** The SQLSTATE, or an empty text. */
     static String stateOf(Throwable error) {
-        return chain(error).map(SQLException::getSQLState).filter(Objects::nonNull).findFirst().orElse("");
+        return chain(error).map(SQLException::getSQLState).filter(Objects::nonNull).findFirst()
+                .orElse("");
     }
 
-    /** Whether a session has ended: class 08, idle in transaction, too long, terminated, crashed, starting, idle. */
-    static boolean isEnd(Throwable error) { return stateOf(error).matches("08...|25P0[34]|57P0[1235]"); }
-    /** The meaning of an error of the work's own: a refusal of the fence, or itself. */
-    static Throwable ofWork(Throwable error) { return stateOf(error).startsWith("PF") ? refused(error) : error; }
+    /**
+     * Whether a session has ended, or there was none: class 08, idle in transaction, too long,
+     * terminated, crashed, …
+     */
+    static boolean isEnd(Throwable error) {
+        return stateOf(error).matches("08...|25P0[34]|57P0[1235]|53300");
+    }
+    /** What a leader may go on after, by the specification's words. */
+    static String causeOf(Throwable error) {
+        String state = stateOf(error);
+        if (error instanceof NotInstalled || error instanceof NotGranted) { return "own"; }
+        // The next renewal tells.
+        if (state.matches("PF00[14]")) { return "LeaseLost"; }
+        if (error instanceof FenceException && !(error instanceof Refused)) {
+            return error.getClass().getSimpleName();
+        }
+        return isEnd(error) ? "ConnectionLost" : state.matches("(25|40|53|57|58)...|55P03")
+                ? "passing" : "own";
+    }
 
-    /** The meaning of an error of one of our own statements. */
-    static Throwable ofCall(Throwable error, Connection on) throws SQLException {
+    /** The meaning of an error of the work's own: a refusal of the fence, or itself. */
+    static Throwable ofWork(Throwable error) {
+        return stateOf(error).startsWith("PF") ? refused(error) : error;
+    }
+
+    /** The meaning of an error of one of our own statements, on a connection of that role. */
+    static Throwable ofCall(Throwable error, String role) {
         String state = stateOf(error);
         if (state.matches("42883|3F000")) { return new NotInstalled(error); }
-        if (state.equals("42501")) { return new NotGranted(on == null ? "…" : on.getMetaData().getUserName(), error); }
-        return state.matches("(PF|22|55|0A|53).*") && !state.equals("55P03") ? refused(error) : error;
+        if (state.equals("42501")) { return new NotGranted(role, error); }
+        return state.matches("(PF|22|55|0A|53).*") && !state.equals("55P03") ? refused(error)
+                : error;
     }
 
     /** Where it is not the driver's own. */
     private static Throwable refused(Throwable error) {
-        return chain(error).map(one -> one instanceof PSQLException told ? told.getServerErrorMessage() : null)
-                .filter(Objects::nonNull).findFirst().<Throwable>map(said -> new Refused(said, error)).orElse(error);
+        return chain(error)
+                .map(one -> one instanceof PSQLException told ? told.getServerErrorMessage() : null)
+                .filter(Objects::nonNull).findFirst()
+                .<Throwable>map(said -> new Refused(said, error)).orElse(error);
     }
 }

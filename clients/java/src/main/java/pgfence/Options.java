@@ -6,36 +6,55 @@ import java.time.Duration;
 import java.util.*;
 import java.util.function.Consumer;
 
-/** How a lease is asked for: by default for 30 s at a time, exclusive, without a wait. Each method returns another one. */
+/**
+ * How a lease is asked for: by default for 30 s at a time, exclusive, without a wait. Each method
+ * returns another one.
+ */
 public final class Options implements Cloneable {
-    double ttl = 30;
-    double wait;
-    String holder;
-    String metadata;
-    boolean reclaim;
-    boolean session;
-    boolean shared;
+    // In milliseconds.
+    long ttl = 30_000, wait, atMost = LeaseState.NEVER;
+    String holder, metadata;
+    /** Nobody else has that holder's name. */
+    boolean isOwnHolder;
+    boolean reclaim, session, shared;
     int slots = 1;
 
     /** For how long it is held at a time: a heartbeat renews it. At least 100 ms. */
     public Options ttl(Duration ttl) {
-        if (seconds(ttl) < 0.1) {
-            throw new IllegalArgumentException("a ttl of " + ttl.toMillis() + " ms: it takes at least 100 ms");
+        if (ttl.toMillis() < 100) {
+            throw new IllegalArgumentException("a ttl of " + ttl.toMillis()
+                    + " ms: it takes at least 100 ms");
         }
-        return with(options -> options.ttl = seconds(ttl));
+        return with(options -> options.ttl = ttl.toMillis());
     }
 
-    /** For how long to wait where it is taken. */
+    /** For how long to wait if it is taken; an outage is waited for as well. */
     public Options waitUpTo(Duration wait) {
-        if (wait.isNegative()) { throw new IllegalArgumentException("a wait is not negative: " + wait); }
-        return with(options -> options.wait = seconds(wait));
+        if (wait.isNegative()) {
+            throw new IllegalArgumentException("a wait is not negative: " + wait);
+        }
+        return with(options -> options.wait = wait.toMillis());
+    }
+
+    /**
+     * So long after it was acquired the lease is lost, whatever its heartbeat does: for work that
+     * hangs.
+     */
+    public Options atMost(Duration atMost) {
+        if (atMost.toMillis() < 1) {
+            throw new IllegalArgumentException("at most " + atMost + ": it takes a millisecond");
+        }
+        return with(options -> options.atMost = atMost.toMillis());
     }
 
     /** The holder's name, for others to see. Otherwise a text that is unique for the call. */
     public Options holder(String holder) { return with(options -> options.holder = holder); }
-    /** Takes the lease over where this {@link #holder} has it already. */
+    /** Takes the lease over if this {@link #holder} has it already. */
     public Options reclaim() { return with(options -> options.reclaim = true); }
-    /** It ends with the process, too, or with the connection that keeps it. Not through a pooler in transaction mode. */
+    /**
+     * It ends with the process, too, or with the connection that it has for itself. Not through a
+     * pooler.
+     */
     public Options session() { return with(options -> options.session = true); }
     /** Any number of these live together, none beside an exclusive one. */
     public Options shared() { return with(options -> options.shared = true); }
@@ -44,12 +63,16 @@ public final class Options implements Cloneable {
     /** For others to see: a text that is JSON. */
     public Options metadata(String json) { return with(options -> options.metadata = json); }
 
-    /** With a holder, which is unique where none is given. */
+    /** With a holder, which is unique if none is given. */
     Options named() {
-        return holder != null || reclaim ? this : holder(unique());
+        if (holder != null || reclaim) { return this; }
+        return with(options -> {
+            options.holder = unique();
+            options.isOwnHolder = true;
+        });
     }
 
-    /** The holder that adopts where none is named: all fences of this process are one holder. */
+    /** The holder that adopts if none is named: all fences of this process are one holder. */
     static final String PROCESS = unique();
 
     /** The host is as the system has it: to ask a resolver may take long. */
@@ -60,7 +83,8 @@ public final class Options implements Cloneable {
         } catch (IOException elsewhere) {
             // Then it is another system.
         }
-        return host + '/' + ProcessHandle.current().pid() + '/' + UUID.randomUUID().toString().substring(0, 8);
+        return host + '/' + ProcessHandle.current().pid() + '/'
+                + UUID.randomUUID().toString().substring(0, 8);
     }
 
     private Options with(Consumer<Options> change) {
@@ -72,6 +96,4 @@ public final class Options implements Cloneable {
             throw new IllegalStateException(never);
         }
     }
-
-    private static double seconds(Duration span) { return span.getSeconds() + span.getNano() / 1e9; }
 }

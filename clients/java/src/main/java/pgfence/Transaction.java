@@ -3,15 +3,19 @@ package pgfence;
 import java.sql.*;
 import java.util.*;
 import org.postgresql.core.*;
-import pgfence.Fence.Event;
 import pgfence.FenceException.*;
+import pgfence.Statements.Statement;
 
 /**
- * A transaction under leases. A connection in autocommit gets one of its own. On any other it is the transaction of the code
- * that has ended the autocommit (Spring, Hibernate, another guard), which is guarded from a savepoint on.
+ * A transaction under leases. A connection in autocommit gets one of its own. On any other it is
+ * the transaction of the code that has ended the autocommit (Spring, Hibernate, another guard),
+ * which is guarded from a savepoint on.
  */
-final class Guard {
-    /** The token is of this transaction alone: where the work has ended it, and begun another one, none of that is committed. */
+final class Transaction {
+    /**
+     * The token is of this transaction alone: if the work has ended it, and begun another one, that
+     * is not committed.
+     */
     private static final String COMMIT = "SELECT current_setting('pg_fence.token')::bigint; COMMIT";
     /** There is no such savepoint any more; or no token, so that the text is no number. */
     private static final String NO_SAVEPOINT = "3B001", NO_TOKEN = "22P02";
@@ -19,26 +23,34 @@ final class Guard {
     /** How far it has come, and where it stays when something fails. */
     private enum Stage { BEFORE, BEGUN, WORK, ENDING, COMMITTING }
 
-    private final Keeper keeper;
+    private final Heartbeat heartbeat;
     private final List<? extends Holding> held;
-    /** The same; none where it is adopted. */
-    private final List<Lease> leases;
+    /** The same; none if it is adopted. */
+    private final List<Lease> leases, rows;
+    /** Those of names: an adopted one, too. */
+    private final List<? extends Holding> named;
     private final boolean releases;
     private final Connection connection;
     /** The driver's own, whatever a pool has put around it. */
     private final BaseConnection raw;
     private Stage stage;
-    private boolean isInner, isStale;
+    private boolean isInner, isTouching, isStale;
 
-    Guard(Keeper keeper, List<? extends Holding> held, boolean releases, Connection on) throws SQLException {
-        if (held.isEmpty()) { throw new IllegalArgumentException("a guard takes at least one lease"); }
-        if (on == null || !on.isWrapperFor(BaseConnection.class)) {
-            throw new IllegalArgumentException("a guard takes a connection to PostgreSQL, and not " + on);
+    Transaction(Heartbeat heartbeat, List<? extends Holding> held, boolean releases, Connection on)
+            throws SQLException {
+        if (held.isEmpty()) {
+            throw new IllegalArgumentException("a guard takes at least one lease");
         }
-        this.keeper = keeper;
+        if (on == null || !on.isWrapperFor(BaseConnection.class)) {
+            throw new IllegalArgumentException("a guard takes a connection to PostgreSQL, and not "
+                    + on);
+        }
+        this.heartbeat = heartbeat;
         this.held = held;
         this.releases = releases;
         leases = held.stream().filter(Lease.class::isInstance).map(Lease.class::cast).toList();
+        rows = leases.stream().filter(lease -> lease.table != null).toList();
+        named = held.stream().filter(one -> !rows.contains(one)).toList();
         connection = on;
         raw = on.unwrap(BaseConnection.class);
     }
@@ -57,37 +69,50 @@ final class Guard {
             boolean isOfBegin = stage == Stage.BEGUN && !isInner && !leases.isEmpty();
             if (!isOfBegin || !refused.sqlState().equals("PF004")) { throw refused; }
             // After a failover no token speaks until its holder has renewed.
-            Threads.run(() -> keeper.renew(leases)).exceptionally(noThread -> null).join();
+            heartbeat.renew(leases);
             return once(work);
         }
     }
 
     private <T, E extends Exception> T once(Holding.Work<T, E> work) throws E, SQLException {
+        String ends = "rolled back";
         stage = Stage.BEFORE;
         isStale = false;
-        keeper.enter(leases, raw);
+        heartbeat.enter(leases, raw);
         try {
-            leases.forEach(Lease::check);
+            check();
             begin();
+            check();
             stage = Stage.WORK;
             T result = work.run();
             stage = Stage.ENDING;
-            if (releases) { keeper.rest(leases, 1); }
+            // The heartbeat leaves out what is about to be released.
+            if (releases) { heartbeat.last(leases, "begins"); }
             refuseIfFailed();
             release();
             stage = Stage.COMMITTING;
             commit();
-            if (releases) { keeper.tell(Event.Kind.RELEASED, keeper.end(leases, Reason.RELEASED)); }
+            ends = isInner ? "inner" : "committed";
             return result;
         } catch (Throwable error) {
             Throwable told = told(error);
+            if (told instanceof FenceException lost && lost.inDoubt()) { ends = "in doubt"; }
             rollBack();
-            throw Threads.as(told);
+            throw Heartbeat.as(told);
         } finally {
-            if (releases && stage.compareTo(Stage.ENDING) >= 0) { keeper.rest(leases, -1); }
-            keeper.leave(leases, raw);
+            if (releases && stage.compareTo(Stage.ENDING) >= 0) { heartbeat.last(leases, ends); }
+            touches(false);
+            heartbeat.leave(leases, raw);
             // The next renewal tells what the server thinks; but the connection is sound.
-            if (isStale) { keeper.beatAt(leases, Double.NEGATIVE_INFINITY); }
+            if (isStale) { heartbeat.suspect(leases); }
+        }
+    }
+
+    /** The last write of a row whose window is over is judged by the table's trigger. */
+    private void check() {
+        for (Lease lease : leases) {
+            boolean isLate = releases && lease.table != null && lease.reason == Reason.DEADLINE;
+            if (!isLate) { lease.check(); }
         }
     }
 
@@ -100,32 +125,52 @@ final class Guard {
         }
         stage = Stage.BEGUN;
         if (connection.getAutoCommit() && !isInner) {
-            throw new IllegalArgumentException("the connection stays in autocommit: there is nothing to guard");
+            throw new IllegalArgumentException("the connection stays in autocommit: there is "
+                    + "nothing to guard");
         }
-        Holding first = held.get(0);
-        Sql.rows(connection, leases.isEmpty()
-                ? keeper.call(Sql.GUARD_ADOPTED, first.names().get(0), first.names().get(0), first.token(), first.holder)
-                : keeper.call(Sql.GUARD, Sql.names(held), Sql.tokens(held)), false);
+        for (Lease row : rows) {
+            if (rows(row.table.touch(row.names().get(1), row.token(), false)).isEmpty()) {
+                throw gone(row);
+            }
+        }
+        touches(true);
+        if (leases.isEmpty()) {
+            rows(heartbeat.statements.guardAdopted(held.get(0)));
+        } else if (!named.isEmpty()) {
+            rows(heartbeat.statements.guard(named));
+        }
+    }
+
+    private LeaseLost gone(Holding lost) {
+        isStale = true;
+        return new LeaseLost(Reason.GONE, null, lost.names(), false, null);
+    }
+
+    /** Nobody else can claim a row while a transaction of ours has written it. */
+    private void touches(boolean begins) {
+        if (isTouching != begins) { rows.forEach(row -> heartbeat.touches(row, begins)); }
+        isTouching = begins;
     }
 
     /** The work may have swallowed an error: then the commit would roll back, and say nothing. */
     private void refuseIfFailed() throws SQLException {
         if (raw.isClosed()) { throw new SQLException("the connection is closed", "08003"); }
         if (raw.getTransactionState() == TransactionState.FAILED) {
-            throw new TransactionLost("a statement of the transaction has failed: all of it is rolled back", false, null);
+            throw new TransactionLost("a statement of the transaction has failed: all of it is "
+                    + "rolled back", false, null);
         }
-        if (raw.getTransactionState() == TransactionState.IDLE) { throw new SQLException("there is none", NO_SAVEPOINT); }
+        if (raw.getTransactionState() == TransactionState.IDLE) {
+            throw new SQLException("there is none", NO_SAVEPOINT);
+        }
     }
 
     private void release() throws SQLException {
         if (!releases) { return; }
-        List<Object[]> answers = Sql.rows(connection, keeper.call(Sql.RELEASE, Sql.names(held), Sql.tokens(held)), false);
-        for (Holding gone : Sql.gone(held, answers)) {
-            if (gone instanceof Lease lease) {
-                keeper.end(List.of(lease), Reason.GONE);
-                lease.check();
-            }
-            throw new LeaseLost(Reason.GONE, gone.names(), false, null);
+        for (Lease row : rows) { rows(row.table.touch(row.names().get(1), row.token(), true)); }
+        List<Object[]> gone = named.isEmpty() ? List.of() : rows(heartbeat.statements.last(named));
+        for (Object[] name : gone) {
+            throw gone(named.stream().filter(one -> one.names().contains(name[0])).findFirst()
+                    .orElseThrow());
         }
     }
 
@@ -149,17 +194,23 @@ final class Guard {
                 execute("ROLLBACK TO SAVEPOINT pg_fence; RELEASE SAVEPOINT pg_fence");
             }
         } catch (SQLException | RuntimeException error) {
-            Threads.breakOff(raw);
+            Connections.cut(raw);
         }
     }
 
+    private List<Object[]> rows(Statement statement) throws SQLException {
+        return Connections.rows(connection, statement, false);
+    }
+
     private void execute(String sql) throws SQLException {
-        try (Statement statement = connection.createStatement()) {
+        try (java.sql.Statement statement = connection.createStatement()) {
             statement.execute(sql);
         }
     }
 
-    /** The typed error, where it is one. A connection that was broken off because of a loss tells the loss. */
+    /**
+     * The typed error, if it is one. A connection that was cut because of a loss tells the loss.
+     */
     private Throwable told(Throwable error) throws SQLException {
         String state = FenceException.stateOf(error);
         if (error instanceof FenceException || error instanceof Error) { return error; }
@@ -167,19 +218,23 @@ final class Guard {
             // The server may have ended an idle transaction before it read the commit.
             boolean inDoubt = stage == Stage.COMMITTING && !state.matches("25P0[34]");
             String lost = "the session ended under the transaction: " + error.getMessage();
-            return leases.stream().filter(Lease::isLost).findFirst().<Throwable>map(lease -> lease.loss(inDoubt, error))
+            return leases.stream().filter(Lease::isLost).findFirst()
+                    .<Throwable>map(lease -> lease.loss(inDoubt, error))
                     .orElseGet(() -> new TransactionLost(lost, inDoubt, error));
         }
-        isStale = state.equals("PF001") || state.equals("PF004");
+        isStale = state.matches("PF00[14]");
         if (stage == Stage.WORK) { return FenceException.ofWork(error); }
         if (state.equals(NO_SAVEPOINT) || stage == Stage.COMMITTING && state.equals(NO_TOKEN)) {
-            String ended = "the work has ended the transaction itself: what it did after that was not guarded";
+            String ended =
+                    "the work has ended the transaction itself: what it did after that was not "
+                    + "guarded";
             return new TransactionLost(ended, true, error);
         }
-        Throwable told = FenceException.ofCall(error, raw);
-        // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has adopted this number.
+        Throwable told = FenceException.ofCall(error, raw.getMetaData().getUserName());
+        // NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
+        // adopted this number.
         boolean isTaken = stage == Stage.BEGUN && leases.isEmpty() && state.matches("22004|PF004");
         return isTaken && told instanceof Refused refused
-                ? new LeaseTaken(held.get(0).names(), refused.holder(), null, error) : told;
+                ? new LeaseTaken(held.get(0).names(), refused.holder(), 0, null, error) : told;
     }
 }

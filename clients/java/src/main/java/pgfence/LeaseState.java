@@ -1,0 +1,1119 @@
+package pgfence;
+
+import static java.lang.Math.*;
+import static pgfence.FenceException.Reason.*;
+
+import java.util.*;
+import java.util.function.ToIntFunction;
+import java.util.stream.*;
+import pgfence.FenceException.Reason;
+
+/**
+ * What a client decides about its leases, as clients/spec/lease_state.md has it; the tests play its
+ * vectors. There is no clock, thread or socket here: each input has the time, in milliseconds of a
+ * monotonic clock, and returns effects, which are carried out in their order.
+ */
+final class LeaseState {
+    static final long NEVER = 1L << 60, LOOK_AGAIN = 1_000;
+    private static final long LONGEST_CALL = 10_000, SHORTEST_OPENING = 2_000, PORTION = 2_000;
+    private static final long SHORTEST_PAUSE = 10, SHORTEST_WAIT = 250, LONGEST_PAUSE = 10_000;
+    private static final long FIRST_RETRY = 20, TRY_AGAIN = 250, AFTER_PORTION = 50;
+    private static final long LEAST_PATIENCE = 1_000, LONGEST_QUEUE = 20_000, CLOSING = 5_000;
+    private static final int MOST_PAIRS = 10_000, MOST_RELEASED = 200, MOST_BEATS = 2;
+
+    // Effects, inputs, and what there is
+
+    /** What the shell carries out: one of the next seven. */
+    interface Effect {}
+
+    /** Ends a connection at once, whatever hangs in it. */
+    record Cut(int cut) implements Effect {}
+
+    /** Ends a connection as it should be. */
+    record HangUp(int hangUp) implements Effect {}
+
+    /** A lease is "acquired", "renewed", "lost" or "released"; a leader is "interrupted". */
+    record Event(String event, String key, long token, long remaining, Reason reason, String advice,
+            String code)
+            implements Effect {}
+
+    record Log(String log, String code, Reason reason, int count) implements Effect {}
+
+    /** Everything is given back, or the time for that is over. */
+    record Closed(boolean closed) implements Effect {}
+
+    /** What a leader does next: "acquire", "work", "pause" or "end". */
+    record Lead(String lead, long pause, String code) implements Effect {}
+
+    /** The answer to an acquire or a check: an error, or none, and then the lease is held. */
+    static final class Reply implements Effect {
+        final String error;
+        String reply, sqlstate, advice, holder, waitsFor;
+        List<String> leases = List.of();
+        Reason reason;
+        long remaining;
+        boolean inDoubt;
+
+        Reply(String error) { this.error = error; }
+    }
+
+    /**
+     * A statement that is to be sent. If it says so, its connection is opened before, and {@link
+     * #sent} told.
+     */
+    static final class Call implements Effect {
+        int call, on;
+        final String verb;
+        final long limit;
+        final List<Grant> grants;
+        boolean open, reclaim;
+        long wait;
+        String asker, holder, table;
+        List<String> names = new ArrayList<>();
+        final List<Long> tokens = new ArrayList<>();
+        private long sent, until;
+        private Link link;
+        private final Sender sender;
+        private final List<Sender> senders = new ArrayList<>();
+
+        private Call(String verb, Sender sender, List<Grant> grants, long limit) {
+            this.verb = verb;
+            this.sender = sender;
+            this.grants = grants;
+            this.limit = limit;
+            senders.add(sender);
+            senders.addAll(grants);
+        }
+    }
+
+    /** What an acquire asks for. Its holder is unique, unless it is named by the caller. */
+    record Ask(String id, List<String> names, long ttl, long waits, String holder, boolean named,
+            boolean reclaim,
+            boolean session, boolean shared, long atMost) {}
+
+    /** A row that the program has claimed, by a statement that was sent then, if that is known. */
+    record Row(String table, long token, Long sent, boolean isManaged) {}
+
+    /** By whom a lease is taken. */
+    record Taken(String holder, long remaining, String state) {}
+
+    /** What has become of a name by a renewal. A time below 0 is not known. */
+    record Outcome(String is, long remaining, long againIn, String code) {}
+
+    record RowOutcome(String key, long token, long remaining, boolean isEnded) {}
+
+    /** The rows of a call's statement, of which each verb has a kind of its own. */
+    record Answer(Long token, Taken taken, List<Outcome> outcomes, List<RowOutcome> rows,
+            List<Boolean> released,
+            long undone) {}
+
+    enum State { CONFIRMING, HELD, UNSURE, RELEASING, LOST, RELEASED }
+
+    /** A connection. One that is leaving ends after the call on it. */
+    private static final class Link {
+        final int number;
+        int errorsInARow;
+        boolean isLeaving, isGone;
+
+        Link(int number) { this.number = number; }
+    }
+
+    /**
+     * What sends one call at a time, when it is due, over a connection of its own or the shared
+     * one.
+     */
+    private static class Sender {
+        long at;
+        int tries;
+        Call call;
+        Link link;
+    }
+
+    /** A lease that was granted. */
+    static final class Grant extends Sender {
+        final Request request;
+        final String key, table;
+        final List<String> names;
+        final long token, ttl;
+        final boolean isSession;
+        State state = State.CONFIRMING;
+        Reason reason;
+        String advice;
+        long deadline, atMost = NEVER;
+        /** How many last transactions are under way, and transactions that have the row locked. */
+        int resting, touched;
+        /**
+         * Released in a transaction that goes on; an end of it is told; its last renewal had an
+         * answer.
+         */
+        boolean isEnding, isTold, isAnswered = true;
+        /** Kept, or given back, in no statement with others. */
+        boolean isAlone;
+        /** Names that the server may hold still after a loss. */
+        List<String> rest = List.of();
+        /**
+         * When the attempts to give it back end; and a loss can no more be told from its answers.
+         */
+        long until;
+        boolean isInDoubt;
+
+        private Grant(Request request, long token) {
+            this.request = request;
+            this.token = token;
+            key = request.ask.id;
+            names = request.ask.names;
+            ttl = request.ask.ttl;
+            isSession = request.ask.session;
+            table = request.row == null ? null : request.row.table;
+            isAlone = request.row != null && request.row.isManaged;
+        }
+
+        boolean isHeld() { return state == State.HELD || state == State.UNSURE; }
+        boolean isAlive() { return isHeld() || state == State.CONFIRMING; }
+        private boolean rests() { return resting > 0 || touched > 0; }
+        private boolean isDue(long by) { return isAlive() && !rests() && call == null && at <= by; }
+        /** It is confirmed over the connection that has granted it. */
+        private boolean isAside() { return state == State.CONFIRMING && isOpen(link); }
+        /** The shortest time until the next renewal, if that much is left. */
+        private long least(long left) {
+            return max(1, min(max(SHORTEST_PAUSE, ttl / 60), left / 4));
+        }
+        private List<String> namesToRelease() { return rest.isEmpty() ? names : rest; }
+    }
+
+    /** A call that was sent, and had no answer, may still be carried out until then. */
+    private record Doubt(long sent, long until) {}
+
+    private static final class Request extends Sender {
+        final Ask ask;
+        final Row row;
+        final long begun, until;
+        boolean isOver;
+        int series = 1;
+        Doubt doubt;
+        Undo undoing;
+        Grant grant;
+
+        Request(Ask ask, Row row, long now) {
+            this.ask = ask;
+            this.row = row;
+            begun = at = now;
+            until = now + min(ask.waits, NEVER);
+        }
+
+        boolean isOne() { return ask.names.size() == 1; }
+        /** Its calls may wait, or make a session lease: on a connection of its own. */
+        boolean isAside() { return ask.session || ask.waits > 0 && isOne(); }
+        boolean isIdle() { return call == null && grant == null; }
+        boolean isDue(long now) { return isIdle() && undoing == null && at <= now; }
+        boolean reclaims() { return ask.reclaim || isOne() && !ask.shared && !ask.named; }
+        String holder() { return series < 2 ? ask.holder : ask.holder + "/" + series; }
+    }
+
+    /** Releases what an acquire in doubt may have been granted. */
+    private static final class Undo extends Sender {
+        final Request request;
+        final String holder;
+        final Doubt doubt;
+
+        Undo(Request request, long now) {
+            this.request = request;
+            holder = request.holder();
+            doubt = request.doubt;
+            at = now;
+        }
+    }
+
+    /** Between 0 and 1000: makes the pauses of clients differ. */
+    private final long spread;
+    private final Map<String, Grant> grants = new LinkedHashMap<>();
+    private final List<Request> requests = new ArrayList<>();
+    private final List<Undo> undos = new ArrayList<>();
+    private final List<Grant> giveBacks = new ArrayList<>();
+    private final List<Call> calls = new ArrayList<>();
+    private final Map<Integer, Link> links = new TreeMap<>();
+    /** The connection for all that waits for nobody, with one call at a time. */
+    private final Sender shared = new Sender();
+    private int lastCall, lastLink, beatsInARow;
+    private boolean isOut, isLossLogged, isDone;
+    private long now, closedAt = NEVER;
+    private List<Effect> effects;
+    private Map<List<Object>, Integer> logs;
+
+    LeaseState(long spread) { this.spread = spread; }
+
+    // What the program asks: each of these is an input, within a step
+
+    void acquire(Ask ask) { begin(new Request(ask, null, now)); }
+
+    /** The name that is asked for is the row's key. */
+    void keepRow(Ask ask, Row row) {
+        Request r = begin(new Request(ask, row, now));
+        if (!r.isOver) { granted(r, row.token, row.sent == null ? now - ask.ttl : row.sent); }
+    }
+
+    private Request begin(Request r) {
+        requests.add(r);
+        if (closedAt < NEVER) { finish(r, new Reply("Closed")); }
+        return r;
+    }
+
+    void giveUp(String id) {
+        requests.stream().filter(r -> r.ask.id.equals(id)).findFirst()
+                .ifPresent(r -> finish(r, new Reply("GivenUp")));
+    }
+
+    void release(String key) {
+        Grant g = grants.get(key);
+        boolean isLost = g != null && g.state == State.LOST;
+        if (isLost) { grants.remove(key); }
+        if (g != null && g.isHeld() || isLost && !g.rest.isEmpty() && !isDone) {
+            giveBack(g, false);
+        } else if (isLost) {
+            hangUp(g);
+        }
+    }
+
+    /** How far a transaction has come that releases: the stages are the specification's. */
+    void last(List<String> keys, String stage) {
+        for (Grant g : those(keys)) {
+            g.resting += stage.equals("begins") ? 1 : -1;
+            if (stage.equals("begins") || !g.isHeld()) { continue; }
+            switch (stage) {
+                case "committed" -> end(g, null);
+                case "in doubt" -> giveBack(g, true);
+                default -> {
+                    g.at = now;
+                    g.isEnding = stage.equals("inner");
+                }
+            }
+        }
+    }
+
+    /** A transaction has written the row of a row lease: nobody else can claim it until its end. */
+    void touches(String key) { those(List.of(key)).forEach(g -> g.touched++); }
+
+    void ended(String key) {
+        for (Grant g : those(List.of(key))) {
+            g.touched--;
+            g.at = min(g.at, now);
+            endByClock(0);
+        }
+    }
+
+    /** A guard was refused: the next renewal tells. */
+    void suspect(List<String> keys) { those(keys).forEach(g -> g.at = now); }
+
+    Reply check(String key) {
+        Grant g = grants.get(key);
+        Reply reply = new Reply(g != null && g.isHeld() ? null : "LeaseLost");
+        reply.reply = key;
+        if (reply.error != null) {
+            boolean isLost = g != null && g.state == State.LOST;
+            reply.reason = isLost ? g.reason : RELEASED;
+            reply.advice = isLost ? g.advice : null;
+        }
+        effects.add(reply);
+        return reply;
+    }
+
+    void close() {
+        closedAt = min(closedAt, now);
+        List.copyOf(requests).forEach(r -> finish(r, new Reply("Closed")));
+        all().stream().filter(Grant::isHeld).forEach(g -> giveBack(g, false));
+    }
+
+    // What the connections say
+
+    /** The connection of a call is open, and the call is sent next. */
+    void sent(int number) {
+        Call c = call(number);
+        if (c != null && c.sent < 0) { isSent(c); }
+    }
+
+    private void isSent(Call c) {
+        c.sent = now;
+        c.until = now + c.limit;
+        if (c.verb.startsWith("keep")) { c.grants.forEach(g -> g.isAnswered = false); }
+    }
+
+    void answered(int number, Answer answer) {
+        Call c = call(number);
+        if (c == null) { return; }
+        over(c);
+        isOut = isLossLogged = false;
+        c.link.errorsInARow = 0;
+        if (c.link.isLeaving) { hangUp(c.link); }
+        switch (c.verb) {
+            case "acquire" -> acquireAnswered(c, (Request) c.sender, answer);
+            case "keep" -> keepAnswered(c, answer.outcomes);
+            case "keep_row" -> keepRowAnswered(c, answer.rows);
+            case "look_row" -> lookRowAnswered(c, answer.rows);
+            case "release" -> releaseAnswered(c, answer.released);
+            default -> undoAnswered((Undo) c.sender, answer.undone);
+        }
+    }
+
+    /**
+     * A call has failed: with an SQLSTATE; "connect": its connection could not be opened; "unsent":
+     * that had ended before; "ended"; "unreadable"; "panicked". A broken connection is of no use
+     * any more.
+     */
+    void failed(int number, String code, boolean isBroken) {
+        Call c = call(number);
+        if (c != null) { failed(c, code, isBroken); }
+    }
+
+    void disconnected(int on) {
+        Link link = links.get(on);
+        List.copyOf(calls).stream().filter(c -> c.link == link)
+                .forEach(c -> failed(c, "ended", true));
+        if (isOpen(link)) { leave(link); }
+    }
+
+    /** What keeps the leases is broken. */
+    void died() { all().stream().filter(Grant::isHeld).forEach(g -> lose(g, KEEPER, g.names)); }
+
+    // What can be asked at any time
+
+    Grant grant(String key) { return grants.get(key); }
+
+    long remaining(long now, String key) {
+        Grant g = grants.get(key);
+        if (g == null || !g.isHeld()) { return 0; }
+        long left = g.touched > 0 ? max(1, g.deadline - now) : g.deadline - now;
+        return max(0, min(left, g.atMost - now));
+    }
+
+    /** When to tick at the latest; never, if there is nothing to do. */
+    long wake(long now) {
+        List<Long> times = new ArrayList<>();
+        boolean isFree = shared.call == null;
+        calls.forEach(c -> times.add(c.until));
+        giveBacks.forEach(g -> times.add(isFree ? min(g.at, g.until) : g.until));
+        undos.stream().filter(u -> u.call == null).forEach(u -> times.add(u.at));
+        requests.stream().filter(Request::isIdle).forEach(r -> {
+            times.add(r.until + LONGEST_QUEUE);
+            times.add(r.isDue(NEVER) && (r.isAside() || isFree) ? r.at : NEVER);
+        });
+        grants.values().stream().filter(Grant::isAlive).forEach(g -> {
+            times.add(min(g.atMost, now + LOOK_AGAIN));
+            times.add(g.touched == 0 ? g.deadline : NEVER);
+            times.add(g.isDue(NEVER) && (g.isAside() || isFree) ? g.at : NEVER);
+        });
+        times.add(isDone ? NEVER : closedAt + CLOSING);
+        long next = Collections.min(times);
+        return next >= NEVER ? NEVER : max(now, min(next, now + LOOK_AGAIN));
+    }
+
+    // The clock goes first, whatever comes
+
+    /** An input at a time. The call that it answers, if any, is not past its limit. */
+    List<Effect> step(long time, int answered, Runnable input) {
+        now = time;
+        effects = new ArrayList<>();
+        logs = new LinkedHashMap<>();
+        endByClock(answered);
+        input.run();
+        send();
+        logs.forEach((line, count) -> {
+            Reason reason = line.size() > 1 ? (Reason) line.get(1) : null;
+            // An outage is one line of the log, and so are the losses by it.
+            boolean isOfOutage = isOut && reason == DEADLINE;
+            if (!isOfOutage || !isLossLogged) {
+                effects.add(new Log((String) line.get(0), null, reason, count));
+            }
+            isLossLogged |= isOfOutage;
+        });
+        return effects;
+    }
+
+    private void endByClock(int answered) {
+        for (Grant g : all()) {
+            if (g.isHeld() && g.atMost <= now) {
+                lose(g, AT_MOST, g.names);
+            } else if (g.isAlive() && g.deadline <= now && g.touched == 0) {
+                // A renewal without an answer may have come through all the same.
+                lose(g, DEADLINE, g.isAnswered ? List.of() : g.names);
+            }
+        }
+        boolean isLate = !isDone && now >= closedAt + CLOSING;
+        for (Call c : List.copyOf(calls)) {
+            if (isLate || c.call != answered && c.until <= now) { failed(c, "no answer", true); }
+        }
+        if (isLate) { undos.clear(); }
+        for (Grant g : List.copyOf(giveBacks)) {
+            if (g.call == null && (isLate || g.until <= now)) { givenBack(g, UNCONFIRMED); }
+        }
+        for (Request r : requests.stream().filter(Request::isIdle).toList()) {
+            if (r.undoing != null && now >= r.until) {
+                finish(r, noAnswer());
+            } else if (now >= r.until + LONGEST_QUEUE) {
+                finish(r, new Reply("NoConnection"));
+            }
+        }
+    }
+
+    // Calls: one at a time on the shared connection, where none waits for anybody
+
+    private void send() {
+        requests.stream().filter(r -> r.isAside() && r.isDue(now)).toList().forEach(this::ask);
+        for (Undo u : undos) {
+            if (u.call != null || u.at > now) { continue; }
+            Call c = new Call("undo", u, List.of(), limitAside(u.request.ask.ttl));
+            c.names = u.request.ask.names;
+            c.holder = u.holder;
+            start(c, u);
+        }
+        all().stream().filter(g -> g.isAside() && g.isDue(now)).forEach(g -> keep(List.of(g), g));
+        if (shared.call == null) { sendShared(); }
+        endIdle();
+    }
+
+    /** Heartbeats go first; after two of them something else has its turn. */
+    private void sendShared() {
+        Optional<Grant> beat = beats(g -> g.isDue(now)).findFirst();
+        Optional<Grant> back = giveBacks.stream().filter(g -> g.at <= now).findFirst();
+        Optional<Request> request = requests.stream().filter(r -> !r.isAside() && r.isDue(now))
+                .findFirst();
+        boolean isOthersTurn = beatsInARow >= MOST_BEATS
+                && (back.isPresent() || request.isPresent());
+        beatsInARow = beat.isEmpty() || isOthersTurn ? 0 : beatsInARow + 1;
+        if (beatsInARow > 0) {
+            keep(goAlong(beat.get()), shared);
+        } else if (back.isPresent()) {
+            sendRelease(back.get());
+        } else {
+            request.ifPresent(this::ask);
+        }
+    }
+
+    private Stream<Grant> beats(java.util.function.Predicate<Grant> areThese) {
+        return grants.values().stream().filter(g -> !g.isAside()).filter(areThese)
+                .sorted(Comparator.comparingLong(g -> g.at));
+    }
+
+    /** What is due soon goes along, the earliest first. */
+    private List<Grant> goAlong(Grant first) {
+        if (first.isAlone) { return List.of(first); }
+        return within(MOST_PAIRS, g -> g.names.size(),
+                beats(g -> !g.isAlone && g.isDue(now + g.ttl / 6)
+                && Objects.equals(g.table, first.table)));
+    }
+
+    /** As many as have no more than that together, and one in any case. */
+    private static List<Grant> within(int most, ToIntFunction<Grant> size, Stream<Grant> some) {
+        int[] count = {0};
+        return some.takeWhile(g -> count[0] == 0 | (count[0] += size.applyAsInt(g)) <= most)
+                .toList();
+    }
+
+    private void keep(List<Grant> some, Sender on) {
+        String verb = some.get(0).table == null ? "keep" : "keep_row";
+        start(new Call(verb, on, some, limit(NEVER)), on);
+    }
+
+    /** Sends a call on the connection of a sender, which may have to be opened before. */
+    private void start(Call c, Sender on) {
+        c.open = !isOpen(on.link);
+        if (c.open) { links.put(++lastLink, on.link = new Link(lastLink)); }
+        c.call = ++lastCall;
+        c.link = on.link;
+        c.on = c.link.number;
+        c.sent = -1;
+        c.until = now + max(c.limit, SHORTEST_OPENING);
+        if (!c.open) { isSent(c); }
+        for (Grant g : c.grants) {
+            List<String> names = c.verb.equals("release") ? g.namesToRelease() : g.names;
+            c.names.addAll(names);
+            c.tokens.addAll(Collections.nCopies(names.size(), g.token));
+            c.table = g.table;
+        }
+        c.senders.add(on);
+        c.senders.forEach(sender -> sender.call = c);
+        calls.add(c);
+        effects.add(c);
+    }
+
+    /** A third of the smallest ttl of all that are held, and of what is asked for. */
+    private long limit(long ttl) {
+        LongStream ttls = grants.values().stream().filter(Grant::isAlive).mapToLong(g -> g.ttl);
+        return min(LONGEST_CALL, min(ttl, ttls.min().orElse(NEVER)) / 3);
+    }
+
+    private static long limitAside(long ttl) {
+        return min(LONGEST_CALL, max(LEAST_PATIENCE, ttl / 3));
+    }
+    private static long smallestTtl(Call c) {
+        return c.grants.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
+    }
+    /** How long conflicts and releases are tried again. */
+    private long patience(long ttl) { return max(LEAST_PATIENCE, limit(ttl)); }
+    private long pause(long ttl) {
+        return spread(min(max(ttl / 12, SHORTEST_PAUSE), LONGEST_PAUSE), spread);
+    }
+    private static long spread(long pause, long spread) { return pause - pause * spread / 4000; }
+    private static long growing(int tries, long longest) {
+        return min(FIRST_RETRY << min(tries - 1, 20), longest);
+    }
+    private static long longestWait(long ttl) {
+        return min(max(ttl / 3, SHORTEST_WAIT), LONGEST_PAUSE);
+    }
+    private Call call(int number) {
+        return calls.stream().filter(c -> c.call == number).findFirst().orElse(null);
+    }
+    private List<Grant> all() { return List.copyOf(grants.values()); }
+    private List<Grant> those(List<String> keys) {
+        return keys.stream().map(grants::get).filter(Objects::nonNull).toList();
+    }
+
+    private void over(Call c) {
+        calls.remove(c);
+        c.senders.stream().filter(sender -> sender.call == c).forEach(sender -> sender.call = null);
+    }
+
+    // Connections
+
+    /** Whether another connection may help. */
+    private static boolean isOfConnection(String code) {
+        return code.matches("connect|unsent|ended|no answer|25006|53300|08...|57P0.");
+    }
+
+    /** Whether the statement may have been carried out all the same. */
+    private static boolean isDoubtful(String code) {
+        return code.matches("unreadable|panicked|ended|no answer|connect|08...|57P0.");
+    }
+
+    private static boolean isConflict(String code) { return code.matches("40001|40P01"); }
+
+    private void failed(Call c, String why, boolean isBroken) {
+        over(c);
+        boolean isOpening = c.sent < 0;
+        String code = isOpening && why.equals("no answer") ? "connect" : why;
+        boolean isOfNoUse = isOpening || isBroken || isOfConnection(code)
+                || code.equals("panicked");
+        if (!code.matches("40001|40P01|55P03") && !c.verb.equals("keep_row")) {
+            c.link.errorsInARow++;
+        }
+        // The second error in a row: another connection.
+        if (isOfNoUse || c.link.errorsInARow > 1 || c.link.isLeaving) {
+            effects.add(new Cut(c.on));
+            leave(c.link);
+        }
+        switch (c.verb) {
+            case "acquire" -> acquireFailed(c, (Request) c.sender, code, isOpening);
+            case "undo" -> undoFailed((Undo) c.sender, code);
+            case "release" -> c.grants.forEach(g -> releaseFailed(c, g, code, isOpening));
+            default -> keepFailed(c, code, isOpening);
+        }
+    }
+
+    private static boolean isOpen(Link link) { return link != null && !link.isGone; }
+
+    /** Forgets a connection, which has ended. A session lease ends with its own. */
+    private void leave(Link link) {
+        link.isGone = true;
+        links.remove(link.number);
+        all().stream().filter(g -> g.isSession && g.isAlive() && !isOpen(g.link))
+                .forEach(g -> lose(g, SESSION, List.of()));
+    }
+
+    /** Ends a connection that nobody needs any more, after the call on it. */
+    private void hangUp(Sender sender) {
+        Link link = sender.link;
+        sender.link = null;
+        if (!isOpen(link)) { return; }
+        link.isLeaving = calls.stream().anyMatch(c -> c.link == link);
+        if (!link.isLeaving) { hangUp(link); }
+    }
+
+    private void hangUp(Link link) {
+        effects.add(new HangUp(link.number));
+        link.isGone = true;
+        links.remove(link.number);
+    }
+
+    /** The shared connection ends with the last lease; a fence that was closed is done then. */
+    private void endIdle() {
+        boolean isIdle = calls.isEmpty() && giveBacks.isEmpty() && requests.isEmpty()
+                && all().stream().noneMatch(Grant::isAlive);
+        if (isIdle && closedAt < NEVER && !isDone) {
+            isDone = true;
+            undos.clear();
+            List.copyOf(links.values()).forEach(this::hangUp);
+            effects.add(new Closed(true));
+        } else if (isIdle && undos.isEmpty()) {
+            hangUp(shared);
+        }
+    }
+
+    // Renewals
+
+    private static boolean isKept(List<Outcome> outcomes) {
+        return outcomes.stream().allMatch(o -> o.is.equals("kept"));
+    }
+
+    private void keepAnswered(Call c, List<Outcome> outcomes) {
+        Map<Grant, List<Outcome>> each = new LinkedHashMap<>();
+        int at = 0;
+        for (Grant g : c.grants) { each.put(g, outcomes.subList(at, at += g.names.size())); }
+        boolean hasKept = each.values().stream().anyMatch(LeaseState::isKept);
+        each.forEach((g, own) -> renewal(g, own, c.sent, hasKept));
+    }
+
+    private static Optional<RowOutcome> of(Grant g, List<RowOutcome> rows) {
+        return rows.stream().filter(row -> row.key.equals(g.names.get(0)) && row.token == g.token)
+                .findFirst();
+    }
+
+    private void keepRowAnswered(Call c, List<RowOutcome> rows) {
+        for (Grant g : c.grants) {
+            of(g, rows).ifPresent(row -> {
+                g.isAlone = g.request.row.isManaged;
+                renewal(g, List.of(new Outcome("kept", row.remaining, row.remaining / 3, null)),
+                        c.sent, true);
+            });
+        }
+        List<Grant> missing = c.grants.stream().filter(g -> g.isAlive() && of(g, rows).isEmpty())
+                .toList();
+        if (!missing.isEmpty()) {
+            start(new Call("look_row", shared, missing, limit(NEVER)), shared);
+        }
+    }
+
+    private void lookRowAnswered(Call c, List<RowOutcome> rows) {
+        for (Grant g : c.grants) {
+            // A transaction has locked it, mostly its own worker's; or it is not ours any more.
+            boolean isLocked = of(g, rows).filter(row -> !row.isEnded).isPresent();
+            long again = isLocked ? max(SHORTEST_PAUSE, (g.deadline - now) / 10) : -1;
+            renewal(g, List.of(new Outcome(isLocked ? "later" : "lost", -1, again, null)), c.sent,
+                    true);
+        }
+    }
+
+    /** What has become of the names of a lease; its call has kept a whole lease or not. */
+    private void renewal(Grant g, List<Outcome> outcomes, long sent, boolean hasKept) {
+        List<String> gone = new ArrayList<>(), refused = new ArrayList<>(),
+                rest = new ArrayList<>();
+        for (int i = 0; i < outcomes.size(); i++) {
+            String is = outcomes.get(i).is;
+            (is.equals("lost") ? gone : is.equals("refused") ? refused : rest).add(g.names.get(i));
+        }
+        long again = outcomes.stream().mapToLong(Outcome::againIn).filter(span -> span >= 0).min()
+                .orElse(NEVER);
+        boolean isOver = gone.size() + refused.size() > 0;
+        g.isAnswered = true;
+        if (!g.isAlive() || isOver
+                && g.resting > 0) { return; } // its own transaction may have released it
+        if (g.isEnding && gone.size() == outcomes.size()) {
+            end(g, null);
+        } else if (isOver) {
+            boolean isOthers = gone.isEmpty()
+                    && outcomes.stream().anyMatch(o -> "42501".equals(o.code));
+            g.advice = isOthers ? "other role" : null;
+            lose(g, gone.isEmpty() ? REFUSED : GONE, rest);
+        } else if (isKept(outcomes)) {
+            renewed(g, sent, outcomes.stream().mapToLong(Outcome::remaining).min().orElse(0),
+                    again);
+        } else {
+            boolean isAtOnce = again == 0 && hasKept, isUnknown = again == 0 || again == NEVER;
+            shake(g, isAtOnce ? now : now
+                    + max(isUnknown ? pause(g.ttl) : again, g.least(g.deadline - now)));
+        }
+    }
+
+    private void shake(Grant g, long again) {
+        g.at = again;
+        g.state = g.isHeld() ? State.UNSURE : g.state;
+    }
+
+    private void renewed(Grant g, long sent, long remaining, long again) {
+        long least = g.least(remaining), deadline = sent + window(remaining);
+        g.at = sent + min(max(again, least), max(remaining / 3, least));
+        if (deadline <= now) { return; }
+        boolean isConfirmed = g.state == State.CONFIRMING;
+        g.deadline = deadline;
+        g.state = State.HELD;
+        g.isEnding = false;
+        if (isConfirmed && !g.isSession) { hangUp(g); }
+        event(isConfirmed ? "acquired" : "renewed", g);
+        settle(g);
+    }
+
+    /**
+     * What is believed of a span that the server counts from a later moment, by a clock of its own.
+     */
+    private static long window(long span) { return span - (span + 49) / 50; }
+
+    private void keepFailed(Call c, String code, boolean isOpening) {
+        boolean isStatement = !isOpening && !isOfConnection(code) && !code.equals("panicked");
+        if (c.table != null && isStatement && c.grants.size() > 1) {
+            // It may be the error of one row: each is asked by itself.
+            for (Grant g : c.grants) {
+                g.isAlone = true;
+                g.at = now;
+            }
+            return;
+        }
+        Reason reason = isStatement && c.table != null && code.startsWith("PF") ? GONE
+                : isStatement && code.matches("42501|42883|3F000") ? REFUSED : null;
+        boolean isAtOnce = code.equals("unsent");
+        if (code.equals("panicked")) {
+            died();
+        } else if (reason == null && !isAtOnce && !isOut
+                && c.grants.stream().anyMatch(Grant::isAlive)) {
+            isOut = true;
+            isAtOnce = isOfConnection(code);
+            effects.add(new Log("not renewed", code, null, 0));
+        }
+        for (Grant g : c.grants) {
+            if (!g.isAlive()) { continue; }
+            shake(g, isAtOnce ? now : now + pause(smallestTtl(c)));
+            if (reason != null && g.resting == 0) { lose(g, reason, List.of()); }
+        }
+    }
+
+    // Acquires
+
+    private void ask(Request r) {
+        // A longer wait would hold back vacuum.
+        long wait = r.isAside() && r.isOne() ? max(0, min(r.until - now, PORTION)) : 0;
+        long limit = limitAside(r.ask.ttl);
+        Call c = new Call("acquire", r, List.of(), wait
+                + (r.isAside() ? limit : min(limit, limit(NEVER))));
+        c.asker = r.ask.id;
+        c.names = r.ask.names;
+        c.holder = r.holder();
+        c.wait = wait;
+        c.reclaim = r.ask.reclaim || r.doubt != null && r.reclaims();
+        start(c, r.isAside() ? r : shared);
+    }
+
+    private void acquireAnswered(Call c, Request r, Answer answer) {
+        Taken taken = answer.taken;
+        if (taken == null) {
+            granted(r, answer.token, c.sent);
+            return;
+        }
+        // By its own first call, whose answer was lost.
+        boolean isOwn = r.doubt != null && r.holder().equals(taken.holder);
+        if (r.doubt != null && !isOwn && now >= r.doubt.until) { r.doubt = null; }
+        long until = isOwn ? max(r.until, r.doubt.until) : r.until;
+        if (r.isOver) {
+            leave(r);
+        } else if (now < until) {
+            boolean hasWaited = r.isAside() && r.isOne() && !isOwn;
+            r.at = min(until, hasWaited ? max(c.sent + AFTER_PORTION, now) : now + TRY_AGAIN);
+        } else if (isOwn) {
+            finish(r, noAnswer());
+        } else {
+            Reply reply = new Reply("LeaseTaken");
+            reply.holder = taken.holder;
+            reply.remaining = taken.remaining;
+            reply.waitsFor = taken.state == null ? null
+                    : taken.state.equals("uncommitted") ? "commit" : taken.remaining <= 0 ? "guard"
+                    : "ttl";
+            finish(r, reply);
+        }
+    }
+
+    private void granted(Request r, long token, long sent) {
+        Grant g = new Grant(r, token);
+        boolean isInTime = now < sent + g.ttl / 3;
+        g.deadline = isInTime ? sent + window(g.ttl) : now + g.ttl;
+        g.at = isInTime ? sent + g.ttl / 3 : now;
+        grants.put(g.key, g);
+        r.doubt = null;
+        if (g.isSession || !isInTime && !r.isOver) {
+            // The server counts from a later moment: a renewal over the same connection confirms
+            // it.
+            g.link = r.link;
+            r.link = null;
+        }
+        if (r.isOver) {
+            giveBack(g, false);
+            leave(r);
+            return;
+        }
+        r.grant = g;
+        if (isInTime) {
+            g.state = State.HELD;
+            event("acquired", g);
+        }
+        settle(g);
+    }
+
+    /** Answers an acquire when it is known whether its lease is held. */
+    private void settle(Grant g) {
+        if (g.request.isOver || g.request.call != null || g.state == State.CONFIRMING) { return; }
+        Reply reply = new Reply(g.isHeld() ? null : "LeaseLost");
+        reply.leases = g.isHeld() ? List.of(g.key) : List.of();
+        reply.reason = g.reason;
+        finish(g.request, reply);
+    }
+
+    /** Answers an acquire, once. What was granted to nobody, or may be, is given back. */
+    private void finish(Request r, Reply reply) {
+        requests.remove(r);
+        r.isOver = true;
+        boolean isFailed = reply.error != null;
+        reply.reply = r.ask.id;
+        reply.inDoubt |= r.doubt != null && isFailed && !reply.error.equals("LeaseTaken");
+        effects.add(reply);
+        if (isFailed && r.grant != null && r.grant.isAlive()) { giveBack(r.grant, false); }
+        leave(r);
+    }
+
+    private void leave(Request r) {
+        if (!r.isOver || r.call != null) { return; }
+        undoDoubt(r);
+        hangUp(r);
+    }
+
+    private void acquireFailed(Call c, Request r, String code, boolean isOpening) {
+        if (!isOpening && !r.ask.session && isDoubtful(code) && r.doubt == null) {
+            r.doubt = new Doubt(c.sent, c.sent + c.limit);
+        }
+        if (r.isOver || code.equals("unsent")) {
+            r.at = now;
+            leave(r);
+            return;
+        }
+        r.tries++;
+        boolean isConflict = isConflict(code), mayPass = isConflict || isOfConnection(code);
+        long until = isConflict ? max(r.until, r.begun + patience(r.ask.ttl)) : r.until;
+        long pause =
+                spread(growing(r.tries, isConflict ? TRY_AGAIN : longestWait(r.ask.ttl)), spread);
+        boolean isStuck = r.doubt != null && r.ask.named && !r.ask.reclaim;
+        if (r.doubt != null && r.reclaims() && r.tries == 1 && isOfConnection(code)) {
+            r.at = now;
+        } else if (!mayPass || isStuck || now >= until) {
+            finish(r, notGranted(code, isOpening && r.doubt == null));
+        } else if (r.doubt != null && !r.reclaims()) {
+            // It is undone before the next try, by another holder, whose grant a late undo does not
+            // meet.
+            r.at = now;
+            r.undoing = undoDoubt(r);
+            r.series++;
+        } else {
+            r.at = now + min(pause, max(1, until - now));
+        }
+    }
+
+    private static Reply notGranted(String code, boolean isOpening) {
+        Reply reply = new Reply(isOpening ? "NoConnection"
+                : isOfConnection(code) || isDoubtful(code) ? "NoAnswer"
+                : code.equals("42501") ? "NotGranted"
+                : code.matches("42883|3F000") ? "NotInstalled" : "Refused");
+        reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
+        return reply;
+    }
+
+    private static Reply noAnswer() {
+        Reply reply = new Reply("NoAnswer");
+        reply.inDoubt = true;
+        return reply;
+    }
+
+    /** Has what may have been granted be released, if the holder is nobody else's. */
+    private Undo undoDoubt(Request r) {
+        if (r.doubt == null || r.ask.named || isDone) { return null; }
+        Undo u = new Undo(r, now);
+        undos.add(u);
+        r.doubt = null;
+        return u;
+    }
+
+    private void undoAnswered(Undo u, long released) {
+        // The call that it is about may still come.
+        u.at = min(now + TRY_AGAIN, u.doubt.until);
+        if (released > 0 || now >= u.doubt.until) { forget(u); }
+        if (u.request.undoing == u) {
+            u.request.undoing = null;
+            u.request.at = now;
+        }
+    }
+
+    private void undoFailed(Undo u, String code) {
+        u.at = code.equals("unsent") ? now : now
+                + spread(growing(++u.tries, LONGEST_PAUSE), spread);
+        boolean mayPass = isOfConnection(code) || code.matches("40001|40P01|55P03|panicked");
+        if (!mayPass || u.at >= u.doubt.sent + u.request.ask.ttl) { forget(u); }
+    }
+
+    private void forget(Undo u) {
+        undos.remove(u);
+        hangUp(u);
+    }
+
+    // What is given back
+
+    private void giveBack(Grant g, boolean isInDoubt) {
+        g.at = now;
+        g.tries = 0;
+        g.call = null;
+        g.until = now + patience(g.ttl);
+        g.isInDoubt = isInDoubt || g.isEnding || g.rests();
+        g.isAlone = g.isInDoubt || g.table != null;
+        if (!g.isSession) { hangUp(g); }
+        g.state = g.state == State.LOST ? State.LOST : State.RELEASING;
+        giveBacks.add(g);
+    }
+
+    /** Those that are queued go together. */
+    private void sendRelease(Grant first) {
+        Stream<Grant> due = giveBacks.stream().filter(g -> !g.isAlone && g.at <= now);
+        List<Grant> some = first.isAlone ? List.of(first)
+                : within(MOST_RELEASED, g -> g.namesToRelease().size(), due);
+        long smallest = some.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
+        start(new Call("release", first, some, min(limit(NEVER), limitAside(smallest))), shared);
+    }
+
+    private void releaseAnswered(Call c, List<Boolean> released) {
+        int at = 0;
+        for (Grant g : c.grants) {
+            boolean isGone = released.subList(at, at += g.namesToRelease().size()).contains(false);
+            boolean hasSession = !g.isSession || isOpen(g.link);
+            boolean isKnown = !g.isInDoubt && g.table == null && now < g.deadline && hasSession;
+            if (isGone && isKnown && g.state != State.LOST) {
+                lose(g, GONE, List.of());
+                grants.remove(g.key);
+            }
+            givenBack(g, null);
+        }
+    }
+
+    /** Without an answer (unconfirmed) the server keeps it until its ttl. */
+    private void givenBack(Grant g, Reason reason) {
+        giveBacks.remove(g);
+        if (g.state == State.LOST) {
+            hangUp(g);
+        } else {
+            if (reason != null) { log("not released", null); }
+            end(g, reason);
+        }
+    }
+
+    private void releaseFailed(Call c, Grant g, String code, boolean isOpening) {
+        boolean isLocked = code.matches("40001|40P01|55P03");
+        g.isInDoubt |= !isOpening && isDoubtful(code);
+        if (now >= g.until || !isLocked && !isOfConnection(code)) {
+            givenBack(g, UNCONFIRMED);
+            return;
+        }
+        // At once if the connection had only ended before, and one by one if a lock is in the way.
+        boolean isFirst = ++g.tries == 1 && (!isLocked || c.grants.size() > 1);
+        g.at = now
+                + (isFirst || code.equals("unsent") ? 0 : max(SHORTEST_PAUSE, (g.until - now) / 4));
+        g.isAlone |= isLocked;
+    }
+
+    // Ends
+
+    private void lose(Grant g, Reason reason, List<String> rest) {
+        g.state = State.LOST;
+        g.reason = reason;
+        g.rest = rest;
+        if (g.isTold) {
+            log("lost", reason);
+            event("lost", g);
+            return;
+        }
+        grants.remove(g.key);
+        if (rest.isEmpty()) {
+            hangUp(g);
+        } else {
+            giveBack(g, false);
+        }
+        settle(g);
+    }
+
+    private void end(Grant g, Reason reason) {
+        g.state = State.RELEASED;
+        g.reason = reason;
+        grants.remove(g.key);
+        hangUp(g);
+        if (g.isTold) { event("released", g); }
+    }
+
+    private void event(String kind, Grant g) {
+        if (kind.equals("acquired")) {
+            g.isTold = true;
+            g.atMost = now + g.request.ask.atMost;
+        }
+        long remaining = g.isHeld() ? g.deadline - now : 0;
+        effects.add(new Event(kind, g.key, g.token, remaining, g.reason, g.advice, null));
+    }
+
+    /** One line for all of an input that are alike. */
+    private void log(String what, Reason reason) {
+        logs.merge(reason == null ? List.of(what) : List.of(what, reason), 1, Integer::sum);
+    }
+
+    /** Who leads, or waits to. */
+    static final class Leader {
+        private final long ttl, spread;
+        private int failures;
+        private boolean isLeading, isPausing;
+        private long at, since;
+
+        Leader(long ttl, long spread) {
+            this.ttl = ttl;
+            this.spread = spread;
+        }
+
+        List<Effect> start() {
+            isPausing = false;
+            return List.of(new Lead("acquire", 0, null));
+        }
+
+        List<Effect> granted(long now) {
+            isLeading = true;
+            since = now;
+            return List.of(new Lead("work", 0, null));
+        }
+
+        List<Effect> workDone() { return end(null); }
+
+        /** The lease is lost or not, whatever the error says. */
+        List<Effect> workFailed(long now, String cause, boolean isLost) {
+            if (now - since >= min(ttl, 60_000)) { failures = 0; }
+            return isLost || passes(cause) ? again(now, cause) : end("work failed");
+        }
+
+        List<Effect> notGranted(long now, String cause) {
+            return passes(cause) ? again(now, cause) : end(cause);
+        }
+
+        private static boolean passes(String cause) {
+            return cause.matches("(Lease|Transaction|Connection)Lost|LeaseTaken"
+                    + "|NoAnswer|NoConnection|passing");
+        }
+
+        /** The work ends by itself. */
+        List<Effect> stop() { return isLeading ? List.of() : end(null); }
+
+        List<Effect> tick(long now) { return isPausing && now >= at ? start() : List.of(); }
+
+        /** After a pause, which grows. An outage is one line of the log. */
+        private List<Effect> again(long now, String cause) {
+            List<Effect> effects = new ArrayList<>();
+            if (failures == 0) { effects.add(new Log("leads no more", cause, null, 0)); }
+            if (failures == 0 && isLeading) {
+                effects.add(new Event("interrupted", null, 0, 0, null, null, cause));
+            }
+            long shortest = max(ttl / 12, SHORTEST_PAUSE) << min(failures++, 20);
+            long pause = spread(min(shortest, longestWait(ttl)), spread);
+            isLeading = false;
+            isPausing = true;
+            at = now + pause;
+            effects.add(new Lead("pause", pause, null));
+            return effects;
+        }
+
+        private List<Effect> end(String why) {
+            isLeading = isPausing = false;
+            return List.of(new Lead("end", 0, why));
+        }
+    }
+}
