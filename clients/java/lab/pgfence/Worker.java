@@ -32,7 +32,7 @@ final class Worker {
     /** The next connection of the fence's cannot be opened. */
     private volatile boolean isBroken;
 
-    public static void main(String[] arguments) throws IOException {
+    public static void main(String[] arguments) throws IOException, SQLException {
         System.setProperty("java.util.logging.SimpleFormatter.format", "%5$s%n");
         Worker worker = new Worker(next());
         Runtime.getRuntime().addShutdownHook(new Thread(worker.fence::close));
@@ -47,11 +47,13 @@ final class Worker {
         }
     }
 
-    private Worker(Order place) {
+    private Worker(Order place) throws SQLException {
         url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s".formatted(place.text("host"),
                 place.number("port"),
                 place.text("dbname"), place.text("user"), place.text("application"));
         fence = new Fence(this::opens).onEvent(this::tell);
+        // A cold Java needs longer to load the driver than a short ttl leaves for a connection.
+        opened("").close();
         say("connected");
     }
 
