@@ -85,7 +85,7 @@ public final class Tests {
             on.setAutoCommit(true);
             run(on, "BEGIN");
             equal(lease.guard(on, () -> on.createStatement().executeUpdate(PAY)), 1);
-            equal(List.of(status(), on.getAutoCommit()), List.of("new", true));
+            equal(all(status(), on.getAutoCommit()), all("new", true));
             run(on, "COMMIT");
             equal(status(), "paid");
         }
@@ -98,7 +98,7 @@ public final class Tests {
             lease.guardAndRelease(on, () -> run(on, PAY));
             on.rollback();
             Thread.sleep(2000);
-            equal(List.of(lease.isHeld(), value(HELD)), List.of(true, "1"));
+            equal(all(lease.isHeld(), value(HELD)), all(true, "1"));
             lease.guardAndRelease(on, () -> run(on, PAY));
             on.commit();
             comesTrue(() -> !lease.isHeld(), () -> "it is believed still");
@@ -160,8 +160,8 @@ public final class Tests {
                 on.commit();
                 run(on, "CREATE TABLE undone ()");
             }));
-            equal(List.of(lost.inDoubt(), status(), value("SELECT to_regclass('undone') IS NULL")),
-                    List.of(true, "paid", "t"));
+            equal(all(lost.inDoubt(), status(), value("SELECT to_regclass('undone') IS NULL")),
+                    all(true, "paid", "t"));
         }
     }
 
@@ -287,7 +287,7 @@ public final class Tests {
         try (Lease lease = fence.lease("job", LONG.holder("me"));
                 Connection on = connected(false)) {
             LeaseTaken taken = thrown(LeaseTaken.class, () -> fence.lease("job"));
-            equal(List.of(taken.holder(), taken.waitsFor()), List.of("me", "ttl"));
+            equal(all(taken.holder(), taken.waitsFor()), all("me", "ttl"));
             equal(taken.getMessage().matches(".* job is taken by me, for [23].. s at the most .*"),
                     true);
             value(on, "SELECT lease_acquire('open', ttl => '5 s')");
@@ -321,8 +321,8 @@ public final class Tests {
         }
         value("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'login_1'");
         LeaseLost lost = rotated.lost().get(10, TimeUnit.SECONDS);
-        equal(List.of(lost.reason(), lost.getMessage().contains("act as one role")),
-                List.of(Reason.REFUSED, true));
+        equal(all(lost.reason(), lost.getMessage().contains("act as one role")),
+                all(Reason.REFUSED, true));
         other.close();
         run(admin, "SELECT lease_revoke('job'), fence_revoke('login_1'), fence_revoke('login_2');"
                 + "DROP ROLE login_1, login_2");
@@ -337,17 +337,17 @@ public final class Tests {
         long token = Long.parseLong(value(CLAIM.formatted("1 s")));
         try (Lease lease = fence.keepRow("runs", 7, token,
                 Duration.ofSeconds(3)); Connection on = connected(true)) {
-            equal(List.of(lease.names().get(0), lease.token(), value(left.formatted("2 s"))),
-                    List.of("public.runs", token, "t"));
+            equal(all(lease.names().get(0), lease.token(), value(left.formatted("2 s"))),
+                    all("public.runs", token, "t"));
             Thread.sleep(4000);
-            equal(List.of(lease.isHeld(), value(left.formatted("0 s"))), List.of(true, "t"));
+            equal(all(lease.isHeld(), value(left.formatted("0 s"))), all(true, "t"));
             // Its own transaction has the row locked when it is due.
             lease.guard(on, () -> Thread.sleep(2000));
             lease.check();
             lease.guardAndRelease(on, () ->
                     run(on, "UPDATE runs SET state = 'done', held_until = NULL"));
-            equal(List.of(value("SELECT state FROM runs WHERE held_until IS NULL"), lease.isHeld()),
-                    List.of("done", false));
+            equal(all(value("SELECT state FROM runs WHERE held_until IS NULL"), lease.isHeld()),
+                    all("done", false));
         }
         thrown(LeaseLost.class, () -> fence.keepRow("runs", "7", token, Duration.ofSeconds(3)));
         long again = Long.parseLong(value(CLAIM.formatted("1 min")));
@@ -395,8 +395,8 @@ public final class Tests {
                 lease.check();
             }), true);
         }
-        equal(List.of(tokens.size(), Collections.frequency(kinds, Event.Kind.INTERRUPTED)),
-                List.of(2, 1));
+        equal(all(tokens.size(), Collections.frequency(kinds, Event.Kind.INTERRUPTED)),
+                all(2, 1));
         try (Lease lease = fence.lease("job")) {
             started(() -> {
                 Thread.sleep(500);
@@ -432,7 +432,7 @@ public final class Tests {
         try (Lease lease = fence.lease("job")) {
             Thread.currentThread().interrupt();
         }
-        equal(List.of(Thread.interrupted(), value(HELD)), List.of(true, "0"));
+        equal(all(Thread.interrupted(), value(HELD)), all(true, "0"));
     }
 
     public void aDriverThatNeverSettlesHoldsNobodyUp() throws Exception {
@@ -547,6 +547,11 @@ public final class Tests {
 
     private synchronized String value(String sql) throws SQLException { return value(admin, sql); }
     private String status() throws SQLException { return value("SELECT status FROM orders"); }
+
+    /** Without a type of its own, which the compiler would look for among all that they share. */
+    private static List<Object> all(Object... values) {
+        return Arrays.asList(values);
+    }
 
     private static void equal(Object is, Object should) {
         if (!Objects.equals(is, should)) {
