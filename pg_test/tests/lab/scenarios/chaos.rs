@@ -26,7 +26,8 @@ fn the_patch_of_each_known_bug_fits_the_sources(_: &Lab) -> Result<()> {
     }
     let entries = fs::read_dir(chaos::patches())?;
     let mut there = entries.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>>>()?;
-    (expected.sort(), there.sort());
+    expected.sort();
+    there.sort();
     ensure!(there == expected, "{there:?}");
     Ok(())
 }
