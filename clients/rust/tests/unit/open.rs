@@ -1,4 +1,4 @@
-//! Tests of `src/connection.rs`, within which they are compiled.
+//! Of `src/open.rs`, within which it is compiled.
 
 use super::*;
 
