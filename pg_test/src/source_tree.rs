@@ -1,6 +1,7 @@
 //! The source tree, and cargo commands in it.
 
 use crate::process::output_of;
+use crate::setup::{self, Package};
 use anyhow::{ensure, Result};
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -50,20 +51,21 @@ pub fn copy_with_patch(copy: &Path, change: &Path) -> Result<()> {
             symlink(path, copy.join(name))?;
         }
     }
-    output_of(&mut patch(copy, change)).map(drop)
+    output_of(&mut patch(copy, change)?).map(drop)
 }
 
 /// Returns an error if a patch does not apply to the source tree.
 pub fn check_patch(change: &Path) -> Result<()> {
-    let said = output_of(patch(source_root(), change).arg("--dry-run"))?;
+    let said = output_of(patch(source_root(), change)?.arg("--dry-run"))?;
     ensure!(said.contains("checking file"), "{} changes nothing: {said}", change.display());
     Ok(())
 }
 
 /// Returns a command that applies a patch to a tree, with no fuzz: every context line must match.
-fn patch(tree: &Path, change: &Path) -> Command {
+fn patch(tree: &Path, change: &Path) -> Result<Command> {
+    setup::ensure(&[Package::new("patch", "/usr/bin/patch")])?;
     let mut patch = Command::new("patch");
     patch.args(["--strip=1", "--fuzz=0", "--batch", "--forward", "--reject-file=-"]);
     patch.arg("--directory").arg(tree).arg("--input").arg(change);
-    patch
+    Ok(patch)
 }
