@@ -79,7 +79,7 @@ impl Citus {
             "SELECT 'key' || n FROM generate_series(0, 999) AS n JOIN pg_dist_shard_placement AS p
                  ON p.shardid = get_shard_id_for_distribution_column($1::text::regclass, 'key' || n)
               WHERE p.nodeport = $2 ORDER BY n LIMIT 1",
-            &[&table, &i64::from(self.worker(worker).port())],
+            &[&table, &i32::from(self.worker(worker).port())],
         )
     }
 

@@ -444,3 +444,89 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> 
     ensure!(told.is_empty(), "{told:?}");
     Ok(())
 }
+
+#[lab_test(slow)]
+fn a_row_that_is_a_lease_is_claimed_on_its_own_node(lab: &Lab) -> Result<()> {
+    let mut citus = Citus::start(lab.prefix(), 2)?;
+    let mut session = citus.connect()?;
+    session.run("CREATE TABLE runs (id text PRIMARY KEY, state text NOT NULL)")?;
+    session.run("SELECT create_distributed_table('runs', 'id')")?;
+    session.run("INSERT INTO runs SELECT 'key' || n, 'ready' FROM generate_series(0, 99) AS n")?;
+    session.run("SELECT fence_protect('runs', deadline => 'held_until')")?;
+    let told = session.rows("SELECT finding FROM fence_audit('runs') WHERE severity = 'hole'")?;
+    ensure!(told.is_empty(), "{told:?}");
+
+    // Citus sends no volatile function to a node, and no subquery that locks rows of several nodes.
+    session.refused(
+        "UPDATE runs SET held_until = clock_timestamp() + '1 h' WHERE id = 'key1'",
+        "0A000",
+    )?;
+    session.refused(
+        "UPDATE runs SET held_until = now() + '1 h'
+          WHERE id = (SELECT id FROM runs WHERE state = 'ready' LIMIT 1 FOR UPDATE SKIP LOCKED)",
+        "0A000",
+    )?;
+    let claim = |key: &str, ttl: &str| {
+        format!(
+            "UPDATE runs SET state = 'running', held_until = now() + '{ttl}'
+              WHERE id = '{key}' AND state IN ('ready', 'running') RETURNING fence"
+        )
+    };
+    for worker in [0, 1] {
+        let key = citus.key_on("runs", worker)?;
+        let token: i64 = session.one(&claim(&key, "1 h"), &[])?;
+        // Who holds a row shows its token, on the coordinator and on each node.
+        for place in [citus.coordinator(), citus.worker(0), citus.worker(1)] {
+            let mut other = place.connect("postgres")?;
+            other.refused(&claim(&key, "1 h"), "PF006")?;
+            other.refused(&format!("DELETE FROM runs WHERE id = '{key}'"), "PF006")?;
+            other.refused(
+                &format!("UPDATE runs SET fence = {} WHERE id = '{key}'", token - 1),
+                "PF001",
+            )?;
+        }
+        let renew = format!(
+            "UPDATE runs SET held_until = now() + '2 h', fence = {token} WHERE id = '{key}'"
+        );
+        session.run(&renew)?;
+        // Evicted, claimed by another: the late worker is refused.
+        session
+            .run(&format!("UPDATE runs SET held_until = NULL, fence = fence WHERE id = '{key}'"))?;
+        session.refused(&renew, "PF004")?;
+        let next: i64 = citus.connect()?.one(&claim(&key, "1 h"), &[])?;
+        ensure!(next > token, "{next} follows {token}");
+        session.refused(
+            &format!("UPDATE runs SET state = 'late', fence = {token} WHERE id = '{key}'"),
+            "PF001",
+        )?;
+        session.run(&format!(
+            "UPDATE runs SET state = 'done', held_until = NULL, fence = {next} WHERE id = '{key}'"
+        ))?;
+    }
+
+    // A row that moves keeps its fence and deadline. Where the new node's sequence is behind, nobody claims it
+    // until that is moved on, and its holder goes on meanwhile.
+    let key = citus.key_on("runs", 0)?;
+    session.run(&format!("UPDATE runs SET state = 'ready' WHERE id = '{key}'"))?;
+    let new = citus.add_worker()?;
+    on(&citus, 0, "SELECT fence_new_epoch()")?;
+    let token: i64 = session.one(&claim(&key, "1 h"), &[])?;
+    let behind = on(&citus, new, &format!("SELECT last_token < {token} FROM fence_status()"))?;
+    ensure!(behind.as_deref() == Some("t"), "the new node's sequence should be behind {token}");
+    citus.move_shard("runs", &key, new)?;
+    session.refused(&claim(&key, "1 h"), "PF006")?;
+    let give_up = "state = 'ready', held_until = NULL";
+    session.run(&format!("UPDATE runs SET {give_up}, fence = {token} WHERE id = '{key}'"))?;
+    let fault = session.refused(&claim(&key, "1 h"), "PF003")?;
+    let told = session.rows("SELECT finding FROM fence_audit('runs') WHERE finding LIKE 'on 1 of % shards: rows hold fences up to%'")?;
+    ensure!(told.len() == 1, "{told:?}");
+    ensure!(fault.hint.as_deref().unwrap_or_default().contains("fence_new_epoch"), "{fault:?}");
+    on(&citus, new, "SELECT fence_new_epoch()")?;
+    let next: i64 = session.one(&claim(&key, "1 h"), &[])?;
+    ensure!(next > token, "{next} follows {token}");
+    session.refused(
+        &format!("UPDATE runs SET state = 'late', fence = {token} WHERE id = '{key}'"),
+        "PF001",
+    )?;
+    Ok(())
+}
