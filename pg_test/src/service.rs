@@ -75,8 +75,12 @@ pub fn redis(rundir: &RunDir, durable: bool) -> Result<Service> {
 
 /// Starts a MariaDB whose users need no password.
 pub fn mariadb(rundir: &RunDir) -> Result<Service> {
-    let package = Package::new("mariadb-server-core", "/usr/sbin/mariadbd");
-    Service::start(rundir, &[package], "/usr/sbin/mariadbd", |dir, port| {
+    let packages = [
+        Package::new("mariadb-server-core", "/usr/sbin/mariadbd"),
+        // mariadb-install-db calls it, but its package does not depend on this one.
+        Package::new("mariadb-client-core", "/usr/bin/my_print_defaults"),
+    ];
+    Service::start(rundir, &packages, "/usr/sbin/mariadbd", |dir, port| {
         let data = format!("--datadir={}", dir.join("data").display());
         // It is not a system service, so it runs as the user of the tests.
         let common = ["--no-defaults", "--user=root", &data];
