@@ -106,7 +106,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
         return Ok(None);
     }
     let Found { adopt, row, floor } = judged(&table, adoption)?;
-    if row.is_none() && is_being_loaded(&table, &adoption.name, |grant| grant.slot == 0) {
+    if row.is_none() && is_being_loaded(&table, &adoption.name) {
         return Ok(None);
     }
     match adopt {

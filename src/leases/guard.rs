@@ -17,8 +17,7 @@ use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter, Known};
 use crate::tokens;
-use pg_fence_rules::grant::Mode;
-use pg_fence_rules::locks::{GUARD, GUARD_BESIDE_OTHERS};
+use pg_fence_rules::locks::GUARD;
 use pg_fence_rules::snapshot::{self, InSnapshot};
 use pg_fence_rules::{Instant, Token};
 use std::cell::RefCell;
@@ -160,23 +159,14 @@ fn locked<'a>(
     if !acts && !role_prefix::may_be_told(seen.name()) {
         return Ok(None);
     }
-    let locks = lock(name, &seen)?;
+    let mut locks = Locks::of(name);
+    locks.take(GUARD, seen.grant.slot)?;
     // Usually nobody has written the row since.
     let row = match table.still_has(&seen) {
         true => Some(seen.looked_at_again()),
         false => locks.read_again(table, seen.grant.slot, |row| row.grant.has(token)),
     };
     Ok(row.map(|row| (row, locks, acts)))
-}
-
-/// Takes the locks of a guard of that grant, whose mode and slot never change.
-fn lock<'a>(name: &'a [u8], row: &Row) -> Result<Locks<'a>, Refusal> {
-    let mut locks = Locks::of(name);
-    locks.take(GUARD, row.grant.slot)?;
-    if row.grant.mode != Mode::Exclusive {
-        locks.take(GUARD_BESIDE_OTHERS, row.grant.slot)?;
-    }
-    Ok(locks)
 }
 
 /// Returns true if this transaction guards the lease with exactly this token.

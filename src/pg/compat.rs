@@ -185,14 +185,6 @@ pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PG
     })
 }
 
-/// A virtual transaction id as numbers that can be compared.
-pub fn parts(vxid: &pg_sys::VirtualTransactionId) -> (i32, u32) {
-    #[cfg(any(feature = "pg15", feature = "pg16"))]
-    return (vxid.backendId, vxid.localTransactionId);
-    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-    return (vxid.procNumber, vxid.localTransactionId);
-}
-
 /// # Safety
 /// The process must be in shared memory.
 unsafe fn local_transaction(process: *mut pg_sys::PGPROC) -> pg_sys::LocalTransactionId {

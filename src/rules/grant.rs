@@ -202,13 +202,14 @@ pub struct ExistingGrant {
     pub grant: Grant,
     /// True if the caller has the holder's name and role.
     pub mine: bool,
-    /// True if an open transaction guards the grant, or is making it. Its slot is occupied then, even if the grant is
-    /// over.
+    /// True if an open transaction guards the grant, or is writing its row. Its slot is occupied then, even if the grant
+    /// is over.
     pub guarded: bool,
 }
 
 impl ExistingGrant {
-    /// A grant of the requested mode that another transaction is writing. It counts as held.
+    /// A grant that another transaction is making. It occupies its slot until that transaction ends, which may roll it
+    /// back, so its number of slots is not in force.
     pub fn in_the_making(slot: i32, mode: Mode) -> ExistingGrant {
         let grant = Grant {
             slot,
@@ -216,11 +217,33 @@ impl ExistingGrant {
             tokens: Tokens::new(Token::BEFORE_ALL, &[]),
             closing: None,
             closed_here: false,
-            expires_at: Instant::LATEST,
+            expires_at: Instant::EARLIEST,
             abandoned: false,
             adopted: None,
         };
         ExistingGrant { grant, mine: false, guarded: true }
+    }
+}
+
+/// Adds the grants whose rows other transactions are writing to those of the committed rows, for a request in this mode.
+/// Such a row counts in place of a committed grant that is over. Beside a live one it counts if its mode is another;
+/// otherwise it is a renewal, an end or a successor of the live one, and needs no further slot. A grant that another one
+/// is ending excludes nothing any more, but its slot is locked.
+pub fn add_under_way(
+    existing: &mut Vec<ExistingGrant>,
+    under_way: &[Grant],
+    mode: Mode,
+    now: Instant,
+) {
+    for grant in under_way {
+        let is_replaced = grant.closing.is_some() && !grant.has_closing_token();
+        let mode = if is_replaced { mode } else { grant.mode };
+        let one = ExistingGrant::in_the_making(grant.slot, mode);
+        match existing.iter_mut().find(|seen| seen.grant.slot == grant.slot) {
+            Some(seen) if seen.grant.phase(now) != Phase::Held => *seen = one,
+            Some(seen) if seen.grant.mode == mode => {}
+            _ => existing.push(one),
+        }
     }
 }
 
@@ -600,6 +623,46 @@ mod tests {
         .enumerate()
         {
             assert_eq!(admit(&existing, &Ask { mode, reclaim }, at(now)), expected, "line {line}");
+        }
+    }
+
+    #[test]
+    fn what_a_row_under_way_counts_as() {
+        use Mode::{Exclusive, Shared, Slots};
+        let granted = |slot| Acquire::Grant { slot };
+        let unknown = Acquire::Taken { until: None };
+        let (live, over) = (held(0, Slots(2), 100), held(0, Slots(2), 1));
+        let made = |slot, mode| held(slot, mode, 100).grant;
+        // Ended by another grant, and released.
+        let (ended, released) = (closed(over.grant, 15, false), closed(over.grant, 16, false));
+        for (line, (committed, under_way, mode, expected)) in [
+            (vec![], vec![made(0, Shared)], Shared, granted(1)),
+            (vec![], vec![made(0, Shared)], Slots(2), unknown),
+            (vec![], vec![made(0, Slots(3))], Slots(2), unknown),
+            (vec![], vec![made(0, Slots(2)), made(1, Slots(2))], Slots(2), unknown),
+            (vec![], vec![made(0, Shared)], Exclusive, unknown),
+            // A live grant is renewed or released, or reclaimed in the same or in another mode.
+            (vec![live], vec![made(0, Slots(2))], Slots(2), granted(1)),
+            (vec![live], vec![closed(live.grant, 16, false)], Slots(2), granted(1)),
+            (vec![live], vec![made(0, Shared)], Slots(2), unknown),
+            // The slot of a grant that is over: a new grant, a renewal, a release that may be guarded, an end by a grant
+            // in another slot.
+            (vec![over], vec![made(0, Slots(2))], Slots(2), granted(1)),
+            (vec![over], vec![made(0, Shared)], Shared, granted(1)),
+            (vec![over], vec![made(0, Shared)], Slots(2), unknown),
+            (vec![over], vec![released], Shared, unknown),
+            (vec![over], vec![ended], Shared, granted(1)),
+            (vec![over], vec![ended, made(1, Shared)], Shared, granted(2)),
+            (vec![over], vec![ended, made(1, Shared)], Slots(2), unknown),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let mut existing = committed;
+            add_under_way(&mut existing, &under_way, mode, at(50));
+            let ask = Ask { mode, reclaim: false };
+            assert_eq!(admit(&existing, &ask, at(50)), expected, "line {line}");
+            assert!(!existing.iter().any(|one| ends(&ask, one, at(50))), "line {line}");
         }
     }
 

@@ -15,27 +15,23 @@ pub enum Lock {
     /// The queue of a lease. The session that holds this lock is the head, and the only one of the queue that tries to
     /// acquire.
     Queue,
+    /// The turn of a shared or slot acquire, from its choice of a slot until it has written its row. It is released when
+    /// the call ends.
+    Turn,
     /// A grant: the name of a lease and a slot. Guards, changes and take-overs conflict here.
     Grant,
-    /// The guard of a grant, and nothing else: a session that checks for guards must not be misled by a renewal, which
-    /// locks `Grant`, too.
-    Guarded,
-    /// The kind of grants that a lease is getting, shared or slots. Two transactions that cannot see each other's rows
-    /// must not add one of each.
-    SharedOrSlots,
     /// The advance of the token sequence: one lock for the database, released at once.
     Move,
     /// The creation of a database's statistics segment: one lock for the server, released at once.
     Statistics,
 }
 
-/// PostgreSQL's lock modes with its numbers (`storage/lockdefs.h`), but for ShareRowExclusive, which no step takes. The
-/// steps below say what each mode is for.
+/// PostgreSQL's lock modes with its numbers (`storage/lockdefs.h`), without RowShare and ShareRowExclusive, which no step
+/// takes. The steps below say what each mode is for.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 #[allow(missing_docs)]
 pub enum LockMode {
     AccessShare = 1,
-    RowShare = 2,
     RowExclusive = 3,
     ShareUpdateExclusive = 4,
     Share = 5,
@@ -92,16 +88,13 @@ pub const HEAD_OF_QUEUE: LockStep = waiting(Lock::Queue, LockMode::AccessExclusi
 pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Queue, LockMode::Share);
 /// An exclusive acquire takes slot 0, then every other slot with a row, until the transaction ends.
 pub const ACQUIRE_ALONE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
+/// Shared and slot acquires of one lease take turns, so that each sees the rows of the ones before it.
+pub const TAKE_TURN: LockStep = waiting(Lock::Turn, LockMode::AccessExclusive);
 /// A shared or slot acquire first excludes exclusive ones by a lock of slot 0.
 pub const EXCLUDE_ALONE: LockStep = at_once(Lock::Grant, LockMode::AccessShare);
-/// A shared acquire excludes acquires of slots.
-pub const EXCLUDE_SLOTS: LockStep = at_once(Lock::SharedOrSlots, LockMode::Share);
-/// An acquire of slots excludes shared ones.
-pub const EXCLUDE_SHARED: LockStep = at_once(Lock::SharedOrSlots, LockMode::RowExclusive);
-/// A shared or slot acquire takes the chosen slot, and the slots of the grants that it ends.
+/// A shared or slot acquire takes the chosen slot, and the slots of the grants that it ends. Before it chooses, it asks
+/// whether another session has a conflicting lock on a slot whose grant is over: that one guards or changes the grant.
 pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Exclusive);
-/// Checks whether a session is putting a grant into the slot. Never taken.
-pub const SLOT_IS_BEING_TAKEN: LockStep = at_once(Lock::Grant, LockMode::RowShare);
 /// A renewal, release or revocation holds this lock until the transaction ends.
 pub const CHANGE: LockStep = waiting(Lock::Grant, LockMode::ShareUpdateExclusive);
 /// A heartbeat takes the same lock as a renewal, but waits for none.
@@ -109,12 +102,6 @@ pub const KEEP: LockStep = at_once(CHANGE.lock, CHANGE.mode);
 /// A guard takes this lock before it decides, and holds it until the transaction ends, so that every acquire notices
 /// it.
 pub const GUARD: LockStep = waiting(Lock::Grant, LockMode::RowExclusive);
-/// The guard of a shared or slot grant takes this lock, too. An acquire that looks for a free slot checks it
-/// (`IS_GUARDED`); a renewal does not take it. The guard of an exclusive grant does not need it: an acquire that wants
-/// its slot takes `TAKE_SLOT`, which conflicts with `GUARD`.
-pub const GUARD_BESIDE_OTHERS: LockStep = waiting(Lock::Guarded, LockMode::RowExclusive);
-/// An acquire checks whether an open transaction still relies on a shared or slot grant that is over. Never taken.
-pub const IS_GUARDED: LockStep = at_once(Lock::Guarded, LockMode::Share);
 /// An adoption excludes all others, at once or after a wait: then nobody relies on a grant of an older token, and later
 /// guards queue behind it.
 pub const ADOPT: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
@@ -134,15 +121,8 @@ mod tests {
     #[test]
     fn conflicts_are_mutual() {
         use LockMode::*;
-        let all = [
-            AccessShare,
-            RowShare,
-            RowExclusive,
-            ShareUpdateExclusive,
-            Share,
-            Exclusive,
-            AccessExclusive,
-        ];
+        let all =
+            [AccessShare, RowExclusive, ShareUpdateExclusive, Share, Exclusive, AccessExclusive];
         for one in all {
             for other in all {
                 assert_eq!(one.conflicts_with(other), other.conflicts_with(one));
@@ -162,17 +142,10 @@ mod tests {
             // Grants of different kinds exclude each other while they are made.
             (EXCLUDE_ALONE, &[ACQUIRE_ALONE], true),
             (EXCLUDE_ALONE, &[TAKE_SLOT, CHANGE], false),
-            (EXCLUDE_SLOTS, &[EXCLUDE_SHARED], true),
-            (EXCLUDE_SLOTS, &[EXCLUDE_SLOTS], false),
-            (EXCLUDE_SHARED, &[EXCLUDE_SHARED], false),
-            // The check for a taker distinguishes it from a guard or a change.
-            (SLOT_IS_BEING_TAKEN, &[TAKE_SLOT, ACQUIRE_ALONE], true),
-            (SLOT_IS_BEING_TAKEN, &[GUARD, CHANGE, EXCLUDE_ALONE], false),
+            (TAKE_TURN, &[TAKE_TURN], true),
             // A check conflicts with what it checks for, but not with another check.
             (SOMEBODY_WAITS, &[HEAD_OF_QUEUE], true),
             (SOMEBODY_WAITS, &[SOMEBODY_WAITS], false),
-            (IS_GUARDED, &[GUARD_BESIDE_OTHERS], true),
-            (IS_GUARDED, &[IS_GUARDED], false),
         ]
         .into_iter()
         .enumerate()
@@ -182,18 +155,16 @@ mod tests {
                 assert_eq!(one.mode.conflicts_with(other.mode), excludes, "line {line}: {other:?}");
             }
         }
-        // A renewal does not take the lock by which guards are noticed.
-        assert_ne!(IS_GUARDED.lock, CHANGE.lock);
     }
 
     #[test]
     fn what_a_call_waits_for_it_takes_in_one_order() {
-        let wait = [HEAD_OF_QUEUE, GUARD, GUARD_BESIDE_OTHERS, MOVE_ON];
+        let wait = [HEAD_OF_QUEUE, TAKE_TURN, GUARD, MOVE_ON];
         assert!(wait.iter().all(|w| w.waits));
         assert!(wait.windows(2).all(|two| two[0].lock < two[1].lock));
         assert!(HEAD_OF_QUEUE.lock < CHANGE.lock && CHANGE.lock < MOVE_ON.lock);
-        // An acquire waits in the queue only, so a try never waits; neither does a prune.
-        let acquire = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, EXCLUDE_SLOTS, EXCLUDE_SHARED];
-        assert!(acquire.iter().chain([&TAKE_SLOT, &IS_GUARDED, &PRUNE]).all(|w| !w.waits));
+        // An acquire waits in the queue and for its turn only; a prune waits for nothing.
+        let at_once = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, TAKE_SLOT, PRUNE];
+        assert!(at_once.iter().all(|w| !w.waits));
     }
 }

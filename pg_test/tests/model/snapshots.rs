@@ -226,14 +226,18 @@ impl Lease {
     fn acquire(&self, state: &mut State, session: usize, kind: Kind) -> Option<()> {
         let rows = state.rows(session);
         let guards = |row: &Row| state.open(session).is_some_and(|t| t.guards.contains(&row.grant));
-        // The guard of an exclusive grant conflicts with the lock on its slot.
         let guarded = |row: &Row| {
-            let asks = row.over && kind != Alone && row.kind != Alone;
-            guards(row) || asks && !state.is_free(session, IS_GUARDED, row.slot)
+            let asks = row.over && kind != Alone;
+            guards(row) || asks && !state.is_free(session, TAKE_SLOT, row.slot)
         };
         let seen =
             |row: &Row| ExistingGrant { grant: row.as_grant(), mine: false, guarded: guarded(row) };
-        let existing: Vec<ExistingGrant> = rows.iter().map(seen).collect();
+        let mut existing: Vec<ExistingGrant> = rows.iter().map(seen).collect();
+        if kind != Alone {
+            let under_way = state.others(session).flat_map(|other| &other.rows);
+            let under_way: Vec<Grant> = under_way.map(Row::as_grant).collect();
+            grant::add_under_way(&mut existing, &under_way, kind.mode(), NOW);
+        }
         let ask = Ask { mode: kind.mode(), reclaim: false };
         let Acquire::Grant { slot } = grant::admit(&existing, &ask, NOW) else { return None };
         let ended = rows.iter().zip(&existing).filter(|(_, seen)| grant::ends(&ask, seen, NOW));
@@ -244,9 +248,8 @@ impl Lease {
                 [0].into_iter().chain(others).map(|slot| (ACQUIRE_ALONE, slot)).collect()
             }
             _ => {
-                let shape = if kind == Shared { EXCLUDE_SLOTS } else { EXCLUDE_SHARED };
                 let taken = ended.iter().chain([&slot]).map(|slot| (TAKE_SLOT, *slot));
-                [(EXCLUDE_ALONE, 0), (shape, 0)].into_iter().chain(taken).collect()
+                [(EXCLUDE_ALONE, 0)].into_iter().chain(taken).collect()
             }
         };
         state.lock(session, &steps)?;
@@ -280,9 +283,7 @@ impl Lease {
     fn guard(&self, state: &mut State, session: usize, slot: i32) -> Option<()> {
         let row = state.row(session, slot)?;
         if self.guard_lock {
-            let beside = (row.kind != Alone).then_some((GUARD_BESIDE_OTHERS, slot));
-            let steps: Vec<_> = [(GUARD, slot)].into_iter().chain(beside).collect();
-            state.lock(session, &steps)?;
+            state.lock(session, &[(GUARD, slot)])?;
         }
         row.as_grant().speaks(row.token(), NOW, Floor::NONE).then_some(())?;
         let open = state.open(session)?;

@@ -16,10 +16,9 @@ use std::ffi::c_int;
 const fn kind(lock: Lock) -> u16 {
     match lock {
         Lock::Grant => 0x5046,
-        Lock::SharedOrSlots => 0x5047,
+        Lock::Turn => 0x5047,
         Lock::Queue => 0x5048,
         Lock::Move => 0x5049,
-        Lock::Guarded => 0x504a,
         Lock::Statistics => 0x504d,
     }
 }
@@ -40,7 +39,6 @@ pub(in crate::pg) fn tag(kind: u16, key: u64, method: u32) -> pg_sys::LOCKTAG {
 // The table of conflicts in `rules` uses PostgreSQL's numbers, so these must be the same.
 const _: () = {
     assert!(LockMode::AccessShare.number() == pg_sys::AccessShareLock as i32);
-    assert!(LockMode::RowShare.number() == pg_sys::RowShareLock as i32);
     assert!(LockMode::RowExclusive.number() == pg_sys::RowExclusiveLock as i32);
     assert!(LockMode::ShareUpdateExclusive.number() == pg_sys::ShareUpdateExclusiveLock as i32);
     assert!(LockMode::Share.number() == pg_sys::ShareLock as i32);
@@ -189,11 +187,6 @@ impl LockTag {
             });
             all
         }
-    }
-
-    /// The holders as from `conflicts`, as numbers that can be compared.
-    pub fn conflicting(&self, mode: LockMode) -> Vec<(i32, u32)> {
-        self.conflicts(mode).iter().map(compat::parts).collect()
     }
 
     /// The process ids of the holders from `conflicts`; 0 for a prepared transaction.

@@ -10,22 +10,20 @@ protections! {
     read_again_under_all,
     /// A shared or slot acquire excludes exclusive ones, on slot 0.
     exclude_alone,
-    /// Shared acquires and slot acquires exclude each other.
-    shape,
+    /// Shared and slot acquires take turns.
+    turn,
+    /// They see the rows that others have written and not committed.
+    see_under_way,
+    /// A grant that is over counts as guarded if another transaction has its lock.
+    ask_for_locks,
     /// A shared or slot acquire locks the slot that it takes.
     take_slot,
-    /// An attempt fails if an excluding grant cannot be locked because a transaction relies on it.
-    relied_on_is_lost,
     /// A shared or slot acquire checks again that the rows have not changed since its choice.
     settle,
     /// A new grant ends the expired grants of another mode.
     end_others,
     /// A row that an open transaction is deleting counts as taken.
     see_deletions,
-    /// The number of slots is compared once more after the row is written.
-    compare_number,
-    /// An expired but guarded grant counts in that comparison.
-    compare_guarded,
     /// A grant's locks are held to the end of its transaction.
     keep_to_commit,
     /// A guard locks the grant.
@@ -57,4 +55,6 @@ pub struct Bounds {
     pub renewals: bool,
     /// Holders release their grants.
     pub releases: bool,
+    /// Grants are revoked.
+    pub revocations: bool,
 }

@@ -4,7 +4,7 @@ use super::protections::{Bounds, Protections};
 use super::{APART, GUARD_EXCLUDES, ONE_WRITER};
 use crate::search::{self, Held};
 use pg_test::rules::grant::{Grant, Mode, Phase};
-use pg_test::rules::locks::{Lock, LockMode, LockStep, SLOT_IS_BEING_TAKEN, TAKE_SLOT};
+use pg_test::rules::locks::{Lock, LockStep};
 use pg_test::rules::{Instant, Span, Token};
 
 /// How a client acquires the lease.
@@ -44,6 +44,8 @@ pub struct Row {
     pub renewals: u8,
     pub expires: u8,
     pub closed: bool,
+    /// True if it was released or revoked: then it has a closing token. Otherwise another grant has ended it.
+    pub released: bool,
 }
 
 impl Row {
@@ -54,7 +56,8 @@ impl Row {
 
     /// Returns the grant in the rules' terms.
     pub fn as_grant(&self) -> Grant {
-        let closing = self.closed.then(|| self.token());
+        let greater = if self.released { 1_000 } else { 0 };
+        let closing = self.closed.then(|| Token::from_bigint(self.token().bigint() + greater));
         let held = search::grant(self.slot, self.kind.mode(), self.token());
         Grant { closing, expires_at: at(self.expires), ..held }
     }
@@ -90,11 +93,13 @@ impl Write {
 /// A search for a slot beside other grants, as far as it has come.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Search {
-    /// The rows by which the slot was chosen.
+    /// The rows that other open transactions had written.
+    pub under_way: Vec<Row>,
+    /// The committed rows by which the slot was chosen.
     pub rows: Vec<Row>,
-    /// Slots whose grants have expired but are guarded.
+    /// Slots whose grants are over, but locked by another transaction.
     pub guarded: Vec<i32>,
-    /// Slots that another transaction is writing.
+    /// Slots that could not be locked.
     pub busy: Vec<i32>,
     pub slot: i32,
     /// Slots of grants that are to be ended.
@@ -116,35 +121,33 @@ pub enum Next {
         left: Vec<i32>,
     },
     // The steps of a shared or slot acquire.
+    TakeTurn,
     ExcludeAlone,
-    ExcludeOtherShape,
-    LookBeside {
+    ReadUnderWay {
         busy: Vec<i32>,
     },
-    AskWhetherGuarded {
+    ReadCommitted(Search),
+    AskForLock {
         search: Search,
         left: Vec<i32>,
     },
-    TakeSlot(Search),
-    TakeEnded {
+    TakeSlots {
         search: Search,
         left: Vec<i32>,
     },
     Settle(Search),
     Write(Search),
-    CompareNumber,
-    // The steps of a guard: two locks that it waits for.
+    // The step of a guard, a renewal, a release or a revocation: one lock that it waits for.
     Guard {
         slot: i32,
     },
-    GuardSeen {
-        slot: i32,
-    },
-    // The steps of a renewal or a release: one lock that it waits for.
     Renew {
         slot: i32,
     },
     Release {
+        slot: i32,
+    },
+    Revoke {
         slot: i32,
     },
     // The steps of a prune of one row.
@@ -166,13 +169,6 @@ pub struct Client {
     pub writes: Vec<Write>,
     /// The grant that it guards.
     pub guards: Option<Row>,
-}
-
-impl Client {
-    /// Returns true if a call that wrote something has returned.
-    fn is_answered(&self) -> bool {
-        self.next != Next::CompareNumber
-    }
 }
 
 /// The whole state.
@@ -230,18 +226,6 @@ impl State {
         free
     }
 
-    /// Returns true if another client is changing the grant in a slot or relies on it. A client that is putting a new
-    /// grant into the slot does not count.
-    pub fn is_relied_on(&self, client: usize, slot: i32) -> bool {
-        self.others(client).any(|other| {
-            let conflicts = |mode: LockMode| {
-                let mut on = other.locks.iter().filter(|l| (l.0, l.1) == (Lock::Grant, slot));
-                on.any(|(_, _, held)| mode.conflicts_with(*held))
-            };
-            conflicts(TAKE_SLOT.mode) && !conflicts(SLOT_IS_BEING_TAKEN.mode)
-        })
-    }
-
     /// Returns true if another open transaction is replacing or deleting the row of a slot.
     pub fn is_being_deleted(&self, client: usize, slot: i32) -> bool {
         self.row(slot).is_some() && self.is_written(client, slot)
@@ -256,15 +240,6 @@ impl State {
         self.rows.iter().find(|row| row.slot == slot).copied()
     }
 
-    /// Returns the rows that other open transactions have written, and the committed rows.
-    pub fn rows_in_flight(&self, client: usize) -> impl Iterator<Item = &Row> {
-        let written = self.others(client).flat_map(|c| &c.writes).filter_map(|write| match write {
-            Write::Put(row) => Some(row),
-            Write::Delete(_) => None,
-        });
-        self.rows.iter().chain(written)
-    }
-
     /// Ends the call and its transaction without any change.
     pub fn give_up(&mut self, client: usize) {
         let client = &mut self.clients[client];
@@ -273,9 +248,10 @@ impl State {
         client.writes.clear();
     }
 
-    /// Returns from the statement.
+    /// Returns from the statement, which ends a turn.
     pub fn answer(&mut self, client: usize, p: &Protections) {
         self.clients[client].next = Next::Open;
+        self.clients[client].locks.retain(|(lock, ..)| *lock != Lock::Turn);
         if !p.keep_to_commit && self.clients[client].guards.is_none() {
             self.clients[client].locks.clear();
         }
@@ -320,17 +296,15 @@ impl State {
                 let excludes = row.slot == guarded.slot || row.kind.excludes(guarded.kind);
                 another(row) && excludes && !row.closed
             };
-            let written = self.others(c).filter(|other| other.is_answered());
             let puts = |write: &Write| matches!(write, Write::Put(row) if passes(row));
             self.rows.iter().any(passes)
-                || written.flat_map(|other| &other.writes).any(puts)
+                || self.others(c).flat_map(|other| &other.writes).any(puts)
                 || self.others(c).any(|o| o.writes.contains(&Write::Delete(guarded.slot)))
         })
     }
 
     /// Returns true if excluding grants live together. Each live grant, committed or not, is compared with each that
-    /// the same transaction does not replace. A grant whose number of slots is still to be compared is left out: it may
-    /// be undone, and its call has not returned.
+    /// the same transaction does not replace.
     fn live_together(&self) -> bool {
         let live = |row: &&Row| row.is_live(self.clock);
         let committed: Vec<&Row> = self.rows.iter().filter(live).collect();
@@ -342,31 +316,29 @@ impl State {
         }
         self.clients.iter().enumerate().any(|(c, client)| {
             let replaces = |row: &Row| client.writes.iter().any(|w| w.slot() == row.slot);
-            client.is_answered()
-                && client.writes.iter().any(|write| {
-                    let Write::Put(own) = write else { return false };
-                    if !own.is_live(self.clock) {
-                        return false;
-                    }
-                    let answered = self.others(c).filter(|other| other.is_answered());
-                    let others = answered.flat_map(|o| &o.writes).filter_map(|w| match w {
-                        Write::Put(row) => Some(row),
-                        Write::Delete(_) => None,
-                    });
-                    let beside: Vec<&Row> = committed
-                        .iter()
-                        .copied()
-                        .filter(|row| !replaces(row))
-                        .chain(others.filter(live))
-                        .collect();
-                    let mut slots: Vec<i32> = beside.iter().map(|row| row.slot).collect();
-                    slots.extend(self.others(c).filter_map(|o| o.guards).map(|row| row.slot));
-                    slots.push(own.slot);
-                    slots.sort_unstable();
-                    slots.dedup();
-                    let many = matches!(own.kind, Kind::Slots(n) if slots.len() > n as usize);
-                    many || beside.iter().any(|row| clash(own, row))
-                })
+            client.writes.iter().any(|write| {
+                let Write::Put(own) = write else { return false };
+                if !own.is_live(self.clock) {
+                    return false;
+                }
+                let others = self.others(c).flat_map(|o| &o.writes).filter_map(|w| match w {
+                    Write::Put(row) => Some(row),
+                    Write::Delete(_) => None,
+                });
+                let beside: Vec<&Row> = committed
+                    .iter()
+                    .copied()
+                    .filter(|row| !replaces(row))
+                    .chain(others.filter(live))
+                    .collect();
+                let mut slots: Vec<i32> = beside.iter().map(|row| row.slot).collect();
+                slots.extend(self.others(c).filter_map(|o| o.guards).map(|row| row.slot));
+                slots.push(own.slot);
+                slots.sort_unstable();
+                slots.dedup();
+                let many = matches!(own.kind, Kind::Slots(n) if slots.len() > n as usize);
+                many || beside.iter().any(|row| clash(own, row))
+            })
         })
     }
 }

@@ -6,8 +6,7 @@ use super::state::{at, Client, Kind, Next, Row, Search, State, Write, TTL};
 use super::{APART, NOT_PRUNED};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant};
 use pg_test::rules::locks::{
-    ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, EXCLUDE_SHARED, EXCLUDE_SLOTS, GUARD,
-    GUARD_BESIDE_OTHERS, IS_GUARDED, PRUNE, TAKE_SLOT,
+    ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, GUARD, PRUNE, TAKE_SLOT, TAKE_TURN,
 };
 use pg_test::rules::Floor;
 
@@ -28,19 +27,18 @@ impl Step<'_> {
             Next::LockSlot0 => self.lock_slot_0(),
             Next::Look => self.look(),
             Next::LockOthers { rows, left } => self.lock_others(rows, left),
+            Next::TakeTurn => self.take_turn()?,
             Next::ExcludeAlone => self.exclude_alone(),
-            Next::ExcludeOtherShape => self.exclude_other_shape(),
-            Next::LookBeside { busy } => self.look_beside(busy),
-            Next::AskWhetherGuarded { search, left } => self.ask_whether_guarded(search, left),
-            Next::TakeSlot(search) => self.take_slot(search),
-            Next::TakeEnded { search, left } => self.take_ended(search, left),
+            Next::ReadUnderWay { busy } => self.read_under_way(busy),
+            Next::ReadCommitted(search) => self.read_committed(search),
+            Next::AskForLock { search, left } => self.ask_for_lock(search, left),
+            Next::TakeSlots { search, left } => self.take_slots(search, left),
             Next::Settle(search) => self.settle(search),
             Next::Write(search) => self.write_beside(&search),
-            Next::CompareNumber => self.compare_number(),
             Next::Guard { slot } => self.guard(slot)?,
-            Next::GuardSeen { slot } => self.guard_seen(slot)?,
             Next::Renew { slot } => self.change(slot, true)?,
             Next::Release { slot } => self.change(slot, false)?,
+            Next::Revoke { slot } => self.revoke(slot)?,
             Next::LockToPrune(row) => self.lock_to_prune(row),
             Next::Prune(row) => self.prune(row),
             Next::Visible => self.state.give_up(self.client),
@@ -91,7 +89,7 @@ impl Step<'_> {
         if replaced.any(|row| row.is_live(self.state.clock) && !seen.contains(&row)) {
             self.state.violation.get_or_insert(APART);
         }
-        let new = Row { slot, kind, grant, renewals: 0, expires, closed: false };
+        let new = Row { slot, kind, grant, renewals: 0, expires, closed: false, released: false };
         writes.push(Write::Put(new));
         self.state.clients[self.client].writes = writes;
         self.state.clients[self.client].grant = Some(grant);
@@ -155,185 +153,118 @@ impl Step<'_> {
 
     // Shared and slots -------------------------------------------------------------------------------------------
 
+    fn take_turn(&mut self) -> Option<()> {
+        if self.p.turn && !self.state.take(self.client, TAKE_TURN, 0) {
+            return None;
+        }
+        self.go_on(Next::ExcludeAlone);
+        Some(())
+    }
+
     fn exclude_alone(&mut self) {
         if !self.p.exclude_alone || self.state.take(self.client, EXCLUDE_ALONE, 0) {
-            self.go_on(Next::ExcludeOtherShape);
+            self.go_on(Next::ReadUnderWay { busy: Vec::new() });
         } else {
             self.lose();
         }
     }
 
-    fn exclude_other_shape(&mut self) {
-        let want = if self.kind() == Kind::Shared { EXCLUDE_SLOTS } else { EXCLUDE_SHARED };
-        if !self.p.shape || self.state.take(self.client, want, 0) {
-            self.go_on(Next::LookBeside { busy: Vec::new() });
-        } else {
-            self.lose();
-        }
-    }
-
-    fn look_beside(&mut self, busy: Vec<i32>) {
-        let rows = self.state.rows.clone();
-        // The guard of an exclusive grant conflicts with the lock on its slot.
-        let asked = |row: &&Row| !row.is_live(self.state.clock) && row.kind != Kind::Alone;
-        let over = rows.iter().filter(asked);
-        let left: Vec<i32> = over.map(|row| row.slot).collect();
+    fn read_under_way(&mut self, busy: Vec<i32>) {
+        let written = self.state.others(self.client).flat_map(|other| &other.writes);
+        let under_way = written.filter_map(|write| match write {
+            Write::Put(row) => Some(*row),
+            Write::Delete(_) => None,
+        });
+        let under_way = under_way.filter(|_| self.p.see_under_way).collect();
         let mark = self.state.clients[self.client].locks.len();
-        let search = Search { rows, busy, mark, ..Search::default() };
+        self.go_on(Next::ReadCommitted(Search { under_way, busy, mark, ..Search::default() }));
+    }
+
+    fn read_committed(&mut self, mut search: Search) {
+        search.rows = self.state.rows.clone();
+        let over = search.rows.iter().filter(|row| !row.is_live(self.state.clock));
+        let left: Vec<i32> = over.filter(|_| self.p.ask_for_locks).map(|row| row.slot).collect();
         if left.is_empty() {
             return self.choose(search);
         }
-        self.go_on(Next::AskWhetherGuarded { search, left });
+        self.go_on(Next::AskForLock { search, left });
     }
 
-    fn ask_whether_guarded(&mut self, mut search: Search, mut left: Vec<i32>) {
+    fn ask_for_lock(&mut self, mut search: Search, mut left: Vec<i32>) {
         let slot = left.remove(0);
-        if !self.state.is_free(self.client, IS_GUARDED, slot) {
+        if !self.state.is_free(self.client, TAKE_SLOT, slot) {
             search.guarded.push(slot);
         }
         if left.is_empty() {
             return self.choose(search);
         }
-        self.go_on(Next::AskWhetherGuarded { search, left });
+        self.go_on(Next::AskForLock { search, left });
     }
 
     fn choose(&mut self, mut search: Search) {
-        let clock = self.state.clock;
-        let is_there = |slot: i32| search.rows.iter().any(|r| r.slot == slot && r.is_live(clock));
+        let (mode, now) = (self.ask().mode, at(self.state.clock));
         let seat = |row: &Row| ExistingGrant {
             grant: row.as_grant(),
             mine: false,
-            guarded: match row.is_live(clock) {
-                true => search.busy.contains(&row.slot),
-                false => search.guarded.contains(&row.slot),
-            },
+            guarded: search.guarded.contains(&row.slot),
         };
         let mut existing: Vec<ExistingGrant> = search.rows.iter().map(seat).collect();
-        let making = search.busy.iter().filter(|slot| !is_there(**slot));
-        let mode = self.ask().mode;
-        existing.extend(making.map(|slot| ExistingGrant::in_the_making(*slot, mode)));
+        let under_way: Vec<_> = search.under_way.iter().map(Row::as_grant).collect();
+        grant::add_under_way(&mut existing, &under_way, mode, now);
+        for slot in &search.busy {
+            match existing.iter_mut().find(|seat| seat.grant.slot == *slot) {
+                Some(seat) => seat.guarded = true,
+                None => existing.push(ExistingGrant::in_the_making(*slot, mode)),
+            }
+        }
         match self.decide(&search.rows, &existing) {
             Some((slot, ended)) => {
+                let left = ended.iter().copied().chain([slot]).collect();
                 (search.slot, search.ended) = (slot, ended);
-                self.go_on(Next::TakeSlot(search));
+                self.go_on(Next::TakeSlots { search, left });
             }
             None => self.lose(),
         }
     }
 
-    fn is_of_another_kind(&self, row: &Row) -> bool {
-        row.kind != self.kind()
-    }
-
-    fn is_relied_on(&self, slot: i32) -> bool {
-        self.p.relied_on_is_lost && self.state.is_relied_on(self.client, slot)
-    }
-
-    fn take_slot(&mut self, mut search: Search) {
-        let slot = search.slot;
-        if self.p.take_slot && !self.state.take(self.client, TAKE_SLOT, slot) {
-            let over = search.rows.iter().find(|row| row.slot == slot);
-            if over.is_some_and(|row| self.is_of_another_kind(row)) && self.is_relied_on(slot) {
-                return self.lose();
-            }
-            search.busy.push(slot);
-            return self.go_on(Next::LookBeside { busy: search.busy });
-        }
-        self.go_on(match search.ended.is_empty() {
-            true => Next::Settle(search),
-            false => Next::TakeEnded { left: search.ended.clone(), search },
-        });
-    }
-
-    fn take_ended(&mut self, mut search: Search, mut left: Vec<i32>) {
+    fn take_slots(&mut self, mut search: Search, mut left: Vec<i32>) {
         let slot = left.remove(0);
         if self.p.take_slot && !self.state.take(self.client, TAKE_SLOT, slot) {
-            let row = search.rows.iter().find(|row| row.slot == slot);
-            let of_another_kind = row.is_some_and(|row| self.is_of_another_kind(row));
-            if !of_another_kind || self.is_relied_on(slot) {
-                return self.lose();
-            }
-            search.ended.retain(|other| *other != slot);
+            search.busy.push(slot);
         }
         self.go_on(match left.is_empty() {
             true => Next::Settle(search),
-            false => Next::TakeEnded { search, left },
+            false => Next::TakeSlots { search, left },
         });
     }
 
-    /// Reads again, and goes on to the write if nothing has changed.
+    /// Reads again, and goes on to the write if all locks were taken and nothing has changed.
     fn settle(&mut self, mut search: Search) {
+        let slots: Vec<i32> = search.ended.iter().copied().chain([search.slot]).collect();
         let deleted =
-            |slot: &i32| self.p.see_deletions && self.state.is_being_deleted(self.client, *slot);
-        if deleted(&search.slot) {
-            search.busy.push(search.slot);
-            return self.choose_anew(search);
-        }
+            |slot: &&i32| self.p.see_deletions && self.state.is_being_deleted(self.client, **slot);
+        let busy = slots.iter().filter(deleted).copied().collect::<Vec<_>>();
+        search.busy.extend(busy);
         let then = |slot: i32| search.rows.iter().find(|row| row.slot == slot).copied();
-        let excluding = search.rows.iter().filter(|row| self.is_of_another_kind(row));
-        let slots = excluding.map(|row| row.slot).chain(search.ended.clone()).chain([search.slot]);
-        let same = slots.into_iter().all(|slot| then(slot) == self.state.row(slot));
-        if self.p.settle && (!same || self.state.rows.len() != search.rows.len()) {
-            return self.choose_anew(search);
+        let same = slots.iter().all(|slot| then(*slot) == self.state.row(*slot));
+        let is_busy = slots.iter().any(|slot| search.busy.contains(slot));
+        if is_busy || self.p.settle && !same {
+            self.state.clients[self.client].locks.truncate(search.mark);
+            return self.go_on(Next::ReadUnderWay { busy: search.busy });
         }
-        if search.ended.iter().any(deleted) || self.other_number() {
-            return self.lose();
-        }
-        match self.kind() {
-            // Between that check and the write, another client may be granted a different number of slots.
-            Kind::Slots(_) => self.go_on(Next::Write(search)),
-            _ => self.write_beside(&search),
-        }
+        self.go_on(Next::Write(search));
     }
 
     fn write_beside(&mut self, search: &Search) {
         self.write(&search.rows, search.slot, &search.ended);
-        match self.kind() {
-            Kind::Slots(_) if self.p.compare_number => self.go_on(Next::CompareNumber),
-            _ => self.state.answer(self.client, self.p),
-        }
-    }
-
-    fn choose_anew(&mut self, search: Search) {
-        self.state.clients[self.client].locks.truncate(search.mark);
-        self.go_on(Next::LookBeside { busy: search.busy });
-    }
-
-    /// Returns true if another client, even in an open transaction, was granted a different number of slots.
-    fn other_number(&self) -> bool {
-        let Kind::Slots(asked) = self.kind() else { return false };
-        let other = |row: &Row| matches!(row.kind, Kind::Slots(n) if n != asked);
-        let is_guarded = |row: &Row| {
-            self.p.compare_guarded && !self.state.is_free(self.client, IS_GUARDED, row.slot)
-        };
-        let mut rows = self.state.rows_in_flight(self.client);
-        rows.any(|row| other(row) && (row.is_live(self.state.clock) || is_guarded(row)))
-    }
-
-    fn compare_number(&mut self) {
-        if self.other_number() {
-            // The call fails, and its transaction is rolled back.
-            self.state.clients[self.client].grant = None;
-            return self.lose();
-        }
         self.state.answer(self.client, self.p);
     }
 
     // Guards, changes and prunes ---------------------------------------------------------------------------------
 
+    /// Takes the lock, reads the row again and decides.
     fn guard(&mut self, slot: i32) -> Option<()> {
         if self.p.guard_lock && !self.state.take(self.client, GUARD, slot) {
-            return None;
-        }
-        self.go_on(Next::GuardSeen { slot });
-        Some(())
-    }
-
-    /// Takes the second lock if other grants may live beside this one, reads the row again and decides.
-    fn guard_seen(&mut self, slot: i32) -> Option<()> {
-        let alone = self.own_row(slot).is_some_and(|row| row.kind == Kind::Alone);
-        let locks = self.p.guard_lock && !alone;
-        if locks && !self.state.take(self.client, GUARD_BESIDE_OTHERS, slot) {
             return None;
         }
         let now = at(self.state.clock);
@@ -372,10 +303,26 @@ impl Step<'_> {
         };
         let row = match renew {
             true => Row { expires: self.state.clock + TTL, renewals: row.renewals + 1, ..row },
-            false => Row { closed: true, ..row },
+            false => Row { closed: true, released: true, ..row },
         };
         self.state.clients[self.client].writes = vec![Write::Put(row)];
         self.state.answer(self.client, self.p);
+        Some(())
+    }
+
+    /// Ends a live grant, whoever has it.
+    fn revoke(&mut self, slot: i32) -> Option<()> {
+        if !self.state.take(self.client, CHANGE, slot) {
+            return None;
+        }
+        match self.state.row(slot).filter(|row| row.is_live(self.state.clock)) {
+            Some(row) => {
+                self.state.clients[self.client].writes =
+                    vec![Write::Put(Row { closed: true, released: true, ..row })];
+                self.state.answer(self.client, self.p);
+            }
+            None => self.lose(),
+        }
         Some(())
     }
 
