@@ -61,8 +61,8 @@ pub fn is_used_here() -> bool {
     looked.is_ok() && found
 }
 
-/// What the rows of the name say, and the decision about the adoption.
-struct Found {
+/// The decision about the adoption, by the row of the name.
+struct Judged {
     adopt: Adopt,
     row: Option<Row>,
     floor: Floor,
@@ -71,8 +71,7 @@ struct Found {
 /// Adopts the lease. Returns false if an open transaction relied on an older grant, or was adopting it, for all of
 /// `wait`. Errors: PF001, PF004, 42501, 53200, 55000.
 pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
-    let found = judged(&LeaseTable::open(Access::Read)?, adoption)?;
-    match found.adopt {
+    match judged(&LeaseTable::open(Access::Read)?, adoption)?.adopt {
         Adopt::Current => return Ok(true),
         Adopt::AfterJump => return adopt_again(adoption),
         _ => {}
@@ -105,7 +104,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
     if settled_rows(&table, &adoption.name).is_none() {
         return Ok(None);
     }
-    let Found { adopt, row, floor } = judged(&table, adoption)?;
+    let Judged { adopt, row, floor } = judged(&table, adoption)?;
     if row.is_none() && is_being_loaded(&table, &adoption.name) {
         return Ok(None);
     }
@@ -121,7 +120,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
 
 /// Reads the rows of the name and decides. Errors if the caller may not adopt this token, or this name: prefixes are
 /// checked at each attempt, because one may be revoked while its role waits.
-fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
+fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Judged, Refusal> {
     role_prefix::require(&adoption.name, Level::Adopter)?;
     let floor = tokens::floor()?;
     let rows = table.rows(&adoption.name, AsOf::Now);
@@ -134,16 +133,15 @@ fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Found, Refusal> {
         (Adopt::Stale, Some(row)) => {
             Err(errors::stale_adoption(&adoption.name, adoption.token, row.grant.greatest()))
         }
-        (Adopt::Current | Adopt::AfterJump, Some(row)) => {
-            check_role(|| Some(&adoption.name), row)?;
-            Ok(Found { adopt, row: Some(*row), floor })
-        }
-        (Adopt::OtherHolder, Some(row)) => {
+        (Adopt::Current | Adopt::AfterJump | Adopt::OtherHolder, Some(row)) => {
             // A caller that may not act for the grant's role must not learn its holder.
             check_role(|| Some(&adoption.name), row)?;
-            Err(of_another_holder(row, adoption.token))
+            match adopt {
+                Adopt::OtherHolder => Err(of_another_holder(row, adoption.token)),
+                _ => Ok(Judged { adopt, row: Some(*row), floor }),
+            }
         }
-        _ => Ok(Found { adopt, row, floor }),
+        _ => Ok(Judged { adopt, row, floor }),
     }
 }
 

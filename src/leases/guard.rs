@@ -5,7 +5,7 @@
 //! too.
 
 use super::known::{not_speaking, not_your_lease, Caller};
-use super::locks::Locks;
+use super::locks::Locked;
 use super::queue;
 use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
@@ -87,23 +87,24 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         return Ok(());
     }
     let table = LeaseTable::open_to_look()?;
-    let Some((row, locks, acts)) = locked(&table, name, token, caller)? else {
+    let Some((locked, acts)) = locked(&table, name, token, caller)? else {
         return Err(not_speaking(name, token, caller));
     };
+    let row = &locked.row;
     let (slot, floor) = (row.grant.slot, tokens::floor()?);
     // Nobody can have replaced a grant that this transaction guards already, whatever the clock says.
     let held = guards_slot(name, slot)
         && row.grant.closing.is_none()
         && floor.is_below(row.grant.tokens.latest());
     if !held && !row.grant.speaks(token, clock::now(), floor) {
-        drop(locks);
+        drop(locked);
         return Err(not_speaking(name, token, caller));
     }
     if !acts {
-        return Err(not_your_lease(caller.shown(name, token).lease, &row));
+        return Err(not_your_lease(caller.shown(name, token).lease, row));
     }
-    check_snapshot(&table, name, &row, || caller.shown(name, token).lease)?;
-    locks.keep();
+    check_snapshot(&table, name, row, || caller.shown(name, token).lease)?;
+    locked.keep();
     queue::changed(name);
     let guard = Guard { slot, token, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(guard));
@@ -145,28 +146,21 @@ pub fn require_in_call(name: &[u8], token: Token) -> Result<(), Refusal> {
     })
 }
 
-/// Reads the grant of this token under the locks of a guard; the last value is true if the caller acts for the grant's
-/// role. Returns `None` also if the caller may not know of the grant: anybody may bind a table to any lease, and could
+/// Locks the grant of this token for a guard; the second value is true if the caller acts for the grant's role. Returns `None` also if the caller may not know of the grant: anybody may bind a table to any lease, and could
 /// otherwise find the lease's tokens by trying.
 fn locked<'a>(
     table: &LeaseTable,
     name: &'a [u8],
     token: Token,
     caller: Caller,
-) -> Result<Option<(Row, Locks<'a>, bool)>, Refusal> {
+) -> Result<Option<(Locked<'a>, bool)>, Refusal> {
     let Some(seen) = table.row_with(name, token) else { return Ok(None) };
     let acts = role::acts_for(seen.role(), caller.in_trigger());
     if !acts && !role_prefix::may_be_told(seen.name()) {
         return Ok(None);
     }
-    let mut locks = Locks::of(name);
-    locks.take(GUARD, seen.grant.slot)?;
-    // Usually nobody has written the row since.
-    let row = match table.still_has(&seen) {
-        true => Some(seen.looked_at_again()),
-        false => locks.read_again(table, seen.grant.slot, |row| row.grant.has(token)),
-    };
-    Ok(row.map(|row| (row, locks, acts)))
+    let has_token = |row: &Row| row.grant.has(token);
+    Ok(Locked::seen(table, name, &seen, GUARD, has_token)?.map(|locked| (locked, acts)))
 }
 
 /// Returns true if this transaction guards the lease with exactly this token.

@@ -2,7 +2,7 @@
 //!
 //! A lease that is locked, lost or not permitted does not affect the others.
 
-use super::change::Found;
+use super::change::NotLocked;
 use super::locks::Locked;
 use super::renew::{self, renewable};
 use crate::errors::{Refusal, SqlState};
@@ -58,67 +58,51 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
     };
     let mut order: Vec<usize> = (0..pairs.len()).collect();
     order.sort_unstable_by_key(|n| &pairs[*n]);
-    let mut grants: Vec<Locked> = Vec::new();
-    // For each pair the index of its grant, or the answer if it has none.
-    let mut found = Vec::with_capacity(pairs.len());
+    let mut answers = vec![Answer::Lost; pairs.len()];
+    // Each grant with the pairs that ask for it.
+    let mut grants: Vec<(Locked, Vec<usize>)> = Vec::new();
     for n in order {
         xact::serve_interrupts();
         let Some((name, token)) = &pairs[n] else {
-            found.push((n, Err(unfit)));
+            answers[n] = unfit;
             continue;
         };
-        let grant = match locked_before(&grants, name, *token) {
-            Some(grant) => Ok(grant),
-            None => lock(&table, name, *token)?.map(|locked| {
-                grants.push(locked);
-                grants.len() - 1
-            }),
-        };
-        found.push((n, grant));
+        // Pairs are sorted by name, so the search goes back through one name.
+        let mut of_name = grants.iter_mut().rev().take_while(|(one, _)| one.row.name() == name);
+        if let Some((_, of_grant)) = of_name.find(|(one, _)| one.row.grant.tokens.contains(*token))
+        {
+            of_grant.push(n);
+            continue;
+        }
+        match lock(&table, name, *token) {
+            Ok(locked) => grants.push((locked, vec![n])),
+            Err(answer) => answers[n] = answer,
+        }
     }
     // The locks were taken one by one, so the clock is read after the last. Dropping a grant that is over releases its
     // lock.
     let now = clock::now();
-    let lives = |locked: &Locked| locked.row.grant.phase(now) == Phase::Held;
-    let alive: Vec<bool> = grants.iter().map(lives).collect();
-    grants.retain(lives);
+    grants.retain(|(locked, _)| locked.row.grant.phase(now) == Phase::Held);
+    let (grants, of_grants): (Vec<Locked>, Vec<Vec<usize>>) = grants.into_iter().unzip();
     let renewed = renew::renew(&table, grants, now, None)?;
     let losable = !renewed.is_empty() && renewed.iter().all(|one| one.ends_with_session);
-    let mut renewed = renewed.into_iter();
-    let renewed: Vec<_> = alive.into_iter().map(|a| a.then(|| renewed.next()).flatten()).collect();
-    let mut answers = vec![Answer::Lost; pairs.len()];
-    for (n, grant) in found {
-        let kept =
-            |n: usize| renewed[n].map_or(Answer::Lost, |one| Answer::Kept(one.token, one.ttl));
-        answers[n] = grant.map_or_else(|answer| answer, kept);
+    for (one, of_grant) in renewed.iter().zip(of_grants) {
+        of_grant.into_iter().for_each(|n| answers[n] = Answer::Kept(one.token, one.ttl));
     }
     let lost = answers.iter().filter(|answer| matches!(answer, Answer::Lost)).count();
     statistics::add(Counter::RenewalsLost, lost);
     Ok((answers, losable))
 }
 
-/// The index of a locked grant that has this token. Pairs are sorted by name, so the search goes back through one name.
-fn locked_before(grants: &[Locked], name: &[u8], token: Token) -> Option<usize> {
-    let of_name = grants.iter().rev().take_while(|locked| locked.row.name() == name);
-    let same = of_name.enumerate().find(|(_, locked)| locked.row.grant.tokens.contains(token));
-    same.map(|(back, _)| grants.len() - 1 - back)
-}
-
 /// Locks the grant that this token may renew, or returns the answer that says why not.
-fn lock<'a>(
-    table: &LeaseTable,
-    name: &'a [u8],
-    token: Token,
-) -> Result<Result<Locked<'a>, Answer>, Refusal> {
-    let found = renewable(table, name, token, KEEP)?;
-    if let Err(refusal) = renew::check(table, name, &found) {
-        return Ok(Err(Answer::Refused(refusal.sqlstate)));
-    }
+fn lock<'a>(table: &LeaseTable, name: &'a [u8], token: Token) -> Result<Locked<'a>, Answer> {
     let left = |row: &Row| Some(row.grant.expires_at.since(clock::now()).max(Span::ZERO));
-    Ok(match found {
-        Found::Locked(locked, ()) => Ok(locked),
-        Found::Lost => Err(Answer::Lost),
-        Found::InTheWay(seen) => Err(Answer::Later(SqlState::LockNotAvailable, left(&seen))),
-        Found::NoRoom(seen, refusal) => Err(Answer::Later(refusal.sqlstate, left(&seen))),
+    let found = renewable(table, name, token, KEEP);
+    found.map_err(|refusal| Answer::Refused(refusal.sqlstate))?.map_err(|not_locked| {
+        match not_locked {
+            NotLocked::Lost => Answer::Lost,
+            NotLocked::Held(seen) => Answer::Later(SqlState::LockNotAvailable, left(&seen)),
+            NotLocked::NoRoom(seen, refusal) => Answer::Later(refusal.sqlstate, left(&seen)),
+        }
     })
 }

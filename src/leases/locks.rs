@@ -1,7 +1,8 @@
 //! The locks of a lease: released on drop, unless they are held until the transaction ends.
 //!
 //! `pg_fence_rules::locks` lists the locks and who takes which. Every decision about a lease goes the same way: take
-//! the locks, read the row again, decide, and `keep` the locks or drop them.
+//! the locks, read the row again, decide, and `keep` the locks or drop them. `Locked` is a grant on that way; an acquire,
+//! which may need several slots, goes it in `free_slot`.
 
 use super::queue;
 use crate::errors::Refusal;
@@ -44,17 +45,6 @@ impl<'a> Locks<'a> {
         let taken = wait::take_within(&tag, step.mode, waiting)?;
         self.taken.extend(taken.then_some((tag, step.mode)));
         Ok(taken)
-    }
-
-    /// Reads the row of a slot again under its lock: what was read before the lock may be outdated.
-    pub fn read_again(
-        &self,
-        table: &LeaseTable,
-        slot: i32,
-        wanted: impl Fn(&Row) -> bool,
-    ) -> Option<Row> {
-        let rows = table.rows(self.name, AsOf::Now).into_iter();
-        rows.filter(|row| row.grant.slot == slot).find(wanted)
     }
 
     /// The number of locks taken.
@@ -110,14 +100,35 @@ impl<'a> Locked<'a> {
         Ok(Self::under(locks, table, slot, wanted))
     }
 
-    /// Reads the grant's row again under these locks, and drops them if there is no such row.
+    /// Locks a grant that was read, as `grant` does. Usually nobody has written its row since, and that is found out
+    /// without another search.
+    pub fn seen(
+        table: &LeaseTable,
+        name: &'a [u8],
+        seen: &Row,
+        step: LockStep,
+        wanted: impl Fn(&Row) -> bool,
+    ) -> Result<Option<Self>, Refusal> {
+        let mut locks = Locks::of(name);
+        if !locks.take(step, seen.grant.slot)? {
+            return Ok(None);
+        }
+        if table.still_has(seen) {
+            return Ok(Some(Locked { row: seen.looked_at_again(), locks }));
+        }
+        Ok(Self::under(locks, table, seen.grant.slot, wanted))
+    }
+
+    /// Reads the row of a slot again under these locks, because what was read before may be outdated. Drops the locks if
+    /// there is no such row.
     pub fn under(
         locks: Locks<'a>,
         table: &LeaseTable,
         slot: i32,
         wanted: impl Fn(&Row) -> bool,
     ) -> Option<Self> {
-        let row = locks.read_again(table, slot, wanted)?;
+        let mut rows = table.rows(locks.name, AsOf::Now).into_iter();
+        let row = rows.find(|row| row.grant.slot == slot && wanted(row))?;
         Some(Locked { row, locks })
     }
 

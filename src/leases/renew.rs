@@ -2,7 +2,7 @@
 //!
 //! The locks are taken in the order of names. Then the clock is read, one token is drawn and the rows are written.
 
-use super::change::{changeable, Found};
+use super::change::{lock_grant, NotLocked};
 use super::known::{check_role, greatest, refuse_adopted};
 use super::locks::Locked;
 use super::queue;
@@ -35,12 +35,10 @@ pub fn all_renewable<'a>(
 ) -> Result<Option<(Vec<Locked<'a>>, Instant)>, Refusal> {
     let mut all = Vec::with_capacity(names.len());
     for name in names {
-        let found = renewable(table, name, token, CHANGE)?;
-        check(table, name, &found)?;
-        match found.locked()? {
-            Some((locked, ())) => all.push(locked),
+        match renewable(table, name, token, CHANGE)? {
+            Ok(locked) => all.push(locked),
             // Dropping `all` releases the locks taken so far.
-            None => return Ok(None),
+            Err(not_locked) => return not_locked.lost(),
         }
     }
     // Each lock may have been waited for, so the clock is read after the last.
@@ -49,28 +47,27 @@ pub fn all_renewable<'a>(
     Ok(holds.then_some((all, now)))
 }
 
-/// Locks and returns the grant this token may renew, or why not.
+/// Locks and returns the grant this token may renew, or why not. Errors if the caller may not renew it: 42501, and
+/// 55000 if the lease is adopted.
 pub fn renewable<'a>(
     table: &LeaseTable,
     name: &'a [u8],
     token: Token,
     step: LockStep,
-) -> Result<Found<'a, ()>, Refusal> {
-    changeable(table, name, token, step, |row| {
-        row.grant.renewable(token, clock::now()).then_some(())
-    })
-}
-
-/// Checks that the caller may renew. Errors: 42501, and 55000 if the lease is adopted.
-pub fn check(table: &LeaseTable, name: &[u8], found: &Found<()>) -> Result<(), Refusal> {
-    match found {
-        Found::Locked(Locked { row, .. }, ()) | Found::InTheWay(row) | Found::NoRoom(row, _) => {
+) -> Result<Result<Locked<'a>, NotLocked>, Refusal> {
+    let wanted = |row: &Row| row.grant.renewable(token, clock::now());
+    let found = lock_grant(table, name, token, step, wanted);
+    match &found {
+        Ok(Locked { row, .. }) | Err(NotLocked::Held(row) | NotLocked::NoRoom(row, _)) => {
             check_role(|| Some(name), row)?;
-            refuse_adopted(row)
+            refuse_adopted(row)?;
         }
         // An adopted grant may have another token than this one.
-        Found::Lost => table.rows(name, AsOf::Now).iter().try_for_each(refuse_adopted),
+        Err(NotLocked::Lost) => {
+            table.rows(name, AsOf::Now).iter().try_for_each(refuse_adopted)?;
+        }
     }
+    Ok(found)
 }
 
 /// Draws one token and writes the renewals, with the ttl last asked for if none is given. `grants` are held at `now`
