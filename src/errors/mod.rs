@@ -137,17 +137,7 @@ pub fn literal(text: &[u8]) -> String {
     }
 }
 
-/// The lease and the token of an error, as far as the error may show them: a value that is `None` never appears in its
-/// text.
-#[derive(Clone, Copy)]
-pub struct Shown<'a> {
-    /// The lease's name; `None` for a caller that may not read the columns of which it is made.
-    pub lease: Option<&'a [u8]>,
-    /// The token; `None` if it is a stored one that the caller may not read.
-    pub token: Option<Token>,
-}
-
-/// The words for a lease in a message.
+/// The words for a lease in a message; `None` if its name must not appear.
 fn lease_in_words(name: Option<&[u8]>) -> String {
     name.map_or_else(|| "the row's lease".into(), |name| format!("lease {}", quoted(name)))
 }
@@ -553,17 +543,17 @@ pub fn never_issued(presented: Token, hint: String) -> Refusal {
     .detailed(|d| d.presented = Some(presented))
 }
 
-/// PF004: the token does not speak for the lease.
-pub fn not_speaking(shown: Shown) -> Refusal {
-    let token = shown.token.map_or(String::new(), |token| format!(" {token}"));
+/// PF004: the token does not speak for the lease. Either is `None` if the caller may not know it.
+pub fn not_speaking(lease: Option<&[u8]>, presented: Option<Token>) -> Refusal {
+    let token = presented.map_or(String::new(), |token| format!(" {token}"));
     Refusal::new(
         SqlState::TokenDoesNotSpeak,
-        format!("fencing token{token} does not speak for {}", lease_in_words(shown.lease)),
+        format!("fencing token{token} does not speak for {}", lease_in_words(lease)),
         "The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it again.",
     )
     .detailed(|d| {
-        d.presented = shown.token;
-        d.lease = shown.lease.map(to_utf8);
+        d.presented = presented;
+        d.lease = lease.map(to_utf8);
     })
 }
 

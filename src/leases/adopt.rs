@@ -135,7 +135,7 @@ fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Judged, Refusal> {
         }
         (Adopt::Current | Adopt::AfterJump | Adopt::OtherHolder, Some(row)) => {
             // A caller that may not act for the grant's role must not learn its holder.
-            check_role(|| Some(&adoption.name), row)?;
+            check_role(row)?;
             match adopt {
                 Adopt::OtherHolder => Err(of_another_holder(row, adoption.token)),
                 _ => Ok(Judged { adopt, row: Some(*row), floor }),
@@ -158,7 +158,7 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
         // The grant has ended meanwhile or belongs to another holder, so `judged` returns the error.
         return judged(&table, adoption).map(|_| false);
     };
-    check_role(|| Some(&adoption.name), &locked.row)?;
+    check_role(&locked.row)?;
     let holders = adoption.holders(Some(&locked.row));
     if grant::adopt(&[locked.row.grant], adoption.token, floor, holders) == Adopt::Current {
         // A concurrent adoption of the same number came first. Releasing the lock spares others a wait.

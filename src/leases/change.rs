@@ -27,7 +27,7 @@ pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal
         // If one grant is lost, dropping `grants` releases the locks taken so far.
         match lock_grant(&table, name, token, CHANGE, is_releasable) {
             Ok(locked) => {
-                check_role(|| Some(name), &locked.row)?;
+                check_role(&locked.row)?;
                 grants.push(locked);
             }
             Err(not_locked) => return not_locked.lost(),

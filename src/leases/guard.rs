@@ -101,9 +101,9 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         return Err(not_speaking(name, token, caller));
     }
     if !acts {
-        return Err(not_your_lease(caller.shown(name, token).lease, row));
+        return Err(not_your_lease(caller.visible(name, token).0, row));
     }
-    check_snapshot(&table, name, row, || caller.shown(name, token).lease)?;
+    check_snapshot(&table, name, row, || caller.visible(name, token).0)?;
     locked.keep();
     queue::changed(name);
     let guard = Guard { slot, token, savepoint: xact::savepoint() };
@@ -113,13 +113,13 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
 }
 
 /// Refuses a grant that the transaction's snapshot does not show, at REPEATABLE READ and above
-/// (`pg_fence_rules::snapshot` says why that suffices). `shown` returns the name of the lease if the error may show it.
+/// (`pg_fence_rules::snapshot` says why that suffices). `visible` returns the name of the lease if the error may show it.
 /// Errors: 40001 if the grant was committed after the snapshot, 55000 if this transaction made it.
 fn check_snapshot<'a>(
     table: &LeaseTable,
     name: &[u8],
     row: &Row,
-    shown: impl FnOnce() -> Option<&'a [u8]>,
+    visible: impl FnOnce() -> Option<&'a [u8]>,
 ) -> Result<(), Refusal> {
     if !xact::keeps_snapshot() {
         return Ok(());
@@ -127,8 +127,8 @@ fn check_snapshot<'a>(
     let shows = |as_of| table.rows(name, as_of).iter().any(|r| r.is_of_same_grant(row));
     match snapshot::in_snapshot(shows(AsOf::Snapshot), || shows(AsOf::Committed)) {
         InSnapshot::Shown => Ok(()),
-        InSnapshot::Later => Err(errors::snapshot_too_early(shown())),
-        InSnapshot::Own => Err(errors::own_grant_after_snapshot(shown())),
+        InSnapshot::Later => Err(errors::snapshot_too_early(visible())),
+        InSnapshot::Own => Err(errors::own_grant_after_snapshot(visible())),
     }
 }
 

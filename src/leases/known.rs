@@ -1,7 +1,7 @@
 //! What the rows say about a lease, and how much of that a caller may learn.
 
 use crate::encoding;
-use crate::errors::{self, Refusal, Shown};
+use crate::errors::{self, Refusal};
 use crate::pg::session::{clock, role};
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
@@ -35,12 +35,11 @@ pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
     role::acts_for(row.role(), in_trigger) || role_prefix::may_be_told(row.name())
 }
 
-/// Errors with 42501 unless the caller of a function may act for the role of the grant. `lease` returns the name if the
-/// error may show it.
-pub fn check_role<'a>(lease: impl FnOnce() -> Option<&'a [u8]>, row: &Row) -> Result<(), Refusal> {
+/// Errors with 42501 unless the caller of a function may act for the role of the grant.
+pub fn check_role(row: &Row) -> Result<(), Refusal> {
     match role::acts_for(row.role(), false) {
         true => Ok(()),
-        false => Err(not_your_lease(lease(), row)),
+        false => Err(not_your_lease(Some(row.name()), row)),
     }
 }
 
@@ -83,12 +82,12 @@ impl Caller<'_> {
     }
 
     /// The lease and the token, as far as an error may show them.
-    pub fn shown<'n>(&self, name: &'n [u8], token: Token) -> Shown<'n> {
+    pub fn visible<'n>(&self, name: &'n [u8], token: Token) -> (Option<&'n [u8]>, Option<Token>) {
         let may_see = match self {
             Caller::Function => MaySee { lease: true, token: true },
             Caller::Trigger(may_see) => may_see(),
         };
-        Shown { lease: may_see.lease.then_some(name), token: may_see.token.then_some(token) }
+        (may_see.lease.then_some(name), may_see.token.then_some(token))
     }
 }
 
@@ -118,7 +117,8 @@ pub fn of_another_holder(row: &Row, token: Token) -> Refusal {
 
 /// The error PF004, with all details that the caller may know.
 pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
-    let mut refusal = errors::not_speaking(caller.shown(name, token));
+    let (lease, presented) = caller.visible(name, token);
+    let mut refusal = errors::not_speaking(lease, presented);
     let Ok(table) = LeaseTable::open(Access::Read) else { return refusal };
     let rows = table.rows(name, AsOf::Now);
     let (now, floor) = (clock::now(), tokens::floor().unwrap_or(Floor::NONE));

@@ -59,7 +59,7 @@ pub fn renewable<'a>(
     let found = lock_grant(table, name, token, step, wanted);
     match &found {
         Ok(Locked { row, .. }) | Err(NotLocked::Held(row) | NotLocked::NoRoom(row, _)) => {
-            check_role(|| Some(name), row)?;
+            check_role(row)?;
             refuse_adopted(row)?;
         }
         // An adopted grant may have another token than this one.
