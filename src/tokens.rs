@@ -9,9 +9,9 @@ use crate::pg::session::xact;
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence::{self, PageState};
 use crate::statistics::{self, Counter};
-use pg_fence_rules::locks::MOVE_ON;
-use pg_fence_rules::moves::{self, Due, Identity, Recorded};
-use pg_fence_rules::{Floor, Token};
+use pg_fence_rules::epochs::{self, Due, Identity, Recorded};
+use pg_fence_rules::locks::ADVANCE;
+use pg_fence_rules::{Epoch, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 
@@ -20,46 +20,46 @@ use std::cell::Cell;
 /// It determines the epoch once, because no backend survives a recovery: the start of the server and the identity of
 /// the database stay the same. A dump may still be loaded, which changes `dumped`.
 #[derive(Clone, Copy)]
-struct Life {
+struct Incarnation {
     /// The sequence whose advance in this epoch is done; invalid if that is not known yet.
     begun: Oid,
     /// The sequence to which the two numbers belong: a restore may replace it.
     sequence: Oid,
-    /// A token that the sequence is known to have reached.
-    passed: Token,
+    /// The greatest token that the sequence is known to have reached.
+    high_water: Token,
     /// The number in a dump made when this epoch was determined. Another number shows that the sequence was advanced
     /// since, or that a dump was loaded.
     dumped: Token,
     /// The epoch, and the state of the page of `dumped` before the epoch was read. Each new epoch and each loaded dump
     /// changes that page, so an unchanged page means an unchanged epoch.
-    floor: Option<(PageState, Floor)>,
+    epoch: Option<(PageState, Epoch)>,
 }
 
 thread_local! {
-    static LIFE: Cell<Life> = const {
-        Cell::new(Life::unknown(Oid::INVALID))
+    static INCARNATION: Cell<Incarnation> = const {
+        Cell::new(Incarnation::unknown(Oid::INVALID))
     };
 }
 
-impl Life {
+impl Incarnation {
     /// What is known of a sequence at first: nothing.
-    const fn unknown(sequence: Oid) -> Life {
-        Life {
+    const fn unknown(sequence: Oid) -> Incarnation {
+        Incarnation {
             begun: Oid::INVALID,
             sequence,
-            passed: Token::BEFORE_ALL,
+            high_water: Token::BEFORE_ALL,
             dumped: Token::BEFORE_ALL,
-            floor: None,
+            epoch: None,
         }
     }
 
     /// What is known of this sequence.
-    fn of(sequence: Oid) -> Life {
-        let known = LIFE.get();
+    fn of(sequence: Oid) -> Incarnation {
+        let known = INCARNATION.get();
         if known.sequence == sequence {
             return known;
         }
-        Life::unknown(sequence)
+        Incarnation::unknown(sequence)
     }
 
     fn has_begun(&self) -> bool {
@@ -79,19 +79,19 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
     check_fit(oid)?;
     loop {
         xact::serve_interrupts();
-        let life = settled(oid)?;
-        let above = above.max(life.passed);
+        let known = settled(oid)?;
+        let above = above.max(known.high_water);
         let token = Token::from_bigint(sequence::next(oid));
         // Drawing locks the sequence, so earlier changes of it are visible now, and none can follow.
         check_fit(oid)?;
         if token > above {
-            LIFE.set(Life { passed: token, ..life });
-            if moves::dump_lags(life.dumped, token) {
+            INCARNATION.set(Incarnation { high_water: token, ..known });
+            if epochs::dump_lags(known.dumped, token) {
                 set_dumped(token)?;
             }
             return Ok(token);
         }
-        LIFE.set(Life { begun: Oid::INVALID, passed: above, ..life });
+        INCARNATION.set(Incarnation { begun: Oid::INVALID, high_water: above, ..known });
     }
 }
 
@@ -121,74 +121,74 @@ pub fn sequence() -> Result<Oid, Refusal> {
 /// must have advanced since.
 #[inline]
 pub fn issued(oid: Oid, token: Token) -> bool {
-    let life = LIFE.get();
+    let known = INCARNATION.get();
     token > Token::BEFORE_ALL
-        && ((life.sequence == oid && token <= life.passed) || issued_by_now(oid, token))
+        && ((known.sequence == oid && token <= known.high_water) || issued_by_now(oid, token))
 }
 
 #[cold]
 fn issued_by_now(oid: Oid, token: Token) -> bool {
     // A sequence that was altered has issued nothing.
-    let Ok(life) = settled(oid) else { return false };
+    let Ok(known) = settled(oid) else { return false };
     let last = last_of(oid);
-    LIFE.set(Life { passed: life.passed.max(last), ..life });
+    INCARNATION.set(Incarnation { high_water: known.high_water.max(last), ..known });
     token <= last
 }
 
 /// The present epoch, whose first number no grant may be older than to speak. Begins a new epoch first if this is
 /// another database than the one that drew last, or a dump of one was loaded. Errors: 55000.
-pub fn floor() -> Result<Floor, Refusal> {
+pub fn epoch() -> Result<Epoch, Refusal> {
     let oid = sequence()?;
-    if let Some(floor) = settled_floor(oid)? {
-        return Ok(floor);
+    if let Some(epoch) = settled_epoch(oid)? {
+        return Ok(epoch);
     }
     begin(oid)?;
-    recorded_floor()
+    recorded_epoch()
 }
 
-/// Returns the epoch like `floor`, but writes nothing: if a new epoch is due, no token speaks.
-pub fn floor_seen() -> Result<Floor, Refusal> {
+/// As `epoch`, but writes nothing: if a new epoch is due, no token speaks.
+pub fn epoch_seen() -> Result<Epoch, Refusal> {
     // A standby has the epoch that it has replayed. The new one begins after its promotion.
     if server::in_recovery() {
-        return recorded_floor();
+        return recorded_epoch();
     }
     let oid = sequence()?;
-    if let Some(floor) = settled_floor(oid)? {
-        return Ok(floor);
+    if let Some(epoch) = settled_epoch(oid)? {
+        return Ok(epoch);
     }
     match what_is_due(oid)? {
-        (Due::Jump, _) => return Ok(Floor::ABOVE_ALL),
+        (Due::NewEpoch, _) => return Ok(Epoch::TO_BEGIN),
         // Remembered, so that a session that only checks tokens need not find it out each time.
-        (Due::Nothing, seen) => LIFE.set(Life { begun: oid, ..seen }),
-        (Due::Move, _) => (),
+        (Due::Nothing, seen) => INCARNATION.set(Incarnation { begun: oid, ..seen }),
+        (Due::Advance, _) => (),
     }
-    recorded_floor()
+    recorded_epoch()
 }
 
 /// The epoch, if it has been determined and no dump was loaded since; otherwise `None`.
-fn settled_floor(oid: Oid) -> Result<Option<Floor>, Refusal> {
-    let life = Life::of(oid);
+fn settled_epoch(oid: Oid) -> Result<Option<Epoch>, Refusal> {
+    let known = Incarnation::of(oid);
     // The page is read before the epoch. A new epoch is written before the page, so a stored epoch cannot be older than
     // the stored page state.
     let page = sequence::read(state_oid(c"dumped_token_seq")?);
-    if !life.has_begun() || life.dumped != token_of(&page) {
+    if !known.has_begun() || known.dumped != token_of(&page) {
         return Ok(None);
     }
-    if let Some((_, floor)) = life.floor.filter(|(state, _)| page.state == Some(*state)) {
-        return Ok(Some(floor));
+    if let Some((_, epoch)) = known.epoch.filter(|(state, _)| page.state == Some(*state)) {
+        return Ok(Some(epoch));
     }
-    let floor = recorded_floor()?;
-    LIFE.set(Life { floor: page.state.map(|state| (state, floor)), ..life });
-    Ok(Some(floor))
+    let epoch = recorded_epoch()?;
+    INCARNATION.set(Incarnation { epoch: page.state.map(|state| (state, epoch)), ..known });
+    Ok(Some(epoch))
 }
 
-/// The number of epochs begun since the extension was created.
-pub fn jumps() -> Result<i64, Refusal> {
+/// The number of epochs begun since the extension was created (`jumps` of `fence_status`).
+pub fn epochs_begun() -> Result<i64, Refusal> {
     Ok(sequence::read(state_oid(c"jump_count_seq")?).last.unwrap_or(0))
 }
 
-fn recorded_floor() -> Result<Floor, Refusal> {
-    Ok(Floor::at(last_of(state_oid(c"jump_token_seq")?)))
+fn recorded_epoch() -> Result<Epoch, Refusal> {
+    Ok(Epoch::at(last_of(state_oid(c"jump_token_seq")?)))
 }
 
 /// Errors with 55000 unless the sequence's values are fit to be tokens. Checks its definition once, and again after a
@@ -224,12 +224,12 @@ fn check_definition(oid: Oid) -> Result<(), Refusal> {
 
 /// What is known of the sequence, once the epoch is determined and no dump was loaded since. Checked before each draw
 /// and decision, so that sessions older than a dump are as safe as newer ones.
-fn settled(oid: Oid) -> Result<Life, Refusal> {
-    let life = Life::of(oid);
-    if !life.has_begun() || life.dumped != dumped()? {
+fn settled(oid: Oid) -> Result<Incarnation, Refusal> {
+    let known = Incarnation::of(oid);
+    if !known.has_begun() || known.dumped != dumped()? {
         begin(oid)?;
     }
-    Ok(Life::of(oid))
+    Ok(Incarnation::of(oid))
 }
 
 /// The number that a dump contains, which is not far behind the last token. Dumps do not contain the sequence itself,
@@ -240,7 +240,7 @@ fn dumped() -> Result<Token, Refusal> {
 
 fn set_dumped(token: Token) -> Result<(), Refusal> {
     sequence::set(state_oid(c"dumped_token_seq")?, token.bigint());
-    LIFE.set(Life { dumped: token, ..LIFE.get() });
+    INCARNATION.set(Incarnation { dumped: token, ..INCARNATION.get() });
     Ok(())
 }
 
@@ -248,7 +248,7 @@ fn set_dumped(token: Token) -> Result<(), Refusal> {
 /// restore or a copy. The advance is durable before any token is drawn or checked; concurrent sessions make it once.
 #[inline]
 pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
-    if LIFE.get().begun == oid {
+    if INCARNATION.get().begun == oid {
         return Ok(());
     }
     begin(oid)
@@ -257,25 +257,25 @@ pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
 #[cold]
 fn begin(oid: Oid) -> Result<(), Refusal> {
     let (due, seen) = what_is_due(oid)?;
-    let mut jumped = false;
-    let life = match due {
+    let mut has_new_epoch = false;
+    let known = match due {
         Due::Nothing => seen,
-        _ => under_move_lock(|| match what_is_due(oid)? {
+        _ => under_advance_lock(|| match what_is_due(oid)? {
             (Due::Nothing, seen) => Ok(seen),
-            (Due::Move, _) => {
+            (Due::Advance, _) => {
                 let identity = server::identity(oid)?;
-                let target = move_on(oid)?;
+                let target = advance(oid)?;
                 set_dumped(target)?;
                 record(oid, &identity, target)
             }
-            (Due::Jump, _) => {
-                jumped = true;
-                jump(oid)
+            (Due::NewEpoch, _) => {
+                has_new_epoch = true;
+                begin_epoch(oid)
             }
         })?,
     };
-    LIFE.set(Life { begun: oid, ..life });
-    if jumped {
+    INCARNATION.set(Incarnation { begun: oid, ..known });
+    if has_new_epoch {
         statistics::count(Counter::Jumps);
     }
     Ok(())
@@ -283,17 +283,17 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
 
 /// Runs `work` under the lock of the advance. The lock is released at once, so that no open transaction delays an
 /// advance.
-fn under_move_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
-    let lock = LockTag::token_move();
-    lock.take(MOVE_ON.mode, MOVE_ON.waits)?;
+fn under_advance_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+    let lock = LockTag::token_advance();
+    lock.take(ADVANCE.mode, ADVANCE.waits)?;
     let result = work();
-    lock.give(MOVE_ON.mode);
+    lock.give(ADVANCE.mode);
     result
 }
 
 /// The advance that is due, and the state of the sequence when that was decided.
-fn what_is_due(oid: Oid) -> Result<(Due, Life), Refusal> {
-    let life = Life::of(oid);
+fn what_is_due(oid: Oid) -> Result<(Due, Incarnation), Refusal> {
+    let known = Incarnation::of(oid);
     // Read before the sequence. Every advance sets the sequence first, so it is behind this number only if a dump was
     // loaded.
     let dumped = dumped()?;
@@ -305,17 +305,18 @@ fn what_is_due(oid: Oid) -> Result<(Due, Life), Refusal> {
         last: last_of(oid),
     };
     let expected = start.map(|s| server::start(oid, s.file));
-    let due = moves::due(&recorded, || server::identity(oid), expected.as_ref(), life.passed)?;
-    Ok((due, Life { passed: recorded.last.max(life.passed), dumped, ..life }))
+    let due =
+        epochs::due(&recorded, || server::identity(oid), expected.as_ref(), known.high_water)?;
+    Ok((due, Incarnation { high_water: recorded.last.max(known.high_water), dumped, ..known }))
 }
 
 /// Begins a new epoch on request, and returns the number to which the sequence advanced. Errors: 55000.
-pub fn jump_now() -> Result<Token, Refusal> {
+pub fn new_epoch() -> Result<Token, Refusal> {
     let oid = sequence()?;
-    let life = under_move_lock(|| jump(oid))?;
-    LIFE.set(Life { begun: oid, ..life });
+    let known = under_advance_lock(|| begin_epoch(oid))?;
+    INCARNATION.set(Incarnation { begun: oid, ..known });
     statistics::count(Counter::Jumps);
-    Ok(life.passed)
+    Ok(known.high_water)
 }
 
 /// Called once, when the extension is created. No grant is older, so no token becomes invalid. But grants that a
@@ -323,33 +324,33 @@ pub fn jump_now() -> Result<Token, Refusal> {
 pub fn record_creation() -> Result<(), Refusal> {
     let oid = sequence()?;
     let identity = server::identity(oid)?;
-    let target = move_on(oid)?;
-    set_floor(target)?;
+    let target = advance(oid)?;
+    set_epoch(target)?;
     record(oid, &identity, target).map(drop)
 }
 
-fn jump(oid: Oid) -> Result<Life, Refusal> {
+fn begin_epoch(oid: Oid) -> Result<Incarnation, Refusal> {
     let identity = server::identity(oid)?;
-    let target = move_on(oid)?;
-    set_floor(target)?;
+    let target = advance(oid)?;
+    set_epoch(target)?;
     // Set rather than drawn: nextval logs a value 32 ahead, which would appear after a crash.
-    sequence::set_durably(state_oid(c"jump_count_seq")?, jumps()? + 1);
+    sequence::set_durably(state_oid(c"jump_count_seq")?, epochs_begun()? + 1);
     record(oid, &identity, target)
 }
 
 /// Begins an epoch: no grant without a greater token speaks from now on. The number in dumps is set right after, which
 /// shows other sessions that their stored epoch is outdated.
-fn set_floor(target: Token) -> Result<(), Refusal> {
+fn set_epoch(target: Token) -> Result<(), Refusal> {
     sequence::set_durably(state_oid(c"jump_token_seq")?, target.bigint());
     set_dumped(target)
 }
 
-fn move_on(oid: Oid) -> Result<Token, Refusal> {
+fn advance(oid: Oid) -> Result<Token, Refusal> {
     check_fit(oid)?;
-    let last = last_of(oid).max(Life::of(oid).passed).max(dumped()?);
+    let last = last_of(oid).max(Incarnation::of(oid).high_water).max(dumped()?);
     // Waits once only: if the clock does not advance, the last value decides.
-    wait::pause(moves::wait_for_clock(last, clock::now()));
-    let target = moves::target(last, clock::now()).ok_or_else(errors::tokens_exhausted)?;
+    wait::pause(epochs::wait_for_clock(last, clock::now()));
+    let target = epochs::target(last, clock::now()).ok_or_else(errors::tokens_exhausted)?;
     sequence::set_durably(oid, target.bigint());
     Ok(target)
 }
@@ -357,11 +358,11 @@ fn move_on(oid: Oid) -> Result<Token, Refusal> {
 /// Records that the epoch began with this token, after everything else is on disk. After an earlier crash the sequence
 /// advances once more, never once too few. The hash of the start is set last, because with it the other values are
 /// believed.
-fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Life, Refusal> {
-    sequence::set_durably(state_oid(c"database_identity_seq")?, identity.mark());
+fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Incarnation, Refusal> {
+    sequence::set_durably(state_oid(c"database_identity_seq")?, identity.fingerprint());
     let start = state_oid(c"server_start_seq")?;
     if let Some(found) = sequence::read_unlogged(start) {
-        sequence::set(start, server::start(oid, found.file).mark(identity.mark()));
+        sequence::set(start, server::start(oid, found.file).fingerprint(identity.fingerprint()));
     }
-    Ok(Life { passed: began_at, dumped: began_at, floor: None, ..Life::of(oid) })
+    Ok(Incarnation { high_water: began_at, dumped: began_at, epoch: None, ..Incarnation::of(oid) })
 }

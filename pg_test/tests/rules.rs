@@ -5,7 +5,7 @@ use pg_fence_rules::grant::{
     self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
 };
 use pg_fence_rules::template::{self, Piece};
-use pg_fence_rules::{Floor, Instant, Span, Token};
+use pg_fence_rules::{Epoch, Instant, Span, Token};
 use proptest::collection::vec;
 use proptest::prelude::*;
 use std::ops::Range;
@@ -184,7 +184,7 @@ proptest! {
 
     #[test]
     fn what_may_renew_may_release_and_what_speaks_may_do_both(
-        asked in token(0..20), now in instant(0..100), floor in token(0..20).prop_map(Floor::at), expires in instant(0..100),
+        asked in token(0..20), now in instant(0..100), floor in token(0..20).prop_map(Epoch::at), expires in instant(0..100),
         closing in prop::option::of(token(10..20)), closed_here in any::<bool>(),
     ) {
         let closed_here = closed_here && closing.is_some();
@@ -195,7 +195,7 @@ proptest! {
         let speaks = grant.speaks(asked, now, floor);
         prop_assert_eq!(grant.release(asked, now) == Release::Close, grant.renewable(asked, now));
         prop_assert!(!speaks || tokens.latest() > floor.token(), "it speaks though a jump lies in between");
-        let would_speak = grant.speaks(asked, now, Floor::NONE);
+        let would_speak = grant.speaks(asked, now, Epoch::FIRST);
         prop_assert_eq!(grant.awaits_renewal(asked, now, floor), would_speak && floor.token() >= tokens.latest());
         if speaks && closing.is_none() {
             prop_assert!(grant.renewable(asked, now));

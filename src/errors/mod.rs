@@ -211,10 +211,10 @@ pub fn limit_is_invalid() -> Refusal {
 }
 
 /// 22023: the number of slots differs from that of the grants.
-pub fn slots_differ(name: &[u8], live: i32, asked: i32) -> Refusal {
+pub fn slots_differ(name: &[u8], live: i32, requested: i32) -> Refusal {
     Refusal::new(
         SqlState::InvalidParameterValue,
-        format!("lease {} is held with slots = {live}, not {asked}", quoted(name)),
+        format!("lease {} is held with slots = {live}, not {requested}", quoted(name)),
         "All callers must ask for the same number of slots while any of them holds the lease.",
     )
     .detailed(|d| {

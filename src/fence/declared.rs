@@ -15,7 +15,7 @@ use crate::pg::session::clock;
 use crate::pg::state::lease_lock::{self, SecretFault};
 use crate::pg::state::role_prefix;
 use crate::tokens;
-use pg_fence_rules::moves;
+use pg_fence_rules::epochs;
 use pg_fence_rules::template::{self, Piece, TEMPLATE_MAX};
 use pg_fence_rules::trigger_arguments::TriggerArguments;
 use pg_fence_rules::{Token, NAME_MAX};
@@ -145,8 +145,8 @@ fn with_tokens(about: Datum) -> Result<Datum, Refusal> {
     let more = json!({
         "heights": heights,
         "drawn": drawn.map(Token::bigint),
-        "reach": drawn.and_then(|last| moves::target(last, now)).map(Token::bigint),
-        "far_ahead": drawn.and_then(|last| moves::far_ahead(last, now)).map(date),
+        "reach": drawn.and_then(|last| epochs::target(last, now)).map(Token::bigint),
+        "far_ahead": drawn.and_then(|last| epochs::far_ahead(last, now)).map(date),
     });
     Ok(json::merged(about, json::datum(&more)))
 }

@@ -296,7 +296,7 @@ fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> R
     match verdict {
         Verdict::NeverIssued { presented } => match leases(call, plan).iter().next() {
             // To a writer that may not see the lease, an unissued token is answered like any other that does not speak.
-            Some(name) if !role_prefix::may_be_told(name) => {
+            Some(name) if !role_prefix::is_visible(name) => {
                 let may_see = || may_see(call, plan, shown);
                 known::not_speaking(name, presented, Caller::Trigger(&may_see))
             }

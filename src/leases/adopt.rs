@@ -22,7 +22,7 @@ use crate::tokens;
 use pg_fence_rules::grant::{self, Adopt, Grant, Holders, Mode};
 use pg_fence_rules::locks::{ADOPT, CHANGE, END_OLDER};
 use pg_fence_rules::names::Level;
-use pg_fence_rules::{Floor, Token};
+use pg_fence_rules::{Epoch, Token};
 use std::time::Duration;
 
 /// Time until the next attempt while an open transaction deletes or loads the row.
@@ -65,7 +65,7 @@ pub fn is_used_here() -> bool {
 struct Judged {
     adopt: Adopt,
     row: Option<Row>,
-    floor: Floor,
+    epoch: Epoch,
 }
 
 /// Adopts the lease. Returns false if an open transaction relied on an older grant, or was adopting it, for all of
@@ -73,7 +73,7 @@ struct Judged {
 pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
     match judged(&LeaseTable::open(Access::Read)?, adoption)?.adopt {
         Adopt::Current => return Ok(true),
-        Adopt::AfterJump => return adopt_again(adoption),
+        Adopt::OfEarlierEpoch => return adopt_again(adoption),
         _ => {}
     }
     let waiting = Waiting::since_now(wait);
@@ -104,17 +104,17 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
     if settled_rows(&table, &adoption.name).is_none() {
         return Ok(None);
     }
-    let Judged { adopt, row, floor } = judged(&table, adoption)?;
+    let Judged { adopt, row, epoch } = judged(&table, adoption)?;
     if row.is_none() && is_being_loaded(&table, &adoption.name) {
         return Ok(None);
     }
     match adopt {
         Adopt::Current => return Ok(Some(true)),
-        Adopt::AfterJump => return adopt_again(adoption).map(Some),
+        Adopt::OfEarlierEpoch => return adopt_again(adoption).map(Some),
         _ => {}
     }
-    locks.keep();
-    write(&table, adoption, row.as_ref(), floor)?;
+    locks.hold_until_commit();
+    write(&table, adoption, row.as_ref(), epoch)?;
     Ok(Some(true))
 }
 
@@ -122,37 +122,37 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
 /// checked at each attempt, because one may be revoked while its role waits.
 fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Judged, Refusal> {
     role_prefix::require(&adoption.name, Level::Adopter)?;
-    let floor = tokens::floor()?;
+    let epoch = tokens::epoch()?;
     let rows = table.rows(&adoption.name, AsOf::Now);
     let grants: Vec<Grant> = rows.iter().map(|row| row.grant).collect();
     let row = rows.first().copied();
     let holders = adoption.holders(row.as_ref());
-    let adopt = grant::adopt(&grants, adoption.token, floor, holders);
+    let adopt = grant::adopt(&grants, adoption.token, epoch, holders);
     match (adopt, &row) {
         (Adopt::GrantedHere, _) => Err(errors::granted_name(&adoption.name)),
         (Adopt::Stale, Some(row)) => {
             Err(errors::stale_adoption(&adoption.name, adoption.token, row.grant.greatest()))
         }
-        (Adopt::Current | Adopt::AfterJump | Adopt::OtherHolder, Some(row)) => {
+        (Adopt::Current | Adopt::OfEarlierEpoch | Adopt::OtherHolder, Some(row)) => {
             // A caller that may not act for the grant's role must not learn its holder.
             check_role(row)?;
             match adopt {
                 Adopt::OtherHolder => Err(of_another_holder(row, adoption.token)),
-                _ => Ok(Judged { adopt, row: Some(*row), floor }),
+                _ => Ok(Judged { adopt, row: Some(*row), epoch }),
             }
         }
-        _ => Ok(Judged { adopt, row, floor }),
+        _ => Ok(Judged { adopt, row, epoch }),
     }
 }
 
 /// Makes the current token valid again after a new epoch has invalidated it.
 fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
     let table = LeaseTable::open(Access::Write)?;
-    let floor = tokens::floor()?;
+    let epoch = tokens::epoch()?;
     let is_current = |row: &Row| {
         let holders = adoption.holders(Some(row));
-        let found = grant::adopt(&[row.grant], adoption.token, floor, holders);
-        matches!(found, Adopt::Current | Adopt::AfterJump)
+        let found = grant::adopt(&[row.grant], adoption.token, epoch, holders);
+        matches!(found, Adopt::Current | Adopt::OfEarlierEpoch)
     };
     let Some(locked) = Locked::grant(&table, &adoption.name, 0, CHANGE, is_current)? else {
         // The grant has ended meanwhile or belongs to another holder, so `judged` returns the error.
@@ -160,13 +160,13 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
     };
     check_role(&locked.row)?;
     let holders = adoption.holders(Some(&locked.row));
-    if grant::adopt(&[locked.row.grant], adoption.token, floor, holders) == Adopt::Current {
+    if grant::adopt(&[locked.row.grant], adoption.token, epoch, holders) == Adopt::Current {
         // A concurrent adoption of the same number came first. Releasing the lock spares others a wait.
         return Ok(true);
     }
-    let row = locked.keep();
+    let row = locked.hold_until_commit();
     commit::force();
-    table.replace(&row, &row.adopted_again(floor, clock::now()))?;
+    table.replace(&row, &row.adopted_again(epoch, clock::now()))?;
     Ok(true)
 }
 
@@ -179,7 +179,7 @@ fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Refusal> {
     judged(table, adoption)?;
     let row = locked.row;
     if row.grant.closing.is_none_or(|closing| closing < adoption.token) {
-        locked.keep();
+        locked.hold_until_commit();
         commit::force();
         table.replace(&row, &row.closed(adoption.token, clock::now()))?;
     }
@@ -190,7 +190,7 @@ fn write(
     table: &LeaseTable,
     adoption: &Adoption,
     over: Option<&Row>,
-    floor: Floor,
+    epoch: Epoch,
 ) -> Result<(), Refusal> {
     let new = NewGrant {
         name: &adoption.name,
@@ -199,7 +199,7 @@ fn write(
         holder: adoption.holder.as_deref(),
         token: adoption.token,
         now: clock::now(),
-        lifetime: Lifetime::Adopted(floor),
+        lifetime: Lifetime::Adopted(epoch),
         metadata: adoption.metadata,
     };
     // After this call the caller may write to another server, so the grant must survive a crash here.

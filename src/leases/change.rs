@@ -64,7 +64,7 @@ fn close_all(table: &LeaseTable, grants: Vec<Locked>, now: Instant) -> Result<To
         _ => tokens::draw(greatest(grants.iter().map(|locked| &locked.row)))?,
     };
     // All locks are marked as held before the first write: an error must not find one that is still to be released.
-    let rows: Vec<Row> = grants.into_iter().map(Locked::keep).collect();
+    let rows: Vec<Row> = grants.into_iter().map(Locked::hold_until_commit).collect();
     for row in rows {
         if row.grant.adopted.is_some() {
             // A lasting end: no next acquire makes it durable, and no deadline ends a grant that a crash brings back.

@@ -36,7 +36,7 @@ pub struct FreeSlot<'a> {
     _turn: Option<Locks<'a>>,
 }
 
-/// A free slot with its locks, which are released on drop unless `keep` was called.
+/// A free slot with its locks, which are released on drop unless `hold_until_commit` was called.
 pub struct LockedSlot<'a> {
     chosen: FreeSlot<'a>,
     locks: Locks<'a>,
@@ -50,8 +50,8 @@ impl<'a> LockedSlot<'a> {
 
     /// Holds the locks until the transaction ends. Call this before any write: an uncommitted row alone protects
     /// nothing, because nobody else sees it.
-    pub fn keep(self) -> FreeSlot<'a> {
-        self.locks.keep();
+    pub fn hold_until_commit(self) -> FreeSlot<'a> {
+        self.locks.hold_until_commit();
         self.chosen
     }
 }

@@ -91,12 +91,12 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         return Err(not_speaking(name, token, caller));
     };
     let row = &locked.row;
-    let (slot, floor) = (row.grant.slot, tokens::floor()?);
+    let (slot, epoch) = (row.grant.slot, tokens::epoch()?);
     // Nobody can have replaced a grant that this transaction guards already, whatever the clock says.
     let held = guards_slot(name, slot)
         && row.grant.closing.is_none()
-        && floor.is_below(row.grant.tokens.latest());
-    if !held && !row.grant.speaks(token, clock::now(), floor) {
+        && epoch.includes(row.grant.tokens.latest());
+    if !held && !row.grant.speaks(token, clock::now(), epoch) {
         drop(locked);
         return Err(not_speaking(name, token, caller));
     }
@@ -104,7 +104,7 @@ pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal>
         return Err(not_your_lease(caller.visible(name, token).0, row));
     }
     check_snapshot(&table, name, row, || caller.visible(name, token).0)?;
-    locked.keep();
+    locked.hold_until_commit();
     queue::changed(name);
     let guard = Guard { slot, token, savepoint: xact::savepoint() };
     GUARDS.with_borrow_mut(|g| g.by_lease.entry(name.to_vec()).or_default().push(guard));
@@ -126,7 +126,7 @@ fn check_snapshot<'a>(
     }
     let shows = |as_of| table.rows(name, as_of).iter().any(|r| r.is_of_same_grant(row));
     match snapshot::in_snapshot(shows(AsOf::Snapshot), || shows(AsOf::Committed)) {
-        InSnapshot::Shown => Ok(()),
+        InSnapshot::Visible => Ok(()),
         InSnapshot::Later => Err(errors::snapshot_too_early(visible())),
         InSnapshot::Own => Err(errors::own_grant_after_snapshot(visible())),
     }
@@ -156,7 +156,7 @@ fn locked<'a>(
 ) -> Result<Option<(Locked<'a>, bool)>, Refusal> {
     let Some(seen) = table.row_with(name, token) else { return Ok(None) };
     let acts = role::acts_for(seen.role(), caller.in_trigger());
-    if !acts && !role_prefix::may_be_told(seen.name()) {
+    if !acts && !role_prefix::is_visible(seen.name()) {
         return Ok(None);
     }
     let has_token = |row: &Row| row.grant.has(token);

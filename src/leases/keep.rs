@@ -13,7 +13,7 @@ use crate::pg::state::opened::IfLocked;
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use pg_fence_rules::grant::Phase;
-use pg_fence_rules::keep::{after_renewal, while_in_the_way};
+use pg_fence_rules::keep::{after_renewal, while_locked};
 use pg_fence_rules::locks::KEEP;
 use pg_fence_rules::{Span, Token};
 
@@ -41,7 +41,7 @@ impl Answer {
         match self {
             Answer::Kept(_, ttl) => Some(after_renewal(*ttl)),
             Answer::Later(SqlState::OutOfMemory, _) => Some(Span::ZERO),
-            Answer::Later(_, left) => Some(while_in_the_way(left.unwrap_or(Span::ZERO))),
+            Answer::Later(_, left) => Some(while_locked(left.unwrap_or(Span::ZERO))),
             Answer::Lost | Answer::Refused(_) => None,
         }
     }
@@ -85,13 +85,13 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
     grants.retain(|(locked, _)| locked.row.grant.phase(now) == Phase::Held);
     let (grants, of_grants): (Vec<Locked>, Vec<Vec<usize>>) = grants.into_iter().unzip();
     let renewed = renew::renew(&table, grants, now, None)?;
-    let losable = !renewed.is_empty() && renewed.iter().all(|one| one.ends_with_session);
+    let may_be_lost = !renewed.is_empty() && renewed.iter().all(|one| one.ends_with_session);
     for (one, of_grant) in renewed.iter().zip(of_grants) {
         of_grant.into_iter().for_each(|n| answers[n] = Answer::Kept(one.token, one.ttl));
     }
     let lost = answers.iter().filter(|answer| matches!(answer, Answer::Lost)).count();
     statistics::add(Counter::RenewalsLost, lost);
-    Ok((answers, losable))
+    Ok((answers, may_be_lost))
 }
 
 /// Locks the grant that this token may renew, or returns the answer that says why not.

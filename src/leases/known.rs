@@ -9,7 +9,7 @@ use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use crate::tokens;
 use pg_fence_rules::grant::Phase;
-use pg_fence_rules::{Floor, Instant, Token};
+use pg_fence_rules::{Epoch, Instant, Token};
 
 /// The greatest token known of any of these grants.
 pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
@@ -18,10 +18,10 @@ pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
 
 /// Returns true if the token speaks for the lease now. Returns false if the caller may not see the lease.
 pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
-    let floor = tokens::floor_seen()?;
+    let epoch = tokens::epoch_seen()?;
     let row = LeaseTable::open_to_look()?.row_with(name, token);
     let now = clock::now();
-    Ok(role_prefix::shows(name) && row.is_some_and(|row| row.grant.speaks(token, now, floor)))
+    Ok(role_prefix::shows(name) && row.is_some_and(|row| row.grant.speaks(token, now, epoch)))
 }
 
 /// The grant to which this token belongs.
@@ -32,7 +32,7 @@ pub fn of_token(rows: &[Row], token: Token) -> Option<&Row> {
 /// Returns true if the caller may learn that the grant exists. To another caller the token is answered like any unused
 /// number.
 pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
-    role::acts_for(row.role(), in_trigger) || role_prefix::may_be_told(row.name())
+    role::acts_for(row.role(), in_trigger) || role_prefix::is_visible(row.name())
 }
 
 /// Errors with 42501 unless the caller of a function may act for the role of the grant.
@@ -45,7 +45,7 @@ pub fn check_role(row: &Row) -> Result<(), Refusal> {
 
 /// The error 42501: the caller may not act for the role of the grant. `lease` is the name, if the error may show it.
 pub fn not_your_lease(lease: Option<&[u8]>, row: &Row) -> Refusal {
-    errors::not_your_lease(lease, role_prefix::may_be_told(row.name()).then_some(row.role()))
+    errors::not_your_lease(lease, role_prefix::is_visible(row.name()).then_some(row.role()))
 }
 
 /// Errors with 55000 if the grant is adopted and the caller may know of it.
@@ -109,7 +109,7 @@ pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
 /// The error PF004 for an adopted number that another holder presents, with all details that the caller may know.
 pub fn of_another_holder(row: &Row, token: Token) -> Refusal {
     let refusal = errors::of_another_holder(row.name(), token);
-    if !role_prefix::may_be_told(row.name()) {
+    if !role_prefix::is_visible(row.name()) {
         return refusal;
     }
     refusal.detailed(|d| d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session()))))
@@ -121,13 +121,13 @@ pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
     let mut refusal = errors::not_speaking(lease, presented);
     let Ok(table) = LeaseTable::open(Access::Read) else { return refusal };
     let rows = table.rows(name, AsOf::Now);
-    let (now, floor) = (clock::now(), tokens::floor().unwrap_or(Floor::NONE));
-    let awaits_renewal = |row: &Row| row.grant.awaits_renewal(token, now, floor);
-    let may_be_told = |row: &Row| may_know_of(row, caller.in_trigger());
-    if of_token(&rows, token).is_some_and(|row| awaits_renewal(row) && may_be_told(row)) {
+    let (now, epoch) = (clock::now(), tokens::epoch().unwrap_or(Epoch::FIRST));
+    let awaits_renewal = |row: &Row| row.grant.awaits_renewal(token, now, epoch);
+    let is_visible = |row: &Row| may_know_of(row, caller.in_trigger());
+    if of_token(&rows, token).is_some_and(|row| awaits_renewal(row) && is_visible(row)) {
         refusal = errors::renew_first(refusal);
     }
-    if !role_prefix::may_be_told(name) {
+    if !role_prefix::is_visible(name) {
         return refusal;
     }
     let Some(row) = of_token(&rows, token).or(rows.first()) else { return refusal };

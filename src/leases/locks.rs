@@ -1,7 +1,7 @@
 //! The locks of a lease: released on drop, unless they are held until the transaction ends.
 //!
 //! `pg_fence_rules::locks` lists the locks and who takes which. Every decision about a lease goes the same way: take
-//! the locks, read the row again, decide, and `keep` the locks or drop them. `Locked` is a grant on that way; an acquire,
+//! the locks, read the row again, decide, and `hold_until_commit` the locks or drop them. `Locked` is a grant on that way; an acquire,
 //! which may need several slots, goes it in `free_slot`.
 
 use super::queue;
@@ -12,7 +12,7 @@ use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use pg_fence_rules::locks::{LockMode, LockStep};
 
-/// Locks of one lease that this transaction has just taken. Dropping them without `keep` releases them and wakes the
+/// Locks of one lease that this transaction has just taken. Dropping them without `hold_until_commit` releases them and wakes the
 /// head of the lease's queue, which may have found the lease locked in between.
 pub struct Locks<'a> {
     name: &'a [u8],
@@ -60,7 +60,7 @@ impl<'a> Locks<'a> {
     }
 
     /// Holds the locks until the transaction ends, or the savepoint is rolled back.
-    pub fn keep(mut self) {
+    pub fn hold_until_commit(mut self) {
         self.taken.clear();
     }
 }
@@ -76,7 +76,7 @@ impl Drop for Locks<'_> {
     }
 }
 
-/// A grant with the row read under its lock. Dropping it releases the lock unless `keep` was called.
+/// A grant with the row read under its lock. Dropping it releases the lock unless `hold_until_commit` was called.
 pub struct Locked<'a> {
     /// The row, which no other session can change now.
     pub row: Row,
@@ -133,8 +133,8 @@ impl<'a> Locked<'a> {
     }
 
     /// Holds the lock until the transaction ends, or the savepoint is rolled back.
-    pub fn keep(self) -> Row {
-        self.locks.keep();
+    pub fn hold_until_commit(self) -> Row {
+        self.locks.hold_until_commit();
         self.row
     }
 }

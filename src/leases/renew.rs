@@ -83,7 +83,7 @@ pub fn renew(
     }
     let fresh = tokens::draw(greatest(grants.iter().map(|locked| &locked.row)))?;
     // All locks are marked as held before the first write: an error must not find one that is still to be released.
-    let rows: Vec<Row> = grants.into_iter().map(Locked::keep).collect();
+    let rows: Vec<Row> = grants.into_iter().map(Locked::hold_until_commit).collect();
     let mut renewed = Vec::with_capacity(rows.len());
     let mut last: &[u8] = &[];
     for row in &rows {

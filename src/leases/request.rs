@@ -11,7 +11,7 @@ pub struct Request {
     pub name: Vec<u8>,
     /// The holder's name, if the caller gave one.
     pub holder: Option<Vec<u8>>,
-    /// The life that is asked for the grant.
+    /// The life that is requested for the grant.
     pub ttl: Span,
     /// A jsonb value that the caller wants shown with the lease.
     pub metadata: Option<pgrx::pg_sys::Datum>,
@@ -55,10 +55,10 @@ pub fn unless_refused<T>(
 impl Request {
     /// The error for a number of slots that differs from the one in force.
     pub fn slots_differ(&self, live: i32) -> Refusal {
-        let asked = match self.ask.mode {
+        let requested = match self.ask.mode {
             Mode::Slots(n) => n,
             _ => 1,
         };
-        errors::slots_differ(&self.name, live, asked)
+        errors::slots_differ(&self.name, live, requested)
     }
 }

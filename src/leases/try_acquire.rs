@@ -68,7 +68,7 @@ fn grant(
     let above = chosen.iter().map(LockedSlot::above).max().unwrap_or(Token::BEFORE_ALL);
     let token = tokens::draw(above)?;
     // All locks are marked as held before the first write: an error must not find one that is still to be released.
-    let chosen: Vec<FreeSlot> = chosen.into_iter().map(LockedSlot::keep).collect();
+    let chosen: Vec<FreeSlot> = chosen.into_iter().map(LockedSlot::hold_until_commit).collect();
     for (request, slot) in requests.iter().zip(&chosen) {
         write(table, request, slot, token)?;
     }

@@ -1,6 +1,6 @@
 //! The grants of a lease: whether a new one can be made, and which tokens speak for the lease.
 
-use crate::{Floor, Instant, Token};
+use crate::{Epoch, Instant, Token};
 
 /// Number of renewal tokens that a grant remembers.
 pub const RENEWALS_KEPT: usize = 16;
@@ -72,7 +72,7 @@ impl Tokens {
 pub struct Grant {
     /// The number of the grant within its lease, from 0; an exclusive grant has 0.
     pub slot: i32,
-    /// The mode in which the grant was asked for.
+    /// The mode in which the grant was requested for.
     pub mode: Mode,
     /// The tokens of the acquire and of the renewals.
     pub tokens: Tokens,
@@ -86,7 +86,7 @@ pub struct Grant {
     pub abandoned: bool,
     /// For an adopted grant, which has the number of another lock service: the latest epoch at its adoption. `None` for
     /// a grant made here.
-    pub adopted: Option<Floor>,
+    pub adopted: Option<Epoch>,
 }
 
 /// The state of a grant.
@@ -124,15 +124,15 @@ impl Grant {
     }
 
     /// Returns true if the token speaks for the lease: the grant is held, the token is one of its tokens, and its
-    /// latest token was drawn in the present epoch (`floor`). A closing token speaks until the end of the transaction
+    /// latest token was drawn in this epoch, the present one. A closing token speaks until the end of the transaction
     /// that drew it, if the grant's own tokens did.
-    pub fn speaks(&self, token: Token, now: Instant, floor: Floor) -> bool {
-        self.names(token, now) && self.outlived(floor)
+    pub fn speaks(&self, token: Token, now: Instant, epoch: Epoch) -> bool {
+        self.names(token, now) && self.outlived(epoch)
     }
 
     /// Returns true if only a new epoch keeps the token from speaking. A renewal helps then, or another adoption.
-    pub fn awaits_renewal(&self, token: Token, now: Instant, floor: Floor) -> bool {
-        self.names(token, now) && !self.outlived(floor)
+    pub fn awaits_renewal(&self, token: Token, now: Instant, epoch: Epoch) -> bool {
+        self.names(token, now) && !self.outlived(epoch)
     }
 
     /// Returns true if the token is a valid one of the grant, whatever the epoch.
@@ -145,10 +145,10 @@ impl Grant {
 
     /// Returns true if the grant was made or renewed in the present epoch. An adopted number is not of this sequence,
     /// so the epoch of the adoption is compared.
-    fn outlived(&self, floor: Floor) -> bool {
+    fn outlived(&self, epoch: Epoch) -> bool {
         match self.adopted {
-            Some(under) => under == floor,
-            None => floor.is_below(self.tokens.latest()),
+            Some(under) => under == epoch,
+            None => epoch.includes(self.tokens.latest()),
         }
     }
 
@@ -262,7 +262,7 @@ pub enum Adopt {
     /// The token is current, and nothing is to be done.
     Current,
     /// The token is current, but of an earlier epoch: it must be adopted again.
-    AfterJump,
+    OfEarlierEpoch,
     /// The token is current, in whichever epoch, but another holder has adopted it.
     OtherHolder,
     /// The token is greater than all tokens that the name has had.
@@ -291,7 +291,7 @@ impl Holders<'_> {
 }
 
 /// Decides about a token of another lock service, by the rows of the name.
-pub fn adopt(existing: &[Grant], token: Token, floor: Floor, holders: Holders) -> Adopt {
+pub fn adopt(existing: &[Grant], token: Token, epoch: Epoch, holders: Holders) -> Adopt {
     let mut found = Adopt::Greater;
     for grant in existing {
         let (Some(under), latest) = (grant.adopted, grant.tokens.latest()) else {
@@ -299,8 +299,8 @@ pub fn adopt(existing: &[Grant], token: Token, floor: Floor, holders: Holders) -
         };
         found = match grant.closing {
             None if token == latest && holders.differ() => Adopt::OtherHolder,
-            None if token == latest && under == floor => Adopt::Current,
-            None if token == latest => Adopt::AfterJump,
+            None if token == latest && under == epoch => Adopt::Current,
+            None if token == latest => Adopt::OfEarlierEpoch,
             // A greater token may have ended this grant, announcing the adoption that now follows.
             _ if token > latest && token >= grant.greatest() => Adopt::Greater,
             _ => Adopt::Stale,
@@ -356,9 +356,9 @@ pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
         // Reclaiming must not add a second grant beside the caller's first.
         return Acquire::Taken { until: None };
     }
-    if let Some(asked) = number(ask.mode) {
+    if let Some(requested) = number(ask.mode) {
         let in_force = |s: &ExistingGrant| number(s.grant.mode).filter(|_| live(s) && !yields(s));
-        if let Some(live) = existing.iter().filter_map(in_force).find(|n| *n != asked) {
+        if let Some(live) = existing.iter().filter_map(in_force).find(|n| *n != requested) {
             return Acquire::SlotsDiffer { live };
         }
     }
@@ -432,8 +432,8 @@ mod tests {
         Token::from_bigint(number)
     }
 
-    fn floor(number: i64) -> Floor {
-        Floor::at(token(number))
+    fn epoch(number: i64) -> Epoch {
+        Epoch::at(token(number))
     }
 
     /// A grant acquired with token 10 and renewed with 12 and 15.
@@ -447,10 +447,10 @@ mod tests {
     }
 
     /// An adopted grant with this number.
-    fn adopted(number: i64, jump: i64) -> Grant {
+    fn adopted(number: i64, under: i64) -> Grant {
         let tokens = Tokens::new(token(number), &[]);
         let grant = held(0, Mode::Exclusive, 0).grant;
-        Grant { tokens, expires_at: Instant::LATEST, adopted: Some(floor(jump)), ..grant }
+        Grant { tokens, expires_at: Instant::LATEST, adopted: Some(epoch(under)), ..grant }
     }
 
     fn closed(grant: Grant, closing: i64, closed_here: bool) -> Grant {
@@ -480,7 +480,7 @@ mod tests {
         let renewed = Grant { tokens: grant.tokens.renew(token(51)), ..grant };
         let abandoned = Grant { abandoned: true, ..grant };
         let (again, other) = (|closing| Again(token(closing)), adopted(3, 50));
-        for (line, (grant, asked, now, jump, voice, release)) in [
+        for (line, (grant, requested, now, under, voice, release)) in [
             // Tokens are values, not a range. At its deadline a grant is over.
             (grant, 9, 99, 0, SILENT, Lost),
             (grant, 10, 99, 0, SPEAKS, Close),
@@ -522,10 +522,11 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            let (asked, now, jump) = (token(asked), at(now), floor(jump));
-            let found = (grant.speaks(asked, now, jump), grant.awaits_renewal(asked, now, jump));
-            assert_eq!((found, grant.release(asked, now)), (voice, release), "line {line}");
-            assert_eq!(grant.renewable(asked, now), release == Close, "line {line}");
+            let (requested, now, under) = (token(requested), at(now), epoch(under));
+            let found =
+                (grant.speaks(requested, now, under), grant.awaits_renewal(requested, now, under));
+            assert_eq!((found, grant.release(requested, now)), (voice, release), "line {line}");
+            assert_eq!(grant.renewable(requested, now), release == Close, "line {line}");
         }
     }
 
@@ -536,12 +537,12 @@ mod tests {
 
     #[test]
     fn an_adopted_token_ends_smaller_ones_for_good() {
-        use Adopt::{AfterJump, Current, GrantedHere, Greater, Stale};
+        use Adopt::{Current, GrantedHere, Greater, OfEarlierEpoch, Stale};
         let here = adopted(5, 50);
-        assert_eq!(adopt(&[], token(5), floor(50), holders("-", "b")), Greater);
+        assert_eq!(adopt(&[], token(5), epoch(50), holders("-", "b")), Greater);
         for (grant, verdicts) in [
             (here, vec![(4, Stale), (5, Current), (6, Greater)]),
-            (adopted(5, 7), vec![(5, AfterJump)]),
+            (adopted(5, 7), vec![(5, OfEarlierEpoch)]),
             // The adopted grant was released or revoked.
             (closed(here, 5, false), vec![(4, Stale), (5, Stale), (6, Greater)]),
             // The grant was ended by a pending adoption of 9.
@@ -549,11 +550,11 @@ mod tests {
             (held(0, Mode::Exclusive, 0).grant, vec![(99, GrantedHere)]),
         ] {
             for (number, verdict) in verdicts {
-                let found = adopt(&[grant], token(number), floor(50), holders("a", "a"));
+                let found = adopt(&[grant], token(number), epoch(50), holders("a", "a"));
                 assert_eq!(found, verdict, "{number}");
                 // Another holder is refused only if the number is current.
-                let other = adopt(&[grant], token(number), floor(50), holders("a", "b"));
-                let current = matches!(verdict, Current | AfterJump);
+                let other = adopt(&[grant], token(number), epoch(50), holders("a", "b"));
+                let current = matches!(verdict, Current | OfEarlierEpoch);
                 assert_eq!(other, if current { Adopt::OtherHolder } else { verdict }, "{number}");
             }
         }
@@ -572,7 +573,7 @@ mod tests {
             ("", "", false),
             ("a", "a ", true),
         ] {
-            let found = adopt(&[adopted(5, 50)], token(5), floor(50), holders(recorded, adopting));
+            let found = adopt(&[adopted(5, 50)], token(5), epoch(50), holders(recorded, adopting));
             let expected = if other { Adopt::OtherHolder } else { Adopt::Current };
             assert_eq!(found, expected, "{recorded} {adopting}");
         }

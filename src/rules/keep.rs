@@ -13,7 +13,7 @@ pub fn after_renewal(ttl: Span) -> Span {
 }
 
 /// Time until a lease is sent again that another transaction was changing, given the grant's remaining life.
-pub fn while_in_the_way(remaining: Span) -> Span {
+pub fn while_locked(remaining: Span) -> Span {
     Span::from_micros(remaining.micros() / 10).max(SHORTEST)
 }
 
@@ -37,7 +37,7 @@ mod tests {
             (0, 10_000),
             (-5, 10_000),
         ] {
-            let again = while_in_the_way(Span::from_micros(left_us));
+            let again = while_locked(Span::from_micros(left_us));
             assert_eq!(again, Span::from_micros(again_us), "{left_us} us left");
         }
     }

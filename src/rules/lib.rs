@@ -6,11 +6,11 @@
 #![forbid(unsafe_code)]
 
 pub mod durability;
+pub mod epochs;
 pub mod fence;
 pub mod grant;
 pub mod keep;
 pub mod locks;
-pub mod moves;
 pub mod names;
 pub mod row_lease;
 pub mod shares;
@@ -21,7 +21,7 @@ mod token;
 pub mod trigger_arguments;
 
 pub use time::{Instant, Span};
-pub use token::{Floor, Token};
+pub use token::{Epoch, Token};
 
 /// The longest ttl of a lease that does not end with its session, and the furthest that a row's deadline may lie ahead.
 pub const TTL_MAX: Span = Span::from_secs(366 * 86_400);

@@ -21,7 +21,7 @@ pub enum Lock {
     /// A grant: the name of a lease and a slot. Guards, changes and take-overs conflict here.
     Grant,
     /// The advance of the token sequence: one lock for the database, released at once.
-    Move,
+    Advance,
     /// The creation of a database's statistics segment: one lock for the server, released at once.
     Statistics,
 }
@@ -110,7 +110,7 @@ pub const END_OLDER: LockStep = at_once(Lock::Grant, LockMode::ShareUpdateExclus
 /// A prune locks one row's grant at a time and releases it at once.
 pub const PRUNE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
 /// The token sequence advances.
-pub const MOVE_ON: LockStep = waiting(Lock::Move, LockMode::AccessExclusive);
+pub const ADVANCE: LockStep = waiting(Lock::Advance, LockMode::AccessExclusive);
 /// The first session that counts creates the statistics segment.
 pub const MAKE_STATISTICS: LockStep = at_once(Lock::Statistics, LockMode::AccessExclusive);
 
@@ -159,10 +159,10 @@ mod tests {
 
     #[test]
     fn what_a_call_waits_for_it_takes_in_one_order() {
-        let wait = [HEAD_OF_QUEUE, TAKE_TURN, GUARD, MOVE_ON];
+        let wait = [HEAD_OF_QUEUE, TAKE_TURN, GUARD, ADVANCE];
         assert!(wait.iter().all(|w| w.waits));
         assert!(wait.windows(2).all(|two| two[0].lock < two[1].lock));
-        assert!(HEAD_OF_QUEUE.lock < CHANGE.lock && CHANGE.lock < MOVE_ON.lock);
+        assert!(HEAD_OF_QUEUE.lock < CHANGE.lock && CHANGE.lock < ADVANCE.lock);
         // An acquire waits in the queue and for its turn only; a prune waits for nothing.
         let at_once = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, TAKE_SLOT, PRUNE];
         assert!(at_once.iter().all(|w| !w.waits));

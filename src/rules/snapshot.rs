@@ -10,19 +10,19 @@
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum InSnapshot {
     /// The snapshot shows the grant, so the transaction may rely on it.
-    Shown,
+    Visible,
     /// The grant was committed after the snapshot. A retry has a newer snapshot.
     Later,
     /// The transaction itself made the grant, so its snapshot never shows it and no retry helps.
     Own,
 }
 
-/// Compares a grant with the snapshot. `shown` is true if the transaction's snapshot shows the grant, and `committed`
+/// Compares a grant with the snapshot. `visible` is true if the transaction's snapshot shows the grant, and `committed`
 /// returns true if the rows committed now do. Both ignore the transaction's own writes, so that its own renewal or
 /// release hides nothing.
-pub fn in_snapshot(shown: bool, committed: impl FnOnce() -> bool) -> InSnapshot {
-    if shown {
-        InSnapshot::Shown
+pub fn in_snapshot(visible: bool, committed: impl FnOnce() -> bool) -> InSnapshot {
+    if visible {
+        InSnapshot::Visible
     } else if committed() {
         InSnapshot::Later
     } else {

@@ -31,20 +31,20 @@ impl fmt::Display for Token {
     }
 }
 
-/// The first number of the present epoch. A grant without a greater token may have been replaced by writes that the
-/// database has lost, so none of its tokens speaks before its holder has renewed.
+/// An epoch, by its minimum: the number from which the epoch's tokens were drawn. A grant without a greater token may
+/// have been replaced by writes that the database has lost, so none of its tokens speaks before its holder has renewed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
-pub struct Floor(Token);
+pub struct Epoch(Token);
 
-impl Floor {
+impl Epoch {
     /// No epoch has ended yet, so the tokens of all grants speak.
-    pub const NONE: Floor = Floor(Token::BEFORE_ALL);
+    pub const FIRST: Epoch = Epoch(Token::BEFORE_ALL);
     /// A new epoch is due but has not begun, so no grant's tokens speak.
-    pub const ABOVE_ALL: Floor = Floor(Token(i64::MAX));
+    pub const TO_BEGIN: Epoch = Epoch(Token(i64::MAX));
 
     /// The epoch that begins with this token.
     pub const fn at(token: Token) -> Self {
-        Floor(token)
+        Epoch(token)
     }
 
     /// The token with which the epoch began.
@@ -54,7 +54,7 @@ impl Floor {
 
     /// Returns true if this latest token of a grant was drawn in the present epoch.
     #[inline]
-    pub const fn is_below(self, latest: Token) -> bool {
+    pub const fn includes(self, latest: Token) -> bool {
         latest.0 > self.0 .0
     }
 }

@@ -1,7 +1,7 @@
 //! The heartbeat of a process: a row for each pair of a lease and a token.
 
 use super::arguments;
-use super::lease::is_losable;
+use super::lease::may_be_lost_in_crash;
 use crate::errors::Refusal;
 use crate::leases::keep;
 use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
@@ -17,7 +17,8 @@ pub fn keep(args: Args) -> Result<Answer, Refusal> {
     let rows = RowAnswer::begin(args);
     let pairs: Vec<keep::Pair> = given.iter().map(arguments::fit_pair).collect();
     let answers = commit::losable(|| {
-        keep::keep(&pairs).map(|(answers, losable)| (answers, is_losable(losable)))
+        keep::keep(&pairs)
+            .map(|(answers, may_be_lost)| (answers, may_be_lost_in_crash(may_be_lost)))
     })?;
     for ((name, token), answer) in given.into_iter().zip(answers) {
         let (outcome, renewed, remaining, code) = match answer {

@@ -40,7 +40,9 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
 fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Answer, Refusal> {
     let acquire = || {
         let session = requests.iter().all(|request| request.session);
-        commit::losable(|| Ok((wait::until_granted(requests, wait)?, is_losable(session))))
+        commit::losable(|| {
+            Ok((wait::until_granted(requests, wait)?, may_be_lost_in_crash(session)))
+        })
     };
     let is_alone = |request: &Request| request.ask.mode == Mode::Exclusive;
     let token = match requests.iter().all(is_alone) {
@@ -63,21 +65,21 @@ fn once_for_each_row(
     let evaluation = Evaluation::of(args);
     // Names never contain NUL, so it separates them.
     let names = || requests.iter().map(|request| request.name.as_slice());
-    let asked = names().collect::<Vec<_>>().join(&0);
-    if let Some(token) = evaluation.repeats(&asked) {
+    let requested = names().collect::<Vec<_>>().join(&0);
+    if let Some(token) = evaluation.repeats(&requested) {
         let speaks = names().map(|name| known::speaks(name, token));
         if speaks.collect::<Result<Vec<_>, _>>()?.iter().all(|speaks| *speaks) {
             return Ok(Some(token));
         }
     }
     let token = acquire()?;
-    evaluation.answers(asked, token);
+    evaluation.answers(requested, token);
     Ok(token)
 }
 
 /// True if the commit may be asynchronous: losing this grant in a crash is safe. `session` is true if the grant ends
 /// with its session.
-pub fn is_losable(session: bool) -> bool {
+pub fn may_be_lost_in_crash(session: bool) -> bool {
     session && !commit::waits_for_standbys()
 }
 
@@ -121,7 +123,7 @@ fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Ref
         found.iter().try_for_each(of_grant)?;
         let renewed = renew::renew(&table, found, now, ttl)?;
         let session = renewed.iter().all(|one| one.ends_with_session);
-        Ok((renewed.first().map(|one| one.token).into(), is_losable(session)))
+        Ok((renewed.first().map(|one| one.token).into(), may_be_lost_in_crash(session)))
     })
 }
 

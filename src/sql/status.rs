@@ -27,7 +27,7 @@ fn name(args: &Args) -> Option<Vec<u8>> {
 /// Errors: 25006, 55000.
 pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
     xact::writable(c"fence_new_epoch()");
-    Ok(tokens::jump_now()?.into())
+    Ok(tokens::new_epoch()?.into())
 }
 
 /// `fence_status()`: one row. Writes nothing, and works on a standby, where the last token is NULL.
@@ -39,7 +39,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
             tokens::last()?.map(|last| last.bigint().into()),
             Some((server::timeline() as i32).into()),
             Some((server::system_identifier() as i64).into()),
-            Some(tokens::jumps()?.into()),
+            Some(tokens::epochs_begun()?.into()),
             Some(server::in_recovery().into()),
             Some(text_datum(relation::LIBRARY_VERSION.as_bytes())),
             version.map(|v| text_datum(v.as_bytes())),

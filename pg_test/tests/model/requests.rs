@@ -6,11 +6,11 @@ use crate::state::{Change, Early, Op, Phase, State, Transaction};
 use crate::system::{
     System, GUARD_EXCLUDES, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED, NOT_EXPIRED, ONE_HOLDER,
 };
+use pg_test::rules::epochs::Due;
 use pg_test::rules::fence::{self, Order, Verdict, Write};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Release};
 use pg_test::rules::locks::{LockMode, ACQUIRE_ALONE, CHANGE, GUARD};
-use pg_test::rules::moves::Due;
-use pg_test::rules::{Floor, Token};
+use pg_test::rules::{Epoch, Token};
 
 impl System {
     /// Carries out a request. Returns `None` if it waits, or cannot happen within the bounds.
@@ -35,11 +35,11 @@ impl System {
         state.server.due(&self.protections) != Due::Nothing
     }
 
-    fn floor(&self, state: &State) -> Floor {
+    fn floor(&self, state: &State) -> Epoch {
         if self.protections.floor {
             state.server.data.floor
         } else {
-            Floor::NONE
+            Epoch::FIRST
         }
     }
 

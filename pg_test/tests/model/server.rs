@@ -2,9 +2,9 @@
 
 use crate::protections::Protections;
 use crate::search;
+use pg_test::rules::epochs::{self, Due, Identity, Recorded, Start};
 use pg_test::rules::grant::{Grant, Mode, Tokens};
-use pg_test::rules::moves::{self, Due, Identity, Recorded, Start};
-use pg_test::rules::{Floor, Instant, Span, Token};
+use pg_test::rules::{Epoch, Instant, Span, Token};
 use std::convert::Infallible;
 
 /// How many tokens beyond the drawn one a log record covers (PostgreSQL: 32).
@@ -49,7 +49,7 @@ impl Row {
 
 /// Returns the clock in the rules' terms: 1,000 seconds after `CLOCK_ZERO`, plus `seconds`.
 pub fn micros(seconds: u8) -> Instant {
-    moves::CLOCK_ZERO + Span::from_secs(1_000 + i64::from(seconds))
+    epochs::CLOCK_ZERO + Span::from_secs(1_000 + i64::from(seconds))
 }
 
 /// `fence.token_seq`: what sessions see, and what the log says.
@@ -71,7 +71,7 @@ pub struct Data {
     identity: i64,
     /// The sequence's number as a dump would carry it.
     dumped: Token,
-    pub floor: Floor,
+    pub floor: Epoch,
     pub lease: Option<Row>,
     /// The fence of the row that is bound to the lease.
     pub bound: Option<Token>,
@@ -83,7 +83,7 @@ pub struct Data {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 enum Step {
     Sequence,
-    Floor,
+    Epoch,
     Identity,
     Start,
 }
@@ -112,12 +112,12 @@ const START: Start = Start { server: Instant::from_micros(1), database: 1, file:
 impl Server {
     /// Returns a new server with no token drawn.
     pub fn new(standbys: usize) -> Server {
-        let at = moves::target(Token::BEFORE_ALL, micros(0)).expect("far from the end");
+        let at = epochs::target(Token::BEFORE_ALL, micros(0)).expect("far from the end");
         let sequence = Sequence { last: at, logged: at };
-        let floor = Floor::at(at);
+        let floor = Epoch::at(at);
         let mut data = Data { timeline: 1, sequence, dumped: at, floor, ..Data::default() };
-        data.identity = identity(&data).mark();
-        let begun = Some(START.mark(data.identity));
+        data.identity = identity(&data).fingerprint();
+        let begun = Some(START.fingerprint(data.identity));
         let (disk, steps) = (data.clone(), Vec::new());
         let (standbys, session_locks) = (vec![disk.clone(); standbys], Vec::new());
         Server { data, disk, standbys, session_locks, begun, steps }
@@ -201,9 +201,9 @@ impl Server {
             last: self.data.sequence.last,
         };
         let identity = || Ok::<_, Infallible>(self.identity(p));
-        match moves::due(&recorded, identity, Some(&START), Token::BEFORE_ALL).unwrap() {
-            Due::Jump if !p.jump => Due::Nothing,
-            Due::Move if !p.start_move => Due::Nothing,
+        match epochs::due(&recorded, identity, Some(&START), Token::BEFORE_ALL).unwrap() {
+            Due::NewEpoch if !p.jump => Due::Nothing,
+            Due::Advance if !p.start_move => Due::Nothing,
             due => due,
         }
     }
@@ -213,8 +213,8 @@ impl Server {
         if self.steps.is_empty() {
             let mut steps = match self.due(p) {
                 Due::Nothing => return false,
-                Due::Move => vec![Step::Sequence, Step::Start],
-                Due::Jump => vec![Step::Sequence, Step::Floor, Step::Identity, Step::Start],
+                Due::Advance => vec![Step::Sequence, Step::Start],
+                Due::NewEpoch => vec![Step::Sequence, Step::Epoch, Step::Identity, Step::Start],
             };
             if !p.identity_last {
                 steps.sort_by_key(|step| *step != Step::Identity);
@@ -227,24 +227,24 @@ impl Server {
         match self.steps.remove(0) {
             Step::Sequence => {
                 let now = if p.move_by_clock { micros(clock) } else { Instant::EARLIEST };
-                let target = moves::target(self.data.sequence.last, now);
+                let target = epochs::target(self.data.sequence.last, now);
                 let target = target.expect("far from the end");
                 self.data.sequence = Sequence { last: target, logged: target };
                 if p.durable_move {
                     self.flush();
                 }
             }
-            Step::Floor => {
-                self.data.floor = Floor::at(self.data.sequence.last);
+            Step::Epoch => {
+                self.data.floor = Epoch::at(self.data.sequence.last);
                 self.flush();
             }
             Step::Identity => {
-                self.data.identity = self.identity(p).mark();
+                self.data.identity = self.identity(p).fingerprint();
                 self.flush();
             }
             Step::Start => {
                 self.data.dumped = self.data.sequence.last;
-                self.begun = Some(START.mark(self.data.identity));
+                self.begun = Some(START.fingerprint(self.data.identity));
             }
         }
         true

@@ -12,7 +12,7 @@ use crate::search::{self, holds, searches, Held};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase};
 use pg_test::rules::locks::*;
 use pg_test::rules::snapshot::{in_snapshot, InSnapshot};
-use pg_test::rules::{Floor, Instant, Token};
+use pg_test::rules::{Epoch, Instant, Token};
 use stateright::{Model, Property};
 use Kind::{Alone, Shared, Slots};
 
@@ -176,15 +176,15 @@ impl State {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Rule {
     /// The extension's rule: the grants that the snapshot shows.
-    Shown,
+    Visible,
     /// All grants.
     Any,
     /// The grants that the snapshot shows, and the transaction's own.
-    ShownOrOwn,
+    VisibleOrOwn,
     /// The grants whose number the snapshot shows.
-    ShownNumber,
+    VisibleNumber,
     /// The grants of a lease of which the snapshot shows any grant.
-    ShownLease,
+    VisibleLease,
 }
 
 /// Two sessions of one lease. Each bounded event may happen at any moment.
@@ -210,7 +210,7 @@ const ALONE: Lease = Lease {
     kinds: &[Alone],
     transactions: 4,
     acquires: 2,
-    rule: Rule::Shown,
+    rule: Rule::Visible,
     guard_lock: true,
     locks_until_visible: true,
     numbers_recur: false,
@@ -268,15 +268,15 @@ impl Lease {
     /// Returns true if the transaction may rely on the grant, by the rule under test.
     fn allows(&self, state: &State, snapshot: &World, row: &Row) -> bool {
         let is_it = |other: &Row| match self.rule {
-            Rule::ShownNumber => other.number == row.number,
-            Rule::ShownLease => true,
+            Rule::VisibleNumber => other.number == row.number,
+            Rule::VisibleLease => true,
             _ => other.grant == row.grant,
         };
         let shows = |world: &World| world.rows.iter().any(is_it);
         match in_snapshot(shows(snapshot), || shows(&state.world)) {
-            InSnapshot::Shown => true,
+            InSnapshot::Visible => true,
             InSnapshot::Later => self.rule == Rule::Any,
-            InSnapshot::Own => matches!(self.rule, Rule::Any | Rule::ShownOrOwn),
+            InSnapshot::Own => matches!(self.rule, Rule::Any | Rule::VisibleOrOwn),
         }
     }
 
@@ -285,7 +285,7 @@ impl Lease {
         if self.guard_lock {
             state.lock(session, &[(GUARD, slot)])?;
         }
-        row.as_grant().speaks(row.token(), NOW, Floor::NONE).then_some(())?;
+        row.as_grant().speaks(row.token(), NOW, Epoch::FIRST).then_some(())?;
         let open = state.open(session)?;
         (!open.guards.contains(&row.grant)).then_some(())?;
         if let Some(snapshot) = &open.snapshot {
@@ -452,11 +452,11 @@ searches! {
         breaks(Lease { rule: Rule::Any, ..ALONE }),
         breaks(Lease { rule: Rule::Any, ..READERS }),
         breaks(Lease { rule: Rule::Any, ..SLOTS });
-    nor_does_who_relies_on_its_own => breaks(Lease { rule: Rule::ShownOrOwn, ..ALONE });
+    nor_does_who_relies_on_its_own => breaks(Lease { rule: Rule::VisibleOrOwn, ..ALONE });
     nor_who_relies_on_another_grant_of_the_lease_that_it_sees =>
-        breaks(Lease { rule: Rule::ShownLease, ..ALONE });
+        breaks(Lease { rule: Rule::VisibleLease, ..ALONE });
     nor_who_tells_a_grant_by_a_number_that_may_recur =>
-        breaks(Lease { rule: Rule::ShownNumber, numbers_recur: true, ..ALONE });
+        breaks(Lease { rule: Rule::VisibleNumber, numbers_recur: true, ..ALONE });
     the_rule_alone_is_not_enough_without_the_guards_locks =>
         breaks(Lease { guard_lock: false, ..ALONE }),
         breaks(Lease { locks_until_visible: false, ..ALONE });

@@ -18,7 +18,7 @@ const fn kind(lock: Lock) -> u16 {
         Lock::Grant => 0x5046,
         Lock::Turn => 0x5047,
         Lock::Queue => 0x5048,
-        Lock::Move => 0x5049,
+        Lock::Advance => 0x5049,
         Lock::Statistics => 0x504d,
     }
 }
@@ -78,8 +78,8 @@ impl Drop for TransactionOwns {
 
 impl LockTag {
     /// The lock of the database's token sequence while it advances.
-    pub fn token_move() -> Self {
-        LockTag::by_key(Lock::Move, 0)
+    pub fn token_advance() -> Self {
+        LockTag::by_key(Lock::Advance, 0)
     }
 
     /// The lock under which statistics segments are created, one for the server.
@@ -118,7 +118,8 @@ impl LockTag {
         }
         // The lock has no holder, so either a session waits for it, or the lock table is full.
         // SAFETY: set once when the process starts.
-        let another = LockTag::by_key(Lock::Move, u64::from(unsafe { pg_sys::MyProcPid } as u32));
+        let another =
+            LockTag::by_key(Lock::Advance, u64::from(unsafe { pg_sys::MyProcPid } as u32));
         if !another.take_quietly(mode) {
             return Err(errors::lock_table_full());
         }

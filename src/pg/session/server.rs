@@ -1,7 +1,7 @@
 //! The identity of this server and this database, and when the server started.
 
 use crate::errors::{self, Refusal};
-use pg_fence_rules::moves::{self, Identity, Start};
+use pg_fence_rules::epochs::{self, Identity, Start};
 use pg_fence_rules::Instant;
 use pgrx::pg_sys;
 use std::ffi::{c_int, CStr};
@@ -110,7 +110,7 @@ fn label_of(mut file: &File) -> io::Result<u64> {
             Err(error) => return Err(error),
         }
     }
-    Ok(moves::backup_label(&content[..length]))
+    Ok(epochs::backup_label(&content[..length]))
 }
 
 /// The start of the server, given the token sequence and the file of the sequence that records the start.

@@ -75,7 +75,7 @@ pub fn shows_all() -> bool {
 
 /// Returns true if an error on a fenced table may name this lease. Both the current user and the session's role must be
 /// allowed to see it: a cascading key runs as the table's owner, but its error goes to the client.
-pub fn may_be_told(name: &[u8]) -> bool {
+pub fn is_visible(name: &[u8]) -> bool {
     let Ok(view) = state_oid(c"leases") else { return false };
     // SAFETY: catalog look-ups.
     let users = unsafe { [pg_sys::GetUserId(), pg_sys::GetOuterUserId()] };

@@ -6,7 +6,7 @@ use crate::pg::locks::session_lock::SessionLock;
 use crate::pg::raw;
 use crate::pg::session::{client, role, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
-use pg_fence_rules::{Floor, Instant, Span, Token};
+use pg_fence_rules::{Epoch, Instant, Span, Token};
 use pgrx::{pg_sys, PgMemoryContexts};
 
 /// The number of columns that the table may have. Columns added by others are copied unchanged.
@@ -183,7 +183,7 @@ pub enum Lifetime {
         session_bound: bool,
     },
     /// Until it is ended, because another service has granted it. The value is the present epoch.
-    Adopted(Floor),
+    Adopted(Epoch),
 }
 
 impl Fields {
@@ -220,8 +220,8 @@ impl Fields {
             .set(Column::TtlUs, ttl.micros())
             .set(Column::Renewals, 0i64)
             .set(Column::SessionBound, session_bound);
-        if let Lifetime::Adopted(floor) = new.lifetime {
-            fields.set(Column::AdoptedFloor, floor.token().bigint());
+        if let Lifetime::Adopted(epoch) = new.lifetime {
+            fields.set(Column::AdoptedFloor, epoch.token().bigint());
         }
         if let Some(holder) = new.holder {
             fields.set(Column::Holder, text_datum(holder));
@@ -310,7 +310,7 @@ impl Row {
             abandoned: false,
             adopted: fields
                 .get(Column::AdoptedFloor)
-                .map(|d| Floor::at(Token::from_bigint(d.value() as i64))),
+                .map(|d| Epoch::at(Token::from_bigint(d.value() as i64))),
         };
         let ttl = Span::from_micros(fields.int8(Column::TtlUs));
         let mut row = Row { grant, ttl, tuple, fields };
@@ -350,10 +350,10 @@ impl Row {
     }
 
     /// The row's columns after an adoption in a new epoch.
-    pub fn adopted_again(&self, floor: Floor, now: Instant) -> Fields {
+    pub fn adopted_again(&self, epoch: Epoch, now: Instant) -> Fields {
         let mut fields = self.fields;
         fields
-            .set(Column::AdoptedFloor, floor.token().bigint())
+            .set(Column::AdoptedFloor, epoch.token().bigint())
             .set(Column::RenewedAt, now.micros())
             .set(Column::Renewals, self.fields.int8(Column::Renewals) + 1);
         fields

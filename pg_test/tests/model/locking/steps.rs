@@ -8,7 +8,7 @@ use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant};
 use pg_test::rules::locks::{
     ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, GUARD, PRUNE, TAKE_SLOT, TAKE_TURN,
 };
-use pg_test::rules::Floor;
+use pg_test::rules::Epoch;
 
 /// One client's next step.
 pub struct Step<'a> {
@@ -268,7 +268,7 @@ impl Step<'_> {
             return None;
         }
         let now = at(self.state.clock);
-        let speaks = |row: &Row| row.as_grant().speaks(row.token(), now, Floor::NONE);
+        let speaks = |row: &Row| row.as_grant().speaks(row.token(), now, Epoch::FIRST);
         match self.own_row(slot).filter(speaks) {
             Some(row) => {
                 self.state.clients[self.client].guards = Some(row);

@@ -1,10 +1,35 @@
-//! When and how far the token sequence advances.
+//! When and how far the token sequence advances, and when a new epoch begins.
 //!
 //! After a crash a server may have lost the latest values of the sequence. A copy of a database (promoted standby,
 //! restored dump, template) lacks all tokens drawn since the copy was made. Neither can know how many tokens clients
-//! have seen. So each start of the server advances the sequence to a number computed from the clock, which is ahead of
-//! any number reached by drawing (that would take 2^20 tokens a second). A failover, a restore or a copy (a "jump" in
-//! the names below) also begins a new epoch, in which no earlier token is valid before a renewal.
+//! have seen. So each incarnation of the database begins by an advance of the sequence to a number computed from the
+//! clock, which is ahead of any number reached by drawing (that would take 2^20 tokens a second). If the database may
+//! also have lost that a lease changed hands, a new epoch begins, in which no earlier token is valid before a renewal.
+//!
+//! ```text
+//!                     each draw, and each check of a token, asks `due`
+//!                                          |
+//!          +-------------------------------+-----------------------------+
+//!          | the recorded start is         | the recorded identity is another (failover, restore, copy,
+//!          | another, or was emptied       | backup); or the sequence is below the number in dumps, or
+//!          | by a recovery                 | below the session's high-water mark; or fence_new_epoch()
+//!          v                               v
+//!    Due::Advance                    Due::NewEpoch
+//!      1. sequence := target           1. sequence := target
+//!                                      2. minimum  := target
+//!      2. number in dumps := target    3. number in dumps := target, and one epoch more is counted
+//!      3. record identity, start       4. record identity, start
+//!          |                               |
+//!          +-------------------------------+
+//!                                          v
+//!    Due::Nothing
+//!      draw:  the next number; if the number in dumps lags by half a stride, it is set to this one
+//!      check: a token is issued if the sequence has reached it; it speaks if its grant is current, and the grant's
+//!             latest token is above the minimum
+//! ```
+//!
+//! The advance is on disk before the next step, and the start is recorded last: a crash in between repeats an advance,
+//! and never omits one. Concurrent sessions take a lock (`locks::ADVANCE`) and ask again.
 
 use crate::{Instant, Span, Token};
 
@@ -32,14 +57,14 @@ pub struct Identity {
 
 impl Identity {
     /// A hash of this identity that can be stored in a sequence.
-    pub fn mark(&self) -> i64 {
+    pub fn fingerprint(&self) -> i64 {
         let always = [
             u64::from(self.timeline),
             self.system_identifier,
             u64::from(self.database),
             u64::from(self.sequence),
         ];
-        mark(always.into_iter().chain(self.backup))
+        fingerprint(always.into_iter().chain(self.backup))
     }
 }
 
@@ -65,8 +90,8 @@ pub struct Start {
 impl Start {
     /// A hash of this start and of the identity recorded in it, which can be stored in a sequence. A session that finds
     /// both need not read the identity again, part of which is in a file.
-    pub fn mark(&self, identity: i64) -> i64 {
-        mark([
+    pub fn fingerprint(&self, identity: i64) -> i64 {
+        fingerprint([
             self.server.micros() as u64,
             u64::from(self.database),
             u64::from(self.file),
@@ -77,7 +102,7 @@ impl Start {
 }
 
 /// A positive hash of 63 bits.
-fn mark(parts: impl IntoIterator<Item = u64>) -> i64 {
+fn fingerprint(parts: impl IntoIterator<Item = u64>) -> i64 {
     let hash = hash(parts.into_iter().flat_map(u64::to_le_bytes));
     ((hash >> 1) as i64).max(1)
 }
@@ -108,33 +133,33 @@ pub enum Due {
     /// None: the database is in its recorded epoch, and the server has not been restarted.
     Nothing,
     /// The server has started: the sequence advances, and grants and their tokens stay valid.
-    Move,
+    Advance,
     /// The database is another one than that which drew the last tokens, or older: the sequence advances and a new
     /// epoch begins, in which no earlier token speaks for a lease before its holder has renewed it.
-    Jump,
+    NewEpoch,
 }
 
 /// Compares the recorded values with those found now. `start` is `None` if it cannot be recorded; then every session
-/// acts like the first after a start. `passed` is a token that the sequence is known to have reached. `identity` is
+/// acts like the first after a start. `high_water` is a token that the sequence is known to have reached. `identity` is
 /// called only if this start has not recorded the identity. Errors: those of `identity`.
 pub fn due<E>(
     recorded: &Recorded,
     identity: impl FnOnce() -> Result<Identity, E>,
     start: Option<&Start>,
-    passed: Token,
+    high_water: Token,
 ) -> Result<Due, E> {
     let begun = recorded.identity.zip(start).is_some_and(|(identity, start)| {
         // Nothing in an identity changes between two starts.
-        recorded.start == Some(start.mark(identity))
+        recorded.start == Some(start.fingerprint(identity))
     });
-    if !begun && recorded.identity != Some(identity()?.mark()) {
-        return Ok(Due::Jump);
+    if !begun && recorded.identity != Some(identity()?.fingerprint()) {
+        return Ok(Due::NewEpoch);
     }
-    if recorded.last < recorded.dumped.max(passed) {
+    if recorded.last < recorded.dumped.max(high_water) {
         // A dump of a database with greater tokens was loaded, or the sequence was set back.
-        return Ok(Due::Jump);
+        return Ok(Due::NewEpoch);
     }
-    Ok(if begun { Due::Nothing } else { Due::Move })
+    Ok(if begun { Due::Nothing } else { Due::Advance })
 }
 
 /// The number to which the sequence advances: the greater of its last value + 2^20 and the clock's microseconds × 2^20
@@ -259,8 +284,8 @@ mod tests {
     #[test]
     fn what_is_due_by_each_part_of_what_is_recorded() {
         let recorded = Recorded {
-            identity: Some(IDENTITY.mark()),
-            start: Some(START.mark(IDENTITY.mark())),
+            identity: Some(IDENTITY.fingerprint()),
+            start: Some(START.fingerprint(IDENTITY.fingerprint())),
             dumped: token(100),
             last: token(120),
         };
@@ -268,51 +293,51 @@ mod tests {
         let no_identity = Recorded { identity: None, ..recorded };
         let emptied = Recorded { start: None, ..recorded };
         let restored = Identity { backup: Some(backup_label(b"LABEL: nightly")), ..IDENTITY };
-        let of_restored = Recorded { identity: Some(restored.mark()), ..emptied };
-        for (line, (recorded, identity, start, passed, expected)) in [
+        let of_restored = Recorded { identity: Some(restored.fingerprint()), ..emptied };
+        for (line, (recorded, identity, start, high_water, expected)) in [
             (recorded, IDENTITY, Some(START), 0, Due::Nothing),
             // Another database is noticed after a start of the server, or if its values were loaded.
-            (no_identity, IDENTITY, Some(START), 0, Due::Jump),
-            (emptied, Identity { timeline: 2, ..IDENTITY }, Some(START), 0, Due::Jump),
-            (emptied, Identity { system_identifier: 8, ..IDENTITY }, Some(START), 0, Due::Jump),
-            (emptied, Identity { database: 6, ..IDENTITY }, Some(START), 0, Due::Jump),
-            (emptied, Identity { sequence: 10, ..IDENTITY }, Some(START), 0, Due::Jump),
-            (recorded, IDENTITY, Some(Start { sequence: 10, ..START }), 0, Due::Move),
+            (no_identity, IDENTITY, Some(START), 0, Due::NewEpoch),
+            (emptied, Identity { timeline: 2, ..IDENTITY }, Some(START), 0, Due::NewEpoch),
+            (emptied, Identity { system_identifier: 8, ..IDENTITY }, Some(START), 0, Due::NewEpoch),
+            (emptied, Identity { database: 6, ..IDENTITY }, Some(START), 0, Due::NewEpoch),
+            (emptied, Identity { sequence: 10, ..IDENTITY }, Some(START), 0, Due::NewEpoch),
+            (recorded, IDENTITY, Some(Start { sequence: 10, ..START }), 0, Due::Advance),
             (
                 Recorded { start: recorded.start, ..of_restored },
                 IDENTITY,
                 Some(START),
                 0,
-                Due::Jump,
+                Due::NewEpoch,
             ),
             // The server was started from a base backup, from another one, or from an unknown one.
-            (emptied, restored, Some(START), 0, Due::Jump),
-            (of_restored, Identity { backup: Some(0), ..IDENTITY }, Some(START), 0, Due::Jump),
-            (of_restored, IDENTITY, Some(START), 0, Due::Jump),
-            (of_restored, restored, Some(START), 0, Due::Move),
+            (emptied, restored, Some(START), 0, Due::NewEpoch),
+            (of_restored, Identity { backup: Some(0), ..IDENTITY }, Some(START), 0, Due::NewEpoch),
+            (of_restored, IDENTITY, Some(START), 0, Due::NewEpoch),
+            (of_restored, restored, Some(START), 0, Due::Advance),
             // The server was started again, or its start cannot be recorded.
-            (emptied, IDENTITY, Some(START), 0, Due::Move),
-            (recorded, IDENTITY, Some(Start { server: LONG_AGO, ..START }), 0, Due::Move),
-            (recorded, IDENTITY, Some(Start { database: 6, ..START }), 0, Due::Move),
-            (recorded, IDENTITY, Some(Start { file: 16_401, ..START }), 0, Due::Move),
-            (recorded, IDENTITY, None, 0, Due::Move),
-            (recorded, restored, None, 0, Due::Jump),
+            (emptied, IDENTITY, Some(START), 0, Due::Advance),
+            (recorded, IDENTITY, Some(Start { server: LONG_AGO, ..START }), 0, Due::Advance),
+            (recorded, IDENTITY, Some(Start { database: 6, ..START }), 0, Due::Advance),
+            (recorded, IDENTITY, Some(Start { file: 16_401, ..START }), 0, Due::Advance),
+            (recorded, IDENTITY, None, 0, Due::Advance),
+            (recorded, restored, None, 0, Due::NewEpoch),
             // The sequence is below a loaded dump's number, or below a token that a session has seen, also after a
             // start.
             (at(100), IDENTITY, Some(START), 0, Due::Nothing),
-            (at(99), IDENTITY, Some(START), 0, Due::Jump),
-            (at(110), IDENTITY, Some(START), 111, Due::Jump),
-            (Recorded { start: None, ..at(99) }, IDENTITY, Some(START), 0, Due::Jump),
+            (at(99), IDENTITY, Some(START), 0, Due::NewEpoch),
+            (at(110), IDENTITY, Some(START), 111, Due::NewEpoch),
+            (Recorded { start: None, ..at(99) }, IDENTITY, Some(START), 0, Due::NewEpoch),
         ]
         .into_iter()
         .enumerate()
         {
-            let found = due(&recorded, || Ok::<_, ()>(identity), start.as_ref(), token(passed));
+            let found = due(&recorded, || Ok::<_, ()>(identity), start.as_ref(), token(high_water));
             assert_eq!(found, Ok(expected), "line {line}");
             // An identity that cannot be read stops the call, unless this start has recorded it already.
-            let unknown = due(&recorded, || Err(()), start.as_ref(), token(passed));
+            let unknown = due(&recorded, || Err(()), start.as_ref(), token(high_water));
             let begun = start == Some(START) && recorded.start.is_some();
-            let begun = begun && recorded.identity == Some(IDENTITY.mark());
+            let begun = begun && recorded.identity == Some(IDENTITY.fingerprint());
             assert_eq!(unknown, if begun { Ok(expected) } else { Err(()) }, "line {line}");
         }
     }
@@ -323,7 +348,7 @@ mod tests {
         let of = |label: Option<&[u8]>| Identity { backup: label.map(backup_label), ..IDENTITY };
         for (i, one) in labels.into_iter().enumerate() {
             for (j, other) in labels.into_iter().enumerate() {
-                assert_eq!(of(one).mark() == of(other).mark(), i == j, "{i} {j}");
+                assert_eq!(of(one).fingerprint() == of(other).fingerprint(), i == j, "{i} {j}");
             }
         }
     }
