@@ -35,15 +35,6 @@ CREATE SEQUENCE fence.jump_count_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
 COMMENT ON SEQUENCE fence.jump_count_seq IS
     'how often the token sequence jumped, because the database was another or older one, or by fence_new_epoch(); in no dump';
 
--- The locks of a lease have a hash of its name under this secret as their key, so nobody can search for a name that
--- shares the locks of another. It is not dumped, because a new database has no locks.
-CREATE SEQUENCE fence.lock_key_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.lock_key_seq IS
-    'the secret key of the locks of leases: with it, names could be found that share their locks; must stay logged, and must not change';
-SELECT pg_catalog.setval('fence.lock_key_seq',
-    ('x' OPERATOR(pg_catalog.||) pg_catalog.left(pg_catalog.md5(pg_catalog.gen_random_uuid()::pg_catalog.text), 16))::bit(64)::bigint
-        OPERATOR(pg_catalog.&) 9223372036854775807);
-
 -- Leases ---------------------------------------------------------------------------------------------------
 
 -- One row per grant, kept when the grant ends, so that the next grant is a HOT update: no index on columns that change,

@@ -11,8 +11,7 @@ AS $state_findings$
     expected (relname, persistence, key, columns) AS (
         VALUES ('token_seq'::name, 'p'::"char", NULL, NULL), ('dumped_token_seq', 'p', NULL, NULL),
                ('database_identity_seq', 'p', NULL, NULL), ('jump_token_seq', 'p', NULL, NULL),
-               ('jump_count_seq', 'p', NULL, NULL), ('lock_key_seq', 'p', NULL, NULL),
-               ('server_start_seq', 'u', NULL, NULL),
+               ('jump_count_seq', 'p', NULL, NULL), ('server_start_seq', 'u', NULL, NULL),
                ('stats_memory_seq', 'u', NULL, NULL), ('lease', 'p', 'name, slot', 19),
                ('role_prefix', 'p', 'role, prefix', 3)),
 
@@ -145,25 +144,6 @@ AS $state_findings$
           LEFT JOIN pg_trigger t ON t.tgrelid = s.oid AND t.tgfoid = f.oid
          WHERE s.relname = 'role_prefix' AND t.tgenabled IS DISTINCT FROM 'A'),
 
-    -- The library's finding about the secret of the lock keys. No statement repairs it while sessions are open: each
-    -- continues with the secret that it has read.
-    secret AS (
-        SELECT 50, 1, s.rel, x.severity, x.finding, NULL
-          FROM state s
-          JOIN (VALUES
-            ('lost', 'notice',
-             'its value is lost: no session that begins now can use a lease (end the sessions of this database, '
-                 'then give it another value, as the hint of that error says)'),
-            ('replaced', 'hole',
-             'it was set again, and sessions from before go on with the former secret: one session can be granted a lease '
-                 'that another one guards (end all sessions that began before)'),
-            ('guessable', 'hole',
-             'it was set to a number that can be guessed, and sessions from before go on with the former secret: one session '
-                 'can be granted a lease that another one guards (end the sessions of this database, then set it to a '
-                 'random number)')
-          ) AS x (fault, severity, finding) ON x.fault = about->>'secret'
-         WHERE s.relname = 'lock_key_seq'),
-
     -- Only the publisher can leave a table out, and the right publications are unknown here, so there is no remedy.
     subscribed AS (
         SELECT 48, row_number() OVER (ORDER BY s.n, u.subname), s.rel, 'hole',
@@ -237,21 +217,15 @@ AS $state_findings$
         SELECT 'SCHEMA', quote_ident(h.nspname), NULL, false, h.nspowner, h.nspacl
           FROM part p JOIN pg_namespace h ON p.classid = 'pg_namespace'::regclass AND h.oid = p.objid),
 
-    -- The sequence from which the keys of the leases' locks can be computed.
-    secret_seq (rel) AS (
-        SELECT c.oid::regclass FROM part p JOIN pg_class c ON p.classid = 'pg_class'::regclass AND c.oid = p.objid
-         WHERE c.relname = 'lock_key_seq'),
-
-    -- Only pg_fence's functions may write its tables, draw a token without a lease, or read the secret.
+    -- Only pg_fence's functions may write its tables, or draw a token without a lease.
     privilege (step, n, rel, severity, finding, remedy) AS (
         SELECT 58, row_number() OVER (ORDER BY x.rel IS NOT NULL, x.name, x.columns, a.n), x.rel,
-               CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE', 'SELECT') THEN 'notice' ELSE 'hole' END,
+               CASE WHEN a.privilege_type IN ('REFERENCES', 'CREATE') THEN 'notice' ELSE 'hole' END,
                format('%s has %s%s on %s, which is for pg_fence alone', g.who, a.privilege_type, x.columns, x.name),
                format('REVOKE %s%s ON %s FROM %s CASCADE;', a.privilege_type, x.columns, x.name,
                    CASE WHEN a.grantor = x.owner THEN g.who ELSE quote_ident(pg_get_userbyid(a.grantor)) END)
           FROM (SELECT o.rel, o.kind || ' ' || o.name, '', o.owner, o.acl,
                        CASE WHEN o.kind = 'SCHEMA' THEN '{CREATE}'
-                           WHEN o.rel IN (SELECT s.rel FROM secret_seq s) THEN '{USAGE,UPDATE,SELECT}'
                            WHEN o.kind = 'SEQUENCE' THEN '{USAGE,UPDATE}'
                            ELSE '{INSERT,UPDATE,DELETE,TRUNCATE,REFERENCES,TRIGGER}' END::text[]
                   FROM object o WHERE o.kind IN ('TABLE', 'SEQUENCE', 'SCHEMA')
@@ -266,9 +240,7 @@ AS $state_findings$
                 UNION ALL
                 SELECT r.oid, quote_ident(r.rolname) FROM pg_roles r WHERE NOT r.rolsuper) AS g (oid, who)
             ON g.oid = a.grantee
-         -- (What PUBLIC may read is reported below.)
-         WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner
-           AND NOT (a.privilege_type = 'SELECT' AND a.grantee = 0)),
+         WHERE a.privilege_type = ANY (x.private) AND a.grantee <> x.owner),
 
     writer_of_all AS (
         SELECT 59, row_number() OVER (ORDER BY g.rolname), c.oid::regclass, 'notice',
@@ -281,20 +253,6 @@ AS $state_findings$
                SELECT am.member FROM pg_auth_members am WHERE am.roleid = 'pg_write_all_data'::regrole)
          WHERE NOT g.rolsuper AND g.oid <> e.extowner AND EXISTS (
                SELECT FROM pg_roles who WHERE who.rolcanlogin AND pg_has_role(who.oid, g.oid, 'MEMBER'))),
-
-    -- The secret is useless to a role that may take no lease. (Without pg_read_all_data it may lack what it needs to
-    -- read, so there is no remedy to run.)
-    reader_of_all AS (
-        SELECT 59, 1000000 + row_number() OVER (ORDER BY g.rolname), s.rel, 'notice',
-               format('%I is a member of pg_read_all_data and may take leases: it can read the secret of their locks, and find '
-                   'names that hold up leases of others (GRANT SELECT on what it needs, and take that role back)', g.rolname),
-               NULL
-          FROM extension e
-         CROSS JOIN secret_seq s
-         CROSS JOIN part p
-          JOIN pg_proc f ON p.classid = 'pg_proc'::regclass AND f.oid = p.objid AND f.proname = 'lease_acquire'
-          JOIN pg_roles g ON g.rolcanlogin AND NOT g.rolsuper AND g.oid <> e.extowner
-         WHERE pg_has_role(g.oid, 'pg_read_all_data', 'USAGE') AND has_function_privilege(g.oid, f.oid, 'EXECUTE')),
 
     another_owner AS (
         SELECT 60, row_number() OVER (ORDER BY o.kind || ' ' || o.name), o.rel,
@@ -329,14 +287,12 @@ AS $state_findings$
         UNION ALL SELECT * FROM added_column
         UNION ALL SELECT * FROM addition
         UNION ALL SELECT * FROM silent_trigger
-        UNION ALL SELECT * FROM secret
         UNION ALL SELECT * FROM subscribed
         UNION ALL SELECT * FROM published
         UNION ALL SELECT * FROM pglogical
         UNION ALL SELECT * FROM spent
         UNION ALL SELECT * FROM privilege
         UNION ALL SELECT * FROM writer_of_all
-        UNION ALL SELECT * FROM reader_of_all
         UNION ALL SELECT * FROM another_owner
         UNION ALL SELECT * FROM renamed_schema
         UNION ALL SELECT * FROM public_privilege)

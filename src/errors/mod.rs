@@ -420,15 +420,6 @@ fn anew(sequence: &str) -> String {
     )
 }
 
-/// 55000: the secret of the lock keys is missing.
-pub fn no_lock_key() -> Refusal {
-    Refusal::new(
-        SqlState::ObjectNotInPrerequisiteState,
-        "sequence fence.lock_key_seq has lost its value".into(),
-        "By it every session finds the same locks. When no session uses leases, give it another: SELECT setval('fence.lock_key_seq', ('x' || left(md5(gen_random_uuid()::text), 16))::bit(64)::bigint & 9223372036854775807)",
-    )
-}
-
 /// 55000: a relation of the extension is missing.
 pub fn state_missing(relation: &str) -> Refusal {
     missing(format!("fence.{relation}"))

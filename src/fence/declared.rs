@@ -12,7 +12,6 @@ use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::trigger::PLACEHOLDER_TYPES;
 use crate::pg::fenced_table::trigger_catalog::{self, Trigger};
 use crate::pg::session::clock;
-use crate::pg::state::lease_lock::{self, SecretFault};
 use crate::pg::state::role_prefix;
 use crate::tokens;
 use pg_fence_rules::epochs;
@@ -114,8 +113,7 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
     };
     add(c"audit_findings", &[about])?;
     if args.oid(0).is_none() {
-        let known = json::merged(about, json::datum(&json!({ "secret": secret_fault() })));
-        add(c"state_findings", &[known])?;
+        add(c"state_findings", &[about])?;
         if json::field(about, "drawn").is_some() && json::is_true(about, "reads_leases") {
             add(c"lease_findings", &[])?;
         }
@@ -124,15 +122,6 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
         }
     }
     Ok(findings)
-}
-
-/// The fault of the secret of the lock keys, in a word. The secret itself is never shown.
-fn secret_fault() -> Option<&'static str> {
-    lease_lock::secret_fault().map(|fault| match fault {
-        SecretFault::Lost => "lost",
-        SecretFault::Replaced => "replaced",
-        SecretFault::Guessable => "guessable",
-    })
 }
 
 /// Adds the highest fences and the last token to `about`.

@@ -151,8 +151,9 @@ without_guard! {
         nulls: *mut bool,
     );
 
-    // miscadmin.h, access/xact.h, utils/timestamp.h
+    // miscadmin.h, access/xact.h, access/xlog.h, utils/timestamp.h
     pub fn GetUserId() -> Oid;
+    pub fn GetMockAuthenticationNonce() -> *mut c_char;
     pub fn GetCurrentSubTransactionId() -> SubTransactionId;
     pub fn TransactionIdIsCurrentTransactionId(xid: TransactionId) -> bool;
     pub fn GetCurrentTimestamp() -> TimestampTz;

@@ -32,12 +32,6 @@ pub fn statement_started_at() -> Instant {
     Instant::from_micros(unsafe { pg_sys::GetCurrentStatementStartTimestamp() })
 }
 
-/// Returns true if catalogs and tables can be read in the present transaction state.
-pub fn may_look_up() -> bool {
-    // SAFETY: reads transaction state.
-    unsafe { pg_sys::IsTransactionState() }
-}
-
 /// Raises 25006 in a read-only transaction and on a standby.
 pub fn writable(function: &CStr) {
     // SAFETY: these raise or return.

@@ -92,7 +92,6 @@ const RELATIONS: &[(&str, Level)] = &[
     ("jump_count_seq", Admin),
     ("server_start_seq", Nobody),
     ("stats_memory_seq", Nobody),
-    ("lock_key_seq", Nobody),
 ];
 
 /// Returns the names of the extension's objects in one catalog, without composite types.
