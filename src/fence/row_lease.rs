@@ -3,7 +3,7 @@
 
 use super::hint::{self, Wrote};
 use super::plan::Plan;
-use super::{row_moves, trigger};
+use super::{refusal, row_moves, trigger};
 use crate::errors::{self, Refusal, RowLease};
 use crate::leases::guard;
 use crate::pg::fenced_table::describe;
@@ -95,7 +95,7 @@ impl RowWrite<'_> {
     fn insert(&self, new: Tuple) -> Result<pg_sys::Datum, Refusal> {
         let brought = self.columns(new);
         if brought.fence.is_some_and(|fence| fence > Token::BEFORE_ALL) {
-            let tried = trigger::tried(self.call, self.plan, Wrote::Loads);
+            let tried = refusal::tried(self.call, self.plan, Wrote::Loads);
             return Err(errors::unfenced(None, None, hint::of_unfenced(&tried, None)));
         }
         match row_lease::judge_insert(brought.deadline, self.now) {
@@ -181,7 +181,7 @@ impl RowWrite<'_> {
         let token = tokens::draw(Token::BEFORE_ALL)?;
         let fence = stored.and_then(|stored| stored.fence);
         if fence.is_some_and(|fence| fence >= token) {
-            return Err(errors::row_is_ahead(trigger::visible(self.call, self.plan, fence)));
+            return Err(errors::row_is_ahead(refusal::visible(self.call, self.plan, fence)));
         }
         statistics::count(Counter::RowClaims);
         if stored.is_some_and(|stored| stored.is_over(self.now)) {
@@ -224,7 +224,7 @@ impl RowWrite<'_> {
         stored: Option<&Stored>,
     ) -> Refusal {
         let fence = stored.and_then(|stored| stored.fence);
-        let visible = trigger::visible(self.call, self.plan, fence);
+        let visible = refusal::visible(self.call, self.plan, fence);
         // A statement that copies the column may present a token that its writer cannot read.
         let presented = presented.filter(|_| presented != fence || visible.is_some());
         let wrote = match (self.call.event, reason) {
@@ -232,7 +232,7 @@ impl RowWrite<'_> {
             (_, Reason::NoToken) => Wrote::Null,
             _ => Wrote::Value,
         };
-        let tried = trigger::tried(self.call, self.plan, wrote);
+        let tried = refusal::tried(self.call, self.plan, wrote);
         let readable = describe::readable(self.call, self.deadline.number);
         let row = RowLease {
             presented,

@@ -4,20 +4,19 @@
 //! checked against a lease once per transaction.
 
 use super::binding::WriteLeases;
-use super::hint::{self, TriedWrite, Wrote};
 use super::plan::{Duty, NullInsert, Plan};
+use super::refusal::{self, RefusedWrite};
 use super::{row_lease, row_moves, written};
-use crate::errors::{self, Refusal, SqlState};
+use crate::errors::{self, Refusal};
 use crate::leases::guard;
-use crate::leases::known::{self, Caller, MaySee};
+use crate::leases::known::Caller;
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::fenced_table::describe;
-use crate::pg::fenced_table::trigger::{Attribute, Event, Timing, TriggerCall, Tuple};
+use crate::pg::fenced_table::trigger::{Event, Timing, TriggerCall, Tuple};
 use crate::pg::session::settings;
-use crate::pg::state::role_prefix;
 use crate::statistics::{self, Known};
 use crate::tokens;
-use pg_fence_rules::fence::{self, Landing, Order, Verdict, Write};
+use pg_fence_rules::fence::{self, Landing, Verdict, Write};
 use pg_fence_rules::Token;
 use pgrx::pg_sys;
 
@@ -45,7 +44,7 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
     };
     row.map(Answer::Value).map_err(|refusal| {
         let refusal = describe::at_row(refusal, &call, &plan.column);
-        statistics::refused(&refusal, || told(&call, plan, &refusal));
+        statistics::refused(&refusal, || refusal::known(&call, plan, &refusal));
         refusal
     })
 }
@@ -84,7 +83,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         statistics::judged_row();
         let is_free = MANAGED && old.is_none() && plan.creates_freely();
         if is_free && write.brings_fence() {
-            return Err(refusal(call, plan, write, Verdict::Unfenced));
+            return Err(RefusedWrite { call, plan, write }.error(Verdict::Unfenced));
         }
         if is_free {
             return Ok(call.pass(new.map(|row| without(call, plan, row))));
@@ -109,6 +108,9 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
 }
 
 /// Decides about a write by the token that it presents. Returns `None` if the write lands without a token.
+///
+/// The row's leases are checked later. A token that speaks for one was drawn here or adopted, so whether a token was
+/// ever issued matters only if the write is refused.
 #[inline(always)]
 fn judged<const MANAGED: bool>(
     call: &TriggerCall,
@@ -120,10 +122,17 @@ fn judged<const MANAGED: bool>(
         write.named = names_fence(call, plan);
         write.ambient = ambient(leases);
     }
-    match judge::<MANAGED>(plan, *write)? {
+    tokens::ensure_begun(plan.tokens)?;
+    let (write, bound) = (*write, plan.lease.is_some());
+    let issued = |token| bound || tokens::issued(plan.tokens, token);
+    let verdict = match MANAGED {
+        true => fence::judge_managed(&write, bound, issued),
+        false => fence::judge(&write, plan.order, bound, issued),
+    };
+    match verdict {
         Verdict::Land(landing) => Ok(Some(landing)),
         Verdict::LandWithout => Ok(None),
-        refused => Err(refusal(call, plan, *write, never_issued_or(plan, leases, refused))),
+        refused => Err(RefusedWrite { call, plan, write }.judged(leases, refused)),
     }
 }
 
@@ -172,19 +181,6 @@ fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Lan
     Ok(last.filter(|landing| landing.keeps_greater() && is_same(landing)))
 }
 
-/// Decides by the token alone whether the write may land. The row's leases are checked later: a token that speaks for
-/// one was drawn here or adopted, so `issued` is asked only if the write is refused.
-#[inline(always)]
-fn judge<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Verdict, Refusal> {
-    tokens::ensure_begun(plan.tokens)?;
-    let issued = |t| plan.lease.is_some() || tokens::issued(plan.tokens, t);
-    Ok(if MANAGED {
-        fence::judge_managed(&write, plan.lease.is_some(), issued)
-    } else {
-        fence::judge(&write, plan.order, plan.lease.is_some(), issued)
-    })
-}
-
 /// Makes the transaction guard the row's leases. If the token does not speak for one, the error is PF001 if the row has
 /// a greater token, and PF004 otherwise.
 #[inline(always)]
@@ -196,73 +192,17 @@ fn guard_leases(
     landing: Landing,
 ) -> Result<(), Refusal> {
     let token = landing.token;
-    // A token that the statement did not present itself may be unknown to its writer.
-    let shown = write.column_presents() || write.ambient.is_some();
-    let may_see = || may_see(call, plan, shown);
-    let guarded =
-        leases.iter().try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)));
-    guarded.map_err(|silent| match write.old.flatten() {
-        _ if is_lost(&silent) && is_never_issued(plan, leases, token) => {
-            refusal(call, plan, write, Verdict::NeverIssued { presented: token })
-        }
-        Some(stored) if stored > token && is_lost(&silent) => {
-            refusal(call, plan, write, Verdict::Stale { presented: token, stored })
-        }
-        _ => silent,
-    })
-}
-
-/// Replaces the verdict "stale" for a token that was never issued.
-#[cold]
-fn never_issued_or(plan: &Plan, leases: &WriteLeases, refused: Verdict) -> Verdict {
-    match refused {
-        Verdict::Stale { presented, .. } if is_never_issued(plan, leases, presented) => {
-            Verdict::NeverIssued { presented }
-        }
-        refused => refused,
-    }
-}
-
-/// Returns true if the token was neither drawn here nor adopted for one of these leases.
-#[cold]
-fn is_never_issued(plan: &Plan, leases: &WriteLeases, token: Token) -> bool {
-    !tokens::issued(plan.tokens, token) && !leases.iter().any(known::is_adopted)
-}
-
-/// Returns true for PF004, unless a renewal helps: the writer must be told that.
-#[cold]
-fn is_lost(silent: &Refusal) -> bool {
-    silent.sqlstate == SqlState::TokenDoesNotSpeak && silent.details.renew_first.is_none()
-}
-
-/// The facts about a refused write for administrators, whatever its writer may know.
-#[cold]
-fn told(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
-    let columns = call.columns;
-    let fence = |row: Tuple| columns.token(row, &plan.column);
-    let (old, new) = (call.old, call.new);
-    let stored = old.and_then(fence);
-    let presented = new.and_then(fence).filter(|_| refusal.sqlstate != SqlState::NoToken);
-    let leases = leases(call, plan);
-    // Of two leases, this is the one for which the token does not speak.
-    let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
-    let lease = leases.iter().find(|name| !stands(name)).or(leases.iter().next());
-    let lease = lease.map(<[u8]>::to_vec);
-    let holder = lease.as_deref().and_then(known::holder);
-    Known { key: describe::key(call), lease, holder, presented, stored }
-}
-
-/// The leases of a write; none if their names cannot be made.
-#[cold]
-fn leases<'a>(call: &TriggerCall, plan: &'a Plan) -> WriteLeases<'a> {
-    let leases =
-        plan.lease.as_ref().map(|binding| binding.leases(&call.columns, call.old, call.new));
-    leases.and_then(Result::ok).unwrap_or_default()
+    let refused = || RefusedWrite { call, plan, write };
+    let may_see = || refused().may_see();
+    leases
+        .iter()
+        .try_for_each(|name| guard::require(name, token, Caller::Trigger(&may_see)))
+        .map_err(|unguarded| refused().unguarded(leases, token, unguarded))
 }
 
 /// The token of the guard of a lease, or else of the setting.
 #[inline]
-fn ambient(leases: &WriteLeases) -> Option<Token> {
+pub(super) fn ambient(leases: &WriteLeases) -> Option<Token> {
     leases.iter().find_map(guard::token_for).or_else(settings::token)
 }
 
@@ -280,79 +220,6 @@ fn without(call: &TriggerCall, plan: &Plan, row: Tuple) -> Tuple {
     }
 }
 
-/// What the writer may know of the lease and the token in question.
-#[cold]
-fn may_see(call: &TriggerCall, plan: &Plan, shown: bool) -> MaySee {
-    // A token that the statement did not present itself may be unknown to its writer.
-    let token = shown || describe::readable(call, plan.column.number);
-    MaySee { lease: may_see_lease(call, plan), token }
-}
-
-/// The error of a refused write.
-#[cold]
-fn refusal(call: &TriggerCall, plan: &Plan, write: Write, verdict: Verdict) -> Refusal {
-    let stored = visible(call, plan, write.old.flatten());
-    let shown = write.column_presents() || write.ambient.is_some();
-    match verdict {
-        Verdict::NeverIssued { presented } => match leases(call, plan).iter().next() {
-            // To a writer that may not see the lease, an unissued token is answered like any other that does not speak.
-            Some(name) if !role_prefix::is_visible(name) => {
-                let may_see = || may_see(call, plan, shown);
-                known::not_speaking(name, presented, Caller::Trigger(&may_see))
-            }
-            _ => {
-                let tried = refused_write(call, plan, &write);
-                errors::never_issued(presented, hint::of_never_issued(presented, stored, &tried))
-            }
-        },
-        Verdict::Stale { presented, .. } => {
-            // If the statement only names the column, the writer may not know the value that it presents.
-            let known = shown || stored.is_some();
-            let presented = known.then_some(presented);
-            let hint = hint::of_stale(presented, stored, &refused_write(call, plan, &write));
-            errors::stale(presented, stored, hint)
-        }
-        _ => {
-            let leases = leases(call, plan);
-            let lease = leases.iter().next().filter(|_| may_see_lease(call, plan));
-            let hint = hint::of_unfenced(&refused_write(call, plan, &write), lease);
-            errors::unfenced(stored, lease, hint)
-        }
-    }
-}
-
-/// What the hint needs to know of the refused write.
-fn refused_write(call: &TriggerCall, plan: &Plan, write: &Write) -> TriedWrite {
-    let wrote = match (call.event, write.new.flatten()) {
-        (Event::Delete, _) => Wrote::Deletes,
-        (Event::Update, _) if !write.column_presents() && !names_fence(call, plan) => {
-            Wrote::Nothing
-        }
-        // An INSERT that omits the column looks like one that writes NULL.
-        (Event::Insert, None) => Wrote::Nothing,
-        (_, None) => Wrote::Null,
-        (Event::Insert, Some(_)) if plan.inserts_freely() && write.brings_fence() => Wrote::Loads,
-        (_, Some(_)) => Wrote::Value,
-    };
-    let leases = leases(call, plan);
-    let guarded =
-        write.column_presents() && leases.iter().any(|name| guard::token_for(name).is_some());
-    TriedWrite { ambient: ambient(&leases), guarded, ..tried(call, plan, wrote) }
-}
-
-/// What the hint needs to know, if the transaction's own token does not matter.
-pub(super) fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
-    TriedWrite {
-        column: describe::column_name(call, plan.column.number),
-        managed: plan.is_managed(),
-        strict: plan.order == Order::Strict,
-        bound: plan.lease.is_some(),
-        wrote,
-        ambient: None,
-        guarded: false,
-    }
-}
-
 /// Checks only the order under `session_replication_role = replica`, because the publisher has checked the write.
 #[inline(never)]
 pub(super) fn replicated(
@@ -367,7 +234,7 @@ pub(super) fn replicated(
             None => Some(Verdict::Unfenced),
         };
         if let Some(verdict) = verdict {
-            return Err(refusal(call, plan, write, verdict));
+            return Err(RefusedWrite { call, plan, write }.error(verdict));
         }
     }
     Ok(call.pass(call.new.or(call.old)))
@@ -402,26 +269,13 @@ fn verify(
     };
     let stored = call.old.and_then(fence);
     if !plan.order.accepts(now, stored) {
-        let stored = visible(call, plan, stored);
-        let hint = hint::of_stale(found, stored, &tried(call, plan, Wrote::Value));
-        return Err(errors::stale(found, stored, hint));
+        return Err(refusal::stale_after_triggers(call, plan, now, stored));
     }
     if let Some(binding) = &plan.lease {
         let name = binding.lease(&columns, new)?;
         let token = written::under(call.table, now, |token| guard::is_guarded_here(&name, token));
-        let may_see = || MaySee { lease: may_see_lease(call, plan), token: true };
+        let may_see = || refusal::may_see(call, plan, true);
         guard::require(&name, token.unwrap_or(now), Caller::Trigger(&may_see))?;
     }
     Ok(passed)
-}
-
-/// Returns true if the caller may read the columns in the name of the row's lease.
-fn may_see_lease(call: &TriggerCall, plan: &Plan) -> bool {
-    let readable = |attribute: &Attribute| describe::readable(call, attribute.number);
-    plan.lease.as_ref().is_none_or(|binding| binding.columns().all(readable))
-}
-
-/// The stored token, if the caller may read it.
-pub(super) fn visible(call: &TriggerCall, plan: &Plan, stored: Option<Token>) -> Option<Token> {
-    stored.filter(|_| describe::readable(call, plan.column.number))
 }

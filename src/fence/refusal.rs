@@ -1,0 +1,190 @@
+//! The errors of refused writes, and what they may show.
+//!
+//! An error names the lease and the tokens only as far as the writer may know them; administrators see all in
+//! fence.refusals.
+
+use super::binding::WriteLeases;
+use super::hint::{self, TriedWrite, Wrote};
+use super::plan::Plan;
+use super::trigger::{ambient, names_fence};
+use crate::errors::{self, Refusal, SqlState};
+use crate::leases::guard;
+use crate::leases::known::{self, Caller, MaySee};
+use crate::pg::fenced_table::describe;
+use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
+use crate::pg::state::role_prefix;
+use crate::statistics::Known;
+use crate::tokens;
+use pg_fence_rules::fence::{Order, Verdict, Write};
+use pg_fence_rules::Token;
+
+/// A write that is refused.
+pub struct RefusedWrite<'a> {
+    pub call: &'a TriggerCall,
+    pub plan: &'a Plan,
+    pub write: Write,
+}
+
+impl RefusedWrite<'_> {
+    /// The error of a write that was refused by its token alone: PF003 instead of PF001 if the token was never issued.
+    #[cold]
+    pub fn judged(&self, leases: &WriteLeases, verdict: Verdict) -> Refusal {
+        self.error(match verdict {
+            Verdict::Stale { presented, .. } if self.is_never_issued(leases, presented) => {
+                Verdict::NeverIssued { presented }
+            }
+            verdict => verdict,
+        })
+    }
+
+    /// The error of a write whose token does not speak for a lease of the row: PF003 if the token was never issued,
+    /// PF001 if the row has a greater one, and otherwise the error of the guard.
+    #[cold]
+    pub fn unguarded(&self, leases: &WriteLeases, token: Token, unguarded: Refusal) -> Refusal {
+        let is_lost = unguarded.sqlstate == SqlState::TokenDoesNotSpeak
+            // If a renewal helps, the writer must be told that.
+            && unguarded.details.renew_first.is_none();
+        match self.write.old.flatten() {
+            _ if !is_lost => unguarded,
+            _ if self.is_never_issued(leases, token) => {
+                self.error(Verdict::NeverIssued { presented: token })
+            }
+            Some(stored) if stored > token => {
+                self.error(Verdict::Stale { presented: token, stored })
+            }
+            _ => unguarded,
+        }
+    }
+
+    /// The error of this verdict.
+    #[cold]
+    pub fn error(&self, verdict: Verdict) -> Refusal {
+        let RefusedWrite { call, plan, ref write } = *self;
+        let stored = visible(call, plan, write.old.flatten());
+        match verdict {
+            Verdict::NeverIssued { presented } => match leases(call, plan).iter().next() {
+                // To a writer that may not see the lease, an unissued token is answered like any other that does not
+                // speak.
+                Some(name) if !role_prefix::may_be_told(name) => {
+                    known::not_speaking(name, presented, Caller::Trigger(&|| self.may_see()))
+                }
+                _ => {
+                    let hint = hint::of_never_issued(presented, stored, &self.tried());
+                    errors::never_issued(presented, hint)
+                }
+            },
+            Verdict::Stale { presented, .. } => {
+                // If the statement only names the column, the writer may not know the value that it presents.
+                let is_known = self.presents() || stored.is_some();
+                let presented = is_known.then_some(presented);
+                errors::stale(presented, stored, hint::of_stale(presented, stored, &self.tried()))
+            }
+            _ => {
+                let leases = leases(call, plan);
+                let lease = leases.iter().next().filter(|_| may_see_lease(call, plan));
+                errors::unfenced(stored, lease, hint::of_unfenced(&self.tried(), lease))
+            }
+        }
+    }
+
+    /// What the writer may know of the lease and the token in question.
+    pub fn may_see(&self) -> MaySee {
+        may_see(self.call, self.plan, self.presents())
+    }
+
+    /// Returns true if the statement or the transaction has presented the token itself, so that its writer knows it.
+    fn presents(&self) -> bool {
+        self.write.column_presents() || self.write.ambient.is_some()
+    }
+
+    /// Returns true if the token was neither drawn here nor adopted for one of these leases.
+    fn is_never_issued(&self, leases: &WriteLeases, token: Token) -> bool {
+        !tokens::issued(self.plan.tokens, token) && !leases.iter().any(known::is_adopted)
+    }
+
+    /// What the hint needs to know of the write.
+    fn tried(&self) -> TriedWrite {
+        let RefusedWrite { call, plan, ref write } = *self;
+        let presents = write.column_presents();
+        let wrote = match (call.event, write.new.flatten()) {
+            (Event::Delete, _) => Wrote::Deletes,
+            (Event::Update, _) if !presents && !names_fence(call, plan) => Wrote::Nothing,
+            // An INSERT that omits the column looks like one that writes NULL.
+            (Event::Insert, None) => Wrote::Nothing,
+            (_, None) => Wrote::Null,
+            (Event::Insert, Some(_)) if plan.inserts_freely() && write.brings_fence() => {
+                Wrote::Loads
+            }
+            (_, Some(_)) => Wrote::Value,
+        };
+        let leases = leases(call, plan);
+        let guarded = presents && leases.iter().any(|name| guard::token_for(name).is_some());
+        TriedWrite { ambient: ambient(&leases), guarded, ..tried(call, plan, wrote) }
+    }
+}
+
+/// What the hint needs to know of a write, if the transaction's own token does not matter.
+pub fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
+    TriedWrite {
+        column: describe::column_name(call, plan.column.number),
+        managed: plan.is_managed(),
+        strict: plan.order == Order::Strict,
+        bound: plan.lease.is_some(),
+        wrote,
+        ambient: None,
+        guarded: false,
+    }
+}
+
+/// The error PF001 for a row that another trigger has given an older fence.
+#[cold]
+pub fn stale_after_triggers(
+    call: &TriggerCall,
+    plan: &Plan,
+    found: Token,
+    stored: Option<Token>,
+) -> Refusal {
+    let (found, stored) = (Some(found), visible(call, plan, stored));
+    errors::stale(found, stored, hint::of_stale(found, stored, &tried(call, plan, Wrote::Value)))
+}
+
+/// The facts about a refused write for administrators, whatever its writer may know.
+#[cold]
+pub fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
+    let fence = |row: Tuple| call.columns.token(row, &plan.column);
+    let stored = call.old.and_then(fence);
+    let presented = call.new.and_then(fence).filter(|_| refusal.sqlstate != SqlState::NoToken);
+    let leases = leases(call, plan);
+    // Of two leases, this is the one for which the token does not speak.
+    let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));
+    let lease = leases.iter().find(|name| !stands(name)).or(leases.iter().next());
+    let lease = lease.map(<[u8]>::to_vec);
+    let holder = lease.as_deref().and_then(known::holder);
+    Known { key: describe::key(call), lease, holder, presented, stored }
+}
+
+/// The leases of a write; none if their names cannot be made.
+fn leases<'a>(call: &TriggerCall, plan: &'a Plan) -> WriteLeases<'a> {
+    let leases =
+        plan.lease.as_ref().map(|binding| binding.leases(&call.columns, call.old, call.new));
+    leases.and_then(Result::ok).unwrap_or_default()
+}
+
+/// What the writer may know of the lease and the token in question. `presents` is true if it has presented the token
+/// itself.
+#[cold]
+pub fn may_see(call: &TriggerCall, plan: &Plan, presents: bool) -> MaySee {
+    let token = presents || describe::readable(call, plan.column.number);
+    MaySee { lease: may_see_lease(call, plan), token }
+}
+
+/// Returns true if the caller may read the columns in the name of the row's lease.
+fn may_see_lease(call: &TriggerCall, plan: &Plan) -> bool {
+    let readable = |attribute: &Attribute| describe::readable(call, attribute.number);
+    plan.lease.as_ref().is_none_or(|binding| binding.columns().all(readable))
+}
+
+/// The stored token, if the caller may read it.
+pub fn visible(call: &TriggerCall, plan: &Plan, stored: Option<Token>) -> Option<Token> {
+    stored.filter(|_| describe::readable(call, plan.column.number))
+}
