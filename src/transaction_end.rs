@@ -9,7 +9,7 @@ use crate::fence;
 use crate::leases::{guard, queue, session_leases};
 use crate::pg::locks::lock_count;
 use crate::pg::session::commit;
-use crate::pg::session::scope::{Listener, Moment};
+use crate::pg::session::scope::{Listener, XactEvent};
 use crate::statistics;
 
 /// Registered when the library is loaded.
@@ -21,21 +21,21 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn at(moment: Moment) {
-    match moment {
-        Moment::CommitBegins => return commit::relax(),
-        Moment::Ended(ending) => {
+fn at(event: XactEvent) {
+    match event {
+        XactEvent::CommitBegins => return commit::relax(),
+        XactEvent::Ended(ending) => {
             // First, because it may wait for the disk; before that nobody may learn of the commit.
             commit::restore(ending);
             statistics::flush();
         }
-        Moment::LocksGone => return queue::wake_heads(),
-        Moment::SavepointReleased { .. } | Moment::SavepointRolledBack(_) => {}
+        XactEvent::LocksGone => return queue::wake_heads(),
+        XactEvent::SavepointRolledBack(_) => {}
     }
     // Per-transaction state. The order of these callbacks does not matter.
-    lock_count::follow(moment);
-    fence::follow(moment);
-    session_leases::follow(moment);
-    guard::follow(moment);
-    queue::follow(moment);
+    lock_count::on_transaction_event(event);
+    fence::on_transaction_event(event);
+    session_leases::on_transaction_event(event);
+    guard::on_transaction_event(event);
+    queue::on_transaction_event(event);
 }

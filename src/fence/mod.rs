@@ -19,10 +19,10 @@ mod written;
 pub use declared::{audit, protect, unprotect};
 pub use trigger::fenced;
 
-use crate::pg::session::scope::Moment;
+use crate::pg::session::scope::XactEvent;
 
 /// Forgets the rows of this transaction when it ends.
-pub fn follow(moment: Moment) {
-    row_moves::follow(moment);
-    written::follow(moment);
+pub fn on_transaction_event(event: XactEvent) {
+    row_moves::on_transaction_event(event);
+    written::on_transaction_event(event);
 }

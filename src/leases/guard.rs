@@ -9,7 +9,7 @@ use super::locks::Locked;
 use super::queue;
 use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
-use crate::pg::session::scope::{Moment, SavepointId};
+use crate::pg::session::scope::{SavepointId, XactEvent};
 use crate::pg::session::xact;
 use crate::pg::session::{clock, role};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
@@ -44,15 +44,13 @@ thread_local! {
 }
 
 /// Forgets guards at the end of the transaction, and at the rollback of their savepoint.
-pub fn follow(moment: Moment) {
+pub fn on_transaction_event(event: XactEvent) {
     GUARDS.with_borrow_mut(|g| {
         g.by_lease.retain(|_, guards| {
-            guards.retain_mut(|guard| moment.spares(&mut guard.savepoint));
+            guards.retain(|guard| event.survives(guard.savepoint));
             !guards.is_empty()
         });
-        if !matches!(moment, Moment::SavepointReleased { .. }) {
-            g.outside_block = None;
-        }
+        g.outside_block = None;
     });
 }
 

@@ -47,8 +47,8 @@ impl Answer {
     }
 }
 
-/// Renews all leases whose lock is free. Returns the answers in the order of the pairs, and whether a crash may lose
-/// the renewals: true if all renewed grants end with their sessions. Errors: 55000.
+/// Renews all leases whose lock is free. Returns the answers in the order of the pairs, and whether all renewed grants
+/// end with their sessions. Errors: 55000.
 pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
     let unfit = Answer::Refused(SqlState::InvalidParameterValue);
     let Some(table) = LeaseTable::try_open(Access::Write, IfLocked::GiveUp)? else {
@@ -85,13 +85,13 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
     grants.retain(|(locked, _)| locked.row.grant.phase(now) == Phase::Held);
     let (grants, of_grants): (Vec<Locked>, Vec<Vec<usize>>) = grants.into_iter().unzip();
     let renewed = renew::renew(&table, grants, now, None)?;
-    let may_be_lost = !renewed.is_empty() && renewed.iter().all(|one| one.ends_with_session);
+    let end_with_session = renewed.iter().all(|one| one.ends_with_session);
     for (one, of_grant) in renewed.iter().zip(of_grants) {
         of_grant.into_iter().for_each(|n| answers[n] = Answer::Kept(one.token, one.ttl));
     }
     let lost = answers.iter().filter(|answer| matches!(answer, Answer::Lost)).count();
     statistics::add(Counter::RenewalsLost, lost);
-    Ok((answers, may_be_lost))
+    Ok((answers, end_with_session))
 }
 
 /// Locks the grant that this token may renew, or returns the answer that says why not.

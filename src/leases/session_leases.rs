@@ -10,7 +10,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
 use crate::pg::session::clock;
-use crate::pg::session::scope::{Ending, Moment, SavepointId};
+use crate::pg::session::scope::{Ending, SavepointId, XactEvent};
 use crate::pg::session::xact::{self, Outcome, TransactionId};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use pg_fence_rules::grant::Phase;
@@ -46,9 +46,9 @@ thread_local! {
     static LEASES: RefCell<SessionLeases> = RefCell::default();
 }
 
-/// Tells the session's leases of a transaction event.
-pub fn follow(moment: Moment) {
-    LEASES.with_borrow_mut(|leases| leases.follow(moment));
+/// Settles the grants that the transaction has acquired or ended, at its end and at the rollback of a savepoint.
+pub fn on_transaction_event(event: XactEvent) {
+    LEASES.with_borrow_mut(|leases| leases.settle(event));
 }
 
 /// Binds a grant that is about to be written to this session. Several leases acquired under one token share one lock.
@@ -113,12 +113,12 @@ fn forget_ended(table: &LeaseTable) {
 }
 
 impl SessionLeases {
-    fn follow(&mut self, moment: Moment) {
-        let is_committed = matches!(moment, Moment::Ended(Ending::Committed));
+    fn settle(&mut self, event: XactEvent) {
+        let is_committed = matches!(event, XactEvent::Ended(Ending::Committed));
         for key in std::mem::take(&mut self.touched) {
             let Some(lease) = self.all.get_mut(&key) else { continue };
             let is_over = |mark: &mut Option<SavepointId>| {
-                mark.take_if(|savepoint| !moment.spares(savepoint)).is_some()
+                mark.take_if(|savepoint| !event.survives(*savepoint)).is_some()
             };
             let (acquired, ended) = (is_over(&mut lease.acquired_in), is_over(&mut lease.ended_in));
             // A rolled-back end leaves the grant alive, so only a rolled-back acquire removes the lease here.
@@ -129,7 +129,7 @@ impl SessionLeases {
                 self.touched.push(key);
             }
         }
-        if matches!(moment, Moment::Ended(_)) {
+        if matches!(event, XactEvent::Ended(_)) {
             self.notice_unlocked();
         }
     }

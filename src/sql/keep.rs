@@ -1,12 +1,12 @@
 //! The heartbeat of a process: a row for each pair of a lease and a token.
 
 use super::arguments;
-use super::lease::may_be_lost_in_crash;
+use super::lease::may_lose_grants;
 use crate::errors::Refusal;
 use crate::leases::keep;
 use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
 use crate::pg::call::composite::RowAnswer;
-use crate::pg::session::commit;
+use crate::pg::session::commit::Part;
 use crate::pg::session::xact;
 
 /// `lease_keep(names, tokens) → rows`: renews the leases whose locks are free. Returns for each pair the outcome, and
@@ -16,10 +16,11 @@ pub fn keep(args: Args) -> Result<Answer, Refusal> {
     xact::writable(c"lease_keep()");
     let rows = RowAnswer::begin(args);
     let pairs: Vec<keep::Pair> = given.iter().map(arguments::fit_pair).collect();
-    let answers = commit::losable(|| {
-        keep::keep(&pairs)
-            .map(|(answers, may_be_lost)| (answers, may_be_lost_in_crash(may_be_lost)))
-    })?;
+    let part = Part::begin();
+    let (answers, end_with_session) = keep::keep(&pairs)?;
+    if may_lose_grants(end_with_session) {
+        part.may_be_lost();
+    }
     for ((name, token), answer) in given.into_iter().zip(answers) {
         let (outcome, renewed, remaining, code) = match answer {
             keep::Answer::Kept(token, ttl) => ("kept", Some(token), Some(ttl), None),

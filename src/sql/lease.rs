@@ -9,14 +9,14 @@ use crate::leases::{adopt, change, guard, known, renew, wait};
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::call::evaluation::{self, Evaluation};
 use crate::pg::session::clock;
-use crate::pg::session::commit;
+use crate::pg::session::commit::{self, Part};
 use crate::pg::session::settings;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use pg_fence_rules::grant::Mode;
-use pg_fence_rules::{Instant, Token};
+use pg_fence_rules::Instant;
 use std::ffi::CStr;
 use std::time::Duration;
 
@@ -37,49 +37,36 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// Acquires all the leases under one token, or none. Only a single lease can be waited for.
+///
+/// If READ COMMITTED evaluates a row again, an exclusive acquire returns the same token as before: a second acquire would
+/// find the leases taken by its own grant. If that token is over by then, it acquires again.
 fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Answer, Refusal> {
-    let acquire = || {
-        let session = requests.iter().all(|request| request.session);
-        commit::losable(|| {
-            Ok((wait::until_granted(requests, wait)?, may_be_lost_in_crash(session)))
-        })
-    };
-    let is_alone = |request: &Request| request.ask.mode == Mode::Exclusive;
-    let token = match requests.iter().all(is_alone) {
-        true => once_for_each_row(args, requests, acquire)?,
-        false => acquire()?,
-    };
+    let names = || requests.iter().map(|request| request.name.as_slice());
+    let is_alone = requests.iter().all(|request| request.ask.mode == Mode::Exclusive);
+    let evaluation = is_alone.then(|| Evaluation::of(args, names()));
+    if let Some(token) = evaluation.as_ref().and_then(Evaluation::earlier_answer) {
+        let speaks = names().map(|name| known::speaks(name, token));
+        if speaks.collect::<Result<Vec<_>, _>>()?.iter().all(|speaks| *speaks) {
+            return Ok(token.into());
+        }
+    }
+    let part = Part::begin();
+    let token = wait::until_granted(requests, wait)?;
+    if may_lose_grants(requests.iter().all(|request| request.session)) {
+        part.may_be_lost();
+    }
+    if let Some(evaluation) = evaluation {
+        evaluation.answers(token);
+    }
     if token.is_none() {
         statistics::count(Counter::TriesLost);
     }
     Ok(token.into())
 }
 
-/// Acquires leases once per row: if READ COMMITTED evaluates the row again, returns the same token. A second acquire
-/// would find the leases taken by its own grant. If the token is over by then, acquires again.
-fn once_for_each_row(
-    args: &Args,
-    requests: &[Request],
-    acquire: impl FnOnce() -> Result<Option<Token>, Refusal>,
-) -> Result<Option<Token>, Refusal> {
-    let evaluation = Evaluation::of(args);
-    // Names never contain NUL, so it separates them.
-    let names = || requests.iter().map(|request| request.name.as_slice());
-    let requested = names().collect::<Vec<_>>().join(&0);
-    if let Some(token) = evaluation.repeats(&requested) {
-        let speaks = names().map(|name| known::speaks(name, token));
-        if speaks.collect::<Result<Vec<_>, _>>()?.iter().all(|speaks| *speaks) {
-            return Ok(Some(token));
-        }
-    }
-    let token = acquire()?;
-    evaluation.answers(requested, token);
-    Ok(token)
-}
-
-/// True if the commit may be asynchronous: losing this grant in a crash is safe. `session` is true if the grant ends
-/// with its session.
-pub fn may_be_lost_in_crash(session: bool) -> bool {
+/// Returns true if a crash may lose these grants or their renewals: all end with their session, and nobody waits for
+/// standbys.
+pub fn may_lose_grants(session: bool) -> bool {
     session && !commit::waits_for_standbys()
 }
 
@@ -112,19 +99,20 @@ fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Ref
     let token = arguments::token(args, 1)?;
     let ttl = arguments::ttl(args, 2)?;
     xact::writable(call);
-    commit::losable(|| {
-        let table = LeaseTable::open(Access::Write)?;
-        let Some((found, now)) = renew::all_renewable(&table, names, token)? else {
-            names.iter().try_for_each(|name| arguments::check_lost_ttl(ttl, &table, name))?;
-            statistics::count(Counter::RenewalsLost);
-            return Ok((Answer::Null, false));
-        };
-        let of_grant = |locked: &Locked| arguments::check_renewed_ttl(ttl, &locked.row);
-        found.iter().try_for_each(of_grant)?;
-        let renewed = renew::renew(&table, found, now, ttl)?;
-        let session = renewed.iter().all(|one| one.ends_with_session);
-        Ok((renewed.first().map(|one| one.token).into(), may_be_lost_in_crash(session)))
-    })
+    let part = Part::begin();
+    let table = LeaseTable::open(Access::Write)?;
+    let Some((found, now)) = renew::all_renewable(&table, names, token)? else {
+        names.iter().try_for_each(|name| arguments::check_lost_ttl(ttl, &table, name))?;
+        statistics::count(Counter::RenewalsLost);
+        return Ok(Answer::Null);
+    };
+    let of_grant = |locked: &Locked| arguments::check_renewed_ttl(ttl, &locked.row);
+    found.iter().try_for_each(of_grant)?;
+    let renewed = renew::renew(&table, found, now, ttl)?;
+    if may_lose_grants(renewed.iter().all(|one| one.ends_with_session)) {
+        part.may_be_lost();
+    }
+    Ok(renewed.first().map(|one| one.token).into())
 }
 
 /// `lease_release(name, token) → bigint`: the closing token; NULL if the token belongs to no current grant. Errors:
@@ -142,7 +130,11 @@ pub fn release_all(args: Args) -> Result<Answer, Refusal> {
 fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Refusal> {
     let token = arguments::token(args, 1)?;
     xact::writable(call);
-    commit::losable(|| Ok((change::release(names, token)?.into(), true)))
+    let part = Part::begin();
+    let closing = change::release(names, token)?;
+    // A release that is lost in a crash leaves the lease taken until its deadline.
+    part.may_be_lost();
+    Ok(closing.into())
 }
 
 /// `lease_revoke(name) → bigint`: the closing token of all current grants; NULL if there are none. Errors: 22004,

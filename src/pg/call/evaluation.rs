@@ -38,34 +38,29 @@ thread_local! {
 }
 
 /// One call of an expression in a query.
-#[derive(Clone, Copy)]
-pub struct Evaluation {
-    memory: pg_sys::MemoryContext,
-    expression: usize,
-}
+pub struct Evaluation(Key);
 
 impl Evaluation {
-    /// The evaluation to which this call belongs.
-    pub fn of(args: &Args) -> Self {
+    /// The evaluation to which this call belongs. Names never contain NUL, so it separates them.
+    pub fn of<'n>(args: &Args, names: impl Iterator<Item = &'n [u8]>) -> Self {
         // SAFETY: a call's function is known, and lives as long as the call.
-        unsafe {
-            let function = (*args.raw()).flinfo;
-            Evaluation { memory: (*function).fn_mcxt, expression: (*function).fn_expr as usize }
-        }
+        let function = unsafe { &*(*args.raw()).flinfo };
+        let names = names.collect::<Vec<_>>().join(&0);
+        Evaluation((function.fn_mcxt as usize, function.fn_expr as usize, names))
     }
 
     /// The answer that the same expression gave when this row was evaluated before; `None` for the first evaluation.
-    pub fn repeats(&self, asked: &[u8]) -> Option<Token> {
+    pub fn earlier_answer(&self) -> Option<Token> {
         ANSWERED.with_borrow(|answered| {
-            let mut memory = self.memory;
-            while !answered.is_empty() && self.expression != 0 {
+            let (memory, expression, ref names) = self.0;
+            let mut memory = memory as pg_sys::MemoryContext;
+            while !answered.is_empty() && expression != 0 {
                 // SAFETY: the memory context of a running call, and its parents.
                 memory = unsafe { (*memory).parent };
                 if memory.is_null() {
                     break;
                 }
-                let key = (memory as usize, self.expression, asked.to_vec());
-                if let Some(token) = answered.get(&key) {
+                if let Some(token) = answered.get(&(memory as usize, expression, names.clone())) {
                     return Some(*token);
                 }
             }
@@ -75,12 +70,11 @@ impl Evaluation {
 
     /// Remembers the answer until the query ends. For `None` nothing is remembered, so the next evaluation decides
     /// again.
-    pub fn answers(&self, asked: Vec<u8>, token: Option<Token>) {
-        let memory = self.memory as usize;
-        let key = (memory, self.expression, asked);
+    pub fn answers(self, token: Option<Token>) {
+        let (memory, expression, _) = self.0;
         ANSWERED.with_borrow_mut(|answered| {
-            let Some(token) = token.filter(|_| self.expression != 0) else {
-                answered.remove(&key);
+            let Some(token) = token.filter(|_| expression != 0) else {
+                answered.remove(&self.0);
                 return;
             };
             if answered.len() >= MOST_ANSWERS {
@@ -88,9 +82,10 @@ impl Evaluation {
             }
             let others = answered.range((memory, 0, Vec::new())..).next();
             if others.is_none_or(|(other, _)| other.0 != memory) {
-                PgMemoryContexts::For(self.memory).leak_and_drop_on_delete(Forgotten(memory));
+                let mut memory = PgMemoryContexts::For(memory as pg_sys::MemoryContext);
+                memory.leak_and_drop_on_delete(Forgotten(self.0 .0));
             }
-            answered.insert(key, token);
+            answered.insert(self.0, token);
         });
     }
 }

@@ -5,7 +5,7 @@
 
 use crate::errors::{self, Refusal};
 use crate::pg::compat;
-use crate::pg::session::scope::{Moment, SavepointId};
+use crate::pg::session::scope::{SavepointId, XactEvent};
 use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
@@ -30,8 +30,8 @@ thread_local! {
 }
 
 /// Forgets entries at the end of the transaction, and at the rollback of their savepoint.
-pub fn follow(moment: Moment) {
-    TAKEN.with_borrow_mut(|taken| taken.retain(|_, entry| moment.spares(&mut entry.savepoint)));
+pub fn on_transaction_event(event: XactEvent) {
+    TAKEN.with_borrow_mut(|taken| taken.retain(|_, entry| event.survives(entry.savepoint)));
 }
 
 /// Takes a lock entry and counts it for the current subtransaction. Returns false if `acquire` does not get the lock.

@@ -7,40 +7,55 @@ use crate::pg::session::xact;
 use pgrx::pg_sys;
 use std::cell::Cell;
 
-/// The state before a commit was made asynchronous.
-#[derive(Clone, Copy)]
-struct Relaxed {
-    /// The value of `synchronous_commit`.
-    setting: i32,
-    /// The number of WAL records that this session had written.
-    records: i64,
+/// How the commit of this transaction waits for the disk.
+#[derive(Clone, Copy, Default)]
+struct Commit {
+    /// The end of the transaction's WAL when all of it might be lost in a crash; 0 if it never might.
+    losable_up_to: u64,
+    /// True if the commit must wait as the session's settings say.
+    forced: bool,
+    /// The value of `synchronous_commit` before the commit was made asynchronous, and the number of WAL records that
+    /// this session had written by then.
+    relaxed: Option<(i32, i64)>,
 }
 
 thread_local! {
-    /// The end of this transaction's WAL while all of it may be lost in a crash; otherwise 0.
-    static ONLY_LOSABLE: Cell<u64> = const { Cell::new(0) };
-    static RELAXED: Cell<Option<Relaxed>> = const { Cell::new(None) };
-    /// True if this transaction's commit must wait as the session's settings say.
-    static AS_ASKED: Cell<bool> = const { Cell::new(false) };
+    static COMMIT: Cell<Commit> = Cell::default();
 }
 
-/// Runs `work`, which returns its result and whether it may be lost in a crash. If the transaction writes nothing else,
-/// its commit is asynchronous. (No token is drawn twice: the start after a crash advances the sequence.)
-pub fn losable<R, E>(work: impl FnOnce() -> Result<(R, bool), E>) -> Result<R, E> {
-    // SAFETY: reads the end of this transaction's last WAL record; 0 if there is none.
-    let end = || unsafe { pg_sys::XactLastRecEnd };
-    // A commit never waits for records without a transaction id, such as that of pruning a page during a read.
-    let alone = !xact::has_written() || end() == ONLY_LOSABLE.get();
-    let outcome = work();
-    let is_losable = matches!(outcome, Ok((_, true)));
-    ONLY_LOSABLE.set(if alone && is_losable { end() } else { 0 });
-    outcome.map(|(result, _)| result)
+/// What one call writes. Unless it may be lost in a crash, and so may all that the transaction has written before and
+/// writes later, the commit waits as ever. (No token is drawn twice: the start after a crash advances the sequence.)
+pub struct Part {
+    /// True if all that the transaction wrote before may be lost.
+    is_rest_losable: bool,
+}
+
+impl Part {
+    /// The part that begins now.
+    pub fn begin() -> Self {
+        // A commit never waits for records without a transaction id, such as that of pruning a page during a read.
+        let losable_up_to = COMMIT.get().losable_up_to;
+        Part { is_rest_losable: !xact::has_written() || wal_end() == losable_up_to }
+    }
+
+    /// Notes that a crash may lose this part, which ends now.
+    pub fn may_be_lost(self) {
+        if self.is_rest_losable {
+            COMMIT.set(Commit { losable_up_to: wal_end(), ..COMMIT.get() });
+        }
+    }
+}
+
+/// The end of this transaction's last WAL record; 0 if there is none.
+fn wal_end() -> u64 {
+    // SAFETY: a variable of this process.
+    unsafe { pg_sys::XactLastRecEnd }
 }
 
 /// Makes this transaction's commit wait for the disk, whatever `synchronous_commit` says, and for synchronous standbys
 /// if it says so.
 pub fn force() {
-    AS_ASKED.set(true);
+    COMMIT.set(Commit { forced: true, ..COMMIT.get() });
     // SAFETY: sets a flag of this transaction.
     unsafe { pg_sys::ForceSyncCommit() };
 }
@@ -65,28 +80,26 @@ pub fn waits_for_standbys() -> bool {
 
 /// Makes the commit asynchronous if all of it may be lost. Called before the commit record is written.
 pub fn relax() {
-    let only = ONLY_LOSABLE.take();
+    let commit = COMMIT.get();
+    if commit.losable_up_to == 0 || commit.losable_up_to != wal_end() || commit.forced {
+        return;
+    }
     // SAFETY: an int that the commit reads on this thread; `restore` puts it back, whatever the outcome.
     unsafe {
-        if only != 0 && only == pg_sys::XactLastRecEnd && !AS_ASKED.get() {
-            let setting = pg_sys::synchronous_commit;
-            RELAXED.set(Some(Relaxed { setting, records: records() }));
-            pg_sys::synchronous_commit = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
-        }
+        COMMIT.set(Commit { relaxed: Some((pg_sys::synchronous_commit, records())), ..commit });
+        pg_sys::synchronous_commit = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
     }
 }
 
 /// Restores the setting when the transaction is over. If another extension has written something after `relax`, there
 /// are more records than that of the commit, and the session waits for the disk now.
 pub fn restore(ending: Ending) {
-    ONLY_LOSABLE.set(0);
-    AS_ASKED.set(false);
-    let Some(before) = RELAXED.take() else { return };
+    let Some((setting, records_before)) = COMMIT.take().relaxed else { return };
     // SAFETY: as above; this session has written the commit record.
     unsafe {
-        pg_sys::synchronous_commit = before.setting;
+        pg_sys::synchronous_commit = setting;
         let off = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
-        if ending == Ending::Committed && before.setting > off && records() > before.records + 1 {
+        if ending == Ending::Committed && setting > off && records() > records_before + 1 {
             let commit = pg_sys::XactLastCommitEnd;
             pg_sys::XLogFlush(commit);
             pg_sys::SyncRepWaitForLSN(commit, true);

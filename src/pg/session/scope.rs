@@ -1,7 +1,7 @@
 //! The ends of transactions and savepoints, and the lifetime of state that belongs to one.
 //!
-//! A module with such state has a function `follow`. `crate::transaction_end` calls all of them, and whatever else must
-//! be done when a transaction ends, in order. This module calls `transaction_end`.
+//! A module with such state has a function `on_transaction_event`. `crate::transaction_end` calls all of them, and
+//! whatever else must be done when a transaction ends, in order. This module calls `transaction_end`.
 
 use crate::errors::Refusal;
 use crate::pg::call::raise;
@@ -24,38 +24,27 @@ pub enum Ending {
 /// An event at the end of a transaction or a savepoint. Postgres can no longer stop at this point, so code that runs
 /// then must not raise.
 #[derive(Clone, Copy)]
-pub enum Moment {
+pub enum XactEvent {
     /// The commit record is written next.
     CommitBegins,
     /// The transaction is over, or prepared. Its changes are visible, and its locks are still held.
     Ended(Ending),
     /// The locks are released: those of the transaction or, if it goes on, those of the savepoint that was rolled back.
     LocksGone,
-    /// A savepoint was released. Its state and its locks now belong to its parent.
-    SavepointReleased {
-        /// The released savepoint.
-        savepoint: SavepointId,
-        /// The enclosing savepoint, or the transaction.
-        parent: SavepointId,
-    },
     /// A savepoint was rolled back; its locks are released next.
     SavepointRolledBack(SavepointId),
 }
 
-impl Moment {
-    /// Returns true if state owned by this subtransaction survives the event; on release, ownership moves to the
-    /// parent.
-    pub fn spares(self, owner: &mut SavepointId) -> bool {
+impl XactEvent {
+    /// Returns true if state that this savepoint has made survives the event.
+    ///
+    /// Ids grow within a transaction, and savepoints are nested. So a rollback undoes what was done under its savepoint's
+    /// id and all later ones: in it, or in savepoints within it, released or not. A release changes nothing.
+    pub fn survives(self, savepoint: SavepointId) -> bool {
         match self {
-            Moment::Ended(_) => false,
-            Moment::SavepointRolledBack(savepoint) => *owner != savepoint,
-            Moment::SavepointReleased { savepoint, parent } => {
-                if *owner == savepoint {
-                    *owner = parent;
-                }
-                true
-            }
-            Moment::CommitBegins | Moment::LocksGone => true,
+            XactEvent::Ended(_) => false,
+            XactEvent::SavepointRolledBack(undone) => savepoint < undone,
+            XactEvent::CommitBegins | XactEvent::LocksGone => true,
         }
     }
 }
@@ -66,7 +55,7 @@ pub struct Listener {
     /// Called when the transaction can still write or fail. The argument is true for PREPARE.
     pub before_commit: fn(bool) -> Result<(), Refusal>,
     /// Called at each later event.
-    pub at: fn(Moment),
+    pub at: fn(XactEvent),
 }
 
 thread_local! {
@@ -84,9 +73,9 @@ pub fn register(listener: Listener) {
     }
 }
 
-fn tell(moment: Moment) {
+fn report(event: XactEvent) {
     if let Some(listener) = LISTENER.get() {
-        (listener.at)(moment);
+        (listener.at)(event);
     }
 }
 
@@ -95,14 +84,14 @@ unsafe extern "C-unwind" fn transaction_event(event: pg_sys::XactEvent::Type, _:
     match event {
         X::XACT_EVENT_PRE_COMMIT => {
             before_commit(false);
-            tell(Moment::CommitBegins);
+            report(XactEvent::CommitBegins);
         }
         X::XACT_EVENT_PRE_PREPARE => before_commit(true),
-        X::XACT_EVENT_COMMIT => tell(Moment::Ended(Ending::Committed)),
+        X::XACT_EVENT_COMMIT => report(XactEvent::Ended(Ending::Committed)),
         X::XACT_EVENT_PARALLEL_COMMIT
         | X::XACT_EVENT_ABORT
         | X::XACT_EVENT_PARALLEL_ABORT
-        | X::XACT_EVENT_PREPARE => tell(Moment::Ended(Ending::Other)),
+        | X::XACT_EVENT_PREPARE => report(XactEvent::Ended(Ending::Other)),
         _ => {}
     }
 }
@@ -119,17 +108,11 @@ fn before_commit(prepares: bool) {
 unsafe extern "C-unwind" fn savepoint_event(
     event: pg_sys::SubXactEvent::Type,
     savepoint: SavepointId,
-    parent: SavepointId,
+    _parent: SavepointId,
     _: *mut c_void,
 ) {
-    match event {
-        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
-            tell(Moment::SavepointReleased { savepoint, parent });
-        }
-        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
-            tell(Moment::SavepointRolledBack(savepoint));
-        }
-        _ => {}
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        report(XactEvent::SavepointRolledBack(savepoint));
     }
 }
 
@@ -143,6 +126,6 @@ unsafe extern "C-unwind" fn release_event(
     // parent.
     let after = phase == pg_sys::ResourceReleasePhase::RESOURCE_RELEASE_AFTER_LOCKS;
     if after && (transaction_is_over || !commit) {
-        tell(Moment::LocksGone);
+        report(XactEvent::LocksGone);
     }
 }
