@@ -1,10 +1,5 @@
 -- The functions that read the counters, which are in shared memory. 5_grants.sql grants them to roles.
 
--- A sequence is set without a transaction, and any recovery empties an unlogged one.
-CREATE UNLOGGED SEQUENCE fence.stats_memory_seq AS bigint MINVALUE 1 CACHE 1 NO CYCLE;
-COMMENT ON SEQUENCE fence.stats_memory_seq IS
-    'handle of the shared memory in which this database counts; must stay unlogged';
-
 -- A column for each counter of src/statistics/counter.rs, in the same order; a test compares them.
 CREATE FUNCTION fence.read_stats(
     OUT stats_reset timestamptz, OUT grants bigint, OUT tries_lost bigint, OUT waits bigint,

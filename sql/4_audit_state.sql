@@ -12,7 +12,7 @@ AS $state_findings$
         VALUES ('token_seq'::name, 'p'::"char", NULL, NULL), ('dumped_token_seq', 'p', NULL, NULL),
                ('database_identity_seq', 'p', NULL, NULL), ('jump_token_seq', 'p', NULL, NULL),
                ('jump_count_seq', 'p', NULL, NULL), ('server_start_seq', 'u', NULL, NULL),
-               ('stats_memory_seq', 'u', NULL, NULL), ('lease', 'p', 'name, slot', 19),
+               ('lease', 'p', 'name, slot', 19),
                ('role_prefix', 'p', 'role, prefix', 3)),
 
     extension AS (
@@ -53,10 +53,8 @@ AS $state_findings$
          CROSS JOIN LATERAL (VALUES
             (51, s.persistence = 'p' AND s.relpersistence <> 'p', 'hole',
              'this part of the state is unlogged: a crash empties it', format('ALTER %s %s SET LOGGED;', s.kind, s.rel)),
-            (51, s.persistence = 'u' AND s.relpersistence <> 'u',
-             CASE s.relname WHEN 'stats_memory_seq' THEN 'notice' ELSE 'hole' END,
-             'this part of the state is logged: ' || CASE s.relname WHEN 'stats_memory_seq' THEN 'nothing is counted'
-                 ELSE 'a crash does not empty it, and is not noticed' END,
+            (51, s.persistence = 'u' AND s.relpersistence <> 'u', 'hole',
+             'this part of the state is logged: a crash does not empty it, and is not noticed',
              format('ALTER %s %s SET UNLOGGED;', s.kind, s.rel)),
             (52, sequence.changes <> '', 'notice',
              format('this sequence was altered (%s): pg_fence cannot work with it, or not for long', sequence.changes),

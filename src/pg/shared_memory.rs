@@ -15,8 +15,6 @@ use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static HANDLE: AtomicU32 = AtomicU32::new(0);
-/// A segment that could not be attached. It must not be tried again, because Postgres would believe it attached.
-static UNATTACHABLE: AtomicU32 = AtomicU32::new(0);
 
 /// Returns true if a segment is attached.
 #[inline]
@@ -35,24 +33,20 @@ pub fn with<T>(work: impl FnOnce(&[AtomicU64]) -> T) -> Option<T> {
     Some(work(unsafe { std::slice::from_raw_parts(words, LENGTH.load(Ordering::Relaxed)) }))
 }
 
-/// Attaches a segment until this session ends, if `is_ours` returns true for it: handles are random numbers, and this
-/// one may date from before a restart of the server. Returns false if there is no such segment, or it is another's. The
-/// error says why the segment cannot be mapped.
+/// The handle of the attached segment.
+pub fn handle() -> Option<u32> {
+    is_attached().then(|| HANDLE.load(Ordering::Relaxed))
+}
+
+/// Attaches a segment until this session ends, if `is_ours` returns true for it. Returns false if there is no such
+/// segment, or it is another's. The error says why the segment cannot be mapped.
 pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Result<bool, String> {
-    if handle == UNATTACHABLE.load(Ordering::Relaxed) {
-        return Err("its shared memory cannot be mapped".into());
-    }
-    // SAFETY: searches this process's list of segments.
-    if unsafe { !pg_sys::dsm_find_mapping(handle).is_null() } {
-        // Other code of this process has attached the segment, so it is not ours.
-        return Ok(false);
-    }
     let segment = without_owner(|| {
         // SAFETY: returns NULL if there is no such segment; raises if it cannot be mapped.
         let attach = AssertUnwindSafe(|| Ok(unsafe { pg_sys::dsm_attach(handle) }));
         PgTryBuilder::new(attach).catch_others(|error| Err(raise::message_of(&error))).execute()
     });
-    let segment = segment.inspect_err(|_| UNATTACHABLE.store(handle, Ordering::Relaxed))?;
+    let segment = segment?;
     if segment.is_null() {
         return Ok(false);
     }
@@ -91,12 +85,9 @@ pub fn create(length: usize, begin: impl FnOnce(&[AtomicU64])) -> Option<u32> {
     }
 }
 
-/// Detaches this session from the segment, and returns the segment's handle.
-pub fn leave() -> Option<u32> {
-    if !is_attached() {
-        return None;
-    }
-    let handle = HANDLE.load(Ordering::Relaxed);
+/// Detaches this session from the segment.
+pub fn leave() {
+    let Some(handle) = handle() else { return };
     // SAFETY: searches this process's list of segments, and detaches the one of this handle.
     unsafe {
         let segment = pg_sys::dsm_find_mapping(handle);
@@ -104,7 +95,6 @@ pub fn leave() -> Option<u32> {
             pg_sys::dsm_detach(segment);
         }
     }
-    Some(handle)
 }
 
 /// Unpins a segment, so that it is freed when the last session has detached from it. Raises if there is no such
@@ -115,18 +105,14 @@ pub fn let_go(handle: u32) {
 }
 
 /// Words that the whole server shares under this name, all zero at first. They come from the memory that the server
-/// reserves for requests after its start, a few kilobytes at most; raises if none is left. Only one session at a time
-/// may call this.
+/// reserves for requests after its start, a few kilobytes at most; raises if none is left.
 pub fn named(name: &CStr, length: usize) -> &'static [AtomicU64] {
     let mut found = false;
-    // SAFETY: memory of the server's main segment is never freed; the caller ensures that no other session uses it
-    // before it is zeroed.
+    // SAFETY: memory of the server's main segment is fresh from the system, and so zero, and never freed; a structure
+    // begins at the boundary of a cache line, so it is aligned.
     unsafe {
         let size = length * size_of::<AtomicU64>();
         let words = pg_sys::ShmemInitStruct(name.as_ptr(), size, &mut found).cast::<AtomicU64>();
-        if !found {
-            std::ptr::write_bytes(words, 0, length);
-        }
         std::slice::from_raw_parts(words, length)
     }
 }

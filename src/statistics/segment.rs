@@ -1,9 +1,7 @@
 //! The shared memory segment of a database's statistics: its layout, and how a session finds or creates it.
 //!
-//! Its handle is the last value of an unlogged sequence, because that is set without a transaction and emptied by any
-//! recovery. After a clean stop the handle is still there, and so it is in a copy of the database. Therefore the
-//! segment itself records its database, its sequence (the extension may be dropped and created again) and the start of
-//! the server.
+//! The server's list of segments (`known_segments`) says which segment is that of this database. The segment records the
+//! extension to which it belongs, which may be dropped and created again.
 
 use super::counter::COUNTERS;
 use super::known_segments;
@@ -24,16 +22,11 @@ use pgrx::pg_sys::Oid;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Identifies the segment and its layout; a new layout gets a new last byte.
-const MAGIC: u64 = u64::from_le_bytes(*b"pgfence\x03");
-
 /// The index of each word of the segment. The counters follow, then the ring.
 #[derive(Clone, Copy)]
 enum Word {
-    Magic,
-    Database,
-    Sequence,
-    ServerStart,
+    /// The oid of the extension's token sequence.
+    Extension,
     /// The number of refused writes that the ring stores.
     Kept,
     /// The time since which events are counted.
@@ -53,7 +46,7 @@ const _: () = assert!(FIRST_COUNTER + COUNTERS <= FIRST_CELL);
 
 /// Time until the next attempt after the server had no memory or no room for a segment.
 const RETRY_AFTER_US: i64 = 60_000_000;
-/// Number of 1 ms retries while another session creates the segment.
+/// Number of 1 ms retries while another session creates a segment.
 const LOOKS: u32 = 100;
 
 /// Catalog-change counter at which the attached segment was last validated.
@@ -86,10 +79,10 @@ pub fn make() {
     }
 }
 
-/// Detaches the segment, which is the wrong one, and returns its handle.
-fn leave() -> Option<u32> {
+/// Detaches the segment, which is the wrong one.
+fn leave() {
     FOUND_AT.store(NEVER, Ordering::Relaxed);
-    shared_memory::leave()
+    shared_memory::leave();
 }
 
 /// Runs `work` on the attached segment; `None` if there is none.
@@ -128,7 +121,7 @@ impl<'a> Segment<'a> {
     /// The counters, in the order of `Counter`.
     #[inline]
     pub fn counters(&self) -> &'a [AtomicU64; COUNTERS] {
-        // This cannot fail, because `is_of` has checked the length.
+        // This cannot fail: `make` has given the segment this length.
         self.0[FIRST_COUNTER..].first_chunk().expect("a segment has its counters")
     }
 
@@ -153,42 +146,31 @@ impl<'a> Segment<'a> {
         self.word(Word::ResetAt).store(clock::now().micros() as u64, Ordering::Relaxed);
     }
 
-    /// Returns true if the segment belongs to this sequence and this start of the server.
+    /// Returns true if the segment belongs to the extension with this token sequence.
     fn is_of(&self, sequence: Oid) -> bool {
-        self.0.len() >= FIRST_CELL
-            && identity(sequence).iter().all(|(word, value)| self.read(*word) == *value)
-            && self.0.len() >= FIRST_CELL + self.read(Word::Kept) as usize * CELL_WORDS
+        self.read(Word::Extension) == u64::from(sequence.to_u32())
     }
-}
-
-/// The words that identify the segment of this sequence.
-fn identity(sequence: Oid) -> [(Word, u64); 4] {
-    [
-        (Word::Magic, MAGIC),
-        (Word::Database, server::database().into()),
-        (Word::Sequence, sequence.to_u32().into()),
-        (Word::ServerStart, server::started_at().micros() as u64),
-    ]
 }
 
 /// Attaches or creates the segment of this database, and releases those of dropped databases. If that fails, the
 /// session continues without statistics.
 #[cold]
 pub fn open(missing: Missing) {
-    // On a standby nothing is counted.
-    if server::in_recovery() || !server::has_dynamic_memory() {
+    // On a standby nothing is counted. In a parallel query no savepoint can be begun.
+    if server::in_recovery() || !server::has_dynamic_memory() || xact::is_parallel() {
         return;
     }
     attach_or_make(missing);
-    if known_segments::may_be_over() && xact::may_begin_savepoint() {
+    if known_segments::may_be_over() {
         alone(known_segments::forget_those_that_are_over);
     }
 }
 
 fn attach_or_make(missing: Missing) {
     let changes = relation::name_changes();
-    let Ok(sequence) = state_oid(c"stats_memory_seq") else { return };
-    if with(|segment| segment.is_of(sequence)) == Some(true) {
+    let Ok(sequence) = state_oid(c"token_seq") else { return };
+    let is_listed = || known_segments::own() == shared_memory::handle();
+    if with(|segment| segment.is_of(sequence) && is_listed()) == Some(true) {
         FOUND_AT.store(changes, Ordering::Relaxed);
         return;
     }
@@ -197,21 +179,21 @@ fn attach_or_make(missing: Missing) {
     if clock::now().micros() < RETRY_AT.load(Ordering::Relaxed) {
         return;
     }
-    let outcome = match attach(sequence) {
-        Found::Missing if missing == Missing::IsMade && settings::statistics() => {
-            make_one(sequence)
-        }
-        outcome => outcome,
+    // A rollback would drop an extension that this transaction has created, and the older one would count on.
+    let may_make = || settings::statistics() && !sequence::is_created_here(sequence);
+    let found = match attach(sequence) {
+        Found::Missing if missing == Missing::IsMade && may_make() => make_one(sequence),
+        found => found,
     };
-    match outcome {
+    match found {
         Found::Attached => FOUND_AT.store(changes, Ordering::Relaxed),
         Found::Impossible(why) => {
             RETRY_AT.store(clock::now().micros() + RETRY_AFTER_US, Ordering::Relaxed);
-            if xact::may_begin_savepoint() && alone(known_segments::is_to_be_told) == Some(true) {
+            if alone(known_segments::is_to_be_told) == Some(true) {
                 raise::log(errors::not_counted(&server::database_name(), &why));
             }
         }
-        Found::Missing | Found::NotNow => {}
+        Found::Missing => {}
     }
 }
 
@@ -220,19 +202,16 @@ enum Found {
     Attached,
     /// There is no segment yet.
     Missing,
-    /// The sequence is locked, or another session is creating the segment.
-    NotNow,
     /// The segment cannot be attached or created, for this reason.
     Impossible(String),
 }
 
-/// Attaches the segment whose handle is in the sequence.
+/// Attaches the segment of this database.
 fn attach(sequence: Oid) -> Found {
-    let Some(found) = sequence::try_read_unlogged(sequence) else { return Found::NotNow };
-    let last = found.and_then(|unlogged| unlogged.last);
-    let Some(handle) = last.and_then(|last| u32::try_from(last).ok()) else {
-        return Found::Missing;
-    };
+    if !known_segments::find_list() {
+        return Found::Impossible("no shared memory for the list of segments".into());
+    }
+    let Some(handle) = known_segments::own() else { return Found::Missing };
     match shared_memory::attach(handle, |words| Segment(words).is_of(sequence)) {
         Ok(true) => Found::Attached,
         Ok(false) => Found::Missing,
@@ -242,24 +221,46 @@ fn attach(sequence: Oid) -> Found {
 
 /// Creates the segment, in one session at a time. Waits for other sessions for at most a tenth of a second.
 fn make_one(sequence: Oid) -> Found {
-    if !xact::may_begin_savepoint() {
-        return Found::NotNow;
-    }
-    for _ in 0..LOOKS {
+    for look in 0..LOOKS {
+        if look > 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         // Another session may have created the segment first.
         let found = alone(|| match attach(sequence) {
-            Found::Missing => make_alone(sequence),
+            Found::Missing => make(sequence),
             found => found,
         });
         if let Some(found) = found {
             return found;
         }
-        std::thread::sleep(Duration::from_millis(1));
-        if let found @ (Found::Attached | Found::Impossible(_)) = attach(sequence) {
-            return found;
-        }
     }
-    Found::NotNow
+    attach(sequence)
+}
+
+fn make(sequence: Oid) -> Found {
+    let kept = settings::refusals_kept();
+    known_segments::forget_those_that_are_over();
+    known_segments::forget_own();
+    // The server raises an error if memory is short, which must not end the statement that is counted.
+    let made = xact::try_in_savepoint(|| {
+        shared_memory::create(FIRST_CELL + kept * CELL_WORDS, |words| {
+            let segment = Segment(words);
+            segment.word(Word::Kept).store(kept as u64, Ordering::Relaxed);
+            segment.word(Word::Extension).store(sequence.to_u32().into(), Ordering::Relaxed);
+            segment.reset();
+        })
+    });
+    match made {
+        Ok(Some(handle)) if known_segments::add(handle) => Found::Attached,
+        Ok(Some(handle)) => {
+            // No session would ever find the segment.
+            leave();
+            xact::in_savepoint(|| shared_memory::let_go(handle));
+            Found::Impossible("too many databases count already".into())
+        }
+        Ok(None) => Found::Impossible("too many dynamic shared memory segments".into()),
+        Err(why) => Found::Impossible(why),
+    }
 }
 
 /// Runs `work` under the lock of the server's segments; `None` if another session holds it.
@@ -271,43 +272,4 @@ fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
     let done = work();
     lock.give_quietly(MAKE_STATISTICS.mode);
     Some(done)
-}
-
-fn make_alone(sequence: Oid) -> Found {
-    if !sequence::try_lock(sequence) {
-        return Found::NotNow;
-    }
-    let kept = settings::refusals_kept();
-    known_segments::forget_those_that_are_over();
-    known_segments::forget_own();
-    // The server raises an error if memory is short, which must not end the statement that is counted.
-    let made = xact::try_in_savepoint(|| {
-        if sequence::read_unlogged(sequence).is_none() {
-            return Err("fence.stats_memory_seq is not as it was made");
-        }
-        let handle = shared_memory::create(FIRST_CELL + kept * CELL_WORDS, |words| {
-            let segment = Segment(words);
-            segment.word(Word::Kept).store(kept as u64, Ordering::Relaxed);
-            segment.reset();
-            for (word, value) in identity(sequence) {
-                segment.word(word).store(value, Ordering::Relaxed);
-            }
-        });
-        let handle = handle.ok_or("too many dynamic shared memory segments")?;
-        sequence::set(sequence, handle.into());
-        Ok(handle)
-    });
-    let why = match made {
-        Ok(Ok(handle)) => {
-            known_segments::add(handle);
-            return Found::Attached;
-        }
-        Ok(Err(why)) => why.to_owned(),
-        Err(why) => why,
-    };
-    if let Some(handle) = leave() {
-        // No session would ever find the segment.
-        xact::in_savepoint(|| shared_memory::let_go(handle));
-    }
-    Found::Impossible(why)
 }

@@ -33,7 +33,7 @@ impl WaitEvent {
     /// wait.
     fn number(&self) -> u32 {
         if self.number.load(Ordering::Relaxed) == 0 {
-            let may_ask = compat::NAMES_WAIT_EVENTS && xact::may_begin_savepoint();
+            let may_ask = compat::NAMES_WAIT_EVENTS && !xact::is_parallel();
             let named = || xact::in_savepoint(|| compat::wait_event(self.name));
             let number = may_ask.then(named).flatten().unwrap_or(pg_sys::PG_WAIT_EXTENSION);
             self.number.store(number, Ordering::Relaxed);

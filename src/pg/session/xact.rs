@@ -131,12 +131,6 @@ pub unsafe fn is_on_disk(tuple: pg_sys::HeapTuple) -> bool {
     }
 }
 
-/// Returns true if a savepoint can be begun and a sequence set.
-pub fn may_begin_savepoint() -> bool {
-    // SAFETY: reads transaction state.
-    !is_parallel() && unsafe { !pg_sys::XactReadOnly }
-}
-
 /// Returns true during a parallel query, in which no savepoint can be begun.
 pub fn is_parallel() -> bool {
     // SAFETY: reads transaction state.

@@ -4,7 +4,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
-use crate::pg::state::opened::{self, IfLocked, Opened};
+use crate::pg::state::opened::{IfLocked, Opened};
 use crate::pg::state::relation;
 use pgrx::pg_sys;
 
@@ -116,25 +116,17 @@ pub fn read_unlogged(oid: pg_sys::Oid) -> Option<Page> {
     if !is_unlogged(&sequence) {
         return None;
     }
-    Some(read_unlogged_page(&sequence).unwrap_or_else(|| raise::now(damage(&sequence))))
-}
-
-/// Reads an unlogged sequence like `read_unlogged`, but raises nothing. The outer value is `None` if the sequence is
-/// locked.
-pub fn try_read_unlogged(oid: pg_sys::Oid) -> Option<Option<Page>> {
-    let sequence = Opened::open(oid, pg_sys::AccessShareLock, IfLocked::GiveUp)?;
-    Some(is_unlogged(&sequence).then(|| read_unlogged_page(&sequence)).flatten())
-}
-
-fn read_unlogged_page(sequence: &Opened) -> Option<Page> {
     // SAFETY: an open relation.
     let has_page = unsafe { compat::guarded(|| compat::has_first_page(sequence.relation)) };
-    has_page.then(|| read_page(sequence)).flatten()
+    let page = has_page.then(|| read_page(&sequence)).flatten();
+    Some(page.unwrap_or_else(|| raise::now(damage(&sequence))))
 }
 
-/// Takes the lock that `set` needs, unless it would have to wait.
-pub fn try_lock(oid: pg_sys::Oid) -> bool {
-    opened::lock(oid, pg_sys::RowExclusiveLock as i32, IfLocked::GiveUp)
+/// Returns true if this transaction has created the sequence, so that a rollback would drop it.
+pub fn is_created_here(oid: pg_sys::Oid) -> bool {
+    let sequence = Opened::open(oid, pg_sys::AccessShareLock, IfLocked::GiveUp);
+    // SAFETY: an open relation.
+    sequence.is_some_and(|sequence| unsafe { (*sequence.relation).rd_createSubid != 0 })
 }
 
 /// The next value. Takes a transaction id only if the draw is logged. Raises 2200H if there is none.

@@ -91,7 +91,6 @@ const RELATIONS: &[(&str, Level)] = &[
     ("jump_token_seq", Admin),
     ("jump_count_seq", Admin),
     ("server_start_seq", Nobody),
-    ("stats_memory_seq", Nobody),
 ];
 
 /// Returns the names of the extension's objects in one catalog, without composite types.
