@@ -39,9 +39,9 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
     let _counted = statistics::stands_in_queue();
     // The current holder may re-acquire ahead of the queue, once no transaction guards the lease.
     let mut scratch = Scratch::new();
-    while scratch.turn(|| takes_back_its_own(request))? {
+    while scratch.run(|| takes_back_its_own(request))? {
         wait::begin_look();
-        let tried = scratch.turn(|| try_acquire(requests, false, IfLocked::GiveUp));
+        let tried = scratch.run(|| try_acquire(requests, false, IfLocked::GiveUp));
         if let Ok(token) = unless_refused(tried)? {
             return Ok(Some(token));
         }
@@ -64,7 +64,7 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusa
         // Reset before the attempt, so that a wake-up that comes after the attempt is not lost.
         wait::begin_look();
         let requests = std::slice::from_ref(request);
-        let tried = scratch.turn(|| try_acquire(requests, false, IfLocked::GiveUp));
+        let tried = scratch.run(|| try_acquire(requests, false, IfLocked::GiveUp));
         let until = match unless_refused(tried)? {
             Ok(token) => return Ok(Some(token)),
             Err(until) => until,

@@ -11,8 +11,8 @@ impl Scratch {
     }
 
     /// Runs `work` once. Memory that Postgres allocates meanwhile must not be used afterwards.
-    pub fn turn<R>(&mut self, work: impl FnOnce() -> R) -> R {
-        // SAFETY: the context lives as long as this value; nothing in it is used after the turn.
+    pub fn run<R>(&mut self, work: impl FnOnce() -> R) -> R {
+        // SAFETY: the context lives as long as this value; nothing in it is used afterwards.
         unsafe {
             let result = self.0.switch_to(|_| work());
             self.0.reset();

@@ -86,7 +86,7 @@ pub fn create(length: usize, begin: impl FnOnce(&[AtomicU64])) -> Option<u32> {
 }
 
 /// Detaches this session from the segment.
-pub fn leave() {
+pub fn detach() {
     let Some(handle) = handle() else { return };
     // SAFETY: searches this process's list of segments, and detaches the one of this handle.
     unsafe {
@@ -99,7 +99,7 @@ pub fn leave() {
 
 /// Unpins a segment, so that it is freed when the last session has detached from it. Raises if there is no such
 /// segment, or it was unpinned before.
-pub fn let_go(handle: u32) {
+pub fn unpin(handle: u32) {
     // SAFETY: the server checks the handle.
     unsafe { pg_sys::dsm_unpin_segment(handle) }
 }

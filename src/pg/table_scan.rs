@@ -18,7 +18,7 @@ pub unsafe fn each_row<E>(
         let mut scratch = Scratch::new();
         let mut result = Ok(());
         scan(table, snapshot, |tuple| {
-            result = scratch.turn(|| show(tuple));
+            result = scratch.run(|| show(tuple));
             result.is_ok()
         });
         pg_sys::UnregisterSnapshot(snapshot);

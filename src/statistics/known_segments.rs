@@ -23,9 +23,9 @@ thread_local! {
     /// The list; empty until this session has found it.
     static LIST: Cell<&'static [AtomicU64]> = const { Cell::new(&[]) };
     /// The counter of database changes when this session last looked for dropped databases.
-    static LOOKED_AT: Cell<Option<u64>> = const { Cell::new(None) };
+    static CHECKED_AT: Cell<Option<u64>> = const { Cell::new(None) };
     /// True if this session has checked that the lack of a segment was logged.
-    static TOLD: Cell<bool> = const { Cell::new(false) };
+    static REPORTED: Cell<bool> = const { Cell::new(false) };
 }
 
 /// Finds the list, or makes it. Returns false if the server has no memory for it.
@@ -44,46 +44,47 @@ pub fn own() -> Option<u32> {
 }
 
 /// Returns true if a database may have been dropped since this session last checked.
-pub fn may_be_over() -> bool {
-    LOOKED_AT.get() != Some(relation::database_changes())
+pub fn may_have_dropped() -> bool {
+    CHECKED_AT.get() != Some(relation::database_changes())
 }
 
 /// Releases the segments of dropped databases.
-pub fn forget_those_that_are_over() {
-    LOOKED_AT.set(Some(relation::database_changes()));
-    forget(|database, _| database != server::database() && !server::database_exists(database));
+pub fn release_dropped() {
+    CHECKED_AT.set(Some(relation::database_changes()));
+    release(|database, _| database != server::database() && !server::database_exists(database));
 }
 
 /// Releases the previous segment of this database, which is about to create another one.
-pub fn forget_own() {
-    forget(|database, handle| database == server::database() && handle != NO_SEGMENT);
+pub fn release_own() {
+    release(|database, handle| database == server::database() && handle != NO_SEGMENT);
 }
 
-fn forget(is_over: impl Fn(u32, u32) -> bool) {
-    for (entry, _, handle) in entries().filter(|(_, db, handle)| is_over(*db, *handle)) {
+fn release(is_wanted: impl Fn(u32, u32) -> bool) {
+    for (entry, _, handle) in entries().filter(|(_, db, handle)| is_wanted(*db, *handle)) {
         entry.store(0, Ordering::Relaxed);
         if handle != NO_SEGMENT {
             // The segment may be gone already, which raises an error.
-            xact::in_savepoint(|| shared_memory::let_go(handle));
+            xact::in_savepoint(|| shared_memory::unpin(handle));
         }
     }
 }
 
 /// Adds the segment of this database. Returns false if the list is full.
 pub fn add(handle: u32) -> bool {
-    forget(|database, handle| database == server::database() && handle == NO_SEGMENT);
-    TOLD.set(false);
+    release(|database, handle| database == server::database() && handle == NO_SEGMENT);
+    REPORTED.set(false);
     put(handle)
 }
 
 /// Returns true for the first caller in any session, which should log that this database has no segment.
-pub fn is_to_be_told() -> bool {
+pub fn is_first_to_report() -> bool {
     let own = (server::database(), NO_SEGMENT);
-    let told = TOLD.replace(true) || entries().any(|(_, db, handle)| (db, handle) == own);
-    if !told {
+    let is_reported =
+        REPORTED.replace(true) || entries().any(|(_, db, handle)| (db, handle) == own);
+    if !is_reported {
         put(NO_SEGMENT);
     }
-    !told
+    !is_reported
 }
 
 fn put(handle: u32) -> bool {

@@ -57,7 +57,7 @@ fn pend(counter: Counter, number: u64) {
 #[inline]
 pub fn prepare() {
     if !segment::is_ready() {
-        segment::make();
+        segment::open_to_count();
     }
 }
 
@@ -108,7 +108,7 @@ pub struct Snapshot {
 
 /// The counts of all sessions, including this one's transaction so far.
 pub fn snapshot() -> Snapshot {
-    segment::open(segment::Missing::IsLeft);
+    segment::open(segment::IfMissing::Skip);
     flush();
     let taken = segment::with(|segment| {
         let numbers = segment.counters().each_ref().map(|n| n.load(Ordering::Relaxed));
@@ -119,7 +119,7 @@ pub fn snapshot() -> Snapshot {
 
 /// The latest refused writes, newest first.
 pub fn refusals() -> Vec<RefusedWrite> {
-    segment::open(segment::Missing::IsLeft);
+    segment::open(segment::IfMissing::Skip);
     let entries = segment::with(|segment| segment.ring().entries());
     entries
         .unwrap_or_default()
@@ -130,7 +130,7 @@ pub fn refusals() -> Vec<RefusedWrite> {
 
 /// Sets all counts to zero.
 pub fn reset() {
-    segment::open(segment::Missing::IsMade);
+    segment::open(segment::IfMissing::Create);
     flush();
     segment::with(|segment| segment.reset());
 }

@@ -14,8 +14,8 @@ pub const ENTRY_MAX: usize = (CELL_WORDS - HEAD) * 8;
 
 const HEAD: usize = 2;
 /// The number of attempts to take the lock, and the sleep between them.
-const LOOKS: u32 = 100;
-const BETWEEN_LOOKS: Duration = Duration::from_micros(10);
+const ATTEMPTS: u32 = 100;
+const PAUSE: Duration = Duration::from_micros(10);
 
 /// A ring in shared words, which are all zero at first.
 #[derive(Clone, Copy)]
@@ -31,7 +31,7 @@ pub struct Ring<'a> {
 impl Ring<'_> {
     /// Adds an entry of this owner, of at most `ENTRY_MAX` bytes.
     pub fn put(&self, owner: u32, entry: &[u8]) {
-        self.alone(|| {
+        self.under_lock(|| {
             let kept = self.cells().map(|cell| {
                 let owner = (load(&cell[1]) >> 32) as u32;
                 Some(Entry { number: load(&cell[0]), owner }).filter(|entry| entry.number > 0)
@@ -52,7 +52,7 @@ impl Ring<'_> {
 
     /// The stored entries, newest first.
     pub fn entries(&self) -> Vec<Vec<u8>> {
-        let copies = self.alone(|| {
+        let copies = self.under_lock(|| {
             let kept = self.cells().filter(|cell| load(&cell[0]) > 0);
             kept.map(|cell| (load(&cell[0]), copy(cell))).collect::<Vec<_>>()
         });
@@ -63,7 +63,7 @@ impl Ring<'_> {
 
     /// Deletes all entries.
     pub fn clear(&self) {
-        self.alone(|| self.cells().for_each(|cell| cell[0].store(0, Ordering::Relaxed)));
+        self.under_lock(|| self.cells().for_each(|cell| cell[0].store(0, Ordering::Relaxed)));
     }
 
     fn cells(&self) -> impl Iterator<Item = &[AtomicU64]> {
@@ -71,12 +71,12 @@ impl Ring<'_> {
     }
 
     /// Runs `work` under the spin lock; `None` if it is busy.
-    fn alone<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
+    fn under_lock<T>(&self, work: impl FnOnce() -> T) -> Option<T> {
         let take =
             || self.lock.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok();
-        for look in 0..LOOKS {
-            if look > 0 {
-                std::thread::sleep(BETWEEN_LOOKS);
+        for attempt in 0..ATTEMPTS {
+            if attempt > 0 {
+                std::thread::sleep(PAUSE);
             }
             if take() {
                 let done = work();

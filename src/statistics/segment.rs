@@ -47,7 +47,7 @@ const _: () = assert!(FIRST_COUNTER + COUNTERS <= FIRST_CELL);
 /// Time until the next attempt after the server had no memory or no room for a segment.
 const RETRY_AFTER_US: i64 = 60_000_000;
 /// Number of 1 ms retries while another session creates a segment.
-const LOOKS: u32 = 100;
+const ATTEMPTS: u32 = 100;
 
 /// Catalog-change counter at which the attached segment was last validated.
 static FOUND_AT: AtomicU64 = AtomicU64::new(NEVER);
@@ -58,11 +58,11 @@ static RETRY_AT: AtomicI64 = AtomicI64::new(i64::MIN);
 
 /// What to do if the segment is missing.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Missing {
+pub enum IfMissing {
     /// Nothing: no event has been counted then.
-    IsLeft,
+    Skip,
     /// Create the segment.
-    IsMade,
+    Create,
 }
 
 /// Returns true if a segment is attached and no name in the catalog has changed since it was validated.
@@ -73,16 +73,16 @@ pub fn is_ready() -> bool {
 
 /// Attaches or creates the segment, if statistics are switched on.
 #[cold]
-pub fn make() {
+pub fn open_to_count() {
     if settings::statistics() {
-        open(Missing::IsMade);
+        open(IfMissing::Create);
     }
 }
 
 /// Detaches the segment, which is the wrong one.
-fn leave() {
+fn detach() {
     FOUND_AT.store(NEVER, Ordering::Relaxed);
-    shared_memory::leave();
+    shared_memory::detach();
 }
 
 /// Runs `work` on the attached segment; `None` if there is none.
@@ -121,7 +121,7 @@ impl<'a> Segment<'a> {
     /// The counters, in the order of `Counter`.
     #[inline]
     pub fn counters(&self) -> &'a [AtomicU64; COUNTERS] {
-        // This cannot fail: `make` has given the segment this length.
+        // This cannot fail: `create` has given the segment this length.
         self.0[FIRST_COUNTER..].first_chunk().expect("a segment has its counters")
     }
 
@@ -155,18 +155,18 @@ impl<'a> Segment<'a> {
 /// Attaches or creates the segment of this database, and releases those of dropped databases. If that fails, the
 /// session continues without statistics.
 #[cold]
-pub fn open(missing: Missing) {
+pub fn open(if_missing: IfMissing) {
     // On a standby nothing is counted. In a parallel query no savepoint can be begun.
     if server::in_recovery() || !server::has_dynamic_memory() || xact::is_parallel() {
         return;
     }
-    attach_or_make(missing);
-    if known_segments::may_be_over() {
-        alone(known_segments::forget_those_that_are_over);
+    attach_or_create(if_missing);
+    if known_segments::may_have_dropped() {
+        under_lock(known_segments::release_dropped);
     }
 }
 
-fn attach_or_make(missing: Missing) {
+fn attach_or_create(if_missing: IfMissing) {
     let changes = relation::name_changes();
     let Ok(sequence) = state_oid(c"token_seq") else { return };
     let is_listed = || known_segments::own() == shared_memory::handle();
@@ -175,21 +175,21 @@ fn attach_or_make(missing: Missing) {
         return;
     }
     // The attached segment is that of a dropped extension.
-    leave();
+    detach();
     if clock::now().micros() < RETRY_AT.load(Ordering::Relaxed) {
         return;
     }
     // A rollback would drop an extension that this transaction has created, and the older one would count on.
-    let may_make = || settings::statistics() && !sequence::is_created_here(sequence);
+    let may_create = || settings::statistics() && !sequence::is_created_here(sequence);
     let found = match attach(sequence) {
-        Found::Missing if missing == Missing::IsMade && may_make() => make_one(sequence),
+        Found::Missing if if_missing == IfMissing::Create && may_create() => create_once(sequence),
         found => found,
     };
     match found {
         Found::Attached => FOUND_AT.store(changes, Ordering::Relaxed),
         Found::Impossible(why) => {
             RETRY_AT.store(clock::now().micros() + RETRY_AFTER_US, Ordering::Relaxed);
-            if alone(known_segments::is_to_be_told) == Some(true) {
+            if under_lock(known_segments::is_first_to_report) == Some(true) {
                 raise::log(errors::not_counted(&server::database_name(), &why));
             }
         }
@@ -220,14 +220,14 @@ fn attach(sequence: Oid) -> Found {
 }
 
 /// Creates the segment, in one session at a time. Waits for other sessions for at most a tenth of a second.
-fn make_one(sequence: Oid) -> Found {
-    for look in 0..LOOKS {
-        if look > 0 {
+fn create_once(sequence: Oid) -> Found {
+    for attempt in 0..ATTEMPTS {
+        if attempt > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         // Another session may have created the segment first.
-        let found = alone(|| match attach(sequence) {
-            Found::Missing => make(sequence),
+        let found = under_lock(|| match attach(sequence) {
+            Found::Missing => create(sequence),
             found => found,
         });
         if let Some(found) = found {
@@ -237,12 +237,12 @@ fn make_one(sequence: Oid) -> Found {
     attach(sequence)
 }
 
-fn make(sequence: Oid) -> Found {
+fn create(sequence: Oid) -> Found {
     let kept = settings::refusals_kept();
-    known_segments::forget_those_that_are_over();
-    known_segments::forget_own();
+    known_segments::release_dropped();
+    known_segments::release_own();
     // The server raises an error if memory is short, which must not end the statement that is counted.
-    let made = xact::try_in_savepoint(|| {
+    let created = xact::try_in_savepoint(|| {
         shared_memory::create(FIRST_CELL + kept * CELL_WORDS, |words| {
             let segment = Segment(words);
             segment.word(Word::Kept).store(kept as u64, Ordering::Relaxed);
@@ -250,12 +250,12 @@ fn make(sequence: Oid) -> Found {
             segment.reset();
         })
     });
-    match made {
+    match created {
         Ok(Some(handle)) if known_segments::add(handle) => Found::Attached,
         Ok(Some(handle)) => {
             // No session would ever find the segment.
-            leave();
-            xact::in_savepoint(|| shared_memory::let_go(handle));
+            detach();
+            xact::in_savepoint(|| shared_memory::unpin(handle));
             Found::Impossible("too many databases count already".into())
         }
         Ok(None) => Found::Impossible("too many dynamic shared memory segments".into()),
@@ -264,7 +264,7 @@ fn make(sequence: Oid) -> Found {
 }
 
 /// Runs `work` under the lock of the server's segments; `None` if another session holds it.
-fn alone<T>(work: impl FnOnce() -> T) -> Option<T> {
+fn under_lock<T>(work: impl FnOnce() -> T) -> Option<T> {
     let lock = LockTag::statistics();
     if !lock.take_quietly(MAKE_STATISTICS.mode) {
         return None;

@@ -27,7 +27,7 @@ pub fn is_of_client_s_select(args: &Args) -> bool {
 }
 
 /// The number of answers to remember. A row is usually repeated at once, so the latest are enough.
-const MOST_ANSWERS: usize = 1000;
+const MAX_ANSWERS: usize = 1000;
 
 /// The memory context of a running query, an expression in it, and the requested names.
 type Key = (usize, usize, Vec<u8>);
@@ -77,7 +77,7 @@ impl Evaluation {
                 answered.remove(&self.0);
                 return;
             };
-            if answered.len() >= MOST_ANSWERS {
+            if answered.len() >= MAX_ANSWERS {
                 answered.clear();
             }
             let others = answered.range((memory, 0, Vec::new())..).next();

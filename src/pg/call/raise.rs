@@ -26,14 +26,14 @@ pub struct RawError(Option<NonNull<pg_sys::ErrorData>>);
 
 /// The number of copies to keep, for the latest errors of a call. Usually there is one. A wait that met an error may serve
 /// a cancel while it is undone, and then raise the first error again, which does not call `copy_error`.
-const MOST_COPIES: usize = 4;
+const MAX_COPIES: usize = 4;
 
 /// The errors raised during a piece of work.
 struct MetErrors {
     /// The memory context of the copies.
     memory: pg_sys::MemoryContext,
     /// The copies, the latest first; NULL if there are fewer.
-    copies: Cell<[*mut pg_sys::ErrorData; MOST_COPIES]>,
+    copies: Cell<[*mut pg_sys::ErrorData; MAX_COPIES]>,
 }
 
 /// Runs `work`. One of our errors, a Postgres error or a panic is returned as an error to be thrown when all Rust work
@@ -46,7 +46,7 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawErro
     reserve::keep();
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
-    let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); MOST_COPIES]) };
+    let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); MAX_COPIES]) };
     // Converting an error may raise another one: not every character exists in every encoding.
     match met.during(|| work().map_err(RawError::of)) {
         Ok(done) => done,
@@ -77,7 +77,7 @@ impl MetErrors {
     fn error_of(&self, panic: Box<dyn Any + Send>) -> RawError {
         // SAFETY: the memory was the caller's when the call began.
         unsafe { pg_sys::CurrentMemoryContext = self.memory };
-        let laid_out = catch_unwind(AssertUnwindSafe(|| {
+        let converted = catch_unwind(AssertUnwindSafe(|| {
             let copy = match panic.downcast_ref() {
                 Some(CaughtError::PostgresError(report)) => self.copy_of(report),
                 _ => None,
@@ -85,7 +85,7 @@ impl MetErrors {
             copy.unwrap_or_else(|| RawError::of_panic(panic))
         }));
         // Even converting takes a little memory.
-        laid_out.unwrap_or(RawError(None))
+        converted.unwrap_or(RawError(None))
     }
 
     /// The copy of the error of which pgrx made this report.
@@ -143,7 +143,7 @@ impl RawError {
     /// Converts one of our errors.
     #[cold]
     fn of(refusal: Refusal) -> Self {
-        RawError::allocated(laid_out(refusal))
+        RawError::allocated(error_data_of(refusal))
     }
 
     /// Converts a Rust panic, or an error without a copy.
@@ -188,7 +188,7 @@ fn error_data(sqlstate: SqlState, message: *const c_char) -> pg_sys::ErrorData {
 }
 
 /// Converts one of our errors to Postgres's format.
-fn laid_out(refusal: Refusal) -> pg_sys::ErrorData {
+fn error_data_of(refusal: Refusal) -> pg_sys::ErrorData {
     let optional = |text: &[u8]| {
         let text = if text.is_empty() { std::ptr::null() } else { c_string(text) };
         text.cast_mut()
@@ -256,7 +256,7 @@ pub fn log(line: Refusal) {
 }
 
 fn report(what: Refusal, level: PgLogLevel) {
-    let mut report = laid_out(what);
+    let mut report = error_data_of(what);
     report.elevel = level as c_int;
     // SAFETY: a message below ERROR returns.
     unsafe { pg_sys::ThrowErrorData(&mut report) };

@@ -19,17 +19,17 @@ static RUST_MEMORY: RustMemory = RustMemory;
 unsafe impl GlobalAlloc for RustMemory {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.
-        had(unsafe { System.alloc(layout) })
+        or_end_session(unsafe { System.alloc(layout) })
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promise.
-        had(unsafe { System.alloc_zeroed(layout) })
+        or_end_session(unsafe { System.alloc_zeroed(layout) })
     }
 
     unsafe fn realloc(&self, memory: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller's promise.
-        had(unsafe { System.realloc(memory, layout, size) })
+        or_end_session(unsafe { System.realloc(memory, layout, size) })
     }
 
     unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for RustMemory {
 }
 
 #[inline]
-fn had(memory: *mut u8) -> *mut u8 {
+fn or_end_session(memory: *mut u8) -> *mut u8 {
     if memory.is_null() {
         raise::end_without_memory();
     }

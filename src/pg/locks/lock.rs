@@ -51,7 +51,7 @@ const _: () = {
 pub struct LockTag(pg_sys::LOCKTAG);
 
 /// Attempts before giving up on a lock that has no holder but is still not granted.
-const MOST_LOOKS: usize = 100;
+const MAX_ATTEMPTS: usize = 100;
 
 /// While this value lives, locks belong to the transaction or its innermost savepoint, like the rows written under
 /// them. In a cursor, they would belong to the cursor: they would be released if it fails in a later savepoint, and
@@ -108,7 +108,7 @@ impl LockTag {
             });
         }
         // The holder may have released the lock between the two checks, and another one may have taken it.
-        for _ in 0..MOST_LOOKS {
+        for _ in 0..MAX_ATTEMPTS {
             if lock_count::take(self.entry(), || self.take_quietly(mode))? {
                 return Ok(true);
             }

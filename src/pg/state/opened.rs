@@ -109,12 +109,12 @@ impl Drop for Opened {
 
 /// Number of 1 ms retries while no conflicting holder is seen: a lock that is being handed over has no holder for a
 /// moment.
-const QUICK_LOOKS: u32 = 5;
+const QUICK_RETRIES: u32 = 5;
 
 /// Takes a relation's lock without queueing behind maintenance. Returns false if the lock is not free and `if_locked`
 /// forbids waiting.
 pub fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
-    let mut looks = 0;
+    let mut retries = 0;
     loop {
         pgrx::check_for_interrupts!();
         // SAFETY: an ordinary lock by oid, released with the transaction at the latest.
@@ -127,11 +127,11 @@ pub fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
             // cancel and the deadlock detector end it.
             Some(holder) => unsafe {
                 pg_sys::VirtualXactLock(holder, true);
-                looks = 0;
+                retries = 0;
             },
-            None if looks == QUICK_LOOKS => return false,
+            None if retries == QUICK_RETRIES => return false,
             None => {
-                looks += 1;
+                retries += 1;
                 // SAFETY: only sleeps.
                 unsafe { pg_sys::pg_usleep(1_000) };
             }

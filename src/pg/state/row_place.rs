@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 /// The number of positions that a session remembers: clearly more than the leases under which it writes in turn.
-const MOST: usize = 4_096;
+const MAX_PLACES: usize = 4_096;
 
 thread_local! {
     static PLACES: RefCell<HashMap<Vec<u8>, ItemPointerData>> = RefCell::default();
@@ -18,7 +18,7 @@ thread_local! {
 /// Remembers the position of a lease's row.
 pub fn remember(name: &[u8], place: ItemPointerData) {
     PLACES.with_borrow_mut(|places| {
-        if places.len() >= MOST {
+        if places.len() >= MAX_PLACES {
             places.clear();
         }
         places.insert(name.to_vec(), place);
