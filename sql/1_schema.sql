@@ -116,9 +116,9 @@ ALTER TABLE fence.role_prefix ENABLE ALWAYS TRIGGER changed;
 COMMENT ON TRIGGER changed ON fence.role_prefix IS 'tells every session that rows have changed';
 
 -- PARALLEL UNSAFE, because it may take a snapshot.
-CREATE FUNCTION fence.is_shown(name text) RETURNS boolean
-    LANGUAGE c STABLE STRICT PARALLEL UNSAFE COST 2 AS 'MODULE_PATHNAME', 'fence_is_shown';
-COMMENT ON FUNCTION fence.is_shown(text) IS 'may the caller see the lease of this name?';
+CREATE FUNCTION fence.is_visible(name text) RETURNS boolean
+    LANGUAGE c STABLE STRICT PARALLEL UNSAFE COST 2 AS 'MODULE_PATHNAME', 'fence_is_visible';
+COMMENT ON FUNCTION fence.is_visible(text) IS 'may the caller see the lease of this name?';
 
 -- pg_dump treats these as data, not as part of the extension. (Sequences that are not named here are not dumped, so no
 -- dump sets them back.)
@@ -137,9 +137,9 @@ CREATE FUNCTION fence.queue_key(name text) RETURNS bigint
 COMMENT ON FUNCTION fence.queue_key(text) IS
     'the lock of this lease''s waiters, which they hold or wait for: classid and objid of pg_locks, where objsubid is 20552';
 
-CREATE FUNCTION fence.shown_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
-    LANGUAGE c STABLE PARALLEL UNSAFE COST 100 ROWS 100 AS 'MODULE_PATHNAME', 'fence_shown_grants';
-COMMENT ON FUNCTION fence.shown_grants(text) IS
+CREATE FUNCTION fence.visible_grants(name text DEFAULT NULL) RETURNS SETOF fence.lease
+    LANGUAGE c STABLE PARALLEL UNSAFE COST 100 ROWS 100 AS 'MODULE_PATHNAME', 'fence_visible_grants';
+COMMENT ON FUNCTION fence.visible_grants(text) IS
     'the grants of one lease, or, for a caller that may not see all, of those that it may: so that no EXPLAIN counts the others';
 
 -- PARALLEL UNSAFE, because it takes a snapshot.
@@ -160,12 +160,12 @@ COMMENT ON FUNCTION fence.record_creation() IS
 SELECT fence.record_creation();
 
 -- Takes columns instead of a row: a function of the table's row type would keep a DBA from altering the table.
-CREATE FUNCTION fence.as_shown(
+CREATE FUNCTION fence.grant_state(
     name text, mode "char", first_token bigint, renewal_tokens bigint[], closing_token bigint, expires_at timestamptz,
     session_bound boolean,
     OUT mode_name text, OUT state text, OUT token bigint, OUT remaining interval)
-    LANGUAGE c STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_as_shown';
-COMMENT ON FUNCTION fence.as_shown(text, "char", bigint, bigint[], bigint, timestamptz, boolean) IS
+    LANGUAGE c STABLE PARALLEL UNSAFE AS 'MODULE_PATHNAME', 'fence_grant_state';
+COMMENT ON FUNCTION fence.grant_state(text, "char", bigint, bigint[], bigint, timestamptz, boolean) IS
     'what fence.leases works out of the columns of a grant';
 
 -- A security barrier: conditions in the caller's query must not see leases that the caller may not see. (The UNION ALL
@@ -176,12 +176,12 @@ SELECT l.name, s.mode_name AS mode, CASE WHEN l.is_committed THEN s.state ELSE '
        COALESCE(l.holder, l.session_label) AS holder, l.role, s.token, l.first_token, l.acquired_at, l.renewed_at, l.expires_at,
        s.remaining, l.renewals, l.metadata, fence.blocking_pids(l.name, l.slot) AS blocking_pids,
        l.adopted_floor IS NOT NULL AS adopted
-  FROM (SELECT true AS is_committed, t.* FROM fence.lease AS t WHERE fence.is_shown('')  -- all of them
+  FROM (SELECT true AS is_committed, t.* FROM fence.lease AS t WHERE fence.is_visible('')  -- all of them
          UNION ALL
-        SELECT true, t.* FROM fence.shown_grants() AS t
+        SELECT true, t.* FROM fence.visible_grants() AS t
          UNION ALL
         SELECT false, t.* FROM fence.uncommitted_grants() AS t) AS l,
-       fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
+       fence.grant_state(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
 COMMENT ON VIEW fence.leases IS
     'one row per grant: who holds what until when, and who holds up a take-over, of the names that the caller may see; an acquire that is not committed yet is listed beside the row that it will replace';
 COMMENT ON COLUMN fence.leases.name IS 'the lease';

@@ -85,11 +85,11 @@ CREATE FUNCTION lease_info(name text, token bigint DEFAULT NULL)
                l.expires_at, s.remaining, l.renewals, l.metadata, fence.blocking_pids(l.name, l.slot) AS blocking_pids,
                l.adopted_floor IS NOT NULL AS adopted
           FROM (SELECT true AS is_committed, t.*
-                  FROM fence.shown_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS t
+                  FROM fence.visible_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS t
                  UNION ALL
                 SELECT false, t.*
                   FROM fence.uncommitted_grants(fence.checked_lease_name(lease_info.name, lease_info.token)) AS t) AS l,
-               fence.as_shown(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
+               fence.grant_state(l.name, l.mode, l.first_token, l.renewal_tokens, l.closing_token, l.expires_at, l.session_bound) AS s;
     END;
 COMMENT ON FUNCTION lease_info(text, bigint) IS
     'the rows of fence.leases for one lease, as of this call; given the token of an acquire in the same statement, with that grant';

@@ -40,8 +40,8 @@ BEGIN
             SELECT d.classid, d.objid FROM pg_extension e JOIN pg_depend d ON d.refobjid = e.oid
              WHERE e.extname = 'pg_fence' AND d.refclassid = 'pg_extension'::regclass AND d.deptype = 'e'),
         needs (level, names) AS (VALUES
-            ('monitor', '{leases,stats,lease_info,lease_check,fence_status,blocking_pids,queue_key,shown_grants,uncommitted_grants,as_shown,
-                          checked_lease_name,is_shown,read_stats}'::name[]),
+            ('monitor', '{leases,stats,lease_info,lease_check,fence_status,blocking_pids,queue_key,visible_grants,uncommitted_grants,grant_state,
+                          checked_lease_name,is_visible,read_stats}'::name[]),
             ('worker', '{lease_acquire,lease_renew,lease_keep,lease_release,lease_acquire_all,lease_renew_all,lease_release_all,
                          lease_guard,lease_guard_all}'),
             ('adopter', '{lease_adopt}'),

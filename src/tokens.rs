@@ -287,7 +287,7 @@ fn under_advance_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T,
     let lock = LockTag::token_advance();
     lock.take(ADVANCE.mode, ADVANCE.waits)?;
     let result = work();
-    lock.give(ADVANCE.mode);
+    lock.release(ADVANCE.mode);
     result
 }
 

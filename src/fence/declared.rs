@@ -154,13 +154,13 @@ fn heights(about: Datum) -> BTreeMap<String, i64> {
 struct Declared {
     triggers: Vec<Trigger>,
     /// The template of leases in the arguments of the call.
-    asked: Option<Vec<u8>>,
+    requested: Option<Vec<u8>>,
 }
 
 impl Declared {
-    /// Reads the triggers of one table, or of all. `asked` is the template in the arguments of the call.
-    fn of(fenced: Oid, table: Option<Oid>, asked: Option<Vec<u8>>) -> Declared {
-        Declared { triggers: trigger_catalog::triggers_calling(fenced, table), asked }
+    /// Reads the triggers of one table, or of all. `requested` is the template in the arguments of the call.
+    fn of(fenced: Oid, table: Option<Oid>, requested: Option<Vec<u8>>) -> Declared {
+        Declared { triggers: trigger_catalog::triggers_calling(fenced, table), requested }
     }
 
     /// The triggers as an array of `fence.trigger_arguments`.
@@ -183,7 +183,7 @@ impl Declared {
     /// The templates without duplicates, as an array of `fence.lease_template`.
     fn leases(&self, array_type: Oid) -> Datum {
         let leases = self.triggers.iter().filter_map(|trigger| read(trigger).lease);
-        let leases: BTreeSet<&[u8]> = leases.chain(self.asked.as_deref()).collect();
+        let leases: BTreeSet<&[u8]> = leases.chain(self.requested.as_deref()).collect();
         let rows = leases.into_iter().map(|lease| {
             let pieces = template::parse(lease);
             let (mut columns, mut literal_bytes) = (Vec::new(), 0);

@@ -21,7 +21,7 @@ pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
     let epoch = tokens::epoch_seen()?;
     let row = LeaseTable::open_to_look()?.row_with(name, token);
     let now = clock::now();
-    Ok(role_prefix::shows(name) && row.is_some_and(|row| row.grant.speaks(token, now, epoch)))
+    Ok(role_prefix::may_see(name) && row.is_some_and(|row| row.grant.speaks(token, now, epoch)))
 }
 
 /// The grant to which this token belongs.

@@ -55,7 +55,7 @@ impl<'a> Locks<'a> {
     /// Releases all locks but the first `first`. The queue's head is not woken yet, since the search continues.
     pub fn give_back_all_but(&mut self, first: usize) {
         for (tag, mode) in self.taken.drain(first..).rev() {
-            tag.give(mode);
+            tag.release(mode);
         }
     }
 

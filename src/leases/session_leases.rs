@@ -187,7 +187,7 @@ impl SessionLeases {
         if self.all.remove(key).is_some() && !is_shared(&self.all) {
             let lock = SessionLock::of(key.0);
             if lock.is_mine() {
-                lock.give();
+                lock.release();
             }
         }
     }

@@ -54,7 +54,7 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
         return Ok(None);
     }
     let token = as_head(request, &waiting);
-    queue.give(HEAD_OF_QUEUE.mode);
+    queue.release(HEAD_OF_QUEUE.mode);
     token
 }
 

@@ -193,7 +193,7 @@ pub fn check_lost_ttl(ttl: Option<Span>, table: &LeaseTable, lease: &[u8]) -> Re
         Some(ttl) if ttl > TTL_MAX => {
             let rows = table.rows(lease, AsOf::Now);
             // A caller that may not see the lease is answered as if it had no grants.
-            let session = role_prefix::shows(lease) && rows.iter().any(Row::ends_with_session);
+            let session = role_prefix::may_see(lease) && rows.iter().any(Row::ends_with_session);
             check_ttl(ttl, session)
         }
         _ => Ok(()),

@@ -30,10 +30,10 @@ sql_functions! {
     fence_status, pg_finfo_fence_status => status::status;
     fence_blocking_pids, pg_finfo_fence_blocking_pids => status::blocking_pids;
     fence_queue_key, pg_finfo_fence_queue_key => status::queue_key;
-    fence_as_shown, pg_finfo_fence_as_shown => status::as_shown;
-    fence_is_shown, pg_finfo_fence_is_shown => status::is_shown;
+    fence_grant_state, pg_finfo_fence_grant_state => status::grant_state;
+    fence_is_visible, pg_finfo_fence_is_visible => status::is_visible;
     fence_role_prefix_changed, pg_finfo_fence_role_prefix_changed => status::role_prefix_changed;
-    fence_shown_grants, pg_finfo_fence_shown_grants => status::shown_grants;
+    fence_visible_grants, pg_finfo_fence_visible_grants => status::visible_grants;
     fence_uncommitted_grants, pg_finfo_fence_uncommitted_grants => status::uncommitted_grants;
     fence_checked_lease_name, pg_finfo_fence_checked_lease_name => status::checked_lease_name;
     fence_record_creation, pg_finfo_fence_record_creation => status::record_creation;

@@ -50,7 +50,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 /// `fence.blocking_pids(name, slot) → integer[]`: the sessions that keep a grant from being replaced, as guards do; 0
 /// stands for a prepared transaction. NULL if the caller may not see the lease.
 pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
-    let name = name(&args).filter(|name| role_prefix::shows(name));
+    let name = name(&args).filter(|name| role_prefix::may_see(name));
     let (Some(name), Some(slot)) = (name, args.int4(1)) else { return Ok(Answer::Null) };
     // Only guards block for long. Renewals and uncommitted grants are over soon.
     Ok(composite::int4_array(
@@ -61,13 +61,13 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
 /// `fence.queue_key(name) → bigint`: the key of the lock for which the lease's waiters queue. NULL if the caller may
 /// not see the lease.
 pub fn queue_key(args: Args) -> Result<Answer, Refusal> {
-    let name = name(&args).filter(|name| role_prefix::shows(name));
+    let name = name(&args).filter(|name| role_prefix::may_see(name));
     Ok(name.map(|name| LockTag::queue(&name).key() as i64).into())
 }
 
-/// `fence.as_shown(name, mode, first_token, renewal_tokens, closing_token, expires_at, session_bound)`: the columns of
+/// `fence.grant_state(name, mode, first_token, renewal_tokens, closing_token, expires_at, session_bound)`: the columns of
 /// fence.leases that are not in the table. A standby cannot see sessions of the primary and assumes that they live.
-pub fn as_shown(args: Args) -> Result<Answer, Refusal> {
+pub fn grant_state(args: Args) -> Result<Answer, Refusal> {
     let (Some(name), Some(mode), Some(first)) = (name(&args), args.char(1), args.token(2)) else {
         return Ok(Answer::Null);
     };
@@ -129,8 +129,8 @@ fn name_of_state(phase: Phase) -> &'static str {
 /// Returns true if the session lives that acquired the session lease with this first token. A caller that may not see
 /// all leases gets true only for a token of this lease, if it may see the lease.
 fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
-    if !role_prefix::shows_all() {
-        let is_its_token = role_prefix::shows(name) && {
+    if !role_prefix::may_see_all() {
+        let is_its_token = role_prefix::may_see(name) && {
             let rows = LeaseTable::open(Access::Read)?.rows(name, AsOf::InFlight);
             rows.iter().any(|row| row.grant.tokens.first() == first)
         };
@@ -141,9 +141,9 @@ fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
     Ok(SessionLock::of(first).is_held())
 }
 
-/// `fence.is_shown(name) → boolean`: true if the caller may see this lease.
-pub fn is_shown(args: Args) -> Result<Answer, Refusal> {
-    Ok(name(&args).map_or(Answer::Null, |name| role_prefix::shows(&name).into()))
+/// `fence.is_visible(name) → boolean`: true if the caller may see this lease.
+pub fn is_visible(args: Args) -> Result<Answer, Refusal> {
+    Ok(name(&args).map_or(Answer::Null, |name| role_prefix::may_see(&name).into()))
 }
 
 /// `fence.role_prefix_changed()`, a row trigger: tells every session that rows of fence.role_prefix have changed.
@@ -152,15 +152,15 @@ pub fn role_prefix_changed(_: Args) -> Result<Answer, Refusal> {
     Ok(Answer::Value(pgrx::pg_sys::Datum::from(0)))
 }
 
-/// `fence.shown_grants(name) → setof fence.lease`: the grants of one lease that the statement's snapshot shows. With
+/// `fence.visible_grants(name) → setof fence.lease`: the grants of one lease that the statement's snapshot shows. With
 /// NULL, the grants of all leases that the caller may see. A filter in a query would count the others, and EXPLAIN
 /// would show their number.
-pub fn shown_grants(args: Args) -> Result<Answer, Refusal> {
+pub fn visible_grants(args: Args) -> Result<Answer, Refusal> {
     let all = args.datum(0).is_none();
-    let tuples = match name(&args).filter(|name| role_prefix::shows(name)) {
+    let tuples = match name(&args).filter(|name| role_prefix::may_see(name)) {
         // A caller that may see all leases gets them from the view, which reads the table itself.
-        _ if all && role_prefix::shows_all() => Vec::new(),
-        _ if all => LeaseTable::open(Access::Read)?.wanted(role_prefix::shows),
+        _ if all && role_prefix::may_see_all() => Vec::new(),
+        _ if all => LeaseTable::open(Access::Read)?.wanted(role_prefix::may_see),
         Some(name) => {
             let table = LeaseTable::open(Access::Read)?;
             let tuple = |row: &Row| match row.is_own() {
@@ -186,7 +186,7 @@ pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
     };
     let table = LeaseTable::open(Access::Read)?;
     let mut rows = table.uncommitted(name.as_deref());
-    rows.retain(|row| role_prefix::shows(row.name()));
+    rows.retain(|row| role_prefix::may_see(row.name()));
     Ok(composite::rows(args, rows.iter().map(|row| table.self_contained(row))))
 }
 

@@ -266,10 +266,10 @@ fn create(sequence: Oid) -> Found {
 /// Runs `work` under the lock of the server's segments; `None` if another session holds it.
 fn under_lock<T>(work: impl FnOnce() -> T) -> Option<T> {
     let lock = LockTag::statistics();
-    if !lock.take_quietly(MAKE_STATISTICS.mode) {
+    if !lock.try_take(MAKE_STATISTICS.mode) {
         return None;
     }
     let done = work();
-    lock.give_quietly(MAKE_STATISTICS.mode);
+    lock.release_quietly(MAKE_STATISTICS.mode);
     Some(done)
 }

@@ -168,11 +168,12 @@ impl RawError {
     }
 
     fn of_report(report: &ErrorReportWithLevel) -> Self {
-        let shown = |text: Option<&str>| text.map_or(std::ptr::null(), |t| c_string(&of_server(t)));
-        let mut error = error_data(SqlState::InternalError, shown(Some(report.message())));
+        let text_of =
+            |text: Option<&str>| text.map_or(std::ptr::null(), |t| c_string(&of_server(t)));
+        let mut error = error_data(SqlState::InternalError, text_of(Some(report.message())));
         error.sqlerrcode = report.sql_error_code() as c_int;
-        error.detail = shown(report.detail()).cast_mut();
-        error.hint = shown(report.hint()).cast_mut();
+        error.detail = text_of(report.detail()).cast_mut();
+        error.hint = text_of(report.hint()).cast_mut();
         RawError::allocated(error)
     }
 }

@@ -69,9 +69,8 @@ fn key_for(call: &TriggerCall, may_show: impl Fn(i32) -> bool) -> Option<Map<Str
         if !may_show(attribute.number) {
             return None;
         }
-        let shown =
-            call.columns.value(row, &attribute).map_or(Value::Null, |v| json(&attribute, v));
-        key.insert(to_utf8(&column_name(call, attribute.number)), shown);
+        let text = call.columns.value(row, &attribute).map_or(Value::Null, |v| json(&attribute, v));
+        key.insert(to_utf8(&column_name(call, attribute.number)), text);
     }
     (!key.is_empty()).then_some(key)
 }

@@ -109,7 +109,7 @@ impl LockTag {
         }
         // The holder may have released the lock between the two checks, and another one may have taken it.
         for _ in 0..MAX_ATTEMPTS {
-            if lock_count::take(self.entry(), || self.take_quietly(mode))? {
+            if lock_count::take(self.entry(), || self.try_take(mode))? {
                 return Ok(true);
             }
             if self.has_conflicts(mode) {
@@ -118,33 +118,32 @@ impl LockTag {
         }
         // The lock has no holder, so either a session waits for it, or the lock table is full.
         // SAFETY: set once when the process starts.
-        let another =
-            LockTag::by_key(Lock::Advance, u64::from(unsafe { pg_sys::MyProcPid } as u32));
-        if !another.take_quietly(mode) {
+        let another = LockTag::by_key(Lock::Advance, u64::from(unsafe { pg_sys::MyProcPid } as u32));
+        if !another.try_take(mode) {
             return Err(errors::lock_table_full());
         }
-        another.give_quietly(mode);
+        another.release_quietly(mode);
         Ok(false)
     }
 
     /// Takes the lock for a short time, if it is free. Returns false, without an error, also if the lock table is full.
     /// For work that can be skipped.
-    pub fn take_quietly(&self, mode: LockMode) -> bool {
+    pub fn try_take(&self, mode: LockMode) -> bool {
         let _owner = TransactionOwns::now();
         compat::try_lock(&self.0, mode.number(), false)
     }
 
-    /// Releases a lock taken with `take_quietly`.
-    pub fn give_quietly(&self, mode: LockMode) {
+    /// Releases a lock taken with `try_take`.
+    pub fn release_quietly(&self, mode: LockMode) {
         let _owner = TransactionOwns::now();
         // SAFETY: only called for a lock that this transaction holds.
         unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
     }
 
     /// Releases one `take`.
-    pub fn give(&self, mode: LockMode) {
-        self.give_quietly(mode);
-        lock_count::given_back(self.entry());
+    pub fn release(&self, mode: LockMode) {
+        self.release_quietly(mode);
+        lock_count::released(self.entry());
     }
 
     /// Returns true if another transaction holds a conflicting lock. Takes no lock to find out, so that nobody is

@@ -84,7 +84,7 @@ fn at_most() -> usize {
 }
 
 /// Forgets an entry if its lock was released as often as taken.
-pub fn given_back(entry: Entry) {
+pub fn released(entry: Entry) {
     TAKEN.with_borrow_mut(|taken| {
         if let Some(held) = taken.get_mut(&entry) {
             held.times -= 1;

@@ -40,7 +40,7 @@ impl SessionLock {
     }
 
     /// Releases the lock. The caller has checked that this session holds it (`is_mine`).
-    pub fn give(&self) {
+    pub fn release(&self) {
         // SAFETY: as above.
         unsafe { pg_sys::LockRelease(&self.0, HELD, true) };
         lock_count::session_entries_gone(1);

@@ -81,11 +81,11 @@ impl TransactionId {
     pub fn outcome(self) -> Outcome {
         let id = Some(pg_sys::Datum::from(self.0));
         // SAFETY: a function of the server, with an argument of its declared type; it returns a text or NULL.
-        let told = unsafe {
-            let told = pgrx::direct_function_call_as_datum(pg_sys::pg_xact_status, &[id]);
-            told.map(|text| bytes_of(text).to_vec())
+        let status = unsafe {
+            let status = pgrx::direct_function_call_as_datum(pg_sys::pg_xact_status, &[id]);
+            status.map(|text| bytes_of(text).to_vec())
         };
-        match told.as_deref() {
+        match status.as_deref() {
             Some(b"in progress") => Outcome::Open,
             Some(b"committed") => Outcome::Committed,
             _ => Outcome::Other,

@@ -63,14 +63,14 @@ pub fn require_each<'n>(
 }
 
 /// Returns true if the current user may see this lease, whatever functions it may call.
-pub fn shows(name: &[u8]) -> bool {
+pub fn may_see(name: &[u8]) -> bool {
     // SAFETY: reads the oid of the current user.
-    shows_to(unsafe { raw::GetUserId() }, name)
+    user_may_see(unsafe { raw::GetUserId() }, name)
 }
 
 /// Returns true if the current user may see every lease.
-pub fn shows_all() -> bool {
-    shows(b"")
+pub fn may_see_all() -> bool {
+    may_see(b"")
 }
 
 /// Returns true if an error on a fenced table may name this lease. Both the current user and the session's role must be
@@ -83,11 +83,11 @@ pub fn is_visible(name: &[u8]) -> bool {
         let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
         // SAFETY: a catalog look-up.
         let reads = unsafe { pg_sys::pg_class_aclcheck(view, user, select) };
-        reads == pg_sys::AclResult::ACLCHECK_OK && shows_to(user, name)
+        reads == pg_sys::AclResult::ACLCHECK_OK && user_may_see(user, name)
     })
 }
 
-fn shows_to(user: Oid, name: &[u8]) -> bool {
+fn user_may_see(user: Oid, name: &[u8]) -> bool {
     let names = names_of(user, IfLocked::Queue).ok().flatten();
     names.is_some_and(|names| names.allow(name, Level::Monitor))
 }

@@ -42,12 +42,12 @@ const TEXTS: &[&str] = &[
     "fence_protect('t', lease => {})",
     "fence_protect('t', events => {})",
     "fence_grant('postgres', 'worker', {})",
-    "fence.is_shown({})",
+    "fence.is_visible({})",
     "fence.blocking_pids({}, 0)",
     "fence.queue_key({})",
     "fence.uncommitted_grants({})",
     "fence.checked_lease_name({}, 1)",
-    "fence.as_shown({}, 'x', 1, '{}', 2, now(), false)",
+    "fence.grant_state({}, 'x', 1, '{}', 2, now(), false)",
     "set_config('pg_fence.token', {}, false)",
 ];
 const ARRAYS: &[&str] = &[
@@ -89,7 +89,7 @@ fn no_argument_is_too_large_to_be_refused(lab: &Lab) -> Result<()> {
         }
     }
     calls.push(
-        "fence.as_shown('a', 'x', 1, array_fill(1::bigint, ARRAY[30000000 + (random() * 0)::int]), 2, now(), false)"
+        "fence.grant_state('a', 'x', 1, array_fill(1::bigint, ARRAY[30000000 + (random() * 0)::int]), 2, now(), false)"
             .into(),
     );
     for call in calls {

@@ -22,7 +22,7 @@ fn a_restored_database_has_the_same_roles_with_the_same_names(lab: &Lab) -> Resu
         tenant.acquire("a:1", "1 h")?;
         tenant.acquire("it's \\ % é\n1", "1 h")?;
         not_given(&mut tenant, "SELECT lease_acquire('b:1')")?;
-        ensure!(tenant.truth("SELECT fence.is_shown('b:1')")?);
+        ensure!(tenant.truth("SELECT fence.is_visible('b:1')")?);
         other.connect_as(&admin)?.run("SELECT lease_revoke('a:1')")?;
         // Sessions there notice a change as sessions here do.
         owner.run(&format!("SELECT fence_revoke('{role}', 'a:')"))?;
