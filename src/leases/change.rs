@@ -116,9 +116,9 @@ pub enum NotLocked {
     /// No such grant exists, before or after the wait; or it is not wanted; or the caller may not know of it.
     Lost,
     /// An open transaction is changing the grant, and the step does not wait. The row is as read without the lock.
-    Held(Row),
+    Held(Box<Row>),
     /// The lock table has no room for the lock. The row is as read without the lock.
-    NoRoom(Row, Refusal),
+    NoRoom(Box<Row>, Refusal),
 }
 
 impl NotLocked {
@@ -146,8 +146,8 @@ pub fn lock_grant<'a>(
         let (slot, mut locks) = (seen.grant.slot, Locks::of(name));
         match locks.take(step, slot) {
             Ok(true) => {}
-            Ok(false) => return Err(NotLocked::Held(seen)),
-            Err(refusal) => return Err(NotLocked::NoRoom(seen, refusal)),
+            Ok(false) => return Err(NotLocked::Held(Box::new(seen))),
+            Err(refusal) => return Err(NotLocked::NoRoom(Box::new(seen), refusal)),
         }
         let unlocked_writer = match Locked::under(locks, table, slot, has_token) {
             Some(locked) if !wanted(&locked.row) => return Err(NotLocked::Lost),
@@ -159,7 +159,7 @@ pub fn lock_grant<'a>(
             None => of_token(&table.rows(name, AsOf::InFlight), token).and_then(Row::open_writer),
         };
         if unlocked_writer.is_some() && !step.waits {
-            return Err(NotLocked::Held(seen));
+            return Err(NotLocked::Held(Box::new(seen)));
         }
         wait_for(unlocked_writer);
     }

@@ -57,16 +57,17 @@ pub fn renewable<'a>(
 ) -> Result<Result<Locked<'a>, NotLocked>, Refusal> {
     let wanted = |row: &Row| row.grant.renewable(token, clock::now());
     let found = lock_grant(table, name, token, step, wanted);
-    match &found {
-        Ok(Locked { row, .. }) | Err(NotLocked::Held(row) | NotLocked::NoRoom(row, _)) => {
-            check_role(row)?;
-            refuse_adopted(row)?;
-        }
-        // An adopted grant may have another token than this one.
+    let row = match &found {
+        Ok(locked) => &locked.row,
+        Err(NotLocked::Held(row) | NotLocked::NoRoom(row, _)) => row,
         Err(NotLocked::Lost) => {
+            // An adopted grant may have another token than this one.
             table.rows(name, AsOf::Now).iter().try_for_each(refuse_adopted)?;
+            return Ok(found);
         }
-    }
+    };
+    check_role(row)?;
+    refuse_adopted(row)?;
     Ok(found)
 }
 
