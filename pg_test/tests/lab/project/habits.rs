@@ -28,8 +28,12 @@ fn workflows_pin_what_they_use(_: &Lab) -> Result<()> {
             let machine = what["runs-on"].as_str().context("it runs nowhere")?;
             ensure!(!machine.contains("latest"), "{name}: {job} runs on {machine}");
             for step in list(what, "steps")? {
-                let version = step["uses"].as_str().map(|uses| uses.split_once("@v"));
-                ensure!(version.is_none_or(|v| v.is_some()), "{name}: no version: {step}");
+                // A tag can be moved to another commit; a hash cannot.
+                let hash =
+                    step["uses"].as_str().map(|uses| uses.split_once('@').unwrap_or(("", uses)).1);
+                let is_hash =
+                    |hash: &str| hash.len() == 40 && hash.bytes().all(|b| b.is_ascii_hexdigit());
+                ensure!(hash.is_none_or(is_hash), "{name}: not a commit's hash: {step}");
                 ensure!(step["run"].is_string() != step["uses"].is_string(), "{name}: {step}");
             }
         }
@@ -42,6 +46,12 @@ fn workflows_pin_what_they_use(_: &Lab) -> Result<()> {
     let check = &yaml(".github/workflows/pull_request.yml")?["jobs"]["check"]["strategy"];
     let machines = list(&check["matrix"], "machine")?;
     ensure!(machines.iter().any(|m| m.as_str().is_some_and(|m| m.ends_with("-arm"))));
+    let oldest =
+        serde_json::to_string(&yaml(".github/workflows/pull_request.yml")?["jobs"]["oldest_rust"])?;
+    ensure!(
+        oldest.contains("rust-version"),
+        "no job takes the oldest Rust of Cargo.toml: {oldest}"
+    );
     Ok(())
 }
 
