@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use pgrx::pg_sys;
-use std::ffi::{c_char, c_int, CStr};
+use std::ffi::{CStr, c_char, c_int};
 
 /// A palloc'ed, NUL-terminated copy of the bytes, up to the first NUL among them.
 pub fn c_string(bytes: &[u8]) -> *const c_char {

@@ -19,6 +19,8 @@
 //!
 //! `docs/internals/architecture.md` also says what is deliberately absent.
 
+#![warn(missing_docs)]
+
 mod encoding;
 mod errors;
 mod fence;

@@ -1,10 +1,10 @@
 //! A session in a thread of its own, so that a test can see it wait and let it continue.
 
-use crate::client::{notices_in, Conninfo, Notices, Rows, Session};
+use crate::client::{Conninfo, Notices, Rows, Session, notices_in};
 use crate::edition;
 use crate::fault::Fault;
-use crate::process::{wait_until, PATIENCE};
-use anyhow::{ensure, Context, Result};
+use crate::process::{PATIENCE, wait_until};
+use anyhow::{Context, Result, ensure};
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 

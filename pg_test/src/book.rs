@@ -2,7 +2,7 @@
 
 use crate::markdown;
 use crate::source_tree::source_root;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 use std::process::Command;

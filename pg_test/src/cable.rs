@@ -7,7 +7,7 @@ use crate::process::output_of;
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
 use crate::worker::Worker;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};
 

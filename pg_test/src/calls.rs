@@ -1,8 +1,8 @@
 //! Short forms of the calls on leases.
 
-use crate::client::{literal, Rows, Session};
-use crate::process::{wait_until, PATIENCE};
-use anyhow::{bail, ensure, Context, Result};
+use crate::client::{Rows, Session, literal};
+use crate::process::{PATIENCE, wait_until};
+use anyhow::{Context, Result, bail, ensure};
 
 /// Waits until neither a call nor a row that it waited for has a lock in the session's database.
 pub fn nothing_is_left(session: &mut Session) -> Result<()> {

@@ -5,12 +5,12 @@
 //! This module is removed when `Cargo.toml` names that pgrx (CONTRIBUTING says when).
 
 use crate::debian_binary::Libraries;
-use crate::debian_releases::{Kind, Releases, RELEASES};
+use crate::debian_releases::{Kind, RELEASES, Releases};
 use crate::process::output_of;
 use crate::source_tree::{self, source_root, target_dir};
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
-use std::os::unix::fs::{symlink, PermissionsExt};
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;

@@ -4,7 +4,7 @@ use crate::debian_source::{self, Flavour};
 use crate::majors::PG_CONFIG_VARIABLE;
 use crate::setup;
 use crate::source_tree;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::PathBuf;
@@ -79,10 +79,10 @@ pub fn failures_in(log: &str) -> Vec<String> {
                 failure += &format!("\n    {}", frame.trim_start());
             }
             failures.push(failure);
-        } else if let Some((_, statement)) = line.split_once("Failed process was running: ") {
-            if let Some(last) = failures.last_mut() {
-                *last += &format!("\n    running: {statement}");
-            }
+        } else if let Some((_, statement)) = line.split_once("Failed process was running: ")
+            && let Some(last) = failures.last_mut()
+        {
+            *last += &format!("\n    running: {statement}");
         }
     }
     failures

@@ -18,19 +18,19 @@ mod task;
 mod worker;
 mod worker_pool;
 
-pub use known_bugs::{build_with, catch, patches, plant_in_lite, KnownBug};
-pub use worker::{work, Identity};
+pub use known_bugs::{KnownBug, build_with, catch, patches, plant_in_lite};
+pub use worker::{Identity, work};
 
 use crate::edition::{self, Surface};
 use crate::extension::Extension;
 use crate::majors;
 use crate::prefix::Prefix;
 use crate::rundir::RunDir;
-use anyhow::{bail, ensure, Result};
+use anyhow::{Result, bail, ensure};
 use evidence::Evidence;
 use instructions::Leases;
 use judge::{
-    Findings, ADOPTIONS, CLAIMS, GRANTS, LATE_WRITES, PASSED_ON, PREPARED, REFUSED, ROW_REFUSED,
+    ADOPTIONS, CLAIMS, Findings, GRANTS, LATE_WRITES, PASSED_ON, PREPARED, REFUSED, ROW_REFUSED,
     SHARED, TAKE_OVERS, WRITES,
 };
 use maintenance::Job;

@@ -2,7 +2,7 @@
 
 use crate::edition;
 use crate::fault::{self, Fault};
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use postgres::types::{FromSql, ToSql};
 use postgres::{Client, Config, NoTls, SimpleQueryMessage};
 use std::fmt;

@@ -24,7 +24,7 @@ use crate::edition::{self, Surface};
 use crate::lab::Lab;
 use crate::process::output_of;
 use crate::test_case::is_left_out;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use languages::{Check, Language, Program, Programs};
 use scenario::Scenario;
 use std::collections::BTreeSet;

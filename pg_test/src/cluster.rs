@@ -4,8 +4,8 @@ use crate::cassert;
 use crate::client::{Conninfo, Session};
 use crate::killed_server;
 use crate::prefix::Prefix;
-use crate::process::{self, wait_until, PATIENCE};
-use anyhow::{bail, ensure, Context, Result};
+use crate::process::{self, PATIENCE, wait_until};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -21,7 +21,7 @@ use std::time::Duration;
 
 mod builder;
 
-pub use builder::{base_backup, Builder, STANDBY};
+pub use builder::{Builder, STANDBY, base_backup};
 
 /// A PostgreSQL server with a data directory of its own. It is killed and removed when dropped.
 ///

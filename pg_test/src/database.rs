@@ -2,7 +2,7 @@
 
 use crate::client::{Conninfo, Session};
 use crate::edition;
-use crate::process::{wait_until, PATIENCE};
+use crate::process::{PATIENCE, wait_until};
 use anyhow::Result;
 use std::sync::atomic::{AtomicU32, Ordering};
 

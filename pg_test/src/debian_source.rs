@@ -3,10 +3,10 @@
 //! The programs are in the target directory. The system's packages, and the lists of its apt, are not changed (see
 //! [`crate::debian_releases`]).
 
-use crate::debian_releases::{Kind, Releases, RELEASES};
+use crate::debian_releases::{Kind, RELEASES, Releases};
 use crate::process::output_of;
 use crate::setup::{self, Package};
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result, bail};
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

@@ -1,11 +1,11 @@
 //! The demonstration: all demo scenarios, shown while they happen.
 
+use crate::Lab;
 use crate::client::Conninfo;
 use crate::stories::{self, Story};
 use crate::story_run::StoryRun;
-use crate::timeline::{picture, Timeline};
-use crate::Lab;
-use anyhow::{ensure, Result};
+use crate::timeline::{Timeline, picture};
+use anyhow::{Result, ensure};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

@@ -3,7 +3,7 @@
 //! invalid pages").
 
 use crate::cluster::Cluster;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::collections::HashSet;
 use std::io::{self, BufRead, BufReader};
 use std::process::Stdio;

@@ -6,12 +6,13 @@
 mod left_out;
 mod surface;
 
+use crate::environment;
 use crate::source_tree::source_root;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::borrow::Cow;
 use std::sync::OnceLock;
 
-pub use left_out::{reason, without_a_test, LEFT_OUT};
+pub use left_out::{LEFT_OUT, reason, without_a_test};
 pub use surface::Surface;
 
 /// The edition that is installed by `CREATE EXTENSION pg_fence` in a test.
@@ -53,8 +54,8 @@ impl Choice {
     /// Sets the variable for this process and its children. Must be called before the edition is read.
     pub fn make(self) {
         match self.edition {
-            Some(Edition::Full) => std::env::set_var(VARIABLE, "full"),
-            Some(Edition::Lite) => std::env::set_var(VARIABLE, "lite"),
+            Some(Edition::Full) => environment::set(VARIABLE, "full"),
+            Some(Edition::Lite) => environment::set(VARIABLE, "lite"),
             None => {}
         }
     }
@@ -74,7 +75,7 @@ pub fn take_arguments(given: impl Iterator<Item = String>) -> Result<Option<Vec<
             "--edition" => {
                 let name = given.next().context("--edition full, or --edition lite")?;
                 ensure!(["full", "lite"].contains(&name.as_str()), "there is no edition {name}");
-                std::env::set_var(VARIABLE, name);
+                environment::set(VARIABLE, name);
             }
             "--left-out" => lists = true,
             _ => rest.push(argument),

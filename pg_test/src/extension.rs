@@ -3,7 +3,7 @@
 use crate::candidate;
 use crate::installation::Installation;
 use crate::source_tree::{self, cargo, source_root, target_dir};
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,6 +1,6 @@
 //! An error as a client sees it.
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::ops::Deref;

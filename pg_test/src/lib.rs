@@ -9,6 +9,7 @@
 //! | [`setup`] | the Debian packages that building and testing need |
 //! | [`edition`] | the edition under test, `full` or `lite` |
 //! | [`source_tree`] | the source tree, and cargo commands in it |
+//! | [`environment`] | environment variables that children inherit |
 //! | [`extension`] | the built extension: library, control file, scripts |
 //! | [`rundir`] | the run directory, and the watchdog that removes it |
 //! | [`prefix`] | a private, relocated copy of PostgreSQL |
@@ -72,6 +73,7 @@ pub mod debian_source;
 pub mod demo;
 pub mod dropped_files;
 pub mod edition;
+pub mod environment;
 pub mod extension;
 pub mod fault;
 pub mod installation;
@@ -101,7 +103,7 @@ pub mod timeline;
 pub mod wheel;
 pub mod worker;
 
-pub use anyhow::{bail, ensure, Context, Result};
+pub use anyhow::{Context, Result, bail, ensure};
 pub use background::Background;
 pub use calls::Calls;
 pub use client::{Conninfo, Rows, Session};

@@ -13,7 +13,7 @@ use crate::installation::Installation;
 use crate::setup::{self, Package};
 use crate::source_tree;
 use crate::wheel;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::process::Command;
 use std::sync::Mutex;
 

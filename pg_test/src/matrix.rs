@@ -1,13 +1,14 @@
 //! The whole test suite on each major version.
 
 use crate::candidate;
+use crate::environment;
 use crate::extension::BuildPlace;
 use crate::installation::Installation;
 use crate::majors;
 use crate::process::output_of;
 use crate::source_tree;
 use crate::{extension, setup};
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, File};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -35,7 +36,7 @@ pub fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(&dir)?;
     if options.next_pgrx {
         // The tests are separate programs and read it from the environment.
-        std::env::set_var(candidate::PGRX_VARIABLE, "1");
+        environment::set(candidate::PGRX_VARIABLE, "1");
     }
     let mut failed = Vec::new();
     for major in &options.majors {

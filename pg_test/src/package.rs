@@ -18,7 +18,7 @@ use crate::majors;
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use crate::source_tree;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

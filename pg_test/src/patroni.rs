@@ -3,10 +3,10 @@
 use crate::client::{Conninfo, Session};
 use crate::cluster::free_port;
 use crate::prefix::Prefix;
-use crate::process::{self, wait_until, PATIENCE};
+use crate::process::{self, PATIENCE, wait_until};
 use crate::service::{self, Service};
 use crate::setup::Package;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

@@ -1,11 +1,11 @@
 //! PgBouncer in front of a server.
 
 use crate::client::Conninfo;
-use crate::cluster::{free_port, Cluster};
+use crate::cluster::{Cluster, free_port};
 use crate::lab::Lab;
-use crate::process::{self, wait_until, PATIENCE};
+use crate::process::{self, PATIENCE, wait_until};
 use crate::setup::{self, Package};
-use anyhow::{bail, Result};
+use anyhow::{Result, bail};
 use nix::sys::signal::Signal;
 use std::fs;
 use std::io::Write;

@@ -9,7 +9,7 @@ use crate::extension::{self, Extension};
 use crate::installation::Installation;
 use crate::majors;
 use crate::process;
-use crate::rundir::{make_dir, RunDir};
+use crate::rundir::{RunDir, make_dir};
 use crate::setup::{self, Package};
 use crate::source_tree;
 use anyhow::{Context, Result};

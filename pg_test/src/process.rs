@@ -1,9 +1,9 @@
 //! Processes of this machine, seen through `/proc`, and the user that runs servers.
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use nix::errno::Errno;
-use nix::sys::signal::{kill, Signal};
-use nix::unistd::{geteuid, Pid, User};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::{Pid, User, geteuid};
 use std::fs;
 use std::os::unix::process::CommandExt;
 use std::path::Path;

@@ -2,7 +2,7 @@
 
 use crate::markdown::{self, Cell};
 use crate::source_tree::source_root;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fmt::Debug;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@
 //! What is left after a crash of the machine is removed by the next run.
 
 use crate::{killed_server, process};
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result, bail};
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -153,11 +153,7 @@ fn base() -> PathBuf {
     let wanted = std::env::temp_dir();
     let open = |path: &Path| fs::metadata(path).is_ok_and(|meta| meta.mode() & 0o001 != 0);
     let reachable = !nix::unistd::geteuid().is_root() || wanted.ancestors().all(open);
-    if reachable && wanted.as_os_str().len() <= 60 {
-        wanted
-    } else {
-        PathBuf::from("/tmp")
-    }
+    if reachable && wanted.as_os_str().len() <= 60 { wanted } else { PathBuf::from("/tmp") }
 }
 
 /// Returns the run directories of this user below `base`.

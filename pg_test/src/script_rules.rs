@@ -5,7 +5,7 @@ use crate::extension::{self, NAME};
 use crate::orm::{self, Runtime};
 use crate::process::output_of;
 use crate::source_tree::{self, source_root};
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

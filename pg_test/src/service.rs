@@ -2,7 +2,7 @@
 //! moto, which emulates cloud services.
 
 use crate::cluster::free_port;
-use crate::process::{output_of, wait_until, PATIENCE};
+use crate::process::{PATIENCE, output_of, wait_until};
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
 use anyhow::{Context, Result};

@@ -2,7 +2,7 @@
 //!
 //! Only missing packages are installed. The installation starts no service and creates no database cluster.
 
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Mutex;

@@ -2,7 +2,7 @@
 
 use crate::process::output_of;
 use crate::setup::{self, Package};
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,12 @@
 //! One run of a demo scenario: its database, its workers, and the timeline of their steps.
 
-use crate::client::{literal, microseconds, Conninfo, Rows, Session};
+use crate::Lab;
+use crate::client::{Conninfo, Rows, Session, literal, microseconds};
 use crate::fault::Fault;
-use crate::process::{wait_until, PATIENCE};
+use crate::process::{PATIENCE, wait_until};
 use crate::timeline::{Mark, Timeline};
 use crate::worker::Worker;
-use crate::Lab;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use postgres::SimpleQueryMessage;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

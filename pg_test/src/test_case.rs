@@ -9,13 +9,14 @@
 //! the tests of the [scripts](crate::script).
 
 use crate::edition;
+use crate::environment;
 use crate::lab::Lab;
 use crate::script;
 use crate::source_tree;
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeSet;
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
@@ -59,7 +60,7 @@ pub fn run_all(program: &Path) -> ExitCode {
         }
     };
     // A failure then names the line of its test.
-    std::env::set_var("RUST_LIB_BACKTRACE", "1");
+    environment::set("RUST_LIB_BACKTRACE", "1");
     let arguments = match edition::take_arguments(std::env::args()) {
         Ok(Some(arguments)) => arguments,
         Ok(None) => return ExitCode::SUCCESS,

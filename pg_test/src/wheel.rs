@@ -6,7 +6,7 @@
 use crate::debian_source::CONTRIB;
 use crate::process::output_of;
 use crate::setup::{self, Package};
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

@@ -7,7 +7,7 @@ use crate::client::{Conninfo, Rows, Session};
 use crate::fault::Fault;
 use crate::process::{self, PATIENCE};
 use crate::rundir::RunDir;
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};

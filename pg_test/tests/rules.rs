@@ -1,6 +1,6 @@
 //! Properties of the pure rules, for any input.
 
-use pg_fence_rules::fence::{judge, Landing, Order, Verdict, Write};
+use pg_fence_rules::fence::{Landing, Order, Verdict, Write, judge};
 use pg_fence_rules::grant::{
     self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
 };

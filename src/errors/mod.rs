@@ -151,12 +151,18 @@ pub fn null_argument(argument: &'static str) -> Refusal {
 
 /// 22004: the token is NULL, usually because the lease was lost.
 pub fn null_token() -> Refusal {
-    null("token", "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.")
+    null(
+        "token",
+        "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.",
+    )
 }
 
 /// 22004: NULL cannot be adopted as a number.
 pub fn null_number() -> Refusal {
-    null("token", "Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.")
+    null(
+        "token",
+        "Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.",
+    )
 }
 
 fn null(argument: &'static str, hint: &'static str) -> Refusal {
@@ -376,7 +382,9 @@ pub fn name_not_given<'a>(
     }
     let role = to_utf8(role);
     let hint = if named.is_empty() {
-        format!("Role \"{role}\" may take no lease yet: an administrator gives it names by fence_grant.")
+        format!(
+            "Role \"{role}\" may take no lease yet: an administrator gives it names by fence_grant."
+        )
     } else {
         format!("Role \"{role}\" may take names that begin with {}.", named.join(" or "))
     };
@@ -605,7 +613,9 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
         }
         Reason::Held => {
             let until = row.expires_at.as_ref().map_or(String::new(), |at| format!(" until {at}"));
-            let hint = format!("Its holder shows the row's token in column {fence} (a DELETE by pg_fence.token). Others wait for the deadline, or evict the holder: SET {deadline} = NULL, {fence} = {fence}.");
+            let hint = format!(
+                "Its holder shows the row's token in column {fence} (a DELETE by pg_fence.token). Others wait for the deadline, or evict the holder: SET {deadline} = NULL, {fence} = {fence}."
+            );
             (
                 SqlState::RowIsHeld,
                 format!("the row is held{until}, and its token was not presented"),
@@ -613,11 +623,15 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
             )
         }
         Reason::GivenUp => {
-            let hint = format!("The row was given up, or its holder was evicted, or somebody has written it after its deadline: {claim}.");
+            let hint = format!(
+                "The row was given up, or its holder was evicted, or somebody has written it after its deadline: {claim}."
+            );
             (SqlState::TokenDoesNotSpeak, not_the_rows + ", which nobody holds", hint)
         }
         Reason::LateRenewal => {
-            let hint = format!("The deadline has passed: {claim}. Until somebody else writes the row, a write that leaves {deadline} alone still lands. To keep the work: claim it without {fence} in SET, WHERE {fence} = its token AND {deadline} IS NOT NULL.");
+            let hint = format!(
+                "The deadline has passed: {claim}. Until somebody else writes the row, a write that leaves {deadline} alone still lands. To keep the work: claim it without {fence} in SET, WHERE {fence} = its token AND {deadline} IS NOT NULL."
+            );
             (
                 SqlState::TokenDoesNotSpeak,
                 format!("fencing token{token} can no longer renew the row"),
@@ -625,7 +639,9 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
             )
         }
         Reason::OldCopy => {
-            let hint = format!("The statement writes an older value of column {fence} back, so somebody has claimed the row since it was read. Read the row again; who holds it sets pg_fence.token.");
+            let hint = format!(
+                "The statement writes an older value of column {fence} back, so somebody has claimed the row since it was read. Read the row again; who holds it sets pg_fence.token."
+            );
             (
                 SqlState::TokenDoesNotSpeak,
                 "the statement writes back an old copy of the row".into(),
@@ -633,7 +649,9 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
             )
         }
         Reason::PastDeadline => {
-            let hint = format!("Nothing was claimed. Compute the deadline from clock_timestamp() in the statement itself, or try again; to give a row up, SET {deadline} = NULL.");
+            let hint = format!(
+                "Nothing was claimed. Compute the deadline from clock_timestamp() in the statement itself, or try again; to give a row up, SET {deadline} = NULL."
+            );
             (
                 SqlState::InvalidParameterValue,
                 format!("the deadline in column {deadline} has passed"),
@@ -641,7 +659,9 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
             )
         }
         Reason::OtherClaim | Reason::NoToken | Reason::NeverIssued => {
-            let hint = format!("The token is of another row's claim, or of a lease: show the one that the claim of this row has returned, or {claim}.");
+            let hint = format!(
+                "The token is of another row's claim, or of a lease: show the one that the claim of this row has returned, or {claim}."
+            );
             (SqlState::TokenDoesNotSpeak, not_the_rows, hint)
         }
     };

@@ -2,8 +2,8 @@
 
 use crate::errors::{self, Refusal};
 use crate::pg::fenced_table::trigger::{Attribute, Columns, Tuple};
-use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::NAME_MAX;
+use pg_fence_rules::template::{self, Piece};
 use std::borrow::Cow;
 
 /// The parsed template of a table's leases.
@@ -107,9 +107,5 @@ impl Binding {
 
 #[inline]
 fn checked(name: &[u8]) -> Result<&[u8], Refusal> {
-    if (1..=NAME_MAX).contains(&name.len()) {
-        Ok(name)
-    } else {
-        Err(errors::unfit_lease_name())
-    }
+    if (1..=NAME_MAX).contains(&name.len()) { Ok(name) } else { Err(errors::unfit_lease_name()) }
 }

@@ -4,7 +4,7 @@
 
 use crate::errors::{self, Refusal};
 use crate::leases::adopt;
-use crate::pg::call::args::{text_datum, Answer, Args};
+use crate::pg::call::args::{Answer, Args, text_datum};
 use crate::pg::call::composite::{row_array, text_array, type_array};
 use crate::pg::call::json;
 use crate::pg::call::state_function::{self, StateFunction};
@@ -17,7 +17,7 @@ use crate::tokens;
 use pg_fence_rules::epochs;
 use pg_fence_rules::template::{self, Piece, TEMPLATE_MAX};
 use pg_fence_rules::trigger_arguments::TriggerArguments;
-use pg_fence_rules::{Token, NAME_MAX};
+use pg_fence_rules::{NAME_MAX, Token};
 use pgrx::pg_sys::{Datum, Oid};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};

@@ -45,8 +45,7 @@ const LOST: &str =
     "A NULL often means that lease_renew or lease_release found the lease lost: stop.";
 
 /// A part of the hint for sessions without a token. The server cannot tell whether pg_fence run started the client.
-const REPLACED: &str =
-    " (Under pg_fence run: options in the connection string replace PGOPTIONS, which has the token.)";
+const REPLACED: &str = " (Under pg_fence run: options in the connection string replace PGOPTIONS, which has the token.)";
 
 /// The hint of PF001. Either token is `None` if the caller may not know it.
 pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWrite) -> String {
@@ -69,8 +68,12 @@ pub fn of_stale(presented: Option<Token>, stored: Option<Token>, tried: &TriedWr
     let stop =
         "A newer holder may have taken the lease over: stop, and do not retry with this token.";
     let own = match (tried.strict, tried.bound) {
-        (true, _) => " To write a row again under one grant, use lease_renew's token, or monotonic mode.",
-        (false, false) => " If it was a renewal of your own that wrote the row, use its token, or bind the table to its lease.",
+        (true, _) => {
+            " To write a row again under one grant, use lease_renew's token, or monotonic mode."
+        }
+        (false, false) => {
+            " If it was a renewal of your own that wrote the row, use its token, or bind the table to its lease."
+        }
         // In this case a token of a live grant is never stale.
         (false, true) => "",
     };
@@ -119,7 +122,9 @@ fn what_to_do(tried: &TriedWrite) -> String {
              leave the column out."
         ),
         (true, ..) => {
-            format!("Column {column} is managed: whatever a statement writes there is ignored. {DO}.")
+            format!(
+                "Column {column} is managed: whatever a statement writes there is ignored. {DO}."
+            )
         }
         (false, Wrote::Null, Some(_)) => format!(
             "The statement wrote NULL into column {column}, which counts before the transaction's own token: \
@@ -129,8 +134,8 @@ fn what_to_do(tried: &TriedWrite) -> String {
             "The statement wrote NULL into column {column}: set it to the token of your lease, or SET LOCAL \
              pg_fence.token."
         ),
-        (false, ..) => format!(
-            "Set column {column} to the token of your lease, or SET LOCAL pg_fence.token."
-        ),
+        (false, ..) => {
+            format!("Set column {column} to the token of your lease, or SET LOCAL pg_fence.token.")
+        }
     }
 }

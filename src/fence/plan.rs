@@ -7,7 +7,7 @@ use crate::pg::fenced_table::trigger::{Attribute, Columns, TriggerCall};
 use crate::statistics;
 use crate::tokens;
 use pg_fence_rules::fence::Order;
-use pg_fence_rules::trigger_arguments::{TriggerArguments, MOST};
+use pg_fence_rules::trigger_arguments::{MOST, TriggerArguments};
 use pgrx::pg_sys;
 
 /// The parsed arguments of a trigger, applied to its table.

@@ -15,8 +15,8 @@ use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
 use crate::pg::state::role_prefix;
 use crate::statistics::Known;
 use crate::tokens;
-use pg_fence_rules::fence::{Order, Verdict, Write};
 use pg_fence_rules::Token;
+use pg_fence_rules::fence::{Order, Verdict, Write};
 
 /// A write that is refused.
 pub struct RefusedWrite<'a> {

@@ -13,7 +13,7 @@ use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::fence::{self, Landing};
 use pg_fence_rules::row_lease::{self, Presented, Reason, Stored, Verdict, Write};
-use pg_fence_rules::{Instant, Token, TTL_MAX};
+use pg_fence_rules::{Instant, TTL_MAX, Token};
 use pgrx::pg_sys;
 
 /// A write of a row, with what the trigger knows of its table.

@@ -4,8 +4,8 @@
 use crate::pg::fenced_table::trigger::RowId;
 use crate::pg::session::scope::{SavepointId, XactEvent};
 use crate::pg::session::xact;
-use pg_fence_rules::fence::Landing;
 use pg_fence_rules::Instant;
+use pg_fence_rules::fence::Landing;
 use std::cell::RefCell;
 
 thread_local! {

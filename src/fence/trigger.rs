@@ -16,8 +16,9 @@ use crate::pg::fenced_table::trigger::{Event, Timing, TriggerCall, Tuple};
 use crate::pg::session::settings;
 use crate::statistics::{self, Known};
 use crate::tokens;
-use pg_fence_rules::fence::{self, Landing, Verdict, Write};
 use pg_fence_rules::Token;
+use pg_fence_rules::fence::{self, Landing, Order, Verdict, Write};
+use pg_fence_rules::fence::{self, Landing, Verdict, Write};
 use pgrx::pg_sys;
 
 /// `fenced()`, the trigger. Errors: PF001 to PF006, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
@@ -142,10 +143,11 @@ fn land(call: &TriggerCall, plan: &Plan, write: Write, landing: Landing) -> pg_s
     if plan.verified {
         written::note(call.table, landing);
     }
-    if plan.moves && call.event == Event::Update {
-        if let Some(old) = call.old {
-            row_moves::accept(plan.depth, old.id(call), landing);
-        }
+    if plan.moves
+        && call.event == Event::Update
+        && let Some(old) = call.old
+    {
+        row_moves::accept(plan.depth, old.id(call), landing);
     }
     match call.new {
         Some(row) if write.new != Some(Some(landing.fence)) => {

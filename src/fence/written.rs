@@ -2,8 +2,9 @@
 //! other triggers recognizes rows by these.
 
 use crate::pg::session::scope::XactEvent;
-use pg_fence_rules::fence::Landing;
 use pg_fence_rules::Token;
+use pg_fence_rules::fence::Landing;
+use pg_fence_rules::fence::Landing;
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -12,7 +12,7 @@ use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::tokens;
 use pg_fence_rules::grant::{Phase, Release};
-use pg_fence_rules::locks::{LockStep, CHANGE};
+use pg_fence_rules::locks::{CHANGE, LockStep};
 use pg_fence_rules::{Instant, Token};
 use pgrx::pg_sys::TransactionId;
 use std::collections::BTreeSet;

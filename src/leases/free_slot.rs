@@ -6,7 +6,7 @@
 
 use super::guard;
 use super::locks::Locks;
-use super::request::{NotGranted, Request, BY_ANOTHER};
+use super::request::{BY_ANOTHER, NotGranted, Request};
 use crate::errors;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::Waiting;

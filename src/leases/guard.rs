@@ -4,7 +4,7 @@
 //! a token is checked once per lease and transaction. A guard ends with its lock, so at the rollback of its savepoint,
 //! too.
 
-use super::known::{not_speaking, not_your_lease, Caller};
+use super::known::{Caller, not_speaking, not_your_lease};
 use super::locks::Locked;
 use super::queue;
 use crate::errors::{self, Refusal};

@@ -2,7 +2,7 @@
 //!
 //! The locks are taken in the order of names. Then the clock is read, one token is drawn and the rows are written.
 
-use super::change::{lock_grant, NotLocked};
+use super::change::{NotLocked, lock_grant};
 use super::known::{check_role, greatest, refuse_adopted};
 use super::locks::Locked;
 use super::queue;
@@ -12,7 +12,7 @@ use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
 use crate::tokens;
-use pg_fence_rules::locks::{LockStep, CHANGE};
+use pg_fence_rules::locks::{CHANGE, LockStep};
 use pg_fence_rules::{Instant, Span, Token};
 
 /// A renewal that has been written.

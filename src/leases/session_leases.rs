@@ -13,8 +13,8 @@ use crate::pg::session::clock;
 use crate::pg::session::scope::{Ending, SavepointId, XactEvent};
 use crate::pg::session::xact::{self, Outcome, TransactionId};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
-use pg_fence_rules::grant::Phase;
 use pg_fence_rules::Token;
+use pg_fence_rules::grant::Phase;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
 //! One attempt to acquire one or more leases: read the rows, lock, read again, decide, draw a token, write.
 
 use super::free_slot::{self, FreeSlot, LockedSlot};
-use super::request::{unless_refused, NotGranted, Request, BY_ANOTHER};
+use super::request::{BY_ANOTHER, NotGranted, Request, unless_refused};
 use super::{guard, queue, session_leases};
 use crate::errors::Refusal;
 use crate::pg::session::clock;

@@ -1,6 +1,6 @@
 //! Waiting for a lease, in its queue.
 
-use super::request::{unless_refused, Request};
+use super::request::{Request, unless_refused};
 use super::try_acquire::{takes_back_its_own, try_acquire};
 use crate::errors::Refusal;
 use crate::pg::locks::lock::LockTag;
@@ -9,8 +9,8 @@ use crate::pg::memory::Scratch;
 use crate::pg::session::clock;
 use crate::pg::state::opened::IfLocked;
 use crate::statistics;
-use pg_fence_rules::locks::HEAD_OF_QUEUE;
 use pg_fence_rules::Token;
+use pg_fence_rules::locks::HEAD_OF_QUEUE;
 use std::time::Duration;
 
 /// The longest sleep of the head of a queue: nobody wakes it when a prepared transaction is finished elsewhere, or the

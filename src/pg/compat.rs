@@ -5,7 +5,7 @@
 
 use crate::pg::raw;
 use pgrx::pg_sys;
-use std::ffi::{c_int, CStr};
+use std::ffi::{CStr, c_int};
 
 /// Calls `f`, so that an error raised in it unwinds as in pgrx's own calls.
 ///
@@ -18,7 +18,7 @@ pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
 
 // Functions that pgrx does not bind. The test `project::prototypes` compares the declarations with the headers of each
 // major version, by a C compiler.
-extern "C-unwind" {
+unsafe extern "C-unwind" {
     /// access/twophase.h: the setting max_prepared_transactions
     pub static max_prepared_xacts: c_int;
 

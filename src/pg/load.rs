@@ -8,9 +8,10 @@ use crate::pg::state::relation;
 /// Initialises `pg`. The listener is called when a transaction ends.
 pub fn load(listener: Listener) {
     // If backtraces are on, pgrx puts one with file paths into the DETAIL of every error that passes through Rust.
-    // Changing the environment is safe, because the process has no other thread.
-    std::env::remove_var("RUST_BACKTRACE");
-    std::env::remove_var("RUST_LIB_BACKTRACE");
+    for name in ["RUST_BACKTRACE", "RUST_LIB_BACKTRACE"] {
+        // SAFETY: the process has no other thread.
+        unsafe { std::env::remove_var(name) };
+    }
     pgrx::pg_sys::panic::register_pg_guard_panic_hook();
     settings::declare();
     relation::register();
@@ -23,7 +24,7 @@ macro_rules! on_load {
     ($listener:expr) => {
         /// # Safety
         /// For Postgres to call, once for each backend.
-        #[no_mangle]
+        #[unsafe(no_mangle)]
         #[doc(hidden)]
         #[allow(unsafe_code)]
         pub unsafe extern "C-unwind" fn _PG_init() {

@@ -5,17 +5,17 @@
 //! changes a function, this does not compile.
 
 use pgrx::pg_sys::{
-    AttrNumber, Bitmapset, BlockNumber, Buffer, CmdType, Datum, ErrorData, HeapTuple, Oid,
-    RegProcedure, Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber, SubTransactionId,
-    SysScanDesc, TimestampTz, TransactionId, TupleDesc, VirtualTransactionId, XLogRecPtr, LOCKMODE,
-    LOCKTAG,
+    AttrNumber, Bitmapset, BlockNumber, Buffer, CmdType, Datum, ErrorData, HeapTuple, LOCKMODE,
+    LOCKTAG, Oid, RegProcedure, Relation, ScanDirection, ScanKey, Snapshot, StrategyNumber,
+    SubTransactionId, SysScanDesc, TimestampTz, TransactionId, TupleDesc, VirtualTransactionId,
+    XLogRecPtr,
 };
 use std::ffi::{c_char, c_int, c_void};
 
 /// Declares functions, and compares each with pgrx's binding of the same name.
 macro_rules! without_guard {
     ($($(#[$only:meta])* pub fn $name:ident($($argument:ident: $type:ty),* $(,)?) $(-> $result:ty)?;)*) => {
-        extern "C-unwind" {
+        unsafe extern "C-unwind" {
             $($(#[$only])* pub fn $name($($argument: $type),*) $(-> $result)?;)*
         }
 

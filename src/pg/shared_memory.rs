@@ -5,8 +5,8 @@
 //! The callers decide about its content, and about how other sessions find it.
 
 use crate::pg::call::raise;
-use pgrx::pg_sys;
 use pgrx::PgTryBuilder;
+use pgrx::pg_sys;
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering};

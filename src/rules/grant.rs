@@ -342,13 +342,11 @@ pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
     // A guarded grant occupies its slot even if it is over.
     let occupied = |s: &&ExistingGrant| (live(s) || s.guarded) && !yields(s);
     let taken = |by: &dyn Fn(&ExistingGrant) -> bool, all: bool| {
-        let ends = existing.iter().filter(occupied).filter(|s| by(s)).map(|s| {
-            if s.guarded {
-                Instant::LATEST
-            } else {
-                s.grant.expires_at
-            }
-        });
+        let ends = existing
+            .iter()
+            .filter(occupied)
+            .filter(|s| by(s))
+            .map(|s| if s.guarded { Instant::LATEST } else { s.grant.expires_at });
         let until = if all { ends.max() } else { ends.min() };
         Acquire::Taken { until: until.filter(|at| *at < Instant::LATEST) }
     };

@@ -3,7 +3,9 @@
 //! The crate reads no clock, takes no lock, draws no token and does not know Postgres, so the extension, the property
 //! tests and the model checker call the same code. It is a crate without dependencies, so that the compiler ensures
 //! this. Time is always an argument.
+
 #![forbid(unsafe_code)]
+#![warn(missing_docs)]
 
 pub mod durability;
 pub mod epochs;

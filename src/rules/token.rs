@@ -55,6 +55,6 @@ impl Epoch {
     /// Returns true if this latest token of a grant was drawn in the present epoch.
     #[inline]
     pub const fn includes(self, latest: Token) -> bool {
-        latest.0 > self.0 .0
+        latest.0 > self.0.0
     }
 }

@@ -11,7 +11,7 @@ use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
 use pg_fence_rules::grant::{Ask, Mode};
-use pg_fence_rules::{Span, Token, NAME_MAX, TTL_MAX};
+use pg_fence_rules::{NAME_MAX, Span, TTL_MAX, Token};
 use std::time::Duration;
 
 /// The longest holder's name, in bytes.

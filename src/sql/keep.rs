@@ -4,7 +4,7 @@ use super::arguments;
 use super::lease::may_lose_grants;
 use crate::errors::Refusal;
 use crate::leases::keep;
-use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
+use crate::pg::call::args::{Answer, Args, interval_datum, text_datum};
 use crate::pg::call::composite::RowAnswer;
 use crate::pg::session::commit::Part;
 use crate::pg::session::xact;

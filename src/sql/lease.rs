@@ -15,8 +15,8 @@ use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use crate::statistics::{self, Counter};
-use pg_fence_rules::grant::Mode;
 use pg_fence_rules::Instant;
+use pg_fence_rules::grant::Mode;
 use std::ffi::CStr;
 use std::time::Duration;
 

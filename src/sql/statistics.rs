@@ -2,7 +2,7 @@
 
 use crate::encoding::in_server_encoding;
 use crate::errors::Refusal;
-use crate::pg::call::args::{text_datum, Answer, Args};
+use crate::pg::call::args::{Answer, Args, text_datum};
 use crate::pg::call::composite::{self, RowAnswer};
 use crate::pg::session::xact;
 use crate::statistics::{self, Counter};

@@ -2,7 +2,7 @@
 
 use super::arguments;
 use crate::errors::Refusal;
-use crate::pg::call::args::{interval_datum, text_datum, Answer, Args};
+use crate::pg::call::args::{Answer, Args, interval_datum, text_datum};
 use crate::pg::call::composite;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::session_lock::SessionLock;
@@ -14,9 +14,9 @@ use crate::pg::state::relation;
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::{self, Row};
 use crate::tokens;
-use pg_fence_rules::grant::{Grant, Mode, Phase, Tokens, RENEWALS_KEPT};
+use pg_fence_rules::grant::{Grant, Mode, Phase, RENEWALS_KEPT, Tokens};
 use pg_fence_rules::locks::{Lock, TAKE_SLOT};
-use pg_fence_rules::{Instant, Span, Token, NAME_MAX};
+use pg_fence_rules::{Instant, NAME_MAX, Span, Token};
 
 /// The name argument; `None` if it is NULL, or too long for any lease.
 fn name(args: &Args) -> Option<Vec<u8>> {

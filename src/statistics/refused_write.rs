@@ -1,7 +1,7 @@
 //! The refused writes, as shown in fence.refusals.
 
 use super::ring::ENTRY_MAX;
-use super::{add, flush, segment, Counter};
+use super::{Counter, add, flush, segment};
 use crate::encoding::{in_server_encoding, to_utf8, within};
 use crate::errors::{self, Refusal, SqlState};
 use crate::pg::call::raise;

@@ -3,7 +3,7 @@
 //! One word of that memory is a spin lock, held while one entry is copied in or all are copied out. A session that
 //! finds it busy for too long gives up, so a process stopped while holding it blocks nobody.
 
-use pg_fence_rules::shares::{next_to_go, Entry};
+use pg_fence_rules::shares::{Entry, next_to_go};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 

@@ -5,7 +5,7 @@
 
 use super::counter::COUNTERS;
 use super::known_segments;
-use super::ring::{Ring, CELL_WORDS};
+use super::ring::{CELL_WORDS, Ring};
 use crate::errors;
 use crate::pg::call::raise;
 use crate::pg::locks::lock::LockTag;
@@ -16,8 +16,8 @@ use crate::pg::session::xact;
 use crate::pg::shared_memory;
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence;
-use pg_fence_rules::locks::MAKE_STATISTICS;
 use pg_fence_rules::Instant;
+use pg_fence_rules::locks::MAKE_STATISTICS;
 use pgrx::pg_sys::Oid;
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;

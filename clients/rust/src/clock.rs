@@ -1,22 +1,20 @@
 //! The clock, and waits by it. A moment is the time since some other one.
 
-use rustix::time::{ClockId, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 use std::future::Future;
 use std::time::Duration;
 
 /// Nobody can set it, and it goes on while the machine sleeps where there is such a clock.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
-const CLOCK: ClockId = ClockId::Boottime;
+const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "fuchsia")))]
-const CLOCK: ClockId = ClockId::Monotonic;
+const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
 /// Tokio's timers stand still while the machine sleeps; so each wait looks at the clock again after this.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 
 pub fn now() -> Duration {
-    let now = clock_gettime(CLOCK);
-    // Neither part is ever negative.
-    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+    clock_gettime(CLOCK).expect("the system has this clock").into()
 }
 
 /// The moment after that span.

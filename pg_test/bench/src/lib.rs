@@ -24,7 +24,7 @@ pub mod spread;
 pub mod triggers;
 pub mod workbench;
 
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use clap::Args;
 use pg_test::Lab;
 use race::Rules;
@@ -68,11 +68,7 @@ impl Options {
 
     /// The first value in a short run, the second one otherwise.
     pub fn pick<T>(&self, short: T, normal: T) -> T {
-        if self.short {
-            short
-        } else {
-            normal
-        }
+        if self.short { short } else { normal }
     }
 }
 

@@ -1,9 +1,9 @@
 //! The bench's program, which `cargo run --release -- bench` builds and starts.
 
 use clap::{Parser, Subcommand};
-use pg_fence_bench::sections::death::Holder;
 use pg_fence_bench::Options;
-use pg_test::{rundir, Lab, Result};
+use pg_fence_bench::sections::death::Holder;
+use pg_test::{Lab, Result, rundir};
 use std::path::PathBuf;
 
 /// Benchmark pg_fence against its alternatives

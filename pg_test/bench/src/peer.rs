@@ -1,6 +1,6 @@
 //! A way to take a lease.
 
-use anyhow::{bail, Result};
+use anyhow::{Result, bail};
 use std::time::Duration;
 
 /// The ttl of all leases in the measurements.

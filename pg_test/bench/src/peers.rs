@@ -8,7 +8,7 @@ pub mod zookeeper;
 
 use crate::peer::Peer;
 use crate::workbench::Workbench;
-use anyhow::{bail, Result};
+use anyhow::{Result, bail};
 
 /// Creates the tables or starts the server of a peer. The error says why the peer cannot take part.
 pub fn prepare(bench: &Workbench, name: &str) -> Result<Box<dyn Peer>> {

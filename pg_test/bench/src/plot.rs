@@ -1,7 +1,7 @@
 //! Bar charts as SVG: a bar for each contender, with its interquartile range as a line.
 
-use crate::spread::{grouped, Spread};
-use anyhow::{anyhow, Result};
+use crate::spread::{Spread, grouped};
+use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 use std::path::Path;

@@ -1,9 +1,9 @@
 //! Races of contenders that take turns: in each round every contender has a short slice of time.
 
 use crate::peer::{Held, Peer};
-use crate::spread::{percentile_ms, Spread};
-use crate::workbench::{Workbench, NAMES};
-use anyhow::{anyhow, ensure, Context, Result};
+use crate::spread::{Spread, percentile_ms};
+use crate::workbench::{NAMES, Workbench};
+use anyhow::{Context, Result, anyhow, ensure};
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 

@@ -2,7 +2,7 @@
 
 use crate::plot::{Better, Plot};
 use crate::race::{self, Contender, Rules, Track};
-use crate::spread::{grouped, Spread};
+use crate::spread::{Spread, grouped};
 use crate::workbench::Workbench;
 use anyhow::Result;
 use std::fmt::{self, Display, Write};

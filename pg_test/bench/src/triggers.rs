@@ -3,7 +3,7 @@
 use anyhow::Result;
 use pg_test::majors;
 use pg_test::source_tree::source_root;
-use pg_test::{process, Lab, Session};
+use pg_test::{Lab, Session, process};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 

@@ -1,7 +1,7 @@
 //! The bench works: every section measures, and reports what it could not. No test checks the speed.
 
-use pg_fence_bench::{sections, Options};
-use pg_test::{ensure, Lab, Result};
+use pg_fence_bench::{Options, sections};
+use pg_test::{Lab, Result, ensure};
 use std::path::Path;
 
 #[test]

@@ -1,5 +1,7 @@
 //! The attribute `#[lab_test]`, which registers a test so that it need not be listed anywhere.
 
+#![warn(missing_docs)]
+
 use proc_macro::{TokenStream, TokenTree};
 
 /// Makes a `fn(&Lab) -> Result<()>` a test named `module::function`.

@@ -8,8 +8,8 @@ use super::worker::DATABASE;
 use crate::client::Session;
 use crate::source_tree;
 use anyhow::Result;
-use serde::de::DeserializeOwned;
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use std::collections::HashSet;
 use std::fs;
 

@@ -1,11 +1,12 @@
 //! Known bugs that can be built into the extension, to show that a run catches them: patches of its sources, in `bugs`.
 
-use super::nemesis::{Disturbance, Weights, ALL};
-use super::{run_for, Summary};
+use super::nemesis::{ALL, Disturbance, Weights};
+use super::{Summary, run_for};
 use crate::edition;
+use crate::environment;
 use crate::prefix::Prefix;
 use crate::source_tree::source_root;
-use anyhow::{bail, Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -140,7 +141,7 @@ pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
 
 /// Plants the bug in the lite edition, for this process and its children.
 pub fn plant_in_lite(bug: KnownBug) -> Result<()> {
-    std::env::set_var(edition::BUG_VARIABLE, bug.name());
+    environment::set(edition::BUG_VARIABLE, bug.name());
     edition::lite_script().map(drop)
 }
 

@@ -1,7 +1,7 @@
 //! A lock service outside of the database. It has a file for each lease, with a number that grows with every grant. Its
 //! files outlive every server of the run, and frozen holders are silent.
 
-use super::record::{now_us, TTL_MS};
+use super::record::{TTL_MS, now_us};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};

@@ -17,8 +17,8 @@ use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use std::path::PathBuf;
 use std::process::Stdio;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -294,11 +294,7 @@ impl Round {
     }
 
     fn concurrently(&mut self) -> &'static str {
-        if self.rng.random_bool(0.5) {
-            "CONCURRENTLY "
-        } else {
-            ""
-        }
+        if self.rng.random_bool(0.5) { "CONCURRENTLY " } else { "" }
     }
 
     /// An index for queries of monitoring and reports on leases, and on any table with a name.

@@ -1,26 +1,26 @@
 //! The nemesis: disturbances that are chosen from a seed and done to real processes.
 
 use super::instructions::{Activity, Instructions, Leases};
-use super::kind::{adopted, Kind, MULTI_HOLDER};
+use super::kind::{Kind, MULTI_HOLDER, adopted};
 use super::maintenance::{self, Maintenance, Upkeep};
 use super::record::now_us;
 use super::resolver::Resolver;
 use super::servers::Servers;
-use super::worker::{instructions_file, DATABASE};
+use super::worker::{DATABASE, instructions_file};
 use super::worker_pool::WorkerPool;
 use crate::calls::nothing_is_left;
 use crate::cluster::Cluster;
 use crate::edition;
 use crate::prefix::Prefix;
 use crate::process::{self, PATIENCE};
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::{mpsc, Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::time::{Duration, Instant};
 
 /// A kind of disturbance, with its name in the summary.
@@ -299,7 +299,7 @@ impl Nemesis {
             }
             // Otherwise there would seldom be a standby.
             Disturbance::KillBackend | Disturbance::KillServer if self.servers.makes_standby() => {
-                return Ok(None)
+                return Ok(None);
             }
             Disturbance::KillBackend => {
                 let Some(pid) = self.backend(false)? else { return Ok(None) };
@@ -356,7 +356,7 @@ impl Nemesis {
             Disturbance::LockRows | Disturbance::Restore | Disturbance::Jump
                 if edition::is_lite() =>
             {
-                return Ok(None)
+                return Ok(None);
             }
             Disturbance::LockRows => {
                 let time = Duration::from_millis(self.rng.random_range(50..900));
@@ -453,11 +453,7 @@ impl Nemesis {
     /// for servers on which it cannot have the WAL written.
     fn prepare_for_start(&mut self) -> Result<()> {
         let by_clock_alone = edition::is_lite() && self.servers.major_number() < 17;
-        if by_clock_alone {
-            self.set_clock_right()
-        } else {
-            Ok(())
-        }
+        if by_clock_alone { self.set_clock_right() } else { Ok(()) }
     }
 
     fn kill_server(&mut self) -> Result<()> {

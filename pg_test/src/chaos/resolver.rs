@@ -1,17 +1,17 @@
 //! Finishes prepared transactions that workers have left, which would otherwise keep their leases forever.
 
 use super::instructions::Instructions;
-use super::record::{now_us, Event, Log, Outcome, Record};
+use super::record::{Event, Log, Outcome, Record, now_us};
 use super::worker::DATABASE;
 use crate::client::{Conninfo, Session};
 use crate::process::PATIENCE;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 

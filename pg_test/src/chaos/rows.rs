@@ -2,8 +2,8 @@
 
 use super::record::{Event, Outcome};
 use super::worker::{ChaosWorker, Step, Stop, Task};
-use rand::seq::IndexedRandom;
 use rand::RngExt;
+use rand::seq::IndexedRandom;
 use serde::{Deserialize, Serialize};
 
 /// The number of rows, which are also deleted and inserted again.

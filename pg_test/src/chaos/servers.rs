@@ -1,6 +1,6 @@
 //! The servers of a run: a primary, a standby, and the tables.
 
-use super::kind::{adopted, row_of, MULTI_HOLDER};
+use super::kind::{MULTI_HOLDER, adopted, row_of};
 use super::maintenance;
 use super::rows;
 use super::worker::{DATABASE, WORKER};

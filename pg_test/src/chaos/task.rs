@@ -1,7 +1,7 @@
 //! The statements of a transaction, and the traces that it leaves in the database.
 
-use super::kind::{row_of, Kind};
-use super::record::{Event, Outcome, What, TTL_MS};
+use super::kind::{Kind, row_of};
+use super::record::{Event, Outcome, TTL_MS, What};
 use super::resolver;
 use super::worker::{ChaosWorker, Held, Step, Stop, Task};
 use crate::client::Rows;

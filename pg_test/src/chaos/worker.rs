@@ -1,9 +1,9 @@
 //! A worker process: it takes leases, writes fenced rows, and records its requests and their answers.
 
 use super::instructions::{Activity, Instructions, Leases};
-use super::kind::{adopted, Kind, MULTI_HOLDER};
+use super::kind::{Kind, MULTI_HOLDER, adopted};
 use super::lock_service::LockFiles;
-use super::record::{now_us, Event, Log, Outcome, Record, What, TTL_MS};
+use super::record::{Event, Log, Outcome, Record, TTL_MS, What, now_us};
 use super::rows::{self, Claimed};
 use crate::client::{Conninfo, Rows, Session};
 use crate::edition;

@@ -3,8 +3,8 @@
 use crate::process;
 use crate::rundir::RunDir;
 use anyhow::{Context, Result};
-use rand::rngs::StdRng;
 use rand::RngExt;
+use rand::rngs::StdRng;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::{Child, Stdio};

@@ -17,7 +17,7 @@ use super::languages::rust;
 use super::stage::NotReady;
 use crate::lab::Lab;
 use crate::test_case::is_left_out;
-use anyhow::{bail, Result};
+use anyhow::{Result, bail};
 use stage::Scene;
 
 type Form = fn(&Scene) -> Result<()>;

@@ -5,7 +5,7 @@ use crate::database::Database;
 use crate::lab::Lab;
 use crate::process::output_of;
 use crate::source_tree::source_root;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 
 /// The most lines that a newcomer should have to read.

@@ -9,7 +9,7 @@ pub mod typescript;
 
 use crate::lab::Lab;
 use crate::source_tree::source_root;
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use std::ffi::OsString;
 use std::fs;
 use std::process::Command;

@@ -3,8 +3,8 @@
 use super::servers::event;
 use super::stage::{Fate, Stage};
 use crate::edition::Surface;
-use anyhow::{bail, ensure, Context, Result};
-use serde_json::{json, Map, Value};
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Map, Value, json};
 use std::time::Duration;
 
 /// A direction of a network link.

@@ -1,12 +1,12 @@
 //! The servers of a scenario, and the events that happen to them.
 
-use super::scenario::{duration, Scenario};
+use super::scenario::{Scenario, duration};
 use crate::clock::Clock;
 use crate::lab::Lab;
 use crate::pooler::Pooler;
-use crate::process::{cpu_time, wait_until, PATIENCE};
-use crate::{edition, Cluster, Database, Session};
-use anyhow::{bail, ensure, Context, Result};
+use crate::process::{PATIENCE, cpu_time, wait_until};
+use crate::{Cluster, Database, Session, edition};
+use anyhow::{Context, Result, bail, ensure};
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -234,8 +234,7 @@ impl<'a> Servers<'a> {
              FROM pg_stat_activity WHERE usename = '{}'{but}",
             self.role
         );
-        let leases =
-            "SELECT coalesce(string_agg(name || ' ' || holder, ', '), '') FROM fence.leases \
+        let leases = "SELECT coalesce(string_agg(name || ' ' || holder, ', '), '') FROM fence.leases \
                       WHERE state IN ('held', 'uncommitted')";
         // A forgotten lease must be noticed before it expires.
         let before_expiry = Duration::from_secs(20);

@@ -2,14 +2,14 @@
 
 use super::cable::Cable;
 use super::languages::Program;
-use super::scenario::{slowed_down, CableState, Scenario};
+use super::scenario::{CableState, Scenario, slowed_down};
 use super::servers::{self, Befalls, Servers};
-use super::worker::{unix_ms, Said, Worker};
+use super::worker::{Said, Worker, unix_ms};
 use crate::lab::Lab;
 use crate::process::PATIENCE;
 use crate::standstill;
-use anyhow::{ensure, Context, Result};
-use serde_json::{json, Value};
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::time::Duration;

@@ -4,11 +4,11 @@
 use super::cable::Cable;
 use super::languages::Program;
 use crate::lab::Lab;
-use crate::process::{self, wait_until, PATIENCE};
-use anyhow::{bail, ensure, Context, Result};
+use crate::process::{self, PATIENCE, wait_until};
+use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde::Deserialize;
-use serde_json::{json, Value};
+use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::CommandExt;

@@ -1,6 +1,6 @@
 //! Making clusters.
 
-use super::{free_port, Cluster};
+use super::{Cluster, free_port};
 use crate::prefix::Prefix;
 use crate::process;
 use anyhow::Result;
@@ -71,11 +71,7 @@ impl Builder {
         let own_identity = self.own_identity;
         self.create_by(
             |prefix, data| {
-                if own_identity {
-                    prefix.initdb(data)
-                } else {
-                    prefix.clone_template(data)
-                }
+                if own_identity { prefix.initdb(data) } else { prefix.clone_template(data) }
             },
         )
     }

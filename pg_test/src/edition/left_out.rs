@@ -21,11 +21,7 @@ pub fn without_a_test(tests: &[String]) -> Vec<&'static str> {
 
 fn is_meant(what: &str, test: &str) -> bool {
     let (what, test) = (format!("::{what}"), format!("::{test}"));
-    if what.ends_with("::") {
-        test.contains(&what)
-    } else {
-        test.ends_with(&what)
-    }
+    if what.ends_with("::") { test.contains(&what) } else { test.ends_with(&what) }
 }
 
 #[cfg(test)]

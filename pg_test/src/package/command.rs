@@ -7,12 +7,12 @@
 
 use super::deb::{self, SOURCE};
 use super::library::remapped;
-use super::{licenses, make_executable, put, settle, tarball, tools, Release};
+use super::{Release, licenses, make_executable, put, settle, tarball, tools};
 use crate::extension::NAME;
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use crate::source_tree;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

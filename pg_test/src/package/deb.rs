@@ -2,7 +2,7 @@
 //! and dpkg-shlibdeps: cargo-deb and nFPM would need the same lists in their own files, one for each major version, and
 //! would have to be built or fetched first.
 
-use super::{install, licenses, put, settle, Parts, Release};
+use super::{Parts, Release, install, licenses, put, settle};
 use crate::extension::NAME;
 use crate::process::output_of;
 use anyhow::{Context, Result};

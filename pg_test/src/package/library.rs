@@ -2,7 +2,7 @@
 
 use crate::extension::{self, BuildPlace, NAME};
 use crate::source_tree;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};

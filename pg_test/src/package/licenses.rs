@@ -5,7 +5,7 @@
 use crate::extension::{self, NAME};
 use crate::process::output_of;
 use crate::source_tree::{self, source_root};
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,7 @@ use super::Release;
 use crate::extension::NAME;
 use crate::process::output_of;
 use crate::source_tree::source_root;
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

@@ -4,7 +4,7 @@
 //! `dynamic_library_path` its `lib`. So for 18 it also contains what makes it a container image, for operators that
 //! mount extensions.
 
-use super::{commands, install, licenses, put, settle, Parts};
+use super::{Parts, commands, install, licenses, put, settle};
 use crate::extension::NAME;
 use crate::process::output_of;
 use anyhow::Result;

@@ -2,10 +2,10 @@
 //! remedies have been run.
 
 use super::shown;
-use crate::client::{literal, set_if_known, Conninfo, Session};
+use crate::client::{Conninfo, Session, literal, set_if_known};
 use crate::database::Database;
 use crate::fault::Fault;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use postgres::SimpleQueryMessage;
 
 /// The outcome of a write that was not refused.

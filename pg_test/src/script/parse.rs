@@ -4,7 +4,7 @@ use super::{Action, Finding, Hole, Only, Place, ServerStep, Step, Test, Verb, Wa
 use crate::edition::Edition;
 use crate::markdown::{blocks as blocks_of_code, filled, section};
 use crate::source_tree::source_root;
-use anyhow::{anyhow, bail, ensure, Context, Result};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use std::fs;
 use std::sync::Arc;
 

@@ -12,8 +12,8 @@ use crate::edition;
 use crate::fault::Fault;
 use crate::lab::Lab;
 use crate::pooler::Pooler;
-use crate::process::{self, wait_until, PATIENCE};
-use anyhow::{bail, ensure, Context, Result};
+use crate::process::{self, PATIENCE, wait_until};
+use anyhow::{Context, Result, bail, ensure};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 

@@ -4,9 +4,9 @@ use super::play::Player;
 use super::{Place, Server, ServerStep, Verb};
 use crate::background::{Background, Outcome};
 use crate::client::Conninfo;
-use crate::cluster::{base_backup, Cluster};
-use crate::process::{self, wait_until, PATIENCE};
-use anyhow::{ensure, Context, Result};
+use crate::cluster::{Cluster, base_backup};
+use crate::process::{self, PATIENCE, wait_until};
+use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
 
 /// An open session: its role, its database and its server.

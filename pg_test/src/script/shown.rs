@@ -9,11 +9,7 @@ pub fn shown(outcome: &Outcome) -> String {
     match outcome {
         Ok(rows) => {
             let rows: Vec<String> = cells(rows).iter().map(|row| row.join("|")).collect();
-            if rows.is_empty() {
-                "(no row)".to_owned()
-            } else {
-                rows.join(" / ")
-            }
+            if rows.is_empty() { "(no row)".to_owned() } else { rows.join(" / ") }
         }
         Err(fault) => fault_shown(fault),
     }

@@ -1,18 +1,17 @@
 //! A job that replaces a whole table in one guarded transaction.
 
 use super::Story;
-use crate::process::{wait_until, PATIENCE};
+use crate::process::{PATIENCE, wait_until};
 use crate::story_run::{StoryRun, ToldWorker};
 use crate::timeline::Mark;
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{Context, Result, anyhow, ensure};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The scenario that shows what a guard is for.
 pub const DAILY_MERGE: Story = Story {
     title: "The daily merge",
-    plot:
-        "A freezes in the middle of a guarded transaction. Until that ends, the lease stays taken.",
+    plot: "A freezes in the middle of a guarded transaction. Until that ends, the lease stays taken.",
     without: ("the guard", "A wakes up and commits beside B: the table is a mix of two merges."),
     play,
 };

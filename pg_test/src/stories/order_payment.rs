@@ -3,7 +3,7 @@
 use super::Story;
 use crate::story_run::StoryRun;
 use crate::timeline::Mark;
-use anyhow::{bail, ensure, Result};
+use anyhow::{Result, bail, ensure};
 
 /// The scenario of the README's first screen, about a single row.
 pub const ORDER_PAYMENT: Story = Story {

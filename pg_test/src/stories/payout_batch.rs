@@ -2,7 +2,7 @@
 
 use super::Story;
 use crate::story_run::StoryRun;
-use anyhow::{bail, ensure, Result};
+use anyhow::{Result, bail, ensure};
 
 pub const PAYOUT_BATCH: Story = Story {
     title: "The payout batch",

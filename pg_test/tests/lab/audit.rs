@@ -6,7 +6,7 @@
 automod::dir!(pub "tests/lab/audit");
 
 use pg_test::script::holes::AuditedDatabase;
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, ensure, lab_test};
 
 const PARTITIONS: &str =
     "CREATE TABLE orders (id int, v int, fence bigint, region text DEFAULT 'eu', PRIMARY KEY (id, region)) \

@@ -4,7 +4,7 @@
 automod::dir!(pub "tests/lab/lite");
 
 use pg_test::edition::BUG_VARIABLE;
-use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
+use pg_test::{Background, Calls, Database, Lab, Result, ensure, lab_test};
 use std::process::Command;
 
 /// Wherever it is cancelled, no session-level lock may remain: no rollback would release it.

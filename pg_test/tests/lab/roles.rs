@@ -3,7 +3,7 @@
 automod::dir!(pub "tests/lab/roles");
 
 use pg_test::client::literal;
-use pg_test::{ensure, Database, Fault, Result, Session};
+use pg_test::{Database, Fault, Result, Session, ensure};
 
 /// Creates a role with these levels, each for a prefix.
 pub fn role_of(db: &Database, what: &str, given: &[(&str, &str)]) -> Result<String> {

@@ -2,7 +2,7 @@
 
 automod::dir!(pub "tests/lab/statistics");
 
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, ensure, lab_test};
 
 #[lab_test]
 fn each_counter_has_its_column(lab: &Lab) -> Result<()> {

@@ -25,8 +25,8 @@ mod system;
 use protections::{Bounds, Protections};
 use search::searches;
 use system::{
-    System, GUARD_EXCLUDES, NEVER_BACK, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED,
-    NOT_EXPIRED, NOT_REVIVED, NO_STALE_BOUND, ONE_HOLDER,
+    GUARD_EXCLUDES, NEVER_BACK, NEVER_REISSUED, NO_STALE_BOUND, NOBODY_KEPT_OUT, NOT_ABANDONED,
+    NOT_EXPIRED, NOT_REVIVED, ONE_HOLDER, System,
 };
 
 fn holds(bounds: Bounds) {

@@ -1,15 +1,15 @@
 //! The server's work on a request. The decisions are the extension's own code. The steps around them (locks, reads,
 //! draws) are modelled in the extension's order.
 
-use crate::server::{micros, Row, TTL};
+use crate::server::{Row, TTL, micros};
 use crate::state::{Change, Early, Op, Phase, State, Transaction};
 use crate::system::{
-    System, GUARD_EXCLUDES, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED, NOT_EXPIRED, ONE_HOLDER,
+    GUARD_EXCLUDES, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED, NOT_EXPIRED, ONE_HOLDER, System,
 };
 use pg_test::rules::epochs::Due;
 use pg_test::rules::fence::{self, Order, Verdict, Write};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Release};
-use pg_test::rules::locks::{LockMode, ACQUIRE_ALONE, CHANGE, GUARD};
+use pg_test::rules::locks::{ACQUIRE_ALONE, CHANGE, GUARD, LockMode};
 use pg_test::rules::{Epoch, Token};
 
 impl System {
@@ -36,11 +36,7 @@ impl System {
     }
 
     fn floor(&self, state: &State) -> Epoch {
-        if self.protections.floor {
-            state.server.data.floor
-        } else {
-            Epoch::FIRST
-        }
+        if self.protections.floor { state.server.data.floor } else { Epoch::FIRST }
     }
 
     /// Returns the grant as seen by a request that may check its session's lock now.

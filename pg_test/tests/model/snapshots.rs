@@ -8,13 +8,13 @@
 //! which locks conflict, and which grant may be relied on.
 
 use crate::locking::Kind;
-use crate::search::{self, holds, searches, Held};
+use crate::search::{self, Held, holds, searches};
+use Kind::{Alone, Shared, Slots};
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase};
 use pg_test::rules::locks::*;
-use pg_test::rules::snapshot::{in_snapshot, InSnapshot};
+use pg_test::rules::snapshot::{InSnapshot, in_snapshot};
 use pg_test::rules::{Epoch, Instant, Token};
 use stateright::{Model, Property};
-use Kind::{Alone, Shared, Slots};
 
 /// A row of the lease table: the latest grant of its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,9 +1,9 @@
 //! A state of the whole system, and its possible next events.
 
 use crate::server::{Row, Server};
+use pg_test::rules::Token;
 use pg_test::rules::fence::Landing;
 use pg_test::rules::locks::LockMode;
-use pg_test::rules::Token;
 
 /// A request of a client to the server.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -1,6 +1,6 @@
 //! Values with several parts: rows and arrays.
 
-use crate::pg::call::args::{array, text_datum, Answer, Args, Elements, TEXTS};
+use crate::pg::call::args::{Answer, Args, Elements, TEXTS, array, text_datum};
 use pgrx::pg_sys;
 
 /// A row of the function's declared type.

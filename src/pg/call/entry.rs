@@ -32,7 +32,7 @@ pub unsafe fn enter(
 
 macro_rules! sql_functions {
     ($($name:ident, $info:ident => $work:path;)*) => {$(
-        #[no_mangle]
+        #[unsafe(no_mangle)]
         #[doc(hidden)]
         #[allow(unsafe_code)]
         pub extern "C" fn $info() -> &'static pgrx::pg_sys::Pg_finfo_record {
@@ -43,7 +43,7 @@ macro_rules! sql_functions {
 
         /// # Safety
         /// For Postgres to call, with the arguments that the SQL declares.
-        #[no_mangle]
+        #[unsafe(no_mangle)]
         #[doc(hidden)]
         #[allow(unsafe_code)]
         pub unsafe extern "C-unwind" fn $name(

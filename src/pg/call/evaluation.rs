@@ -8,7 +8,7 @@
 
 use crate::pg::call::args::Args;
 use pg_fence_rules::Token;
-use pgrx::{pg_sys, PgMemoryContexts};
+use pgrx::{PgMemoryContexts, pg_sys};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
@@ -83,7 +83,7 @@ impl Evaluation {
             let others = answered.range((memory, 0, Vec::new())..).next();
             if others.is_none_or(|(other, _)| other.0 != memory) {
                 let mut memory = PgMemoryContexts::For(memory as pg_sys::MemoryContext);
-                memory.leak_and_drop_on_delete(Forgotten(self.0 .0));
+                memory.leak_and_drop_on_delete(Forgotten(self.0.0));
             }
             answered.insert(self.0, token);
         });

@@ -14,8 +14,8 @@ use pgrx::pg_sys::panic::{CaughtError, ErrorReportWithLevel};
 use pgrx::{PgLogLevel, PgSqlErrorCode};
 use std::any::Any;
 use std::cell::Cell;
-use std::ffi::{c_char, c_int, c_void, CStr};
-use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 
 /// An error in Postgres's format and memory, as small as a pointer and with nothing to drop, so that each call's answer
@@ -153,7 +153,7 @@ impl RawError {
                 CaughtError::PostgresError(report)
                 | CaughtError::ErrorReport(report)
                 | CaughtError::RustPanic { ereport: report, .. } => {
-                    return Self::of_report(&report)
+                    return Self::of_report(&report);
                 }
             },
             Err(panic) => panic,

@@ -6,7 +6,7 @@ use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
 use crate::pg::state::relation::quoted_name;
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
-use std::ffi::{c_char, CStr};
+use std::ffi::{CStr, c_char};
 
 /// The number of bytes to read of a key's column: more than is shown of the whole key.
 const KEY_TEXT_MAX: usize = 2048;

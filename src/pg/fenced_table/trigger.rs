@@ -1,14 +1,14 @@
 //! A call of the trigger: its table, its arguments and its rows.
 
 use crate::encoding::push_number;
-use crate::pg::call::args::{bytes_within, Args};
+use crate::pg::call::args::{Args, bytes_within};
 use crate::pg::compat;
 use crate::pg::raw;
 use crate::pg::session::xact;
 use crate::pg::state::row::RowVersion;
-use pg_fence_rules::{Instant, Token, NAME_MAX};
+use pg_fence_rules::{Instant, NAME_MAX, Token};
 use pgrx::pg_sys;
-use std::ffi::{c_int, CStr};
+use std::ffi::{CStr, c_int};
 
 /// From catalog/pg_trigger.h, in the type of `tgtype`.
 const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;

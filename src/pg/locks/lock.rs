@@ -8,7 +8,7 @@ use crate::errors::{self, Refusal};
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
 use crate::pg::raw;
-use pg_fence_rules::locks::{Lock, LockMode, ACQUIRE_ALONE, TAKE_SLOT};
+use pg_fence_rules::locks::{ACQUIRE_ALONE, Lock, LockMode, TAKE_SLOT};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -118,7 +118,8 @@ impl LockTag {
         }
         // The lock has no holder, so either a session waits for it, or the lock table is full.
         // SAFETY: set once when the process starts.
-        let another = LockTag::by_key(Lock::Advance, u64::from(unsafe { pg_sys::MyProcPid } as u32));
+        let another =
+            LockTag::by_key(Lock::Advance, u64::from(unsafe { pg_sys::MyProcPid } as u32));
         if !another.try_take(mode) {
             return Err(errors::lock_table_full());
         }

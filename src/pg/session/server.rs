@@ -1,10 +1,11 @@
 //! The identity of this server and this database, and when the server started.
 
 use crate::errors::{self, Refusal};
-use pg_fence_rules::epochs::{self, Identity, Start};
 use pg_fence_rules::Instant;
+use pg_fence_rules::epochs::{self, Identity, Start};
+use pg_fence_rules::moves::{self, Identity, Start};
 use pgrx::pg_sys;
-use std::ffi::{c_int, CStr};
+use std::ffi::{CStr, c_int};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 use std::mem::ManuallyDrop;

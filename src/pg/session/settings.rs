@@ -7,7 +7,7 @@ use pg_fence_rules::{Span, Token};
 use pgrx::pg_sys::{self, GucSource};
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
 use std::cell::Cell;
-use std::ffi::{c_char, c_void, CStr, CString};
+use std::ffi::{CStr, CString, c_char, c_void};
 
 const MAX_TTL_NAME: &CStr = c"pg_fence.max_ttl";
 /// The value of pg_fence.max_ttl if it was not set.

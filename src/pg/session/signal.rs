@@ -25,7 +25,7 @@ struct Action {
     restorer: *mut c_void,
 }
 
-extern "C" {
+unsafe extern "C" {
     fn sigaction(number: c_int, new: *const Action, old: *mut Action) -> c_int;
 }
 

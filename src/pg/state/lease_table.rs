@@ -13,7 +13,7 @@ use crate::pg::session::xact;
 use crate::pg::state::additions;
 use crate::pg::state::opened::{IfLocked, Opened};
 use crate::pg::state::relation::{self, state_oid};
-use crate::pg::state::row::{self, Deleter, Fields, NewGrant, Row, RowVersion, COLUMNS, LEASE};
+use crate::pg::state::row::{self, COLUMNS, Deleter, Fields, LEASE, NewGrant, Row, RowVersion};
 use crate::pg::state::row_place;
 use crate::pg::table_scan;
 use once_cell::unsync::OnceCell;

@@ -7,7 +7,7 @@ use crate::pg::raw;
 use crate::pg::session::{client, role, xact};
 use pg_fence_rules::grant::{Grant, Mode, Tokens};
 use pg_fence_rules::{Epoch, Instant, Span, Token};
-use pgrx::{pg_sys, PgMemoryContexts};
+use pgrx::{PgMemoryContexts, pg_sys};
 
 /// The number of columns that the table may have. Columns added by others are copied unchanged.
 pub const COLUMNS: usize = 26;

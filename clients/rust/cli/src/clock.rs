@@ -1,6 +1,6 @@
 //! The clock that goes on while the machine sleeps, shared by all processes of this machine.
 
-use rustix::time::{ClockId, Timespec, clock_gettime};
+use nix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 use std::ops::{Add, Sub};
 use std::time::Duration;
@@ -11,9 +11,7 @@ pub struct Moment(Duration);
 
 impl Moment {
     pub fn now() -> Moment {
-        let Timespec { tv_sec, tv_nsec } = clock_gettime(ClockId::Boottime);
-        // Neither part is ever negative.
-        Moment(Duration::new(tv_sec as u64, tv_nsec as u32))
+        Moment(clock_gettime(ClockId::CLOCK_BOOTTIME).expect("Linux has this clock").into())
     }
 
     /// How long it is until then; nothing where it has passed.

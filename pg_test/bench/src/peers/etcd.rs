@@ -2,9 +2,9 @@
 //! tied to an etcd lease. The etcd lease is granted and revoked with each key or, if the client waits with an open
 //! watch, kept throughout.
 
-use crate::peer::{poll, Locker, Peer, TTL};
+use crate::peer::{Locker, Peer, TTL, poll};
 use crate::workbench::Workbench;
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use pg_test::service::{self, Service};
 use std::time::Duration;
 use wire::{Connection, Revision, Watch};

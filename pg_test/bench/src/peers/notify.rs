@@ -7,8 +7,8 @@ use crate::workbench::Workbench;
 use anyhow::Result;
 use pg_test::Conninfo;
 use postgres::fallible_iterator::FallibleIterator;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// The peer's name in the report.

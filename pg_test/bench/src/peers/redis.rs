@@ -5,7 +5,7 @@
 use crate::peer::{Locker, Peer, TTL};
 use crate::workbench::Workbench;
 use ::redis::{Connection, Script};
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use pg_test::service::{self, Service};
 
 /// The peers' names in the report.

@@ -1,11 +1,11 @@
 //! Leases taken with SQL: prepared statements, and a session for each client.
 
-use crate::peer::{poll, Locker, Peer};
+use crate::peer::{Locker, Peer, poll};
 use crate::workbench::Workbench;
 use anyhow::{Context, Result};
 use pg_test::{Conninfo, Session};
-use postgres::types::{ToSql, Type};
 use postgres::Statement;
+use postgres::types::{ToSql, Type};
 
 /// The statements of a client. `$1` is the name of the lease and `$2` the holder or the token, if used. A row means
 /// success, and its first column is the token if it is a number. No row, NULL or false means that the lease is taken.

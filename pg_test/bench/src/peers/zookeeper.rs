@@ -4,7 +4,7 @@
 
 use crate::peer::{Locker, Peer};
 use crate::workbench::Workbench;
-use anyhow::{bail, ensure, Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use pg_test::service::{self, Service};
 use pg_test::setup::Package;
 use std::io::{Read, Write};

@@ -1,11 +1,11 @@
 //! The server's cost of one more call, worker, lease or waiter, and the number of leases that it can carry.
 
 use crate::plot::Better::Higher;
-use crate::race::{self, in_turns, Contender, WARM_UP};
-use crate::report::{row, Cell, Section};
+use crate::race::{self, Contender, WARM_UP, in_turns};
+use crate::report::{Cell, Section, row};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use pg_test::process;
 use std::fs;
 use std::thread;
@@ -27,7 +27,10 @@ const CALLS: &[(&str, &[&str])] = &[
     (HEARTBEAT, &["SELECT lease_renew('capacity held', TOKEN)"]),
     (
         "acquire + release",
-        &["SELECT set_config('capacity.token', lease_acquire('capacity', 'bench')::text, false)", RELEASE],
+        &[
+            "SELECT set_config('capacity.token', lease_acquire('capacity', 'bench')::text, false)",
+            RELEASE,
+        ],
     ),
     (
         "the same with session => true",
@@ -215,7 +218,9 @@ fn carried(bench: &Workbench, section: &mut Section) -> Result<()> {
         rows.push(row);
         bars.push((format!("{}, ttl 30 s", track.name), leases(30.0)));
     }
-    let title = format!("leases that half of the machine keeps alive, {clients} clients, a heartbeat each third of the ttl");
+    let title = format!(
+        "leases that half of the machine keeps alive, {clients} clients, a heartbeat each third of the ttl"
+    );
     section.table(title, &["", "heartbeats/s", "ttl 10 s", "ttl 30 s", "ttl 60 s"], rows);
     section.bars(Higher, "capacity", "leases that half of the machine keeps alive", bars);
     Ok(())

@@ -3,7 +3,7 @@
 use crate::peers::sql::*;
 use crate::peers::{self, etcd, notify, redis};
 use crate::plot::Better::Higher;
-use crate::race::{find, ratio, Contender, Rules, Track};
+use crate::race::{Contender, Rules, Track, find, ratio};
 use crate::report::Section;
 use crate::spread::Spread;
 use crate::workbench::Workbench;

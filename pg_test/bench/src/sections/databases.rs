@@ -1,10 +1,10 @@
 //! Leases in one database and rows in others: the cost of adoption, compared with a single database.
 
 use crate::plot::Better::Higher;
-use crate::race::{at_once, ratio, Contender};
+use crate::race::{Contender, at_once, ratio};
 use crate::report::Section;
-use crate::workbench::{Workbench, NAMES};
-use anyhow::{ensure, Context, Result};
+use crate::workbench::{NAMES, Workbench};
+use anyhow::{Context, Result, ensure};
 use pg_test::{Conninfo, Database, Session};
 
 /// The contender to which the others are compared.

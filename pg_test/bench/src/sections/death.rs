@@ -1,12 +1,12 @@
 //! The time from a holder's death to the next holder's answer.
 
 use crate::peer::Locker;
-use crate::peers::sql::{Client, Sql, ADVISORY, OURS, SESSION, SHORT};
+use crate::peers::sql::{ADVISORY, Client, OURS, SESSION, SHORT, Sql};
 use crate::plot::Better::Lower;
-use crate::race::{ratio, Track};
+use crate::race::{Track, ratio};
 use crate::report::Section;
 use crate::workbench::Workbench;
-use anyhow::{anyhow, ensure, Context, Result};
+use anyhow::{Context, Result, anyhow, ensure};
 use pg_test::rundir::RunDir;
 use pg_test::{Database, Session};
 use std::io::{BufRead, BufReader};

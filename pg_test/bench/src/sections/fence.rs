@@ -1,15 +1,15 @@
 //! The cost of the fence in an UPDATE, compared with other triggers and with none.
 
 use crate::plot::Better::Lower;
-use crate::race::{self, at_once, in_turns, Contender};
-use crate::report::{row, Cell, Section};
+use crate::race::{self, Contender, at_once, in_turns};
+use crate::report::{Cell, Section, row};
 use crate::spread::Spread;
 use crate::triggers;
 use crate::workbench::Workbench;
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use pg_test::Session;
-use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Instant;
 
 /// The number of rows per statement, which takes a few milliseconds, so that disturbances hit few statements.
@@ -45,12 +45,28 @@ pub const fn check(name: &'static str, table: &'static str, sql: &'static str) -
 const CHECKS: &[Check] = &[
     check(NONE, "none", ""),
     Check { condition: Some("fence < $1"), ..check("WHERE fence < $1", "where", "") },
-    check("empty C trigger", "empty", "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_empty()"),
-    check(MINIMAL, "check", "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_check()"),
+    check(
+        "empty C trigger",
+        "empty",
+        "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_empty()",
+    ),
+    check(
+        MINIMAL,
+        "check",
+        "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_check()",
+    ),
     check(UNBOUND, "unbound", "SELECT fence_protect('{t}')"),
     check(BOUND, "bound", "SELECT fence_protect('{t}', lease => 'fence bench')"),
-    check("plpgsql for one column", "simple", "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_simple()"),
-    check("plpgsql, column by name", "generic", "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_generic('fence')"),
+    check(
+        "plpgsql for one column",
+        "simple",
+        "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_simple()",
+    ),
+    check(
+        "plpgsql, column by name",
+        "generic",
+        "CREATE TRIGGER t BEFORE UPDATE ON {t} FOR EACH ROW EXECUTE FUNCTION bench_generic('fence')",
+    ),
 ];
 
 impl Check {

@@ -4,7 +4,7 @@ use crate::peer::Peer;
 use crate::peers::sql::{ADVISORY, OURS, SESSION, UPDATE_FIRST};
 use crate::peers::{self, etcd, notify};
 use crate::plot::Better::Lower;
-use crate::race::{self, find, ratio, Track};
+use crate::race::{self, Track, find, ratio};
 use crate::report::Section;
 use crate::workbench::Workbench;
 use anyhow::Result;

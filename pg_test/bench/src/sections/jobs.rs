@@ -2,14 +2,14 @@
 
 use super::capacity::work_of;
 use crate::plot::Better::Higher;
-use crate::race::{self, at_once, find, in_turns, Contender};
-use crate::report::{row, Section};
+use crate::race::{self, Contender, at_once, find, in_turns};
+use crate::report::{Section, row};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use pg_test::{Database, Session};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 const OURS: &str = "pg_fence";

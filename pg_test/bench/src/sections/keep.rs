@@ -3,10 +3,10 @@
 
 use super::capacity::work_of;
 use crate::race::in_turns;
-use crate::report::{row, Section};
+use crate::report::{Section, row};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use pg_test::Session;
 use std::time::Instant;
 

@@ -1,13 +1,13 @@
 //! The cost of the lite edition, compared with hand-written SQL and with the extension in the same run.
 
 use super::capacity::work_of;
-use super::fence::{check, report_rows, Check, PLPGSQL, UNCOUNTED};
-use crate::peers::sql::{Sql, OURS, PLPGSQL as BY_HAND, UPDATE_FIRST};
-use crate::race::{at_once, in_turns, ratio, Contender};
-use crate::report::{row, Section};
+use super::fence::{Check, PLPGSQL, UNCOUNTED, check, report_rows};
+use crate::peers::sql::{OURS, PLPGSQL as BY_HAND, Sql, UPDATE_FIRST};
+use crate::race::{Contender, at_once, in_turns, ratio};
+use crate::report::{Section, row};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use pg_test::{Conninfo, Database, Session};
 use postgres::Statement;
 

@@ -2,9 +2,9 @@
 //! prefixes.
 
 use crate::peer::Peer;
-use crate::peers::sql::{Sql, OURS};
+use crate::peers::sql::{OURS, Sql};
 use crate::plot::Better::Higher;
-use crate::race::{at_once, ratio, Contender};
+use crate::race::{Contender, at_once, ratio};
 use crate::report::Section;
 use crate::workbench::Workbench;
 use anyhow::{Context, Result};

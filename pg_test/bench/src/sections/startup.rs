@@ -3,11 +3,11 @@
 use crate::peers::sql;
 use crate::plot::Better::Lower;
 use crate::race::in_turns;
-use crate::report::{row, Section};
+use crate::report::{Section, row};
 use crate::sections::fence::PLPGSQL;
 use crate::spread::Spread;
 use crate::workbench::Workbench;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use pg_test::Session;
 use std::time::Instant;
 

@@ -4,9 +4,9 @@ use crate::peer::{Held, Peer};
 use crate::peers::sql::*;
 use crate::peers::{self, etcd, redis, zookeeper};
 use crate::plot::Better::Higher;
-use crate::race::{self, at_once, ratio, Contender};
-use crate::report::{row, Section};
-use crate::workbench::{Workbench, NAMES};
+use crate::race::{self, Contender, at_once, ratio};
+use crate::report::{Section, row};
+use crate::workbench::{NAMES, Workbench};
 use anyhow::{Context, Result};
 
 const PEERS: &[&str] = &[

@@ -1,8 +1,8 @@
 //! Checks that no token of a grant is accepted after its release or after a newer grant, whatever the clock says.
 
+use super::Findings;
 use super::sessions::is_accepted;
 use super::transaction::Transaction;
-use super::Findings;
 use crate::chaos::evidence::Evidence;
 use crate::chaos::kind::Kind;
 use crate::chaos::nemesis::Disturbance;

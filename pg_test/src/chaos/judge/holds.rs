@@ -2,11 +2,11 @@
 
 use super::sessions;
 use super::transaction::Transaction;
-use super::{stepped, Findings};
+use super::{Findings, stepped};
 use crate::chaos::evidence::Evidence;
 use crate::chaos::kind::Kind;
 use crate::chaos::nemesis::Disturbance;
-use crate::chaos::record::{Outcome, What, TTL_MS};
+use crate::chaos::record::{Outcome, TTL_MS, What};
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
 

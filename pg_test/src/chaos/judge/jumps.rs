@@ -1,8 +1,8 @@
 //! Checks that in a new epoch no older token is accepted before its holder has renewed.
 
+use super::Findings;
 use super::sessions::is_accepted;
 use super::transaction::Transaction;
-use super::Findings;
 use crate::chaos::evidence::Evidence;
 use crate::chaos::kind::Kind;
 use crate::chaos::nemesis::Disturbance;

@@ -1,6 +1,6 @@
 //! Checks the order of tokens, of grants and of writes.
 
-use super::{stepped, Findings, TOKENS};
+use super::{Findings, TOKENS, stepped};
 use crate::chaos::evidence::{Evidence, Write};
 use crate::chaos::kind::Kind;
 use crate::chaos::record::{Event, TTL_MS};

@@ -1,7 +1,7 @@
 //! Checks row leases by their own history.
 
 use super::transaction::Transaction;
-use super::{stepped, Findings, CLAIMS, LATE_WRITES, ROW_CHANGES, TAKE_OVERS};
+use super::{CLAIMS, Findings, LATE_WRITES, ROW_CHANGES, TAKE_OVERS, stepped};
 use crate::chaos::evidence::{Change, Evidence, Operation};
 use crate::chaos::rows::Statement;
 use std::collections::HashMap;

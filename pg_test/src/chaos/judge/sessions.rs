@@ -4,7 +4,7 @@ use super::transaction::Transaction;
 use super::{Findings, PASSED_ON};
 use crate::chaos::evidence::Evidence;
 use crate::chaos::nemesis::Disturbance;
-use crate::chaos::record::{Event, Record, What, TTL_MS};
+use crate::chaos::record::{Event, Record, TTL_MS, What};
 use std::collections::HashMap;
 
 /// After the end of a session was noticed, no later request is accepted with a token of its grants, and others get the

@@ -1,7 +1,7 @@
 //! Each rule of the checker finds its violations, and nothing else.
 
 use super::{
-    judge, Findings, CLAIMS, LATE_WRITES, LOST_IN_FAILOVER, PASSED_ON, TAKE_OVERS, TOKENS,
+    CLAIMS, Findings, LATE_WRITES, LOST_IN_FAILOVER, PASSED_ON, TAKE_OVERS, TOKENS, judge,
 };
 use crate::chaos::evidence::{Change, Evidence, Grant, Operation, Row, Run, Write};
 use crate::chaos::nemesis::{Disturbance, Disturbed};
@@ -594,7 +594,7 @@ fn what_a_row_has_in_the_end_was_written() {
     };
     assert!(is_good(Some(7)));
     assert!(!is_good(Some(8)) && !is_good(None));
-    assert!(!judged_rows(row_history(), vec![Run { row: 1, fence: Some(7) }])
-        .violations
-        .is_empty());
+    assert!(
+        !judged_rows(row_history(), vec![Run { row: 1, fence: Some(7) }]).violations.is_empty()
+    );
 }

@@ -5,8 +5,8 @@ use super::Answer;
 use crate::chaos::instructions::Instructions;
 use crate::client::{Conninfo, Session};
 use std::path::Path;
-use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use std::time::Duration;
 
 pub const NAME: &str = "second";
@@ -67,10 +67,10 @@ fn look(
             2 => format!("lease_guard('job', {current})"),
             _ => format!("lease_check('job', {current})"),
         };
-        if let Err(fault) = session.try_rows(&format!("SELECT {call}")) {
-            if fault.is_disconnect() {
-                return Err(fault);
-            }
+        if let Err(fault) = session.try_rows(&format!("SELECT {call}"))
+            && fault.is_disconnect()
+        {
+            return Err(fault);
         }
         while waits.load(Ordering::Relaxed) == waiting && wanted.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_millis(5));

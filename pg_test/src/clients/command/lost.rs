@@ -2,16 +2,16 @@
 //! it is frozen; and then the server refuses its writes.
 
 use super::stage::{
-    cgroups_are_at_hand, freeze, freeze_all, has_ended, is_gone, kill, thaw, Scene,
+    Scene, cgroups_are_at_hand, freeze, freeze_all, has_ended, is_gone, kill, thaw,
 };
+use crate::Calls;
 use crate::clients::cable::Cable;
 use crate::clients::scenario::{CableState, Way};
 use crate::clock::Clock;
 use crate::pooler::Pooler;
-use crate::process::{self, wait_until, PATIENCE};
+use crate::process::{self, PATIENCE, wait_until};
 use crate::test_case::left_out;
-use crate::Calls;
-use anyhow::{ensure, Result};
+use anyhow::{Result, ensure};
 use std::time::Duration;
 
 /// Writes once, reports its pid, and runs forever.
@@ -292,8 +292,7 @@ pub fn hidden_from_the_keeper(scene: &Scene) -> Result<()> {
     }
     let stage = &scene.stage()?;
     // Its environment contains nothing of the run, so the name of the file is passed as an argument.
-    let script =
-        "trap '' TERM; setsid env -i sh -c 'echo $$ > $1/hidden; exec sleep 600' hidden $DIR & \
+    let script = "trap '' TERM; setsid env -i sh -c 'echo $$ > $1/hidden; exec sleep 600' hidden $DIR & \
                   ready; for_ever";
     let run = stage.run("job --ttl 10m --grace 1s", script)?;
     let (pid, hidden) = (stage.pid("pid")?, stage.pid("hidden")?);

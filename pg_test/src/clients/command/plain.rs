@@ -1,9 +1,9 @@
 //! Scenarios without disturbances. `command/scenarios.script` has more.
 
-use super::stage::{has_ended, is_gone, Scene, Stage};
-use crate::process::{output_of, wait_until, PATIENCE};
+use super::stage::{Scene, Stage, has_ended, is_gone};
 use crate::Calls;
-use anyhow::{ensure, Context, Result};
+use crate::process::{PATIENCE, output_of, wait_until};
+use anyhow::{Context, Result, ensure};
 use std::process::Command;
 use std::time::Duration;
 
@@ -39,8 +39,7 @@ pub fn a_wait_in_line_uses_up_the_deadline(scene: &Scene) -> Result<()> {
 pub fn left_behind(scene: &Scene) -> Result<()> {
     let stage = &scene.stage()?;
     // Runs in the background, in a session of its own, ignoring signals.
-    let script =
-        "sh -c \"trap '' TERM HUP; echo \\$\\$ > $DIR/one; while :; do sleep 0.1; done\" & \
+    let script = "sh -c \"trap '' TERM HUP; echo \\$\\$ > $DIR/one; while :; do sleep 0.1; done\" & \
                   setsid sh -c 'echo $$ > $DIR/two; exec sleep 600' & \
                   until [ -s $DIR/one ] && [ -s $DIR/two ]; do sleep 0.05; done; exit 4";
     let run = stage.run("job --grace 1s", script)?;

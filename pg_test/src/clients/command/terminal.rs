@@ -1,8 +1,8 @@
 //! A terminal for a test, provided by `script`.
 
-use super::stage::{kill, Stage};
+use super::stage::{Stage, kill};
 use crate::process;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::io::Write;
 use std::process::{Child, Command, Stdio};
 

@@ -4,10 +4,10 @@
 //! no registry of Go is used.
 
 use super::{Check, Language, Program, Programs};
-use crate::debian_releases::{Kind, Releases, RELEASES};
+use crate::debian_releases::{Kind, RELEASES, Releases};
 use crate::process::output_of;
 use crate::source_tree::{source_root, target_dir};
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -65,7 +65,9 @@ fn checks() -> Result<Vec<Check>> {
 /// The code in its README, as a program that must compile.
 fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
     let function = |code: &String| {
-        format!("func _(ctx context.Context) (err error) {{\n{{\n{code}_, _ = ctx, err\n}}\nreturn err\n}}\n")
+        format!(
+            "func _(ctx context.Context) (err error) {{\n{{\n{code}_, _ = ctx, err\n}}\nreturn err\n}}\n"
+        )
     };
     let functions: String = super::examples("go", "go", 1)?.iter().map(function).collect();
     let program = home.join("page/main.go");

@@ -1,7 +1,7 @@
 //! The client in Python, on psycopg 3.
 
 use super::{Check, Language, Program, Programs};
-use crate::orm::{self, Runtime, PYTHON};
+use crate::orm::{self, PYTHON, Runtime};
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use crate::source_tree::{source_root, target_dir};

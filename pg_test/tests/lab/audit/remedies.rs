@@ -2,8 +2,8 @@
 //! (The other tests of this folder give such names to other objects before they run the remedies.)
 
 use pg_test::client::{literal, set_if_known};
-use pg_test::script::holes::{identifier, statements, WORST};
-use pg_test::{ensure, lab_test, Database, Lab, Result, Session};
+use pg_test::script::holes::{WORST, identifier, statements};
+use pg_test::{Database, Lab, Result, Session, ensure, lab_test};
 
 /// Returns the findings and the statements of each remedy. The remedies, run one after the other, must leave no
 /// finding.

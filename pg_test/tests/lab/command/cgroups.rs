@@ -1,10 +1,10 @@
 //! The command's cgroups after a run, and runs without any.
 
-use pg_test::clients::command::stage::{cgroups_are_at_hand, kill, play_with, program, Stage};
+use pg_test::clients::command::stage::{Stage, cgroups_are_at_hand, kill, play_with, program};
 use pg_test::clients::command::{lost, plain};
-use pg_test::process::{output_of, wait_until, PATIENCE};
+use pg_test::process::{PATIENCE, output_of, wait_until};
 use pg_test::test_case::left_out;
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, ensure, lab_test};
 
 /// As on a machine on which no cgroup can be made.
 #[lab_test]

@@ -2,14 +2,14 @@
 //! connections.script.
 
 use pg_test::clients::cable::Cable;
-use pg_test::clients::command::stage::{program, Run, Stage};
+use pg_test::clients::command::stage::{Run, Stage, program};
 use pg_test::clients::scenario::{CableState, Way};
 use pg_test::orm;
-use pg_test::process::{as_server_user, output_of, wait_until, PATIENCE};
+use pg_test::process::{PATIENCE, as_server_user, output_of, wait_until};
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
 use pg_test::test_case::left_out;
-use pg_test::{ensure, lab_test, Cluster, Context, Lab, Result};
+use pg_test::{Cluster, Context, Lab, Result, ensure, lab_test};
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt;

@@ -2,7 +2,7 @@
 
 use pg_test::clients::cable::Cable;
 use pg_test::clients::command::stage::Stage;
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, ensure, lab_test};
 
 /// A request and its answers are one round trip, however many messages they are.
 #[lab_test]

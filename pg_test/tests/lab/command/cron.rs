@@ -1,10 +1,10 @@
 //! Real cron daemons on two machines with the same crontab: every job of every minute must be done once.
 
-use pg_test::clients::command::stage::{freeze, thaw, Stage};
-use pg_test::process::{self, output_of, wait_until, PATIENCE};
+use pg_test::clients::command::stage::{Stage, freeze, thaw};
+use pg_test::process::{self, PATIENCE, output_of, wait_until};
 use pg_test::setup::{self, Package};
 use pg_test::test_case::left_out;
-use pg_test::{bail, ensure, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, bail, ensure, lab_test};
 use rand::RngExt;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -52,8 +52,7 @@ psql -qXv ON_ERROR_STOP=1 -1 -c \"UPDATE counters SET value = $((value + 1)) WHE
 ";
 
 /// Debian's cron with its own directories, in its own mount namespace: it reads and writes nothing of the system's.
-const NAMESPACE: &str =
-    "mount --bind \"$1/spool\" /var/spool/cron && mount --bind \"$1/cron.d\" /etc/cron.d && \
+const NAMESPACE: &str = "mount --bind \"$1/spool\" /var/spool/cron && mount --bind \"$1/cron.d\" /etc/cron.d && \
      mount --bind \"$1/crontab\" /etc/crontab && mount --bind \"$1/run\" /run && exec cron -f";
 
 /// A cron daemon. All that it has started is ended with it.

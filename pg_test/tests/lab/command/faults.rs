@@ -2,7 +2,7 @@
 
 use pg_test::clients::command::catch_all;
 use pg_test::clients::command::stage::program;
-use pg_test::{lab_test, Lab, Result};
+use pg_test::{Lab, Result, lab_test};
 
 #[lab_test(slow)]
 fn planted_faults_are_caught(lab: &Lab) -> Result<()> {

@@ -1,10 +1,10 @@
 //! Unmodified migration tools, run by the command: one migrates, the others wait and find nothing to do. One that was
 //! frozen is refused, and its DDL is rolled back.
 
-use pg_test::clients::command::stage::{freeze, is_gone, thaw, Stage};
-use pg_test::orm::{self, Runtime, PYTHON};
+use pg_test::clients::command::stage::{Stage, freeze, is_gone, thaw};
+use pg_test::orm::{self, PYTHON, Runtime};
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, ensure, lab_test};
 
 const ALEMBIC: Runtime =
     Runtime::Python(&["alembic==1.20.1", "sqlalchemy==2.1.9", "psycopg[binary]==3.3.9"]);

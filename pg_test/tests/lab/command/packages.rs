@@ -1,10 +1,10 @@
 //! The packages of the command: their contents, and that the command runs from them.
 
 use pg_test::clients::command::stage::program;
-use pg_test::package::{command, Release};
+use pg_test::package::{Release, command};
 use pg_test::process::output_of;
 use pg_test::source_tree;
-use pg_test::{ensure, extension, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, extension, lab_test};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

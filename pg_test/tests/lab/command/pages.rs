@@ -3,7 +3,7 @@
 use pg_test::clients::command::stage::program;
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 

@@ -1,7 +1,7 @@
 //! Processes are frozen and killed, connections cut, servers restarted: the command never outlives its lease, except if
 //! all of it is frozen. Then the server refuses its writes. `command::faults` plants faults for these scenarios.
 
-use pg_test::clients::command::stage::{play, program, Scene};
+use pg_test::clients::command::stage::{Scene, play, program};
 use pg_test::clients::command::{lost, plain};
 use pg_test::clients::scenario::Way;
 use pg_test::{Lab, Result};

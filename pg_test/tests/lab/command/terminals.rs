@@ -1,9 +1,9 @@
 //! The command at a terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and the terminal's end.
 
-use pg_test::clients::command::stage::{is_gone, pause, Stage};
-use pg_test::clients::command::terminal::{Terminal, SHOWN};
-use pg_test::process::{self, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Context, Lab, Result};
+use pg_test::clients::command::stage::{Stage, is_gone, pause};
+use pg_test::clients::command::terminal::{SHOWN, Terminal};
+use pg_test::process::{self, PATIENCE, wait_until};
+use pg_test::{Calls, Context, Lab, Result, ensure, lab_test};
 
 /// A shell with job control.
 const SHELL: &str = "exec bash --norc --noprofile -i";
@@ -13,7 +13,10 @@ fn ctrl_c_reaches_the_command(lab: &Lab) -> Result<()> {
     let stage = Stage::new(lab)?;
     for (line, code) in [
         ("exec $RUN job -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'", 128 + 2),
-        ("exec $RUN job -- sh -c 'trap \"exit 9\" INT; echo $$ > $DIR/pid; while :; do sleep 0.1; done'", 9),
+        (
+            "exec $RUN job -- sh -c 'trap \"exit 9\" INT; echo $$ > $DIR/pid; while :; do sleep 0.1; done'",
+            9,
+        ),
         // Another process shares the process group, so the terminal stays with the group.
         ("$RUN job -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'; exit $?", 128 + 2),
     ] {

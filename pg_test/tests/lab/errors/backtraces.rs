@@ -1,6 +1,6 @@
 //! No error shows a file path, even if backtraces are switched on.
 
-use pg_test::{bail, ensure, lab_test, Cluster, Lab, Result, Session};
+use pg_test::{Cluster, Lab, Result, Session, bail, ensure, lab_test};
 
 /// Starts a server with a careless administrator's settings.
 fn cluster(lab: &Lab) -> Result<(Cluster, Session)> {

@@ -1,6 +1,6 @@
 //! No argument of any size and no damaged page ends a process: the server and the session live on.
 
-use pg_test::{bail, ensure, lab_test, Cluster, Context, Lab, Result, Session};
+use pg_test::{Cluster, Context, Lab, Result, Session, bail, ensure, lab_test};
 use std::fs;
 
 fn server(lab: &Lab) -> Result<(Cluster, Session)> {

@@ -1,9 +1,9 @@
 //! Patroni fails over under load, twice, each time to a standby that has missed some of it.
 
-use crate::support::history::{jumps, History};
-use pg_test::patroni::{self, leader_of, Patroni};
-use pg_test::process::{resume, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, setup, Conninfo, Context, Lab, Result};
+use crate::support::history::{History, jumps};
+use pg_test::patroni::{self, Patroni, leader_of};
+use pg_test::process::{PATIENCE, resume, wait_until};
+use pg_test::{Conninfo, Context, Lab, Result, ensure, lab_test, setup};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};

@@ -1,11 +1,11 @@
 //! `pg_upgrade` to a newer major version. A change of the system identifier alone is tested in upgrades.script.
 
-use crate::support::history::{jumps, History};
+use crate::support::history::{History, jumps};
 use pg_test::cluster::Builder;
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::test_case::left_out;
-use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
+use pg_test::{Calls, Cluster, Context, Lab, Result, Session, ensure, lab_test};
 use std::process::Command;
 use std::sync::Arc;
 
@@ -53,7 +53,9 @@ impl Leases {
         session.nothing("SELECT lease_acquire('desks', slots => 2)")?;
         session.granted("SELECT lease_acquire('seat')")?;
         let guarded = |token: i64| {
-            format!("BEGIN; SELECT lease_guard('draft:1', {token}); UPDATE drafts SET words = 2; COMMIT")
+            format!(
+                "BEGIN; SELECT lease_guard('draft:1', {token}); UPDATE drafts SET words = 2; COMMIT"
+            )
         };
         session.refused(&guarded(self.draft), "PF004")?;
         session.run("ROLLBACK")?;

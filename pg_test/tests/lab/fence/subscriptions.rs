@@ -3,10 +3,10 @@
 //! An apply worker fires no ordinary trigger, so a subscriber accepts what the publisher's fence has accepted. A
 //! trigger that is enabled ALWAYS checks the order there too, and stalls the worker at a change that is out of order.
 
-use crate::support::history::{jumps, History};
+use crate::support::history::{History, jumps};
 use crate::support::subscription::{becomes_true, subscribe};
-use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result, Session};
+use pg_test::process::{PATIENCE, wait_until};
+use pg_test::{Calls, Cluster, Context, Lab, Result, Session, bail, ensure, lab_test};
 
 const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, total int, fence bigint)";
 
@@ -112,7 +112,9 @@ fn the_audit_calls_fences_that_a_subscription_brought_no_hole(lab: &Lab) -> Resu
         let rows = downstream
             .rows(&format!("SELECT severity, finding, remedy FROM fence_audit({what}) {OTHERS}"))?;
         let [row] = &rows[..] else { bail!("not one row: {rows:?}") };
-        let told = format!("{above} (the publisher's: all is well, until this server takes over; then call fence_new_epoch())");
+        let told = format!(
+            "{above} (the publisher's: all is well, until this server takes over; then call fence_new_epoch())"
+        );
         ensure!(*row == [Some("notice".into()), Some(told), None], "{rows:?}");
     }
     // Without the subscription no other server draws tokens.

@@ -1,8 +1,8 @@
 //! Messages in an order that no ordinary client sends, within one transaction.
 
 use bytes::BytesMut;
-use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Database, Lab, Result};
+use pg_test::process::{PATIENCE, wait_until};
+use pg_test::{Calls, Database, Lab, Result, ensure, lab_test};
 use postgres_protocol::message::frontend;
 use std::io::{Read, Write};
 use std::net::TcpStream;

@@ -1,6 +1,6 @@
 //! A grant with its deadline, by the extended protocol. The rest is in info.script.
 
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, ensure, lab_test};
 
 #[lab_test]
 fn a_grant_s_deadline_comes_where_the_name_is_a_parameter(lab: &Lab) -> Result<()> {

@@ -1,11 +1,11 @@
 //! Grants that end with the session that acquired them (`session => true`), with cut connections and poolers. The rest
 //! is in session_bound.script.
 
-use crate::support::concurrency::{token_of, waiting, WAIT};
+use crate::support::concurrency::{WAIT, token_of, waiting};
 use pg_test::cable::Cable;
 use pg_test::pooler::Pooler;
-use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Database, Lab, Result, Session, Worker};
+use pg_test::process::{PATIENCE, wait_until};
+use pg_test::{Calls, Database, Lab, Result, Session, Worker, ensure, lab_test};
 use std::fs;
 
 const ACQUIRE: &str = "SELECT lease_acquire('job', 'first', ttl => '1 h', session => true)";

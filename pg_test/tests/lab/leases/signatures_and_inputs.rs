@@ -1,7 +1,7 @@
 //! Values in parameters of a prepared statement. Signatures, limits and refused input are tested in
 //! signatures_and_inputs.script.
 
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, ensure, lab_test};
 
 #[lab_test]
 fn parameters_are_taken_as_values(lab: &Lab) -> Result<()> {

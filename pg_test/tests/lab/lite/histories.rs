@@ -5,7 +5,7 @@
 //! that many.
 
 use pg_test::test_case::left_out;
-use pg_test::{bail, edition, ensure, lab_test, Context, Database, Lab, Result, Session};
+use pg_test::{Context, Database, Lab, Result, Session, bail, edition, ensure, lab_test};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
@@ -137,20 +137,24 @@ fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
         3 => (["COMMIT", "ROLLBACK"][rng.random_range(0..2)].to_owned(), Kind::Control),
         4..8 => (format!("SELECT lease_acquire('{name}', ttl => '1 h')"), Kind::Acquire),
         8 => (format!("SELECT lease_acquire('{name}', ttl => '1 us')"), Kind::Acquire),
-        9..11 => (
-            format!("SELECT lease_acquire('{name}', 'me', '1 h', reclaim => true)"),
-            Kind::Acquire,
-        ),
+        9..11 => {
+            (format!("SELECT lease_acquire('{name}', 'me', '1 h', reclaim => true)"), Kind::Acquire)
+        }
         11 => (format!("SELECT lease_revoke('{name}')"), Kind::Call),
         12..15 => (format!("SELECT lease_renew('{name}', ${token})"), Kind::Call),
         15..17 => (format!("SELECT lease_release('{name}', ${token})"), Kind::Call),
         17 => (format!("SELECT lease_check('{name}', ${token})"), Kind::Call),
         18 => (
-            format!("SELECT outcome, renewed, code FROM lease_keep('{{{name},{name}}}', '{{${token},${}}}')", token / 2),
+            format!(
+                "SELECT outcome, renewed, code FROM lease_keep('{{{name},{name}}}', '{{${token},${}}}')",
+                token / 2
+            ),
             Kind::Call,
         ),
         19 => (
-            format!("SELECT state, holder = 'me', token, first_token, renewals FROM lease_info('{name}')"),
+            format!(
+                "SELECT state, holder = 'me', token, first_token, renewals FROM lease_info('{name}')"
+            ),
             Kind::Call,
         ),
         20 => ("SELECT count(*) FROM (SELECT lease_prune('0')) AS x".to_owned(), Kind::Prune),
@@ -158,12 +162,16 @@ fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
         24..28 => (format!("{row}, fence = ${token} WHERE id = '{name}' RETURNING fence"), write),
         28 => (format!("{row} WHERE id = '{name}' RETURNING fence"), write),
         29 => (
-            format!("UPDATE {table} SET fence = lease_release('{name}', ${token}) WHERE id = '{name}' RETURNING fence"),
+            format!(
+                "UPDATE {table} SET fence = lease_release('{name}', ${token}) WHERE id = '{name}' RETURNING fence"
+            ),
             write,
         ),
         30 => (format!("DELETE FROM {table} WHERE id = '{name}'"), write),
         31 => (
-            format!("INSERT INTO {table} VALUES ('{name}', 0, ${token}) ON CONFLICT (id) DO UPDATE SET v = 9, fence = excluded.fence RETURNING fence"),
+            format!(
+                "INSERT INTO {table} VALUES ('{name}', 0, ${token}) ON CONFLICT (id) DO UPDATE SET v = 9, fence = excluded.fence RETURNING fence"
+            ),
             write,
         ),
         32 => (format!("SET pg_fence.token = ${token}"), Kind::Control),

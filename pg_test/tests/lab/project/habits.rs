@@ -2,7 +2,7 @@
 //! parses, refers to existing files, and agrees with the others.
 
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test};
 use serde_json::Value;
 use std::fs;
 

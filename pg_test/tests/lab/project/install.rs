@@ -1,7 +1,7 @@
 //! The extension can be dropped without leaving anything, and its parts belong together. Where it can be installed is
 //! tested in install.script.
 
-use pg_test::{ensure, lab_test, Conninfo, Lab, Result};
+use pg_test::{Conninfo, Lab, Result, ensure, lab_test};
 use std::collections::BTreeSet;
 use std::path::Path;
 

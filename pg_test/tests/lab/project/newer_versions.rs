@@ -1,6 +1,6 @@
 //! New features of newer PostgreSQL versions, with leases and fences. The rest is in newer_versions.script.
 
-use pg_test::{ensure, lab_test, Calls, Lab, Result};
+use pg_test::{Calls, Lab, Result, ensure, lab_test};
 
 #[lab_test(from = 19)]
 fn a_conflict_that_is_only_read_is_an_insert_s_to_refuse_and_writes_nothing(

@@ -6,12 +6,12 @@ automod::dir!(pub "tests/lab/project/packages");
 
 use pg_test::cluster::Builder;
 use pg_test::extension::VERSION;
-use pg_test::package::{checksums, Parts, Release};
+use pg_test::package::{Parts, Release, checksums};
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::rundir::RunDir;
 use pg_test::source_tree;
-use pg_test::{ensure, lab_test, majors, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test, majors};
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};

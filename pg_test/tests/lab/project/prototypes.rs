@@ -1,6 +1,6 @@
 //! C functions and variables that the extension declares by hand must agree with the server's headers.
 
-use pg_test::{ensure, lab_test, majors, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test, majors};
 use std::process::Command;
 
 /// The headers, and what `src/pg/compat.rs` and `src/pg/session/signal.rs` say in Rust, said in C: a compiler refuses a second declaration that

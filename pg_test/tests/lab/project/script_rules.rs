@@ -1,7 +1,7 @@
 //! The check of the install and upgrade scripts (`cargo run -- pgspot`) finds faults.
 
 use pg_test::script_rules::check;
-use pg_test::{ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, ensure, lab_test};
 
 #[lab_test(slow)]
 fn pgspot_finds_what_is_wrong_in_a_script(lab: &Lab) -> Result<()> {

@@ -3,7 +3,7 @@
 use pg_test::process::PATIENCE;
 use pg_test::script::{play, tests_of};
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
+use pg_test::{Context, Database, Lab, Result, ensure, lab_test};
 use std::fs;
 use std::time::Duration;
 
@@ -67,16 +67,25 @@ const STEPS: &[(&str, &str)] = &[
     ("from 15 SELECT 1 => 2", "got: 1"),
     ("until 99 SELECT 1 => 2", "got: 1"),
     ("from 99 SELECT 1 => 2\n  until 14 SELECT 1 => 2", ""),
-    ("steps s\n    x = SELECT $x + 1\n    SELECT $x => $y\n  x := 1\n  y := 2\n  play s\n  y := 3\n  play s", ""),
+    (
+        "steps s\n    x = SELECT $x + 1\n    SELECT $x => $y\n  x := 1\n  y := 2\n  play s\n  y := 3\n  play s",
+        "",
+    ),
     ("steps s\n    SELECT 1 => 2\n  play s", "t.script:4: s\nt.script:3\nSELECT 1"),
     ("play s", "t.script:2: s"),
     ("within x\n    SELECT $x > 3 => t\n  SELECT $x => 4", ""),
     ("within x\n    b: CREATE TEMP TABLE t ()\n    SELECT $x > 1 => t", ""),
     ("within x\n    SELECT $x => 65", "got: 64"),
-    ("steps s\n    CREATE TEMP TABLE t ()\n    SELECT $x > 1 => t\n  within x\n    SHOW application_name => lab\n    SELECT to_regclass('t') => -\n    \
-      b: play s\n  SELECT to_regclass('t') => -", ""),
+    (
+        "steps s\n    CREATE TEMP TABLE t ()\n    SELECT $x > 1 => t\n  within x\n    SHOW application_name => lab\n    SELECT to_regclass('t') => -\n    \
+      b: play s\n  SELECT to_regclass('t') => -",
+        "",
+    ),
     // Steps that are rolled back, and steps that are repeated.
-    ("CREATE TABLE t (n int)\n  try INSERT INTO t VALUES (1) ;; TABLE t => 1\n  TABLE t => (no row)", ""),
+    (
+        "CREATE TABLE t (n int)\n  try INSERT INTO t VALUES (1) ;; TABLE t => 1\n  TABLE t => (no row)",
+        "",
+    ),
     ("try SELECT 1 ;; SELECT 2 => 1", "got: 2"),
     ("try SELECT 1/0 ;; SELECT 2 => 22012", ""),
     ("try SELECT 1/0 ;; SELECT 2 => 2", "got: ERROR 22012"),
@@ -88,33 +97,75 @@ const STEPS: &[(&str, &str)] = &[
     // Sessions, roles, waits, notices.
     ("role app\n  app: SELECT current_user => $app\n  b as app: SELECT current_user => $app", ""),
     ("b as app: SELECT 1", "there is no $app"),
-    ("x := b\n  $x: SET application_name = 'x'\n  b: SHOW application_name => x\n  SHOW application_name => lab", ""),
+    (
+        "x := b\n  $x: SET application_name = 'x'\n  b: SHOW application_name => x\n  SHOW application_name => lab",
+        "",
+    ),
     ("role other\n  b: SELECT 1\n  b as other: SELECT 1", "b was opened as None"),
     ("SELECT 1\n  b: waits := 1", "unknown step"),
-    ("BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1), 'b' waits\n  b: still waits\n  \
-      COMMIT\n  b: woken => ''|b", ""),
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits for a\n  a: COMMIT\n  \
-      b: woken", ""),
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SELECT 1\n  b: SELECT pg_advisory_lock(1) waits for c", "it waits for ["),
+    (
+        "BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1), 'b' waits\n  b: still waits\n  \
+      COMMIT\n  b: woken => ''|b",
+        "",
+    ),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits for a\n  a: COMMIT\n  \
+      b: woken",
+        "",
+    ),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SELECT 1\n  b: SELECT pg_advisory_lock(1) waits for c",
+        "it waits for [",
+    ),
     // The server ends the session c, for which b waits first.
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SET idle_in_transaction_session_timeout = '200 ms'; BEGIN; SELECT pg_advisory_xact_lock(2)\n  \
-      b: SELECT pg_advisory_lock(2), pg_advisory_lock(1) waits for a\n  a: COMMIT\n  b: woken", ""),
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT\n  b: woken => 1", "got: ''"),
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT", "what became of b"),
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1)", "no outcome within 1s"),
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: woken", "no outcome within 1s"),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  c: SET idle_in_transaction_session_timeout = '200 ms'; BEGIN; SELECT pg_advisory_xact_lock(2)\n  \
+      b: SELECT pg_advisory_lock(2), pg_advisory_lock(1) waits for a\n  a: COMMIT\n  b: woken",
+        "",
+    ),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT\n  b: woken => 1",
+        "got: ''",
+    ),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT",
+        "what became of b",
+    ),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1)",
+        "no outcome within 1s",
+    ),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: woken",
+        "no outcome within 1s",
+    ),
     ("b: SELECT 1 waits", "it should wait, but it ended"),
     ("b: SELECT 1\n  b: still waits", "it has nothing to wait for"),
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT; SELECT pg_sleep(0.2)\n  b: still waits", "it should wait, but it ended"),
-    ("a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: disconnect", "it is at work"),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  a: COMMIT; SELECT pg_sleep(0.2)\n  b: still waits",
+        "it should wait, but it ended",
+    ),
+    (
+        "a: BEGIN; SELECT pg_advisory_xact_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: disconnect",
+        "it is at work",
+    ),
     ("b: SELECT 1\n  b: woken", "no statement was sent"),
     ("b: woken", "there is no session b"),
-    ("a: SELECT pg_advisory_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: cancel\n  b: SELECT 2 => 2", ""),
-    ("a: SELECT pg_advisory_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: terminate\n  b: SELECT 2 => 2", ""),
+    (
+        "a: SELECT pg_advisory_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: cancel\n  b: SELECT 2 => 2",
+        "",
+    ),
+    (
+        "a: SELECT pg_advisory_lock(1)\n  b: SELECT pg_advisory_lock(1) waits\n  b: terminate\n  b: SELECT 2 => 2",
+        "",
+    ),
     ("b: SELECT 1\n  b: cancel", "no statement was sent"),
     ("b: SET application_name = 'x'\n  b: terminate\n  b: SHOW application_name => lab", ""),
     ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => WARNING 01000 late", ""),
-    ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => WARNING 01000 soon", "WARNING 01000: too late"),
+    (
+        "DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => WARNING 01000 soon",
+        "WARNING 01000: too late",
+    ),
     ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  notices => none", "WARNING 01000: too late"),
     ("DO $$BEGIN RAISE WARNING 'too late'; END$$\n  SELECT 1\n  notices => none", ""),
     ("SELECT 1\n  notices => WARNING 01000", "got: []"),
@@ -124,15 +175,27 @@ const STEPS: &[(&str, &str)] = &[
     ("b: SELECT 1\n  b: freeze\n  SELECT 1\n  b: thaw\n  b: SELECT 1", ""),
     ("b: SELECT 1\n  b: freeze\n  b: SELECT 1", "no outcome within 1s"),
     ("a: SET application_name = 'x'\n  a: disconnect\n  a: SHOW application_name => lab", ""),
-    ("a on postgres: SELECT current_database() => postgres\n  a: SELECT current_database() => postgres", ""),
+    (
+        "a on postgres: SELECT current_database() => postgres\n  a: SELECT current_database() => postgres",
+        "",
+    ),
     // Crowds and shells.
-    ("CREATE TABLE racers (n int)\n  at once\n    | 2 | INSERT INTO racers VALUES ($n)\n    | 1 | INSERT INTO racers\n        SELECT $n + 1\n  \
-      SELECT sum(n) FROM racers => 7", ""),
+    (
+        "CREATE TABLE racers (n int)\n  at once\n    | 2 | INSERT INTO racers VALUES ($n)\n    | 1 | INSERT INTO racers\n        SELECT $n + 1\n  \
+      SELECT sum(n) FROM racers => 7",
+        "",
+    ),
     ("at once\n    | 2 | SELECT 1 / ($n - 2)", "division by zero"),
-    ("each racers\n    | 2\n    at once\n      | $racers | SELECT 1 / ($n - 2)", "division by zero"),
+    (
+        "each racers\n    | 2\n    at once\n      | $racers | SELECT 1 / ($n - 2)",
+        "division by zero",
+    ),
     ("at once\n    | 2 SELECT 1", "t.script:3: no | 8 | SQL"),
     ("rounds := 3\n  SELECT $rounds > 0 => t", ""),
-    ("x = sh echo 'a => b'; echo $(echo c)\n  sh echo \"$x\"; echo no >&2; exit 3 => 3|a => b / c|no", ""),
+    (
+        "x = sh echo 'a => b'; echo $(echo c)\n  sh echo \"$x\"; echo no >&2; exit 3 => 3|a => b / c|no",
+        "",
+    ),
     ("sh false", "wanted: 0\n  got: Some(1)||"),
     ("sh false\n    true => 1", ""),
     ("sh echo a | tr a b => 0|a", "got: Some(0)|b|"),
@@ -146,12 +209,21 @@ const STEPS: &[(&str, &str)] = &[
     ("b: SELECT 1 runs", "what became of b"),
     ("b: SELECT 1 runs => 1", "what runs has no outcome yet"),
     ("x = race 3 SELECT 7\n  SELECT sum(n), count(n) FROM unnest(ARRAY[$x]) AS n => 21|3", ""),
-    ("race 2 SET application_name = 'x'\n  x = race 3 SHOW application_name\n  SELECT '$x' => x,x,lab", ""),
+    (
+        "race 2 SET application_name = 'x'\n  x = race 3 SHOW application_name\n  SELECT '$x' => x,x,lab",
+        "",
+    ),
     ("race 2 SELECT 1/0", "got: ERROR 22012"),
     ("steps s\n    SHOW application_name => x\n  b: SET application_name = 'x'\n  b: play s", ""),
-    ("steps s\n    SHOW application_name => x\n  b: SET application_name = 'x'\n  play s", "got: lab"),
+    (
+        "steps s\n    SHOW application_name => x\n  b: SET application_name = 'x'\n  play s",
+        "got: lab",
+    ),
     // Other databases.
-    ("database d\n  d: SELECT current_database() => $d\n  b on d: SELECT '$db' <> current_database() => t", ""),
+    (
+        "database d\n  d: SELECT current_database() => $d\n  b on d: SELECT '$db' <> current_database() => t",
+        "",
+    ),
     ("CREATE TABLE c ()\n  database d TEMPLATE $db\n  d: TABLE c => (no row)", ""),
     ("b on nowhere: SELECT 1", "database \"nowhere\" does not exist"),
     ("database d\n  b: SELECT 1\n  b on d: SELECT 1", "b was opened on None"),

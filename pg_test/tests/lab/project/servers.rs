@@ -1,8 +1,8 @@
 //! The servers that tests start.
 
 use pg_test::cluster::Cluster;
-use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::process::{PATIENCE, wait_until};
+use pg_test::{Context, Lab, Result, ensure, lab_test};
 use std::net::TcpListener;
 
 /// Checks that the server runs, and that connections to its port reach it.

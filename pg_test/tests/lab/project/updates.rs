@@ -12,7 +12,7 @@ use pg_test::cluster::Builder;
 use pg_test::extension::{Extension, VERSION};
 use pg_test::prefix::Prefix;
 use pg_test::rundir::RunDir;
-use pg_test::{ensure, lab_test, majors, Calls, Cluster, Database, Lab, Result, Session};
+use pg_test::{Calls, Cluster, Database, Lab, Result, Session, ensure, lab_test, majors};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

@@ -2,7 +2,7 @@
 
 use crate::roles::{give, not_given, role_of};
 use crate::support::dumps::{dump, restore};
-use pg_test::{ensure, lab_test, Calls, Lab, Result};
+use pg_test::{Calls, Lab, Result, ensure, lab_test};
 
 const ROWS: &str = "SELECT role, prefix, level FROM fence.role_prefix ORDER BY 1, 2";
 

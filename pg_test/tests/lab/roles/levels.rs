@@ -1,7 +1,7 @@
 //! Each level of `fence_grant` and each object of the extension: which roles may call or read it, and which may not.
 
 use crate::roles::role_of;
-use pg_test::{bail, ensure, lab_test, Calls, Context, Database, Lab, Result, Session};
+use pg_test::{Calls, Context, Database, Lab, Result, Session, bail, ensure, lab_test};
 use std::collections::BTreeSet;
 use std::io::Read;
 

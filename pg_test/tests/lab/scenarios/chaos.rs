@@ -4,7 +4,7 @@ use clap::ValueEnum;
 use pg_test::chaos::{self, KnownBug};
 use pg_test::process::output_of;
 use pg_test::source_tree::check_patch;
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test};
 use std::fs;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

@@ -1,11 +1,11 @@
 //! The clients in other languages, in short: `cargo run -- clients` runs everything. A client whose libraries have
 //! never been fetched on this machine is left out. The command fetches them.
 
-use pg_test::clients::languages::{Language, ALL};
+use pg_test::clients::languages::{ALL, Language};
 use pg_test::clients::{first_worker, scenario, stage};
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Context, Database, Lab, Result};
+use pg_test::{Context, Database, Lab, Result, ensure, lab_test};
 
 /// The quick scenarios, one of each kind: a normal run, a late write, a cut connection.
 const SHORT: &[&str] =

@@ -3,7 +3,7 @@
 use pg_test::stories::{self, Story};
 use pg_test::story_run::StoryRun;
 use pg_test::timeline::Timeline;
-use pg_test::{ensure, Lab, Result};
+use pg_test::{Lab, Result, ensure};
 use std::time::Duration;
 
 cases![

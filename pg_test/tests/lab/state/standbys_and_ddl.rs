@@ -3,9 +3,9 @@
 //! prune, a hint bit) makes every standby fail for good. So each DDL is stopped at that moment, while all calls are
 //! made.
 
-use pg_test::process::{wait_until, PATIENCE};
+use pg_test::process::{PATIENCE, wait_until};
 use pg_test::{
-    dropped_files, ensure, lab_test, Background, Calls, Cluster, Context, Lab, Result, Session,
+    Background, Calls, Cluster, Context, Lab, Result, Session, dropped_files, ensure, lab_test,
 };
 
 /// The calls, with `{lease}`, `{token}` and `{new}` (a free name).

@@ -3,10 +3,10 @@
 use crate::project::pages;
 use pg_test::cluster::free_port;
 use pg_test::orm::{self, Runtime};
-use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::process::{self, PATIENCE, wait_until};
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
-use pg_test::{bail, ensure, lab_test, Calls, Cluster, Context, Lab, Result};
+use pg_test::{Calls, Cluster, Context, Lab, Result, bail, ensure, lab_test};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,6 +1,6 @@
 //! In single-user mode there is no dynamic shared memory: everything works, and nothing is counted.
 
-use pg_test::{ensure, lab_test, Calls, Lab, Result};
+use pg_test::{Calls, Lab, Result, ensure, lab_test};
 
 #[lab_test]
 fn single_user_mode_counts_nothing(lab: &Lab) -> Result<()> {

@@ -1,6 +1,6 @@
 //! C libraries that a server loads, compiled on demand.
 
-use pg_test::{majors, process, Lab, Result};
+use pg_test::{Lab, Result, majors, process};
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;

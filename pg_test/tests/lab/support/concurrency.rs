@@ -1,7 +1,7 @@
 //! Several sessions at once, and sessions in the queue.
 
 pub use pg_test::calls::nothing_is_left;
-use pg_test::{ensure, Background, Database, Result};
+use pg_test::{Background, Database, Result, ensure};
 use std::str::FromStr;
 
 /// Returns the number of rounds: `PG_FENCE_RACE_ROUNDS`, or else `few`, which is small enough for every test run.

@@ -1,6 +1,6 @@
 //! A database with leases and fenced rows, and what must hold after it was restored, promoted or upgraded.
 
-use pg_test::{edition, ensure, Calls, Context, Fault, Result, Session};
+use pg_test::{Calls, Context, Fault, Result, Session, edition, ensure};
 
 /// What clients know of the database.
 pub struct History {

@@ -3,8 +3,8 @@
 use crate::project::pages::page;
 use nix::sys::signal::Signal;
 use pg_test::markdown::blocks;
-use pg_test::process::{self, output_of, wait_until, PATIENCE};
-use pg_test::{ensure, Context, Lab, Result};
+use pg_test::process::{self, PATIENCE, output_of, wait_until};
+use pg_test::{Context, Lab, Result, ensure};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;

@@ -1,7 +1,7 @@
 //! A server that subscribes to another one.
 
 use pg_test::client::literal;
-use pg_test::process::{wait_until, PATIENCE};
+use pg_test::process::{PATIENCE, wait_until};
 use pg_test::{Cluster, Result, Session};
 
 /// Waits until the query returns true.

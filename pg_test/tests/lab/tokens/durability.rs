@@ -2,7 +2,7 @@
 //! durability.script.
 
 use crate::support::c_module;
-use pg_test::{ensure, lab_test, Calls, Lab, Result};
+use pg_test::{Calls, Lab, Result, ensure, lab_test};
 
 /// An extension that writes something when a transaction commits.
 const WRITES_AT_COMMIT: &str = r#"

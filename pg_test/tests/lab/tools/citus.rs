@@ -4,8 +4,8 @@
 use nix::sys::signal::Signal;
 use pg_test::citus::Citus;
 use pg_test::client::literal;
-use pg_test::process::{self, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Calls, Context, Lab, Result, Session};
+use pg_test::process::{self, PATIENCE, wait_until};
+use pg_test::{Background, Calls, Context, Lab, Result, Session, ensure, lab_test};
 
 /// The SQLSTATEs of a write whose token is not valid on the node. Which one depends on the numbers there.
 const REFUSED: [&str; 3] = ["PF001", "PF003", "PF004"];
@@ -197,8 +197,10 @@ fn a_shard_that_moves_leaves_its_leases_behind_and_no_stale_write_lands(lab: &La
     session.run(&format!("INSERT INTO notes VALUES ('{key}', 'one', {old})"))?;
     session.run(&format!("UPDATE docs SET body = 'old', fence = {old} WHERE id = '{key}'"))?;
     let new = citus.add_worker()?;
-    ensure!(on(&citus, new, "SELECT extversion FROM pg_extension WHERE extname = 'pg_fence'")?
-        .is_some());
+    ensure!(
+        on(&citus, new, "SELECT extversion FROM pg_extension WHERE extname = 'pg_fence'")?
+            .is_some()
+    );
     on(&citus, 0, "SELECT fence_new_epoch()")?;
     let old = session.renew(&key, old)?.context("the lease was lost")?;
     session.run(&format!("UPDATE docs SET body = 'old', fence = {old} WHERE id = '{key}'"))?;

@@ -5,7 +5,7 @@ use pg_test::orm::{self, Runtime};
 use pg_test::process::output_of;
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result};
+use pg_test::{Calls, Cluster, Context, Lab, Result, ensure, lab_test};
 use std::path::PathBuf;
 use std::process::Command;
 

@@ -8,8 +8,8 @@ use crate::project::pages::page;
 use crate::support::program::Program;
 use office::Office;
 use pg_test::orm::{self, Runtime};
-use pg_test::process::{output_of, wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Context, Database, Lab, Result, Session};
+use pg_test::process::{PATIENCE, output_of, wait_until};
+use pg_test::{Context, Database, Lab, Result, Session, ensure, lab_test};
 use std::process::Command;
 use std::time::Duration;
 
@@ -124,8 +124,7 @@ const PG_BOSS: Queue = Queue {
     runtime: NODE,
     worker: "pg_boss.mjs",
     setup: Setup::None,
-    job:
-        "SELECT concat_ws(' ', state, retry_count, started_on) FROM pgboss.job WHERE name = 'total'",
+    job: "SELECT concat_ws(' ', state, retry_count, started_on) FROM pgboss.job WHERE name = 'total'",
     done: "completed",
     rescue: None,
     loss: IS_STALE,

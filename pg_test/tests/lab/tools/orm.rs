@@ -3,11 +3,11 @@
 //! each step must return.
 
 use crate::support::program::Shown;
-use pg_test::orm::{self, Runtime, PYTHON};
+use pg_test::orm::{self, PYTHON, Runtime};
 use pg_test::process::output_of;
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
-use pg_test::{lab_test, Database, Lab, Result};
+use pg_test::{Database, Lab, Result, lab_test};
 
 const NODE: Runtime = Runtime::Node(&["typeorm@1.1.1", "pg@8"]);
 

@@ -1,9 +1,9 @@
 //! Pgpool-II, from Debian's package: statements that read are sent to a standby.
 
-use pg_test::cluster::{free_port, Builder};
-use pg_test::process::{self, wait_until, PATIENCE};
+use pg_test::cluster::{Builder, free_port};
+use pg_test::process::{self, PATIENCE, wait_until};
 use pg_test::setup::{self, Package};
-use pg_test::{ensure, lab_test, Calls, Cluster, Conninfo, Lab, Result, Session};
+use pg_test::{Calls, Cluster, Conninfo, Lab, Result, Session, ensure, lab_test};
 use std::fs::{self, File};
 use std::process::{Child, Stdio};
 

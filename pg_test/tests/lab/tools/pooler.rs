@@ -2,8 +2,8 @@
 
 use crate::support::concurrency::nothing_is_left;
 use pg_test::pooler::Pooler;
-use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Calls, Lab, Result, Session};
+use pg_test::process::{PATIENCE, wait_until};
+use pg_test::{Calls, Lab, Result, Session, ensure, lab_test};
 use std::time::Instant;
 
 #[lab_test]

@@ -1,10 +1,10 @@
 //! Complete programs from the pages, run unchanged.
 
 use crate::support::program::{Holder, Program, Shown};
-use pg_test::orm::{self, Runtime, PYTHON};
+use pg_test::orm::{self, PYTHON, Runtime};
 use pg_test::process::output_of;
 use pg_test::setup::{self, Package};
-use pg_test::{ensure, lab_test, Calls, Context, Database, Lab, Result};
+use pg_test::{Calls, Context, Database, Lab, Result, ensure, lab_test};
 use std::fs;
 use std::process::Command;
 

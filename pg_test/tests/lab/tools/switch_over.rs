@@ -4,7 +4,7 @@ use crate::support::history::History;
 use crate::support::subscription::{becomes_true, subscribe};
 use pg_test::cluster::Builder;
 use pg_test::prefix::Prefix;
-use pg_test::{ensure, lab_test, majors, Calls, Context, Lab, Result, Session};
+use pg_test::{Calls, Context, Lab, Result, Session, ensure, lab_test, majors};
 use std::sync::Arc;
 
 /// Waits until the subscriber has all that the publisher has committed.

@@ -4,7 +4,7 @@ use crate::project::pages::page;
 use pg_test::orm::{self, PYTHON};
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test};
 use std::process::Command;
 
 /// Django's own test runner, as a role that is no superuser, with a database made from a template.

@@ -2,7 +2,7 @@
 
 use crate::project::pages::{example, page};
 use pg_test::markdown::filled;
-use pg_test::{ensure, lab_test, Context, Lab, Result, Session};
+use pg_test::{Context, Lab, Result, Session, ensure, lab_test};
 
 /// The number of rows of a table of work after a minute, an hour and a day.
 const ROWS: [u32; 3] = [1_000, 20_000, 200_000];

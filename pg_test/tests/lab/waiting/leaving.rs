@@ -1,9 +1,9 @@
 //! Leaving the queue at the moment at which the wait ends. The rest is in leaving.script.
 
 use crate::support::c_module;
-use crate::support::concurrency::{rounds, waiting, WAIT};
-use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{ensure, lab_test, Background, Calls, Database, Lab, Result};
+use crate::support::concurrency::{WAIT, rounds, waiting};
+use pg_test::process::{PATIENCE, wait_until};
+use pg_test::{Background, Calls, Database, Lab, Result, ensure, lab_test};
 
 /// Creates a database in which the lease is held.
 fn held(lab: &Lab) -> Result<Database> {

@@ -1,7 +1,7 @@
 //! The WAL of an attempt that fails (wait = 0). The rest is in tries.script.
 
 use pg_test::cluster::Builder;
-use pg_test::{ensure, lab_test, Calls, Cluster, Context, Lab, Result};
+use pg_test::{Calls, Cluster, Context, Lab, Result, ensure, lab_test};
 
 #[lab_test]
 fn a_losing_try_writes_no_wal(lab: &Lab) -> Result<()> {

@@ -2,13 +2,13 @@
 //! `leases::prune`). The locks come from the rules' table, the decisions from the rules themselves.
 
 use super::protections::{Bounds, Protections};
-use super::state::{at, Client, Kind, Next, Row, Search, State, Write, TTL};
+use super::state::{Client, Kind, Next, Row, Search, State, TTL, Write, at};
 use super::{APART, NOT_PRUNED};
+use pg_test::rules::Epoch;
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant};
 use pg_test::rules::locks::{
     ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, GUARD, PRUNE, TAKE_SLOT, TAKE_TURN,
 };
-use pg_test::rules::Epoch;
 
 /// One client's next step.
 pub struct Step<'a> {

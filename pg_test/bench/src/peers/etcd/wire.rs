@@ -1,16 +1,16 @@
 //! The few calls and messages of etcd's protocol that are needed, with the numbers of its `.proto` files, so that no
 //! code need be generated from those.
 
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use prost::Message;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
+use tonic::Request;
 use tonic::client::Grpc;
 use tonic::codec::{ProstCodec, Streaming};
 use tonic::codegen::http::uri::PathAndQuery;
 use tonic::codegen::tokio_stream::{self, StreamExt};
 use tonic::transport::{Channel, Endpoint};
-use tonic::Request;
 
 /// A revision of etcd's history, which grows with each change and so can serve as a fencing token.
 pub struct Revision(pub i64);

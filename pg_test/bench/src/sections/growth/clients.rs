@@ -2,8 +2,8 @@
 
 use crate::peers::sql::{OURS, TWO_UPDATES, UPDATE_FIRST};
 use crate::plot::Better::Higher;
-use crate::race::{self, at_once, Contender, Rules};
-use crate::report::{row, Section};
+use crate::race::{self, Contender, Rules, at_once};
+use crate::report::{Section, row};
 use crate::workbench::Workbench;
 use anyhow::Result;
 

@@ -2,10 +2,10 @@
 
 use crate::plot::Better::Lower;
 use crate::race::{self, Contender, Rules, Track};
-use crate::report::{row, Section};
-use crate::spread::{grouped, Spread};
+use crate::report::{Section, row};
+use crate::spread::{Spread, grouped};
 use crate::workbench::Workbench;
-use anyhow::{ensure, Context, Result};
+use anyhow::{Context, Result, ensure};
 use pg_test::{Conninfo, Database};
 use std::sync::Arc;
 use std::time::Duration;

@@ -2,7 +2,7 @@
 
 use crate::plot::Better::Lower;
 use crate::race;
-use crate::report::{row, Cell, Section};
+use crate::report::{Cell, Section, row};
 use crate::spread::Spread;
 use crate::workbench::Workbench;
 use anyhow::{Context, Result};

@@ -3,10 +3,10 @@
 use super::release::released_package;
 use super::{directory, unpacked};
 use pg_test::cluster::free_port;
-use pg_test::process::{self, output_of, PATIENCE};
+use pg_test::process::{self, PATIENCE, output_of};
 use pg_test::setup::{self, Package};
 use pg_test::test_case::left_out;
-use pg_test::{ensure, extension, lab_test, majors, Conninfo, Context, Lab, Result, Session};
+use pg_test::{Conninfo, Context, Lab, Result, Session, ensure, extension, lab_test, majors};
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;

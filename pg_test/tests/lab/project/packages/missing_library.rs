@@ -3,7 +3,7 @@
 use super::bare_prefix;
 use crate::project::pages::page;
 use pg_test::cluster::Builder;
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test};
 use std::fs;
 use std::sync::Arc;
 

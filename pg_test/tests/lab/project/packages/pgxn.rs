@@ -5,7 +5,7 @@ use pg_test::extension::VERSION;
 use pg_test::package::pgxn;
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test};
 use std::process::Command;
 
 /// PGXN's own validator, a crate with a program.

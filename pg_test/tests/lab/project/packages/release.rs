@@ -4,14 +4,14 @@
 use super::{directory, files, this_release, unpacked};
 use pg_test::cluster::Builder;
 use pg_test::extension::{Extension, VERSION};
-use pg_test::package::{self, checksums, library, Parts};
+use pg_test::package::{self, Parts, checksums, library};
 use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::rundir::RunDir;
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::{self, source_root, target_dir};
 use pg_test::test_case::left_out;
-use pg_test::{bail, candidate, ensure, extension, lab_test, majors, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, bail, candidate, ensure, extension, lab_test, majors};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

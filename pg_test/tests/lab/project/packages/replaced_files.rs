@@ -6,12 +6,12 @@ use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
-use pg_test::{ensure, lab_test, Calls, Conninfo, Context, Lab, Result, Session};
+use pg_test::{Calls, Conninfo, Context, Lab, Result, Session, ensure, lab_test};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// How often the files are replaced: only sometimes does a new session begin during a replacement.
 const TIMES: usize = 20;

@@ -1,7 +1,7 @@
 //! The pages' claims on packages, on the lite edition, and on plots are true.
 
 use super::{page, section};
-use pg_test::{ensure, lab_test, Context, Lab, Result};
+use pg_test::{Context, Lab, Result, ensure, lab_test};
 
 #[lab_test]
 fn packages_are_offered_once_a_version_is_released(_: &Lab) -> Result<()> {

@@ -2,9 +2,9 @@
 
 use super::lists::is_there;
 use super::{examples, page, pages};
-use pg_test::markdown::{blocks, rows, Cell};
+use pg_test::markdown::{Cell, blocks, rows};
 use pg_test::process::output_of;
-use pg_test::{ensure, lab_test, script, test_case, Calls, Context, Lab, Result};
+use pg_test::{Calls, Context, Lab, Result, ensure, lab_test, script, test_case};
 use std::collections::BTreeMap;
 use std::process::Command;
 

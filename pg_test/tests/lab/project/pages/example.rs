@@ -7,7 +7,7 @@
 //! newer.
 
 use pg_test::markdown::{self, code};
-use pg_test::{bail, ensure, Context, Fault, Result, Rows};
+use pg_test::{Context, Fault, Result, Rows, bail, ensure};
 
 /// A statement and its expected answer.
 #[derive(Debug, Clone, PartialEq)]

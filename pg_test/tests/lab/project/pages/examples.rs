@@ -3,8 +3,8 @@
 use super::example::{self, Step, Then};
 use super::page;
 use pg_test::markdown;
-use pg_test::process::{wait_until, PATIENCE};
-use pg_test::{bail, ensure, lab_test, Background, Conninfo, Context, Lab, Result, Rows};
+use pg_test::process::{PATIENCE, wait_until};
+use pg_test::{Background, Conninfo, Context, Lab, Result, Rows, bail, ensure, lab_test};
 use std::collections::BTreeMap;
 
 /// Defines one test for each page. (`code.md` must explain SQL blocks on any other page.)

@@ -4,7 +4,7 @@
 use super::{page, pages};
 use pg_test::markdown::{anchors, links};
 use pg_test::source_tree::source_root;
-use pg_test::{book, ensure, lab_test, Lab, Result};
+use pg_test::{Lab, Result, book, ensure, lab_test};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 

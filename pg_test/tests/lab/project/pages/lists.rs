@@ -2,8 +2,8 @@
 
 use super::{page, section};
 use pg_test::process::output_of;
-use pg_test::{bail, edition, ensure, lab_test, markdown, promises, test_case};
 use pg_test::{Context, Lab, Result};
+use pg_test::{bail, edition, ensure, lab_test, markdown, promises, test_case};
 use std::collections::BTreeSet;
 use std::process::Command;
 

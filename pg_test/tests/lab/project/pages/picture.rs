@@ -2,8 +2,8 @@
 
 use super::page;
 use pg_test::story_run::StoryRun;
-use pg_test::timeline::{picture, Timeline};
-use pg_test::{ensure, lab_test, stories, Context, Lab, Result};
+use pg_test::timeline::{Timeline, picture};
+use pg_test::{Context, Lab, Result, ensure, lab_test, stories};
 use std::time::Duration;
 
 const PICTURE: &str = "docs/images/demonstration.svg";

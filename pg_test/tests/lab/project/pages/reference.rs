@@ -2,7 +2,7 @@
 
 use super::{page, section};
 use pg_test::client::literal;
-use pg_test::{ensure, lab_test, Calls, Context, Lab, Result, Session};
+use pg_test::{Calls, Context, Lab, Result, Session, ensure, lab_test};
 use std::collections::BTreeSet;
 
 const PAGE: &str = "docs/reference/sql.md";

@@ -4,7 +4,7 @@
 
 use super::Earlier;
 use pg_test::process::PATIENCE;
-use pg_test::{ensure, lab_test, Calls, Cluster, Conninfo, Context, Lab, Result, Session};
+use pg_test::{Calls, Cluster, Conninfo, Context, Lab, Result, Session, ensure, lab_test};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
