@@ -2,11 +2,11 @@
 //! crash and fail over, and the clock is stepped. All requests and answers of workers are recorded and checked
 //! afterwards.
 
-mod evidence;
+mod checker;
+mod history;
 mod instructions;
-mod judge;
-mod kind;
 mod known_bugs;
+mod lease_kind;
 mod lock_service;
 mod maintenance;
 mod nemesis;
@@ -21,21 +21,22 @@ mod worker_pool;
 pub use known_bugs::{KnownBug, build_with, catch, patches, plant_in_lite};
 pub use worker::{Identity, work};
 
-use crate::edition::{self, Surface};
+use crate::edition;
 use crate::extension::Extension;
+use crate::install_dir::InstallDir;
 use crate::majors;
-use crate::prefix::Prefix;
 use crate::rundir::RunDir;
+use crate::surface::Surface;
 use anyhow::{Result, bail, ensure};
-use evidence::Evidence;
-use instructions::Leases;
-use judge::{
+use checker::{
     ADOPTIONS, CLAIMS, Findings, GRANTS, LATE_WRITES, PASSED_ON, PREPARED, REFUSED, ROW_REFUSED,
     SHARED, TAKE_OVERS, WRITES,
 };
+use history::History;
+use instructions::Leases;
 use maintenance::Job;
 use nemesis::{Disturbance, Nemesis};
-use servers::{Servers, Stage};
+use servers::{Servers, Workload};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::Path;
@@ -130,7 +131,7 @@ impl Summary {
     }
 
     /// Fails if a requirement was violated, or if the run proves nothing.
-    pub fn judged(&self) -> Result<()> {
+    pub fn checked(&self) -> Result<()> {
         let count = self.violations().len();
         ensure!(count == 0, "{count} promises were broken");
         if let Some(why) = self.void() {
@@ -174,47 +175,47 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let time = Duration::from_secs_f64(minutes * 60.0);
     let seed = options.seed.unwrap_or_else(|| rand::random_range(1..1_000_000));
     if let Some(bug) = options.bug {
-        let prefix = if edition::is_lite() {
+        let install_dir = if edition::is_lite() {
             known_bugs::plant_in_lite(bug)?;
-            prefix_of(program)?
+            install_dir_of(program)?
         } else {
             known_bugs::build_with(program, bug)?
         };
-        let summary = known_bugs::catch(&prefix, bug, time, seed)?;
+        let summary = known_bugs::catch(&install_dir, bug, time, seed)?;
         println!("{summary}");
         println!("The planted bug was caught.");
         return Ok(());
     }
-    let summary = run_until_enough_happened(&prefix_of(program)?, time, seed)?;
+    let summary = run_until_enough_happened(&install_dir_of(program)?, time, seed)?;
     println!("{summary}");
-    summary.judged()
+    summary.checked()
 }
 
 /// A private PostgreSQL, with the extension if that is under test.
-fn prefix_of(program: &Path) -> Result<Arc<Prefix>> {
+fn install_dir_of(program: &Path) -> Result<Arc<InstallDir>> {
     let installation = majors::chosen()?;
     let extension = if edition::is_lite() { None } else { Some(Extension::build(&installation)?) };
     let rundir = Arc::new(RunDir::create(program)?);
-    let prefix = Arc::new(Prefix::copy(rundir, &installation)?);
-    extension.iter().try_for_each(|extension| prefix.install(extension))?;
-    Ok(prefix)
+    let install_dir = Arc::new(InstallDir::copy(rundir, &installation)?);
+    extension.iter().try_for_each(|extension| install_dir.install(extension))?;
+    Ok(install_dir)
 }
 
 /// Runs for that time, and again if too little has happened. Stops at once at a violation.
 pub fn run_until_enough_happened(
-    prefix: &Arc<Prefix>,
+    install_dir: &Arc<InstallDir>,
     time: Duration,
     seed: u64,
 ) -> Result<Summary> {
     let start = Instant::now();
-    let mut summary = run_for(prefix, time, seed, None)?;
+    let mut summary = run_for(install_dir, time, seed, None)?;
     while let Some(why) = summary.void().filter(|_| summary.violations().is_empty()) {
         if start.elapsed() > RUNS * time {
             break;
         }
         let seed = summary.seed + 1;
         eprintln!("{why}: another run, with seed {seed}");
-        summary.add(run_for(prefix, time, seed, None)?);
+        summary.add(run_for(install_dir, time, seed, None)?);
     }
     Ok(summary)
 }
@@ -222,9 +223,9 @@ pub fn run_until_enough_happened(
 /// The limit for starting further runs, as a multiple of the time of one: how much happens depends on the machine.
 const RUNS: u32 = 8;
 
-/// Disturbs the workers for that time and checks the history, with the extension in `prefix`.
+/// Disturbs the workers for that time and checks the history, with the extension in `install_dir`.
 pub fn run_for(
-    prefix: &Arc<Prefix>,
+    install_dir: &Arc<InstallDir>,
     time: Duration,
     seed: u64,
     bug: Option<KnownBug>,
@@ -232,12 +233,12 @@ pub fn run_for(
     let leases = bug.map_or(6, KnownBug::leases);
     let maintains = bug.is_none_or(KnownBug::is_about_maintenance);
     let workers = 8;
-    let dir = prefix.rundir().path().join(format!("chaos-{seed}"));
+    let dir = install_dir.rundir().path().join(format!("chaos-{seed}"));
     std::fs::create_dir_all(dir.join("log"))?;
     let adopted = 2;
-    let stage = Stage { leases, adopted, workers, maintains };
-    let servers = Servers::prepare(prefix.clone(), stage)?;
-    let rundir = prefix.rundir().clone();
+    let workload = Workload { leases, adopted, workers, maintains };
+    let servers = Servers::prepare(install_dir.clone(), workload)?;
+    let rundir = install_dir.rundir().clone();
     let workers = WorkerPool::new(rundir, dir.clone(), seed, workers);
     let weights = bug.map_or(nemesis::ALL, KnownBug::weights);
     let surface = Surface::of(&mut servers.primary().connect(DATABASE)?)?;
@@ -253,14 +254,14 @@ pub fn run_for(
         row_share: bug.map_or(25, KnownBug::row_share),
     };
     let mut nemesis = Nemesis::new(servers, workers, dir.clone(), seed, weights, leases)?;
-    let upkeep = nemesis.disturb(time, maintains.then(|| prefix.clone()))?;
-    let evidence = Evidence { upkeep, ..Evidence::of(&nemesis)? };
-    let (disturbances, findings) = (nemesis.count(), judge::judge(&evidence));
+    let upkeep = nemesis.disturb(time, maintains.then(|| install_dir.clone()))?;
+    let history = History { upkeep, ..History::of(&nemesis)? };
+    let (disturbances, findings) = (nemesis.count(), checker::check(&history));
     if bug.is_none() {
-        evidence.keep_where(&format!("chaos-{seed}"), &findings.violations)?;
+        history.keep_where(&format!("chaos-{seed}"), &findings.violations)?;
     }
     let mut maintenance = BTreeMap::<Job, (usize, usize)>::new();
-    for done in &evidence.upkeep.done {
+    for done in &history.upkeep.done {
         let (worked, failed) = maintenance.entry(done.job).or_default();
         *if done.failure.is_none() { worked } else { failed } += 1;
     }

@@ -3,8 +3,8 @@
 
 use crate::client::Session;
 use crate::cluster::{Builder, Cluster};
-use crate::prefix::Prefix;
-use crate::test_case::left_out;
+use crate::install_dir::InstallDir;
+use crate::skipped::left_out;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 
@@ -16,11 +16,11 @@ pub struct Citus {
 
 impl Citus {
     /// Starts this number of workers. Without Citus, the test is ignored.
-    pub fn start(prefix: &Arc<Prefix>, workers: usize) -> Result<Citus> {
-        if !prefix.extension_dir().join("citus.control").exists() {
+    pub fn start(install_dir: &Arc<InstallDir>, workers: usize) -> Result<Citus> {
+        if !install_dir.extension_dir().join("citus.control").exists() {
             return left_out("no Citus is installed beside this PostgreSQL");
         }
-        let mut citus = Citus { coordinator: node(prefix)?, workers: Vec::new() };
+        let mut citus = Citus { coordinator: node(install_dir)?, workers: Vec::new() };
         let port = citus.coordinator.port();
         citus.connect()?.run(&format!("SELECT citus_set_coordinator_host('127.0.0.1', {port})"))?;
         for _ in 0..workers {
@@ -33,7 +33,7 @@ impl Citus {
 
     /// Adds a worker, which has no shards at first, and returns its number.
     pub fn add_worker(&mut self) -> Result<usize> {
-        let worker = node(self.coordinator.prefix())?;
+        let worker = node(self.coordinator.install_dir())?;
         self.connect()?.run(&format!("SELECT citus_add_node('127.0.0.1', {})", worker.port()))?;
         self.workers.push(worker);
         Ok(self.workers.len() - 1)
@@ -93,8 +93,8 @@ impl Citus {
     }
 }
 
-fn node(prefix: &Arc<Prefix>) -> Result<Cluster> {
-    let node = Builder::new(prefix.clone())
+fn node(install_dir: &Arc<InstallDir>) -> Result<Cluster> {
+    let node = Builder::new(install_dir.clone())
         .own_identity()
         .set("shared_preload_libraries", "citus")
         // Nodes connect on loopback, where there are no certificates.

@@ -5,25 +5,30 @@
 //! | [`scenario`] | the scenarios of `clients/scenarios.md` |
 //! | [`languages`] | the clients, and how their workers are brought |
 //! | [`worker`] | a worker process in some language |
-//! | [`cable`] | its way to the server, to be cut |
-//! | [`servers`] | the servers of a scenario, and what happens to them |
+//! | [`tcp_proxy`] | its network link to the server, to be cut |
+//! | [`scenario_servers`] | the servers of a scenario, and what happens to them |
 //! | [`first_worker`] | the example of a client's README |
-//! | [`stage`] | one run of one scenario with one client |
+//! | [`fixture`] | a running scenario: its servers and workers |
+//! | [`run`] | a run of one scenario with one client |
+//! | [`duration`] | durations in the lines of scenarios |
 //! | [`command`] | the command `pg_fence`, whose scenarios are its own |
 
-pub mod cable;
 pub mod command;
+mod duration;
 pub mod first_worker;
+pub mod fixture;
 pub mod languages;
+pub mod run;
 pub mod scenario;
-pub mod servers;
-pub mod stage;
+pub mod scenario_servers;
+pub mod tcp_proxy;
 pub mod worker;
 
-use crate::edition::{self, Surface};
+use crate::edition;
 use crate::lab::Lab;
 use crate::process::output_of;
-use crate::test_case::is_left_out;
+use crate::skipped::is_left_out;
+use crate::surface::Surface;
 use anyhow::{Context, Result, ensure};
 use languages::{Check, Language, Program, Programs};
 use scenario::Scenario;
@@ -127,7 +132,7 @@ fn played_by(
         }
         outcomes.extend(scenarios.iter().map(|scenario| {
             outcome(client.name, &scenario.name, || {
-                stage::play(lab, scenario, &programs.worker, None)
+                run::play(lab, scenario, &programs.worker, None)
             })
         }));
     }
@@ -195,8 +200,8 @@ fn planted(
     let catches = |scenario: &&Scenario| scenario.catches.contains(&plant);
     let mut fault = None;
     for scenario in scenarios.iter().filter(catches) {
-        match stage::play(lab, scenario, program, Some(plant)) {
-            Err(error) if error.is::<stage::NotReady>() => {
+        match run::play(lab, scenario, program, Some(plant)) {
+            Err(error) if error.is::<fixture::NotReady>() => {
                 eprintln!("{}: {plant}: {error:#}", client.name);
                 fault = Some(format!("{error:#}"));
             }

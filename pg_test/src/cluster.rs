@@ -2,8 +2,8 @@
 
 use crate::cassert;
 use crate::client::{Conninfo, Session};
+use crate::install_dir::InstallDir;
 use crate::killed_server;
-use crate::prefix::Prefix;
 use crate::process::{self, PATIENCE, wait_until};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
@@ -27,7 +27,7 @@ pub use builder::{Builder, STANDBY, base_backup};
 ///
 /// All methods take `&self`, so several threads may share a cluster (through an [`Arc`]).
 pub struct Cluster {
-    prefix: Arc<Prefix>,
+    install_dir: Arc<InstallDir>,
     dir: PathBuf,
     environment: Vec<(String, String)>,
     port: AtomicU16,
@@ -57,8 +57,8 @@ impl Cluster {
     }
 
     /// The installation that the server runs.
-    pub fn prefix(&self) -> &Arc<Prefix> {
-        &self.prefix
+    pub fn install_dir(&self) -> &Arc<InstallDir> {
+        &self.install_dir
     }
 
     /// The superuser's connection.
@@ -128,7 +128,7 @@ impl Cluster {
         ensure!(process.is_none(), "the server has been started already");
         let log = File::options().create(true).append(true).open(self.log_file())?;
         let child = self
-            .prefix
+            .install_dir
             .command("postgres")?
             .envs(self.environment.iter().cloned())
             .arg("-D")
@@ -242,7 +242,7 @@ impl Cluster {
     /// Runs statements, one per line, in single-user mode while the server is stopped; returns the output.
     pub fn single_user(&self, dbname: &str, script: &str) -> Result<String> {
         let mut child = self
-            .prefix
+            .install_dir
             .command("postgres")?
             .args(["--single", "-D"])
             .arg(self.data())
@@ -362,7 +362,7 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        let keep = self.prefix.rundir().path().join("kept").exists();
+        let keep = self.install_dir.rundir().path().join("kept").exists();
         if !keep {
             let _ = self.kill9();
             killed_server::remove_shared_memory(&self.data());

@@ -1,7 +1,7 @@
 //! A PostgreSQL or a Python out of Debian's packages, also of a release whose libc the machine's own is too old for:
 //! unpacked in the target directory, with the libraries that it wants.
 
-use crate::debian_releases::{Kind, Releases, WITH_EXPERIMENTAL};
+use crate::debian_releases::{PackageKind, Releases, WITH_EXPERIMENTAL};
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use crate::source_tree::target_dir;
@@ -18,7 +18,7 @@ pub fn server(dir: &Path, major: &str) -> Result<PathBuf> {
         setup::ensure(&[Package::new("patchelf", "/usr/bin/patchelf")])?;
         let _ = fs::remove_dir_all(&root);
         fs::create_dir_all(dir)?;
-        let releases = Releases::of(Kind::Binary, dir, WITH_EXPERIMENTAL)?;
+        let releases = Releases::of(PackageKind::Binary, dir, WITH_EXPERIMENTAL)?;
         let mut packages = releases.libraries_of(&format!("postgresql-{major}"))?;
         for part in ["", "client-", "server-dev-"] {
             packages.push(format!("postgresql-{part}{major}"));
@@ -45,7 +45,7 @@ pub fn python() -> Result<(PathBuf, PathBuf)> {
         setup::ensure(&[Package::new("patchelf", "/usr/bin/patchelf")])?;
         let _ = fs::remove_dir_all(&root);
         fs::create_dir_all(&dir)?;
-        let releases = Releases::of(Kind::Binary, &dir, &["trixie"])?;
+        let releases = Releases::of(PackageKind::Binary, &dir, &["trixie"])?;
         let mut packages = releases.libraries_of(&name)?;
         packages.extend([format!("{name}-minimal"), format!("lib{name}-dev")]);
         releases.unpack(&packages, &root)?;

@@ -17,19 +17,19 @@ pub const WITH_EXPERIMENTAL: &[&str] = &["bookworm", "trixie", "forky", "sid", "
 
 /// The part of a package that is needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum PackageKind {
     /// The source that it is built from.
     Source,
     /// The files that would be installed.
     Binary,
 }
 
-impl Kind {
+impl PackageKind {
     /// The word for the part in apt's lists.
     fn word(self) -> &'static str {
         match self {
-            Kind::Source => "deb-src",
-            Kind::Binary => "deb",
+            PackageKind::Source => "deb-src",
+            PackageKind::Binary => "deb",
         }
     }
 }
@@ -51,7 +51,7 @@ impl Drop for Releases {
 
 impl Releases {
     /// Fetches the lists of these releases into `dir`.
-    pub fn of(kind: Kind, dir: &Path, names: &[&str]) -> Result<Releases> {
+    pub fn of(kind: PackageKind, dir: &Path, names: &[&str]) -> Result<Releases> {
         let releases = Releases { apt: dir.join("apt") };
         let apt = &releases.apt;
         let _ = fs::remove_dir_all(apt);

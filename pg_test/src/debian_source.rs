@@ -3,7 +3,7 @@
 //! The programs are in the target directory. The system's packages, and the lists of its apt, are not changed (see
 //! [`crate::debian_releases`]).
 
-use crate::debian_releases::{Kind, RELEASES, Releases};
+use crate::debian_releases::{PackageKind, RELEASES, Releases};
 use crate::process::output_of;
 use crate::setup::{self, Package};
 use anyhow::{Context, Result, bail};
@@ -171,7 +171,7 @@ fn fetch(package: &str, dir: &Path, part: Part) -> Result<PathBuf> {
     let source = dir.join("source");
     let _ = fs::remove_dir_all(&source);
     fs::create_dir_all(&source)?;
-    let releases = Releases::of(Kind::Source, dir, RELEASES)?;
+    let releases = Releases::of(PackageKind::Source, dir, RELEASES)?;
     let mut failure = None;
     for version in releases.versions(package)? {
         eprintln!("fetching the source of {package} {version}");

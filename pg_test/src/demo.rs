@@ -2,8 +2,8 @@
 
 use crate::Lab;
 use crate::client::Conninfo;
-use crate::stories::{self, Story};
-use crate::story_run::StoryRun;
+use crate::demo_run::DemoRun;
+use crate::demo_scenarios::{self, DemoScenario};
 use crate::timeline::{Timeline, picture};
 use anyhow::{Result, ensure};
 use std::path::{Path, PathBuf};
@@ -14,10 +14,10 @@ pub struct Options {
     /// Leave the server running afterwards, and say how to connect
     #[arg(long)]
     keep: bool,
-    /// Leave every fence and guard out, and see the stories end badly
+    /// Leave every fence and guard out, and see the scenarios end badly
     #[arg(long)]
     without_fence: bool,
-    /// Draw the first story, as it happened, into this file
+    /// Draw the first scenario, as it happened, into this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 }
@@ -29,12 +29,12 @@ pub fn run(program: &Path, options: Options) -> Result<()> {
     lab.cluster().connect("postgres")?.run("CREATE DATABASE demo")?;
     let conninfo = lab.cluster().conninfo("demo");
     let timeline = Timeline::on_stdout();
-    let broken = play_all(&lab, &conninfo, &timeline, &stories::ALL, &options)?;
-    let all = stories::ALL.len();
+    let broken = play_all(&lab, &conninfo, &timeline, &demo_scenarios::ALL, &options)?;
+    let all = demo_scenarios::ALL.len();
     let kept = all - broken;
     if options.without_fence {
         timeline.line(format_args!(
-            "\n{broken} of {all} stories end badly, as they must without the fence."
+            "\n{broken} of {all} scenarios end badly, as they must without the fence."
         ));
     } else {
         timeline.line(format_args!("\n{kept} of {all} promises kept."));
@@ -44,7 +44,10 @@ pub fn run(program: &Path, options: Options) -> Result<()> {
         print_way_in(lab.cluster().port(), &timeline);
     }
     if options.without_fence {
-        ensure!(kept == 0, "{kept} of {all} stories end well though nothing is fenced or guarded");
+        ensure!(
+            kept == 0,
+            "{kept} of {all} scenarios end well though nothing is fenced or guarded"
+        );
     } else {
         ensure!(broken == 0, "{broken} of {all} promises were not kept");
     }
@@ -56,7 +59,7 @@ fn play_all(
     lab: &Lab,
     conninfo: &Conninfo,
     timeline: &Timeline,
-    stories: &[Story],
+    scenarios: &[DemoScenario],
     options: &Options,
 ) -> Result<usize> {
     let mut session = conninfo.connect()?;
@@ -71,17 +74,17 @@ fn play_all(
         timeline.line("This time without any fence or guard: leases only.");
     }
     let mut broken = 0;
-    for (index, story) in stories.iter().enumerate() {
-        let title = format!("{}/{}  {}", index + 1, stories.len(), story.title);
-        timeline.headline(&title, story.plot, story.without);
-        let mut run = StoryRun::new(lab, conninfo.clone(), timeline);
+    for (index, scenario) in scenarios.iter().enumerate() {
+        let title = format!("{}/{}  {}", index + 1, scenarios.len(), scenario.title);
+        timeline.headline(&title, scenario.summary, scenario.without);
+        let mut run = DemoRun::new(lab, conninfo.clone(), timeline);
         run.ttl = Duration::from_secs(1);
         if options.without_fence {
             run = run.without_protection();
         }
-        let outcome = run.play(story);
+        let outcome = run.play(scenario);
         if let (0, Some(file), Ok(end)) = (index, &options.svg, &outcome) {
-            std::fs::write(file, picture::draw(story.title, &timeline.told(), end))?;
+            std::fs::write(file, picture::draw(scenario.title, &timeline.told(), end))?;
         }
         run.counted()?;
         match outcome {

@@ -10,7 +10,7 @@ use std::process::Stdio;
 
 /// The WAL records of a server, from `start` (an LSN) on, that change a file whose drop was logged before.
 pub fn changed(cluster: &Cluster, timeline: i32, start: &str) -> Result<Vec<String>> {
-    let mut program = cluster.prefix().command("pg_waldump")?;
+    let mut program = cluster.install_dir().command("pg_waldump")?;
     program.args(["--timeline", &timeline.to_string(), "--start", start, "--path"]);
     program.arg(cluster.data().join("pg_wal")).stdin(Stdio::null());
     // pg_waldump always ends with an error, because the WAL ends.

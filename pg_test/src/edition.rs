@@ -4,7 +4,6 @@
 //! lacks, with the reasons. The clients' scenarios and the chaos run read `PG_FENCE_EDITION`.
 
 mod left_out;
-mod surface;
 
 use crate::environment;
 use crate::source_tree::source_root;
@@ -13,7 +12,6 @@ use std::borrow::Cow;
 use std::sync::OnceLock;
 
 pub use left_out::{LEFT_OUT, reason, without_a_test};
-pub use surface::Surface;
 
 /// The edition that is installed by `CREATE EXTENSION pg_fence` in a test.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]

@@ -1,7 +1,7 @@
 //! The built extension: its library, control file and scripts, ready to be installed.
 
-use crate::candidate;
 use crate::installation::Installation;
+use crate::release_candidate;
 use crate::source_tree::{self, cargo, source_root, target_dir};
 use anyhow::{Context, Result, bail, ensure};
 use std::collections::BTreeMap;
@@ -209,7 +209,10 @@ fn build_library(pg_config: &Path, place: &BuildPlace, sources: &Path) -> Result
     place.prepare()?;
     let mut command = cargo_for(&major)?;
     if sources != source_root() {
-        ensure!(!candidate::builds(&major), "a copy of the sources names the pgrx of Cargo.toml");
+        ensure!(
+            !release_candidate::builds(&major),
+            "a copy of the sources names the pgrx of Cargo.toml"
+        );
         command.current_dir(sources);
     }
     command
@@ -229,8 +232,8 @@ fn build_library(pg_config: &Path, place: &BuildPlace, sources: &Path) -> Result
 
 /// The cargo with which the extension is built for a major version.
 pub fn cargo_for(major: &str) -> Result<Command> {
-    if candidate::builds(major) {
-        return candidate::cargo();
+    if release_candidate::builds(major) {
+        return release_candidate::cargo();
     }
     Ok(cargo())
 }

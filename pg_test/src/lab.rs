@@ -4,7 +4,7 @@ use crate::client::Conninfo;
 use crate::cluster::{Builder, Cluster};
 use crate::database::Database;
 use crate::extension::Extension;
-use crate::prefix::Prefix;
+use crate::install_dir::InstallDir;
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
 use crate::worker::Worker;
@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// A private PostgreSQL with the extension installed, and a server that the tests share.
 pub struct Lab {
     rundir: Arc<RunDir>,
-    prefix: Arc<Prefix>,
+    install_dir: Arc<InstallDir>,
     extension: Option<Extension>,
     cluster: Cluster,
 }
@@ -30,10 +30,10 @@ impl Lab {
         let extension =
             if edition::is_lite() { None } else { Some(Extension::build(&installation)?) };
         let rundir = Arc::new(RunDir::create(program)?);
-        let prefix = Arc::new(Prefix::copy(rundir.clone(), &installation)?);
-        extension.iter().try_for_each(|extension| prefix.install(extension))?;
-        let cluster = Builder::new(prefix.clone()).start()?;
-        Ok(Lab { rundir, prefix, extension, cluster })
+        let install_dir = Arc::new(InstallDir::copy(rundir.clone(), &installation)?);
+        extension.iter().try_for_each(|extension| install_dir.install(extension))?;
+        let cluster = Builder::new(install_dir.clone()).start()?;
+        Ok(Lab { rundir, install_dir, extension, cluster })
     }
 
     /// Returns the server that the tests share. No test stops it or changes its settings.
@@ -43,14 +43,14 @@ impl Lab {
 
     /// Returns a builder for a new cluster that only the caller uses.
     pub fn builder(&self) -> Builder {
-        Builder::new(self.prefix.clone())
+        Builder::new(self.install_dir.clone())
     }
 
     /// Returns a private copy of Debian's PostgreSQL with the extension, in its own run directory. If `tool` is named,
     /// the copy gets the extension or the program of that Debian package.
-    pub fn debians(&self, tool: Option<&str>) -> Result<Arc<Prefix>> {
+    pub fn debians(&self, tool: Option<&str>) -> Result<Arc<InstallDir>> {
         let rundir = Arc::new(RunDir::create(self.rundir.program())?);
-        let prefix = Prefix::of_major(rundir, setup::USUAL_MAJOR)?;
+        let install_dir = InstallDir::of_major(rundir, setup::USUAL_MAJOR)?;
         // These packages are programs and add nothing to the server.
         if let Some(program @ ("barman" | "pgbackrest" | "pgcopydb" | "sanlock")) = tool {
             let package = match program {
@@ -65,11 +65,12 @@ impl Lab {
                 "pglogical" => (extension, &[&own, "pglogical_output.so"]),
                 _ => (extension, &[&own]),
             };
-            let place = format!("/usr/lib/postgresql/{}/lib/{}", prefix.major(), libraries[0]);
-            let package = Package::new(format!("postgresql-{}-{short}", prefix.major()), place);
-            prefix.bring_package(package, extension, libraries)?;
+            let place = format!("/usr/lib/postgresql/{}/lib/{}", install_dir.major(), libraries[0]);
+            let package =
+                Package::new(format!("postgresql-{}-{short}", install_dir.major()), place);
+            install_dir.bring_package(package, extension, libraries)?;
         }
-        Ok(Arc::new(prefix))
+        Ok(Arc::new(install_dir))
     }
 
     /// Creates a database on the shared server, with the extension.
@@ -89,11 +90,11 @@ impl Lab {
 
     /// Runs a program of the private PostgreSQL (`"psql"`, `"pg_dump"`) and returns its output.
     pub fn run(&self, program: &str, args: &[&str]) -> Result<String> {
-        process::output_of(self.prefix.command(program)?.args(args))
+        process::output_of(self.install_dir.command(program)?.args(args))
     }
 
-    pub fn prefix(&self) -> &Arc<Prefix> {
-        &self.prefix
+    pub fn install_dir(&self) -> &Arc<InstallDir> {
+        &self.install_dir
     }
 
     /// The extension under test. Tests that call this cannot run on the lite edition.

@@ -8,11 +8,12 @@
 //! | --- | --- |
 //! | [`setup`] | the Debian packages that building and testing need |
 //! | [`edition`] | the edition under test, `full` or `lite` |
+//! | [`surface`] | the calls that the edition under test has |
 //! | [`source_tree`] | the source tree, and cargo commands in it |
 //! | [`environment`] | environment variables that children inherit |
 //! | [`extension`] | the built extension: library, control file, scripts |
 //! | [`rundir`] | the run directory, and the watchdog that removes it |
-//! | [`prefix`] | a private, relocated copy of PostgreSQL |
+//! | [`install_dir`] | a private, relocated copy of PostgreSQL |
 //! | [`clock`] | a server whose clock can be stepped |
 //! | [`cluster`] | one server: start, stop, kill, promote |
 //! | [`database`] | a test's own database, and its roles |
@@ -20,7 +21,7 @@
 //! | [`calls`] | short forms of the calls on leases |
 //! | [`fault`] | an error as a client sees it |
 //! | [`background`] | a session in a thread, to see it wait |
-//! | [`cable`] | a network link for a client, to be cut |
+//! | [`network_link`] | a network link for a client, to be cut |
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
 //! | [`majors`] | PostgreSQL of each major version, from where it is to be had |
@@ -30,12 +31,13 @@
 //! | [`debian_releases`] | packages of other releases of Debian than the machine's own |
 //! | [`debian_binary`] | PostgreSQL and Python out of Debian's packages, of whichever release |
 //! | [`debian_source`] | programs built from Debian's source packages |
-//! | [`wheel`] | PostgreSQL 16, fetched from PyPI and npm |
-//! | [`candidate`] | the next major version of PostgreSQL, and how the extension is built for it |
+//! | [`packaged_postgres`] | PostgreSQL 16, fetched from PyPI and npm |
+//! | [`release_candidate`] | the next major version of PostgreSQL, and how the extension is built for it |
 //! | [`cassert`] | PostgreSQL with assertions, and the suite run on it |
 //! | [`book`] | the pages as a book |
 //! | [`package`] | packages for installing where there is no Rust |
-//! | [`orm`] | object-relational mappers |
+//! | [`orm`] | programs that use object-relational mappers |
+//! | [`runtime`] | Python and Node.js with packages from PyPI and npm |
 //! | [`citus`] | a Citus coordinator and its workers |
 //! | [`patroni`] | a cluster with automatic failover |
 //! | [`process`] | processes of the machine |
@@ -44,10 +46,11 @@
 //! | [`mod@script`] | SQL scenarios: tests in text files |
 //! | [`script_rules`] | the check of install and upgrade scripts with pgspot |
 //! | [`service`] | other lock services |
-//! | [`standstill`] | detection of stalls of the machine |
+//! | [`stall_detector`] | detection of stalls of the machine |
 //! | [`mod@test_case`] | a test |
-//! | [`story_run`], [`timeline`] | one run of a demo scenario, and how it is shown |
-//! | [`stories`] | demo scenarios: what the extension is for, run by worker processes |
+//! | [`skipped`] | tests that cannot be run here |
+//! | [`demo_run`], [`timeline`] | one run of a demo scenario, and how it is shown |
+//! | [`demo_scenarios`] | demo scenarios: what the extension is for, run by worker processes |
 //! | [`clients`] | the clients in other languages, and the scenarios that each must pass |
 //! | [`chaos`] | workers under a nemesis, and the checker of their history |
 //! | [`demo`] | the demonstration |
@@ -56,9 +59,8 @@
 
 pub mod background;
 pub mod book;
-pub mod cable;
+
 pub mod calls;
-pub mod candidate;
 pub mod cassert;
 pub mod chaos;
 pub mod citus;
@@ -71,36 +73,41 @@ pub mod debian_binary;
 pub mod debian_releases;
 pub mod debian_source;
 pub mod demo;
+pub mod demo_run;
+pub mod demo_scenarios;
 pub mod dropped_files;
 pub mod edition;
 pub mod environment;
 pub mod extension;
 pub mod fault;
+pub mod install_dir;
 pub mod installation;
 pub mod killed_server;
 mod lab;
 pub mod majors;
 pub mod markdown;
 pub mod matrix;
+pub mod network_link;
 pub mod orm;
 pub mod package;
+pub mod packaged_postgres;
 pub mod patroni;
 pub mod pooler;
-pub mod prefix;
 pub mod process;
 pub mod promises;
+pub mod release_candidate;
 pub mod rundir;
+pub mod runtime;
 pub mod script;
 pub mod script_rules;
 pub mod service;
 pub mod setup;
+pub mod skipped;
 pub mod source_tree;
-pub mod standstill;
-pub mod stories;
-pub mod story_run;
+pub mod stall_detector;
+pub mod surface;
 pub mod test_case;
 pub mod timeline;
-pub mod wheel;
 pub mod worker;
 
 pub use anyhow::{Context, Result, bail, ensure};

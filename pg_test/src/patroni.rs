@@ -2,7 +2,7 @@
 
 use crate::client::{Conninfo, Session};
 use crate::cluster::free_port;
-use crate::prefix::Prefix;
+use crate::install_dir::InstallDir;
 use crate::process::{self, PATIENCE, wait_until};
 use crate::service::{self, Service};
 use crate::setup::Package;
@@ -23,7 +23,7 @@ pub fn packages() -> Vec<Package> {
 
 /// The members of one cluster, one of which is the leader.
 pub struct Patroni {
-    prefix: Arc<Prefix>,
+    install_dir: Arc<InstallDir>,
     dir: PathBuf,
     etcd: Service,
     members: Vec<Member>,
@@ -38,10 +38,10 @@ struct Member {
 
 impl Patroni {
     /// Starts `count` members and waits until one leads and the others follow.
-    pub fn start(prefix: Arc<Prefix>, count: usize) -> Result<Patroni> {
-        let dir = prefix.new_dir("patroni")?;
-        let etcd = service::etcd(prefix.rundir(), &["--unsafe-no-fsync"])?;
-        let mut patroni = Patroni { prefix, dir, etcd, members: Vec::new() };
+    pub fn start(install_dir: Arc<InstallDir>, count: usize) -> Result<Patroni> {
+        let dir = install_dir.new_dir("patroni")?;
+        let etcd = service::etcd(install_dir.rundir(), &["--unsafe-no-fsync"])?;
+        let mut patroni = Patroni { install_dir, dir, etcd, members: Vec::new() };
         for number in 0..count {
             patroni.add(number)?;
             let seen = number + 1;
@@ -64,7 +64,7 @@ impl Patroni {
         let config = dir.join("patroni.yml");
         fs::write(&config, self.config(&name, &dir, port)?)?;
         let log = File::create(dir.join("log"))?;
-        let mut command = self.prefix.rundir().command("/usr/bin/patroni");
+        let mut command = self.install_dir.rundir().command("/usr/bin/patroni");
         command.env("LC_ALL", "C.UTF-8").env("TZ", "UTC").arg(&config);
         let agent = process::as_server_user(&mut command)?
             .stdin(Stdio::null())
@@ -79,7 +79,7 @@ impl Patroni {
     /// Returns a member's configuration, with the smallest timeouts that Patroni accepts: failover takes seconds.
     fn config(&self, name: &str, dir: &Path, port: u16) -> Result<String> {
         let (rest, etcd, dir) = (free_port()?, self.etcd.port(), dir.display());
-        let bin = self.prefix.bin_dir();
+        let bin = self.install_dir.bin_dir();
         let bin = bin.display();
         Ok(format!(
             "scope: lab

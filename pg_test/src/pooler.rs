@@ -59,7 +59,7 @@ impl Pooler {
     /// Starts one with those lines in its file, beside where it listens and whom it lets in.
     pub fn start_set(lab: &Lab, cluster: &Cluster, settings: &str) -> Result<Pooler> {
         setup::ensure(&[package()])?;
-        let dir = lab.prefix().new_dir("pooler")?;
+        let dir = lab.install_dir().new_dir("pooler")?;
         let port = free_port()?;
         let settings = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\

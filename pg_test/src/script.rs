@@ -88,6 +88,7 @@
 //! A cell that could be taken for something else is shown in quotes: `''`, `'-'`, `'a|b'`, `'22023'` alone.
 
 pub mod holes;
+mod open_session;
 mod parse;
 mod play;
 mod servers;
@@ -100,8 +101,8 @@ use crate::database::Database;
 use crate::edition::Edition;
 use crate::lab::Lab;
 use crate::process::PATIENCE;
+use crate::skipped::left_out;
 use crate::source_tree::source_root;
-use crate::test_case::left_out;
 use anyhow::{Context, Result};
 use std::fs;
 use std::path::Path;
@@ -260,10 +261,10 @@ enum Wanted {
 impl Test {
     /// Runs the test in its own database.
     pub fn run(&self, lab: &Lab) -> Result<()> {
-        if self.repack && !lab.prefix().has_repack() {
+        if self.repack && !lab.install_dir().has_repack() {
             return left_out("pg_repack does not build for a candidate");
         } else if self.repack {
-            lab.prefix().bring_repack()?;
+            lab.install_dir().bring_repack()?;
         }
         let server = match &self.server {
             Some(settings) => Some(self.start(lab, settings)?),
@@ -290,7 +291,7 @@ impl Test {
         if !self.clock {
             return Ok(Server { cluster: builder.start()?, clock: None });
         }
-        let clock = Clock::new(&lab.prefix().new_dir("clock")?.join("clock"))?;
+        let clock = Clock::new(&lab.install_dir().new_dir("clock")?.join("clock"))?;
         Ok(Server { cluster: clock.give(builder).start()?, clock: Some(clock) })
     }
 }

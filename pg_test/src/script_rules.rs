@@ -2,8 +2,8 @@
 //! unqualified names.
 
 use crate::extension::{self, NAME};
-use crate::orm::{self, Runtime};
 use crate::process::output_of;
+use crate::runtime::{self, Runtime};
 use crate::source_tree::{self, source_root};
 use anyhow::{Context, Result, ensure};
 use std::fs;
@@ -41,6 +41,6 @@ pub fn run() -> Result<()> {
 /// Checks scripts that run one after the other.
 pub fn check(scripts: &[PathBuf]) -> Result<()> {
     let program: &Path = &source_root().join("pg_test/script_rules.py");
-    let python = orm::fetch(PGSPOT)?.join("bin/python");
+    let python = runtime::fetch(PGSPOT)?.join("bin/python");
     output_of(Command::new(python).arg(program).args(scripts)).map(drop)
 }

@@ -12,17 +12,18 @@ use crate::edition;
 use crate::environment;
 use crate::lab::Lab;
 use crate::script;
+use crate::skipped::LeftOut;
 use crate::source_tree;
 use anyhow::{Result, ensure};
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 use std::collections::BTreeSet;
+use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
-use std::{fmt, fs};
 
 /// A marked function, filled in by `#[lab_test]`.
 pub struct TestCase {
@@ -42,7 +43,7 @@ inventory::collect!(TestCase);
 type Run = Box<dyn FnOnce(&Lab) -> Result<()> + Send>;
 
 /// A test, from Rust or from a scenario file.
-struct Found {
+struct AnyTest {
     /// `folder::file::what_it_shows`.
     name: String,
     run: Run,
@@ -98,21 +99,21 @@ pub fn run_all(program: &Path) -> ExitCode {
 }
 
 /// Returns all tests of this program and of the scenario files, by name.
-fn all() -> Result<Vec<Found>> {
+fn all() -> Result<Vec<AnyTest>> {
     let lab = source_tree::source_root().join("pg_test/tests/lab");
-    let scripts = script::tests_below(&lab)?.into_iter().map(|(module, test)| Found {
+    let scripts = script::tests_below(&lab)?.into_iter().map(|(module, test)| AnyTest {
         name: format!("{module}::{}", test.name),
         slow: test.slow,
         from: test.from,
         run: Box::new(move |lab| test.run(lab)),
     });
-    let cases = inventory::iter::<TestCase>().map(|case| Found {
+    let cases = inventory::iter::<TestCase>().map(|case| AnyTest {
         name: format!("{}::{}", case.module_below(), case.name),
         slow: case.slow,
         from: case.from,
         run: Box::new(case.run),
     });
-    let mut all: Vec<Found> = scripts.chain(cases).collect();
+    let mut all: Vec<AnyTest> = scripts.chain(cases).collect();
     all.sort_by(|a, b| a.name.cmp(&b.name));
     let twice = all.windows(2).find(|two| two[0].name == two[1].name);
     ensure!(twice.is_none(), "two tests are named {}", twice.map_or("", |two| &two[0].name));
@@ -131,10 +132,10 @@ impl TestCase {
     }
 }
 
-impl Found {
+impl AnyTest {
     /// Returns the test for the test runner. `lab` is called when the test runs.
     fn with(self, lab: impl Fn() -> Arc<Lab> + Send + 'static) -> Trial {
-        let Found { name, run, slow, from } = self;
+        let AnyTest { name, run, slow, from } = self;
         let left_out = slow && std::env::var_os("PG_FENCE_SLOW").is_none();
         let not_for_lite = edition::reason(&name).filter(|_| edition::is_lite());
         let full_name = name.clone();
@@ -144,7 +145,7 @@ impl Found {
             }
             let lab = lab();
             // It is reported as ignored: a test that is left out must not look like one that has passed.
-            if lab.prefix().major_number() < from {
+            if lab.install_dir().major_number() < from {
                 return Ok(Completion::ignored_with(format!("for PostgreSQL {from} and newer")));
             }
             within_limit(lab, full_name, run)
@@ -188,29 +189,6 @@ fn missing_of(lab: &Path, folder: &Path, modules: &BTreeSet<&str>) -> Result<Vec
     }
     missing.sort();
     Ok(missing)
-}
-
-/// Why a test cannot be run here.
-#[derive(Debug)]
-struct LeftOut(String);
-
-impl fmt::Display for LeftOut {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "left out: {}", self.0)
-    }
-}
-
-impl std::error::Error for LeftOut {}
-
-/// Returns the error of a test that cannot be run here. The test counts as ignored, with that reason, and not as
-/// passed.
-pub fn left_out<T>(reason: &str) -> Result<T> {
-    Err(LeftOut(reason.to_owned()).into())
-}
-
-/// Returns true if the error means that the test was left out.
-pub fn is_left_out(error: &anyhow::Error) -> bool {
-    error.is::<LeftOut>()
 }
 
 fn limit() -> Duration {

@@ -4,7 +4,7 @@ use super::nemesis::{ALL, Disturbance, Weights};
 use super::{Summary, run_for};
 use crate::edition;
 use crate::environment;
-use crate::prefix::Prefix;
+use crate::install_dir::InstallDir;
 use crate::source_tree::source_root;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
@@ -134,9 +134,9 @@ pub fn patches() -> PathBuf {
 }
 
 /// A private PostgreSQL with the extension that has the bug. `program` is the tests' binary.
-pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<Prefix>> {
+pub fn build_with(program: &Path, bug: KnownBug) -> Result<Arc<InstallDir>> {
     let patch = bug.patch().context("it is a bug of the lite edition: --edition lite")?;
-    Prefix::with_patch(program, &patch)
+    InstallDir::with_patch(program, &patch)
 }
 
 /// Plants the bug in the lite edition, for this process and its children.
@@ -147,10 +147,15 @@ pub fn plant_in_lite(bug: KnownBug) -> Result<()> {
 
 /// Runs again and again with that extension until the bug causes a violation, and returns the proof. Errors if no run
 /// does so within `limit`.
-pub fn catch(prefix: &Arc<Prefix>, bug: KnownBug, limit: Duration, seed: u64) -> Result<Summary> {
+pub fn catch(
+    install_dir: &Arc<InstallDir>,
+    bug: KnownBug,
+    limit: Duration,
+    seed: u64,
+) -> Result<Summary> {
     let start = Instant::now();
     for round in 0.. {
-        let summary = run_for(prefix, ROUND, seed + round, Some(bug))?;
+        let summary = run_for(install_dir, ROUND, seed + round, Some(bug))?;
         let seconds = start.elapsed().as_secs();
         if bug.is_caught(summary.violations()) {
             eprintln!("{bug:?}: caught in round {} after {seconds} s", round + 1);

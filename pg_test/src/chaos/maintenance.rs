@@ -10,7 +10,7 @@ use super::worker::DATABASE;
 use crate::client::{Conninfo, Session};
 use crate::edition;
 use crate::fault::Fault;
-use crate::prefix::Prefix;
+use crate::install_dir::InstallDir;
 use anyhow::{Context, Result};
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
@@ -115,7 +115,7 @@ pub struct Maintenance {
 
 impl Maintenance {
     /// Starts the maintenance. It reads in `instructions` where to work.
-    pub fn start(prefix: Arc<Prefix>, instructions: PathBuf, seed: u64) -> Maintenance {
+    pub fn start(install_dir: Arc<InstallDir>, instructions: PathBuf, seed: u64) -> Maintenance {
         let (over, beside) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
         let waits = Arc::new(AtomicBool::new(false));
         if has_second_database() {
@@ -126,7 +126,7 @@ impl Maintenance {
         let threads = all.into_iter().flatten().map(|jobs| {
             let told = over.clone();
             let mut round = Round {
-                prefix: prefix.clone(),
+                install_dir: install_dir.clone(),
                 instructions: instructions.clone(),
                 jobs,
                 rng: StdRng::seed_from_u64(seed ^ 0xDBA),
@@ -176,7 +176,7 @@ impl Drop for Maintenance {
 }
 
 struct Round {
-    prefix: Arc<Prefix>,
+    install_dir: Arc<InstallDir>,
     instructions: PathBuf,
     jobs: Jobs,
     rng: StdRng,
@@ -185,33 +185,33 @@ struct Round {
 }
 
 /// An attempted job: its statement, the reason if it was not done, and the faults found.
-struct Attempt {
+struct JobAttempt {
     text: String,
     failure: Option<String>,
     findings: Vec<String>,
 }
 
-impl Attempt {
-    fn new(text: String, outcome: Answer<Vec<String>>) -> Attempt {
+impl JobAttempt {
+    fn new(text: String, outcome: StatementResult<Vec<String>>) -> JobAttempt {
         match outcome {
-            Ok(findings) => Attempt { text, failure: None, findings },
+            Ok(findings) => JobAttempt { text, failure: None, findings },
             Err(fault) => {
                 // PostgreSQL's codes for internal errors and corrupted tables or indexes.
                 let is_internal = fault.sqlstate.starts_with("XX");
                 let findings =
                     is_internal.then(|| format!("{text}: {fault}")).into_iter().collect();
-                Attempt { text, failure: Some(fault.to_string()), findings }
+                JobAttempt { text, failure: Some(fault.to_string()), findings }
             }
         }
     }
 
-    fn of(session: &mut Session, text: String) -> Attempt {
+    fn of(session: &mut Session, text: String) -> JobAttempt {
         let outcome = session.try_rows(&text).map(|_| Vec::new());
-        Attempt::new(text, outcome)
+        JobAttempt::new(text, outcome)
     }
 }
 
-type Answer<T> = std::result::Result<T, Fault>;
+type StatementResult<T> = std::result::Result<T, Fault>;
 
 impl Round {
     fn go(&mut self) -> Result<()> {
@@ -228,7 +228,7 @@ impl Round {
         let Ok(mut session) = Session::connect(&conninfo.to_string()) else { return Ok(()) };
         let at = now_us();
         let Ok(Some(attempt)) = self.attempt(&mut session, job, port) else { return Ok(()) };
-        let Attempt { text, failure, findings } = attempt;
+        let JobAttempt { text, failure, findings } = attempt;
         self.upkeep.findings.extend(findings);
         self.upkeep.done.push(FinishedJob { job, at, ended: now_us(), text, failure });
         Ok(())
@@ -239,7 +239,12 @@ impl Round {
     }
 
     /// Does a job of this kind; `None` if there is nothing to do.
-    fn attempt(&mut self, session: &mut Session, job: Job, port: u16) -> Answer<Option<Attempt>> {
+    fn attempt(
+        &mut self,
+        session: &mut Session,
+        job: Job,
+        port: u16,
+    ) -> StatementResult<Option<JobAttempt>> {
         let all = tables(session)?;
         if all.is_empty() && job != Job::Second {
             return Ok(None);
@@ -247,7 +252,9 @@ impl Round {
         let table = self.one_of(&all).unwrap_or_default();
         let statement = match job {
             Job::Second => self.one_of(&second_database::ddl(session)?).unwrap_or_default(),
-            Job::Repack if !self.prefix.has_repack() => format!("REPACK (CONCURRENTLY) {table}"),
+            Job::Repack if !self.install_dir.has_repack() => {
+                format!("REPACK (CONCURRENTLY) {table}")
+            }
             Job::Repack => return self.repack(session, &all, port).map(Some),
             Job::DropIndex => return self.drop_index(session),
             Job::CreateIndex if indexes(session, IS_OURS)?.len() > 6 => return Ok(None),
@@ -281,14 +288,14 @@ impl Round {
                 ])
                 .unwrap_or_default(),
         };
-        Ok(Some(Attempt::of(session, statement)))
+        Ok(Some(JobAttempt::of(session, statement)))
     }
 
-    fn drop_index(&mut self, session: &mut Session) -> Answer<Option<Attempt>> {
+    fn drop_index(&mut self, session: &mut Session) -> StatementResult<Option<JobAttempt>> {
         let Some(index) = self.one_of(&indexes(session, IS_OURS)?) else { return Ok(None) };
         let text = format!("DROP INDEX {}{}", self.concurrently(), index.name);
         let untruth = untruth_of(session, &index)?;
-        let mut attempt = Attempt::of(session, text);
+        let mut attempt = JobAttempt::of(session, text);
         attempt.findings.extend(untruth);
         Ok(Some(attempt))
     }
@@ -321,7 +328,12 @@ impl Round {
     }
 
     /// Runs pg_repack as from a crontab.
-    fn repack(&mut self, session: &mut Session, all: &[String], port: u16) -> Answer<Attempt> {
+    fn repack(
+        &mut self,
+        session: &mut Session,
+        all: &[String],
+        port: u16,
+    ) -> StatementResult<JobAttempt> {
         let left = "SELECT FROM pg_trigger WHERE tgname = 'repack_trigger'";
         if !session.try_rows(left)?.is_empty() {
             // The leftovers of an interrupted run must be removed first, as its documentation says.
@@ -346,7 +358,7 @@ impl Round {
             .into_iter()
             .chain([format!("--port={port}"), format!("--dbname={DATABASE}")]);
         let text = format!("pg_repack {}", arguments.join(" "));
-        let program = self.prefix.command("pg_repack").map(|mut program| {
+        let program = self.install_dir.command("pg_repack").map(|mut program| {
             program.args(connection).args(&arguments);
             program
         });
@@ -356,7 +368,7 @@ impl Round {
         let begun = all.iter().any(|table| said.contains(&format!("repacking table \"{table}\"")));
         let given_up = ["ERROR", "FATAL", "timed out"].iter().any(|word| said.contains(word));
         let failure = (!begun || given_up).then(|| said.replace('\n', "; "));
-        Ok(Attempt { text, failure, findings: Vec::new() })
+        Ok(JobAttempt { text, failure, findings: Vec::new() })
     }
 }
 
@@ -379,7 +391,7 @@ pub(super) fn said_within(mut program: std::process::Command, limit: Duration) -
 }
 
 /// The extension's tables, with that of the leases first.
-fn tables(session: &mut Session) -> Answer<Vec<String>> {
+fn tables(session: &mut Session) -> StatementResult<Vec<String>> {
     let rows = session.try_rows(
         "SELECT format('%I.%I', nspname, relname)
            FROM pg_class c JOIN pg_namespace s ON s.oid = relnamespace
@@ -389,14 +401,14 @@ fn tables(session: &mut Session) -> Answer<Vec<String>> {
 }
 
 /// Returns true if a table or index is in the other tablespace.
-fn is_aside(session: &mut Session, name: &str) -> Answer<bool> {
+fn is_aside(session: &mut Session, name: &str) -> StatementResult<bool> {
     let rows = session.try_rows(&format!(
         "SELECT FROM pg_class WHERE oid = '{name}'::regclass AND reltablespace <> 0"
     ))?;
     Ok(!rows.is_empty())
 }
 
-fn primary_key(session: &mut Session, table: &str) -> Answer<String> {
+fn primary_key(session: &mut Session, table: &str) -> StatementResult<String> {
     let rows = session.try_rows(&format!(
         "SELECT relname FROM pg_index JOIN pg_class c ON c.oid = indexrelid
           WHERE indrelid = '{table}'::regclass AND indisprimary"
@@ -419,7 +431,7 @@ struct Index {
 /// Includes indexes that an interrupted CONCURRENTLY has left.
 const IS_OURS: &str = r"c.relname ~ '^upkeep_|_cc(new|old)\d*$'";
 
-fn indexes(session: &mut Session, which: &str) -> Answer<Vec<Index>> {
+fn indexes(session: &mut Session, which: &str) -> StatementResult<Vec<Index>> {
     let rows = session.try_rows(&format!(
         "SELECT format('%I.%I', nspname, c.relname), indrelid::regclass::text, amname = 'btree',
                 indisvalid AND indisready,
@@ -446,7 +458,7 @@ fn indexes(session: &mut Session, which: &str) -> Answer<Vec<Index>> {
 }
 
 /// The fault of an index: it lacks a row of its table, or has a wrong one.
-fn untruth_of(session: &mut Session, index: &Index) -> Answer<Option<String>> {
+fn untruth_of(session: &mut Session, index: &Index) -> StatementResult<Option<String>> {
     let Index { name, table, condition, primary_key, .. } = index;
     if !index.is_valid {
         return Ok(None);

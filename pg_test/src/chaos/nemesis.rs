@@ -1,7 +1,7 @@
 //! The nemesis: disturbances that are chosen from a seed and done to real processes.
 
 use super::instructions::{Activity, Instructions, Leases};
-use super::kind::{Kind, MULTI_HOLDER, adopted};
+use super::lease_kind::{LeaseKind, MULTI_HOLDER, adopted};
 use super::maintenance::{self, Maintenance, Upkeep};
 use super::record::now_us;
 use super::resolver::Resolver;
@@ -11,7 +11,7 @@ use super::worker_pool::WorkerPool;
 use crate::calls::nothing_is_left;
 use crate::cluster::Cluster;
 use crate::edition;
-use crate::prefix::Prefix;
+use crate::install_dir::InstallDir;
 use crate::process::{self, PATIENCE};
 use anyhow::{Result, ensure};
 use nix::sys::signal::Signal;
@@ -208,9 +208,10 @@ impl Nemesis {
 
     /// Lets the workers run and does one disturbance after the other until the time is over. If a PostgreSQL is given,
     /// its programs do maintenance meanwhile.
-    pub fn disturb(&mut self, time: Duration, upkeep: Option<Arc<Prefix>>) -> Result<Upkeep> {
+    pub fn disturb(&mut self, time: Duration, upkeep: Option<Arc<InstallDir>>) -> Result<Upkeep> {
         let instructions = instructions_file(&self.dir);
-        let maintenance = upkeep.map(|prefix| Maintenance::start(prefix, instructions, self.seed));
+        let maintenance =
+            upkeep.map(|install_dir| Maintenance::start(install_dir, instructions, self.seed));
         let log = self.dir.join("log/resolver");
         self.resolver = Some(Resolver::start(instructions_file(&self.dir), &log, self.seed)?);
         self.may_hold_walwriter()?;
@@ -337,7 +338,7 @@ impl Nemesis {
                 let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '2s'")?;
                 // An adopted lease is closed with its own number, so the token is not new.
-                let drawn = Kind::of(lease) != Kind::Adopted;
+                let drawn = LeaseKind::of(lease) != LeaseKind::Adopted;
                 let revoked = session.try_rows(&format!(
                     "WITH closed AS MATERIALIZED (SELECT lease_revoke('job:{lease}') AS token),
                           next AS (UPDATE line SET n = n + 1 FROM closed
@@ -407,14 +408,14 @@ impl Nemesis {
         let data_only = self.rng.random_bool(0.5).then_some("--data-only");
         let primary = self.servers.primary().clone();
         let program = |name, arguments: &[&str]| {
-            let mut program = primary.prefix().command(name)?;
+            let mut program = primary.install_dir().command(name)?;
             program.args(["--host=127.0.0.1", "--username=postgres"]);
             program.arg(format!("--port={}", primary.port())).arg(format!("--dbname={DATABASE}"));
             program.args(arguments);
             anyhow::Ok(program)
         };
         let Some(dump) = &self.dump else {
-            let dump = primary.prefix().new_dir("dump")?.join("state");
+            let dump = primary.install_dir().new_dir("dump")?.join("state");
             let mut maker = program("pg_dump", &DUMP)?;
             maker.arg("--format=custom").arg("--file").arg(&dump);
             if maintenance::said_within(maker, RESTORE_LIMIT)?.is_empty() {

@@ -7,6 +7,12 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+/// The lease number of a transaction on rows.
+pub const NO_LEASE: i32 = -1;
+
+/// A row, and a token that the worker got for it.
+pub type Claimed = (i32, i64);
+
 /// The ttl of the grants in a run, in milliseconds.
 pub const TTL_MS: i64 = 1_000;
 

@@ -1,7 +1,7 @@
 //! Row leases: the table, the workers' statements on it, and the log that a trigger writes in the same transactions.
 
-use super::record::{Event, Outcome};
-use super::worker::{ChaosWorker, Step, Stop, Task};
+use super::record::{Claimed, Event, Outcome};
+use super::worker::{ChaosWorker, OrStop, Stop, Task};
 use rand::RngExt;
 use rand::seq::IndexedRandom;
 use serde::{Deserialize, Serialize};
@@ -10,8 +10,6 @@ use serde::{Deserialize, Serialize};
 const ROWS: i32 = 6;
 /// The number of latest tokens that a worker remembers, whatever happened to them.
 const REMEMBERED: usize = 8;
-/// The lease number of a transaction on rows.
-pub const NO_LEASE: i32 = -1;
 
 /// The log of changes is sorted by the order of each row's locks. `held_us` is the remaining life of the old row's
 /// claim.
@@ -75,12 +73,9 @@ impl Statement {
     }
 }
 
-/// A row, and a token that the worker got for it.
-pub type Claimed = (i32, i64);
-
 impl ChaosWorker {
     /// A transaction of a few statements on row leases.
-    pub(super) fn work_on_rows(&mut self, task: Task) -> Step<Outcome> {
+    pub(super) fn work_on_rows(&mut self, task: Task) -> OrStop<Outcome> {
         let level = match self.rng.random_range(0..6) {
             0 => "REPEATABLE READ",
             1 => "SERIALIZABLE",
@@ -121,7 +116,7 @@ impl ChaosWorker {
 
     /// Runs a statement in a savepoint, which is rolled back if the fence refuses the statement, and sometimes
     /// otherwise.
-    fn in_savepoint(&mut self) -> Step<usize> {
+    fn in_savepoint(&mut self) -> OrStop<usize> {
         self.sql("SAVEPOINT before")?;
         let written = match self.change_rows() {
             Err(Stop::Fault(fault)) if fault.sqlstate.starts_with("PF") => None,
@@ -133,7 +128,7 @@ impl ChaosWorker {
     }
 
     /// Runs one statement, and returns the number of changed rows.
-    fn change_rows(&mut self) -> Step<usize> {
+    fn change_rows(&mut self) -> OrStop<usize> {
         let drawn = STATEMENTS.choose_weighted(&mut self.rng, |(_, weight)| *weight);
         let statement = drawn.expect("weights").0;
         let own = self.claimed.choose(&mut self.rng).copied();

@@ -1,6 +1,6 @@
 //! The servers of a run: a primary, a standby, and the tables.
 
-use super::kind::{MULTI_HOLDER, adopted, row_of};
+use super::lease_kind::{MULTI_HOLDER, adopted, row_of};
 use super::maintenance;
 use super::rows;
 use super::worker::{DATABASE, WORKER};
@@ -9,7 +9,7 @@ use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster};
 use crate::dropped_files;
 use crate::edition;
-use crate::prefix::Prefix;
+use crate::install_dir::InstallDir;
 use anyhow::{Context, Result};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -29,7 +29,7 @@ const TABLES: &str = "
 
 /// The servers of a run.
 #[derive(Debug, Clone, Copy)]
-pub struct Stage {
+pub struct Workload {
     /// The number of exclusive leases with a row to write.
     pub leases: i32,
     /// The number of adopted leases with a row.
@@ -42,7 +42,7 @@ pub struct Stage {
 
 /// The primary, the standby that is being made or follows it, and the clock of both.
 pub struct Servers {
-    prefix: Arc<Prefix>,
+    install_dir: Arc<InstallDir>,
     clock: Clock,
     primary: Arc<Cluster>,
     standby: Option<JoinHandle<Result<Cluster>>>,
@@ -53,10 +53,10 @@ pub struct Servers {
 
 impl Servers {
     /// Starts a primary with rows to write, and begins to make a standby.
-    pub fn prepare(prefix: Arc<Prefix>, stage: Stage) -> Result<Servers> {
-        let Stage { leases, workers, .. } = stage;
-        let clock = Clock::new(&prefix.new_dir("clock")?.join("clock"))?;
-        let primary = Arc::new(builder(&prefix, &clock).start()?);
+    pub fn prepare(install_dir: Arc<InstallDir>, workload: Workload) -> Result<Servers> {
+        let Workload { leases, workers, .. } = workload;
+        let clock = Clock::new(&install_dir.new_dir("clock")?.join("clock"))?;
+        let primary = Arc::new(builder(&install_dir, &clock).start()?);
         primary.connect("postgres")?.run(&format!("CREATE DATABASE {DATABASE}"))?;
         let last = leases - 1;
         let mut session = primary.connect(DATABASE)?;
@@ -77,7 +77,7 @@ impl Servers {
              INSERT INTO free SELECT i, 0 FROM generate_series(0, {last}) AS i;
              INSERT INTO line SELECT i, 0 FROM generate_series(0, {last}) AS i"
         ))?;
-        for lease in adopted(stage.adopted) {
+        for lease in adopted(workload.adopted) {
             session.run(&format!(
                 "INSERT INTO bound VALUES ({lease}, 0); INSERT INTO line VALUES ({lease}, 0)"
             ))?;
@@ -100,9 +100,9 @@ impl Servers {
                  GRANT ALL ON SEQUENCE changes_n_seq TO {WORKER}"
             ))?;
         }
-        if stage.maintains {
-            if prefix.has_repack() {
-                prefix.bring_repack()?;
+        if workload.maintains {
+            if install_dir.has_repack() {
+                install_dir.bring_repack()?;
                 session.run("CREATE EXTENSION pg_repack")?;
             }
             session.run(maintenance::PREPARATION)?;
@@ -113,14 +113,14 @@ impl Servers {
             }
         }
         let (standby, ready, crashes) = (None, None, Vec::new());
-        let mut servers = Servers { prefix, clock, primary, standby, ready, crashes };
+        let mut servers = Servers { install_dir, clock, primary, standby, ready, crashes };
         servers.make_standby();
         Ok(servers)
     }
 
     /// The major version of PostgreSQL.
     pub fn major_number(&self) -> u32 {
-        self.prefix.major_number()
+        self.install_dir.major_number()
     }
 
     pub fn primary(&self) -> &Arc<Cluster> {
@@ -150,7 +150,7 @@ impl Servers {
 
     /// Begins to make a standby.
     fn make_standby(&mut self) {
-        let builder = builder(&self.prefix, &self.clock);
+        let builder = builder(&self.install_dir, &self.clock);
         let primary = self.primary.clone();
         self.standby = Some(std::thread::spawn(move || {
             let standby = builder.standby_of(&primary)?;
@@ -264,9 +264,9 @@ fn died(line: &str) -> bool {
     line.contains("was terminated by signal") && !line.contains("by signal 9")
 }
 
-fn builder(prefix: &Arc<Prefix>, clock: &Clock) -> Builder {
+fn builder(install_dir: &Arc<InstallDir>, clock: &Clock) -> Builder {
     // The kernel keeps the writes of a killed process, so syncing would only cost time.
-    let builder = Builder::new(prefix.clone()).without_fsync();
+    let builder = Builder::new(install_dir.clone()).without_fsync();
     // The log must show SQLSTATEs, and processes that died by themselves. Maintenance writes much WAL, which a standby
     // that is being made must still find.
     let builder = builder.set("log_line_prefix", "%m [%p] %e %d ").set("log_checkpoints", "off");

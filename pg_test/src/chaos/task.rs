@@ -1,19 +1,19 @@
 //! The statements of a transaction, and the traces that it leaves in the database.
 
-use super::kind::{Kind, row_of};
+use super::lease_kind::{LeaseKind, row_of};
 use super::record::{Event, Outcome, TTL_MS, What};
 use super::resolver;
-use super::worker::{ChaosWorker, Held, Step, Stop, Task};
+use super::worker::{ChaosWorker, HeldLease, OrStop, Stop, Task};
 use crate::client::Rows;
 use crate::edition;
 use rand::RngExt;
 
 /// The changes of the worker's belief after the commit: the grants that it has, and those that it has lost.
-type Change = Vec<(i32, Option<Held>)>;
+type Change = Vec<(i32, Option<HeldLease>)>;
 
 impl ChaosWorker {
     /// Runs the transaction up to its end.
-    pub(super) fn run_task(&mut self, task: Task, held: Option<Held>) -> Step<Outcome> {
+    pub(super) fn run_task(&mut self, task: Task, held: Option<HeldLease>) -> OrStop<Outcome> {
         if task.what == What::Lazy {
             return self.draw_lazily();
         }
@@ -26,7 +26,7 @@ impl ChaosWorker {
             (What::Acquire | What::Share, _) => self.acquire(task)?,
             (What::AcquireAll, _) => self.acquire_all(task)?,
             (What::Adopt, _) => self.adopt_granted(task.lease)?,
-            (What::Release, Some(held)) if Kind::of(task.lease) == Kind::Adopted => {
+            (What::Release, Some(held)) if LeaseKind::of(task.lease) == LeaseKind::Adopted => {
                 self.release_adopted(task.lease, held)?
             }
             (What::Renew, Some(held)) => self.renew(task, held)?,
@@ -63,7 +63,7 @@ impl ChaosWorker {
     }
 
     /// Releases all the session locks, which ends the session leases. The worker continues to believe in its grants.
-    pub(super) fn unlock_session(&mut self) -> Step<()> {
+    pub(super) fn unlock_session(&mut self) -> OrStop<()> {
         self.write(Event::Unlock)?;
         let all = self.rng.random_bool(0.5);
         self.sql(if all { "DISCARD ALL" } else { "SELECT pg_advisory_unlock_all()" })?;
@@ -73,7 +73,7 @@ impl ChaosWorker {
     }
 
     /// Prepares the transaction, and finishes it later or leaves that to the resolver.
-    pub(super) fn end_in_two_phases(&mut self, lease: i32) -> Step<Outcome> {
+    pub(super) fn end_in_two_phases(&mut self, lease: i32) -> OrStop<Outcome> {
         let id = self.id;
         // A lease does not separate transactions of the same holder, so the worker begins no other until this one is
         // finished.
@@ -103,7 +103,7 @@ impl ChaosWorker {
     }
 
     /// Draws tokens in asynchronous transactions, so that no other commit flushes the WAL for them.
-    fn draw_lazily(&mut self) -> Step<Outcome> {
+    fn draw_lazily(&mut self) -> OrStop<Outcome> {
         for _ in 0..4 {
             // Set for this transaction only: later commits of the session count as flushed.
             let rows = self.sql(&format!(
@@ -117,18 +117,18 @@ impl ChaosWorker {
     }
 
     /// Records a returned token, or interprets NULL.
-    fn seen(&mut self, value: &Option<String>) -> Step<i64> {
+    fn seen(&mut self, value: &Option<String>) -> OrStop<i64> {
         let token = value.as_deref().and_then(|text| text.parse().ok()).ok_or(Stop::Lost)?;
         self.write(Event::Token(token))?;
         Ok(token)
     }
 
-    fn acquire(&mut self, task: Task) -> Step<Change> {
+    fn acquire(&mut self, task: Task) -> OrStop<Change> {
         let lease = task.lease;
         let wait = [0, 0, 300, 1200][self.rng.random_range(0..4)];
         let reclaim = self.who.incarnation > 0 && self.rng.random_bool(0.3);
         let shared = task.what == What::Share;
-        let slots = if let Kind::Slots(slots) = Kind::of(lease) { slots } else { 1 };
+        let slots = if let LeaseKind::Slots(slots) = LeaseKind::of(lease) { slots } else { 1 };
         let rows = self.sql(&format!(
             "SELECT clock_timestamp(), lease_acquire('job:{lease}', holder => 'worker {}',
                ttl => '{TTL_MS} ms', wait => '{wait} ms', reclaim => {reclaim},
@@ -136,13 +136,13 @@ impl ChaosWorker {
             self.who.worker, task.session
         ))?;
         let token = self.seen(&rows[0][1])?;
-        let held = Held { token, first: token, shared };
+        let held = HeldLease { token, first: token, shared };
         let what = if shared { "share" } else { "acquire" };
         self.note(lease, what, held, &rows[0][0])?;
         Ok(vec![(lease, Some(held))])
     }
 
-    fn acquire_all(&mut self, task: Task) -> Step<Change> {
+    fn acquire_all(&mut self, task: Task) -> OrStop<Change> {
         let leases = [Some(task.lease), task.also];
         let names: Vec<_> = leases.iter().flatten().map(|lease| format!("job:{lease}")).collect();
         let rows = self.sql(&format!(
@@ -153,7 +153,7 @@ impl ChaosWorker {
             task.session
         ))?;
         let token = self.seen(&rows[0][1])?;
-        let held = Held { token, first: token, shared: false };
+        let held = HeldLease { token, first: token, shared: false };
         let mut change = Vec::new();
         for lease in leases.into_iter().flatten() {
             self.note(lease, "acquire", held, &rows[0][0])?;
@@ -163,10 +163,10 @@ impl ChaosWorker {
     }
 
     /// Renews by one of the calls. Leases acquired together are renewed together.
-    fn renew(&mut self, task: Task, held: Held) -> Step<Change> {
+    fn renew(&mut self, task: Task, held: HeldLease) -> OrStop<Change> {
         if task.also.is_none() && (edition::is_lite() || self.rng.random_bool(0.5)) {
             let token = self.draw("renew", task.lease, held)?;
-            return Ok(vec![(task.lease, Some(Held { token, ..held }))]);
+            return Ok(vec![(task.lease, Some(HeldLease { token, ..held }))]);
         }
         let token_of = |lease| self.held.get(&lease).map_or(held.token, |held| held.token);
         let leases: Vec<i32> = [Some(task.lease), task.also].into_iter().flatten().collect();
@@ -189,7 +189,7 @@ impl ChaosWorker {
         let token = self.seen(&rows[0][0])?;
         let mut change = Vec::new();
         for lease in leases {
-            let held = Held { token, ..held };
+            let held = HeldLease { token, ..held };
             self.note(lease, "renew", held, &asked)?;
             change.push((lease, Some(held)));
         }
@@ -197,24 +197,24 @@ impl ChaosWorker {
     }
 
     /// Renews or releases (`what`), and returns the new token.
-    fn draw(&mut self, what: &str, lease: i32, held: Held) -> Step<i64> {
+    fn draw(&mut self, what: &str, lease: i32, held: HeldLease) -> OrStop<i64> {
         let call = format!("lease_{what}('job:{lease}', {})", held.token);
         let rows = self.sql(&format!("SELECT clock_timestamp(), {call}"))?;
         let token = self.seen(&rows[0][1])?;
-        self.note(lease, what, Held { token, ..held }, &rows[0][0])?;
+        self.note(lease, what, HeldLease { token, ..held }, &rows[0][0])?;
         Ok(token)
     }
 
-    fn write_guarded(&mut self, lease: i32, held: Held) -> Step<Change> {
+    fn write_guarded(&mut self, lease: i32, held: HeldLease) -> OrStop<Change> {
         let (table, row) = row_of(lease, self.who.worker);
-        if Kind::of(lease) == Kind::Adopted && self.rng.random_bool(0.7) {
+        if LeaseKind::of(lease) == LeaseKind::Adopted && self.rng.random_bool(0.7) {
             self.adopt(lease, held.token)?;
         }
         self.sql(&format!("SELECT lease_guard('job:{lease}', {})", held.token))?;
         self.write(Event::Guarded)?;
         // Only an exclusive lease protects a row that was read. (A worker may have two slots, if it has left a prepared
         // transaction with one.)
-        let lock = if Kind::of(lease) == Kind::Exclusive { "" } else { "FOR UPDATE" };
+        let lock = if LeaseKind::of(lease) == LeaseKind::Exclusive { "" } else { "FOR UPDATE" };
         let rows = self.sql(&format!("SELECT version FROM {table} WHERE id = {row} {lock}"))?;
         let read: i64 = rows[0][0].as_deref().and_then(|text| text.parse().ok()).unwrap_or(0);
         self.think();
@@ -228,7 +228,7 @@ impl ChaosWorker {
         self.wrote((table, row), lease, &rows, held)
     }
 
-    fn write_bound(&mut self, lease: i32, held: Held) -> Step<Change> {
+    fn write_bound(&mut self, lease: i32, held: HeldLease) -> OrStop<Change> {
         let (table, row) = row_of(lease, self.who.worker);
         let rows = self.sql(&format!(
             "UPDATE {table} SET version = version + 1, uid = {}, fence = {} WHERE id = {row}
@@ -239,7 +239,7 @@ impl ChaosWorker {
         self.wrote((table, row), lease, &rows, held)
     }
 
-    fn write_free(&mut self, lease: i32, held: Held) -> Step<Change> {
+    fn write_free(&mut self, lease: i32, held: HeldLease) -> OrStop<Change> {
         let by_setting = self.rng.random_bool(0.4);
         let column = if by_setting {
             self.sql(&format!("SET LOCAL pg_fence.token = '{}'", held.token))?;
@@ -256,16 +256,16 @@ impl ChaosWorker {
     }
 
     /// Acquires from the lock service, and adopts the grant.
-    fn adopt_granted(&mut self, lease: i32) -> Step<Change> {
+    fn adopt_granted(&mut self, lease: i32) -> OrStop<Change> {
         let number = self.service.grant(lease)?.ok_or(Stop::Lost)?;
         // A freeze at this point makes the adoption late.
         self.think();
         self.adopt(lease, number)?;
-        Ok(vec![(lease, Some(Held { token: number, first: number, shared: false }))])
+        Ok(vec![(lease, Some(HeldLease { token: number, first: number, shared: false }))])
     }
 
     /// Adopts a number, and leaves a trace of a new one in the order of the lease's locks.
-    fn adopt(&mut self, lease: i32, number: i64) -> Step<()> {
+    fn adopt(&mut self, lease: i32, number: i64) -> OrStop<()> {
         let wait = [0, 0, 300, 1200][self.rng.random_range(0..4)];
         let rows = self.sql(&format!(
             "SELECT lease_adopt('job:{lease}', {number}, 'worker {}', wait => '{wait} ms')",
@@ -293,7 +293,7 @@ impl ChaosWorker {
     }
 
     /// Releases an adopted lease, here and then in the lock service.
-    fn release_adopted(&mut self, lease: i32, held: Held) -> Step<Change> {
+    fn release_adopted(&mut self, lease: i32, held: HeldLease) -> OrStop<Change> {
         let number = held.token;
         let rows = self.sql(&format!("SELECT lease_release('job:{lease}', {number})"))?;
         if rows[0][0].is_none() {
@@ -308,12 +308,18 @@ impl ChaosWorker {
     }
 
     /// Leaves a trace of a grant's token in the database, for an exclusive lease in the order of its locks.
-    fn note(&mut self, lease: i32, what: &str, held: Held, asked: &Option<String>) -> Step<()> {
+    fn note(
+        &mut self,
+        lease: i32,
+        what: &str,
+        held: HeldLease,
+        asked: &Option<String>,
+    ) -> OrStop<()> {
         let asked = asked.as_deref().unwrap_or("now");
-        let Held { token, first, .. } = held;
+        let HeldLease { token, first, .. } = held;
         self.think();
-        let next = match Kind::of(lease) {
-            Kind::Exclusive => {
+        let next = match LeaseKind::of(lease) {
+            LeaseKind::Exclusive => {
                 format!("UPDATE line SET n = n + 1 WHERE lease = {lease} RETURNING n")
             }
             _ => "SELECT 0 AS n".to_owned(),
@@ -335,25 +341,25 @@ impl ChaosWorker {
         (table, row): (&str, i32),
         lease: i32,
         rows: &Rows,
-        held: Held,
-    ) -> Step<Change> {
+        held: HeldLease,
+    ) -> OrStop<Change> {
         let value = |column: usize| rows.first().and_then(|row| row[column].clone());
         let (version, fence) = (value(0).unwrap_or_default(), value(1).unwrap_or_default());
         // A take-over would do the most harm here: the row is written, but not committed.
         self.stall(0.04);
         self.think();
-        let current = match Kind::of(lease) {
-            Kind::Exclusive | Kind::Adopted => format!(
+        let current = match LeaseKind::of(lease) {
+            LeaseKind::Exclusive | LeaseKind::Adopted => format!(
                 "SELECT first FROM grants WHERE lease = {lease} AND what = 'acquire'
                   ORDER BY n DESC LIMIT 1"
             ),
-            Kind::Shared => {
+            LeaseKind::Shared => {
                 let others = if held.shared { "" } else { ", 'share'" };
                 format!(
                     "SELECT max(first) FROM grants WHERE lease = {lease} AND what IN ('acquire'{others})"
                 )
             }
-            Kind::Slots(_) => "SELECT NULL::bigint".to_owned(),
+            LeaseKind::Slots(_) => "SELECT NULL::bigint".to_owned(),
         };
         self.sql(&format!(
             "INSERT INTO writes VALUES ('{table}', {row}, {lease}, {version}, {fence}, {}, {}, ({current}))",

@@ -1,10 +1,9 @@
 //! A worker process: it takes leases, writes fenced rows, and records its requests and their answers.
 
 use super::instructions::{Activity, Instructions, Leases};
-use super::kind::{Kind, MULTI_HOLDER, adopted};
+use super::lease_kind::{LeaseKind, MULTI_HOLDER, adopted};
 use super::lock_service::LockFiles;
-use super::record::{Event, Log, Outcome, Record, TTL_MS, What, now_us};
-use super::rows::{self, Claimed};
+use super::record::{Claimed, Event, Log, NO_LEASE, Outcome, Record, TTL_MS, What, now_us};
 use crate::client::{Conninfo, Rows, Session};
 use crate::edition;
 use crate::fault::Fault;
@@ -55,7 +54,7 @@ impl Identity {
 
 /// A grant that the worker believes in, or did.
 #[derive(Clone, Copy)]
-pub(super) struct Held {
+pub(super) struct HeldLease {
     pub token: i64,
     pub first: i64,
     pub shared: bool,
@@ -83,7 +82,8 @@ impl From<anyhow::Error> for Stop {
     }
 }
 
-pub(super) type Step<T> = std::result::Result<T, Stop>;
+/// A result, or the reason for which the transaction stops.
+pub(super) type OrStop<T> = std::result::Result<T, Stop>;
 
 /// The next task.
 #[derive(Clone, Copy)]
@@ -101,8 +101,8 @@ pub(super) struct ChaosWorker {
     pub who: Identity,
     pub rng: StdRng,
     pub id: i64,
-    pub held: HashMap<i32, Held>,
-    pub lost: HashMap<i32, Held>,
+    pub held: HashMap<i32, HeldLease>,
+    pub lost: HashMap<i32, HeldLease>,
     /// The leases under which it has prepared a transaction in this era.
     pub prepared_for: Vec<i32>,
     /// The latest tokens that it got for rows.
@@ -228,17 +228,17 @@ impl ChaosWorker {
             return task(What::Lazy);
         }
         if self.rng.random_range(0..100) < row_share {
-            return Task { lease: rows::NO_LEASE, ..task(What::Row) };
+            return Task { lease: NO_LEASE, ..task(What::Row) };
         }
-        let kind = Kind::of(lease);
-        let unguarded = if kind == Kind::Exclusive { What::Free } else { What::Bound };
+        let kind = LeaseKind::of(lease);
+        let unguarded = if kind == LeaseKind::Exclusive { What::Free } else { What::Bound };
         let dice = self.rng.random_range(0..100);
         match (self.held.contains_key(&lease), self.lost.contains_key(&lease)) {
             (true, _) => task(match dice {
                 0..32 => What::Guarded,
                 32..52 => What::Bound,
                 // For the lock service this is a heartbeat; here it may be another grant.
-                70..87 if kind == Kind::Adopted => What::Adopt,
+                70..87 if kind == LeaseKind::Adopted => What::Adopt,
                 52..70 => unguarded,
                 70..87 => return Task { also: self.acquired_with(lease), ..task(What::Renew) },
                 87..97 => What::Release,
@@ -246,9 +246,9 @@ impl ChaosWorker {
             }),
             // A worker that does not know that it has lost the lease.
             (false, true) if dice < 12 => task([unguarded, What::Bound, What::Guarded][dice % 3]),
-            _ if kind == Kind::Adopted => task(What::Adopt),
-            _ if kind == Kind::Shared && dice < 80 => task(What::Share),
-            _ if kind == Kind::Exclusive && exclusive > 1 && several && dice > 85 => {
+            _ if kind == LeaseKind::Adopted => task(What::Adopt),
+            _ if kind == LeaseKind::Shared && dice < 80 => task(What::Share),
+            _ if kind == LeaseKind::Exclusive && exclusive > 1 && several && dice > 85 => {
                 let also = (lease + self.rng.random_range(1..exclusive)) % exclusive;
                 Task { what: What::AcquireAll, lease, also: Some(also), session }
             }
@@ -287,7 +287,7 @@ impl ChaosWorker {
                     self.lose(lease);
                 }
                 let stale = |state: &String| state == "PF001" || state == "PF004";
-                if Kind::of(lease) == Kind::Adopted
+                if LeaseKind::of(lease) == LeaseKind::Adopted
                     && matches!(&outcome, Outcome::Refused(state) if stale(state))
                 {
                     // The grant was revoked, or the lock service has granted the lease to another meanwhile.
@@ -355,7 +355,7 @@ impl ChaosWorker {
     }
 
     /// Commits or prepares the transaction.
-    pub fn end(&mut self, sql: &str) -> Step<()> {
+    pub fn end(&mut self, sql: &str) -> OrStop<()> {
         self.committing = true;
         self.sql(sql)?;
         Ok(())

@@ -1,24 +1,24 @@
-//! The command `pg_fence`: scenarios in which its processes are frozen and killed, cables cut and servers restarted, as the
+//! The command `pg_fence`: scenarios in which its processes are frozen and killed, links cut and servers restarted, as the
 //! lab plays them (`command::scenarios`), and the faults that are planted in it to show that they would fail.
 //!
 //! | module | its noun |
 //! | --- | --- |
-//! | [`stage`] | a database with a bound table, and runs of the command against it |
+//! | [`fixture`] | a database with a bound table, and runs of the command against it |
 //! | [`terminal`] | a terminal for a run |
 //! | [`plain`] | scenarios without trouble |
 //! | [`lost`] | scenarios with it |
 
+pub mod fixture;
 pub mod lost;
 pub mod plain;
-pub mod stage;
 pub mod terminal;
 
+use super::fixture::NotReady;
 use super::languages::rust;
-use super::stage::NotReady;
 use crate::lab::Lab;
-use crate::test_case::is_left_out;
+use crate::skipped::is_left_out;
 use anyhow::{Result, bail};
-use stage::Scene;
+use fixture::Scene;
 
 type Form = fn(&Scene) -> Result<()>;
 
@@ -37,7 +37,7 @@ const FAULTS: &[(&str, Form)] = &[
 /// Plants each fault and checks that its scenario fails.
 pub fn catch_all(lab: &Lab) -> Result<()> {
     for (fault, form) in FAULTS {
-        match stage::play(lab, &rust::command_with(fault)?, form) {
+        match fixture::play(lab, &rust::command_with(fault)?, form) {
             Err(error) if error.is::<NotReady>() || is_left_out(&error) => return Err(error),
             Err(caught) => eprintln!("{fault}: caught: {caught:#}"),
             Ok(()) => bail!("{fault} is not caught"),

@@ -1,49 +1,30 @@
-//! The scenarios of `clients/scenarios.md`, read into what a [`Stage`] does for each line.
+//! The scenarios of `clients/scenarios.md`, read into what a [`Fixture`] does for each line.
 
-use super::servers::event;
-use super::stage::{Fate, Stage};
-use crate::edition::Surface;
+use super::duration::duration;
+use super::fixture::{Fate, Fixture};
+use super::scenario_servers::{Needs, event};
+use super::tcp_proxy::{Direction, LinkState};
+use crate::surface::Surface;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Map, Value, json};
-use std::time::Duration;
 
-/// A direction of a network link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Way {
-    Requests,
-    Answers,
-    Both,
-}
-
-/// A state of a worker's network link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CableState {
-    Swallows(Way),
-    DelaysAnswers(Duration),
-    Mended,
-}
-
-type Deed = Box<dyn Fn(&mut Stage) -> Result<()>>;
+type Action = Box<dyn Fn(&mut Fixture) -> Result<()>>;
 
 /// One scenario line: an action of the test and the command sent to the worker.
-pub struct Step {
+pub struct Line {
     pub text: &'static str,
     /// The command sent to a worker.
     order: Option<Value>,
-    pub play: Deed,
+    pub play: Action,
 }
 
 /// A scenario.
 pub struct Scenario {
     pub name: String,
-    /// What the scenario needs besides a database: a `server`, a `standby` of it, one with a `clock` that can be set,
-    /// or a `pooler` in transaction mode between the workers and the server.
-    pub need: Option<&'static str>,
-    /// Settings of the role with which workers log in.
-    pub role_settings: Vec<(&'static str, String)>,
+    pub needs: Needs,
     /// The planted faults with which the scenario fails.
     pub catches: Vec<&'static str>,
-    pub steps: Vec<Step>,
+    pub lines: Vec<Line>,
 }
 
 const PAGE: &str = include_str!("../../../clients/scenarios.md");
@@ -63,10 +44,9 @@ fn scenario(section: &'static str) -> Result<Scenario> {
     let (code, _) = code.split_once("\n```").context("the steps have no end")?;
     let mut scenario = Scenario {
         name: first_line(section),
-        need: None,
-        role_settings: Vec::new(),
+        needs: Needs::default(),
         catches: Vec::new(),
-        steps: Vec::new(),
+        lines: Vec::new(),
     };
     for line in code.lines().map(str::trim).filter(|line| !line.is_empty()) {
         scenario.read(line).with_context(|| line.to_owned())?;
@@ -82,13 +62,16 @@ impl Scenario {
     /// What this edition lacks for the scenario; `None` if it can be played.
     pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
         let asks = |wanted: &dyn Fn(&Value) -> bool| {
-            self.steps.iter().filter_map(|step| step.order.as_ref()).any(wanted)
+            self.lines.iter().filter_map(|line| line.order.as_ref()).any(wanted)
         };
         let several = |order: &Value| {
             order["do"] == "acquire" && order["names"].as_array().is_some_and(|all| all.len() > 1)
         };
-        let keeps_snapshot =
-            self.role_settings.iter().any(|(name, _)| *name == "default_transaction_isolation");
+        let keeps_snapshot = self
+            .needs
+            .role_settings
+            .iter()
+            .any(|(name, _)| *name == "default_transaction_isolation");
         let waits = asks(&|order| order["wait_ms"].is_u64());
         [
             (surface.sessions, asks(&|order| order["session"] == true), "session => true"),
@@ -117,14 +100,16 @@ impl Scenario {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words.as_slice() {
             ["with", "a", need @ ("server" | "standby" | "clock" | "pooler")] => {
-                self.need = Some(need)
+                self.needs.server = Some(need)
             }
             ["with", ..] => bail!("with a what?"),
             ["catches", plants @ ..] => self.catches.extend(plants),
-            ["role", setting, value @ ..] => self.role_settings.push((setting, value.join(" "))),
+            ["role", setting, value @ ..] => {
+                self.needs.role_settings.push((setting, value.join(" ")))
+            }
             _ => {
-                let (order, play) = deed(line)?;
-                self.steps.push(Step { text: line, order, play });
+                let (order, play) = action(line)?;
+                self.lines.push(Line { text: line, order, play });
             }
         }
         Ok(())
@@ -132,54 +117,54 @@ impl Scenario {
 }
 
 /// Parses a scenario line into an action of the test and the command sent to the worker.
-fn deed(line: &'static str) -> Result<(Option<Value>, Deed)> {
+fn action(line: &'static str) -> Result<(Option<Value>, Action)> {
     let (what, answer) = match line.split_once("->") {
         Some((what, answer)) => (what, Some(answer.trim())),
         None => (line, None),
     };
     let words: Vec<&str> = what.split_whitespace().collect();
-    let play: Deed = match *words.as_slice() {
+    let play: Action = match *words.as_slice() {
         ["pause", ref time @ ..] => {
             let time = duration(time)?;
-            Box::new(move |stage| stage.pause(time))
+            Box::new(move |fixture| fixture.pause(time))
         }
         ["writes", ref values @ ..] => {
             let values = values.to_vec();
-            Box::new(move |stage| stage.writes(&values))
+            Box::new(move |fixture| fixture.writes(&values))
         }
         ["server", ref words @ ..] => {
-            let (disturbs, befalls) = event(words)?;
-            Box::new(move |stage| stage.server(disturbs, &befalls))
+            let (disturbs, act) = event(words)?;
+            Box::new(move |fixture| fixture.server(disturbs, &act))
         }
-        ["cable", worker, ref state @ ..] => {
-            let state = cable_state(state)?;
-            Box::new(move |stage| stage.cable(worker, state))
+        ["link", worker, ref state @ ..] => {
+            let state = link_state(state)?;
+            Box::new(move |fixture| fixture.link(worker, state))
         }
-        ["freeze", worker] => Box::new(move |stage| stage.befall(worker, Fate::Frozen)),
-        ["thaw", worker] => Box::new(move |stage| stage.befall(worker, Fate::Thawed)),
-        ["kill", worker] => Box::new(move |stage| stage.befall(worker, Fate::Killed)),
-        ["end", worker] => Box::new(move |stage| stage.befall(worker, Fate::Ended)),
-        ["term", worker] => Box::new(move |stage| stage.befall(worker, Fate::Terminated)),
+        ["freeze", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Frozen)),
+        ["thaw", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Thawed)),
+        ["kill", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Killed)),
+        ["end", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Ended)),
+        ["term", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Terminated)),
         [worker, "says", count, "lost", ref how @ ..] => loses(worker, count.parse()?, how)?,
         [worker, "says", "lost", ref how @ ..] => loses(worker, 1, how)?,
         [worker, "logs", "at", "most", lines, "lines" | "line"] => {
             let at_most = lines.parse()?;
-            Box::new(move |stage| stage.logs(worker, at_most))
+            Box::new(move |fixture| fixture.logs(worker, at_most))
         }
         [worker, "is", "measured", "for", ref time @ ..] => {
             let time = duration(time)?;
-            Box::new(move |stage| stage.measure(worker, time))
+            Box::new(move |fixture| fixture.measure(worker, time))
         }
         [worker, "says", event, ref how @ ..] => {
             let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
-            Box::new(move |stage| stage.says(worker, event, &any_of))
+            Box::new(move |fixture| fixture.says(worker, event, &any_of))
         }
         [worker, ref order @ ..] => {
             let told = if order.is_empty() { None } else { Some(order_of(order)?) };
             let (order, any_of) = (told.clone(), answer.map(answers).transpose()?);
-            let play: Deed = Box::new(move |stage| {
-                order.iter().try_for_each(|order| stage.tell(worker, order))?;
-                any_of.iter().try_for_each(|any_of| stage.answer(worker, any_of))
+            let play: Action = Box::new(move |fixture| {
+                order.iter().try_for_each(|order| fixture.tell(worker, order))?;
+                any_of.iter().try_for_each(|any_of| fixture.answer(worker, any_of))
             });
             return Ok((told, play));
         }
@@ -190,7 +175,7 @@ fn deed(line: &'static str) -> Result<(Option<Value>, Deed)> {
 
 /// The losses of this number of leases: `deadline|gone`, `gone w7` for one that was taken by `hold`, or `session at
 /// once` (right after the last event, rather than at a deadline).
-fn loses(worker: &'static str, count: usize, how: &[&'static str]) -> Result<Deed> {
+fn loses(worker: &'static str, count: usize, how: &[&'static str]) -> Result<Action> {
     let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
     let (name, at_once) = match *how {
         [] | [_] => (None, false),
@@ -199,10 +184,10 @@ fn loses(worker: &'static str, count: usize, how: &[&'static str]) -> Result<Dee
         _ => bail!("what is {how:?}?"),
     };
     if (count, name, at_once) == (1, None, false) {
-        return Ok(Box::new(move |stage| stage.says_lost(worker, &any_of)));
+        return Ok(Box::new(move |fixture| fixture.says_lost(worker, &any_of)));
     }
-    Ok(Box::new(move |stage| {
-        (0..count).try_for_each(|_| stage.says_one_lost(worker, &any_of, name, at_once))
+    Ok(Box::new(move |fixture| {
+        (0..count).try_for_each(|_| fixture.says_one_lost(worker, &any_of, name, at_once))
     }))
 }
 
@@ -225,27 +210,15 @@ fn answers(text: &str) -> Result<Vec<String>> {
     })
 }
 
-fn cable_state(words: &[&str]) -> Result<CableState> {
+fn link_state(words: &[&str]) -> Result<LinkState> {
     Ok(match words {
-        ["swallows", "both"] => CableState::Swallows(Way::Both),
-        ["swallows", "requests"] => CableState::Swallows(Way::Requests),
-        ["swallows", "answers"] => CableState::Swallows(Way::Answers),
-        ["delays", "answers", time @ ..] => CableState::DelaysAnswers(duration(time)?),
-        ["mended"] => CableState::Mended,
-        _ => bail!("the cable does what?"),
+        ["swallows", "both"] => LinkState::Swallows(Direction::Both),
+        ["swallows", "requests"] => LinkState::Swallows(Direction::Requests),
+        ["swallows", "answers"] => LinkState::Swallows(Direction::Answers),
+        ["delays", "answers", time @ ..] => LinkState::DelaysAnswers(duration(time)?),
+        ["restored"] => LinkState::Restored,
+        _ => bail!("the link does what?"),
     })
-}
-
-/// The same command with all durations multiplied. The delay of a network link is unchanged, because drivers have their
-/// own connect timeouts.
-pub fn slowed_down(order: &Value, times: u32) -> Value {
-    let mut slower = order.clone();
-    for key in ["ttl_ms", "wait_ms", "within_ms", "ms"] {
-        if let Some(ms) = order[key].as_u64() {
-            slower[key] = json!(ms * u64::from(times));
-        }
-    }
-    slower
 }
 
 /// The command to the worker: see clients/new-language.md.
@@ -309,16 +282,4 @@ fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'
 
 fn ms(number: &str, unit: &str) -> Result<Value> {
     Ok(json!(duration(&[number, unit])?.as_millis() as u64))
-}
-
-pub fn duration(words: &[&str]) -> Result<Duration> {
-    let [number, unit] = words else { bail!("a time is a number and a unit") };
-    let number: u64 = number.parse()?;
-    Ok(match *unit {
-        "ms" => Duration::from_millis(number),
-        "s" => Duration::from_secs(number),
-        "min" => Duration::from_secs(60 * number),
-        "h" => Duration::from_secs(3600 * number),
-        _ => bail!("{unit} is no unit of time"),
-    })
 }

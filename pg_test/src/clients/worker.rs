@@ -1,8 +1,8 @@
 //! A worker process in some language, which executes commands and reports events. clients/new-language.md describes the
 //! messages.
 
-use super::cable::Cable;
 use super::languages::Program;
+use super::tcp_proxy::{LinkState, TcpProxy};
 use crate::lab::Lab;
 use crate::process::{self, PATIENCE, wait_until};
 use anyhow::{Context, Result, bail, ensure};
@@ -56,11 +56,11 @@ impl Said {
 }
 
 /// The worker, its link, and what is known of it.
-pub struct Worker {
+pub struct ClientWorker {
     name: String,
     child: Child,
     stdin: Option<ChildStdin>,
-    pub cable: Cable,
+    pub link: TcpProxy,
     answers: Receiver<Said>,
     unasked: Receiver<Said>,
     /// The events of renewals, and of the begin and end of leases, in order.
@@ -87,15 +87,15 @@ pub fn unix_ms() -> i64 {
     since.as_millis() as i64
 }
 
-impl Worker {
+impl ClientWorker {
     /// Starts a worker, which connects through the link.
     pub fn start(
         lab: &Lab,
         program: &Program,
         name: &str,
-        cable: Cable,
+        link: TcpProxy,
         place: &Value,
-    ) -> Result<Worker> {
+    ) -> Result<ClientWorker> {
         let mut command = program.command(lab);
         let mut child = command
             .stdin(Stdio::piped())
@@ -117,11 +117,11 @@ impl Worker {
             }
         });
         let (answers, unasked, renewals) = listen(stdout);
-        let mut worker = Worker {
+        let mut worker = ClientWorker {
             name: name.to_owned(),
             child,
             stdin,
-            cable,
+            link,
             answers,
             unasked,
             renewals,
@@ -251,7 +251,7 @@ impl Worker {
         if self.is_frozen {
             self.thaw()?;
         }
-        self.cable.set(super::scenario::CableState::Mended);
+        self.link.set(LinkState::Restored);
         self.tell(&order("close", &Value::Null))?;
         self.expect("closed")?;
         let mut tasks = 0;
@@ -292,7 +292,7 @@ impl Worker {
     }
 }
 
-impl Drop for Worker {
+impl Drop for ClientWorker {
     fn drop(&mut self) {
         let _ = self.kill();
     }

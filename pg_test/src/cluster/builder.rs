@@ -1,7 +1,7 @@
 //! Making clusters.
 
 use super::{Cluster, free_port};
-use crate::prefix::Prefix;
+use crate::install_dir::InstallDir;
 use crate::process;
 use anyhow::Result;
 use std::fs;
@@ -14,15 +14,15 @@ pub const STANDBY: &str = "standby";
 
 /// Settings for a new cluster, which is durable by default, as for users.
 pub struct Builder {
-    prefix: Arc<Prefix>,
+    install_dir: Arc<InstallDir>,
     settings: Vec<(String, String)>,
     environment: Vec<(String, String)>,
     own_identity: bool,
 }
 
 impl Builder {
-    /// A cluster that runs the programs of `prefix`.
-    pub fn new(prefix: Arc<Prefix>) -> Builder {
+    /// A cluster that runs the programs of `install_dir`.
+    pub fn new(install_dir: Arc<InstallDir>) -> Builder {
         let settings = [
             ("listen_addresses", "127.0.0.1"),
             ("max_connections", "300"),
@@ -34,7 +34,7 @@ impl Builder {
         ];
         let own = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
         let settings = settings.into_iter().map(own).collect();
-        Builder { prefix, settings, environment: Vec::new(), own_identity: false }
+        Builder { install_dir, settings, environment: Vec::new(), own_identity: false }
     }
 
     pub fn set(mut self, name: &str, value: &str) -> Builder {
@@ -69,27 +69,25 @@ impl Builder {
     /// Makes the cluster without starting it.
     pub fn create(self) -> Result<Cluster> {
         let own_identity = self.own_identity;
-        self.create_by(
-            |prefix, data| {
-                if own_identity { prefix.initdb(data) } else { prefix.clone_template(data) }
-            },
-        )
+        self.create_by(|install_dir, data| {
+            if own_identity { install_dir.initdb(data) } else { install_dir.clone_template(data) }
+        })
     }
 
     /// Makes a cluster whose data directory is filled by `fill`, for example from a base backup or a snapshot. The path
     /// does not exist before.
-    pub fn create_by(self, fill: impl FnOnce(&Prefix, &Path) -> Result<()>) -> Result<Cluster> {
-        let dir = self.prefix.new_dir("cluster")?;
+    pub fn create_by(self, fill: impl FnOnce(&InstallDir, &Path) -> Result<()>) -> Result<Cluster> {
+        let dir = self.install_dir.new_dir("cluster")?;
         let port = free_port()?;
         let cluster = Cluster {
-            prefix: self.prefix.clone(),
+            install_dir: self.install_dir.clone(),
             dir,
             environment: self.environment,
             port: AtomicU16::new(port),
             was_ready: AtomicBool::new(false),
             process: Mutex::new(None),
         };
-        fill(&self.prefix, &cluster.data())?;
+        fill(&self.install_dir, &cluster.data())?;
         let mut settings = self.settings;
         settings.push(("port".to_owned(), port.to_string()));
         let socket_dir = cluster.dir().to_string_lossy().into_owned();
@@ -103,7 +101,8 @@ impl Builder {
     /// Makes a streaming standby of `primary`, without starting it.
     pub fn standby_of(self, primary: &Cluster) -> Result<Cluster> {
         let from = primary.conninfo("postgres").application(STANDBY).to_string();
-        let standby = self.create_by(|prefix, data| base_backup(prefix, primary, data))?;
+        let standby =
+            self.create_by(|install_dir, data| base_backup(install_dir, primary, data))?;
         standby
             .configure(&[("primary_conninfo", &from), ("recovery_target_timeline", "latest")])?;
         fs::write(standby.data().join("standby.signal"), "")?;
@@ -112,8 +111,8 @@ impl Builder {
 }
 
 /// Takes a base backup of a running cluster into `data`.
-pub fn base_backup(prefix: &Prefix, primary: &Cluster, data: &Path) -> Result<()> {
-    let mut command = prefix.command("pg_basebackup")?;
+pub fn base_backup(install_dir: &InstallDir, primary: &Cluster, data: &Path) -> Result<()> {
+    let mut command = install_dir.command("pg_basebackup")?;
     command
         .args(["--checkpoint=fast", "--wal-method=stream", "--no-sync", "--dbname"])
         .arg(primary.conninfo("postgres").to_string())

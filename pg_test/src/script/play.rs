@@ -1,7 +1,7 @@
 //! Runs a test of a scenario file.
 
 use super::holes::{self, AuditedDatabase, BOUND, LANDS, TABLE};
-use super::servers::Opened;
+use super::open_session::OpenSession;
 use super::shell::Shell;
 use super::shown::{are, fault_shown, is, shown};
 use super::{Action, Finding, Hole, Only, Place, Server, Step, Test, Wanted, What};
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 pub(super) struct Player<'a> {
     pub(super) database: &'a Database,
     patience: Duration,
-    pub(super) sessions: BTreeMap<String, Opened>,
+    pub(super) sessions: BTreeMap<String, OpenSession>,
     /// The servers and databases that steps have made, by name.
     pub(super) others: BTreeMap<String, Cluster>,
     pub(super) databases: BTreeMap<String, Database>,

@@ -1,5 +1,6 @@
 //! A test's servers, databases and sessions, and its shell commands.
 
+use super::open_session::OpenSession;
 use super::play::Player;
 use super::{Place, Server, ServerStep, Verb};
 use crate::background::{Background, Outcome};
@@ -8,14 +9,6 @@ use crate::cluster::{Cluster, base_backup};
 use crate::process::{self, PATIENCE, wait_until};
 use anyhow::{Context, Result, ensure};
 use nix::sys::signal::Signal;
-
-/// An open session: its role, its database and its server.
-pub(super) struct Opened {
-    role: Option<String>,
-    on: Option<String>,
-    server: String,
-    pub session: Background,
-}
 
 impl Verb {
     pub(super) fn of(word: &str) -> Option<Verb> {
@@ -68,7 +61,7 @@ impl<'a> Player<'a> {
                     standby.start()?;
                     standby
                 } else {
-                    builder.create_by(|prefix, data| base_backup(prefix, server, data))?
+                    builder.create_by(|install_dir, data| base_backup(install_dir, server, data))?
                 };
                 self.disconnect_all(name);
                 self.others.insert(name.to_owned(), made);
@@ -127,7 +120,7 @@ impl<'a> Player<'a> {
         let victim = sessions.get(whose).with_context(missing)?;
         process::signal(victim.session.pid(), Signal::SIGKILL)?;
         // Until the server has noticed the crash, it may still accept connections.
-        let gone = |opened: &mut Opened| opened.session.run("SELECT 1").is_err();
+        let gone = |opened: &mut OpenSession| opened.session.run("SELECT 1").is_err();
         for opened in sessions.values_mut() {
             wait_until("all sessions are gone", PATIENCE, || gone(opened))?;
         }
@@ -193,10 +186,10 @@ impl<'a> Player<'a> {
             if self.pooler.is_some() {
                 session.look_from(self.database.conninfo());
             }
-            let opened = Opened { role: role.clone(), on: place.on.clone(), server, session };
+            let opened = OpenSession { role: role.clone(), on: place.on.clone(), server, session };
             self.sessions.insert(name.to_owned(), opened);
         }
-        let Opened { role: was, on, session, .. } =
+        let OpenSession { role: was, on, session, .. } =
             self.sessions.get_mut(name).expect("it was opened");
         ensure!(
             role.is_none() || role == *was,

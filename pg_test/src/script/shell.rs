@@ -1,7 +1,7 @@
 //! Shell commands in the test's own folder, in which `psql` and other programs find the test's database.
 
 use crate::client::Conninfo;
-use crate::clients::command::stage;
+use crate::clients::command::fixture;
 use crate::lab::Lab;
 use crate::process::{as_server_user, wait_until};
 use crate::source_tree::source_root;
@@ -32,13 +32,13 @@ pub struct Ended {
 impl<'a> Shell<'a> {
     /// Makes a shell. With `with_command` it also finds `pg_fence`.
     pub fn new(lab: &'a Lab, with_command: bool) -> Result<Shell<'a>> {
-        let mut places = vec![lab.prefix().bin_dir()];
+        let mut places = vec![lab.install_dir().bin_dir()];
         if with_command {
-            places.push(stage::program()?.parent().context("it lies somewhere")?.to_owned());
+            places.push(fixture::program()?.parent().context("it lies somewhere")?.to_owned());
         }
         let path = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(places.into_iter().chain(std::env::split_paths(&path)))?;
-        let dir = lab.prefix().new_dir("shell")?;
+        let dir = lab.install_dir().new_dir("shell")?;
         Ok(Shell {
             lab,
             dir,

@@ -1,7 +1,7 @@
 //! The server's work on a request. The decisions are the extension's own code. The steps around them (locks, reads,
 //! draws) are modelled in the extension's order.
 
-use crate::server::{Row, TTL, micros};
+use crate::server::{LeaseRow, TTL, micros};
 use crate::state::{Change, Early, Op, Phase, State, Transaction};
 use crate::system::{
     GUARD_EXCLUDES, NEVER_REISSUED, NOBODY_KEPT_OUT, NOT_ABANDONED, NOT_EXPIRED, ONE_HOLDER, System,
@@ -40,7 +40,7 @@ impl System {
     }
 
     /// Returns the grant as seen by a request that may check its session's lock now.
-    fn grant(&self, state: &State, early: &Early, row: &Row) -> Grant {
+    fn grant(&self, state: &State, early: &Early, row: &LeaseRow) -> Grant {
         row.grant(match early.abandoned {
             Some(abandoned) => abandoned == Some(row.first),
             None => state.server.is_abandoned(&self.protections, row),
@@ -80,7 +80,7 @@ impl System {
         };
         let (first, session) = (token, state.clients[c].session);
         let (renewed, closing, expires) = (Vec::new(), None, clock + TTL);
-        let row = Row { owner: c, first, renewed, closing, expires, session };
+        let row = LeaseRow { owner: c, first, renewed, closing, expires, session };
         if session.is_some() && self.protections.session_lock_first {
             state.server.session_locks.push((c, first));
         }
@@ -103,7 +103,7 @@ impl System {
     }
 
     /// Checks a grant for which a token was accepted.
-    fn check_speaks(&self, state: &mut State, row: &Row) {
+    fn check_speaks(&self, state: &mut State, row: &LeaseRow) {
         if !row.is_live(state.clock) {
             state.violate(NOT_EXPIRED);
         }
@@ -120,11 +120,11 @@ impl System {
     }
 
     /// Checks each new grant against the true clock and the true rows.
-    fn check_alone(&self, state: &mut State, c: usize, new: &Row) {
+    fn check_alone(&self, state: &mut State, c: usize, new: &LeaseRow) {
         if !new.is_live(state.clock) {
             state.violate(NOT_EXPIRED);
         }
-        let yields = |row: &Row| self.bounds.reclaim && row.owner == c;
+        let yields = |row: &LeaseRow| self.bounds.reclaim && row.owner == c;
         let written = state.others(c).filter_map(|t| match &t.change {
             Change::Lease(row) => Some(row),
             _ => None,
@@ -132,7 +132,7 @@ impl System {
         let committed = state.server.data.lease.iter().filter(|row| !yields(row));
         let is_beside = committed.chain(written).any(|row| state.lives(row));
         let is_relied_on = state.others(c).any(|t| t.guarded.is_some());
-        let stands = |row: &Row| row.is_live(state.clock) && row.owner != c;
+        let stands = |row: &LeaseRow| row.is_live(state.clock) && row.owner != c;
         state.passed_on |= state.server.data.lease.as_ref().is_some_and(stands);
         if is_beside {
             state.violate(ONE_HOLDER);
@@ -143,13 +143,13 @@ impl System {
     }
 
     /// Returns the committed grant of the client's token.
-    fn own_row(&self, state: &State, early: &Early, token: Token) -> Option<Row> {
+    fn own_row(&self, state: &State, early: &Early, token: Token) -> Option<LeaseRow> {
         let row = early.row.as_ref().unwrap_or(&state.server.data.lease);
         row.clone().filter(|row| row.tokens().contains(token))
     }
 
     /// The client learns that its token is not accepted. It gives up, unless renewing can help.
-    fn refuse(&self, state: &mut State, c: usize, row: Option<&Row>) -> Option<()> {
+    fn refuse(&self, state: &mut State, c: usize, row: Option<&LeaseRow>) -> Option<()> {
         let token = state.clients[c].token?;
         let now = micros(state.clock);
         let grant = row.map(|row| self.grant(state, &Early::default(), row));

@@ -17,7 +17,7 @@ const TTL: u8 = 2;
 
 /// A version of the row, and its true history, which the extension does not know.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
-struct Row {
+struct RowVersion {
     fence: Option<u8>,
     /// The deadline, in seconds.
     deadline: Option<u8>,
@@ -27,7 +27,7 @@ struct Row {
     written_since: bool,
 }
 
-impl Row {
+impl RowVersion {
     fn is_held(&self, clock: u8) -> bool {
         self.fence.is_some() && self.deadline.is_some_and(|deadline| deadline > clock)
     }
@@ -108,9 +108,9 @@ enum Shown {
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 struct State {
     /// The committed version, followed by those of the open transaction.
-    versions: Vec<Row>,
+    versions: Vec<RowVersion>,
     /// The committed version before the latest commit.
-    before: Row,
+    before: RowVersion,
     writer: Option<Writer>,
     workers: Vec<Worker>,
     clock: u8,
@@ -122,7 +122,7 @@ struct State {
 }
 
 impl State {
-    fn row(&self) -> Row {
+    fn row(&self) -> RowVersion {
         self.versions[self.versions.len() - 1]
     }
 
@@ -240,11 +240,11 @@ impl Rows {
                 state.drawn += 1;
                 state.workers[worker].token = Some(state.drawn);
                 let (fence, deadline) = (Some(state.drawn), Some(seconds(deadline)));
-                Row { fence, deadline, claimant: Some(worker), written_since: false }
+                RowVersion { fence, deadline, claimant: Some(worker), written_since: false }
             }
             Verdict::Land(deadline) => {
                 let written_since = old.written_since || !is_holder;
-                Row { deadline: deadline.map(seconds), written_since, ..old }
+                RowVersion { deadline: deadline.map(seconds), written_since, ..old }
             }
         };
         state.versions.push(new);
@@ -300,7 +300,7 @@ fn violation(
     state: &State,
     (worker, is_own): (usize, bool),
     statement: Statement,
-    (old, new): (&Row, &Row),
+    (old, new): (&RowVersion, &RowVersion),
 ) -> Option<&'static str> {
     let is_claim = new.fence != old.fence;
     let is_holders = old.claimant == Some(worker) && !old.written_since;
@@ -325,7 +325,11 @@ fn violation(
 }
 
 /// Returns what this write has shown to happen.
-fn shown(state: &State, statement: Statement, (old, new): (&Row, &Row)) -> Option<Shown> {
+fn shown(
+    state: &State,
+    statement: Statement,
+    (old, new): (&RowVersion, &RowVersion),
+) -> Option<Shown> {
     let was_over = old.deadline.is_some() && !old.is_held(state.clock);
     match statement {
         Write if was_over => Some(Shown::LateWrite),
@@ -348,8 +352,8 @@ impl Model for Rows {
 
     fn init_states(&self) -> Vec<State> {
         vec![State {
-            versions: vec![Row::default()],
-            before: Row::default(),
+            versions: vec![RowVersion::default()],
+            before: RowVersion::default(),
             writer: None,
             workers: vec![Worker::default(); self.workers],
             clock: 0,

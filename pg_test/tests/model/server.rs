@@ -14,7 +14,7 @@ pub const TTL: u8 = 2;
 
 /// The row of the lease: its latest grant.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
-pub struct Row {
+pub struct LeaseRow {
     pub owner: usize,
     pub first: Token,
     pub renewed: Vec<Token>,
@@ -24,7 +24,7 @@ pub struct Row {
     pub session: Option<u8>,
 }
 
-impl Row {
+impl LeaseRow {
     /// Returns its tokens.
     pub fn tokens(&self) -> Tokens {
         Tokens::new(self.first, &self.renewed)
@@ -72,7 +72,7 @@ pub struct Data {
     /// The sequence's number as a dump would carry it.
     dumped: Token,
     pub floor: Epoch,
-    pub lease: Option<Row>,
+    pub lease: Option<LeaseRow>,
     /// The fence of the row that is bound to the lease.
     pub bound: Option<Token>,
     /// The greatest token of an acknowledged grant.
@@ -81,7 +81,7 @@ pub struct Data {
 
 /// The steps of an advance or a new epoch, in any order.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-enum Step {
+enum AdvanceStep {
     Sequence,
     Epoch,
     Identity,
@@ -102,7 +102,7 @@ pub struct Server {
     /// The recorded start. Any recovery resets it.
     begun: Option<i64>,
     /// The remaining steps of an advance that a session has begun.
-    steps: Vec<Step>,
+    steps: Vec<AdvanceStep>,
 }
 
 /// The server's start time. A crash need not change it: if one backend crashes, the postmaster restarts the others and
@@ -153,7 +153,7 @@ impl Server {
     }
 
     /// Returns true if a check of the session's lock now shows the grant as abandoned.
-    pub fn is_abandoned(&self, p: &Protections, row: &Row) -> bool {
+    pub fn is_abandoned(&self, p: &Protections, row: &LeaseRow) -> bool {
         let holds = |(_, first): &(usize, Token)| *first == row.first || !p.session_lock_by_token;
         row.session.is_some() && !self.session_locks.iter().any(holds)
     }
@@ -213,19 +213,24 @@ impl Server {
         if self.steps.is_empty() {
             let mut steps = match self.due(p) {
                 Due::Nothing => return false,
-                Due::Advance => vec![Step::Sequence, Step::Start],
-                Due::NewEpoch => vec![Step::Sequence, Step::Epoch, Step::Identity, Step::Start],
+                Due::Advance => vec![AdvanceStep::Sequence, AdvanceStep::Start],
+                Due::NewEpoch => vec![
+                    AdvanceStep::Sequence,
+                    AdvanceStep::Epoch,
+                    AdvanceStep::Identity,
+                    AdvanceStep::Start,
+                ],
             };
             if !p.identity_last {
-                steps.sort_by_key(|step| *step != Step::Identity);
+                steps.sort_by_key(|step| *step != AdvanceStep::Identity);
             }
             if !p.start_last {
-                steps.sort_by_key(|step| *step != Step::Start);
+                steps.sort_by_key(|step| *step != AdvanceStep::Start);
             }
             self.steps = steps;
         }
         match self.steps.remove(0) {
-            Step::Sequence => {
+            AdvanceStep::Sequence => {
                 let now = if p.move_by_clock { micros(clock) } else { Instant::EARLIEST };
                 let target = epochs::target(self.data.sequence.last, now);
                 let target = target.expect("far from the end");
@@ -234,15 +239,15 @@ impl Server {
                     self.flush();
                 }
             }
-            Step::Epoch => {
+            AdvanceStep::Epoch => {
                 self.data.floor = Epoch::at(self.data.sequence.last);
                 self.flush();
             }
-            Step::Identity => {
+            AdvanceStep::Identity => {
                 self.data.identity = self.identity(p).fingerprint();
                 self.flush();
             }
-            Step::Start => {
+            AdvanceStep::Start => {
                 self.data.dumped = self.data.sequence.last;
                 self.begun = Some(START.fingerprint(self.data.identity));
             }

@@ -18,7 +18,7 @@ use stateright::{Model, Property};
 
 /// A row of the lease table: the latest grant of its slot.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-struct Row {
+struct SnapshotRow {
     slot: i32,
     kind: Kind,
     /// The number of the grant among all grants ever made.
@@ -29,7 +29,7 @@ struct Row {
     over: bool,
 }
 
-impl Row {
+impl SnapshotRow {
     fn token(&self) -> Token {
         Token::from_bigint(i64::from(self.number) + 1)
     }
@@ -53,13 +53,13 @@ const NOW: Instant = Instant::EARLIEST;
 /// The committed grants, which a snapshot shows.
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 struct World {
-    rows: Vec<Row>,
+    rows: Vec<SnapshotRow>,
     /// The number of committed guarded transactions, by grant.
     work: Vec<u8>,
 }
 
 impl World {
-    fn put(&mut self, row: Row) {
+    fn put(&mut self, row: SnapshotRow) {
         self.rows.retain(|other| other.slot != row.slot);
         self.rows.push(row);
         self.rows.sort_by_key(|row| row.slot);
@@ -77,7 +77,7 @@ struct Transaction {
     snapshot: Option<World>,
     locks: Vec<Held>,
     /// The rows that it has written.
-    rows: Vec<Row>,
+    rows: Vec<SnapshotRow>,
     /// The grants that it relies on: it writes something under each.
     guards: Vec<usize>,
 }
@@ -111,7 +111,7 @@ struct State {
     sessions: Vec<Option<Transaction>>,
     prepared: Vec<Transaction>,
     /// All grants that were made, each with those that held the lease before it.
-    grants: Vec<(Row, Vec<usize>)>,
+    grants: Vec<(SnapshotRow, Vec<usize>)>,
     begun: u8,
     acquired: usize,
     /// True if a transaction relies on a grant and does not see the work of an earlier holder.
@@ -141,17 +141,17 @@ impl State {
     }
 
     /// Returns the rows that the session sees now.
-    fn rows(&self, session: usize) -> Vec<Row> {
+    fn rows(&self, session: usize) -> Vec<SnapshotRow> {
         let mut seen = self.world.clone();
         self.open(session).into_iter().flat_map(|open| &open.rows).for_each(|row| seen.put(*row));
         seen.rows
     }
 
-    fn row(&self, session: usize, slot: i32) -> Option<Row> {
+    fn row(&self, session: usize, slot: i32) -> Option<SnapshotRow> {
         self.rows(session).into_iter().find(|row| row.slot == slot)
     }
 
-    fn write(&mut self, session: usize, row: Row) {
+    fn write(&mut self, session: usize, row: SnapshotRow) {
         let written = &mut self.sessions[session].as_mut().expect("open").rows;
         written.retain(|other| other.slot != row.slot);
         written.push(row);
@@ -225,17 +225,21 @@ const SLOTS: Lease = Lease { kinds: &[Alone, Slots(2)], ..READERS };
 impl Lease {
     fn acquire(&self, state: &mut State, session: usize, kind: Kind) -> Option<()> {
         let rows = state.rows(session);
-        let guards = |row: &Row| state.open(session).is_some_and(|t| t.guards.contains(&row.grant));
-        let guarded = |row: &Row| {
+        let guards =
+            |row: &SnapshotRow| state.open(session).is_some_and(|t| t.guards.contains(&row.grant));
+        let guarded = |row: &SnapshotRow| {
             let asks = row.over && kind != Alone;
             guards(row) || asks && !state.is_free(session, TAKE_SLOT, row.slot)
         };
-        let seen =
-            |row: &Row| ExistingGrant { grant: row.as_grant(), mine: false, guarded: guarded(row) };
+        let seen = |row: &SnapshotRow| ExistingGrant {
+            grant: row.as_grant(),
+            mine: false,
+            guarded: guarded(row),
+        };
         let mut existing: Vec<ExistingGrant> = rows.iter().map(seen).collect();
         if kind != Alone {
             let under_way = state.others(session).flat_map(|other| &other.rows);
-            let under_way: Vec<Grant> = under_way.map(Row::as_grant).collect();
+            let under_way: Vec<Grant> = under_way.map(SnapshotRow::as_grant).collect();
             grant::add_under_way(&mut existing, &under_way, kind.mode(), NOW);
         }
         let ask = Ask { mode: kind.mode(), reclaim: false };
@@ -256,7 +260,7 @@ impl Lease {
         let grant = state.grants.len();
         let next = rows.iter().map(|row| row.number + 1).max().unwrap_or(0);
         let number = if self.numbers_recur { next } else { grant as u8 };
-        let row = Row { slot, kind, grant, number, renewed: false, over: false };
+        let row = SnapshotRow { slot, kind, grant, number, renewed: false, over: false };
         let earlier = state.grants.iter().filter(|(other, _)| other.is_before(slot, kind));
         let before = earlier.map(|(other, _)| other.grant).collect();
         state.grants.push((row, before));
@@ -266,8 +270,8 @@ impl Lease {
     }
 
     /// Returns true if the transaction may rely on the grant, by the rule under test.
-    fn allows(&self, state: &State, snapshot: &World, row: &Row) -> bool {
-        let is_it = |other: &Row| match self.rule {
+    fn allows(&self, state: &State, snapshot: &World, row: &SnapshotRow) -> bool {
+        let is_it = |other: &SnapshotRow| match self.rule {
             Rule::VisibleNumber => other.number == row.number,
             Rule::VisibleLease => true,
             _ => other.grant == row.grant,
@@ -314,7 +318,7 @@ impl Lease {
                 state.lock(s, &[(CHANGE, slot)])?;
                 let row = state.row(s, slot)?;
                 (!row.renewed && !row.over).then_some(())?;
-                state.write(s, Row { renewed: true, ..row });
+                state.write(s, SnapshotRow { renewed: true, ..row });
             }
             Action::UndoAll(s) => {
                 let snapshot = state.sessions[s].take()?.snapshot;
@@ -341,7 +345,9 @@ impl Lease {
             }
             Action::Prune(slot) => {
                 let nobody = state.sessions.len();
-                let over = |row: &Row| row.slot == slot && row.as_grant().phase(NOW) != Phase::Held;
+                let over = |row: &SnapshotRow| {
+                    row.slot == slot && row.as_grant().phase(NOW) != Phase::Held
+                };
                 let is_over = state.world.rows.iter().any(over);
                 (is_over && state.is_free(nobody, PRUNE, slot)).then_some(())?;
                 state.world.rows.retain(|row| row.slot != slot);
@@ -361,9 +367,9 @@ impl Model for Lease {
             let number = if let Slots(n) = kind { *n as u8 } else { 1 };
             let row = |n: u8| {
                 let (slot, grant) = (i32::from(n), usize::from(n));
-                Row { slot, kind: *kind, grant, number: n, renewed: false, over: false }
+                SnapshotRow { slot, kind: *kind, grant, number: n, renewed: false, over: false }
             };
-            let rows: Vec<Row> = (0..number).map(row).collect();
+            let rows: Vec<SnapshotRow> = (0..number).map(row).collect();
             State {
                 grants: rows.iter().map(|row| (*row, Vec::new())).collect(),
                 world: World { rows, work: vec![0; usize::from(number)] },

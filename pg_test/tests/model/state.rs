@@ -1,6 +1,6 @@
 //! A state of the whole system, and its possible next events.
 
-use crate::server::{Row, Server};
+use crate::server::{LeaseRow, Server};
 use pg_test::rules::Token;
 use pg_test::rules::fence::Landing;
 use pg_test::rules::locks::LockMode;
@@ -55,7 +55,7 @@ pub enum Action {
 /// A change that a transaction makes when it commits.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub enum Change {
-    Lease(Row),
+    Lease(LeaseRow),
     Bound(Landing),
 }
 
@@ -64,7 +64,7 @@ pub enum Change {
 pub struct Early {
     pub token: Option<Token>,
     pub clock: Option<u8>,
-    pub row: Option<Option<Row>>,
+    pub row: Option<Option<LeaseRow>>,
     /// The first token of the grant that was abandoned then, if it was.
     pub abandoned: Option<Option<Token>>,
 }
@@ -172,12 +172,12 @@ impl State {
     }
 
     /// Returns true if the session with which the grant ends has really ended, whatever the locks say.
-    pub fn session_has_ended(&self, row: &Row) -> bool {
+    pub fn session_has_ended(&self, row: &LeaseRow) -> bool {
         row.session.is_some() && row.session != self.clients[row.owner].session
     }
 
     /// Returns true if the grant is really current, whatever the server sees.
-    pub fn lives(&self, row: &Row) -> bool {
+    pub fn lives(&self, row: &LeaseRow) -> bool {
         row.is_live(self.clock) && !self.session_has_ended(row)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::protections::{Bounds, Protections};
 use crate::search::{never, once_more};
-use crate::server::{Row, Server};
+use crate::server::{LeaseRow, Server};
 use crate::state::{Action, Change, Client, Early, Op, Phase, Spent, State};
 use pg_test::rules::Token;
 use stateright::{Model, Property};
@@ -79,7 +79,7 @@ impl System {
                 if row.closing.is_none() {
                     data.granted = data.granted.max(latest);
                 }
-                let is_over = |old: &Row| old.first == row.first && old.closing.is_some();
+                let is_over = |old: &LeaseRow| old.first == row.first && old.closing.is_some();
                 let revived = row.closing.is_none() && data.lease.as_ref().is_some_and(is_over);
                 data.lease = Some(row);
                 if revived {
@@ -89,7 +89,7 @@ impl System {
             Change::Bound(landing) => {
                 let went_back = data.bound > Some(landing.fence);
                 data.bound = Some(landing.fence);
-                let guarded = |row: &&Row| Some(row.first) == transaction.guarded;
+                let guarded = |row: &&LeaseRow| Some(row.first) == transaction.guarded;
                 let relied_on = data.lease.as_ref().filter(guarded);
                 if relied_on.is_none_or(|row| row.tokens().latest() < data.granted) {
                     state.violate(NO_STALE_BOUND);

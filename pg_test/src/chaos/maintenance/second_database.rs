@@ -1,7 +1,7 @@
 //! A second database of the same server, for DDL that loses leases, which the checker could not tell from a violation.
 //! Here nothing is checked except that servers and standbys survive.
 
-use super::Answer;
+use super::StatementResult;
 use crate::chaos::instructions::Instructions;
 use crate::client::{Conninfo, Session};
 use std::path::Path;
@@ -34,12 +34,12 @@ pub fn work(instructions: &Path, wanted: &Arc<AtomicBool>, waits: &Arc<AtomicBoo
     }
 }
 
-fn connect(port: u16) -> Answer<Session> {
+fn connect(port: u16) -> StatementResult<Session> {
     let conninfo = Conninfo::new(port, NAME).application("second").set("statement_timeout", "2s");
     Session::connect(&conninfo.to_string())
 }
 
-fn renew(port: u16, wanted: &AtomicBool, token: &AtomicI64) -> Answer<()> {
+fn renew(port: u16, wanted: &AtomicBool, token: &AtomicI64) -> StatementResult<()> {
     let mut session = connect(port)?;
     while wanted.load(Ordering::Relaxed) {
         let current = token.load(Ordering::Relaxed);
@@ -57,7 +57,7 @@ fn look(
     wanted: &AtomicBool,
     waits: &AtomicBool,
     token: &AtomicI64,
-) -> Answer<()> {
+) -> StatementResult<()> {
     let mut session = connect(port)?;
     while wanted.load(Ordering::Relaxed) {
         let waiting = waits.load(Ordering::Relaxed);
@@ -80,7 +80,7 @@ fn look(
 }
 
 /// Acquires the lease, and others to fill its page, so that each renewal leaves something to prune.
-fn acquire(session: &mut Session) -> Answer<i64> {
+fn acquire(session: &mut Session) -> StatementResult<i64> {
     let granted = session.try_rows("SELECT lease_acquire('job', 'me', '1 h', reclaim => true)")?;
     session.try_rows(
         "SELECT lease_acquire_all(ARRAY(SELECT 'old:' || n FROM generate_series(1, 20) n), ttl => '1 ms')",
@@ -89,7 +89,7 @@ fn acquire(session: &mut Session) -> Answer<i64> {
 }
 
 /// The DDL that is possible in the present state.
-pub fn ddl(session: &mut Session) -> Answer<Vec<String>> {
+pub fn ddl(session: &mut Session) -> StatementResult<Vec<String>> {
     let create = "CREATE EXTENSION pg_fence";
     if session.try_rows("SELECT FROM pg_extension WHERE extname = 'pg_fence'")?.is_empty() {
         return Ok(vec![create.to_owned()]);

@@ -39,7 +39,11 @@ pub fn answer(instructions: PathBuf, wanted: Arc<AtomicBool>, waits: Arc<AtomicB
     });
 }
 
-fn answer_once(session: &mut Session, waits: &AtomicBool, rng: &mut StdRng) -> super::Answer<()> {
+fn answer_once(
+    session: &mut Session,
+    waits: &AtomicBool,
+    rng: &mut StdRng,
+) -> super::StatementResult<()> {
     let waiting =
         session.try_rows(&format!("SELECT datname FROM pg_stat_activity WHERE {WAIT}"))?;
     if waiting.iter().any(|row| row[0].as_deref() == Some(second_database::NAME)) {

@@ -1,6 +1,6 @@
 //! Scenarios without disturbances. `command/scenarios.script` has more.
 
-use super::stage::{Scene, Stage, has_ended, is_gone};
+use super::fixture::{CommandFixture, Scene, has_ended, is_gone};
 use crate::Calls;
 use crate::process::{PATIENCE, output_of, wait_until};
 use anyhow::{Context, Result, ensure};
@@ -8,43 +8,43 @@ use std::process::Command;
 use std::time::Duration;
 
 pub fn presented_by_psql(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
+    let fixture = &scene.fixture()?;
     let script = "write A1; echo $PG_FENCE_TOKEN $PG_FENCE_LEASE; \
                   psql -qAtXc \"SELECT state, holder FROM lease_info('job')\"; exit 3";
-    let ended = stage.run("job --holder me", script)?.ends_with(3)?;
-    let token: i64 = stage.admin()?.one("SELECT fence FROM work", &[])?;
+    let ended = fixture.run("job --holder me", script)?.ends_with(3)?;
+    let token: i64 = fixture.admin()?.one("SELECT fence FROM work", &[])?;
     ensure!(ended.stdout == format!("{token} job\nheld|me\n"), "{ended:?}");
     ensure!(ended.stderr.is_empty(), "{ended:?}");
-    ensure!(!stage.is_held()?);
-    stage.has_written(&["A1"])
+    ensure!(!fixture.is_held()?);
+    fixture.has_written(&["A1"])
 }
 
 /// The server counts from the grant, and the client from before its call, so a client that has waited long renews at
 /// once.
 pub fn a_wait_in_line_uses_up_the_deadline(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
-    let mut admin = stage.admin()?;
+    let fixture = &scene.fixture()?;
+    let mut admin = fixture.admin()?;
     let token = admin.acquire("job", "1 h")?;
     let script = "write A1; ready; await go; write A2";
-    let run = stage.run("job --ttl 3s --wait 10m", script)?;
+    let run = fixture.run("job --ttl 3s --wait 10m", script)?;
     std::thread::sleep(scene.time(Duration::from_secs(4)));
     admin.run(&format!("SELECT lease_release('job', {token})"))?;
-    stage.pid("pid")?;
-    stage.wait_for_renewal()?;
-    stage.touch("go")?;
+    fixture.pid("pid")?;
+    fixture.wait_for_renewal()?;
+    fixture.touch("go")?;
     run.ends_with(0)?;
-    stage.has_written(&["A1", "A2"])
+    fixture.has_written(&["A1", "A2"])
 }
 
 pub fn left_behind(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
+    let fixture = &scene.fixture()?;
     // Runs in the background, in a session of its own, ignoring signals.
     let script = "sh -c \"trap '' TERM HUP; echo \\$\\$ > $DIR/one; while :; do sleep 0.1; done\" & \
                   setsid sh -c 'echo $$ > $DIR/two; exec sleep 600' & \
                   until [ -s $DIR/one ] && [ -s $DIR/two ]; do sleep 0.05; done; exit 4";
-    let run = stage.run("job --grace 1s", script)?;
-    let (one, two) = (stage.pid("one")?, stage.pid("two")?);
-    stage.taken_over()?;
+    let run = fixture.run("job --grace 1s", script)?;
+    let (one, two) = (fixture.pid("one")?, fixture.pid("two")?);
+    fixture.taken_over()?;
     has_ended(one)?;
     has_ended(two)?;
     run.ends_with(4)?.says("left behind")
@@ -61,41 +61,41 @@ const FORKS: &str =
     "perl -MPOSIX=setsid -e '$until = time + 60; while (time < $until) { exit if fork; setsid }' &";
 
 pub fn daemons(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
+    let fixture = &scene.fixture()?;
     for number in 0..DAEMONS {
         let script = format!("{LOCKS} setsid sh -c 'sleep 60 & exit 0' & exit 0");
-        stage.run("job --no-cgroup --grace 1s", &script)?.ends_with(0)?;
-        nothing_is_alive(stage).with_context(|| format!("daemon {number}"))?;
-        ensure!(!stage.is_held()?);
+        fixture.run("job --no-cgroup --grace 1s", &script)?.ends_with(0)?;
+        nothing_is_alive(fixture).with_context(|| format!("daemon {number}"))?;
+        ensure!(!fixture.is_held()?);
     }
     for options in ["", "--no-cgroup", "--no-cgroup"] {
         // So that many forks are going on when the program ends.
         let script = format!("{LOCKS} {FORKS} sleep 0.3; exit 3");
-        let ended = stage.run(&format!("job --grace 200ms {options}"), &script)?.ends_with(3)?;
+        let ended = fixture.run(&format!("job --grace 200ms {options}"), &script)?.ends_with(3)?;
         if ended.stderr.contains("the lease is left to its ttl") {
             // On a busy machine they may escape KILL for two seconds; then the lease is not released.
-            ensure!(stage.is_held()?, "{ended:?}");
-            wait_until("they end by themselves", PATIENCE, || nothing_is_alive(stage).is_ok())?;
-            stage.revoke()?;
+            ensure!(fixture.is_held()?, "{ended:?}");
+            wait_until("they end by themselves", PATIENCE, || nothing_is_alive(fixture).is_ok())?;
+            fixture.revoke()?;
         }
-        nothing_is_alive(stage).with_context(|| format!("forks {options}: {ended:?}"))?;
-        ensure!(!stage.is_held()?);
+        nothing_is_alive(fixture).with_context(|| format!("forks {options}: {ended:?}"))?;
+        ensure!(!fixture.is_held()?);
     }
     Ok(())
 }
 
-fn nothing_is_alive(stage: &Stage) -> Result<()> {
+fn nothing_is_alive(fixture: &CommandFixture) -> Result<()> {
     let mut lock = Command::new("flock");
-    output_of(lock.args(["-n", "-x"]).arg(stage.dir().join("alive")).arg("true")).map(drop)
+    output_of(lock.args(["-n", "-x"]).arg(fixture.dir().join("alive")).arg("true")).map(drop)
 }
 
 /// The command gets HUP, as without `pg_fence run`.
 pub fn the_terminal_is_gone(scene: &Scene) -> Result<()> {
-    let stage = &scene.stage()?;
+    let fixture = &scene.fixture()?;
     let line = "exec $RUN job --ttl 10m -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'";
-    let terminal = super::terminal::Terminal::start(stage, line)?;
-    let pid = stage.pid("pid")?;
+    let terminal = super::terminal::Terminal::start(fixture, line)?;
+    let pid = fixture.pid("pid")?;
     terminal.is_torn_away()?;
     is_gone(pid)?;
-    stage.wait_until_free()
+    fixture.wait_until_free()
 }

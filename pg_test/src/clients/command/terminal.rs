@@ -1,6 +1,6 @@
 //! A terminal for a test, provided by `script`.
 
-use super::stage::{Stage, kill};
+use super::fixture::{CommandFixture, kill};
 use crate::process;
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
@@ -16,21 +16,21 @@ pub struct Terminal {
 
 impl Terminal {
     /// Runs a shell command in a terminal of its own, where `$RUN` is `pg_fence … run`.
-    pub fn start(stage: &Stage, line: &str) -> Result<Terminal> {
-        let mut given = stage.command();
+    pub fn start(fixture: &CommandFixture, line: &str) -> Result<Terminal> {
+        let mut given = fixture.command();
         given.arg("run");
         let words: Vec<String> = std::iter::once(given.get_program())
             .chain(given.get_args())
             .map(|word| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''")))
             .collect();
-        let path = stage.dir().join("run");
+        let path = fixture.dir().join("run");
         std::fs::write(&path, format!("exec {} \"$@\"\n", words.join(" ")))?;
         // Tests under nohup, or in the background of a script, would pass on that these signals are ignored.
         let mut command = Command::new("env");
         command.arg("--default-signal=HUP,INT,QUIT");
         command
             .args(["script", "-qfec", line])
-            .arg(stage.dir().join(SHOWN))
+            .arg(fixture.dir().join(SHOWN))
             .env("SHELL", "/bin/bash");
         for (name, value) in given.get_envs() {
             match value {

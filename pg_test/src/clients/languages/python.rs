@@ -1,8 +1,8 @@
 //! The client in Python, on psycopg 3.
 
 use super::{Check, Language, Program, Programs};
-use crate::orm::{self, PYTHON, Runtime};
 use crate::process::output_of;
+use crate::runtime::{self, PYTHON, Runtime};
 use crate::setup::{self, Package};
 use crate::source_tree::{source_root, target_dir};
 use anyhow::Result;
@@ -17,7 +17,7 @@ pub const LANGUAGE: Language = Language {
     prepare,
     checks,
     first_worker: FIRST_WORKER,
-    is_there: || orm::is_there(PYTHON),
+    is_there: || runtime::is_there(PYTHON),
 };
 
 /// The client with asyncio.
@@ -74,7 +74,7 @@ fn prepare_asyncio_on_libpq() -> Result<Programs> {
 }
 
 fn checks() -> Result<Vec<Check>> {
-    let tools = orm::fetch(TOOLS)?.join("bin");
+    let tools = runtime::fetch(TOOLS)?.join("bin");
     let tool = |name: &'static str, arguments: &[&str]| {
         let mut command = Command::new(tools.join(name));
         command.args(arguments).env("PYTHONDONTWRITEBYTECODE", "1");
@@ -86,8 +86,8 @@ fn checks() -> Result<Vec<Check>> {
     format.command.arg(client());
     let pyright = |project: PathBuf| -> Result<Command> {
         let mut pyright = Command::new("node");
-        pyright.arg(orm::fetch(PYRIGHT)?.join("node_modules/pyright/index.js"));
-        pyright.arg("--pythonpath").arg(orm::fetch(PYTHON)?.join("bin/python"));
+        pyright.arg(runtime::fetch(PYRIGHT)?.join("node_modules/pyright/index.js"));
+        pyright.arg("--pythonpath").arg(runtime::fetch(PYTHON)?.join("bin/python"));
         pyright.arg("--project").arg(project);
         Ok(pyright)
     };
@@ -156,7 +156,7 @@ fn with_worker(worker: &str) -> Result<Programs> {
 
 fn program(script: &str) -> Result<Program> {
     Ok(Program {
-        program: orm::fetch(PYTHON)?.join("bin/python").into(),
+        program: runtime::fetch(PYTHON)?.join("bin/python").into(),
         arguments: vec!["-W".into(), "error".into(), client().join(script).into()],
         environment: vec![
             ("PYTHONPATH".into(), client().join("src").into()),

@@ -1,8 +1,8 @@
 //! The client in TypeScript, on `pg` and on `postgres`.
 
 use super::{Check, Language, Program, Programs};
-use crate::orm::{self, Runtime};
 use crate::process::output_of;
+use crate::runtime::{self, Runtime};
 use crate::source_tree::{source_root, target_dir};
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -19,7 +19,7 @@ pub const ON_PG: Language = Language {
     prepare: || prepare("pg", FIRST_WORKER),
     checks,
     first_worker: FIRST_WORKER,
-    is_there: || orm::is_there(LIBRARIES),
+    is_there: || runtime::is_there(LIBRARIES),
 };
 
 pub const ON_POSTGRES: Language = Language {
@@ -28,7 +28,7 @@ pub const ON_POSTGRES: Language = Language {
     prepare: || prepare("postgres", "examples/first_worker_postgres.mjs"),
     checks: super::no_checks,
     first_worker: FIRST_WORKER,
-    is_there: || orm::is_there(LIBRARIES),
+    is_there: || runtime::is_there(LIBRARIES),
 };
 
 const FIRST_WORKER: &str = "examples/first_worker.mjs";
@@ -60,7 +60,7 @@ fn checks() -> Result<Vec<Check>> {
     let mut npm = Command::new("npm");
     output_of(npm.args(["pack", "--silent", "--ignore-scripts"]).current_dir(&home))?;
     let packed = format!("pg_fence-{}.tgz", env!("CARGO_PKG_VERSION"));
-    let bin = orm::fetch(CHECKERS)?.join("node_modules/.bin");
+    let bin = runtime::fetch(CHECKERS)?.join("node_modules/.bin");
     let check = |name, tool: &str, arguments: &[&str]| {
         let mut command = Command::new(bin.join(tool));
         command.arg(&packed).args(arguments).current_dir(&home);
@@ -141,7 +141,7 @@ fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
 pub fn build() -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    let libraries = orm::fetch(LIBRARIES)?.join("node_modules");
+    let libraries = runtime::fetch(LIBRARIES)?.join("node_modules");
     let home = target_dir().join("clients/typescript");
     let (client, built) = (source_root().join("clients/typescript"), home.join("built"));
     // The vectors that its tests play are beside it.

@@ -30,7 +30,7 @@ fn a_role_is_named_in_a_remedy_and_nothing_of_its_name_is_run(lab: &Lab) -> Resu
         let db = lab.database()?;
         let mut admin = db.connect()?;
         let mut name = format!("{}{WORST}", db.name());
-        if lab.prefix().major_number() >= 19 {
+        if lab.install_dir().major_number() >= 19 {
             // From PostgreSQL 19 on a role's name contains no line feed.
             name = name.replace('\n', "");
         }

@@ -1,14 +1,14 @@
 //! Connections with a service file, a password file and verified TLS, and to several servers. The rest is in
 //! connections.script.
 
-use pg_test::clients::cable::Cable;
-use pg_test::clients::command::stage::{Run, Stage, program};
-use pg_test::clients::scenario::{CableState, Way};
-use pg_test::orm;
+use pg_test::clients::command::fixture::{CommandFixture, Run, program};
+use pg_test::clients::tcp_proxy::TcpProxy;
+use pg_test::clients::tcp_proxy::{Direction, LinkState};
 use pg_test::process::{PATIENCE, as_server_user, output_of, wait_until};
+use pg_test::runtime;
 use pg_test::setup::{self, Package};
+use pg_test::skipped::left_out;
 use pg_test::source_tree::source_root;
-use pg_test::test_case::left_out;
 use pg_test::{Cluster, Context, Lab, Result, ensure, lab_test};
 use std::fs;
 use std::net::TcpListener;
@@ -19,7 +19,7 @@ use std::process::{Command, Stdio};
 /// Returns a server that requires TLS and a password, and the directory with its certificates.
 fn guarded_server(lab: &Lab) -> Result<(Cluster, PathBuf)> {
     setup::ensure(&[Package::new("openssl", "/usr/bin/openssl")])?;
-    let dir = lab.prefix().new_dir("certificates")?;
+    let dir = lab.install_dir().new_dir("certificates")?;
     let new = "-newkey rsa:2048 -nodes";
     for arguments in [
         format!("req -x509 {new} -days 2 -subj /CN=ours -keyout ca.key -out ca.crt"),
@@ -56,14 +56,14 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
         return left_out("this server was built without TLS");
     }
     let (cluster, certificates) = guarded_server(lab)?;
-    let stage = Stage::on(lab, &cluster)?;
-    let role = stage.role();
-    stage.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'it''s : a \\secret'"))?;
-    let (port, dbname) = (cluster.port(), stage.database().name());
-    let passwords = stage.dir().join("pgpass");
+    let fixture = CommandFixture::on(lab, &cluster)?;
+    let role = fixture.role();
+    fixture.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'it''s : a \\secret'"))?;
+    let (port, dbname) = (cluster.port(), fixture.database().name());
+    let passwords = fixture.dir().join("pgpass");
     fs::write(&passwords, format!("*:{port}:{dbname}:{role}:it's \\: a \\\\secret\n"))?;
     fs::set_permissions(&passwords, fs::Permissions::from_mode(0o600))?;
-    let services = stage.dir().join("services");
+    let services = fixture.dir().join("services");
     fs::write(
         &services,
         format!("[shop]\nhost=localhost\nport={port}\ndbname={dbname}\nuser={role}\n"),
@@ -73,7 +73,7 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
         let mut command = lab.rundir().command(program()?);
         command.args(["-d", target, "run", "job"]).args(options).args(["--", "echo", "ran"]);
         command.env("PGSERVICEFILE", &services).env("PGPASSFILE", &passwords);
-        command.env("PGSSLROOTCERT", certificates.join(root)).env("HOME", stage.dir());
+        command.env("PGSSLROOTCERT", certificates.join(root)).env("HOME", fixture.dir());
         Ok(command.output()?)
     };
     let url = format!("postgresql://{role}@127.0.0.1:{port}/{dbname}?sslmode");
@@ -110,7 +110,7 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(lab: &Lab) -> Re
 /// its name.
 #[lab_test(slow)]
 fn every_parameter_of_libpq_has_its_meaning_here(_: &Lab) -> Result<()> {
-    let libraries = orm::fetch(orm::PYTHON)?;
+    let libraries = runtime::fetch(runtime::PYTHON)?;
     // psycopg's wheel contains the newest libpq.
     let script = "from psycopg import pq\nassert pq.version() >= 180000\n\
                   for o in pq.Conninfo.get_defaults(): print(o.keyword.decode(), (o.envvar or b'').decode())";
@@ -130,13 +130,13 @@ fn every_parameter_of_libpq_has_its_meaning_here(_: &Lab) -> Result<()> {
 /// A server that accepts connections and never answers uses up its own share of the time, not the next server's.
 #[lab_test]
 fn a_silent_server_leaves_time_for_the_next_one(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
+    let fixture = CommandFixture::new(lab)?;
     let silent = TcpListener::bind("127.0.0.1:0")?;
-    let (port, dbname) = (lab.cluster().port(), stage.database().name());
+    let (port, dbname) = (lab.cluster().port(), fixture.database().name());
     let both = format!(
         "host=127.0.0.1,127.0.0.1 port={},{port} user={} dbname={dbname}",
         silent.local_addr()?.port(),
-        stage.role()
+        fixture.role()
     );
     for (options, given) in
         [(" connect_timeout=2", "--ttl 30s"), ("", "--ttl 9s"), (" connect_timeout=60", "--ttl 9s")]
@@ -152,14 +152,14 @@ fn a_silent_server_leaves_time_for_the_next_one(lab: &Lab) -> Result<()> {
 /// The first of two servers stops answering while the program runs: a renewal reaches the second one in time.
 #[lab_test]
 fn a_renewal_finds_the_next_server_in_time(lab: &Lab) -> Result<()> {
-    let stage = Stage::new(lab)?;
+    let fixture = CommandFixture::new(lab)?;
     let cluster = lab.cluster();
-    let cable = Cable::lay(cluster.port())?;
-    let (port, dbname) = (cluster.port(), stage.database().name());
+    let link = TcpProxy::start(cluster.port())?;
+    let (port, dbname) = (cluster.port(), fixture.database().name());
     let both = format!(
         "host=127.0.0.1,127.0.0.1 port={},{port} user={} dbname={dbname}",
-        cable.port(),
-        stage.role()
+        link.port(),
+        fixture.role()
     );
     for options in ["", " connect_timeout=2"] {
         let mut command = lab.rundir().command(program()?);
@@ -169,20 +169,20 @@ fn a_renewal_finds_the_next_server_in_time(lab: &Lab) -> Result<()> {
             "-c",
             "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; exit 6",
         ]);
-        command.env("DIR", stage.dir()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("DIR", fixture.dir()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let run = Run::start(command)?;
-        stage.pid("pid")?;
-        cable.set(CableState::Swallows(Way::Both));
-        let before = stage.renewals()?;
+        fixture.pid("pid")?;
+        link.set(LinkState::Swallows(Direction::Both));
+        let before = fixture.renewals()?;
         // The second renewal goes to the second server.
         wait_until("it is renewed twice", PATIENCE, || {
-            stage.renewals().is_ok_and(|now| now > before + 1)
+            fixture.renewals().is_ok_and(|now| now > before + 1)
         })?;
-        stage.touch("go")?;
+        fixture.touch("go")?;
         run.ends_with(6)?;
-        cable.set(CableState::Mended);
+        link.set(LinkState::Restored);
         for file in ["pid", "go"] {
-            fs::remove_file(stage.dir().join(file))?;
+            fs::remove_file(fixture.dir().join(file))?;
         }
     }
     Ok(())
@@ -194,10 +194,10 @@ pub fn in_an_empty_root(lab: &Lab, program: &Path) -> Result<()> {
         return left_out("chroot takes root");
     }
     let (cluster, certificates) = guarded_server(lab)?;
-    let stage = Stage::with(lab, &cluster, program.to_owned())?;
-    let (role, port) = (stage.role(), cluster.port());
-    stage.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'secret'"))?;
-    let root = lab.prefix().new_dir("root")?;
+    let fixture = CommandFixture::with(lab, &cluster, program.to_owned())?;
+    let (role, port) = (fixture.role(), cluster.port());
+    fixture.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'secret'"))?;
+    let root = lab.install_dir().new_dir("root")?;
     for directory in ["etc", "home", "proc", "dev"] {
         fs::create_dir(root.join(directory))?;
     }
@@ -207,7 +207,7 @@ pub fn in_an_empty_root(lab: &Lab, program: &Path) -> Result<()> {
     write("etc/hosts", "127.0.0.1 localhost db.internal\n")?;
     write("home/pgpass", &format!("*:*:*:{role}:secret\n"))?;
     fs::set_permissions(root.join("home/pgpass"), fs::Permissions::from_mode(0o600))?;
-    let dbname = stage.database().name();
+    let dbname = fixture.database().name();
     write(
         "home/services",
         &format!("[shop]\nhost=localhost\nport={port}\ndbname={dbname}\nuser={role}\n"),

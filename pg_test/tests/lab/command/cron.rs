@@ -1,9 +1,9 @@
 //! Real cron daemons on two machines with the same crontab: every job of every minute must be done once.
 
-use pg_test::clients::command::stage::{Stage, freeze, thaw};
+use pg_test::clients::command::fixture::{CommandFixture, freeze, thaw};
 use pg_test::process::{self, PATIENCE, output_of, wait_until};
 use pg_test::setup::{self, Package};
-use pg_test::test_case::left_out;
+use pg_test::skipped::left_out;
 use pg_test::{Context, Lab, Result, bail, ensure, lab_test};
 use rand::RngExt;
 use std::fs;
@@ -61,14 +61,14 @@ struct Machine {
 }
 
 impl Machine {
-    fn start(stage: &Stage, name: &str) -> Result<Machine> {
-        let home = stage.dir().join(name);
+    fn start(fixture: &CommandFixture, name: &str) -> Result<Machine> {
+        let home = fixture.dir().join(name);
         for directory in ["spool/crontabs", "cron.d", "run"] {
             fs::create_dir_all(home.join(directory))?;
         }
         fs::write(home.join("crontab"), "")?;
         let crontab = home.join("spool/crontabs/root");
-        fs::write(&crontab, crontab_of(stage, name)?)?;
+        fs::write(&crontab, crontab_of(fixture, name)?)?;
         fs::set_permissions(&crontab, fs::Permissions::from_mode(0o600))?;
         let mut command = Command::new("unshare");
         command.args(["--mount", "sh", "-c", NAMESPACE, "cron"]).arg(&home);
@@ -92,8 +92,8 @@ impl Drop for Machine {
 }
 
 /// Returns a line for each job, below the variables with which the command and psql connect.
-fn crontab_of(stage: &Stage, machine: &str) -> Result<String> {
-    let command = stage.command();
+fn crontab_of(fixture: &CommandFixture, machine: &str) -> Result<String> {
+    let command = fixture.command();
     let set = command
         .get_envs()
         .filter_map(|(name, value)| Some(format!("{}={}\n", name.to_str()?, value?.to_str()?)));
@@ -101,7 +101,8 @@ fn crontab_of(stage: &Stage, machine: &str) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     text += &format!("PG_FENCE={program}\nMACHINE={machine}\nPGCONNECT_TIMEOUT=10\n");
     for job in 0..JOBS {
-        text += &format!("* * * * * JOB=job-{job} sh {}\n", stage.dir().join("cron.sh").display());
+        text +=
+            &format!("* * * * * JOB=job-{job} sh {}\n", fixture.dir().join("cron.sh").display());
     }
     Ok(text)
 }
@@ -121,9 +122,9 @@ fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(lab: &Lab) ->
     setup::ensure(&[Package::new("cron", "/usr/sbin/cron").without_service("cron")])?;
     let minutes = std::env::var("PG_FENCE_CRON_MINUTES").ok().and_then(|text| text.parse().ok());
     let minutes: u64 = minutes.unwrap_or(2);
-    let stage = Stage::new(lab)?;
-    let mut admin = stage.admin()?;
-    let role = stage.role();
+    let fixture = CommandFixture::new(lab)?;
+    let mut admin = fixture.admin()?;
+    let role = fixture.role();
     admin.run(TABLES)?;
     admin.run(&format!(
         "GRANT SELECT, INSERT, UPDATE ON counters, runs TO {role};
@@ -135,13 +136,13 @@ fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(lab: &Lab) ->
              SELECT lease_revoke('job-{job}')"
         ))?;
     }
-    let dir: PathBuf = stage.dir().to_owned();
+    let dir: PathBuf = fixture.dir().to_owned();
     fs::create_dir(dir.join("pids"))?;
     fs::write(dir.join("cron.sh"), CRONTAB_SCRIPT)?;
     fs::write(dir.join("job.sh"), JOB)?;
 
     let crons: Vec<Machine> =
-        MACHINES.iter().map(|name| Machine::start(&stage, name)).collect::<Result<_>>()?;
+        MACHINES.iter().map(|name| Machine::start(&fixture, name)).collect::<Result<_>>()?;
     let until = Instant::now() + Duration::from_secs(60 * minutes + 5);
     let mut random = rand::rng();
     let mut freezes = 0;

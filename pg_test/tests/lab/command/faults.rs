@@ -1,7 +1,7 @@
 //! Faults are planted in the command, and its scenarios must fail: a test that catches no fault proves nothing.
 
 use pg_test::clients::command::catch_all;
-use pg_test::clients::command::stage::program;
+use pg_test::clients::command::fixture::program;
 use pg_test::{Lab, Result, lab_test};
 
 #[lab_test(slow)]

@@ -1,8 +1,8 @@
 //! Unmodified migration tools, run by the command: one migrates, the others wait and find nothing to do. One that was
 //! frozen is refused, and its DDL is rolled back.
 
-use pg_test::clients::command::stage::{Stage, freeze, is_gone, thaw};
-use pg_test::orm::{self, PYTHON, Runtime};
+use pg_test::clients::command::fixture::{CommandFixture, freeze, is_gone, thaw};
+use pg_test::runtime::{self, PYTHON, Runtime};
 use pg_test::source_tree::source_root;
 use pg_test::{Lab, Result, ensure, lab_test};
 
@@ -62,10 +62,10 @@ fn of_alembics_one_migrates_and_a_frozen_one_is_refused(lab: &Lab) -> Result<()>
 }
 
 fn one_migrates(lab: &Lab, tool: &Tool) -> Result<()> {
-    let libraries = orm::fetch(tool.libraries)?;
-    let stage = Stage::new(lab)?;
-    let mut admin = stage.admin()?;
-    admin.run(&format!("GRANT ALL ON SCHEMA public TO {}", stage.role()))?;
+    let libraries = runtime::fetch(tool.libraries)?;
+    let fixture = CommandFixture::new(lab)?;
+    let mut admin = fixture.admin()?;
+    admin.run(&format!("GRANT ALL ON SCHEMA public TO {}", fixture.role()))?;
     let orm = source_root().join("pg_test/orm");
     let script = |variables: &str, revision: &str| {
         format!(
@@ -76,21 +76,21 @@ fn one_migrates(lab: &Lab, tool: &Tool) -> Result<()> {
             (tool.migrates_to)(revision),
         )
     };
-    stage.run("migrations --ttl 1m --wait 5m", &script("", "first"))?.ends_with(0)?;
+    fixture.run("migrations --ttl 1m --wait 5m", &script("", "first"))?.ends_with(0)?;
     admin.run(&format!("SELECT fence_protect('{}', lease => 'migrations')", tool.table))?;
     // Without the command the tool cannot record its work, so nothing is done.
     let bare = format!("unset PGOPTIONS; {}", script("COLUMN=bare", "second"));
-    let ended = stage.run("other", &bare)?.ended()?;
+    let ended = fixture.run("other", &bare)?.ended()?;
     ensure!(ended.code() != Some(0) && ended.stderr.contains("fence"), "{ended:?}");
 
     let frozen =
-        stage.run("migrations --ttl 3s", &script("STANDS=stands COLUMN=late", "second"))?;
-    let (keeper, pid) = (frozen.keeper()?, stage.pid("stands")?);
+        fixture.run("migrations --ttl 3s", &script("STANDS=stands COLUMN=late", "second"))?;
+    let (keeper, pid) = (frozen.keeper()?, fixture.pid("stands")?);
     for one in [frozen.supervisor(), keeper, pid] {
         freeze(one)?;
     }
     let others =
-        [(); 2].map(|()| stage.run("migrations --ttl 1m --wait 5m", &script("", "second")));
+        [(); 2].map(|()| fixture.run("migrations --ttl 1m --wait 5m", &script("", "second")));
     let mut nothing = 0;
     for other in others {
         let ended = other?.ends_with(0)?;
@@ -98,7 +98,7 @@ fn one_migrates(lab: &Lab, tool: &Tool) -> Result<()> {
     }
     ensure!(nothing == 1, "{nothing} of two found nothing to do");
     // The program resumes first: it is in the middle of its transaction, and continues to its end.
-    stage.touch("go")?;
+    fixture.touch("go")?;
     thaw(pid)?;
     is_gone(pid)?;
     thaw(keeper)?;

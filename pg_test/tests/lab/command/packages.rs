@@ -1,6 +1,6 @@
 //! The packages of the command: their contents, and that the command runs from them.
 
-use pg_test::clients::command::stage::program;
+use pg_test::clients::command::fixture::program;
 use pg_test::package::{Release, command};
 use pg_test::process::output_of;
 use pg_test::source_tree;
@@ -24,7 +24,7 @@ fn has(root: &Path, files: &[&str]) -> Result<()> {
 
 #[lab_test]
 fn the_debian_package_and_the_tarball_have_it_all(lab: &Lab) -> Result<()> {
-    let dir = lab.prefix().new_dir("packages")?;
+    let dir = lab.install_dir().new_dir("packages")?;
     // The packages' date is that of the commit, which a source tree without git does not have.
     let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
     // Building the packaged program takes minutes, so this test packs the one of the other tests.
@@ -79,7 +79,7 @@ fn the_program_of_the_packages_is_linked_with_nothing_and_runs_alone(lab: &Lab) 
     let said = String::from_utf8_lossy(&[linked.stdout, linked.stderr].concat()).into_owned();
     ensure!(said.contains("statically linked") || said.contains("not a dynamic"), "{said}");
     let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
-    let packages = command::write(&built, &release, &lab.prefix().new_dir("packages")?)?;
+    let packages = command::write(&built, &release, &lab.install_dir().new_dir("packages")?)?;
     let size = |path: &PathBuf| std::fs::metadata(path).map(|file| file.len());
     let (size, packed) = (size(&built)?, size(&packages[0])?);
     eprintln!("the program has {size} bytes, its package {packed}");

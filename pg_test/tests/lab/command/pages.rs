@@ -1,6 +1,6 @@
 //! The command lines on the command's pages run. What else the pages say is tested in pages.script.
 
-use pg_test::clients::command::stage::program;
+use pg_test::clients::command::fixture::program;
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
 use pg_test::{Context, Lab, Result, ensure, lab_test};
@@ -24,7 +24,7 @@ fn every_command_line_of_the_pages_runs(lab: &Lab) -> Result<()> {
     let database = lab.database()?;
     // An audit without any fenced table has an exit status of its own, so one is made.
     database.connect()?.run("CREATE TABLE orders (id bigint PRIMARY KEY); SELECT fence_protect('orders', lease => 'orders')")?;
-    let dir = lab.prefix().new_dir("pages")?;
+    let dir = lab.install_dir().new_dir("pages")?;
     for script in ["job.sh", "migrate.sh"] {
         fs::write(dir.join(script), "#!/bin/sh\npsql -qXc 'SELECT 1' > /dev/null\n")?;
         fs::set_permissions(dir.join(script), fs::Permissions::from_mode(0o755))?;
@@ -33,7 +33,7 @@ fn every_command_line_of_the_pages_runs(lab: &Lab) -> Result<()> {
     let program = program()?;
     let bin = program.parent().context("it lies somewhere")?.display().to_string();
     let path = std::env::var("PATH").unwrap_or_default();
-    let path = format!("{bin}:{}:{path}", lab.prefix().bin_dir().display());
+    let path = format!("{bin}:{}:{path}", lab.install_dir().bin_dir().display());
     let conninfo = database.conninfo();
     let (port, dbname) = conninfo.place();
     let mut run = 0;

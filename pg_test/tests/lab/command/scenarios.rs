@@ -1,9 +1,9 @@
 //! Processes are frozen and killed, connections cut, servers restarted: the command never outlives its lease, except if
 //! all of it is frozen. Then the server refuses its writes. `command::faults` plants faults for these scenarios.
 
-use pg_test::clients::command::stage::{Scene, play, program};
+use pg_test::clients::command::fixture::{Scene, play, program};
 use pg_test::clients::command::{lost, plain};
-use pg_test::clients::scenario::Way;
+use pg_test::clients::tcp_proxy::Direction;
 use pg_test::{Lab, Result};
 
 fn plays(lab: &Lab, scenario: impl Fn(&Scene) -> Result<()>) -> Result<()> {
@@ -15,16 +15,16 @@ cases![
     all_of_it_is_frozen_and_ends_when_it_goes_on => plays(lost::all_of_it_is_frozen_and_ends_when_it_goes_on),
     the_keeper_is_frozen_and_the_command_ends_before_the_lease => plays(lost::frozen_keeper),
     the_supervisor_is_frozen_and_the_lease_is_kept_until_it_is_lost => plays(lost::the_supervisor_is_frozen_and_the_lease_is_kept_until_it_is_lost),
-    the_supervisor_is_frozen_and_the_cable_is_cut => plays(lost::the_supervisor_is_frozen_and_the_cable_is_cut),
+    the_supervisor_is_frozen_and_the_link_is_cut => plays(lost::the_supervisor_is_frozen_and_the_link_is_cut),
     the_command_alone_is_frozen_and_keeps_its_lease => plays(lost::the_command_alone_is_frozen_and_keeps_its_lease),
     a_frozen_command_that_ignores_term_ends_when_its_lease_is_revoked => plays(lost::a_frozen_command_that_ignores_term_ends_when_its_lease_is_revoked),
     a_command_that_listens_has_the_grace_to_end_by_itself => plays(lost::a_command_that_listens_has_the_grace_to_end_by_itself),
     the_supervisor_is_killed => plays(lost::killed_supervisor),
     the_keeper_is_killed => plays(lost::killed_keeper),
     both_are_killed_at_once_and_the_command_with_them => plays(lost::both_are_killed_at_once_and_the_command_with_them),
-    the_cable_is_cut => plays(|scene| lost::cut(scene, Way::Both)),
-    the_cable_swallows_what_is_sent => plays(|scene| lost::cut(scene, Way::Requests)),
-    the_cable_swallows_the_answers => plays(|scene| lost::cut(scene, Way::Answers)),
+    the_link_is_cut => plays(|scene| lost::cut(scene, Direction::Both)),
+    the_link_swallows_what_is_sent => plays(|scene| lost::cut(scene, Direction::Requests)),
+    the_link_swallows_the_answers => plays(|scene| lost::cut(scene, Direction::Answers)),
     a_cut_that_is_mended_in_time_ends_nothing => plays(lost::a_cut_that_is_mended_in_time_ends_nothing),
     the_server_is_restarted_and_the_command_goes_on => plays(lost::the_server_is_restarted_and_the_command_goes_on),
     the_server_fails_over_and_the_command_goes_on => plays(lost::the_server_fails_over_and_the_command_goes_on),

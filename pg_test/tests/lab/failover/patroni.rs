@@ -98,7 +98,7 @@ fn work_until_lost(
 #[lab_test(slow)]
 fn patroni_fails_over_under_load(lab: &Lab) -> Result<()> {
     setup::ensure(&patroni::packages())?;
-    let mut patroni = Patroni::start(lab.prefix().clone(), 3)?;
+    let mut patroni = Patroni::start(lab.install_dir().clone(), 3)?;
     let mut history = History::begin(&mut patroni.leader().context("nobody leads")?)?;
     let load = Load::start(patroni.conninfos(), 6);
     load.go_on(200)?;

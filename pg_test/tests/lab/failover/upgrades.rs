@@ -2,22 +2,23 @@
 
 use crate::support::history::{History, jumps};
 use pg_test::cluster::Builder;
-use pg_test::prefix::Prefix;
+use pg_test::install_dir::InstallDir;
 use pg_test::process::output_of;
-use pg_test::test_case::left_out;
+use pg_test::skipped::left_out;
 use pg_test::{Calls, Cluster, Context, Lab, Result, Session, ensure, lab_test};
 use std::process::Command;
 use std::sync::Arc;
 
 /// Returns a stopped cluster of another major version.
 fn cluster_of(lab: &Lab, major: &str) -> Result<Cluster> {
-    let prefix = match lab.prefix().major() == major {
-        true => lab.prefix().clone(),
-        false => Arc::new(Prefix::of_major(lab.rundir().clone(), major)?),
+    let install_dir = match lab.install_dir().major() == major {
+        true => lab.install_dir().clone(),
+        false => Arc::new(InstallDir::of_major(lab.rundir().clone(), major)?),
     };
     // From 18 on a cluster has checksums by default, and an upgrade cannot change that.
-    let options: &[&str] = if prefix.major_number() < 18 { &[] } else { &["--no-data-checksums"] };
-    Builder::new(prefix).create_by(|prefix, data| prefix.initdb_with(data, options))
+    let options: &[&str] =
+        if install_dir.major_number() < 18 { &[] } else { &["--no-data-checksums"] };
+    Builder::new(install_dir).create_by(|install_dir, data| install_dir.initdb_with(data, options))
 }
 
 /// Leases of every kind, and a table with a managed fence column.
@@ -76,7 +77,7 @@ impl Leases {
 /// pg_upgrade also upgrades to the same version; all files and file numbers are then new, as in any upgrade.
 #[lab_test]
 fn a_cluster_goes_on_in_one_of_its_version_above_all_that_was_seen(lab: &Lab) -> Result<()> {
-    goes_on_after_upgrade(lab, lab.prefix().major(), lab.prefix().major())
+    goes_on_after_upgrade(lab, lab.install_dir().major(), lab.install_dir().major())
 }
 
 #[lab_test(slow)]
@@ -136,9 +137,9 @@ fn goes_on_after_upgrade(lab: &Lab, from: &str, to: &str) -> Result<()> {
 }
 
 fn upgrade(old: &Cluster, new: &Cluster) -> Result<()> {
-    let mut upgrade = new.prefix().command("pg_upgrade")?;
+    let mut upgrade = new.install_dir().command("pg_upgrade")?;
     upgrade.args(["--username=postgres", "--no-sync", "--socketdir"]).arg(old.dir());
-    upgrade.arg("-b").arg(old.prefix().bin_dir()).arg("-B").arg(new.prefix().bin_dir());
+    upgrade.arg("-b").arg(old.install_dir().bin_dir()).arg("-B").arg(new.install_dir().bin_dir());
     upgrade.arg("-d").arg(old.data()).arg("-D").arg(new.data());
     let Err(error) = output_of(upgrade.current_dir(new.dir())) else { return Ok(()) };
     // Its own output only names the file with the cause.

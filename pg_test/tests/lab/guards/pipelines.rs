@@ -120,7 +120,7 @@ fn a_guard_is_warned_of_only_where_nothing_follows_it(lab: &Lab) -> Result<()> {
         (vec![&*guard], true),
         (vec![&*guard, "SELECT 1"], false),
         // From 18 on, what follows a pipeline's first statement seems to be in an open transaction.
-        (vec!["SELECT 1", &*guard], lab.prefix().major_number() < 18),
+        (vec!["SELECT 1", &*guard], lab.install_dir().major_number() < 18),
     ] {
         let mut stream = send(&db, |to| {
             for sql in &statements {

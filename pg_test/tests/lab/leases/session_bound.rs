@@ -2,7 +2,7 @@
 //! is in session_bound.script.
 
 use crate::support::concurrency::{WAIT, token_of, waiting};
-use pg_test::cable::Cable;
+use pg_test::network_link::NetworkLink;
 use pg_test::pooler::Pooler;
 use pg_test::process::{PATIENCE, wait_until};
 use pg_test::{Calls, Database, Lab, Result, Session, Worker, ensure, lab_test};
@@ -23,23 +23,23 @@ fn abandoned(session: &mut Session, token: i64) -> Result<()> {
 }
 
 #[lab_test]
-fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Result<()> {
-    let cable = match Cable::lay(lab.rundir()) {
-        Ok(cable) => cable,
+fn a_cut_link_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Result<()> {
+    let link = match NetworkLink::create(lab.rundir()) {
+        Ok(link) => link,
         Err(why) => {
             eprintln!("left out: no network of a client's own can be made here: {why:#}");
             return Ok(());
         }
     };
-    let addresses = format!("127.0.0.1,{}", cable.near());
+    let addresses = format!("127.0.0.1,{}", link.near());
     let server = lab.builder().set("listen_addresses", &addresses).create()?;
     let access = server.data().join("pg_hba.conf");
-    let near = format!("{}\nhost all all {}/32 trust\n", fs::read_to_string(&access)?, cable.far());
+    let near = format!("{}\nhost all all {}/32 trust\n", fs::read_to_string(&access)?, link.far());
     fs::write(&access, near)?;
     server.start()?;
     let db = Database::with_extension(server.conninfo("postgres"))?;
     let mut admin = db.connect()?;
-    let far = db.conninfo().host(&cable.near());
+    let far = db.conninfo().host(&link.near());
     let watch = [
         ("tcp_keepalives_idle", "5"),
         ("tcp_keepalives_interval", "1"),
@@ -49,9 +49,9 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
     ];
     let watched =
         watch.iter().fold(far.clone(), |conninfo, (name, value)| conninfo.set(name, value));
-    let mut idle = cable.worker(lab.rundir(), "idle", &watched)?;
-    let mut answered = cable.worker(lab.rundir(), "answered", &watched)?;
-    let mut unnoticed = cable.worker(lab.rundir(), "unnoticed", &far)?;
+    let mut idle = link.worker(lab.rundir(), "idle", &watched)?;
+    let mut answered = link.worker(lab.rundir(), "answered", &watched)?;
+    let mut unnoticed = link.worker(lab.rundir(), "unnoticed", &far)?;
     let acquire = |worker: &mut Worker, name: &str, ttl: &str| {
         let sql = format!("SELECT lease_acquire('{name}', ttl => '{ttl}', session => true)");
         Ok::<_, anyhow::Error>(worker.number(&sql)?.expect("free"))
@@ -68,7 +68,7 @@ fn a_cut_cable_is_noticed_by_tcp_and_by_the_ttl_at_the_latest(lab: &Lab) -> Resu
     let pid = answered.backend();
     let waits = format!("SELECT wait_event = 'advisory' FROM pg_stat_activity WHERE pid = {pid}");
     wait_until("it waits", PATIENCE, || admin.truth(&waits).unwrap_or(false))?;
-    cable.cut()?;
+    link.cut()?;
     admin.run("SELECT pg_advisory_unlock(1)")?;
     // The server has ended these sessions without a word from their clients.
     for ((name, token), waiter) in held.iter().zip(waiters) {

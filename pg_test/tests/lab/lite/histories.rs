@@ -4,7 +4,7 @@
 //! `PG_FENCE_TEST_TIMEOUT=3600 PG_FENCE_HISTORIES=5000 PG_FENCE_SEED=7 cargo test --test lab -- lite::histories` runs
 //! that many.
 
-use pg_test::test_case::left_out;
+use pg_test::skipped::left_out;
 use pg_test::{Context, Database, Lab, Result, Session, bail, edition, ensure, lab_test};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -101,7 +101,7 @@ struct Open {
 }
 
 #[derive(Clone, Copy, PartialEq)]
-enum Kind {
+enum CallKind {
     Control,
     Call,
     Acquire,
@@ -111,15 +111,15 @@ enum Kind {
     Write,
 }
 
-struct Step {
+struct Request {
     who: usize,
     sql: String,
-    kind: Kind,
+    kind: CallKind,
     lease: usize,
     token: usize,
 }
 
-fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
+fn request(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Request {
     let (who, lease) = (rng.random_range(0..2), rng.random_range(0..2));
     // Usually one of the latest tokens.
     let token = match tokens {
@@ -131,34 +131,35 @@ fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
     let table = NAMES[rng.random_range(0..NAMES.len())];
     let bound = ["bound", "held", "kept"].contains(&table);
     let row = format!("UPDATE {table} SET v = v + 1");
-    let write = if bound { Kind::Rely } else { Kind::Write };
+    let write = if bound { CallKind::Rely } else { CallKind::Write };
     let (sql, kind) = match rng.random_range(0..if tokens == 0 { 12 } else { 34 }) {
-        0..3 => ("BEGIN".to_owned(), Kind::Control),
-        3 => (["COMMIT", "ROLLBACK"][rng.random_range(0..2)].to_owned(), Kind::Control),
-        4..8 => (format!("SELECT lease_acquire('{name}', ttl => '1 h')"), Kind::Acquire),
-        8 => (format!("SELECT lease_acquire('{name}', ttl => '1 us')"), Kind::Acquire),
-        9..11 => {
-            (format!("SELECT lease_acquire('{name}', 'me', '1 h', reclaim => true)"), Kind::Acquire)
-        }
-        11 => (format!("SELECT lease_revoke('{name}')"), Kind::Call),
-        12..15 => (format!("SELECT lease_renew('{name}', ${token})"), Kind::Call),
-        15..17 => (format!("SELECT lease_release('{name}', ${token})"), Kind::Call),
-        17 => (format!("SELECT lease_check('{name}', ${token})"), Kind::Call),
+        0..3 => ("BEGIN".to_owned(), CallKind::Control),
+        3 => (["COMMIT", "ROLLBACK"][rng.random_range(0..2)].to_owned(), CallKind::Control),
+        4..8 => (format!("SELECT lease_acquire('{name}', ttl => '1 h')"), CallKind::Acquire),
+        8 => (format!("SELECT lease_acquire('{name}', ttl => '1 us')"), CallKind::Acquire),
+        9..11 => (
+            format!("SELECT lease_acquire('{name}', 'me', '1 h', reclaim => true)"),
+            CallKind::Acquire,
+        ),
+        11 => (format!("SELECT lease_revoke('{name}')"), CallKind::Call),
+        12..15 => (format!("SELECT lease_renew('{name}', ${token})"), CallKind::Call),
+        15..17 => (format!("SELECT lease_release('{name}', ${token})"), CallKind::Call),
+        17 => (format!("SELECT lease_check('{name}', ${token})"), CallKind::Call),
         18 => (
             format!(
                 "SELECT outcome, renewed, code FROM lease_keep('{{{name},{name}}}', '{{${token},${}}}')",
                 token / 2
             ),
-            Kind::Call,
+            CallKind::Call,
         ),
         19 => (
             format!(
                 "SELECT state, holder = 'me', token, first_token, renewals FROM lease_info('{name}')"
             ),
-            Kind::Call,
+            CallKind::Call,
         ),
-        20 => ("SELECT count(*) FROM (SELECT lease_prune('0')) AS x".to_owned(), Kind::Prune),
-        21..24 => (format!("SELECT lease_guard('{name}', ${token})"), Kind::Rely),
+        20 => ("SELECT count(*) FROM (SELECT lease_prune('0')) AS x".to_owned(), CallKind::Prune),
+        21..24 => (format!("SELECT lease_guard('{name}', ${token})"), CallKind::Rely),
         24..28 => (format!("{row}, fence = ${token} WHERE id = '{name}' RETURNING fence"), write),
         28 => (format!("{row} WHERE id = '{name}' RETURNING fence"), write),
         29 => (
@@ -174,32 +175,34 @@ fn step(rng: &mut StdRng, leases: &[String; 2], tokens: usize) -> Step {
             ),
             write,
         ),
-        32 => (format!("SET pg_fence.token = ${token}"), Kind::Control),
-        _ => ("RESET pg_fence.token".to_owned(), Kind::Control),
+        32 => (format!("SET pg_fence.token = ${token}"), CallKind::Control),
+        _ => ("RESET pg_fence.token".to_owned(), CallKind::Control),
     };
-    Step { who, sql, kind, lease, token }
+    Request { who, sql, kind, lease, token }
 }
 
 /// Returns why the editions may differ here, or `None` if they may not.
-fn reason(step: &Step, open: &[Open; 2], answers: [&str; 2]) -> Option<&'static str> {
-    let (own, other) = (&open[step.who], &open[1 - step.who]);
-    let relied_here = own.relied.iter().any(|(lease, _)| *lease == step.lease);
+fn reason(request: &Request, open: &[Open; 2], answers: [&str; 2]) -> Option<&'static str> {
+    let (own, other) = (&open[request.who], &open[1 - request.who]);
+    let relied_here = own.relied.iter().any(|(lease, _)| *lease == request.lease);
     let tokens: std::collections::BTreeSet<usize> = own.relied.iter().map(|(_, t)| *t).collect();
     let refused = answers[1].starts_with("PF00");
-    match step.kind {
-        Kind::Rely if relied_here && refused => Some("the row of the lease is asked each time"),
-        Kind::Rely | Kind::Write if own.wrote || tokens.len() > 1 => {
+    match request.kind {
+        CallKind::Rely if relied_here && refused => Some("the row of the lease is asked each time"),
+        CallKind::Rely | CallKind::Write if own.wrote || tokens.len() > 1 => {
             Some("beside the column a transaction has one token")
         }
-        Kind::Acquire | Kind::Prune if !own.relied.is_empty() => {
+        CallKind::Acquire | CallKind::Prune if !own.relied.is_empty() => {
             Some("a transaction does not exclude itself")
         }
         // It has pruned the grant that it relies on, which the next call reports.
-        Kind::Call if own.pruned && relied_here => Some("a transaction does not exclude itself"),
-        Kind::Call if other.pruned && answers[1] == "55P03" => {
+        CallKind::Call if own.pruned && relied_here => {
+            Some("a transaction does not exclude itself")
+        }
+        CallKind::Call if other.pruned && answers[1] == "55P03" => {
             Some("a revocation waits for an open prune")
         }
-        Kind::Call | Kind::Prune | Kind::Rely | Kind::Write if other.has_drawn => {
+        CallKind::Call | CallKind::Prune | CallKind::Rely | CallKind::Write if other.has_drawn => {
             Some("what is not committed is not seen")
         }
         _ => None,
@@ -228,12 +231,12 @@ fn history(
     let mut open = [Open::default(), Open::default()];
     let mut told = Vec::new();
     for _ in 0..STEPS {
-        let step = step(rng, &leases, players[0].tokens.len());
-        let (full, new) = players[0].play(step.who, &step.sql);
-        let (lite, lites) = players[1].play(step.who, &step.sql);
-        told.push(format!("{}: {} -> {full} | {lite}", step.who, step.sql));
+        let request = request(rng, &leases, players[0].tokens.len());
+        let (full, new) = players[0].play(request.who, &request.sql);
+        let (lite, lites) = players[1].play(request.who, &request.sql);
+        told.push(format!("{}: {} -> {full} | {lite}", request.who, request.sql));
         if full != lite {
-            return match reason(&step, &open, [&full, &lite]) {
+            return match reason(&request, &open, [&full, &lite]) {
                 Some(reason) => Ok(Some(reason)),
                 None => bail!("history {number}\n{}", told.join("\n")),
             };
@@ -241,18 +244,18 @@ fn history(
         let has_drawn = !new.is_empty();
         players[0].tokens.extend(new);
         players[1].tokens.extend(lites);
-        let own = &mut open[step.who];
+        let own = &mut open[request.who];
         let failed = full.len() == 5 && full.starts_with(|c: char| c == 'P' || c.is_ascii_digit());
-        match step.sql.as_str() {
+        match request.sql.as_str() {
             "BEGIN" => own.is_open = true,
             "COMMIT" | "ROLLBACK" => *own = Open::default(),
             _ if failed || !own.is_open => {}
             _ => {
                 own.has_drawn |= has_drawn;
-                own.pruned |= step.kind == Kind::Prune;
-                if step.kind == Kind::Rely {
-                    own.relied.push((step.lease, step.token));
-                    own.wrote |= !step.sql.starts_with("SELECT");
+                own.pruned |= request.kind == CallKind::Prune;
+                if request.kind == CallKind::Rely {
+                    own.relied.push((request.lease, request.token));
+                    own.wrote |= !request.sql.starts_with("SELECT");
                 }
             }
         }

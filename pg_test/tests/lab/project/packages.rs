@@ -6,8 +6,8 @@ automod::dir!(pub "tests/lab/project/packages");
 
 use pg_test::cluster::Builder;
 use pg_test::extension::VERSION;
+use pg_test::install_dir::InstallDir;
 use pg_test::package::{Parts, Release, checksums};
-use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::rundir::RunDir;
 use pg_test::source_tree;
@@ -43,7 +43,7 @@ fn this_release() -> Result<Release> {
 
 /// Packs the library under test: returns the Debian package and the tarball.
 fn packed(lab: &Lab, output: &Path) -> Result<(PathBuf, PathBuf)> {
-    let parts = Parts::new(this_release()?, lab.prefix().major(), lab.extension().clone());
+    let parts = Parts::new(this_release()?, lab.install_dir().major(), lab.extension().clone());
     let written = parts.write(output)?;
     let named = |end: &str| {
         let found = written.iter().find(|path| path.to_string_lossy().ends_with(end));
@@ -70,17 +70,17 @@ fn files(root: &Path) -> Result<BTreeSet<String>> {
 }
 
 /// Returns an unmodified PostgreSQL in its own run directory.
-fn bare_prefix(lab: &Lab) -> Result<Prefix> {
+fn bare_install_dir(lab: &Lab) -> Result<InstallDir> {
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-    let prefix = Prefix::copy(rundir, &majors::chosen()?)?;
-    ensure!(installed(&prefix)?.is_empty(), "{:?}", installed(&prefix)?);
-    Ok(prefix)
+    let install_dir = InstallDir::copy(rundir, &majors::chosen()?)?;
+    ensure!(installed(&install_dir)?.is_empty(), "{:?}", installed(&install_dir)?);
+    Ok(install_dir)
 }
 
 /// Returns the files of the extension in a PostgreSQL.
-fn installed(prefix: &Prefix) -> Result<BTreeSet<String>> {
-    let mut all = files(&prefix.lib_dir())?;
-    all.append(&mut files(&prefix.extension_dir())?);
+fn installed(install_dir: &InstallDir) -> Result<BTreeSet<String>> {
+    let mut all = files(&install_dir.lib_dir())?;
+    all.append(&mut files(&install_dir.extension_dir())?);
     all.retain(|path| path.contains("pg_fence"));
     Ok(all)
 }
@@ -88,7 +88,7 @@ fn installed(prefix: &Prefix) -> Result<BTreeSet<String>> {
 #[lab_test]
 fn the_debian_package_unpacked_into_a_postgresql_runs_the_readme(lab: &Lab) -> Result<()> {
     let dir = directory(lab, "deb")?;
-    let major = lab.prefix().major();
+    let major = lab.install_dir().major();
     let (package, _) = packed(lab, &dir)?;
     let name = package.file_name().unwrap_or_default().to_string_lossy().into_owned();
     ensure!(name.starts_with(&format!("postgresql-{major}-pg-fence_{VERSION}-1_")), "{name}");
@@ -104,14 +104,14 @@ fn the_debian_package_unpacked_into_a_postgresql_runs_the_readme(lab: &Lab) -> R
     fs::write(dir.join("sums"), sums)?;
     output_of(Command::new("md5sum").arg("--check").arg(dir.join("sums")).current_dir(&root))?;
 
-    let prefix = bare_prefix(lab)?;
+    let install_dir = bare_install_dir(lab)?;
     for (from, to) in [
-        (format!("usr/lib/postgresql/{major}/lib/."), prefix.lib_dir()),
-        (format!("usr/share/postgresql/{major}/extension/."), prefix.extension_dir()),
+        (format!("usr/lib/postgresql/{major}/lib/."), install_dir.lib_dir()),
+        (format!("usr/share/postgresql/{major}/extension/."), install_dir.extension_dir()),
     ] {
         output_of(Command::new("cp").arg("-r").arg(root.join(from)).arg(to))?;
     }
-    let cluster = Builder::new(Arc::new(prefix)).start()?;
+    let cluster = Builder::new(Arc::new(install_dir)).start()?;
     crate::project::pages::play("README.md", cluster.conninfo("postgres"))
 }
 
@@ -122,7 +122,7 @@ fn the_tarball_has_the_same_files_and_its_checksum(lab: &Lab) -> Result<()> {
     let (package, tarball) = packed(lab, &output)?;
     let deb = unpacked(&package, dir.join("deb"))?;
     let tar = unpacked(&tarball, dir.join("tar"))?;
-    let major = lab.prefix().major();
+    let major = lab.install_dir().major();
     let top = format!("pg_fence-{VERSION}-pg{major}-linux-{}", std::env::consts::ARCH);
     let names = |root: &Path, is_ours: fn(&str) -> bool| -> Result<BTreeSet<String>> {
         let ours = files(root)?.into_iter().filter(|path| is_ours(path));

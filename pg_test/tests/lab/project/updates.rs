@@ -10,7 +10,7 @@ use crate::support::dumps::{dump, restore};
 use crate::support::history::History;
 use pg_test::cluster::Builder;
 use pg_test::extension::{Extension, VERSION};
-use pg_test::prefix::Prefix;
+use pg_test::install_dir::InstallDir;
 use pg_test::rundir::RunDir;
 use pg_test::{Calls, Cluster, Database, Lab, Result, Session, ensure, lab_test, majors};
 use std::collections::BTreeSet;
@@ -55,9 +55,9 @@ impl Earlier {
     /// Starts a server with all these files.
     fn server(&self, lab: &Lab) -> Result<Cluster> {
         let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
-        let prefix = Arc::new(Prefix::copy(rundir, &majors::chosen()?)?);
-        prefix.install(&self.files)?;
-        Builder::new(prefix).start()
+        let install_dir = Arc::new(InstallDir::copy(rundir, &majors::chosen()?)?);
+        install_dir.install(&self.files)?;
+        Builder::new(install_dir).start()
     }
 
     /// Creates a database and returns it with a session.

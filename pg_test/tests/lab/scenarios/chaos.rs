@@ -12,8 +12,9 @@ use std::time::Duration;
 #[lab_test]
 fn half_a_minute_of_chaos_breaks_no_promise(lab: &Lab) -> Result<()> {
     let seed = std::process::id().into();
-    let summary = chaos::run_until_enough_happened(lab.prefix(), Duration::from_secs(30), seed)?;
-    summary.judged().with_context(|| summary.to_string())
+    let summary =
+        chaos::run_until_enough_happened(lab.install_dir(), Duration::from_secs(30), seed)?;
+    summary.checked().with_context(|| summary.to_string())
 }
 
 /// A bug that can no longer be planted is found here, before the long runs that plant it.
@@ -51,9 +52,9 @@ fn is_caught(lab: &Lab, bug: KnownBug) -> Result<()> {
     // The planted bugs are built in the same directory, and a run needs the machine for itself.
     static TURN: Mutex<()> = Mutex::new(());
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
-    let prefix = chaos::build_with(lab.rundir().program(), bug)?;
+    let install_dir = chaos::build_with(lab.rundir().program(), bug)?;
     let seed = std::process::id().into();
-    chaos::catch(&prefix, bug, Duration::from_secs(180), seed).map(drop)
+    chaos::catch(&install_dir, bug, Duration::from_secs(180), seed).map(drop)
 }
 
 /// Runs the command on the lite edition.

@@ -2,14 +2,14 @@
 //! never been fetched on this machine is left out. The command fetches them.
 
 use pg_test::clients::languages::{ALL, Language};
-use pg_test::clients::{first_worker, scenario, stage};
+use pg_test::clients::{first_worker, run, scenario};
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
 use pg_test::{Context, Database, Lab, Result, ensure, lab_test};
 
 /// The quick scenarios, one of each kind: a normal run, a late write, a cut connection.
 const SHORT: &[&str] =
-    &["a-day-without-trouble", "frozen-in-the-middle-of-a-write", "the-cable-is-cut"];
+    &["a-day-without-trouble", "frozen-in-the-middle-of-a-write", "the-link-is-cut"];
 
 fn of_those_there(run: impl Fn(&Language) -> Result<()>) -> Result<()> {
     for client in ALL {
@@ -57,7 +57,7 @@ fn the_clients_go_through_the_short_scenarios(lab: &Lab) -> Result<()> {
     of_those_there(|client| {
         let worker = (client.prepare)()?.worker;
         short.iter().try_for_each(|one| {
-            stage::play(lab, one, &worker, None).with_context(|| one.name.clone())
+            run::play(lab, one, &worker, None).with_context(|| one.name.clone())
         })
     })
 }
@@ -99,7 +99,7 @@ fn a_planted_fault_is_caught(lab: &Lab) -> Result<()> {
     let slow_answers = scenarios.iter().find(|s| s.key() == "slow-answers").context("renamed")?;
     of_those_there(|client| {
         let worker = (client.prepare)()?.worker;
-        let caught = stage::play(lab, slow_answers, &worker, Some("deadline-from-answer"));
+        let caught = run::play(lab, slow_answers, &worker, Some("deadline-from-answer"));
         let text = caught.err().map(|error| format!("{error:#}")).unwrap_or_default();
         ensure!(text.contains("longer than the server does"), "not caught, but: {text}");
         Ok(())

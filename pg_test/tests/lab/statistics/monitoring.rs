@@ -2,8 +2,8 @@
 
 use crate::project::pages;
 use pg_test::cluster::free_port;
-use pg_test::orm::{self, Runtime};
 use pg_test::process::{self, PATIENCE, wait_until};
+use pg_test::runtime::{self, Runtime};
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
 use pg_test::{Calls, Cluster, Context, Lab, Result, bail, ensure, lab_test};
@@ -72,7 +72,7 @@ sys.exit("\n".join(unread(given, read, "dashboard")) or 0)
 
 #[lab_test(slow)]
 fn grafana_s_own_library_reads_all_of_the_dashboard(_: &Lab) -> Result<()> {
-    let mut python = Command::new(orm::fetch(GRAFANA)?.join("bin/python"));
+    let mut python = Command::new(runtime::fetch(GRAFANA)?.join("bin/python"));
     process::output_of(python.args(["-c", READS]).arg(file("dashboard.json"))).map(drop)
 }
 
@@ -119,7 +119,7 @@ impl Service {
 
     /// Starts postgres_exporter with only pg_fence's queries, as the role of the documentation.
     fn exporter(lab: &Lab, cluster: &Cluster) -> Result<Service> {
-        let (dir, port) = (lab.prefix().new_dir("exporter")?, free_port()?);
+        let (dir, port) = (lab.install_dir().new_dir("exporter")?, free_port()?);
         let queries = dir.join("queries.yaml");
         fs::write(&queries, text("queries.yaml")?)?;
         let source = format!(
@@ -140,7 +140,7 @@ impl Service {
 
     /// Starts Prometheus with pg_fence's rules. It scrapes the exporter every second or two.
     fn prometheus(lab: &Lab, exporter: &Service) -> Result<Service> {
-        let (dir, port) = (lab.prefix().new_dir("prometheus")?, free_port()?);
+        let (dir, port) = (lab.install_dir().new_dir("prometheus")?, free_port()?);
         fs::write(dir.join("alerts.yaml"), text("alerts.yaml")?)?;
         let settings = format!(
             "global: {{scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: 1s}}\n\

@@ -4,7 +4,7 @@ use pg_test::{Cluster, Lab, Result};
 
 /// Dumps a database in the custom format.
 pub fn dump(lab: &Lab, cluster: &Cluster, dbname: &str) -> Result<String> {
-    let file = lab.prefix().new_dir("dump")?.join("db.dump").to_string_lossy().into_owned();
+    let file = lab.install_dir().new_dir("dump")?.join("db.dump").to_string_lossy().into_owned();
     lab.run("pg_dump", &["-Fc", "-f", &file, "-d", &cluster.conninfo(dbname).to_string()])?;
     Ok(file)
 }

@@ -107,7 +107,7 @@ pub struct Holder {
 
 impl Holder {
     pub fn start(lab: &Lab, command: impl FnOnce(&Path) -> Result<Command>) -> Result<Holder> {
-        let pipe = lab.prefix().new_dir("work")?.join("body.txt");
+        let pipe = lab.install_dir().new_dir("work")?.join("body.txt");
         output_of(Command::new("mkfifo").arg(&pipe))?;
         Ok(Holder { program: Program::start(command(&pipe)?)?, pipe, work: None })
     }

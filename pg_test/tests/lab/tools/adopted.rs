@@ -4,9 +4,10 @@
 
 use crate::project::pages::page;
 use crate::support::program::{Holder, Shown};
-use pg_test::clients::cable::Cable;
-use pg_test::orm::{self, Runtime};
+use pg_test::clients::tcp_proxy::TcpProxy;
+use pg_test::orm;
 use pg_test::process::{PATIENCE, output_of, wait_until};
+use pg_test::runtime::{self, Runtime};
 use pg_test::service::{self, Service};
 use pg_test::setup::{self, Package};
 use pg_test::{Conninfo, Context, Database, Lab, Result, Session, ensure, lab_test};
@@ -77,19 +78,19 @@ impl<'a> Scene<'a> {
     }
 
     /// Starts a program that gets the lock and cannot reach that database.
-    fn kept_from(&self, number: usize) -> Result<(Holder, Cable)> {
+    fn kept_from(&self, number: usize) -> Result<(Holder, TcpProxy)> {
         let mut databases = self.conninfos();
         let (port, _) = databases[number].place();
-        let cable = Cable::lay(port)?;
-        cable.hold();
-        databases[number] = databases[number].clone().port(cable.port());
+        let link = TcpProxy::start(port)?;
+        link.hold();
+        databases[number] = databases[number].clone().port(link.port());
         let mut holder = Holder::start(self.lab, |work| (self.command)(&databases, work))?;
         wait_until("it has the lock, and connects", PATIENCE, || {
-            cable.is_holding() || holder.program.has_ended()
+            link.is_holding() || holder.program.has_ended()
         })
         .with_context(|| holder.program.said())?;
-        ensure!(cable.is_holding(), "it has ended: {}", holder.program.said());
-        Ok((holder, cable))
+        ensure!(link.is_holding(), "it has ended: {}", holder.program.said());
+        Ok((holder, link))
     }
 
     fn sessions(&self) -> Result<Vec<Session>> {
@@ -159,10 +160,10 @@ fn a_frozen_holder_writes_nothing(scene: &Scene) -> Result<()> {
 
 /// The holder is frozen after it was granted the lock and before it has adopted its number everywhere.
 fn a_holder_frozen_before_it_adopts_writes_nothing(scene: &Scene) -> Result<()> {
-    let (mut old, cable) = scene.kept_from(scene.databases.len() - 1)?;
+    let (mut old, link) = scene.kept_from(scene.databases.len() - 1)?;
     old.program.freeze()?;
     let mut new = scene.at_work()?;
-    cable.let_through();
+    link.let_through();
     old.program.thaw()?;
     scene.comes_late(&mut old, "has had")?;
     scene.ends(&mut new, "by the next")
@@ -217,7 +218,7 @@ fn seen(watcher: &mut Session, state: &str, like: &str, but: i32) -> Result<i32>
     pid.context("it was seen")
 }
 
-const STORIES: [fn(&Scene) -> Result<()>; 4] = [
+const SCENARIOS: [fn(&Scene) -> Result<()>; 4] = [
     a_frozen_holder_writes_nothing,
     a_holder_frozen_before_it_adopts_writes_nothing,
     until_the_next_holder_adopts_the_older_one_writes,
@@ -228,7 +229,7 @@ const STORIES: [fn(&Scene) -> Result<()>; 4] = [
 fn in_shell(lab: &Lab, program: &str) -> Command {
     let mut command = lab.rundir().command(program);
     let path = std::env::var("PATH").unwrap_or_default();
-    command.env("PATH", format!("{}:{path}", lab.prefix().bin_dir().display()));
+    command.env("PATH", format!("{}:{path}", lab.install_dir().bin_dir().display()));
     command
 }
 
@@ -243,8 +244,8 @@ fn schedulers<'a>(lab: &'a Lab, changes: &[(&str, &str)]) -> Result<Scene<'a>> {
     })
 }
 
-fn of_schedulers(lab: &Lab, story: fn(&Scene) -> Result<()>) -> Result<()> {
-    story(&schedulers(lab, &[])?)
+fn of_schedulers(lab: &Lab, scenario: fn(&Scene) -> Result<()>) -> Result<()> {
+    scenario(&schedulers(lab, &[])?)
 }
 
 cases![
@@ -283,7 +284,9 @@ fn a_frozen_holder_of_etcd_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
             .env("ETCDCTL_ENDPOINTS", format!("http://127.0.0.1:{}", etcd.port()));
         Ok(command)
     };
-    STORIES.iter().try_for_each(|story| story(&Scene::set(lab, "report-writer", 1, command)?))
+    SCENARIOS
+        .iter()
+        .try_for_each(|scenario| scenario(&Scene::set(lab, "report-writer", 1, command)?))
 }
 
 /// Returns a program in Python that gets the database, the service, and its work as arguments.
@@ -318,7 +321,7 @@ fn a_frozen_holder_of_zookeeper_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     let zookeeper = service::zookeeper(lab.rundir(), Duration::from_secs(1))?;
     let place = format!("127.0.0.1:{}", zookeeper.port());
     let scene = || in_python(lab, KAZOO, ZOOKEEPER.source(&[])?, place.clone(), 5);
-    STORIES.iter().try_for_each(|story| story(&scene()?))
+    SCENARIOS.iter().try_for_each(|scenario| scenario(&scene()?))
 }
 
 /// Reads a program in a file beside the pages.
@@ -331,7 +334,7 @@ fn a_frozen_holder_of_a_key_in_nats_writes_nothing(lab: &Lab) -> Result<()> {
     let nats = service::nats(lab.rundir())?;
     let place = format!("nats://127.0.0.1:{}", nats.port());
     let scene = || in_python(lab, NATS, program("nats_lock.py")?, place.clone(), 5);
-    STORIES.iter().try_for_each(|story| story(&scene()?))
+    SCENARIOS.iter().try_for_each(|scenario| scenario(&scene()?))
 }
 
 #[lab_test(slow)]
@@ -339,7 +342,7 @@ fn a_frozen_holder_of_mariadb_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     let mariadb = service::mariadb(lab.rundir())?;
     let place = format!("127.0.0.1:{}", mariadb.port());
     let scene = || in_python(lab, MARIADB, program("mariadb_lock.py")?, place.clone(), 5);
-    STORIES.iter().try_for_each(|story| story(&scene()?))
+    SCENARIOS.iter().try_for_each(|scenario| scenario(&scene()?))
 }
 
 /// Each test has its own message, in a queue that counts deliveries. A consumer is disconnected after it has been
@@ -348,13 +351,13 @@ fn a_frozen_holder_of_mariadb_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
 fn a_frozen_consumer_of_a_message_in_rabbitmq_writes_nothing(lab: &Lab) -> Result<()> {
     let rabbitmq = service::rabbitmq(lab.rundir())?;
     let place = format!("amqp://guest:guest@127.0.0.1:{}", rabbitmq.port());
-    STORIES.iter().try_for_each(|story| {
+    SCENARIOS.iter().try_for_each(|scenario| {
         wait_until("the message is published", PATIENCE, || {
             orm::command(lab.rundir(), PIKA, PUBLISHES)
                 .is_ok_and(|mut python| output_of(python.arg(&place)).is_ok())
         })?;
         let program = program("rabbitmq_message.py")?;
-        story(&of_lease_in_python(lab, "message:7", PIKA, program, place.clone(), 4)?)
+        scenario(&of_lease_in_python(lab, "message:7", PIKA, program, place.clone(), 4)?)
     })
 }
 
@@ -369,11 +372,11 @@ channel.basic_publish("", "reports", b"", pika.BasicProperties(message_id="7", d
 
 /// Tests a program for a cloud service, which moto emulates.
 fn of_a_cloud(lab: &Lab, name: &str) -> Result<()> {
-    let moto = service::moto(lab.rundir(), &orm::fetch(BOTO)?)?;
+    let moto = service::moto(lab.rundir(), &runtime::fetch(BOTO)?)?;
     let place = format!("http://127.0.0.1:{}", moto.port());
     output_of(orm::command(lab.rundir(), BOTO, LOCKS)?.arg(&place).envs(CREDENTIALS))?;
     let scene = || in_python(lab, BOTO, program(name)?, place.clone(), 5);
-    STORIES.iter().try_for_each(|story| story(&scene()?))
+    SCENARIOS.iter().try_for_each(|scenario| scenario(&scene()?))
 }
 
 /// Credentials that boto3 requires and moto ignores.
@@ -419,7 +422,7 @@ fn counts(redis: &Service, number: u32) -> Result<()> {
 #[lab_test(slow)]
 fn a_frozen_holder_of_redis_s_lock_writes_nothing(lab: &Lab) -> Result<()> {
     let redis = service::redis(lab.rundir(), false)?;
-    STORIES.iter().try_for_each(|story| story(&redis_lock(lab, &redis, &[])?))
+    SCENARIOS.iter().try_for_each(|scenario| scenario(&redis_lock(lab, &redis, &[])?))
 }
 
 /// As after a failover to a replica that had none of the grants.
@@ -452,12 +455,12 @@ fn a_lost_grant_with_a_greater_number_ends_the_present_one(lab: &Lab) -> Result<
     let redis = service::redis(lab.rundir(), false)?;
     counts(&redis, 44)?;
     let scene = redis_lock(lab, &redis, &[])?;
-    let (mut lost, cable) = scene.kept_from(0)?;
+    let (mut lost, link) = scene.kept_from(0)?;
     lost.program.freeze()?;
     counts(&redis, 40)?;
     let mut present = scene.at_work()?;
     ensure!(scene.number()? == 41);
-    cable.let_through();
+    link.let_through();
     lost.program.thaw()?;
     lost.is_at_work()?;
     ensure!(scene.number()? == 45);

@@ -12,7 +12,7 @@ const REFUSED: [&str; 3] = ["PF001", "PF003", "PF004"];
 
 /// Creates documents with a key on each worker. Calls on leases are sent to the node of the name.
 fn documents(lab: &Lab, workers: usize) -> Result<(Citus, Session)> {
-    let citus = Citus::start(lab.prefix(), workers)?;
+    let citus = Citus::start(lab.install_dir(), workers)?;
     let mut session = citus.connect()?;
     session.run("CREATE TABLE docs (id text PRIMARY KEY, body text NOT NULL)")?;
     session.run("SELECT create_distributed_table('docs', 'id')")?;
@@ -40,7 +40,7 @@ fn adopt_everywhere(session: &mut Session, name: &str, token: i64) -> Result<()>
 
 #[lab_test(slow)]
 fn the_page_does_what_it_says(lab: &Lab) -> Result<()> {
-    let citus = Citus::start(lab.prefix(), 2)?;
+    let citus = Citus::start(lab.install_dir(), 2)?;
     crate::project::pages::play(
         "docs/operations/citus.md",
         citus.coordinator().conninfo("postgres"),
@@ -51,7 +51,7 @@ fn the_page_does_what_it_says(lab: &Lab) -> Result<()> {
 fn a_fence_asks_for_the_setting_and_reaches_every_shard_and_the_audit_looks_there(
     lab: &Lab,
 ) -> Result<()> {
-    let citus = Citus::start(lab.prefix(), 2)?;
+    let citus = Citus::start(lab.install_dir(), 2)?;
     let mut session = citus.coordinator().connect("postgres")?;
     session.run("CREATE TABLE docs (id text PRIMARY KEY, body text)")?;
     session.run("CREATE TABLE kinds (id int PRIMARY KEY)")?;
@@ -352,7 +352,7 @@ fn a_node_that_dies_holds_up_its_own_rows_and_no_others(lab: &Lab) -> Result<()>
 
 #[lab_test(slow)]
 fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> {
-    let mut citus = Citus::start(lab.prefix(), 2)?;
+    let mut citus = Citus::start(lab.install_dir(), 2)?;
     let mut a = citus.connect()?;
     a.run("CREATE TABLE orders (id bigint PRIMARY KEY, total int)")?;
     a.run("CREATE TABLE rates (id bigint PRIMARY KEY, rate int)")?;
@@ -449,7 +449,7 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(lab: &Lab) -> Result<()> 
 
 #[lab_test(slow)]
 fn a_row_that_is_a_lease_is_claimed_on_its_own_node(lab: &Lab) -> Result<()> {
-    let mut citus = Citus::start(lab.prefix(), 2)?;
+    let mut citus = Citus::start(lab.install_dir(), 2)?;
     let mut session = citus.connect()?;
     session.run("CREATE TABLE runs (id text PRIMARY KEY, state text NOT NULL)")?;
     session.run("SELECT create_distributed_table('runs', 'id')")?;

@@ -1,8 +1,9 @@
 //! Seven of the drivers of `docs/tutorial/drivers.md`: how they report a failed attempt, a refused write, and a COMMIT
 //! after an error that the program ignored. The programs are in `pg_test/drivers`.
 
-use pg_test::orm::{self, Runtime};
+use pg_test::orm;
 use pg_test::process::output_of;
+use pg_test::runtime::Runtime;
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
 use pg_test::{Calls, Cluster, Context, Lab, Result, ensure, lab_test};
@@ -83,7 +84,7 @@ fn drivers_show_a_lost_try_a_refusal_and_a_commit_as_their_page_says(lab: &Lab) 
 #[lab_test(slow)]
 fn ecpg_shows_no_detail_and_a_lost_try_by_its_indicator(lab: &Lab) -> Result<()> {
     setup::ensure(&[Package::new("libecpg-dev", "/usr/bin/ecpg")])?;
-    let dir = lab.prefix().new_dir("ecpg")?;
+    let dir = lab.install_dir().new_dir("ecpg")?;
     let (c, program) = (dir.join("ecpg.c"), dir.join("ecpg"));
     output_of(lab.rundir().command("ecpg").arg("-o").arg(&c).arg(file("ecpg.pgc")))?;
     let mut cc = lab.rundir().command("cc");

@@ -6,9 +6,10 @@ automod::dir!("tests/lab/tools/job_queues");
 
 use crate::project::pages::page;
 use crate::support::program::Program;
-use office::Office;
-use pg_test::orm::{self, Runtime};
+use fake_payment_server::FakePaymentServer;
+use pg_test::orm;
 use pg_test::process::{PATIENCE, output_of, wait_until};
+use pg_test::runtime::{self, Runtime};
 use pg_test::{Context, Database, Lab, Result, Session, ensure, lab_test};
 use std::process::Command;
 use std::time::Duration;
@@ -171,7 +172,7 @@ struct Scene<'a> {
     source: String,
     database: Database,
     admin: Session,
-    office: Office,
+    payments: FakePaymentServer,
 }
 
 impl<'a> Scene<'a> {
@@ -181,13 +182,14 @@ impl<'a> Scene<'a> {
         let database = lab.database()?;
         let mut admin = database.connect()?;
         admin.run(TABLE)?;
-        let scene = Scene { lab, queue, source, database, admin, office: Office::open()? };
+        let scene =
+            Scene { lab, queue, source, database, admin, payments: FakePaymentServer::start()? };
         match queue.setup {
             Setup::None => {}
             Setup::Argument => scene.worker(&["setup"])?.ends_well()?,
             Setup::Absurdctl => {
                 for command in ["init", "create-queue default"] {
-                    let mut absurdctl = Command::new(orm::fetch(PYTHON)?.join("bin/absurdctl"));
+                    let mut absurdctl = Command::new(runtime::fetch(PYTHON)?.join("bin/absurdctl"));
                     absurdctl.env("ABSURD_DATABASE_URL", scene.url());
                     output_of(absurdctl.args(command.split(' ')))?;
                 }
@@ -210,12 +212,12 @@ impl<'a> Scene<'a> {
     }
 
     /// Puts a job into the queue and returns the worker that is in the middle of it.
-    fn in_the_middle(&mut self) -> Result<(Program, office::Request)> {
+    fn in_the_middle(&mut self) -> Result<(Program, fake_payment_server::Request)> {
         let worker = self.worker(&[])?;
         wait_until("the queue is there", PATIENCE, || self.admin.rows(self.queue.job).is_ok())
             .with_context(|| worker.said())?;
-        self.worker(&[&self.office.url()])?.ends_well()?;
-        let request = self.office.next(PATIENCE)?.with_context(|| worker.said())?;
+        self.worker(&[&self.payments.url()])?.ends_well()?;
+        let request = self.payments.next(PATIENCE)?.with_context(|| worker.said())?;
         Ok((worker, request))
     }
 
@@ -235,14 +237,14 @@ impl<'a> Scene<'a> {
     }
 
     /// Starts a worker and waits until it is in the middle of the frozen worker's job.
-    fn next_worker(&mut self) -> Result<(Program, office::Request)> {
+    fn next_worker(&mut self) -> Result<(Program, fake_payment_server::Request)> {
         let mut worker = self.worker(&[])?;
         let mut request = None;
         wait_until("the queue gives the job to another worker", PATIENCE, || {
             if let Some(rescue) = self.queue.rescue {
                 let _ = self.admin.run(rescue);
             }
-            request = self.office.next(Duration::from_secs(1)).ok().flatten();
+            request = self.payments.next(Duration::from_secs(1)).ok().flatten();
             request.is_some() || worker.has_ended()
         })?;
         let request = request.with_context(|| format!("it has ended: {}", worker.said()))?;
@@ -319,7 +321,7 @@ fn comes_back(lab: &Lab, queue: &Queue, changes: &[(&str, &str)], outcome: Outco
     }
     ensure!(scene.results()? == "0: 0", "the late worker has written");
     if stands == 3 {
-        let third = scene.office.next(PATIENCE)?.context("no third run followed")?;
+        let third = scene.payments.next(PATIENCE)?.context("no third run followed")?;
         to_second.answer(2);
         third.answer(3);
     } else {
@@ -327,7 +329,7 @@ fn comes_back(lab: &Lab, queue: &Queue, changes: &[(&str, &str)], outcome: Outco
     }
     if stands == 3 || becomes == "same" {
         scene.job_is("done", |job| job.starts_with(queue.done))?;
-        ensure!(scene.office.next(Duration::ZERO)?.is_none(), "there was one more run");
+        ensure!(scene.payments.next(Duration::ZERO)?.is_none(), "there was one more run");
     }
     wait_until("all runs have ended", PATIENCE, || {
         let held = "SELECT count(*) FROM fence.leases WHERE state = 'held'";
@@ -387,11 +389,11 @@ fn a_taken_lease_that_is_thrown_at_pgqueuer_loses_the_job(lab: &Lab) -> Result<(
         let mut scene = Scene::set(lab, &PGQUEUER, changes)?;
         scene.admin.run("SELECT lease_acquire('job:1', 'somebody else', '1 h')")?;
         let _worker = scene.worker(&[])?;
-        scene.worker(&[&scene.office.url()])?.ends_well()?;
+        scene.worker(&[&scene.payments.url()])?.ends_well()?;
         if puts_back {
             scene.job_is("it is put back", |job| job.starts_with("queued"))?;
             scene.admin.run("SELECT lease_revoke('job:1')")?;
-            scene.office.next(PATIENCE)?.context("nobody asks")?.answer(1);
+            scene.payments.next(PATIENCE)?.context("nobody asks")?.answer(1);
         }
         scene.job_is("it is gone", |job| job == "gone")?;
         let results = scene.results()?;
@@ -408,10 +410,10 @@ fn a_taken_lease_counts_no_attempt_of_oban_s_job(lab: &Lab) -> Result<()> {
     let mut scene = Scene::set(lab, &OBAN, &[])?;
     scene.admin.run("SELECT lease_acquire('job:1', 'somebody else', '1 h')")?;
     let _worker = scene.worker(&[])?;
-    scene.worker(&[&scene.office.url()])?.ends_well()?;
+    scene.worker(&[&scene.payments.url()])?.ends_well()?;
     scene.job_is("it is put back", |job| job.starts_with("scheduled 0"))?;
     scene.admin.run("SELECT lease_revoke('job:1')")?;
-    scene.office.next(PATIENCE)?.context("nobody asks")?.answer(1);
+    scene.payments.next(PATIENCE)?.context("nobody asks")?.answer(1);
     scene.job_is("it is done", |job| job.starts_with("completed 1"))?;
     let results = scene.results()?;
     ensure!(results == "1: 1", "the results are {results}");

@@ -3,8 +3,9 @@
 //! each step must return.
 
 use crate::support::program::Shown;
-use pg_test::orm::{self, PYTHON, Runtime};
+use pg_test::orm;
 use pg_test::process::output_of;
+use pg_test::runtime::{PYTHON, Runtime};
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
 use pg_test::{Database, Lab, Result, lab_test};

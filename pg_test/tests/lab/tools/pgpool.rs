@@ -18,8 +18,8 @@ impl Pgpool {
     fn start(primary: &Cluster, standby: &Cluster) -> Result<Pgpool> {
         let package = Package::new("pgpool2", "/usr/sbin/pgpool").without_service("pgpool2");
         setup::ensure(&[package])?;
-        let prefix = primary.prefix();
-        let dir = prefix.new_dir("pgpool")?;
+        let install_dir = primary.install_dir();
+        let dir = install_dir.new_dir("pgpool")?;
         let (port, control) = (free_port()?, free_port()?);
         let backend = |number: usize, cluster: &Cluster, weight: u32| {
             format!(
@@ -43,7 +43,7 @@ impl Pgpool {
         fs::write(dir.join("pcp.conf"), "")?;
         fs::write(dir.join("pool_hba.conf"), "")?;
         let log = File::create(dir.join("log"))?;
-        let mut command = prefix.rundir().command("/usr/sbin/pgpool");
+        let mut command = install_dir.rundir().command("/usr/sbin/pgpool");
         process::as_server_user(&mut command)?;
         command.args(["-n", "-f", "pgpool.conf", "-F", "pcp.conf", "-a", "pool_hba.conf"]);
         command.current_dir(&dir);
@@ -76,15 +76,15 @@ impl Drop for Pgpool {
 
 #[lab_test(slow)]
 fn functions_go_to_the_primary_and_the_view_to_a_standby(lab: &Lab) -> Result<()> {
-    let prefix = lab.debians(None)?;
-    let primary = Builder::new(prefix.clone()).start()?;
+    let install_dir = lab.debians(None)?;
+    let primary = Builder::new(install_dir.clone()).start()?;
     let mut session = primary.connect("postgres")?;
     session.run(
         "CREATE EXTENSION pg_fence; CREATE TABLE orders (id int PRIMARY KEY, total int NOT NULL);
          INSERT INTO orders VALUES (7, 0); SELECT fence_protect('orders', lease => 'order:{id}')",
     )?;
     let token = session.acquire("order:7", "1 h")?;
-    let standby = Builder::new(prefix).standby_of(&primary)?;
+    let standby = Builder::new(install_dir).standby_of(&primary)?;
     standby.start()?;
     standby.wait_replayed(&primary)?;
     let pgpool = Pgpool::start(&primary, &standby)?;

@@ -1,8 +1,9 @@
 //! Complete programs from the pages, run unchanged.
 
 use crate::support::program::{Holder, Program, Shown};
-use pg_test::orm::{self, PYTHON, Runtime};
+use pg_test::orm;
 use pg_test::process::output_of;
+use pg_test::runtime::{self, PYTHON, Runtime};
 use pg_test::setup::{self, Package};
 use pg_test::{Calls, Context, Database, Lab, Result, ensure, lab_test};
 use std::fs;
@@ -270,7 +271,7 @@ fn a_worker_in_python_that_was_frozen_writes_nothing_over_its_successor(lab: &La
 #[lab_test(slow)]
 fn the_worker_in_typescript_does_all_runs_after_three_deployments(lab: &Lab) -> Result<()> {
     let db = table_of_work(lab, &[])?;
-    let home = orm::fetch(NODE)?;
+    let home = runtime::fetch(NODE)?;
     orm::link_client(&home)?;
     // Node.js finds libraries that are beside the file.
     let code = Shown(TABLE_OF_WORK, "ts", "").source(&NO_PAUSE)?;

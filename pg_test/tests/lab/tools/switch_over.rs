@@ -3,7 +3,7 @@
 use crate::support::history::History;
 use crate::support::subscription::{becomes_true, subscribe};
 use pg_test::cluster::Builder;
-use pg_test::prefix::Prefix;
+use pg_test::install_dir::InstallDir;
 use pg_test::{Calls, Context, Lab, Result, Session, ensure, lab_test, majors};
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ fn a_fenced_database_moves_to_a_newer_major_version(lab: &Lab) -> Result<()> {
     upstream.run("CREATE PUBLICATION p FOR TABLE orders, parcels")?;
 
     let newest = *majors::ALL.last().context("there are some")?;
-    let prefix = Arc::new(Prefix::of_major(lab.rundir().clone(), newest)?);
-    let subscriber = Builder::new(prefix).start()?;
+    let install_dir = Arc::new(InstallDir::of_major(lab.rundir().clone(), newest)?);
+    let subscriber = Builder::new(install_dir).start()?;
     let mut downstream = subscriber.connect("postgres")?;
     downstream.run(
         "CREATE EXTENSION pg_fence;

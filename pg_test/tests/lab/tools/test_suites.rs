@@ -1,8 +1,8 @@
 //! Test suites, fixtures and migrations of fenced tables, as `docs/recipes/testing-and-migrations.md` describes them.
 
 use crate::project::pages::page;
-use pg_test::orm::{self, PYTHON};
 use pg_test::process::output_of;
+use pg_test::runtime::{self, PYTHON};
 use pg_test::source_tree::source_root;
 use pg_test::{Context, Lab, Result, ensure, lab_test};
 use std::process::Command;
@@ -17,7 +17,7 @@ fn a_django_suite_flushes_loads_fixtures_and_migrates(lab: &Lab) -> Result<()> {
     cluster.connect("with_pg_fence")?.run(
         "CREATE EXTENSION pg_fence; SELECT fence_grant('tester'); GRANT CREATE ON SCHEMA public TO tester",
     )?;
-    let mut command = Command::new(orm::fetch(PYTHON)?.join("bin/python"));
+    let mut command = Command::new(runtime::fetch(PYTHON)?.join("bin/python"));
     let django = "-W error::RuntimeWarning -m django test --verbosity 2 shop.tests";
     command.args(django.split(' ')).current_dir(source_root().join("pg_test/orm/django_suite"));
     command

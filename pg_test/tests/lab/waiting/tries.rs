@@ -34,7 +34,7 @@ fn under_checksums_a_losing_try_writes_no_more_than_a_select_would(lab: &Lab) ->
     // With checksums, the first session that reads a row after its commit and is the first to touch its page since a
     // checkpoint writes an image of that page. From PostgreSQL 18 on checksums are the default of a new cluster.
     let cluster = quiet(lab.builder())
-        .create_by(|prefix, data| prefix.initdb_with(data, &["--data-checksums"]))?;
+        .create_by(|install_dir, data| install_dir.initdb_with(data, &["--data-checksums"]))?;
     cluster.start()?;
     let (mut holder, mut other) = (cluster.connect("postgres")?, cluster.connect("postgres")?);
     ensure!(other.text("SHOW data_checksums")?.as_deref() == Some("on"));

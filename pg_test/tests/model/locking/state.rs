@@ -36,7 +36,7 @@ pub const TTL: u8 = 2;
 
 /// A version of a row of the lease table. Two versions with the same fields are the same version.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct Row {
+pub struct SlotRow {
     pub slot: i32,
     pub kind: Kind,
     /// The number of the grant among all grants made.
@@ -48,7 +48,7 @@ pub struct Row {
     pub released: bool,
 }
 
-impl Row {
+impl SlotRow {
     /// Returns true if the grant is current by this clock, as far as the row says.
     pub fn is_live(&self, clock: u8) -> bool {
         self.as_grant().phase(at(clock)) == Phase::Held
@@ -76,7 +76,7 @@ pub fn at(seconds: u8) -> Instant {
 /// A change that a transaction makes when it commits.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Write {
-    Put(Row),
+    Put(SlotRow),
     Delete(i32),
 }
 
@@ -94,9 +94,9 @@ impl Write {
 #[derive(Clone, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Search {
     /// The rows that other open transactions had written.
-    pub under_way: Vec<Row>,
+    pub under_way: Vec<SlotRow>,
     /// The committed rows by which the slot was chosen.
-    pub rows: Vec<Row>,
+    pub rows: Vec<SlotRow>,
     /// Slots whose grants are over, but locked by another transaction.
     pub guarded: Vec<i32>,
     /// Slots that could not be locked.
@@ -117,7 +117,7 @@ pub enum Next {
     LockSlot0,
     Look,
     LockOthers {
-        rows: Vec<Row>,
+        rows: Vec<SlotRow>,
         left: Vec<i32>,
     },
     // The steps of a shared or slot acquire.
@@ -151,8 +151,8 @@ pub enum Next {
         slot: i32,
     },
     // The steps of a prune of one row.
-    LockToPrune(Row),
-    Prune(Row),
+    LockToPrune(SlotRow),
+    Prune(SlotRow),
     /// The statement has returned, and the transaction is open.
     Open,
     /// The transaction has committed and its changes are visible, but its locks are not yet released.
@@ -168,14 +168,14 @@ pub struct Client {
     pub locks: Vec<Held>,
     pub writes: Vec<Write>,
     /// The grant that it guards.
-    pub guards: Option<Row>,
+    pub guards: Option<SlotRow>,
 }
 
 /// The whole state.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct State {
     pub clock: u8,
-    pub rows: Vec<Row>,
+    pub rows: Vec<SlotRow>,
     pub clients: Vec<Client>,
     pub grants: u8,
     pub steps_back: u8,
@@ -236,7 +236,7 @@ impl State {
     }
 
     /// Returns the committed row of a slot.
-    pub fn row(&self, slot: i32) -> Option<Row> {
+    pub fn row(&self, slot: i32) -> Option<SlotRow> {
         self.rows.iter().find(|row| row.slot == slot).copied()
     }
 
@@ -291,8 +291,8 @@ impl State {
     fn is_guard_passed(&self) -> bool {
         (0..self.clients.len()).any(|c| {
             let Some(guarded) = self.clients[c].guards else { return false };
-            let another = |row: &Row| row.grant > guarded.grant;
-            let passes = |row: &Row| {
+            let another = |row: &SlotRow| row.grant > guarded.grant;
+            let passes = |row: &SlotRow| {
                 let excludes = row.slot == guarded.slot || row.kind.excludes(guarded.kind);
                 another(row) && excludes && !row.closed
             };
@@ -306,16 +306,16 @@ impl State {
     /// Returns true if excluding grants live together. Each live grant, committed or not, is compared with each that
     /// the same transaction does not replace.
     fn live_together(&self) -> bool {
-        let live = |row: &&Row| row.is_live(self.clock);
-        let committed: Vec<&Row> = self.rows.iter().filter(live).collect();
-        let clash = |one: &Row, other: &Row| {
+        let live = |row: &&SlotRow| row.is_live(self.clock);
+        let committed: Vec<&SlotRow> = self.rows.iter().filter(live).collect();
+        let clash = |one: &SlotRow, other: &SlotRow| {
             one.grant != other.grant && (one.slot == other.slot || one.kind.excludes(other.kind))
         };
         if committed.iter().any(|one| committed.iter().any(|other| clash(one, other))) {
             return true;
         }
         self.clients.iter().enumerate().any(|(c, client)| {
-            let replaces = |row: &Row| client.writes.iter().any(|w| w.slot() == row.slot);
+            let replaces = |row: &SlotRow| client.writes.iter().any(|w| w.slot() == row.slot);
             client.writes.iter().any(|write| {
                 let Write::Put(own) = write else { return false };
                 if !own.is_live(self.clock) {
@@ -325,7 +325,7 @@ impl State {
                     Write::Put(row) => Some(row),
                     Write::Delete(_) => None,
                 });
-                let beside: Vec<&Row> = committed
+                let beside: Vec<&SlotRow> = committed
                     .iter()
                     .copied()
                     .filter(|row| !replaces(row))

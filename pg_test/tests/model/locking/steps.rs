@@ -2,7 +2,7 @@
 //! `leases::prune`). The locks come from the rules' table, the decisions from the rules themselves.
 
 use super::protections::{Bounds, Protections};
-use super::state::{Client, Kind, Next, Row, Search, State, TTL, Write, at};
+use super::state::{Client, Kind, Next, Search, SlotRow, State, TTL, Write, at};
 use super::{APART, NOT_PRUNED};
 use pg_test::rules::Epoch;
 use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant};
@@ -64,13 +64,13 @@ impl Step<'_> {
     }
 
     /// Returns the slot for a new grant, and the slots of the grants that it ends.
-    fn decide(&self, rows: &[Row], existing: &[ExistingGrant]) -> Option<(i32, Vec<i32>)> {
+    fn decide(&self, rows: &[SlotRow], existing: &[ExistingGrant]) -> Option<(i32, Vec<i32>)> {
         let now = at(self.state.clock);
         let Acquire::Grant { slot } = grant::admit(existing, &self.ask(), now) else {
             return None;
         };
         let both = rows.iter().zip(existing);
-        let is_ended = |row: &Row, seat: &ExistingGrant| {
+        let is_ended = |row: &SlotRow, seat: &ExistingGrant| {
             self.p.end_others && row.slot != slot && grant::ends(&self.ask(), seat, now)
         };
         let ended = both.filter(|(row, seat)| is_ended(row, seat)).map(|(row, _)| row.slot);
@@ -78,10 +78,10 @@ impl Step<'_> {
     }
 
     /// Writes the grant, and closes the grants that it ends. `seen` are the rows by which that was decided.
-    fn write(&mut self, seen: &[Row], slot: i32, ended: &[i32]) {
+    fn write(&mut self, seen: &[SlotRow], slot: i32, ended: &[i32]) {
         let (kind, grant, expires) = (self.kind(), self.state.grants, self.state.clock + TTL);
         self.state.grants += 1;
-        let closed = |slot: &i32| self.state.row(*slot).map(|row| Row { closed: true, ..row });
+        let closed = |slot: &i32| self.state.row(*slot).map(|row| SlotRow { closed: true, ..row });
         let mut writes: Vec<Write> = ended.iter().filter_map(closed).map(Write::Put).collect();
         // A grant that is ended or replaced has expired (or had when that was decided), and is the one that the
         // decision saw.
@@ -89,7 +89,8 @@ impl Step<'_> {
         if replaced.any(|row| row.is_live(self.state.clock) && !seen.contains(&row)) {
             self.state.violation.get_or_insert(APART);
         }
-        let new = Row { slot, kind, grant, renewals: 0, expires, closed: false, released: false };
+        let new =
+            SlotRow { slot, kind, grant, renewals: 0, expires, closed: false, released: false };
         writes.push(Write::Put(new));
         self.state.clients[self.client].writes = writes;
         self.state.clients[self.client].grant = Some(grant);
@@ -106,7 +107,7 @@ impl Step<'_> {
     }
 
     fn is_any_being_deleted(&self) -> bool {
-        let deleted = |row: &Row| self.state.is_being_deleted(self.client, row.slot);
+        let deleted = |row: &SlotRow| self.state.is_being_deleted(self.client, row.slot);
         self.p.see_deletions && self.state.rows.iter().any(deleted)
     }
 
@@ -123,7 +124,7 @@ impl Step<'_> {
         self.go_on(Next::LockOthers { rows, left });
     }
 
-    fn lock_others(&mut self, rows: Vec<Row>, mut left: Vec<i32>) {
+    fn lock_others(&mut self, rows: Vec<SlotRow>, mut left: Vec<i32>) {
         let slot = left.remove(0);
         if !self.state.take(self.client, ACQUIRE_ALONE, slot) {
             self.lose();
@@ -134,13 +135,14 @@ impl Step<'_> {
         }
     }
 
-    fn decide_alone(&mut self, seen: &[Row]) {
+    fn decide_alone(&mut self, seen: &[SlotRow]) {
         if self.is_any_being_deleted() {
             return self.lose();
         }
         let again = self.p.read_again_under_all && seen.iter().any(|row| row.slot != 0);
         let rows = if again { self.state.rows.clone() } else { seen.to_vec() };
-        let seat = |row: &Row| ExistingGrant { grant: row.as_grant(), mine: false, guarded: false };
+        let seat =
+            |row: &SlotRow| ExistingGrant { grant: row.as_grant(), mine: false, guarded: false };
         let existing: Vec<ExistingGrant> = rows.iter().map(seat).collect();
         match self.decide(&rows, &existing) {
             Some((slot, ended)) => {
@@ -203,13 +205,13 @@ impl Step<'_> {
 
     fn choose(&mut self, mut search: Search) {
         let (mode, now) = (self.ask().mode, at(self.state.clock));
-        let seat = |row: &Row| ExistingGrant {
+        let seat = |row: &SlotRow| ExistingGrant {
             grant: row.as_grant(),
             mine: false,
             guarded: search.guarded.contains(&row.slot),
         };
         let mut existing: Vec<ExistingGrant> = search.rows.iter().map(seat).collect();
-        let under_way: Vec<_> = search.under_way.iter().map(Row::as_grant).collect();
+        let under_way: Vec<_> = search.under_way.iter().map(SlotRow::as_grant).collect();
         grant::add_under_way(&mut existing, &under_way, mode, now);
         for slot in &search.busy {
             match existing.iter_mut().find(|seat| seat.grant.slot == *slot) {
@@ -268,7 +270,7 @@ impl Step<'_> {
             return None;
         }
         let now = at(self.state.clock);
-        let speaks = |row: &Row| row.as_grant().speaks(row.token(), now, Epoch::FIRST);
+        let speaks = |row: &SlotRow| row.as_grant().speaks(row.token(), now, Epoch::FIRST);
         match self.own_row(slot).filter(speaks) {
             Some(row) => {
                 self.state.clients[self.client].guards = Some(row);
@@ -280,7 +282,7 @@ impl Step<'_> {
     }
 
     /// Returns the row of the client's grant.
-    fn own_row(&self, slot: i32) -> Option<Row> {
+    fn own_row(&self, slot: i32) -> Option<SlotRow> {
         let grant = self.state.clients[self.client].grant;
         self.state.row(slot).filter(|row| Some(row.grant) == grant)
     }
@@ -296,14 +298,14 @@ impl Step<'_> {
             return None;
         }
         let now = at(self.state.clock);
-        let renewable = |row: &Row| row.as_grant().renewable(row.token(), now);
+        let renewable = |row: &SlotRow| row.as_grant().renewable(row.token(), now);
         let Some(row) = self.own_row(slot).filter(renewable) else {
             self.lost_grant();
             return Some(());
         };
         let row = match renew {
-            true => Row { expires: self.state.clock + TTL, renewals: row.renewals + 1, ..row },
-            false => Row { closed: true, released: true, ..row },
+            true => SlotRow { expires: self.state.clock + TTL, renewals: row.renewals + 1, ..row },
+            false => SlotRow { closed: true, released: true, ..row },
         };
         self.state.clients[self.client].writes = vec![Write::Put(row)];
         self.state.answer(self.client, self.p);
@@ -318,7 +320,7 @@ impl Step<'_> {
         match self.state.row(slot).filter(|row| row.is_live(self.state.clock)) {
             Some(row) => {
                 self.state.clients[self.client].writes =
-                    vec![Write::Put(Row { closed: true, released: true, ..row })];
+                    vec![Write::Put(SlotRow { closed: true, released: true, ..row })];
                 self.state.answer(self.client, self.p);
             }
             None => self.lose(),
@@ -326,7 +328,7 @@ impl Step<'_> {
         Some(())
     }
 
-    fn lock_to_prune(&mut self, row: Row) {
+    fn lock_to_prune(&mut self, row: SlotRow) {
         if !self.p.prune_locks || self.state.take(self.client, PRUNE, row.slot) {
             self.go_on(Next::Prune(row));
         } else {
@@ -335,9 +337,9 @@ impl Step<'_> {
     }
 
     /// Reads the row again, deletes it and releases the lock, long before the commit.
-    fn prune(&mut self, seen: Row) {
+    fn prune(&mut self, seen: SlotRow) {
         let slot = seen.slot;
-        let is_over = |row: &Row| !row.is_live(self.state.clock);
+        let is_over = |row: &SlotRow| !row.is_live(self.state.clock);
         let found = match self.p.prune_reads_again {
             true => self.state.row(slot).filter(is_over),
             false => self.state.row(slot),

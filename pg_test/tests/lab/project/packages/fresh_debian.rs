@@ -5,7 +5,7 @@ use super::{directory, unpacked};
 use pg_test::cluster::free_port;
 use pg_test::process::{self, PATIENCE, output_of};
 use pg_test::setup::{self, Package};
-use pg_test::test_case::left_out;
+use pg_test::skipped::left_out;
 use pg_test::{Conninfo, Context, Lab, Result, Session, ensure, extension, lab_test, majors};
 use std::fs;
 use std::path::PathBuf;

@@ -1,6 +1,6 @@
 //! The library is removed while tables are fenced: the steps that the pages advise.
 
-use super::bare_prefix;
+use super::bare_install_dir;
 use crate::project::pages::page;
 use pg_test::cluster::Builder;
 use pg_test::{Context, Lab, Result, ensure, lab_test};
@@ -22,10 +22,10 @@ fn the_emergency_exits_of_the_page_open_a_table_without_the_library(lab: &Lab) -
     ensure!(for_one.len() == 2 && for_all.len() == 1, "{words:?}");
     ensure!(words.contains(&"fence_unprotect".to_owned()), "{words:?}");
 
-    let prefix = bare_prefix(lab)?;
-    prefix.install(lab.extension())?;
-    let library = prefix.lib_dir().join("pg_fence.so");
-    let cluster = Builder::new(Arc::new(prefix)).start()?;
+    let install_dir = bare_install_dir(lab)?;
+    install_dir.install(lab.extension())?;
+    let library = install_dir.lib_dir().join("pg_fence.so");
+    let cluster = Builder::new(Arc::new(install_dir)).start()?;
     cluster.connect("postgres")?.run(
         "CREATE EXTENSION pg_fence;
          CREATE TABLE orders (id int PRIMARY KEY); INSERT INTO orders VALUES (7); SELECT fence_protect('orders');

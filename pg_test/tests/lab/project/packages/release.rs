@@ -4,14 +4,14 @@
 use super::{directory, files, this_release, unpacked};
 use pg_test::cluster::Builder;
 use pg_test::extension::{Extension, VERSION};
+use pg_test::install_dir::InstallDir;
 use pg_test::package::{self, Parts, checksums, library};
-use pg_test::prefix::Prefix;
 use pg_test::process::output_of;
 use pg_test::rundir::RunDir;
 use pg_test::setup::{self, Package};
+use pg_test::skipped::left_out;
 use pg_test::source_tree::{self, source_root, target_dir};
-use pg_test::test_case::left_out;
-use pg_test::{Context, Lab, Result, bail, candidate, ensure, extension, lab_test, majors};
+use pg_test::{Context, Lab, Result, bail, ensure, extension, lab_test, majors, release_candidate};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -25,7 +25,7 @@ pub fn released_library() -> Result<PathBuf> {
 /// Returns the `pg_config` of the version under test, if packages are made for it.
 fn packaged() -> Result<PathBuf> {
     let pg_config = majors::chosen()?.pg_config;
-    match candidate::builds(&extension::major_of(&pg_config)?) {
+    match release_candidate::builds(&extension::major_of(&pg_config)?) {
         true => left_out("packages are built with the pgrx that Cargo.toml names"),
         false => Ok(pg_config),
     }
@@ -59,7 +59,8 @@ fn built_in_another_directory_they_are_the_same_bytes(lab: &Lab) -> Result<()> {
     let sums = |name: &str, library: PathBuf| -> Result<String> {
         let output = dir.join(name);
         fs::create_dir_all(&output)?;
-        let parts = Parts::new(release.clone(), lab.prefix().major(), Extension::around(library)?);
+        let parts =
+            Parts::new(release.clone(), lab.install_dir().major(), Extension::around(library)?);
         parts.write(&output)?;
         checksums(&output)
     };
@@ -90,7 +91,7 @@ fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     let rundir = Arc::new(RunDir::create(lab.rundir().program())?);
     let installation = majors::of(majors::NEWEST)?;
     let extension = Extension::build(&installation)?;
-    let prefix = Prefix::copy(rundir, &installation)?;
+    let install_dir = InstallDir::copy(rundir, &installation)?;
     let dir = directory(lab, "side")?;
     let parts = Parts::new(this_release()?, majors::NEWEST, extension);
     let written = parts.write(&dir)?;
@@ -103,11 +104,11 @@ fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
     let containerfile = fs::read_to_string(side.join("Containerfile"))?;
     ensure!(containerfile == "FROM scratch\nCOPY lib /lib\nCOPY share /share\n", "{containerfile}");
 
-    let prefix = Arc::new(prefix);
-    let without = Builder::new(prefix.clone()).start()?;
+    let install_dir = Arc::new(install_dir);
+    let without = Builder::new(install_dir.clone()).start()?;
     let refused = without.connect("postgres")?.try_rows("CREATE EXTENSION pg_fence");
     ensure!(refused.is_err(), "it was there already");
-    let cluster = Builder::new(prefix)
+    let cluster = Builder::new(install_dir)
         .set("extension_control_path", &format!("{}:$system", share.display()))
         .set("dynamic_library_path", &format!("{}:$libdir", lib.display()))
         .start()?;
@@ -117,7 +118,7 @@ fn postgresql_18_finds_it_in_a_side_folder(lab: &Lab) -> Result<()> {
 #[lab_test(slow)]
 fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
     let dir = directory(lab, "pgrx")?;
-    let major = lab.prefix().major();
+    let major = lab.install_dir().major();
     let pg_config = packaged()?;
     let mut command = source_tree::cargo();
     let path = std::env::var("PATH").unwrap_or_default();
@@ -147,7 +148,7 @@ fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
         (place("pg_fence.so")?, place("pg_fence.control")?, place(&script)?);
     ensure!(fs::read(control)? == fs::read(source_root().join("pg_fence.control"))?);
     let ours = fs::read_to_string(
-        lab.prefix().extension_dir().join(script.file_name().context("no name")?),
+        lab.install_dir().extension_dir().join(script.file_name().context("no name")?),
     )?;
     // pgrx adds a comment with its source before each part, and pg_fence a line that keeps psql from loading the file.
     let statements = |text: &str| -> String {
@@ -169,6 +170,6 @@ fn cargo_pgrx_makes_the_same_files(lab: &Lab) -> Result<()> {
         let names = text.lines().filter_map(|line| line.rsplit(' ').next());
         Ok(names.filter(|name| !name.starts_with("__pgrx")).collect::<Vec<_>>().join("\n"))
     };
-    ensure!(symbols(&library)? == symbols(&lab.prefix().lib_dir().join("pg_fence.so"))?);
+    ensure!(symbols(&library)? == symbols(&lab.install_dir().lib_dir().join("pg_fence.so"))?);
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The files are replaced as the pages say, while sessions have the library loaded: no session is disturbed.
 
-use super::{bare_prefix, directory, packed, unpacked};
+use super::{bare_install_dir, directory, packed, unpacked};
 use pg_test::cluster::Builder;
-use pg_test::prefix::Prefix;
+use pg_test::install_dir::InstallDir;
 use pg_test::process::output_of;
 use pg_test::setup::{self, Package};
 use pg_test::source_tree::source_root;
@@ -46,10 +46,10 @@ fn work(conninfo: &Conninfo, row: usize, stop: &AtomicBool) -> Result<usize> {
 }
 
 /// Replaces the files while sessions use the library, are idle, or are in a transaction.
-fn goes_on_while(lab: &Lab, replace: impl Fn(&Prefix) -> Result<()>) -> Result<()> {
-    let prefix = bare_prefix(lab)?;
-    prefix.install(lab.extension())?;
-    let cluster = Builder::new(Arc::new(prefix)).start()?;
+fn goes_on_while(lab: &Lab, replace: impl Fn(&InstallDir) -> Result<()>) -> Result<()> {
+    let install_dir = bare_install_dir(lab)?;
+    install_dir.install(lab.extension())?;
+    let cluster = Builder::new(Arc::new(install_dir)).start()?;
     let conninfo = cluster.conninfo("postgres");
     let mut idle = conninfo.connect()?;
     idle.run(
@@ -74,7 +74,7 @@ fn goes_on_while(lab: &Lab, replace: impl Fn(&Prefix) -> Result<()>) -> Result<(
                 })
             })
             .collect();
-        let replaced = (0..TIMES).try_for_each(|_| replace(cluster.prefix()));
+        let replaced = (0..TIMES).try_for_each(|_| replace(cluster.install_dir()));
         stop.store(true, Ordering::Relaxed);
         let worked = workers.into_iter().map(|worker| worker.join().expect("it does not panic"));
         let worked = worked.collect::<Result<Vec<usize>>>();
@@ -110,11 +110,11 @@ fn the_tarball_s_own_commands_update_it_under_sessions_that_use_it(lab: &Lab) ->
     let page = fs::read_to_string(source_root().join("docs/operations/installing.md"))?;
     ensure!(page.contains(&commands.join("\n")), "the page says something else than {install}");
 
-    goes_on_while(lab, |prefix| {
+    goes_on_while(lab, |install_dir| {
         let path = std::env::var("PATH").unwrap_or_default();
         let mut shell = Command::new("sh");
         shell.args(["-euc", &commands.join("\n")]).current_dir(&top);
-        shell.env("PATH", format!("{}:{path}", prefix.bin_dir().display()));
+        shell.env("PATH", format!("{}:{path}", install_dir.bin_dir().display()));
         output_of(&mut shell).map(drop)
     })
 }
@@ -123,9 +123,10 @@ fn the_tarball_s_own_commands_update_it_under_sessions_that_use_it(lab: &Lab) ->
 fn make_install_updates_it_under_sessions_that_use_it(lab: &Lab) -> Result<()> {
     setup::ensure(&[Package::new("make", "/usr/bin/make")])?;
     let ready = directory(lab, "make")?;
-    goes_on_while(lab, |prefix| {
+    goes_on_while(lab, |install_dir| {
         let below = |place: &Path| ready.join(place.strip_prefix("/").unwrap_or(place));
-        let (library, others) = (below(&prefix.lib_dir()), below(&prefix.extension_dir()));
+        let (library, others) =
+            (below(&install_dir.lib_dir()), below(&install_dir.extension_dir()));
         fs::create_dir_all(&library)?;
         fs::create_dir_all(&others)?;
         lab.extension().install(&library, &others)?;

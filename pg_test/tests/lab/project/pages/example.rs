@@ -11,7 +11,7 @@ use pg_test::{Context, Fault, Result, Rows, bail, ensure};
 
 /// A statement and its expected answer.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Step {
+pub struct Statement {
     /// The number of its line in the text, for error messages.
     pub line: usize,
     /// The worker whose session runs it.
@@ -37,11 +37,11 @@ pub enum Then {
 }
 
 /// Returns the text's SQL blocks for that major version.
-pub fn blocks(text: &str, major: u32) -> Result<Vec<Vec<Step>>> {
+pub fn blocks(text: &str, major: u32) -> Result<Vec<Vec<Statement>>> {
     let mut found = Vec::new();
     for block in markdown::blocks(text).into_iter().filter(|block| block.mark == "sql") {
         let lines = block.code.lines().map(str::trim_end);
-        let of_block = steps(&(block.line..).zip(lines).collect::<Vec<_>>())?;
+        let of_block = statements(&(block.line..).zip(lines).collect::<Vec<_>>())?;
         let from = block.code.lines().next().and_then(first_version);
         if from.is_none_or(|from| from <= major) {
             found.push(of_block);
@@ -55,8 +55,8 @@ fn first_version(line: &str) -> Option<u32> {
     line.strip_prefix("-- From PostgreSQL ")?.split_once(' ')?.0.parse().ok()
 }
 
-fn steps(lines: &[(usize, &str)]) -> Result<Vec<Step>> {
-    let mut steps: Vec<Step> = Vec::new();
+fn statements(lines: &[(usize, &str)]) -> Result<Vec<Statement>> {
+    let mut statements: Vec<Statement> = Vec::new();
     let mut worker = "A".to_owned();
     let mut begun: Option<(usize, String)> = None;
     let mut just_ended = false;
@@ -71,10 +71,10 @@ fn steps(lines: &[(usize, &str)]) -> Result<Vec<Step>> {
                 Some(comment) => {
                     if let Some(name) = comment.strip_prefix("worker ") {
                         worker = name.chars().take_while(char::is_ascii_alphanumeric).collect();
-                    } else if let Some(step) = steps.last_mut().filter(|_| just_ended) {
+                    } else if let Some(statement) = statements.last_mut().filter(|_| just_ended) {
                         match comment {
-                            "waits" => step.waits = true,
-                            _ => step.answer.push(comment.to_owned()),
+                            "waits" => statement.waits = true,
+                            _ => statement.answer.push(comment.to_owned()),
                         }
                     }
                     continue;
@@ -86,13 +86,20 @@ fn steps(lines: &[(usize, &str)]) -> Result<Vec<Step>> {
             None => begun = Some((start, text)),
             Some((sql, then)) => {
                 let worker = worker.clone();
-                steps.push(Step { line: start, worker, sql, then, waits: false, answer: vec![] });
+                statements.push(Statement {
+                    line: start,
+                    worker,
+                    sql,
+                    then,
+                    waits: false,
+                    answer: vec![],
+                });
                 just_ended = true;
             }
         }
     }
     ensure!(begun.is_none(), "a statement has no end: {begun:?}");
-    Ok(steps)
+    Ok(statements)
 }
 
 /// Returns the statement and what is done with its result, if the text is complete.
@@ -117,8 +124,8 @@ fn ended(text: &str) -> Result<Option<(String, Then)>> {
 }
 
 /// Checks that the outcome is the expected one.
-pub fn check(step: &Step, outcome: &Result<Rows, Fault>) -> Result<()> {
-    let wants_error = step.answer.first().is_some_and(|line| line.starts_with("ERROR:"));
+pub fn check(statement: &Statement, outcome: &Result<Rows, Fault>) -> Result<()> {
+    let wants_error = statement.answer.first().is_some_and(|line| line.starts_with("ERROR:"));
     match outcome {
         Err(fault) if wants_error => {
             let shown = [
@@ -126,7 +133,7 @@ pub fn check(step: &Step, outcome: &Result<Rows, Fault>) -> Result<()> {
                 fault.detail.as_ref().map(|text| format!("DETAIL:  {text}")),
                 fault.hint.as_ref().map(|text| format!("HINT:  {text}")),
             ];
-            for wanted in &step.answer {
+            for wanted in &statement.answer {
                 ensure!(
                     shown.iter().flatten().any(|line| fits(wanted, line)),
                     "the text says\n  {wanted}\nbut it was\n  {fault}"
@@ -136,7 +143,7 @@ pub fn check(step: &Step, outcome: &Result<Rows, Fault>) -> Result<()> {
         }
         Err(fault) => bail!("it should succeed, but: {fault}"),
         Ok(rows) if wants_error => bail!("it should be refused, but: {rows:?}"),
-        Ok(_) if step.answer.is_empty() => Ok(()),
+        Ok(_) if statement.answer.is_empty() => Ok(()),
         Ok(rows) => {
             let mut shown: Vec<String> = rows
                 .iter()
@@ -148,9 +155,9 @@ pub fn check(step: &Step, outcome: &Result<Rows, Fault>) -> Result<()> {
             if shown.is_empty() {
                 shown.push("(0 rows)".to_owned());
             }
-            let fit = shown.len() == step.answer.len()
-                && step.answer.iter().zip(&shown).all(|(wanted, line)| fits(wanted, line));
-            ensure!(fit, "the text says {:?}, but it was {shown:?}", step.answer);
+            let fit = shown.len() == statement.answer.len()
+                && statement.answer.iter().zip(&shown).all(|(wanted, line)| fits(wanted, line));
+            ensure!(fit, "the text says {:?}, but it was {shown:?}", statement.answer);
             Ok(())
         }
     }

@@ -1,6 +1,6 @@
 //! Every SQL example of every page gives the result that the page shows. Each page is one test, on its own server.
 
-use super::example::{self, Step, Then};
+use super::example::{self, Statement, Then};
 use super::page;
 use pg_test::markdown;
 use pg_test::process::{PATIENCE, wait_until};
@@ -55,7 +55,7 @@ struct Page {
     path: String,
     conninfo: Conninfo,
     sessions: BTreeMap<String, Background>,
-    waiting: BTreeMap<String, Step>,
+    waiting: BTreeMap<String, Statement>,
     kept: BTreeMap<String, String>,
 }
 
@@ -65,8 +65,8 @@ impl Page {
         Page { path: path.to_owned(), conninfo, sessions, waiting, kept }
     }
 
-    fn place(&self, step: &Step) -> String {
-        format!("{}:{}: {}", self.path, step.line, step.sql)
+    fn place(&self, statement: &Statement) -> String {
+        format!("{}:{}: {}", self.path, statement.line, statement.sql)
     }
 
     fn session(&mut self, worker: &str) -> Result<&mut Background> {
@@ -77,58 +77,58 @@ impl Page {
         self.sessions.get_mut(worker).context("just connected")
     }
 
-    fn block(&mut self, steps: &[Step]) -> Result<()> {
-        for step in steps {
-            self.arrive(&step.worker)?;
-            let place = self.place(step);
-            self.play(step).context(place)?;
+    fn block(&mut self, statements: &[Statement]) -> Result<()> {
+        for statement in statements {
+            self.arrive(&statement.worker)?;
+            let place = self.place(statement);
+            self.play(statement).context(place)?;
         }
         let waiting: Vec<String> = self.waiting.keys().cloned().collect();
         waiting.iter().try_for_each(|worker| self.arrive(worker))
     }
 
-    fn play(&mut self, step: &Step) -> Result<()> {
-        let sql = markdown::filled(&step.sql, |name| self.kept.get(name).cloned())?;
-        let session = self.session(&step.worker)?;
+    fn play(&mut self, statement: &Statement) -> Result<()> {
+        let sql = markdown::filled(&statement.sql, |name| self.kept.get(name).cloned())?;
+        let session = self.session(&statement.worker)?;
         session.send(&sql)?;
-        if step.waits {
+        if statement.waits {
             session.wait_until_blocked()?;
-            self.waiting.insert(step.worker.clone(), step.clone());
+            self.waiting.insert(statement.worker.clone(), statement.clone());
             return Ok(());
         }
         let mut outcome = session.outcome(PATIENCE)?;
         if outcome.as_ref().is_err_and(|fault| fault.is_disconnect()) {
             // Another worker has ended the session, so its client connects again.
-            self.sessions.remove(&step.worker);
-            let session = self.session(&step.worker)?;
+            self.sessions.remove(&statement.worker);
+            let session = self.session(&statement.worker)?;
             session.send(&sql)?;
             outcome = session.outcome(PATIENCE)?;
         }
         if sql.contains("wait_event") {
-            // A waiter wakes up for a moment now and then to check. If it never waits, the step's check fails.
-            let session = self.session(&step.worker)?;
+            // A waiter wakes up for a moment now and then to check. If it never waits, the statement's check fails.
+            let session = self.session(&statement.worker)?;
             let _ = wait_until("they are seen to wait", PATIENCE, || {
-                let as_told = example::check(step, &outcome).is_ok();
+                let as_told = example::check(statement, &outcome).is_ok();
                 if !as_told && session.send(&sql).is_ok() {
                     outcome = session.outcome(PATIENCE).unwrap_or_else(|_| outcome.clone());
                 }
                 as_told
             });
         }
-        example::check(step, &outcome)?;
-        self.then(step, outcome.unwrap_or_default())
+        example::check(statement, &outcome)?;
+        self.then(statement, outcome.unwrap_or_default())
     }
 
     /// Waits for the answer of a blocked worker.
     fn arrive(&mut self, worker: &str) -> Result<()> {
-        let Some(step) = self.waiting.remove(worker) else { return Ok(()) };
+        let Some(statement) = self.waiting.remove(worker) else { return Ok(()) };
         let outcome = self.session(worker)?.outcome(PATIENCE)?;
-        example::check(&step, &outcome).with_context(|| self.place(&step))?;
-        self.then(&step, outcome.unwrap_or_default())
+        example::check(&statement, &outcome).with_context(|| self.place(&statement))?;
+        self.then(&statement, outcome.unwrap_or_default())
     }
 
-    fn then(&mut self, step: &Step, rows: Rows) -> Result<()> {
-        match &step.then {
+    fn then(&mut self, statement: &Statement, rows: Rows) -> Result<()> {
+        match &statement.then {
             Then::Show => {}
             Then::Keep(name) => {
                 let [row] = &rows[..] else { bail!("\\gset: not one row: {rows:?}") };
@@ -137,7 +137,7 @@ impl Page {
             }
             Then::Run => {
                 for sql in rows.into_iter().flatten().flatten() {
-                    self.session(&step.worker)?.run(&sql)?;
+                    self.session(&statement.worker)?.run(&sql)?;
                 }
             }
         }

@@ -1,9 +1,9 @@
 //! The picture on the first page agrees with today's demonstration.
 
 use super::page;
-use pg_test::story_run::StoryRun;
+use pg_test::demo_run::DemoRun;
 use pg_test::timeline::{Timeline, picture};
-use pg_test::{Context, Lab, Result, ensure, lab_test, stories};
+use pg_test::{Context, Lab, Result, demo_scenarios, ensure, lab_test};
 use std::time::Duration;
 
 const PICTURE: &str = "docs/images/demonstration.svg";
@@ -11,13 +11,13 @@ const PICTURE: &str = "docs/images/demonstration.svg";
 #[lab_test]
 fn the_picture_shows_the_demonstration(lab: &Lab) -> Result<()> {
     ensure!(page("README.md")?.contains(PICTURE), "the first page does not show it");
-    let story = stories::ALL.first().context("no story")?;
+    let scenario = demo_scenarios::ALL.first().context("no scenario")?;
     let (db, timeline) = (lab.database()?, Timeline::silent());
-    let mut run = StoryRun::new(lab, db.conninfo(), &timeline);
+    let mut run = DemoRun::new(lab, db.conninfo(), &timeline);
     // Other tests keep the machine busy.
     run.ttl = Duration::from_secs(3);
-    let end = run.play(story)?;
-    let drawn = picture::draw(story.title, &timeline.told(), &end);
+    let end = run.play(scenario)?;
+    let drawn = picture::draw(scenario.title, &timeline.told(), &end);
     // Events before a restart on a slow machine are no part of the picture.
     ensure!(
         without_numbers(&page(PICTURE)?) == without_numbers(&drawn) || drawn.contains("too slow"),

@@ -81,7 +81,7 @@ fn no_increment_and_no_token_is_lost_by_an_update_under_load(lab: &Lab) -> Resul
     for earlier in Earlier::all(lab) {
         let server = earlier.server(lab)?;
         if let Some(library) = std::env::var_os(EARLIER_LIBRARY) {
-            server.prefix().install(&earlier.files.clone().with_library(library.into()))?;
+            server.install_dir().install(&earlier.files.clone().with_library(library.into()))?;
         }
         let conninfo = server.conninfo("postgres");
         let mut admin = session(&conninfo)?;
@@ -144,7 +144,7 @@ fn update_amid(
         Ok(())
     };
     rounds(admin, 30)?;
-    server.prefix().install(&earlier.files)?;
+    server.install_dir().install(&earlier.files)?;
     let mut new = session(&server.conninfo("postgres"))?;
     ensure!(is_from_before(admin)? && !is_from_before(&new)?, "they have the same library");
     rounds(admin, 30)?;

@@ -1,0 +1,49 @@
+//! Checks that in a new epoch no older token is accepted before its holder has renewed.
+
+use super::Findings;
+use super::sessions::is_accepted;
+use super::transaction::Transaction;
+use crate::chaos::history::History;
+use crate::chaos::lease_kind::LeaseKind;
+use crate::chaos::nemesis::Disturbance;
+use crate::chaos::record::What;
+use std::collections::HashMap;
+
+/// Checks each write that was requested after the answer to a new epoch, under a grant from before, unless the grant
+/// may have been renewed meanwhile.
+pub fn silence(
+    history: &History,
+    transactions: &HashMap<i64, Transaction>,
+    findings: &mut Findings,
+) {
+    let jumps = history.disturbances.iter().filter(|one| one.kind == Disturbance::Jump);
+    // The first tokens of the grants that were made or perhaps renewed, with the latest time at which that ended.
+    let mut spoke_until: HashMap<i64, i64> = HashMap::new();
+    for transaction in transactions.values() {
+        let first = match transaction.what {
+            What::Renew => transaction.first,
+            what if what.acquires() => transaction.token.map(|(token, _)| token),
+            _ => None,
+        };
+        if let Some(first) = first {
+            let until = spoke_until.entry(first).or_default();
+            *until = (*until).max(transaction.ended);
+        }
+    }
+    let writes = |t: &&Transaction| matches!(t.what, What::Guarded | What::Bound) && is_accepted(t);
+    for jump in jumps {
+        for write in transactions.values().filter(writes).filter(|t| t.asked > jump.ended) {
+            let Some(first) =
+                write.first.filter(|_| LeaseKind::of(write.lease) != LeaseKind::Adopted)
+            else {
+                continue;
+            };
+            if spoke_until.get(&first).is_some_and(|until| *until < jump.at) {
+                findings.violated(format!(
+                    "accepted after a jump at {} that silenced its token: {write:?}",
+                    jump.at
+                ));
+            }
+        }
+    }
+}

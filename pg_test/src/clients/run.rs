@@ -1,0 +1,34 @@
+//! A run of one scenario with one client.
+
+use super::fixture::{Fixture, NotReady};
+use super::languages::Program;
+use super::scenario::Scenario;
+use super::scenario_servers::ScenarioServers;
+use crate::lab::Lab;
+use crate::stall_detector;
+use anyhow::{Context, Result};
+
+/// Plays the scenario. The error says what was different.
+///
+/// On a machine that stalls, renewals come late and leases expire that the scenario needs. Such a failure proves
+/// nothing, so the scenario is played again, more slowly. A fault of the client fails at every pace.
+pub fn play(lab: &Lab, scenario: &Scenario, program: &Program, plant: Option<&str>) -> Result<()> {
+    stall_detector::at_some_pace(lab.rundir().path(), &scenario.name, |pace| {
+        play_at(pace, lab, scenario, program, plant)
+    })
+}
+
+fn play_at(
+    pace: u32,
+    lab: &Lab,
+    scenario: &Scenario,
+    program: &Program,
+    plant: Option<&str>,
+) -> Result<()> {
+    let servers = ScenarioServers::start(lab, &scenario.needs, plant, pace).context(NotReady)?;
+    let mut fixture = Fixture::new(servers, program, pace);
+    for line in &scenario.lines {
+        (line.play)(&mut fixture).with_context(|| format!("at \"{}\"", line.text))?;
+    }
+    fixture.close().context("at the end")
+}
