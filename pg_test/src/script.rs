@@ -87,6 +87,7 @@
 //!
 //! A cell that could be taken for something else is shown in quotes: `''`, `'-'`, `'a|b'`, `'22023'` alone.
 
+mod bless;
 pub mod holes;
 mod open_session;
 mod parse;
@@ -108,6 +109,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
+pub use bless::Blessings;
 pub use parse::tests_of;
 pub use play::play;
 
@@ -160,7 +162,8 @@ enum Only {
 enum What {
     Each {
         names: Vec<String>,
-        rows: Vec<Vec<String>>,
+        /// The cells of each row, with the number of its first line.
+        rows: Vec<(usize, Vec<String>)>,
         steps: Vec<Step>,
     },
     /// Steps that are repeated until all come in time.
@@ -261,6 +264,11 @@ enum Wanted {
 impl Test {
     /// Runs the test in its own database.
     pub fn run(&self, lab: &Lab) -> Result<()> {
+        self.run_blessing(lab, None)
+    }
+
+    /// Runs the test. Expectations that are not met are noted in `blessings`, if that is given.
+    pub fn run_blessing(&self, lab: &Lab, blessings: Option<&Blessings>) -> Result<()> {
         if self.repack && !lab.install_dir().has_repack() {
             return left_out("pg_repack does not build for a candidate");
         } else if self.repack {
@@ -275,7 +283,7 @@ impl Test {
         let is_bare = self.bare || self.lite;
         let make = if is_bare { Database::create } else { Database::with_extension };
         let database = make(admin)?;
-        let played = play(lab, self, &database, server.as_ref(), PATIENCE);
+        let played = play(lab, self, &database, server.as_ref(), PATIENCE, blessings);
         // The server is removed with its database: dropping a database needs all its processes, which may be frozen.
         drop(server);
         played

@@ -11,7 +11,7 @@
 use crate::edition;
 use crate::environment;
 use crate::lab::Lab;
-use crate::script;
+use crate::script::{self, Blessings};
 use crate::skipped::LeftOut;
 use crate::source_tree;
 use anyhow::{Result, ensure};
@@ -42,6 +42,9 @@ inventory::collect!(TestCase);
 
 type Run = Box<dyn FnOnce(&Lab) -> Result<()> + Send>;
 
+/// With `--bless`, the expectations of scenario files that are to be replaced.
+static BLESSINGS: OnceLock<Blessings> = OnceLock::new();
+
 /// A test, from Rust or from a scenario file.
 struct AnyTest {
     /// `folder::file::what_it_shows`.
@@ -70,6 +73,11 @@ pub fn run_all(program: &Path) -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
+    let (blessing, arguments): (Vec<_>, Vec<_>) =
+        arguments.into_iter().partition(|argument| argument == "--bless");
+    if !blessing.is_empty() {
+        BLESSINGS.get_or_init(Blessings::default);
+    }
     let mut arguments = Arguments::from_iter(arguments);
     // Tests mostly wait for the server and the disk, so a few more threads than cores are faster.
     arguments.test_threads.get_or_insert(4);
@@ -95,6 +103,17 @@ pub fn run_all(program: &Path) -> ExitCode {
     if let Some(lab) = LAB.get() {
         lab.close();
     }
+    if let Some(blessings) = BLESSINGS.get() {
+        match blessings.write() {
+            Ok(written) => {
+                written.iter().for_each(|place| println!("expectation written: {place}"))
+            }
+            Err(error) => {
+                eprintln!("an expectation cannot be written: {error:#}");
+                return ExitCode::FAILURE;
+            }
+        }
+    }
     conclusion.exit_code()
 }
 
@@ -105,7 +124,7 @@ fn all() -> Result<Vec<AnyTest>> {
         name: format!("{module}::{}", test.name),
         slow: test.slow,
         from: test.from,
-        run: Box::new(move |lab| test.run(lab)),
+        run: Box::new(move |lab| test.run_blessing(lab, BLESSINGS.get())),
     });
     let cases = inventory::iter::<TestCase>().map(|case| AnyTest {
         name: format!("{}::{}", case.module_below(), case.name),

@@ -159,7 +159,7 @@ fn each(head: &Line, names: &str, body: &[Line]) -> Result<What> {
         };
         let (got, wanted) = (cells.len(), names.len());
         ensure!(got == wanted, "{}: {got} cells for {wanted} names", head.number);
-        rows.push(cells);
+        rows.push((head.number, cells));
     }
     ensure!(!rows.is_empty() && !own.is_empty(), "{}: it needs rows and steps", head.number);
     Ok(What::Each { names, rows, steps: own })
@@ -246,7 +246,7 @@ fn what(text: &str) -> Result<What> {
     if let Some(shell) = shell(&place, text)? {
         return Ok(shell);
     }
-    let (mut statement, outcome) = match expectation(text, &["$$", "'", "\""])? {
+    let (mut statement, outcome) = match expectation(text, SQL_QUOTES)? {
         Some(at) => (text[..at].trim(), Some(text[at + 2..].trim().replace('\n', " "))),
         None => (text, None),
     };
@@ -289,7 +289,7 @@ fn what(text: &str) -> Result<What> {
 fn shell(place: &Place, text: &str) -> Result<Option<What>> {
     let (names, rest) = values_of(text).unwrap_or((Vec::new(), text));
     let Some(commands) = rest.strip_prefix("sh ") else { return Ok(None) };
-    let (commands, wanted) = match expectation(commands, &["'", "\""])? {
+    let (commands, wanted) = match expectation(commands, SHELL_QUOTES)? {
         Some(at) => {
             (commands[..at].trim(), Wanted::Outcome(commands[at + 2..].trim().replace('\n', " ")))
         }
@@ -358,9 +358,13 @@ fn values_of(statement: &str) -> Option<(Vec<String>, &str)> {
     names.iter().all(|name| is_name(name)).then(|| (names, rest.trim()))
 }
 
+/// What begins and ends a quoted text.
+pub(super) const SQL_QUOTES: &[&str] = &["$$", "'", "\""];
+pub(super) const SHELL_QUOTES: &[&str] = &["'", "\""];
+
 /// Returns the position of the `=>` that begins the expectation. One inside of quotes or parentheses is an argument's
 /// name. All quotes and parentheses must be closed.
-fn expectation(text: &str, quotes: &[&'static str]) -> Result<Option<usize>> {
+pub(super) fn expectation(text: &str, quotes: &[&'static str]) -> Result<Option<usize>> {
     let (mut quote, mut depth, mut at) = (None, 0, 0);
     while at < text.len() {
         let rest = &text[at..];

@@ -1,9 +1,10 @@
 //! Runs a test of a scenario file.
 
+use super::bless::{Blessings, Part, Site, meets, proposal_of, proposals};
 use super::holes::{self, AuditedDatabase, BOUND, LANDS, TABLE};
 use super::open_session::OpenSession;
 use super::shell::Shell;
-use super::shown::{are, fault_shown, is, shown};
+use super::shown::{are, fault_shown, shown};
 use super::{Action, Finding, Hole, Only, Place, Server, Step, Test, Wanted, What};
 use crate::background::{Background, Outcome};
 use crate::cluster::Cluster;
@@ -38,6 +39,11 @@ pub(super) struct Player<'a> {
     /// The frozen processes of its sessions.
     stopped: BTreeSet<i32>,
     audited: Option<AuditedDatabase>,
+    /// The file and the line of the step that runs.
+    at: (String, usize),
+    /// For each value of a row of `each`, the row's first line, the cell's index and the number of cells.
+    cells: BTreeMap<String, (usize, usize, usize)>,
+    blessings: Option<&'a Blessings>,
     pub(super) lab: &'a Lab,
     with_command: bool,
     shell: Option<Shell<'a>>,
@@ -45,7 +51,7 @@ pub(super) struct Player<'a> {
 }
 
 /// Runs a test in a fresh database, on its own server if it needs one. Each outcome must come within `patience`; waits
-/// have [`PATIENCE`].
+/// have [`PATIENCE`]. With `blessings`, expectations that are not met are noted there and count as met.
 ///
 /// [`PATIENCE`]: crate::process::PATIENCE
 pub fn play(
@@ -54,6 +60,7 @@ pub fn play(
     database: &Database,
     server: Option<&Server>,
     patience: Duration,
+    blessings: Option<&Blessings>,
 ) -> Result<()> {
     let cluster = server.map_or(lab.cluster(), |server| &server.cluster);
     let mut player = Player {
@@ -71,6 +78,9 @@ pub fn play(
         frozen: Vec::new(),
         stopped: BTreeSet::new(),
         audited: None,
+        at: Default::default(),
+        cells: BTreeMap::new(),
+        blessings,
         lab,
         with_command: test.command,
         shell: None,
@@ -112,17 +122,19 @@ impl<'a> Player<'a> {
                 continue;
             }
             let at = || format!("{path}:{}", step.line);
+            self.at = (path.to_owned(), step.line);
             match &step.what {
                 What::Each { names, rows, steps } => {
-                    for row in rows {
-                        for (name, cell) in names.iter().zip(row) {
+                    for (line, row) in rows {
+                        for (index, (name, cell)) in names.iter().zip(row).enumerate() {
                             self.values.insert(name.clone(), (cell.clone(), true));
+                            self.cells.insert(name.clone(), (*line, index, names.len()));
                         }
                         self.steps(path, steps)
                             .with_context(|| format!("{path}:{}: with {row:?}", step.line))?;
                     }
                 }
-                What::Within(name, steps) => self.within(path, name, steps)?,
+                What::Within(name, steps) => self.unblessed(|own| own.within(path, name, steps))?,
                 What::Steps(name, steps) => drop(self.named.insert(name.clone(), steps)),
                 What::Play(place, name) => {
                     let at = || format!("{path}:{}: {name}", step.line);
@@ -140,6 +152,7 @@ impl<'a> Player<'a> {
                     let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
                     let text = asked.filter(|_| name == "rounds").unwrap_or(text.clone());
                     self.values.insert(name.clone(), (text, true));
+                    self.cells.remove(name);
                 }
                 What::AtOnce(rows) => self.at_once(rows).with_context(at)?,
                 What::Shell(place, text, wanted) => {
@@ -171,6 +184,35 @@ impl<'a> Player<'a> {
             self.end_sessions_of(steps)?;
             seconds = 64.min(2 * seconds);
         }
+    }
+
+    /// Runs something that is repeated until it succeeds: its first outcomes are not meant to meet the expectation.
+    fn unblessed<T>(&mut self, run: impl FnOnce(&mut Self) -> T) -> T {
+        let blessings = self.blessings.take();
+        let result = run(self);
+        self.blessings = blessings;
+        result
+    }
+
+    /// Returns true if an outcome meets the expectation, or if one of the proposals that it meets replaces it. An
+    /// expectation that is only the name of a value in a row of `each` is replaced in that row.
+    fn met(
+        &self,
+        part: Part,
+        expected: &str,
+        is_met: impl Fn(&str) -> bool,
+        proposals: impl FnOnce(&str) -> Vec<String>,
+    ) -> bool {
+        let Some(blessings) = self.blessings else { return is_met(expected) };
+        let (path, line) = self.at.clone();
+        let name = expected.strip_prefix('$').unwrap_or_default();
+        let (site, old) = match (self.cells.get(name), self.values.get(name)) {
+            (Some((line, index, count)), Some((old, true))) => {
+                (Site { path, line: *line, part: Part::Cell(*index, *count) }, &**old)
+            }
+            _ => (Site { path, line, part }, expected),
+        };
+        blessings.settle(&site, old, is_met, proposals(old))
     }
 
     fn end_sessions_of(&mut self, steps: &'a [Step]) -> Result<()> {
@@ -297,7 +339,13 @@ impl<'a> Player<'a> {
         };
         let ended = shell.run(&conninfo, data, &text, self.patience)?;
         match wanted {
-            Wanted::Outcome(wanted) => return ended.judge(&text, &self.filled_in(wanted)?),
+            Wanted::Outcome(wanted) => {
+                let is_met = |text: &str| self.filled_in(text).is_ok_and(|text| ended.is(&text));
+                if self.met(Part::OfShell, wanted, is_met, |old| ended.proposals(old)) {
+                    return Ok(());
+                }
+                return ended.judge(&text, &self.filled_in(wanted)?);
+            }
             Wanted::Values(names) => self.remember(&names[0], &ended.out),
             _ => {}
         }
@@ -353,7 +401,7 @@ impl<'a> Player<'a> {
             }
             Action::Until(_) => loop {
                 let outcome = outcome(self.session(place)?, &sql, patience)?;
-                let judged = self.judge(&sql, outcome, wanted);
+                let judged = self.unblessed(|own| own.judge(&sql, outcome, wanted));
                 if judged.is_ok() || since.elapsed() > patience {
                     return judged;
                 }
@@ -371,9 +419,12 @@ impl<'a> Player<'a> {
             }
             Action::Notices(wanted) => {
                 let notices = session.notices();
+                let is_met =
+                    |text: &str| self.filled_in(text).is_ok_and(|text| are(&notices, &text));
+                let is_met = self.met(Part::OfSql, wanted, is_met, |_| proposal_of(&notices));
                 let wanted = self.filled_in(wanted)?;
                 let said: Vec<String> = notices.iter().map(fault_shown).collect();
-                ensure!(are(&notices, &wanted), "notices\n  wanted: {wanted}\n  got: {said:?}");
+                ensure!(is_met, "notices\n  wanted: {wanted}\n  got: {said:?}");
                 Ok(())
             }
             Action::Cancel => {
@@ -435,8 +486,10 @@ impl<'a> Player<'a> {
         let (fits, told) = match (wanted, &outcome) {
             (Wanted::Success, _) => (outcome.is_ok(), "no error".to_owned()),
             (Wanted::Outcome(wanted), _) => {
-                let wanted = self.filled_in(wanted)?.replace('\n', " ");
-                (is(&outcome, &wanted), wanted)
+                let is_met = |text: &str| meets(&outcome, self.filled_in(text));
+                let proposals = |old: &str| proposals(&outcome, old, |text| self.filled_in(text));
+                let is_met = self.met(Part::OfSql, wanted, is_met, proposals);
+                (is_met, self.filled_in(wanted)?.replace('\n', " "))
             }
             (Wanted::Values(names), Ok(rows)) => {
                 let row: Option<Vec<String>> = match rows.as_slice() {

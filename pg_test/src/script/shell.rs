@@ -102,23 +102,42 @@ impl Drop for Shell<'_> {
 }
 
 impl Ended {
-    /// Checks the result against `code|output|words … words of the errors`. The last part may be left out.
-    pub fn judge(&self, text: &str, wanted: &str) -> Result<()> {
+    /// Returns true if the result is `code|output|words … words of the errors`. The last parts may be left out.
+    pub fn is(&self, wanted: &str) -> bool {
         let mut cells = wanted.splitn(3, '|').map(str::trim);
-        let code = self.code.map(|code| code.to_string());
-        let mut fits = code.as_deref() == cells.next();
-        fits &= match cells.next() {
+        let code = cells.next().is_some_and(|code| code == self.code());
+        let out = match cells.next() {
             None | Some("*") => true,
-            Some(out) => out == self.out.replace('\n', " / ") || out == "''" && self.out.is_empty(),
+            Some(out) => out == self.out_on_one_line(),
         };
-        fits &= match cells.next() {
+        let err = match cells.next() {
             Some("''") => self.err.is_empty(),
             words => {
                 words.is_none_or(|words| words.split('…').all(|w| self.err.contains(w.trim())))
             }
         };
-        ensure!(fits, "{text}\n  wanted: {wanted}\n  got: {}", self.shown());
+        code && out && err
+    }
+
+    /// Checks the result against the expected one.
+    pub fn judge(&self, text: &str, wanted: &str) -> Result<()> {
+        ensure!(self.is(wanted), "{text}\n  wanted: {wanted}\n  got: {}", self.shown());
         Ok(())
+    }
+
+    /// Returns the expectations that this result meets, with as many parts as the old one.
+    pub fn proposals(&self, old: &str) -> Vec<String> {
+        let err = self.err.lines().last().unwrap_or("''").to_owned();
+        let parts = [self.code(), self.out_on_one_line(), err];
+        vec![parts[..old.splitn(3, '|').count()].join("|")]
+    }
+
+    fn code(&self) -> String {
+        self.code.map(|code| code.to_string()).unwrap_or_default()
+    }
+
+    fn out_on_one_line(&self) -> String {
+        if self.out.is_empty() { "''".to_owned() } else { self.out.replace('\n', " / ") }
     }
 
     fn shown(&self) -> String {

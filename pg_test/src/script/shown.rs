@@ -47,7 +47,7 @@ pub fn are(notices: &[Fault], wanted: &str) -> bool {
         && notices.iter().zip(wanted).all(|(fault, wanted)| says(fault, &head(fault), wanted))
 }
 
-fn says(fault: &Fault, head: &str, wanted: &str) -> bool {
+pub(super) fn says(fault: &Fault, head: &str, wanted: &str) -> bool {
     let text = fault_shown(fault);
     let Some(words) = wanted.strip_prefix(head) else { return false };
     (words.is_empty() || words.starts_with(' '))
@@ -57,26 +57,32 @@ fn says(fault: &Fault, head: &str, wanted: &str) -> bool {
 /// Returns the error as psql shows it, on one line, with its context. JSON is written as the extension writes it,
 /// without blanks.
 pub fn fault_shown(fault: &Fault) -> String {
+    let mut text = format!("{} {}: {}", fault.severity, fault.sqlstate, fault.message);
+    for (name, field) in fields(fault) {
+        text += &format!(" {name}: {field}");
+    }
+    text.replace('\n', "\\n")
+}
+
+/// Returns the fields that follow an error's message, with their names.
+pub(super) fn fields(fault: &Fault) -> Vec<(&'static str, String)> {
     let json = |text: &String| match text.starts_with('{') {
         true => text.replace("\": ", "\":").replace(", \"", ",\""),
         false => text.clone(),
     };
-    let mut text = format!("{} {}: {}", fault.severity, fault.sqlstate, fault.message);
-    for (name, field) in [
+    let fields = [
         ("DETAIL", fault.detail.as_ref().map(json)),
         ("HINT", fault.hint.clone()),
         ("SCHEMA", fault.schema.clone()),
         ("TABLE", fault.table.clone()),
         ("COLUMN", fault.column.clone()),
         ("CONTEXT", fault.context.clone()),
-    ] {
-        text += &field.map(|field| format!(" {name}: {field}")).unwrap_or_default();
-    }
-    text.replace('\n', "\\n")
+    ];
+    fields.into_iter().filter_map(|(name, field)| Some((name, field?))).collect()
 }
 
 /// Returns the cells as text. A cell that could be taken for something else is quoted.
-fn cells(rows: &Rows) -> Vec<Vec<String>> {
+pub(super) fn cells(rows: &Rows) -> Vec<Vec<String>> {
     let is_alone = rows.len() == 1 && rows[0].len() == 1;
     let cell = |cell: &Option<String>| match cell.as_deref() {
         None => "-".to_owned(),

@@ -1,7 +1,7 @@
 //! SQL scenarios: what each step does, and that a wrong expectation fails.
 
 use pg_test::process::PATIENCE;
-use pg_test::script::{play, tests_of};
+use pg_test::script::{Blessings, play, tests_of};
 use pg_test::source_tree::source_root;
 use pg_test::{Context, Database, Lab, Result, ensure, lab_test};
 use std::fs;
@@ -269,8 +269,9 @@ fn is_played(
     wanted: &str,
     patience: Duration,
 ) -> Result<()> {
-    let outcome = tests_of("t.script", text)
-        .and_then(|tests| play(lab, tests.first().context("no test")?, database, None, patience));
+    let outcome = tests_of("t.script", text).and_then(|tests| {
+        play(lab, tests.first().context("no test")?, database, None, patience, None)
+    });
     let got = match outcome {
         Ok(()) => String::new(),
         Err(error) => error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n"),
@@ -290,7 +291,7 @@ fn the_example_is_as_it_says(lab: &Lab) -> Result<()> {
     let tests = tests_of("example.script", &text.join("\n"))?;
     ensure!(!tests.is_empty(), "it has no test");
     let database = lab.database()?;
-    tests.iter().try_for_each(|test| play(lab, test, &database, None, PATIENCE))
+    tests.iter().try_for_each(|test| play(lab, test, &database, None, PATIENCE, None))
 }
 
 /// A bypass whose description is wrong in one place must fail: in its findings, or in its outcomes.
@@ -340,7 +341,7 @@ fn a_setup_is_what_the_tests_below_it_begin_with(lab: &Lab) -> Result<()> {
     let heads: Vec<_> = tests.iter().map(|test| (&*test.name, test.slow, test.from)).collect();
     ensure!(heads == [("a", true, 17), ("b", false, 0)], "{heads:?}");
     let database = lab.bare_database()?;
-    tests.iter().try_for_each(|test| play(lab, test, &database, None, PATIENCE))?;
+    tests.iter().try_for_each(|test| play(lab, test, &database, None, PATIENCE, None))?;
     for text in [
         "test\n  SELECT 1",
         "test a fast\n  SELECT 1",
@@ -351,4 +352,86 @@ fn a_setup_is_what_the_tests_below_it_begin_with(lab: &Lab) -> Result<()> {
         ensure!(tests_of("t.script", text).is_err(), "{text}");
     }
     Ok(())
+}
+
+const TO_BE_BLESSED: &str = "\
+# The first expectation is met.
+test t bare
+  x = SELECT 7
+  SELECT 1, $x => 1|$x
+  SELECT 2, $x,
+      # A comment with a ' and => is none of the step's.
+      3 => 1|$x|*
+  SELECT 1/0
+      => 22012 multiplication … by zero
+  SELECT 1/0 => 1
+  each a, b, why
+    | 1   | 22012 | as it is
+    | 0   | 1     | as it is
+    SELECT 1 / $a => $b
+  each a
+    | 1
+    | 1
+    SELECT $a => 2
+  DO $$BEGIN RAISE WARNING 'too late'; END$$
+  notices => none
+  sh echo a; exit 3 => 0|b
+  sh echo a >&2 => 0
+  SELECT generate_series(1, 2) => 1
+";
+
+/// The same with the actual outcomes.
+const BLESSED: &str = "\
+# The first expectation is met.
+test t bare
+  x = SELECT 7
+  SELECT 1, $x => 1|$x
+  SELECT 2, $x,
+      # A comment with a ' and => is none of the step's.
+      3 => 2|$x|*
+  SELECT 1/0
+      => 22012 division by zero … by zero
+  SELECT 1/0 => 22012 division by zero
+  each a, b, why
+    | 1   | 1     | as it is
+    | 0   | 22012 division by zero | as it is
+    SELECT 1 / $a => $b
+  each a
+    | 1
+    | 1
+    SELECT $a => 1
+  DO $$BEGIN RAISE WARNING 'too late'; END$$
+  notices => WARNING 01000 too late
+  sh echo a; exit 3 => 3|a
+  sh echo a >&2 => 0
+  SELECT generate_series(1, 2) => 1 / 2
+";
+
+/// With `--bless` the player writes what came in place of expectations that are not met, and only there.
+#[lab_test]
+fn expectations_that_are_not_met_are_written_into_the_file(lab: &Lab) -> Result<()> {
+    let path = lab.install_dir().new_dir("blessed")?.join("t.script");
+    let play_with = |blessings: Option<&Blessings>| -> Result<()> {
+        let tests = tests_of(&path.display().to_string(), &fs::read_to_string(&path)?)?;
+        let test = tests.first().context("no test")?;
+        play(lab, test, &lab.bare_database()?, None, PATIENCE, blessings)
+    };
+    fs::write(&path, TO_BE_BLESSED)?;
+    ensure!(play_with(None).is_err(), "the expectations are met before they are written");
+    let blessings = Blessings::default();
+    play_with(Some(&blessings))?;
+    ensure!(fs::read_to_string(&path)? == TO_BE_BLESSED, "the player itself writes nothing");
+    let written = blessings.write()?;
+    let text = fs::read_to_string(&path)?;
+    ensure!(text == BLESSED, "{text}");
+    ensure!(written.len() == 9, "{written:?}");
+    play_with(None)?;
+    // An expectation that one outcome of a step meets and another does not is left to people.
+    for rows in ["| 1\n    | 2", "| 2\n    | 1"] {
+        fs::write(&path, format!("test t bare\n  each a\n    {rows}\n    SELECT $a => 1\n"))?;
+        ensure!(play_with(Some(&Blessings::default())).is_err(), "{rows}");
+    }
+    // So is one that must only be met in the end.
+    fs::write(&path, "test t bare\n  CREATE SEQUENCE s\n  until SELECT nextval('s') => 3\n")?;
+    play_with(Some(&Blessings::default()))
 }
