@@ -46,8 +46,8 @@ public sealed class FenceException extends RuntimeException {
                 case "commit" -> ", whose acquire is not committed yet";
                 case "guard" -> ", until a transaction ends that guards it: its ttl is over";
                 default -> remaining > 0
-                        ? ", for %.0f s at the most unless it is "
-                        + "renewed".formatted(Math.ceil(remaining / 1000.0)) : "";
+                        ? ", for %.0f s at the most unless it is renewed"
+                        .formatted(Math.ceil(remaining / 1000.0)) : "";
             };
         }
 
