@@ -1,16 +1,19 @@
-import java.sql.DriverManager;
-import java.time.Duration;
 import pgfence.*;
 import pgfence.FenceException.*;
 
+import java.sql.DriverManager;
+import java.time.Duration;
+
 class FirstWorker {
     public static void main(String[] args) throws Exception {
-        try (var fence = new Fence(args[0]); var connection = DriverManager.getConnection("jdbc:" + args[0])) {
+        try (var fence = new Fence(args[0]);
+                var connection = DriverManager.getConnection("jdbc:" + args[0])) {
             try (var lease = fence.lease("order:7", new Options().ttl(Duration.ofSeconds(30)))) {
                 System.out.println("order:7 is ours, under token " + lease.token());
-                Thread.sleep(3000); // Whatever takes long goes here: a heartbeat keeps the lease meanwhile.
-                var pay = connection.prepareStatement("UPDATE orders SET status = 'paid' WHERE id = 7");
-                lease.guard(connection, () -> pay.executeUpdate());
+                // Whatever takes long goes here: a heartbeat keeps the lease meanwhile.
+                Thread.sleep(3000);
+                var pay = "UPDATE orders SET status = 'paid' WHERE id = 7";
+                lease.guard(connection, () -> connection.createStatement().execute(pay));
                 System.out.println("order 7 is paid");
             }
         } catch (LeaseTaken taken) {

@@ -1,13 +1,15 @@
 package pgfence;
 
 import com.google.gson.*;
+
+import pgfence.Fence.*;
+import pgfence.FenceException.*;
+
 import java.io.*;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
-import pgfence.Fence.*;
-import pgfence.FenceException.*;
 
 /**
  * The laboratory's worker in Java: does what it reads, a JSON object a line, and says what became
@@ -29,6 +31,7 @@ final class Worker {
     private CountDownLatch stop;
     private Thread leads;
     private volatile String how = "";
+
     /** The next connection of the fence's cannot be opened. */
     private volatile boolean isBroken;
 
@@ -48,9 +51,14 @@ final class Worker {
     }
 
     private Worker(Order place) throws SQLException {
-        url = "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s".formatted(place.text("host"),
-                place.number("port"),
-                place.text("dbname"), place.text("user"), place.text("application"));
+        url =
+                "jdbc:postgresql://%s:%s/%s?user=%s&ApplicationName=%s"
+                        .formatted(
+                                place.text("host"),
+                                place.number("port"),
+                                place.text("dbname"),
+                                place.text("user"),
+                                place.text("application"));
         fence = new Fence(this::opens).onEvent(this::tell);
         // A cold Java needs longer to load the driver than a short ttl leaves for a connection.
         opened("").close();
@@ -73,8 +81,7 @@ final class Worker {
     // Its answers
 
     private static synchronized void say(String event, Object... more) {
-        Map<String,
-                Object> line =
+        Map<String, Object> line =
                 new LinkedHashMap<>(Map.of("event", event, "at", System.currentTimeMillis()));
         for (int index = 0; index < more.length; index += 2) {
             line.put((String) more[index], more[index + 1]);
@@ -88,20 +95,33 @@ final class Worker {
         return wall + remaining.toMillis();
     }
 
+    private static String kind(Exception error, String state) {
+        if (error instanceof TransactionLost lost) {
+            return lost.inDoubt() ? "in-doubt" : "transaction-lost";
+        }
+        if (error instanceof LeaseTaken) return "taken";
+        if (error instanceof LeaseLost) return "lost";
+        if (error instanceof NotInstalled) return "not-installed";
+        if (error instanceof NotGranted) return "not-granted";
+        if (state != null) return "refused";
+        if (error instanceof FenceException) return "no-answer";
+        if (error instanceof InterruptedException || error instanceof Passed) return "deadline";
+        return error instanceof NullPointerException ? "type" : "other";
+    }
+
     private static void refused(Exception error) {
-        String state = error instanceof Refused told ? told.sqlState()
-                : error instanceof SQLException sql ? sql.getSQLState() : null;
-        String kind = error instanceof TransactionLost lost ? lost.inDoubt() ? "in-doubt"
-                : "transaction-lost"
-                : error instanceof LeaseTaken ? "taken"
-                : error instanceof LeaseLost ? "lost"
-                : error instanceof NotInstalled ? "not-installed"
-                : error instanceof NotGranted ? "not-granted"
-                : state != null ? "refused"
-                : error instanceof FenceException ? "no-answer"
-                : error instanceof InterruptedException || error instanceof Passed ? "deadline"
-                : error instanceof NullPointerException ? "type" : "other";
-        say("refused", "error", kind, "sqlstate", state, "message",
+        String state =
+                error instanceof Refused told
+                        ? told.sqlState()
+                        : error instanceof SQLException sql ? sql.getSQLState() : null;
+        String kind = kind(error, state);
+        say(
+                "refused",
+                "error",
+                kind,
+                "sqlstate",
+                state,
+                "message",
                 String.valueOf(error.getMessage()));
     }
 
@@ -133,7 +153,8 @@ final class Worker {
 
         List<String> names() {
             return parts.get("names").getAsJsonArray().asList().stream()
-                    .map(JsonElement::getAsString).toList();
+                    .map(JsonElement::getAsString)
+                    .toList();
         }
 
         boolean is(String key) {
@@ -143,7 +164,8 @@ final class Worker {
 
     private static Order next() throws IOException {
         String line = LINES.readLine();
-        return line == null ? null
+        return line == null
+                ? null
                 : new Order(JsonParser.parseString(line).getAsJsonObject().asMap());
     }
 
@@ -205,14 +227,24 @@ final class Worker {
                 say("done");
             }
             case "wrong" ->
-                // The compiler takes nothing else; and metadata is a text.
-                say("refused", "error", "type", "sqlstate", null, "message",
-                        "the compiler refuses a " + order.text("what"));
+                    // The compiler takes nothing else; and metadata is a text.
+                    say(
+                            "refused",
+                            "error",
+                            "type",
+                            "sqlstate",
+                            null,
+                            "message",
+                            "the compiler refuses a " + order.text("what"));
             case "census" -> say("census", "tasks", Thread.activeCount());
             case "close" -> close();
             case "update", "sleep", "commit", "rollback", "commit-itself", "fail-and-go-on" ->
-                throw new LeaseLost(Reason.RELEASED, null, List.of("its transaction has ended"),
-                        false, null);
+                    throw new LeaseLost(
+                            Reason.RELEASED,
+                            null,
+                            List.of("its transaction has ended"),
+                            false,
+                            null);
             default -> throw new IllegalArgumentException("unknown order");
         }
     }
@@ -239,14 +271,16 @@ final class Worker {
         options = order.text("holder") != null ? options.holder(order.text("holder")) : options;
         options = order.is("reclaim") ? options.reclaim() : options;
         Thread caller = Thread.currentThread();
-        Thread alarm = new Thread(() -> {
-            try {
-                Thread.sleep(order.number("within_ms"));
-                caller.interrupt();
-            } catch (InterruptedException inTime) {
-                // As it should be.
-            }
-        });
+        Thread alarm =
+                new Thread(
+                        () -> {
+                            try {
+                                Thread.sleep(order.number("within_ms"));
+                                caller.interrupt();
+                            } catch (InterruptedException inTime) {
+                                // As it should be.
+                            }
+                        });
         if (order.number("within_ms") > 0) {
             alarm.start();
         }
@@ -333,7 +367,8 @@ final class Worker {
             }
         } catch (SQLException error) {
             throw lease instanceof Lease own && !own.isHeld()
-                    ? new LeaseLost(Reason.GONE, null, own.names(), false, error) : error;
+                    ? new LeaseLost(Reason.GONE, null, own.names(), false, error)
+                    : error;
         }
     }
 
@@ -348,10 +383,11 @@ final class Worker {
     /** Until it reads {@code commit} or {@code rollback}, what it does is one transaction. */
     private void transaction(Connection on, Within within) throws Exception {
         try {
-            within.run(() -> {
-                say("guarded");
-                steps(on);
-            });
+            within.run(
+                    () -> {
+                        say("guarded");
+                        steps(on);
+                    });
             say("committed");
         } catch (RolledBack asked) {
             say("rolled-back");
@@ -405,14 +441,15 @@ final class Worker {
             say("slept");
         } catch (SQLException error) {
             // JDBC's way of a deadline is to cancel.
-            throw step.number("within_ms") > 0 && "57014".equals(error.getSQLState()) ? new Passed()
+            throw step.number("within_ms") > 0 && "57014".equals(error.getSQLState())
+                    ? new Passed()
                     : error;
         }
     }
 
     private static void update(Connection on, String value) throws SQLException {
-        try (PreparedStatement statement = on.prepareStatement("UPDATE work SET value = ? WHERE "
-                + "id = 1")) {
+        try (PreparedStatement statement =
+                on.prepareStatement("UPDATE work SET value = ? WHERE " + "id = 1")) {
             statement.setString(1, value);
             statement.executeUpdate();
         }
@@ -428,16 +465,18 @@ final class Worker {
         CountDownLatch stopping = new CountDownLatch(1);
         stop = stopping;
         how = "";
-        leads = new Thread(() -> {
-            try {
-                fence.lead(name, ttl, stopping, taken -> leading(taken, stopping));
-                say("stopped");
-            } catch (Failed asked) {
-                say("stopped", "reason", "fails");
-            } catch (Exception error) {
-                say("stopped", "reason", error.toString());
-            }
-        });
+        leads =
+                new Thread(
+                        () -> {
+                            try {
+                                fence.lead(name, ttl, stopping, taken -> leading(taken, stopping));
+                                say("stopped");
+                            } catch (Failed asked) {
+                                say("stopped", "reason", "fails");
+                            } catch (Exception error) {
+                                say("stopped", "reason", error.toString());
+                            }
+                        });
         leads.start();
         say("done");
     }

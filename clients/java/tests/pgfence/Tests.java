@@ -1,5 +1,14 @@
 package pgfence;
 
+import static org.junit.jupiter.api.Assertions.*;
+
+import org.junit.jupiter.api.*;
+import org.postgresql.core.BaseConnection;
+import org.postgresql.ds.PGSimpleDataSource;
+
+import pgfence.Fence.*;
+import pgfence.FenceException.*;
+
 import java.lang.reflect.*;
 import java.nio.file.Path;
 import java.sql.*;
@@ -8,10 +17,6 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.atomic.AtomicBoolean;
 import java.util.stream.*;
-import org.postgresql.core.BaseConnection;
-import org.postgresql.ds.PGSimpleDataSource;
-import pgfence.Fence.*;
-import pgfence.FenceException.*;
 
 /**
  * What the vectors and the scenarios of all clients do not show: the shape of the API, and what is
@@ -19,7 +24,8 @@ import pgfence.FenceException.*;
  * tables are made and dropped in it.
  */
 @SuppressWarnings("try")
-public final class Tests {
+@TestInstance(TestInstance.Lifecycle.PER_CLASS)
+final class Tests {
     private static final String ADDRESS = System.getenv("DATABASE_URL"), URL = "jdbc:" + ADDRESS;
     private static final Options LONG = new Options().ttl(Duration.ofMinutes(5));
     private static final Options SHORT = new Options().ttl(Duration.ofSeconds(1));
@@ -30,54 +36,62 @@ public final class Tests {
 
     private final Connection admin = DriverManager.getConnection(URL);
     private Fence fence;
+    private int threads;
 
-    private Tests() throws SQLException {}
+    Tests() throws SQLException {}
 
-    /** All tests, or those whose names are given; the vectors first. */
-    public static void main(String[] arguments) throws Exception {
+    @BeforeAll
+    void countThreads() {
         System.setProperty("java.util.logging.SimpleFormatter.format", "%5$s%n");
-        Vectors.play(Path.of(System.getenv("VECTORS")));
-        Tests tests = new Tests();
-        int threads = Thread.activeCount();
-        for (Method method : Tests.class.getDeclaredMethods()) {
-            boolean isTest = Modifier.isPublic(method.getModifiers())
-                    && method.getParameterCount() == 0;
-            if (isTest
-                    && (arguments.length == 0 || List.of(arguments).contains(method.getName()))) {
-                tests.play(method, threads);
-            }
-        }
+        threads = Thread.activeCount();
     }
 
-    private void play(Method method, int threads) throws Exception {
-        run(admin, "DROP TABLE IF EXISTS orders, runs CASCADE");
-        run(admin,
-                "CREATE TABLE orders (id bigint PRIMARY KEY, status text); INSERT INTO orders "
-                + "VALUES (7, 'new');"
-                + "CREATE TABLE runs (id bigint PRIMARY KEY, state text); INSERT INTO runs "
-                + "VALUES (7, 'new');"
-                + "SELECT fence_protect('orders', lease => 'order:{id}'), fence_protect('runs', "
-                + "deadline => 'held_until')");
-        try (Fence made = new Fence(URL)) {
-            fence = made;
-            method.invoke(this);
-            equal(value(HELD), "0");
-        } catch (InvocationTargetException error) {
-            throw new AssertionError(method.getName(), error.getCause());
-        }
+    @BeforeEach
+    void makeTables() throws Exception {
+        run(
+                admin,
+                """
+                DROP TABLE IF EXISTS orders, runs CASCADE;
+                CREATE TABLE orders (id bigint PRIMARY KEY, status text);
+                INSERT INTO orders VALUES (7, 'new');
+                CREATE TABLE runs (id bigint PRIMARY KEY, state text);
+                INSERT INTO runs VALUES (7, 'new');
+                SELECT fence_protect('orders', lease => 'order:{id}'),
+                       fence_protect('runs', deadline => 'held_until');
+                """);
+        fence = new Fence(URL);
+    }
+
+    @AfterEach
+    void nothingIsLeft() throws Exception {
+        fence.close();
+        equal(value(HELD), "0");
         // A thread that has done its work ends a second later.
-        comesTrue(() -> Thread.activeCount() <= threads, () -> method.getName() + " leaves "
-                + Thread.getAllStackTraces());
+        comesTrue(
+                () -> Thread.activeCount() <= threads,
+                () -> "it leaves " + Thread.getAllStackTraces());
+    }
+
+    @Test
+    void theVectorsHold() throws Exception {
+        Vectors.play(Path.of(System.getenv().getOrDefault("VECTORS", "../spec/vectors")));
     }
 
     // Transactions
 
-    public void theTransactionOfOthersIsTheirs() throws Exception {
-        try (Lease lease = fence.lease("order:7", LONG); Connection on = connected(false)) {
-            thrown(ClassNotFoundException.class, () -> lease.guard(on, () -> {
-                run(on, PAY);
-                throw new ClassNotFoundException("a checked one");
-            }));
+    @Test
+    void theTransactionOfOthersIsTheirs() throws Exception {
+        try (Lease lease = fence.lease("order:7", LONG);
+                Connection on = connected(false)) {
+            assertThrows(
+                    ClassNotFoundException.class,
+                    () ->
+                            lease.guard(
+                                    on,
+                                    () -> {
+                                        run(on, PAY);
+                                        throw new ClassNotFoundException("a checked one");
+                                    }));
             equal(value(on, "SELECT status FROM orders"), "new");
             lease.guard(on, () -> run(on, PAY));
             on.rollback();
@@ -92,9 +106,10 @@ public final class Tests {
     }
 
     /** Until the program commits the server keeps it, and if the program rolls back it lives on. */
-    public void aLastWriteInTheTransactionOfOthersReleasesWithTheirCommit() throws Exception {
-        try (Lease lease = fence.lease("order:7",
-                LONG.ttl(Duration.ofSeconds(9))); Connection on = connected(false)) {
+    @Test
+    void aLastWriteInTheTransactionOfOthersReleasesWithTheirCommit() throws Exception {
+        try (Lease lease = fence.lease("order:7", LONG.ttl(Duration.ofSeconds(9)));
+                Connection on = connected(false)) {
             lease.guardAndRelease(on, () -> run(on, PAY));
             on.rollback();
             Thread.sleep(2000);
@@ -102,103 +117,163 @@ public final class Tests {
             lease.guardAndRelease(on, () -> run(on, PAY));
             on.commit();
             comesTrue(() -> !lease.isHeld(), () -> "it is believed still");
-            equal(thrown(LeaseLost.class, lease::check).reason(), Reason.RELEASED);
+            equal(assertThrows(LeaseLost.class, lease::check).reason(), Reason.RELEASED);
         }
     }
 
-    public void aRefusalIsATypeHoweverDeepItIsWrapped() throws Exception {
-        try (Lease lease = fence.lease("other", LONG); Connection on = connected(true)) {
-            Refused refused = thrown(Refused.class, () -> lease.guard(on, () -> run(on, PAY)));
+    @Test
+    void aRefusalIsATypeHoweverDeepItIsWrapped() throws Exception {
+        try (Lease lease = fence.lease("other", LONG);
+                Connection on = connected(true)) {
+            Refused refused =
+                    assertThrows(Refused.class, () -> lease.guard(on, () -> run(on, PAY)));
             equal(refused.sqlState(), "PF004");
             equal(refused.detail().replace(" ", "").contains("\"lease\":\"order:7\""), true);
             equal(refused.hint() != null && refused.getCause() instanceof SQLException, true);
-            thrown(Refused.class, () -> lease.guard(on, () -> {
-                try (Statement batch = on.createStatement()) {
-                    batch.addBatch(PAY);
-                    batch.executeBatch();
-                } catch (SQLException error) {
-                    throw new IllegalStateException("as an ORM has it", error);
-                }
-            }));
-            equal(thrown(SQLException.class, () -> lease.guard(on, () -> run(on, "SELECT 1 / 0")))
-                    .getSQLState(), "22012");
+            assertThrows(
+                    Refused.class,
+                    () ->
+                            lease.guard(
+                                    on,
+                                    () -> {
+                                        try (Statement batch = on.createStatement()) {
+                                            batch.addBatch(PAY);
+                                            batch.executeBatch();
+                                        } catch (SQLException error) {
+                                            throw new IllegalStateException(
+                                                    "as an ORM has it", error);
+                                        }
+                                    }));
+            equal(
+                    assertThrows(
+                                    SQLException.class,
+                                    () -> lease.guard(on, () -> run(on, "SELECT 1 / 0")))
+                            .getSQLState(),
+                    "22012");
         }
     }
 
     /** As drivers before 42.7 do on Java 24 and newer. The connection is closed, too. */
-    public void aLossEndsAStatementOfADriverThatCannotAbort() throws Exception {
+    @Test
+    void aLossEndsAStatementOfADriverThatCannotAbort() throws Exception {
         BaseConnection real = connected(true).unwrap(BaseConnection.class);
         CompletableFuture<Boolean> closed = new CompletableFuture<>();
-        BaseConnection fails = instead(BaseConnection.class, real, "abort", arguments -> {
-            throw new SecurityException("checking permissions is not supported");
-        });
+        BaseConnection fails =
+                instead(
+                        BaseConnection.class,
+                        real,
+                        "abort",
+                        arguments -> {
+                            throw new SecurityException("checking permissions is not supported");
+                        });
         BaseConnection closes =
-                instead(BaseConnection.class, fails, "close", arguments -> closed.complete(true)
-                ? NOTHING : null);
+                instead(
+                        BaseConnection.class,
+                        fails,
+                        "close",
+                        arguments -> closed.complete(true) ? NOTHING : null);
         Lease lease = fence.lease("order:7", SHORT);
         try (Connection on = instead(Connection.class, real, "unwrap", arguments -> closes)) {
             run(on, "SET client_connection_check_interval = 100");
-            Thread revokes = started(() -> {
-                Thread.sleep(200);
-                value("SELECT lease_revoke('order:7')");
-            });
+            Thread revokes =
+                    started(
+                            () -> {
+                                Thread.sleep(200);
+                                value("SELECT lease_revoke('order:7')");
+                            });
             LeaseLost lost =
-                    thrown(LeaseLost.class, () ->
-                    lease.guard(on, () -> run(on, "SELECT pg_sleep(60)")));
+                    assertThrows(
+                            LeaseLost.class,
+                            () -> lease.guard(on, () -> run(on, "SELECT pg_sleep(60)")));
             equal(lost.reason(), Reason.GONE);
             revokes.join();
         }
         equal(lease.lost().get(10, TimeUnit.SECONDS).names(), List.of("order:7"));
         equal(closed.get(10, TimeUnit.SECONDS), true);
-        thrown(LeaseLost.class, lease::close);
+        assertThrows(LeaseLost.class, lease::close);
     }
 
-    public void whatTheWorkGoesOnToWriteAfterItsOwnCommitIsUndone() throws Exception {
-        try (Lease lease = fence.lease("order:7", LONG); Connection on = connected(true)) {
-            TransactionLost lost = thrown(TransactionLost.class, () -> lease.guard(on, () -> {
-                run(on, PAY);
-                on.commit();
-                run(on, "CREATE TABLE undone ()");
-            }));
-            equal(all(lost.inDoubt(), status(), value("SELECT to_regclass('undone') IS NULL")),
+    @Test
+    void whatTheWorkGoesOnToWriteAfterItsOwnCommitIsUndone() throws Exception {
+        try (Lease lease = fence.lease("order:7", LONG);
+                Connection on = connected(true)) {
+            TransactionLost lost =
+                    assertThrows(
+                            TransactionLost.class,
+                            () ->
+                                    lease.guard(
+                                            on,
+                                            () -> {
+                                                run(on, PAY);
+                                                on.commit();
+                                                run(on, "CREATE TABLE undone ()");
+                                            }));
+            equal(
+                    all(lost.inDoubt(), status(), value("SELECT to_regclass('undone') IS NULL")),
                     all(true, "paid", "t"));
         }
     }
 
-    public void aRollbackThatFailsEndsTheConnection() throws Exception {
-        try (Lease lease = fence.lease("order:7", LONG); Connection on = connected(true)) {
-            Connection failing = instead(Connection.class, on, "rollback", arguments -> {
-                throw new SQLException("planted");
-            });
-            thrown(ClassNotFoundException.class, () -> lease.guard(failing, () -> {
-                throw new ClassNotFoundException();
-            }));
+    @Test
+    void aRollbackThatFailsEndsTheConnection() throws Exception {
+        try (Lease lease = fence.lease("order:7", LONG);
+                Connection on = connected(true)) {
+            Connection failing =
+                    instead(
+                            Connection.class,
+                            on,
+                            "rollback",
+                            arguments -> {
+                                throw new SQLException("planted");
+                            });
+            assertThrows(
+                    ClassNotFoundException.class,
+                    () ->
+                            lease.guard(
+                                    failing,
+                                    () -> {
+                                        throw new ClassNotFoundException();
+                                    }));
             comesTrue(on::isClosed, () -> "it goes on");
         }
     }
 
-    public void whatCannotBeGuardedIsRefusedBeforeTheWork() throws Exception {
-        try (Lease lease = fence.lease("order:7", LONG); Connection on = connected(true)) {
+    @Test
+    void whatCannotBeGuardedIsRefusedBeforeTheWork() throws Exception {
+        try (Lease lease = fence.lease("order:7", LONG);
+                Connection on = connected(true)) {
             Connection stubborn = instead(Connection.class, on, "setAutoCommit", arguments -> null);
             Connection foreign = instead(Connection.class, on, "isWrapperFor", arguments -> false);
             for (Connection wrong : Arrays.asList(stubborn, foreign, null)) {
-                thrown(IllegalArgumentException.class, () -> lease.guard(wrong, () -> {
-                    throw new AssertionError("it began");
-                }));
+                assertThrows(
+                        IllegalArgumentException.class,
+                        () ->
+                                lease.guard(
+                                        wrong,
+                                        () -> {
+                                            throw new AssertionError("it began");
+                                        }));
             }
-            thrown(IllegalArgumentException.class, () -> fence.guard(on, List.of(), () -> {}));
+            assertThrows(
+                    IllegalArgumentException.class, () -> fence.guard(on, List.of(), () -> {}));
         }
     }
 
-    public void aGuardThatFindsItsLeaseGoneLeavesTheConnection() throws Exception {
+    @Test
+    void aGuardThatFindsItsLeaseGoneLeavesTheConnection() throws Exception {
         try (Connection on = connected(true)) {
             for (int round = 0; round < 20; round++) {
                 Lease lease = fence.lease("job", LONG);
                 value("SELECT lease_revoke('job')");
-                thrown(FenceException.class, () -> lease.guard(on, () -> {
-                    throw new AssertionError("it began");
-                }));
-                thrown(LeaseLost.class, lease::close);
+                assertThrows(
+                        FenceException.class,
+                        () ->
+                                lease.guard(
+                                        on,
+                                        () -> {
+                                            throw new AssertionError("it began");
+                                        }));
+                assertThrows(LeaseLost.class, lease::close);
                 equal(value(on, "SELECT 1"), "1");
             }
         }
@@ -206,76 +281,102 @@ public final class Tests {
 
     // Leases
 
-    public void whatAFenceIsMadeFrom() throws Exception {
+    @Test
+    void whatAFenceIsMadeFrom() throws Exception {
         PGSimpleDataSource source = new PGSimpleDataSource();
         source.setURL(URL);
         String named = ADDRESS.replace("//", "//postgres:s%40cret@");
         Callable<Connection> begins = () -> connected(false);
-        for (Fence made : List.of(new Fence(URL), new Fence(ADDRESS), new Fence(named),
-                new Fence(source), new Fence(begins),
-                new Fence(source::getConnection), new Fence(URL).schema("public"))) {
-            try (made; Lease lease = made.lease("job", LONG.session())) {
+        for (Fence made :
+                List.of(
+                        new Fence(URL),
+                        new Fence(ADDRESS),
+                        new Fence(named),
+                        new Fence(source),
+                        new Fence(begins),
+                        new Fence(source::getConnection),
+                        new Fence(URL).schema("public"))) {
+            try (made;
+                    Lease lease = made.lease("job", LONG.session())) {
                 equal(lease.isHeld(), true);
             }
         }
-        for (String wrong : new String[] {"mysql://me:secret@host/x", "jdbc:h2:mem", "shop",
-                null}) {
+        for (String wrong :
+                new String[] {"mysql://me:secret@host/x", "jdbc:h2:mem", "shop", null}) {
             IllegalArgumentException error =
-                    thrown(IllegalArgumentException.class, () -> new Fence(wrong));
+                    assertThrows(IllegalArgumentException.class, () -> new Fence(wrong));
             equal(error.getMessage().contains("secret"), false);
         }
         Connection foreign = instead(Connection.class, admin, "isWrapperFor", arguments -> false);
-        thrown(IllegalArgumentException.class, () -> new Fence(() -> foreign).lease("job"));
+        assertThrows(IllegalArgumentException.class, () -> new Fence(() -> foreign).lease("job"));
     }
 
     /** The work has all of its connections: it was not the server. */
-    public void aPoolThatIsExhaustedIsNamed() throws Exception {
+    @Test
+    void aPoolThatIsExhaustedIsNamed() throws Exception {
         CountDownLatch free = new CountDownLatch(1);
-        PGSimpleDataSource pool = new PGSimpleDataSource() {
-            @Override public Connection getConnection() throws SQLException {
-                try {
-                    free.await();
-                } catch (InterruptedException never) {
-                    throw new SQLException(never);
-                }
-                return connected(true);
-            }
-        };
+        PGSimpleDataSource pool =
+                new PGSimpleDataSource() {
+                    @Override
+                    public Connection getConnection() throws SQLException {
+                        try {
+                            free.await();
+                        } catch (InterruptedException never) {
+                            throw new SQLException(never);
+                        }
+                        return connected(true);
+                    }
+                };
         try (Fence waits = new Fence(pool)) {
-            String told = thrown(NoConnection.class, () -> waits.lease("job", SHORT)).getMessage();
+            String told =
+                    assertThrows(NoConnection.class, () -> waits.lease("job", SHORT)).getMessage();
             equal(told.contains("no connection came") && told.contains("pool"), true);
             free.countDown();
         }
         NoConnection nobody =
-                thrown(NoConnection.class, () ->
-                new Fence("postgresql://127.0.0.1:1/x").lease("job"));
+                assertThrows(
+                        NoConnection.class,
+                        () -> new Fence("postgresql://127.0.0.1:1/x").lease("job"));
         equal(((SQLException) nobody.getCause()).getSQLState(), "08001");
     }
 
-    public void whatIsWrongIsNamed() throws Exception {
-        Map<String, Body> wrong = Map.of(
-                "ttl", () -> new Options().ttl(Duration.ofMillis(99)),
-                "wait", () -> new Options().waitUpTo(Duration.ofSeconds(-1)),
-                "at most", () -> new Options().atMost(Duration.ZERO),
-                "several", () -> fence.lease(List.of("a", "b"), new Options().shared()),
-                "name of", () -> fence.lease(Arrays.asList("a", null), new Options()),
-                "fence_protect", () ->
-                        fence.keepRow("pg_class", 7, 7, SHORT.atMost(Duration.ofDays(1))),
-                "has 1 columns", () ->
-                        fence.keepRow("runs", List.of(7, 8), 7, Duration.ofSeconds(1)),
-                "the name", () -> fence.lease((String) null));
+    @Test
+    void whatIsWrongIsNamed() throws Exception {
+        Map<String, Body> wrong =
+                Map.of(
+                        "ttl", () -> new Options().ttl(Duration.ofMillis(99)),
+                        "wait", () -> new Options().waitUpTo(Duration.ofSeconds(-1)),
+                        "at most", () -> new Options().atMost(Duration.ZERO),
+                        "several", () -> fence.lease(List.of("a", "b"), new Options().shared()),
+                        "name of", () -> fence.lease(Arrays.asList("a", null), new Options()),
+                        "fence_protect",
+                                () ->
+                                        fence.keepRow(
+                                                "pg_class", 7, 7, SHORT.atMost(Duration.ofDays(1))),
+                        "has 1 columns",
+                                () ->
+                                        fence.keepRow(
+                                                "runs", List.of(7, 8), 7, Duration.ofSeconds(1)),
+                        "the name", () -> fence.lease((String) null));
         for (Map.Entry<String, Body> one : wrong.entrySet()) {
-            RuntimeException error = thrown(RuntimeException.class, one.getValue());
-            equal(error.getMessage().contains(one.getKey()) && !(error instanceof FenceException),
+            RuntimeException error = assertThrows(RuntimeException.class, one.getValue()::run);
+            equal(
+                    error.getMessage().contains(one.getKey()) && !(error instanceof FenceException),
                     true);
         }
-        equal(thrown(Refused.class, () -> fence.lease("x".repeat(600))).sqlState(), "22023");
-        equal(thrown(Refused.class, () -> fence.lease(List.of(), new Options())).sqlState(),
+        equal(assertThrows(Refused.class, () -> fence.lease("x".repeat(600))).sqlState(), "22023");
+        equal(
+                assertThrows(Refused.class, () -> fence.lease(List.of(), new Options())).sqlState(),
                 "22023");
-        Refused whose = thrown(Refused.class, () -> fence.lease("job", new Options().reclaim()));
+        Refused whose =
+                assertThrows(Refused.class, () -> fence.lease("job", new Options().reclaim()));
         equal(whose.getMessage().contains("reclaim"), true);
-        equal(thrown(Refused.class, () -> fence.lease("x", new Options().metadata("{no JSON")))
-                .sqlState(), "22P02");
+        equal(
+                assertThrows(
+                                Refused.class,
+                                () -> fence.lease("x", new Options().metadata("{no JSON")))
+                        .sqlState(),
+                "22P02");
         Options one = new Options().metadata("{\"run\": 7}");
         equal(one.holder("me") == one, false);
         try (Lease lease = fence.lease("x", one)) {
@@ -283,149 +384,198 @@ public final class Tests {
         }
     }
 
-    public void byWhomItIsTakenAndWhatItWaitsFor() throws Exception {
+    @Test
+    void byWhomItIsTakenAndWhatItWaitsFor() throws Exception {
         try (Lease lease = fence.lease("job", LONG.holder("me"));
                 Connection on = connected(false)) {
-            LeaseTaken taken = thrown(LeaseTaken.class, () -> fence.lease("job"));
+            LeaseTaken taken = assertThrows(LeaseTaken.class, () -> fence.lease("job"));
             equal(all(taken.holder(), taken.waitsFor()), all("me", "ttl"));
-            equal(taken.getMessage().matches(".* job is taken by me, for [23].. s at the most .*"),
+            equal(
+                    taken.getMessage()
+                            .matches(".* job is taken by me, for [23].. s at the most .*"),
                     true);
             value(on, "SELECT lease_acquire('open', ttl => '5 s')");
-            taken = thrown(LeaseTaken.class, () -> fence.lease("open"));
+            taken = assertThrows(LeaseTaken.class, () -> fence.lease("open"));
             equal(taken.getMessage().contains("not committed"), true);
             on.commit();
             value(on, "SELECT lease_guard('open', i.first_token) FROM lease_info('open') AS i");
             Thread.sleep(5500);
-            taken = thrown(LeaseTaken.class, () -> fence.lease("open"));
+            taken = assertThrows(LeaseTaken.class, () -> fence.lease("open"));
             equal(taken.getMessage().contains("until a transaction ends"), true);
             equal(taken.remaining(), null);
         }
     }
 
-    public void aRoleThatMayNotIsToldTheWayOut() throws Exception {
-        thrown(NotInstalled.class, () -> new Fence(URL).schema("else\"where").lease("job"));
-        run(admin, "DROP ROLE IF EXISTS login_1, login_2; CREATE ROLE login_1 LOGIN;"
-                + "CREATE ROLE login_2 LOGIN; SELECT fence_grant('login_1')");
+    @Test
+    void aRoleThatMayNotIsToldTheWayOut() throws Exception {
+        assertThrows(NotInstalled.class, () -> new Fence(URL).schema("else\"where").lease("job"));
+        run(
+                admin,
+                "DROP ROLE IF EXISTS login_1, login_2; CREATE ROLE login_1 LOGIN;"
+                        + "CREATE ROLE login_2 LOGIN; SELECT fence_grant('login_1')");
         Iterator<String> logins = List.of("login_1", "login_2", "login_2").iterator();
         Fence other = new Fence(() -> as(logins.next()));
         Lease rotated = other.lease("job", new Options().ttl(Duration.ofSeconds(3)));
         try (Connection on = as("login_2")) {
-            String told = thrown(NotGranted.class, () -> rotated.guard(on, () -> {})).getMessage();
+            String told =
+                    assertThrows(NotGranted.class, () -> rotated.guard(on, () -> {})).getMessage();
             equal(told.contains("fence_grant('login_2')"), true);
             run(admin, "SELECT fence_grant('login_2')");
-            told = thrown(NotGranted.class, () -> rotated.guard(on, () -> {})).getMessage();
+            told = assertThrows(NotGranted.class, () -> rotated.guard(on, () -> {})).getMessage();
             equal(told.contains("act as one role"), true);
-            told = thrown(NotGranted.class, () -> other.adopted("x", 7).guard(on, () -> {}))
-                    .getMessage();
+            told =
+                    assertThrows(NotGranted.class, () -> other.adopted("x", 7).guard(on, () -> {}))
+                            .getMessage();
             equal(told.contains("fence_grant('login_2', 'adopter')"), true);
         }
         value("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'login_1'");
         LeaseLost lost = rotated.lost().get(10, TimeUnit.SECONDS);
-        equal(all(lost.reason(), lost.getMessage().contains("act as one role")),
+        equal(
+                all(lost.reason(), lost.getMessage().contains("act as one role")),
                 all(Reason.REFUSED, true));
         other.close();
-        run(admin, "SELECT lease_revoke('job'), fence_revoke('login_1'), fence_revoke('login_2');"
-                + "DROP ROLE login_1, login_2");
+        run(
+                admin,
+                "SELECT lease_revoke('job'), fence_revoke('login_1'), fence_revoke('login_2');"
+                        + "DROP ROLE login_1, login_2");
     }
 
     private static Connection as(String role) throws SQLException {
         return DriverManager.getConnection(URL.replace("user=postgres", "user=" + role));
     }
 
-    public void aRowIsKeptAndFinished() throws Exception {
+    @Test
+    void aRowIsKeptAndFinished() throws Exception {
         String left = "SELECT held_until - now() > '%s' AND state = 'new' FROM runs";
         long token = Long.parseLong(value(CLAIM.formatted("1 s")));
-        try (Lease lease = fence.keepRow("runs", 7, token,
-                Duration.ofSeconds(3)); Connection on = connected(true)) {
-            equal(all(lease.names().get(0), lease.token(), value(left.formatted("2 s"))),
+        try (Lease lease = fence.keepRow("runs", 7, token, Duration.ofSeconds(3));
+                Connection on = connected(true)) {
+            equal(
+                    all(lease.names().get(0), lease.token(), value(left.formatted("2 s"))),
                     all("public.runs", token, "t"));
             Thread.sleep(4000);
             equal(all(lease.isHeld(), value(left.formatted("0 s"))), all(true, "t"));
             // Its own transaction has the row locked when it is due.
             lease.guard(on, () -> Thread.sleep(2000));
             lease.check();
-            lease.guardAndRelease(on, () ->
-                    run(on, "UPDATE runs SET state = 'done', held_until = NULL"));
-            equal(all(value("SELECT state FROM runs WHERE held_until IS NULL"), lease.isHeld()),
+            lease.guardAndRelease(
+                    on, () -> run(on, "UPDATE runs SET state = 'done', held_until = NULL"));
+            equal(
+                    all(value("SELECT state FROM runs WHERE held_until IS NULL"), lease.isHeld()),
                     all("done", false));
         }
-        thrown(LeaseLost.class, () -> fence.keepRow("runs", "7", token, Duration.ofSeconds(3)));
+        assertThrows(
+                LeaseLost.class, () -> fence.keepRow("runs", "7", token, Duration.ofSeconds(3)));
         long again = Long.parseLong(value(CLAIM.formatted("1 min")));
         fence.keepRow("runs", 7L, again, Duration.ofMinutes(1)).close();
         equal(value("SELECT held_until IS NULL FROM runs"), "t");
     }
 
-    public void eventsAndAtMost() throws Exception {
+    @Test
+    void eventsAndAtMost() throws Exception {
         List<Event> events = new CopyOnWriteArrayList<>();
-        try (Fence tells = new Fence(URL).onEvent(event -> {
-            events.add(event);
-            throw new IllegalStateException("it goes on");
-        })) {
+        try (Fence tells =
+                new Fence(URL)
+                        .onEvent(
+                                event -> {
+                                    events.add(event);
+                                    throw new IllegalStateException("it goes on");
+                                })) {
             tells.lease("job", SHORT).close();
             Lease lease = tells.lease("job", SHORT.atMost(Duration.ofSeconds(2)));
             equal(lease.lost().get(10, TimeUnit.SECONDS).reason(), Reason.AT_MOST);
-            equal(thrown(LeaseLost.class, lease::close).getMessage(),
+            equal(
+                    assertThrows(LeaseLost.class, lease::close).getMessage(),
                     "the lease job is lost (at_most)");
         }
-        equal(events.stream().map(Event::kind).distinct().toList(),
-                List.of(Event.Kind.ACQUIRED, Event.Kind.RELEASED, Event.Kind.RENEWED,
+        equal(
+                events.stream().map(Event::kind).distinct().toList(),
+                List.of(
+                        Event.Kind.ACQUIRED,
+                        Event.Kind.RELEASED,
+                        Event.Kind.RENEWED,
                         Event.Kind.LOST));
     }
 
-    public void leading() throws Exception {
+    @Test
+    void leading() throws Exception {
         CountDownLatch stop = new CountDownLatch(1);
         Duration ttl = Duration.ofSeconds(3);
-        thrown(ClassNotFoundException.class, () -> fence.lead("job", ttl, stop, lease -> {
-            throw new ClassNotFoundException();
-        }));
+        assertThrows(
+                ClassNotFoundException.class,
+                () ->
+                        fence.lead(
+                                "job",
+                                ttl,
+                                stop,
+                                lease -> {
+                                    throw new ClassNotFoundException();
+                                }));
         List<Long> tokens = new ArrayList<>();
         List<Event.Kind> kinds = new CopyOnWriteArrayList<>();
         Iterator<String> codes = List.of("53300", "25006").iterator();
-        Callable<Connection> full = () -> {
-            if (codes.hasNext()) { throw new SQLException("planted", codes.next()); }
-            return connected(true);
-        };
+        Callable<Connection> full =
+                () -> {
+                    if (codes.hasNext()) {
+                        throw new SQLException("planted", codes.next());
+                    }
+                    return connected(true);
+                };
         try (Fence tells = new Fence(full).onEvent(event -> kinds.add(event.kind()))) {
-            equal(tells.lead("job", ttl, stop, lease -> {
-                tokens.add(lease.token());
-                if (tokens.size() == 1) {
-                    value("SELECT lease_revoke('job')");
-                    lease.lost().get();
-                }
-                lease.check();
-            }), true);
+            equal(
+                    tells.lead(
+                            "job",
+                            ttl,
+                            stop,
+                            lease -> {
+                                tokens.add(lease.token());
+                                if (tokens.size() == 1) {
+                                    value("SELECT lease_revoke('job')");
+                                    lease.lost().get();
+                                }
+                                lease.check();
+                            }),
+                    true);
         }
-        equal(all(tokens.size(), Collections.frequency(kinds, Event.Kind.INTERRUPTED)),
-                all(2, 1));
+        equal(all(tokens.size(), Collections.frequency(kinds, Event.Kind.INTERRUPTED)), all(2, 1));
         try (Lease lease = fence.lease("job")) {
-            started(() -> {
-                Thread.sleep(500);
-                stop.countDown();
-            });
+            started(
+                    () -> {
+                        Thread.sleep(500);
+                        stop.countDown();
+                    });
             equal(fence.lead("job", ttl, stop, leads -> {}), false);
         }
     }
 
-    public void anInterruptGivesUpAndLeavesNothing() throws Exception {
+    @Test
+    void anInterruptGivesUpAndLeavesNothing() throws Exception {
         value("SELECT lease_acquire('job')");
         for (Options options : List.of(LONG, LONG.session())) {
             AtomicBoolean isInterrupted = new AtomicBoolean();
-            Thread waits = started(() -> {
-                thrown(InterruptedException.class, () ->
-                        fence.lease("job", options.waitUpTo(Duration.ofMinutes(5))));
-                isInterrupted.set(true);
-            });
+            Thread waits =
+                    started(
+                            () -> {
+                                assertThrows(
+                                        InterruptedException.class,
+                                        () ->
+                                                fence.lease(
+                                                        "job",
+                                                        options.waitUpTo(Duration.ofMinutes(5))));
+                                isInterrupted.set(true);
+                            });
             String waiting =
                     "SELECT count(*) FROM pg_stat_activity WHERE state = 'active' AND query "
-                    + "LIKE 'SELECT granted%'";
+                            + "LIKE 'SELECT granted%'";
             comesTrue(() -> value(waiting).equals("1"), () -> "it does not wait");
             waits.interrupt();
             waits.join(1000);
             equal(isInterrupted.get(), true);
             // Granted all the same, and given back.
             value("SELECT lease_revoke('job')");
-            comesTrue(() -> value("SELECT (%s) + (%s)".formatted(HELD, waiting)).equals("0"), () ->
-                    "it is left");
+            comesTrue(
+                    () -> value("SELECT (%s) + (%s)".formatted(HELD, waiting)).equals("0"),
+                    () -> "it is left");
             value("SELECT lease_acquire('job')");
         }
         value("SELECT lease_revoke('job')");
@@ -435,16 +585,24 @@ public final class Tests {
         equal(all(Thread.interrupted(), value(HELD)), all(true, "0"));
     }
 
-    public void aDriverThatNeverSettlesHoldsNobodyUp() throws Exception {
+    @Test
+    void aDriverThatNeverSettlesHoldsNobodyUp() throws Exception {
         CountDownLatch never = new CountDownLatch(1);
         AtomicBoolean hangs = new AtomicBoolean(true);
-        Callable<Connection> source = () ->
-                instead(Connection.class, connected(true), "prepareStatement", arguments -> {
-            if (hangs.get()) { never.await(); }
-            return NOTHING;
-        });
+        Callable<Connection> source =
+                () ->
+                        instead(
+                                Connection.class,
+                                connected(true),
+                                "prepareStatement",
+                                arguments -> {
+                                    if (hangs.get()) {
+                                        never.await();
+                                    }
+                                    return NOTHING;
+                                });
         try (Fence hanging = new Fence(source)) {
-            equal(thrown(NoAnswer.class, () -> hanging.lease("job", SHORT)).inDoubt(), true);
+            equal(assertThrows(NoAnswer.class, () -> hanging.lease("job", SHORT)).inDoubt(), true);
             hangs.set(false);
             Lease lease = hanging.lease("job", SHORT.waitUpTo(Duration.ofSeconds(10)));
             hangs.set(true);
@@ -459,15 +617,21 @@ public final class Tests {
     }
 
     /** What is due meanwhile is tried again, and a loss is told by whoever looks. */
-    public void aThreadThatCannotBeStartedIsTold() throws Exception {
-        ThreadFactory starts = Connections.THREADS.getThreadFactory(), none = work -> {
-            throw new OutOfMemoryError("unable to create native thread (planted)");
-        };
+    @Test
+    void aThreadThatCannotBeStartedIsTold() throws Exception {
+        ThreadFactory starts = Connections.THREADS.getThreadFactory(),
+                none =
+                        work -> {
+                            throw new OutOfMemoryError("unable to create native thread (planted)");
+                        };
         comesTrue(() -> Connections.THREADS.getPoolSize() == 0, () -> "there are threads yet");
         try {
             Connections.THREADS.setThreadFactory(none);
-            equal(thrown(FenceException.class, () -> fence.lease("job")).getMessage()
-                    .contains("thread"), true);
+            equal(
+                    assertThrows(FenceException.class, () -> fence.lease("job"))
+                            .getMessage()
+                            .contains("thread"),
+                    true);
             Connections.THREADS.setThreadFactory(starts);
             Lease lease = fence.lease("job", new Options().ttl(Duration.ofSeconds(6)));
             Connections.THREADS.setThreadFactory(none);
@@ -483,10 +647,20 @@ public final class Tests {
         value("SELECT lease_revoke('job')");
     }
 
-    public void completionShowsTheVerbsAndNothingInternal() {
-        equal(shown(Fence.class),
-                Set.of("lease", "keepRow", "lead", "guard", "guardAndRelease", "adopted", "schema",
-                        "onEvent", "close"));
+    @Test
+    void completionShowsTheVerbsAndNothingInternal() {
+        equal(
+                shown(Fence.class),
+                Set.of(
+                        "lease",
+                        "keepRow",
+                        "lead",
+                        "guard",
+                        "guardAndRelease",
+                        "adopted",
+                        "schema",
+                        "onEvent",
+                        "close"));
         Set<String> adopted = Set.of("names", "token", "guard", "guardAndRelease", "options");
         equal(shown(Holding.class), adopted);
         Set<String> own = new TreeSet<>(Set.of("isHeld", "remaining", "check", "lost", "close"));
@@ -496,7 +670,8 @@ public final class Tests {
 
     private static Set<String> shown(Class<?> type) {
         return Stream.of(type.getMethods())
-                .filter(method -> method.getDeclaringClass() != Object.class).map(Method::getName)
+                .filter(method -> method.getDeclaringClass() != Object.class)
+                .map(Method::getName)
                 .collect(Collectors.toCollection(TreeSet::new));
     }
 
@@ -514,15 +689,23 @@ public final class Tests {
 
     /** The same, but for one method; that returns NOTHING to go on. */
     private static <T> T instead(Class<T> type, T real, String name, Instead instead) {
-        return type.cast(Proxy.newProxyInstance(Tests.class.getClassLoader(), new Class<?>[] {type},
-                (self, method, arguments) -> {
-            Object changed = method.getName().equals(name) ? instead.call(arguments) : NOTHING;
-            try {
-                return changed == NOTHING ? method.invoke(real, arguments) : changed;
-            } catch (InvocationTargetException error) {
-                throw error.getCause();
-            }
-        }));
+        return type.cast(
+                Proxy.newProxyInstance(
+                        Tests.class.getClassLoader(),
+                        new Class<?>[] {type},
+                        (self, method, arguments) -> {
+                            Object changed =
+                                    method.getName().equals(name)
+                                            ? instead.call(arguments)
+                                            : NOTHING;
+                            try {
+                                return changed == NOTHING
+                                        ? method.invoke(real, arguments)
+                                        : changed;
+                            } catch (InvocationTargetException error) {
+                                throw error.getCause();
+                            }
+                        }));
     }
 
     private static Connection connected(boolean isAutoCommit) throws SQLException {
@@ -545,8 +728,13 @@ public final class Tests {
         }
     }
 
-    private synchronized String value(String sql) throws SQLException { return value(admin, sql); }
-    private String status() throws SQLException { return value("SELECT status FROM orders"); }
+    private synchronized String value(String sql) throws SQLException {
+        return value(admin, sql);
+    }
+
+    private String status() throws SQLException {
+        return value("SELECT status FROM orders");
+    }
 
     /** Without a type of its own, which the compiler would look for among all that they share. */
     private static List<Object> all(Object... values) {
@@ -554,29 +742,19 @@ public final class Tests {
     }
 
     private static void equal(Object is, Object should) {
-        if (!Objects.equals(is, should)) {
-            throw new AssertionError("it is " + is + " and should be " + should);
-        }
-    }
-
-    private static <E extends Throwable> E thrown(Class<E> type, Body body) {
-        try {
-            body.run();
-        } catch (Throwable error) {
-            if (type.isInstance(error)) { return type.cast(error); }
-            throw new AssertionError("not " + type, error);
-        }
-        throw new AssertionError("no " + type);
+        assertEquals(should, is);
     }
 
     private static Thread started(Body body) {
-        Thread thread = new Thread(() -> {
-            try {
-                body.run();
-            } catch (Exception error) {
-                throw new IllegalStateException(error);
-            }
-        });
+        Thread thread =
+                new Thread(
+                        () -> {
+                            try {
+                                body.run();
+                            } catch (Exception error) {
+                                throw new IllegalStateException(error);
+                            }
+                        });
         thread.start();
         return thread;
     }
@@ -584,7 +762,9 @@ public final class Tests {
     private static void comesTrue(Callable<Boolean> check, Callable<String> otherwise)
             throws Exception {
         for (int round = 0; !check.call(); round++) {
-            if (round == 600) { throw new AssertionError(otherwise.call()); }
+            if (round == 600) {
+                throw new AssertionError(otherwise.call());
+            }
             Thread.sleep(50);
         }
     }

@@ -1,18 +1,17 @@
 package pgfence;
 
 import com.google.gson.*;
+
+import pgfence.LeaseState.*;
+
 import java.io.IOException;
 import java.lang.reflect.Field;
 import java.nio.file.*;
 import java.util.*;
 import java.util.stream.*;
-import pgfence.LeaseState.*;
 
-/**
- * Plays clients/spec/vectors, whose format is in clients/spec/README.md. The argument is that
- * directory.
- */
-public final class Vectors {
+/** Plays clients/spec/vectors, whose format is in clients/spec/README.md. */
+final class Vectors {
     private static final JsonElement NOTHING = JsonNull.INSTANCE;
 
     private final LeaseState states;
@@ -24,18 +23,13 @@ public final class Vectors {
         states = new LeaseState(spread);
     }
 
-    public static void main(String[] arguments) throws IOException {
-        int count = play(Path.of(arguments[0]));
-        System.out.println(count + " vectors hold");
-    }
-
     static int play(Path directory) throws IOException {
         int count = 0;
         List<String> wrong = new ArrayList<>();
         try (DirectoryStream<Path> files = Files.newDirectoryStream(directory, "*.json")) {
             for (Path file : files) {
-                for (JsonElement vector : JsonParser.parseString(Files.readString(file))
-                        .getAsJsonArray()) {
+                for (JsonElement vector :
+                        JsonParser.parseString(Files.readString(file)).getAsJsonArray()) {
                     JsonObject of = vector.getAsJsonObject();
                     try {
                         new Vectors(number(of, "spread", 0)).play(of.getAsJsonArray("steps"));
@@ -55,13 +49,16 @@ public final class Vectors {
         for (JsonElement one : steps) {
             JsonObject step = one.getAsJsonObject();
             long at = number(step, "at", 0);
-            Map.Entry<String,
-                    JsonElement> in = step.getAsJsonObject("in").entrySet().iterator().next();
+            Map.Entry<String, JsonElement> in =
+                    step.getAsJsonObject("in").entrySet().iterator().next();
             List<Effect> effects = input(at, in.getKey(), in.getValue().getAsJsonObject());
             JsonArray out = step.has("out") ? step.getAsJsonArray("out") : new JsonArray();
             List<JsonObject> are = effects.stream().map(Vectors::fields).toList();
-            boolean isLike = are.size() == out.size() && IntStream.range(0, are.size())
-                    .allMatch(i -> isLike(are.get(i), out.get(i).getAsJsonObject()));
+            boolean isLike =
+                    are.size() == out.size()
+                            && IntStream.range(0, are.size())
+                                    .allMatch(
+                                            i -> isLike(are.get(i), out.get(i).getAsJsonObject()));
             check(isLike, () -> "at " + at + " " + are + " instead of " + out);
             each(step, "held", (key, is) -> is.getAsBoolean() == states.remaining(at, key) > 0);
             each(step, "deadline", (key, time) -> time.getAsLong() == states.grant(key).deadline);
@@ -72,43 +69,64 @@ public final class Vectors {
     }
 
     private List<Effect> input(long at, String what, JsonObject with) {
-        if (what.equals("nothing")) { return List.of(); }
-        if (what.equals("lead")) { return leads(at, with); }
+        if (what.equals("nothing")) {
+            return List.of();
+        }
+        if (what.equals("lead")) {
+            return leads(at, with);
+        }
         int call = (int) number(with, "call", 0);
-        return states.step(at, what.matches("answer|failed|sent") ? call : 0, () -> {
-            String key = text(with, "key"), id = text(with, "id");
-            switch (what) {
-                case "acquire" -> states.acquire(ask(id, strings(with, "names"), with));
-                case "keep_row" ->
-                        states.keepRow(ask(id, List.of(key), with), new Row(text(with, "table"),
-                        number(with, "token", 0), with.has("sent") ? with.get("sent").getAsLong()
-                                : null, is(with, "managed")));
-                case "give_up" -> states.giveUp(id);
-                case "release" -> states.release(key);
-                case "check" -> states.check(key);
-                case "last" -> states.last(strings(with, "keys"), text(with, "stage"));
-                case "touches" -> states.touches(key);
-                case "ended" -> states.ended(key);
-                case "suspect" -> states.suspect(strings(with, "keys"));
-                case "close" -> states.close();
-                case "died" -> states.died();
-                case "sent" -> states.sent(call);
-                case "answer" -> states.answered(call, answer(with));
-                case "failed" -> states.failed(call, text(with, "code"), is(with, "broken"));
-                case "disconnected" -> states.disconnected((int) number(with, "on", 0));
-                case "tick" -> {}
-                default -> throw new AssertionError("there is no input " + what);
-            }
-        });
+        return states.step(
+                at,
+                what.matches("answer|failed|sent") ? call : 0,
+                () -> {
+                    String key = text(with, "key"), id = text(with, "id");
+                    switch (what) {
+                        case "acquire" -> states.acquire(ask(id, strings(with, "names"), with));
+                        case "keep_row" ->
+                                states.keepRow(
+                                        ask(id, List.of(key), with),
+                                        new Row(
+                                                text(with, "table"),
+                                                number(with, "token", 0),
+                                                with.has("sent")
+                                                        ? with.get("sent").getAsLong()
+                                                        : null,
+                                                is(with, "managed")));
+                        case "give_up" -> states.giveUp(id);
+                        case "release" -> states.release(key);
+                        case "check" -> states.check(key);
+                        case "last" -> states.last(strings(with, "keys"), text(with, "stage"));
+                        case "touches" -> states.touches(key);
+                        case "ended" -> states.ended(key);
+                        case "suspect" -> states.suspect(strings(with, "keys"));
+                        case "close" -> states.close();
+                        case "died" -> states.died();
+                        case "sent" -> states.sent(call);
+                        case "answer" -> states.answered(call, answer(with));
+                        case "failed" ->
+                                states.failed(call, text(with, "code"), is(with, "broken"));
+                        case "disconnected" -> states.disconnected((int) number(with, "on", 0));
+                        case "tick" -> {}
+                        default -> throw new AssertionError("there is no input " + what);
+                    }
+                });
     }
 
     private static Ask ask(String id, List<String> names, JsonObject with) {
         long atMost = number(with, "at_most", 0);
         boolean isRow = with.has("table");
-        return new Ask(id, names, number(with, "ttl", 0), number(with, "wait", 0),
-                text(with, "holder"), isRow || is(with, "named"),
-                is(with, "reclaim"), is(with, "session"), is(with, "shared"), atMost == 0
-                        ? LeaseState.NEVER : atMost);
+        return new Ask(
+                id,
+                names,
+                number(with, "ttl", 0),
+                number(with, "wait", 0),
+                text(with, "holder"),
+                isRow || is(with, "named"),
+                is(with, "reclaim"),
+                is(with, "session"),
+                is(with, "shared"),
+                atMost == 0 ? LeaseState.NEVER : atMost);
     }
 
     /** The rows are those of some statement: each is read as all that it can be. */
@@ -123,8 +141,8 @@ public final class Vectors {
             JsonObject by = with.getAsJsonObject("taken");
             taken = new Taken(text(by, "holder"), number(by, "remaining", 0), text(by, "state"));
         }
-        for (JsonElement row : all(with.has("rows") ? with.getAsJsonArray("rows")
-                : new JsonArray())) {
+        for (JsonElement row :
+                all(with.has("rows") ? with.getAsJsonArray("rows") : new JsonArray())) {
             released.add(!row.isJsonNull());
             if (!row.isJsonArray()) {
                 undone = row.isJsonNull() ? 0 : row.getAsLong();
@@ -136,14 +154,24 @@ public final class Vectors {
                 token = columns.get(1).getAsLong();
             } else if (columns.get(0).getAsString().matches("kept|lost|later|refused")) {
                 String code = columns.get(3).isJsonNull() ? null : columns.get(3).getAsString();
-                outcomes.add(new Outcome(columns.get(0).getAsString(), span(columns.get(1)),
-                        span(columns.get(2)), code));
+                outcomes.add(
+                        new Outcome(
+                                columns.get(0).getAsString(),
+                                span(columns.get(1)),
+                                span(columns.get(2)),
+                                code));
             } else {
                 boolean isEnded = columns.get(2).getAsString().equals("ended");
-                long remaining = columns.get(2).getAsJsonPrimitive().isNumber()
-                        ? columns.get(2).getAsLong() : 0;
-                rows.add(new RowOutcome(columns.get(0).getAsString(), columns.get(1).getAsLong(),
-                        remaining, isEnded));
+                long remaining =
+                        columns.get(2).getAsJsonPrimitive().isNumber()
+                                ? columns.get(2).getAsLong()
+                                : 0;
+                rows.add(
+                        new RowOutcome(
+                                columns.get(0).getAsString(),
+                                columns.get(1).getAsLong(),
+                                remaining,
+                                isEnded));
             }
         }
         return new Answer(token, taken, outcomes, rows, released, undone);
@@ -156,12 +184,24 @@ public final class Vectors {
                 leader = new Leader(number(with, "ttl", 0), spread);
                 return leader.start();
             }
-            case "granted" -> { return leader.granted(at); }
-            case "work done" -> { return leader.workDone(); }
-            case "work failed" -> { return leader.workFailed(at, cause, is(with, "lost")); }
-            case "not granted" -> { return leader.notGranted(at, cause); }
-            case "stop" -> { return leader.stop(); }
-            case "tick" -> { return leader.tick(at); }
+            case "granted" -> {
+                return leader.granted(at);
+            }
+            case "work done" -> {
+                return leader.workDone();
+            }
+            case "work failed" -> {
+                return leader.workFailed(at, cause, is(with, "lost"));
+            }
+            case "not granted" -> {
+                return leader.notGranted(at, cause);
+            }
+            case "stop" -> {
+                return leader.stop();
+            }
+            case "tick" -> {
+                return leader.tick(at);
+            }
             default -> throw new AssertionError("there is no such step of a leader: " + with);
         }
     }
@@ -170,19 +210,36 @@ public final class Vectors {
 
     private static JsonObject fields(Effect effect) {
         JsonObject fields = new JsonObject();
-        Map<String,
-                String> words =
-                Map.of("verb", "do", "asker", "for", "inDoubt", "in_doubt", "waitsFor", "waits_for",
-                "hangUp", "hang_up");
+        Map<String, String> words =
+                Map.of(
+                        "verb",
+                        "do",
+                        "asker",
+                        "for",
+                        "inDoubt",
+                        "in_doubt",
+                        "waitsFor",
+                        "waits_for",
+                        "hangUp",
+                        "hang_up");
         for (Field field : effect.getClass().getDeclaredFields()) {
             field.setAccessible(true);
             try {
                 Object value = field.get(effect);
-                JsonElement is = value instanceof Number number ? new JsonPrimitive(number)
-                        : value instanceof Boolean truth ? new JsonPrimitive(truth)
-                        : value instanceof List<?> some
-                        ? new Gson().toJsonTree(some.stream().map(Vectors::plain).toList())
-                        : value == null ? NOTHING : new JsonPrimitive(value.toString());
+                JsonElement is =
+                        value instanceof Number number
+                                ? new JsonPrimitive(number)
+                                : value instanceof Boolean truth
+                                        ? new JsonPrimitive(truth)
+                                        : value instanceof List<?> some
+                                                ? new Gson()
+                                                        .toJsonTree(
+                                                                some.stream()
+                                                                        .map(Vectors::plain)
+                                                                        .toList())
+                                                : value == null
+                                                        ? NOTHING
+                                                        : new JsonPrimitive(value.toString());
                 fields.add(words.getOrDefault(field.getName(), field.getName()), is);
             } catch (IllegalAccessException never) {
                 throw new AssertionError(never);
@@ -197,32 +254,52 @@ public final class Vectors {
 
     /** All that is expected is there, in full; what is missing counts as 0, false or empty. */
     private static boolean isLike(JsonObject is, JsonObject expected) {
-        return expected.entrySet().stream().allMatch(field -> {
-            JsonElement value = is.has(field.getKey()) ? is.get(field.getKey()) : NOTHING,
-                    should = field.getValue();
-            if (should.isJsonObject()) {
-                return value.isJsonArray()
-                        && value.getAsJsonArray()
-                        .size() == number(should.getAsJsonObject(), "length", -1);
-            }
-            if (should.isJsonArray()) {
-                return all(should.getAsJsonArray())
-                        .equals(value.isJsonNull() ? List.of() : value.getAsJsonArray().asList());
-            }
-            boolean isMissing = value.isJsonNull() && should.getAsString().matches("0|false|");
-            return isMissing || value.equals(should);
-        });
+        return expected.entrySet().stream()
+                .allMatch(
+                        field -> {
+                            JsonElement
+                                    value =
+                                            is.has(field.getKey())
+                                                    ? is.get(field.getKey())
+                                                    : NOTHING,
+                                    should = field.getValue();
+                            if (should.isJsonObject()) {
+                                return value.isJsonArray()
+                                        && value.getAsJsonArray().size()
+                                                == number(should.getAsJsonObject(), "length", -1);
+                            }
+                            if (should.isJsonArray()) {
+                                return all(should.getAsJsonArray())
+                                        .equals(
+                                                value.isJsonNull()
+                                                        ? List.of()
+                                                        : value.getAsJsonArray().asList());
+                            }
+                            boolean isMissing =
+                                    value.isJsonNull() && should.getAsString().matches("0|false|");
+                            return isMissing || value.equals(should);
+                        });
     }
 
     /** With the shorthands written out. */
     private static List<JsonElement> all(JsonArray some) {
-        return some.asList().stream().flatMap(one -> {
-            JsonObject of = one.isJsonObject() ? one.getAsJsonObject() : new JsonObject();
-            return !of.has("count") ? Stream.of(one)
-                    : IntStream.range(0, of.get("count").getAsInt())
-                    .mapToObj(i -> of.has("each") ? of.get("each")
-                    : new JsonPrimitive(text(of, "prefix") + i));
-        }).toList();
+        return some.asList().stream()
+                .flatMap(
+                        one -> {
+                            JsonObject of =
+                                    one.isJsonObject() ? one.getAsJsonObject() : new JsonObject();
+                            return !of.has("count")
+                                    ? Stream.of(one)
+                                    : IntStream.range(0, of.get("count").getAsInt())
+                                            .mapToObj(
+                                                    i ->
+                                                            of.has("each")
+                                                                    ? of.get("each")
+                                                                    : new JsonPrimitive(
+                                                                            text(of, "prefix")
+                                                                                    + i));
+                        })
+                .toList();
     }
 
     private interface Holds {
@@ -230,14 +307,29 @@ public final class Vectors {
     }
 
     private static void each(JsonObject step, String what, Holds holds) {
-        if (!step.has(what)) { return; }
-        step.getAsJsonObject(what).entrySet()
-                .forEach(entry -> check(holds.test(entry.getKey(), entry.getValue()),
-                () -> "at " + step.get("at") + " " + what + " of " + entry + " is not so"));
+        if (!step.has(what)) {
+            return;
+        }
+        step.getAsJsonObject(what)
+                .entrySet()
+                .forEach(
+                        entry ->
+                                check(
+                                        holds.test(entry.getKey(), entry.getValue()),
+                                        () ->
+                                                "at "
+                                                        + step.get("at")
+                                                        + " "
+                                                        + what
+                                                        + " of "
+                                                        + entry
+                                                        + " is not so"));
     }
 
     private static void check(boolean holds, java.util.function.Supplier<String> otherwise) {
-        if (!holds) { throw new AssertionError(otherwise.get()); }
+        if (!holds) {
+            throw new AssertionError(otherwise.get());
+        }
     }
 
     private static long number(JsonObject of, String key, long otherwise) {
@@ -247,9 +339,11 @@ public final class Vectors {
     private static long span(JsonElement value) {
         return value.isJsonNull() ? -1 : value.getAsLong();
     }
+
     private static String text(JsonObject of, String key) {
         return of.has(key) ? of.get(key).getAsString() : null;
     }
+
     private static boolean is(JsonObject of, String key) {
         return of.has(key) && of.get(key).getAsBoolean();
     }

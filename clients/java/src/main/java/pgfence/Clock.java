@@ -6,6 +6,7 @@ import java.io.IOException;
 /** A clock that nobody can set, and that goes on while the machine sleeps if the system tells. */
 final class Clock {
     private static final double AHEAD = System.nanoTime() / 1e9 - uptime();
+
     /** The uptime is told in hundredths of a second, and may not run ahead. */
     private static final double COARSE = 0.02;
 

@@ -1,5 +1,9 @@
 package pgfence;
 
+import org.postgresql.PGConnection;
+import org.postgresql.PGStatement;
+import org.postgresql.core.*;
+
 import java.lang.System.Logger.Level;
 import java.net.URLDecoder;
 import java.nio.charset.StandardCharsets;
@@ -9,25 +13,29 @@ import java.util.concurrent.*;
 import java.util.concurrent.locks.ReentrantLock;
 import java.util.regex.*;
 import java.util.stream.Stream;
-import org.postgresql.PGConnection;
-import org.postgresql.PGStatement;
-import org.postgresql.core.*;
 
 /** The connections of a heartbeat, and the threads in which they are used, opened and ended. */
 final class Connections {
     static final String TAKES =
             "a fence takes a URL, jdbc:postgresql:… or postgresql:…, a DataSource, or a function";
-    private static final Pattern URL = Pattern.compile("(?:jdbc:)?postgres(?:ql)?:(?<authority>/*)"
-            + "(?:(?<user>[^/?@:]*)(?::(?<password>[^/?@]*))?@)?(?<rest>.*)");
+    private static final Pattern URL =
+            Pattern.compile(
+                    "(?:jdbc:)?postgres(?:ql)?:(?<authority>/*)"
+                            + "(?:(?<user>[^/?@:]*)(?::(?<password>[^/?@]*))?@)?(?<rest>.*)");
 
     /** Threads that no interrupt of a caller reaches. They end a second after their last work. */
     static final ThreadPoolExecutor THREADS =
-            new ThreadPoolExecutor(0, Integer.MAX_VALUE, 1, TimeUnit.SECONDS,
-            new SynchronousQueue<>(), work -> {
-                Thread thread = new Thread(work, "pg_fence");
-                thread.setDaemon(true);
-                return thread;
-            });
+            new ThreadPoolExecutor(
+                    0,
+                    Integer.MAX_VALUE,
+                    1,
+                    TimeUnit.SECONDS,
+                    new SynchronousQueue<>(),
+                    work -> {
+                        Thread thread = new Thread(work, "pg_fence");
+                        thread.setDaemon(true);
+                        return thread;
+                    });
 
     /** Work that is done in a thread of its own. */
     interface Task {
@@ -42,13 +50,14 @@ final class Connections {
      */
     static boolean run(Task task) {
         try {
-            THREADS.execute(() -> {
-                try {
-                    task.run();
-                } catch (Throwable error) {
-                    Heartbeat.LOG.log(Level.WARNING, "in a thread of the fence", error);
-                }
-            });
+            THREADS.execute(
+                    () -> {
+                        try {
+                            task.run();
+                        } catch (Throwable error) {
+                            Heartbeat.LOG.log(Level.WARNING, "in a thread of the fence", error);
+                        }
+                    });
             return true;
         } catch (OutOfMemoryError error) {
             Heartbeat.LOG.log(Level.WARNING, "a thread cannot be started: {0}", error.getMessage());
@@ -67,16 +76,19 @@ final class Connections {
         private volatile Connection connection;
         private volatile boolean isCut;
         private volatile long usedAt;
+
         /** The role that has logged in. */
         volatile String role = "…";
 
-        One(int number) { this.number = number; }
+        One(int number) {
+            this.number = number;
+        }
 
         void open(Callable<Connection> source) throws Exception {
             Connection opened = source.call();
             if (opened == null || !opened.isWrapperFor(PGConnection.class)) {
-                throw new IllegalArgumentException("a fence takes connections to PostgreSQL, "
-                        + "and not " + opened);
+                throw new IllegalArgumentException(
+                        "a fence takes connections to PostgreSQL, " + "and not " + opened);
             }
             connection = opened;
             if (isCut) {
@@ -97,7 +109,9 @@ final class Connections {
         /** Looks whether the server has closed it, if it was idle for so long. */
         boolean hasEnded(long idle) {
             Connection on = connection;
-            if (on == null || Clock.now() < usedAt + idle) { return false; }
+            if (on == null || Clock.now() < usedAt + idle) {
+                return false;
+            }
             try {
                 // The driver reads what the server says at the end, and the end itself.
                 on.unwrap(PGConnection.class).getNotifications(1);
@@ -111,9 +125,10 @@ final class Connections {
         boolean isBroken() {
             Connection on = connection;
             try {
-                return on == null || on.isClosed()
-                        || on.unwrap(BaseConnection.class)
-                        .getTransactionState() != TransactionState.IDLE;
+                return on == null
+                        || on.isClosed()
+                        || on.unwrap(BaseConnection.class).getTransactionState()
+                                != TransactionState.IDLE;
             } catch (SQLException ended) {
                 return true;
             }
@@ -129,7 +144,9 @@ final class Connections {
         void hangUp() {
             use.lock();
             try {
-                if (connection != null) { connection.close(); }
+                if (connection != null) {
+                    connection.close();
+                }
             } catch (SQLException goneAlready) {
                 // As it should be.
             } finally {
@@ -170,39 +187,57 @@ final class Connections {
      * hang as well.
      */
     static void cut(Connection connection) {
-        if (connection == null) { return; }
-        run(() -> {
-            try {
-                connection.abort(Runnable::run);
-            } catch (SQLException | RuntimeException | LinkageError refused) {
-                // Drivers before 42.7 ask the security manager, which Java 24 and newer have none
-                // of.
-                connection.unwrap(BaseConnection.class).getQueryExecutor().abort();
-            }
-            // Newer drivers keep a thread until then, and a pool counts the connection as its own.
-            connection.close();
-        });
+        if (connection == null) {
+            return;
+        }
+        run(
+                () -> {
+                    try {
+                        connection.abort(Runnable::run);
+                    } catch (SQLException | RuntimeException | LinkageError refused) {
+                        // Drivers before 42.7 ask the security manager, which Java 24 and newer
+                        // have none
+                        // of.
+                        connection.unwrap(BaseConnection.class).getQueryExecutor().abort();
+                    }
+                    // Newer drivers keep a thread until then, and a pool counts the connection as
+                    // its own.
+                    connection.close();
+                });
     }
 
     static Callable<Connection> opener(String url) {
         Matcher parts = URL.matcher(String.valueOf(url));
         if (!parts.matches()) {
             // Not all of it: it may have a password.
-            throw new IllegalArgumentException(TAKES + ", and not \""
-                    + String.valueOf(url).split(":")[0] + ":…\"");
+            throw new IllegalArgumentException(
+                    TAKES + ", and not \"" + String.valueOf(url).split(":")[0] + ":…\"");
         }
         Properties all = new Properties();
         // A server that does not answer leaves no thread behind; and what the driver sets goes
         // along in the first message.
-        all.putAll(Map.of("socketTimeout", "30", "tcpKeepAlive", "true", "assumeMinServerVersion",
-                "9.0"));
-        Stream.of("user", "password").filter(key -> parts.group(key) != null)
-                .forEach(key ->
-                all.put(key, URLDecoder.decode(parts.group(key), StandardCharsets.UTF_8)));
+        all.putAll(
+                Map.of(
+                        "socketTimeout",
+                        "30",
+                        "tcpKeepAlive",
+                        "true",
+                        "assumeMinServerVersion",
+                        "9.0"));
+        Stream.of("user", "password")
+                .filter(key -> parts.group(key) != null)
+                .forEach(
+                        key ->
+                                all.put(
+                                        key,
+                                        URLDecoder.decode(
+                                                parts.group(key), StandardCharsets.UTF_8)));
         // As the driver calls it, and not libpq.
         String rest = parts.group("rest").replace("application_name=", "ApplicationName=");
-        String full = "jdbc:postgresql:" + parts.group("authority")
-                + rest.replace("connect_timeout=", "connectTimeout=");
+        String full =
+                "jdbc:postgresql:"
+                        + parts.group("authority")
+                        + rest.replace("connect_timeout=", "connectTimeout=");
         return () -> DriverManager.getConnection(full, all);
     }
 }

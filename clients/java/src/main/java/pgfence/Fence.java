@@ -1,14 +1,16 @@
 package pgfence;
 
+import pgfence.FenceException.*;
+import pgfence.LeaseState.*;
+
 import java.lang.System.Logger.Level;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
 import java.util.function.Consumer;
+
 import javax.sql.DataSource;
-import pgfence.FenceException.*;
-import pgfence.LeaseState.*;
 
 /**
  * Where leases come from: one for a process. It has a connection while it holds leases, however
@@ -26,14 +28,17 @@ public final class Fence implements AutoCloseable {
      * On connections of a data source: of a pool it takes one while leases are held, and more for
      * waits and sessions.
      */
-    public Fence(DataSource source) { this((Callable<Connection>) source::getConnection); }
+    public Fence(DataSource source) {
+        this((Callable<Connection>) source::getConnection);
+    }
 
     /** On connections that a function opens. */
     public Fence(Callable<Connection> source) {
-        this(Objects.requireNonNull(source, Connections.TAKES),
+        this(
+                Objects.requireNonNull(source, Connections.TAKES),
                 "no connection came in time from the source of the fence (if it "
-                + "is a pool, all of its connections may be in use: give the fence a source of "
-                + "its own)");
+                        + "is a pool, all of its connections may be in use: give the fence a source of "
+                        + "its own)");
     }
 
     private Fence(Callable<Connection> source, String noConnection) {
@@ -50,10 +55,16 @@ public final class Fence implements AutoCloseable {
      * An event of a lease, for {@link #onEvent}, and the time that remains. A loss has a reason; a
      * release has one if it is unconfirmed, for the server has not answered.
      */
-    public record Event(Kind kind, List<String> names, long token, Duration remaining,
-            Reason reason) {
+    public record Event(
+            Kind kind, List<String> names, long token, Duration remaining, Reason reason) {
         /** The last one is of {@link Fence#lead}: it leads no more, and goes on. */
-        public enum Kind { ACQUIRED, RENEWED, LOST, RELEASED, INTERRUPTED }
+        public enum Kind {
+            ACQUIRED,
+            RENEWED,
+            LOST,
+            RELEASED,
+            INTERRUPTED
+        }
     }
 
     /**
@@ -87,11 +98,11 @@ public final class Fence implements AutoCloseable {
      * @throws InterruptedException at an interrupt, which gives up: a grant that comes all the same
      *     is given back
      */
-    public Lease lease(List<String> names, Options options) throws SQLException,
-            InterruptedException {
+    public Lease lease(List<String> names, Options options)
+            throws SQLException, InterruptedException {
         if (names.size() > 1 && (options.shared || options.slots != 1 || options.reclaim)) {
-            throw new IllegalArgumentException("several names at once are exclusive: no shared, "
-                    + "slots or reclaim");
+            throw new IllegalArgumentException(
+                    "several names at once are exclusive: no shared, " + "slots or reclaim");
         }
         return heartbeat.acquire(checked(names), options.named(), null);
     }
@@ -104,14 +115,14 @@ public final class Fence implements AutoCloseable {
      *
      * @throws LeaseLost if somebody else has claimed it since
      */
-    public Lease keepRow(String table, Object key, long token, Duration ttl) throws SQLException,
-            InterruptedException {
+    public Lease keepRow(String table, Object key, long token, Duration ttl)
+            throws SQLException, InterruptedException {
         return keepRow(table, key, token, new Options().ttl(ttl));
     }
 
     /** The same, by the ttl of the options, and no longer than at most. */
-    public Lease keepRow(String table, Object key, long token, Options options) throws SQLException,
-            InterruptedException {
+    public Lease keepRow(String table, Object key, long token, Options options)
+            throws SQLException, InterruptedException {
         return heartbeat.keepRow(table, key, token, options);
     }
 
@@ -122,9 +133,8 @@ public final class Fence implements AutoCloseable {
     }
 
     /** As {@link Lease#guardAndRelease(Connection, Holding.Step)}, by several leases at once. */
-    public <E extends Exception> void guardAndRelease(Connection on, List<Lease> leases,
-            Holding.Step<E> work)
-            throws E, SQLException {
+    public <E extends Exception> void guardAndRelease(
+            Connection on, List<Lease> leases, Holding.Step<E> work) throws E, SQLException {
         new Transaction(heartbeat, leases, true, on).around(work);
     }
 
@@ -139,7 +149,10 @@ public final class Fence implements AutoCloseable {
      * another one has adopted it.
      */
     public Holding adopted(String name, long token, String holder) {
-        return new Holding(heartbeat, checked(Collections.singletonList(name)), token,
+        return new Holding(
+                heartbeat,
+                checked(Collections.singletonList(name)),
+                token,
                 Objects.requireNonNull(holder, "a holder"));
     }
 
@@ -159,12 +172,12 @@ public final class Fence implements AutoCloseable {
      * @return whether the work has returned; false if it was stopped before
      * @throws InterruptedException at an interrupt while it does not lead
      */
-    public <E extends Exception> boolean lead(String name, Duration ttl, CountDownLatch stop,
-            Leading<E> work)
+    public <E extends Exception> boolean lead(
+            String name, Duration ttl, CountDownLatch stop, Leading<E> work)
             throws E, SQLException, InterruptedException {
         // If the answer to an acquire was lost, its own holder takes the grant over.
-        Options options = new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).named()
-                .reclaim();
+        Options options =
+                new Options().ttl(ttl).waitUpTo(Duration.ofDays(36_500)).named().reclaim();
         List<String> names = checked(List.of(name));
         Leader leader = new Leader(options.ttl, heartbeat.spread);
         List<Effect> effects = leader.start();
@@ -173,19 +186,28 @@ public final class Fence implements AutoCloseable {
             long pause = 0;
             for (Effect effect : effects) {
                 if (effect instanceof Log) {
-                    Heartbeat.LOG.log(Level.WARNING, "{0} is led no more, and goes on: {1}", name,
+                    Heartbeat.LOG.log(
+                            Level.WARNING,
+                            "{0} is led no more, and goes on: {1}",
+                            name,
                             failed.getMessage());
                 } else if (effect instanceof Lead next) {
-                    if (next.lead().equals("end")) { throw Heartbeat.as(failed); }
+                    if (next.lead().equals("end")) {
+                        throw Heartbeat.as(failed);
+                    }
                     pause = next.pause();
                 } else {
                     heartbeat.interrupted(name);
                 }
             }
-            if (stop.await(pause, TimeUnit.MILLISECONDS)) { return false; }
+            if (stop.await(pause, TimeUnit.MILLISECONDS)) {
+                return false;
+            }
             Lease leading = null;
             try (Lease lease = heartbeat.acquire(names, options, stop)) {
-                if (lease == null) { return false; }
+                if (lease == null) {
+                    return false;
+                }
                 leading = lease;
                 leader.granted(Clock.now());
                 work.run(lease);
@@ -193,15 +215,22 @@ public final class Fence implements AutoCloseable {
             } catch (Exception error) {
                 failed = error;
                 String cause = FenceException.causeOf(error);
-                effects = leading == null ? leader.notGranted(Clock.now(), cause)
-                        : leader.workFailed(Clock.now(), cause.equals("passing") ? "own" : cause,
-                        leading.isLost());
+                effects =
+                        leading == null
+                                ? leader.notGranted(Clock.now(), cause)
+                                : leader.workFailed(
+                                        Clock.now(),
+                                        cause.equals("passing") ? "own" : cause,
+                                        leading.isLost());
             }
         }
     }
 
     /** Gives everything back, and ends all waits: for the end of the process. */
-    @Override public void close() { heartbeat.close(); }
+    @Override
+    public void close() {
+        heartbeat.close();
+    }
 
     private static List<String> checked(List<String> names) {
         names.forEach(name -> Objects.requireNonNull(name, "the name of a lease"));

@@ -1,11 +1,12 @@
 package pgfence;
 
+import org.postgresql.util.*;
+
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
 import java.util.regex.*;
 import java.util.stream.Stream;
-import org.postgresql.util.*;
 
 /**
  * Everything that pg_fence and its client refuse or tell; the driver's error, if there is one, is
@@ -24,18 +25,29 @@ public sealed class FenceException extends RuntimeException {
      * Whether a commit failed, or the work has committed, so that it may have landed; or an acquire
      * had no answer.
      */
-    public boolean inDoubt() { return inDoubt; }
+    public boolean inDoubt() {
+        return inDoubt;
+    }
 
     /** Somebody else has the lease. */
     public static final class LeaseTaken extends FenceException {
         private final String holder, waitsFor;
         private final Duration remaining;
 
-        LeaseTaken(List<String> names, String holder, long remaining, String waitsFor,
+        LeaseTaken(
+                List<String> names,
+                String holder,
+                long remaining,
+                String waitsFor,
                 Throwable cause) {
-            super("the lease " + String.join(", ", names) + " is taken"
-                    + (holder == null ? "" : " by " + holder)
-                    + until(remaining, waitsFor), false, cause);
+            super(
+                    "the lease "
+                            + String.join(", ", names)
+                            + " is taken"
+                            + (holder == null ? "" : " by " + holder)
+                            + until(remaining, waitsFor),
+                    false,
+                    cause);
             this.holder = holder;
             this.waitsFor = waitsFor;
             this.remaining = remaining > 0 ? Duration.ofMillis(remaining) : null;
@@ -45,24 +57,34 @@ public sealed class FenceException extends RuntimeException {
             return switch (Objects.requireNonNullElse(waitsFor, "")) {
                 case "commit" -> ", whose acquire is not committed yet";
                 case "guard" -> ", until a transaction ends that guards it: its ttl is over";
-                default -> remaining > 0
-                        ? ", for %.0f s at the most unless it is renewed"
-                        .formatted(Math.ceil(remaining / 1000.0)) : "";
+                default ->
+                        remaining > 0
+                                ? ", for %.0f s at the most unless it is renewed"
+                                        .formatted(Math.ceil(remaining / 1000.0))
+                                : "";
             };
         }
 
         /** The holder; null if that cannot be seen. */
-        public String holder() { return holder; }
+        public String holder() {
+            return holder;
+        }
+
         /**
          * For how long at the most, unless it is renewed; null if that cannot be seen, or if
          * nothing remains.
          */
-        public Duration remaining() { return remaining; }
+        public Duration remaining() {
+            return remaining;
+        }
+
         /**
          * What ends it: its "ttl", the "commit" of its acquire, a "guard"; null if that cannot be
          * seen.
          */
-        public String waitsFor() { return waitsFor; }
+        public String waitsFor() {
+            return waitsFor;
+        }
     }
 
     /**
@@ -73,22 +95,41 @@ public sealed class FenceException extends RuntimeException {
         private final Reason reason;
         private final List<String> names;
 
-        LeaseLost(Reason reason, String advice, List<String> names, boolean inDoubt,
+        LeaseLost(
+                Reason reason,
+                String advice,
+                List<String> names,
+                boolean inDoubt,
                 Throwable cause) {
-            super("the lease " + String.join(", ", names) + " is lost (" + reason + ")"
-                    + ("other role".equals(advice) ? ": it is another role's; " + ANOTHER_ROLE
-                    : ""), inDoubt, cause);
+            super(
+                    "the lease "
+                            + String.join(", ", names)
+                            + " is lost ("
+                            + reason
+                            + ")"
+                            + ("other role".equals(advice)
+                                    ? ": it is another role's; " + ANOTHER_ROLE
+                                    : ""),
+                    inDoubt,
+                    cause);
             this.reason = reason;
             this.names = names;
         }
 
-        public Reason reason() { return reason; }
-        public List<String> names() { return names; }
+        public Reason reason() {
+            return reason;
+        }
+
+        public List<String> names() {
+            return names;
+        }
     }
 
     /** There was no connection to the server in time, so that nothing was sent. */
     public static final class NoConnection extends FenceException {
-        NoConnection(String message, Throwable cause) { super(message, false, cause); }
+        NoConnection(String message, Throwable cause) {
+            super(message, false, cause);
+        }
     }
 
     /**
@@ -108,9 +149,19 @@ public sealed class FenceException extends RuntimeException {
      * the server has not answered.
      */
     public enum Reason {
-        DEADLINE, GONE, REFUSED, SESSION, AT_MOST, KEEPER, RELEASED, UNCONFIRMED;
+        DEADLINE,
+        GONE,
+        REFUSED,
+        SESSION,
+        AT_MOST,
+        KEEPER,
+        RELEASED,
+        UNCONFIRMED;
 
-        @Override public String toString() { return name().toLowerCase(Locale.ROOT); }
+        @Override
+        public String toString() {
+            return name().toLowerCase(Locale.ROOT);
+        }
     }
 
     /** The server refused a write, a guard or a call. */
@@ -118,8 +169,12 @@ public sealed class FenceException extends RuntimeException {
         private final ServerErrorMessage said;
 
         private Refused(ServerErrorMessage said, Throwable cause) {
-            super(said.getHint() == null ? said.getMessage() : said.getMessage() + " ("
-                    + said.getHint() + ")", false, cause);
+            super(
+                    said.getHint() == null
+                            ? said.getMessage()
+                            : said.getMessage() + " (" + said.getHint() + ")",
+                    false,
+                    cause);
             this.said = said;
         }
 
@@ -127,15 +182,22 @@ public sealed class FenceException extends RuntimeException {
          * PF001: a newer token was seen. PF002: no token. PF004: the token does not speak for the
          * lease…
          */
-        public String sqlState() { return said.getSQLState(); }
+        public String sqlState() {
+            return said.getSQLState();
+        }
 
         /**
          * The server's DETAIL, a JSON object: {@code presented}, {@code stored}, {@code lease},
          * {@code holder}…
          */
-        public String detail() { return said.getDetail(); }
+        public String detail() {
+            return said.getDetail();
+        }
+
         /** The server's HINT: the remedy; null where there is none. */
-        public String hint() { return said.getHint(); }
+        public String hint() {
+            return said.getHint();
+        }
 
         String holder() {
             Matcher found = HOLDER.matcher(Objects.requireNonNullElse(detail(), ""));
@@ -162,28 +224,42 @@ public sealed class FenceException extends RuntimeException {
      */
     public static final class NotInstalled extends FenceException {
         private NotInstalled(Throwable cause) {
-            super("pg_fence is not installed in this database, or not on the search_path: "
-                    + "CREATE EXTENSION pg_fence, or "
-                    + "name the schema that it is in, new Fence(…).schema(…) (" + cause.getMessage()
-                    + ")", false, cause);
+            super(
+                    "pg_fence is not installed in this database, or not on the search_path: "
+                            + "CREATE EXTENSION pg_fence, or "
+                            + "name the schema that it is in, new Fence(…).schema(…) ("
+                            + cause.getMessage()
+                            + ")",
+                    false,
+                    cause);
         }
     }
 
     /** The role may not use this lease. */
     public static final class NotGranted extends FenceException {
         private NotGranted(String role, Throwable cause) {
-            super("the role " + role + " may not use the lease: " + cause.getMessage() + "; "
-                    + (cause.toString().contains("was granted to another role") ? ANOTHER_ROLE
-                    : "an administrator grants it: SELECT fence_grant('" + role
-                            + (cause.toString().contains("lease_adopt") ? "', 'adopter')" : "')")),
-                            false, cause);
+            super(
+                    "the role "
+                            + role
+                            + " may not use the lease: "
+                            + cause.getMessage()
+                            + "; "
+                            + (cause.toString().contains("was granted to another role")
+                                    ? ANOTHER_ROLE
+                                    : "an administrator grants it: SELECT fence_grant('"
+                                            + role
+                                            + (cause.toString().contains("lease_adopt")
+                                                    ? "', 'adopter')"
+                                                    : "')")),
+                    false,
+                    cause);
         }
     }
 
     private static final String ANOTHER_ROLE =
             "a lease is used by the role that acquired it, and by its members: where "
-            + "login roles change, let all of them act as one role (options=-c role=…, or SET "
-            + "ROLE)";
+                    + "login roles change, let all of them act as one role (options=-c role=…, or SET "
+                    + "ROLE)";
 
     // How they are found in what a driver, or what stands on it, has thrown
 
@@ -191,14 +267,22 @@ public sealed class FenceException extends RuntimeException {
      * The driver's, however deep they are wrapped. A batch has the server's error behind its own.
      */
     private static Stream<SQLException> chain(Throwable error) {
-        return Stream.iterate(error, Objects::nonNull, Throwable::getCause).limit(50).flatMap(one ->
-                Stream.iterate(one instanceof SQLException sql ? sql : null, Objects::nonNull,
-                        SQLException::getNextException));
+        return Stream.iterate(error, Objects::nonNull, Throwable::getCause)
+                .limit(50)
+                .flatMap(
+                        one ->
+                                Stream.iterate(
+                                        one instanceof SQLException sql ? sql : null,
+                                        Objects::nonNull,
+                                        SQLException::getNextException));
     }
 
     /** The SQLSTATE, or an empty text. */
     static String stateOf(Throwable error) {
-        return chain(error).map(SQLException::getSQLState).filter(Objects::nonNull).findFirst()
+        return chain(error)
+                .map(SQLException::getSQLState)
+                .filter(Objects::nonNull)
+                .findFirst()
                 .orElse("");
     }
 
@@ -209,17 +293,23 @@ public sealed class FenceException extends RuntimeException {
     static boolean isEnd(Throwable error) {
         return stateOf(error).matches("08...|25P0[34]|57P0[1235]|53300");
     }
+
     /** What a leader may go on after, by the specification's words. */
     static String causeOf(Throwable error) {
         String state = stateOf(error);
-        if (error instanceof NotInstalled || error instanceof NotGranted) { return "own"; }
+        if (error instanceof NotInstalled || error instanceof NotGranted) {
+            return "own";
+        }
         // The next renewal tells.
-        if (state.matches("PF00[14]")) { return "LeaseLost"; }
+        if (state.matches("PF00[14]")) {
+            return "LeaseLost";
+        }
         if (error instanceof FenceException && !(error instanceof Refused)) {
             return error.getClass().getSimpleName();
         }
-        return isEnd(error) ? "ConnectionLost" : state.matches("(25|40|53|57|58)...|55P03")
-                ? "passing" : "own";
+        return isEnd(error)
+                ? "ConnectionLost"
+                : state.matches("(25|40|53|57|58)...|55P03") ? "passing" : "own";
     }
 
     /** The meaning of an error of the work's own: a refusal of the fence, or itself. */
@@ -230,9 +320,14 @@ public sealed class FenceException extends RuntimeException {
     /** The meaning of an error of one of our own statements, on a connection of that role. */
     static Throwable ofCall(Throwable error, String role) {
         String state = stateOf(error);
-        if (state.matches("42883|3F000")) { return new NotInstalled(error); }
-        if (state.equals("42501")) { return new NotGranted(role, error); }
-        return state.matches("(PF|22|55|0A|53).*") && !state.equals("55P03") ? refused(error)
+        if (state.matches("42883|3F000")) {
+            return new NotInstalled(error);
+        }
+        if (state.equals("42501")) {
+            return new NotGranted(role, error);
+        }
+        return state.matches("(PF|22|55|0A|53).*") && !state.equals("55P03")
+                ? refused(error)
                 : error;
     }
 
@@ -240,7 +335,9 @@ public sealed class FenceException extends RuntimeException {
     private static Throwable refused(Throwable error) {
         return chain(error)
                 .map(one -> one instanceof PSQLException told ? told.getServerErrorMessage() : null)
-                .filter(Objects::nonNull).findFirst()
-                .<Throwable>map(said -> new Refused(said, error)).orElse(error);
+                .filter(Objects::nonNull)
+                .findFirst()
+                .<Throwable>map(said -> new Refused(said, error))
+                .orElse(error);
     }
 }

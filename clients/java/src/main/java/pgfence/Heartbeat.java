@@ -1,5 +1,9 @@
 package pgfence;
 
+import pgfence.Connections.One;
+import pgfence.FenceException.*;
+import pgfence.LeaseState.*;
+
 import java.lang.System.Logger.Level;
 import java.sql.*;
 import java.time.Duration;
@@ -7,9 +11,6 @@ import java.util.*;
 import java.util.concurrent.*;
 import java.util.function.Consumer;
 import java.util.stream.Stream;
-import pgfence.Connections.One;
-import pgfence.FenceException.*;
-import pgfence.LeaseState.*;
 
 /**
  * Keeps all leases of a fence. It gives the inputs to {@link LeaseState}, which decides, and
@@ -24,8 +25,10 @@ final class Heartbeat {
     volatile Statements statements = new Statements("");
     volatile Consumer<Fence.Event> onEvent = event -> {};
     private final Callable<Connection> source;
+
     /** What is said of the source if no connection comes from it. */
     private final String noConnection;
+
     // The rest is guarded by the lock of this.
     private final LeaseState states;
     final long spread = ThreadLocalRandom.current().nextLong(1001);
@@ -35,13 +38,17 @@ final class Heartbeat {
     private final Map<String, Statements.Table> tables = new ConcurrentHashMap<>();
     private final CompletableFuture<Void> closed = new CompletableFuture<>();
     private final Deque<Effect> effects = new ArrayDeque<>();
+
     /** Events and answers, which are told in their order, without the lock. */
     private final Deque<Runnable> toTell = new ArrayDeque<>();
+
     private boolean isCarryingOut, isTelling, isWatching;
     private long wakeAt = LeaseState.NEVER, lookedAt;
     private int lastId;
+
     /** For the line of the log that is about them. */
     private final List<String> lost = new ArrayList<>();
+
     private String lastError;
 
     Heartbeat(Callable<Connection> source, String noConnection) {
@@ -55,8 +62,10 @@ final class Heartbeat {
         final List<String> names;
         final Options options;
         final CompletableFuture<Reply> answer = new CompletableFuture<>();
+
         /** The error of a call, and the role of its connection. */
         final CompletableFuture<Throwable> failed = new CompletableFuture<>();
+
         volatile Throwable cause;
         volatile String role = "…";
 
@@ -78,7 +87,9 @@ final class Heartbeat {
         effects.addAll(states.step(Clock.now(), call, input));
         carryOutAll();
         wakeAt = states.wake(Clock.now());
-        if (wakeAt < LeaseState.NEVER) { watch(); }
+        if (wakeAt < LeaseState.NEVER) {
+            watch();
+        }
         notifyAll();
     }
 
@@ -88,7 +99,9 @@ final class Heartbeat {
             Runnable next;
             synchronized (this) {
                 next = isTelling ? null : toTell.poll();
-                if (next == null) { return; }
+                if (next == null) {
+                    return;
+                }
                 isTelling = true;
             }
             try {
@@ -96,7 +109,9 @@ final class Heartbeat {
             } catch (Throwable error) {
                 LOG.log(Level.ERROR, "what listens to events has failed", error);
             }
-            synchronized (this) { isTelling = false; }
+            synchronized (this) {
+                isTelling = false;
+            }
         }
     }
 
@@ -131,7 +146,9 @@ final class Heartbeat {
 
     /** Nothing else tells that an idle connection has ended. */
     private synchronized void lookAtIdle() {
-        if (Clock.now() < lookedAt + LeaseState.LOOK_AGAIN / 2) { return; }
+        if (Clock.now() < lookedAt + LeaseState.LOOK_AGAIN / 2) {
+            return;
+        }
         lookedAt = Clock.now();
         connections.values().forEach(one -> Connections.run(() -> look(one)));
     }
@@ -146,10 +163,12 @@ final class Heartbeat {
             }
         }
         if (hasEnded) {
-            input(0, () -> {
-                connections.remove(one.number);
-                states.disconnected(one.number);
-            });
+            input(
+                    0,
+                    () -> {
+                        connections.remove(one.number);
+                        states.disconnected(one.number);
+                    });
             one.hangUp();
         }
     }
@@ -161,7 +180,9 @@ final class Heartbeat {
      * come after these.
      */
     private void carryOutAll() {
-        if (isCarryingOut) { return; }
+        if (isCarryingOut) {
+            return;
+        }
         isCarryingOut = true;
         try {
             for (Effect effect = effects.poll(); effect != null; effect = effects.poll()) {
@@ -178,15 +199,21 @@ final class Heartbeat {
             send(call);
         } else if (effect instanceof Cut cut) {
             One one = connections.remove(cut.cut());
-            if (one != null) { one.cut(); }
+            if (one != null) {
+                one.cut();
+            }
         } else if (effect instanceof HangUp ends) {
             One one = connections.remove(ends.hangUp());
-            if (one != null) { Connections.run(one::hangUp); }
+            if (one != null) {
+                Connections.run(one::hangUp);
+            }
         } else if (effect instanceof LeaseState.Event event) {
             event(event);
         } else if (effect instanceof Reply reply) {
             Acquire acquire = acquires.remove(reply.reply);
-            if (acquire != null) { toTell.add(() -> acquire.answer.complete(reply)); }
+            if (acquire != null) {
+                toTell.add(() -> acquire.answer.complete(reply));
+            }
         } else if (effect instanceof Log line) {
             log(line);
         } else if (effect instanceof Closed) {
@@ -195,11 +222,16 @@ final class Heartbeat {
     }
 
     private void log(Log line) {
-        String names = lost.isEmpty() || !line.log().equals("lost") ? "" : ": "
-                + String.join(", ", lost.subList(0, Math.min(5, lost.size())))
-                + (lost.size() > 5 ? ", …" : "");
-        String why = line.code() == null ? "" : " ("
-                + Objects.requireNonNullElse(lastError, line.code()) + ")";
+        String names =
+                lost.isEmpty() || !line.log().equals("lost")
+                        ? ""
+                        : ": "
+                                + String.join(", ", lost.subList(0, Math.min(5, lost.size())))
+                                + (lost.size() > 5 ? ", …" : "");
+        String why =
+                line.code() == null
+                        ? ""
+                        : " (" + Objects.requireNonNullElse(lastError, line.code()) + ")";
         String reason = line.reason() == null ? "" : " (" + line.reason() + ")";
         String count = line.count() > 1 ? line.count() + " leases are " : "leases are ";
         LOG.log(Level.WARNING, "{0}", count + line.log() + reason + why + names);
@@ -211,8 +243,9 @@ final class Heartbeat {
         switch (kind) {
             case ACQUIRED -> {
                 Grant grant = states.grant(event.key());
-                lease = new Lease(this, grant, grant.table == null ? null
-                        : tables.get(grant.table));
+                lease =
+                        new Lease(
+                                this, grant, grant.table == null ? null : tables.get(grant.table));
                 leases.put(event.key(), lease);
             }
             case RENEWED -> lease.renewals++;
@@ -227,11 +260,18 @@ final class Heartbeat {
                 leases.remove(event.key());
             }
         }
-        tells(new Fence.Event(kind, lease.names(), event.token(),
-                Duration.ofMillis(event.remaining()), event.reason()));
+        tells(
+                new Fence.Event(
+                        kind,
+                        lease.names(),
+                        event.token(),
+                        Duration.ofMillis(event.remaining()),
+                        event.reason()));
     }
 
-    private synchronized void tells(Fence.Event event) { toTell.add(() -> onEvent.accept(event)); }
+    private synchronized void tells(Fence.Event event) {
+        toTell.add(() -> onEvent.accept(event));
+    }
 
     /** Of a leader, who does not hold a lease just then. */
     void interrupted(String name) {
@@ -247,18 +287,22 @@ final class Heartbeat {
         Acquire acquire =
                 acquires.getOrDefault(Objects.toString(call.asker), new Acquire(call.names, null));
         Statements.Table table = call.table == null ? null : tables.get(call.table);
-        Statements.Statement statement = switch (call.verb) {
-            case "acquire" -> statements.acquire(call, acquire.options);
-            case "keep" -> statements.keep(call);
-            case "undo" -> statements.undo(call);
-            case "keep_row" -> table.keep(call);
-            case "look_row" -> table.look(call);
-            default -> table == null ? statements.release(call) : table.release(call);
-        };
+        Statements.Statement statement =
+                switch (call.verb) {
+                    case "acquire" -> statements.acquire(call, acquire.options);
+                    case "keep" -> statements.keep(call);
+                    case "undo" -> statements.undo(call);
+                    case "keep_row" -> table.keep(call);
+                    case "look_row" -> table.look(call);
+                    default -> table == null ? statements.release(call) : table.release(call);
+                };
         if (!Connections.run(() -> run(call, one, acquire, statement))) {
             acquire.cause = Connections.noThread();
-            effects.addAll(states.step(Clock.now(), call.call, () ->
-                    states.failed(call.call, "53000", false)));
+            effects.addAll(
+                    states.step(
+                            Clock.now(),
+                            call.call,
+                            () -> states.failed(call.call, "53000", false)));
         }
     }
 
@@ -277,7 +321,9 @@ final class Heartbeat {
             } else if (one.hasEnded(IDLE)) {
                 code = "unsent";
             }
-            if (code == null) { answer = read(call, one.rows(statement)); }
+            if (code == null) {
+                answer = read(call, one.rows(statement));
+            }
         } catch (Throwable failed) {
             error = failed;
             code = codeOf(failed, isOpen, one.isBroken());
@@ -294,15 +340,17 @@ final class Heartbeat {
 
     private void fails(Call call, One one, Acquire acquire, String code, Throwable error) {
         boolean isBroken = one.isBroken();
-        input(call.call, () -> {
-            if (error != null) {
-                lastError = code + ": " + error.getMessage();
-                acquire.role = one.role;
-                acquire.cause = error;
-                acquire.failed.complete(error);
-            }
-            states.failed(call.call, code, isBroken);
-        });
+        input(
+                call.call,
+                () -> {
+                    if (error != null) {
+                        lastError = code + ": " + error.getMessage();
+                        acquire.role = one.role;
+                        acquire.cause = error;
+                        acquire.failed.complete(error);
+                    }
+                    states.failed(call.call, code, isBroken);
+                });
     }
 
     private static String codeOf(Throwable error, boolean isOpen, boolean isBroken) {
@@ -319,83 +367,132 @@ final class Heartbeat {
         return switch (call.verb) {
             case "acquire" -> {
                 Object[] row = rows.get(0);
-                Taken taken = row[0] == null
-                        ? new Taken((String) row[1], span(row[2], 0), (String) row[3]) : null;
+                Taken taken =
+                        row[0] == null
+                                ? new Taken((String) row[1], span(row[2], 0), (String) row[3])
+                                : null;
                 yield new Answer((Long) row[0], taken, null, null, null, 0);
             }
             case "keep" -> {
-                List<Outcome> outcomes = rows.stream().map(row ->
-                        new Outcome((String) row[0], span(row[1], -1), span(row[2], -1),
-                                (String) row[3])).toList();
+                List<Outcome> outcomes =
+                        rows.stream()
+                                .map(
+                                        row ->
+                                                new Outcome(
+                                                        (String) row[0],
+                                                        span(row[1], -1),
+                                                        span(row[2], -1),
+                                                        (String) row[3]))
+                                .toList();
                 if (outcomes.size() != call.names.size()) {
                     throw new IllegalStateException("as many rows as leases");
                 }
                 yield new Answer(null, null, outcomes, null, null, 0);
             }
-            case "keep_row", "look_row" -> new Answer(null, null, null, rows.stream().map(row -> {
-                int at = (int) (long) row[0] - 1;
-                boolean isEnded = row[1] instanceof Boolean ended && ended;
-                long remaining = row[1] instanceof Double ? span(row[1], 0) : 0;
-                return new RowOutcome(call.names.get(at), call.tokens.get(at), remaining, isEnded);
-            }).toList(), null, 0);
+            case "keep_row", "look_row" ->
+                    new Answer(
+                            null,
+                            null,
+                            null,
+                            rows.stream()
+                                    .map(
+                                            row -> {
+                                                int at = (int) (long) row[0] - 1;
+                                                boolean isEnded =
+                                                        row[1] instanceof Boolean ended && ended;
+                                                long remaining =
+                                                        row[1] instanceof Double
+                                                                ? span(row[1], 0)
+                                                                : 0;
+                                                return new RowOutcome(
+                                                        call.names.get(at),
+                                                        call.tokens.get(at),
+                                                        remaining,
+                                                        isEnded);
+                                            })
+                                    .toList(),
+                            null,
+                            0);
             case "release" ->
-                    new Answer(null, null, null, null,
-                    rows.stream().map(row -> (Boolean) row[0]).toList(), 0);
+                    new Answer(
+                            null,
+                            null,
+                            null,
+                            null,
+                            rows.stream().map(row -> (Boolean) row[0]).toList(),
+                            0);
             default -> new Answer(null, null, null, null, null, (Long) rows.get(0)[0]);
         };
     }
 
     /** Milliseconds of seconds, rounded down. */
     private static long span(Object seconds, long otherwise) {
-        return seconds == null ? otherwise
+        return seconds == null
+                ? otherwise
                 : (long) Math.min(Math.max(0, (Double) seconds * 1000), LeaseState.NEVER);
     }
 
     // What a program asks for
 
     /** Null if it was to stop before. */
-    Lease acquire(List<String> names, Options o, CountDownLatch stop) throws SQLException,
-            InterruptedException {
+    Lease acquire(List<String> names, Options o, CountDownLatch stop)
+            throws SQLException, InterruptedException {
         return await(new Acquire(names, o), stop, id -> states.acquire(ask(id, names, o)));
     }
 
     private static Ask ask(String id, List<String> names, Options o) {
-        return new Ask(id, names, o.ttl, o.wait, o.holder, !o.isOwnHolder, o.reclaim, o.session,
+        return new Ask(
+                id,
+                names,
+                o.ttl,
+                o.wait,
+                o.holder,
+                !o.isOwnHolder,
+                o.reclaim,
+                o.session,
                 o.shared || o.slots > 1,
                 o.atMost);
     }
 
-    Lease keepRow(String name, Object key, long token, Options o) throws SQLException,
-            InterruptedException {
+    Lease keepRow(String name, Object key, long token, Options o)
+            throws SQLException, InterruptedException {
         Statements.Table table = tables.containsKey(name) ? tables.get(name) : described(name);
         tables.put(name, table);
         String row = table.key(key);
-        return await(new Acquire(List.of(table.name(), row), o), null, id ->
-                states.keepRow(ask(id, List.of(row), o),
-                        new Row(name, token, null, table.isManaged())));
+        return await(
+                new Acquire(List.of(table.name(), row), o),
+                null,
+                id ->
+                        states.keepRow(
+                                ask(id, List.of(row), o),
+                                new Row(name, token, null, table.isManaged())));
     }
 
     /** Asks once for what a table is, on a connection that is opened for it. */
     private Statements.Table described(String table) throws SQLException, InterruptedException {
         One one = new One(0);
         CompletableFuture<List<Object[]>> rows = new CompletableFuture<>();
-        boolean isRunning = Connections.run(() -> {
-            try {
-                one.open(source);
-                rows.complete(one.rows(Statements.Table.describe(table)));
-            } catch (Throwable error) {
-                rows.completeExceptionally(error);
-            }
-        });
-        if (!isRunning) { throw Connections.noThread(); }
+        boolean isRunning =
+                Connections.run(
+                        () -> {
+                            try {
+                                one.open(source);
+                                rows.complete(one.rows(Statements.Table.describe(table)));
+                            } catch (Throwable error) {
+                                rows.completeExceptionally(error);
+                            }
+                        });
+        if (!isRunning) {
+            throw Connections.noThread();
+        }
         try {
-            return Statements.Table.described(table,
-                    rows.get(FOR_A_RENEWAL, TimeUnit.MILLISECONDS));
+            return Statements.Table.described(
+                    table, rows.get(FOR_A_RENEWAL, TimeUnit.MILLISECONDS));
         } catch (ExecutionException failed) {
             throw thrown(FenceException.ofCall(failed.getCause(), one.role));
         } catch (TimeoutException tooLate) {
-            throw new NoAnswer("the server has not told in time what " + table + " is", false,
-                    tooLate);
+            throw new NoAnswer(
+                    "the server has not told in time what " + table + " is", false, tooLate);
         } finally {
             one.cut();
         }
@@ -406,12 +503,16 @@ final class Heartbeat {
     }
 
     /** Waits for the answer to an acquire. A caller who gives up does not wait for a call. */
-    private Lease await(Acquire acquire, CountDownLatch stop, Begin begin) throws SQLException,
-            InterruptedException {
-        if (Thread.interrupted()) { throw new InterruptedException(); }
+    private Lease await(Acquire acquire, CountDownLatch stop, Begin begin)
+            throws SQLException, InterruptedException {
+        if (Thread.interrupted()) {
+            throw new InterruptedException();
+        }
         String id;
         synchronized (this) {
-            if (!watch()) { throw Connections.noThread(); }
+            if (!watch()) {
+                throw Connections.noThread();
+            }
             id = String.valueOf(++lastId);
             acquires.put(id, acquire);
             decide(0, () -> begin.as(id));
@@ -419,12 +520,20 @@ final class Heartbeat {
         tell();
         while (true) {
             try {
-                Reply reply = stop == null ? acquire.answer.get()
-                        : acquire.answer.get(POLL, TimeUnit.MILLISECONDS);
-                if (reply.error != null) { throw thrown(refusal(acquire, reply)); }
-                synchronized (this) { return leases.get(id); }
+                Reply reply =
+                        stop == null
+                                ? acquire.answer.get()
+                                : acquire.answer.get(POLL, TimeUnit.MILLISECONDS);
+                if (reply.error != null) {
+                    throw thrown(refusal(acquire, reply));
+                }
+                synchronized (this) {
+                    return leases.get(id);
+                }
             } catch (TimeoutException waits) {
-                if (stop.getCount() > 0) { continue; }
+                if (stop.getCount() > 0) {
+                    continue;
+                }
                 giveUp(id);
                 return null;
             } catch (InterruptedException interrupt) {
@@ -438,13 +547,15 @@ final class Heartbeat {
 
     /** What comes all the same is given back. */
     private void giveUp(String id) {
-        input(0, () -> {
-            states.giveUp(id);
-            states.release(id);
-        });
+        input(
+                0,
+                () -> {
+                    states.giveUp(id);
+                    states.release(id);
+                });
         synchronized (this) {
-            leases.remove(id, leases.get(id) != null && leases.get(id).isLost() ? leases.get(id)
-                    : null);
+            leases.remove(
+                    id, leases.get(id) != null && leases.get(id).isLost() ? leases.get(id) : null);
         }
     }
 
@@ -458,14 +569,14 @@ final class Heartbeat {
             case "NoConnection" -> {
                 Throwable cause = cause(acquire);
                 // The function that opens connections is wrong.
-                boolean isWrong = cause instanceof Error
-                        || cause instanceof IllegalArgumentException;
+                boolean isWrong =
+                        cause instanceof Error || cause instanceof IllegalArgumentException;
                 yield isWrong ? cause : new NoConnection(noConnection + said(cause), cause);
             }
             case "NoAnswer" -> {
                 Throwable cause = cause(acquire);
-                yield new NoAnswer("the server has not answered in time" + said(cause),
-                        reply.inDoubt, cause);
+                yield new NoAnswer(
+                        "the server has not answered in time" + said(cause), reply.inDoubt, cause);
             }
             default -> FenceException.ofCall(acquire.cause, acquire.role);
         };
@@ -478,7 +589,8 @@ final class Heartbeat {
     /** The call was cut a moment ago: its error says where it hung. */
     private static Throwable cause(Acquire acquire) throws InterruptedException {
         try {
-            return acquire.cause != null ? acquire.cause
+            return acquire.cause != null
+                    ? acquire.cause
                     : acquire.failed.get(FOR_A_CAUSE, TimeUnit.MILLISECONDS);
         } catch (ExecutionException | TimeoutException hangs) {
             return null;
@@ -488,16 +600,21 @@ final class Heartbeat {
     /** Throws what another thread has thrown, with the way to it, and with the way to here. */
     private static RuntimeException thrown(Throwable error) {
         Stream<StackTraceElement> here = Stream.of(new Throwable().getStackTrace()).skip(1);
-        error.setStackTrace(Stream.concat(Stream.of(error.getStackTrace()), here)
-                .toArray(StackTraceElement[]::new));
+        error.setStackTrace(
+                Stream.concat(Stream.of(error.getStackTrace()), here)
+                        .toArray(StackTraceElement[]::new));
         return as(error);
     }
 
     /** Throws what the compiler does not expect here, and does at the caller's. */
     @SuppressWarnings("unchecked")
-    static <E extends Throwable> RuntimeException as(Throwable error) throws E { throw (E) error; }
+    static <E extends Throwable> RuntimeException as(Throwable error) throws E {
+        throw (E) error;
+    }
 
-    synchronized long remaining(Lease lease) { return states.remaining(Clock.now(), lease.key); }
+    synchronized long remaining(Lease lease) {
+        return states.remaining(Clock.now(), lease.key);
+    }
 
     Reply check(Lease lease) {
         Reply[] reply = new Reply[1];
@@ -508,7 +625,9 @@ final class Heartbeat {
     void release(Lease lease) {
         input(0, () -> states.release(lease.key));
         await(lease.ended);
-        synchronized (this) { leases.remove(lease.key); }
+        synchronized (this) {
+            leases.remove(lease.key);
+        }
     }
 
     /**
@@ -525,36 +644,50 @@ final class Heartbeat {
                 isInterrupted = true;
             }
         }
-        if (isInterrupted) { Thread.currentThread().interrupt(); }
+        if (isInterrupted) {
+            Thread.currentThread().interrupt();
+        }
     }
 
     /** How far the transaction has come that releases them. */
-    void last(List<Lease> some, String stage) { input(0, () -> states.last(keys(some), stage)); }
+    void last(List<Lease> some, String stage) {
+        input(0, () -> states.last(keys(some), stage));
+    }
 
     /** A transaction has written the row of a row lease, or has ended. */
     void touches(Lease row, boolean begins) {
-        input(0, () -> {
-            if (begins) {
-                states.touches(row.key);
-            } else {
-                states.ended(row.key);
-            }
-        });
+        input(
+                0,
+                () -> {
+                    if (begins) {
+                        states.touches(row.key);
+                    } else {
+                        states.ended(row.key);
+                    }
+                });
     }
 
     /** The next renewal tells whether they are lost, and comes at once. */
-    void suspect(List<Lease> some) { input(0, () -> states.suspect(keys(some))); }
+    void suspect(List<Lease> some) {
+        input(0, () -> states.suspect(keys(some)));
+    }
 
     /** Waits for that renewal, or the loss. */
     void renew(List<Lease> some) {
         Map<Lease, Integer> before = new HashMap<>();
-        synchronized (this) { some.forEach(lease -> before.put(lease, lease.renewals)); }
+        synchronized (this) {
+            some.forEach(lease -> before.put(lease, lease.renewals));
+        }
         suspect(some);
         long until = Clock.now() + FOR_A_RENEWAL;
         synchronized (this) {
             try {
-                while (Clock.now() < until && before.entrySet().stream().anyMatch(one ->
-                        one.getKey().renewals == one.getValue() && one.getKey().reason == null)) {
+                while (Clock.now() < until
+                        && before.entrySet().stream()
+                                .anyMatch(
+                                        one ->
+                                                one.getKey().renewals == one.getValue()
+                                                        && one.getKey().reason == null)) {
                     wait(until - Clock.now() + 1);
                 }
             } catch (InterruptedException interrupt) {
@@ -571,6 +704,7 @@ final class Heartbeat {
     synchronized void enter(List<Lease> some, Connection on) {
         some.forEach(lease -> lease.guards.add(on));
     }
+
     synchronized void leave(List<Lease> some, Connection on) {
         some.forEach(lease -> lease.guards.remove(on));
     }

@@ -11,6 +11,7 @@ public class Holding {
     final Heartbeat heartbeat;
     private final List<String> names;
     private final long token;
+
     /** Whose the number is, if it is adopted. */
     final String holder;
 
@@ -34,15 +35,22 @@ public class Holding {
     }
 
     /** The names of the lease; of a row lease, its table and its key. */
-    public final List<String> names() { return names; }
+    public final List<String> names() {
+        return names;
+    }
+
     /** The acquire's: it serves for as long as the lease is held. */
-    public final long token() { return token; }
+    public final long token() {
+        return token;
+    }
 
     /**
      * For code that knows nothing of fences: a connection whose property {@code options} is this
      * presents the token in all its transactions. Not through a pooler in transaction mode.
      */
-    public final String options() { return "-c pg_fence.token=" + token; }
+    public final String options() {
+        return "-c pg_fence.token=" + token;
+    }
 
     /**
      * Does the work in a transaction during which nobody else is granted the lease; whatever the
@@ -53,14 +61,14 @@ public class Holding {
      *
      * @throws SQLException where the transaction cannot begin or commit
      */
-    public final <E extends Exception> void guard(Connection connection, Step<E> work) throws E,
-            SQLException {
+    public final <E extends Exception> void guard(Connection connection, Step<E> work)
+            throws E, SQLException {
         new Transaction(heartbeat, List.of(this), false, connection).around(work);
     }
 
     /** The same, for a result. */
-    public final <T, E extends Exception> T guard(Connection connection, Work<T, E> work) throws E,
-            SQLException {
+    public final <T, E extends Exception> T guard(Connection connection, Work<T, E> work)
+            throws E, SQLException {
         return new Transaction(heartbeat, List.of(this), false, connection).around(work);
     }
 

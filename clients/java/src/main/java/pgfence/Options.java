@@ -14,16 +14,18 @@ public final class Options implements Cloneable {
     // In milliseconds.
     long ttl = 30_000, wait, atMost = LeaseState.NEVER;
     String holder, metadata;
+
     /** Nobody else has that holder's name. */
     boolean isOwnHolder;
+
     boolean reclaim, session, shared;
     int slots = 1;
 
     /** For how long it is held at a time: a heartbeat renews it. At least 100 ms. */
     public Options ttl(Duration ttl) {
         if (ttl.toMillis() < 100) {
-            throw new IllegalArgumentException("a ttl of " + ttl.toMillis()
-                    + " ms: it takes at least 100 ms");
+            throw new IllegalArgumentException(
+                    "a ttl of " + ttl.toMillis() + " ms: it takes at least 100 ms");
         }
         return with(options -> options.ttl = ttl.toMillis());
     }
@@ -48,28 +50,48 @@ public final class Options implements Cloneable {
     }
 
     /** The holder's name, for others to see. Otherwise a text that is unique for the call. */
-    public Options holder(String holder) { return with(options -> options.holder = holder); }
+    public Options holder(String holder) {
+        return with(options -> options.holder = holder);
+    }
+
     /** Takes the lease over if this {@link #holder} has it already. */
-    public Options reclaim() { return with(options -> options.reclaim = true); }
+    public Options reclaim() {
+        return with(options -> options.reclaim = true);
+    }
+
     /**
      * It ends with the process, too, or with the connection that it has for itself. Not through a
      * pooler.
      */
-    public Options session() { return with(options -> options.session = true); }
+    public Options session() {
+        return with(options -> options.session = true);
+    }
+
     /** Any number of these live together, none beside an exclusive one. */
-    public Options shared() { return with(options -> options.shared = true); }
+    public Options shared() {
+        return with(options -> options.shared = true);
+    }
+
     /** Up to so many live together. */
-    public Options slots(int slots) { return with(options -> options.slots = slots); }
+    public Options slots(int slots) {
+        return with(options -> options.slots = slots);
+    }
+
     /** For others to see: a text that is JSON. */
-    public Options metadata(String json) { return with(options -> options.metadata = json); }
+    public Options metadata(String json) {
+        return with(options -> options.metadata = json);
+    }
 
     /** With a holder, which is unique if none is given. */
     Options named() {
-        if (holder != null || reclaim) { return this; }
-        return with(options -> {
-            options.holder = unique();
-            options.isOwnHolder = true;
-        });
+        if (holder != null || reclaim) {
+            return this;
+        }
+        return with(
+                options -> {
+                    options.holder = unique();
+                    options.isOwnHolder = true;
+                });
     }
 
     /** The holder that adopts if none is named: all fences of this process are one holder. */
@@ -83,7 +105,10 @@ public final class Options implements Cloneable {
         } catch (IOException elsewhere) {
             // Then it is another system.
         }
-        return host + '/' + ProcessHandle.current().pid() + '/'
+        return host
+                + '/'
+                + ProcessHandle.current().pid()
+                + '/'
                 + UUID.randomUUID().toString().substring(0, 8);
     }
 

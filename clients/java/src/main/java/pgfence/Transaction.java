@@ -1,10 +1,12 @@
 package pgfence;
 
-import java.sql.*;
-import java.util.*;
 import org.postgresql.core.*;
+
 import pgfence.FenceException.*;
 import pgfence.Statements.Statement;
+
+import java.sql.*;
+import java.util.*;
 
 /**
  * A transaction under leases. A connection in autocommit gets one of its own. On any other it is
@@ -17,22 +19,34 @@ final class Transaction {
      * is not committed.
      */
     private static final String COMMIT = "SELECT current_setting('pg_fence.token')::bigint; COMMIT";
+
     /** There is no such savepoint any more; or no token, so that the text is no number. */
     private static final String NO_SAVEPOINT = "3B001", NO_TOKEN = "22P02";
 
     /** How far it has come, and where it stays when something fails. */
-    private enum Stage { BEFORE, BEGUN, WORK, ENDING, COMMITTING }
+    private enum Stage {
+        BEFORE,
+        BEGUN,
+        WORK,
+        ENDING,
+        COMMITTING
+    }
 
     private final Heartbeat heartbeat;
     private final List<? extends Holding> held;
+
     /** The same; none if it is adopted. */
     private final List<Lease> leases, rows;
+
     /** Those of names: an adopted one, too. */
     private final List<? extends Holding> named;
+
     private final boolean releases;
     private final Connection connection;
+
     /** The driver's own, whatever a pool has put around it. */
     private final BaseConnection raw;
+
     private Stage stage;
     private boolean isInner, isTouching, isStale;
 
@@ -42,8 +56,8 @@ final class Transaction {
             throw new IllegalArgumentException("a guard takes at least one lease");
         }
         if (on == null || !on.isWrapperFor(BaseConnection.class)) {
-            throw new IllegalArgumentException("a guard takes a connection to PostgreSQL, and not "
-                    + on);
+            throw new IllegalArgumentException(
+                    "a guard takes a connection to PostgreSQL, and not " + on);
         }
         this.heartbeat = heartbeat;
         this.held = held;
@@ -56,10 +70,11 @@ final class Transaction {
     }
 
     <E extends Exception> void around(Holding.Step<E> step) throws E, SQLException {
-        around(() -> {
-            step.run();
-            return null;
-        });
+        around(
+                () -> {
+                    step.run();
+                    return null;
+                });
     }
 
     <T, E extends Exception> T around(Holding.Work<T, E> work) throws E, SQLException {
@@ -67,7 +82,9 @@ final class Transaction {
             return once(work);
         } catch (Refused refused) {
             boolean isOfBegin = stage == Stage.BEGUN && !isInner && !leases.isEmpty();
-            if (!isOfBegin || !refused.sqlState().equals("PF004")) { throw refused; }
+            if (!isOfBegin || !refused.sqlState().equals("PF004")) {
+                throw refused;
+            }
             // After a failover no token speaks until its holder has renewed.
             heartbeat.renew(leases);
             return once(work);
@@ -87,7 +104,9 @@ final class Transaction {
             T result = work.run();
             stage = Stage.ENDING;
             // The heartbeat leaves out what is about to be released.
-            if (releases) { heartbeat.last(leases, "begins"); }
+            if (releases) {
+                heartbeat.last(leases, "begins");
+            }
             refuseIfFailed();
             release();
             stage = Stage.COMMITTING;
@@ -96,15 +115,21 @@ final class Transaction {
             return result;
         } catch (Throwable error) {
             Throwable told = told(error);
-            if (told instanceof FenceException lost && lost.inDoubt()) { ends = "in doubt"; }
+            if (told instanceof FenceException lost && lost.inDoubt()) {
+                ends = "in doubt";
+            }
             rollBack();
             throw Heartbeat.as(told);
         } finally {
-            if (releases && stage.compareTo(Stage.ENDING) >= 0) { heartbeat.last(leases, ends); }
+            if (releases && stage.compareTo(Stage.ENDING) >= 0) {
+                heartbeat.last(leases, ends);
+            }
             touches(false);
             heartbeat.leave(leases, raw);
             // The next renewal tells what the server thinks; but the connection is sound.
-            if (isStale) { heartbeat.suspect(leases); }
+            if (isStale) {
+                heartbeat.suspect(leases);
+            }
         }
     }
 
@@ -112,7 +137,9 @@ final class Transaction {
     private void check() {
         for (Lease lease : leases) {
             boolean isLate = releases && lease.table != null && lease.reason == Reason.DEADLINE;
-            if (!isLate) { lease.check(); }
+            if (!isLate) {
+                lease.check();
+            }
         }
     }
 
@@ -125,8 +152,8 @@ final class Transaction {
         }
         stage = Stage.BEGUN;
         if (connection.getAutoCommit() && !isInner) {
-            throw new IllegalArgumentException("the connection stays in autocommit: there is "
-                    + "nothing to guard");
+            throw new IllegalArgumentException(
+                    "the connection stays in autocommit: there is " + "nothing to guard");
         }
         for (Lease row : rows) {
             if (rows(row.table.touch(row.names().get(1), row.token(), false)).isEmpty()) {
@@ -148,16 +175,22 @@ final class Transaction {
 
     /** Nobody else can claim a row while a transaction of ours has written it. */
     private void touches(boolean begins) {
-        if (isTouching != begins) { rows.forEach(row -> heartbeat.touches(row, begins)); }
+        if (isTouching != begins) {
+            rows.forEach(row -> heartbeat.touches(row, begins));
+        }
         isTouching = begins;
     }
 
     /** The work may have swallowed an error: then the commit would roll back, and say nothing. */
     private void refuseIfFailed() throws SQLException {
-        if (raw.isClosed()) { throw new SQLException("the connection is closed", "08003"); }
+        if (raw.isClosed()) {
+            throw new SQLException("the connection is closed", "08003");
+        }
         if (raw.getTransactionState() == TransactionState.FAILED) {
-            throw new TransactionLost("a statement of the transaction has failed: all of it is "
-                    + "rolled back", false, null);
+            throw new TransactionLost(
+                    "a statement of the transaction has failed: all of it is " + "rolled back",
+                    false,
+                    null);
         }
         if (raw.getTransactionState() == TransactionState.IDLE) {
             throw new SQLException("there is none", NO_SAVEPOINT);
@@ -165,12 +198,19 @@ final class Transaction {
     }
 
     private void release() throws SQLException {
-        if (!releases) { return; }
-        for (Lease row : rows) { rows(row.table.touch(row.names().get(1), row.token(), true)); }
+        if (!releases) {
+            return;
+        }
+        for (Lease row : rows) {
+            rows(row.table.touch(row.names().get(1), row.token(), true));
+        }
         List<Object[]> gone = named.isEmpty() ? List.of() : rows(heartbeat.statements.last(named));
         for (Object[] name : gone) {
-            throw gone(named.stream().filter(one -> one.names().contains(name[0])).findFirst()
-                    .orElseThrow());
+            throw gone(
+                    named.stream()
+                            .filter(one -> one.names().contains(name[0]))
+                            .findFirst()
+                            .orElseThrow());
         }
     }
 
@@ -186,7 +226,9 @@ final class Transaction {
     /** A connection on which that fails ends. The error that led here is the one to tell. */
     private void rollBack() {
         try {
-            if (stage == Stage.BEFORE || raw.isClosed()) { return; }
+            if (stage == Stage.BEFORE || raw.isClosed()) {
+                return;
+            }
             if (!isInner) {
                 connection.rollback();
                 connection.setAutoCommit(true);
@@ -213,21 +255,27 @@ final class Transaction {
      */
     private Throwable told(Throwable error) throws SQLException {
         String state = FenceException.stateOf(error);
-        if (error instanceof FenceException || error instanceof Error) { return error; }
+        if (error instanceof FenceException || error instanceof Error) {
+            return error;
+        }
         if (FenceException.isEnd(error) && raw.isClosed()) {
             // The server may have ended an idle transaction before it read the commit.
             boolean inDoubt = stage == Stage.COMMITTING && !state.matches("25P0[34]");
             String lost = "the session ended under the transaction: " + error.getMessage();
-            return leases.stream().filter(Lease::isLost).findFirst()
+            return leases.stream()
+                    .filter(Lease::isLost)
+                    .findFirst()
                     .<Throwable>map(lease -> lease.loss(inDoubt, error))
                     .orElseGet(() -> new TransactionLost(lost, inDoubt, error));
         }
         isStale = state.matches("PF00[14]");
-        if (stage == Stage.WORK) { return FenceException.ofWork(error); }
+        if (stage == Stage.WORK) {
+            return FenceException.ofWork(error);
+        }
         if (state.equals(NO_SAVEPOINT) || stage == Stage.COMMITTING && state.equals(NO_TOKEN)) {
             String ended =
                     "the work has ended the transaction itself: what it did after that was not "
-                    + "guarded";
+                            + "guarded";
             return new TransactionLost(ended, true, error);
         }
         Throwable told = FenceException.ofCall(error, raw.getMetaData().getUserName());
@@ -235,6 +283,7 @@ final class Transaction {
         // adopted this number.
         boolean isTaken = stage == Stage.BEGUN && leases.isEmpty() && state.matches("22004|PF004");
         return isTaken && told instanceof Refused refused
-                ? new LeaseTaken(held.get(0).names(), refused.holder(), 0, null, error) : told;
+                ? new LeaseTaken(held.get(0).names(), refused.holder(), 0, null, error)
+                : told;
     }
 }
