@@ -65,7 +65,7 @@ impl RefusedWrite<'_> {
             Verdict::NeverIssued { presented } => match leases(call, plan).iter().next() {
                 // To a writer that may not see the lease, an unissued token is answered like any other that does not
                 // speak.
-                Some(name) if !role_prefix::may_be_told(name) => {
+                Some(name) if !role_prefix::is_visible(name) => {
                     known::not_speaking(name, presented, Caller::Trigger(&|| self.may_see()))
                 }
                 _ => {

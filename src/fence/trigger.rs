@@ -17,7 +17,6 @@ use crate::pg::session::settings;
 use crate::statistics::{self, Known};
 use crate::tokens;
 use pg_fence_rules::Token;
-use pg_fence_rules::fence::{self, Landing, Order, Verdict, Write};
 use pg_fence_rules::fence::{self, Landing, Verdict, Write};
 use pgrx::pg_sys;
 

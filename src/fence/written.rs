@@ -4,7 +4,6 @@
 use crate::pg::session::scope::XactEvent;
 use pg_fence_rules::Token;
 use pg_fence_rules::fence::Landing;
-use pg_fence_rules::fence::Landing;
 use pgrx::pg_sys::Oid;
 use std::cell::RefCell;
 use std::collections::BTreeSet;

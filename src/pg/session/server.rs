@@ -3,7 +3,6 @@
 use crate::errors::{self, Refusal};
 use pg_fence_rules::Instant;
 use pg_fence_rules::epochs::{self, Identity, Start};
-use pg_fence_rules::moves::{self, Identity, Start};
 use pgrx::pg_sys;
 use std::ffi::{CStr, c_int};
 use std::fs::{self, File};
