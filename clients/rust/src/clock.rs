@@ -4,14 +4,25 @@ use nix::time::{ClockId, clock_gettime};
 use std::future::Future;
 use std::time::Duration;
 
-/// Nobody can set it, and it goes on while the machine sleeps where there is such a clock.
+/// Nobody can set this clock, and it goes on while the machine sleeps if there is such a clock.
 #[cfg(any(target_os = "linux", target_os = "android", target_os = "fuchsia"))]
 const CLOCK: ClockId = ClockId::CLOCK_BOOTTIME;
 #[cfg(not(any(target_os = "linux", target_os = "android", target_os = "fuchsia")))]
 const CLOCK: ClockId = ClockId::CLOCK_MONOTONIC;
 
-/// Tokio's timers stand still while the machine sleeps; so each wait looks at the clock again after this.
+/// Tokio's timers stand still while the machine sleeps, so each wait looks at the clock again.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
+
+/// A moment of the clock by which leases end, which goes on while the machine sleeps.
+#[derive(Debug, Clone, Copy)]
+pub struct Moment(pub(crate) Duration);
+
+impl Moment {
+    /// This moment.
+    pub fn now() -> Moment {
+        Moment(now())
+    }
+}
 
 pub fn now() -> Duration {
     clock_gettime(CLOCK).expect("the system has this clock").into()
@@ -22,7 +33,7 @@ pub fn after(span: Duration) -> Duration {
     now().saturating_add(span)
 }
 
-/// How long it is until then; nothing where it has passed.
+/// How long it is until then; nothing if it has passed.
 pub fn left(moment: Duration) -> Duration {
     moment.saturating_sub(now())
 }
@@ -34,7 +45,7 @@ pub async fn sleep(span: Duration) {
     }
 }
 
-/// The result of `work`, or nothing where it takes longer than that.
+/// The result of `work`, or nothing if it takes longer than that.
 pub async fn within<T>(limit: Duration, work: impl Future<Output = T>) -> Option<T> {
     tokio::select! {
         biased;

@@ -1,24 +1,26 @@
 //! Where leases come from, and how they are held.
 
-use crate::asked::{Asked, Names, holder_of_process, unique_holder};
-use crate::clock;
-use crate::connected::{Connected, Opener, Tls};
-use crate::error::{Error, classify};
-use crate::guard::{Guardable, Guards, Under};
-use crate::keeper::{Held, Keeper, Setup};
-use crate::lease::Event;
-use crate::open::open;
+use crate::clock::{self, Moment};
+use crate::connection::{Connected, Opener, Tls, open};
+use crate::errors::Error;
+use crate::heartbeat::{Event, Heartbeat, Held, Setup, now};
+use crate::lease_state::{EventKind, Input, Lead, LeadState};
+use crate::statements::{Names, Options, holder_of_process, millis, quoted, span, unique_holder};
+use crate::transaction::{Guardable, Guards, Under};
 use serde_json::Value;
+use std::collections::VecDeque;
 use std::error::Error as StdError;
+use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
-/// Where leases come from: one for a process. Its clones are the same. It has one connection, and one thread, while it holds
-/// leases, and none otherwise.
+/// Where leases come from: one for a process. Its clones are the same. It has one connection, and
+/// one thread, while it holds leases, and none otherwise. Session leases and waits have a
+/// connection each.
 #[derive(Clone, Debug)]
-pub struct Fence(Arc<Keeper>);
+pub struct Fence(Arc<Heartbeat>);
 
 impl Fence {
     /// By a connection string or URL, without encryption.
@@ -35,7 +37,8 @@ impl Fence {
         }))
     }
 
-    /// By whatever opens connections: a password that changes, a proxy. Not a pool's: they are kept for long.
+    /// By whatever opens connections: a password that changes, a proxy. Not a pool's: they are kept
+    /// for long.
     pub fn with_opener<F, O>(opener: F) -> Fence
     where
         F: Fn() -> O + Send + Sync + 'static,
@@ -45,18 +48,18 @@ impl Fence {
     }
 
     fn opening(open: Opener) -> Fence {
-        Fence(Keeper::new(Setup { open, schema: String::new(), on_event: Arc::new(|_| {}) }))
+        Fence(Heartbeat::new(Setup { open, schema: String::new(), on_event: Arc::new(|_| {}) }))
     }
 
     fn changed(self, change: impl FnOnce(&mut Setup)) -> Fence {
         let mut setup = self.0.setup.clone();
         change(&mut setup);
-        Fence(Keeper::new(setup))
+        Fence(Heartbeat::new(setup))
     }
 
     /// Another one, for an extension in a schema that is not in the search path.
     pub fn in_schema(self, schema: &str) -> Fence {
-        self.changed(|setup| setup.schema = format!("\"{}\".", schema.replace('"', "\"\"")))
+        self.changed(|setup| setup.schema = format!("{}.", quoted(schema)))
     }
 
     /// Another one, which tells what becomes of leases.
@@ -64,16 +67,38 @@ impl Fence {
         self.changed(|setup| setup.on_event = Arc::new(told))
     }
 
-    /// A lease of a name; or of several names (`["order:7", "order:8"]`, a `Vec`) at once, all or none.
+    /// A lease of a name; or of several names (`["order:7", "order:8"]`, a `Vec`) at once, all or
+    /// none. Several names have no queue: they are tried each quarter of a second, and may starve
+    /// beside waiters for each, until the wait is over.
     pub fn lease(&self, names: impl Into<Names>) -> LeaseRequest {
-        LeaseRequest { fence: self.clone(), asked: Asked::new(names) }
+        LeaseRequest { fence: self.clone(), options: Options::new(names.into().0) }
     }
 
-    /// Does `work` whenever this process leads, and again after each loss, also of the server, the connection or the
-    /// transaction. It ends when the work returns, with an error of the work's own, or when `stop` is cancelled, which the
-    /// work is to look at: it is waited for, and the lease is given back after it. None: it was stopped before it led.
+    /// A lease that is a row of a table of work, which a statement of yours has claimed: by the
+    /// value of its primary key, a slice of one or more columns (`&[&id]`), under the token that
+    /// the statement returned, with its ttl. Without [`LeaseRequest::claimed`] the claim is
+    /// confirmed first. Finish the row in a guard that is ended by
+    /// [`commit_and_release`](crate::Guarded::commit_and_release).
+    pub fn keep_row(
+        &self,
+        table: &str,
+        key: &[&(dyn Display + Sync)],
+        token: i64,
+        ttl: Duration,
+    ) -> LeaseRequest {
+        let mut names = vec![table.to_owned()];
+        names.extend(key.iter().map(ToString::to_string));
+        let options = Options { ttl, row: Some(token), ..Options::new(names) };
+        LeaseRequest { fence: self.clone(), options }
+    }
+
+    /// Does `work` whenever this process leads, and again after each loss, also of the server, the
+    /// connection or the transaction. It ends when the work returns, with an error of the work's
+    /// own, or when `stop` is cancelled, which the work is to look at: it is waited for, and the
+    /// lease is given back after it. None: it was stopped before it led.
     ///
-    /// On a loss the work is dropped where it waits.
+    /// On a loss the work is dropped where it waits. What it goes on after is a line of the log and
+    /// an event, once an outage, with a growing pause.
     pub async fn lead<T, W>(
         &self,
         name: &str,
@@ -84,36 +109,71 @@ impl Fence {
     where
         W: Future<Output = Result<T, BoxError>>,
     {
-        let request = self.lease(name).ttl(ttl).reclaim(unique_holder()).wait(Duration::MAX);
-        while !stop.is_cancelled() {
-            let acquired = tokio::select! {
-                acquired = request.clone().acquire() => acquired,
-                () = stop.cancelled() => break,
-            };
-            let error: BoxError = match acquired {
-                Ok(lease) => {
+        // If the answer to an acquire was lost, its own holder takes the grant over.
+        let request = || self.lease(name).ttl(ttl).reclaim(unique_holder()).wait(Duration::MAX);
+        let mut lead = LeadState::new(millis(ttl), self.0.spread);
+        let (mut next, mut outcome, mut held) = (VecDeque::from(lead.start()), Ok(None), None);
+        while let Some(step) = next.pop_front() {
+            let stopped = stop.is_cancelled() && !matches!(step, Lead::Work | Lead::End(_));
+            next.extend(match step {
+                _ if stopped => lead.stop(),
+                Lead::Acquire => tokio::select! {
+                    acquired = request().acquire() => match acquired {
+                        Ok(lease) => {
+                            held = Some(lease);
+                            lead.granted(now())
+                        }
+                        Err(error) => {
+                            let cause = Error::cause(&error, true);
+                            outcome = Err(error.into());
+                            lead.not_granted(now(), cause)
+                        }
+                    },
+                    () = stop.cancelled() => lead.stop(),
+                },
+                Lead::Work => {
+                    let Some(lease) = held.take() else { break };
                     let done = lease.run(work(lease.clone())).await;
-                    let is_lost = !lease.held();
+                    let is_lost = lease.check().is_err();
                     lease.release().await.ok();
                     match done.unwrap_or_else(|loss| Err(loss.into())) {
-                        Ok(done) => return Ok(Some(done)),
-                        Err(error) if is_lost || goes_on(&*error) => error,
-                        Err(error) => return Err(error),
+                        Ok(done) => {
+                            outcome = Ok(Some(done));
+                            lead.work_done()
+                        }
+                        Err(error) => {
+                            let cause = Error::cause(&*error, false);
+                            outcome = Err(error);
+                            lead.work_failed(now(), cause, is_lost)
+                        }
                     }
                 }
-                Err(error) if goes_on(&error) || may_pass(&error) => error.into(),
-                Err(error) => return Err(error.into()),
-            };
-            log::info!("leading {name} goes on after: {error}");
-            let _ = clock::within(ttl / 12, stop.cancelled()).await;
+                Lead::Pause(pause) => match clock::within(span(pause), stop.cancelled()).await {
+                    Some(()) => lead.stop(),
+                    None => lead.tick(now()),
+                },
+                Lead::LeadsNoMore { cause, has_led } => {
+                    let error = outcome.as_ref().err().map_or(cause, ToString::to_string);
+                    log::warn!("{name} leads no more, and it is tried again: {error}");
+                    if has_led {
+                        let (names, kind) = (vec![name.to_owned()], EventKind::Interrupted);
+                        self.0.event(Event { kind, names, token: 0, remaining: Duration::ZERO });
+                    }
+                    Vec::new()
+                }
+                Lead::End(Some(_)) => return outcome,
+                Lead::End(None) => break,
+            });
         }
-        Ok(None)
+        // After a stop the last error is none of the caller's.
+        Ok(outcome.unwrap_or_default())
     }
 
-    /// A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the number that it has there. The
-    /// number is that of one holder: of this process, unless [`Adopted::holder`] names another one.
+    /// A lease that somebody else grants (etcd, ZooKeeper, Redis, another database), under the
+    /// number that it has there. The number is that of one holder: of this process, unless
+    /// [`Adopted::holder`] names another one.
     pub fn adopted(&self, name: impl Into<String>, token: i64) -> Adopted {
-        Adopted { keeper: self.0.clone(), name: name.into(), token, holder: None }
+        Adopted { heartbeat: self.0.clone(), name: name.into(), token, holder: None }
     }
 
     /// A transaction that is guarded by several leases at once; see [`Lease::guard`].
@@ -126,36 +186,22 @@ impl Fence {
         Under::leases(&self.0, leases).begin(connection)
     }
 
-    /// Gives everything back, ends all waits, and closes the connection. For SIGTERM, and the end of `main`.
+    /// Gives everything back, ends all waits, and closes the connection. For SIGTERM, and the end
+    /// of `main`.
     pub async fn close(&self) {
-        let _ = self.0.run(self.0.clone().close()).await;
-        let _ = clock::within(Duration::from_secs(3), self.0.until_idle()).await;
+        self.0.close().await;
     }
 }
 
 /// Any error of the work.
 pub type BoxError = Box<dyn StdError + Send + Sync>;
 
-/// Whether leading goes on after it: it is of the server, the connection, or the fence.
-fn goes_on(error: &(dyn StdError + 'static)) -> bool {
-    classify(error).is_some_and(|error| match &error {
-        Error::LeaseLost { .. } | Error::LeaseTaken { .. } => true,
-        _ => error.is_of_connection() || error.has_state("PF001") || error.has_state("PF004"),
-    })
-}
-
-/// Whether an acquire may succeed later: the server has no time or place now, or is a standby still.
-fn may_pass(error: &Error) -> bool {
-    let state = error.sqlstate().unwrap_or_default();
-    state == "55P03" || matches!(state.get(..2), Some("25" | "40" | "53" | "57" | "58"))
-}
-
 /// How a lease is asked for: `fence.lease("order:7").ttl(Duration::from_secs(30)).acquire()`.
 #[derive(Debug, Clone)]
 #[must_use = "a lease is not acquired before `acquire` or `hold`"]
 pub struct LeaseRequest {
     fence: Fence,
-    asked: Asked,
+    options: Options,
 }
 
 macro_rules! asks {
@@ -163,7 +209,7 @@ macro_rules! asks {
         impl LeaseRequest {$(
             $(#[$said])*
             pub fn $name(mut self $(, $given: $kind)?) -> LeaseRequest {
-                $(self.asked.$field = $value;)*
+                $(self.options.$field = $value;)*
                 self
             }
         )*}
@@ -187,21 +233,28 @@ asks! {
     slots(slots: i32) slots = slots;
     /// For the view of all leases.
     metadata(metadata: Value) metadata = Some(metadata);
+    /// Then it is lost, whatever its heartbeat does: for work that hangs.
+    at_most(at_most: Duration) at_most = Some(at_most);
+    /// The moment before the statement that has claimed a row, for [`Fence::keep_row`].
+    claimed(before: Moment) claimed = Some(before);
 }
 
 impl LeaseRequest {
-    /// Acquires it; [`Error::LeaseTaken`] where it is taken, and stayed so for as long as we waited. Dropped while it waits,
-    /// it gives up; a grant that comes all the same is given back.
+    /// Acquires it; [`Error::LeaseTaken`] where it is taken, and stayed so for as long as we
+    /// waited. Dropped while it waits, it gives up; a grant that comes all the same is given back.
     pub async fn acquire(self) -> Result<Lease, Error> {
-        let (asked, keeper) = (self.asked.checked()?, &self.fence.0);
-        // Dropped with this.
-        let wanted = Arc::new(());
-        let acquired = keeper.run(keeper.clone().acquire(asked, Arc::downgrade(&wanted)));
-        acquired.await?.map(Lease::of)
+        let (options, heartbeat) = (self.options, &self.fence.0);
+        let ask = options.checked()?;
+        let held = match options.row {
+            Some(_) => heartbeat.keep_row(options, ask).await?,
+            None => heartbeat.acquire(options, ask).await?,
+        };
+        Ok(Lease(held.into()))
     }
 
-    /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits, and the answer is
-    /// [`Error::LeaseLost`]; so it is after a loss that the work did not notice. An error of the work comes out unchanged.
+    /// Does `work` under the lease, and releases it. On a loss the work is dropped where it waits,
+    /// and the answer is [`Error::LeaseLost`]; so it is after a loss that the work did not notice.
+    /// An error of the work comes out unchanged.
     pub async fn hold<T, E, W>(self, work: impl FnOnce(Lease) -> W) -> Result<T, E>
     where
         W: Future<Output = Result<T, E>>,
@@ -216,18 +269,16 @@ impl LeaseRequest {
     }
 }
 
-/// A lease that is kept until it is released or lost, by the heartbeat that all leases of a [`Fence`] share.
+/// A lease that is kept until it is released or lost, by the heartbeat that all leases of a
+/// [`Fence`] share.
 ///
-/// Clones are the same lease, for other tasks. When the last one is dropped, it is given back in the background.
+/// Clones are the same lease, for other tasks. When the last one is dropped, it is given back in
+/// the background.
 #[derive(Clone, Debug)]
 pub struct Lease(Arc<Held>);
 
 impl Lease {
-    fn of(held: Held) -> Lease {
-        Lease(held.into())
-    }
-
-    /// The names that it is a lease of.
+    /// The names that it is a lease of; the table and the key of a row.
     pub fn names(&self) -> &[String] {
         &self.0.grant.names
     }
@@ -244,16 +295,17 @@ impl Lease {
 
     /// How long it is ours if no renewal comes through any more.
     pub fn remaining(&self) -> Duration {
-        self.0.grant.remaining()
+        self.0.heartbeat.remaining(&self.0.grant)
     }
 
-    /// Fails when it is ours no more. For long steps between transactions, and before each call to the outside.
+    /// Fails when it is ours no more. For long steps between transactions, and before each call to
+    /// the outside.
     pub fn check(&self) -> Result<(), Error> {
-        self.0.keeper.check(&self.0.grant)
+        self.0.heartbeat.check(&self.0.grant)
     }
 
-    /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends without a loss. It borrows
-    /// the lease, for nothing is told of one that is dropped:
+    /// Resolves as soon as the lease is lost, at the deadline at the latest; to None where it ends
+    /// without a loss. It borrows the lease, for nothing is told of one that is dropped:
     ///
     /// ```compile_fail,E0716
     /// # async fn work(fence: pg_fence_client::Fence) -> Result<(), pg_fence_client::Error> {
@@ -263,14 +315,15 @@ impl Lease {
     /// # }
     /// ```
     pub fn lost(&self) -> impl Future<Output = Option<Error>> + Send {
-        let (grant, mut times) = (self.0.grant.clone(), self.0.grant.times.subscribe());
+        let (grant, mut status) = (self.0.grant.clone(), self.0.grant.status.subscribe());
         async move {
-            times.wait_for(|times| times.reason.is_some()).await.ok()?;
+            status.wait_for(|status| status.over.is_some()).await.ok()?;
             grant.loss()
         }
     }
 
-    /// The result of `work`, unless the lease is lost before: then the work is dropped where it waits.
+    /// The result of `work`, unless the lease is lost before: then the work is dropped where it
+    /// waits.
     pub async fn run<T>(&self, work: impl Future<Output = T>) -> Result<T, Error> {
         tokio::select! {
             biased;
@@ -279,40 +332,43 @@ impl Lease {
         }
     }
 
-    /// A transaction during which nobody else is granted the lease, and whose writes present its token. It does not
-    /// begin when the lease is lost.
+    /// A transaction during which nobody else is granted the lease, and whose writes present its
+    /// token. It does not begin when the lease is lost.
     ///
-    /// `connection` is a tokio-postgres `Client`, a [`Connected`], sqlx's `PgConnection`, or a transaction that is open:
-    /// that is guarded from here on by a savepoint, and the code that began it ends it.
+    /// `connection` is a tokio-postgres `Client`, a [`Connected`], sqlx's `PgConnection`, or a
+    /// transaction that is open: that is guarded from here on by a savepoint, and the code that
+    /// began it ends it.
     ///
     /// Until the transaction ends, the lease is kept, also where it is dropped.
     pub fn guard<'c, C: Guardable>(
         &self,
         connection: &'c mut C,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
-        Under::leases(&self.0.keeper, vec![self.0.clone()]).begin(connection)
+        Under::leases(&self.0.heartbeat, vec![self.0.clone()]).begin(connection)
     }
 
-    /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server cannot be reached, it
-    /// ends at its ttl. Dropped while it waits, it goes on in the background.
+    /// Gives it back, and waits for that. Fails only where the lease had been lost: when the server
+    /// cannot be reached, it ends at its ttl. Dropped while it waits, it goes on in the background.
     pub async fn release(&self) -> Result<(), Error> {
-        if let Some(released) = self.0.give_back() {
-            released.await?;
-        }
+        let mut status = self.0.grant.status.subscribe();
+        self.0.heartbeat.input(Input::Release(self.0.grant.id));
+        let _ = status.wait_for(|status| status.over.is_some()).await;
         self.0.grant.loss().map_or(Ok(()), Err)
     }
 }
 
-/// Settings to open a connection with (`options` of libpq and of most drivers, `PGOPTIONS`), so that all that it writes
-/// presents the token: for code that knows nothing of fences. Not through a pooler, which takes no options.
+/// Settings to open a connection with (`options` of libpq and of most drivers, `PGOPTIONS`), so
+/// that all that it writes presents the token: for code that knows nothing of fences. Not through a
+/// pooler, which takes no options.
 pub fn options(lease: &Lease) -> String {
     format!("-c pg_fence.token={}", lease.token())
 }
 
-/// A lease that somebody else grants. It has no heartbeat and nothing to close: the service says when it ends.
+/// A lease that somebody else grants. It has no heartbeat and nothing to close: the service says
+/// when it ends.
 #[derive(Debug, Clone)]
 pub struct Adopted {
-    keeper: Arc<Keeper>,
+    heartbeat: Arc<Heartbeat>,
     name: String,
     token: i64,
     holder: Option<String>,
@@ -325,14 +381,13 @@ impl Adopted {
         self
     }
 
-    /// As [`Lease::guard`]. [`Error::LeaseTaken`]: a transaction guards an older number, try again; or another holder, which it
-    /// names, has adopted this number.
+    /// As [`Lease::guard`]. [`Error::LeaseTaken`]: a transaction guards an older number, try again;
+    /// or another holder, which it names, has adopted this number.
     pub fn guard<'c, C: Guardable>(
         &self,
         connection: &'c mut C,
     ) -> impl Future<Output = Guards<'c, C>> + Send + use<'c, C> {
         let holder = self.holder.clone().unwrap_or_else(holder_of_process);
-        let of = (vec![self.name.clone()], vec![self.token], vec![holder]);
-        Under::adopted(&self.keeper, of).begin(connection)
+        Under::adopted(&self.heartbeat, &self.name, self.token, holder).begin(connection)
     }
 }

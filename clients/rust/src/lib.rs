@@ -22,24 +22,24 @@
 #![warn(missing_docs)]
 #![cfg_attr(docsrs, feature(doc_cfg))]
 
-mod asked;
 #[cfg(feature = "blocking")]
 pub mod blocking;
 mod clock;
-mod connected;
-mod error;
+mod connection;
+mod errors;
 mod fence;
-mod guard;
-mod keeper;
-mod lease;
-mod open;
+mod heartbeat;
+mod lease_state;
 #[cfg(feature = "sqlx")]
 mod sqlx;
+mod statements;
+mod transaction;
 
-pub use asked::Names;
-pub use connected::{Connected, Tls};
-pub use error::{Error, Reason, Refused, classify};
+pub use clock::Moment;
+pub use connection::{Connected, Tls, connect, open};
+pub use errors::{Error, Reason, Refused, WaitsFor, classify};
 pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
-pub use guard::{Guard, Guardable, Guarded, Guards};
-pub use lease::{Event, EventKind};
-pub use open::{connect, open};
+pub use heartbeat::Event;
+pub use lease_state::EventKind;
+pub use statements::Names;
+pub use transaction::{Guard, Guardable, Guarded, Guards};

@@ -1,7 +1,7 @@
 //! Transactions under a lease on connections of sqlx.
 
-use crate::error::Error;
-use crate::guard::{Begun, Guardable, OURS, Of, Open, Row3};
+use crate::errors::Error;
+use crate::transaction::{Begun, Counted, Guardable, OURS, Open};
 use sqlx::postgres::PgConnection;
 use sqlx::{Connection, Executor, Postgres, Transaction};
 
@@ -21,8 +21,8 @@ impl Open for Transaction<'_, Postgres> {
         Ok(())
     }
 
-    async fn row(&mut self, sql: &str, (names, tokens, holders): &Of) -> Result<Row3, Error> {
-        let call = sqlx::query_as(sql).bind(names).bind(tokens).bind(holders).persistent(false);
+    async fn count(&mut self, sql: &str, pairs: &str) -> Result<Counted, Error> {
+        let call = sqlx::query_as(sql).bind(pairs).persistent(false);
         Ok(call.fetch_one(&mut **self).await?)
     }
 

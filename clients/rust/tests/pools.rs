@@ -1,15 +1,13 @@
-//! Connections that are others' afterwards, which a guard gives back as they were. A file of its own: an epoch silences the
-//! tokens of all tests that run beside it.
+//! Connections of sqlx and of pools, which a guard gives back as they were. The file is a process
+//! of its own: an epoch silences the tokens of all tests that run beside it.
 
 #![cfg(feature = "sqlx")]
 
-use pg_fence_client::{Connected, Error, Fence, Lease, classify, connect};
+use pg_fence_client::{Connected, Error, Fence, Lease, connect};
 use sqlx::postgres::PgPoolOptions;
-use sqlx::{Executor, PgConnection};
+use sqlx::{Connection, Executor, PgConnection};
 use std::sync::Mutex;
 use std::time::Duration;
-use tokio::io::AsyncWriteExt;
-use tokio::net::TcpListener;
 use tokio::time::timeout;
 use tokio_postgres::{Config, NoTls};
 
@@ -44,6 +42,32 @@ impl Place {
 
 async fn process(connection: &mut PgConnection) -> i32 {
     sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(connection).await.unwrap()
+}
+
+#[tokio::test]
+async fn a_connection_of_sqlx_is_guarded_alike() {
+    let place = Place::new().await;
+    let table = "DROP TABLE IF EXISTS of_sqlx; CREATE TABLE of_sqlx (id bigint, status text);
+        INSERT INTO of_sqlx VALUES (7, 'new'); SELECT fence_protect('of_sqlx', lease => 'of_sqlx')";
+    place.admin.batch_execute(table).await.unwrap();
+    let update = "UPDATE of_sqlx SET status = status || '!'";
+    let lease = place.lease("of_sqlx").await;
+    let mut connection = PgConnection::connect(&place.url).await.unwrap();
+    let refused = Error::from(connection.execute(update).await.unwrap_err());
+    assert!(matches!(refused, Error::Refused(refused) if refused.sqlstate == "PF002"));
+    // The future can be spawned, too.
+    let work = async move {
+        let mut guard = lease.guard(&mut connection).await?;
+        lease.run(guard.execute(update)).await??;
+        let mut inner = lease.guard(&mut **guard).await?;
+        inner.execute(update).await?;
+        drop(inner);
+        guard.commit_and_release().await?;
+        Ok::<_, Error>(lease.check().is_err())
+    };
+    assert!(tokio::spawn(work).await.unwrap().unwrap());
+    let row = place.admin.query_one("SELECT status FROM of_sqlx", &[]).await.unwrap();
+    assert_eq!(row.get::<_, String>(0), "new!");
 }
 
 #[tokio::test]
@@ -133,21 +157,6 @@ async fn a_loss_breaks_off_what_has_not_begun() {
     timeout(LONG, client.batch_execute("SELECT 1")).await.expect("it is broken off").unwrap_err();
 }
 
-#[tokio::test]
-async fn a_grant_that_was_waited_for_is_renewed_once() {
-    let place = Place::new().await;
-    let before = place.lease("waited for").await;
-    let waits = place.fence.lease("waited for").ttl(SHORT * 10).wait(LONG).acquire();
-    let releases = async {
-        tokio::time::sleep(SHORT * 5).await;
-        before.release().await
-    };
-    let (lease, _) = tokio::join!(waits, releases);
-    lease.unwrap().release().await.unwrap();
-    let row = place.admin.query_one("SELECT renewals FROM lease_info('waited for')", &[]).await;
-    assert_eq!(row.unwrap().get::<_, i64>(0), 1);
-}
-
 struct Warnings(Mutex<String>);
 
 static WARNINGS: Warnings = Warnings(Mutex::new(String::new()));
@@ -183,20 +192,4 @@ async fn a_statement_of_another_role_is_not_cancelled_which_is_told() {
     drop(guard);
     client.batch_execute("SELECT 1").await.unwrap();
     assert!(WARNINGS.0.lock().unwrap().contains("only its own role may cancel it"));
-}
-
-/// As a proxy may say it.
-#[tokio::test]
-async fn a_sqlstate_may_be_anything() {
-    let proxy = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = format!("host=127.0.0.1 port={} user=me", proxy.local_addr().unwrap().port());
-    let says = async {
-        let (mut one, _) = proxy.accept().await.unwrap();
-        let fields = "SFATAL\0C1\0Mno\0\0".as_bytes();
-        one.write_all(&[b"E\0\0\0".as_slice(), &[fields.len() as u8 + 4], fields].concat()).await
-    };
-    let (refused, _) = tokio::join!(tokio_postgres::connect(&url, NoTls), says);
-    let Err(refused) = refused else { panic!("it is refused") };
-    assert_eq!(refused.code().map(|code| code.code()), Some("1"));
-    assert!(classify(&refused).is_none());
 }

@@ -53,10 +53,10 @@ impl Failure {
     pub fn of_client(error: &Error) -> Failure {
         let text = error.to_string();
         match error {
-            Error::NotConnected(..) if text.contains(PASSWORD_MISSING) => {
+            Error::NoConnection(..) if text.contains(PASSWORD_MISSING) => {
                 Failure::new(status::REFUSED, text.replace(PASSWORD_MISSING, NO_PASSWORD))
             }
-            Error::NotConnected(..) if options_refused(error).is_some() => {
+            Error::NoConnection(..) if options_refused(error).is_some() => {
                 Failure::new(status::REFUSED, format!("{text} ({NO_OPTIONS})"))
             }
             Error::NotInstalled(message) => Failure::not_installed(message),
@@ -117,7 +117,7 @@ fn refused(error: tokio_postgres::Error) -> Error {
 /// proxy of RDS: 0A000).
 pub fn options_refused(error: &Error) -> Option<&str> {
     match error {
-        Error::NotConnected(tries, Some(state))
+        Error::NoConnection(tries, Some(state))
             if matches!(state.get(..2), Some("08" | "0A")) && tries.contains("options") =>
         {
             Some(tries)
@@ -162,7 +162,7 @@ mod tests {
     fn a_pooler_that_takes_no_options_is_known_by_its_words() {
         let refused = |state: &str, words: &str| {
             let error =
-                Error::NotConnected(format!("\"db\", port 1: {words}"), Some(state.to_owned()));
+                Error::NoConnection(format!("\"db\", port 1: {words}"), Some(state.to_owned()));
             options_refused(&error).is_some()
         };
         assert!(refused("08P01", "unsupported startup parameter: options"));

@@ -1,4 +1,5 @@
-//! The laboratory's worker in Rust: does what it reads, a JSON object a line, and says what became of it.
+//! The laboratory's worker in Rust: does what it reads, a JSON object a line, and says what became
+//! of it.
 //!
 //! Its orders and answers are the same for the clients of all languages, and written down in
 //! `clients/new-language.md`.
@@ -113,7 +114,7 @@ fn refused(error: &(dyn StdError + 'static)) {
         Some(Error::LeaseLost { .. }) => "lost",
         Some(Error::NotInstalled(_)) => "not-installed",
         Some(Error::NotGranted { .. }) => "not-granted",
-        Some(Error::NoAnswer(_) | Error::NotConnected(..)) => "no-answer",
+        Some(Error::NoAnswer { .. } | Error::NoConnection(..)) => "no-answer",
         Some(_) if state.is_some() => "refused",
         _ => match error.downcast_ref() {
             Some(Own::Nothing) => "lost",

@@ -15,7 +15,7 @@ use crate::{logger, planted, say};
 use nix::sys::prctl::set_name;
 use nix::sys::signal::Signal;
 use nix::unistd::gethostname;
-use pg_fence_client::{Error, EventKind, Fence, Lease, LeaseRequest};
+use pg_fence_client::{Error, EventKind, Fence, Lease, LeaseRequest, WaitsFor};
 use std::io::{IsTerminal, stderr};
 use std::mem::replace;
 use std::sync::Arc;
@@ -120,7 +120,9 @@ impl Keeper {
             };
             let failure = match granted {
                 Ok(lease) => break Ok(Some(lease)),
-                Err(Error::LeaseTaken { holder, remaining, .. }) => {
+                Err(Error::LeaseTaken { holder, remaining, waits_for, .. }) => {
+                    // A guard that outlives the lease is told by its process.
+                    let holder = holder.filter(|_| waits_for != Some(WaitsFor::Guard));
                     let message = self.taken(holder, remaining).await;
                     if replace(&mut is_told, true) || until.has_passed() {
                         break Err(Failure::new(status::TAKEN, message));

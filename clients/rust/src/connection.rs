@@ -1,13 +1,130 @@
-//! Connecting: each server, and each of its addresses, has a time of its own.
+//! Connections that can be cut, whatever hangs on them, and how they are opened: each server, and
+//! each of its addresses, has a time of its own.
 
 use crate::clock;
-use crate::connected::{Connected, Tls};
-use crate::error::{Error, innermost};
+use crate::errors::{Error, innermost};
+use crate::statements::Statement;
 use std::hash::{BuildHasher, RandomState};
+use std::ops::{Deref, DerefMut};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::lookup_host;
-use tokio_postgres::Config;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, LoadBalanceHosts};
+use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
+use tokio_postgres::types::{ToSql, Type};
+use tokio_postgres::{Client, Config, Connection, Row, Socket};
+
+/// How long a connection that is not needed any more may take to say goodbye.
+const GOODBYE: Duration = Duration::from_secs(1);
+
+pub(crate) type BoxFuture<T> = Pin<Box<dyn Future<Output = T> + Send>>;
+
+/// Opens a connection, within so long.
+pub(crate) type Opener = Arc<dyn Fn(Duration) -> BoxFuture<Result<Connected, Error>> + Send + Sync>;
+
+/// Whatever encrypts connections, `NoTls` for nothing.
+pub trait Tls:
+    MakeTlsConnect<
+        Socket,
+        Stream: Send + 'static,
+        TlsConnect: TlsConnect<Socket, Future: Send> + Send,
+    > + Clone
+    + Send
+    + Sync
+    + 'static
+{
+}
+
+impl<T> Tls for T
+where
+    T: MakeTlsConnect<Socket, Stream: Send + 'static> + Clone + Send + Sync + 'static,
+    T::TlsConnect: TlsConnect<Socket, Future: Send> + Send,
+{
+}
+
+/// A tokio-postgres [`Client`], to which it dereferences, together with the task that drives its
+/// connection.
+///
+/// A lease that is lost can break it off, so that nothing hangs on it any more. The task ends soon
+/// after this is dropped, also where the server does not answer.
+pub struct Connected {
+    client: Client,
+    pub(crate) task: JoinHandle<()>,
+    /// The role that has logged in.
+    pub(crate) role: String,
+    /// Dropped with it, which the task sees.
+    _in_use: oneshot::Sender<()>,
+}
+
+impl Connected {
+    /// Drives `connection` in a task of its own.
+    pub fn new<S, T>(client: Client, connection: Connection<S, T>) -> Connected
+    where
+        S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        T: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    {
+        let (in_use, dropped) = oneshot::channel();
+        let role = connection.parameter("session_authorization").unwrap_or_default().to_owned();
+        let task = tokio::spawn(async move {
+            let mut connection = pin!(connection);
+            tokio::select! {
+                _ = &mut connection => {}
+                _ = dropped => drop(clock::within(GOODBYE, connection).await),
+            }
+        });
+        Connected { client, task, role, _in_use: in_use }
+    }
+
+    /// Closes it, and waits for that.
+    pub async fn close(self) {
+        let Connected { client, task, _in_use, .. } = self;
+        drop((client, _in_use));
+        // It is bounded by itself; and whether it was broken off is of no interest any more.
+        let _ = task.await;
+    }
+
+    /// Runs a statement in autocommit.
+    pub(crate) async fn rows(
+        &self,
+        Statement(sql, values): &Statement,
+    ) -> Result<Vec<Row>, tokio_postgres::Error> {
+        let values = values.iter().map(|(value, kind)| (value.as_ref() as _, kind.clone()));
+        let values: Vec<(&(dyn ToSql + Sync), Type)> = values.collect();
+        self.query_typed(sql, &values).await
+    }
+
+    /// True if the session has ended, as far as can be seen.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.is_closed() || self.task.is_finished()
+    }
+}
+
+impl Deref for Connected {
+    type Target = Client;
+
+    fn deref(&self) -> &Client {
+        &self.client
+    }
+}
+
+impl DerefMut for Connected {
+    fn deref_mut(&mut self) -> &mut Client {
+        &mut self.client
+    }
+}
+
+/// Cuts the connection when it is dropped, unless it was taken out before.
+pub(crate) struct Cut(pub Option<Connected>);
+
+impl Drop for Cut {
+    fn drop(&mut self) {
+        self.0.iter().for_each(|connected| connected.task.abort());
+    }
+}
 
 const USUAL_PORT: u16 = 5432;
 
@@ -16,9 +133,9 @@ pub async fn connect(url: &str, tls: impl Tls) -> Result<Connected, Error> {
     open(&[url.parse()?], tls, Duration::MAX).await
 }
 
-/// The first of these servers that takes us, within `limit`. `connect_timeout` bounds all that is said with one address,
-/// until it has let us in; and of the limit each of them gets its part, so that one that is silent leaves time for the
-/// next.
+/// The first of these servers that takes us, within `limit`. `connect_timeout` bounds all that is
+/// said with one address, until it has let us in; and of the limit each of them gets its part, so
+/// that one that is silent leaves time for the next.
 pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<Connected, Error> {
     let until = clock::after(limit);
     let mut all = Vec::new();
@@ -47,7 +164,7 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
         };
         tried.push(format!("{}: {said}", place(config)));
     }
-    Err(Error::NotConnected(tried.join("; "), state.filter(|state| !state.is_empty())))
+    Err(Error::NoConnection(tried.join("; "), state.filter(|state| !state.is_empty())))
 }
 
 /// A config for each address that it names.
@@ -112,5 +229,5 @@ fn place(config: &Config) -> String {
 }
 
 #[cfg(test)]
-#[path = "../tests/unit/open.rs"]
+#[path = "../tests/unit/connection.rs"]
 mod tests;

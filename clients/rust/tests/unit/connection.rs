@@ -1,4 +1,4 @@
-//! Of `src/open.rs`, within which it is compiled.
+//! Tests of `src/connection.rs`, within which they are compiled.
 
 use super::*;
 

@@ -1,0 +1,1619 @@
+//! What a client decides about its leases: the state machine of `clients/spec/lease_state.md`.
+//!
+//! The machine has no clock, thread or socket. Each input has the time, in milliseconds of a
+//! monotonic clock, and returns effects, which the heartbeat carries out in their order.
+
+use crate::errors::{Reason, WaitsFor};
+use std::collections::BTreeMap;
+use std::mem::take;
+use std::sync::Arc;
+
+pub const NEVER: i64 = 1 << 53;
+pub const LONGEST_CALL: i64 = 10_000;
+pub const SHORTEST_OPENING: i64 = 2_000;
+pub const LOOK_AGAIN: i64 = 1_000;
+const SHORTEST_PAUSE: i64 = 10;
+const SHORTEST_WAIT: i64 = 250;
+const LONGEST_PAUSE: i64 = 10_000;
+const PORTION: i64 = 2_000;
+const TRY_AGAIN: i64 = 250;
+const AFTER_PORTION: i64 = 50;
+const FIRST_RETRY: i64 = 20;
+const LEAST_PATIENCE: i64 = 1_000;
+const LONGEST_QUEUE: i64 = 20_000;
+const CLOSING: i64 = 5_000;
+const MOST_PAIRS: usize = 10_000;
+const MOST_RELEASED: usize = 200;
+const MOST_BEATS: u32 = 2;
+
+/// The number of an acquire, and of the lease that comes of it. The heartbeat uses each once.
+pub type Id = u64;
+
+/// What an acquire asks for.
+#[derive(Clone, Default)]
+pub struct Ask {
+    pub names: Vec<String>,
+    pub ttl: i64,
+    pub wait: i64,
+    /// The holder is unique for this acquire, unless the caller has named it.
+    pub holder: String,
+    pub is_named: bool,
+    pub reclaims: bool,
+    pub is_session: bool,
+    /// True of a lease with slots, too.
+    pub is_shared: bool,
+    pub at_most: Option<i64>,
+}
+
+/// A row that a statement of the worker's has claimed.
+pub struct Row {
+    pub table: Arc<str>,
+    pub is_managed: bool,
+    pub token: i64,
+    /// The time before that statement, if it is known.
+    pub sent: Option<i64>,
+}
+
+/// How far the transaction has come that releases leases.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Stage {
+    Begins,
+    Committed,
+    RolledBack,
+    InDoubt,
+    /// The savepoint has ended, and the transaction of the program's goes on.
+    Inner,
+}
+
+pub enum Input {
+    Acquire(Id, Ask),
+    /// The names of a row lease are its key alone.
+    KeepRow(Id, Ask, Row),
+    GiveUp(Id),
+    Release(Id),
+    Check(Id),
+    Last(Vec<Id>, Stage),
+    Touches(Id),
+    Ended(Id),
+    Suspect(Vec<Id>),
+    Close,
+    Died,
+    Tick,
+    /// The connection of a call that opens one is there, and the call is sent next.
+    Sent(u64),
+    Answer(u64, Answer),
+    /// The code is an SQLSTATE, `connect`, `unsent`, `ended`, `unreadable` or `panicked`.
+    Failed {
+        call: u64,
+        code: String,
+        is_broken: bool,
+    },
+    Disconnected(u64),
+}
+
+/// The rows that a call is answered with.
+pub enum Answer {
+    Granted(i64),
+    Taken {
+        holder: String,
+        remaining: i64,
+        state: String,
+    },
+    Kept(Vec<Outcome>),
+    /// What remains of each row that was renewed, in the order of the call.
+    KeptRows(Vec<Option<i64>>),
+    /// True for each row that has its token and no deadline, false for one that is held.
+    LookedRows(Vec<Option<bool>>),
+    Released(Vec<bool>),
+    Undone(i64),
+}
+
+#[derive(Clone, Default)]
+pub struct Outcome {
+    pub is: String,
+    pub remaining: Option<i64>,
+    pub again_in: Option<i64>,
+    pub code: String,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub enum Verb {
+    #[default]
+    Acquire,
+    Keep,
+    KeepRow,
+    LookRow,
+    Release,
+    Undo,
+}
+
+/// A statement that is to be sent.
+#[derive(Default)]
+pub struct Call {
+    pub number: u64,
+    pub verb: Verb,
+    pub on: u64,
+    /// The connection is to be opened first.
+    pub opens: bool,
+    pub limit: i64,
+    pub acquire: Option<Id>,
+    pub names: Vec<String>,
+    pub tokens: Vec<i64>,
+    pub ttls: Vec<i64>,
+    pub table: Option<Arc<str>>,
+    pub wait: i64,
+    pub holder: String,
+    pub reclaims: bool,
+}
+
+/// What has become of a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EventKind {
+    /// The lease is held.
+    Acquired,
+    /// The lease was renewed.
+    Renewed,
+    /// The lease is ours no more.
+    Lost(Reason),
+    /// The lease was given back. Without an answer of the server's it lasts there until its ttl.
+    Released {
+        /// False if the server has not answered.
+        confirmed: bool,
+    },
+    /// [`Fence::lead`](crate::Fence::lead) leads no more, and goes on.
+    Interrupted,
+}
+
+/// Why an acquire has no lease.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Denial {
+    LeaseTaken { holder: String, remaining: i64, waits_for: Option<WaitsFor> },
+    LeaseLost(Reason),
+    NoConnection,
+    NoAnswer,
+    NotGranted,
+    NotInstalled,
+    Refused,
+    Closed,
+    GivenUp,
+}
+
+pub enum Effect {
+    Call(Call),
+    /// The connection ends at once, whatever hangs in it.
+    Cut(u64),
+    /// The connection ends as it should.
+    HangUp(u64),
+    Event {
+        kind: EventKind,
+        id: Id,
+        token: i64,
+        remaining: i64,
+        is_other_role: bool,
+    },
+    Reply {
+        id: Id,
+        denial: Option<Denial>,
+        sqlstate: Option<String>,
+        in_doubt: bool,
+    },
+    /// The reason why a lease is not held, and whether it is another role's.
+    Checked(Option<(Reason, bool)>),
+    NotRenewed(String),
+    Lost(Reason, usize),
+    NotReleased(usize),
+    Closed,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+enum State {
+    #[default]
+    Confirming,
+    Held,
+    Unsure,
+    Lost,
+}
+
+/// A lease, from its grant until it is lost or is being given back.
+#[derive(Default)]
+struct Lease {
+    id: Id,
+    names: Vec<String>,
+    token: i64,
+    ttl: i64,
+    is_session: bool,
+    table: Option<Arc<str>>,
+    is_managed: bool,
+    state: State,
+    reason: Option<Reason>,
+    is_other_role: bool,
+    deadline: i64,
+    beat_at: i64,
+    longest: Option<i64>,
+    at_most: i64,
+    is_calling: bool,
+    /// How many last transactions are under way.
+    resting: u32,
+    /// How many transactions of its own worker hold the row of a row lease.
+    touched: u32,
+    /// The lease was released in a transaction that the program goes on with.
+    is_ending: bool,
+    /// The row is asked for by itself, because a statement with others has failed.
+    is_alone: bool,
+    is_told: bool,
+    /// False while the last renewal that was sent has had no answer.
+    is_answered: bool,
+    /// Names of a lost lease that the server may still hold.
+    rest: Vec<String>,
+}
+
+impl Lease {
+    fn holds(&self) -> bool {
+        matches!(self.state, State::Held | State::Unsure)
+    }
+
+    fn lives(&self) -> bool {
+        self.state != State::Lost
+    }
+
+    fn rests(&self) -> bool {
+        self.resting > 0 || self.touched > 0
+    }
+
+    /// The shortest time until the next renewal, if that much is left.
+    fn least(&self, left: i64) -> i64 {
+        SHORTEST_PAUSE.max(self.ttl / 60).min(left / 4).max(1)
+    }
+
+    fn remaining(&self, now: i64) -> i64 {
+        let left = self.deadline - now;
+        let left = if self.touched > 0 { left.max(1) } else { left };
+        if self.holds() { left.min(self.at_most - now).max(0) } else { 0 }
+    }
+
+    /// The state after an answer that says neither yes nor no.
+    fn shake(&mut self) {
+        if self.holds() {
+            self.state = State::Unsure;
+        }
+    }
+
+    fn to_release(&self) -> &[String] {
+        if self.rest.is_empty() { &self.names } else { &self.rest }
+    }
+
+    fn event(&self, now: i64, kind: EventKind) -> Effect {
+        let is_held = matches!(kind, EventKind::Acquired | EventKind::Renewed);
+        let remaining = if is_held { self.deadline - now } else { 0 };
+        let Lease { id, token, is_other_role, .. } = *self;
+        Effect::Event { kind, id, token, remaining, is_other_role }
+    }
+}
+
+/// An acquire, until it is answered and its last call has ended.
+#[derive(Default)]
+struct Request {
+    ask: Ask,
+    begun: i64,
+    until: i64,
+    at: i64,
+    series: u32,
+    tries: u32,
+    is_asking: bool,
+    is_over: bool,
+    is_granted: bool,
+    doubt: Option<Doubt>,
+    /// The undo that must come before the next try.
+    undoing: Option<u64>,
+}
+
+/// A call was sent and has had no answer: until then it may still be carried out.
+#[derive(Clone, Copy)]
+struct Doubt {
+    sent: i64,
+    until: i64,
+}
+
+impl Request {
+    fn is_one(&self) -> bool {
+        self.ask.names.len() == 1
+    }
+
+    /// True if the acquire has a connection of its own.
+    fn is_own(&self) -> bool {
+        self.ask.is_session || self.ask.wait > 0 && self.is_one()
+    }
+
+    fn reclaims(&self) -> bool {
+        self.ask.reclaims || self.is_one() && !self.ask.is_shared && !self.ask.is_named
+    }
+
+    fn holder(&self) -> String {
+        let holder = &self.ask.holder;
+        if self.series < 2 { holder.clone() } else { format!("{holder}/{}", self.series) }
+    }
+
+    fn waits_for_turn(&self) -> bool {
+        !self.is_over && !self.is_asking && !self.is_granted
+    }
+
+    fn is_due(&self, now: i64) -> bool {
+        self.waits_for_turn() && self.undoing.is_none() && self.at <= now
+    }
+}
+
+/// Releases what an acquire in doubt may have been granted.
+struct Undo {
+    names: Vec<String>,
+    holder: String,
+    ttl: i64,
+    at: i64,
+    until: i64,
+    gives_up_at: i64,
+    tries: u32,
+    is_calling: bool,
+}
+
+/// Leases that are given back together.
+struct Release {
+    leases: Vec<Lease>,
+    at: i64,
+    until: i64,
+    tries: u32,
+    is_calling: bool,
+    is_in_doubt: bool,
+    is_alone: bool,
+}
+
+/// What a call is about. Leases have the number of their names with them.
+enum About {
+    Acquire(Id),
+    Leases(Vec<(Id, usize)>),
+    Release(u64),
+    Undo(u64),
+}
+
+struct Pending {
+    about: About,
+    verb: Verb,
+    on: u64,
+    /// None while the connection is being opened.
+    sent: Option<i64>,
+    until: i64,
+    limit: i64,
+}
+
+/// Whose connection it is.
+#[derive(Clone, Copy, PartialEq)]
+enum Place {
+    Shared,
+    Request(Id),
+    Lease(Id),
+    Undo(u64),
+}
+
+struct Connection {
+    /// None if the connection ends after the call on it.
+    place: Option<Place>,
+    /// Errors in a row.
+    errors: u32,
+}
+
+/// All leases of a fence.
+#[derive(Default)]
+pub struct LeaseStates {
+    /// Between 0 and 1000: it makes the pauses of clients differ.
+    spread: i64,
+    now: i64,
+    effects: Vec<Effect>,
+    lost: Vec<(Reason, usize)>,
+    not_released: usize,
+    leases: BTreeMap<Id, Lease>,
+    requests: BTreeMap<Id, Request>,
+    undos: BTreeMap<u64, Undo>,
+    releases: BTreeMap<u64, Release>,
+    calls: BTreeMap<u64, Pending>,
+    connections: BTreeMap<u64, Connection>,
+    /// The call on the shared connection.
+    calling: Option<u64>,
+    last_call: u64,
+    last_connection: u64,
+    last_number: u64,
+    /// Heartbeats in a row.
+    beats: u32,
+    is_out: bool,
+    is_loss_logged: bool,
+    closed_at: Option<i64>,
+    is_done: bool,
+}
+
+impl LeaseStates {
+    pub fn new(spread: i64) -> LeaseStates {
+        LeaseStates { spread, ..LeaseStates::default() }
+    }
+
+    /// Takes an input, and returns what is to be carried out. The clock goes first.
+    pub fn step(&mut self, now: i64, input: Input) -> Vec<Effect> {
+        self.now = now;
+        let answered = match &input {
+            Input::Sent(call) | Input::Answer(call, _) | Input::Failed { call, .. } => Some(*call),
+            _ => None,
+        };
+        self.end_by_clock(answered);
+        self.decide(input);
+        self.send();
+        for (reason, count) in take(&mut self.lost) {
+            // An outage is one line of the log, and so are the losses by it.
+            let is_of_outage = reason == Reason::Deadline && self.is_out;
+            if !is_of_outage || !self.is_loss_logged {
+                self.effects.push(Effect::Lost(reason, count));
+            }
+            self.is_loss_logged |= is_of_outage;
+        }
+        match take(&mut self.not_released) {
+            0 => {}
+            count => self.effects.push(Effect::NotReleased(count)),
+        }
+        take(&mut self.effects)
+    }
+
+    fn decide(&mut self, input: Input) {
+        match input {
+            Input::Acquire(id, ask) => self.acquire(id, ask),
+            Input::KeepRow(id, ask, row) => self.keep_row(id, ask, row),
+            Input::GiveUp(id) => self.finish(id, Some(Denial::GivenUp), None),
+            Input::Release(id) => self.release(id),
+            Input::Check(id) => self.check(id),
+            Input::Last(ids, stage) => ids.into_iter().for_each(|id| self.last(id, stage)),
+            Input::Touches(id) => {
+                self.leases.get_mut(&id).into_iter().for_each(|l| l.touched += 1);
+            }
+            Input::Ended(id) => self.ended(id),
+            Input::Suspect(ids) => {
+                for id in ids {
+                    let now = self.now;
+                    self.leases.get_mut(&id).into_iter().for_each(|l| l.beat_at = now);
+                }
+            }
+            Input::Close => self.close(),
+            Input::Died => self.died(),
+            Input::Tick => {}
+            Input::Sent(call) => self.sent(call),
+            Input::Answer(call, answer) => self.answered(call, answer),
+            Input::Failed { call, code, is_broken } => self.call_failed(call, &code, is_broken),
+            Input::Disconnected(on) => self.disconnected(on),
+        }
+    }
+
+    // What the program asks
+
+    fn acquire(&mut self, id: Id, ask: Ask) {
+        let (begun, until) = (self.now, self.now + ask.wait.min(NEVER));
+        let ask = Ask { ttl: ask.ttl.min(NEVER), ..ask };
+        let request = Request { ask, begun, until, at: begun, series: 1, ..Request::default() };
+        self.requests.insert(id, request);
+        if self.closed_at.is_some() {
+            self.finish(id, Some(Denial::Closed), None);
+        }
+    }
+
+    fn keep_row(&mut self, id: Id, ask: Ask, row: Row) {
+        // Without its time the claim is too old to be believed before it is confirmed.
+        let sent = row.sent.unwrap_or(self.now - ask.ttl);
+        self.acquire(id, Ask { is_named: true, ..ask });
+        if self.requests.contains_key(&id) {
+            self.granted(id, row.token, sent, Some(row));
+            self.settle(id);
+        }
+    }
+
+    fn release(&mut self, id: Id) {
+        let Some(l) = self.leases.get(&id) else { return };
+        if l.holds() || l.state == State::Lost && !l.rest.is_empty() && !self.is_done {
+            self.give_back(id, false);
+        } else if l.state == State::Lost {
+            self.leases.remove(&id);
+            self.hang_up(Place::Lease(id));
+        }
+    }
+
+    fn check(&mut self, id: Id) {
+        let why = match self.leases.get(&id) {
+            Some(l) if l.holds() => None,
+            Some(l) => Some((l.reason.unwrap_or(Reason::Released), l.is_other_role)),
+            None => Some((Reason::Released, false)),
+        };
+        self.effects.push(Effect::Checked(why));
+    }
+
+    fn last(&mut self, id: Id, stage: Stage) {
+        let Some(l) = self.leases.get_mut(&id) else { return };
+        if stage == Stage::Begins {
+            l.resting += 1;
+            return;
+        }
+        l.resting -= 1;
+        match stage {
+            _ if !l.holds() => {}
+            Stage::Committed => self.released(id),
+            Stage::InDoubt => self.give_back(id, true),
+            _ => (l.beat_at, l.is_ending) = (self.now, stage == Stage::Inner),
+        }
+    }
+
+    /// The transaction that has written the row of a row lease has ended.
+    fn ended(&mut self, id: Id) {
+        if let Some(l) = self.leases.get_mut(&id) {
+            l.touched -= 1;
+            l.beat_at = l.beat_at.min(self.now);
+            self.end_by_clock(None);
+        }
+    }
+
+    fn close(&mut self) {
+        self.closed_at.get_or_insert(self.now);
+        for id in self.requests.keys().copied().collect::<Vec<_>>() {
+            self.finish(id, Some(Denial::Closed), None);
+        }
+        for id in self.ids(Lease::holds) {
+            self.give_back(id, false);
+        }
+    }
+
+    fn died(&mut self) {
+        for id in self.ids(Lease::holds) {
+            self.lose(id, Reason::Keeper, self.leases[&id].names.clone());
+        }
+    }
+
+    // What the connections say
+
+    fn sent(&mut self, number: u64) {
+        let now = self.now;
+        if let Some(call) = self.calls.get_mut(&number).filter(|call| call.sent.is_none()) {
+            (call.sent, call.until) = (Some(now), now + call.limit);
+            self.is_sent(number);
+        }
+    }
+
+    fn is_sent(&mut self, number: u64) {
+        let Pending { about, verb, .. } = &self.calls[&number];
+        if let (About::Leases(leases), Verb::Keep | Verb::KeepRow) = (about, verb) {
+            for (id, _) in leases {
+                self.leases.get_mut(id).into_iter().for_each(|l| l.is_answered = false);
+            }
+        }
+    }
+
+    fn answered(&mut self, number: u64, answer: Answer) {
+        let Some(call) = self.over(number) else { return };
+        (self.is_out, self.is_loss_logged) = (false, false);
+        if let Some(connection) = self.connections.get_mut(&call.on) {
+            connection.errors = 0;
+            if connection.place.is_none() {
+                self.connections.remove(&call.on);
+                self.effects.push(Effect::HangUp(call.on));
+            }
+        }
+        let sent = call.sent.unwrap_or(self.now);
+        match (call.about, answer) {
+            (About::Acquire(id), Answer::Granted(token)) => {
+                self.granted(id, token, sent, None);
+                self.settle(id);
+                self.leave(id);
+            }
+            (About::Acquire(id), Answer::Taken { holder, remaining, state }) => {
+                self.taken(id, sent, holder, remaining, &state);
+            }
+            (About::Leases(leases), Answer::Kept(outcomes)) => self.kept(&leases, &outcomes, sent),
+            (About::Leases(leases), Answer::KeptRows(rows)) => self.kept_rows(&leases, &rows, sent),
+            (About::Leases(leases), Answer::LookedRows(rows)) => {
+                self.looked_rows(&leases, &rows, sent);
+            }
+            (About::Release(number), Answer::Released(is)) => self.release_answered(number, &is),
+            (About::Undo(number), Answer::Undone(count)) => self.undone(number, count),
+            _ => unreachable!("a call is answered by its own rows"),
+        }
+    }
+
+    fn disconnected(&mut self, on: u64) {
+        match self.calls.iter().find(|(_, call)| call.on == on) {
+            Some((&number, _)) => self.call_failed(number, "ended", true),
+            None => self.forget(on),
+        }
+    }
+
+    // What can be asked at any time
+
+    pub fn remaining(&self, now: i64, id: Id) -> i64 {
+        self.leases.get(&id).map_or(0, |l| l.remaining(now))
+    }
+
+    /// When to tick, at the latest; `NEVER` if there is nothing to do.
+    pub fn wake(&self, now: i64) -> i64 {
+        let is_free = self.calling.is_none();
+        let mut next = NEVER;
+        let mut at = |time: i64| next = next.min(time);
+        self.calls.values().for_each(|call| at(call.until));
+        for release in self.releases.values() {
+            at(release.until);
+            if is_free {
+                at(release.at);
+            }
+        }
+        self.undos.values().filter(|undo| !undo.is_calling).for_each(|undo| at(undo.at));
+        for r in self.requests.values().filter(|r| r.waits_for_turn()) {
+            at(r.until + LONGEST_QUEUE);
+            if r.undoing.is_none() && (r.is_own() || is_free) {
+                at(r.at);
+            }
+        }
+        for l in self.leases.values().filter(|l| l.lives()) {
+            at(l.at_most.min(now + LOOK_AGAIN));
+            if l.touched == 0 {
+                at(l.deadline);
+            }
+            if !l.rests() && !l.is_calling && (is_free || self.is_own(l)) {
+                at(l.beat_at);
+            }
+        }
+        if let Some(closed_at) = self.closed_at.filter(|_| !self.is_done) {
+            at(closed_at + CLOSING);
+        }
+        if next == NEVER { NEVER } else { next.min(now + LOOK_AGAIN).max(now) }
+    }
+
+    // The clock goes first, whatever comes
+
+    fn end_by_clock(&mut self, answered: Option<u64>) {
+        let now = self.now;
+        for id in self.ids(|l| l.lives() && l.deadline.min(l.at_most) <= now) {
+            let l = &self.leases[&id];
+            if l.holds() && l.at_most <= now {
+                self.lose(id, Reason::AtMost, l.names.clone());
+            } else if l.deadline <= now && l.touched == 0 {
+                // A renewal without an answer may have come through all the same.
+                let rest = if l.is_answered { Vec::new() } else { l.names.clone() };
+                self.lose(id, Reason::Deadline, rest);
+            }
+        }
+        let is_late = !self.is_done && self.closed_at.is_some_and(|at| now >= at + CLOSING);
+        let is_over =
+            |number: u64, call: &Pending| Some(number) != answered && call.until <= now || is_late;
+        for number in keys(&self.calls, is_over) {
+            self.call_failed(number, "no answer", true);
+        }
+        if is_late {
+            self.undos.clear();
+        }
+        let is_over =
+            |_, release: &Release| !release.is_calling && (is_late || release.until <= now);
+        for number in keys(&self.releases, is_over) {
+            self.unconfirmed(number);
+        }
+        for id in keys(&self.requests, |_, r| r.waits_for_turn()) {
+            let r = &self.requests[&id];
+            if r.undoing.is_some() && now >= r.until {
+                self.finish(id, Some(Denial::NoAnswer), None);
+            } else if now >= r.until + LONGEST_QUEUE {
+                self.finish(id, Some(Denial::NoConnection), None);
+            }
+        }
+    }
+
+    // Calls: one at a time on the connection that all share, where none waits for anybody
+
+    fn send(&mut self) {
+        let now = self.now;
+        for id in keys(&self.requests, |_, r| r.is_own() && r.is_due(now)) {
+            self.try_to_acquire(id);
+        }
+        for number in keys(&self.undos, |_, undo| !undo.is_calling && undo.at <= now) {
+            self.send_undo(number);
+        }
+        for id in self.ids(|l| self.is_own(l) && !l.is_calling && l.beat_at <= now) {
+            self.keep(vec![id], Place::Lease(id));
+        }
+        if self.calling.is_none() {
+            self.send_shared();
+        }
+        self.rest();
+    }
+
+    fn send_shared(&mut self) {
+        let now = self.now;
+        let due = self.leases.values().filter(|l| self.is_beat_due(l, now));
+        let beat = due.min_by_key(|l| l.beat_at);
+        let release = self.releases.iter().find(|(_, release)| release.at <= now);
+        let request = self.requests.iter().find(|(_, r)| !r.is_own() && r.is_due(now));
+        let (release, request) = (release.map(|(&at, _)| at), request.map(|(&id, _)| id));
+        // Heartbeats go first. After two of them something else has its turn.
+        let is_others_turn = self.beats >= MOST_BEATS && (release.is_some() || request.is_some());
+        if let Some(beat) = beat.filter(|_| !is_others_turn) {
+            let along = self.along(beat);
+            self.beats += 1;
+            self.keep(along, Place::Shared);
+            return;
+        }
+        self.beats = 0;
+        if let Some(number) = release {
+            self.send_release(number);
+        } else if let Some(id) = request {
+            self.try_to_acquire(id);
+        }
+    }
+
+    /// True while the lease is confirmed over a connection of its own.
+    fn is_own(&self, l: &Lease) -> bool {
+        l.state == State::Confirming && self.on(Place::Lease(l.id)).is_some()
+    }
+
+    fn is_beat_due(&self, l: &Lease, by: i64) -> bool {
+        l.lives() && !l.rests() && !l.is_calling && l.beat_at <= by && !self.is_own(l)
+    }
+
+    /// The leases that are renewed with this one: those that are due soon, the earliest first.
+    fn along(&self, first: &Lease) -> Vec<Id> {
+        let by_itself = |l: &Lease| l.is_alone || l.is_managed;
+        if by_itself(first) {
+            return vec![first.id];
+        }
+        let is_like = |l: &&Lease| {
+            let is_due = self.is_beat_due(l, self.now + l.ttl / 6);
+            is_due && l.table == first.table && !by_itself(l)
+        };
+        let mut due: Vec<_> = self.leases.values().filter(is_like).collect();
+        due.sort_by_key(|l| l.beat_at);
+        let count = fitting(MOST_PAIRS, due.iter().map(|l| l.names.len()));
+        due[..count].iter().map(|l| l.id).collect()
+    }
+
+    fn keep(&mut self, ids: Vec<Id>, place: Place) {
+        let verb = match self.leases[&ids[0]].table {
+            Some(_) => Verb::KeepRow,
+            None => Verb::Keep,
+        };
+        self.call_of_leases(verb, ids, place);
+    }
+
+    fn call_of_leases(&mut self, verb: Verb, ids: Vec<Id>, place: Place) {
+        let mut call = Call { verb, limit: self.limit(NEVER), ..Call::default() };
+        let mut about = Vec::new();
+        for id in ids {
+            let Some(l) = self.leases.get_mut(&id) else { continue };
+            l.is_calling = true;
+            about.push((id, l.names.len()));
+            call.table.clone_from(&l.table);
+            call.names.extend(l.names.iter().cloned());
+            call.tokens.extend(l.names.iter().map(|_| l.token));
+            call.ttls.extend(l.names.iter().map(|_| l.ttl));
+        }
+        self.start(place, About::Leases(about), call);
+    }
+
+    /// Sends a call, over the connection of that place, which is opened if there is none.
+    fn start(&mut self, place: Place, about: About, mut call: Call) {
+        self.last_call += 1;
+        let (number, limit, verb) = (self.last_call, call.limit, call.verb);
+        let (on, sent, until) = match self.on(place) {
+            Some(on) => (on, Some(self.now), self.now + limit),
+            None => {
+                self.last_connection += 1;
+                let connection = Connection { place: Some(place), errors: 0 };
+                self.connections.insert(self.last_connection, connection);
+                (self.last_connection, None, self.now + limit.max(SHORTEST_OPENING))
+            }
+        };
+        if place == Place::Shared {
+            self.calling = Some(number);
+        }
+        self.calls.insert(number, Pending { about, verb, on, sent, until, limit });
+        if sent.is_some() {
+            self.is_sent(number);
+        }
+        (call.number, call.on, call.opens) = (number, on, sent.is_none());
+        self.effects.push(Effect::Call(call));
+    }
+
+    /// A third of the smallest ttl of all that are held, and of what is asked for.
+    fn limit(&self, ttl: i64) -> i64 {
+        let ttls = self.leases.values().filter(|l| l.lives()).map(|l| l.ttl);
+        (ttls.fold(ttl, i64::min) / 3).min(LONGEST_CALL)
+    }
+
+    /// How long conflicts and releases are tried again.
+    fn patience(&self, ttl: i64) -> i64 {
+        self.limit(ttl).max(LEAST_PATIENCE)
+    }
+
+    fn pause(&self, ttl: i64) -> i64 {
+        spread((ttl / 12).clamp(SHORTEST_PAUSE, LONGEST_PAUSE), self.spread)
+    }
+
+    fn ids(&self, is: impl Fn(&Lease) -> bool) -> Vec<Id> {
+        self.leases.values().filter(|l| is(l)).map(|l| l.id).collect()
+    }
+
+    /// Takes a call that has ended out of the calls.
+    fn over(&mut self, number: u64) -> Option<Pending> {
+        let call = self.calls.remove(&number)?;
+        self.calling.take_if(|calling| *calling == number);
+        match &call.about {
+            About::Acquire(id) => {
+                self.requests.get_mut(id).into_iter().for_each(|r| r.is_asking = false);
+            }
+            About::Leases(leases) => {
+                for (id, _) in leases {
+                    self.leases.get_mut(id).into_iter().for_each(|l| l.is_calling = false);
+                }
+            }
+            About::Release(number) => {
+                self.releases.get_mut(number).into_iter().for_each(|one| one.is_calling = false);
+            }
+            About::Undo(number) => {
+                self.undos.get_mut(number).into_iter().for_each(|one| one.is_calling = false);
+            }
+        }
+        Some(call)
+    }
+
+    // Connections
+
+    fn on(&self, place: Place) -> Option<u64> {
+        let mut all = self.connections.iter();
+        all.find(|(_, one)| one.place == Some(place)).map(|(&number, _)| number)
+    }
+
+    fn call_failed(&mut self, number: u64, code: &str, is_broken: bool) {
+        let Some(call) = self.over(number) else { return };
+        let is_opening = call.sent.is_none();
+        let code = if is_opening && code == "no answer" { "connect" } else { code };
+        let counts = !is_conflict(code) && code != "55P03" && call.verb != Verb::KeepRow;
+        if let Some(connection) = self.connections.get_mut(&call.on) {
+            connection.errors += u32::from(counts);
+            let is_leaving = connection.place.is_none();
+            // After a second error in a row another connection is tried.
+            let is_of_no_use = is_opening || is_broken || code == "panicked";
+            if is_of_no_use || is_of_connection(code) || connection.errors > 1 || is_leaving {
+                self.effects.push(Effect::Cut(call.on));
+                self.forget(call.on);
+            }
+        }
+        match call.about {
+            About::Acquire(id) => self.acquire_failed(id, &call, code),
+            About::Leases(ref leases) => self.keep_failed(leases, call.verb, code, is_opening),
+            About::Release(number) => self.release_failed(number, code, is_opening),
+            About::Undo(number) => self.undo_failed(number, code),
+        }
+    }
+
+    /// Forgets a connection, which has ended. A session lease ends with its connection.
+    fn forget(&mut self, on: u64) {
+        let connection = self.connections.remove(&on);
+        if let Some(Place::Lease(id)) = connection.and_then(|connection| connection.place)
+            && self.leases.get(&id).is_some_and(|l| l.is_session && l.lives())
+        {
+            self.lose(id, Reason::Session, Vec::new());
+        }
+    }
+
+    /// Ends a connection that nobody needs any more, after the call on it.
+    fn hang_up(&mut self, place: Place) {
+        let Some(on) = self.on(place) else { return };
+        if self.calls.values().any(|call| call.on == on) {
+            self.connections.insert(on, Connection { place: None, errors: 0 });
+        } else {
+            self.connections.remove(&on);
+            self.effects.push(Effect::HangUp(on));
+        }
+    }
+
+    fn hand_over(&mut self, from: Place, to: Place) {
+        let connection = self.on(from).and_then(|on| self.connections.get_mut(&on));
+        connection.into_iter().for_each(|connection| connection.place = Some(to));
+    }
+
+    /// Ends the shared connection with the last lease, and tells when a closed fence is done.
+    fn rest(&mut self) {
+        let is_idle = self.calls.is_empty() && self.releases.is_empty() && self.requests.is_empty();
+        if !is_idle || self.leases.values().any(Lease::lives) {
+            return;
+        }
+        if self.closed_at.is_some() && !self.is_done {
+            self.is_done = true;
+            self.undos.clear();
+            let left = take(&mut self.connections).into_keys();
+            self.effects.extend(left.map(Effect::HangUp));
+            self.effects.push(Effect::Closed);
+        } else if self.undos.is_empty() {
+            self.hang_up(Place::Shared);
+        }
+    }
+
+    // Renewals
+
+    fn kept(&mut self, leases: &[(Id, usize)], outcomes: &[Outcome], sent: i64) {
+        let mut rest = outcomes;
+        let mut answers = Vec::new();
+        for (id, count) in leases {
+            let (mine, others) = rest.split_at(*count);
+            answers.push((*id, mine));
+            rest = others;
+        }
+        let got_on = answers.iter().any(|(_, of)| of.iter().all(|one| one.is == "kept"));
+        for (id, of) in answers {
+            self.renewal(id, of, sent, got_on);
+        }
+    }
+
+    fn kept_rows(&mut self, leases: &[(Id, usize)], rows: &[Option<i64>], sent: i64) {
+        let mut missing = Vec::new();
+        for ((id, _), row) in leases.iter().zip(rows) {
+            let Some(l) = self.leases.get_mut(id).filter(|l| l.lives()) else { continue };
+            let Some(remaining) = *row else {
+                missing.push(*id);
+                continue;
+            };
+            l.is_alone = false;
+            let again_in = Some(remaining / 3);
+            let is = "kept".to_owned();
+            let kept = Outcome { is, remaining: Some(remaining), again_in, ..Outcome::default() };
+            self.renewal(*id, &[kept], sent, true);
+        }
+        if !missing.is_empty() {
+            self.call_of_leases(Verb::LookRow, missing, Place::Shared);
+        }
+    }
+
+    fn looked_rows(&mut self, leases: &[(Id, usize)], rows: &[Option<bool>], sent: i64) {
+        for ((id, _), row) in leases.iter().zip(rows) {
+            let Some(l) = self.leases.get(id) else { continue };
+            // A row that is held is locked, mostly by its own worker's transaction. Any other one
+            // is not ours, or was given up under our token.
+            let again_in = Some(((l.deadline - self.now) / 10).max(SHORTEST_PAUSE));
+            let is = if *row == Some(false) { "later" } else { "lost" }.to_owned();
+            self.renewal(*id, &[Outcome { is, again_in, ..Outcome::default() }], sent, true);
+        }
+    }
+
+    /// Takes the outcomes of the names of a lease.
+    fn renewal(&mut self, id: Id, of: &[Outcome], sent: i64, got_on: bool) {
+        let (now, pause) = (self.now, self.leases.get(&id).map_or(0, |l| self.pause(l.ttl)));
+        let Some(l) = self.leases.get_mut(&id).filter(|l| l.lives()) else { return };
+        l.is_answered = true;
+        let count = |is: &str| of.iter().filter(|one| one.is == is).count();
+        let (gone, refused) = (count("lost"), count("refused"));
+        let again = of.iter().filter_map(|one| one.again_in).min();
+        if gone + refused > 0 {
+            if l.resting > 0 {
+                return;
+            }
+            if l.is_ending && gone == of.len() {
+                return self.released(id);
+            }
+            let is_left = |one: &Outcome| of.len() > 1 && matches!(&*one.is, "kept" | "later");
+            let rest = l.names.iter().zip(of).filter(|(_, one)| is_left(one));
+            let rest = rest.map(|(name, _)| name.clone()).collect();
+            let is_denied = |one: &Outcome| one.is == "refused" && one.code == "42501";
+            l.is_other_role = gone == 0 && of.iter().any(is_denied);
+            self.lose(id, if gone > 0 { Reason::Gone } else { Reason::Refused }, rest);
+        } else if count("kept") == of.len() {
+            let remaining = of.iter().map(|one| one.remaining.unwrap_or(0)).min().unwrap_or(0);
+            self.renewed(id, sent, remaining, again.unwrap_or(NEVER));
+        } else {
+            l.shake();
+            let least = l.least(l.deadline - now);
+            l.beat_at = now
+                + match again {
+                    Some(0) if got_on => 0,
+                    None | Some(0) => pause.max(least),
+                    Some(again) => again.max(least),
+                };
+        }
+    }
+
+    fn renewed(&mut self, id: Id, sent: i64, remaining: i64, again: i64) {
+        let now = self.now;
+        let Some(l) = self.leases.get_mut(&id) else { return };
+        let (deadline, least) = (sent + window(remaining), l.least(remaining));
+        l.beat_at = sent + again.max(least).min((remaining / 3).max(least));
+        if deadline <= now {
+            return;
+        }
+        let was = l.state;
+        (l.deadline, l.state, l.is_ending) = (deadline, State::Held, false);
+        if was == State::Confirming {
+            if !l.is_session {
+                self.hang_up(Place::Lease(id));
+            }
+            self.acquired(id);
+            self.settle(id);
+        } else {
+            let event = l.event(now, EventKind::Renewed);
+            self.effects.push(event);
+        }
+    }
+
+    fn keep_failed(&mut self, leases: &[(Id, usize)], verb: Verb, code: &str, is_opening: bool) {
+        let ids: Vec<_> = leases.iter().map(|(id, _)| *id).collect();
+        let ids: Vec<_> = ids.into_iter().filter(|id| self.leases.contains_key(id)).collect();
+        let is_of_connection = is_opening || is_of_connection(code) || code == "panicked";
+        let is_of_rows = verb != Verb::Keep && !is_of_connection;
+        if is_of_rows && leases.len() > 1 {
+            // The error may be of one row, so each is asked for by itself.
+            for id in ids {
+                let now = self.now;
+                let rows = self.leases.get_mut(&id).into_iter();
+                rows.for_each(|l| (l.is_alone, l.beat_at) = (true, now));
+            }
+            return;
+        }
+        let reason = match code {
+            _ if is_of_connection => None,
+            _ if is_of_rows && code.starts_with("PF") => Some(Reason::Gone),
+            "42501" | "42883" | "3F000" => Some(Reason::Refused),
+            _ => None,
+        };
+        let smallest = ids.iter().map(|id| self.leases[id].ttl).min().unwrap_or(NEVER);
+        let mut again = self.now + self.pause(smallest);
+        let lives = ids.iter().any(|id| self.leases[id].lives());
+        if code == "unsent" {
+            again = self.now;
+        } else if code == "panicked" {
+            self.died();
+        } else if reason.is_none() && !self.is_out && lives {
+            self.effects.push(Effect::NotRenewed(code.to_owned()));
+            self.is_out = true;
+            if self::is_of_connection(code) {
+                again = self.now;
+            }
+        }
+        for id in ids {
+            let Some(l) = self.leases.get_mut(&id).filter(|l| l.lives()) else { continue };
+            l.beat_at = again;
+            l.shake();
+            if let Some(reason) = reason.filter(|_| l.resting == 0) {
+                self.lose(id, reason, Vec::new());
+            }
+        }
+    }
+
+    // Acquires
+
+    fn try_to_acquire(&mut self, id: Id) {
+        let (of_all, now) = (self.limit(NEVER), self.now);
+        let Some(r) = self.requests.get_mut(&id) else { return };
+        r.is_asking = true;
+        let own = (r.ask.ttl / 3).clamp(LEAST_PATIENCE, LONGEST_CALL);
+        // A longer portion would hold back vacuum.
+        let is_waiting = r.is_own() && r.is_one();
+        let wait = if is_waiting { (r.until - now).clamp(0, PORTION) } else { 0 };
+        let limit = wait + if r.is_own() { own } else { own.min(of_all) };
+        let place = if r.is_own() { Place::Request(id) } else { Place::Shared };
+        let call = Call {
+            verb: Verb::Acquire,
+            acquire: Some(id),
+            names: r.ask.names.clone(),
+            holder: r.holder(),
+            reclaims: r.ask.reclaims || r.doubt.is_some() && r.reclaims(),
+            wait,
+            limit,
+            ..Call::default()
+        };
+        self.start(place, About::Acquire(id), call);
+    }
+
+    fn granted(&mut self, id: Id, token: i64, sent: i64, row: Option<Row>) {
+        let now = self.now;
+        let Some(r) = self.requests.get_mut(&id) else { return };
+        (r.doubt, r.is_granted) = (None, true);
+        let (is_over, ttl, is_session) = (r.is_over, r.ask.ttl, r.ask.is_session);
+        let is_managed = row.as_ref().is_some_and(|row| row.is_managed);
+        let lease = Lease {
+            id,
+            names: r.ask.names.clone(),
+            token,
+            ttl,
+            is_session,
+            table: row.map(|row| row.table),
+            is_managed,
+            deadline: now + ttl,
+            beat_at: now,
+            longest: r.ask.at_most,
+            at_most: NEVER,
+            is_answered: true,
+            ..Lease::default()
+        };
+        self.leases.insert(id, lease);
+        let is_believed = now < sent + ttl / 3;
+        if is_session || !is_over && !is_believed {
+            // The server counts from a later moment: a renewal confirms the lease, over the same
+            // connection.
+            self.hand_over(Place::Request(id), Place::Lease(id));
+        }
+        if is_over {
+            self.give_back(id, false);
+        } else if is_believed && let Some(l) = self.leases.get_mut(&id) {
+            (l.state, l.deadline, l.beat_at) = (State::Held, sent + window(ttl), sent + ttl / 3);
+            self.acquired(id);
+        }
+    }
+
+    /// Tells that the lease is held from now on.
+    fn acquired(&mut self, id: Id) {
+        let Some(l) = self.leases.get_mut(&id) else { return };
+        l.is_told = true;
+        l.at_most = l.longest.map_or(NEVER, |longest| self.now + longest);
+        let event = l.event(self.now, EventKind::Acquired);
+        self.effects.push(event);
+    }
+
+    /// Answers an acquire when it is known whether its lease is held.
+    fn settle(&mut self, id: Id) {
+        if self.leases.get(&id).is_some_and(Lease::holds) {
+            self.finish(id, None, None);
+        }
+    }
+
+    fn taken(&mut self, id: Id, sent: i64, holder: String, remaining: i64, state: &str) {
+        let now = self.now;
+        let Some(r) = self.requests.get_mut(&id) else { return };
+        // Its own first call, whose answer was lost, is not committed yet.
+        let own = r.doubt.filter(|_| holder == r.holder());
+        if own.is_none() {
+            r.doubt.take_if(|doubt| now >= doubt.until);
+        }
+        let until = own.map_or(r.until, |doubt| r.until.max(doubt.until));
+        if r.is_over {
+            self.undo_doubt(id);
+            self.leave(id);
+        } else if now < until {
+            let is_portion = r.is_own() && r.is_one() && own.is_none();
+            r.at = if is_portion { (sent + AFTER_PORTION).max(now) } else { now + TRY_AGAIN };
+            r.at = r.at.min(until);
+        } else if own.is_some() {
+            self.finish(id, Some(Denial::NoAnswer), None);
+        } else {
+            let waits_for = match state {
+                "" => None,
+                "uncommitted" => Some(WaitsFor::Commit),
+                _ if remaining <= 0 => Some(WaitsFor::Guard),
+                _ => Some(WaitsFor::Ttl),
+            };
+            self.finish(id, Some(Denial::LeaseTaken { holder, remaining, waits_for }), None);
+        }
+    }
+
+    /// Answers an acquire, once. What was granted, or may be, and is nobody's, is given back.
+    fn finish(&mut self, id: Id, denial: Option<Denial>, sqlstate: Option<String>) {
+        let Some(r) = self.requests.get_mut(&id).filter(|r| !r.is_over) else { return };
+        r.is_over = true;
+        let is_told = !matches!(denial, None | Some(Denial::LeaseTaken { .. }));
+        let in_doubt = is_told && (r.doubt.is_some() || r.undoing.is_some());
+        let (is_asking, is_denied) = (r.is_asking, denial.is_some());
+        self.effects.push(Effect::Reply { id, denial, sqlstate, in_doubt });
+        if is_denied && self.leases.get(&id).is_some_and(Lease::lives) {
+            self.give_back(id, false);
+        }
+        if !is_asking {
+            self.undo_doubt(id);
+            self.leave(id);
+        }
+    }
+
+    fn leave(&mut self, id: Id) {
+        if self.requests.get(&id).is_some_and(|r| r.is_over && !r.is_asking) {
+            self.requests.remove(&id);
+            self.hang_up(Place::Request(id));
+        }
+    }
+
+    fn acquire_failed(&mut self, id: Id, call: &Pending, code: &str) {
+        let now = self.now;
+        let patience = self.requests.get(&id).map_or(0, |r| self.patience(r.ask.ttl));
+        let Some(r) = self.requests.get_mut(&id) else { return };
+        if code == "unsent" {
+            r.at = now;
+            return self.leave(id);
+        }
+        if let Some(sent) = call.sent.filter(|_| is_doubtful(code) && !r.ask.is_session) {
+            r.doubt.get_or_insert(Doubt { sent, until: sent + call.limit });
+        }
+        if r.is_over {
+            self.undo_doubt(id);
+            return self.leave(id);
+        }
+        r.tries += 1;
+        let (mut until, mut longest) = (r.until, longest_wait(r.ask.ttl));
+        if is_conflict(code) {
+            (until, longest) = (until.max(r.begun + patience), TRY_AGAIN);
+        }
+        let may_pass = is_conflict(code) || is_of_connection(code);
+        let (is_doubt, reclaims) = (r.doubt.is_some(), r.reclaims());
+        let is_stuck = is_doubt && r.ask.is_named && !r.ask.reclaims;
+        if is_doubt && reclaims && r.tries == 1 && is_of_connection(code) {
+            r.at = now;
+        } else if !may_pass || is_stuck || now >= until {
+            let is_state = code.len() == 5 && code.to_uppercase() == code;
+            let sqlstate = is_state.then(|| code.to_owned());
+            self.finish(id, Some(denial(code, call.sent.is_none() && !is_doubt)), sqlstate);
+        } else if is_doubt && !reclaims {
+            // The next try has another holder, so that an undo that comes late does not meet its
+            // grant.
+            r.at = now;
+            let undo = self.undo_doubt(id);
+            self.requests.get_mut(&id).into_iter().for_each(|r| {
+                r.undoing = undo;
+                r.series += 1;
+            });
+        } else {
+            let pause = spread(growing(r.tries, longest), self.spread);
+            r.at = now + pause.min((until - now).max(1));
+        }
+    }
+
+    /// Has released what may have been granted, if the holder is nobody else's.
+    fn undo_doubt(&mut self, id: Id) -> Option<u64> {
+        let r = self.requests.get_mut(&id)?;
+        if r.ask.is_named || self.is_done {
+            return None;
+        }
+        let doubt = r.doubt.take()?;
+        let undo = Undo {
+            names: r.ask.names.clone(),
+            holder: r.holder(),
+            ttl: r.ask.ttl,
+            at: self.now,
+            until: doubt.until,
+            gives_up_at: doubt.sent + r.ask.ttl,
+            tries: 0,
+            is_calling: false,
+        };
+        self.last_number += 1;
+        self.undos.insert(self.last_number, undo);
+        Some(self.last_number)
+    }
+
+    fn send_undo(&mut self, number: u64) {
+        let Some(undo) = self.undos.get_mut(&number) else { return };
+        undo.is_calling = true;
+        let call = Call {
+            verb: Verb::Undo,
+            names: undo.names.clone(),
+            holder: undo.holder.clone(),
+            limit: (undo.ttl / 3).clamp(LEAST_PATIENCE, LONGEST_CALL),
+            ..Call::default()
+        };
+        self.start(Place::Undo(number), About::Undo(number), call);
+    }
+
+    fn undone(&mut self, number: u64, released: i64) {
+        let now = self.now;
+        for r in self.requests.values_mut() {
+            if r.undoing.take_if(|undoing| *undoing == number).is_some() {
+                r.at = now;
+            }
+        }
+        let Some(undo) = self.undos.get_mut(&number) else { return };
+        undo.tries += 1;
+        if released > 0 || now >= undo.until {
+            self.end_undo(number);
+        } else {
+            // The call that it is about may still come.
+            undo.at = (now + TRY_AGAIN).min(undo.until);
+        }
+    }
+
+    fn undo_failed(&mut self, number: u64, code: &str) {
+        let Some(undo) = self.undos.get_mut(&number) else { return };
+        undo.tries += 1;
+        let pause = spread(growing(undo.tries, LONGEST_PAUSE), self.spread);
+        undo.at = self.now + if code == "unsent" { 0 } else { pause };
+        let may_pass = is_of_connection(code) || is_locked(code) || code == "panicked";
+        if !may_pass || undo.at >= undo.gives_up_at {
+            self.end_undo(number);
+        }
+    }
+
+    fn end_undo(&mut self, number: u64) {
+        self.undos.remove(&number);
+        self.hang_up(Place::Undo(number));
+    }
+
+    // What is given back
+
+    fn give_back(&mut self, id: Id, is_in_doubt: bool) {
+        let Some(l) = self.leases.get(&id) else { return };
+        let (until, is_session) = (self.now + self.patience(l.ttl), l.is_session);
+        let is_in_doubt = is_in_doubt || l.is_ending || l.rests();
+        let is_alone = is_in_doubt || l.table.is_some();
+        if !is_session {
+            self.hang_up(Place::Lease(id));
+        }
+        let leases = self.leases.remove(&id).into_iter().collect();
+        let (at, tries, is_calling) = (self.now, 0, false);
+        self.add(Release { leases, at, until, tries, is_calling, is_in_doubt, is_alone });
+    }
+
+    fn add(&mut self, release: Release) {
+        self.last_number += 1;
+        self.releases.insert(self.last_number, release);
+    }
+
+    /// Releases that are queued go together.
+    fn send_release(&mut self, number: u64) {
+        let now = self.now;
+        let Some(first) = self.releases.get(&number) else { return };
+        if !first.is_alone {
+            let due = |_, one: &Release| !one.is_alone && one.at <= now && !one.is_calling;
+            let due = keys(&self.releases, due);
+            let sizes = due
+                .iter()
+                .map(|number| self.releases[number].leases.iter().map(|l| l.names.len()).sum());
+            let count = fitting(MOST_RELEASED, sizes);
+            for other in &due[1..count] {
+                let Some(mut other) = self.releases.remove(other) else { continue };
+                let Some(first) = self.releases.get_mut(&number) else { return };
+                first.leases.append(&mut other.leases);
+                first.until = first.until.min(other.until);
+                first.is_in_doubt |= other.is_in_doubt;
+            }
+        }
+        let of_all = self.limit(NEVER);
+        let Some(release) = self.releases.get_mut(&number) else { return };
+        release.is_calling = true;
+        let smallest = release.leases.iter().map(|l| l.ttl).min().unwrap_or(NEVER);
+        let limit = of_all.min((smallest / 3).max(LEAST_PATIENCE));
+        let table = release.leases[0].table.clone();
+        let mut call = Call { verb: Verb::Release, limit, table, ..Call::default() };
+        for l in &release.leases {
+            call.names.extend(l.to_release().iter().cloned());
+            call.tokens.extend(l.to_release().iter().map(|_| l.token));
+        }
+        self.start(Place::Shared, About::Release(number), call);
+    }
+
+    fn release_answered(&mut self, number: u64, is: &[bool]) {
+        let Some(release) = self.releases.remove(&number) else { return };
+        let mut is = is.iter();
+        for l in release.leases {
+            let gone = is.by_ref().take(l.to_release().len()).filter(|is| !**is).count();
+            let has_session = !l.is_session || self.on(Place::Lease(l.id)).is_some();
+            let is_known = !release.is_in_doubt && l.table.is_none() && self.now < l.deadline;
+            if l.lives() && gone > 0 && is_known && has_session && l.is_told {
+                self.count_loss(Reason::Gone);
+                self.effects.push(l.event(self.now, EventKind::Lost(Reason::Gone)));
+                self.hang_up(Place::Lease(l.id));
+            } else {
+                self.given_back(&l, true);
+            }
+        }
+    }
+
+    /// Ends a release without an answer: the server keeps the leases until their ttl.
+    fn unconfirmed(&mut self, number: u64) {
+        let Some(release) = self.releases.remove(&number) else { return };
+        for l in release.leases {
+            self.not_released += usize::from(l.lives());
+            self.given_back(&l, false);
+        }
+    }
+
+    fn release_failed(&mut self, number: u64, code: &str, is_opening: bool) {
+        let now = self.now;
+        let Some(release) = self.releases.get_mut(&number) else { return };
+        let is_locked = is_locked(code);
+        release.is_in_doubt |= !is_opening && is_doubtful(code);
+        if !is_locked && !is_of_connection(code) || now >= release.until {
+            return self.unconfirmed(number);
+        }
+        release.tries += 1;
+        // At once if the connection had only ended before, and one by one if a lock is in the way.
+        let is_first = release.tries == 1 && (!is_locked || release.leases.len() > 1);
+        let pause = ((release.until - now) / 4).max(SHORTEST_PAUSE);
+        release.at = now + if is_first || code == "unsent" { 0 } else { pause };
+        if is_locked && let Some(release) = self.releases.remove(&number) {
+            for lease in release.leases {
+                self.add(Release { leases: vec![lease], is_alone: true, ..release });
+            }
+        }
+    }
+
+    // Ends
+
+    fn lose(&mut self, id: Id, reason: Reason, rest: Vec<String>) {
+        let Some(l) = self.leases.get_mut(&id) else { return };
+        let has_rest = !rest.is_empty();
+        (l.state, l.reason, l.rest) = (State::Lost, Some(reason), rest);
+        if l.is_told {
+            let event = l.event(self.now, EventKind::Lost(reason));
+            self.effects.push(event);
+            return self.count_loss(reason);
+        }
+        if has_rest {
+            self.give_back(id, false);
+        } else {
+            self.leases.remove(&id);
+            self.hang_up(Place::Lease(id));
+        }
+        self.finish(id, Some(Denial::LeaseLost(reason)), None);
+    }
+
+    /// Losses by the same input, for the same reason, are one line of the log.
+    fn count_loss(&mut self, reason: Reason) {
+        match self.lost.iter_mut().find(|(of, _)| *of == reason) {
+            Some((_, count)) => *count += 1,
+            None => self.lost.push((reason, 1)),
+        }
+    }
+
+    fn released(&mut self, id: Id) {
+        if let Some(l) = self.leases.remove(&id) {
+            self.given_back(&l, true);
+        }
+    }
+
+    fn given_back(&mut self, l: &Lease, confirmed: bool) {
+        self.hang_up(Place::Lease(l.id));
+        if l.is_told && l.lives() {
+            self.effects.push(l.event(self.now, EventKind::Released { confirmed }));
+        }
+    }
+}
+
+fn keys<T>(all: &BTreeMap<u64, T>, is: impl Fn(u64, &T) -> bool) -> Vec<u64> {
+    all.iter().filter(|(number, one)| is(**number, one)).map(|(number, _)| *number).collect()
+}
+
+/// How many of these have no more than that together; one in any case.
+fn fitting(most: usize, sizes: impl Iterator<Item = usize>) -> usize {
+    let sums = sizes.scan(0, |sum, size| {
+        *sum += size;
+        Some(*sum)
+    });
+    sums.take_while(|sum| *sum <= most).count().max(1)
+}
+
+/// What is believed of a span that the server counts from a later moment, by another clock.
+fn window(span: i64) -> i64 {
+    span - (span + 49) / 50
+}
+
+fn spread(pause: i64, spread: i64) -> i64 {
+    pause - pause * spread / 4000
+}
+
+fn growing(tries: u32, longest: i64) -> i64 {
+    (FIRST_RETRY << (tries - 1).min(20)).min(longest)
+}
+
+fn longest_wait(ttl: i64) -> i64 {
+    (ttl / 3).clamp(SHORTEST_WAIT, LONGEST_PAUSE)
+}
+
+/// True if another connection may help.
+fn is_of_connection(code: &str) -> bool {
+    matches!(code, "connect" | "unsent" | "ended" | "no answer" | "25006" | "53300")
+        || code.starts_with("08")
+        || code.starts_with("57P0")
+}
+
+/// True if the statement may have been carried out all the same.
+fn is_doubtful(code: &str) -> bool {
+    let is_unread = matches!(code, "unreadable" | "panicked");
+    is_unread || is_of_connection(code) && !matches!(code, "unsent" | "25006" | "53300")
+}
+
+pub fn is_conflict(code: &str) -> bool {
+    matches!(code, "40001" | "40P01")
+}
+
+fn is_locked(code: &str) -> bool {
+    is_conflict(code) || code == "55P03"
+}
+
+fn denial(code: &str, is_opening: bool) -> Denial {
+    match code {
+        _ if is_opening => Denial::NoConnection,
+        _ if is_of_connection(code) || is_doubtful(code) => Denial::NoAnswer,
+        "42501" => Denial::NotGranted,
+        "42883" | "3F000" => Denial::NotInstalled,
+        _ => Denial::Refused,
+    }
+}
+
+/// One who leads, or waits to.
+#[derive(Default)]
+pub struct LeadState {
+    ttl: i64,
+    spread: i64,
+    failures: u32,
+    is_leading: bool,
+    since: i64,
+    /// The end of the pause.
+    at: Option<i64>,
+}
+
+#[derive(Debug)]
+pub enum Lead {
+    Acquire,
+    Work,
+    Pause(i64),
+    /// The end, which is by an error if it is not by the work or a stop.
+    End(Option<String>),
+    /// A line of the log; and the event `interrupted`, if it has led.
+    LeadsNoMore {
+        cause: String,
+        has_led: bool,
+    },
+}
+
+impl LeadState {
+    pub fn new(ttl: i64, spread: i64) -> LeadState {
+        LeadState { ttl, spread, ..LeadState::default() }
+    }
+
+    pub fn start(&mut self) -> Vec<Lead> {
+        self.at = None;
+        vec![Lead::Acquire]
+    }
+
+    pub fn granted(&mut self, now: i64) -> Vec<Lead> {
+        (self.is_leading, self.since) = (true, now);
+        vec![Lead::Work]
+    }
+
+    pub fn work_done(&mut self) -> Vec<Lead> {
+        vec![Lead::End(None)]
+    }
+
+    /// The cause is the kind of the work's error. A lost lease is no end, whatever the error says.
+    pub fn work_failed(&mut self, now: i64, cause: &str, is_lost: bool) -> Vec<Lead> {
+        if !is_lost && !passes(cause) {
+            return vec![Lead::End(Some("work failed".to_owned()))];
+        }
+        if now - self.since >= self.ttl.min(60_000) {
+            self.failures = 0;
+        }
+        self.again(now, cause)
+    }
+
+    pub fn not_granted(&mut self, now: i64, cause: &str) -> Vec<Lead> {
+        if passes(cause) { self.again(now, cause) } else { vec![Lead::End(Some(cause.to_owned()))] }
+    }
+
+    /// Lets the work end by itself.
+    pub fn stop(&mut self) -> Vec<Lead> {
+        self.at = None;
+        if self.is_leading { Vec::new() } else { vec![Lead::End(None)] }
+    }
+
+    pub fn tick(&mut self, now: i64) -> Vec<Lead> {
+        if self.at.is_some_and(|at| now >= at) { self.start() } else { Vec::new() }
+    }
+
+    /// An outage is one line of the log. A candidate that has not led tells no event.
+    fn again(&mut self, now: i64, cause: &str) -> Vec<Lead> {
+        let mut all = Vec::new();
+        if self.failures == 0 {
+            all.push(Lead::LeadsNoMore { cause: cause.to_owned(), has_led: self.is_leading });
+        }
+        let shortest = (self.ttl / 12).max(SHORTEST_PAUSE);
+        let pause = (shortest << self.failures.min(20)).min(longest_wait(self.ttl));
+        let pause = spread(pause, self.spread);
+        self.failures += 1;
+        (self.is_leading, self.at) = (false, Some(now + pause));
+        all.push(Lead::Pause(pause));
+        all
+    }
+}
+
+fn passes(cause: &str) -> bool {
+    let of_lease = matches!(cause, "LeaseLost" | "LeaseTaken" | "TransactionLost");
+    let of_server = matches!(cause, "ConnectionLost" | "NoAnswer" | "NoConnection" | "passing");
+    of_lease || of_server
+}
+
+#[cfg(test)]
+#[path = "../tests/unit/lease_state.rs"]
+mod tests;

@@ -1,0 +1,326 @@
+//! Plays the vectors of `clients/spec/vectors`, whose format is in `clients/spec/README.md`.
+
+use super::*;
+use serde_json::{Value, json};
+use std::collections::HashMap;
+use std::path::Path;
+
+#[test]
+fn the_vectors_hold() {
+    let files = Path::new(env!("CARGO_MANIFEST_DIR")).join("../spec/vectors");
+    let mut count = 0;
+    let mut wrong = Vec::new();
+    for file in std::fs::read_dir(files).expect("the vectors are there") {
+        let path = file.expect("it is listed").path();
+        let text = std::fs::read_to_string(&path).expect("it is read");
+        let vectors: Vec<Value> = serde_json::from_str(&text).expect("it is JSON");
+        for vector in vectors {
+            count += 1;
+            if let Err(what) = Player::new(&vector).play(&vector) {
+                wrong.push(format!("{}, {}: {what}", path.display(), vector["name"]));
+            }
+        }
+    }
+    assert!(count > 200, "only {count} vectors were found");
+    assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// A machine, and a leader, with the numbers of the keys that the vector names.
+struct Player {
+    states: LeaseStates,
+    lead: LeadState,
+    ids: HashMap<String, Id>,
+    /// The keys and tokens of a call of rows.
+    pairs: HashMap<u64, Vec<(Value, Value)>>,
+}
+
+impl Player {
+    fn new(vector: &Value) -> Player {
+        let spread = vector["spread"].as_i64().unwrap_or(0);
+        let (states, lead) = (LeaseStates::new(spread), LeadState::new(0, spread));
+        Player { states, lead, ids: HashMap::new(), pairs: HashMap::new() }
+    }
+
+    fn play(mut self, vector: &Value) -> Result<(), String> {
+        for step in list(&vector["steps"]) {
+            let now = int(&step["at"]);
+            let is = self.effects(now, &step["in"]);
+            let expected = list(&step["out"]);
+            let is_like = |(is, expected): (&Value, &Value)| is_like(is, expected);
+            if is.len() != expected.len() || !is.iter().zip(expected).all(is_like) {
+                let (is, expected) = (json!(is).to_string(), step["out"].to_string());
+                return Err(format!("at {now}: {is:.500} instead of {expected:.500}"));
+            }
+            for (what, of) in ["held", "deadline", "next_beat"].map(|what| (what, &step[what])) {
+                for (key, expected) in of.as_object().into_iter().flatten() {
+                    let id = self.ids[key];
+                    let lease = self.states.leases.get(&id);
+                    let is = match what {
+                        "held" => json!(self.states.remaining(now, id) > 0),
+                        "deadline" => json!(lease.map(|lease| lease.deadline)),
+                        _ => json!(lease.map(|lease| lease.beat_at)),
+                    };
+                    if is != *expected {
+                        return Err(format!("at {now}: {what} of {key} is {is}, not {expected}"));
+                    }
+                }
+            }
+            let wake = json!(self.states.wake(now));
+            if step.get("wake").is_some_and(|expected| *expected != wake) {
+                return Err(format!("at {now}: wake is {wake}, not {}", step["wake"]));
+            }
+        }
+        Ok(())
+    }
+
+    /// The effects of an input, as the vectors write them.
+    fn effects(&mut self, now: i64, input: &Value) -> Vec<Value> {
+        let (what, of) = input.as_object().expect("an input").iter().next().expect("one input");
+        match what.as_str() {
+            "nothing" => return Vec::new(),
+            "lead" => return self.leads(now, of),
+            _ => {}
+        }
+        let input = self.input(what, of);
+        let effects = self.states.step(now, input);
+        effects.iter().map(|effect| self.written(effect, of)).collect()
+    }
+
+    fn input(&mut self, what: &str, of: &Value) -> Input {
+        let call = of["call"].as_u64().unwrap_or(0);
+        let ask = |names| Ask {
+            names,
+            ttl: int(&of["ttl"]),
+            wait: int(&of["wait"]),
+            holder: text(&of["holder"]),
+            is_named: of["named"] == true,
+            reclaims: of["reclaim"] == true,
+            is_session: of["session"] == true,
+            is_shared: of["shared"] == true,
+            at_most: of["at_most"].as_i64(),
+        };
+        let mut id = |key: &Value| {
+            let next = self.ids.len() as Id + 1;
+            *self.ids.entry(text(key)).or_insert(next)
+        };
+        match what {
+            "acquire" => {
+                let names = all(&of["names"]).iter().map(text).collect();
+                Input::Acquire(id(&of["id"]), ask(names))
+            }
+            "keep_row" => {
+                let table = text(&of["table"]).into();
+                let (is_managed, token) = (of["managed"] == true, int(&of["token"]));
+                let row = Row { table, is_managed, token, sent: of["sent"].as_i64() };
+                Input::KeepRow(id(&of["id"]), ask(vec![text(&of["key"])]), row)
+            }
+            "give_up" => Input::GiveUp(id(&of["id"])),
+            "release" => Input::Release(id(&of["key"])),
+            "check" => Input::Check(id(&of["key"])),
+            "last" => {
+                let stage = match of["stage"].as_str().expect("a stage") {
+                    "begins" => Stage::Begins,
+                    "committed" => Stage::Committed,
+                    "rolled back" => Stage::RolledBack,
+                    "in doubt" => Stage::InDoubt,
+                    "inner" => Stage::Inner,
+                    other => panic!("there is no stage {other}"),
+                };
+                Input::Last(list(&of["keys"]).iter().map(id).collect(), stage)
+            }
+            "touches" => Input::Touches(id(&of["key"])),
+            "ended" => Input::Ended(id(&of["key"])),
+            "suspect" => Input::Suspect(list(&of["keys"]).iter().map(id).collect()),
+            "close" => Input::Close,
+            "died" => Input::Died,
+            "tick" => Input::Tick,
+            "sent" => Input::Sent(call),
+            "answer" => Input::Answer(call, self.answer(call, of)),
+            "failed" => {
+                let (code, is_broken) = (text(&of["code"]), of["broken"] == true);
+                Input::Failed { call, code, is_broken }
+            }
+            "disconnected" => Input::Disconnected(of["on"].as_u64().expect("a connection")),
+            other => panic!("there is no input {other}"),
+        }
+    }
+
+    /// The rows as those of the statement that the call has sent.
+    fn answer(&self, call: u64, of: &Value) -> Answer {
+        let rows = all(&of["rows"]);
+        let Some(pending) = self.states.calls.get(&call) else { return Answer::Undone(0) };
+        let pairs = || self.pairs[&call].iter();
+        let find = |(key, token): &(Value, Value)| {
+            rows.iter().find(|row| row[0] == *key && row[1] == *token)
+        };
+        match pending.verb {
+            Verb::Acquire if of["taken"].is_object() => Answer::Taken {
+                holder: text(&of["taken"]["holder"]),
+                remaining: int(&of["taken"]["remaining"]),
+                state: text(&of["taken"]["state"]),
+            },
+            Verb::Acquire => Answer::Granted(int(&rows[0][1])),
+            Verb::Keep => {
+                let outcome = |row: &Value| Outcome {
+                    is: text(&row[0]),
+                    remaining: row[1].as_i64(),
+                    again_in: row[2].as_i64(),
+                    code: text(&row[3]),
+                };
+                Answer::Kept(rows.iter().map(outcome).collect())
+            }
+            Verb::KeepRow => {
+                Answer::KeptRows(pairs().map(|pair| find(pair).map(|row| int(&row[2]))).collect())
+            }
+            Verb::LookRow => Answer::LookedRows(
+                pairs().map(|pair| find(pair).map(|row| row[2] == "ended")).collect(),
+            ),
+            Verb::Release => Answer::Released(rows.iter().map(|row| !row.is_null()).collect()),
+            Verb::Undo => Answer::Undone(int(&rows[0])),
+        }
+    }
+
+    fn key(&self, id: Id) -> &str {
+        self.ids.iter().find(|(_, of)| **of == id).map(|(key, _)| key.as_str()).expect("a key")
+    }
+
+    fn written(&mut self, effect: &Effect, input: &Value) -> Value {
+        match effect {
+            Effect::Call(call) => {
+                let pairs = call.names.iter().zip(&call.tokens);
+                let pairs = pairs.map(|(key, token)| (json!(key), json!(token))).collect();
+                self.pairs.insert(call.number, pairs);
+                json!({
+                    "call": call.number, "on": call.on, "open": call.opens, "names": call.names,
+                    "tokens": call.tokens, "wait": call.wait, "limit": call.limit,
+                    "for": call.acquire.map(|id| self.key(id)), "holder": call.holder,
+                    "reclaim": call.reclaims, "table": call.table.as_deref(), "do": match call.verb {
+                        Verb::Acquire => "acquire",
+                        Verb::Keep => "keep",
+                        Verb::KeepRow => "keep_row",
+                        Verb::LookRow => "look_row",
+                        Verb::Release => "release",
+                        Verb::Undo => "undo",
+                    },
+                })
+            }
+            Effect::Cut(on) => json!({ "cut": on }),
+            Effect::HangUp(on) => json!({ "hang_up": on }),
+            Effect::Event { kind, id, token, remaining, is_other_role } => {
+                let (event, reason) = match kind {
+                    EventKind::Acquired => ("acquired", None),
+                    EventKind::Renewed => ("renewed", None),
+                    EventKind::Lost(reason) => ("lost", Some(reason.to_string())),
+                    EventKind::Released { confirmed: true } => ("released", None),
+                    EventKind::Released { .. } => ("released", Some("unconfirmed".to_owned())),
+                    EventKind::Interrupted => ("interrupted", None),
+                };
+                json!({
+                    "event": event, "key": self.key(*id), "token": token, "remaining": remaining,
+                    "reason": reason, "advice": is_other_role.then_some("other role"),
+                })
+            }
+            Effect::Reply { id, denial, sqlstate, in_doubt } => {
+                let name = format!("{denial:?}");
+                let name = name.trim_start_matches("Some(").split([' ', '(', ')']).next();
+                let mut reply = json!({
+                    "reply": self.key(*id), "sqlstate": sqlstate, "in_doubt": in_doubt,
+                    "error": denial.as_ref().and(name),
+                });
+                match denial {
+                    None => reply["leases"] = json!([self.key(*id)]),
+                    Some(Denial::LeaseLost(reason)) => reply["reason"] = json!(reason.to_string()),
+                    Some(Denial::LeaseTaken { holder, remaining, waits_for }) => {
+                        let waits_for = waits_for.map(|one| format!("{one:?}").to_lowercase());
+                        reply["holder"] = json!(holder);
+                        reply["remaining"] = json!(remaining);
+                        reply["waits_for"] = json!(waits_for);
+                    }
+                    Some(_) => {}
+                }
+                reply
+            }
+            Effect::Checked(why) => json!({
+                "reply": input["key"], "error": why.map(|_| "LeaseLost"),
+                "reason": why.map(|(reason, _)| reason.to_string()),
+                "advice": why.and_then(|(_, is)| is.then_some("other role")),
+            }),
+            Effect::NotRenewed(code) => json!({ "log": "not renewed", "code": code }),
+            Effect::Lost(reason, count) => {
+                json!({ "log": "lost", "reason": reason.to_string(), "count": count })
+            }
+            Effect::NotReleased(count) => json!({ "log": "not released", "count": count }),
+            Effect::Closed => json!({ "closed": true }),
+        }
+    }
+
+    fn leads(&mut self, now: i64, of: &Value) -> Vec<Value> {
+        let (lead, cause) = (&mut self.lead, text(&of["cause"]));
+        let all = match of["what"].as_str().expect("what a leader does") {
+            "start" => {
+                lead.ttl = int(&of["ttl"]);
+                lead.start()
+            }
+            "granted" => lead.granted(now),
+            "work done" => lead.work_done(),
+            "work failed" => lead.work_failed(now, &cause, of["lost"] == true),
+            "not granted" => lead.not_granted(now, &cause),
+            "stop" => lead.stop(),
+            "tick" => lead.tick(now),
+            other => panic!("a leader does not {other}"),
+        };
+        let written = all.into_iter().flat_map(|one| match one {
+            Lead::Acquire => vec![json!({ "lead": "acquire" })],
+            Lead::Work => vec![json!({ "lead": "work" })],
+            Lead::Pause(pause) => vec![json!({ "lead": "pause", "pause": pause })],
+            Lead::End(code) => vec![json!({ "lead": "end", "code": code })],
+            Lead::LeadsNoMore { cause, has_led } => {
+                let event = json!({ "event": "interrupted", "code": cause });
+                let log = json!({ "log": "leads no more", "code": cause });
+                [log].into_iter().chain(has_led.then_some(event)).collect()
+            }
+        });
+        written.collect()
+    }
+}
+
+/// True if all that is expected is there, in full. What is missing is 0, false or empty.
+fn is_like(is: &Value, expected: &Value) -> bool {
+    let nothing = [json!(0), json!(false), json!(""), json!([])];
+    expected.as_object().into_iter().flatten().all(|(key, expected)| {
+        let is = &is[key];
+        match expected.get("length") {
+            Some(length) => json!(is.as_array().map_or(0, Vec::len)) == *length,
+            None if is.is_null() => nothing.contains(expected),
+            None if expected.is_array() => *is == Value::Array(all(expected)),
+            None => is == expected,
+        }
+    })
+}
+
+/// Writes out the shorthands of a list: names with a prefix, and rows that are alike.
+fn all(of: &Value) -> Vec<Value> {
+    let mut written = Vec::new();
+    for one in list(of) {
+        match (one["count"].as_u64(), one["prefix"].as_str()) {
+            (Some(count), Some(prefix)) => {
+                written.extend((0..count).map(|at| json!(format!("{prefix}{at}"))));
+            }
+            (Some(count), None) => written.extend((0..count).map(|_| one["each"].clone())),
+            _ => written.push(one.clone()),
+        }
+    }
+    written
+}
+
+fn list(of: &Value) -> &[Value] {
+    of.as_array().map_or(&[], Vec::as_slice)
+}
+
+fn int(of: &Value) -> i64 {
+    of.as_i64().unwrap_or(0)
+}
+
+fn text(of: &Value) -> String {
+    of.as_str().unwrap_or_default().to_owned()
+}
