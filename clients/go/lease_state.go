@@ -478,7 +478,7 @@ func (s *leaseStates) wake(now int64) int64 {
 	}
 	for _, g := range s.giveBacks {
 		at(g.until)
-		if s.calling == nil {
+		if s.calling == nil && g.call == 0 {
 			at(g.at)
 		}
 	}
@@ -626,7 +626,8 @@ func (s *leaseStates) sendShared() {
 			beat = l
 		}
 	}
-	gives := slices.IndexFunc(s.giveBacks, func(g *giveBack) bool { return g.at <= s.now })
+	isDue := func(g *giveBack) bool { return g.at <= s.now && g.call == 0 }
+	gives := slices.IndexFunc(s.giveBacks, isDue)
 	asks := slices.IndexFunc(s.requests, func(r *request) bool { return !r.own() && s.isDue(r) })
 	// Heartbeats go first; after two of them something else has its turn.
 	switch isOthersTurn := s.beats >= mostBeats && (gives >= 0 || asks >= 0); {
@@ -1360,8 +1361,18 @@ func (s *leaseStates) sendRelease(g *giveBack) {
 	}
 	limit := min(s.limit(never), max(leastPatience, smallest/3))
 	c := &call{do: "release", giveBack: g, leases: g.leases, limit: limit}
-	s.start(c, &s.shared, effect{Table: g.leases[0].table})
+	s.start(c, s.releasesOn(g), effect{Table: g.leases[0].table})
 	g.call = c.number
+}
+
+// releasesOn is the connection of a session lease where there is no shared one.
+func (s *leaseStates) releasesOn(g *giveBack) *int {
+	own := &g.leases[0].session
+	isBusy := func(c *call) bool { return c.on == *own }
+	if s.shared > 0 || *own == 0 || len(g.leases) > 1 || slices.ContainsFunc(s.calls, isBusy) {
+		return &s.shared
+	}
+	return own
 }
 
 func (s *leaseStates) releaseAnswered(c *call, is []bool) {

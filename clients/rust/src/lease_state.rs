@@ -637,7 +637,7 @@ impl LeaseStates {
         self.calls.values().for_each(|call| at(call.until));
         for release in self.releases.values() {
             at(release.until);
-            if is_free {
+            if is_free && !release.is_calling {
                 at(release.at);
             }
         }
@@ -724,7 +724,8 @@ impl LeaseStates {
         let now = self.now;
         let due = self.leases.values().filter(|l| self.is_beat_due(l, now));
         let beat = due.min_by_key(|l| l.beat_at);
-        let release = self.releases.iter().find(|(_, release)| release.at <= now);
+        let is_due = |release: &Release| release.at <= now && !release.is_calling;
+        let release = self.releases.iter().find(|(_, release)| is_due(release));
         let request = self.requests.iter().find(|(_, r)| !r.is_own() && r.is_due(now));
         let (release, request) = (release.map(|(&at, _)| at), request.map(|(&id, _)| id));
         // Heartbeats go first. After two of them something else has its turn.
@@ -1359,7 +1360,7 @@ impl LeaseStates {
                 first.is_in_doubt |= other.is_in_doubt;
             }
         }
-        let of_all = self.limit(NEVER);
+        let (of_all, place) = (self.limit(NEVER), self.place_of_release(number));
         let Some(release) = self.releases.get_mut(&number) else { return };
         release.is_calling = true;
         let smallest = release.leases.iter().map(|l| l.ttl).min().unwrap_or(NEVER);
@@ -1370,7 +1371,18 @@ impl LeaseStates {
             call.names.extend(l.to_release().iter().cloned());
             call.tokens.extend(l.to_release().iter().map(|_| l.token));
         }
-        self.start(Place::Shared, About::Release(number), call);
+        self.start(place, About::Release(number), call);
+    }
+
+    /// The connection of a session lease serves if there is no shared one.
+    fn place_of_release(&self, number: u64) -> Place {
+        let own = match &self.releases[&number].leases[..] {
+            [l] if l.is_session => Place::Lease(l.id),
+            _ => return Place::Shared,
+        };
+        let is_idle = |on| self.calls.values().all(|call| call.on != on);
+        let serves = self.on(Place::Shared).is_none() && self.on(own).is_some_and(is_idle);
+        if serves { own } else { Place::Shared }
     }
 
     fn release_answered(&mut self, number: u64, is: &[bool]) {

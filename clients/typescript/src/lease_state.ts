@@ -362,7 +362,7 @@ export class LeaseStates implements Place {
     for (const undo of this.#undos) if (!undo.call) at(undo.at);
     for (const lease of this.#leases.values()) {
       if (lease.giving) at(lease.giving.until);
-      if (lease.giving && isFree) at(lease.giving.at);
+      if (lease.giving && isFree && lease.call?.do !== "release") at(lease.giving.at);
       if (isAsking(lease)) at(lease.until + LONGEST_QUEUE);
       if (isAsking(lease) && !lease.undoing && (waits(lease) || isFree)) at(lease.at);
       if (!lives(lease)) continue;
@@ -446,7 +446,7 @@ export class LeaseStates implements Place {
     const isBeat = (lease: LeaseState, by: number) =>
       isRenewable(lease) && !isApart(lease) && lease.beatAt <= by;
     const beats = leases.filter((lease) => isBeat(lease, this.#now));
-    const gives = leases.find(({ giving }) => giving && giving.at <= this.#now);
+    const gives = leases.find((lease) => this.#isReleaseDue(lease));
     const asks = leases.find((lease) => !waits(lease) && this.#isDue(lease));
     // Heartbeats go first; after two of them something else has its turn.
     if (beats.length > 0 && (this.#beats < MOST_BEATS || !(gives || asks))) {
@@ -867,10 +867,17 @@ export class LeaseStates implements Place {
   }
 
   #sendRelease(first: LeaseState, leases: readonly LeaseState[]): void {
-    const isDue = ({ giving }: LeaseState) => giving && giving.at <= this.#now && !giving.isAlone;
+    const isDue = (lease: LeaseState) => this.#isReleaseDue(lease) && !lease.giving?.isAlone;
     const all = first.giving?.isAlone ? [first] : within(MOST_RELEASED, leases.filter(isDue));
     const smallest = all.reduce((least, { ttl }) => Math.min(least, ttl), NEVER);
-    this.#start("release", all, this, this.#limit(bounded(smallest)));
+    // The connection of a session lease serves if there is no shared one.
+    const isIdle = [...this.#calls.values()].every(({ link }) => link !== first.link);
+    const isOwn = first.ask.session && first.link && isIdle && !this.link && all.length === 1;
+    this.#start("release", all, isOwn ? first : this, this.#limit(bounded(smallest)));
+  }
+
+  #isReleaseDue({ giving, call }: LeaseState): boolean {
+    return giving !== undefined && giving.at <= this.#now && call?.do !== "release";
   }
 
   #releaseAnswered(call: Call, closing: readonly Rows["release"][]): void {

@@ -377,7 +377,8 @@ class LeaseStates:
         is_free = self.calling is None
         times = [call.until for call in self.calls.values()]
         for release in self.releases:
-            times += [release.until, release.at] if is_free else [release.until]
+            is_waiting = is_free and not release.call
+            times += [release.until, release.at] if is_waiting else [release.until]
         times += [undo.at for undo in self.undos if not undo.call]
         for request in self.requests.values():
             if not request.call and not request.lease:
@@ -439,7 +440,8 @@ class LeaseStates:
         near = [lease for lease in self.leases.values() if lease.beat_at <= self.now]
         due = (lease for lease in near if self._is_beat_due(lease, self.now))
         beat = min(due, key=lambda lease: lease.beat_at, default=None)
-        release = next((one for one in self.releases if one.at <= self.now), None)
+        gives = (one for one in self.releases if one.at <= self.now and not one.call)
+        release = next(gives, None)
         asks = (one for one in self.requests.values() if not one.is_own and self._is_due(one))
         request = next(asks, None)
         # Heartbeats go first; after two of them something else has its turn.
@@ -850,7 +852,8 @@ class LeaseStates:
 
     def _together(self, first: Release) -> Release:
         """Releases that are queued go in one call."""
-        some = [one for one in self.releases if one.at <= self.now and not one.is_alone]
+        due = [one for one in self.releases if one.at <= self.now and not one.call]
+        some = [one for one in due if not one.is_alone]
         counts = (sum(len(lease.names) for lease in one.leases) for one in some)
         for one in some[1 : _how_many(MOST_RELEASED, counts)] if not first.is_alone else ():
             first.leases += one.leases
@@ -862,7 +865,12 @@ class LeaseStates:
     def _send_release(self, release: Release) -> None:
         smallest = min(lease.ttl for lease in release.leases)
         limit = min(self._limit(), max(LEAST_PATIENCE, smallest // 3))
-        self._start(Call("release", limit, release.leases, of=release), self)
+        first, busy = release.leases[0], {call.on for call in self.calls.values()}
+        is_idle = first.request.session and first.link and first.link.number not in busy
+        # The connection of a session lease serves if there is no shared one.
+        is_own = is_idle and not self.link and len(release.leases) == 1
+        call = Call("release", limit, release.leases, of=release)
+        self._start(call, first if is_own else self)
 
     def _release_answered(self, release: Release, rows: Sequence[Any]) -> None:
         self.releases.remove(release)
