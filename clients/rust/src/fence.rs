@@ -48,7 +48,8 @@ impl Fence {
     }
 
     fn opening(open: Opener) -> Fence {
-        Fence(Heartbeat::new(Setup { open, schema: String::new(), on_event: Arc::new(|_| {}) }))
+        let (schema, longest_beat) = (String::new(), Duration::MAX);
+        Fence(Heartbeat::new(Setup { open, schema, longest_beat, on_event: Arc::new(|_| {}) }))
     }
 
     fn changed(self, change: impl FnOnce(&mut Setup)) -> Fence {
@@ -60,6 +61,12 @@ impl Fence {
     /// Another one, for an extension in a schema that is not in the search path.
     pub fn in_schema(self, schema: &str) -> Fence {
         self.changed(|setup| setup.schema = format!("{}.", quoted(schema)))
+    }
+
+    /// Another one, whose renewals have so long at most until another connection is tried, and not a
+    /// third of the smallest ttl: for work that has to be ended some time before the deadline.
+    pub fn renew_within(self, limit: Duration) -> Fence {
+        self.changed(|setup| setup.longest_beat = limit)
     }
 
     /// Another one, which tells what becomes of leases.

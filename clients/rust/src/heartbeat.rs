@@ -42,6 +42,7 @@ pub(crate) struct Setup {
     pub open: Opener,
     /// Quoted and with a dot, or empty.
     pub schema: String,
+    pub longest_beat: Duration,
     pub on_event: Arc<dyn Fn(&Event) + Send + Sync>,
 }
 
@@ -175,7 +176,9 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 impl Heartbeat {
     pub fn new(setup: Setup) -> Arc<Heartbeat> {
         let spread = (RandomState::new().hash_one(()) % 1001) as i64;
-        let inner = Mutex::new(Inner { states: LeaseStates::new(spread), ..Inner::default() });
+        let mut states = LeaseStates::new(spread);
+        states.longest_beat = states.longest_beat.min(millis(setup.longest_beat));
+        let inner = Mutex::new(Inner { states, ..Inner::default() });
         let (timer, changed) = (Notify::new(), watch::Sender::default());
         Arc::new(Heartbeat { setup, spread, inner, timer, changed })
     }

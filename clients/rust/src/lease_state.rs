@@ -404,6 +404,8 @@ struct Connection {
 pub struct LeaseStates {
     /// Between 0 and 1000: it makes the pauses of clients differ.
     spread: i64,
+    /// How long a renewal may take at most.
+    pub longest_beat: i64,
     now: i64,
     effects: Vec<Effect>,
     lost: Vec<(Reason, usize)>,
@@ -429,7 +431,7 @@ pub struct LeaseStates {
 
 impl LeaseStates {
     pub fn new(spread: i64) -> LeaseStates {
-        LeaseStates { spread, ..LeaseStates::default() }
+        LeaseStates { spread, longest_beat: LONGEST_CALL, ..LeaseStates::default() }
     }
 
     /// Takes an input, and returns what is to be carried out. The clock goes first.
@@ -778,7 +780,8 @@ impl LeaseStates {
     }
 
     fn call_of_leases(&mut self, verb: Verb, ids: Vec<Id>, place: Place) {
-        let mut call = Call { verb, limit: self.limit(NEVER), ..Call::default() };
+        let limit = self.limit(NEVER).min(self.longest_beat);
+        let mut call = Call { verb, limit, ..Call::default() };
         let mut about = Vec::new();
         for id in ids {
             let Some(l) = self.leases.get_mut(&id) else { continue };

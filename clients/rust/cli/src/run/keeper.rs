@@ -94,7 +94,7 @@ impl Keeper {
     /// Its renewals are told from its own thread.
     fn fence(&self) -> Fence {
         let said = self.said.clone();
-        self.server.fence().on_event(move |event| {
+        self.server.fence().renew_within(self.times.attempt()).on_event(move |event| {
             if event.kind == EventKind::Renewed {
                 said.say(Told::Renewed { deadline: Moment::now() + event.remaining });
             }
@@ -107,12 +107,14 @@ impl Keeper {
     async fn acquire(&mut self, fence: &Fence) -> Result<Option<Lease>> {
         let until = Moment::now() + self.options.wait;
         let request = self.request(fence);
-        // A try finds for whom one waits at a terminal.
-        let mut is_told = self.options.quiet || !stderr().is_terminal();
+        // A try goes first: it needs no other connection than the lease's, tells at once what would be refused for as long
+        // as one waits, and finds for whom one waits.
+        let mut is_tried = false;
+        let is_told = self.options.quiet || !stderr().is_terminal();
         // The same is not told again and again.
         let mut told = String::new();
         let granted = loop {
-            let wait = if is_told { until.remaining() } else { Duration::ZERO };
+            let wait = if is_tried { until.remaining() } else { Duration::ZERO };
             let granted = tokio::select! {
                 granted = request.clone().wait(wait).acquire() => granted,
                 // Release, or the end: nobody wants it any more.
@@ -121,10 +123,14 @@ impl Keeper {
             let failure = match granted {
                 Ok(lease) => break Ok(Some(lease)),
                 Err(Error::LeaseTaken { holder, remaining, waits_for, .. }) => {
+                    let is_over = replace(&mut is_tried, true) || until.has_passed();
+                    if !is_over && is_told {
+                        continue;
+                    }
                     // A guard that outlives the lease is told by its process.
                     let holder = holder.filter(|_| waits_for != Some(WaitsFor::Guard));
                     let message = self.taken(holder, remaining).await;
-                    if replace(&mut is_told, true) || until.has_passed() {
+                    if is_over {
                         break Err(Failure::new(status::TAKEN, message));
                     }
                     say(&format!("waiting: {message}"));

@@ -1,7 +1,7 @@
 //! When a command is ended whose lease is not renewed.
 //!
 //! ```text
-//! renewed ── ttl/3 ── next renewal ── at most ttl/3 ── it has failed ──── TERM ── grace ── KILL ── reserve ── deadline
+//! renewed ── ttl/3 ── next renewal ── attempt ── once more ── attempt ── TERM ── grace ── KILL ── reserve ── deadline
 //! ```
 
 use crate::clock::Moment;
@@ -36,6 +36,12 @@ impl Times {
             )));
         }
         Ok(Times { ttl, grace, reserve })
+    }
+
+    /// How long a renewal may take before another connection is tried, so that the second attempt has as much before TERM.
+    /// The client's deadline is a fiftieth of the ttl earlier.
+    pub fn attempt(&self) -> Duration {
+        (self.ttl * 49 / 50 - self.reserve - self.grace - self.ttl / 3) / 2
     }
 
     /// When to send TERM, where nothing has been renewed.
@@ -75,6 +81,8 @@ mod tests {
             assert!(times.kill_at(deadline) < deadline);
             assert!(times.term_at(deadline) <= times.kill_at(deadline));
             assert!(times.term_at(deadline) >= deadline - ttl / 3, "{ttl:?}");
+            assert!(ttl / 3 + times.attempt() * 2 <= ttl - times.grace - times.reserve, "{ttl:?}");
+            assert!(times.attempt() >= ttl / 8, "{ttl:?}");
         }
     }
 
