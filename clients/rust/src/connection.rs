@@ -14,6 +14,7 @@ use tokio::net::lookup_host;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, LoadBalanceHosts};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Connection, Row, Socket};
@@ -154,8 +155,12 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
         let said = match clock::within(limit, config.connect(tls.clone())).await {
             Some(Ok((client, connection))) => return Ok(Connected::new(client, connection)),
             Some(Err(error)) => {
-                state = state.and(error.code().map(|code| code.code().to_owned()));
-                innermost(&error)
+                let said = innermost(&error);
+                // A server that asks for a password will ask again. The driver has no code for it.
+                let known = (said == "password missing").then_some("28P01");
+                let code = error.code().map(SqlState::code).or(known);
+                state = state.and(code.map(str::to_owned));
+                said
             }
             None => {
                 state = None;
