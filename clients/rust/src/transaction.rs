@@ -206,11 +206,11 @@ impl Under {
             (transaction, self.is_whole) = self.or_loss(connection.begin()).await?;
             let mut guard = Guarded { transaction, under: self };
             let mut entered = guard.enter().await;
-            let Under { heartbeat, grants, is_whole, .. } = &guard.under;
             let is_silent = entered.as_ref().is_err_and(|error| error.has_state("PF004"));
-            if is_silent && *is_whole && !grants.is_empty() {
+            if is_silent && guard.under.is_whole && !guard.under.is_adopted() {
                 // After a failover no token speaks until its holder has renewed.
-                heartbeat.renew(grants).await;
+                guard.under.touches(false);
+                guard.under.heartbeat.renew(&guard.under.grants).await;
                 guard.under.or_loss(guard.transaction.text("ROLLBACK; BEGIN")).await?;
                 entered = guard.enter().await;
             }
@@ -228,6 +228,15 @@ impl Under {
                 }
                 Err(error) => Err(error),
             }
+        }
+    }
+
+    /// Tells the heartbeat that the rows of row leases are written, or that the transaction has ended.
+    fn touches(&mut self, begins: bool) {
+        let is_changed = mem::replace(&mut self.is_touching, begins) != begins;
+        for grant in self.grants.iter().filter(|grant| is_changed && grant.row.is_some()) {
+            let input = if begins { Input::Touches } else { Input::Ended };
+            self.heartbeat.input(input(grant.id));
         }
     }
 
@@ -303,9 +312,7 @@ impl Drop for Under {
         if let Some(stage) = self.last {
             self.heartbeat.last(&self.grants, stage);
         }
-        for grant in self.grants.iter().filter(|grant| self.is_touching && grant.row.is_some()) {
-            self.heartbeat.input(Input::Ended(grant.id));
-        }
+        self.touches(false);
         // A caller that gave up a statement, or lost it, is not to be held up by it. It is not
         // known here what a driver's own method does, so the server is asked after each loss.
         let hangs = *self.hangs.get_mut() || self.loss().is_some();
@@ -368,12 +375,7 @@ impl<T: Open> Guarded<T> {
 
     async fn enter(&mut self) -> Result<(), Error> {
         self.touch(false).await?;
-        for grant in self.under.grants.iter().filter(|_| !self.under.is_touching) {
-            if grant.row.is_some() {
-                self.under.heartbeat.input(Input::Touches(grant.id));
-            }
-        }
-        self.under.is_touching = true;
+        self.under.touches(true);
         let function = match self.under.is_adopted() {
             true => "lease_guard(x.name, lease_adopt(x.name, x.token, x.holder))",
             false => "lease_guard(x.name, x.token)",
