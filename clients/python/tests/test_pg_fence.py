@@ -349,7 +349,7 @@ class Rows(OnOrders):
         self.addCleanup(self.admin.execute, f"DROP SCHEMA {schema} CASCADE")
         self.admin.execute(f"""DROP SCHEMA IF EXISTS {schema} CASCADE; CREATE SCHEMA {schema};
             SET search_path = public, {schema};
-            CREATE TABLE {schema}."Runs" (id bigint, "day %s" date, PRIMARY KEY (id, "day %s"));
+            CREATE TABLE {schema}."Runs" (id bigint, "day %s" date, note text, PRIMARY KEY (id, "day %s"));
             INSERT INTO "Runs" SELECT n, '2026-11-29' FROM generate_series(1, 20) n;
             CREATE TABLE {schema}.tasks (id uuid PRIMARY KEY DEFAULT gen_random_uuid(), note text);
             INSERT INTO tasks SELECT FROM generate_series(1, 3);
@@ -387,11 +387,59 @@ class Rows(OnOrders):
         self.assertTrue(3 <= len(sent) <= 8, sent)
         self.evict(1)
         self.assertTrue(leases[0].lost.wait(5))
-        leases[1].stop()
+        others = self.claim(1, "1 h")
+        leases[1].release()
         self.assertFalse(leases[1].held)
+        held = 'SELECT array_agg(fence) FROM "Runs" WHERE held_until IS NOT NULL'
+        self.assertEqual(len(self.value(held)), 19)
+        # All are given up at the end, but for what is another's by now.
         self.fence.close()
-        # Nothing was written at the end.
-        self.assertEqual(self.value('SELECT count(held_until) FROM "Runs"'), 19)
+        self.assertEqual(self.value(held), [others])
+
+    def test_a_guard_writes_the_row_first_and_gives_it_up_at_the_end(self) -> None:
+        note, held = 'SELECT note FROM "Runs" WHERE id = 5', 'SELECT count(held_until) FROM "Runs"'
+        free = f"SELECT count(*) FROM ({note} FOR UPDATE SKIP LOCKED) AS free"
+        write = """UPDATE "work's %s {}"."Runs" SET note = 'written' WHERE id = 5"""
+        for name, kind in KINDS.items():
+            with self.subTest(name), kind() as connection:
+                with self.keep(5, self.claim(5)) as lease, self.fence.lease("job") as job:
+                    with self.fence.guard(connection, [lease, job]):
+                        self.assertEqual(self.value(free), 0)
+                        run(connection, write)
+                    self.assertEqual(self.value(note), "written")
+                    # But for a beat.
+                    self.comes_true(lambda: self.value(free) == 1)
+                    with (
+                        self.assertRaises(ZeroDivisionError),
+                        lease.guard(connection, release=True),
+                    ):
+                        run(connection, write.replace("written", "undone"))
+                        1 / 0
+                    self.assertEqual((self.value(note), self.value(held)), ("written", 1))
+                    self.assertTrue(lease.held)
+                    with lease.guard(connection, release=True):
+                        run(connection, write.replace("written", "done"))
+                    self.assertEqual((self.value(note), self.value(held)), ("done", 0))
+                    self.assertFalse(lease.held)
+
+        async def on_each() -> None:
+            async with pg_fence.AsyncFence(URL) as self.fence:
+                for name, kind in ASYNC_KINDS.items():
+                    with self.subTest(name):
+                        async with kind() as connection, self.keep(5, self.claim(5)) as lease:
+                            async with lease.guard(connection, release=True):
+                                await arun(connection, write)
+                            self.assertEqual((self.value(note), self.value(held)), ("written", 0))
+                            self.assertFalse(lease.held)
+                async with aon(asyncpg.connect(URL)) as connection:
+                    async with self.keep(5, self.claim(5)) as lease:
+                        self.evict(5)
+                        async with lease.guard(connection):
+                            self.fail("the row is not ours")
+
+        with self.assertRaisesRegex(pg_fence.LeaseLost, "id=5"):
+            asyncio.run(on_each())
+        self.fence = pg_fence.Fence(URL)
 
     def test_of_other_names_and_types_and_managed_and_lost_under_asyncio(self) -> None:
         claim = "UPDATE tasks SET locked_until = clock_timestamp() + '4 s' RETURNING id, token"
@@ -455,7 +503,7 @@ class Shape(OnOrders):
         self.assertEqual((shown(pg_fence.Fence), shown(pg_fence.AsyncFence)), (fence, fence))
         with self.fence.lease("job") as held:
             self.assertEqual(shown(held), lease | {"names", "lost"})
-        self.assertEqual(shown(pg_fence.AsyncRowLease), {"held", "remaining", "check", "stop"})
+        self.assertEqual(shown(pg_fence.AsyncLease), lease - {"token"})
         self.assertEqual(shown(self.fence.adopted("job", 3)), {"name", "token", "guard"})
 
     def test_what_a_fence_is_made_from(self) -> None:

@@ -14,9 +14,7 @@ from .errors import Refused as Refused
 from .errors import TransactionLost as TransactionLost
 from .fence import AsyncFence as AsyncFence
 from .fence import AsyncLease as AsyncLease
-from .fence import AsyncRowLease as AsyncRowLease
 from .fence import Fence as Fence
 from .fence import Lease as Lease
-from .fence import RowLease as RowLease
 from .fence import options as options
 from .heartbeat import Event as Event

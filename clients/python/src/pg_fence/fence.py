@@ -33,7 +33,6 @@ _T = TypeVar("_T")
 #: The result of a verb that has nothing to say: None, or an awaitable of it.
 Done = TypeVar("Done")
 L = TypeVar("L", bound="Held[Any]")
-R = TypeVar("R", bound="RowHeld[Any]")
 F = TypeVar("F")
 HALF_A_MINUTE, NO_TIME = timedelta(seconds=30), timedelta(0)
 #: A shorter ttl leaves no time for a renewal.
@@ -42,8 +41,8 @@ SHORTEST_TTL = timedelta(milliseconds=100)
 TO_SEE_THE_END = 0.5
 
 
-class Kept(Generic[Done]):
-    """The part that leases of all kinds have in common."""
+class Held(Generic[Done]):
+    """The part that leases of both kinds have in common."""
 
     _is_async = False
 
@@ -67,35 +66,20 @@ class Kept(Generic[Done]):
         outside."""
         self._holding.check()
 
-    def _end(self) -> Done:
-        return run(self._heartbeat.release(self._holding, self._is_async), self._is_async)
-
-
-class Held(Kept[Done]):
-    """The part that leases by name have in common."""
-
     def guard(self, connection: C, *, release: bool = False) -> Guard[C]:
         """A transaction, entered by `with` or, on an asynchronous connection, by `async with`: on
         psycopg, asyncpg, Django, or a Connection or Session of SQLAlchemy. With `release` it gives
-        the lease back; within a transaction of yours, when that has committed."""
+        the lease back; within a transaction of yours, when that has committed. Of a row lease it
+        writes the row first, so that nobody else gets it before the end of the transaction."""
         return Guard(self._heartbeat, [self._holding], release, connection)
 
     def release(self) -> Done:
         """Gives it back before the end of its block. No error if that fails: it ends at its ttl."""
-        return self._end()
-
-
-class RowHeld(Kept[Done]):
-    """The part that leases in rows have in common."""
-
-    def stop(self) -> Done:
-        """Ends the heartbeat before the end of its block. Nothing is written: the row is given back
-        by an UPDATE of your own."""
-        return self._end()
+        return run(self._heartbeat.release(self._holding, self._is_async), self._is_async)
 
 
 class Lease(Held[None]):
-    """A lease for as long as a block runs: `with fence.lease(…) as lease:`."""
+    """A lease for as long as a block runs: `with fence.lease(…) as lease:`, or `fence.keep_row(…)`."""
 
     def __init__(self, heartbeat: Heartbeat, holding: Holding):
         super().__init__(heartbeat, holding)
@@ -110,22 +94,6 @@ class AsyncLease(Held[Awaitable[None]]):
     _is_async = True
 
 
-class RowLease(RowHeld[None]):
-    """A lease in a row for as long as a block runs: `with fence.keep_row(…) as lease:`."""
-
-    def __init__(self, heartbeat: Heartbeat, holding: Holding):
-        super().__init__(heartbeat, holding)
-        #: Set at a loss.
-        self.lost = holding.lost
-
-
-class AsyncRowLease(RowHeld[Awaitable[None]]):
-    """A lease in a row for as long as a block runs: `async with fence.keep_row(…) as lease:`. At a
-    loss the task that entered it is cancelled, and the block raises LeaseLost."""
-
-    _is_async = True
-
-
 #: Begins an acquire of that id.
 Begin = Callable[[str], Coroutine[Any, Any, Future[Holding]]]
 
@@ -133,7 +101,7 @@ Begin = Callable[[str], Coroutine[Any, Any, Future[Holding]]]
 class Leased(Block[_T]):
     """A lease for as long as it runs."""
 
-    def __init__(self, heartbeat: Heartbeat, kind: type[Kept[Any]], begin: Begin):
+    def __init__(self, heartbeat: Heartbeat, kind: type[Held[Any]], begin: Begin):
         self._heartbeat, self._kind, self._begin = heartbeat, kind, begin
         self._is_async = kind._is_async
         #: None before it is acquired.
@@ -217,13 +185,12 @@ class Adopted:
         return Guard(self._heartbeat, [], release, connection, (self.name, self.token, holder))
 
 
-class Leases(Block[F], Generic[F, L, R, Done]):
+class Leases(Block[F], Generic[F, L, Done]):
     """The part that fences of both kinds have in common. `source` is a connection string, a URL, a
     function that opens a psycopg connection, SQLAlchemy's engine or Django's connection; `schema` the
     extension's, if that is not in the search path. `on_event` is told what becomes of leases."""
 
     _kind: type[L]
-    _row_kind: type[R]
 
     def __init__(
         self,
@@ -285,11 +252,11 @@ class Leases(Block[F], Generic[F, L, R, Done]):
         fence: str = "fence",
         deadline: str = "held_until",
         at_most: timedelta | None = None,
-    ) -> Leased[R]:
+    ) -> Leased[L]:
         """A lease in a row, which an UPDATE of your own has claimed and committed, under the token
         that it returned. Entering it renews it for `ttl`, and raises LeaseLost if somebody else has
-        the row by now. The end of the block ends the heartbeat, and writes nothing: an UPDATE of your
-        own finishes the row.
+        the row by now. Finish the row in a guard with `release`; the end of the block gives up a row
+        that is not finished.
 
         `table` is a name, with a schema ("app.runs") if one is needed, or the parts of it; `key` is
         its columns and their values. `fence` and `deadline` are the columns of the token and the
@@ -310,7 +277,7 @@ class Leases(Block[F], Generic[F, L, R, Done]):
             request = Request(id, (of_row,), span, named=True, at_most=most)
             return await self._heartbeat.keep_row(request, of_table, token, self._is_async)
 
-        return Leased(self._heartbeat, self._row_kind, begin)
+        return Leased(self._heartbeat, self._kind, begin)
 
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """A transaction that is guarded by several leases at once."""
@@ -394,17 +361,16 @@ def cause_of(error: Exception, is_of_acquire: bool) -> str:
     return "ConnectionLost" if session_ended(error) else "own"
 
 
-def options(lease: Kept[Any] | Adopted) -> str:
+def options(lease: Held[Any] | Adopted) -> str:
     """For code that knows nothing of fences: `psycopg.connect(…, options=options(lease))` presents
     the token in all its transactions. Not through a pooler in transaction mode."""
     return f"-c pg_fence.token={lease.token}"
 
 
-class Fence(Leases["Fence", Lease, RowLease, None]):
+class Fence(Leases["Fence", Lease, None]):
     """Where leases come from: one for a process. As a block it is closed at the end."""
 
     _kind = Lease
-    _row_kind = RowLease
 
     def lead(
         self,
@@ -421,12 +387,11 @@ class Fence(Leases["Fence", Lease, RowLease, None]):
         return run(self._lead(name, work, stop or threading.Event(), ttl), is_async=False)
 
 
-class AsyncFence(Leases["AsyncFence", AsyncLease, AsyncRowLease, Awaitable[None]]):
+class AsyncFence(Leases["AsyncFence", AsyncLease, Awaitable[None]]):
     """Where leases come from: one for a process. As a block it is closed at the end. Its connection
     is psycopg's, too."""
 
     _kind = AsyncLease
-    _row_kind = AsyncRowLease
 
     async def lead(
         self,

@@ -67,8 +67,11 @@ def span(ms: float) -> timedelta:
 class Holding:
     """A lease that is held, until it is released or lost."""
 
-    def __init__(self, state: LeaseState, names: tuple[str, ...]):
-        self.state, self.names = state, names
+    def __init__(
+        self, state: LeaseState, names: tuple[str, ...], rows: RowStatements | None = None
+    ):
+        """`rows`: the statements of its table, if it is a row."""
+        self.state, self.names, self.rows = state, names, rows
         #: Set at a loss; at a renewal or the end; and with its end.
         self.lost, self.renewed = threading.Event(), threading.Event()
         self.ended: Future[None] = Future()
@@ -86,6 +89,11 @@ class Holding:
     @property
     def is_lost(self) -> bool:
         return self.state.over(now()) not in {"", "released"}
+
+    @property
+    def is_late(self) -> bool:
+        """Whether its window is over, by the clock alone."""
+        return self.state.over(now()) == "deadline"
 
     def loss(self) -> LeaseLost:
         reason = self.state.over(now()) or "gone"
@@ -217,6 +225,13 @@ class Heartbeat:
         if keys:
             await outcome(self.input(lambda: self.states.last(keys, stage)), is_async)
 
+    async def touches(self, holdings: Sequence[Holding], begins: bool, is_async: bool) -> None:
+        """Says that a transaction has written their rows, or has ended."""
+        keys = [holding.state.key for holding in holdings]
+        decide = self.states.touches if begins else self.states.ended
+        if keys:
+            await outcome(self.input(lambda: [decide(key) for key in keys]), is_async)
+
     async def close(self, is_async: bool = False) -> None:
         """Gives everything back, and ends the waits."""
         self.input(self.states.close)
@@ -341,7 +356,9 @@ class Heartbeat:
     def _event(self, event: Kind, effect: Effect) -> None:
         key, reason = effect["key"], effect["reason"]
         if event == "acquired":
-            self._holdings[key] = Holding(self.states.leases[key], self._acquires[key].names)
+            state = self.states.leases[key]
+            rows = self._tables[state.table][1] if state.table else None
+            self._holdings[key] = Holding(state, self._acquires[key].names, rows)
         holding = self._holdings[key]
         if event == "renewed":
             holding.renewed.set()
@@ -373,13 +390,8 @@ class Heartbeat:
     def _send(self, call: Call) -> None:
         if call.open:
             self._connections[call.on] = Connection(call.on, self._open)
-        connection, number, tokens = self._connections[call.on], call.number, call.tokens
-        if call.do == "release" and call.table:
-            # A row is given back by its worker's own statement: nothing is written here.
-            self._put(lambda: self.states.answered(number, tokens), number)
-        else:
-            asked = self._statement(call)
-            connection.does(lambda: self._ask(call, connection, *asked))
+        connection, asked = self._connections[call.on], self._statement(call)
+        connection.does(lambda: self._ask(call, connection, *asked))
 
     def _statement(
         self, call: Call
@@ -402,8 +414,9 @@ class Heartbeat:
             case "undo":
                 return self.of_schema(statements.undo(call)), lambda rows: ([rows[0][0]],)
             case _:
-                sent = statements.release(call)
-                return self.of_schema(sent), lambda rows: ([token for (token,) in rows],)
+                of_names = self.of_schema(statements.release(call)) if not call.table else None
+                sent = of_names or self._tables[call.table][1].release(call)
+                return sent, lambda rows: ([token for (token,) in rows],)
 
     def _read_rows(self, call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
         over = {n - 1 for n, left in rows if left is None}

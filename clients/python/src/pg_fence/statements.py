@@ -118,6 +118,21 @@ _PRESENT = ", set_config('pg_fence.token', g.token::text, true)"
 _LOOK_AT_ROWS = """SELECT g.n, r.{deadline} IS NULL
     FROM unnest({types}, %s::bigint[], %s::float8[]) WITH ORDINALITY AS g({names}, token, ttl, n)
     JOIN {table} AS r ON {key}"""
+#: Shows the token, so that what follows in the transaction is its holder's. {ends} is nothing, or what
+#: gives the row up.
+_TOUCH_ROW = f"""WITH given AS MATERIALIZED (
+        SELECT g.*{_PRESENT} FROM unnest({{types}}, %s::bigint[]) AS g({{names}}, token)),
+    touched AS (
+        UPDATE {{table}} AS r SET {{fence}} = g.token{{ends}} FROM given AS g
+        WHERE {{key}} AND r.{{deadline}} IS NOT NULL RETURNING 1)
+    SELECT count(*) FROM touched"""
+_RELEASE_ROWS = """WITH given AS MATERIALIZED (
+        SELECT g.*{present} FROM unnest({types}, %s::bigint[]) WITH ORDINALITY AS g({names}, token, n)),
+    given_up AS (
+        UPDATE {table} AS r SET {fence} = g.token, {deadline} = NULL
+        FROM given AS g, set_config('lock_timeout', %s::text, true)
+        WHERE {key} AND r.{deadline} IS NOT NULL RETURNING g.n)
+    SELECT (SELECT u.n FROM given_up AS u WHERE u.n = given.n) FROM given ORDER BY n"""
 _DESCRIBE = """SELECT
     ARRAY(SELECT ARRAY[attname, format_type(atttypid, -1)] FROM pg_attribute
         WHERE attrelid = c.oid AND attname = ANY (%s::text[]) AND attnum > 0 AND NOT attisdropped),
@@ -170,9 +185,23 @@ class RowStatements:
     def look(self, call: Call) -> Statement:
         return _LOOK_AT_ROWS.format(**self._parts), self._rows(call)
 
+    def touch(self, key: str, token: int, gives_up: bool) -> Statement:
+        """The guard of a row, or its last write: the number of rows that it has written."""
+        ends = f", {self._parts['deadline']} = NULL" if gives_up else ""
+        return _TOUCH_ROW.format(ends=ends, **self._parts), _pairs([key], [token])
+
+    def release(self, call: Call) -> Statement:
+        rows = _pairs(call.names, call.tokens)
+        return _RELEASE_ROWS.format(**self._parts), [*rows, _lock_timeout(call)]
+
     def _rows(self, call: Call) -> list[Any]:
-        keys = zip(*map(json.loads, call.names), strict=True)
-        return [*map(list, keys), call.tokens, [float(lease.ttl) for lease in call.leases]]
+        ttls = [float(lease.ttl) for lease in call.leases]
+        return [*_pairs(call.names, call.tokens), ttls]
+
+
+def _pairs(keys: Sequence[str], tokens: Sequence[int]) -> list[Any]:
+    columns = zip(*map(json.loads, keys), strict=True)
+    return [*map(list, columns), list(tokens)]
 
 
 def row_key(key: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@ statement, synchronous or not."""
 
 import asyncio
 import contextlib
+import itertools
 import re
 from collections.abc import AsyncIterator, Callable, Sequence
 from socket import socket
@@ -39,8 +40,8 @@ def status_of(raw: Any) -> Status:
 
 def numbered(sql: str) -> str:
     """With the placeholders of asyncpg."""
-    numbers = iter(range(1, sql.count("%s") + 1))
-    return re.sub("%s", lambda _: f"${next(numbers)}", sql)
+    numbers = itertools.count(1)
+    return re.sub("%([s%])", lambda of: f"${next(numbers)}" if of[1] == "s" else "%", sql)
 
 
 class Driver:
@@ -232,14 +233,20 @@ class Guard(Block[C]):
         adopted: tuple[str, int, str] | None = None,
     ):
         """`adopted`: a name, its number, and the holder of the number."""
-        pairs = [(name, one.state.token) for one in holdings for name in one.state.names]
-        pairs, adopted_by = ([adopted[:2]], adopted[2]) if adopted else (pairs, None)
-        if not pairs:
+        if not (holdings or adopted):
             raise ValueError("a guard takes a lease")
-        names, tokens = zip(*pairs, strict=True)
-        self._heartbeat, self._holdings, self._names = heartbeat, holdings, names
+        named = [one for one in holdings if one.rows is None]
+        pairs = [(name, one.state.token) for one in named for name in one.state.names]
+        pairs, adopted_by = ([adopted[:2]], adopted[2]) if adopted else (pairs, None)
+        names, tokens = [name for name, _ in pairs], [token for _, token in pairs]
+        self._heartbeat, self._holdings, self._names = heartbeat, holdings, tuple(names)
+        self._rows = [one for one in holdings if one.rows is not None]
         self._begin = heartbeat.of_schema(statements.guard(names, tokens, adopted_by))
-        self._last = heartbeat.of_schema(statements.last(names, tokens)) if release else None
+        self._last = heartbeat.of_schema(statements.last(names, tokens))
+        self._releases, self._is_touching = release, False
+        #: The leases that can be lost under it. Not a row lease whose window is over: its last write is
+        #: judged by the table's trigger.
+        self._held = [one for one in holdings if not (release and one.rows and one.is_late)]
         self._connection, self._driver = connection, driver_of(connection)
         self._is_async = self._driver.is_async
         self._socket: socket | None = None
@@ -253,9 +260,9 @@ class Guard(Block[C]):
 
     @contextlib.asynccontextmanager
     async def _around(self) -> AsyncIterator[C]:
-        for holding in self._holdings:
+        for holding in self._held:
             holding.check()
-        stage, last, released = "begin", "rolled back", self._holdings if self._last else []
+        stage, last, released = "begin", "rolled back", self._holdings if self._releases else []
         try:
             try:
                 await self._begin_once()
@@ -264,6 +271,7 @@ class Guard(Block[C]):
                     raise
                 # After a failover no token speaks until its holder has renewed.
                 await self._roll_back(error)
+                await self._touched_no_more()
                 await self._heartbeat.renew(self._holdings, self._is_async)
                 await self._begin_once()
             stage = "work"
@@ -272,8 +280,8 @@ class Guard(Block[C]):
             # The heartbeat leaves out what is about to be released.
             await self._heartbeat.last(released, "begins", self._is_async)
             await self._refuse_if_failed()
-            if self._last and (gone := await self._driver.value(*self._last)) is not None:
-                raise LeaseLost("gone", (gone,))
+            if self._releases:
+                await self._release()
             stage = "commit"
             await self._driver.commit()
             last = "inner" if self._driver.is_inner else "committed"
@@ -297,15 +305,41 @@ class Guard(Block[C]):
             self._unregister()
             if stage in {"release", "commit"}:
                 await self._heartbeat.last(released, last, self._is_async)
+            await self._touched_no_more()
 
     async def _begin_once(self) -> None:
         await self._driver.begin(self._register)
-        await self._driver.value(*self._begin)
+        await self._touch(gives_up=False)
+        self._is_touching = True
+        await self._heartbeat.touches(self._rows, True, self._is_async)
+        if self._names:
+            await self._driver.value(*self._begin)
+
+    async def _touched_no_more(self) -> None:
+        if self._is_touching:
+            self._is_touching = False
+            await self._heartbeat.touches(self._rows, False, self._is_async)
+
+    async def _touch(self, gives_up: bool) -> None:
+        """Writes the rows, so that nobody else gets them, or gives them up."""
+        for holding in self._rows:
+            assert holding.rows is not None
+            statement = holding.rows.touch(holding.state.names[0], holding.state.token, gives_up)
+            # The work may have given it up by itself.
+            if not await self._driver.value(*statement) and not gives_up:
+                self._heartbeat.suspect([holding])
+                raise LeaseLost("gone", holding.names)
+
+    async def _release(self) -> None:
+        await self._touch(gives_up=True)
+        gone = await self._driver.value(*self._last) if self._names else None
+        if gone is not None:
+            raise LeaseLost("gone", (gone,))
 
     def _register(self, connection: Any) -> None:
         """From here on a loss breaks the connection off, also if it hangs."""
         self._socket = handle_of(connection)
-        for holding in self._holdings:
+        for holding in self._held:
             holding.sockets.add(self._socket)
             holding.check()
 
@@ -347,7 +381,7 @@ class Guard(Block[C]):
         ends, is_closed = session_ended(error), self._driver.is_closed()
         # The work may use other connections, too.
         if (ends or is_closed) and (stage != "work" or (ends and (state != "" or is_closed))):
-            lost = [holding.loss() for holding in self._holdings if holding.is_lost]
+            lost = [holding.loss() for holding in self._held if holding.is_lost]
             message = f"the session ended under the transaction: {error}"
             return lost[0] if lost else TransactionLost(message)
         if stage == "release" and state == "25P02":
