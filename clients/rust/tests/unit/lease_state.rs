@@ -25,6 +25,23 @@ fn the_vectors_hold() {
     assert!(wrong.is_empty(), "{} of {count}:\n{}", wrong.len(), wrong.join("\n"));
 }
 
+#[test]
+fn a_program_gives_renewals_less_time() {
+    let mut states = LeaseStates::new(0);
+    states.longest_beat = 3_000;
+    let ask = Ask { names: vec!["a".to_owned()], ttl: 15_000, ..Ask::default() };
+    states.step(0, Input::Acquire(1, ask));
+    states.step(0, Input::Sent(1));
+    states.step(10, Input::Answer(1, Answer::Granted(7)));
+    let limit = |effects: &[Effect]| match effects {
+        [.., Effect::Call(call)] => (call.verb == Verb::Keep).then_some(call.limit),
+        _ => None,
+    };
+    assert_eq!(limit(&states.step(5_000, Input::Tick)), Some(3_000));
+    // At once, over another connection.
+    assert_eq!(limit(&states.step(8_000, Input::Tick)), Some(3_000));
+}
+
 /// A machine, and a leader, with the numbers of the keys that the vector names.
 struct Player {
     states: LeaseStates,
