@@ -271,6 +271,13 @@ impl Lease {
         if self.holds() { left.min(self.at_most - now).max(0) } else { 0 }
     }
 
+    /// When something happens to it by the clock; `is_free`: its connection is.
+    fn wake(&self, is_free: bool) -> i64 {
+        let is_beating = is_free && !self.rests() && !self.is_calling;
+        let deadline = if self.touched == 0 { self.deadline } else { NEVER };
+        self.at_most.min(deadline).min(if is_beating { self.beat_at } else { NEVER })
+    }
+
     /// The state after an answer that says neither yes nor no.
     fn shake(&mut self) {
         if self.holds() {
@@ -337,6 +344,11 @@ impl Request {
         !self.is_over && !self.is_asking && !self.is_granted
     }
 
+    fn wake(&self, is_free: bool) -> i64 {
+        let is_next = self.undoing.is_none() && (self.is_own() || is_free);
+        if is_next { self.at.min(self.until + LONGEST_QUEUE) } else { self.until + LONGEST_QUEUE }
+    }
+
     fn is_due(&self, now: i64) -> bool {
         self.waits_for_turn() && self.undoing.is_none() && self.at <= now
     }
@@ -363,6 +375,13 @@ struct Release {
     is_calling: bool,
     is_in_doubt: bool,
     is_alone: bool,
+}
+
+impl Release {
+    fn wake(&self, is_free: bool) -> i64 {
+        let is_next = is_free && !self.is_calling;
+        if is_next { self.at.min(self.until) } else { self.until }
+    }
 }
 
 /// What a call is about. Leases have the number of their names with them.
@@ -460,6 +479,7 @@ impl LeaseStates {
     }
 
     fn decide(&mut self, input: Input) {
+        let now = self.now;
         match input {
             Input::Acquire(id, ask) => self.acquire(id, ask),
             Input::KeepRow(id, ask, row) => self.keep_row(id, ask, row),
@@ -467,16 +487,9 @@ impl LeaseStates {
             Input::Release(id) => self.release(id),
             Input::Check(id) => self.check(id),
             Input::Last(ids, stage) => ids.into_iter().for_each(|id| self.last(id, stage)),
-            Input::Touches(id) => {
-                self.leases.get_mut(&id).into_iter().for_each(|l| l.touched += 1);
-            }
+            Input::Touches(id) => each(&mut self.leases, [id], |l| l.touched += 1),
             Input::Ended(id) => self.ended(id),
-            Input::Suspect(ids) => {
-                for id in ids {
-                    let now = self.now;
-                    self.leases.get_mut(&id).into_iter().for_each(|l| l.beat_at = now);
-                }
-            }
+            Input::Suspect(ids) => each(&mut self.leases, ids, |l| l.beat_at = now),
             Input::Close => self.close(),
             Input::Died => self.died(),
             Input::Tick => {}
@@ -581,9 +594,8 @@ impl LeaseStates {
     fn is_sent(&mut self, number: u64) {
         let Pending { about, verb, .. } = &self.calls[&number];
         if let (About::Leases(leases), Verb::Keep | Verb::KeepRow) = (about, verb) {
-            for (id, _) in leases {
-                self.leases.get_mut(id).into_iter().for_each(|l| l.is_answered = false);
-            }
+            let ids = leases.iter().map(|(id, _)| *id);
+            each(&mut self.leases, ids, |l| l.is_answered = false);
         }
     }
 
@@ -634,35 +646,15 @@ impl LeaseStates {
     /// When to tick, at the latest; `NEVER` if there is nothing to do.
     pub fn wake(&self, now: i64) -> i64 {
         let is_free = self.calling.is_none();
-        let mut next = NEVER;
-        let mut at = |time: i64| next = next.min(time);
-        self.calls.values().for_each(|call| at(call.until));
-        for release in self.releases.values() {
-            at(release.until);
-            if is_free && !release.is_calling {
-                at(release.at);
-            }
-        }
-        self.undos.values().filter(|undo| !undo.is_calling).for_each(|undo| at(undo.at));
-        for r in self.requests.values().filter(|r| r.waits_for_turn()) {
-            at(r.until + LONGEST_QUEUE);
-            if r.undoing.is_none() && (r.is_own() || is_free) {
-                at(r.at);
-            }
-        }
-        for l in self.leases.values().filter(|l| l.lives()) {
-            at(l.at_most.min(now + LOOK_AGAIN));
-            if l.touched == 0 {
-                at(l.deadline);
-            }
-            if !l.rests() && !l.is_calling && (is_free || self.is_own(l)) {
-                at(l.beat_at);
-            }
-        }
-        if let Some(closed_at) = self.closed_at.filter(|_| !self.is_done) {
-            at(closed_at + CLOSING);
-        }
-        if next == NEVER { NEVER } else { next.min(now + LOOK_AGAIN).max(now) }
+        let (leases, requests) = (self.leases.values(), self.requests.values());
+        let leases = leases.filter(|l| l.lives()).map(|l| l.wake(is_free || self.is_own(l)));
+        let requests = requests.filter(|r| r.waits_for_turn()).map(|r| r.wake(is_free));
+        let releases = self.releases.values().map(|release| release.wake(is_free));
+        let undos = self.undos.values().filter(|undo| !undo.is_calling).map(|undo| undo.at);
+        let calls = self.calls.values().map(|call| call.until);
+        let closing = self.closed_at.filter(|_| !self.is_done).map(|at| at + CLOSING);
+        let all = leases.chain(requests).chain(releases).chain(undos).chain(calls).chain(closing);
+        all.min().map_or(NEVER, |next| next.min(now + LOOK_AGAIN).max(now))
     }
 
     // The clock goes first, whatever comes
@@ -843,20 +835,13 @@ impl LeaseStates {
         let call = self.calls.remove(&number)?;
         self.calling.take_if(|calling| *calling == number);
         match &call.about {
-            About::Acquire(id) => {
-                self.requests.get_mut(id).into_iter().for_each(|r| r.is_asking = false);
-            }
+            About::Acquire(id) => each(&mut self.requests, [*id], |r| r.is_asking = false),
             About::Leases(leases) => {
-                for (id, _) in leases {
-                    self.leases.get_mut(id).into_iter().for_each(|l| l.is_calling = false);
-                }
+                let ids = leases.iter().map(|(id, _)| *id);
+                each(&mut self.leases, ids, |l| l.is_calling = false);
             }
-            About::Release(number) => {
-                self.releases.get_mut(number).into_iter().for_each(|one| one.is_calling = false);
-            }
-            About::Undo(number) => {
-                self.undos.get_mut(number).into_iter().for_each(|one| one.is_calling = false);
-            }
+            About::Release(of) => each(&mut self.releases, [*of], |one| one.is_calling = false),
+            About::Undo(of) => each(&mut self.undos, [*of], |one| one.is_calling = false),
         }
         Some(call)
     }
@@ -1045,12 +1030,8 @@ impl LeaseStates {
         let is_of_rows = verb != Verb::Keep && !is_of_connection;
         if is_of_rows && leases.len() > 1 {
             // The error may be of one row, so each is asked for by itself.
-            for id in ids {
-                let now = self.now;
-                let rows = self.leases.get_mut(&id).into_iter();
-                rows.for_each(|l| (l.is_alone, l.beat_at) = (true, now));
-            }
-            return;
+            let now = self.now;
+            return each(&mut self.leases, ids, |l| (l.is_alone, l.beat_at) = (true, now));
         }
         let reason = match code {
             _ if is_of_connection => None,
@@ -1246,10 +1227,7 @@ impl LeaseStates {
             // grant.
             r.at = now;
             let undo = self.undo_doubt(id);
-            self.requests.get_mut(&id).into_iter().for_each(|r| {
-                r.undoing = undo;
-                r.series += 1;
-            });
+            each(&mut self.requests, [id], |r| (r.undoing, r.series) = (undo, r.series + 1));
         } else {
             let pause = spread(growing(r.tries, longest), self.spread);
             r.at = now + pause.min((until - now).max(1));
@@ -1473,6 +1451,17 @@ impl LeaseStates {
         if l.is_told && l.lives() {
             self.effects.push(l.event(self.now, EventKind::Released { confirmed }));
         }
+    }
+}
+
+/// Changes those that are there.
+fn each<T>(
+    all: &mut BTreeMap<u64, T>,
+    ids: impl IntoIterator<Item = u64>,
+    change: impl Fn(&mut T),
+) {
+    for id in ids {
+        all.get_mut(&id).into_iter().for_each(&change);
     }
 }
 
