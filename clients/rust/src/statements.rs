@@ -117,9 +117,10 @@ fn interval(millis: i64) -> String {
 
 /// The holder in the view of all leases, unless one is named.
 pub(crate) fn unique_holder() -> String {
-    let host = rustix::system::uname();
+    let host = nix::sys::utsname::uname();
+    let host = host.as_ref().map(|host| host.nodename().to_string_lossy()).unwrap_or_default();
     let random = RandomState::new().hash_one(()) as u32;
-    format!("{}/{}/{random:08x}", host.nodename().to_string_lossy(), std::process::id())
+    format!("{host}/{}/{random:08x}", std::process::id())
 }
 
 /// The holder that adopts if none is named: all fences of this process are one holder. A forked

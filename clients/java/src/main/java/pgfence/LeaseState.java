@@ -1,12 +1,14 @@
 package pgfence;
 
-import static java.lang.Math.*;
 import static pgfence.FenceException.Reason.*;
+
+import static java.lang.Math.*;
+
+import pgfence.FenceException.Reason;
 
 import java.util.*;
 import java.util.function.ToIntFunction;
 import java.util.stream.*;
-import pgfence.FenceException.Reason;
 
 /**
  * What a client decides about its leases, as clients/spec/lease_state.md has it; the tests play its
@@ -33,7 +35,13 @@ final class LeaseState {
     record HangUp(int hangUp) implements Effect {}
 
     /** A lease is "acquired", "renewed", "lost" or "released"; a leader is "interrupted". */
-    record Event(String event, String key, long token, long remaining, Reason reason, String advice,
+    record Event(
+            String event,
+            String key,
+            long token,
+            long remaining,
+            Reason reason,
+            String advice,
             String code)
             implements Effect {}
 
@@ -54,7 +62,9 @@ final class LeaseState {
         long remaining;
         boolean inDoubt;
 
-        Reply(String error) { this.error = error; }
+        Reply(String error) {
+            this.error = error;
+        }
     }
 
     /**
@@ -87,9 +97,17 @@ final class LeaseState {
     }
 
     /** What an acquire asks for. Its holder is unique, unless it is named by the caller. */
-    record Ask(String id, List<String> names, long ttl, long waits, String holder, boolean named,
+    record Ask(
+            String id,
+            List<String> names,
+            long ttl,
+            long waits,
+            String holder,
+            boolean named,
             boolean reclaim,
-            boolean session, boolean shared, long atMost) {}
+            boolean session,
+            boolean shared,
+            long atMost) {}
 
     /** A row that the program has claimed, by a statement that was sent then, if that is known. */
     record Row(String table, long token, Long sent, boolean isManaged) {}
@@ -103,11 +121,22 @@ final class LeaseState {
     record RowOutcome(String key, long token, long remaining, boolean isEnded) {}
 
     /** The rows of a call's statement, of which each verb has a kind of its own. */
-    record Answer(Long token, Taken taken, List<Outcome> outcomes, List<RowOutcome> rows,
+    record Answer(
+            Long token,
+            Taken taken,
+            List<Outcome> outcomes,
+            List<RowOutcome> rows,
             List<Boolean> released,
             long undone) {}
 
-    enum State { CONFIRMING, HELD, UNSURE, RELEASING, LOST, RELEASED }
+    enum State {
+        CONFIRMING,
+        HELD,
+        UNSURE,
+        RELEASING,
+        LOST,
+        RELEASED
+    }
 
     /** A connection. One that is leaving ends after the call on it. */
     private static final class Link {
@@ -115,7 +144,9 @@ final class LeaseState {
         int errorsInARow;
         boolean isLeaving, isGone;
 
-        Link(int number) { this.number = number; }
+        Link(int number) {
+            this.number = number;
+        }
     }
 
     /**
@@ -140,21 +171,27 @@ final class LeaseState {
         Reason reason;
         String advice;
         long deadline, atMost = NEVER;
+
         /** How many last transactions are under way, and transactions that have the row locked. */
         int resting, touched;
+
         /**
          * Released in a transaction that goes on; an end of it is told; its last renewal had an
          * answer.
          */
         boolean isEnding, isTold, isAnswered = true;
+
         /** Kept, or given back, in no statement with others. */
         boolean isAlone;
+
         /** Names that the server may hold still after a loss. */
         List<String> rest = List.of();
+
         /**
          * When the attempts to give it back end; and a loss can no more be told from its answers.
          */
         long until;
+
         boolean isInDoubt;
 
         private Grant(Request request, long token) {
@@ -168,18 +205,39 @@ final class LeaseState {
             isAlone = request.row != null && request.row.isManaged;
         }
 
-        boolean isHeld() { return state == State.HELD || state == State.UNSURE; }
-        boolean isAlive() { return isHeld() || state == State.CONFIRMING; }
-        private boolean rests() { return resting > 0 || touched > 0; }
-        private boolean isDue(long by) { return isAlive() && !rests() && call == null && at <= by; }
-        private boolean isReleaseDue(long now) { return call == null && at <= now; }
+        boolean isHeld() {
+            return state == State.HELD || state == State.UNSURE;
+        }
+
+        boolean isAlive() {
+            return isHeld() || state == State.CONFIRMING;
+        }
+
+        private boolean rests() {
+            return resting > 0 || touched > 0;
+        }
+
+        private boolean isDue(long by) {
+            return isAlive() && !rests() && call == null && at <= by;
+        }
+
+        private boolean isReleaseDue(long now) {
+            return call == null && at <= now;
+        }
+
         /** It is confirmed over the connection that has granted it. */
-        private boolean isAside() { return state == State.CONFIRMING && isOpen(link); }
+        private boolean isAside() {
+            return state == State.CONFIRMING && isOpen(link);
+        }
+
         /** The shortest time until the next renewal, if that much is left. */
         private long least(long left) {
             return max(1, min(max(SHORTEST_PAUSE, ttl / 60), left / 4));
         }
-        private List<String> namesToRelease() { return rest.isEmpty() ? names : rest; }
+
+        private List<String> namesToRelease() {
+            return rest.isEmpty() ? names : rest;
+        }
     }
 
     /** A call that was sent, and had no answer, may still be carried out until then. */
@@ -202,13 +260,30 @@ final class LeaseState {
             until = now + min(ask.waits, NEVER);
         }
 
-        boolean isOne() { return ask.names.size() == 1; }
+        boolean isOne() {
+            return ask.names.size() == 1;
+        }
+
         /** Its calls may wait, or make a session lease: on a connection of its own. */
-        boolean isAside() { return ask.session || ask.waits > 0 && isOne(); }
-        boolean isIdle() { return call == null && grant == null; }
-        boolean isDue(long now) { return isIdle() && undoing == null && at <= now; }
-        boolean reclaims() { return ask.reclaim || isOne() && !ask.shared && !ask.named; }
-        String holder() { return series < 2 ? ask.holder : ask.holder + "/" + series; }
+        boolean isAside() {
+            return ask.session || ask.waits > 0 && isOne();
+        }
+
+        boolean isIdle() {
+            return call == null && grant == null;
+        }
+
+        boolean isDue(long now) {
+            return isIdle() && undoing == null && at <= now;
+        }
+
+        boolean reclaims() {
+            return ask.reclaim || isOne() && !ask.shared && !ask.named;
+        }
+
+        String holder() {
+            return series < 2 ? ask.holder : ask.holder + "/" + series;
+        }
     }
 
     /** Releases what an acquire in doubt may have been granted. */
@@ -227,47 +302,62 @@ final class LeaseState {
 
     /** Between 0 and 1000: makes the pauses of clients differ. */
     private final long spread;
+
     private final Map<String, Grant> grants = new LinkedHashMap<>();
     private final List<Request> requests = new ArrayList<>();
     private final List<Undo> undos = new ArrayList<>();
     private final List<Grant> giveBacks = new ArrayList<>();
     private final List<Call> calls = new ArrayList<>();
     private final Map<Integer, Link> links = new TreeMap<>();
+
     /** The connection for all that waits for nobody, with one call at a time. */
     private final Sender shared = new Sender();
+
     private int lastCall, lastLink, beatsInARow;
     private boolean isOut, isLossLogged, isDone;
     private long now, closedAt = NEVER;
     private List<Effect> effects;
     private Map<List<Object>, Integer> logs;
 
-    LeaseState(long spread) { this.spread = spread; }
+    LeaseState(long spread) {
+        this.spread = spread;
+    }
 
     // What the program asks: each of these is an input, within a step
 
-    void acquire(Ask ask) { begin(new Request(ask, null, now)); }
+    void acquire(Ask ask) {
+        begin(new Request(ask, null, now));
+    }
 
     /** The name that is asked for is the row's key. */
     void keepRow(Ask ask, Row row) {
         Request r = begin(new Request(ask, row, now));
-        if (!r.isOver) { granted(r, row.token, row.sent == null ? now - ask.ttl : row.sent); }
+        if (!r.isOver) {
+            granted(r, row.token, row.sent == null ? now - ask.ttl : row.sent);
+        }
     }
 
     private Request begin(Request r) {
         requests.add(r);
-        if (closedAt < NEVER) { finish(r, new Reply("Closed")); }
+        if (closedAt < NEVER) {
+            finish(r, new Reply("Closed"));
+        }
         return r;
     }
 
     void giveUp(String id) {
-        requests.stream().filter(r -> r.ask.id.equals(id)).findFirst()
+        requests.stream()
+                .filter(r -> r.ask.id.equals(id))
+                .findFirst()
                 .ifPresent(r -> finish(r, new Reply("GivenUp")));
     }
 
     void release(String key) {
         Grant g = grants.get(key);
         boolean isLost = g != null && g.state == State.LOST;
-        if (isLost) { grants.remove(key); }
+        if (isLost) {
+            grants.remove(key);
+        }
         if (g != null && g.isHeld() || isLost && !g.rest.isEmpty() && !isDone) {
             giveBack(g, false);
         } else if (isLost) {
@@ -279,7 +369,9 @@ final class LeaseState {
     void last(List<String> keys, String stage) {
         for (Grant g : those(keys)) {
             g.resting += stage.equals("begins") ? 1 : -1;
-            if (stage.equals("begins") || !g.isHeld()) { continue; }
+            if (stage.equals("begins") || !g.isHeld()) {
+                continue;
+            }
             switch (stage) {
                 case "committed" -> end(g, null);
                 case "in doubt" -> giveBack(g, true);
@@ -292,7 +384,9 @@ final class LeaseState {
     }
 
     /** A transaction has written the row of a row lease: nobody else can claim it until its end. */
-    void touches(String key) { those(List.of(key)).forEach(g -> g.touched++); }
+    void touches(String key) {
+        those(List.of(key)).forEach(g -> g.touched++);
+    }
 
     void ended(String key) {
         for (Grant g : those(List.of(key))) {
@@ -303,7 +397,9 @@ final class LeaseState {
     }
 
     /** A guard was refused: the next renewal tells. */
-    void suspect(List<String> keys) { those(keys).forEach(g -> g.at = now); }
+    void suspect(List<String> keys) {
+        those(keys).forEach(g -> g.at = now);
+    }
 
     Reply check(String key) {
         Grant g = grants.get(key);
@@ -329,22 +425,30 @@ final class LeaseState {
     /** The connection of a call is open, and the call is sent next. */
     void sent(int number) {
         Call c = call(number);
-        if (c != null && c.sent < 0) { isSent(c); }
+        if (c != null && c.sent < 0) {
+            isSent(c);
+        }
     }
 
     private void isSent(Call c) {
         c.sent = now;
         c.until = now + c.limit;
-        if (c.verb.startsWith("keep")) { c.grants.forEach(g -> g.isAnswered = false); }
+        if (c.verb.startsWith("keep")) {
+            c.grants.forEach(g -> g.isAnswered = false);
+        }
     }
 
     void answered(int number, Answer answer) {
         Call c = call(number);
-        if (c == null) { return; }
+        if (c == null) {
+            return;
+        }
         over(c);
         isOut = isLossLogged = false;
         c.link.errorsInARow = 0;
-        if (c.link.isLeaving) { hangUp(c.link); }
+        if (c.link.isLeaving) {
+            hangUp(c.link);
+        }
         switch (c.verb) {
             case "acquire" -> acquireAnswered(c, (Request) c.sender, answer);
             case "keep" -> keepAnswered(c, answer.outcomes);
@@ -362,26 +466,37 @@ final class LeaseState {
      */
     void failed(int number, String code, boolean isBroken) {
         Call c = call(number);
-        if (c != null) { failed(c, code, isBroken); }
+        if (c != null) {
+            failed(c, code, isBroken);
+        }
     }
 
     void disconnected(int on) {
         Link link = links.get(on);
-        List.copyOf(calls).stream().filter(c -> c.link == link)
+        List.copyOf(calls).stream()
+                .filter(c -> c.link == link)
                 .forEach(c -> failed(c, "ended", true));
-        if (isOpen(link)) { leave(link); }
+        if (isOpen(link)) {
+            leave(link);
+        }
     }
 
     /** What keeps the leases is broken. */
-    void died() { all().stream().filter(Grant::isHeld).forEach(g -> lose(g, KEEPER, g.names)); }
+    void died() {
+        all().stream().filter(Grant::isHeld).forEach(g -> lose(g, KEEPER, g.names));
+    }
 
     // What can be asked at any time
 
-    Grant grant(String key) { return grants.get(key); }
+    Grant grant(String key) {
+        return grants.get(key);
+    }
 
     long remaining(long now, String key) {
         Grant g = grants.get(key);
-        if (g == null || !g.isHeld()) { return 0; }
+        if (g == null || !g.isHeld()) {
+            return 0;
+        }
         long left = g.touched > 0 ? max(1, g.deadline - now) : g.deadline - now;
         return max(0, min(left, g.atMost - now));
     }
@@ -393,15 +508,21 @@ final class LeaseState {
         calls.forEach(c -> times.add(c.until));
         giveBacks.forEach(g -> times.add(isFree && g.call == null ? min(g.at, g.until) : g.until));
         undos.stream().filter(u -> u.call == null).forEach(u -> times.add(u.at));
-        requests.stream().filter(Request::isIdle).forEach(r -> {
-            times.add(r.until + LONGEST_QUEUE);
-            times.add(r.isDue(NEVER) && (r.isAside() || isFree) ? r.at : NEVER);
-        });
-        grants.values().stream().filter(Grant::isAlive).forEach(g -> {
-            times.add(min(g.atMost, now + LOOK_AGAIN));
-            times.add(g.touched == 0 ? g.deadline : NEVER);
-            times.add(g.isDue(NEVER) && (g.isAside() || isFree) ? g.at : NEVER);
-        });
+        requests.stream()
+                .filter(Request::isIdle)
+                .forEach(
+                        r -> {
+                            times.add(r.until + LONGEST_QUEUE);
+                            times.add(r.isDue(NEVER) && (r.isAside() || isFree) ? r.at : NEVER);
+                        });
+        grants.values().stream()
+                .filter(Grant::isAlive)
+                .forEach(
+                        g -> {
+                            times.add(min(g.atMost, now + LOOK_AGAIN));
+                            times.add(g.touched == 0 ? g.deadline : NEVER);
+                            times.add(g.isDue(NEVER) && (g.isAside() || isFree) ? g.at : NEVER);
+                        });
         times.add(isDone ? NEVER : closedAt + CLOSING);
         long next = Collections.min(times);
         return next >= NEVER ? NEVER : max(now, min(next, now + LOOK_AGAIN));
@@ -417,15 +538,16 @@ final class LeaseState {
         endByClock(answered);
         input.run();
         send();
-        logs.forEach((line, count) -> {
-            Reason reason = line.size() > 1 ? (Reason) line.get(1) : null;
-            // An outage is one line of the log, and so are the losses by it.
-            boolean isOfOutage = isOut && reason == DEADLINE;
-            if (!isOfOutage || !isLossLogged) {
-                effects.add(new Log((String) line.get(0), null, reason, count));
-            }
-            isLossLogged |= isOfOutage;
-        });
+        logs.forEach(
+                (line, count) -> {
+                    Reason reason = line.size() > 1 ? (Reason) line.get(1) : null;
+                    // An outage is one line of the log, and so are the losses by it.
+                    boolean isOfOutage = isOut && reason == DEADLINE;
+                    if (!isOfOutage || !isLossLogged) {
+                        effects.add(new Log((String) line.get(0), null, reason, count));
+                    }
+                    isLossLogged |= isOfOutage;
+                });
         return effects;
     }
 
@@ -440,11 +562,17 @@ final class LeaseState {
         }
         boolean isLate = !isDone && now >= closedAt + CLOSING;
         for (Call c : List.copyOf(calls)) {
-            if (isLate || c.call != answered && c.until <= now) { failed(c, "no answer", true); }
+            if (isLate || c.call != answered && c.until <= now) {
+                failed(c, "no answer", true);
+            }
         }
-        if (isLate) { undos.clear(); }
+        if (isLate) {
+            undos.clear();
+        }
         for (Grant g : List.copyOf(giveBacks)) {
-            if (g.call == null && (isLate || g.until <= now)) { givenBack(g, UNCONFIRMED); }
+            if (g.call == null && (isLate || g.until <= now)) {
+                givenBack(g, UNCONFIRMED);
+            }
         }
         for (Request r : requests.stream().filter(Request::isIdle).toList()) {
             if (r.undoing != null && now >= r.until) {
@@ -460,14 +588,18 @@ final class LeaseState {
     private void send() {
         requests.stream().filter(r -> r.isAside() && r.isDue(now)).toList().forEach(this::ask);
         for (Undo u : undos) {
-            if (u.call != null || u.at > now) { continue; }
+            if (u.call != null || u.at > now) {
+                continue;
+            }
             Call c = new Call("undo", u, List.of(), limitAside(u.request.ask.ttl));
             c.names = u.request.ask.names;
             c.holder = u.holder;
             start(c, u);
         }
         all().stream().filter(g -> g.isAside() && g.isDue(now)).forEach(g -> keep(List.of(g), g));
-        if (shared.call == null) { sendShared(); }
+        if (shared.call == null) {
+            sendShared();
+        }
         endIdle();
     }
 
@@ -475,10 +607,10 @@ final class LeaseState {
     private void sendShared() {
         Optional<Grant> beat = beats(g -> g.isDue(now)).findFirst();
         Optional<Grant> back = giveBacks.stream().filter(g -> g.isReleaseDue(now)).findFirst();
-        Optional<Request> request = requests.stream().filter(r -> !r.isAside() && r.isDue(now))
-                .findFirst();
-        boolean isOthersTurn = beatsInARow >= MOST_BEATS
-                && (back.isPresent() || request.isPresent());
+        Optional<Request> request =
+                requests.stream().filter(r -> !r.isAside() && r.isDue(now)).findFirst();
+        boolean isOthersTurn =
+                beatsInARow >= MOST_BEATS && (back.isPresent() || request.isPresent());
         beatsInARow = beat.isEmpty() || isOthersTurn ? 0 : beatsInARow + 1;
         if (beatsInARow > 0) {
             keep(goAlong(beat.get()), shared);
@@ -490,16 +622,25 @@ final class LeaseState {
     }
 
     private Stream<Grant> beats(java.util.function.Predicate<Grant> areThese) {
-        return grants.values().stream().filter(g -> !g.isAside()).filter(areThese)
+        return grants.values().stream()
+                .filter(g -> !g.isAside())
+                .filter(areThese)
                 .sorted(Comparator.comparingLong(g -> g.at));
     }
 
     /** What is due soon goes along, the earliest first. */
     private List<Grant> goAlong(Grant first) {
-        if (first.isAlone) { return List.of(first); }
-        return within(MOST_PAIRS, g -> g.names.size(),
-                beats(g -> !g.isAlone && g.isDue(now + g.ttl / 6)
-                && Objects.equals(g.table, first.table)));
+        if (first.isAlone) {
+            return List.of(first);
+        }
+        return within(
+                MOST_PAIRS,
+                g -> g.names.size(),
+                beats(
+                        g ->
+                                !g.isAlone
+                                        && g.isDue(now + g.ttl / 6)
+                                        && Objects.equals(g.table, first.table)));
     }
 
     /** As many as have no more than that together, and one in any case. */
@@ -517,13 +658,17 @@ final class LeaseState {
     /** Sends a call on the connection of a sender, which may have to be opened before. */
     private void start(Call c, Sender on) {
         c.open = !isOpen(on.link);
-        if (c.open) { links.put(++lastLink, on.link = new Link(lastLink)); }
+        if (c.open) {
+            links.put(++lastLink, on.link = new Link(lastLink));
+        }
         c.call = ++lastCall;
         c.link = on.link;
         c.on = c.link.number;
         c.sent = -1;
         c.until = now + max(c.limit, SHORTEST_OPENING);
-        if (!c.open) { isSent(c); }
+        if (!c.open) {
+            isSent(c);
+        }
         for (Grant g : c.grants) {
             List<String> names = c.verb.equals("release") ? g.namesToRelease() : g.names;
             c.names.addAll(names);
@@ -545,25 +690,40 @@ final class LeaseState {
     private static long limitAside(long ttl) {
         return min(LONGEST_CALL, max(LEAST_PATIENCE, ttl / 3));
     }
+
     private static long smallestTtl(Call c) {
         return c.grants.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
     }
+
     /** How long conflicts and releases are tried again. */
-    private long patience(long ttl) { return max(LEAST_PATIENCE, limit(ttl)); }
+    private long patience(long ttl) {
+        return max(LEAST_PATIENCE, limit(ttl));
+    }
+
     private long pause(long ttl) {
         return spread(min(max(ttl / 12, SHORTEST_PAUSE), LONGEST_PAUSE), spread);
     }
-    private static long spread(long pause, long spread) { return pause - pause * spread / 4000; }
+
+    private static long spread(long pause, long spread) {
+        return pause - pause * spread / 4000;
+    }
+
     private static long growing(int tries, long longest) {
         return min(FIRST_RETRY << min(tries - 1, 20), longest);
     }
+
     private static long longestWait(long ttl) {
         return min(max(ttl / 3, SHORTEST_WAIT), LONGEST_PAUSE);
     }
+
     private Call call(int number) {
         return calls.stream().filter(c -> c.call == number).findFirst().orElse(null);
     }
-    private List<Grant> all() { return List.copyOf(grants.values()); }
+
+    private List<Grant> all() {
+        return List.copyOf(grants.values());
+    }
+
     private List<Grant> those(List<String> keys) {
         return keys.stream().map(grants::get).filter(Objects::nonNull).toList();
     }
@@ -585,14 +745,16 @@ final class LeaseState {
         return code.matches("unreadable|panicked|ended|no answer|connect|08...|57P0.");
     }
 
-    private static boolean isConflict(String code) { return code.matches("40001|40P01"); }
+    private static boolean isConflict(String code) {
+        return code.matches("40001|40P01");
+    }
 
     private void failed(Call c, String why, boolean isBroken) {
         over(c);
         boolean isOpening = c.sent < 0;
         String code = isOpening && why.equals("no answer") ? "connect" : why;
-        boolean isOfNoUse = isOpening || isBroken || isOfConnection(code)
-                || code.equals("panicked");
+        boolean isOfNoUse =
+                isOpening || isBroken || isOfConnection(code) || code.equals("panicked");
         if (!code.matches("40001|40P01|55P03") && !c.verb.equals("keep_row")) {
             c.link.errorsInARow++;
         }
@@ -609,13 +771,16 @@ final class LeaseState {
         }
     }
 
-    private static boolean isOpen(Link link) { return link != null && !link.isGone; }
+    private static boolean isOpen(Link link) {
+        return link != null && !link.isGone;
+    }
 
     /** Forgets a connection, which has ended. A session lease ends with its own. */
     private void leave(Link link) {
         link.isGone = true;
         links.remove(link.number);
-        all().stream().filter(g -> g.isSession && g.isAlive() && !isOpen(g.link))
+        all().stream()
+                .filter(g -> g.isSession && g.isAlive() && !isOpen(g.link))
                 .forEach(g -> lose(g, SESSION, List.of()));
     }
 
@@ -623,9 +788,13 @@ final class LeaseState {
     private void hangUp(Sender sender) {
         Link link = sender.link;
         sender.link = null;
-        if (!isOpen(link)) { return; }
+        if (!isOpen(link)) {
+            return;
+        }
         link.isLeaving = calls.stream().anyMatch(c -> c.link == link);
-        if (!link.isLeaving) { hangUp(link); }
+        if (!link.isLeaving) {
+            hangUp(link);
+        }
     }
 
     private void hangUp(Link link) {
@@ -636,8 +805,11 @@ final class LeaseState {
 
     /** The shared connection ends with the last lease; a fence that was closed is done then. */
     private void endIdle() {
-        boolean isIdle = calls.isEmpty() && giveBacks.isEmpty() && requests.isEmpty()
-                && all().stream().noneMatch(Grant::isAlive);
+        boolean isIdle =
+                calls.isEmpty()
+                        && giveBacks.isEmpty()
+                        && requests.isEmpty()
+                        && all().stream().noneMatch(Grant::isAlive);
         if (isIdle && closedAt < NEVER && !isDone) {
             isDone = true;
             undos.clear();
@@ -657,26 +829,39 @@ final class LeaseState {
     private void keepAnswered(Call c, List<Outcome> outcomes) {
         Map<Grant, List<Outcome>> each = new LinkedHashMap<>();
         int at = 0;
-        for (Grant g : c.grants) { each.put(g, outcomes.subList(at, at += g.names.size())); }
+        for (Grant g : c.grants) {
+            each.put(g, outcomes.subList(at, at += g.names.size()));
+        }
         boolean hasKept = each.values().stream().anyMatch(LeaseState::isKept);
         each.forEach((g, own) -> renewal(g, own, c.sent, hasKept));
     }
 
     private static Optional<RowOutcome> of(Grant g, List<RowOutcome> rows) {
-        return rows.stream().filter(row -> row.key.equals(g.names.get(0)) && row.token == g.token)
+        return rows.stream()
+                .filter(row -> row.key.equals(g.names.get(0)) && row.token == g.token)
                 .findFirst();
     }
 
     private void keepRowAnswered(Call c, List<RowOutcome> rows) {
         for (Grant g : c.grants) {
-            of(g, rows).ifPresent(row -> {
-                g.isAlone = g.request.row.isManaged;
-                renewal(g, List.of(new Outcome("kept", row.remaining, row.remaining / 3, null)),
-                        c.sent, true);
-            });
+            of(g, rows)
+                    .ifPresent(
+                            row -> {
+                                g.isAlone = g.request.row.isManaged;
+                                renewal(
+                                        g,
+                                        List.of(
+                                                new Outcome(
+                                                        "kept",
+                                                        row.remaining,
+                                                        row.remaining / 3,
+                                                        null)),
+                                        c.sent,
+                                        true);
+                            });
         }
-        List<Grant> missing = c.grants.stream().filter(g -> g.isAlive() && of(g, rows).isEmpty())
-                .toList();
+        List<Grant> missing =
+                c.grants.stream().filter(g -> g.isAlive() && of(g, rows).isEmpty()).toList();
         if (!missing.isEmpty()) {
             start(new Call("look_row", shared, missing, limit(NEVER)), shared);
         }
@@ -687,39 +872,57 @@ final class LeaseState {
             // A transaction has locked it, mostly its own worker's; or it is not ours any more.
             boolean isLocked = of(g, rows).filter(row -> !row.isEnded).isPresent();
             long again = isLocked ? max(SHORTEST_PAUSE, (g.deadline - now) / 10) : -1;
-            renewal(g, List.of(new Outcome(isLocked ? "later" : "lost", -1, again, null)), c.sent,
+            renewal(
+                    g,
+                    List.of(new Outcome(isLocked ? "later" : "lost", -1, again, null)),
+                    c.sent,
                     true);
         }
     }
 
     /** What has become of the names of a lease; its call has kept a whole lease or not. */
     private void renewal(Grant g, List<Outcome> outcomes, long sent, boolean hasKept) {
-        List<String> gone = new ArrayList<>(), refused = new ArrayList<>(),
+        List<String> gone = new ArrayList<>(),
+                refused = new ArrayList<>(),
                 rest = new ArrayList<>();
         for (int i = 0; i < outcomes.size(); i++) {
             String is = outcomes.get(i).is;
             (is.equals("lost") ? gone : is.equals("refused") ? refused : rest).add(g.names.get(i));
         }
-        long again = outcomes.stream().mapToLong(Outcome::againIn).filter(span -> span >= 0).min()
-                .orElse(NEVER);
+        long again =
+                outcomes.stream()
+                        .mapToLong(Outcome::againIn)
+                        .filter(span -> span >= 0)
+                        .min()
+                        .orElse(NEVER);
         boolean isOver = gone.size() + refused.size() > 0;
         g.isAnswered = true;
-        if (!g.isAlive() || isOver
-                && g.resting > 0) { return; } // its own transaction may have released it
+        if (!g.isAlive() || isOver && g.resting > 0) {
+            return;
+        } // its own transaction may have released it
         if (g.isEnding && gone.size() == outcomes.size()) {
             end(g, null);
         } else if (isOver) {
-            boolean isOthers = gone.isEmpty()
-                    && outcomes.stream().anyMatch(o -> "42501".equals(o.code));
+            boolean isOthers =
+                    gone.isEmpty() && outcomes.stream().anyMatch(o -> "42501".equals(o.code));
             g.advice = isOthers ? "other role" : null;
             lose(g, gone.isEmpty() ? REFUSED : GONE, rest);
         } else if (isKept(outcomes)) {
-            renewed(g, sent, outcomes.stream().mapToLong(Outcome::remaining).min().orElse(0),
+            renewed(
+                    g,
+                    sent,
+                    outcomes.stream().mapToLong(Outcome::remaining).min().orElse(0),
                     again);
         } else {
             boolean isAtOnce = again == 0 && hasKept, isUnknown = again == 0 || again == NEVER;
-            shake(g, isAtOnce ? now : now
-                    + max(isUnknown ? pause(g.ttl) : again, g.least(g.deadline - now)));
+            shake(
+                    g,
+                    isAtOnce
+                            ? now
+                            : now
+                                    + max(
+                                            isUnknown ? pause(g.ttl) : again,
+                                            g.least(g.deadline - now)));
         }
     }
 
@@ -731,12 +934,16 @@ final class LeaseState {
     private void renewed(Grant g, long sent, long remaining, long again) {
         long least = g.least(remaining), deadline = sent + window(remaining);
         g.at = sent + min(max(again, least), max(remaining / 3, least));
-        if (deadline <= now) { return; }
+        if (deadline <= now) {
+            return;
+        }
         boolean isConfirmed = g.state == State.CONFIRMING;
         g.deadline = deadline;
         g.state = State.HELD;
         g.isEnding = false;
-        if (isConfirmed && !g.isSession) { hangUp(g); }
+        if (isConfirmed && !g.isSession) {
+            hangUp(g);
+        }
         event(isConfirmed ? "acquired" : "renewed", g);
         settle(g);
     }
@@ -744,7 +951,9 @@ final class LeaseState {
     /**
      * What is believed of a span that the server counts from a later moment, by a clock of its own.
      */
-    private static long window(long span) { return span - (span + 49) / 50; }
+    private static long window(long span) {
+        return span - (span + 49) / 50;
+    }
 
     private void keepFailed(Call c, String code, boolean isOpening) {
         boolean isStatement = !isOpening && !isOfConnection(code) && !code.equals("panicked");
@@ -756,21 +965,29 @@ final class LeaseState {
             }
             return;
         }
-        Reason reason = isStatement && c.table != null && code.startsWith("PF") ? GONE
-                : isStatement && code.matches("42501|42883|3F000") ? REFUSED : null;
+        Reason reason =
+                isStatement && c.table != null && code.startsWith("PF")
+                        ? GONE
+                        : isStatement && code.matches("42501|42883|3F000") ? REFUSED : null;
         boolean isAtOnce = code.equals("unsent");
         if (code.equals("panicked")) {
             died();
-        } else if (reason == null && !isAtOnce && !isOut
+        } else if (reason == null
+                && !isAtOnce
+                && !isOut
                 && c.grants.stream().anyMatch(Grant::isAlive)) {
             isOut = true;
             isAtOnce = isOfConnection(code);
             effects.add(new Log("not renewed", code, null, 0));
         }
         for (Grant g : c.grants) {
-            if (!g.isAlive()) { continue; }
+            if (!g.isAlive()) {
+                continue;
+            }
             shake(g, isAtOnce ? now : now + pause(smallestTtl(c)));
-            if (reason != null && g.resting == 0) { lose(g, reason, List.of()); }
+            if (reason != null && g.resting == 0) {
+                lose(g, reason, List.of());
+            }
         }
     }
 
@@ -780,8 +997,12 @@ final class LeaseState {
         // A longer wait would hold back vacuum.
         long wait = r.isAside() && r.isOne() ? max(0, min(r.until - now, PORTION)) : 0;
         long limit = limitAside(r.ask.ttl);
-        Call c = new Call("acquire", r, List.of(), wait
-                + (r.isAside() ? limit : min(limit, limit(NEVER))));
+        Call c =
+                new Call(
+                        "acquire",
+                        r,
+                        List.of(),
+                        wait + (r.isAside() ? limit : min(limit, limit(NEVER))));
         c.asker = r.ask.id;
         c.names = r.ask.names;
         c.holder = r.holder();
@@ -798,7 +1019,9 @@ final class LeaseState {
         }
         // By its own first call, whose answer was lost.
         boolean isOwn = r.doubt != null && r.holder().equals(taken.holder);
-        if (r.doubt != null && !isOwn && now >= r.doubt.until) { r.doubt = null; }
+        if (r.doubt != null && !isOwn && now >= r.doubt.until) {
+            r.doubt = null;
+        }
         long until = isOwn ? max(r.until, r.doubt.until) : r.until;
         if (r.isOver) {
             leave(r);
@@ -811,9 +1034,12 @@ final class LeaseState {
             Reply reply = new Reply("LeaseTaken");
             reply.holder = taken.holder;
             reply.remaining = taken.remaining;
-            reply.waitsFor = taken.state == null ? null
-                    : taken.state.equals("uncommitted") ? "commit" : taken.remaining <= 0 ? "guard"
-                    : "ttl";
+            reply.waitsFor =
+                    taken.state == null
+                            ? null
+                            : taken.state.equals("uncommitted")
+                                    ? "commit"
+                                    : taken.remaining <= 0 ? "guard" : "ttl";
             finish(r, reply);
         }
     }
@@ -846,7 +1072,9 @@ final class LeaseState {
 
     /** Answers an acquire when it is known whether its lease is held. */
     private void settle(Grant g) {
-        if (g.request.isOver || g.request.call != null || g.state == State.CONFIRMING) { return; }
+        if (g.request.isOver || g.request.call != null || g.state == State.CONFIRMING) {
+            return;
+        }
         Reply reply = new Reply(g.isHeld() ? null : "LeaseLost");
         reply.leases = g.isHeld() ? List.of(g.key) : List.of();
         reply.reason = g.reason;
@@ -861,12 +1089,16 @@ final class LeaseState {
         reply.reply = r.ask.id;
         reply.inDoubt |= r.doubt != null && isFailed && !reply.error.equals("LeaseTaken");
         effects.add(reply);
-        if (isFailed && r.grant != null && r.grant.isAlive()) { giveBack(r.grant, false); }
+        if (isFailed && r.grant != null && r.grant.isAlive()) {
+            giveBack(r.grant, false);
+        }
         leave(r);
     }
 
     private void leave(Request r) {
-        if (!r.isOver || r.call != null) { return; }
+        if (!r.isOver || r.call != null) {
+            return;
+        }
         undoDoubt(r);
         hangUp(r);
     }
@@ -902,10 +1134,17 @@ final class LeaseState {
     }
 
     private static Reply notGranted(String code, boolean isOpening) {
-        Reply reply = new Reply(isOpening ? "NoConnection"
-                : isOfConnection(code) || isDoubtful(code) ? "NoAnswer"
-                : code.equals("42501") ? "NotGranted"
-                : code.matches("42883|3F000") ? "NotInstalled" : "Refused");
+        Reply reply =
+                new Reply(
+                        isOpening
+                                ? "NoConnection"
+                                : isOfConnection(code) || isDoubtful(code)
+                                        ? "NoAnswer"
+                                        : code.equals("42501")
+                                                ? "NotGranted"
+                                                : code.matches("42883|3F000")
+                                                        ? "NotInstalled"
+                                                        : "Refused");
         reply.sqlstate = code.matches("[0-9A-Z]{5}") ? code : null;
         return reply;
     }
@@ -918,7 +1157,9 @@ final class LeaseState {
 
     /** Has what may have been granted be released, if the holder is nobody else's. */
     private Undo undoDoubt(Request r) {
-        if (r.doubt == null || r.ask.named || isDone) { return null; }
+        if (r.doubt == null || r.ask.named || isDone) {
+            return null;
+        }
         Undo u = new Undo(r, now);
         undos.add(u);
         r.doubt = null;
@@ -928,7 +1169,9 @@ final class LeaseState {
     private void undoAnswered(Undo u, long released) {
         // The call that it is about may still come.
         u.at = min(now + TRY_AGAIN, u.doubt.until);
-        if (released > 0 || now >= u.doubt.until) { forget(u); }
+        if (released > 0 || now >= u.doubt.until) {
+            forget(u);
+        }
         if (u.request.undoing == u) {
             u.request.undoing = null;
             u.request.at = now;
@@ -936,10 +1179,14 @@ final class LeaseState {
     }
 
     private void undoFailed(Undo u, String code) {
-        u.at = code.equals("unsent") ? now : now
-                + spread(growing(++u.tries, LONGEST_PAUSE), spread);
+        u.at =
+                code.equals("unsent")
+                        ? now
+                        : now + spread(growing(++u.tries, LONGEST_PAUSE), spread);
         boolean mayPass = isOfConnection(code) || code.matches("40001|40P01|55P03|panicked");
-        if (!mayPass || u.at >= u.doubt.sent + u.request.ask.ttl) { forget(u); }
+        if (!mayPass || u.at >= u.doubt.sent + u.request.ask.ttl) {
+            forget(u);
+        }
     }
 
     private void forget(Undo u) {
@@ -956,7 +1203,9 @@ final class LeaseState {
         g.until = now + patience(g.ttl);
         g.isInDoubt = isInDoubt || g.isEnding || g.rests();
         g.isAlone = g.isInDoubt || g.table != null;
-        if (!g.isSession) { hangUp(g); }
+        if (!g.isSession) {
+            hangUp(g);
+        }
         g.state = g.state == State.LOST ? State.LOST : State.RELEASING;
         giveBacks.add(g);
     }
@@ -964,13 +1213,20 @@ final class LeaseState {
     /** Those that are queued go together. */
     private void sendRelease(Grant first) {
         Stream<Grant> due = giveBacks.stream().filter(g -> !g.isAlone && g.isReleaseDue(now));
-        List<Grant> some = first.isAlone ? List.of(first)
-                : within(MOST_RELEASED, g -> g.namesToRelease().size(), due);
+        List<Grant> some =
+                first.isAlone
+                        ? List.of(first)
+                        : within(MOST_RELEASED, g -> g.namesToRelease().size(), due);
         long smallest = some.stream().mapToLong(g -> g.ttl).min().orElse(NEVER);
         // The connection of a session lease serves if there is no shared one.
-        boolean isOwn = first.isSession && some.size() == 1 && !isOpen(shared.link)
-                && isOpen(first.link) && calls.stream().noneMatch(c -> c.link == first.link);
-        start(new Call("release", first, some, min(limit(NEVER), limitAside(smallest))),
+        boolean isOwn =
+                first.isSession
+                        && some.size() == 1
+                        && !isOpen(shared.link)
+                        && isOpen(first.link)
+                        && calls.stream().noneMatch(c -> c.link == first.link);
+        start(
+                new Call("release", first, some, min(limit(NEVER), limitAside(smallest))),
                 isOwn ? first : shared);
     }
 
@@ -994,7 +1250,9 @@ final class LeaseState {
         if (g.state == State.LOST) {
             hangUp(g);
         } else {
-            if (reason != null) { log("not released", null); }
+            if (reason != null) {
+                log("not released", null);
+            }
             end(g, reason);
         }
     }
@@ -1008,8 +1266,11 @@ final class LeaseState {
         }
         // At once if the connection had only ended before, and one by one if a lock is in the way.
         boolean isFirst = ++g.tries == 1 && (!isLocked || c.grants.size() > 1);
-        g.at = now
-                + (isFirst || code.equals("unsent") ? 0 : max(SHORTEST_PAUSE, (g.until - now) / 4));
+        g.at =
+                now
+                        + (isFirst || code.equals("unsent")
+                                ? 0
+                                : max(SHORTEST_PAUSE, (g.until - now) / 4));
         g.isAlone |= isLocked;
     }
 
@@ -1038,7 +1299,9 @@ final class LeaseState {
         g.reason = reason;
         grants.remove(g.key);
         hangUp(g);
-        if (g.isTold) { event("released", g); }
+        if (g.isTold) {
+            event("released", g);
+        }
     }
 
     private void event(String kind, Grant g) {
@@ -1078,11 +1341,15 @@ final class LeaseState {
             return List.of(new Lead("work", 0, null));
         }
 
-        List<Effect> workDone() { return end(null); }
+        List<Effect> workDone() {
+            return end(null);
+        }
 
         /** The lease is lost or not, whatever the error says. */
         List<Effect> workFailed(long now, String cause, boolean isLost) {
-            if (now - since >= min(ttl, 60_000)) { failures = 0; }
+            if (now - since >= min(ttl, 60_000)) {
+                failures = 0;
+            }
             return isLost || passes(cause) ? again(now, cause) : end("work failed");
         }
 
@@ -1091,19 +1358,26 @@ final class LeaseState {
         }
 
         private static boolean passes(String cause) {
-            return cause.matches("(Lease|Transaction|Connection)Lost|LeaseTaken"
-                    + "|NoAnswer|NoConnection|passing");
+            return cause.matches(
+                    "(Lease|Transaction|Connection)Lost|LeaseTaken"
+                            + "|NoAnswer|NoConnection|passing");
         }
 
         /** The work ends by itself. */
-        List<Effect> stop() { return isLeading ? List.of() : end(null); }
+        List<Effect> stop() {
+            return isLeading ? List.of() : end(null);
+        }
 
-        List<Effect> tick(long now) { return isPausing && now >= at ? start() : List.of(); }
+        List<Effect> tick(long now) {
+            return isPausing && now >= at ? start() : List.of();
+        }
 
         /** After a pause, which grows. An outage is one line of the log. */
         private List<Effect> again(long now, String cause) {
             List<Effect> effects = new ArrayList<>();
-            if (failures == 0) { effects.add(new Log("leads no more", cause, null, 0)); }
+            if (failures == 0) {
+                effects.add(new Log("leads no more", cause, null, 0));
+            }
             if (failures == 0 && isLeading) {
                 effects.add(new Event("interrupted", null, 0, 0, null, null, cause));
             }
