@@ -108,6 +108,7 @@ impl Ended {
         let code = cells.next().is_some_and(|code| code == self.code());
         let out = match cells.next() {
             None | Some("*") => true,
+            Some("" | "''") => self.out.is_empty(),
             Some(out) => out == self.out_on_one_line(),
         };
         let err = match cells.next() {
