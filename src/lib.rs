@@ -17,7 +17,7 @@
 //! A call reads its arguments and the rows, locks, reads the rows again (`leases::locks`), decides (`rules`), draws a
 //! token (`tokens`), writes and answers.
 //!
-//! `docs/internals/architecture.md` also says what is deliberately absent.
+//! `docs/internals/architecture.md` says what is deliberately absent.
 
 #![warn(missing_docs)]
 

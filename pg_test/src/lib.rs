@@ -24,9 +24,9 @@
 //! | [`network_link`] | a network link for a client, to be cut |
 //! | [`pooler`] | PgBouncer in front of a server |
 //! | [`worker`] | a worker process, to freeze and to kill |
-//! | [`majors`] | PostgreSQL of each major version, from where it is to be had |
+//! | [`majors`] | PostgreSQL of each major version, from where it can be installed |
 //! | [`markdown`] | the pages, taken apart |
-//! | [`matrix`] | the whole suite on each of them |
+//! | [`matrix`] | the whole suite on each major version |
 //! | [`dropped_files`] | what the log says of files that are gone |
 //! | [`debian_releases`] | packages of other releases of Debian than the machine's own |
 //! | [`debian_binary`] | PostgreSQL and Python out of Debian's packages, of whichever release |

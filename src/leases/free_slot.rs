@@ -24,7 +24,7 @@ use std::time::Duration;
 /// it longer. An acquire that gives up takes the lease for taken.
 const LONGEST_TURN: Duration = Duration::from_secs(5);
 
-/// The slot chosen for a grant. Its locks are held until the transaction ends.
+/// The slot chosen for a grant.
 pub struct FreeSlot<'a> {
     /// The number of the slot to write.
     pub slot: i32,
@@ -187,6 +187,35 @@ fn under_way(table: &LeaseTable, name: &[u8]) -> Vec<Grant> {
     rows.filter(is_latest).map(|row| row.grant).collect()
 }
 
+/// The committed rows of the lease, and the grants that a shared or slot acquire must live beside: those of these rows
+/// and those under way. The slots that are `busy` count as guarded. Last, the moment at which all this was read.
+fn existing_beside_others(
+    table: &LeaseTable,
+    request: &Request,
+    busy: &[i32],
+) -> (Vec<Row>, Vec<ExistingGrant>, Instant) {
+    let name = &request.name;
+    // Read first: a transaction that commits in between is seen in the committed rows.
+    let under_way = under_way(table, name);
+    let rows = table.rows(name, AsOf::Now);
+    let now = clock::now();
+    let mut existing = existing(request, &rows, |seen| {
+        let slot = seen.grant.slot;
+        // A live grant counts anyway, and its lock matters only if it is to be reclaimed.
+        let asks = seen.mine || seen.grant.phase(now) != Phase::Held;
+        guard::guards_slot(name, slot)
+            || asks && LockTag::new(TAKE_SLOT.lock, name, slot).has_conflicts(TAKE_SLOT.mode)
+    });
+    grant::add_under_way(&mut existing, &under_way, request.ask.mode, now);
+    for slot in busy {
+        match existing.iter_mut().find(|seen| seen.grant.slot == *slot) {
+            Some(seen) => seen.guarded = true,
+            None => existing.push(ExistingGrant::in_the_making(*slot, request.ask.mode)),
+        }
+    }
+    (rows, existing, now)
+}
+
 /// Waits for this acquire's turn, chooses a slot and locks it, with the slots of the grants that the new one ends.
 ///
 /// While it has the turn, no other grant is made. But a grant that is over may still be guarded, changed or pruned: the
@@ -207,24 +236,7 @@ fn beside_others<'a>(
     let mut busy: Vec<i32> = Vec::new();
     loop {
         xact::serve_interrupts();
-        // Read first: a transaction that commits in between is seen in the committed rows.
-        let under_way = under_way(table, name);
-        let rows = table.rows(name, AsOf::Now);
-        let now = clock::now();
-        let mut existing = existing(request, &rows, |seen| {
-            let slot = seen.grant.slot;
-            // A live grant counts anyway, and its lock matters only if it is to be reclaimed.
-            let asks = seen.mine || seen.grant.phase(now) != Phase::Held;
-            guard::guards_slot(name, slot)
-                || asks && LockTag::new(TAKE_SLOT.lock, name, slot).has_conflicts(TAKE_SLOT.mode)
-        });
-        grant::add_under_way(&mut existing, &under_way, request.ask.mode, now);
-        for slot in &busy {
-            match existing.iter_mut().find(|seen| seen.grant.slot == *slot) {
-                Some(seen) => seen.guarded = true,
-                None => existing.push(ExistingGrant::in_the_making(*slot, request.ask.mode)),
-            }
-        }
+        let (rows, existing, now) = existing_beside_others(table, request, &busy);
         let chosen = decide(request, &rows, &existing, now)?;
         let already = locks.count();
         let slots = || chosen.ended.iter().map(|row| row.grant.slot).chain([chosen.slot]);

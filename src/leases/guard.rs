@@ -144,8 +144,9 @@ pub fn require_in_call(name: &[u8], token: Token) -> Result<(), Refusal> {
     })
 }
 
-/// Locks the grant of this token for a guard; the second value is true if the caller acts for the grant's role. Returns `None` also if the caller may not know of the grant: anybody may bind a table to any lease, and could
-/// otherwise find the lease's tokens by trying.
+/// Locks the grant of this token for a guard; the second value is true if the caller acts for the grant's role. Returns
+/// `None` also if the caller may not know of the grant: anybody may bind a table to any lease, and could otherwise find
+/// the lease's tokens by trying.
 fn locked<'a>(
     table: &LeaseTable,
     name: &'a [u8],

@@ -1,8 +1,8 @@
 //! The locks of a lease: released on drop, unless they are held until the transaction ends.
 //!
 //! `pg_fence_rules::locks` lists the locks and who takes which. Every decision about a lease goes the same way: take
-//! the locks, read the row again, decide, and `hold_until_commit` the locks or drop them. `Locked` is a grant on that way; an acquire,
-//! which may need several slots, goes it in `free_slot`.
+//! the locks, read the row again, decide, and `hold_until_commit` the locks or drop them. `Locked` is a grant whose locks
+//! are taken; an acquire may need several slots and takes its locks in `free_slot`.
 
 use super::queue;
 use crate::errors::Refusal;
@@ -12,8 +12,8 @@ use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
 use pg_fence_rules::locks::{LockMode, LockStep};
 
-/// Locks of one lease that this transaction has just taken. Dropping them without `hold_until_commit` releases them and wakes the
-/// head of the lease's queue, which may have found the lease locked in between.
+/// Locks of one lease that this transaction has just taken. Dropping them without `hold_until_commit` releases them and
+/// wakes the head of the lease's queue, which may have found the lease locked in between.
 pub struct Locks<'a> {
     name: &'a [u8],
     taken: Vec<(LockTag, LockMode)>,

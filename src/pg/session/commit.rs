@@ -23,8 +23,9 @@ thread_local! {
     static COMMIT: Cell<Commit> = Cell::default();
 }
 
-/// What one call writes. Unless it may be lost in a crash, and so may all that the transaction has written before and
-/// writes later, the commit waits as ever. (No token is drawn twice: the start after a crash advances the sequence.)
+/// What one call writes. The commit may skip the wait for the disk only if everything that the transaction writes may
+/// be lost in a crash: this part, what came before it and what follows. (No token is drawn twice all the same: the start
+/// after a crash advances the sequence.)
 pub struct Part {
     /// True if all that the transaction wrote before may be lost.
     is_rest_losable: bool,

@@ -56,7 +56,8 @@ def opener(source: Any) -> Opener:
 
 
 class Connection:
-    """It is for one call at a time, which has no limit of its own, until it is cut."""
+    """A connection with a thread of its own, for one call at a time. A call goes on until it is
+    answered or the connection is cut."""
 
     def __init__(self, number: int, open: Opener):
         self.number, self._open = number, open

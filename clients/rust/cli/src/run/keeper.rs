@@ -52,7 +52,7 @@ pub fn keep(options: Options, times: Times, server: Server) -> Result<u8> {
     Ok(0)
 }
 
-/// Of this run, and of no other on this machine.
+/// Returns the mark of this run, which no other run on this machine has.
 fn mark() -> String {
     std::env::var(MARK).unwrap_or_default()
 }
@@ -61,9 +61,9 @@ struct Keeper {
     options: Options,
     times: Times,
     server: Server,
-    /// None is the supervisor's death.
+    /// Orders of the supervisor. `None` comes if the supervisor has died.
     orders: mpsc::UnboundedReceiver<Order>,
-    /// Of the command.
+    /// The process group of the command.
     group: Option<i32>,
     /// True if the command ended by itself with a status other than 0.
     has_failed: bool,
