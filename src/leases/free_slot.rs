@@ -20,8 +20,8 @@ use pg_fence_rules::locks::{ACQUIRE_ALONE, EXCLUDE_ALONE, TAKE_SLOT, TAKE_TURN};
 use pg_fence_rules::{Instant, Token};
 use std::time::Duration;
 
-/// The longest wait for a turn. A turn takes some microseconds; only somebody who locks rows of the state by hand makes
-/// it longer. An acquire that gives up takes the lease for taken.
+/// The longest wait for a turn, unless `lock_timeout` would end it first. A turn takes some microseconds; only somebody
+/// who locks rows of the state by hand makes it longer. An acquire that gives up takes the lease for taken.
 const LONGEST_TURN: Duration = Duration::from_secs(5);
 
 /// The slot chosen for a grant.
@@ -180,11 +180,11 @@ pub fn is_being_loaded(table: &LeaseTable, name: &[u8]) -> bool {
     table.rows(name, AsOf::InFlight).iter().any(Row::is_others_uncommitted)
 }
 
-/// The grants whose rows other open transactions are writing, each in its latest version.
+/// The grants in all row versions that other open transactions have written, also in those that they have replaced since:
+/// the scan may miss the newer version, whose index entry comes after it, and a savepoint may bring the older one back.
 fn under_way(table: &LeaseTable, name: &[u8]) -> Vec<Grant> {
     let rows = table.rows(name, AsOf::InFlight).into_iter();
-    let is_latest = |row: &Row| row.is_others_uncommitted() && row.deleter() == Deleter::None;
-    rows.filter(is_latest).map(|row| row.grant).collect()
+    rows.filter(Row::is_others_uncommitted).map(|row| row.grant).collect()
 }
 
 /// The committed rows of the lease, and the grants that a shared or slot acquire must live beside: those of these rows
@@ -227,7 +227,7 @@ fn beside_others<'a>(
 ) -> Result<FreeSlot<'a>, NotGranted> {
     let name = &request.name;
     let mut turn = Locks::of(name);
-    if !turn.take_within(TAKE_TURN, 0, &Waiting::since_now(LONGEST_TURN))?
+    if !turn.take_within(TAKE_TURN, 0, &Waiting::without_lock_timeout(LONGEST_TURN))?
         || !locks.take(EXCLUDE_ALONE, 0)?
     {
         return Err(BY_ANOTHER);

@@ -228,22 +228,33 @@ impl ExistingGrant {
 /// Adds the grants whose rows other transactions are writing to those of the committed rows, for a request in this mode.
 /// Such a row counts in place of a committed grant that is over. Beside a live one it counts if its mode is another;
 /// otherwise it is a renewal, an end or a successor of the live one, and needs no further slot. A grant that another one
-/// is ending excludes nothing any more, but its slot is locked.
+/// is ending excludes nothing any more, but its slot is locked, which matters if the request could be granted there.
 pub fn add_under_way(
     existing: &mut Vec<ExistingGrant>,
     under_way: &[Grant],
     mode: Mode,
     now: Instant,
 ) {
+    // Slots that have an entry of a grant under way. Another version of it in another mode gets an entry of its own.
+    let mut making: Vec<i32> = Vec::new();
     for grant in under_way {
+        let slot = grant.slot;
         let is_replaced = grant.closing.is_some() && !grant.has_closing_token();
         let mode = if is_replaced { mode } else { grant.mode };
-        let one = ExistingGrant::in_the_making(grant.slot, mode);
-        match existing.iter_mut().find(|seen| seen.grant.slot == grant.slot) {
-            Some(seen) if seen.grant.phase(now) != Phase::Held => *seen = one,
-            Some(seen) if seen.grant.mode == mode => {}
+        // The request could not be granted in this slot anyway.
+        let is_beyond = is_replaced && matches!(mode, Mode::Slots(n) if slot >= n);
+        let one = ExistingGrant { guarded: !is_beyond, ..ExistingGrant::in_the_making(slot, mode) };
+        let is_live = |seen: &ExistingGrant| seen.grant.phase(now) == Phase::Held;
+        let is_known = making.contains(&slot);
+        let counts = |seen: &ExistingGrant| seen.grant.mode == mode && (is_known || is_live(seen));
+        if existing.iter().any(|seen| seen.grant.slot == slot && counts(seen)) {
+            continue;
+        }
+        match existing.iter_mut().find(|seen| seen.grant.slot == slot && !is_live(seen)) {
+            Some(seen) if !is_known => *seen = one,
             _ => existing.push(one),
         }
+        making.push(slot);
     }
 }
 
@@ -632,6 +643,7 @@ mod tests {
         let unknown = Acquire::Taken { until: None };
         let (live, over) = (held(0, Slots(2), 100), held(0, Slots(2), 1));
         let made = |slot, mode| held(slot, mode, 100).grant;
+        let ended_in = |slot| closed(held(slot, Shared, 1).grant, 15, false);
         // Ended by another grant, and released.
         let (ended, released) = (closed(over.grant, 15, false), closed(over.grant, 16, false));
         for (line, (committed, under_way, mode, expected)) in [
@@ -653,6 +665,11 @@ mod tests {
             (vec![over], vec![ended], Shared, granted(1)),
             (vec![over], vec![ended, made(1, Shared)], Shared, granted(2)),
             (vec![over], vec![ended, made(1, Shared)], Slots(2), unknown),
+            // The grant that is being ended lies in a slot that no request for two slots can get.
+            (vec![held(5, Shared, 1)], vec![ended_in(5), made(0, Slots(2))], Slots(2), granted(1)),
+            // A version that its transaction has replaced counts like the newer one.
+            (vec![], vec![made(0, Shared), made(0, Slots(2))], Slots(2), unknown),
+            (vec![], vec![made(0, Slots(2)), made(0, Slots(2))], Slots(2), granted(1)),
         ]
         .into_iter()
         .enumerate()

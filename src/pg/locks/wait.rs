@@ -54,6 +54,11 @@ impl Waiting {
         Waiting { since: Instant::now(), at_most }
     }
 
+    /// Begins a wait of at most `at_most` that is over before `lock_timeout` could end it with an error.
+    pub fn without_lock_timeout(at_most: Duration) -> Self {
+        Waiting::since_now(lock_timeout().map_or(at_most, |timeout| at_most.min(timeout / 2)))
+    }
+
     /// The remaining time.
     pub fn left(&self) -> Duration {
         self.at_most.saturating_sub(self.since.elapsed())
