@@ -9,8 +9,8 @@
 //! | [`scenario_servers`] | the servers of a scenario, and what happens to them |
 //! | [`first_worker`] | the example of a client's README |
 //! | [`fixture`] | a running scenario: its servers and workers |
-//! | [`run`] | a run of one scenario with one client |
-//! | [`duration`] | durations in the lines of scenarios |
+//! | [`mod@run`] | a run of one scenario with one client |
+//! | `duration` | durations in the lines of scenarios |
 //! | [`command`] | the command `pg_fence`, whose scenarios are its own |
 
 pub mod command;
