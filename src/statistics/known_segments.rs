@@ -69,31 +69,42 @@ fn release(is_wanted: impl Fn(u32, u32) -> bool) {
     }
 }
 
-/// Adds the segment of this database. Returns false if the list is full.
-pub fn add(handle: u32) -> bool {
+/// Returns true if the list has room for a segment of this database.
+pub fn has_room() -> bool {
+    is_reported() || free_entry().is_some()
+}
+
+/// Adds the segment of this database. The list must have room for it.
+pub fn add(handle: u32) {
     release(|database, handle| database == server::database() && handle == NO_SEGMENT);
     REPORTED.set(false);
-    put(handle)
+    put(handle);
 }
 
 /// Returns true for the first caller in any session, which should log that this database has no segment.
 pub fn is_first_to_report() -> bool {
-    let own = (server::database(), NO_SEGMENT);
-    let is_reported =
-        REPORTED.replace(true) || entries().any(|(_, db, handle)| (db, handle) == own);
-    if !is_reported {
+    let is_first = !(REPORTED.replace(true) || is_reported());
+    if is_first {
         put(NO_SEGMENT);
     }
-    !is_reported
+    is_first
 }
 
-fn put(handle: u32) -> bool {
-    let free = LIST.get().iter().find(|entry| entry.load(Ordering::Relaxed) == 0);
-    free.inspect(|entry| {
+/// Returns true if the list says that this database has no segment.
+fn is_reported() -> bool {
+    entries().any(|(_, database, handle)| (database, handle) == (server::database(), NO_SEGMENT))
+}
+
+fn free_entry() -> Option<&'static AtomicU64> {
+    LIST.get().iter().find(|entry| entry.load(Ordering::Relaxed) == 0)
+}
+
+/// Adds an entry of this database, if there is room.
+fn put(handle: u32) {
+    if let Some(entry) = free_entry() {
         let database = u64::from(server::database());
         entry.store(database << 32 | u64::from(handle), Ordering::Relaxed);
-    })
-    .is_some()
+    }
 }
 
 /// Each entry, with its database and its handle.

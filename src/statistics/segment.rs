@@ -241,6 +241,9 @@ fn create(sequence: Oid) -> Found {
     let kept = settings::refusals_kept();
     known_segments::release_dropped();
     known_segments::release_own();
+    if !known_segments::has_room() {
+        return Found::Impossible("too many databases count already".into());
+    }
     // The server raises an error if memory is short, which must not end the statement that is counted.
     let created = xact::try_in_savepoint(|| {
         shared_memory::create(FIRST_CELL + kept * CELL_WORDS, |words| {
@@ -251,12 +254,9 @@ fn create(sequence: Oid) -> Found {
         })
     });
     match created {
-        Ok(Some(handle)) if known_segments::add(handle) => Found::Attached,
         Ok(Some(handle)) => {
-            // No session would ever find the segment.
-            detach();
-            xact::in_savepoint(|| shared_memory::unpin(handle));
-            Found::Impossible("too many databases count already".into())
+            known_segments::add(handle);
+            Found::Attached
         }
         Ok(None) => Found::Impossible("too many dynamic shared memory segments".into()),
         Err(why) => Found::Impossible(why),
