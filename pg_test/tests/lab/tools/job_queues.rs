@@ -118,7 +118,7 @@ const OBAN: Queue = Queue {
     // The frozen worker leads until its thirty seconds are over, and the next one asks once in as many.
     rescue: None,
     // The client's own word: Oban prints no error of a job.
-    loss: ("job:1: lost", After::Stays),
+    loss: ("leases are lost (", After::Stays),
 };
 
 const PG_BOSS: Queue = Queue {
