@@ -95,6 +95,25 @@ async fn a_pool_of_one_connection_gets_it_back() {
     assert_eq!(process(&mut pool.acquire().await.unwrap()).await, before);
 }
 
+/// No token of the name speaks until both are renewed, and the row is renewed only once the guard that found that out has
+/// let go of it.
+#[tokio::test]
+async fn a_name_and_a_row_are_guarded_in_a_new_epoch() {
+    let place = Place::new().await;
+    let table = "DROP TABLE IF EXISTS kept; CREATE TABLE kept (id int PRIMARY KEY);
+        INSERT INTO kept VALUES (1); SELECT fence_protect('kept', deadline => 'held_until')";
+    place.admin.batch_execute(table).await.unwrap();
+    let claim = "UPDATE kept SET held_until = clock_timestamp() + '10 s' RETURNING fence";
+    let token: i64 = place.admin.query_one(claim, &[]).await.unwrap().get(0);
+    let row = place.fence.keep_row("kept", &[&1], token, LONG).acquire().await.unwrap();
+    let name = place.lease("beside a row").await;
+    place.admin.batch_execute("SELECT fence_new_epoch()").await.unwrap();
+    let mut client = connect(&place.url, NoTls).await.unwrap();
+    let guard = place.fence.guard(&mut client, [&name, &row]);
+    let guard = timeout(LONG / 2, guard).await.expect("no renewal is waited for in vain").unwrap();
+    guard.commit().await.unwrap();
+}
+
 /// On a driver's own connection, which a loss does not break off.
 #[tokio::test]
 async fn what_a_loss_has_ended_hangs_no_more() {
