@@ -27,7 +27,7 @@ COMMENT ON COLUMN fence.stats.take_overs IS 'leases granted over a grant that ha
 COMMENT ON COLUMN fence.stats.guards IS
     'grants that a transaction has begun to guard, by lease_guard or by a write to a bound table';
 COMMENT ON COLUMN fence.stats.writes_checked IS
-'how often the fence has judged a row, and TRUNCATEs; those refused included; a row that ON CONFLICT updates is judged twice';
+'how often the fence has checked a row, and TRUNCATEs; those refused included; a row that ON CONFLICT updates is checked twice';
 COMMENT ON COLUMN fence.stats.refused_pf001 IS 'writes refused with PF001: stale token';
 COMMENT ON COLUMN fence.stats.refused_pf002 IS 'writes refused with PF002: no token presented';
 COMMENT ON COLUMN fence.stats.refused_pf003 IS 'writes refused with PF003: token never issued';

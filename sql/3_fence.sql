@@ -48,7 +48,7 @@ COMMENT ON COLUMN fence.trigger_arguments.fence_column IS 'the fence column';
 COMMENT ON COLUMN fence.trigger_arguments.mode IS 'strict, monotonic or managed';
 COMMENT ON COLUMN fence.trigger_arguments.lease IS 'the lease that guards a row, with placeholders; NULL for none';
 COMMENT ON COLUMN fence.trigger_arguments.events IS
-'the events chosen for the fence, with commas between them; NULL for all that its kind judges';
+'the events chosen for the fence, with commas between them; NULL for all that its kind checks';
 COMMENT ON COLUMN fence.trigger_arguments.has_unfenced_insert IS 'a managed row may be created without its lease';
 COMMENT ON COLUMN fence.trigger_arguments.deadline IS
 'the deadline column of a table whose rows are leases of their own; NULL for any other';
@@ -72,8 +72,8 @@ COMMENT ON TYPE fence.table_rule IS 'the rule by which a table is to be fenced';
 COMMENT ON COLUMN fence.table_rule.fence_column IS 'the fence column, which may not be there yet';
 COMMENT ON COLUMN fence.table_rule.mode IS 'strict, monotonic or managed; or another word that was asked for';
 COMMENT ON COLUMN fence.table_rule.lease IS 'the lease that guards a row, with placeholders; NULL for none';
-COMMENT ON COLUMN fence.table_rule.events IS 'the events that are judged';
-COMMENT ON COLUMN fence.table_rule.chosen_events IS 'the same, where they are not all that such a fence judges';
+COMMENT ON COLUMN fence.table_rule.events IS 'the events that are checked';
+COMMENT ON COLUMN fence.table_rule.chosen_events IS 'the same, where they are not all that such a fence checks';
 COMMENT ON COLUMN fence.table_rule.has_unfenced_insert IS 'a managed row may be created without its lease';
 COMMENT ON COLUMN fence.table_rule.verify IS 'a trigger after all others looks again at what is written';
 COMMENT ON COLUMN fence.table_rule.always IS 'the triggers fire in replication, too';
@@ -121,7 +121,7 @@ BEGIN
            AND t.tgname IN ('fenced', 'fenced_truncate', 'fenced_verify')),
 
     -- Arguments that are left out keep the table's present values.
-    asked AS (
+    requested AS (
         SELECT p.*, coalesce(fence_column, had_column, 'fence')::name AS fence_name,
                CASE WHEN lease = '' AND was_fenced THEN NULL ELSE coalesce(lease, had_lease) END AS bound_to,
                CASE WHEN deadline = '' AND was_fenced THEN NULL ELSE coalesce(deadline, had_deadline) END::name AS held_until,
@@ -133,14 +133,14 @@ BEGIN
 
     -- A row with a lease may be written often under one token; without a lease only `strict` is safe. So binding or
     -- unbinding the table changes the default mode. (A row may also be its own lease.)
-    judged AS (
+    checked AS (
         SELECT a.*, l.is_leased,
-               l.is_leased OR had_lease IS NOT NULL OR had_mode = 'managed' OR had_insert AND had_deadline IS NULL AS judges_insert,
+               l.is_leased OR had_lease IS NOT NULL OR had_mode = 'managed' OR had_insert AND had_deadline IS NULL AS checks_insert,
                CASE WHEN NOT l.is_leased OR had_lease IS NOT NULL THEN had_events END AS kept_events,
                lower(coalesce(mode,
                    CASE WHEN had_mode = 'managed' OR l.is_leased = l.was_leased THEN had_mode END,
-                   CASE WHEN l.is_leased THEN 'monotonic' ELSE 'strict' END)) AS judged_as
-          FROM asked a CROSS JOIN LATERAL (
+                   CASE WHEN l.is_leased THEN 'monotonic' ELSE 'strict' END)) AS checked_as
+          FROM requested a CROSS JOIN LATERAL (
                SELECT bound_to IS NOT NULL OR held_until IS NOT NULL, had_lease IS NOT NULL OR had_deadline IS NOT NULL
           ) AS l (is_leased, was_leased)),
 
@@ -149,20 +149,20 @@ BEGIN
     fired AS (
         SELECT j.*, regexp_split_to_array(lower(btrim(coalesce(events, kept_events, 'update,delete,truncate'))),
                    '[[:space:]]*,[[:space:]]*')
-               || CASE WHEN events IS NULL AND (kept_events IS NULL AND judges_insert OR verifies AND moves)
-                         OR judged_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
-          FROM judged j),
+               || CASE WHEN events IS NULL AND (kept_events IS NULL AND checks_insert OR verifies AND moves)
+                         OR checked_as = 'managed' AND bound_to IS NULL THEN '{insert}'::text[] END AS on_events
+          FROM checked j),
 
     -- An INSERT must not fill a managed column either. So the trigger fires on INSERT even if the events lack it, but
     -- then the row needs no lease.
     attached AS (
-        SELECT f.*, judged_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert,
+        SELECT f.*, checked_as = 'managed' AND 'insert' <> ALL (on_events) AS unfenced_insert,
                CASE WHEN NOT (on_events @> '{update,delete,truncate}' AND ('insert' = ANY (on_events)) =
-                              (is_leased OR judged_as = 'managed'))
+                              (is_leased OR checked_as = 'managed'))
                     THEN (SELECT string_agg(DISTINCT e, ',') FROM unnest(on_events) AS e) END AS chosen_events
           FROM fired f)
 
-    SELECT fence_name AS fence_column, judged_as AS mode, bound_to AS lease, on_events AS events, chosen_events,
+    SELECT fence_name AS fence_column, checked_as AS mode, bound_to AS lease, on_events AS events, chosen_events,
            unfenced_insert AS has_unfenced_insert, verifies AS verify, fires_always AS always,
            -- (Citus recreates each trigger on its nodes.)
            ARRAY(SELECT x.name FROM (VALUES ('fenced'::name, unfenced_insert OR on_events && '{insert,update,delete}'),
@@ -227,7 +227,7 @@ BEGIN
              'With a deadline the modes are monotonic and managed.', NULL),
             (rule.deadline IS NOT NULL AND rule.verify, '22023', 'verify does not go with a deadline',
              'Give verify => false with the deadline.', NULL),
-            (rule.deadline IS NOT NULL AND rule.chosen_events IS NOT NULL, '22023', 'with a deadline every event is judged',
+            (rule.deadline IS NOT NULL AND rule.chosen_events IS NOT NULL, '22023', 'with a deadline every event is checked',
              'Give events => ''insert,update,delete,truncate'', or leave them out.', NULL),
             -- the kind of table
             (c.oid IS NULL, '42P01', 'it was dropped meanwhile', 'Name a table that exists.', NULL),
@@ -640,7 +640,7 @@ BEGIN
     END IF;
     IF function = 'fence_protect' THEN
         RAISE NOTICE USING
-            MESSAGE = format('%s is distributed by Citus: each node judges its rows by the leases of its own database',
+            MESSAGE = format('%s is distributed by Citus: each node checks its rows by the leases of its own database',
                 relation),
             HINT = 'Take leases on the row''s own node, or adopt them there: see Citus in the documentation of pg_fence.';
     END IF;

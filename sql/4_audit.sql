@@ -53,7 +53,7 @@ SET search_path = pg_catalog, pg_temp
 SET jit = off  -- compiling the query would take far longer than running it
 AS $audit_places$
 WITH RECURSIVE
-asked AS (SELECT (about->>'relation')::oid AS relation),
+requested AS (SELECT (about->>'relation')::oid AS relation),
 
 event (n, name, bit) AS (
     VALUES (1, 'insert', 4), (2, 'update', 16), (3, 'delete', 8), (4, 'truncate', 32)),
@@ -104,7 +104,7 @@ usurped AS (
        AND (a.attname = 'fence' OR col_description(a.attrelid, a.attnum) = about->>'column_comment')),
 
 subject AS (
-    SELECT a.relation AS oid FROM asked a WHERE a.relation IS NOT NULL
+    SELECT a.relation AS oid FROM requested a WHERE a.relation IS NOT NULL
     UNION
     SELECT t.tgrelid FROM own_trigger t WHERE about->>'relation' IS NULL
     UNION
@@ -283,7 +283,7 @@ partitioned AS (
 -- whether the fence had verify, and whether it checked INSERT. It is taken from the partitioned table with the fence
 -- that this trigger states and, if that names no lease, with the same columns.
 before_detach AS (
-    SELECT r.root, bool_or(t.bits = 1) AS verifies, bool_or(t.bits = 3 AND t.tgtype & 4 <> 0) AS judges_insert
+    SELECT r.root, bool_or(t.bits = 1) AS verifies, bool_or(t.bits = 3 AND t.tgtype & 4 <> 0) AS checks_insert
       FROM root r
       JOIN partitioned p ON (p.fence_column, p.mode) = (r.fence_column, r.mode)
            AND (p.lease, p.deadline) IS NOT DISTINCT FROM (r.lease, r.deadline)
@@ -323,7 +323,7 @@ fence AS (
      CROSS JOIN LATERAL (
            SELECT array_agg(e.name ORDER BY e.n) FROM event e
             WHERE e.name <> 'insert' OR r.lease IS NOT NULL OR r.deadline IS NOT NULL OR r.mode = 'managed'
-               OR 'insert' = ANY (m.before) OR d.judges_insert
+               OR 'insert' = ANY (m.before) OR d.checks_insert
                OR x.is_followed AND r.moves_rows  -- a row that moves is inserted at its new place
            ) AS e (events)
      CROSS JOIN LATERAL (VALUES (
@@ -779,7 +779,7 @@ trigger_amiss AS (
         (10, 8, t.tgenabled = 'O' AND s.applier <> 'Bucardo' AND t.bits = 3, 'notice',
          format('%s writes here, and trigger "%s" does not fire for it', s.applier, t.tgname), NULL),
         (10, 8, s.applier = 'Bucardo' AND t.bits = 3, 'notice',
-         format('Bucardo replicates this table: where it writes here, it deletes and copies rows, and trigger "%s" judges none '
+         format('Bucardo replicates this table: where it writes here, it deletes and copies rows, and trigger "%s" checks none '
              'of it, not even when enabled ALWAYS', t.tgname), NULL),
         (10, 4, t.tgenabled = 'O' AND s.is_always AND NOT s.is_subscribed, 'notice',
          format('trigger "%s" does not fire for apply workers, as %s', t.tgname,
@@ -791,7 +791,7 @@ trigger_amiss AS (
         (10, 6, (t.fence_column, t.mode, t.lease, t.deadline)
                 IS DISTINCT FROM (s.fence_column, s.mode, s.lease, s.deadline)
              OR t.has_unfenced_insert AND NOT s.has_unfenced_insert, 'hole',
-         format('trigger "%s" judges by other arguments than the fence of %s', t.tgname, s.root_rel),
+         format('trigger "%s" checks by other arguments than the fence of %s', t.tgname, s.root_rel),
          as_it_should_be),
         (13, 7, t.bits = 3 AND t.has_unfenced_insert AND s.is_fenced AND s.has_key_at_will, 'hole',
          'rows are created without their lease, by keys that clients choose: '
@@ -817,7 +817,7 @@ event_missing AS (
 trigger_later AS (
     SELECT 12, s.root_n, s.member_n, row_number() OVER (PARTITION BY s.root, s.oid ORDER BY t.tgname), s.rel,
            'hole',
-           format('trigger "%s" runs after the fence and may change what it has judged', t.tgname),
+           format('trigger "%s" runs after the fence and may change what it has checked', t.tgname),
            CASE WHEN s.deadline IS NULL THEN format(u.remedy, 'fenced_verify') END
       FROM spot s
       JOIN other_trigger t ON t.tgrelid = s.oid
@@ -920,7 +920,7 @@ setting AS (
 
 parameter_privilege AS (
     SELECT 24, NULL::bigint, NULL::bigint, row_number() OVER (), (about->>'relation')::oid::regclass, 'hole',
-           format('%s may set session_replication_role, under which fences judge little or nothing', g.who),
+           format('%s may set session_replication_role, under which fences check little or nothing', g.who),
            format('REVOKE %s ON PARAMETER session_replication_role FROM %s CASCADE;', a.privilege_type, g.who)
       FROM pg_parameter_acl p CROSS JOIN aclexplode(p.paracl) AS a
       JOIN grantee g ON g.oid = a.grantee
@@ -1113,11 +1113,11 @@ BEGIN
                       FROM pg_catalog.pg_dist_shard AS s JOIN pg_catalog.pg_dist_shard_placement AS p USING (shardid)
                       JOIN pg_class AS c ON c.oid = s.logicalrelid
                      WHERE s.logicalrelid = ANY ($1)),
-                asked AS (
+                requested AS (
                     SELECT s.nodename, s.nodeport, array_agg(s.name) AS names FROM shard s GROUP BY 1, 2),
                 told AS (
                     SELECT r.* FROM (SELECT array_agg(a.nodename) AS names, array_agg(a.nodeport) AS ports,
-                                            array_agg(format($2, a.names)) AS commands FROM asked a) AS a
+                                            array_agg(format($2, a.names)) AS commands FROM requested a) AS a
                      CROSS JOIN LATERAL pg_catalog.master_run_on_worker(a.names, a.ports, a.commands, false) AS r),
                 finding AS (
                     SELECT s.rel, s.name, s.nodename, s.nodeport, f.severity, replace(f.finding, s.suffix, '') AS finding

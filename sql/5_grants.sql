@@ -10,9 +10,9 @@ DECLARE
     levels CONSTANT text[] := '{monitor,worker,adopter,admin}';
     grantee CONSTANT text := (SELECT quote_ident(r.rolname) FROM pg_roles r WHERE r.oid = role);
     home CONSTANT oid := (SELECT e.extnamespace FROM pg_extension e WHERE e.extname = 'pg_fence');
-    asked CONSTANT text := coalesce(level, 'worker');
+    requested CONSTANT text := coalesce(level, 'worker');
     beginning CONSTANT text := coalesce(prefix, '');
-    rank CONSTANT integer := array_position(levels, asked);
+    rank CONSTANT integer := array_position(levels, requested);
     item record;
 BEGIN
     IF role IS NULL THEN
@@ -22,10 +22,10 @@ BEGIN
         RAISE EXCEPTION USING ERRCODE = '42704', MESSAGE = format('there is no role %s', role),
             HINT = 'Name one role: leases are not for PUBLIC.';
     ELSIF rank IS NULL THEN
-        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('there is no level "%s"', asked),
+        RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = format('there is no level "%s"', requested),
             DETAIL = jsonb_build_object('argument', 'level'),
             HINT = format('The levels are %s.', array_to_string(levels, ', '));
-    ELSIF asked = 'admin' AND beginning <> '' THEN
+    ELSIF requested = 'admin' AND beginning <> '' THEN
         RAISE EXCEPTION USING ERRCODE = '22023', MESSAGE = 'an admin has all names, and no prefix',
             DETAIL = jsonb_build_object('argument', 'prefix'),
             HINT = 'What an admin does is done to all leases. Give the names of one prefix to a worker.';
@@ -81,7 +81,7 @@ BEGIN
             EXECUTE format('INSERT INTO %s AS p (role, prefix, level) VALUES ($1, $2, $3)
                 ON CONFLICT ON CONSTRAINT role_prefix_pkey DO UPDATE SET level = EXCLUDED.level
                 WHERE coalesce(array_position($4, p.level), 0) < array_position($4, EXCLUDED.level)', item.name)
-              USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role), beginning, asked, levels;
+              USING (SELECT r.rolname FROM pg_roles r WHERE r.oid = role), beginning, requested, levels;
         ELSE
             EXECUTE format('GRANT %s ON %s %s TO %s', item.privilege, item.kind, item.name, grantee);
         END IF;

@@ -376,7 +376,7 @@ FROM fence.lease l;
 COMMENT ON VIEW fence.leases IS 'a row per lease: who holds what until when';
 
 -- The fence --
--- fence_protect writes a trigger function for the table, which passes its columns to judge or judge_row. All of it runs
+-- fence_protect writes a trigger function for the table, which passes its columns to check_write or check_row. All of it runs
 -- with the writer's rights except relies, which only roles that may use leases may call.
 
 CREATE OR REPLACE FUNCTION blanked() RETURNS text
@@ -412,7 +412,7 @@ BEGIN
 END $$;
 
 -- The row's new fence.
-CREATE OR REPLACE FUNCTION judge(op text, relation oid, col text, mode text, columns text[], parted bool,
+CREATE OR REPLACE FUNCTION check_write(op text, relation oid, col text, mode text, columns text[], parted bool,
  is_free bool, stored bigint, shown bigint, old_lease text, lease text, place text, key jsonb) RETURNS bigint LANGUAGE plpgsql AS $$
 DECLARE
  is_replica bool := current_setting('session_replication_role') = 'replica';  -- only the order is checked
@@ -473,7 +473,7 @@ END $$;
 CREATE OR REPLACE FUNCTION claim() RETURNS bigint LANGUAGE plpgsql AS $$ BEGIN RETURN draw(0); END $$;
 
 -- The row's new fence and deadline. A number from the table is never passed to draw.
-CREATE OR REPLACE FUNCTION judge_row(op text, relation oid, col text, mode text, deadline text, INOUT fence bigint, shown bigint,
+CREATE OR REPLACE FUNCTION check_row(op text, relation oid, col text, mode text, deadline text, INOUT fence bigint, shown bigint,
  was timestamptz, INOUT until timestamptz, place text, key jsonb) LANGUAGE plpgsql AS $$
 DECLARE
  time timestamptz := clock_timestamp();  -- under the row's lock
@@ -490,7 +490,7 @@ DECLARE
  drawn bigint; shows bool := may_show(relation); refused text[];
 BEGIN
  IF current_setting('session_replication_role') = 'replica' THEN
-  PERFORM judge(op, relation, col, 'monotonic', NULL, false, false, fence, shown, NULL, NULL, NULL, key);
+  PERFORM check_write(op, relation, col, 'monotonic', NULL, false, false, fence, shown, NULL, NULL, NULL, key);
   fence := shown;
   RETURN;
  END IF;
@@ -573,7 +573,7 @@ END $body$, to_jsonb(a), a[1], lease_of('OLD', a[3], a[6]), lease_of('NEW', a[3]
     a[5], a[3] IS NULL OR coalesce(a[4] !~ 'insert', false))),
    string_agg(format('%1$L, coalesce(OLD.%1$I, NEW.%1$I)', k.attname), ', '),  -- other types may bring casts
    CASE WHEN a[6] <> '' THEN 'timestamptz' ELSE 'text' END,
-    CASE WHEN a[6] <> '' THEN 'SELECT * INTO stored, becomes FROM judge_row' ELSE 'stored := judge' END,
+    CASE WHEN a[6] <> '' THEN 'SELECT * INTO stored, becomes FROM check_row' ELSE 'stored := check_write' END,
     'NEW.' || quote_ident(a[6]) || ' := becomes;')
  FROM pg_index i JOIN pg_attribute k ON k.attrelid = i.indrelid AND k.attnum = ANY (i.indkey)
  WHERE i.indrelid = relation AND i.indisprimary AND k.atttypid < 10000
@@ -788,7 +788,7 @@ RETURNS void LANGUAGE plpgsql AS $$
 DECLARE
  col text := coalesce(fence_column, 'fence'); had record;
  parted bool := EXISTS (SELECT FROM pg_class c WHERE c.oid = relation AND c.relkind = 'p');
- judged_as text; bound_to text; until name; key text; chosen text; on_events text[]; stays bool; fault text[]; item record;
+ checked_as text; bound_to text; until name; key text; chosen text; on_events text[]; stays bool; fault text[]; item record;
 BEGIN
  PERFORM left_out('verify') WHERE verify AND deadline IS NULL;
  PERFORM check_table(relation, true);
@@ -804,20 +804,20 @@ BEGIN
  key := coalesce(bound_to, until);
  PERFORM left_out('a deadline of a partitioned table') WHERE parted AND until <> '';
  stays := (key IS NULL) = (coalesce(had.lease, had.deadline) IS NULL);
- judged_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
+ checked_as := lower(coalesce(mode, CASE WHEN stays OR had.mode = 'managed' THEN had.mode END,
   CASE WHEN key IS NULL THEN 'strict' ELSE 'monotonic' END));
  chosen := lower(replace(coalesce(events, CASE WHEN stays THEN had.events END), ' ', ''));
  on_events := string_to_array(coalesce(chosen, 'update,delete,truncate' || CASE WHEN key <> '' THEN ',insert' ELSE '' END), ',');
 
  SELECT CASE
-  WHEN col = '' OR judged_as NOT IN ('strict', 'monotonic', 'managed')
+  WHEN col = '' OR checked_as NOT IN ('strict', 'monotonic', 'managed')
    OR NOT on_events <@ '{insert,update,delete,truncate}' OR on_events = '{}'
   THEN ARRAY['22023', 'a mode or event is not known', 'Modes: strict, monotonic, managed.']
   WHEN lease = '' AND had.mode IS NULL
    OR (SELECT bool_or(p.is_odd) OR octet_length(string_agg(p.literal, '')) > 512 FROM pieces(bound_to) AS p)
   THEN ARRAY['22023', format('"%s" is no name for a lease', lease), 'Write 1 to 512 bytes, {column}, {{ and }}.']
   WHEN deadline = '' AND had.mode IS NULL
-   OR until <> '' AND (until = col OR bound_to <> '' OR judged_as = 'strict' OR verify OR cardinality(on_events) < 4)
+   OR until <> '' AND (until = col OR bound_to <> '' OR checked_as = 'strict' OR verify OR cardinality(on_events) < 4)
   THEN ARRAY['22023', 'a deadline has a column of its own, and no lease, strict, verify, events', 'Give lease => '''' to unbind it.']
   WHEN f.attnum IS NULL AND had.mode IS NOT NULL
   THEN ARRAY['42703', format('its fence has no column "%s"', col), 'Name it as fence_column.', col]
@@ -847,8 +847,8 @@ BEGIN
     'ROW EXECUTE FUNCTION fence_lite.note_named' AS call WHERE on_events && '{update}'
   UNION ALL
   SELECT 'fenced', string_agg(DISTINCT e, ' OR '), relation,
-    'ROW EXECUTE FUNCTION ' || write_trigger(relation, ARRAY[col, judged_as, bound_to, chosen, parted::text, until])
-  FROM unnest(on_events || CASE WHEN judged_as = 'managed' THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
+    'ROW EXECUTE FUNCTION ' || write_trigger(relation, ARRAY[col, checked_as, bound_to, chosen, parted::text, until])
+  FROM unnest(on_events || CASE WHEN checked_as = 'managed' THEN '{insert}'::text[] END) AS e WHERE e <> 'truncate' HAVING count(*) > 0
   UNION ALL
   SELECT 'fenced_truncate', 'TRUNCATE', part, 'STATEMENT EXECUTE FUNCTION fence_lite.refuse_truncate'
   FROM family(relation) AS part WHERE on_events && '{truncate}'
@@ -948,7 +948,7 @@ COMMENT ON FUNCTION uninstall IS 'takes pg_fence_lite away, leases and all';
 DO $close$
 DECLARE
  definers text[] := '{claim,settle,write_trigger}';  -- run with the owner's rights, as do the granted calls
- judges text[] := '{judge,judge_row}';  -- are called by triggers, which have set the search_path
+ called text[] := '{check_write,check_row}';  -- are called by triggers, which have set the search_path
  closed text[] := '{attempt,change,vet,draw,identity,move_on,nobody_waits,put_function,renew,sweep}';
 BEGIN
  -- Revokes what default privileges have granted to roles (Supabase).
@@ -964,7 +964,7 @@ BEGIN
  GRANT SELECT ON SEQUENCE fence.token_seq TO PUBLIC;
  EXECUTE (SELECT string_agg(format(format('ALTER FUNCTION %%1$s SECURITY %1$s%2$s; %3$s PUBLIC',
    CASE WHEN c.is_given OR p.proname = ANY (definers) THEN 'DEFINER' ELSE 'INVOKER' END,
-   CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed || judges) THEN ' SET search_path = pg_catalog, fence_lite, pg_temp' END,
+   CASE WHEN p.prosqlbody IS NULL AND p.proname <> ALL (closed || called) THEN ' SET search_path = pg_catalog, fence_lite, pg_temp' END,
    CASE WHEN c.is_given OR p.proname = ANY (closed || '{fence_grant,fence_revoke,uninstall}'::text[])
    THEN 'REVOKE ALL ON FUNCTION %1$s FROM' ELSE 'GRANT EXECUTE ON FUNCTION %1$s TO' END), p.oid::regprocedure), '; ')
   FROM pg_proc p LEFT JOIN calls() AS c ON c.call = p.oid

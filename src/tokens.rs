@@ -1,6 +1,6 @@
 //! The token sequence: drawing tokens, advancing the sequence, and what a backend knows of both.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait;
 use crate::pg::session::clock;
@@ -74,7 +74,7 @@ impl Incarnation {
 /// `above` is the greatest token known of the lease. If the sequence is not above that, and above what this backend
 /// drew before, it was set back by hand: a new epoch begins. Errors: 55000 if the sequence is altered or exhausted, and
 /// 2200H from Postgres.
-pub fn draw(above: Token) -> Result<Token, Refusal> {
+pub fn draw(above: Token) -> Result<Token, Report> {
     let oid = sequence()?;
     check_fit(oid)?;
     loop {
@@ -97,7 +97,7 @@ pub fn draw(above: Token) -> Result<Token, Refusal> {
 
 /// The last token drawn, 0 if there is none. Writes nothing: right after a start of the server, it is the last token
 /// that reached the disk before. `None` on a standby, where the value runs ahead of the primary's.
-pub fn last() -> Result<Option<Token>, Refusal> {
+pub fn last() -> Result<Option<Token>, Report> {
     if server::in_recovery() {
         return Ok(None);
     }
@@ -113,7 +113,7 @@ fn token_of(page: &sequence::Page) -> Token {
 }
 
 /// The sequence from which tokens are drawn.
-pub fn sequence() -> Result<Oid, Refusal> {
+pub fn sequence() -> Result<Oid, Report> {
     state_oid(c"token_seq")
 }
 
@@ -137,7 +137,7 @@ fn issued_by_now(oid: Oid, token: Token) -> bool {
 
 /// The present epoch, whose first number no grant may be older than to speak. Begins a new epoch first if this is
 /// another database than the one that drew last, or a dump of one was loaded. Errors: 55000.
-pub fn epoch() -> Result<Epoch, Refusal> {
+pub fn epoch() -> Result<Epoch, Report> {
     let oid = sequence()?;
     if let Some(epoch) = settled_epoch(oid)? {
         return Ok(epoch);
@@ -147,7 +147,7 @@ pub fn epoch() -> Result<Epoch, Refusal> {
 }
 
 /// As `epoch`, but writes nothing: if a new epoch is due, no token speaks.
-pub fn epoch_seen() -> Result<Epoch, Refusal> {
+pub fn epoch_seen() -> Result<Epoch, Report> {
     // A standby has the epoch that it has replayed. The new one begins after its promotion.
     if server::in_recovery() {
         return recorded_epoch();
@@ -166,7 +166,7 @@ pub fn epoch_seen() -> Result<Epoch, Refusal> {
 }
 
 /// The epoch, if it has been determined and no dump was loaded since; otherwise `None`.
-fn settled_epoch(oid: Oid) -> Result<Option<Epoch>, Refusal> {
+fn settled_epoch(oid: Oid) -> Result<Option<Epoch>, Report> {
     let known = Incarnation::of(oid);
     // The page is read before the epoch. A new epoch is written before the page, so a stored epoch cannot be older than
     // the stored page state.
@@ -183,17 +183,17 @@ fn settled_epoch(oid: Oid) -> Result<Option<Epoch>, Refusal> {
 }
 
 /// The number of epochs begun since the extension was created (`jumps` of `fence_status`).
-pub fn epochs_begun() -> Result<i64, Refusal> {
+pub fn epochs_begun() -> Result<i64, Report> {
     Ok(sequence::read(state_oid(c"jump_count_seq")?).last.unwrap_or(0))
 }
 
-fn recorded_epoch() -> Result<Epoch, Refusal> {
+fn recorded_epoch() -> Result<Epoch, Report> {
     Ok(Epoch::at(last_of(state_oid(c"jump_token_seq")?)))
 }
 
 /// Errors with 55000 unless the sequence's values are fit to be tokens. Checks its definition once, and again after a
 /// definition in the catalog has changed.
-fn check_fit(oid: Oid) -> Result<(), Refusal> {
+fn check_fit(oid: Oid) -> Result<(), Report> {
     thread_local! {
         static FIT: Cell<(Oid, u64)> = const { Cell::new((Oid::INVALID, 0)) };
     }
@@ -205,7 +205,7 @@ fn check_fit(oid: Oid) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn check_definition(oid: Oid) -> Result<(), Refusal> {
+fn check_definition(oid: Oid) -> Result<(), Report> {
     let Some(definition) = sequence::definition(oid) else {
         return Err(errors::sequence_altered("is no sequence"));
     };
@@ -224,7 +224,7 @@ fn check_definition(oid: Oid) -> Result<(), Refusal> {
 
 /// What is known of the sequence, once the epoch is determined and no dump was loaded since. Checked before each draw
 /// and decision, so that sessions older than a dump are as safe as newer ones.
-fn settled(oid: Oid) -> Result<Incarnation, Refusal> {
+fn settled(oid: Oid) -> Result<Incarnation, Report> {
     let known = Incarnation::of(oid);
     if !known.has_begun() || known.dumped != dumped()? {
         begin(oid)?;
@@ -234,11 +234,11 @@ fn settled(oid: Oid) -> Result<Incarnation, Refusal> {
 
 /// The number that a dump contains, which is not far behind the last token. Dumps do not contain the sequence itself,
 /// so loading one does not set it back.
-fn dumped() -> Result<Token, Refusal> {
+fn dumped() -> Result<Token, Report> {
     Ok(last_of(state_oid(c"dumped_token_seq")?))
 }
 
-fn set_dumped(token: Token) -> Result<(), Refusal> {
+fn set_dumped(token: Token) -> Result<(), Report> {
     sequence::set(state_oid(c"dumped_token_seq")?, token.bigint());
     INCARNATION.set(Incarnation { dumped: token, ..INCARNATION.get() });
     Ok(())
@@ -247,7 +247,7 @@ fn set_dumped(token: Token) -> Result<(), Refusal> {
 /// Ensures that the sequence is beyond all tokens that this database may have drawn before a start, a failover, a
 /// restore or a copy. The advance is durable before any token is drawn or checked; concurrent sessions make it once.
 #[inline]
-pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
+pub fn ensure_begun(oid: Oid) -> Result<(), Report> {
     if INCARNATION.get().begun == oid {
         return Ok(());
     }
@@ -255,7 +255,7 @@ pub fn ensure_begun(oid: Oid) -> Result<(), Refusal> {
 }
 
 #[cold]
-fn begin(oid: Oid) -> Result<(), Refusal> {
+fn begin(oid: Oid) -> Result<(), Report> {
     let (due, seen) = what_is_due(oid)?;
     let mut has_new_epoch = false;
     let known = match due {
@@ -283,7 +283,7 @@ fn begin(oid: Oid) -> Result<(), Refusal> {
 
 /// Runs `work` under the lock of the advance. The lock is released at once, so that no open transaction delays an
 /// advance.
-fn under_advance_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, Refusal> {
+fn under_advance_lock<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, Report> {
     let lock = LockTag::token_advance();
     lock.take(ADVANCE.mode, ADVANCE.waits)?;
     let result = work();
@@ -292,7 +292,7 @@ fn under_advance_lock<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T,
 }
 
 /// The advance that is due, and the state of the sequence when that was decided.
-fn what_is_due(oid: Oid) -> Result<(Due, Incarnation), Refusal> {
+fn what_is_due(oid: Oid) -> Result<(Due, Incarnation), Report> {
     let known = Incarnation::of(oid);
     // Read before the sequence. Every advance sets the sequence first, so it is behind this number only if a dump was
     // loaded.
@@ -311,7 +311,7 @@ fn what_is_due(oid: Oid) -> Result<(Due, Incarnation), Refusal> {
 }
 
 /// Begins a new epoch on request, and returns the number to which the sequence advanced. Errors: 55000.
-pub fn new_epoch() -> Result<Token, Refusal> {
+pub fn new_epoch() -> Result<Token, Report> {
     let oid = sequence()?;
     let known = under_advance_lock(|| begin_epoch(oid))?;
     INCARNATION.set(Incarnation { begun: oid, ..known });
@@ -321,7 +321,7 @@ pub fn new_epoch() -> Result<Token, Refusal> {
 
 /// Called once, when the extension is created. No grant is older, so no token becomes invalid. But grants that a
 /// restore loads are older, and stay invalid until the restore has loaded the rest.
-pub fn record_creation() -> Result<(), Refusal> {
+pub fn record_creation() -> Result<(), Report> {
     let oid = sequence()?;
     let identity = server::identity(oid)?;
     let target = advance(oid)?;
@@ -329,7 +329,7 @@ pub fn record_creation() -> Result<(), Refusal> {
     record(oid, &identity, target).map(drop)
 }
 
-fn begin_epoch(oid: Oid) -> Result<Incarnation, Refusal> {
+fn begin_epoch(oid: Oid) -> Result<Incarnation, Report> {
     let identity = server::identity(oid)?;
     let target = advance(oid)?;
     set_epoch(target)?;
@@ -340,12 +340,12 @@ fn begin_epoch(oid: Oid) -> Result<Incarnation, Refusal> {
 
 /// Begins an epoch: no grant without a greater token speaks from now on. The number in dumps is set right after, which
 /// shows other sessions that their stored epoch is outdated.
-fn set_epoch(target: Token) -> Result<(), Refusal> {
+fn set_epoch(target: Token) -> Result<(), Report> {
     sequence::set_durably(state_oid(c"jump_token_seq")?, target.bigint());
     set_dumped(target)
 }
 
-fn advance(oid: Oid) -> Result<Token, Refusal> {
+fn advance(oid: Oid) -> Result<Token, Report> {
     check_fit(oid)?;
     let last = last_of(oid).max(Incarnation::of(oid).high_water).max(dumped()?);
     // Waits once only: if the clock does not advance, the last value decides.
@@ -358,7 +358,7 @@ fn advance(oid: Oid) -> Result<Token, Refusal> {
 /// Records that the epoch began with this token, after everything else is on disk. After an earlier crash the sequence
 /// advances once more, never once too few. The hash of the start is set last, because with it the other values are
 /// believed.
-fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Incarnation, Refusal> {
+fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Incarnation, Report> {
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.fingerprint());
     let start = state_oid(c"server_start_seq")?;
     if let Some(found) = sequence::read_unlogged(start) {

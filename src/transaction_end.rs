@@ -4,7 +4,7 @@
 //! written, the changes become visible while the locks are still held, and at last the locks are released. A rollback
 //! begins with `Ended`. None of these steps writes to a table.
 
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::fence;
 use crate::leases::{guard, queue, session_leases};
 use crate::pg::locks::lock_count;
@@ -15,7 +15,7 @@ use crate::statistics;
 /// Registered when the library is loaded.
 pub const LISTENER: Listener = Listener { before_commit, at };
 
-fn before_commit(prepares: bool) -> Result<(), Refusal> {
+fn before_commit(prepares: bool) -> Result<(), Report> {
     session_leases::before_commit(prepares)?;
     guard::warn_if_in_vain();
     Ok(())
@@ -23,7 +23,7 @@ fn before_commit(prepares: bool) -> Result<(), Refusal> {
 
 fn at(event: XactEvent) {
     match event {
-        XactEvent::CommitBegins => return commit::relax(),
+        XactEvent::CommitBegins => return commit::allow_asynchronous(),
         XactEvent::Ended(ending) => {
             // First, because it may wait for the disk; before that nobody may learn of the commit.
             commit::restore(ending);

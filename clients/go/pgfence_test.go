@@ -352,7 +352,7 @@ func TestErrorsHaveTheirKindTheirCauseAndTheirDetail(t *testing.T) {
 	})
 }
 
-func TestAnAdoptedLeasesNumberIsJudged(t *testing.T) {
+func TestAnAdoptedLeasesNumberIsChecked(t *testing.T) {
 	fence, admin := table(t)
 	run(t, admin, "SELECT lease_prune('0 s')")
 	const older = int64(1) << 60

@@ -268,7 +268,7 @@ func (g *guard) run(last []Last) error {
 }
 
 // held are the leases that can be lost under the transaction. Not a row lease whose window is over:
-// its last write is judged by the table's trigger.
+// its last write is checked by the table's trigger.
 func (g *guard) held() (held Leases) {
 	for _, l := range g.leases {
 		over := l.over.Load()

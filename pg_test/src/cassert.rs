@@ -17,7 +17,7 @@ pub struct Options {
     /// Only build the server and print the path of its pg_config, for PG_FENCE_PG_CONFIG
     #[arg(long)]
     build: bool,
-    /// The arguments of `cargo test --test lab --`: names of tests, --test-threads
+    /// The arguments of `cargo test --test suite --`: names of tests, --test-threads
     #[arg(last = true)]
     tests: Vec<String>,
 }
@@ -35,7 +35,7 @@ pub fn run(options: &Options) -> Result<()> {
     let failures = dir.join("failures");
     fs::write(&failures, "")?;
     let status = source_tree::cargo()
-        .args(["test", "--package", "pg_test", "--test", "lab", "--"])
+        .args(["test", "--package", "pg_test", "--test", "suite", "--"])
         .args(&options.tests)
         .env(PG_CONFIG_VARIABLE, &pg_config)
         .env(FAILURES_VARIABLE, &failures)

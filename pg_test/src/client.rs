@@ -34,7 +34,7 @@ impl Conninfo {
             user: "postgres".to_owned(),
             dbname: dbname.to_owned(),
             options: String::new(),
-            application: "lab".to_owned(),
+            application: "pg_test".to_owned(),
         }
     }
 

@@ -25,7 +25,7 @@ pub mod tcp_proxy;
 pub mod worker;
 
 use crate::edition;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::process::output_of;
 use crate::skipped::is_left_out;
 use crate::surface::Surface;
@@ -75,8 +75,8 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     let clients = chosen(&options.clients)?;
     let mut scenarios = scenario::all()?;
     scenarios.retain(|one| options.ask_for(&one.key()));
-    let lab = Lab::start(program)?;
-    let surface = Surface::of(&mut lab.database()?.connect()?)?;
+    let harness = Harness::start(program)?;
+    let surface = Surface::of(&mut harness.database()?.connect()?)?;
     scenarios.retain(|one| match one.lacks(&surface) {
         Some(what) => {
             eprintln!("left out: {}: this edition has no {what}", one.name);
@@ -88,10 +88,10 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     for client in &clients {
         let programs =
             (client.prepare)().with_context(|| format!("{} cannot be had", client.name))?;
-        outcomes.extend(played_by(&lab, client, &programs, &scenarios, options));
+        outcomes.extend(played_by(&harness, client, &programs, &scenarios, options));
     }
     let names: Vec<&str> = clients.iter().map(|client| client.name).collect();
-    lab.close();
+    harness.close();
     print_table(&names, &outcomes);
     ensure!(!outcomes.is_empty(), "there is no such scenario");
     let bad = outcomes.iter().filter(|outcome| outcome.fault.is_some()).count();
@@ -101,7 +101,7 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
 
 /// Plays everything with one client.
 fn played_by(
-    lab: &Lab,
+    harness: &Harness,
     client: &Language,
     programs: &Programs,
     scenarios: &[Scenario],
@@ -112,7 +112,7 @@ fn played_by(
         if options.ask_for("the-first-worker") {
             let runs = || {
                 first_worker::is_shown(client)?;
-                first_worker::runs(lab, &programs.first_worker)?.tells_them_apart()
+                first_worker::runs(harness, &programs.first_worker)?.tells_them_apart()
             };
             outcomes.push(outcome(client.name, "The first worker", runs));
         }
@@ -127,18 +127,18 @@ fn played_by(
         let asked = options.ask_for("its-own-tests") && !edition::is_lite();
         if let Some(tests) = programs.tests.as_ref().filter(|_| asked) {
             outcomes.push(outcome(client.name, "Its own tests", || {
-                first_worker::tests_pass(lab, tests)
+                first_worker::tests_pass(harness, tests)
             }));
         }
         outcomes.extend(scenarios.iter().map(|scenario| {
             outcome(client.name, &scenario.name, || {
-                run::play(lab, scenario, &programs.worker, None)
+                run::play(harness, scenario, &programs.worker, None)
             })
         }));
     }
     if !options.no_plants {
         let plants = plants_of(scenarios, options.plant.as_deref());
-        let planted = |plant: &&str| planted(lab, client, scenarios, &programs.worker, plant);
+        let planted = |plant: &&str| planted(harness, client, scenarios, &programs.worker, plant);
         outcomes.extend(plants.iter().map(planted));
     }
     outcomes
@@ -191,7 +191,7 @@ fn outcome(client: &'static str, what: &str, run: impl FnOnce() -> Result<()>) -
 
 /// Each scenario that catches the fault must fail with it.
 fn planted(
-    lab: &Lab,
+    harness: &Harness,
     client: &Language,
     scenarios: &[Scenario],
     program: &Program,
@@ -200,7 +200,7 @@ fn planted(
     let catches = |scenario: &&Scenario| scenario.catches.contains(&plant);
     let mut fault = None;
     for scenario in scenarios.iter().filter(catches) {
-        match run::play(lab, scenario, program, Some(plant)) {
+        match run::play(harness, scenario, program, Some(plant)) {
             Err(error) if error.is::<fixture::NotReady>() => {
                 eprintln!("{}: {plant}: {error:#}", client.name);
                 fault = Some(format!("{error:#}"));

@@ -1,6 +1,6 @@
 //! The demonstration: all demo scenarios, shown while they happen.
 
-use crate::Lab;
+use crate::Harness;
 use crate::client::Conninfo;
 use crate::demo_run::DemoRun;
 use crate::demo_scenarios::{self, DemoScenario};
@@ -25,11 +25,11 @@ pub struct Options {
 /// Plays the demonstration. Errors if a requirement was violated, or if a scenario ended well without the fence: then
 /// it would prove nothing.
 pub fn run(program: &Path, options: Options) -> Result<()> {
-    let lab = Lab::start(program)?;
-    lab.cluster().connect("postgres")?.run("CREATE DATABASE demo")?;
-    let conninfo = lab.cluster().conninfo("demo");
+    let harness = Harness::start(program)?;
+    harness.cluster().connect("postgres")?.run("CREATE DATABASE demo")?;
+    let conninfo = harness.cluster().conninfo("demo");
     let timeline = Timeline::on_stdout();
-    let broken = play_all(&lab, &conninfo, &timeline, &demo_scenarios::ALL, &options)?;
+    let broken = play_all(&harness, &conninfo, &timeline, &demo_scenarios::ALL, &options)?;
     let all = demo_scenarios::ALL.len();
     let kept = all - broken;
     if options.without_fence {
@@ -40,8 +40,8 @@ pub fn run(program: &Path, options: Options) -> Result<()> {
         timeline.line(format_args!("\n{kept} of {all} promises kept."));
     }
     if options.keep {
-        lab.rundir().keep()?;
-        print_way_in(lab.cluster().port(), &timeline);
+        harness.rundir().keep()?;
+        print_way_in(harness.cluster().port(), &timeline);
     }
     if options.without_fence {
         ensure!(
@@ -56,7 +56,7 @@ pub fn run(program: &Path, options: Options) -> Result<()> {
 
 /// Returns the number of scenarios that failed.
 fn play_all(
-    lab: &Lab,
+    harness: &Harness,
     conninfo: &Conninfo,
     timeline: &Timeline,
     scenarios: &[DemoScenario],
@@ -77,7 +77,7 @@ fn play_all(
     for (index, scenario) in scenarios.iter().enumerate() {
         let title = format!("{}/{}  {}", index + 1, scenarios.len(), scenario.title);
         timeline.headline(&title, scenario.summary, scenario.without);
-        let mut run = DemoRun::new(lab, conninfo.clone(), timeline);
+        let mut run = DemoRun::new(harness, conninfo.clone(), timeline);
         run.ttl = Duration::from_secs(1);
         if options.without_fence {
             run = run.without_protection();

@@ -1,6 +1,6 @@
 //! One run of a demo scenario: its database, its workers, and the timeline of their steps.
 
-use crate::Lab;
+use crate::Harness;
 use crate::client::{Conninfo, Rows, Session, literal, microseconds};
 use crate::fault::Fault;
 use crate::process::{PATIENCE, wait_until};
@@ -33,7 +33,7 @@ pub struct DemoScenario {
 
 /// One run of a scenario, in a database with the extension.
 pub struct DemoRun<'a> {
-    lab: &'a Lab,
+    harness: &'a Harness,
     conninfo: Conninfo,
     timeline: &'a Timeline,
     /// The ttl of its leases.
@@ -46,10 +46,10 @@ pub struct DemoRun<'a> {
 
 impl<'a> DemoRun<'a> {
     /// Returns a run in the database of `conninfo`, which has the extension.
-    pub fn new(lab: &'a Lab, conninfo: Conninfo, timeline: &'a Timeline) -> DemoRun<'a> {
+    pub fn new(harness: &'a Harness, conninfo: Conninfo, timeline: &'a Timeline) -> DemoRun<'a> {
         let ttl = Duration::from_secs(1);
         let needed_until = Mutex::new(None);
-        DemoRun { lab, conninfo, timeline, ttl, protecting: true, needed_until }
+        DemoRun { harness, conninfo, timeline, ttl, protecting: true, needed_until }
     }
 
     /// Runs a scenario and returns its outcome, or an error that names the broken promise.
@@ -114,7 +114,7 @@ impl<'a> DemoRun<'a> {
 
     /// Starts a worker process whose steps are not in the timeline.
     pub fn silent_worker(&self, name: &str) -> Result<Worker> {
-        self.lab.worker(name, &self.conninfo)
+        self.harness.worker(name, &self.conninfo)
     }
 
     /// Starts a worker process whose steps are in the timeline.

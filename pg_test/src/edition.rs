@@ -1,6 +1,6 @@
 //! The edition under test: the extension, or `sql/pg_fence_lite.sql`.
 //!
-//! `cargo test --test lab -- --edition lite` runs the tests with the latter; `--edition lite --left-out` lists what it
+//! `cargo test --test suite -- --edition lite` runs the tests with the latter; `--edition lite --left-out` lists what it
 //! lacks, with the reasons. The clients' scenarios and the chaos run read `PG_FENCE_EDITION`.
 
 mod left_out;
@@ -43,7 +43,7 @@ pub fn chosen() -> Edition {
 /// The command line option that chooses the edition.
 #[derive(Debug, Clone, Copy, Default, clap::Args)]
 pub struct Choice {
-    /// Which edition to judge: the extension, or sql/pg_fence_lite.sql
+    /// Which edition to check: the extension, or sql/pg_fence_lite.sql
     #[arg(long, value_enum)]
     edition: Option<Edition>,
 }

@@ -1,6 +1,6 @@
 //! The test harness of pg_fence: everything that tests or shows the extension.
 //!
-//! A [`Lab`] is one run of the tests: a private copy of PostgreSQL with the extension installed, one server that the
+//! A [`Harness`] is one run of the tests: a private copy of PostgreSQL with the extension installed, one server that the
 //! tests share, and a run directory that is removed when the process ends, however it ends. The machine is not changed,
 //! except for the Debian packages that [`setup`] installs.
 //!
@@ -80,10 +80,10 @@ pub mod edition;
 pub mod environment;
 pub mod extension;
 pub mod fault;
+mod harness;
 pub mod install_dir;
 pub mod installation;
 pub mod killed_server;
-mod lab;
 pub mod majors;
 pub mod markdown;
 pub mod matrix;
@@ -117,9 +117,9 @@ pub use client::{Conninfo, Rows, Session};
 pub use cluster::Cluster;
 pub use database::Database;
 pub use fault::Fault;
+pub use harness::Harness;
 pub use inventory;
-pub use lab::Lab;
 pub use pg_fence_rules as rules;
-pub use pg_test_macros::lab_test;
+pub use pg_test_macros::harness_test;
 pub use test_case::TestCase;
 pub use worker::Worker;

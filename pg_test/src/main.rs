@@ -1,4 +1,4 @@
-//! The lab's program: the demonstration, the setup, the installation.
+//! The harness's program: the demonstration, the setup, the installation.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -13,7 +13,7 @@ use pg_test::{
 use std::path::{Path, PathBuf};
 use std::process::Command as Program;
 
-/// The laboratory of pg_fence. Without a command it plays the demonstration.
+/// The test program of pg_fence. Without a command it plays the demonstration.
 #[derive(Parser)]
 #[command(version, bin_name = "cargo run --")]
 struct Arguments {

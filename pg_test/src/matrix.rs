@@ -99,7 +99,7 @@ impl Version<'_> {
         let mut steps = vec![("warnings", self.warnings(installation)?)];
         if options.short {
             for tests in ["guards", "pages", "roles::levels"] {
-                let arguments = ["test", "--package", "pg_test", "--test", "lab", tests];
+                let arguments = ["test", "--package", "pg_test", "--test", "suite", tests];
                 steps.push((tests, self.cargo(&arguments)));
             }
         } else {

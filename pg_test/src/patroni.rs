@@ -82,7 +82,7 @@ impl Patroni {
         let bin = self.install_dir.bin_dir();
         let bin = bin.display();
         Ok(format!(
-            "scope: lab
+            "scope: pg_test
 name: {name}
 restapi: {{listen: '127.0.0.1:{rest}', connect_address: '127.0.0.1:{rest}'}}
 etcd3: {{host: '127.0.0.1:{etcd}'}}

@@ -2,7 +2,7 @@
 
 use crate::client::Conninfo;
 use crate::cluster::{Cluster, free_port};
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::process::{self, PATIENCE, wait_until};
 use crate::setup::{self, Package};
 use anyhow::{Result, bail};
@@ -27,23 +27,23 @@ pub struct Pooler {
 
 impl Pooler {
     /// Starts a PgBouncer in transaction mode with at most `connections` to the server for each database and role.
-    pub fn start(lab: &Lab, cluster: &Cluster, connections: usize) -> Result<Pooler> {
-        Pooler::start_in(lab, cluster, connections, "transaction")
+    pub fn start(harness: &Harness, cluster: &Cluster, connections: usize) -> Result<Pooler> {
+        Pooler::start_in(harness, cluster, connections, "transaction")
     }
 
     /// Starts a PgBouncer in the mode `transaction`, `statement` or `session`.
     pub fn start_in(
-        lab: &Lab,
+        harness: &Harness,
         cluster: &Cluster,
         connections: usize,
         mode: &str,
     ) -> Result<Pooler> {
-        Pooler::start_with(lab, cluster, connections, mode, "extra_float_digits,options")
+        Pooler::start_with(harness, cluster, connections, mode, "extra_float_digits,options")
     }
 
     /// Starts a PgBouncer that ignores these startup parameters. It rejects clients that send other unknown ones.
     pub fn start_with(
-        lab: &Lab,
+        harness: &Harness,
         cluster: &Cluster,
         connections: usize,
         mode: &str,
@@ -53,13 +53,13 @@ impl Pooler {
             "pool_mode = {mode}\ndefault_pool_size = {connections}\n\
              ignore_startup_parameters = {ignored}\nserver_login_retry = 1\n"
         );
-        Pooler::start_set(lab, cluster, &settings)
+        Pooler::start_set(harness, cluster, &settings)
     }
 
     /// Starts one with those lines in its file, beside where it listens and whom it lets in.
-    pub fn start_set(lab: &Lab, cluster: &Cluster, settings: &str) -> Result<Pooler> {
+    pub fn start_set(harness: &Harness, cluster: &Cluster, settings: &str) -> Result<Pooler> {
         setup::ensure(&[package()])?;
-        let dir = lab.install_dir().new_dir("pooler")?;
+        let dir = harness.install_dir().new_dir("pooler")?;
         let port = free_port()?;
         let settings = format!(
             "[databases]\n* = host=127.0.0.1 port={}\n\n[pgbouncer]\nlisten_addr = 127.0.0.1\n\
@@ -71,7 +71,7 @@ impl Pooler {
         fs::write(dir.join("ini"), settings)?;
         fs::write(dir.join("users"), "\"postgres\" \"\"\n")?;
         let log = fs::File::create(dir.join("log"))?;
-        let mut command = lab.rundir().command("/usr/sbin/pgbouncer");
+        let mut command = harness.rundir().command("/usr/sbin/pgbouncer");
         process::as_server_user(&mut command)?;
         let process = command
             .arg(dir.join("ini"))

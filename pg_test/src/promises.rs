@@ -50,7 +50,7 @@ pub fn place(name: &str) -> Result<String> {
 /// Returns the files of a module: its Rust file and its scenarios. If it has no tests itself, returns those of its
 /// folder.
 fn module(path: &str) -> Result<Vec<String>> {
-    let path = format!("pg_test/tests/lab/{}", path.replace("::", "/"));
+    let path = format!("pg_test/tests/suite/{}", path.replace("::", "/"));
     let mut files = Vec::new();
     for (ending, test) in [("rs", "fn "), ("script", "test ")] {
         let file = format!("{path}.{ending}");

@@ -1,11 +1,11 @@
 //! SQL scenarios: tests in text files (`.script`), each a list of SQL statements with their expected results. They are
 //! read when the test program starts.
 //!
-//! `lab/fence/bound.script` has the tests `fence::bound::…`, beside those of `bound.rs`, if there is one:
+//! `suite/fence/bound.script` has the tests `fence::bound::…`, beside those of `bound.rs`, if there is one:
 //!
 //! ```text
 //! # A comment says why. Each test has a fresh database. The tests below a setup begin with its steps, up to the next setup.
-//! # (`setup history` first runs the steps of `lab/support/history.steps`.)
+//! # (`setup history` first runs the steps of `suite/support/history.steps`.)
 //! setup
 //!   CREATE TABLE orders (id int PRIMARY KEY, v int)
 //!   INSERT INTO orders VALUES (1, 0); SELECT fence_protect('orders')
@@ -100,7 +100,7 @@ use crate::clock::Clock;
 use crate::cluster::{Builder, Cluster};
 use crate::database::Database;
 use crate::edition::Edition;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::process::PATIENCE;
 use crate::skipped::left_out;
 use crate::source_tree::source_root;
@@ -263,43 +263,43 @@ enum Wanted {
 
 impl Test {
     /// Runs the test in its own database.
-    pub fn run(&self, lab: &Lab) -> Result<()> {
-        self.run_blessing(lab, None)
+    pub fn run(&self, harness: &Harness) -> Result<()> {
+        self.run_blessing(harness, None)
     }
 
     /// Runs the test. Expectations that are not met are noted in `blessings`, if that is given.
-    pub fn run_blessing(&self, lab: &Lab, blessings: Option<&Blessings>) -> Result<()> {
-        if self.repack && !lab.install_dir().has_repack() {
+    pub fn run_blessing(&self, harness: &Harness, blessings: Option<&Blessings>) -> Result<()> {
+        if self.repack && !harness.install_dir().has_repack() {
             return left_out("pg_repack does not build for a candidate");
         } else if self.repack {
-            lab.install_dir().bring_repack()?;
+            harness.install_dir().bring_repack()?;
         }
         let server = match &self.server {
-            Some(settings) => Some(self.start(lab, settings)?),
+            Some(settings) => Some(self.start(harness, settings)?),
             None => None,
         };
-        let cluster = server.as_ref().map_or(lab.cluster(), |server| &server.cluster);
+        let cluster = server.as_ref().map_or(harness.cluster(), |server| &server.cluster);
         let admin = cluster.conninfo("postgres");
         let is_bare = self.bare || self.lite;
         let make = if is_bare { Database::create } else { Database::with_extension };
         let database = make(admin)?;
-        let played = play(lab, self, &database, server.as_ref(), PATIENCE, blessings);
+        let played = play(harness, self, &database, server.as_ref(), PATIENCE, blessings);
         // The server is removed with its database: dropping a database needs all its processes, which may be frozen.
         drop(server);
         played
     }
 
-    fn start(&self, lab: &Lab, settings: &[(String, String)]) -> Result<Server> {
+    fn start(&self, harness: &Harness, settings: &[(String, String)]) -> Result<Server> {
         let builder = match self.tool.as_deref() {
-            tool @ Some(_) => Builder::new(lab.debians(tool)?),
-            None => lab.builder(),
+            tool @ Some(_) => Builder::new(harness.debians(tool)?),
+            None => harness.builder(),
         };
         let set = |builder: Builder, (name, value): &(String, String)| builder.set(name, value);
         let builder = settings.iter().fold(builder, set);
         if !self.clock {
             return Ok(Server { cluster: builder.start()?, clock: None });
         }
-        let clock = Clock::new(&lab.install_dir().new_dir("clock")?.join("clock"))?;
+        let clock = Clock::new(&harness.install_dir().new_dir("clock")?.join("clock"))?;
         Ok(Server { cluster: clock.give(builder).start()?, clock: Some(clock) })
     }
 }

@@ -140,7 +140,7 @@ set -eu
 services=$1; shift
 policy=/usr/sbin/policy-rc.d
 dir=/etc/postgresql-common/createcluster.d
-conf=$dir/pg_fence_lab.conf
+conf=$dir/pg_fence_tests.conf
 made_policy=
 undo() {
     rm -f "$conf"

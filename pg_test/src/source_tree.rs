@@ -11,7 +11,7 @@ use std::process::Command;
 /// Returns the top of the source tree.
 pub fn source_root() -> &'static Path {
     let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    package.parent().expect("the lab lies below the workspace")
+    package.parent().expect("the harness lies below the workspace")
 }
 
 /// Returns cargo's target directory.

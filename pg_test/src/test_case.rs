@@ -1,8 +1,8 @@
-//! A test of the lab: a function that gets the lab, marked with `#[lab_test]`.
+//! A test of the suite: a function that gets the harness, marked with `#[harness_test]`.
 //!
 //! ```text
-//! #[lab_test]
-//! fn what_it_shows(lab: &Lab) -> Result<()> { … }
+//! #[harness_test]
+//! fn what_it_shows(harness: &Harness) -> Result<()> { … }
 //! ```
 //!
 //! The attribute hands the function to [`inventory`], which collects what is marked anywhere in the program. Beside them are
@@ -10,7 +10,7 @@
 
 use crate::edition;
 use crate::environment;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::script::{self, Blessings};
 use crate::skipped::LeftOut;
 use crate::source_tree;
@@ -25,13 +25,13 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// A marked function, filled in by `#[lab_test]`.
+/// A marked function, filled in by `#[harness_test]`.
 pub struct TestCase {
     /// The path of the function's module, with the crate.
     pub module: &'static str,
     /// The name of the function.
     pub name: &'static str,
-    pub run: fn(&Lab) -> Result<()>,
+    pub run: fn(&Harness) -> Result<()>,
     /// True if the test runs only with `PG_FENCE_SLOW` set (or `--include-ignored`).
     pub slow: bool,
     /// The first major version of PostgreSQL that it is for.
@@ -40,7 +40,7 @@ pub struct TestCase {
 
 inventory::collect!(TestCase);
 
-type Run = Box<dyn FnOnce(&Lab) -> Result<()> + Send>;
+type Run = Box<dyn FnOnce(&Harness) -> Result<()> + Send>;
 
 /// With `--bless`, the expectations of scenario files that are to be replaced.
 static BLESSINGS: OnceLock<Blessings> = OnceLock::new();
@@ -81,27 +81,27 @@ pub fn run_all(program: &Path) -> ExitCode {
     let mut arguments = Arguments::from_iter(arguments);
     // Tests mostly wait for the server and the disk, so a few more threads than cores are faster.
     arguments.test_threads.get_or_insert(4);
-    static LAB: OnceLock<Arc<Lab>> = OnceLock::new();
+    static HARNESS: OnceLock<Arc<Harness>> = OnceLock::new();
     if !arguments.list {
-        match Lab::start(program) {
-            Ok(lab) => drop(LAB.set(Arc::new(lab))),
+        match Harness::start(program) {
+            Ok(harness) => drop(HARNESS.set(Arc::new(harness))),
             Err(error) => {
-                eprintln!("the lab does not start: {error:?}");
+                eprintln!("the harness does not start: {error:?}");
                 return ExitCode::FAILURE;
             }
         }
     }
-    let lab = || LAB.get().expect("it was started above").clone();
+    let harness = || HARNESS.get().expect("it was started above").clone();
     let names: Vec<String> = found.iter().map(|test| test.name.clone()).collect();
-    let tests: Vec<Trial> = found.into_iter().map(|test| test.with(lab)).collect();
+    let tests: Vec<Trial> = found.into_iter().map(|test| test.with(harness)).collect();
     let unknown = edition::without_a_test(&names);
     if !unknown.is_empty() {
         eprintln!("the lite edition leaves out what is no test: {}", unknown.join(", "));
         return ExitCode::FAILURE;
     }
     let conclusion = libtest_mimic::run(&arguments, tests);
-    if let Some(lab) = LAB.get() {
-        lab.close();
+    if let Some(harness) = HARNESS.get() {
+        harness.close();
     }
     if let Some(blessings) = BLESSINGS.get() {
         match blessings.write() {
@@ -119,12 +119,12 @@ pub fn run_all(program: &Path) -> ExitCode {
 
 /// Returns all tests of this program and of the scenario files, by name.
 fn all() -> Result<Vec<AnyTest>> {
-    let lab = source_tree::source_root().join("pg_test/tests/lab");
-    let scripts = script::tests_below(&lab)?.into_iter().map(|(module, test)| AnyTest {
+    let harness = source_tree::source_root().join("pg_test/tests/suite");
+    let scripts = script::tests_below(&harness)?.into_iter().map(|(module, test)| AnyTest {
         name: format!("{module}::{}", test.name),
         slow: test.slow,
         from: test.from,
-        run: Box::new(move |lab| test.run_blessing(lab, BLESSINGS.get())),
+        run: Box::new(move |harness| test.run_blessing(harness, BLESSINGS.get())),
     });
     let cases = inventory::iter::<TestCase>().map(|case| AnyTest {
         name: format!("{}::{}", case.module_below(), case.name),
@@ -152,8 +152,8 @@ impl TestCase {
 }
 
 impl AnyTest {
-    /// Returns the test for the test runner. `lab` is called when the test runs.
-    fn with(self, lab: impl Fn() -> Arc<Lab> + Send + 'static) -> Trial {
+    /// Returns the test for the test runner. `harness` is called when the test runs.
+    fn with(self, harness: impl Fn() -> Arc<Harness> + Send + 'static) -> Trial {
         let AnyTest { name, run, slow, from } = self;
         let left_out = slow && std::env::var_os("PG_FENCE_SLOW").is_none();
         let not_for_lite = edition::reason(&name).filter(|_| edition::is_lite());
@@ -162,46 +162,46 @@ impl AnyTest {
             if let Some(reason) = not_for_lite {
                 return Ok(Completion::ignored_with(reason));
             }
-            let lab = lab();
+            let harness = harness();
             // It is reported as ignored: a test that is left out must not look like one that has passed.
-            if lab.install_dir().major_number() < from {
+            if harness.install_dir().major_number() < from {
                 return Ok(Completion::ignored_with(format!("for PostgreSQL {from} and newer")));
             }
-            within_limit(lab, full_name, run)
+            within_limit(harness, full_name, run)
         };
         Trial::ignorable_test(name, trial).with_ignored_flag(left_out)
     }
 }
 
-/// Checks that every file below `pg_test/tests/lab` with a test is a module of this program. Cargo does not compile a
+/// Checks that every file below `pg_test/tests/suite` with a test is a module of this program. Cargo does not compile a
 /// file that no module names, and a filter for its tests would run none of them and pass.
 fn all_are_here() -> Result<()> {
-    let lab = source_tree::source_root().join("pg_test/tests/lab");
+    let harness = source_tree::source_root().join("pg_test/tests/suite");
     let modules = inventory::iter::<TestCase>().map(TestCase::module_below).collect();
-    let missing = missing_of(&lab, Path::new(""), &modules)?;
+    let missing = missing_of(&harness, Path::new(""), &modules)?;
     ensure!(
         missing.is_empty(),
         "no test of {} is in this program.\n\
-         A new file: Cargo does not notice it by itself, so `touch pg_test/tests/lab/main.rs` and try again.\n\
+         A new file: Cargo does not notice it by itself, so `touch pg_test/tests/suite/main.rs` and try again.\n\
          A new folder: it needs a file of its name beside it, with the line `automod::dir!` of the others.",
         missing.join(", ")
     );
     Ok(())
 }
 
-/// Returns the files below a folder of `lab` that have tests and are not among the modules.
-fn missing_of(lab: &Path, folder: &Path, modules: &BTreeSet<&str>) -> Result<Vec<String>> {
+/// Returns the files below a folder of the suite that have tests and are not among the modules.
+fn missing_of(harness: &Path, folder: &Path, modules: &BTreeSet<&str>) -> Result<Vec<String>> {
     let mut missing = Vec::new();
-    for entry in fs::read_dir(lab.join(folder))? {
+    for entry in fs::read_dir(harness.join(folder))? {
         let entry = entry?;
         let path = folder.join(entry.file_name());
         if entry.file_type()?.is_dir() {
-            missing.extend(missing_of(lab, &path, modules)?);
+            missing.extend(missing_of(harness, &path, modules)?);
         } else if path.extension().is_some_and(|ending| ending == "rs") {
             let module = path.with_extension("").to_string_lossy().replace('/', "::");
             let text = fs::read_to_string(entry.path())?;
             let mut lines = text.lines().map(str::trim_start);
-            if !modules.contains(&*module) && lines.any(|line| line.starts_with("#[lab_test")) {
+            if !modules.contains(&*module) && lines.any(|line| line.starts_with("#[harness_test")) {
                 missing.push(path.display().to_string());
             }
         }
@@ -217,14 +217,14 @@ fn limit() -> Duration {
 
 /// Runs a test in its own thread, which is abandoned if it hangs.
 fn within_limit(
-    lab: Arc<Lab>,
+    harness: Arc<Harness>,
     name: String,
-    run: impl FnOnce(&Lab) -> Result<()> + Send + 'static,
+    run: impl FnOnce(&Harness) -> Result<()> + Send + 'static,
 ) -> Result<Completion, Failed> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
-        let outcome = catch_unwind(AssertUnwindSafe(|| run(&lab)));
-        drop(lab);
+        let outcome = catch_unwind(AssertUnwindSafe(|| run(&harness)));
+        drop(harness);
         let _ = sender.send(match outcome {
             Ok(Ok(())) => Ok(Completion::Completed),
             Ok(Err(error)) => match error.downcast_ref::<LeftOut>() {
@@ -252,7 +252,7 @@ fn within_limit(
 fn causes_of(error: &anyhow::Error) -> String {
     let mut text = error.chain().map(ToString::to_string).collect::<Vec<_>>().join("\n  from: ");
     let backtrace = error.backtrace().to_string();
-    let line = backtrace.lines().find(|line| line.contains("/tests/lab/"));
+    let line = backtrace.lines().find(|line| line.contains("/tests/suite/"));
     if let Some(line) = line {
         text.push_str(&format!("\n  {}", line.trim()));
     }
@@ -271,17 +271,17 @@ mod tests {
 
     #[test]
     fn a_file_with_tests_that_is_no_module_is_named() {
-        let lab = source_tree::target_dir().join(format!("lab-{}", std::process::id()));
-        fs::create_dir_all(lab.join("guards")).unwrap();
+        let harness = source_tree::target_dir().join(format!("harness-{}", std::process::id()));
+        fs::create_dir_all(harness.join("guards")).unwrap();
         for (name, text) in [
-            ("guards/locks.rs", "#[lab_test]\nfn"),
-            ("guards/new.rs", "    #[lab_test(slow)]\n    fn"),
-            ("guards/helper.rs", "// no #[lab_test]"),
+            ("guards/locks.rs", "#[harness_test]\nfn"),
+            ("guards/new.rs", "    #[harness_test(slow)]\n    fn"),
+            ("guards/helper.rs", "// no #[harness_test]"),
         ] {
-            fs::write(lab.join(name), text).unwrap();
+            fs::write(harness.join(name), text).unwrap();
         }
-        let missing = missing_of(&lab, Path::new(""), &BTreeSet::from(["guards::locks"]));
-        fs::remove_dir_all(&lab).unwrap();
+        let missing = missing_of(&harness, Path::new(""), &BTreeSet::from(["guards::locks"]));
+        fs::remove_dir_all(&harness).unwrap();
         assert_eq!(missing.unwrap(), ["guards/new.rs"]);
     }
 }

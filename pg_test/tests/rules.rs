@@ -1,6 +1,6 @@
 //! Properties of the pure rules, for any input.
 
-use pg_fence_rules::fence::{Landing, Order, Verdict, Write, judge};
+use pg_fence_rules::fence::{Landing, Order, Verdict, Write, check};
 use pg_fence_rules::grant::{
     self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
 };
@@ -209,7 +209,7 @@ proptest! {
     fn no_write_lands_by_a_lower_token_or_one_never_issued(w in write(), strict in any::<bool>(), bound in any::<bool>()) {
         let order = if strict { Order::Strict } else { Order::Monotonic };
         let issued = |token: Token| (1..=9).contains(&token.bigint());
-        let Verdict::Land(Landing { token, fence }) = judge(&w, order, bound, issued) else { return Ok(()) };
+        let Verdict::Land(Landing { token, fence }) = check(&w, order, bound, issued) else { return Ok(()) };
         prop_assert!(issued(token));
         let ambient = w.ambient.filter(|_| !w.column_presents());
         prop_assert_eq!(Some(token), ambient.or(w.new.flatten()));

@@ -14,7 +14,7 @@ use serde_json::{Map, Value};
 use std::borrow::Cow;
 
 /// An error of a call or a write; also a warning or a line of the log.
-pub struct Refusal {
+pub struct Report {
     /// The kind of error, for programs.
     pub sqlstate: SqlState,
     /// MESSAGE: one line for people.
@@ -87,10 +87,10 @@ fn bigint<S: Serializer>(token: &Option<Token>, to: S) -> Result<S::Ok, S::Error
     token.map(Token::bigint).serialize(to)
 }
 
-impl Refusal {
+impl Report {
     fn new(sqlstate: SqlState, message: String, hint: impl Into<Cow<'static, str>>) -> Self {
         let (hint, details) = (hint.into(), Box::default());
-        Refusal { sqlstate, message, hint, location: None, details }
+        Report { sqlstate, message, hint, location: None, details }
     }
 
     /// Adds keys to DETAIL.
@@ -145,12 +145,12 @@ fn lease_in_words(name: Option<&[u8]>) -> String {
 // Errors of calls ----------------------------------------------------------------------------------------
 
 /// 22004: NULL where a value is needed.
-pub fn null_argument(argument: &'static str) -> Refusal {
+pub fn null_argument(argument: &'static str) -> Report {
     null(argument, "Pass a value.")
 }
 
 /// 22004: the token is NULL, usually because the lease was lost.
-pub fn null_token() -> Refusal {
+pub fn null_token() -> Report {
     null(
         "token",
         "NULL often means that lease_acquire, lease_renew or lease_release found the lease taken or lost: stop working.",
@@ -158,26 +158,26 @@ pub fn null_token() -> Refusal {
 }
 
 /// 22004: NULL cannot be adopted as a number.
-pub fn null_number() -> Refusal {
+pub fn null_number() -> Report {
     null(
         "token",
         "Another lock service answers NULL, or nothing, where the lease was not granted: adopt only what it grants.",
     )
 }
 
-fn null(argument: &'static str, hint: &'static str) -> Refusal {
-    Refusal::new(SqlState::NullValueNotAllowed, format!("{argument} must not be NULL"), hint)
+fn null(argument: &'static str, hint: &'static str) -> Report {
+    Report::new(SqlState::NullValueNotAllowed, format!("{argument} must not be NULL"), hint)
         .detailed(|d| d.argument = Some(argument))
 }
 
 /// 22023: an argument is out of its range.
-pub fn bad_argument(argument: &'static str, message: &str, hint: &'static str) -> Refusal {
-    Refusal::new(SqlState::InvalidParameterValue, message.to_owned(), hint)
+pub fn bad_argument(argument: &'static str, message: &str, hint: &'static str) -> Report {
+    Report::new(SqlState::InvalidParameterValue, message.to_owned(), hint)
         .detailed(|d| d.argument = Some(argument))
 }
 
 /// 22023: the template of leases is too long.
-pub fn long_template() -> Refusal {
+pub fn long_template() -> Report {
     bad_argument(
         "lease",
         "the template of a lease is at most 8192 bytes long",
@@ -186,9 +186,9 @@ pub fn long_template() -> Refusal {
 }
 
 /// 22023: the ttl exceeds `pg_fence.max_ttl`.
-pub fn ttl_above_setting(longest: Span) -> Refusal {
+pub fn ttl_above_setting(longest: Span) -> Report {
     let seconds = longest.micros() / 1_000_000;
-    Refusal::new(
+    Report::new(
         SqlState::InvalidParameterValue,
         format!("ttl must be at most {seconds} s here"),
         "pg_fence.max_ttl says so for this role or database: ask for less, and renew more often.",
@@ -197,8 +197,8 @@ pub fn ttl_above_setting(longest: Span) -> Refusal {
 }
 
 /// 42501: the client set pg_fence.max_ttl when it connected, which hides the value recorded for its role.
-pub fn limit_was_named() -> Refusal {
-    Refusal::new(
+pub fn limit_was_named() -> Report {
+    Report::new(
         SqlState::InsufficientPrivilege,
         "pg_fence.max_ttl is for superusers, and this session has named it".into(),
         "Connect without it: it hides the limit that is set for the role or the database.",
@@ -207,8 +207,8 @@ pub fn limit_was_named() -> Refusal {
 }
 
 /// 22023: the value of pg_fence.max_ttl recorded for the role or the database is invalid.
-pub fn limit_is_invalid() -> Refusal {
-    Refusal::new(
+pub fn limit_is_invalid() -> Report {
+    Report::new(
         SqlState::InvalidParameterValue,
         "pg_fence.max_ttl has an invalid value for this role or database".into(),
         "ALTER ROLE or ALTER DATABASE has recorded it where the library was not loaded. Set it anew, as '10 min', and reconnect.",
@@ -217,8 +217,8 @@ pub fn limit_is_invalid() -> Refusal {
 }
 
 /// 22023: the number of slots differs from that of the grants.
-pub fn slots_differ(name: &[u8], live: i32, requested: i32) -> Refusal {
-    Refusal::new(
+pub fn slots_differ(name: &[u8], live: i32, requested: i32) -> Report {
+    Report::new(
         SqlState::InvalidParameterValue,
         format!("lease {} is held with slots = {live}, not {requested}", quoted(name)),
         "All callers must ask for the same number of slots while any of them holds the lease.",
@@ -230,8 +230,8 @@ pub fn slots_differ(name: &[u8], live: i32, requested: i32) -> Refusal {
 }
 
 /// 40001: the transaction's snapshot is older than the grant that the call relies on.
-pub fn snapshot_too_early(lease: Option<&[u8]>) -> Refusal {
-    Refusal::new(
+pub fn snapshot_too_early(lease: Option<&[u8]>) -> Report {
+    Report::new(
         SqlState::SerializationFailure,
         format!(
             "could not serialize access to {} due to concurrent changes",
@@ -243,8 +243,8 @@ pub fn snapshot_too_early(lease: Option<&[u8]>) -> Refusal {
 }
 
 /// 55000: a transaction at REPEATABLE READ or above relies on a grant that it has made itself.
-pub fn own_grant_after_snapshot(lease: Option<&[u8]>) -> Refusal {
-    Refusal::new(
+pub fn own_grant_after_snapshot(lease: Option<&[u8]>) -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!("this transaction's snapshot is older than its grant of {}", lease_in_words(lease)),
         "Acquire in a transaction of its own and commit it, then begin this one: at REPEATABLE READ and above its reads may lack the previous holder's last writes.",
@@ -253,8 +253,8 @@ pub fn own_grant_after_snapshot(lease: Option<&[u8]>) -> Refusal {
 }
 
 /// The warning 01000: a lease was acquired at REPEATABLE READ or above.
-pub fn reads_are_older(lease: &[u8]) -> Refusal {
-    Refusal::new(
+pub fn reads_are_older(lease: &[u8]) -> Report {
+    Report::new(
         SqlState::Warning,
         format!("this transaction's reads may be older than its grant of {}", lease_in_words(Some(lease))),
         "At REPEATABLE READ and above it can neither guard this grant nor write what is bound to the lease: commit first, then begin the transaction that works under it.",
@@ -263,8 +263,8 @@ pub fn reads_are_older(lease: &[u8]) -> Refusal {
 }
 
 /// 0A000: a transaction that has acquired a session lease cannot be prepared.
-pub fn session_lease_prepared() -> Refusal {
-    Refusal::new(
+pub fn session_lease_prepared() -> Report {
+    Report::new(
         SqlState::FeatureNotSupported,
         "cannot PREPARE a transaction that has acquired a lease with session => true".into(),
         "Acquire it before, in a transaction of its own.",
@@ -272,8 +272,8 @@ pub fn session_lease_prepared() -> Refusal {
 }
 
 /// The warning 25P01: a guard ended with its own statement.
-pub fn guarded_nothing(name: &[u8]) -> Refusal {
-    Refusal::new(
+pub fn guarded_nothing(name: &[u8]) -> Report {
+    Report::new(
         SqlState::NoActiveSqlTransaction,
         format!("lease_guard has guarded lease {} for its own statement only: the transaction has ended with it", quoted(name)),
         "Open a transaction first: BEGIN, lease_guard, the writes, COMMIT. A driver in autocommit mode ends the transaction with each statement.",
@@ -282,8 +282,8 @@ pub fn guarded_nothing(name: &[u8]) -> Refusal {
 }
 
 /// 53200: the session would use more than its quarter of the server's lock table, which has `most` entries.
-pub fn lock_table_share(most: usize) -> Refusal {
-    Refusal::new(
+pub fn lock_table_share(most: usize) -> Report {
+    Report::new(
         SqlState::OutOfMemory,
         "too many leases for one transaction or session: it would fill the server's lock table".into(),
         "Use fewer leases in one transaction, hold fewer with session => true, or raise max_locks_per_transaction.",
@@ -292,8 +292,8 @@ pub fn lock_table_share(most: usize) -> Refusal {
 }
 
 /// 53200: the server's lock table is full.
-pub fn lock_table_full() -> Refusal {
-    Refusal::new(
+pub fn lock_table_full() -> Report {
+    Report::new(
         SqlState::OutOfMemory,
         "the server's lock table is full".into(),
         "Try again when others have finished, or raise max_locks_per_transaction.",
@@ -301,13 +301,13 @@ pub fn lock_table_full() -> Refusal {
 }
 
 /// 55P03: the wait in a lease's queue exceeded `lock_timeout`, in PostgreSQL's own words.
-pub fn lock_timeout() -> Refusal {
-    Refusal::new(SqlState::LockNotAvailable, "canceling statement due to lock timeout".into(), "")
+pub fn lock_timeout() -> Report {
+    Report::new(SqlState::LockNotAvailable, "canceling statement due to lock timeout".into(), "")
 }
 
 /// 42501: the lease was granted to another role.
-pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
-    Refusal::new(
+pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Report {
+    Report::new(
         SqlState::InsufficientPrivilege,
         format!("{} was granted to another role", lease_in_words(lease)),
         "Only the role that acquired a lease, a member of it or a superuser may use its tokens; lease_revoke ends anybody's.",
@@ -319,8 +319,8 @@ pub fn not_your_lease(lease: Option<&[u8]>, role: Option<&[u8]>) -> Refusal {
 }
 
 /// 58030: it is unknown whether the server was started from a base backup.
-pub fn unreadable_backup_label(error: &std::io::Error) -> Refusal {
-    Refusal::new(
+pub fn unreadable_backup_label(error: &std::io::Error) -> Report {
+    Report::new(
         SqlState::IoError,
         format!("could not read backup_label.old in the data directory: {error}"),
         "The file tells whether this server was restored from a base backup. Let the server's user read it. If it is broken, remove it and call fence_new_epoch().",
@@ -328,8 +328,8 @@ pub fn unreadable_backup_label(error: &std::io::Error) -> Refusal {
 }
 
 /// 55000: an adopted lease cannot be acquired or renewed.
-pub fn adopted_name(name: &[u8]) -> Refusal {
-    Refusal::new(
+pub fn adopted_name(name: &[u8]) -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!("{} is granted by somebody else, and adopted here", lease_in_words(Some(name))),
         "Adopt the number that its own service grants. For leases of this database take another name.",
@@ -338,8 +338,8 @@ pub fn adopted_name(name: &[u8]) -> Refusal {
 }
 
 /// 55000: a lease with grants of this database cannot be adopted.
-pub fn granted_name(name: &[u8]) -> Refusal {
-    Refusal::new(
+pub fn granted_name(name: &[u8]) -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!("{} is granted here, and cannot be adopted", lease_in_words(Some(name))),
         "Take another name for leases that somebody else grants. (lease_prune deletes what is long over.)",
@@ -348,7 +348,7 @@ pub fn granted_name(name: &[u8]) -> Refusal {
 }
 
 /// PF001: the number can no longer be adopted.
-pub fn stale_adoption(name: &[u8], presented: Token, stored: Token) -> Refusal {
+pub fn stale_adoption(name: &[u8], presented: Token, stored: Token) -> Report {
     let lease = lease_in_words(Some(name));
     let (message, hint) = if presented < stored {
         (
@@ -361,7 +361,7 @@ pub fn stale_adoption(name: &[u8], presented: Token, stored: Token) -> Refusal {
             "Adopt the number of a new grant. After a mistake: lease_revoke, then lease_forget.",
         )
     };
-    Refusal::new(SqlState::StaleToken, message, hint).detailed(|d| {
+    Report::new(SqlState::StaleToken, message, hint).detailed(|d| {
         d.lease = Some(to_utf8(name));
         (d.presented, d.stored) = (Some(presented), Some(stored));
     })
@@ -372,7 +372,7 @@ pub fn name_not_given<'a>(
     lease: &[u8],
     role: &[u8],
     prefixes: impl Iterator<Item = &'a [u8]>,
-) -> Refusal {
+) -> Report {
     /// The number of prefixes that the hint names; further ones are only counted.
     const NAMED: usize = 10;
     let prefixes: Vec<&[u8]> = prefixes.collect();
@@ -388,7 +388,7 @@ pub fn name_not_given<'a>(
     } else {
         format!("Role \"{role}\" may take names that begin with {}.", named.join(" or "))
     };
-    Refusal::new(
+    Report::new(
         SqlState::InsufficientPrivilege,
         format!("{} is not for this role", lease_in_words(Some(lease))),
         hint,
@@ -400,8 +400,8 @@ pub fn name_not_given<'a>(
 }
 
 /// The warning 01000: the SQL objects are of another version than the library.
-pub fn other_version(library: &str, sql: &str) -> Refusal {
-    Refusal::new(
+pub fn other_version(library: &str, sql: &str) -> Report {
+    Report::new(
         SqlState::Warning,
         format!("the library of pg_fence is {library}, its SQL objects are {sql}"),
         format!(
@@ -411,13 +411,13 @@ pub fn other_version(library: &str, sql: &str) -> Refusal {
 }
 
 /// XX001: the page of one of the extension's sequences is damaged.
-pub fn damaged_sequence(sequence: &str, unlogged: bool) -> Refusal {
+pub fn damaged_sequence(sequence: &str, unlogged: bool) -> Report {
     let hint = match unlogged {
         true => format!("Nothing of worth is lost. Make it anew: {}", anew(sequence)),
         false => "Restore the database from a backup.".into(),
     };
     let message = format!("the page of sequence {sequence} is damaged");
-    Refusal::new(SqlState::DataCorrupted, message, hint)
+    Report::new(SqlState::DataCorrupted, message, hint)
         .detailed(|d| d.relation = Some(sequence.to_owned()))
 }
 
@@ -429,13 +429,13 @@ fn anew(sequence: &str) -> String {
 }
 
 /// 55000: a relation of the extension is missing.
-pub fn state_missing(relation: &str) -> Refusal {
+pub fn state_missing(relation: &str) -> Report {
     missing(format!("fence.{relation}"))
 }
 
 /// 55000: the extension was dropped while the call waited.
-pub fn dropped() -> Refusal {
-    Refusal::new(
+pub fn dropped() -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         "pg_fence was dropped, or its state made anew, while this call waited".into(),
         "Nothing was granted or changed. Where the extension is there again, call again.",
@@ -443,12 +443,12 @@ pub fn dropped() -> Refusal {
 }
 
 /// 55000: a function of the extension is missing.
-pub fn function_missing(function: &str) -> Refusal {
+pub fn function_missing(function: &str) -> Report {
     missing(format!("function {function}() of its own"))
 }
 
-fn missing(what: String) -> Refusal {
-    Refusal::new(
+fn missing(what: String) -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!("pg_fence finds no {what}"),
         "Either it was renamed or moved: give it its name and its place back. Or the library and the SQL objects are of different versions: run ALTER EXTENSION pg_fence UPDATE, or CREATE EXTENSION pg_fence.",
@@ -456,8 +456,8 @@ fn missing(what: String) -> Refusal {
 }
 
 /// 55000: a table of the extension has other columns than the library expects.
-pub fn state_differs(table: &str) -> Refusal {
-    Refusal::new(
+pub fn state_differs(table: &str) -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!("fence.{table} is not as this library of pg_fence knows it"),
         "Either its columns, its primary key or its access method were altered: put them back. Or the library and the SQL objects are of different versions: install the newer library and reconnect, or run ALTER EXTENSION pg_fence UPDATE.",
@@ -466,8 +466,8 @@ pub fn state_differs(table: &str) -> Refusal {
 }
 
 /// 55000: a table of the extension has an added object that its writes would bypass.
-pub fn state_extended(table: &str, addition: &str) -> Refusal {
-    Refusal::new(
+pub fn state_extended(table: &str, addition: &str) -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!("fence.{table} has {addition}, which a write by pg_fence would pass over"),
         "pg_fence writes this table as PostgreSQL writes its catalogs. Drop what was added, or disable it if it is a trigger; fence_audit() names it.",
@@ -476,8 +476,8 @@ pub fn state_extended(table: &str, addition: &str) -> Refusal {
 }
 
 /// 55000: the token sequence was altered.
-pub fn sequence_altered(what: &str) -> Refusal {
-    Refusal::new(
+pub fn sequence_altered(what: &str) -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         format!("fence.token_seq {what}, so its values are no fencing tokens"),
         "Mend it: ALTER SEQUENCE fence.token_seq INCREMENT 1 CACHE 1 NO CYCLE; and ALTER SEQUENCE fence.token_seq SET LOGGED where it is unlogged. Commit that first.",
@@ -485,8 +485,8 @@ pub fn sequence_altered(what: &str) -> Refusal {
 }
 
 /// 55000: the next epoch would exceed the positive bigints.
-pub fn tokens_exhausted() -> Refusal {
-    Refusal::new(
+pub fn tokens_exhausted() -> Report {
+    Report::new(
         SqlState::ObjectNotInPrerequisiteState,
         "fence.token_seq is exhausted".into(),
         "No larger token exists.",
@@ -494,8 +494,8 @@ pub fn tokens_exhausted() -> Refusal {
 }
 
 /// The log line 53200: statistics are not counted in a database.
-pub fn not_counted(database: &[u8], why: &str) -> Refusal {
-    Refusal::new(
+pub fn not_counted(database: &[u8], why: &str) -> Report {
+    Report::new(
         SqlState::OutOfMemory,
         format!("pg_fence does not count in database {}: {why}", quoted(database)),
         "fence.stats and fence.refusals miss what happens now; it is tried again each minute. Give the server more shared memory (a container: --shm-size), lower pg_fence.refusals_kept, or switch pg_fence.statistics off.",
@@ -505,7 +505,7 @@ pub fn not_counted(database: &[u8], why: &str) -> Refusal {
 // Errors of fenced writes ---------------------------------------------------------------------------------
 
 /// PF001: the token is stale. Either token is `None` if the caller may not know it.
-pub fn stale(presented: Option<Token>, stored: Option<Token>, hint: String) -> Refusal {
+pub fn stale(presented: Option<Token>, stored: Option<Token>, hint: String) -> Report {
     let message = match (presented, stored) {
         (Some(presented), Some(stored)) if presented == stored => {
             format!("stale fencing token: the row has already been written with token {stored}")
@@ -518,23 +518,23 @@ pub fn stale(presented: Option<Token>, stored: Option<Token>, hint: String) -> R
         }
         (None, _) => "stale fencing token: the row has seen the same or a greater one".into(),
     };
-    Refusal::new(SqlState::StaleToken, message, hint).detailed(|d| {
+    Report::new(SqlState::StaleToken, message, hint).detailed(|d| {
         d.presented = presented;
         d.stored = stored;
     })
 }
 
 /// PF002: no token or NULL was presented. `lease` is the row's lease, if the caller may know it.
-pub fn unfenced(stored: Option<Token>, lease: Option<&[u8]>, hint: String) -> Refusal {
-    Refusal::new(SqlState::NoToken, "no fencing token presented".into(), hint).detailed(|d| {
+pub fn unfenced(stored: Option<Token>, lease: Option<&[u8]>, hint: String) -> Report {
+    Report::new(SqlState::NoToken, "no fencing token presented".into(), hint).detailed(|d| {
         d.stored = stored;
         d.lease = lease.map(to_utf8);
     })
 }
 
 /// PF003: the token was never issued.
-pub fn never_issued(presented: Token, hint: String) -> Refusal {
-    Refusal::new(
+pub fn never_issued(presented: Token, hint: String) -> Report {
+    Report::new(
         SqlState::TokenNeverIssued,
         format!("fencing token {presented} was never issued by this database"),
         hint,
@@ -543,9 +543,9 @@ pub fn never_issued(presented: Token, hint: String) -> Refusal {
 }
 
 /// PF004: the token does not speak for the lease. Either is `None` if the caller may not know it.
-pub fn not_speaking(lease: Option<&[u8]>, presented: Option<Token>) -> Refusal {
+pub fn not_speaking(lease: Option<&[u8]>, presented: Option<Token>) -> Report {
     let token = presented.map_or(String::new(), |token| format!(" {token}"));
-    Refusal::new(
+    Report::new(
         SqlState::TokenDoesNotSpeak,
         format!("fencing token{token} does not speak for {}", lease_in_words(lease)),
         "The lease was never granted with this token, or has expired, been released, revoked or taken over: stop, and acquire it again.",
@@ -557,8 +557,8 @@ pub fn not_speaking(lease: Option<&[u8]>, presented: Option<Token>) -> Refusal {
 }
 
 /// PF004: another holder has adopted the number, and both holders have names.
-pub fn of_another_holder(lease: &[u8], presented: Token) -> Refusal {
-    Refusal::new(
+pub fn of_another_holder(lease: &[u8], presented: Token) -> Report {
+    Report::new(
         SqlState::TokenDoesNotSpeak,
         format!("fencing token {presented} of {} is another holder's", lease_in_words(Some(lease))),
         "One number has one holder. The lock service has granted it twice, or it was read from somebody else's grant: stop, give the lock back there, and get a new number.",
@@ -570,14 +570,14 @@ pub fn of_another_holder(lease: &[u8], presented: Token) -> Refusal {
 }
 
 /// Adds to PF004 that a renewal helps, because only a new epoch keeps the token from speaking.
-pub fn renew_first(not_speaking: Refusal) -> Refusal {
+pub fn renew_first(not_speaking: Report) -> Report {
     let hint = "The lease is still this token's, but the database has failed over, or been restored or copied, since the grant was last renewed: call lease_renew with this token, and go on with the one it returns. NULL means that the lease is lost: stop.";
-    Refusal { hint: hint.into(), ..not_speaking }.detailed(|d| d.renew_first = Some(true))
+    Report { hint: hint.into(), ..not_speaking }.detailed(|d| d.renew_first = Some(true))
 }
 
 /// PF005: TRUNCATE presents no token and fires no row triggers.
-pub fn unfenceable() -> Refusal {
-    Refusal::new(
+pub fn unfenceable() -> Report {
+    Report::new(
         SqlState::CannotBeFenced,
         "TRUNCATE cannot be fenced: it shows no token".into(),
         "Use DELETE with a token, or let the owner call fence_unprotect, truncate and fence_protect in one transaction.",
@@ -599,7 +599,7 @@ pub struct RowLease {
 }
 
 /// The errors of row leases: PF001, PF002, PF004, PF006 and 22023.
-pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
+pub fn of_row_lease(reason: Reason, row: RowLease) -> Report {
     let token = row.presented.map_or(String::new(), |token| format!(" {token}"));
     let not_the_rows = format!("fencing token{token} does not speak for the row");
     let (fence, deadline) = (quoted(&row.fence), quoted(&row.deadline));
@@ -665,7 +665,7 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
             (SqlState::TokenDoesNotSpeak, not_the_rows, hint)
         }
     };
-    Refusal::new(sqlstate, message, hint).detailed(|d| {
+    Report::new(sqlstate, message, hint).detailed(|d| {
         d.presented = row.presented;
         d.stored = row.stored;
         d.expires_at = row.expires_at;
@@ -673,9 +673,9 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Refusal {
 }
 
 /// PF003: the fence of a claimed row is not smaller than the token drawn for the claim.
-pub fn row_is_ahead(stored: Option<Token>) -> Refusal {
+pub fn row_is_ahead(stored: Option<Token>) -> Report {
     let number = stored.map_or(String::new(), |token| format!(" {token}"));
-    Refusal::new(
+    Report::new(
         SqlState::TokenNeverIssued,
         format!("the row's fence{number} was never issued by this database"),
         "fence_new_epoch() makes the sequence outrun tokens issued elsewhere. Where the number is near the end of bigint, no token is greater: DELETE the row and INSERT it again.",
@@ -684,9 +684,9 @@ pub fn row_is_ahead(stored: Option<Token>) -> Refusal {
 }
 
 /// 22023: the deadline is further ahead than `pg_fence.max_ttl`.
-pub fn deadline_above_setting(longest: Span) -> Refusal {
+pub fn deadline_above_setting(longest: Span) -> Report {
     let seconds = longest.micros() / 1_000_000;
-    Refusal::new(
+    Report::new(
         SqlState::InvalidParameterValue,
         format!("a deadline may be at most {seconds} s ahead here"),
         "pg_fence.max_ttl says so for this role or database: ask for less, and renew more often.",
@@ -695,12 +695,12 @@ pub fn deadline_above_setting(longest: Span) -> Refusal {
 }
 
 /// PF002 or PF001: a later BEFORE trigger has changed the fence.
-pub fn changed_behind(stored: Option<Token>) -> Refusal {
+pub fn changed_behind(stored: Option<Token>) -> Report {
     let (sqlstate, value) = match stored {
         None => (SqlState::NoToken, "NULL".to_owned()),
         Some(token) => (SqlState::StaleToken, token.to_string()),
     };
-    Refusal::new(
+    Report::new(
         sqlstate,
         format!("a later BEFORE trigger changed the row's fence to {value}, which this transaction did not present"),
         "Make the other trigger leave the fence column alone.",
@@ -709,8 +709,8 @@ pub fn changed_behind(stored: Option<Token>) -> Refusal {
 }
 
 /// 39P01: the trigger cannot work in this place.
-pub fn misplaced(message: &'static str) -> Refusal {
-    Refusal::new(
+pub fn misplaced(message: &'static str) -> Report {
+    Report::new(
         SqlState::TriggerProtocolViolated,
         message.into(),
         "CREATE TRIGGER fenced BEFORE INSERT OR UPDATE OR DELETE ON my_table FOR EACH ROW EXECUTE FUNCTION fenced(); or call fence_protect.",
@@ -718,8 +718,8 @@ pub fn misplaced(message: &'static str) -> Refusal {
 }
 
 /// 22023: an argument of the trigger is invalid.
-pub fn bad_trigger_argument(message: String) -> Refusal {
-    Refusal::new(
+pub fn bad_trigger_argument(message: String) -> Report {
+    Report::new(
         SqlState::InvalidParameterValue,
         message,
         "fenced(fence_column, mode, lease, deadline): the column's name; strict, monotonic or managed; a lease's name with {column} placeholders; or the name of the deadline column of a table whose rows are their own leases.",
@@ -727,8 +727,8 @@ pub fn bad_trigger_argument(message: String) -> Refusal {
 }
 
 /// 42703: the table lacks a column.
-pub fn no_column(column: &[u8]) -> Refusal {
-    Refusal::new(
+pub fn no_column(column: &[u8]) -> Report {
+    Report::new(
         SqlState::UndefinedColumn,
         format!("the trigger fenced finds no column {}", quoted(column)),
         "Was it renamed or dropped? Call fence_protect again with the present name; until then no write can land.",
@@ -737,8 +737,8 @@ pub fn no_column(column: &[u8]) -> Refusal {
 }
 
 /// 42804: a column has the wrong type.
-pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
-    Refusal::new(
+pub fn wrong_type(column: &[u8], wanted: &str) -> Report {
+    Report::new(
         SqlState::DatatypeMismatch,
         format!("column {} must be {wanted} to serve the trigger fenced", quoted(column)),
         "Tokens are bigint, a deadline is timestamptz; a lease's name is made of columns whose text no setting can change.",
@@ -747,8 +747,8 @@ pub fn wrong_type(column: &[u8], wanted: &str) -> Refusal {
 }
 
 /// 22004: the column of a placeholder is NULL.
-pub fn null_placeholder(column: &[u8]) -> Refusal {
-    Refusal::new(
+pub fn null_placeholder(column: &[u8]) -> Report {
+    Report::new(
         SqlState::NullValueNotAllowed,
         format!("column {} is NULL, so the row names no lease", quoted(column)),
         "Give it a value. Rows that have none can be mended by the table's owner, in one transaction: fence_unprotect, UPDATE or DELETE, ALTER COLUMN ... SET NOT NULL, fence_protect with the arguments that the table had.",
@@ -757,8 +757,8 @@ pub fn null_placeholder(column: &[u8]) -> Refusal {
 }
 
 /// 22023: the lease's name made from a row is too long or empty.
-pub fn unfit_lease_name() -> Refusal {
-    Refusal::new(
+pub fn unfit_lease_name() -> Report {
+    Report::new(
         SqlState::InvalidParameterValue,
         "the row's columns make no lease name of 1 to 512 bytes".into(),
         "Bind the table to a lease by shorter columns.",

@@ -1,6 +1,6 @@
 //! The lease that guards a row: the template in the trigger's arguments, filled from the row's columns.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::fenced_table::trigger::{Attribute, Columns, Tuple};
 use pg_fence_rules::NAME_MAX;
 use pg_fence_rules::template::{self, Piece};
@@ -30,7 +30,7 @@ impl WriteLeases<'_> {
 
 impl Binding {
     /// Parses a template. Each placeholder must name a suitable column.
-    pub fn new(text: &[u8], columns: &Columns) -> Result<Self, Refusal> {
+    pub fn new(text: &[u8], columns: &Columns) -> Result<Self, Report> {
         let pieces = template::parse(text).map_err(|fault| {
             errors::bad_trigger_argument(format!("in the lease {}: {fault}", errors::quoted(text)))
         })?;
@@ -60,7 +60,7 @@ impl Binding {
     }
 
     /// The lease of a row.
-    pub fn lease(&self, columns: &Columns, row: Tuple) -> Result<Cow<'_, [u8]>, Refusal> {
+    pub fn lease(&self, columns: &Columns, row: Tuple) -> Result<Cow<'_, [u8]>, Report> {
         if let [Part::Literal(name)] = self.0.as_slice() {
             return checked(name).map(Cow::Borrowed);
         }
@@ -85,7 +85,7 @@ impl Binding {
         columns: &Columns,
         old: Option<Tuple>,
         new: Option<Tuple>,
-    ) -> Result<WriteLeases<'_>, Refusal> {
+    ) -> Result<WriteLeases<'_>, Report> {
         let new_lease = new.map(|new| self.lease(columns, new)).transpose()?;
         let old = old.filter(|old| !new.is_some_and(|new| self.same(columns, *old, new)));
         let old_lease = old.map(|old| self.lease(columns, old)).transpose()?;
@@ -106,6 +106,6 @@ impl Binding {
 }
 
 #[inline]
-fn checked(name: &[u8]) -> Result<&[u8], Refusal> {
+fn checked(name: &[u8]) -> Result<&[u8], Report> {
     if (1..=NAME_MAX).contains(&name.len()) { Ok(name) } else { Err(errors::unfit_lease_name()) }
 }

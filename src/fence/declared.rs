@@ -2,7 +2,7 @@
 //! `fence`, which get the parsed arguments of the tables' triggers from here. So only the trigger's own code interprets
 //! arguments, placeholders and braces.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::leases::adopt;
 use crate::pg::call::args::{Answer, Args, text_datum};
 use crate::pg::call::composite::{row_array, text_array, type_array};
@@ -30,7 +30,7 @@ const FENCE_COLUMN_COMMENT: &str = "fencing token of the latest write (pg_fence)
 const DEADLINE_COLUMN_COMMENT: &str = "until when the row is held (pg_fence)";
 
 /// `fence_protect(relation, fence_column, mode, lease, events, verify, always, deadline)`.
-pub fn protect(args: Args) -> Result<Answer, Refusal> {
+pub fn protect(args: Args) -> Result<Answer, Report> {
     let fenced = state_function::fenced()?;
     let lease = args.text(3, TEMPLATE_MAX).map_err(|_| errors::long_template())?;
     check_table(args, "fence_protect", fenced)?;
@@ -58,7 +58,7 @@ pub fn protect(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// `fence_unprotect(relation)`.
-pub fn unprotect(args: Args) -> Result<Answer, Refusal> {
+pub fn unprotect(args: Args) -> Result<Answer, Report> {
     let function = StateFunction::find(c"unprotect_table", 2)?;
     let fenced = state_function::fenced()?;
     check_table(args, "fence_unprotect", fenced)?;
@@ -67,7 +67,7 @@ pub fn unprotect(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// Errors if the caller may not use this function on the table.
-fn check_table(args: Args, function: &str, fenced: Oid) -> Result<(), Refusal> {
+fn check_table(args: Args, function: &str, fenced: Oid) -> Result<(), Report> {
     let function = Some(text_datum(function.as_bytes()));
     StateFunction::find(c"check_table", 3)?
         .call(args, &[args.datum(0), function, Some(fenced.into())]);
@@ -76,7 +76,7 @@ fn check_table(args: Args, function: &str, fenced: Oid) -> Result<(), Refusal> {
 
 /// `fence_audit(relation)`: a row for each bypass of the fence of that table, or of all tables. (`sql/4_audit.sql`
 /// lists the parts and their input.)
-pub fn audit(args: Args) -> Result<Answer, Refusal> {
+pub fn audit(args: Args) -> Result<Answer, Report> {
     let fenced = state_function::fenced()?;
     if args.oid(0).is_some() {
         check_table(args, "fence_audit", fenced)?;
@@ -103,9 +103,9 @@ pub fn audit(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// The findings of all parts of the audit.
-fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<Datum, Refusal> {
+fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<Datum, Report> {
     let mut findings = json::datum(&json!([]));
-    let mut add = |name: &CStr, arguments: &[Datum]| -> Result<(), Refusal> {
+    let mut add = |name: &CStr, arguments: &[Datum]| -> Result<(), Report> {
         let arguments: Vec<_> = arguments.iter().copied().map(Some).collect();
         let found = StateFunction::find(name, arguments.len())?.call(args, &arguments);
         findings = found.map_or(findings, |found| json::merged(findings, found));
@@ -125,7 +125,7 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
 }
 
 /// Adds the highest fences and the last token to `about`.
-fn with_tokens(about: Datum) -> Result<Datum, Refusal> {
+fn with_tokens(about: Datum) -> Result<Datum, Report> {
     let heights = heights(about);
     // The fences are read first, so that a token drawn and written meanwhile does not appear to be ahead. The last
     // token is shown only to callers that may use leases.

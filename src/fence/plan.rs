@@ -2,7 +2,7 @@
 
 use super::binding::Binding;
 use super::row_moves;
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::fenced_table::trigger::{Attribute, Columns, TriggerCall};
 use crate::statistics;
 use crate::tokens;
@@ -34,7 +34,7 @@ pub struct Plan {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Duty {
     /// Check the token given in the column, by a guard or in `pg_fence.token`.
-    Judge,
+    Check,
     /// Check the token presented to a row lease, with its deadline in this column. In managed mode only the setting
     /// presents a token.
     Hold { deadline: Attribute, managed: bool },
@@ -84,7 +84,7 @@ impl Plan {
     }
 
     /// Parses the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
-    pub fn new(call: &TriggerCall) -> Result<Self, Refusal> {
+    pub fn new(call: &TriggerCall) -> Result<Self, Report> {
         let columns = call.columns;
         let declaration = call.declaration();
         if declaration.arguments.len() > MOST {
@@ -116,7 +116,7 @@ impl Plan {
     }
 }
 
-fn fence_column(columns: &Columns, name: &[u8]) -> Result<Attribute, Refusal> {
+fn fence_column(columns: &Columns, name: &[u8]) -> Result<Attribute, Report> {
     let column = columns.find(name).ok_or_else(|| errors::no_column(name))?;
     if column.type_oid != pg_sys::INT8OID {
         return Err(errors::wrong_type(name, "a bigint"));
@@ -132,7 +132,7 @@ fn deadline(
     columns: &Columns,
     name: &[u8],
     arguments: &TriggerArguments,
-) -> Result<Attribute, Refusal> {
+) -> Result<Attribute, Report> {
     let beside = [arguments.lease, arguments.verify, arguments.events];
     if arguments.mode == b"strict" || beside.iter().any(Option::is_some) {
         return Err(errors::bad_trigger_argument(
@@ -148,7 +148,7 @@ fn deadline(
 }
 
 /// The comparison of a mode, and whether the mode is `managed`.
-fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
+fn order(mode: &[u8]) -> Result<(Order, bool), Report> {
     match mode {
         b"strict" => Ok((Order::Strict, false)),
         b"monotonic" => Ok((Order::Monotonic, false)),
@@ -161,7 +161,7 @@ fn order(mode: &[u8]) -> Result<(Order, bool), Refusal> {
 }
 
 impl Duty {
-    fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Refusal> {
+    fn new(arguments: &TriggerArguments, managed: bool) -> Result<Self, Report> {
         if !arguments.knows_its_events() {
             return Err(errors::bad_trigger_argument(
                 "the sixth argument of fenced() can only be events: insert, update, delete, truncate"
@@ -176,7 +176,7 @@ impl Duty {
         };
         match arguments.verify {
             None if managed => Ok(Duty::Manage { unfenced_insert }),
-            None => Ok(Duty::Judge),
+            None => Ok(Duty::Check),
             Some(b"verify") => Ok(Duty::Verify { null_insert }),
             Some(_) => Err(errors::bad_trigger_argument(
                 "the fifth argument of fenced() can only be verify".into(),

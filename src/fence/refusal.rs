@@ -7,7 +7,7 @@ use super::binding::WriteLeases;
 use super::hint::{self, TriedWrite, Wrote};
 use super::plan::Plan;
 use super::trigger::{ambient, names_fence};
-use crate::errors::{self, Refusal, SqlState};
+use crate::errors::{self, Report, SqlState};
 use crate::leases::guard;
 use crate::leases::known::{self, Caller, MaySee};
 use crate::pg::fenced_table::describe;
@@ -28,7 +28,7 @@ pub struct RefusedWrite<'a> {
 impl RefusedWrite<'_> {
     /// The error of a write that was refused by its token alone: PF003 instead of PF001 if the token was never issued.
     #[cold]
-    pub fn judged(&self, leases: &WriteLeases, verdict: Verdict) -> Refusal {
+    pub fn checked(&self, leases: &WriteLeases, verdict: Verdict) -> Report {
         self.error(match verdict {
             Verdict::Stale { presented, .. } if self.is_never_issued(leases, presented) => {
                 Verdict::NeverIssued { presented }
@@ -40,7 +40,7 @@ impl RefusedWrite<'_> {
     /// The error of a write whose token does not speak for a lease of the row: PF003 if the token was never issued,
     /// PF001 if the row has a greater one, and otherwise the error of the guard.
     #[cold]
-    pub fn unguarded(&self, leases: &WriteLeases, token: Token, unguarded: Refusal) -> Refusal {
+    pub fn unguarded(&self, leases: &WriteLeases, token: Token, unguarded: Report) -> Report {
         let is_lost = unguarded.sqlstate == SqlState::TokenDoesNotSpeak
             // If a renewal helps, the writer must be told that.
             && unguarded.details.renew_first.is_none();
@@ -58,7 +58,7 @@ impl RefusedWrite<'_> {
 
     /// The error of this verdict.
     #[cold]
-    pub fn error(&self, verdict: Verdict) -> Refusal {
+    pub fn error(&self, verdict: Verdict) -> Report {
         let RefusedWrite { call, plan, ref write } = *self;
         let stored = visible(call, plan, write.old.flatten());
         match verdict {
@@ -143,17 +143,17 @@ pub fn stale_after_triggers(
     plan: &Plan,
     found: Token,
     stored: Option<Token>,
-) -> Refusal {
+) -> Report {
     let (found, stored) = (Some(found), visible(call, plan, stored));
     errors::stale(found, stored, hint::of_stale(found, stored, &tried(call, plan, Wrote::Value)))
 }
 
 /// The facts about a refused write for administrators, whatever its writer may know.
 #[cold]
-pub fn known(call: &TriggerCall, plan: &Plan, refusal: &Refusal) -> Known {
+pub fn known(call: &TriggerCall, plan: &Plan, report: &Report) -> Known {
     let fence = |row: Tuple| call.columns.token(row, &plan.column);
     let stored = call.old.and_then(fence);
-    let presented = call.new.and_then(fence).filter(|_| refusal.sqlstate != SqlState::NoToken);
+    let presented = call.new.and_then(fence).filter(|_| report.sqlstate != SqlState::NoToken);
     let leases = leases(call, plan);
     // Of two leases, this is the one for which the token does not speak.
     let stands = |name: &&[u8]| presented.is_some_and(|token| guard::is_guarded_here(name, token));

@@ -4,7 +4,7 @@
 use super::hint::{self, Wrote};
 use super::plan::Plan;
 use super::{refusal, row_moves, trigger};
-use crate::errors::{self, Refusal, RowLease};
+use crate::errors::{self, Report, RowLease};
 use crate::leases::guard;
 use crate::pg::fenced_table::describe;
 use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
@@ -39,14 +39,14 @@ pub fn before(
     plan: &Plan,
     deadline: &Attribute,
     managed: bool,
-) -> Result<pg_sys::Datum, Refusal> {
+) -> Result<pg_sys::Datum, Report> {
     if settings::is_replica() {
-        statistics::judged_row();
+        statistics::checked_row();
         return trigger::replicated(call, plan, order_of(call, plan));
     }
     let is_half_of_move = plan.moves && is_half_of_move(call, plan);
     if !is_half_of_move {
-        statistics::judged_row();
+        statistics::checked_row();
     }
     let write = RowWrite { call, plan, deadline, managed, now: clock::now() };
     match (call.old, call.new) {
@@ -92,13 +92,13 @@ impl RowWrite<'_> {
     }
 
     /// Inserts a row, which presents no token. A fence in the row is an error, so that it is not overwritten unnoticed.
-    fn insert(&self, new: Tuple) -> Result<pg_sys::Datum, Refusal> {
+    fn insert(&self, new: Tuple) -> Result<pg_sys::Datum, Report> {
         let brought = self.columns(new);
         if brought.fence.is_some_and(|fence| fence > Token::BEFORE_ALL) {
             let tried = refusal::tried(self.call, self.plan, Wrote::Loads);
             return Err(errors::unfenced(None, None, hint::of_unfenced(&tried, None)));
         }
-        match row_lease::judge_insert(brought.deadline, self.now) {
+        match row_lease::check_insert(brought.deadline, self.now) {
             Verdict::Claim(deadline) => {
                 self.check_reach(deadline)?;
                 let token = self.claim(None)?;
@@ -115,7 +115,7 @@ impl RowWrite<'_> {
         }
     }
 
-    fn change(&self, old: Tuple, new: Option<Tuple>) -> Result<pg_sys::Datum, Refusal> {
+    fn change(&self, old: Tuple, new: Option<Tuple>) -> Result<pg_sys::Datum, Report> {
         let is_own = old.is_own();
         let Columns { fence, deadline } = self.columns(old);
         let stored = Stored { fence, deadline, is_own };
@@ -124,7 +124,7 @@ impl RowWrite<'_> {
         let new_deadline = brought.map(|brought| brought.deadline);
         let write = Write { old: stored, presented, new_deadline };
         let issued = |token| tokens::issued(self.plan.tokens, token);
-        let (fence, deadline) = match row_lease::judge(&write, self.now, issued) {
+        let (fence, deadline) = match row_lease::check(&write, self.now, issued) {
             Verdict::Refused(reason) => {
                 let token = match presented {
                     Presented::Token(token) => Some(token),
@@ -177,7 +177,7 @@ impl RowWrite<'_> {
 
     /// Draws the token of a claim. The row's number is not passed to `draw`, because a client may have made it up: it
     /// must neither advance the sequence nor stay in this session's memory.
-    fn claim(&self, stored: Option<&Stored>) -> Result<Token, Refusal> {
+    fn claim(&self, stored: Option<&Stored>) -> Result<Token, Report> {
         let token = tokens::draw(Token::BEFORE_ALL)?;
         let fence = stored.and_then(|stored| stored.fence);
         if fence.is_some_and(|fence| fence >= token) {
@@ -191,7 +191,7 @@ impl RowWrite<'_> {
     }
 
     /// Errors if the deadline is further ahead than the longest ttl.
-    fn check_reach(&self, deadline: Instant) -> Result<(), Refusal> {
+    fn check_reach(&self, deadline: Instant) -> Result<(), Report> {
         let ttl = deadline.since(self.now);
         if ttl > TTL_MAX {
             return Err(errors::bad_argument(
@@ -217,12 +217,7 @@ impl RowWrite<'_> {
     }
 
     #[cold]
-    fn refused(
-        &self,
-        reason: Reason,
-        presented: Option<Token>,
-        stored: Option<&Stored>,
-    ) -> Refusal {
+    fn refused(&self, reason: Reason, presented: Option<Token>, stored: Option<&Stored>) -> Report {
         let fence = stored.and_then(|stored| stored.fence);
         let visible = refusal::visible(self.call, self.plan, fence);
         // A statement that copies the column may present a token that its writer cannot read.

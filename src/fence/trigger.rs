@@ -7,7 +7,7 @@ use super::binding::WriteLeases;
 use super::plan::{Duty, NullInsert, Plan};
 use super::refusal::{self, RefusedWrite};
 use super::{row_lease, row_moves, written};
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::leases::guard;
 use crate::leases::known::Caller;
 use crate::pg::call::args::{Answer, Args};
@@ -21,7 +21,7 @@ use pg_fence_rules::fence::{self, Landing, Verdict, Write};
 use pgrx::pg_sys;
 
 /// `fenced()`, the trigger. Errors: PF001 to PF006, 22004, 22023, 39P01, 40001, 42501, 42703, 42804.
-pub fn fenced(args: Args) -> Result<Answer, Refusal> {
+pub fn fenced(args: Args) -> Result<Answer, Report> {
     let Some(call) = TriggerCall::new(args) else {
         return Err(errors::misplaced("fenced() must be called as a trigger"));
     };
@@ -32,42 +32,42 @@ pub fn fenced(args: Args) -> Result<Answer, Refusal> {
         return Err(errors::misplaced("fenced() must fire FOR EACH ROW, but for TRUNCATE"));
     }
     let plan =
-        call.cache(|| Plan::new(&call)).map_err(|refusal| describe::at_table(refusal, &call))?;
+        call.cache(|| Plan::new(&call)).map_err(|report| describe::at_table(report, &call))?;
     let row = match plan.duty {
         Duty::Verify { null_insert } => verify(&call, plan, null_insert),
         _ if call.timing != Timing::Before => {
             return Err(errors::misplaced("fenced() must fire BEFORE the write"));
         }
-        Duty::Judge => before::<false>(&call, plan),
+        Duty::Check => before::<false>(&call, plan),
         Duty::Hold { deadline, managed } => row_lease::before(&call, plan, &deadline, managed),
         Duty::Manage { .. } => before::<true>(&call, plan),
     };
-    row.map(Answer::Value).map_err(|refusal| {
-        let refusal = describe::at_row(refusal, &call, &plan.column);
-        statistics::refused(&refusal, || refusal::known(&call, plan, &refusal));
-        refusal
+    row.map(Answer::Value).map_err(|report| {
+        let report = describe::at_row(report, &call, &plan.column);
+        statistics::refused(&report, || refusal::known(&call, plan, &report));
+        report
     })
 }
 
-fn truncate(call: &TriggerCall) -> Result<Answer, Refusal> {
+fn truncate(call: &TriggerCall) -> Result<Answer, Report> {
     // In an apply worker, the publisher has already checked the statement.
     if settings::is_replica() {
         return Ok(Answer::Value(call.pass(None)));
     }
-    statistics::judged_row();
-    let refusal = describe::at_table(errors::unfenceable(), call);
-    statistics::refused(&refusal, Known::default);
-    Err(refusal)
+    statistics::checked_row();
+    let report = describe::at_table(errors::unfenceable(), call);
+    statistics::refused(&report, Known::default);
+    Err(report)
 }
 
 /// Decides about a row before it is written. It is generic so that each mode is compiled without the code of the other.
-fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Refusal> {
+fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys::Datum, Report> {
     let (old, new) = (call.old, call.new);
     let fence = |row| call.columns.token(row, &plan.column);
     // Other functions get copies of it, so that it can stay in registers.
     let mut write = Write { old: old.map(fence), new: new.map(fence), named: true, ambient: None };
     if settings::is_replica() {
-        statistics::judged_row();
+        statistics::checked_row();
         write.named = names_fence(call, plan);
         return replicated(call, plan, write);
     }
@@ -80,7 +80,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
         false => None,
     };
     if arriving.is_none() {
-        statistics::judged_row();
+        statistics::checked_row();
         let is_free = MANAGED && old.is_none() && plan.creates_freely();
         if is_free && write.brings_fence() {
             return Err(RefusedWrite { call, plan, write }.error(Verdict::Unfenced));
@@ -96,7 +96,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     // An arriving row was checked where it left.
     let landing = match arriving {
         Some(landing) => Some(landing),
-        None => judged::<MANAGED>(call, plan, &mut write, &leases)?,
+        None => checked::<MANAGED>(call, plan, &mut write, &leases)?,
     };
     let Some(landing) = landing else {
         return Ok(call.pass(new.map(|row| without(call, plan, row))));
@@ -112,12 +112,12 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
 /// The row's leases are checked later. A token that speaks for one was drawn here or adopted, so whether a token was
 /// ever issued matters only if the write is refused.
 #[inline(always)]
-fn judged<const MANAGED: bool>(
+fn checked<const MANAGED: bool>(
     call: &TriggerCall,
     plan: &Plan,
     write: &mut Write,
     leases: &WriteLeases,
-) -> Result<Option<Landing>, Refusal> {
+) -> Result<Option<Landing>, Report> {
     if MANAGED || !write.column_presents() {
         write.named = names_fence(call, plan);
         write.ambient = ambient(leases);
@@ -126,13 +126,13 @@ fn judged<const MANAGED: bool>(
     let (write, bound) = (*write, plan.lease.is_some());
     let issued = |token| bound || tokens::issued(plan.tokens, token);
     let verdict = match MANAGED {
-        true => fence::judge_managed(&write, bound, issued),
-        false => fence::judge(&write, plan.order, bound, issued),
+        true => fence::check_managed(&write, bound, issued),
+        false => fence::check(&write, plan.order, bound, issued),
     };
     match verdict {
         Verdict::Land(landing) => Ok(Some(landing)),
         Verdict::LandWithout => Ok(None),
-        refused => Err(RefusedWrite { call, plan, write }.judged(leases, refused)),
+        refused => Err(RefusedWrite { call, plan, write }.checked(leases, refused)),
     }
 }
 
@@ -165,7 +165,7 @@ pub(super) fn names_fence(call: &TriggerCall, plan: &Plan) -> bool {
 
 /// The tokens of a row that has left its partition by an accepted update and is inserted into this one. A trigger in
 /// between must not have changed its fence (in managed mode the fence is put back).
-fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Landing>, Refusal> {
+fn arriving<const MANAGED: bool>(plan: &Plan, write: Write) -> Result<Option<Landing>, Report> {
     let fence = write.new.flatten();
     let is_same = |landing: &Landing| fence == Some(landing.fence);
     if let Some(landing) = row_moves::take_under_way(plan.depth) {
@@ -191,7 +191,7 @@ fn guard_leases(
     write: Write,
     leases: &WriteLeases,
     landing: Landing,
-) -> Result<(), Refusal> {
+) -> Result<(), Report> {
     let token = landing.token;
     let refused = || RefusedWrite { call, plan, write };
     let may_see = || refused().may_see();
@@ -227,7 +227,7 @@ pub(super) fn replicated(
     call: &TriggerCall,
     plan: &Plan,
     write: Write,
-) -> Result<pg_sys::Datum, Refusal> {
+) -> Result<pg_sys::Datum, Report> {
     if let (Some(Some(stored)), Some(new)) = (write.old, write.new) {
         let verdict = match new {
             Some(presented) if plan.order.accepts(presented, Some(stored)) => None,
@@ -247,7 +247,7 @@ fn verify(
     call: &TriggerCall,
     plan: &Plan,
     null_insert: NullInsert,
-) -> Result<pg_sys::Datum, Refusal> {
+) -> Result<pg_sys::Datum, Report> {
     if call.timing != Timing::After || matches!(call.event, Event::Delete | Event::Truncate) {
         return Err(errors::misplaced("fenced(..., 'verify') must fire AFTER INSERT OR UPDATE"));
     }

@@ -9,7 +9,7 @@ use super::free_slot::{is_being_loaded, settled_rows};
 use super::guard;
 use super::known::{check_role, of_another_holder};
 use super::locks::{Locked, Locks};
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::session::clock;
 use crate::pg::session::commit;
@@ -62,7 +62,7 @@ pub fn is_used_here() -> bool {
 }
 
 /// The decision about the adoption, by the row of the name.
-struct Judged {
+struct Checked {
     adopt: Adopt,
     row: Option<Row>,
     epoch: Epoch,
@@ -70,8 +70,8 @@ struct Judged {
 
 /// Adopts the lease. Returns false if an open transaction relied on an older grant, or was adopting it, for all of
 /// `wait`. Errors: PF001, PF004, 42501, 53200, 55000.
-pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
-    match judged(&LeaseTable::open(Access::Read)?, adoption)?.adopt {
+pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Report> {
+    match checked(&LeaseTable::open(Access::Read)?, adoption)?.adopt {
         Adopt::Current => return Ok(true),
         Adopt::OfEarlierEpoch => return adopt_again(adoption),
         _ => {}
@@ -90,7 +90,7 @@ pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Refusal> {
 
 /// Replaces the older grant, or ends it if its guards stay for too long. Returns whether the number was adopted; `None`
 /// if an open transaction is deleting or loading the row, for which there is no lock to wait for.
-fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refusal> {
+fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Report> {
     let mut locks = Locks::of(&adoption.name);
     // A transaction's own guard does not conflict with its own lock, so it is checked separately.
     let relies = guard::guards_slot(&adoption.name, 0);
@@ -104,7 +104,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
     if settled_rows(&table, &adoption.name).is_none() {
         return Ok(None);
     }
-    let Judged { adopt, row, epoch } = judged(&table, adoption)?;
+    let Checked { adopt, row, epoch } = checked(&table, adoption)?;
     if row.is_none() && is_being_loaded(&table, &adoption.name) {
         return Ok(None);
     }
@@ -120,7 +120,7 @@ fn replace(adoption: &Adoption, waiting: &Waiting) -> Result<Option<bool>, Refus
 
 /// Reads the rows of the name and decides. Errors if the caller may not adopt this token, or this name: prefixes are
 /// checked at each attempt, because one may be revoked while its role waits.
-fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Judged, Refusal> {
+fn checked(table: &LeaseTable, adoption: &Adoption) -> Result<Checked, Report> {
     role_prefix::require(&adoption.name, Level::Adopter)?;
     let epoch = tokens::epoch()?;
     let rows = table.rows(&adoption.name, AsOf::Now);
@@ -138,15 +138,15 @@ fn judged(table: &LeaseTable, adoption: &Adoption) -> Result<Judged, Refusal> {
             check_role(row)?;
             match adopt {
                 Adopt::OtherHolder => Err(of_another_holder(row, adoption.token)),
-                _ => Ok(Judged { adopt, row: Some(*row), epoch }),
+                _ => Ok(Checked { adopt, row: Some(*row), epoch }),
             }
         }
-        _ => Ok(Judged { adopt, row, epoch }),
+        _ => Ok(Checked { adopt, row, epoch }),
     }
 }
 
 /// Makes the current token valid again after a new epoch has invalidated it.
-fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
+fn adopt_again(adoption: &Adoption) -> Result<bool, Report> {
     let table = LeaseTable::open(Access::Write)?;
     let epoch = tokens::epoch()?;
     let is_current = |row: &Row| {
@@ -155,8 +155,8 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
         matches!(found, Adopt::Current | Adopt::OfEarlierEpoch)
     };
     let Some(locked) = Locked::grant(&table, &adoption.name, 0, CHANGE, is_current)? else {
-        // The grant has ended meanwhile or belongs to another holder, so `judged` returns the error.
-        return judged(&table, adoption).map(|_| false);
+        // The grant has ended meanwhile or belongs to another holder, so `checked` returns the error.
+        return checked(&table, adoption).map(|_| false);
     };
     check_role(&locked.row)?;
     let holders = adoption.holders(Some(&locked.row));
@@ -165,22 +165,22 @@ fn adopt_again(adoption: &Adoption) -> Result<bool, Refusal> {
         return Ok(true);
     }
     let row = locked.hold_until_commit();
-    commit::force();
+    commit::flush_at_commit();
     table.replace(&row, &row.adopted_again(epoch, clock::now()))?;
     Ok(true)
 }
 
 /// Ends the older grant, unless another transaction is changing it. After the commit nobody can guard it again.
-fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Refusal> {
+fn end_older(table: &LeaseTable, adoption: &Adoption) -> Result<(), Report> {
     let is_there = |row: &Row| row.deleter() == Deleter::None;
     let Some(locked) = Locked::grant(table, &adoption.name, 0, END_OLDER, is_there)? else {
         return Ok(());
     };
-    judged(table, adoption)?;
+    checked(table, adoption)?;
     let row = locked.row;
     if row.grant.closing.is_none_or(|closing| closing < adoption.token) {
         locked.hold_until_commit();
-        commit::force();
+        commit::flush_at_commit();
         table.replace(&row, &row.closed(adoption.token, clock::now()))?;
     }
     Ok(())
@@ -191,7 +191,7 @@ fn write(
     adoption: &Adoption,
     over: Option<&Row>,
     epoch: Epoch,
-) -> Result<(), Refusal> {
+) -> Result<(), Report> {
     let new = NewGrant {
         name: &adoption.name,
         slot: 0,
@@ -203,7 +203,7 @@ fn write(
         metadata: adoption.metadata,
     };
     // After this call the caller may write to another server, so the grant must survive a crash here.
-    commit::force();
+    commit::flush_at_commit();
     table.grant(&new, over)?;
     guard::warn_of_older_reads(&adoption.name);
     statistics::count(Counter::Grants);

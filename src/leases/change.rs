@@ -3,7 +3,7 @@
 use super::known::{check_role, greatest, may_know_of, of_token, refuse_adopted};
 use super::locks::{Locked, Locks};
 use super::{queue, session_leases};
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::session::clock;
 use crate::pg::session::commit;
 use crate::pg::session::xact;
@@ -19,7 +19,7 @@ use std::collections::BTreeSet;
 
 /// Releases the grants of this token and returns their closing token. Releases none, and returns `None`, if the token
 /// has no grant in one of the leases.
-pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal> {
+pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Report> {
     let table = LeaseTable::open(Access::Write)?;
     let is_releasable = |row: &Row| row.grant.release(token, clock::now()) != Release::Lost;
     let mut grants = Vec::with_capacity(names.len());
@@ -58,7 +58,7 @@ pub fn release(names: &[Vec<u8>], token: Token) -> Result<Option<Token>, Refusal
 /// Closes locked grants, and holds their locks until the transaction ends; the end wakes the heads of their queues.
 /// Returns their closing token: a new one, greater than all of theirs. An adopted grant is closed by its own number,
 /// because another service numbers it and its numbers never enter the sequence.
-fn close_all(table: &LeaseTable, grants: Vec<Locked>, now: Instant) -> Result<Token, Refusal> {
+fn close_all(table: &LeaseTable, grants: Vec<Locked>, now: Instant) -> Result<Token, Report> {
     let closing = match &grants[..] {
         [Locked { row, .. }] if row.grant.adopted.is_some() => row.grant.tokens.latest(),
         _ => tokens::draw(greatest(grants.iter().map(|locked| &locked.row)))?,
@@ -68,7 +68,7 @@ fn close_all(table: &LeaseTable, grants: Vec<Locked>, now: Instant) -> Result<To
     for row in rows {
         if row.grant.adopted.is_some() {
             // A lasting end: no next acquire makes it durable, and no deadline ends a grant that a crash brings back.
-            commit::force();
+            commit::flush_at_commit();
         }
         table.replace(&row, &row.closed(closing, now))?;
         session_leases::grant_ended(row.name(), row.grant.tokens.first());
@@ -83,7 +83,7 @@ pub fn revoke(
     table: &LeaseTable,
     name: &[u8],
     such: impl Fn(&Row) -> bool,
-) -> Result<Option<Token>, Refusal> {
+) -> Result<Option<Token>, Report> {
     let is_held = |row: &Row| row.grant.phase(clock::now()) == Phase::Held && such(row);
     let held = || {
         let rows = table.rows(name, AsOf::InFlight).into_iter();
@@ -118,14 +118,14 @@ pub enum NotLocked {
     /// An open transaction is changing the grant, and the step does not wait. The row is as read without the lock.
     Held(Box<Row>),
     /// The lock table has no room for the lock. The row is as read without the lock.
-    NoRoom(Box<Row>, Refusal),
+    NoRoom(Box<Row>, Report),
 }
 
 impl NotLocked {
     /// The answer of a call whose step waits. Errors: 53200.
-    pub fn lost<T>(self) -> Result<Option<T>, Refusal> {
+    pub fn lost<T>(self) -> Result<Option<T>, Report> {
         match self {
-            NotLocked::NoRoom(_, refusal) => Err(refusal),
+            NotLocked::NoRoom(_, report) => Err(report),
             NotLocked::Lost | NotLocked::Held(_) => Ok(None),
         }
     }
@@ -147,7 +147,7 @@ pub fn lock_grant<'a>(
         match locks.take(step, slot) {
             Ok(true) => {}
             Ok(false) => return Err(NotLocked::Held(Box::new(seen))),
-            Err(refusal) => return Err(NotLocked::NoRoom(Box::new(seen), refusal)),
+            Err(report) => return Err(NotLocked::NoRoom(Box::new(seen), report)),
         }
         let unlocked_writer = match Locked::under(locks, table, slot, has_token) {
             Some(locked) if !wanted(&locked.row) => return Err(NotLocked::Lost),

@@ -7,7 +7,7 @@
 use super::known::{Caller, not_speaking, not_your_lease};
 use super::locks::Locked;
 use super::queue;
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::call::raise;
 use crate::pg::session::scope::{SavepointId, XactEvent};
 use crate::pg::session::xact;
@@ -80,7 +80,7 @@ pub fn warn_if_in_vain() {
 }
 
 /// Makes this transaction guard the grant of this token. Errors: PF004 if the token does not speak for the lease.
-pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Refusal> {
+pub fn require(name: &[u8], token: Token, caller: Caller) -> Result<(), Report> {
     if is_guarded_here(name, token) {
         return Ok(());
     }
@@ -118,7 +118,7 @@ fn check_snapshot<'a>(
     name: &[u8],
     row: &Row,
     visible: impl FnOnce() -> Option<&'a [u8]>,
-) -> Result<(), Refusal> {
+) -> Result<(), Report> {
     if !xact::keeps_snapshot() {
         return Ok(());
     }
@@ -138,9 +138,9 @@ pub fn warn_of_older_reads(name: &[u8]) {
 }
 
 /// Guards as `require` does, for an SQL call: an error is counted in the statistics.
-pub fn require_in_call(name: &[u8], token: Token) -> Result<(), Refusal> {
-    require(name, token, Caller::Function).inspect_err(|refusal| {
-        statistics::refused(refusal, || Known { lease: Some(name.to_vec()), ..Known::default() });
+pub fn require_in_call(name: &[u8], token: Token) -> Result<(), Report> {
+    require(name, token, Caller::Function).inspect_err(|report| {
+        statistics::refused(report, || Known { lease: Some(name.to_vec()), ..Known::default() });
     })
 }
 
@@ -152,7 +152,7 @@ fn locked<'a>(
     name: &'a [u8],
     token: Token,
     caller: Caller,
-) -> Result<Option<(Locked<'a>, bool)>, Refusal> {
+) -> Result<Option<(Locked<'a>, bool)>, Report> {
     let Some(seen) = table.row_with(name, token) else { return Ok(None) };
     let acts = role::acts_for(seen.role(), caller.in_trigger());
     if !acts && !role_prefix::is_visible(seen.name()) {

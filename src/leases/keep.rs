@@ -5,7 +5,7 @@
 use super::change::NotLocked;
 use super::locks::Locked;
 use super::renew::{self, renewable};
-use crate::errors::{Refusal, SqlState};
+use crate::errors::{Report, SqlState};
 use crate::pg::session::clock;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, LeaseTable};
@@ -49,7 +49,7 @@ impl Answer {
 
 /// Renews all leases whose lock is free. Returns the answers in the order of the pairs, and whether all renewed grants
 /// end with their sessions. Errors: 55000.
-pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
+pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Report> {
     let unfit = Answer::Refused(SqlState::InvalidParameterValue);
     let Some(table) = LeaseTable::try_open(Access::Write, IfLocked::GiveUp)? else {
         let maintenance = Answer::Later(SqlState::ObjectInUse, None);
@@ -98,11 +98,10 @@ pub fn keep(pairs: &[Pair]) -> Result<(Vec<Answer>, bool), Refusal> {
 fn lock<'a>(table: &LeaseTable, name: &'a [u8], token: Token) -> Result<Locked<'a>, Answer> {
     let left = |row: &Row| Some(row.grant.expires_at.since(clock::now()).max(Span::ZERO));
     let found = renewable(table, name, token, KEEP);
-    found.map_err(|refusal| Answer::Refused(refusal.sqlstate))?.map_err(|not_locked| {
-        match not_locked {
-            NotLocked::Lost => Answer::Lost,
-            NotLocked::Held(seen) => Answer::Later(SqlState::LockNotAvailable, left(&seen)),
-            NotLocked::NoRoom(seen, refusal) => Answer::Later(refusal.sqlstate, left(&seen)),
-        }
+    found.map_err(|report| Answer::Refused(report.sqlstate))?.map_err(|not_locked| match not_locked
+    {
+        NotLocked::Lost => Answer::Lost,
+        NotLocked::Held(seen) => Answer::Later(SqlState::LockNotAvailable, left(&seen)),
+        NotLocked::NoRoom(seen, report) => Answer::Later(report.sqlstate, left(&seen)),
     })
 }

@@ -1,7 +1,7 @@
 //! What the rows say about a lease, and how much of that a caller may learn.
 
 use crate::encoding;
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::session::{clock, role};
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
 use crate::pg::state::opened::IfLocked;
@@ -17,7 +17,7 @@ pub fn greatest<'a>(rows: impl IntoIterator<Item = &'a Row>) -> Token {
 }
 
 /// Returns true if the token speaks for the lease now. Returns false if the caller may not see the lease.
-pub fn speaks(name: &[u8], token: Token) -> Result<bool, Refusal> {
+pub fn speaks(name: &[u8], token: Token) -> Result<bool, Report> {
     let epoch = tokens::epoch_seen()?;
     let row = LeaseTable::open_to_look()?.row_with(name, token);
     let now = clock::now();
@@ -36,7 +36,7 @@ pub fn may_know_of(row: &Row, in_trigger: bool) -> bool {
 }
 
 /// Errors with 42501 unless the caller of a function may act for the role of the grant.
-pub fn check_role(row: &Row) -> Result<(), Refusal> {
+pub fn check_role(row: &Row) -> Result<(), Report> {
     match role::acts_for(row.role(), false) {
         true => Ok(()),
         false => Err(not_your_lease(Some(row.name()), row)),
@@ -44,12 +44,12 @@ pub fn check_role(row: &Row) -> Result<(), Refusal> {
 }
 
 /// The error 42501: the caller may not act for the role of the grant. `lease` is the name, if the error may show it.
-pub fn not_your_lease(lease: Option<&[u8]>, row: &Row) -> Refusal {
+pub fn not_your_lease(lease: Option<&[u8]>, row: &Row) -> Report {
     errors::not_your_lease(lease, role_prefix::is_visible(row.name()).then_some(row.role()))
 }
 
 /// Errors with 55000 if the grant is adopted and the caller may know of it.
-pub fn refuse_adopted(row: &Row) -> Result<(), Refusal> {
+pub fn refuse_adopted(row: &Row) -> Result<(), Report> {
     match row.grant.adopted.is_some() && may_know_of(row, false) {
         true => Err(errors::adopted_name(row.name())),
         false => Ok(()),
@@ -107,31 +107,31 @@ pub fn holder(name: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// The error PF004 for an adopted number that another holder presents, with all details that the caller may know.
-pub fn of_another_holder(row: &Row, token: Token) -> Refusal {
-    let refusal = errors::of_another_holder(row.name(), token);
+pub fn of_another_holder(row: &Row, token: Token) -> Report {
+    let report = errors::of_another_holder(row.name(), token);
     if !role_prefix::is_visible(row.name()) {
-        return refusal;
+        return report;
     }
-    refusal.detailed(|d| d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session()))))
+    report.detailed(|d| d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session()))))
 }
 
 /// The error PF004, with all details that the caller may know.
-pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Refusal {
+pub fn not_speaking(name: &[u8], token: Token, caller: Caller) -> Report {
     let (lease, presented) = caller.visible(name, token);
-    let mut refusal = errors::not_speaking(lease, presented);
-    let Ok(table) = LeaseTable::open(Access::Read) else { return refusal };
+    let mut report = errors::not_speaking(lease, presented);
+    let Ok(table) = LeaseTable::open(Access::Read) else { return report };
     let rows = table.rows(name, AsOf::Now);
     let (now, epoch) = (clock::now(), tokens::epoch().unwrap_or(Epoch::FIRST));
     let awaits_renewal = |row: &Row| row.grant.awaits_renewal(token, now, epoch);
     let is_visible = |row: &Row| may_know_of(row, caller.in_trigger());
     if of_token(&rows, token).is_some_and(|row| awaits_renewal(row) && is_visible(row)) {
-        refusal = errors::renew_first(refusal);
+        report = errors::renew_first(report);
     }
     if !role_prefix::is_visible(name) {
-        return refusal;
+        return report;
     }
-    let Some(row) = of_token(&rows, token).or(rows.first()) else { return refusal };
-    refusal.detailed(|d| {
+    let Some(row) = of_token(&rows, token).or(rows.first()) else { return report };
+    report.detailed(|d| {
         d.holder = Some(encoding::to_utf8(row.holder().unwrap_or(row.session())));
         let deadline = Some(row.grant.expires_at).filter(|at| *at < Instant::LATEST);
         d.expires_at = deadline.map(clock::iso);

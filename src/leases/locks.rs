@@ -5,7 +5,7 @@
 //! are taken; an acquire may need several slots and takes its locks in `free_slot`.
 
 use super::queue;
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
@@ -26,7 +26,7 @@ impl<'a> Locks<'a> {
     }
 
     /// Takes a lock. Returns false if the step does not wait and the lock is held. Errors: 53200.
-    pub fn take(&mut self, step: LockStep, slot: i32) -> Result<bool, Refusal> {
+    pub fn take(&mut self, step: LockStep, slot: i32) -> Result<bool, Report> {
         let tag = LockTag::new(step.lock, self.name, slot);
         let taken = tag.take(step.mode, step.waits)?;
         self.taken.extend(taken.then_some((tag, step.mode)));
@@ -40,7 +40,7 @@ impl<'a> Locks<'a> {
         step: LockStep,
         slot: i32,
         waiting: &Waiting,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<bool, Report> {
         let tag = LockTag::new(step.lock, self.name, slot);
         let taken = wait::take_within(&tag, step.mode, waiting)?;
         self.taken.extend(taken.then_some((tag, step.mode)));
@@ -92,7 +92,7 @@ impl<'a> Locked<'a> {
         slot: i32,
         step: LockStep,
         wanted: impl Fn(&Row) -> bool,
-    ) -> Result<Option<Self>, Refusal> {
+    ) -> Result<Option<Self>, Report> {
         let mut locks = Locks::of(name);
         if !locks.take(step, slot)? {
             return Ok(None);
@@ -108,7 +108,7 @@ impl<'a> Locked<'a> {
         seen: &Row,
         step: LockStep,
         wanted: impl Fn(&Row) -> bool,
-    ) -> Result<Option<Self>, Refusal> {
+    ) -> Result<Option<Self>, Report> {
         let mut locks = Locks::of(name);
         if !locks.take(step, seen.grant.slot)? {
             return Ok(None);

@@ -2,7 +2,7 @@
 
 use super::guard;
 use super::locks::Locked;
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::session::commit;
 use crate::pg::state::lease_table::LeaseTable;
 use crate::pg::state::row::{Deleter, Row};
@@ -14,7 +14,7 @@ pub fn prune_row(
     table: &LeaseTable,
     found: &Row,
     is_to_go: impl Fn(&Row) -> bool,
-) -> Result<bool, Refusal> {
+) -> Result<bool, Report> {
     let (name, slot) = (found.name(), found.grant.slot);
     if guard::guards_slot(name, slot) {
         return Ok(false);
@@ -24,6 +24,6 @@ pub fn prune_row(
         return Ok(false);
     };
     // The next acquire finds no row any more that shows whether this grant's end is on disk.
-    commit::force();
+    commit::flush_at_commit();
     table.delete(&locked.row).map(|()| true)
 }

@@ -6,7 +6,7 @@ use super::change::{NotLocked, lock_grant};
 use super::known::{check_role, greatest, refuse_adopted};
 use super::locks::Locked;
 use super::queue;
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::session::clock;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::Row;
@@ -32,7 +32,7 @@ pub fn all_renewable<'a>(
     table: &LeaseTable,
     names: &'a [Vec<u8>],
     token: Token,
-) -> Result<Option<(Vec<Locked<'a>>, Instant)>, Refusal> {
+) -> Result<Option<(Vec<Locked<'a>>, Instant)>, Report> {
     let mut all = Vec::with_capacity(names.len());
     for name in names {
         match renewable(table, name, token, CHANGE)? {
@@ -54,7 +54,7 @@ pub fn renewable<'a>(
     name: &'a [u8],
     token: Token,
     step: LockStep,
-) -> Result<Result<Locked<'a>, NotLocked>, Refusal> {
+) -> Result<Result<Locked<'a>, NotLocked>, Report> {
     let wanted = |row: &Row| row.grant.renewable(token, clock::now());
     let found = lock_grant(table, name, token, step, wanted);
     let row = match &found {
@@ -78,7 +78,7 @@ pub fn renew(
     grants: Vec<Locked>,
     now: Instant,
     ttl: Option<Span>,
-) -> Result<Vec<Renewed>, Refusal> {
+) -> Result<Vec<Renewed>, Report> {
     if grants.is_empty() {
         return Ok(Vec::new());
     }

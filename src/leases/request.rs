@@ -1,6 +1,6 @@
 //! The request of an acquire, and its outcome.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use pg_fence_rules::grant::{Ask, Mode};
 use pg_fence_rules::{Instant, Span};
 
@@ -29,32 +29,32 @@ pub enum NotGranted {
         until: Option<Instant>,
     },
     /// The call fails with this error.
-    Refused(Refusal),
+    Refused(Report),
 }
 
 /// The lease is taken by an open transaction, or by one that committed since the rows were read.
 pub const BY_ANOTHER: NotGranted = NotGranted::Taken { until: None };
 
-impl From<Refusal> for NotGranted {
-    fn from(refusal: Refusal) -> Self {
-        NotGranted::Refused(refusal)
+impl From<Report> for NotGranted {
+    fn from(report: Report) -> Self {
+        NotGranted::Refused(report)
     }
 }
 
 /// Separates an error from the two other outcomes: the granted value, or the time until which the lease is taken.
 pub fn unless_refused<T>(
     tried: Result<T, NotGranted>,
-) -> Result<Result<T, Option<Instant>>, Refusal> {
+) -> Result<Result<T, Option<Instant>>, Report> {
     match tried {
         Ok(got) => Ok(Ok(got)),
         Err(NotGranted::Taken { until }) => Ok(Err(until)),
-        Err(NotGranted::Refused(refusal)) => Err(refusal),
+        Err(NotGranted::Refused(report)) => Err(report),
     }
 }
 
 impl Request {
     /// The error for a number of slots that differs from the one in force.
-    pub fn slots_differ(&self, live: i32) -> Refusal {
+    pub fn slots_differ(&self, live: i32) -> Report {
         let requested = match self.ask.mode {
             Mode::Slots(n) => n,
             _ => 1,

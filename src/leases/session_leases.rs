@@ -6,7 +6,7 @@
 //! `forget_ended` or the end of the session. It blocks nobody, because its key is the grant's first token.
 
 use super::queue;
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
 use crate::pg::session::clock;
@@ -53,7 +53,7 @@ pub fn on_transaction_event(event: XactEvent) {
 
 /// Binds a grant that is about to be written to this session. Several leases acquired under one token share one lock.
 /// Errors: 53200.
-pub fn bind(table: &LeaseTable, name: &[u8], first: Token) -> Result<(), Refusal> {
+pub fn bind(table: &LeaseTable, name: &[u8], first: Token) -> Result<(), Report> {
     session_lock::at_exit(session_ended);
     if lock_count::is_full() {
         forget_ended(table);
@@ -84,7 +84,7 @@ pub fn grant_ended(name: &[u8], first: Token) {
 
 /// Runs before a commit or, if `prepares`, before PREPARE TRANSACTION. A transaction that has acquired a session lease
 /// cannot be prepared (0A000): any session may commit it, and the lease would not end with that one.
-pub fn before_commit(prepares: bool) -> Result<(), Refusal> {
+pub fn before_commit(prepares: bool) -> Result<(), Report> {
     LEASES.with_borrow_mut(|leases| match prepares {
         true => leases.note_prepared(),
         false => {
@@ -134,7 +134,7 @@ impl SessionLeases {
         }
     }
 
-    fn note_prepared(&mut self) -> Result<(), Refusal> {
+    fn note_prepared(&mut self) -> Result<(), Report> {
         let mut touched = self.touched.iter().filter_map(|key| self.all.get(key));
         if touched.any(|lease| lease.acquired_in.is_some()) {
             return Err(errors::session_lease_prepared());

@@ -3,7 +3,7 @@
 use super::free_slot::{self, FreeSlot, LockedSlot};
 use super::request::{BY_ANOTHER, NotGranted, Request, unless_refused};
 use super::{guard, queue, session_leases};
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::session::clock;
 use crate::pg::session::commit;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
@@ -49,7 +49,7 @@ pub fn try_acquire(
 }
 
 /// Returns true if the grant would only replace one of the caller's own. Errors: 22023, 55000.
-pub fn takes_back_its_own(request: &Request) -> Result<bool, Refusal> {
+pub fn takes_back_its_own(request: &Request) -> Result<bool, Report> {
     if !request.ask.reclaim {
         return Ok(false);
     }
@@ -64,7 +64,7 @@ fn grant(
     table: &LeaseTable,
     requests: &[Request],
     chosen: Vec<LockedSlot>,
-) -> Result<Token, Refusal> {
+) -> Result<Token, Report> {
     let above = chosen.iter().map(LockedSlot::above).max().unwrap_or(Token::BEFORE_ALL);
     let token = tokens::draw(above)?;
     // All locks are marked as held before the first write: an error must not find one that is still to be released.
@@ -98,12 +98,12 @@ fn write(
     request: &Request,
     chosen: &FreeSlot,
     token: Token,
-) -> Result<(), Refusal> {
+) -> Result<(), Report> {
     let FreeSlot { slot, over, ended, .. } = chosen;
     if request.session {
         session_leases::bind(table, &request.name, token)?;
         if some_may_come_back(table, &request.name) {
-            commit::force();
+            commit::flush_at_commit();
         }
     }
     let now = clock::now();

@@ -2,7 +2,7 @@
 
 use super::request::{Request, unless_refused};
 use super::try_acquire::{takes_back_its_own, try_acquire};
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::wait::{self, Waiting};
 use crate::pg::memory::Scratch;
@@ -26,7 +26,7 @@ const LOOK_FOR_ONE_S_OWN: Duration = Duration::from_millis(50);
 /// The head's wait is measured by a monotonic clock, and that of the sessions behind it by Postgres's timeouts; whether
 /// a grant is over is decided by the server's clock. The table is closed while the session sleeps and open during each
 /// attempt only, so that maintenance does not wait for waiting sessions.
-pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Token>, Refusal> {
+pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Token>, Report> {
     let if_locked = if wait.is_zero() { IfLocked::WaitForHolders } else { IfLocked::GiveUp };
     if let Ok(token) = unless_refused(try_acquire(requests, true, if_locked))? {
         return Ok(Some(token));
@@ -58,7 +58,7 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
     token
 }
 
-fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Refusal> {
+fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Report> {
     let mut scratch = Scratch::new();
     loop {
         // Reset before the attempt, so that a wake-up that comes after the attempt is not lost.

@@ -130,9 +130,9 @@ pub enum Verdict {
 /// Decides about a write. `bound` is true if the table is bound to a lease. `issued` returns true if a token was ever
 /// issued in this database.
 #[inline(always)]
-pub fn judge(write: &Write, order: Order, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
+pub fn check(write: &Write, order: Order, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
     match presented(write, order) {
-        Presented::Token(token) => judge_token(write, token, order, bound, issued),
+        Presented::Token(token) => check_token(write, token, order, bound, issued),
         Presented::Nothing => Verdict::Unfenced,
         Presented::Same(stored) => Verdict::Stale { presented: stored, stored },
     }
@@ -141,17 +141,17 @@ pub fn judge(write: &Write, order: Order, bound: bool, issued: impl Fn(Token) ->
 /// Decides about a write of a managed table. Only the ambient token counts, whatever the statement puts into the
 /// column.
 #[inline]
-pub fn judge_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
+pub fn check_managed(write: &Write, bound: bool, issued: impl Fn(Token) -> bool) -> Verdict {
     let Some(token) = write.ambient else {
         // A new row takes nothing from anybody, unless a lease guards it. A fence must never become NULL unnoticed.
         let creates = write.old.is_none() && !bound && !write.brings_fence();
         return if creates { Verdict::LandWithout } else { Verdict::Unfenced };
     };
-    judge_token(write, token, Order::Monotonic, bound, issued)
+    check_token(write, token, Order::Monotonic, bound, issued)
 }
 
 #[inline(always)]
-fn judge_token(
+fn check_token(
     write: &Write,
     token: Token,
     order: Order,
@@ -256,7 +256,7 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(judge(&write, order, false, issued), expected, "line {line}");
+            assert_eq!(check(&write, order, false, issued), expected, "line {line}");
         }
     }
 
@@ -265,9 +265,9 @@ mod tests {
         for stored in [34, 99, 100, HUGE] {
             let beside = |number| by(number, update(Some(stored), Some(stored), false));
             for write in [update(Some(stored), Some(33), true), beside(33)] {
-                assert_eq!(judge(&write, Monotonic, true, issued), land_behind(33, stored));
-                assert_eq!(judge(&write, Strict, true, issued), stale(33, stored));
-                assert_eq!(judge(&write, Monotonic, false, issued), stale(33, stored));
+                assert_eq!(check(&write, Monotonic, true, issued), land_behind(33, stored));
+                assert_eq!(check(&write, Strict, true, issued), stale(33, stored));
+                assert_eq!(check(&write, Monotonic, false, issued), stale(33, stored));
             }
         }
         for (line, (write, expected)) in [
@@ -281,13 +281,13 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(judge(&write, Monotonic, true, issued), expected, "line {line}");
+            assert_eq!(check(&write, Monotonic, true, issued), expected, "line {line}");
         }
     }
 
     #[test]
     fn a_managed_write_presents_the_ambient_token_and_nothing_else() {
-        let managed = |write: Write, bound| judge_managed(&write, bound, issued);
+        let managed = |write: Write, bound| check_managed(&write, bound, issued);
         for bound in [false, true] {
             for new in [None, Some(3), Some(33), Some(34), Some(50), Some(100), Some(-1)] {
                 let bare = update(Some(34), new, true);

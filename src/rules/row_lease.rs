@@ -105,7 +105,7 @@ impl Stored {
 
 /// Decides about an UPDATE or a DELETE of a locked row, at the time `now`. `issued` returns true if a token was ever
 /// issued in this database; it is called only for a token that is not the row's.
-pub fn judge(write: &Write, now: Instant, issued: impl FnOnce(Token) -> bool) -> Verdict {
+pub fn check(write: &Write, now: Instant, issued: impl FnOnce(Token) -> bool) -> Verdict {
     let old = &write.old;
     let is_holder = match is_holders(write, now, issued) {
         Ok(is_holder) => is_holder,
@@ -191,7 +191,7 @@ fn anybodys_deadline(old: &Stored, new: Option<Instant>, now: Instant) -> Result
 }
 
 /// Decides about the INSERT of a row: with a deadline in the future the row is claimed at once.
-pub fn judge_insert(deadline: Option<Instant>, now: Instant) -> Verdict {
+pub fn check_insert(deadline: Option<Instant>, now: Instant) -> Verdict {
     match deadline {
         None => Verdict::Land(None),
         Some(deadline) if deadline > now => Verdict::Claim(deadline),
@@ -231,14 +231,14 @@ mod tests {
     }
 
     /// Pretends that tokens 1 to 99 were issued.
-    fn judged(old: Stored, presented: Presented, new: Option<Instant>) -> Verdict {
+    fn checked(old: Stored, presented: Presented, new: Option<Instant>) -> Verdict {
         let write = Write { old, presented, new_deadline: Some(new) };
-        judge(&write, NOW, |token| (1..=99).contains(&token.bigint()))
+        check(&write, NOW, |token| (1..=99).contains(&token.bigint()))
     }
 
     fn deleted(old: Stored, presented: Presented) -> Verdict {
         let write = Write { old, presented, new_deadline: None };
-        judge(&write, NOW, |token| (1..=99).contains(&token.bigint()))
+        check(&write, NOW, |token| (1..=99).contains(&token.bigint()))
     }
 
     #[test]
@@ -272,7 +272,7 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(judged(old, presented, new), expected, "line {line}");
+            assert_eq!(checked(old, presented, new), expected, "line {line}");
         }
     }
 
@@ -304,10 +304,10 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(judged(old, Nothing, new), expected, "line {line}");
+            assert_eq!(checked(old, Nothing, new), expected, "line {line}");
             // NULL presents nothing to a row without a token.
             if old.fence.is_none() {
-                assert_eq!(judged(old, Null, new), expected, "line {line}");
+                assert_eq!(checked(old, Null, new), expected, "line {line}");
             }
         }
     }
@@ -317,26 +317,26 @@ mod tests {
         let (held, over, free) = (own(Some(7), at(5)), own(Some(7), at(-5)), own(Some(7), None));
         let claim = Verdict::Claim(at(9).unwrap());
         for presented in [Nothing, shows(7)] {
-            assert_eq!(judged(held, presented, at(5)), Verdict::Land(at(5)));
-            assert_eq!(judged(held, presented, at(9)), Verdict::Land(at(9)));
-            assert_eq!(judged(held, presented, at(-2)), Verdict::Land(at(5)));
-            assert_eq!(judged(over, presented, at(-5)), Verdict::Land(at(-5)));
-            assert_eq!(judged(over, presented, at(9)), refused(Reason::LateRenewal));
-            assert_eq!(judged(free, presented, None), Verdict::Land(None));
+            assert_eq!(checked(held, presented, at(5)), Verdict::Land(at(5)));
+            assert_eq!(checked(held, presented, at(9)), Verdict::Land(at(9)));
+            assert_eq!(checked(held, presented, at(-2)), Verdict::Land(at(5)));
+            assert_eq!(checked(over, presented, at(-5)), Verdict::Land(at(-5)));
+            assert_eq!(checked(over, presented, at(9)), refused(Reason::LateRenewal));
+            assert_eq!(checked(free, presented, None), Verdict::Land(None));
             // A given-up token does not become valid again: another one is drawn.
-            assert_eq!(judged(free, presented, at(9)), claim);
+            assert_eq!(checked(free, presented, at(9)), claim);
             for old in [held, over, free] {
                 assert_eq!(deleted(old, presented), Verdict::Land(None));
-                assert_eq!(judged(old, presented, None), Verdict::Land(None));
+                assert_eq!(checked(old, presented, None), Verdict::Land(None));
             }
         }
-        assert_eq!(judged(own(None, at(5)), Nothing, at(9)), claim);
-        assert_eq!(judged(held, shows(6), None), refused(Reason::Stale));
-        assert_eq!(judged(held, Null, None), refused(Reason::NoToken));
+        assert_eq!(checked(own(None, at(5)), Nothing, at(9)), claim);
+        assert_eq!(checked(held, shows(6), None), refused(Reason::Stale));
+        assert_eq!(checked(held, Null, None), refused(Reason::NoToken));
     }
 
     #[test]
-    fn a_delete_is_judged_as_an_update_that_leaves_the_deadline() {
+    fn a_delete_is_checked_as_an_update_that_leaves_the_deadline() {
         let (held, over, free) = (row(Some(7), at(5)), row(Some(7), at(-5)), row(Some(7), None));
         assert_eq!(deleted(held, Nothing), refused(Reason::Held));
         assert_eq!(deleted(held, shows(7)), Verdict::Land(None));
@@ -354,9 +354,9 @@ mod tests {
             let old = row(Some(7), Some(NOW + Span::from_micros(old_us)));
             for new_us in as_written {
                 let new = Some(NOW + Span::from_micros(new_us));
-                assert_eq!(judged(old, shows(7), new), Verdict::Land(old.deadline));
+                assert_eq!(checked(old, shows(7), new), Verdict::Land(old.deadline));
                 if old_us < 0 {
-                    assert_eq!(judged(old, Nothing, new), Verdict::Land(None));
+                    assert_eq!(checked(old, Nothing, new), Verdict::Land(None));
                 }
             }
         }
@@ -367,15 +367,15 @@ mod tests {
         let old = row(Some(7), Some(NOW + Span::from_micros(-5_400)));
         for new_us in [-5_401, -5_399, -5_900] {
             let new = Some(NOW + Span::from_micros(new_us));
-            assert_eq!(judged(old, Nothing, new), refused(Reason::PastDeadline));
+            assert_eq!(checked(old, Nothing, new), refused(Reason::PastDeadline));
         }
     }
 
     #[test]
     fn a_row_is_born_held_by_a_deadline_ahead() {
-        assert_eq!(judge_insert(None, NOW), Verdict::Land(None));
-        assert_eq!(judge_insert(at(5), NOW), Verdict::Claim(at(5).unwrap()));
+        assert_eq!(check_insert(None, NOW), Verdict::Land(None));
+        assert_eq!(check_insert(at(5), NOW), Verdict::Claim(at(5).unwrap()));
         let past = Reason::PastDeadline;
-        assert_eq!(judge_insert(Some(NOW), NOW), refused(past));
+        assert_eq!(check_insert(Some(NOW), NOW), refused(past));
     }
 }

@@ -1,7 +1,7 @@
 //! Checks of the callers' arguments: 22004 for NULL if a value is needed, 22023 for a value out of its range. NULL
 //! means the default if there is one, because wrappers pass NULL for omitted arguments.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::leases::adopt::Adoption;
 use crate::leases::keep::Pair;
 use crate::leases::request::Request;
@@ -31,13 +31,13 @@ const KEPT_MAX: usize = 10_000;
 pub const NAMES_MAX: usize = 1_000;
 
 /// The name of a lease: 1 to 512 bytes.
-pub fn name(args: &Args, n: usize) -> Result<Vec<u8>, Refusal> {
+pub fn name(args: &Args, n: usize) -> Result<Vec<u8>, Report> {
     let name = args.text(n, NAME_MAX).map_err(|_| long_name("name"))?;
     let name = name.ok_or_else(|| errors::null_argument("name"))?;
     check_name(&name, "name").map(|()| name)
 }
 
-fn check_name(name: &[u8], argument: &'static str) -> Result<(), Refusal> {
+fn check_name(name: &[u8], argument: &'static str) -> Result<(), Report> {
     if name.is_empty() {
         return Err(errors::bad_argument(
             argument,
@@ -48,7 +48,7 @@ fn check_name(name: &[u8], argument: &'static str) -> Result<(), Refusal> {
     Ok(())
 }
 
-fn long_name(argument: &'static str) -> Refusal {
+fn long_name(argument: &'static str) -> Report {
     errors::bad_argument(
         argument,
         "the name of a lease is at most 512 bytes long",
@@ -57,7 +57,7 @@ fn long_name(argument: &'static str) -> Refusal {
 }
 
 /// The holder's name, if given: at most 512 bytes, because errors and logs show it.
-fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
+fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Report> {
     args.text(n, HOLDER_MAX).map_err(|_| {
         errors::bad_argument(
             "holder",
@@ -68,7 +68,7 @@ fn holder(args: &Args, n: usize) -> Result<Option<Vec<u8>>, Refusal> {
 }
 
 /// A jsonb value to be shown with the lease: at most 64 kB, because every renewal writes it again.
-fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusal> {
+fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Report> {
     if args.raw_size(n) > METADATA_MAX {
         return Err(errors::bad_argument(
             "metadata",
@@ -80,7 +80,7 @@ fn metadata(args: &Args, n: usize) -> Result<Option<pgrx::pg_sys::Datum>, Refusa
 }
 
 /// The names of leases, sorted and without duplicates. At least one, and at most 1000 including duplicates.
-pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
+pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Report> {
     let given =
         args.texts(n, NAMES_MAX, NAME_MAX).map_err(|unfit| unfit_names(unfit, NAMES_MAX))?;
     let checked = |name: Option<Text>| {
@@ -101,7 +101,7 @@ pub fn names(args: &Args, n: usize) -> Result<Vec<Vec<u8>>, Refusal> {
     Ok(names)
 }
 
-fn unfit_names(unfit: Unfit, most: usize) -> Refusal {
+fn unfit_names(unfit: Unfit, most: usize) -> Report {
     match unfit {
         Unfit::TooLong => long_name("names"),
         Unfit::TooMany => errors::bad_argument(
@@ -113,7 +113,7 @@ fn unfit_names(unfit: Unfit, most: usize) -> Refusal {
 }
 
 /// The arguments of `lease_acquire_all(names, holder, ttl, metadata, session)`: a request for each name.
-pub fn acquire_all(args: &Args) -> Result<Vec<Request>, Refusal> {
+pub fn acquire_all(args: &Args) -> Result<Vec<Request>, Report> {
     let names = names(args, 0)?;
     let session = args.boolean(4).unwrap_or(false);
     let one = Request {
@@ -128,7 +128,7 @@ pub fn acquire_all(args: &Args) -> Result<Vec<Request>, Refusal> {
 }
 
 /// The pairs of `lease_keep(names, tokens)`, in the given order.
-pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Refusal> {
+pub fn pairs(args: &Args) -> Result<Vec<(Text, Token)>, Report> {
     args.datum(0).ok_or_else(|| errors::null_argument("names"))?;
     args.datum(1).ok_or_else(|| errors::null_argument("tokens"))?;
     if args.count(0) != args.count(1) {
@@ -156,7 +156,7 @@ pub fn fit_pair((name, token): &(Text, Token)) -> Pair {
 }
 
 /// A token: at least 1.
-pub fn token(args: &Args, n: usize) -> Result<Token, Refusal> {
+pub fn token(args: &Args, n: usize) -> Result<Token, Report> {
     match args.token(n) {
         None => Err(errors::null_token()),
         Some(token) if token > Token::BEFORE_ALL => Ok(token),
@@ -169,26 +169,26 @@ pub fn token(args: &Args, n: usize) -> Result<Token, Refusal> {
 }
 
 /// The ttl of a new grant: positive and at most 366 days, or more if the grant ends with its session.
-fn first_ttl(args: &Args, n: usize, session: bool) -> Result<Span, Refusal> {
+fn first_ttl(args: &Args, n: usize, session: bool) -> Result<Span, Report> {
     let ttl = args.interval_us(n).map_or(TTL_DEFAULT, Span::from_micros);
     check_ttl(ttl, session)?;
     Ok(ttl)
 }
 
 /// The ttl of a renewal; `None` for NULL. Its limit depends on the grant: see `check_renewed_ttl` and `check_lost_ttl`.
-pub fn ttl(args: &Args, n: usize) -> Result<Option<Span>, Refusal> {
+pub fn ttl(args: &Args, n: usize) -> Result<Option<Span>, Report> {
     let ttl = args.interval_us(n).map(Span::from_micros);
     ttl.map_or(Ok(()), |ttl| check_ttl(ttl, true))?;
     Ok(ttl)
 }
 
 /// Errors with 22023 if the ttl is too long for this grant.
-pub fn check_renewed_ttl(ttl: Option<Span>, grant: &Row) -> Result<(), Refusal> {
+pub fn check_renewed_ttl(ttl: Option<Span>, grant: &Row) -> Result<(), Report> {
     ttl.map_or(Ok(()), |ttl| check_ttl(ttl, grant.ends_with_session()))
 }
 
 /// Errors with 22023 if the ttl is too long for any grant of this lease. The token belongs to none of them.
-pub fn check_lost_ttl(ttl: Option<Span>, table: &LeaseTable, lease: &[u8]) -> Result<(), Refusal> {
+pub fn check_lost_ttl(ttl: Option<Span>, table: &LeaseTable, lease: &[u8]) -> Result<(), Report> {
     match ttl {
         Some(ttl) if ttl > TTL_MAX => {
             let rows = table.rows(lease, AsOf::Now);
@@ -200,7 +200,7 @@ pub fn check_lost_ttl(ttl: Option<Span>, table: &LeaseTable, lease: &[u8]) -> Re
     }
 }
 
-fn check_ttl(ttl: Span, session: bool) -> Result<(), Refusal> {
+fn check_ttl(ttl: Span, session: bool) -> Result<(), Report> {
     let (longest, message, hint) = if session {
         (
             SESSION_TTL_MAX,
@@ -224,7 +224,7 @@ fn check_ttl(ttl: Span, session: bool) -> Result<(), Refusal> {
 }
 
 /// The longest time to wait.
-fn wait(args: &Args, n: usize) -> Result<Duration, Refusal> {
+fn wait(args: &Args, n: usize) -> Result<Duration, Report> {
     match args.interval_us(n) {
         None => Ok(Duration::ZERO),
         Some(i64::MAX) => Err(bad_wait("wait must be finite")),
@@ -233,7 +233,7 @@ fn wait(args: &Args, n: usize) -> Result<Duration, Refusal> {
     }
 }
 
-fn bad_wait(message: &str) -> Refusal {
+fn bad_wait(message: &str) -> Report {
     errors::bad_argument(
         "wait",
         message,
@@ -243,7 +243,7 @@ fn bad_wait(message: &str) -> Refusal {
 
 /// The arguments of `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)`: the request,
 /// and the longest time to wait.
-pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Refusal> {
+pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Report> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
     let session = args.boolean(8).unwrap_or(false);
@@ -284,7 +284,7 @@ pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Refusal> {
 }
 
 /// The arguments of `lease_adopt(name, token, holder, wait, metadata)`: the adoption, and the longest time to wait.
-pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Refusal> {
+pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Report> {
     let name = name(args, 0)?;
     let token = match args.token(1) {
         None => Err(errors::null_number()),
@@ -295,7 +295,7 @@ pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Refusal> {
 }
 
 /// The age above which grants are deleted; NULL is an error.
-pub fn age(args: &Args, n: usize) -> Result<Span, Refusal> {
+pub fn age(args: &Args, n: usize) -> Result<Span, Report> {
     match args.interval_us(n) {
         None => Err(errors::null_argument("than")),
         Some(_) => older_than(args, n),
@@ -303,7 +303,7 @@ pub fn age(args: &Args, n: usize) -> Result<Span, Refusal> {
 }
 
 /// The age above which grants are deleted; NULL means the default.
-pub fn older_than(args: &Args, n: usize) -> Result<Span, Refusal> {
+pub fn older_than(args: &Args, n: usize) -> Result<Span, Report> {
     match args.interval_us(n) {
         None => Ok(OLDER_THAN_DEFAULT),
         Some(us) if us >= 0 => Ok(Span::from_micros(us)),

@@ -2,7 +2,7 @@
 
 use super::arguments;
 use super::lease::may_lose_grants;
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::leases::keep;
 use crate::pg::call::args::{Answer, Args, interval_datum, text_datum};
 use crate::pg::call::composite::RowAnswer;
@@ -11,7 +11,7 @@ use crate::pg::session::xact;
 
 /// `lease_keep(names, tokens) → rows`: renews the leases whose locks are free. Returns for each pair the outcome, and
 /// when to send it again. Errors: 22004, 22023, 25006, 55000.
-pub fn keep(args: Args) -> Result<Answer, Refusal> {
+pub fn keep(args: Args) -> Result<Answer, Report> {
     let given = arguments::pairs(&args)?;
     xact::writable(c"lease_keep()");
     let rows = RowAnswer::begin(args);

@@ -1,7 +1,7 @@
 //! The functions on one lease, and on several leases under one token, all of them or none.
 
 use super::arguments;
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::leases::locks::Locked;
 use crate::leases::prune::prune_row;
 use crate::leases::request::Request;
@@ -22,7 +22,7 @@ use std::time::Duration;
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL if
 /// the lease stays taken for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
-pub fn acquire(args: Args) -> Result<Answer, Refusal> {
+pub fn acquire(args: Args) -> Result<Answer, Report> {
     let (request, longest) = arguments::acquire_request(&args)?;
     xact::writable(c"lease_acquire()");
     acquire_each(&args, &[request], longest)
@@ -30,7 +30,7 @@ pub fn acquire(args: Args) -> Result<Answer, Refusal> {
 
 /// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all the leases, or
 /// NULL and none is taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
-pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
+pub fn acquire_all(args: Args) -> Result<Answer, Report> {
     let requests = arguments::acquire_all(&args)?;
     xact::writable(c"lease_acquire_all()");
     acquire_each(&args, &requests, Duration::ZERO)
@@ -40,7 +40,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Refusal> {
 ///
 /// If READ COMMITTED evaluates a row again, an exclusive acquire returns the same token as before: a second acquire would
 /// find the leases taken by its own grant. If that token is over by then, it acquires again.
-fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Answer, Refusal> {
+fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Answer, Report> {
     let names = || requests.iter().map(|request| request.name.as_slice());
     let is_alone = requests.iter().all(|request| request.ask.mode == Mode::Exclusive);
     let evaluation = is_alone.then(|| Evaluation::of(args, names()));
@@ -72,7 +72,7 @@ pub fn may_lose_grants(session: bool) -> bool {
 
 /// `lease_adopt(name, token, holder, wait, metadata) → bigint`: the adopted token; NULL if a transaction relied on an
 /// older grant for all of `wait`. Errors: PF001, PF004, 22004, 22023, 25006, 42501, 55000.
-pub fn adopt(args: Args) -> Result<Answer, Refusal> {
+pub fn adopt(args: Args) -> Result<Answer, Report> {
     let (adoption, longest) = arguments::adopt(&args)?;
     xact::writable(c"lease_adopt()");
     if adopt::adopt(&adoption, longest)? {
@@ -85,17 +85,17 @@ pub fn adopt(args: Args) -> Result<Answer, Refusal> {
 
 /// `lease_renew(name, token, ttl) → bigint`: a new, greater token, with a deadline of now + ttl; NULL if the token
 /// cannot renew the lease. Errors: 22004, 22023, 25006, 42501, 55000.
-pub fn renew(args: Args) -> Result<Answer, Refusal> {
+pub fn renew(args: Args) -> Result<Answer, Report> {
     renew_each(&args, &[arguments::name(&args, 0)?], c"lease_renew()")
 }
 
 /// `lease_renew_all(names, token, ttl) → bigint`: one new token for all the leases, or NULL and none is renewed.
 /// Errors: 22004, 22023, 25006, 42501, 55000.
-pub fn renew_all(args: Args) -> Result<Answer, Refusal> {
+pub fn renew_all(args: Args) -> Result<Answer, Report> {
     renew_each(&args, &arguments::names(&args, 0)?, c"lease_renew_all()")
 }
 
-fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Refusal> {
+fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Report> {
     let token = arguments::token(args, 1)?;
     let ttl = arguments::ttl(args, 2)?;
     xact::writable(call);
@@ -117,17 +117,17 @@ fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Ref
 
 /// `lease_release(name, token) → bigint`: the closing token; NULL if the token belongs to no current grant. Errors:
 /// 22004, 22023, 25006, 42501, 55000.
-pub fn release(args: Args) -> Result<Answer, Refusal> {
+pub fn release(args: Args) -> Result<Answer, Report> {
     release_each(&args, &[arguments::name(&args, 0)?], c"lease_release()")
 }
 
 /// `lease_release_all(names, token) → bigint`: one closing token for all the leases, or NULL and none is released.
 /// Errors: 22004, 22023, 25006, 42501, 55000.
-pub fn release_all(args: Args) -> Result<Answer, Refusal> {
+pub fn release_all(args: Args) -> Result<Answer, Report> {
     release_each(&args, &arguments::names(&args, 0)?, c"lease_release_all()")
 }
 
-fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Refusal> {
+fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Report> {
     let token = arguments::token(args, 1)?;
     xact::writable(call);
     let part = Part::begin();
@@ -139,7 +139,7 @@ fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, R
 
 /// `lease_revoke(name) → bigint`: the closing token of all current grants; NULL if there are none. Errors: 22004,
 /// 22023, 25006, 55000.
-pub fn revoke(args: Args) -> Result<Answer, Refusal> {
+pub fn revoke(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     xact::writable(c"lease_revoke()");
     let table = LeaseTable::open(Access::Write)?;
@@ -148,7 +148,7 @@ pub fn revoke(args: Args) -> Result<Answer, Refusal> {
 
 /// `lease_evict(name, token) → bigint`: the closing token of the grant to which the token belongs; NULL if that grant
 /// is not current. Errors: 22004, 22023, 25006, 55000.
-pub fn evict(args: Args) -> Result<Answer, Refusal> {
+pub fn evict(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     xact::writable(c"lease_evict()");
@@ -158,16 +158,16 @@ pub fn evict(args: Args) -> Result<Answer, Refusal> {
 
 /// `lease_guard(name, token) → bigint`: the token. Until the transaction ends nobody else is granted the lease, and
 /// `pg_fence.token` has the token. Errors: PF004, 22004, 22023, 25006, 40001, 42501, 55000.
-pub fn guard(args: Args) -> Result<Answer, Refusal> {
+pub fn guard(args: Args) -> Result<Answer, Report> {
     guard_each(&args, vec![arguments::name(&args, 0)?], c"lease_guard()")
 }
 
 /// `lease_guard_all(names, token) → bigint`: guards all the leases. Errors: as `guard`, and 53200.
-pub fn guard_all(args: Args) -> Result<Answer, Refusal> {
+pub fn guard_all(args: Args) -> Result<Answer, Report> {
     guard_each(&args, arguments::names(&args, 0)?, c"lease_guard_all()")
 }
 
-fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, Refusal> {
+fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, Report> {
     let token = arguments::token(args, 1)?;
     xact::writable(call);
     // Every call on several leases locks them in the order of their names, so that no two calls wait for each other.
@@ -182,7 +182,7 @@ fn guard_each(args: &Args, names: Vec<Vec<u8>>, call: &CStr) -> Result<Answer, R
 
 /// `lease_check(name, token) → boolean`: true if the token speaks for the lease now. Works on a standby. Errors: 22004,
 /// 22023.
-pub fn check(args: Args) -> Result<Answer, Refusal> {
+pub fn check(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     let token = arguments::token(&args, 1)?;
     Ok(known::speaks(&name, token)?.into())
@@ -190,7 +190,7 @@ pub fn check(args: Args) -> Result<Answer, Refusal> {
 
 /// `lease_prune(older_than) → bigint`: deletes the rows of grants that ended earlier, but never a guarded one, and
 /// returns their number. Errors: 22004, 22023, 25006.
-pub fn prune(args: Args) -> Result<Answer, Refusal> {
+pub fn prune(args: Args) -> Result<Answer, Report> {
     let older_than = arguments::older_than(&args, 0)?;
     xact::writable(c"lease_prune()");
     let table = LeaseTable::open(Access::Write)?;
@@ -203,7 +203,7 @@ pub fn prune(args: Args) -> Result<Answer, Refusal> {
 
 /// `lease_forget(name) → bigint`: deletes the row of an adopted name that is free, and returns the number of rows.
 /// Errors: 22004, 22023, 25006, 55000.
-pub fn forget(args: Args) -> Result<Answer, Refusal> {
+pub fn forget(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     xact::writable(c"lease_forget()");
     let table = LeaseTable::open(Access::Write)?;
@@ -221,7 +221,7 @@ pub fn forget(args: Args) -> Result<Answer, Refusal> {
 
 /// `lease_forget_older(than) → bigint`: deletes the rows of adopted names that have been free for longer, and returns
 /// their number. Errors: 22004, 22023, 25006.
-pub fn forget_older(args: Args) -> Result<Answer, Refusal> {
+pub fn forget_older(args: Args) -> Result<Answer, Report> {
     let older_than = arguments::age(&args, 0)?;
     xact::writable(c"lease_forget_older()");
     let table = LeaseTable::open(Access::Write)?;
@@ -234,7 +234,7 @@ fn is_forgettable(row: &Row, horizon: Instant) -> bool {
 }
 
 /// Deletes the rows for which `is_to_go` holds, except for those of guarded grants.
-fn prune_all(table: &LeaseTable, is_to_go: impl Fn(&Row) -> bool) -> Result<i64, Refusal> {
+fn prune_all(table: &LeaseTable, is_to_go: impl Fn(&Row) -> bool) -> Result<i64, Report> {
     let mut pruned = 0i64;
     table.each(|found| {
         if is_to_go(found) && prune_row(table, found, &is_to_go)? {

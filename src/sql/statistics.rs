@@ -1,7 +1,7 @@
 //! The functions that show and reset the counters.
 
 use crate::encoding::in_server_encoding;
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::call::args::{Answer, Args, text_datum};
 use crate::pg::call::composite::{self, RowAnswer};
 use crate::pg::session::xact;
@@ -9,7 +9,7 @@ use crate::statistics::{self, Counter};
 use pgrx::pg_sys::Datum;
 
 /// `fence.read_stats()`: one row, with zeros if nothing was counted.
-pub fn read_stats(args: Args) -> Result<Answer, Refusal> {
+pub fn read_stats(args: Args) -> Result<Answer, Report> {
     let seen = statistics::snapshot();
     let mut row = vec![seen.reset_at.map(|at| at.micros().into())];
     row.extend(seen.numbers.map(|number| Some(Datum::from(number as i64))));
@@ -20,7 +20,7 @@ pub fn read_stats(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// `fence.read_refusals()`: a row for each stored refused write, newest first.
-pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
+pub fn read_refusals(args: Args) -> Result<Answer, Report> {
     let rows = RowAnswer::begin(args);
     for (at, pid, presented, stored, texts) in statistics::refusals() {
         let [sqlstate, relation, lease, holder, role, application, address, key] =
@@ -44,7 +44,7 @@ pub fn read_refusals(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// `fence_stats_reset()`: sets all counts to zero. Errors: 25006.
-pub fn reset(_: Args) -> Result<Answer, Refusal> {
+pub fn reset(_: Args) -> Result<Answer, Report> {
     xact::writable(c"fence_stats_reset()");
     statistics::reset();
     Ok(Answer::Null)

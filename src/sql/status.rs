@@ -1,7 +1,7 @@
 //! The functions that show the state, and the one that begins a new epoch.
 
 use super::arguments;
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::call::args::{Answer, Args, interval_datum, text_datum};
 use crate::pg::call::composite;
 use crate::pg::locks::lock::LockTag;
@@ -25,13 +25,13 @@ fn name(args: &Args) -> Option<Vec<u8>> {
 
 /// `fence_new_epoch() → bigint`: begins a new epoch and returns the number to which the token sequence advanced.
 /// Errors: 25006, 55000.
-pub fn new_epoch(_: Args) -> Result<Answer, Refusal> {
+pub fn new_epoch(_: Args) -> Result<Answer, Report> {
     xact::writable(c"fence_new_epoch()");
     Ok(tokens::new_epoch()?.into())
 }
 
 /// `fence_status()`: one row. Writes nothing, and works on a standby, where the last token is NULL.
-pub fn status(args: Args) -> Result<Answer, Refusal> {
+pub fn status(args: Args) -> Result<Answer, Report> {
     let version = relation::sql_version();
     Ok(composite::row(
         args,
@@ -49,7 +49,7 @@ pub fn status(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence.blocking_pids(name, slot) → integer[]`: the sessions that keep a grant from being replaced, as guards do; 0
 /// stands for a prepared transaction. NULL if the caller may not see the lease.
-pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
+pub fn blocking_pids(args: Args) -> Result<Answer, Report> {
     let name = name(&args).filter(|name| role_prefix::may_see(name));
     let (Some(name), Some(slot)) = (name, args.int4(1)) else { return Ok(Answer::Null) };
     // Only guards block for long. Renewals and uncommitted grants are over soon.
@@ -60,14 +60,14 @@ pub fn blocking_pids(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence.queue_key(name) → bigint`: the key of the lock for which the lease's waiters queue. NULL if the caller may
 /// not see the lease.
-pub fn queue_key(args: Args) -> Result<Answer, Refusal> {
+pub fn queue_key(args: Args) -> Result<Answer, Report> {
     let name = name(&args).filter(|name| role_prefix::may_see(name));
     Ok(name.map(|name| LockTag::queue(&name).key() as i64).into())
 }
 
 /// `fence.grant_state(name, mode, first_token, renewal_tokens, closing_token, expires_at, session_bound)`: the columns of
 /// fence.leases that are not in the table. A standby cannot see sessions of the primary and assumes that they live.
-pub fn grant_state(args: Args) -> Result<Answer, Refusal> {
+pub fn grant_state(args: Args) -> Result<Answer, Report> {
     let (Some(name), Some(mode), Some(first)) = (name(&args), args.char(1), args.token(2)) else {
         return Ok(Answer::Null);
     };
@@ -128,7 +128,7 @@ fn name_of_state(phase: Phase) -> &'static str {
 
 /// Returns true if the session lives that acquired the session lease with this first token. A caller that may not see
 /// all leases gets true only for a token of this lease, if it may see the lease.
-fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
+fn session_lives(name: &[u8], first: Token) -> Result<bool, Report> {
     if !role_prefix::may_see_all() {
         let is_its_token = role_prefix::may_see(name) && {
             let rows = LeaseTable::open(Access::Read)?.rows(name, AsOf::InFlight);
@@ -142,12 +142,12 @@ fn session_lives(name: &[u8], first: Token) -> Result<bool, Refusal> {
 }
 
 /// `fence.is_visible(name) → boolean`: true if the caller may see this lease.
-pub fn is_visible(args: Args) -> Result<Answer, Refusal> {
+pub fn is_visible(args: Args) -> Result<Answer, Report> {
     Ok(name(&args).map_or(Answer::Null, |name| role_prefix::may_see(&name).into()))
 }
 
 /// `fence.role_prefix_changed()`, a row trigger: tells every session that rows of fence.role_prefix have changed.
-pub fn role_prefix_changed(_: Args) -> Result<Answer, Refusal> {
+pub fn role_prefix_changed(_: Args) -> Result<Answer, Report> {
     role_prefix::changed()?;
     Ok(Answer::Value(pgrx::pg_sys::Datum::from(0)))
 }
@@ -155,7 +155,7 @@ pub fn role_prefix_changed(_: Args) -> Result<Answer, Refusal> {
 /// `fence.visible_grants(name) → setof fence.lease`: the grants of one lease that the statement's snapshot shows. With
 /// NULL, the grants of all leases that the caller may see. A filter in a query would count the others, and EXPLAIN
 /// would show their number.
-pub fn visible_grants(args: Args) -> Result<Answer, Refusal> {
+pub fn visible_grants(args: Args) -> Result<Answer, Report> {
     let all = args.datum(0).is_none();
     let tuples = match name(&args).filter(|name| role_prefix::may_see(name)) {
         // A caller that may see all leases gets them from the view, which reads the table itself.
@@ -176,7 +176,7 @@ pub fn visible_grants(args: Args) -> Result<Answer, Refusal> {
 
 /// `fence.uncommitted_grants(name) → setof fence.lease`: the uncommitted grants of other sessions, of one lease or of
 /// all that the caller may see. None on a standby, which has the rows but cannot tell whose they are.
-pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
+pub fn uncommitted_grants(args: Args) -> Result<Answer, Report> {
     let name = match (args.datum(0).is_some(), name(&args)) {
         _ if server::in_recovery() => return Ok(composite::rows(args, std::iter::empty())),
         (_, Some(name)) => Some(name),
@@ -191,7 +191,7 @@ pub fn uncommitted_grants(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// `fence.checked_lease_name(name, token) → text`: the name, after the usual checks of both arguments.
-pub fn checked_lease_name(args: Args) -> Result<Answer, Refusal> {
+pub fn checked_lease_name(args: Args) -> Result<Answer, Report> {
     let name = arguments::name(&args, 0)?;
     if args.token(1).is_some() {
         arguments::token(&args, 1)?;
@@ -200,7 +200,7 @@ pub fn checked_lease_name(args: Args) -> Result<Answer, Refusal> {
 }
 
 /// `fence.record_creation()`: begins the first epoch of a database, when the extension is created.
-pub fn record_creation(_: Args) -> Result<Answer, Refusal> {
+pub fn record_creation(_: Args) -> Result<Answer, Report> {
     tokens::record_creation()?;
     Ok(Answer::Null)
 }

@@ -43,7 +43,7 @@ pub fn add(counter: Counter, number: usize) {
 
 /// Counts a row that the fence checks. Its statement has called `prepare`.
 #[inline(always)]
-pub fn judged_row() {
+pub fn checked_row() {
     pend(Counter::WritesChecked, 1);
 }
 

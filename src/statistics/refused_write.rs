@@ -3,7 +3,7 @@
 use super::ring::ENTRY_MAX;
 use super::{Counter, add, flush, segment};
 use crate::encoding::{in_server_encoding, to_utf8, within};
-use crate::errors::{self, Refusal, SqlState};
+use crate::errors::{self, Report, SqlState};
 use crate::pg::call::raise;
 use crate::pg::session::client::{self, Client};
 use crate::pg::session::clock;
@@ -35,8 +35,8 @@ pub type RefusedWrite = (i64, i32, Option<i64>, Option<i64>, [Option<String>; 8]
 
 /// Counts a refused write and stores it for fence.refusals. `known` finds facts that are missing in the error. An error
 /// that is not the fence's is ignored.
-pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
-    let Some(counter) = counter(refusal.sqlstate) else { return };
+pub fn refused(report: &Report, known: impl FnOnce() -> Known) {
+    let Some(counter) = counter(report.sqlstate) else { return };
     if !settings::statistics() {
         return;
     }
@@ -44,14 +44,14 @@ pub fn refused(refusal: &Refusal, known: impl FnOnce() -> Known) {
     // Added now rather than at the end of the transaction, because the client sees the error earlier.
     flush();
     // Attempts to claim a held row are frequent and harmless; the ring is for stale writers.
-    if refusal.sqlstate == SqlState::RowIsHeld {
+    if report.sqlstate == SqlState::RowIsHeld {
         return;
     }
     // An error here must not replace the error that is about to be raised.
     let _ = raise::caught(|| {
         let client = client::client();
         let role = client.role_oid;
-        let entry = written(describe(refusal, known(), client));
+        let entry = written(describe(report, known(), client));
         segment::with(|segment| segment.ring().put(role.to_u32(), &entry));
         Ok(())
     });
@@ -70,13 +70,13 @@ fn counter(sqlstate: SqlState) -> Option<Counter> {
     }
 }
 
-fn describe(refusal: &Refusal, known: Known, client: Client) -> RefusedWrite {
-    let detail = &refusal.details;
+fn describe(report: &Report, known: Known, client: Client) -> RefusedWrite {
+    let detail = &report.details;
     let lease = known.lease.map(|lease| to_utf8(&lease)).or_else(|| detail.lease.clone());
     let holder = known.holder.or_else(|| detail.holder.clone().map(in_server_encoding));
     let key = detail.key.as_ref().or(known.key.as_ref());
     let texts = [
-        Some(refusal.sqlstate.code().to_owned()),
+        Some(report.sqlstate.code().to_owned()),
         detail.relation.clone(),
         lease,
         holder.map(|holder| to_utf8(within(&holder, HOLDER_MAX))),

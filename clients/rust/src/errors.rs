@@ -24,7 +24,7 @@ pub enum Error {
     },
     /// The lease is ours no more: stop, and report no failure of the work. Somebody else may have
     /// it by now. `other_role`: the lease belongs to the role that acquired it. `in_doubt`: a
-    /// commit was on its way, which may have landed; the server has judged it.
+    /// commit was on its way, which may have landed; the server has checked it.
     LeaseLost { names: Vec<String>, reason: Reason, other_role: bool, in_doubt: bool },
     /// The server refused a write, a guard or a call.
     Refused(Refused),

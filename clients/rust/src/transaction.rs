@@ -120,7 +120,7 @@ pub(crate) struct Under {
     /// The pairs of the statements, as JSON. Row leases are not among them.
     pairs: Value,
     is_whole: bool,
-    /// Row leases whose window was over before it began. The table's trigger judges their last
+    /// Row leases whose window was over before it began. The table's trigger checks their last
     /// write, and they have no other.
     late: Vec<Id>,
     /// True while the transaction has written the rows of row leases.

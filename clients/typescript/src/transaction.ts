@@ -155,7 +155,7 @@ class Guard<Tx> {
   readonly #rows: readonly Holding[];
   readonly #pairs: readonly Pair[];
   /** The leases that can be lost under it. Not a row lease whose window is over: its last write is
-   * judged by the table's trigger. */
+   * checked by the table's trigger. */
   readonly #held: readonly Holding[];
 
   constructor(

@@ -26,7 +26,7 @@ pub mod workbench;
 
 use anyhow::{Result, ensure};
 use clap::Args;
-use pg_test::Lab;
+use pg_test::Harness;
 use race::Rules;
 use report::Report;
 use std::path::PathBuf;
@@ -73,13 +73,13 @@ impl Options {
 }
 
 /// Measures the chosen sections and returns the report.
-pub fn run(lab: &Lab, options: &Options) -> Result<Report> {
+pub fn run(harness: &Harness, options: &Options) -> Result<Report> {
     let names: Vec<&str> = sections::ALL.iter().map(|(name, _)| *name).collect();
     for name in &options.only {
         let there = names.join(", ");
         ensure!(names.contains(&name.as_str()), "there is no section {name}; there are {there}");
     }
-    let bench = Workbench::make(lab, options.clone())?;
+    let bench = Workbench::make(harness, options.clone())?;
     let (description, sections, skipped) = (bench.description()?, Vec::new(), Vec::new());
     let mut report = Report { description, sections, skipped };
     for (name, measure) in sections::ALL {

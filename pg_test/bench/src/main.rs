@@ -3,7 +3,7 @@
 use clap::{Parser, Subcommand};
 use pg_fence_bench::Options;
 use pg_fence_bench::sections::death::Holder;
-use pg_test::{Lab, Result, rundir};
+use pg_test::{Harness, Result, rundir};
 use std::path::PathBuf;
 
 /// Benchmark pg_fence against its alternatives
@@ -34,9 +34,9 @@ fn main() -> Result<()> {
         Some(Command::BenchHolder(holder)) => return holder.hold(),
         None => {}
     }
-    let lab = Lab::start(&std::env::current_exe()?)?;
-    let report = pg_fence_bench::run(&lab, &arguments.options);
-    lab.close();
+    let harness = Harness::start(&std::env::current_exe()?)?;
+    let report = pg_fence_bench::run(&harness, &arguments.options);
+    harness.close();
     print!("{}", report?);
     Ok(())
 }

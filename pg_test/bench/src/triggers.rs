@@ -3,15 +3,15 @@
 use anyhow::Result;
 use pg_test::majors;
 use pg_test::source_tree::source_root;
-use pg_test::{Lab, Session, process};
+use pg_test::{Harness, Session, process};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 /// Compiles `bench/triggers.c` and creates its functions. The error says why that is impossible.
-pub fn create(lab: &Lab, session: &mut Session) -> Result<()> {
+pub fn create(harness: &Harness, session: &mut Session) -> Result<()> {
     let include =
         process::output_of(Command::new(majors::chosen()?.pg_config).arg("--includedir-server"))?;
-    let library = lab.rundir().path().join("triggers.so");
+    let library = harness.rundir().path().join("triggers.so");
     if !library.exists() {
         let mut compiler = Command::new("gcc");
         compiler

@@ -3,7 +3,7 @@
 use crate::Options;
 use anyhow::Result;
 use pg_test::cluster::Builder;
-use pg_test::{Cluster, Conninfo, Database, Lab, Session};
+use pg_test::{Cluster, Conninfo, Database, Harness, Session};
 use std::sync::Mutex;
 use std::time::Instant;
 
@@ -14,15 +14,15 @@ pub const NAMES: usize = 10_000;
 const SETTINGS: &[(&str, &str)] =
     &[("max_connections", "300"), ("max_wal_size", "8GB"), ("checkpoint_timeout", "1h")];
 
-fn server(lab: &Lab) -> Result<Cluster> {
+fn server(harness: &Harness) -> Result<Cluster> {
     let set = |builder: Builder, (name, value): &(&str, &str)| builder.set(name, value);
-    SETTINGS.iter().fold(lab.builder(), set).start()
+    SETTINGS.iter().fold(harness.builder(), set).start()
 }
 
 /// A durable PostgreSQL server for the bench, with its files on the disk.
 pub struct Workbench<'a> {
     /// The test environment of the run.
-    pub lab: &'a Lab,
+    pub harness: &'a Harness,
     /// The sections to measure, and their length.
     pub options: Options,
     cluster: Cluster,
@@ -31,11 +31,11 @@ pub struct Workbench<'a> {
 }
 
 impl<'a> Workbench<'a> {
-    pub fn make(lab: &'a Lab, options: Options) -> Result<Workbench<'a>> {
-        let cluster = server(lab)?;
+    pub fn make(harness: &'a Harness, options: Options) -> Result<Workbench<'a>> {
+        let cluster = server(harness)?;
         cluster.connect("postgres")?.run("CREATE EXTENSION pg_fence")?;
         let skipped = Mutex::new(Vec::new());
-        Ok(Workbench { lab, options, cluster, skipped, started: Instant::now() })
+        Ok(Workbench { harness, options, cluster, skipped, started: Instant::now() })
     }
 
     /// Reports progress to whoever waits for the run.
@@ -46,7 +46,7 @@ impl<'a> Workbench<'a> {
 
     /// Another server with the same settings.
     pub fn another_server(&self) -> Result<Cluster> {
-        server(self.lab)
+        server(self.harness)
     }
 
     /// A new database on the server, with the extension.

@@ -1,22 +1,26 @@
-//! The attribute `#[lab_test]`, which registers a test so that it need not be listed anywhere.
+//! The attribute `#[harness_test]`, which registers a test so that it need not be listed anywhere.
 
 #![warn(missing_docs)]
 
 use proc_macro::{TokenStream, TokenTree};
 
-/// Makes a `fn(&Lab) -> Result<()>` a test named `module::function`.
+/// Makes a `fn(&Harness) -> Result<()>` a test named `module::function`.
 ///
-/// `#[lab_test(slow)]` is for a test that runs only with `PG_FENCE_SLOW` set (or `--include-ignored`), and
-/// `#[lab_test(from = 17)]` for one that needs this version of PostgreSQL or a newer one.
+/// `#[harness_test(slow)]` is for a test that runs only with `PG_FENCE_SLOW` set (or `--include-ignored`), and
+/// `#[harness_test(from = 17)]` for one that needs this version of PostgreSQL or a newer one.
 #[proc_macro_attribute]
-pub fn lab_test(arguments: TokenStream, function: TokenStream) -> TokenStream {
+pub fn harness_test(arguments: TokenStream, function: TokenStream) -> TokenStream {
     let arguments = arguments.to_string();
     let (mut slow, mut from) = (false, 0);
     for argument in arguments.split(',').map(str::trim).filter(|text| !text.is_empty()) {
         match (argument, argument.strip_prefix("from = ").map(str::parse::<u32>)) {
             ("slow", _) => slow = true,
             (_, Some(Ok(major))) => from = major,
-            _ => return error("write #[lab_test], #[lab_test(slow)] or #[lab_test(from = 17)]"),
+            _ => {
+                return error(
+                    "write #[harness_test], #[harness_test(slow)] or #[harness_test(from = 17)]",
+                );
+            }
         }
     }
     let Some(name) = name_of(&function) else {

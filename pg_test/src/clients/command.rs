@@ -1,5 +1,5 @@
 //! The command `pg_fence`: scenarios in which its processes are frozen and killed, links cut and servers restarted, as the
-//! lab plays them (`command::scenarios`), and the faults that are planted in it to show that they would fail.
+//! harness plays them (`command::scenarios`), and the faults that are planted in it to show that they would fail.
 //!
 //! | module | its noun |
 //! | --- | --- |
@@ -15,7 +15,7 @@ pub mod terminal;
 
 use super::fixture::NotReady;
 use super::languages::rust;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::skipped::is_left_out;
 use anyhow::{Result, bail};
 use fixture::Scene;
@@ -35,9 +35,9 @@ const FAULTS: &[(&str, Form)] = &[
 ];
 
 /// Plants each fault and checks that its scenario fails.
-pub fn catch_all(lab: &Lab) -> Result<()> {
+pub fn catch_all(harness: &Harness) -> Result<()> {
     for (fault, form) in FAULTS {
-        match fixture::play(lab, &rust::command_with(fault)?, form) {
+        match fixture::play(harness, &rust::command_with(fault)?, form) {
             Err(error) if error.is::<NotReady>() || is_left_out(&error) => return Err(error),
             Err(caught) => eprintln!("{fault}: caught: {caught:#}"),
             Ok(()) => bail!("{fault} is not caught"),

@@ -2,7 +2,7 @@
 
 use super::languages::{Language, Program};
 use crate::database::Database;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::process::output_of;
 use crate::source_tree::source_root;
 use anyhow::{Context, Result, ensure};
@@ -29,12 +29,12 @@ impl Printed {
 }
 
 /// Runs it against a table as in the README: twice concurrently, and alone.
-pub fn runs(lab: &Lab, first_worker: &Program) -> Result<Printed> {
-    runs_in(&lab.database()?, lab, first_worker)
+pub fn runs(harness: &Harness, first_worker: &Program) -> Result<Printed> {
+    runs_in(&harness.database()?, harness, first_worker)
 }
 
 /// Runs it in this database, of either edition.
-pub fn runs_in(database: &Database, lab: &Lab, first_worker: &Program) -> Result<Printed> {
+pub fn runs_in(database: &Database, harness: &Harness, first_worker: &Program) -> Result<Printed> {
     let mut admin = database.connect()?;
     admin.run(
         "CREATE TABLE orders (id bigint PRIMARY KEY, status text);
@@ -43,11 +43,11 @@ pub fn runs_in(database: &Database, lab: &Lab, first_worker: &Program) -> Result
     )?;
     // Another client has the lease.
     admin.run("SELECT lease_acquire('order:7', ttl => '1 hour')")?;
-    let refused = output_of(first_worker.command(lab).arg(url(database)))?;
+    let refused = output_of(first_worker.command(harness).arg(url(database)))?;
     let left_alone: bool = admin.one("SELECT status = 'new' FROM orders", &[])?;
     ensure!(left_alone, "it has paid the order beside another worker: {refused}");
     admin.run("SELECT lease_revoke('order:7')")?;
-    let done = output_of(first_worker.command(lab).arg(url(database)))?;
+    let done = output_of(first_worker.command(harness).arg(url(database)))?;
     let is_paid: bool = admin.one(
         "SELECT status = 'paid' AND fence > 0 AND NOT EXISTS (SELECT FROM lease_info('order:7') \
          WHERE state = 'held') FROM orders",
@@ -58,9 +58,9 @@ pub fn runs_in(database: &Database, lab: &Lab, first_worker: &Program) -> Result
 }
 
 /// Runs the client's own tests.
-pub fn tests_pass(lab: &Lab, tests: &Program) -> Result<()> {
-    let database = lab.database()?;
-    output_of(tests.command(lab).env("DATABASE_URL", url(&database))).map(drop)
+pub fn tests_pass(harness: &Harness, tests: &Program) -> Result<()> {
+    let database = harness.database()?;
+    output_of(tests.command(harness).env("DATABASE_URL", url(&database))).map(drop)
 }
 
 /// A URL that every driver understands.

@@ -92,8 +92,8 @@ impl<'a> Fixture<'a> {
                 "host": "127.0.0.1", "port": link.port(), "user": self.servers.role(),
                 "dbname": self.servers.dbname(), "application": name,
             });
-            let lab = self.servers.lab();
-            let worker = ClientWorker::start(lab, self.program, name, link, &place)
+            let harness = self.servers.harness();
+            let worker = ClientWorker::start(harness, self.program, name, link, &place)
                 .with_context(|| format!("{name} does not start"))
                 .context(NotReady)?;
             self.workers.insert(name.to_owned(), worker);

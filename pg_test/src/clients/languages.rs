@@ -7,7 +7,7 @@ mod python;
 pub mod rust;
 pub mod typescript;
 
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::source_tree::source_root;
 use anyhow::{Result, ensure};
 use std::ffi::OsString;
@@ -34,8 +34,8 @@ pub struct Program {
 
 impl Program {
     /// A command for the program, which ends with the tests at the latest.
-    pub fn command(&self, lab: &Lab) -> Command {
-        let mut command = lab.rundir().command(&self.program);
+    pub fn command(&self, harness: &Harness) -> Command {
+        let mut command = harness.rundir().command(&self.program);
         command.args(&self.arguments).envs(self.environment.iter().cloned());
         command
     }

@@ -4,7 +4,7 @@ use super::fixture::{Fixture, NotReady};
 use super::languages::Program;
 use super::scenario::Scenario;
 use super::scenario_servers::ScenarioServers;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::stall_detector;
 use anyhow::{Context, Result};
 
@@ -12,20 +12,26 @@ use anyhow::{Context, Result};
 ///
 /// On a machine that stalls, renewals come late and leases expire that the scenario needs. Such a failure proves
 /// nothing, so the scenario is played again, more slowly. A fault of the client fails at every pace.
-pub fn play(lab: &Lab, scenario: &Scenario, program: &Program, plant: Option<&str>) -> Result<()> {
-    stall_detector::at_some_pace(lab.rundir().path(), &scenario.name, |pace| {
-        play_at(pace, lab, scenario, program, plant)
+pub fn play(
+    harness: &Harness,
+    scenario: &Scenario,
+    program: &Program,
+    plant: Option<&str>,
+) -> Result<()> {
+    stall_detector::at_some_pace(harness.rundir().path(), &scenario.name, |pace| {
+        play_at(pace, harness, scenario, program, plant)
     })
 }
 
 fn play_at(
     pace: u32,
-    lab: &Lab,
+    harness: &Harness,
     scenario: &Scenario,
     program: &Program,
     plant: Option<&str>,
 ) -> Result<()> {
-    let servers = ScenarioServers::start(lab, &scenario.needs, plant, pace).context(NotReady)?;
+    let servers =
+        ScenarioServers::start(harness, &scenario.needs, plant, pace).context(NotReady)?;
     let mut fixture = Fixture::new(servers, program, pace);
     for line in &scenario.lines {
         (line.play)(&mut fixture).with_context(|| format!("at \"{}\"", line.text))?;

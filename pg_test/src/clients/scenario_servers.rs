@@ -2,7 +2,7 @@
 
 use super::duration::duration;
 use crate::clock::Clock;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::pooler::Pooler;
 use crate::process::{PATIENCE, cpu_time, wait_until};
 use crate::{Cluster, Database, Session, edition};
@@ -64,7 +64,7 @@ pub struct Needs {
 
 /// The servers, which are stopped on drop.
 pub struct ScenarioServers<'a> {
-    lab: &'a Lab,
+    harness: &'a Harness,
     database: Database,
     role: String,
     /// The scenario's own server, if it has one; after a failover, the former standby.
@@ -90,20 +90,20 @@ pub struct Cost {
 impl<'a> ScenarioServers<'a> {
     /// Starts the servers, with a planted fault if one is named.
     pub fn start(
-        lab: &'a Lab,
+        harness: &'a Harness,
         needs: &Needs,
         plant: Option<&str>,
         pace: u32,
     ) -> Result<ScenarioServers<'a>> {
         let (mut own, mut clock) = (None, None);
         if needs.server == Some("clock") {
-            let given = Clock::new(&lab.install_dir().new_dir("clock")?.join("clock"))?;
-            own = Some(given.give(lab.builder()).start()?);
+            let given = Clock::new(&harness.install_dir().new_dir("clock")?.join("clock"))?;
+            own = Some(given.give(harness.builder()).start()?);
             clock = Some(given);
         } else if matches!(needs.server, Some("server" | "standby")) {
-            own = Some(lab.builder().start()?);
+            own = Some(harness.builder().start()?);
         }
-        let cluster = own.as_ref().unwrap_or(lab.cluster());
+        let cluster = own.as_ref().unwrap_or(harness.cluster());
         let database = Database::with_extension(cluster.conninfo("postgres"))?;
         let role = database.role("worker")?;
         let mut admin = database.connect()?;
@@ -121,25 +121,25 @@ impl<'a> ScenarioServers<'a> {
         }
         let mut standby = None;
         if needs.server == Some("standby") {
-            let made = lab.builder().standby_of(cluster)?;
+            let made = harness.builder().standby_of(cluster)?;
             made.start()?;
             standby = Some(made);
         }
         let mut pooler = None;
         if needs.server == Some("pooler") {
-            let started = Pooler::start(lab, cluster, 2)?;
+            let started = Pooler::start(harness, cluster, 2)?;
             started.admit(&role)?;
             pooler = Some(started);
         }
-        Ok(ScenarioServers { lab, database, role, own, standby, clock, pooler, locker: None })
+        Ok(ScenarioServers { harness, database, role, own, standby, clock, pooler, locker: None })
     }
 
     fn cluster(&self) -> &Cluster {
-        self.own.as_ref().unwrap_or(self.lab.cluster())
+        self.own.as_ref().unwrap_or(self.harness.cluster())
     }
 
-    pub fn lab(&self) -> &'a Lab {
-        self.lab
+    pub fn harness(&self) -> &'a Harness {
+        self.harness
     }
 
     pub fn role(&self) -> &str {

@@ -3,7 +3,7 @@
 
 use super::languages::Program;
 use super::tcp_proxy::{LinkState, TcpProxy};
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::process::{self, PATIENCE, wait_until};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
@@ -90,13 +90,13 @@ pub fn unix_ms() -> i64 {
 impl ClientWorker {
     /// Starts a worker, which connects through the link.
     pub fn start(
-        lab: &Lab,
+        harness: &Harness,
         program: &Program,
         name: &str,
         link: TcpProxy,
         place: &Value,
     ) -> Result<ClientWorker> {
-        let mut command = program.command(lab);
+        let mut command = program.command(harness);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -37,7 +37,7 @@ fn tests(path: &str, text: &str) -> Result<Vec<Test>> {
         if let ("setup", shared) = head.text.split_once(' ').unwrap_or((head.text, "")) {
             let mut all = Vec::new();
             if !shared.is_empty() {
-                let file = format!("pg_test/tests/lab/support/{shared}.steps");
+                let file = format!("pg_test/tests/suite/support/{shared}.steps");
                 let text = fs::read_to_string(source_root().join(&file)).context(file)?;
                 all.extend(steps(&lines_of(&text))?);
             }

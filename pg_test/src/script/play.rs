@@ -11,7 +11,7 @@ use crate::cluster::Cluster;
 use crate::database::Database;
 use crate::edition;
 use crate::fault::Fault;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::pooler::Pooler;
 use crate::process::{self, PATIENCE, wait_until};
 use anyhow::{Context, Result, bail, ensure};
@@ -44,7 +44,7 @@ pub(super) struct Player<'a> {
     /// For each value of a row of `each`, the row's first line, the cell's index and the number of cells.
     cells: BTreeMap<String, (usize, usize, usize)>,
     blessings: Option<&'a Blessings>,
-    pub(super) lab: &'a Lab,
+    pub(super) harness: &'a Harness,
     with_command: bool,
     shell: Option<Shell<'a>>,
     pub(super) pooler: Option<Pooler>,
@@ -55,14 +55,14 @@ pub(super) struct Player<'a> {
 ///
 /// [`PATIENCE`]: crate::process::PATIENCE
 pub fn play(
-    lab: &Lab,
+    harness: &Harness,
     test: &Test,
     database: &Database,
     server: Option<&Server>,
     patience: Duration,
     blessings: Option<&Blessings>,
 ) -> Result<()> {
-    let cluster = server.map_or(lab.cluster(), |server| &server.cluster);
+    let cluster = server.map_or(harness.cluster(), |server| &server.cluster);
     let mut player = Player {
         database,
         patience,
@@ -81,15 +81,15 @@ pub fn play(
         at: Default::default(),
         cells: BTreeMap::new(),
         blessings,
-        lab,
+        harness,
         with_command: test.command,
         shell: None,
         pooler: match &test.pooled {
             Some((count, mode)) if test.takes_options => {
-                Some(Pooler::start_in(lab, cluster, *count, mode)?)
+                Some(Pooler::start_in(harness, cluster, *count, mode)?)
             }
             Some((count, mode)) => {
-                Some(Pooler::start_with(lab, cluster, *count, mode, "extra_float_digits")?)
+                Some(Pooler::start_with(harness, cluster, *count, mode, "extra_float_digits")?)
             }
             None => None,
         },
@@ -335,7 +335,7 @@ impl<'a> Player<'a> {
         let data = self.cluster(&server).ok().map(Cluster::data);
         let shell = match &mut self.shell {
             Some(shell) => shell,
-            None => self.shell.insert(Shell::new(self.lab, self.with_command)?),
+            None => self.shell.insert(Shell::new(self.harness, self.with_command)?),
         };
         let ended = shell.run(&conninfo, data, &text, self.patience)?;
         match wanted {
@@ -344,12 +344,12 @@ impl<'a> Player<'a> {
                 if self.met(Part::OfShell, wanted, is_met, |old| ended.proposals(old)) {
                     return Ok(());
                 }
-                return ended.judge(&text, &self.filled_in(wanted)?);
+                return ended.check(&text, &self.filled_in(wanted)?);
             }
             Wanted::Values(names) => self.remember(&names[0], &ended.out),
             _ => {}
         }
-        ended.judge(&text, "0")
+        ended.check(&text, "0")
     }
 
     /// Returns where a step runs: without a session's name in `self.by`. The name may contain variables.
@@ -366,7 +366,7 @@ impl<'a> Player<'a> {
             Action::Race(count, sql) => {
                 let sql = self.filled_in(sql)?;
                 let outcome = self.race(place, *count, &sql)?;
-                return self.judge(&sql, outcome, wanted);
+                return self.check(&sql, outcome, wanted);
             }
             _ => String::new(),
         };
@@ -385,7 +385,7 @@ impl<'a> Player<'a> {
                 Wanted::Runs => session.send(&sql),
                 _ => {
                     let outcome = outcome(session, &sql, patience)?;
-                    self.judge(&sql, outcome, wanted)
+                    self.check(&sql, outcome, wanted)
                 }
             },
             Action::Try(..) => {
@@ -397,13 +397,13 @@ impl<'a> Player<'a> {
                     tried = Ok(outcome(session, &probe, patience)?.context(probe)?);
                 }
                 outcome(session, "ROLLBACK", patience)??;
-                self.judge(&sql, tried, wanted)
+                self.check(&sql, tried, wanted)
             }
             Action::Until(_) => loop {
                 let outcome = outcome(self.session(place)?, &sql, patience)?;
-                let judged = self.unblessed(|own| own.judge(&sql, outcome, wanted));
-                if judged.is_ok() || since.elapsed() > patience {
-                    return judged;
+                let checked = self.unblessed(|own| own.check(&sql, outcome, wanted));
+                if checked.is_ok() || since.elapsed() > patience {
+                    return checked;
                 }
                 std::thread::sleep(Duration::from_millis(5));
             },
@@ -415,7 +415,7 @@ impl<'a> Player<'a> {
             Action::Woken => {
                 let sql = session.pending().unwrap_or_default().to_owned();
                 let outcome = session.outcome(patience)?;
-                self.judge(&sql, outcome, wanted)
+                self.check(&sql, outcome, wanted)
             }
             Action::Notices(wanted) => {
                 let notices = session.notices();
@@ -482,7 +482,7 @@ impl<'a> Player<'a> {
     }
 
     /// Checks the outcome against the expected one and stores the values that it names.
-    fn judge(&mut self, sql: &str, outcome: Outcome, wanted: &Wanted) -> Result<()> {
+    fn check(&mut self, sql: &str, outcome: Outcome, wanted: &Wanted) -> Result<()> {
         let (fits, told) = match (wanted, &outcome) {
             (Wanted::Success, _) => (outcome.is_ok(), "no error".to_owned()),
             (Wanted::Outcome(wanted), _) => {

@@ -55,7 +55,7 @@ impl<'a> Player<'a> {
         };
         match verb {
             Verb::Backup | Verb::Standby => {
-                let (server, builder) = (self.cluster("")?, self.lab.builder());
+                let (server, builder) = (self.cluster("")?, self.harness.builder());
                 let made = if verb == Verb::Standby {
                     let standby = builder.standby_of(server)?;
                     standby.start()?;

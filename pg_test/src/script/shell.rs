@@ -2,7 +2,7 @@
 
 use crate::client::Conninfo;
 use crate::clients::command::fixture;
-use crate::lab::Lab;
+use crate::harness::Harness;
 use crate::process::{as_server_user, wait_until};
 use crate::source_tree::source_root;
 use anyhow::{Context, Result, ensure};
@@ -15,7 +15,7 @@ use std::process::Stdio;
 use std::time::Duration;
 
 pub struct Shell<'a> {
-    lab: &'a Lab,
+    harness: &'a Harness,
     dir: PathBuf,
     path: String,
     with_command: bool,
@@ -31,16 +31,16 @@ pub struct Ended {
 
 impl<'a> Shell<'a> {
     /// Makes a shell. With `with_command` it also finds `pg_fence`.
-    pub fn new(lab: &'a Lab, with_command: bool) -> Result<Shell<'a>> {
-        let mut places = vec![lab.install_dir().bin_dir()];
+    pub fn new(harness: &'a Harness, with_command: bool) -> Result<Shell<'a>> {
+        let mut places = vec![harness.install_dir().bin_dir()];
         if with_command {
             places.push(fixture::program()?.parent().context("it lies somewhere")?.to_owned());
         }
         let path = std::env::var_os("PATH").unwrap_or_default();
         let path = std::env::join_paths(places.into_iter().chain(std::env::split_paths(&path)))?;
-        let dir = lab.install_dir().new_dir("shell")?;
+        let dir = harness.install_dir().new_dir("shell")?;
         Ok(Shell {
-            lab,
+            harness,
             dir,
             path: path.to_string_lossy().into_owned(),
             with_command,
@@ -59,7 +59,7 @@ impl<'a> Shell<'a> {
         let file = |what: &str| self.dir.join(format!("{what}{}", self.groups.len()));
         let (out, err) = (file(".out"), file(".err"));
         let (port, dbname) = conninfo.place();
-        let mut command = self.lab.rundir().command("sh");
+        let mut command = self.harness.rundir().command("sh");
         if data.is_some() && !self.with_command {
             // The files of servers belong to that user.
             as_server_user(&mut command)?;
@@ -121,7 +121,7 @@ impl Ended {
     }
 
     /// Checks the result against the expected one.
-    pub fn judge(&self, text: &str, wanted: &str) -> Result<()> {
+    pub fn check(&self, text: &str, wanted: &str) -> Result<()> {
         ensure!(self.is(wanted), "{text}\n  wanted: {wanted}\n  got: {}", self.shown());
         Ok(())
     }

@@ -8,7 +8,7 @@
 //! In this machine a call takes all its locks at once, and the lease is exclusive. `locking` is a second model, in
 //! which locks are taken one by one, also by shared and slot acquires. `snapshots` is a third, whose transactions read
 //! from their snapshots. `rows` models leases in rows, which have only the row's lock. Real sessions and servers test
-//! the rest (`lab`: `session_races`, `session_durability`, `leases::keep`, the scenarios): the order of waiters, how
+//! the rest (`suite`: `session_races`, `session_durability`, `leases::keep`, the scenarios): the order of waiters, how
 //! rows are seen in a table that is rewritten, leases granted by other systems, grants that a crash may lose, many
 //! leases renewed in one call.
 

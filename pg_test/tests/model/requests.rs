@@ -211,7 +211,7 @@ impl System {
         let (old, last) = (Some(state.server.data.bound), state.server.data.sequence.last);
         let write = Write { old, new: Some(Some(token)), named: true, ambient: None };
         let issued = |token| token > Token::BEFORE_ALL && token <= last;
-        let Verdict::Land(mut landing) = fence::judge(&write, Order::Monotonic, true, issued)
+        let Verdict::Land(mut landing) = fence::check(&write, Order::Monotonic, true, issued)
         else {
             return self.refuse(state, c, None);
         };

@@ -3,7 +3,7 @@
 //!
 //! A worker may freeze anywhere, also between the moment at which its statement reads the clock and the row's lock. Its
 //! transaction may stay open for any time, roll back to a savepoint, be prepared, or be lost in a crash, which may also
-//! lose the latest commit. The decision is the extension's own code (`row_lease::judge`). PostgreSQL's row lock is
+//! lose the latest commit. The decision is the extension's own code (`row_lease::check`). PostgreSQL's row lock is
 //! modelled as it is: a statement waits for the end of an open transaction that has written the row. Isolation levels
 //! above READ COMMITTED only add refusals (40001).
 
@@ -180,7 +180,7 @@ fn seconds(deadline: Instant) -> u8 {
 
 impl Rows {
     /// Returns the extension's verdict on a statement on that row.
-    fn judge(&self, state: &State, worker: usize, (statement, sent): (Statement, u8)) -> Verdict {
+    fn check(&self, state: &State, worker: usize, (statement, sent): (Statement, u8)) -> Verdict {
         let (p, row) = (&self.protections, state.row());
         let of_row = || row.fence.map_or(Presented::Null, |fence| Presented::Token(token(fence)));
         let of_worker = || {
@@ -212,7 +212,7 @@ impl Rows {
         let write = row_lease::Write { old: stored, presented, new_deadline: Some(deadline(new)) };
         let now = at(if p.clock_after_lock { state.clock } else { sent });
         let issued = |asked: Token| asked <= token(state.drawn);
-        match row_lease::judge(&write, now, issued) {
+        match row_lease::check(&write, now, issued) {
             Verdict::Land(Some(Instant::EARLIEST)) => Verdict::Land(None),
             Verdict::Land(None) if statement == Edit && !p.edit_closes => {
                 Verdict::Land(stored.deadline)
@@ -224,7 +224,7 @@ impl Rows {
         }
     }
 
-    /// The statement gets the row's lock, is judged, and may write a version.
+    /// The statement gets the row's lock, is checked, and may write a version.
     fn land(&self, state: &mut State, worker: usize) -> Option<()> {
         let (statement, sent) = state.workers[worker].sent.take()?;
         let is_own = state.writer == Some(Writer::Worker(worker));
@@ -234,7 +234,7 @@ impl Rows {
             return Some(());
         }
         let is_holder = old.claimant == Some(worker);
-        let new = match self.judge(state, worker, (statement, sent)) {
+        let new = match self.check(state, worker, (statement, sent)) {
             Verdict::Refused(_) => return Some(()),
             Verdict::Claim(deadline) => {
                 state.drawn += 1;

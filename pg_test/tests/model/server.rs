@@ -192,7 +192,7 @@ impl Server {
         Identity { backup, ..identity(&self.data) }
     }
 
-    /// Returns the advance that a session must make before it may draw or judge.
+    /// Returns the advance that a session must make before it may draw or check.
     pub fn due(&self, p: &Protections) -> Due {
         let recorded = Recorded {
             identity: Some(self.data.identity),

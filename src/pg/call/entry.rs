@@ -3,7 +3,7 @@
 //!
 //! Never delete a function that a released version's SQL names.
 
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::call::raise;
 use pgrx::pg_sys;
@@ -15,7 +15,7 @@ use pgrx::pg_sys;
 #[inline(always)]
 pub unsafe fn enter(
     fcinfo: pg_sys::FunctionCallInfo,
-    work: impl FnOnce(Args) -> Result<Answer, Refusal>,
+    work: impl FnOnce(Args) -> Result<Answer, Report>,
 ) -> pg_sys::Datum {
     // SAFETY: the outcome is Copy, so nothing is left to drop when the error leaves by longjmp.
     unsafe {

@@ -1,4 +1,4 @@
-//! Raising a refusal as a Postgres error, and passing on errors of Postgres.
+//! Raising a report as a Postgres error, and passing on errors of Postgres.
 //!
 //! pgrx turns a Postgres error into a panic that has only some of its fields, and loses some of these: it knows a
 //! closed list of SQLSTATEs (any other becomes XX000) and takes texts for UTF-8. So each error is copied while it is
@@ -6,7 +6,7 @@
 //! thrown last.
 
 use crate::encoding::{c_string, in_server_encoding, keeps_utf8};
-use crate::errors::{Refusal, SqlState};
+use crate::errors::{Report, SqlState};
 use crate::pg::call::reserve;
 use crate::pg::raw;
 use pgrx::pg_sys;
@@ -42,7 +42,7 @@ struct MetErrors {
 /// pgrx's own guard throws a Postgres error itself, but with a copy of its text domain that is never freed: a session
 /// that catches errors in a loop would grow by 32 bytes with each.
 #[inline]
-pub fn caught<T>(work: impl FnOnce() -> Result<T, Refusal>) -> Result<T, RawError> {
+pub fn caught<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, RawError> {
     reserve::keep();
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
@@ -142,8 +142,8 @@ impl RawError {
 
     /// Converts one of our errors.
     #[cold]
-    fn of(refusal: Refusal) -> Self {
-        RawError::allocated(error_data_of(refusal))
+    fn of(report: Report) -> Self {
+        RawError::allocated(error_data_of(report))
     }
 
     /// Converts a Rust panic, or an error without a copy.
@@ -189,18 +189,18 @@ fn error_data(sqlstate: SqlState, message: *const c_char) -> pg_sys::ErrorData {
 }
 
 /// Converts one of our errors to Postgres's format.
-fn error_data_of(refusal: Refusal) -> pg_sys::ErrorData {
+fn error_data_of(report: Report) -> pg_sys::ErrorData {
     let optional = |text: &[u8]| {
         let text = if text.is_empty() { std::ptr::null() } else { c_string(text) };
         text.cast_mut()
     };
-    let detail = optional(&in_server_encoding(refusal.detail()));
-    let message = c_string(&in_server_encoding(refusal.message));
-    let mut error = error_data(refusal.sqlstate, message);
+    let detail = optional(&in_server_encoding(report.detail()));
+    let message = c_string(&in_server_encoding(report.message));
+    let mut error = error_data(report.sqlstate, message);
     error.detail = detail;
     // The hint may name a column, so it may have characters outside of ASCII.
-    error.hint = optional(&in_server_encoding(refusal.hint.into_owned()));
-    if let Some(location) = refusal.location {
+    error.hint = optional(&in_server_encoding(report.hint.into_owned()));
+    if let Some(location) = report.location {
         error.schema_name = optional(&location.schema);
         error.table_name = optional(&location.table);
         error.column_name = optional(&location.column);
@@ -230,7 +230,7 @@ pub unsafe fn throw(error: RawError) -> ! {
 }
 
 /// Raises an error in the middle of Rust work, as a function of the server would, for errors that no caller expects.
-pub fn now(error: Refusal) -> ! {
+pub fn now(error: Report) -> ! {
     report(error, PgLogLevel::ERROR);
     unreachable!("an ERROR was reported and came back");
 }
@@ -247,16 +247,16 @@ pub fn end_without_memory() -> ! {
 }
 
 /// Sends the client a warning.
-pub fn warn(warning: Refusal) {
+pub fn warn(warning: Report) {
     report(warning, PgLogLevel::WARNING);
 }
 
 /// Writes a line to the server's log.
-pub fn log(line: Refusal) {
+pub fn log(line: Report) {
     report(line, PgLogLevel::LOG_SERVER_ONLY);
 }
 
-fn report(what: Refusal, level: PgLogLevel) {
+fn report(what: Report, level: PgLogLevel) {
     let mut report = error_data_of(what);
     report.elevel = level as c_int;
     // SAFETY: a message below ERROR returns.

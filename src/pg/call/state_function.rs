@@ -3,7 +3,7 @@
 //! Postgres checks EXECUTE if SQL names a function, but not if C calls one. So the PL/pgSQL part of an SQL function can
 //! be a function that nobody else may call, and still runs with the rights of its caller.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::call::args::Args;
 use crate::pg::compat;
 use crate::pg::own;
@@ -17,13 +17,13 @@ pub struct StateFunction {
 }
 
 /// The trigger function `fenced`. Errors: 55000 if there is none.
-pub fn fenced() -> Result<pg_sys::Oid, Refusal> {
+pub fn fenced() -> Result<pg_sys::Oid, Report> {
     own::fenced().ok_or_else(|| errors::function_missing("fenced"))
 }
 
 impl StateFunction {
     /// Finds the function with that name and number of arguments. Errors: 55000 if there is none.
-    pub fn find(name: &CStr, arguments: usize) -> Result<Self, Refusal> {
+    pub fn find(name: &CStr, arguments: usize) -> Result<Self, Report> {
         let oid = own::function(name, arguments)
             .ok_or_else(|| errors::function_missing(&name.to_string_lossy()))?;
         let (mut types, mut count) = (std::ptr::null_mut(), 0);

@@ -1,7 +1,7 @@
 //! The description of a refused write: what an error may show of its table and row.
 
 use crate::encoding::{to_utf8, within};
-use crate::errors::{Location, Refusal};
+use crate::errors::{Location, Report};
 use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
 use crate::pg::state::relation::quoted_name;
 use pgrx::pg_sys;
@@ -26,17 +26,17 @@ fn location(call: &TriggerCall) -> Location {
 }
 
 /// Adds the table to an error.
-pub fn at_table(refusal: Refusal, call: &TriggerCall) -> Refusal {
+pub fn at_table(report: Report, call: &TriggerCall) -> Report {
     // SAFETY: open as long as the call runs.
     let relation = unsafe { quoted_name(call.relation()) };
-    refusal.at(location(call)).detailed(|d| d.relation = Some(relation))
+    report.at(location(call)).detailed(|d| d.relation = Some(relation))
 }
 
 /// Adds the table, the column and the key to an error, as far as the caller may see them.
-pub fn at_row(refusal: Refusal, call: &TriggerCall, fence: &Attribute) -> Refusal {
+pub fn at_row(report: Report, call: &TriggerCall, fence: &Attribute) -> Report {
     let location = Location { column: column_name(call, fence.number), ..location(call) };
     let key = key_for(call, |number| readable(call, number));
-    at_table(refusal, call).at(location).detailed(|d| d.key = key)
+    at_table(report, call).at(location).detailed(|d| d.key = key)
 }
 
 /// Returns true if the caller may read this column of the table in every row. Both the current user and the session's

@@ -4,7 +4,7 @@
 //! `pg_locks` as advisory locks with this `objsubid`, are released when their savepoint is rolled back, and survive
 //! PREPARE TRANSACTION. A backend never conflicts with itself.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
 use crate::pg::raw;
@@ -98,7 +98,7 @@ impl LockTag {
     /// `lock_timeout`, `statement_timeout`, a cancel and the deadlock detector end the wait. Without `wait`, returns
     /// false if the lock is held, and the server raises nothing. Errors: 53200 if the session's share of the lock table
     /// is used up, or the table is full.
-    pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Refusal> {
+    pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Report> {
         if wait {
             return lock_count::take(self.entry(), || {
                 let _owner = TransactionOwns::now();

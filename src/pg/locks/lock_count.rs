@@ -3,7 +3,7 @@
 //! The whole server shares the lock table. If it is full, nobody can lock anything, or even connect. So a session may
 //! use at most a quarter of it.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::compat;
 use crate::pg::session::scope::{SavepointId, XactEvent};
 use crate::pg::session::xact;
@@ -36,7 +36,7 @@ pub fn on_transaction_event(event: XactEvent) {
 
 /// Takes a lock entry and counts it for the current subtransaction. Returns false if `acquire` does not get the lock.
 /// Errors with 53200 if the session's share is used up.
-pub fn take(entry: Entry, acquire: impl FnOnce() -> bool) -> Result<bool, Refusal> {
+pub fn take(entry: Entry, acquire: impl FnOnce() -> bool) -> Result<bool, Report> {
     if !TAKEN.with_borrow(|taken| taken.contains_key(&entry)) {
         require_one_more()?;
     }
@@ -51,7 +51,7 @@ pub fn take(entry: Entry, acquire: impl FnOnce() -> bool) -> Result<bool, Refusa
 }
 
 /// Errors with 53200 if the session's share is used up.
-pub fn require_one_more() -> Result<(), Refusal> {
+pub fn require_one_more() -> Result<(), Report> {
     if is_full() {
         return Err(errors::lock_table_share(at_most()));
     }

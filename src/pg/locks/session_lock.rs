@@ -4,7 +4,7 @@
 //! the session release it. Otherwise its tag (`field4`) is unreachable from SQL. Its key is the first token of the
 //! grant: no two grants share a lock, and a lock that was left behind keeps no later grant alive.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::compat;
 use crate::pg::locks::{lock, lock_count};
 use crate::pg::session::server;
@@ -30,7 +30,7 @@ impl SessionLock {
 
     /// Takes the lock for this session. It is free, because the token was just drawn. Errors: 53200 if the session's
     /// share of the lock table is used up, or the table is full.
-    pub fn take(&self) -> Result<(), Refusal> {
+    pub fn take(&self) -> Result<(), Report> {
         lock_count::require_one_more()?;
         if !compat::try_lock(&self.0, HELD, true) {
             return Err(errors::lock_table_full());

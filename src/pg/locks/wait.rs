@@ -1,6 +1,6 @@
 //! Sleeping, and waiting for a lock for a limited time.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::compat;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::time_limit;
@@ -65,7 +65,7 @@ impl Waiting {
     }
 
     /// Errors with 55P03 if `lock_timeout` has passed, which counts for the whole wait.
-    fn check_lock_timeout(&self) -> Result<(), Refusal> {
+    fn check_lock_timeout(&self) -> Result<(), Report> {
         if lock_timeout().is_some_and(|timeout| self.since.elapsed() >= timeout) {
             return Err(errors::lock_timeout());
         }
@@ -74,7 +74,7 @@ impl Waiting {
 
     /// Sleeps for `span`, or until the wait or `lock_timeout` is over, or until woken. Returns false if the wait was
     /// over already. Errors: 55P03 if `lock_timeout` has passed, and those of cancels and timeouts.
-    pub fn sleep(&self, span: Duration) -> Result<bool, Refusal> {
+    pub fn sleep(&self, span: Duration) -> Result<bool, Report> {
         if self.left().is_zero() {
             return Ok(false);
         }
@@ -122,7 +122,7 @@ fn lock_timeout() -> Option<Duration> {
 ///
 /// Postgres's timeouts follow the server's clock. If that is set forward, the wait ends too early and begins again at
 /// the end of the queue. If it is set back, the wait takes longer.
-pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Refusal> {
+pub fn take_within(tag: &LockTag, mode: LockMode, waiting: &Waiting) -> Result<bool, Report> {
     if tag.take(mode, false)? {
         return Ok(true);
     }

@@ -11,12 +11,12 @@ use std::cell::Cell;
 #[derive(Clone, Copy, Default)]
 struct Commit {
     /// The end of the transaction's WAL when all of it might be lost in a crash; 0 if it never might.
-    losable_up_to: u64,
+    may_be_lost_up_to: u64,
     /// True if the commit must wait as the session's settings say.
-    forced: bool,
+    must_flush: bool,
     /// The value of `synchronous_commit` before the commit was made asynchronous, and the number of WAL records that
     /// this session had written by then.
-    relaxed: Option<(i32, i64)>,
+    to_restore: Option<(i32, i64)>,
 }
 
 thread_local! {
@@ -28,21 +28,21 @@ thread_local! {
 /// after a crash advances the sequence.)
 pub struct Part {
     /// True if all that the transaction wrote before may be lost.
-    is_rest_losable: bool,
+    may_rest_be_lost: bool,
 }
 
 impl Part {
     /// The part that begins now.
     pub fn begin() -> Self {
         // A commit never waits for records without a transaction id, such as that of pruning a page during a read.
-        let losable_up_to = COMMIT.get().losable_up_to;
-        Part { is_rest_losable: !xact::has_written() || wal_end() == losable_up_to }
+        let may_be_lost_up_to = COMMIT.get().may_be_lost_up_to;
+        Part { may_rest_be_lost: !xact::has_written() || wal_end() == may_be_lost_up_to }
     }
 
     /// Notes that a crash may lose this part, which ends now.
     pub fn may_be_lost(self) {
-        if self.is_rest_losable {
-            COMMIT.set(Commit { losable_up_to: wal_end(), ..COMMIT.get() });
+        if self.may_rest_be_lost {
+            COMMIT.set(Commit { may_be_lost_up_to: wal_end(), ..COMMIT.get() });
         }
     }
 }
@@ -55,8 +55,8 @@ fn wal_end() -> u64 {
 
 /// Makes this transaction's commit wait for the disk, whatever `synchronous_commit` says, and for synchronous standbys
 /// if it says so.
-pub fn force() {
-    COMMIT.set(Commit { forced: true, ..COMMIT.get() });
+pub fn flush_at_commit() {
+    COMMIT.set(Commit { must_flush: true, ..COMMIT.get() });
     // SAFETY: sets a flag of this transaction.
     unsafe { pg_sys::ForceSyncCommit() };
 }
@@ -80,22 +80,22 @@ pub fn waits_for_standbys() -> bool {
 }
 
 /// Makes the commit asynchronous if all of it may be lost. Called before the commit record is written.
-pub fn relax() {
+pub fn allow_asynchronous() {
     let commit = COMMIT.get();
-    if commit.losable_up_to == 0 || commit.losable_up_to != wal_end() || commit.forced {
+    if commit.may_be_lost_up_to == 0 || commit.may_be_lost_up_to != wal_end() || commit.must_flush {
         return;
     }
     // SAFETY: an int that the commit reads on this thread; `restore` puts it back, whatever the outcome.
     unsafe {
-        COMMIT.set(Commit { relaxed: Some((pg_sys::synchronous_commit, records())), ..commit });
+        COMMIT.set(Commit { to_restore: Some((pg_sys::synchronous_commit, records())), ..commit });
         pg_sys::synchronous_commit = pg_sys::SyncCommitLevel::SYNCHRONOUS_COMMIT_OFF as i32;
     }
 }
 
-/// Restores the setting when the transaction is over. If another extension has written something after `relax`, there
+/// Restores the setting when the transaction is over. If another extension has written something after `allow_asynchronous`, there
 /// are more records than that of the commit, and the session waits for the disk now.
 pub fn restore(ending: Ending) {
-    let Some((setting, records_before)) = COMMIT.take().relaxed else { return };
+    let Some((setting, records_before)) = COMMIT.take().to_restore else { return };
     // SAFETY: as above; this session has written the commit record.
     unsafe {
         pg_sys::synchronous_commit = setting;

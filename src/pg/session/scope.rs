@@ -3,7 +3,7 @@
 //! A module with such state has a function `on_transaction_event`. `crate::transaction_end` calls all of them, and
 //! whatever else must be done when a transaction ends, in order. This module calls `transaction_end`.
 
-use crate::errors::Refusal;
+use crate::errors::Report;
 use crate::pg::call::raise;
 use pgrx::pg_sys;
 use std::cell::Cell;
@@ -53,7 +53,7 @@ impl XactEvent {
 #[derive(Clone, Copy)]
 pub struct Listener {
     /// Called when the transaction can still write or fail. The argument is true for PREPARE.
-    pub before_commit: fn(bool) -> Result<(), Refusal>,
+    pub before_commit: fn(bool) -> Result<(), Report>,
     /// Called at each later event.
     pub at: fn(XactEvent),
 }

@@ -1,6 +1,6 @@
 //! The identity of this server and this database, and when the server started.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use pg_fence_rules::Instant;
 use pg_fence_rules::epochs::{self, Identity, Start};
 use pgrx::pg_sys;
@@ -68,7 +68,7 @@ pub fn system_identifier() -> u64 {
 }
 
 /// The identity of this database, given the oid of its token sequence. Errors: 58030 if a file cannot be read.
-pub fn identity(sequence: pg_sys::Oid) -> Result<Identity, Refusal> {
+pub fn identity(sequence: pg_sys::Oid) -> Result<Identity, Report> {
     Ok(Identity {
         timeline: timeline(),
         system_identifier: system_identifier(),

@@ -1,7 +1,7 @@
 //! The settings `pg_fence.token`, `pg_fence.max_ttl`, `pg_fence.statistics` and `pg_fence.refusals_kept`.
 
 use crate::encoding::{c_string, push_number};
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::compat;
 use pg_fence_rules::{Span, Token};
 use pgrx::pg_sys::{self, GucSource};
@@ -115,7 +115,7 @@ pub fn is_replica() -> bool {
 
 /// The longest ttl that a call may ask for; `None` if there is no limit. Errors: 42501 if the client has set it and may
 /// not, 22023 if the recorded value is invalid.
-pub fn max_ttl() -> Result<Option<Span>, Refusal> {
+pub fn max_ttl() -> Result<Option<Span>, Report> {
     // The present value does not matter here: a reload may have set that of the configuration file, but the one
     // recorded for the role is still unknown.
     match UNKNOWN.get() {

@@ -3,7 +3,7 @@
 //! The table is read by the server's own scans, under its lock, and written as PostgreSQL writes its catalogs. SPI is
 //! not used, so there is no plan, no `search_path`, and the caller's rights do not matter.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::call::args::{bytes_of, text_datum};
 use crate::pg::call::raise;
 use crate::pg::compat;
@@ -57,13 +57,13 @@ pub struct LeaseTable {
 
 impl LeaseTable {
     /// Opens the table, waiting for maintenance as any statement does.
-    pub fn open(access: Access) -> Result<Self, Refusal> {
+    pub fn open(access: Access) -> Result<Self, Report> {
         let opened = Self::try_open(access, IfLocked::Queue)?;
         opened.ok_or_else(|| errors::state_missing("lease"))
     }
 
     /// Opens the table. Returns `None` if a lock is not free and `if_locked` forbids waiting.
-    pub fn try_open(access: Access, if_locked: IfLocked) -> Result<Option<Self>, Refusal> {
+    pub fn try_open(access: Access, if_locked: IfLocked) -> Result<Option<Self>, Report> {
         relation::check_version();
         let mode = match access {
             Access::Read => pg_sys::AccessShareLock,
@@ -83,7 +83,7 @@ impl LeaseTable {
 
     /// Opens the table to read one row, waiting for maintenance. The index is opened later, if the row's position is
     /// unknown or a definition has changed.
-    pub fn open_to_look() -> Result<Self, Refusal> {
+    pub fn open_to_look() -> Result<Self, Report> {
         relation::check_version();
         let table = Opened::queued(state_oid(c"lease")?, pg_sys::AccessShareLock);
         let opened = LeaseTable { table, index: OnceCell::new() };
@@ -92,7 +92,7 @@ impl LeaseTable {
     }
 
     /// The index by name and slot. Errors: 55000.
-    fn index(&self) -> Result<&Opened, Refusal> {
+    fn index(&self) -> Result<&Opened, Report> {
         let is_new = self.index.get().is_none();
         let index = self.index.get_or_try_init(|| {
             let oid = state_oid(c"lease_pkey")?;
@@ -106,7 +106,7 @@ impl LeaseTable {
     }
 
     /// Errors with 55000 unless the table has the expected shape. Checks again if a definition has changed.
-    fn check_shape(&self) -> Result<(), Refusal> {
+    fn check_shape(&self) -> Result<(), Report> {
         thread_local! {
             static CHECKED: Cell<Option<(pg_sys::Oid, u64)>> = const { Cell::new(None) };
         }
@@ -149,7 +149,7 @@ impl LeaseTable {
     /// The rows of a lease, in the order of their slots.
     pub fn rows(&self, name: &[u8], as_of: AsOf) -> Vec<Row> {
         let name = text_datum(name);
-        let index = self.index().unwrap_or_else(|refusal| raise::now(refusal)).relation;
+        let index = self.index().unwrap_or_else(|report| raise::now(report)).relation;
         let mut found = Vec::with_capacity(1);
         let scan = |snapshot| {
             let mut key = pg_sys::ScanKeyData::default();
@@ -246,7 +246,7 @@ impl LeaseTable {
     }
 
     /// Calls `show` for every row of the table.
-    pub fn each(&self, mut show: impl FnMut(&Row) -> Result<(), Refusal>) -> Result<(), Refusal> {
+    pub fn each(&self, mut show: impl FnMut(&Row) -> Result<(), Report>) -> Result<(), Report> {
         // SAFETY: an open table, whose rows are copied.
         unsafe {
             table_scan::each_row(self.relation(), |tuple| {
@@ -303,7 +303,7 @@ impl LeaseTable {
     }
 
     /// Writes a new grant, into the slot's existing row if there is one. Errors: 55000.
-    pub fn grant(&self, new: &NewGrant, over: Option<&Row>) -> Result<(), Refusal> {
+    pub fn grant(&self, new: &NewGrant, over: Option<&Row>) -> Result<(), Report> {
         let fields = Fields::of_grant(new, over);
         if let Some(row) = over {
             return self.replace(row, &fields);
@@ -315,7 +315,7 @@ impl LeaseTable {
     }
 
     /// Writes a new version of a row that was read under the grant's lock. Errors: 55000.
-    pub fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Refusal> {
+    pub fn replace(&self, row: &Row, fields: &Fields) -> Result<(), Report> {
         // SAFETY: as above; under the grant's lock no other session changes the row.
         self.write(|table| unsafe {
             raw::CheckCmdReplicaIdentity(table, pg_sys::CmdType::CMD_UPDATE);
@@ -324,7 +324,7 @@ impl LeaseTable {
     }
 
     /// Deletes the row. Errors: 55000.
-    pub fn delete(&self, row: &Row) -> Result<(), Refusal> {
+    pub fn delete(&self, row: &Row) -> Result<(), Report> {
         // SAFETY: as above.
         self.write(|table| unsafe {
             raw::CheckCmdReplicaIdentity(table, pg_sys::CmdType::CMD_DELETE);
@@ -334,7 +334,7 @@ impl LeaseTable {
 
     /// Writes as PostgreSQL writes its catalogs: the row and its index entries. The table's lock is held until the
     /// transaction ends, like any writer's; the index's lock is released on drop. Errors: 55000.
-    fn write(&self, work: impl FnOnce(pg_sys::Relation)) -> Result<(), Refusal> {
+    fn write(&self, work: impl FnOnce(pg_sys::Relation)) -> Result<(), Report> {
         self.table.keep_lock();
         self.check_additions()?;
         // SAFETY: the table is open and locked for writing. `work` calls the server, and drops nothing.
@@ -350,7 +350,7 @@ impl LeaseTable {
     /// Errors with 55000 if the table has an addition that such a write would bypass. Checks again if a definition has
     /// changed. While the table is locked, only an index can still be added (`CREATE INDEX CONCURRENTLY`), and that
     /// needs no entries before this transaction has ended.
-    fn check_additions(&self) -> Result<(), Refusal> {
+    fn check_additions(&self) -> Result<(), Report> {
         thread_local! {
             static CHECKED: Cell<Option<(pg_sys::Oid, u64)>> = const { Cell::new(None) };
         }

@@ -1,7 +1,7 @@
 //! Looking up objects in the extension's schema, and noticing when they change.
 
 use crate::encoding::to_utf8;
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::call::args::bytes_of;
 use crate::pg::call::raise;
 use crate::pg::own;
@@ -63,13 +63,13 @@ pub fn sql_version() -> Option<String> {
 
 /// The oid of a table, index, sequence or view in the extension's schema. Stored until a relation or a schema of the
 /// database changes. Errors: 55000 if there is none.
-pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
+pub fn state_oid(name: &'static CStr) -> Result<pg_sys::Oid, Report> {
     let kept = OIDS.with_borrow(|k| k.iter().find(|(n, _)| *n == name).map(|(_, oid)| *oid));
     kept.map_or_else(|| look_up(name), Ok)
 }
 
 #[cold]
-fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Refusal> {
+fn look_up(name: &'static CStr) -> Result<pg_sys::Oid, Report> {
     // The schema belongs to the extension under any name, and nobody else may create anything in it.
     if SCHEMA.get().is_none() {
         SCHEMA.set(own::state_schema());

@@ -4,7 +4,7 @@
 //! the table (`role_prefix_changed`) tells every session that its rows have changed.
 
 use crate::encoding;
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::call::args::bytes_of;
 use crate::pg::raw;
 use crate::pg::session::role;
@@ -43,7 +43,7 @@ fn generations() -> Generations {
 }
 
 /// Errors with 42501 unless the current user has this right to the lease.
-pub fn require(name: &[u8], level: Level) -> Result<(), Refusal> {
+pub fn require(name: &[u8], level: Level) -> Result<(), Report> {
     require_each([name], level, IfLocked::Queue).map(drop)
 }
 
@@ -53,7 +53,7 @@ pub fn require_each<'n>(
     leases: impl IntoIterator<Item = &'n [u8]>,
     level: Level,
     if_locked: IfLocked,
-) -> Result<bool, Refusal> {
+) -> Result<bool, Report> {
     // SAFETY: reads the oid of the current user.
     let Some(names) = names_of(unsafe { raw::GetUserId() }, if_locked)? else { return Ok(false) };
     match leases.into_iter().find(|name| !names.allow(name, level)) {
@@ -94,7 +94,7 @@ fn user_may_see(user: Oid, name: &[u8]) -> bool {
 
 /// The names that a user may use. Returns `None` if the table is locked and `if_locked` forbids waiting. Errors: 55000
 /// if the table is missing or has another shape than expected.
-fn names_of(user: Oid, if_locked: IfLocked) -> Result<Option<Rc<Names>>, Refusal> {
+fn names_of(user: Oid, if_locked: IfLocked) -> Result<Option<Rc<Names>>, Report> {
     // Without this, a transaction that already holds all locks that it needs would not notice changes by other sessions
     // before its end.
     // SAFETY: within a transaction, in which opening any relation does the same.
@@ -121,7 +121,7 @@ fn names_of(user: Oid, if_locked: IfLocked) -> Result<Option<Rc<Names>>, Refusal
 }
 
 /// Reads the rows of the user, and of each role whose rights it has.
-fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
+fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Report> {
     // SAFETY: a catalog look-up.
     if unsafe { pg_sys::superuser_arg(user) } {
         return Ok(Some(Names::all()));
@@ -138,7 +138,7 @@ fn read(user: Oid, if_locked: IfLocked) -> Result<Option<Names>, Refusal> {
         if !table.is_heap_with(&COLUMNS) {
             return Err(errors::state_differs("role_prefix"));
         }
-        table_scan::each_row(table.relation, |tuple| -> Result<(), Refusal> {
+        table_scan::each_row(table.relation, |tuple| -> Result<(), Report> {
             let value = |n| -> Option<Datum> {
                 let mut null = false;
                 let value = pg_sys::heap_getattr(tuple, n, columns, &mut null);
@@ -199,7 +199,7 @@ fn roles_in_acl(relation: Oid) -> Vec<Oid> {
 }
 
 /// Returns true if the current user may read the table itself. Errors: 55000.
-pub fn may_be_read() -> Result<bool, Refusal> {
+pub fn may_be_read() -> Result<bool, Report> {
     let table = state_oid(TABLE)?;
     // SAFETY: catalog look-ups.
     unsafe {
@@ -210,7 +210,7 @@ pub fn may_be_read() -> Result<bool, Refusal> {
 }
 
 /// Tells every session at commit that the table's rows have changed. Errors: 55000.
-pub fn changed() -> Result<(), Refusal> {
+pub fn changed() -> Result<(), Report> {
     let table = state_oid(TABLE)?;
     // SAFETY: the oid of a relation.
     unsafe { pg_sys::CacheInvalidateRelcacheByRelid(table) };

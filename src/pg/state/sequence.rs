@@ -1,6 +1,6 @@
 //! Reading and setting sequences without SQL, because callers of the extension have no rights on them.
 
-use crate::errors::{self, Refusal};
+use crate::errors::{self, Report};
 use crate::pg::call::raise;
 use crate::pg::compat;
 use crate::pg::raw;
@@ -72,7 +72,7 @@ pub fn read(oid: pg_sys::Oid) -> Page {
     read_page(&sequence).unwrap_or_else(|| raise::now(damage(&sequence)))
 }
 
-fn damage(sequence: &Opened) -> Refusal {
+fn damage(sequence: &Opened) -> Report {
     // SAFETY: an open relation.
     let name = unsafe { relation::quoted_name(sequence.relation) };
     errors::damaged_sequence(&name, is_unlogged(sequence))

@@ -245,7 +245,7 @@ class Guard(Block[C]):
         self._last = heartbeat.of_schema(statements.last(names, tokens))
         self._releases, self._is_touching = release, False
         #: The leases that can be lost under it. Not a row lease whose window is over: its last write is
-        #: judged by the table's trigger.
+        #: checked by the table's trigger.
         self._held = [one for one in holdings if not (release and one.rows and one.is_late)]
         self._connection, self._driver = connection, driver_of(connection)
         self._is_async = self._driver.is_async

@@ -25,7 +25,7 @@ struct Etcd {
 /// Starts a server. Each acquire grants an etcd lease and puts a key tied to it. With `watches`, clients wait by
 /// watching the key, and each has one etcd lease.
 pub fn start(bench: &Workbench, watches: bool) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Etcd { server: service::etcd(bench.lab.rundir(), &[])?, watches }))
+    Ok(Box::new(Etcd { server: service::etcd(bench.harness.rundir(), &[])?, watches }))
 }
 
 impl Peer for Etcd {

@@ -22,7 +22,7 @@ pub struct Redis {
 /// Starts a server with its default settings, which writes a snapshot from time to time, or one that flushes each
 /// write.
 pub fn start(bench: &Workbench, durable: bool) -> Result<Box<dyn Peer>> {
-    Ok(Box::new(Redis { server: service::redis(bench.lab.rundir(), durable)?, durable }))
+    Ok(Box::new(Redis { server: service::redis(bench.harness.rundir(), durable)?, durable }))
 }
 
 const ACQUIRE: &str = "

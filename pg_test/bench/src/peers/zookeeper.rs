@@ -27,7 +27,7 @@ pub fn start(bench: &Workbench) -> Result<Box<dyn Peer>> {
     if !service::zookeeper_packages().iter().all(Package::is_installed) {
         bail!("the package libzookeeper-java, or a Java, is not installed");
     }
-    Ok(Box::new(ZooKeeper(service::zookeeper(bench.lab.rundir(), TICK)?)))
+    Ok(Box::new(ZooKeeper(service::zookeeper(bench.harness.rundir(), TICK)?)))
 }
 
 impl Peer for ZooKeeper {

@@ -72,7 +72,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
         for ((way, database), track) in ALL.iter().zip(&databases).zip(&mut tracks) {
             let times = if way.ttl.is_some() { 1 } else { bench.options.pick(5, 20) };
             let address = database.conninfo().to_string();
-            let some = deaths(bench.lab.rundir(), *way, &address, times)
+            let some = deaths(bench.harness.rundir(), *way, &address, times)
                 .with_context(|| format!("{} does not run", way.dies.name))?;
             track.add(some);
         }

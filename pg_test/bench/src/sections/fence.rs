@@ -128,7 +128,7 @@ pub fn measure(bench: &Workbench) -> Result<Section> {
     );
     let mut section = Section::new("The fence", note);
     let mut session = bench.connect()?;
-    let with_c = triggers::create(bench.lab, &mut session)
+    let with_c = triggers::create(bench.harness, &mut session)
         .map_err(|why| bench.skip("C triggers", &why))
         .is_ok();
     let needs_c =

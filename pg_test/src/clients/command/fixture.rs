@@ -7,7 +7,7 @@ use crate::clients::tcp_proxy::TcpProxy;
 use crate::process::{self, PATIENCE, wait_until};
 use crate::skipped::left_out;
 use crate::stall_detector;
-use crate::{Calls, Cluster, Conninfo, Database, Lab, Session};
+use crate::{Calls, Cluster, Conninfo, Database, Harness, Session};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::Read;
@@ -36,7 +36,7 @@ pub fn program() -> Result<PathBuf> {
 
 /// The settings of a scenario.
 pub struct Scene<'a> {
-    lab: &'a Lab,
+    harness: &'a Harness,
     program: PathBuf,
     /// The factor by which all durations in the options are multiplied.
     pace: u32,
@@ -45,18 +45,18 @@ pub struct Scene<'a> {
 }
 
 impl<'a> Scene<'a> {
-    pub fn lab(&self) -> &'a Lab {
-        self.lab
+    pub fn harness(&self) -> &'a Harness {
+        self.harness
     }
 
     /// A fixture on the shared server.
     pub fn fixture(&self) -> Result<CommandFixture<'a>> {
-        self.fixture_on(self.lab.cluster())
+        self.fixture_on(self.harness.cluster())
     }
 
     pub fn fixture_on(&self, cluster: &Cluster) -> Result<CommandFixture<'a>> {
         let fixture =
-            CommandFixture::with(self.lab, cluster, self.program.clone()).context(NotReady)?;
+            CommandFixture::with(self.harness, cluster, self.program.clone()).context(NotReady)?;
         Ok(CommandFixture { pace: self.pace, options: self.options, ..fixture })
     }
 
@@ -68,23 +68,29 @@ impl<'a> Scene<'a> {
 
 /// Plays a scenario with this build of the command. If it fails on a machine that stalled, it is played again more
 /// slowly: what should have ended may not even have been scheduled.
-pub fn play(lab: &Lab, program: &Path, scenario: impl Fn(&Scene) -> Result<()>) -> Result<()> {
-    play_with("", lab, program, scenario)
+pub fn play(
+    harness: &Harness,
+    program: &Path,
+    scenario: impl Fn(&Scene) -> Result<()>,
+) -> Result<()> {
+    play_with("", harness, program, scenario)
 }
 
 /// Plays a scenario with further options for all runs.
 pub fn play_with(
     options: &'static str,
-    lab: &Lab,
+    harness: &Harness,
     program: &Path,
     scenario: impl Fn(&Scene) -> Result<()>,
 ) -> Result<()> {
-    let scene = |pace| Scene { lab, program: program.to_owned(), pace, options };
-    stall_detector::at_some_pace(lab.rundir().path(), "the command", |pace| scenario(&scene(pace)))
+    let scene = |pace| Scene { harness, program: program.to_owned(), pace, options };
+    stall_detector::at_some_pace(harness.rundir().path(), "the command", |pace| {
+        scenario(&scene(pace))
+    })
 }
 
 pub struct CommandFixture<'a> {
-    lab: &'a Lab,
+    harness: &'a Harness,
     /// The factor by which all durations in the options are multiplied.
     pace: u32,
     /// Further options of all runs.
@@ -97,16 +103,20 @@ pub struct CommandFixture<'a> {
 
 impl<'a> CommandFixture<'a> {
     /// A fixture on the shared server.
-    pub fn new(lab: &'a Lab) -> Result<CommandFixture<'a>> {
-        CommandFixture::on(lab, lab.cluster())
+    pub fn new(harness: &'a Harness) -> Result<CommandFixture<'a>> {
+        CommandFixture::on(harness, harness.cluster())
     }
 
-    pub fn on(lab: &'a Lab, cluster: &Cluster) -> Result<CommandFixture<'a>> {
-        CommandFixture::with(lab, cluster, program()?)
+    pub fn on(harness: &'a Harness, cluster: &Cluster) -> Result<CommandFixture<'a>> {
+        CommandFixture::with(harness, cluster, program()?)
     }
 
     /// A fixture with another build of the command.
-    pub fn with(lab: &'a Lab, cluster: &Cluster, program: PathBuf) -> Result<CommandFixture<'a>> {
+    pub fn with(
+        harness: &'a Harness,
+        cluster: &Cluster,
+        program: PathBuf,
+    ) -> Result<CommandFixture<'a>> {
         let database = Database::with_extension(cluster.conninfo("postgres"))?;
         let role = database.role("runner")?;
         let mut admin = database.connect()?;
@@ -114,8 +124,8 @@ impl<'a> CommandFixture<'a> {
         admin.run(&format!(
             "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE ON work TO {role}"
         ))?;
-        let dir = lab.install_dir().new_dir("command")?;
-        Ok(CommandFixture { lab, pace: 1, options: "", program, database, role, dir })
+        let dir = harness.install_dir().new_dir("command")?;
+        Ok(CommandFixture { harness, pace: 1, options: "", program, database, role, dir })
     }
 
     pub fn role(&self) -> &str {
@@ -142,14 +152,14 @@ impl<'a> CommandFixture<'a> {
 
     /// `pg_fence` with this connection. Its child processes find psql and the same server in their environment.
     pub fn command_to(&self, conninfo: &Conninfo) -> Command {
-        let mut command = self.lab.rundir().command(&self.program);
+        let mut command = self.harness.rundir().command(&self.program);
         let path = std::env::var("PATH").unwrap_or_default();
         let place = self.database.conninfo();
         let (port, dbname) = place.place();
         command
             .arg("--dbname")
             .arg(conninfo.to_string())
-            .env("PATH", format!("{}:{path}", self.lab.install_dir().bin_dir().display()))
+            .env("PATH", format!("{}:{path}", self.harness.install_dir().bin_dir().display()))
             .envs([("PGHOST", "127.0.0.1"), ("PGUSER", &self.role), ("PGDATABASE", dbname)])
             .env("PGPORT", port.to_string())
             .env("DIR", &self.dir)

@@ -80,7 +80,7 @@ pub fn the_supervisor_is_frozen_and_the_lease_is_kept_until_it_is_lost(
 
 pub fn the_supervisor_is_frozen_and_the_link_is_cut(scene: &Scene) -> Result<()> {
     let fixture = &scene.fixture()?;
-    let link = TcpProxy::start(scene.lab().cluster().port())?;
+    let link = TcpProxy::start(scene.harness().cluster().port())?;
     let run = fixture.stubborn_by(&link, "job --ttl 3s")?;
     freeze(run.supervisor())?;
     link.set(LinkState::Swallows(Direction::Both));
@@ -161,7 +161,7 @@ pub fn both_are_killed_at_once_and_the_command_with_them(scene: &Scene) -> Resul
 /// Nobody is notified of the cut.
 pub fn cut(scene: &Scene, direction: Direction) -> Result<()> {
     let fixture = &scene.fixture()?;
-    let link = TcpProxy::start(scene.lab().cluster().port())?;
+    let link = TcpProxy::start(scene.harness().cluster().port())?;
     let run = fixture.stubborn_by(&link, "job --ttl 3s --wait 1m")?;
     link.set(LinkState::Swallows(direction));
     fixture.is_outlived()?;
@@ -170,7 +170,7 @@ pub fn cut(scene: &Scene, direction: Direction) -> Result<()> {
 
 pub fn a_cut_that_is_mended_in_time_ends_nothing(scene: &Scene) -> Result<()> {
     let fixture = &scene.fixture()?;
-    let link = TcpProxy::start(scene.lab().cluster().port())?;
+    let link = TcpProxy::start(scene.harness().cluster().port())?;
     let run = fixture.run_by(&link, "job --ttl 48s", WRITES_LATER)?;
     fixture.pid("pid")?;
     fixture.wait_for_renewal()?;
@@ -185,7 +185,7 @@ pub fn a_cut_that_is_mended_in_time_ends_nothing(scene: &Scene) -> Result<()> {
 }
 
 pub fn the_server_is_restarted_and_the_command_goes_on(scene: &Scene) -> Result<()> {
-    let cluster = scene.lab().builder().start()?;
+    let cluster = scene.harness().builder().start()?;
     let fixture = scene.fixture_on(&cluster)?;
     let run = fixture.run("job --ttl 30s", "write A1; ready; await go; write A2")?;
     fixture.pid("pid")?;
@@ -207,11 +207,11 @@ pub fn the_server_fails_over_with_an_adopted_token(scene: &Scene) -> Result<()> 
 }
 
 fn fails_over(scene: &Scene, options: &str) -> Result<()> {
-    let lab = scene.lab();
-    let primary = lab.builder().start()?;
+    let harness = scene.harness();
+    let primary = harness.builder().start()?;
     let fixture = scene.fixture_on(&primary)?;
     fixture.admin()?.run(&format!("SELECT fence_grant('{}', 'adopter')", fixture.role()))?;
-    let standby = lab.builder().standby_of(&primary)?;
+    let standby = harness.builder().standby_of(&primary)?;
     standby.start()?;
     let link = TcpProxy::start(primary.port())?;
     let script = "write A1; ready; await go; read PGPORT < $DIR/port; export PGPORT; \
@@ -236,10 +236,10 @@ fn fails_over(scene: &Scene, options: &str) -> Result<()> {
 pub fn through_a_pooler_the_lease_is_kept_and_writes_need_the_token_set(
     scene: &Scene,
 ) -> Result<()> {
-    let lab = scene.lab();
-    let cluster = lab.builder().start()?;
+    let harness = scene.harness();
+    let cluster = harness.builder().start()?;
     let fixture = scene.fixture_on(&cluster)?;
-    let pooler = Pooler::start(lab, &cluster, 2)?;
+    let pooler = Pooler::start(harness, &cluster, 2)?;
     pooler.admit(fixture.role())?;
     let (port, _) = pooler.conninfo("postgres").place();
     let script = format!(
@@ -311,7 +311,7 @@ pub fn hidden_from_the_keeper(scene: &Scene) -> Result<()> {
 /// begins.
 pub fn slow_answers(scene: &Scene) -> Result<()> {
     let fixture = &scene.fixture()?;
-    let link = TcpProxy::start(scene.lab().cluster().port())?;
+    let link = TcpProxy::start(scene.harness().cluster().port())?;
     // Longer than the reserve for ending the program before a deadline.
     let delay = scene.time(Duration::from_millis(2000));
     let run = fixture.stubborn_by(&link, "job --ttl 15s")?;
@@ -328,9 +328,9 @@ pub fn slow_answers(scene: &Scene) -> Result<()> {
 
 /// The server then holds the lease for longer; a run that cannot renew goes by its own clock.
 pub fn the_server_s_clock_is_set_back(scene: &Scene) -> Result<()> {
-    let lab = scene.lab();
-    let clock = Clock::new(&lab.install_dir().new_dir("clock")?.join("clock"))?;
-    let cluster = clock.give(lab.builder()).start()?;
+    let harness = scene.harness();
+    let clock = Clock::new(&harness.install_dir().new_dir("clock")?.join("clock"))?;
+    let cluster = clock.give(harness.builder()).start()?;
     let fixture = &scene.fixture_on(&cluster)?;
     let link = TcpProxy::start(cluster.port())?;
     let run = fixture.stubborn_by(&link, "job --ttl 3s")?;

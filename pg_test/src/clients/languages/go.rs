@@ -116,7 +116,7 @@ fn build() -> Result<PathBuf> {
     let programs = tools.home.join("programs");
     let out = |name: &str| programs.join(name).display().to_string();
     // Go itself knows what has changed since the last build.
-    tools.go(&["build", "-o", &out("worker"), "./lab"])?;
+    tools.go(&["build", "-o", &out("worker"), "./worker"])?;
     tools.go(&["build", "-o", &out("first_worker"), "./examples/first"])?;
     let mut tests = tools.command("go");
     tests.args(["test", "-race", "-c", "-o", &out("tests"), "."]).env("CGO_ENABLED", "1");

@@ -210,7 +210,7 @@ fn build() -> Result<PathBuf> {
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
     let mut sources = Vec::new();
-    for part in ["src", "lab", "examples", "tests"] {
+    for part in ["src", "worker", "examples", "tests"] {
         find_sources(&source_root().join("clients/java").join(part), &mut sources)?;
     }
     let home = target_dir().join("clients/java");

@@ -55,11 +55,11 @@ fn prepare() -> Result<Programs> {
             .collect(),
         ..program("tests")?
     };
-    Ok(Programs { tests: Some(tests), ..with_worker("lab/worker.py")? })
+    Ok(Programs { tests: Some(tests), ..with_worker("worker/worker.py")? })
 }
 
 fn prepare_asyncio() -> Result<Programs> {
-    let mut programs = with_worker("lab/worker.py")?;
+    let mut programs = with_worker("worker/worker.py")?;
     programs.worker.arguments.push("--asyncio".into());
     Ok(programs)
 }

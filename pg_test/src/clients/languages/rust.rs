@@ -39,7 +39,7 @@ fn prepare() -> Result<Programs> {
 }
 
 /// The packages in the client's directory: the client, its worker, and the command built on it.
-const PACKAGES: [&str; 3] = ["pg-fence-client", "pg-fence-client-lab", "pg-fence-cli"];
+const PACKAGES: [&str; 3] = ["pg-fence-client", "pg-fence-client-worker", "pg-fence-cli"];
 
 fn build() -> Result<()> {
     let mut build = cargo();
@@ -66,7 +66,7 @@ fn checks() -> Result<Vec<Check>> {
         check("rustfmt", "fmt --check"),
         check(
             "clippy",
-            "clippy --locked --package pg-fence-client --package pg-fence-client-lab --package pg-fence-cli \
+            "clippy --locked --package pg-fence-client --package pg-fence-client-worker --package pg-fence-cli \
              --all-targets --all-features -- -D warnings",
         ),
         check("rustdoc", "doc --locked --no-deps --all-features --package pg-fence-client"),

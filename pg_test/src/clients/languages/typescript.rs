@@ -67,7 +67,7 @@ fn checks() -> Result<Vec<Check>> {
         Check { name, command }
     };
     let mut format = Command::new(bin.join("prettier"));
-    let sources = ["src/*.ts", "tests/*.mts", "lab/*.mts", "examples/*.mjs"];
+    let sources = ["src/*.ts", "tests/*.mts", "worker/*.mts", "examples/*.mjs"];
     format.arg("--check").args(sources).current_dir(source_root().join("clients/typescript"));
     let mut page = Command::new("node");
     page.arg(home.join("node_modules/typescript/bin/tsc"));
@@ -131,7 +131,7 @@ fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
         environment: Vec::new(),
     };
     Ok(Programs {
-        worker: program("lab/worker.mjs", &["--driver", driver]),
+        worker: program("worker/worker.mjs", &["--driver", driver]),
         first_worker: program(first_worker, &[]),
         tests: Some(program("tests/pg_fence.test.mjs", &[driver])),
     })
@@ -167,7 +167,7 @@ pub fn build() -> Result<PathBuf> {
     prisma.env("PRISMA_SCHEMA_ENGINE_BINARY", "/bin/true").env("CHECKPOINT_DISABLE", "1");
     output_of(prisma.current_dir(&home))?;
     // The package is built first, because the others import the built package.
-    for project in [".", "lab"] {
+    for project in [".", "worker"] {
         let mut tsc = Command::new("node");
         tsc.arg(libraries.join("typescript/bin/tsc")).args(["--project", project]);
         output_of(tsc.current_dir(&home))?;

@@ -317,7 +317,7 @@ impl Keeper {
                     self.see_it_ended(Moment::now() + self.times.patience()).await;
                     return Ok(());
                 }
-                // The server judges what is written; its absence is no loss.
+                // The server checks what is written; its absence is no loss.
                 Err(failure) => log::warn!("{failure}"),
                 Ok(_) => {}
             }

@@ -133,7 +133,7 @@ final class Transaction {
         }
     }
 
-    /** The last write of a row whose window is over is judged by the table's trigger. */
+    /** The last write of a row whose window is over is checked by the table's trigger. */
     private void check() {
         for (Lease lease : leases) {
             boolean isLate = releases && lease.table != null && lease.reason == Reason.DEADLINE;

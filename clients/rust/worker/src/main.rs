@@ -1,0 +1,537 @@
+//! The worker of the scenarios in Rust: does what it reads, a JSON object a line, and says what became
+//! of it.
+//!
+//! Its orders and answers are the same for the clients of all languages, and written down in
+//! `clients/new-language.md`.
+
+use pg_fence_client::{
+    Adopted, BoxError, Connected, Error, Event, EventKind, Fence, Guard, Lease, classify, connect,
+    options,
+};
+use serde_json::{Value, json};
+use std::error::Error as StdError;
+use std::future::Future;
+use std::io::BufRead;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tokio::runtime::Handle;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tokio_postgres::{Config, NoTls};
+use tokio_util::sync::CancellationToken;
+
+type Outcome = Result<(), BoxError>;
+type Orders = mpsc::UnboundedReceiver<Value>;
+
+struct Logger;
+
+impl log::Log for Logger {
+    fn enabled(&self, metadata: &log::Metadata) -> bool {
+        metadata.target().starts_with("pg_fence") && metadata.level() <= log::Level::Warn
+    }
+
+    fn log(&self, record: &log::Record) {
+        if self.enabled(record.metadata()) {
+            eprintln!("{}", record.args());
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+fn main() -> Outcome {
+    log::set_logger(&Logger).map_err(|error| error.to_string())?;
+    log::set_max_level(log::LevelFilter::Warn);
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
+    runtime.block_on(serve())
+}
+
+async fn serve() -> Outcome {
+    let (send, mut orders) = mpsc::unbounded_channel();
+    // Tokio's own standard input would be counted as a task, and keep the process from ending.
+    std::thread::spawn(move || {
+        for line in std::io::stdin().lock().lines().map_while(Result::ok) {
+            let Ok(order) = serde_json::from_str(&line) else { return };
+            if send.send(order).is_err() {
+                return;
+            }
+        }
+    });
+    let mut terminated = signal(SignalKind::terminate())?;
+    let place = orders.recv().await.ok_or("no order")?;
+    let mut worker = Worker::new(&place)?;
+    say("connected", json!({}));
+    loop {
+        // As the page shows it: whatever ends the program, the fence is closed.
+        let order = tokio::select! {
+            order = orders.recv() => order,
+            _ = terminated.recv() => None,
+        };
+        let Some(order) = order else { break };
+        if let Err(error) = worker.follow(&order, &mut orders).await {
+            refused(error.as_ref());
+        }
+    }
+    worker.fence.close().await;
+    Ok(())
+}
+
+// Its answers
+
+fn now_ms() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis()
+}
+
+fn say(event: &str, more: Value) {
+    let mut said = json!({ "event": event, "at": now_ms() as u64 });
+    if let (Some(said), Value::Object(more)) = (said.as_object_mut(), more) {
+        said.extend(more);
+    }
+    println!("{said}");
+}
+
+/// Until when a lease is believed to be held, in milliseconds since 1970.
+fn until(wall_ms: u128, remaining: Duration) -> u64 {
+    (wall_ms + remaining.as_millis()) as u64
+}
+
+fn say_granted(event: &str, lease: &Lease) {
+    let wall = now_ms();
+    say(event, json!({ "token": lease.token(), "deadline": until(wall, lease.remaining()) }));
+}
+
+fn refused(error: &(dyn StdError + 'static)) {
+    let told = classify(error);
+    let told = told.as_ref().or(error.downcast_ref());
+    let state = told.and_then(Error::sqlstate);
+    let kind = match told {
+        Some(Error::TransactionLost { in_doubt: true, .. }) => "in-doubt",
+        Some(Error::TransactionLost { .. }) => "transaction-lost",
+        Some(Error::LeaseTaken { .. }) => "taken",
+        Some(Error::LeaseLost { .. }) => "lost",
+        Some(Error::NotInstalled(_)) => "not-installed",
+        Some(Error::NotGranted { .. }) => "not-granted",
+        Some(Error::NoAnswer { .. } | Error::NoConnection(..)) => "no-answer",
+        Some(_) if state.is_some() => "refused",
+        _ => match error.downcast_ref() {
+            Some(Own::Nothing) => "lost",
+            Some(Own::Deadline) => "deadline",
+            Some(Own::Wrong) => "type",
+            _ => "other",
+        },
+    };
+    say("refused", json!({ "error": kind, "sqlstate": state, "message": error.to_string() }));
+}
+
+/// An error of the worker's own.
+#[derive(Debug)]
+enum Own {
+    Nothing,
+    Deadline,
+    Wrong,
+    Failure,
+}
+
+impl std::fmt::Display for Own {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Own::Nothing => "there is no lease, or its transaction has ended",
+            Own::Deadline => "the caller's own deadline has passed",
+            Own::Wrong => "the compiler refuses it",
+            Own::Failure => "an error of the work's own",
+        })
+    }
+}
+
+impl StdError for Own {}
+
+/// The lease or number that it writes under.
+#[derive(Clone)]
+enum Held {
+    Lease(Lease),
+    Adopted(Adopted),
+}
+
+impl Held {
+    async fn guard<'c>(&self, connection: &'c mut Connected) -> Result<Guard<'c>, Error> {
+        match self {
+            Held::Lease(lease) => lease.guard(connection).await,
+            Held::Adopted(adopted) => adopted.guard(connection).await,
+        }
+    }
+}
+
+// Its orders
+
+struct Worker {
+    config: Config,
+    url: String,
+    fence: Fence,
+    /// The next connection of the fence's cannot be opened.
+    is_broken: Arc<AtomicBool>,
+    /// The leader's, too.
+    held: Arc<Mutex<Option<Held>>>,
+    leading: Option<JoinHandle<()>>,
+    stop: CancellationToken,
+    how: Arc<Mutex<Option<String>>>,
+    /// Of `hold`.
+    crowd: Vec<Lease>,
+    crowd_names: Arc<Mutex<Vec<String>>>,
+}
+
+impl Worker {
+    fn new(place: &Value) -> Result<Worker, BoxError> {
+        let part = |key: &str| place[key].to_string().replace('"', "");
+        let url = format!(
+            "host={} port={} user={} dbname={} application_name={}",
+            part("host"),
+            part("port"),
+            part("user"),
+            part("dbname"),
+            part("application")
+        );
+        let crowd_names: Arc<Mutex<Vec<String>>> = Arc::default();
+        let crowd = crowd_names.clone();
+        let is_broken: Arc<AtomicBool> = Arc::default();
+        let (broken, to) = (is_broken.clone(), url.clone());
+        let fence = Fence::with_opener(move || {
+            assert!(!broken.swap(false, Ordering::Relaxed), "broken");
+            let to = to.clone();
+            async move { connect(&to, NoTls).await }
+        });
+        let fence = fence.on_event(move |event| tell(event, &lock(&crowd)));
+        Ok(Worker {
+            config: url.parse()?,
+            url,
+            fence,
+            is_broken,
+            held: Arc::default(),
+            leading: None,
+            stop: CancellationToken::new(),
+            how: Arc::default(),
+            crowd: Vec::new(),
+            crowd_names,
+        })
+    }
+
+    async fn follow(&mut self, order: &Value, orders: &mut Orders) -> Outcome {
+        match order["do"].as_str().unwrap_or_default() {
+            "acquire" => return self.acquire(order).await,
+            "hold" => return self.hold(order).await,
+            "holding" => self.say_holding(),
+            "release-all" => {
+                for lease in std::mem::take(&mut self.crowd) {
+                    // A loss has been told before.
+                    let _ = lease.release().await;
+                }
+                say("released", json!({}));
+            }
+            "adopted" => {
+                let name = order["name"].as_str().unwrap_or_default();
+                let token = order["token"].as_i64().unwrap_or_default();
+                *lock(&self.held) = Some(Held::Adopted(self.fence.adopted(name, token)));
+                say("adopted", json!({ "token": token }));
+            }
+            "check" => {
+                if let Held::Lease(lease) = self.held()? {
+                    lease.check()?;
+                }
+                say("held", json!({}));
+            }
+            "release" => {
+                if let Held::Lease(lease) = self.held()? {
+                    lease.check()?;
+                    lease.release().await?;
+                }
+                say("released", json!({}));
+            }
+            "write" => return self.write(order, &update(order)).await,
+            "truncate" => return self.write(order, "TRUNCATE work").await,
+            "unfenced" => {
+                let client = connect(&self.url, NoTls).await?;
+                client.batch_execute(&update(order)).await?;
+                client.close().await;
+                say("wrote", json!({}));
+            }
+            which @ ("guard" | "guard-all") => {
+                let mut client = connect(&self.url, NoTls).await?;
+                let guard = match which {
+                    "guard" => self.held()?.guard(&mut client).await?,
+                    _ => self.fence.guard(&mut client, &self.crowd).await?,
+                };
+                self.steps(guard, orders).await?;
+                client.close().await;
+            }
+            "present" => return self.present(orders).await,
+            which @ ("break" | "lead" | "work" | "stop") => {
+                match which {
+                    "break" => self.is_broken.store(true, Ordering::Relaxed),
+                    "lead" => self.lead(order),
+                    "work" => *lock(&self.how) = order["how"].as_str().map(str::to_owned),
+                    _ => self.stop.cancel(),
+                }
+                say("done", json!({}));
+            }
+            // The compiler refuses all of these.
+            "wrong" => return Err(Own::Wrong.into()),
+            "census" => say("census", json!({ "tasks": census() })),
+            "close" => self.close().await,
+            "update" | "sleep" | "commit" | "rollback" | "commit-itself" | "fail-and-go-on" => {
+                return Err(Own::Nothing.into());
+            }
+            _ => return Err("unknown order".into()),
+        }
+        Ok(())
+    }
+
+    fn held(&self) -> Result<Held, Own> {
+        lock(&self.held).clone().ok_or(Own::Nothing)
+    }
+
+    async fn acquire(&mut self, order: &Value) -> Outcome {
+        let before = lock(&self.held).take();
+        if let Some(Held::Lease(lease)) = before {
+            // A loss has been told before.
+            let _ = lease.release().await;
+        }
+        let mut request = self.fence.lease(names(order)).ttl(ms(&order["ttl_ms"]));
+        request = request.wait(ms(&order["wait_ms"]));
+        if order["session"] == true {
+            request = request.session();
+        }
+        if order["shared"] == true {
+            request = request.shared();
+        }
+        if let Some(slots) = order["slots"].as_i64() {
+            request = request.slots(slots.try_into()?);
+        }
+        if let Some(holder) = order["holder"].as_str() {
+            let reclaims = order["reclaim"] == true;
+            request = if reclaims { request.reclaim(holder) } else { request.holder(holder) };
+        }
+        match within(order, request.acquire()).await? {
+            Ok(lease) => {
+                say_granted("acquired", &lease);
+                *lock(&self.held) = Some(Held::Lease(lease));
+            }
+            Err(Error::LeaseTaken { .. }) => say("taken", json!({})),
+            Err(error) => return Err(error.into()),
+        }
+        Ok(())
+    }
+
+    // Many leases
+
+    async fn hold(&mut self, order: &Value) -> Outcome {
+        lock(&self.crowd_names).extend(names(order));
+        for name in names(order) {
+            match self.fence.lease(name).ttl(ms(&order["ttl_ms"])).acquire().await {
+                Ok(lease) => self.crowd.push(lease),
+                Err(Error::LeaseTaken { .. }) => {
+                    say("taken", json!({}));
+                    return Ok(());
+                }
+                Err(error) => return Err(error.into()),
+            }
+        }
+        self.say_holding();
+        Ok(())
+    }
+
+    fn say_holding(&self) {
+        let held = self.crowd.iter().filter(|lease| lease.held()).count();
+        say("holding", json!({ "count": held }));
+    }
+
+    // Transactions
+
+    /// A whole transaction; with `release`, the last one.
+    async fn write(&mut self, order: &Value, sql: &str) -> Outcome {
+        let held = self.held()?;
+        let mut client = connect(&self.url, NoTls).await?;
+        if order["read_first"] == true {
+            client.batch_execute("SELECT 1").await?;
+        }
+        let guard = held.guard(&mut client).await?;
+        guard.batch_execute(sql).await?;
+        if order["release"] == true {
+            guard.commit_and_release().await?;
+        } else {
+            guard.commit().await?;
+        }
+        client.close().await;
+        say("wrote", json!({}));
+        Ok(())
+    }
+
+    /// Until it reads `commit` or `rollback`, what it does is one transaction.
+    async fn steps(&self, mut guard: Guard<'_>, orders: &mut Orders) -> Outcome {
+        say("guarded", json!({}));
+        loop {
+            let order = orders.recv().await.ok_or("no order")?;
+            match order["do"].as_str().unwrap_or_default() {
+                "guard" => {
+                    let Held::Lease(lease) = self.held()? else { return Err(Own::Nothing.into()) };
+                    let inner = lease.guard(&mut guard).await?;
+                    Box::pin(self.steps(inner, orders)).await?;
+                }
+                "commit" => {
+                    guard.commit().await?;
+                    say("committed", json!({}));
+                    return Ok(());
+                }
+                "rollback" => {
+                    drop(guard);
+                    say("rolled-back", json!({}));
+                    return Ok(());
+                }
+                "commit-itself" => {
+                    guard.batch_execute("COMMIT").await?;
+                    say("done", json!({}));
+                }
+                "fail-and-go-on" => {
+                    let _ = guard.batch_execute("SELECT 1 / 0").await;
+                    say("done", json!({}));
+                }
+                _ => {
+                    let (sql, said) = step(&order)?;
+                    within(&order, guard.batch_execute(&sql)).await??;
+                    say(said, json!({}));
+                }
+            }
+        }
+    }
+
+    async fn present(&self, orders: &mut Orders) -> Outcome {
+        let Held::Lease(lease) = self.held()? else { return Err(Own::Nothing.into()) };
+        let mut config = self.config.clone();
+        config.options(options(&lease));
+        let (client, connection) = config.connect(NoTls).await?;
+        let connected = Connected::new(client, connection);
+        connected.batch_execute("BEGIN").await?;
+        say("presented", json!({}));
+        loop {
+            let (sql, said) = step(&orders.recv().await.ok_or("no order")?)?;
+            connected.batch_execute(&sql).await?;
+            say(said, json!({}));
+            if matches!(said, "committed" | "rolled-back") {
+                return Ok(());
+            }
+        }
+    }
+
+    // Leading
+
+    fn lead(&mut self, order: &Value) {
+        self.stop = CancellationToken::new();
+        *lock(&self.how) = None;
+        let (fence, stop, held) = (self.fence.clone(), self.stop.clone(), self.held.clone());
+        let (how, url) = (self.how.clone(), self.url.clone());
+        let name = order["name"].as_str().unwrap_or_default().to_owned();
+        let ttl = ms(&order["ttl_ms"]);
+        self.leading = Some(tokio::spawn(async move {
+            let work = |lease: Lease| {
+                say_granted("leading", &lease);
+                *lock(&held) = Some(Held::Lease(lease.clone()));
+                works(stop.clone(), how.clone(), url.clone())
+            };
+            match fence.lead(&name, ttl, &stop, work).await {
+                Ok(_) => say("stopped", json!({})),
+                Err(error) if error.is::<Own>() => say("stopped", json!({ "reason": "fails" })),
+                Err(error) => say("stopped", json!({ "reason": error.to_string() })),
+            }
+        }));
+    }
+
+    async fn close(&mut self) {
+        self.stop.cancel();
+        if let Some(leading) = self.leading.take() {
+            let _ = leading.await;
+        }
+        self.fence.close().await;
+        *lock(&self.held) = None;
+        self.crowd.clear();
+        say("closed", json!({}));
+    }
+}
+
+async fn works(stop: CancellationToken, how: Arc<Mutex<Option<String>>>, url: String) -> Outcome {
+    while !stop.is_cancelled() {
+        let how = lock(&how).take();
+        match how.as_deref() {
+            Some("returns") => return Ok(()),
+            Some("fails") => return Err(Own::Failure.into()),
+            Some("loses-connection") => {
+                let client = connect(&url, NoTls).await?;
+                client.batch_execute("SELECT pg_terminate_backend(pg_backend_pid())").await?;
+            }
+            _ => {}
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    Ok(())
+}
+
+fn tell(event: &Event, crowd: &[String]) {
+    let (wall, name) = (now_ms(), &event.names[0]);
+    match event.kind {
+        EventKind::Lost(reason) => {
+            say("lost", json!({ "name": name, "reason": reason.to_string() }))
+        }
+        EventKind::Renewed if !crowd.contains(name) => {
+            let deadline = until(wall, event.remaining);
+            say("renewed", json!({ "token": event.token, "deadline": deadline }));
+        }
+        _ => {}
+    }
+}
+
+/// Its result, unless the caller's own deadline comes first.
+async fn within<T>(order: &Value, work: impl Future<Output = T>) -> Result<T, Own> {
+    if !order["within_ms"].is_u64() {
+        return Ok(work.await);
+    }
+    tokio::time::timeout(ms(&order["within_ms"]), work).await.map_err(|_| Own::Deadline)
+}
+
+/// A statement within a transaction, and what is said after it.
+fn step(order: &Value) -> Result<(String, &'static str), BoxError> {
+    match order["do"].as_str().unwrap_or_default() {
+        "update" => Ok((update(order), "updated")),
+        "commit" => Ok(("COMMIT".to_owned(), "committed")),
+        "rollback" => Ok(("ROLLBACK".to_owned(), "rolled-back")),
+        // In the server, so that the work hangs in its connection.
+        "sleep" => Ok((format!("SELECT pg_sleep({})", ms(&order["ms"]).as_secs_f64()), "slept")),
+        _ => Err("unknown order".into()),
+    }
+}
+
+/// As one text: a statement that is prepared is none for a pooler.
+fn update(order: &Value) -> String {
+    let value = order["value"].as_str().unwrap_or_default();
+    format!("UPDATE work SET value = '{value}' WHERE id = 1")
+}
+
+fn names(order: &Value) -> Vec<String> {
+    let names = order["names"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    names.map(str::to_owned).collect()
+}
+
+fn ms(value: &Value) -> Duration {
+    Duration::from_millis(value.as_u64().unwrap_or(0))
+}
+
+/// Tasks, threads, and files that are open, as sockets are.
+fn census() -> usize {
+    let count = |path: &str| std::fs::read_dir(path).map_or(0, Iterator::count);
+    Handle::current().metrics().num_alive_tasks()
+        + count("/proc/self/fd")
+        + count("/proc/self/task")
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,3 +1,0 @@
-//! Guarded transactions: what they lock, and which snapshots they accept.
-
-automod::dir!(pub "tests/lab/guards");

@@ -1,3 +1,0 @@
-//! The project itself: its pages, packages, installation and updates, and its tests.
-
-automod::dir!(pub "tests/lab/project");

@@ -1,3 +1,0 @@
-//! All parts together: demo scenarios, many sessions at once, chaos, and the clients in other languages.
-
-automod::dir!(pub "tests/lab/scenarios");

@@ -1,3 +1,0 @@
-//! Shared by the tests: databases, concurrent sessions, and common checks.
-
-automod::dir!(pub "tests/lab/support");
