@@ -1,4 +1,4 @@
-//! The harness's program: the demonstration, the setup, the installation.
+//! The test program: the demonstration, the setup, the installation.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
