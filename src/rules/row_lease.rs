@@ -244,7 +244,7 @@ mod tests {
     #[test]
     fn who_holds_a_row_shows_its_token() {
         let (held, over, free) = (row(Some(7), at(5)), row(Some(7), at(-5)), row(Some(7), None));
-        let later = at(9).unwrap();
+        let (ends_now, later) = (row(Some(7), at(0)), at(9).unwrap());
         for (line, (old, presented, new, expected)) in [
             (held, Nothing, at(5), refused(Reason::Held)),
             (held, Nothing, at(9), refused(Reason::Held)),
@@ -266,6 +266,7 @@ mod tests {
             (over, shows(7), at(-9), Verdict::Land(at(-5))),
             (over, shows(7), None, Verdict::Land(None)),
             (over, shows(7), at(9), refused(Reason::LateRenewal)),
+            (ends_now, shows(7), at(9), refused(Reason::LateRenewal)),
             (free, shows(7), None, refused(Reason::GivenUp)),
             (free, shows(7), at(9), refused(Reason::GivenUp)),
         ]
@@ -284,6 +285,7 @@ mod tests {
         let past = refused(Reason::PastDeadline);
         for (line, (old, new, expected)) in [
             (over, at(9), claim),
+            (row(Some(7), at(0)), at(9), claim),
             (free, at(9), claim),
             (fresh, at(9), claim),
             (before, at(9), claim),
