@@ -23,3 +23,23 @@ pub struct Predecessor {
 pub fn may_come_back(predecessor: &Predecessor) -> bool {
     !predecessor.ends_with_session && (predecessor.live || !predecessor.on_disk)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lasting_grant_comes_back_unless_its_end_is_on_disk() {
+        for (ends_with_session, live, on_disk, expected) in [
+            (false, true, true, true),
+            (false, true, false, true),
+            (false, false, false, true),
+            (false, false, true, false),
+            (true, true, true, false),
+            (true, false, false, false),
+        ] {
+            let predecessor = Predecessor { ends_with_session, live, on_disk };
+            assert_eq!(may_come_back(&predecessor), expected, "{predecessor:?}");
+        }
+    }
+}
