@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_outruns_the_last_token_and_the_clock() {
+    fn an_advance_outruns_the_last_token_and_the_clock() {
         let first = 3600 * STRIDE;
         for (last, us, expected) in [
             (0, LONG_AGO.since(HOUR).micros(), STRIDE),
@@ -248,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_move_within_a_second_waits_for_the_clock() {
+    fn a_second_advance_within_a_second_waits_for_the_clock() {
         let first = 3600 * STRIDE;
         let wait = |last, us| wait_for_clock(token(last), HOUR + Span::from_micros(us)).micros();
         // The second advance comes at once, or after a tenth of a second with some tokens drawn.
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_more_than_a_day_ahead_of_the_clock_is_told_of() {
+    fn a_sequence_more_than_a_day_ahead_of_the_clock_is_reported() {
         let day = Span::from_secs(86_400);
         let ahead = |last| far_ahead(token(last), HOUR);
         let tomorrow = moved(0, day.micros()).expect("far from the end");
@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn one_backup_is_told_from_another_and_from_none() {
+    fn one_backup_is_distinguished_from_another_and_from_none() {
         let labels: [Option<&[u8]>; 4] = [None, Some(b""), Some(b"LABEL: a"), Some(b"LABEL: b")];
         let of = |label: Option<&[u8]>| Identity { backup: label.map(backup_label), ..IDENTITY };
         for (i, one) in labels.into_iter().enumerate() {
@@ -354,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_move_from_what_a_dump_carries_outruns_what_was_drawn() {
+    fn an_advance_from_what_a_dump_carries_outruns_what_was_drawn() {
         let (dumped, most) = (token(7), STRIDE / 2 + 7);
         assert!(!dump_lags(dumped, token(most)) && dump_lags(dumped, token(most + 1)));
         // Concurrent sessions draw some more tokens before they see the updated number.

@@ -33,7 +33,7 @@ mod tests {
         assert!(reason("leases::slots::anything").is_some());
         assert!(reason("a::leases::slots::anything").is_some());
         assert!(reason("no_slots::anything").is_none());
-        assert!(reason("leases::a_lease_is_had_by_one_at_a_time").is_none());
+        assert!(reason("leases::a_lease_is_held_by_one_at_a_time").is_none());
         let shared = "leases::shared::one".to_owned();
         assert!(!without_a_test(std::slice::from_ref(&shared)).contains(&"leases::shared::"));
         assert!(without_a_test(&[shared]).contains(&"leases::slots::"));

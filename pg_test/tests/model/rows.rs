@@ -431,7 +431,7 @@ searches! {
         search::holds(ROWS),
         search::holds(Rows { workers: 3, statements: 3, crashes: 0, ..ROWS }),
         search::holds(Rows { statements: 5, seconds: 2, crashes: 0, ..ROWS });
-    where_closed_is_not_asked_a_token_writes_what_others_have_written =>
+    where_closed_is_not_checked_a_token_writes_what_others_have_written =>
         breaks(NOBODY_SINCE, |p| p.closed_is_asked = false),
         breaks(GIVEN_UP, |p| p.closed_is_asked = false);
     where_an_own_version_is_everybody_s_a_held_row_is_written =>

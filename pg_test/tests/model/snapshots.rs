@@ -461,7 +461,7 @@ searches! {
     nor_does_who_relies_on_its_own => breaks(Lease { rule: Rule::VisibleOrOwn, ..ALONE });
     nor_who_relies_on_another_grant_of_the_lease_that_it_sees =>
         breaks(Lease { rule: Rule::VisibleLease, ..ALONE });
-    nor_who_tells_a_grant_by_a_number_that_may_recur =>
+    nor_who_identifies_a_grant_by_a_number_that_may_recur =>
         breaks(Lease { rule: Rule::VisibleNumber, numbers_recur: true, ..ALONE });
     the_rule_alone_is_not_enough_without_the_guards_locks =>
         breaks(Lease { guard_lock: false, ..ALONE }),

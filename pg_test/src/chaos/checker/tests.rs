@@ -137,7 +137,7 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
 }
 
 /// A new epoch, and then a write to a bound table under the second grant.
-fn write_after_a_jump(history: &mut History) {
+fn write_in_a_new_epoch(history: &mut History) {
     let (at, lease) = (2 * SECOND, None);
     history.disturbances.push(Disturbed { kind: Disturbance::Jump, at, ended: at + 10, lease });
     let write = [ask(What::Bound, 0, Some(2)), Event::Guarded, Event::End(Outcome::Committed)];
@@ -146,10 +146,10 @@ fn write_after_a_jump(history: &mut History) {
 }
 
 #[test]
-fn a_jump_silences_what_was_not_renewed() {
-    finds("silenced its token", write_after_a_jump);
+fn a_new_epoch_invalidates_what_was_not_renewed() {
+    finds("silenced its token", write_in_a_new_epoch);
     let mut renewed = good();
-    write_after_a_jump(&mut renewed);
+    write_in_a_new_epoch(&mut renewed);
     let mut renewal = records(8, What::Renew, 2 * SECOND + 20, 2 * SECOND + 30, 7);
     renewal[0].event = ask(What::Renew, 0, Some(2));
     renewed.records.extend(renewal);

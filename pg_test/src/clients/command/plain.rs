@@ -21,7 +21,7 @@ pub fn presented_by_psql(scene: &Scene) -> Result<()> {
 
 /// The server counts from the grant, and the client from before its call, so a client that has waited long renews at
 /// once.
-pub fn a_wait_in_line_uses_up_the_deadline(scene: &Scene) -> Result<()> {
+pub fn a_wait_in_the_queue_uses_up_the_deadline(scene: &Scene) -> Result<()> {
     let fixture = &scene.fixture()?;
     let mut admin = fixture.admin()?;
     let token = admin.acquire("job", "1 h")?;

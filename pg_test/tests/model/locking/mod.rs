@@ -263,7 +263,7 @@ searches! {
     acquires_that_see_committed_rows_only_are_granted_together =>
         breaks(MIXED, APART, |p| p.see_under_way = false),
         breaks(NUMBERS, APART, |p| p.see_under_way = false);
-    without_a_look_at_its_lock_a_guarded_grant_is_passed =>
+    without_a_look_at_its_lock_a_guarded_grant_is_taken_over =>
         breaks(
             Bounds { kinds: MIXED.kinds, calls: 6, rollbacks: 0, ..REVOKED },
             GUARD_EXCLUDES,
@@ -282,7 +282,7 @@ searches! {
         breaks(PRUNED, ONE_WRITER, |p| p.see_deletions = false),
         breaks(Bounds { kinds: &[Alone, Alone], ..PRUNED }, ONE_WRITER, |p| p.see_deletions = false);
     locks_given_back_before_the_commit_let_two_in => breaks(READERS, APART, |p| p.keep_to_commit = false);
-    a_guard_without_locks_is_passed_by_every_mode =>
+    a_guard_without_locks_excludes_no_mode =>
         breaks(HOLDERS, GUARD_EXCLUDES, |p| p.guard_lock = false),
         breaks(Bounds { kinds: &[Shared, Alone], ..HOLDERS }, GUARD_EXCLUDES, |p| p.guard_lock = false),
         breaks(Bounds { kinds: &[Alone, Slots(2)], ..HOLDERS }, GUARD_EXCLUDES, |p| p.guard_lock = false);

@@ -40,5 +40,5 @@ cases![
     what_the_command_leaves_behind_ends_before_the_lease_does => plays(plain::left_behind),
     a_program_that_makes_itself_a_daemon_does_not_outlive_its_lease => plays(plain::daemons),
     the_terminal_is_gone_and_the_command_with_it => plays(plain::the_terminal_is_gone),
-    a_wait_in_line_uses_up_the_deadline => plays(plain::a_wait_in_line_uses_up_the_deadline),
+    a_wait_in_the_queue_uses_up_the_deadline => plays(plain::a_wait_in_the_queue_uses_up_the_deadline),
 ];

@@ -116,7 +116,7 @@ fn the_terminal_is_gone_and_a_command_that_does_not_mind_goes_on(harness: &Harne
 }
 
 #[harness_test]
-fn who_waits_is_told_for_whom(harness: &Harness) -> Result<()> {
+fn a_wait_shows_the_holder(harness: &Harness) -> Result<()> {
     let fixture = CommandFixture::new(harness)?;
     let mut admin = fixture.admin()?;
     let token = admin.granted("SELECT lease_acquire('job', 'web-3', '1 h')")?;

@@ -92,7 +92,7 @@ fn an_ordinary_trigger_does_not_see_an_apply_worker(harness: &Harness) -> Result
 
 /// The publisher draws the tokens, and its sequence may always be ahead of the subscriber's.
 #[harness_test]
-fn the_audit_calls_fences_that_a_subscription_brought_no_hole(harness: &Harness) -> Result<()> {
+fn the_audit_calls_fences_that_a_subscription_brought_no_bypass(harness: &Harness) -> Result<()> {
     let (publisher, subscriber) = pair(harness)?;
     let mut upstream = publisher.connect("postgres")?;
     let mut downstream = subscriber.connect("postgres")?;

@@ -296,7 +296,7 @@ fn the_example_is_as_it_says(harness: &Harness) -> Result<()> {
 
 /// A bypass whose description is wrong in one place must fail: in its findings, or in its outcomes.
 #[harness_test]
-fn a_hole_is_as_it_is_written_or_the_test_fails(harness: &Harness) -> Result<()> {
+fn a_bypass_is_as_it_is_written_or_the_test_fails(harness: &Harness) -> Result<()> {
     const SAID: &str =
         "| orders | hole | this table is unlogged: a crash empties it, fences and all";
     for (found, more, wanted) in [

@@ -48,7 +48,7 @@ fn the_page_does_what_it_says(harness: &Harness) -> Result<()> {
 }
 
 #[harness_test(slow)]
-fn a_fence_asks_for_the_setting_and_reaches_every_shard_and_the_audit_looks_there(
+fn a_fence_requires_the_setting_and_reaches_every_shard_and_the_audit_looks_there(
     harness: &Harness,
 ) -> Result<()> {
     let citus = Citus::start(harness.install_dir(), 2)?;

@@ -190,7 +190,7 @@ fn the_runs_are_done(db: &Database) -> Result<()> {
 }
 
 #[harness_test(slow)]
-fn the_least_heartbeat_keeps_its_lease_and_is_told_of_its_loss(harness: &Harness) -> Result<()> {
+fn the_least_heartbeat_keeps_its_lease_and_notices_its_loss(harness: &Harness) -> Result<()> {
     let code = Shown("docs/tutorial/orms-and-poolers.md", "python", "").source(&[])?;
     in_python(harness, &harness.database()?, &format!("{code}{KEEPS}"))
 }

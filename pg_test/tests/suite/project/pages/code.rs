@@ -114,10 +114,10 @@ fn finds_tests(arguments: &[&str]) -> Result<()> {
 
 /// The test that CONTRIBUTING shows, as it stands there.
 #[harness_test]
-fn a_released_lease_can_be_had_at_once(harness: &Harness) -> Result<()> {
+fn a_released_lease_is_available_at_once(harness: &Harness) -> Result<()> {
     let shown = blocks(&page("CONTRIBUTING.md")?).into_iter().find(|block| block.mark == "text");
     let tests = script::tests_of("CONTRIBUTING.md", &shown.context("it shows no test")?.code)?;
-    ensure!(tests.len() == 1 && tests[0].name == "a_released_lease_can_be_had_at_once");
+    ensure!(tests.len() == 1 && tests[0].name == "a_released_lease_is_available_at_once");
     tests[0].run(harness)
 }
 
