@@ -147,7 +147,7 @@ pub const BUGS: &[(&str, &[Change])] = &[
     ("no-guard-lock", &[("speaks(l, token) FOR KEY SHARE", "speaks(l, token)")]),
     // A start of the server is not noticed, so that tokens lost in a crash are drawn again.
     (
-        "no-start-move",
+        "no-start-advance",
         &[
             ("IF has_begun IS NOT TRUE THEN", "IF false THEN"),
             ("(CASE WHEN was_set THEN 1 ELSE 60 END)", "60"),

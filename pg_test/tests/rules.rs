@@ -184,7 +184,7 @@ proptest! {
 
     #[test]
     fn what_may_renew_may_release_and_what_speaks_may_do_both(
-        asked in token(0..20), now in instant(0..100), floor in token(0..20).prop_map(Epoch::at), expires in instant(0..100),
+        presented in token(0..20), now in instant(0..100), epoch in token(0..20).prop_map(Epoch::at), expires in instant(0..100),
         closing in prop::option::of(token(10..20)), closed_here in any::<bool>(),
     ) {
         let closed_here = closed_here && closing.is_some();
@@ -192,16 +192,16 @@ proptest! {
         let tokens = Tokens::new(own[0], &own[1..]);
         let grant =
             Grant { tokens, closing, closed_here, ..grant(Mode::Exclusive, 0, own[0], expires) };
-        let speaks = grant.speaks(asked, now, floor);
-        prop_assert_eq!(grant.release(asked, now) == Release::Close, grant.renewable(asked, now));
-        prop_assert!(!speaks || tokens.latest() > floor.token(), "it speaks though a jump lies in between");
-        let would_speak = grant.speaks(asked, now, Epoch::FIRST);
-        prop_assert_eq!(grant.awaits_renewal(asked, now, floor), would_speak && floor.token() >= tokens.latest());
+        let speaks = grant.speaks(presented, now, epoch);
+        prop_assert_eq!(grant.release(presented, now) == Release::Close, grant.renewable(presented, now));
+        prop_assert!(!speaks || tokens.latest() > epoch.token(), "it speaks although a new epoch has begun");
+        let would_speak = grant.speaks(presented, now, Epoch::FIRST);
+        prop_assert_eq!(grant.awaits_renewal(presented, now, epoch), would_speak && epoch.token() >= tokens.latest());
         if speaks && closing.is_none() {
-            prop_assert!(grant.renewable(asked, now));
+            prop_assert!(grant.renewable(presented, now));
         }
-        if grant.renewable(asked, now) {
-            prop_assert!(now < expires && closing.is_none() && own.contains(&asked));
+        if grant.renewable(presented, now) {
+            prop_assert!(now < expires && closing.is_none() && own.contains(&presented));
         }
     }
 

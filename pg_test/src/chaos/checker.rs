@@ -2,8 +2,8 @@
 
 mod ended;
 mod holds;
-mod jumps;
 mod losses;
+mod new_epochs;
 mod order;
 mod rows;
 mod sessions;
@@ -102,7 +102,7 @@ pub fn check(history: &History) -> Findings {
     holds::no_more_than_may(history, &transactions, &mut findings);
     sessions::end_their_grants(history, &transactions, &mut findings);
     ended::nothing_is_accepted(history, &transactions, &mut findings);
-    jumps::silence(history, &transactions, &mut findings);
+    new_epochs::invalidated_tokens(history, &transactions, &mut findings);
     rows::are_leases(history, &transactions, &mut findings);
     findings.violations.extend_from_slice(&history.upkeep.findings);
     findings.violations.extend_from_slice(&history.crashes);

@@ -23,11 +23,11 @@ pub enum KnownBug {
     /// The time is that of the transaction's start
     Now,
     /// A server that starts draws on where the log ends
-    NoStartMove,
+    NoStartAdvance,
     /// A promoted standby draws on where it stood
-    NoJump,
-    /// A session keeps the floor that it has read, whatever comes after
-    OldFloor,
+    NoNewEpoch,
+    /// A session keeps the epoch that it has read, whatever comes after
+    OldEpoch,
     /// The version of a row that a session has once seen is taken for the present one
     UncheckedPlace,
     /// A guard takes no lock
@@ -61,9 +61,9 @@ impl KnownBug {
         match self {
             KnownBug::TokenBeforeLock => &[(Disturbance::FreezeBackend, 1)],
             KnownBug::Now => ALL,
-            KnownBug::NoStartMove => &[(Disturbance::KillServer, 1)],
-            KnownBug::NoJump => &[(Disturbance::FailOver, 1)],
-            KnownBug::OldFloor => &[(Disturbance::Jump, 1)],
+            KnownBug::NoStartAdvance => &[(Disturbance::KillServer, 1)],
+            KnownBug::NoNewEpoch => &[(Disturbance::FailOver, 1)],
+            KnownBug::OldEpoch => &[(Disturbance::NewEpoch, 1)],
             // Workers compete at once for a lease that is revoked.
             KnownBug::NoGuardLock | KnownBug::UncheckedPlace | KnownBug::DecisionBeforeLock => {
                 &[(Disturbance::FreezeWorker, 1), (Disturbance::Revoke, 3)]
@@ -80,11 +80,11 @@ impl KnownBug {
         match self {
             KnownBug::TokenBeforeLock => &["came Grant"],
             KnownBug::Now => &["a grant lasted"],
-            KnownBug::NoStartMove | KnownBug::NoJump => &["was seen twice", "had been seen"],
+            KnownBug::NoStartAdvance | KnownBug::NoNewEpoch => &["was seen twice", "had been seen"],
             KnownBug::NoGuardLock | KnownBug::NoAdoptLock | KnownBug::DecisionBeforeLock => {
                 &["replaced grant", "too many holders", "others had it"]
             }
-            KnownBug::OldFloor => &["that silenced its token"],
+            KnownBug::OldEpoch => &["that made its token invalid"],
             KnownBug::UncheckedPlace => &["accepted after", "replaced grant", "others had it"],
             KnownBug::SessionOutlived => &["after the end of its session"],
             KnownBug::OwnIsEverybodys => &["written while held by another"],

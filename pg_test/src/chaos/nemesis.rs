@@ -52,7 +52,7 @@ pub enum Disturbance {
     /// A dump is loaded over the running database; the first time, it is made.
     Restore,
     /// A new epoch begins, by `fence_new_epoch()`.
-    Jump,
+    NewEpoch,
     /// A session that reads the leases in a transaction is stopped for a while, at any point.
     FreezeReader,
 }
@@ -86,7 +86,7 @@ pub const ALL: Weights = &[
     (Disturbance::Revoke, 8),
     (Disturbance::LockRows, 10),
     (Disturbance::Restore, 5),
-    (Disturbance::Jump, 4),
+    (Disturbance::NewEpoch, 4),
     (Disturbance::FreezeReader, 8),
 ];
 
@@ -354,7 +354,7 @@ impl Nemesis {
                 };
             }
             // In lite, leases and rows are linked by name only, and its dumps contain the tokens themselves.
-            Disturbance::LockRows | Disturbance::Restore | Disturbance::Jump
+            Disturbance::LockRows | Disturbance::Restore | Disturbance::NewEpoch
                 if edition::is_lite() =>
             {
                 return Ok(None);
@@ -372,7 +372,7 @@ impl Nemesis {
                 });
             }
             Disturbance::Restore => return Ok(self.restore()?.then_some(None)),
-            Disturbance::Jump => {
+            Disturbance::NewEpoch => {
                 let mut session = self.servers.primary().connect(DATABASE)?;
                 session.run("SET statement_timeout = '5s'; SELECT fence_new_epoch()")?;
             }

@@ -120,19 +120,19 @@ searches! {
     a_bound_row_that_takes_a_smaller_token_forgets_what_it_has_seen =>
         breaks(CALM, NEVER_BACK, |p| p.keep_greater = false);
     a_server_that_starts_without_an_advance_reissues_tokens =>
-        breaks(CRASHES, NEVER_REISSUED, |p| p.start_move = false),
-        breaks(LAZY, NEVER_REISSUED, |p| p.start_move = false);
+        breaks(CRASHES, NEVER_REISSUED, |p| p.start_advance = false),
+        breaks(LAZY, NEVER_REISSUED, |p| p.start_advance = false);
     an_advance_that_a_second_crash_undoes_reissues_tokens =>
-        breaks(CRASH_LOOP, NEVER_REISSUED, |p| p.durable_move = false);
+        breaks(CRASH_LOOP, NEVER_REISSUED, |p| p.durable_advance = false);
     a_start_recorded_before_the_advance_reissues_tokens =>
         breaks(LAZY, NEVER_REISSUED, |p| p.start_last = false);
-    without_a_new_epoch_a_promoted_standby_reissues_tokens => breaks(FAILOVER, NEVER_REISSUED, |p| p.jump = false);
+    without_a_new_epoch_a_promoted_standby_reissues_tokens => breaks(FAILOVER, NEVER_REISSUED, |p| p.new_epoch = false);
     a_base_backup_taken_for_a_crash_lets_a_stale_write_land =>
         breaks(RESTORE, NO_STALE_BOUND, |p| p.backup_label = false);
     // The start advances the sequence. But a token that was below the minimum is accepted again.
     an_identity_recorded_before_the_new_epoch_is_lost_to_a_crash =>
         breaks(Bounds { crashes: 1, ..FAILOVER }, NO_STALE_BOUND, |p| p.identity_last = false);
     an_advance_that_ignores_the_clock_does_not_outrun_the_one_before =>
-        breaks(TWO_FAILOVERS, NEVER_REISSUED, |p| p.move_by_clock = false);
-    a_grant_from_before_the_failover_must_not_speak => breaks(FAILOVER, NO_STALE_BOUND, |p| p.floor = false);
+        breaks(TWO_FAILOVERS, NEVER_REISSUED, |p| p.advance_by_clock = false);
+    a_grant_from_before_the_failover_must_not_speak => breaks(FAILOVER, NO_STALE_BOUND, |p| p.epoch_checked = false);
 }

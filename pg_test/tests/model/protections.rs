@@ -16,21 +16,21 @@ protections! {
     /// The clock is read once the locks are held, not when the request arrives.
     clock_after_lock,
     /// A server that starts advances the sequence before any token is drawn.
-    start_move,
+    start_advance,
     /// Each advance is on disk before it is recorded as done.
-    durable_move,
+    durable_advance,
     /// The start is recorded after the sequence was advanced, not before.
     start_last,
     /// A database that detects a new identity begins a new epoch.
-    jump,
+    new_epoch,
     /// A server that was started from a base backup begins a new epoch, even on the same timeline.
     backup_label,
     /// An advance goes at least to the clock's seconds × 2^20.
-    move_by_clock,
+    advance_by_clock,
     /// The new identity is recorded after the new epoch has begun, not before.
     identity_last,
     /// After a new epoch no earlier token is accepted until renewed.
-    floor,
+    epoch_checked,
     /// A take-over of a guarded grant is reported as a violation. Without this the search continues to its
     /// consequences.
     report_take_over,

@@ -24,19 +24,19 @@ impl System {
 
     /// Draws a token, after the advance or new epoch that may be due.
     pub fn draw(&self, state: &mut State) -> Option<Token> {
-        if state.spent.draws == self.bounds.draws || self.must_move_on(state) {
+        if state.spent.draws == self.bounds.draws || self.must_advance(state) {
             return None;
         }
         state.spent.draws += 1;
         Some(state.server.draw())
     }
 
-    fn must_move_on(&self, state: &State) -> bool {
+    fn must_advance(&self, state: &State) -> bool {
         state.server.due(&self.protections) != Due::Nothing
     }
 
-    fn floor(&self, state: &State) -> Epoch {
-        if self.protections.floor { state.server.data.floor } else { Epoch::FIRST }
+    fn epoch(&self, state: &State) -> Epoch {
+        if self.protections.epoch_checked { state.server.data.epoch } else { Epoch::FIRST }
     }
 
     /// Returns the grant as seen by a request that may check its session's lock now.
@@ -205,7 +205,7 @@ impl System {
         if state.is_written(c, |change| matches!(change, Change::Bound(_))) {
             return None;
         }
-        if self.must_move_on(state) {
+        if self.must_advance(state) {
             return None;
         }
         let (old, last) = (Some(state.server.data.bound), state.server.data.sequence.last);
@@ -227,7 +227,7 @@ impl System {
         };
         let lock = self.lock(state, c, self.protections.guard_lock, GUARD.mode)?;
         let now = micros(early.clock.unwrap_or(state.clock));
-        if !self.grant(state, &early, &row).speaks(token, now, self.floor(state)) {
+        if !self.grant(state, &early, &row).speaks(token, now, self.epoch(state)) {
             return self.refuse(state, c, Some(&row));
         }
         self.check_speaks(state, &row);

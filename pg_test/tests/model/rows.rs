@@ -142,7 +142,7 @@ protections! {
     /// The clock is read under the row's lock, not when the statement began.
     clock_after_lock,
     /// A row whose deadline is NULL was given up: its own token does not write it.
-    closed_is_asked,
+    closed_is_checked,
     /// A version counts as a transaction's own only if that transaction has written it.
     own_is_own,
     /// A write without a token ends an expired claim.
@@ -199,7 +199,7 @@ impl Rows {
         let is_own = state.writer == Some(Writer::Worker(worker));
         let is_closed = row.fence.is_some() && row.deadline.is_none();
         // Without the protection a NULL deadline is taken for one long past.
-        let unasked = is_closed && !p.closed_is_asked && statement.shows_own_token();
+        let unasked = is_closed && !p.closed_is_checked && statement.shows_own_token();
         let deadline = |seconds: Option<u8>| match seconds {
             None if unasked && statement == Write => Some(Instant::EARLIEST),
             seconds => seconds.map(at),
@@ -432,8 +432,8 @@ searches! {
         search::holds(Rows { workers: 3, statements: 3, crashes: 0, ..ROWS }),
         search::holds(Rows { statements: 5, seconds: 2, crashes: 0, ..ROWS });
     where_closed_is_not_checked_a_token_writes_what_others_have_written =>
-        breaks(NOBODY_SINCE, |p| p.closed_is_asked = false),
-        breaks(GIVEN_UP, |p| p.closed_is_asked = false);
+        breaks(NOBODY_SINCE, |p| p.closed_is_checked = false),
+        breaks(GIVEN_UP, |p| p.closed_is_checked = false);
     where_an_own_version_is_everybody_s_a_held_row_is_written =>
         breaks(HELD, |p| p.own_is_own = false);
     where_an_edit_closes_nothing_a_late_write_lands_over_it =>

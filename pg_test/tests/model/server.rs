@@ -71,7 +71,7 @@ pub struct Data {
     identity: i64,
     /// The sequence's number as a dump would carry it.
     dumped: Token,
-    pub floor: Epoch,
+    pub epoch: Epoch,
     pub lease: Option<LeaseRow>,
     /// The fence of the row that is bound to the lease.
     pub bound: Option<Token>,
@@ -114,8 +114,8 @@ impl Server {
     pub fn new(standbys: usize) -> Server {
         let at = epochs::target(Token::BEFORE_ALL, micros(0)).expect("far from the end");
         let sequence = Sequence { last: at, logged: at };
-        let floor = Epoch::at(at);
-        let mut data = Data { timeline: 1, sequence, dumped: at, floor, ..Data::default() };
+        let epoch = Epoch::at(at);
+        let mut data = Data { timeline: 1, sequence, dumped: at, epoch, ..Data::default() };
         data.identity = identity(&data).fingerprint();
         let begun = Some(START.fingerprint(data.identity));
         let (disk, steps) = (data.clone(), Vec::new());
@@ -202,8 +202,8 @@ impl Server {
         };
         let identity = || Ok::<_, Infallible>(self.identity(p));
         match epochs::due(&recorded, identity, Some(&START), Token::BEFORE_ALL).unwrap() {
-            Due::NewEpoch if !p.jump => Due::Nothing,
-            Due::Advance if !p.start_move => Due::Nothing,
+            Due::NewEpoch if !p.new_epoch => Due::Nothing,
+            Due::Advance if !p.start_advance => Due::Nothing,
             due => due,
         }
     }
@@ -231,16 +231,16 @@ impl Server {
         }
         match self.steps.remove(0) {
             AdvanceStep::Sequence => {
-                let now = if p.move_by_clock { micros(clock) } else { Instant::EARLIEST };
+                let now = if p.advance_by_clock { micros(clock) } else { Instant::EARLIEST };
                 let target = epochs::target(self.data.sequence.last, now);
                 let target = target.expect("far from the end");
                 self.data.sequence = Sequence { last: target, logged: target };
-                if p.durable_move {
+                if p.durable_advance {
                     self.flush();
                 }
             }
             AdvanceStep::Epoch => {
-                self.data.floor = Epoch::at(self.data.sequence.last);
+                self.data.epoch = Epoch::at(self.data.sequence.last);
                 self.flush();
             }
             AdvanceStep::Identity => {

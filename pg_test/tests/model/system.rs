@@ -276,7 +276,7 @@ impl Model for System {
             Property::<System>::sometimes("a write lands after a failover", |system, state| {
                 let data = &state.server.data;
                 let failed_over = data.timeline > u32::from(system.bounds.promotions);
-                failed_over && data.bound > Some(data.floor.token())
+                failed_over && data.bound > Some(data.epoch.token())
             }),
         ]
     }

@@ -37,7 +37,10 @@ fn planted_bugs_are_caught(_: &Harness) -> Result<()> {
             "now",
             "leases::decision_time::a_renewal_that_waited_until_its_grant_was_over_revives_nothing",
         ),
-        ("no-start-move", "failover::server_starts::a_crash_of_one_backend_advances_the_sequence"),
+        (
+            "no-start-advance",
+            "failover::server_starts::a_crash_of_one_backend_advances_the_sequence",
+        ),
         (
             "decision-before-lock",
             "scenarios::session_races::of_64_sessions_exactly_one_takes_an_expired_lease",

@@ -139,7 +139,7 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
 /// A new epoch, and then a write to a bound table under the second grant.
 fn write_in_a_new_epoch(history: &mut History) {
     let (at, lease) = (2 * SECOND, None);
-    history.disturbances.push(Disturbed { kind: Disturbance::Jump, at, ended: at + 10, lease });
+    history.disturbances.push(Disturbed { kind: Disturbance::NewEpoch, at, ended: at + 10, lease });
     let write = [ask(What::Bound, 0, Some(2)), Event::Guarded, Event::End(Outcome::Committed)];
     let record = |(n, event)| Record { at: 3 * SECOND + n, worker: 9, era: 0, id: 9, event };
     history.records.extend((0..).zip(write).map(record));
@@ -147,7 +147,7 @@ fn write_in_a_new_epoch(history: &mut History) {
 
 #[test]
 fn a_new_epoch_invalidates_what_was_not_renewed() {
-    finds("silenced its token", write_in_a_new_epoch);
+    finds("made its token invalid", write_in_a_new_epoch);
     let mut renewed = good();
     write_in_a_new_epoch(&mut renewed);
     let mut renewal = records(8, What::Renew, 2 * SECOND + 20, 2 * SECOND + 30, 7);
@@ -155,7 +155,7 @@ fn a_new_epoch_invalidates_what_was_not_renewed() {
     renewed.records.extend(renewal);
     renewed.records.sort_by_key(|record| record.at);
     let violations = check(&renewed).violations;
-    assert!(!violations.iter().any(|v| v.contains("silenced")), "{violations:?}");
+    assert!(!violations.iter().any(|v| v.contains("its token invalid")), "{violations:?}");
 }
 
 #[test]

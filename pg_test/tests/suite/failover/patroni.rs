@@ -1,6 +1,6 @@
 //! Patroni fails over under load, twice, each time to a standby that has missed some of it.
 
-use crate::support::history::{History, jumps};
+use crate::support::history::{History, epochs_begun};
 use pg_test::patroni::{self, Patroni, leader_of};
 use pg_test::process::{PATIENCE, resume, wait_until};
 use pg_test::{Conninfo, Context, Harness, Result, ensure, harness_test, setup};
@@ -129,7 +129,7 @@ fn patroni_fails_over_under_load(harness: &Harness) -> Result<()> {
     }
     let seen = load.end()?;
     let mut session = patroni.leader().context("nobody leads")?;
-    ensure!(jumps(&mut session)? == 2, "{} jumps", jumps(&mut session)?);
+    ensure!(epochs_begun(&mut session)? == 2, "{} epochs", epochs_begun(&mut session)?);
     let mut last = 0;
     for (timeline, tokens) in &seen.tokens {
         let (least, greatest) = (tokens.iter().min(), tokens.iter().max());

@@ -1,6 +1,6 @@
 //! `pg_upgrade` to a newer major version. A change of the system identifier alone is tested in upgrades.script.
 
-use crate::support::history::{History, jumps};
+use crate::support::history::{History, epochs_begun};
 use pg_test::cluster::Builder;
 use pg_test::install_dir::InstallDir;
 use pg_test::process::output_of;
@@ -129,7 +129,7 @@ fn goes_on_after_upgrade(harness: &Harness, from: &str, to: &str) -> Result<()> 
     ensure!(session.one::<i64>("SELECT last_token FROM fence_status()", &[])? == history.seen);
     history.goes_on(&mut session)?;
     leases.go_on(&mut session)?;
-    ensure!(jumps(&mut session)? == 1);
+    ensure!(epochs_begun(&mut session)? == 1);
     let finds = session.rows(audit)?;
     ensure!(finds == found, "{finds:?} after {found:?}");
     // The rights of a role were upgraded with it.

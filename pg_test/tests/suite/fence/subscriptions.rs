@@ -3,7 +3,7 @@
 //! An apply worker fires no ordinary trigger, so a subscriber accepts what the publisher's fence has accepted. A
 //! trigger that is enabled ALWAYS checks the order there too, and stalls the worker at a change that is out of order.
 
-use crate::support::history::{History, jumps};
+use crate::support::history::{History, epochs_begun};
 use crate::support::subscription::{becomes_true, subscribe};
 use pg_test::process::{PATIENCE, wait_until};
 use pg_test::{Calls, Cluster, Context, Harness, Result, Session, bail, ensure, harness_test};
@@ -178,7 +178,7 @@ fn a_subscriber_that_takes_over_goes_on_above_all_that_was_seen(harness: &Harnes
          SELECT fence_new_epoch()",
     )?;
     history.goes_on(&mut downstream)?;
-    ensure!(jumps(&mut downstream)? == 1);
+    ensure!(epochs_begun(&mut downstream)? == 1);
     Ok(())
 }
 

@@ -37,9 +37,9 @@ cases![
     slow:
     a_token_drawn_before_the_lock_is_caught => is_caught(KnownBug::TokenBeforeLock),
     the_time_of_the_transactions_start_is_caught => is_caught(KnownBug::Now),
-    a_server_that_starts_without_an_advance_is_caught => is_caught(KnownBug::NoStartMove),
-    a_promotion_without_a_new_epoch_is_caught => is_caught(KnownBug::NoJump),
-    a_remembered_epoch_that_is_not_checked_is_caught => is_caught(KnownBug::OldFloor),
+    a_server_that_starts_without_an_advance_is_caught => is_caught(KnownBug::NoStartAdvance),
+    a_promotion_without_a_new_epoch_is_caught => is_caught(KnownBug::NoNewEpoch),
+    a_remembered_epoch_that_is_not_checked_is_caught => is_caught(KnownBug::OldEpoch),
     a_remembered_place_that_is_not_checked_is_caught => is_caught(KnownBug::UncheckedPlace),
     a_guard_without_a_lock_is_caught => is_caught(KnownBug::NoGuardLock),
     reads_without_the_table_s_lock_are_caught => is_caught(KnownBug::NoTableLock),

@@ -13,7 +13,7 @@ pub struct History {
 }
 
 /// Returns the number of epochs that the sequence has begun.
-pub fn jumps(session: &mut Session) -> Result<i64> {
+pub fn epochs_begun(session: &mut Session) -> Result<i64> {
     session.one("SELECT jumps FROM fence_status()", &[])
 }
 

@@ -11,14 +11,14 @@ use std::collections::HashMap;
 
 /// Checks each write that was requested after the answer to a new epoch, under a grant from before, unless the grant
 /// may have been renewed meanwhile.
-pub fn silence(
+pub fn invalidated_tokens(
     history: &History,
     transactions: &HashMap<i64, Transaction>,
     findings: &mut Findings,
 ) {
-    let jumps = history.disturbances.iter().filter(|one| one.kind == Disturbance::Jump);
+    let epochs = history.disturbances.iter().filter(|one| one.kind == Disturbance::NewEpoch);
     // The first tokens of the grants that were made or perhaps renewed, with the latest time at which that ended.
-    let mut spoke_until: HashMap<i64, i64> = HashMap::new();
+    let mut valid_until: HashMap<i64, i64> = HashMap::new();
     for transaction in transactions.values() {
         let first = match transaction.what {
             What::Renew => transaction.first,
@@ -26,22 +26,22 @@ pub fn silence(
             _ => None,
         };
         if let Some(first) = first {
-            let until = spoke_until.entry(first).or_default();
+            let until = valid_until.entry(first).or_default();
             *until = (*until).max(transaction.ended);
         }
     }
     let writes = |t: &&Transaction| matches!(t.what, What::Guarded | What::Bound) && is_accepted(t);
-    for jump in jumps {
-        for write in transactions.values().filter(writes).filter(|t| t.asked > jump.ended) {
+    for epoch in epochs {
+        for write in transactions.values().filter(writes).filter(|t| t.asked > epoch.ended) {
             let Some(first) =
                 write.first.filter(|_| LeaseKind::of(write.lease) != LeaseKind::Adopted)
             else {
                 continue;
             };
-            if spoke_until.get(&first).is_some_and(|until| *until < jump.at) {
+            if valid_until.get(&first).is_some_and(|until| *until < epoch.at) {
                 findings.violated(format!(
-                    "accepted after a jump at {} that silenced its token: {write:?}",
-                    jump.at
+                    "accepted after a new epoch at {} that made its token invalid: {write:?}",
+                    epoch.at
                 ));
             }
         }
