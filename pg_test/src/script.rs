@@ -82,13 +82,13 @@
 //! | `crash b` | kills the server process of the session `b`; the server recovers by itself, or is started if its settings make it stop |
 //! | `checkpoint` | writes everything to disk and freezes the background writers: a crash then loses all that follows |
 //! | `clock -3600` | steps the clock of the test's own server to 3600 seconds behind the right time |
-//! | `stage` | makes [a table with a fence](holes::AuditedDatabase::stage): `$table`, `$fence`, the roles `$owner` and `$writer`, `$old` and `$new` |
-//! | `hole SQL`, `owner: hole SQL` | a superuser or the owner makes [a bypass](holes::Hole) of that fence; below it `\| relation \| severity \| finding`, `in all \| …` and `in one \| …` for what only the audit of the database or of the table reports, and `x := text` for this bypass |
+//! | `fenced table` | makes [a table with a fence](bypass::AuditedDatabase::build): `$table`, `$fence`, the roles `$owner` and `$writer`, `$old` and `$new` |
+//! | `bypass SQL`, `owner: bypass SQL` | a superuser or the owner makes [a bypass](bypass::Bypass) of that fence; below it `\| relation \| severity \| finding`, `in all \| …` and `in one \| …` for what only the audit of the database or of the table reports, and `x := text` for this bypass |
 //!
 //! A cell that could be taken for something else is shown in quotes: `''`, `'-'`, `'a|b'`, `'22023'` alone.
 
 mod bless;
-pub mod holes;
+pub mod bypass;
 mod open_session;
 mod parse;
 mod play;
@@ -177,7 +177,7 @@ enum What {
     Shell(Place, String, Wanted),
     Roles(Vec<String>),
     /// Makes a table with a fence, and optionally a bypass of it.
-    Stage(Option<Hole>),
+    FencedTable(Option<Bypass>),
     Server(ServerStep),
     /// Creates a further database, with these options.
     Database(String, String),
@@ -189,7 +189,7 @@ enum What {
 }
 
 /// A bypass, as the test describes it.
-struct Hole {
+struct Bypass {
     by_admin: bool,
     built: String,
     found: Vec<Finding>,

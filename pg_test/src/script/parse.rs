@@ -1,6 +1,6 @@
 //! The parser of scenarios.
 
-use super::{Action, Finding, Hole, Only, Place, ServerStep, Step, Test, Verb, Wanted, What};
+use super::{Action, Bypass, Finding, Only, Place, ServerStep, Step, Test, Verb, Wanted, What};
 use crate::edition::Edition;
 use crate::markdown::{blocks as blocks_of_code, filled, section};
 use crate::source_tree::source_root;
@@ -126,13 +126,13 @@ fn step(head: &Line, body: &[Line]) -> Result<Step> {
         ("until", Ok(major)) => (Only::Until(major), behind),
         _ => (Only::Everywhere, text),
     };
-    let hole = text.strip_prefix("owner: ").unwrap_or(text).strip_prefix("hole ");
-    let what = match (text.strip_prefix("each "), hole) {
+    let bypass = text.strip_prefix("owner: ").unwrap_or(text).strip_prefix("bypass ");
+    let what = match (text.strip_prefix("each "), bypass) {
         _ if text == "at once" => What::AtOnce(at_once(head, body)?),
         _ if first == "steps" && is_name(rest) => What::Steps(rest.to_owned(), steps(body)?),
         _ if first == "within" && is_name(rest) => What::Within(rest.to_owned(), steps(body)?),
         (Some(names), _) => each(head, names, body)?,
-        (_, Some(built)) => hole_of(!text.starts_with("owner: "), built, body),
+        (_, Some(built)) => bypass_of(!text.starts_with("owner: "), built, body),
         _ => {
             let lines: Vec<&str> = [text].into_iter().chain(body.iter().map(|l| l.text)).collect();
             what(&lines.join("\n")).with_context(|| line.to_string())?
@@ -178,23 +178,23 @@ fn at_once(head: &Line, body: &[Line]) -> Result<Vec<(String, String)>> {
     Ok(rows)
 }
 
-fn hole_of(by_admin: bool, built: &str, body: &[Line]) -> What {
+fn bypass_of(by_admin: bool, built: &str, body: &[Line]) -> What {
     let (found, values) = Default::default();
-    let mut hole = Hole { by_admin, built: built.to_owned(), found, values };
+    let mut bypass = Bypass { by_admin, built: built.to_owned(), found, values };
     for line in body {
         let (only, row) = line.text.split_once('|').unwrap_or(("no row", ""));
         if ["", "in one ", "in all "].contains(&only) {
             let cells: Vec<&str> = row.split('|').map(str::trim).collect();
             let (in_one, in_all) = (only != "in all ", only != "in one ");
-            hole.found.push(Finding { in_one, in_all, text: cells.join("|") });
+            bypass.found.push(Finding { in_one, in_all, text: cells.join("|") });
         } else if let Some(value) = definition(line.text) {
-            hole.values.push(value);
+            bypass.values.push(value);
         } else {
-            hole.built += "\n";
-            hole.built += line.text;
+            bypass.built += "\n";
+            bypass.built += line.text;
         }
     }
-    What::Stage(Some(hole))
+    What::FencedTable(Some(bypass))
 }
 
 /// Parses `x := text`.
@@ -219,7 +219,7 @@ fn what(text: &str) -> Result<What> {
         return Ok(What::Define(name, of_page.unwrap_or(value)));
     }
     match text.split_once(' ').unwrap_or((text, "")) {
-        ("stage", "") => return Ok(What::Stage(None)),
+        ("fenced", "table") => return Ok(What::FencedTable(None)),
         ("clock", seconds) if seconds.parse::<i64>().is_ok() => {
             return Ok(What::Server(ServerStep::Clock(seconds.parse()?)));
         }

@@ -1,11 +1,11 @@
 //! Runs a test of a scenario file.
 
 use super::bless::{Blessings, Part, Site, meets, proposal_of, proposals};
-use super::holes::{self, AuditedDatabase, BOUND, LANDS, TABLE};
+use super::bypass::{self, AuditedDatabase, BOUND, LANDS, TABLE};
 use super::open_session::OpenSession;
 use super::shell::Shell;
 use super::shown::{are, fault_shown, shown};
-use super::{Action, Finding, Hole, Only, Place, Server, Step, Test, Wanted, What};
+use super::{Action, Bypass, Finding, Only, Place, Server, Step, Test, Wanted, What};
 use crate::background::{Background, Outcome};
 use crate::cluster::Cluster;
 use crate::database::Database;
@@ -159,7 +159,7 @@ impl<'a> Player<'a> {
                     self.shell(place, text, wanted).with_context(at)?
                 }
                 What::Roles(names) => names.iter().try_for_each(|name| self.role(name))?,
-                What::Stage(hole) => self.stage(hole.as_ref()).with_context(at)?,
+                What::FencedTable(bypass) => self.fenced_table(bypass.as_ref()).with_context(at)?,
                 What::Server(what) => self.serve(what).with_context(at)?,
                 What::Database(name, options) => self.database(name, options).with_context(at)?,
                 What::Do { place, action, wanted } => {
@@ -261,7 +261,7 @@ impl<'a> Player<'a> {
     }
 
     /// Makes the table with its fence. With a bypass, also builds it, closes it, and drops the table.
-    fn stage(&mut self, hole: Option<&Hole>) -> Result<()> {
+    fn fenced_table(&mut self, bypass: Option<&Bypass>) -> Result<()> {
         let mut audited = match self.audited.take() {
             Some(audited) => audited,
             None => {
@@ -274,21 +274,21 @@ impl<'a> Player<'a> {
             }
         };
         let before = self.values.clone();
-        for (name, text) in hole.into_iter().flat_map(|hole| &hole.values) {
+        for (name, text) in bypass.into_iter().flat_map(|bypass| &bypass.values) {
             self.values.insert(name.clone(), (text.clone(), true));
         }
         let fence = self.value_or("fence", BOUND)?;
-        let tokens = audited.stage(&self.value_or("table", TABLE)?, &fence)?;
+        let tokens = audited.build(&self.value_or("table", TABLE)?, &fence)?;
         for (name, token) in ["old", "new"].into_iter().zip(tokens) {
             self.remember(name, &token.to_string());
         }
-        if let Some(hole) = hole {
+        if let Some(bypass) = bypass {
             let found = |of: fn(&Finding) -> bool| -> Result<Vec<String>> {
-                hole.found.iter().filter(|f| of(f)).map(|f| self.filled_in(&f.text)).collect()
+                bypass.found.iter().filter(|f| of(f)).map(|f| self.filled_in(&f.text)).collect()
             };
-            let hole = holes::Hole {
-                by_admin: hole.by_admin,
-                built: self.filled_in(&hole.built)?,
+            let bypass = bypass::Bypass {
+                by_admin: bypass.by_admin,
+                built: self.filled_in(&bypass.built)?,
                 found: found(|finding| finding.in_one)?,
                 found_in_all: found(|finding| finding.in_all)?,
                 write: self.value_or("write", "UPDATE orders SET v = 33, fence = $old")?,
@@ -296,8 +296,8 @@ impl<'a> Player<'a> {
                 after: self.value_or("after", "PF001")?,
             };
             audited
-                .close(&fence, &hole)
-                .with_context(|| format!("fence_protect('orders'{fence}); {}", hole.built))?;
+                .close(&fence, &bypass)
+                .with_context(|| format!("fence_protect('orders'{fence}); {}", bypass.built))?;
             self.values = before;
         }
         self.audited = Some(audited);

@@ -5,7 +5,7 @@
 
 automod::dir!(pub "tests/suite/audit");
 
-use pg_test::script::holes::AuditedDatabase;
+use pg_test::script::bypass::AuditedDatabase;
 use pg_test::{Harness, Result, ensure, harness_test};
 
 const PARTITIONS: &str =
@@ -19,7 +19,7 @@ const PARTITIONS: &str =
 fn it_finds_nothing_in_a_copy_by_dump(harness: &Harness) -> Result<()> {
     let db = harness.database()?;
     let mut audited = AuditedDatabase::new(&db)?;
-    audited.stage(PARTITIONS, ", lease => 'order:{id}', verify => true, always => true")?;
+    audited.build(PARTITIONS, ", lease => 'order:{id}', verify => true, always => true")?;
     let dump = harness.run("pg_dump", &["-d", &audited.conninfo.to_string()])?;
     let copy = harness.bare_database()?;
     let file = harness.rundir().path().join(format!("{}.sql", copy.name()));

@@ -2,7 +2,7 @@
 //! (The other tests of this folder give such names to other objects before they run the remedies.)
 
 use pg_test::client::{literal, set_if_known};
-use pg_test::script::holes::{WORST, identifier, statements};
+use pg_test::script::bypass::{WORST, identifier, statements};
 use pg_test::{Database, Harness, Result, Session, ensure, harness_test};
 
 /// Returns the findings and the statements of each remedy. The remedies, run one after the other, must leave no

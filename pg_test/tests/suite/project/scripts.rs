@@ -310,7 +310,7 @@ fn a_bypass_is_as_it_is_written_or_the_test_fails(harness: &Harness) -> Result<(
         (SAID, "before := PF001\n    fence := , lease => 'x', verify => true", "PF004"),
     ] {
         let text = format!(
-            "test t\n  owner: hole ALTER TABLE orders\n      SET UNLOGGED\n    {found}\n    {more}\n"
+            "test t\n  owner: bypass ALTER TABLE orders\n      SET UNLOGGED\n    {found}\n    {more}\n"
         );
         is_played(harness, &harness.database()?, &text, wanted, PATIENCE)?;
     }

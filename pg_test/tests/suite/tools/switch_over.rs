@@ -62,10 +62,10 @@ fn a_fenced_database_moves_to_a_newer_major_version(harness: &Harness) -> Result
 
     // The new database has the rows and their fences. Leases must be acquired again, with greater tokens.
     ensure!(downstream.one::<i64>("SELECT last_token FROM fence_status()", &[])? > history.seen);
-    let holes = downstream.rows(
+    let bypasses = downstream.rows(
         "SELECT finding FROM fence_audit() WHERE severity = 'hole' AND finding LIKE '%above%'",
     )?;
-    ensure!(holes.is_empty(), "{holes:?}");
+    ensure!(bypasses.is_empty(), "{bypasses:?}");
     let stale = format!("UPDATE orders SET total = 12, fence = {last}");
     ensure!(downstream.try_rows(&stale).is_err(), "a worker of the old database writes on");
     let token = downstream.acquire("order:7", "1 h")?;

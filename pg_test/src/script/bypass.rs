@@ -19,8 +19,8 @@ pub const TABLE: &str = "CREATE TABLE orders (id int PRIMARY KEY, v int, fence b
 const UNBOUND: &str =
     "|notice|this table is bound to no lease: the holder of any lease can write it";
 
-/// A bypass of the fence of the table `orders`, which [`AuditedDatabase::stage`] has made.
-pub struct Hole {
+/// A bypass of the fence of the table `orders`, which [`AuditedDatabase::build`] has made.
+pub struct Bypass {
     /// True if an administrator builds the bypass and closes it, not the owner.
     pub by_admin: bool,
     /// The statements that build it.
@@ -60,17 +60,17 @@ impl AuditedDatabase {
 
     /// Builds the bypass in a fence with these arguments, and checks that the audit reports it and that the remedies
     /// close it. Then drops the table.
-    pub fn close(&mut self, fence: &str, hole: &Hole) -> Result<()> {
+    pub fn close(&mut self, fence: &str, bypass: &Bypass) -> Result<()> {
         let first = self.audit("'orders'")?;
         let unbound = (!fence.contains("lease =>")).then(|| unbound("orders"));
         let is_whole = first.iter().map(|row| &row.0).eq(&unbound);
-        ensure!(is_whole, "before there was a hole: {first:#?}");
-        let by = if hole.by_admin { &mut self.admin } else { &mut self.owner };
-        by.run(&hole.built)?;
+        ensure!(is_whole, "before there was a bypass: {first:#?}");
+        let by = if bypass.by_admin { &mut self.admin } else { &mut self.owner };
+        by.run(&bypass.built)?;
         let rows = self.other_findings("'orders'")?;
         let all = self.other_findings("")?;
         for (what, rows, wanted) in
-            [("orders", &rows, &hole.found), ("everything", &all, &hole.found_in_all)]
+            [("orders", &rows, &bypass.found), ("everything", &all, &bypass.found_in_all)]
         {
             let told: Vec<&String> = rows.iter().map(|(told, _)| told).collect();
             ensure!(
@@ -79,14 +79,15 @@ impl AuditedDatabase {
             );
         }
         let remedies = if rows.is_empty() { all } else { rows };
-        self.comes_to(&hole.write, &hole.before).context("before the remedies")?;
-        self.remedy_disguised(hole.by_admin, &remedies)?;
+        self.comes_to(&bypass.write, &bypass.before).context("before the remedies")?;
+        self.remedy_disguised(bypass.by_admin, &remedies)?;
         for what in ["'orders'", ""] {
             let left = self.other_findings(what)?;
             ensure!(left.is_empty(), "after {remedies:#?}\nthe audit says {left:#?}");
         }
-        self.comes_to(&hole.write, &hole.after).with_context(|| format!("after {remedies:#?}"))?;
-        self.bind(hole.by_admin)?;
+        self.comes_to(&bypass.write, &bypass.after)
+            .with_context(|| format!("after {remedies:#?}"))?;
+        self.bind(bypass.by_admin)?;
         self.clear()
     }
 
@@ -151,7 +152,7 @@ impl AuditedDatabase {
 
     /// Makes the table, fences it by `fence_protect` with these further arguments, and returns two tokens of the lease
     /// `order:1`: of the grant that has written the only row (`id` 1), and of the grant before.
-    pub fn stage(&mut self, table: &str, fence: &str) -> Result<[i64; 2]> {
+    pub fn build(&mut self, table: &str, fence: &str) -> Result<[i64; 2]> {
         let [owner, writer] = self.roles.clone();
         self.admin.run(&format!(
             "CREATE SCHEMA s AUTHORIZATION {owner}; GRANT ALL ON SCHEMA s TO {writer}; \
@@ -173,7 +174,7 @@ impl AuditedDatabase {
         Ok([old, new])
     }
 
-    /// Removes all that [`AuditedDatabase::stage`] has made.
+    /// Removes all that [`AuditedDatabase::build`] has made.
     fn clear(&mut self) -> Result<()> {
         self.admin.run("SELECT lease_revoke('order:1'); DROP SCHEMA s CASCADE")
     }
