@@ -124,8 +124,8 @@ fn played_by(
             }
         }
         // The client's tests need everything that the extension has.
-        let asked = options.ask_for("its-own-tests") && !edition::is_lite();
-        if let Some(tests) = programs.tests.as_ref().filter(|_| asked) {
+        let is_requested = options.ask_for("its-own-tests") && !edition::is_lite();
+        if let Some(tests) = programs.tests.as_ref().filter(|_| is_requested) {
             outcomes.push(outcome(client.name, "Its own tests", || {
                 first_worker::tests_pass(harness, tests)
             }));

@@ -84,7 +84,7 @@ fn play_all(
         }
         let outcome = run.play(scenario);
         if let (0, Some(file), Ok(end)) = (index, &options.svg, &outcome) {
-            std::fs::write(file, picture::draw(scenario.title, &timeline.told(), end))?;
+            std::fs::write(file, picture::draw(scenario.title, &timeline.events(), end))?;
         }
         run.counted()?;
         match outcome {

@@ -118,8 +118,8 @@ impl<'a> DemoRun<'a> {
     }
 
     /// Starts a worker process whose steps are in the timeline.
-    pub fn worker(&self, name: &str) -> Result<ToldWorker<'_>> {
-        Ok(ToldWorker { scenario: self, worker: self.silent_worker(name)? })
+    pub fn worker(&self, name: &str) -> Result<LoggedWorker<'_>> {
+        Ok(LoggedWorker { scenario: self, worker: self.silent_worker(name)? })
     }
 
     /// Makes a table and fences it. `options` follow the table in the call of `fence_protect`.
@@ -209,12 +209,12 @@ const LEAVE_NOTHING: &str = "SELECT pg_terminate_backend(other.pid, 60000)
     SELECT lease_revoke(name) FROM fence.leases";
 
 /// A worker process whose steps are in the timeline.
-pub struct ToldWorker<'a> {
+pub struct LoggedWorker<'a> {
     scenario: &'a DemoRun<'a>,
     worker: Worker,
 }
 
-impl ToldWorker<'_> {
+impl LoggedWorker<'_> {
     /// Returns the worker process itself.
     pub fn worker(&mut self) -> &mut Worker {
         &mut self.worker
@@ -244,7 +244,7 @@ impl ToldWorker<'_> {
         Ok(())
     }
 
-    /// Starts to wait for a held lease. [`ToldWorker::is_granted`] ends the wait.
+    /// Starts to wait for a held lease. [`LoggedWorker::is_granted`] ends the wait.
     pub fn waits_for(&mut self, lease: &str) -> Result<()> {
         let call = self.acquire_call(lease, ", wait => '1 min'");
         self.worker.send(&format!("SELECT {call}"))?;

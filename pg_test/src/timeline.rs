@@ -56,7 +56,7 @@ const COLOURS: [&str; 4] = ["\x1b[36m", "\x1b[35m", "\x1b[33m", "\x1b[32m"];
 
 /// One event of the timeline.
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct TimelineEvent {
     /// The time since the scenario began.
     pub seconds: f64,
     /// The worker that did it. Empty if it was none of them.
@@ -66,7 +66,7 @@ pub struct Told {
     pub text: String,
 }
 
-impl Told {
+impl TimelineEvent {
     fn lines(&self) -> usize {
         self.text.lines().count().max(1)
     }
@@ -77,7 +77,7 @@ pub struct Timeline {
     loud: bool,
     colour: bool,
     zero: Mutex<Instant>,
-    told: Mutex<Vec<Told>>,
+    events: Mutex<Vec<TimelineEvent>>,
 }
 
 impl Timeline {
@@ -95,18 +95,18 @@ impl Timeline {
     }
 
     fn new(loud: bool, colour: bool) -> Timeline {
-        Timeline { loud, colour, zero: Mutex::new(Instant::now()), told: Mutex::default() }
+        Timeline { loud, colour, zero: Mutex::new(Instant::now()), events: Mutex::default() }
     }
 
     /// Restarts the clock at zero.
     pub fn restart(&self) {
         *self.zero.lock().unwrap_or_else(|e| e.into_inner()) = Instant::now();
-        self.told.lock().unwrap_or_else(|e| e.into_inner()).clear();
+        self.events.lock().unwrap_or_else(|e| e.into_inner()).clear();
     }
 
     /// Returns the events since the last restart.
-    pub fn told(&self) -> Vec<Told> {
-        self.told.lock().unwrap_or_else(|e| e.into_inner()).clone()
+    pub fn events(&self) -> Vec<TimelineEvent> {
+        self.events.lock().unwrap_or_else(|e| e.into_inner()).clone()
     }
 
     /// Adds an event. Further lines of `text` are indented below the first.
@@ -116,7 +116,7 @@ impl Timeline {
         let time = format!("{seconds:>6.2} s");
         let letter = usize::from(actor.bytes().next().unwrap_or(b'D').to_ascii_uppercase() - b'A');
         let text = text.to_string();
-        self.remember(Told { seconds, actor: actor.to_owned(), mark, text: text.clone() });
+        self.remember(TimelineEvent { seconds, actor: actor.to_owned(), mark, text: text.clone() });
         let (word, colour, _) = mark.shown();
         let mut lines = text.lines();
         self.line(format_args!(
@@ -131,15 +131,15 @@ impl Timeline {
         }
     }
 
-    fn remember(&self, told: Told) {
-        self.told.lock().unwrap_or_else(|e| e.into_inner()).push(told);
+    fn remember(&self, event: TimelineEvent) {
+        self.events.lock().unwrap_or_else(|e| e.into_inner()).push(event);
     }
 
     /// Adds a refusal by the server, with its error.
     pub fn refused(&self, actor: &str, sql: &str, fault: &Fault) {
         self.tell(actor, Mark::Refused, sql);
         let error = format!("{} {}: {}", fault.severity, fault.sqlstate, fault.message);
-        if let Some(last) = self.told.lock().unwrap_or_else(|e| e.into_inner()).last_mut() {
+        if let Some(last) = self.events.lock().unwrap_or_else(|e| e.into_inner()).last_mut() {
             last.text = format!("{sql}\n{error}");
         }
         self.line(format_args!("{:28}{}", "", self.paint(RED, &error)));

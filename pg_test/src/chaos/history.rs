@@ -125,7 +125,7 @@ impl History {
         self.grants = all(
             session,
             "SELECT lease, n, token, uid AS id, CASE WHEN what IN ('acquire', 'renew')
-                    THEN (extract(epoch FROM expires - asked) * 1000000)::bigint END AS lasts_us
+                    THEN (extract(epoch FROM expires - requested) * 1000000)::bigint END AS lasts_us
                FROM grants ORDER BY lease, n, token",
         )?;
         self.writes = all(

@@ -124,7 +124,7 @@ impl Maintenance {
         slow_standby::answer(instructions.clone(), beside.clone(), waits, seed);
         let all = [Some(JOBS), has_second_database().then_some(SECOND_JOBS)];
         let threads = all.into_iter().flatten().map(|jobs| {
-            let told = over.clone();
+            let is_over = over.clone();
             let mut round = Round {
                 install_dir: install_dir.clone(),
                 instructions: instructions.clone(),
@@ -134,7 +134,7 @@ impl Maintenance {
                 upkeep: Upkeep::default(),
             };
             std::thread::spawn(move || {
-                while !told.load(Ordering::Relaxed) {
+                while !is_over.load(Ordering::Relaxed) {
                     round.go()?;
                     let pause = Duration::from_millis(round.rng.random_range(20..400));
                     std::thread::sleep(pause);

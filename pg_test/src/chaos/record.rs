@@ -93,7 +93,7 @@ pub struct Record {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Event {
     /// A transaction is about to begin.
-    Ask {
+    Request {
         what: What,
         /// The number of the lease.
         lease: i32,

@@ -55,11 +55,11 @@ impl Resolver {
             era: 0,
             due: HashMap::new(),
         };
-        let told = over.clone();
+        let is_over = over.clone();
         let work = move || {
             let mut end = None;
             loop {
-                if end.is_none() && told.load(Ordering::Relaxed) {
+                if end.is_none() && is_over.load(Ordering::Relaxed) {
                     end = Some(Instant::now() + PATIENCE);
                 }
                 let left = round.go(&Instructions::read(&instructions)?, end.is_some())?;

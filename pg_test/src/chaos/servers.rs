@@ -21,7 +21,7 @@ const TABLES: &str = "
     CREATE TABLE line (lease int PRIMARY KEY, n bigint NOT NULL);
     -- Traces, without any constraint that would hide what went wrong.
     CREATE TABLE grants (lease int, n bigint, what text, token bigint, first bigint, uid bigint,
-                         asked timestamptz, expires timestamptz);
+                         requested timestamptz, expires timestamptz);
     CREATE INDEX ON grants (lease, n);
     CREATE INDEX ON grants (lease, what, first);
     CREATE TABLE writes (relation text, id int, lease int, version bigint, token bigint, first bigint,

@@ -173,7 +173,7 @@ impl ChaosWorker {
         let names: Vec<_> = leases.iter().map(|lease| format!("job:{lease}")).collect();
         let tokens: Vec<_> = leases.iter().map(|lease| token_of(*lease).to_string()).collect();
         // Read in a statement of its own; in the next one it would be read after the rows.
-        let asked = self.sql("SELECT clock_timestamp()")?.remove(0).remove(0);
+        let requested = self.sql("SELECT clock_timestamp()")?.remove(0).remove(0);
         let rows = self.sql(&format!(
             "SELECT renewed, outcome FROM lease_keep('{{{}}}', '{{{}}}')",
             names.join(","),
@@ -190,7 +190,7 @@ impl ChaosWorker {
         let mut change = Vec::new();
         for lease in leases {
             let held = HeldLease { token, ..held };
-            self.note(lease, "renew", held, &asked)?;
+            self.note(lease, "renew", held, &requested)?;
             change.push((lease, Some(held)));
         }
         Ok(change)
@@ -313,9 +313,9 @@ impl ChaosWorker {
         lease: i32,
         what: &str,
         held: HeldLease,
-        asked: &Option<String>,
+        requested: &Option<String>,
     ) -> OrStop<()> {
-        let asked = asked.as_deref().unwrap_or("now");
+        let requested = requested.as_deref().unwrap_or("now");
         let HeldLease { token, first, .. } = held;
         self.think();
         let next = match LeaseKind::of(lease) {
@@ -326,7 +326,7 @@ impl ChaosWorker {
         };
         self.sql(&format!(
             "WITH next AS ({next})
-             INSERT INTO grants SELECT {lease}, n, '{what}', {token}, {first}, {}, '{asked}',
+             INSERT INTO grants SELECT {lease}, n, '{what}', {token}, {first}, {}, '{requested}',
                     (SELECT max(expires_at) FROM fence.leases
                       WHERE name = 'job:{lease}' AND token = {token})
                FROM next",

@@ -274,7 +274,13 @@ impl ChaosWorker {
         self.count += 1;
         self.id = self.who.id(self.count);
         let held = self.held.get(&lease).or(self.lost.get(&lease)).copied();
-        self.write(Event::Ask { what, lease, also, first: held.map(|held| held.first), session })?;
+        self.write(Event::Request {
+            what,
+            lease,
+            also,
+            first: held.map(|held| held.first),
+            session,
+        })?;
         self.committing = false;
         let outcome = match self.run_task(task, held) {
             Ok(outcome) => outcome,

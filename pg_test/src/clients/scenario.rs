@@ -87,7 +87,7 @@ impl Scenario {
             ),
         ]
         .into_iter()
-        .find_map(|(is_there, is_asked, what)| (is_asked && !is_there).then_some(what))
+        .find_map(|(is_there, is_used, what)| (is_used && !is_there).then_some(what))
     }
 
     /// The scenario's name on the command line.
@@ -160,13 +160,13 @@ fn action(line: &'static str) -> Result<(Option<Value>, Action)> {
             Box::new(move |fixture| fixture.says(worker, event, &any_of))
         }
         [worker, ref order @ ..] => {
-            let told = if order.is_empty() { None } else { Some(order_of(order)?) };
-            let (order, any_of) = (told.clone(), answer.map(answers).transpose()?);
+            let command = if order.is_empty() { None } else { Some(order_of(order)?) };
+            let (order, any_of) = (command.clone(), answer.map(answers).transpose()?);
             let play: Action = Box::new(move |fixture| {
                 order.iter().try_for_each(|order| fixture.tell(worker, order))?;
                 any_of.iter().try_for_each(|any_of| fixture.answer(worker, any_of))
             });
-            return Ok((told, play));
+            return Ok((command, play));
         }
         [] => bail!("an answer to what?"),
     };

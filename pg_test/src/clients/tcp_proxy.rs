@@ -44,7 +44,7 @@ struct Shared {
     opened: AtomicU64,
     round_trips: AtomicU64,
     /// True if the last message was a request.
-    is_asked: AtomicBool,
+    is_after_request: AtomicBool,
     connections: Mutex<Vec<Arc<Connection>>>,
 }
 
@@ -160,8 +160,9 @@ impl Shared {
 
 impl Shared {
     fn count(&self, direction: Direction) {
-        let was_asked = self.is_asked.swap(direction == Direction::Requests, SeqCst);
-        if was_asked && direction == Direction::Answers {
+        let was_after_request =
+            self.is_after_request.swap(direction == Direction::Requests, SeqCst);
+        if was_after_request && direction == Direction::Answers {
             self.round_trips.fetch_add(1, SeqCst);
         }
     }

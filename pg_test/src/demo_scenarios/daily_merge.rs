@@ -1,7 +1,7 @@
 //! A job that replaces a whole table in one guarded transaction.
 
 use super::DemoScenario;
-use crate::demo_run::{DemoRun, ToldWorker};
+use crate::demo_run::{DemoRun, LoggedWorker};
 use crate::process::{PATIENCE, wait_until};
 use crate::timeline::Mark;
 use anyhow::{Context, Result, anyhow, ensure};
@@ -132,17 +132,17 @@ fn second_half(name: &str) -> String {
 }
 
 /// Opens the guarded transaction and replaces the first half.
-fn begins(worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
+fn begins(worker: &mut LoggedWorker, name: &str, token: i64) -> Result<()> {
     worker.begins("merge", token)?;
     worker.writes(&first_half(name)).map(drop)
 }
 
-fn merges(worker: &mut ToldWorker, name: &str) -> Result<()> {
+fn merges(worker: &mut LoggedWorker, name: &str) -> Result<()> {
     let token = worker.acquires("merge")?;
     merges_with(worker, name, token)
 }
 
-fn merges_with(worker: &mut ToldWorker, name: &str, token: i64) -> Result<()> {
+fn merges_with(worker: &mut LoggedWorker, name: &str, token: i64) -> Result<()> {
     begins(worker, name, token)?;
     worker.writes(&second_half(name))?;
     // The release is the transaction's last step: its guard holds the lease until the end.

@@ -179,21 +179,21 @@ pub(super) fn proposals(
                 let is_said = |text: String| says(fault, "", &format!(" {text}"));
                 match filled(old.trim()).map(is_said) {
                     Ok(true) => old.trim().to_owned(),
-                    _ => told(fault, old),
+                    _ => message_or_field(fault, old),
                 }
             };
             let merged = old.strip_prefix(&*fault.sqlstate).map(|words| {
                 let groups: Vec<String> = words.split('…').map(group).collect();
                 format!("{} {}", fault.sqlstate, groups.join(" … "))
             });
-            let new = format!("{} {}", fault.sqlstate, told(fault, ""));
+            let new = format!("{} {}", fault.sqlstate, message_or_field(fault, ""));
             merged.into_iter().chain([new]).collect()
         }
     }
 }
 
 /// Returns the field that the old words name, or the message.
-fn told(fault: &Fault, old: &str) -> String {
+fn message_or_field(fault: &Fault, old: &str) -> String {
     let named = fields(fault).into_iter().find(|(name, _)| old.contains(&format!("{name}:")));
     let text = named.map_or(fault.message.clone(), |(name, text)| format!("{name}: {text}"));
     text.replace('\n', "\\n")
@@ -201,8 +201,9 @@ fn told(fault: &Fault, old: &str) -> String {
 
 /// Returns what is expected of these notices.
 pub(super) fn proposal_of(notices: &[Fault]) -> Vec<String> {
-    let notice =
-        |fault: &Fault| format!("{} {} {}", fault.severity, fault.sqlstate, told(fault, ""));
+    let notice = |fault: &Fault| {
+        format!("{} {} {}", fault.severity, fault.sqlstate, message_or_field(fault, ""))
+    };
     let all: Vec<String> = notices.iter().map(notice).collect();
     vec![if all.is_empty() { "none".to_owned() } else { all.join(" / ") }]
 }

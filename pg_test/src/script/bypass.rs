@@ -72,10 +72,10 @@ impl AuditedDatabase {
         for (what, rows, wanted) in
             [("orders", &rows, &bypass.found), ("everything", &all, &bypass.found_in_all)]
         {
-            let told: Vec<&String> = rows.iter().map(|(told, _)| told).collect();
+            let reported: Vec<&String> = rows.iter().map(|(reported, _)| reported).collect();
             ensure!(
-                told.iter().eq(&wanted.iter().collect::<Vec<_>>()),
-                "the audit of {what} says {told:#?}, not {wanted:#?}"
+                reported.iter().eq(&wanted.iter().collect::<Vec<_>>()),
+                "the audit of {what} says {reported:#?}, not {wanted:#?}"
             );
         }
         let remedies = if rows.is_empty() { all } else { rows };
@@ -193,7 +193,7 @@ impl AuditedDatabase {
     /// Returns the same as [`AuditedDatabase::audit`], without the finding on a table that is not bound to leases.
     fn other_findings(&mut self, arguments: &str) -> Result<Vec<(String, String)>> {
         let mut rows = self.audit(arguments)?;
-        rows.retain(|(told, _)| !told.ends_with(UNBOUND));
+        rows.retain(|(reported, _)| !reported.ends_with(UNBOUND));
         Ok(rows)
     }
 

@@ -149,8 +149,8 @@ impl<'a> Player<'a> {
                     played.with_context(at)?;
                 }
                 What::Define(name, text) => {
-                    let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
-                    let text = asked.filter(|_| name == "rounds").unwrap_or(text.clone());
+                    let setting = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
+                    let text = setting.filter(|_| name == "rounds").unwrap_or(text.clone());
                     self.values.insert(name.clone(), (text, true));
                     self.cells.remove(name);
                 }
@@ -483,7 +483,7 @@ impl<'a> Player<'a> {
 
     /// Checks the outcome against the expected one and stores the values that it names.
     fn check(&mut self, sql: &str, outcome: Outcome, wanted: &Wanted) -> Result<()> {
-        let (fits, told) = match (wanted, &outcome) {
+        let (fits, expected) = match (wanted, &outcome) {
             (Wanted::Success, _) => (outcome.is_ok(), "no error".to_owned()),
             (Wanted::Outcome(wanted), _) => {
                 let is_met = |text: &str| meets(&outcome, self.filled_in(text));
@@ -505,7 +505,7 @@ impl<'a> Player<'a> {
                 (false, "values".to_owned())
             }
         };
-        ensure!(fits, "{sql}\n  wanted: {told}\n  got: {}", shown(&outcome));
+        ensure!(fits, "{sql}\n  wanted: {expected}\n  got: {}", shown(&outcome));
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! A scenario as a picture (SVG): a line for each event, and beside it a lane for each worker.
 
-use super::{Mark, Told};
+use super::{Mark, TimelineEvent};
 
 const LINE: usize = 24;
 const TOP: usize = 58;
@@ -9,17 +9,17 @@ const BETWEEN_LANES: usize = 40;
 const WIDTH: usize = 920;
 
 /// Draws a scenario: its title, the events from the first grant on, and how it ended.
-pub fn draw(title: &str, told: &[Told], end: &str) -> String {
-    let first = told.iter().position(|one| one.mark == Mark::Holds).unwrap_or(0);
-    let told = &told[first..];
+pub fn draw(title: &str, events: &[TimelineEvent], end: &str) -> String {
+    let first = events.iter().position(|one| one.mark == Mark::Holds).unwrap_or(0);
+    let events = &events[first..];
     let mut actors: Vec<&str> = Vec::new();
-    for one in told.iter().filter(|one| !one.actor.is_empty()) {
+    for one in events.iter().filter(|one| !one.actor.is_empty()) {
         if !actors.contains(&one.actor.as_str()) {
             actors.push(&one.actor);
         }
     }
     let text_at = FIRST_LANE + BETWEEN_LANES * actors.len() - 8;
-    let height = TOP + LINE * told.iter().map(Told::lines).sum::<usize>() + 44;
+    let height = TOP + LINE * events.iter().map(TimelineEvent::lines).sum::<usize>() + 44;
     let mut lines = vec![format!(
         "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height}\" width=\"{WIDTH}\" height=\"{height}\" \
          role=\"img\" aria-labelledby=\"title\">\n<title id=\"title\">{}</title>\n<style>{STYLE}</style>\n\
@@ -33,11 +33,11 @@ pub fn draw(title: &str, told: &[Told], end: &str) -> String {
         let (x, name) = (FIRST_LANE + BETWEEN_LANES * n, escaped(actor));
         lines.push(format!("<text class=\"name\" x=\"{x}\" y=\"30\">{name}</text>"));
         lines.push(format!("<path class=\"lane\" d=\"M{x} 42V{bottom}\"/>"));
-        for (class, from, to) in spans(actor, told, bottom) {
+        for (class, from, to) in spans(actor, events, bottom) {
             lines.push(format!("<path class=\"{class}\" d=\"M{x} {from}V{to}\"/>"));
         }
     }
-    for (one, y) in told.iter().zip(heights(told)) {
+    for (one, y) in events.iter().zip(heights(events)) {
         let ((word, _, class), seconds, below) = (one.mark.shown(), one.seconds, y + 4);
         lines.push(format!("<text class=\"time\" x=\"66\" y=\"{below}\">{seconds:.2} s</text>"));
         if let Some(n) = actors.iter().position(|actor| *actor == one.actor) {
@@ -61,8 +61,9 @@ pub fn draw(title: &str, told: &[Told], end: &str) -> String {
 }
 
 /// Returns the position of each line.
-fn heights(told: &[Told]) -> Vec<usize> {
-    told.iter()
+fn heights(events: &[TimelineEvent]) -> Vec<usize> {
+    events
+        .iter()
         .scan(TOP, |next, one| {
             let y = *next;
             *next += LINE * one.lines();
@@ -72,10 +73,14 @@ fn heights(told: &[Told]) -> Vec<usize> {
 }
 
 /// Returns the parts of a worker's lane in which it holds its lease, and those in which it is frozen.
-fn spans(actor: &str, told: &[Told], bottom: usize) -> Vec<(&'static str, usize, usize)> {
+fn spans(
+    actor: &str,
+    events: &[TimelineEvent],
+    bottom: usize,
+) -> Vec<(&'static str, usize, usize)> {
     let mut spans = Vec::new();
     let (mut holds, mut frozen) = (None, None);
-    for (one, y) in told.iter().zip(heights(told)) {
+    for (one, y) in events.iter().zip(heights(events)) {
         let own = one.actor == actor;
         match one.mark {
             Mark::Holds if own => holds = Some(y),

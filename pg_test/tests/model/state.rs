@@ -21,7 +21,7 @@ pub enum Op {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Action {
     /// A request reaches the server. If a protection is missing, it reads something before it holds its locks.
-    Ask(usize, Op),
+    Request(usize, Op),
     /// The server carries a request out, once all its locks are free.
     Do(usize, Op),
     /// The statement returns to the client.

@@ -21,18 +21,18 @@ impl System {
     }
 
     fn requests(&self, client: &Client, index: usize, actions: &mut Vec<Action>) {
-        let ask = |op| match self.protections.looks_early() {
-            true => Action::Ask(index, op),
+        let request = |op| match self.protections.looks_early() {
+            true => Action::Request(index, op),
             false => Action::Do(index, op),
         };
         if client.token.is_none() {
-            actions.push(ask(Op::Acquire));
+            actions.push(request(Op::Acquire));
             return;
         }
-        actions.extend([ask(Op::Renew), ask(Op::Release), ask(Op::WriteBound)]);
-        actions.extend(client.first.is_some().then(|| ask(Op::WriteBoundByFirst)));
+        actions.extend([request(Op::Renew), request(Op::Release), request(Op::WriteBound)]);
+        actions.extend(client.first.is_some().then(|| request(Op::WriteBoundByFirst)));
         if self.bounds.reclaim {
-            actions.push(ask(Op::Acquire));
+            actions.push(request(Op::Acquire));
         }
     }
 
@@ -108,7 +108,7 @@ impl System {
     fn step(&self, state: &mut State, action: Action) -> Option<()> {
         let (b, p) = (&self.bounds, &self.protections);
         match action {
-            Action::Ask(client, op) => {
+            Action::Request(client, op) => {
                 let early = self.early(state, op)?;
                 state.clients[client].phase = Phase::Asked(op, early);
             }

@@ -90,7 +90,7 @@ const TOO_LATE: usize = 20;
 
 /// Kills this number of holders in turn; the same client gets the lease after each.
 fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Vec<Duration>> {
-    let (go, told) = mpsc::channel::<()>();
+    let (go, signal) = mpsc::channel::<()>();
     let (answer, answers) = mpsc::channel::<Instant>();
     std::thread::scope(|scope| {
         let next = scope.spawn(move || -> Result<()> {
@@ -98,7 +98,7 @@ fn deaths(rundir: &RunDir, way: Way, address: &str, times: usize) -> Result<Vec<
             let mut next = Client::new(session, "next".to_owned(), &way.survives)?;
             // Ready, and again after each answer.
             let _ = answer.send(Instant::now());
-            while told.recv().is_ok() {
+            while signal.recv().is_ok() {
                 let token = next.wait(NAME)?;
                 let answered = Instant::now();
                 next.release(NAME, token)?;

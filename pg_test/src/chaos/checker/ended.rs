@@ -35,7 +35,7 @@ pub fn nothing_is_accepted(
     let crashes = |kind| matches!(kind, Disturbance::KillBackend | Disturbance::KillServer);
     for transaction in transactions.values().filter(|transaction| is_accepted(transaction)) {
         let Some(own) = transaction.first else { continue };
-        let knew = |(at, era): (i64, u32)| at < transaction.asked && era == transaction.era;
+        let knew = |(at, era): (i64, u32)| at < transaction.requested && era == transaction.era;
         // A release does not wait for the disk.
         let stays = |at| {
             let mut all = history.disturbances.iter().filter(|d| crashes(d.kind));

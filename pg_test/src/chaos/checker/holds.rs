@@ -54,7 +54,7 @@ pub fn no_more_than_may(
         }
     }
     for (lease, mut all) in by_lease {
-        all.sort_by_key(|transaction| transaction.asked);
+        all.sort_by_key(|transaction| transaction.requested);
         let grants: Vec<Grant> = all
             .iter()
             .filter(|transaction| transaction.what.acquires())
@@ -83,28 +83,30 @@ fn by_time(history: &History, lease: i32, all: &[&Transaction], grants: &[Grant]
     let mut holds = Vec::new();
     for grant in grants.iter().filter(|grant| committed(grant.by)) {
         let acquired = grant.by;
-        if stepped(history, acquired.asked, acquired.ended) {
+        if stepped(history, acquired.requested, acquired.ended) {
             continue;
         }
-        let mut until = acquired.asked + TTL_MS * 1000;
+        let mut until = acquired.requested + TTL_MS * 1000;
         let relying = relying.get(&grant.first).map_or(&[][..], Vec::as_slice);
         // If the clock went back meanwhile, an expired grant may have been renewed, and the lease was free for a while.
-        let without_gap = |t: &Transaction| !stepped(history, acquired.asked, t.ended);
+        let without_gap = |t: &Transaction| !stepped(history, acquired.requested, t.ended);
         for renewed in relying.iter().filter(|t| t.what == What::Renew && committed(t)) {
             if without_gap(renewed) {
-                until = until.max(renewed.asked + TTL_MS * 1000);
+                until = until.max(renewed.requested + TTL_MS * 1000);
             }
         }
         // Whatever its outcome, a release may have been executed.
-        let releases = relying.iter().filter(|t| t.what == What::Release).map(|t| t.asked);
+        let releases = relying.iter().filter(|t| t.what == What::Release).map(|t| t.requested);
         until = until.min(releases.min().unwrap_or(i64::MAX));
         // A later incarnation of the worker may have reclaimed the lease.
         let same = |t: &&&Transaction| t.worker == acquired.worker && t.what.acquires();
-        let later = all.partition_point(|t| t.asked <= acquired.asked);
-        let again = all[later..].iter().find(same).map(|t| t.asked);
+        let later = all.partition_point(|t| t.requested <= acquired.requested);
+        let again = all[later..].iter().find(same).map(|t| t.requested);
         until = until.min(again.unwrap_or(i64::MAX));
-        for disturbance in
-            history.disturbances.iter().filter(|disturbance| disturbance.ended >= acquired.asked)
+        for disturbance in history
+            .disturbances
+            .iter()
+            .filter(|disturbance| disturbance.ended >= acquired.requested)
         {
             let breaks = matches!(disturbance.kind, Disturbance::StepClock | Disturbance::FailOver);
             let ends_sessions = matches!(
@@ -139,7 +141,7 @@ fn by_guard(history: &History, all: &[&Transaction], grants: &[Grant]) -> Vec<Ho
         };
         let answered =
             matches!(transaction.outcome, Some(Outcome::Committed | Outcome::Refused(_)));
-        let finishing = transaction.attempts.first().map(|attempt| attempt.asked);
+        let finishing = transaction.attempts.first().map(|attempt| attempt.requested);
         // If the commit was answered, even with an error, the transaction was open until it was requested.
         let until =
             finishing.or(transaction.prepared).or(transaction.committing.filter(|_| answered));
@@ -195,11 +197,11 @@ fn check_grants(lease: i32, holds: &[Hold], grants: &[Grant], findings: &mut Fin
     let mut begun = holds.iter().peekable();
     let mut current: Vec<&Hold> = Vec::new();
     for grant in grants {
-        while let Some(hold) = begun.next_if(|hold| hold.from <= grant.by.asked) {
+        while let Some(hold) = begun.next_if(|hold| hold.from <= grant.by.requested) {
             current.push(hold);
         }
-        current.retain(|hold| hold.until >= grant.by.asked);
-        let own = Hold { from: grant.by.asked, until: grant.seen, ..grant.hold() };
+        current.retain(|hold| hold.until >= grant.by.requested);
+        let own = Hold { from: grant.by.requested, until: grant.seen, ..grant.hold() };
         let all_the_time = |hold: &&Hold| hold.first != grant.first && hold.until >= grant.seen;
         let mut together = distinct(current.iter().copied().filter(all_the_time));
         let others_may = may_be(lease, &together);

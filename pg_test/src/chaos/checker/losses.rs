@@ -17,8 +17,8 @@ pub fn nothing_lost(
     let mut latest: HashMap<u32, i64> = HashMap::new();
     for id in &survivors {
         if let Some(transaction) = transactions.get(id) {
-            let asked = latest.entry(transaction.era).or_default();
-            *asked = (*asked).max(transaction.asked);
+            let requested = latest.entry(transaction.era).or_default();
+            *requested = (*requested).max(transaction.requested);
         }
     }
     let cut_off = |(at, era): (i64, u32)| {

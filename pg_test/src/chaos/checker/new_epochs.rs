@@ -32,7 +32,7 @@ pub fn invalidated_tokens(
     }
     let writes = |t: &&Transaction| matches!(t.what, What::Guarded | What::Bound) && is_accepted(t);
     for epoch in epochs {
-        for write in transactions.values().filter(writes).filter(|t| t.asked > epoch.ended) {
+        for write in transactions.values().filter(writes).filter(|t| t.requested > epoch.ended) {
             let Some(first) =
                 write.first.filter(|_| LeaseKind::of(write.lease) != LeaseKind::Adopted)
             else {

@@ -10,11 +10,11 @@ use std::collections::HashMap;
 pub fn tokens_rise(history: &History, findings: &mut Findings) {
     let mut seen = HashMap::new();
     let mut greatest = 0;
-    let mut greatest_when_asked = HashMap::new();
+    let mut greatest_at_request = HashMap::new();
     for record in &history.records {
         match record.event {
-            Event::Ask { .. } => {
-                greatest_when_asked.insert(record.id, greatest);
+            Event::Request { .. } => {
+                greatest_at_request.insert(record.id, greatest);
             }
             Event::Token(token) => {
                 findings.count(TOKENS);
@@ -23,7 +23,7 @@ pub fn tokens_rise(history: &History, findings: &mut Findings) {
                     let (a, b) = (earlier, record.id);
                     findings.violated(format!("token {token} was seen twice: {a:x}, {b:x}"));
                 }
-                let before = greatest_when_asked.get(&record.id).copied().unwrap_or(0);
+                let before = greatest_at_request.get(&record.id).copied().unwrap_or(0);
                 if token <= before {
                     findings.violated(format!(
                         "token {token} was drawn after {before} had been seen ({:x})",
@@ -52,18 +52,18 @@ pub fn grants_in_order(history: &History, findings: &mut Findings) {
             findings.violated(format!("lease {}: after {a:?} came {b:?}", a.lease));
         }
     }
-    let mut asked = HashMap::new();
+    let mut requested = HashMap::new();
     let mut ended = HashMap::new();
     for record in &history.records {
         match record.event {
-            Event::Ask { .. } => drop(asked.insert(record.id, record.at)),
+            Event::Request { .. } => drop(requested.insert(record.id, record.at)),
             Event::End(_) => drop(ended.insert(record.id, record.at)),
             _ => {}
         }
     }
     for grant in &history.grants {
         let (Some(id), Some(lasts_us)) = (grant.id, grant.lasts_us) else { continue };
-        let from = asked.get(&id).copied().unwrap_or(0);
+        let from = requested.get(&id).copied().unwrap_or(0);
         let to = ended.get(&id).copied().unwrap_or(i64::MAX);
         if lasts_us < TTL_MS * 1000 && !stepped(history, from, to) {
             findings.violated(format!("a grant lasted {lasts_us} us only: {grant:?}"));

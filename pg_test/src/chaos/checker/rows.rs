@@ -33,7 +33,7 @@ pub fn are_leases(
         let row = rows.entry(change.row).or_default();
         let transaction = transactions.get(&change.id);
         // If the clock goes back, a row may be held that was free when it was written.
-        let clock_stood = transaction.is_none_or(|t| !stepped(history, t.asked, t.ended));
+        let clock_stood = transaction.is_none_or(|t| !stepped(history, t.requested, t.ended));
         count(change, findings);
         for harm in row.harm_of(change, clock_stood) {
             findings.violated(format!("row {}: {harm}: {change:?}", change.row));

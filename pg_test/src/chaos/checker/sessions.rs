@@ -24,7 +24,7 @@ pub fn end_their_grants(
     }
     for transaction in transactions.values() {
         let end = transaction.first.and_then(|first| ended.get(&first));
-        if end.is_some_and(|at| transaction.asked > *at) && is_accepted(transaction) {
+        if end.is_some_and(|at| transaction.requested > *at) && is_accepted(transaction) {
             findings.violated(format!("accepted after the end of its session: {transaction:?}"));
         }
     }
@@ -33,18 +33,18 @@ pub fn end_their_grants(
         let first = acquired.token.map_or(0, |(token, _)| token);
         let Some(at) = ended.get(&first) else { continue };
         let over = |t: &&Transaction| t.what == What::Release && t.first == Some(first);
-        let until = acquired.asked + TTL_MS * 1000;
+        let until = acquired.requested + TTL_MS * 1000;
         let revoked = history.disturbances.iter().any(|disturbance| {
             disturbance.kind == Disturbance::Revoke
                 && disturbance.lease == Some(acquired.lease)
-                && disturbance.ended >= acquired.asked
+                && disturbance.ended >= acquired.requested
                 && disturbance.at <= until
         });
         let before_its_time = |t: &Transaction| {
             let seen = t.token.map_or(0, |(_, seen)| seen);
             t.worker != acquired.worker
                 && t.lease == acquired.lease
-                && t.asked > *at
+                && t.requested > *at
                 && seen < until
         };
         if !revoked && !transactions.values().any(|t| over(&t)) && acquires().any(before_its_time) {
@@ -67,7 +67,7 @@ pub fn first_unlock(history: &History, acquired: &Transaction) -> i64 {
     let unlocks = |record: &&Record| {
         record.event == Event::Unlock
             && record.worker == acquired.worker
-            && record.at >= acquired.asked
+            && record.at >= acquired.requested
     };
     history.records.iter().find(unlocks).map_or(i64::MAX, |record| record.at)
 }

@@ -10,15 +10,15 @@ use crate::chaos::rows::Statement;
 
 const SECOND: i64 = 1_000_000;
 
-fn ask(what: What, lease: i32, first: Option<i64>) -> Event {
-    Event::Ask { what, lease, also: None, first, session: false }
+fn request(what: What, lease: i32, first: Option<i64>) -> Event {
+    Event::Request { what, lease, also: None, first, session: false }
 }
 
-/// The records of a transaction of the worker `id`, from `asked` to `ended`.
-fn records(id: i64, what: What, asked: i64, ended: i64, token: i64) -> Vec<Record> {
+/// The records of a transaction of the worker `id`, from `requested` to `ended`.
+fn records(id: i64, what: What, requested: i64, ended: i64, token: i64) -> Vec<Record> {
     let record = |at, event| Record { at, worker: id as u32, era: 0, id, event };
     vec![
-        record(asked, ask(what, 0, None)),
+        record(requested, request(what, 0, None)),
         record(ended, Event::Token(token)),
         record(ended, Event::End(Outcome::Committed)),
     ]
@@ -128,7 +128,7 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
     for record in &mut history.records[6..] {
         record.worker = 1;
     }
-    history.records[9].event = ask(What::Release, 0, Some(2));
+    history.records[9].event = request(What::Release, 0, Some(2));
     history.grants.insert(1, grant(2, 2, 3));
     history.grants[2] = grant(3, 3, 2);
     history.records[4].event = Event::Token(4);
@@ -140,7 +140,7 @@ fn a_grant_may_end_before_its_time_by_what_was_done_to_it() {
 fn write_in_a_new_epoch(history: &mut History) {
     let (at, lease) = (2 * SECOND, None);
     history.disturbances.push(Disturbed { kind: Disturbance::NewEpoch, at, ended: at + 10, lease });
-    let write = [ask(What::Bound, 0, Some(2)), Event::Guarded, Event::End(Outcome::Committed)];
+    let write = [request(What::Bound, 0, Some(2)), Event::Guarded, Event::End(Outcome::Committed)];
     let record = |(n, event)| Record { at: 3 * SECOND + n, worker: 9, era: 0, id: 9, event };
     history.records.extend((0..).zip(write).map(record));
 }
@@ -151,7 +151,7 @@ fn a_new_epoch_invalidates_what_was_not_renewed() {
     let mut renewed = good();
     write_in_a_new_epoch(&mut renewed);
     let mut renewal = records(8, What::Renew, 2 * SECOND + 20, 2 * SECOND + 30, 7);
-    renewal[0].event = ask(What::Renew, 0, Some(2));
+    renewal[0].event = request(What::Renew, 0, Some(2));
     renewed.records.extend(renewal);
     renewed.records.sort_by_key(|record| record.at);
     let violations = check(&renewed).violations;
@@ -177,23 +177,30 @@ fn records_of(id: i64, events: Vec<(i64, Event)>) -> Vec<Record> {
     events.into_iter().map(record).collect()
 }
 
-/// The worker `id` acquires a grant with the token `id`, from `asked` to `asked + 10`.
-fn acquired(id: i64, what: What, lease: i32, asked: i64) -> Vec<Record> {
+/// The worker `id` acquires a grant with the token `id`, from `requested` to `requested + 10`.
+fn acquired(id: i64, what: What, lease: i32, requested: i64) -> Vec<Record> {
     let end = Event::End(Outcome::Committed);
     records_of(
         id,
-        vec![(asked, ask(what, lease, None)), (asked + 9, Event::Token(id)), (asked + 10, end)],
+        vec![
+            (requested, request(what, lease, None)),
+            (requested + 9, Event::Token(id)),
+            (requested + 10, end),
+        ],
     )
 }
 
 #[test]
 fn nothing_is_accepted_of_a_grant_that_is_over() {
     // By the grant with that first token, after that time; the other checks have other reasons to pass.
-    let later = |records: &mut Vec<Record>, id, what, first, asked| {
+    let later = |records: &mut Vec<Record>, id, what, first, requested| {
         let end = Event::End(Outcome::Committed);
         let seen = if what == What::Bound { Event::Guarded } else { Event::Token(id) };
-        let ask = ask(what, 0, Some(first));
-        records.extend(records_of(id, vec![(asked, ask), (asked + 1, seen), (asked + 2, end)]));
+        let request = request(what, 0, Some(first));
+        records.extend(records_of(
+            id,
+            vec![(requested, request), (requested + 1, seen), (requested + 2, end)],
+        ));
     };
     let found = |records: &[Record], crash: Option<i64>| {
         let kind = Disturbance::KillServer;
@@ -226,7 +233,7 @@ fn nothing_is_accepted_of_a_grant_that_is_over() {
 /// A transaction guards the lease 0 under the grant `first` for three seconds.
 fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
     vec![
-        (20, ask(What::Guarded, 0, Some(first))),
+        (20, request(What::Guarded, 0, Some(first))),
         (30, Event::Guarded),
         (3 * SECOND, Event::Commit),
         (3 * SECOND + id, Event::End(Outcome::Committed)),
@@ -234,15 +241,15 @@ fn guarded(id: i64, first: i64) -> Vec<(i64, Event)> {
 }
 
 /// The worker `id` adopts the number `id` of the lease 300, and guards it for three seconds.
-fn adopted(id: i64, asked: i64) -> Vec<Record> {
-    let mut records = acquired(id, What::Adopt, 300, asked);
+fn adopted(id: i64, requested: i64) -> Vec<Record> {
+    let mut records = acquired(id, What::Adopt, 300, requested);
     records[1].event = Event::Adopted(id);
     records
 }
 
 fn guarded_adopted(id: i64, first: i64) -> Vec<Record> {
     let mut events = guarded(id, first);
-    events[0].1 = ask(What::Guarded, 300, Some(first));
+    events[0].1 = request(What::Guarded, 300, Some(first));
     records_of(id, events)
 }
 
@@ -275,7 +282,7 @@ fn prepared(id: i64, first: i64, outcome: Outcome) -> Vec<Record> {
 
 #[test]
 fn no_more_have_a_lease_at_once_than_may() {
-    let acquire = |id, asked| acquired(id, What::Acquire, 0, asked);
+    let acquire = |id, requested| acquired(id, What::Acquire, 0, requested);
     let three = |kinds: [What; 3]| -> Vec<_> {
         let grant = |(i, what)| acquired(i as i64 + 1, what, 100, i as i64 * 20);
         kinds.into_iter().enumerate().map(grant).collect()
@@ -286,8 +293,9 @@ fn no_more_have_a_lease_at_once_than_may() {
     let mut both = vec![acquire(1, 0), acquired(2, What::Acquire, 1, 20)];
     let of_two_leases = both.clone();
     let what = What::AcquireAll;
-    both[1][0].event = Event::Ask { what, lease: 1, also: Some(0), first: None, session: false };
-    let guards = |guard, asked| vec![acquire(1, 0), guard, acquire(2, asked)];
+    both[1][0].event =
+        Event::Request { what, lease: 1, also: Some(0), first: None, session: false };
+    let guards = |guard, requested| vec![acquire(1, 0), guard, acquire(2, requested)];
     let ends = |end: Outcome| {
         let mut events = guarded(11, 1);
         events[3].1 = Event::End(end);
@@ -295,18 +303,18 @@ fn no_more_have_a_lease_at_once_than_may() {
     };
     let refused = || ends(Outcome::Refused("PF004".to_owned()));
     let never_sent = refused().into_iter().filter(|(_, event)| *event != Event::Commit).collect();
-    let adopts = |asked| vec![adopted(1, 0), guarded_adopted(11, 1), adopted(2, asked)];
+    let adopts = |requested| vec![adopted(1, 0), guarded_adopted(11, 1), adopted(2, requested)];
     let fellow = vec![adopted(1, 0), guarded_adopted(11, 1), guarded_adopted(12, 1)];
     let other = vec![adopted(1, 0), adopted(2, 5), guarded_adopted(11, 1), guarded_adopted(12, 2)];
     let late_write = |sent| {
         let committed = Event::End(Outcome::Committed);
-        let ask = (50, ask(What::Bound, 300, Some(33)));
+        let request = (50, request(What::Bound, 300, Some(33)));
         records_of(
             11,
-            vec![ask, (60, Event::Guarded), (sent, Event::Commit), (sent + 1, committed)],
+            vec![request, (60, Event::Guarded), (sent, Event::Commit), (sent + 1, committed)],
         )
     };
-    let prepares = |outcome, asked| guards(prepared(11, 1, outcome), asked);
+    let prepares = |outcome, requested| guards(prepared(11, 1, outcome), requested);
     let (none, at, ended) = (Vec::new, 2 * SECOND - 100, 2 * SECOND - 50);
     let disturbed = |kind| Disturbed { kind, at, ended, lease: Some(0) };
     let by_force = [Disturbance::Revoke, Disturbance::StepClock].map(disturbed).to_vec();
@@ -325,7 +333,7 @@ fn no_more_have_a_lease_at_once_than_may() {
         ("three of two slots", of_slots(202, 3), none(), true),
         ("four of three slots", of_slots(203, 4), none(), true),
         // By the times of the requests, neither grant was made within the other's time.
-        ("two that ask at once", vec![acquire(1, 0), acquire(2, 5)], none(), true),
+        ("two requests at once", vec![acquire(1, 0), acquire(2, 5)], none(), true),
         ("two leases", of_two_leases, none(), false),
         ("two leases at once, one of which another has", both, none(), true),
         (
@@ -459,13 +467,13 @@ fn a_shared_grant_is_replaced_by_an_exclusive_one_only() {
 }
 
 /// Under a session lease whose end was noticed, the same worker makes this request later.
-fn after_its_session(what: What, then: Event, asked: i64) -> Findings {
+fn after_its_session(what: What, then: Event, requested: i64) -> Findings {
     let mut first = acquired(1, What::Acquire, 0, 0);
-    if let Event::Ask { session, .. } = &mut first[0].event {
+    if let Event::Request { session, .. } = &mut first[0].event {
         *session = true;
     }
     let ended = records_of(1, vec![(100, Event::Unlock), (110, Event::SessionEnded(vec![1]))]);
-    let late = records_of(11, vec![(asked, ask(what, 0, Some(1))), (asked + 1, then)]);
+    let late = records_of(11, vec![(requested, request(what, 0, Some(1))), (requested + 1, then)]);
     let mut records = [first, ended, late, acquired(2, What::Acquire, 0, 500)].concat();
     records.sort_by_key(|record| record.at);
     check(&History { records, ..History::default() })
@@ -473,8 +481,8 @@ fn after_its_session(what: What, then: Event, asked: i64) -> Findings {
 
 #[test]
 fn nothing_is_accepted_after_the_end_of_its_session() {
-    let found = |what, then, asked| {
-        let violations = after_its_session(what, then, asked).violations;
+    let found = |what, then, requested| {
+        let violations = after_its_session(what, then, requested).violations;
         violations.iter().any(|v| v.contains("after the end of its session"))
     };
     for what in [What::Guarded, What::Bound] {
@@ -501,7 +509,7 @@ fn a_lease_passes_on_when_its_session_has_ended() {
     kept.extend(records_of(1, vec![(100, Event::Unlock)]));
     kept.sort_by_key(|record| record.at);
     assert!(violated(&kept), "it does not end with the session");
-    if let Event::Ask { session, .. } = &mut kept[0].event {
+    if let Event::Request { session, .. } = &mut kept[0].event {
         *session = true;
     }
     assert!(!violated(&kept));

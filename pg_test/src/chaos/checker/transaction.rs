@@ -16,7 +16,7 @@ pub struct Transaction {
     pub first: Option<i64>,
     /// True if a grant that it makes ends with the session.
     pub session: bool,
-    pub asked: i64,
+    pub requested: i64,
     /// The first token that it saw, with the time.
     pub token: Option<(i64, i64)>,
     /// The time from which it guarded its lease.
@@ -40,7 +40,7 @@ pub struct Transaction {
 pub struct Attempt {
     worker: u32,
     era: u32,
-    pub asked: i64,
+    pub requested: i64,
     ended: i64,
     /// `None` if the worker that tried was killed.
     outcome: Option<Outcome>,
@@ -61,7 +61,7 @@ pub fn all(history: &History) -> HashMap<i64, Transaction> {
     let mut all: HashMap<i64, Transaction> = HashMap::new();
     for record in &history.records {
         let (worker, era, at) = (record.worker, record.era, record.at);
-        if let Event::Ask { what, lease, also, first, session } = record.event {
+        if let Event::Request { what, lease, also, first, session } = record.event {
             let new = Transaction {
                 worker,
                 era,
@@ -70,7 +70,7 @@ pub fn all(history: &History) -> HashMap<i64, Transaction> {
                 also,
                 first,
                 session,
-                asked: at,
+                requested: at,
                 token: None,
                 guarded: None,
                 committing: None,
@@ -86,7 +86,7 @@ pub fn all(history: &History) -> HashMap<i64, Transaction> {
         }
         let Some(transaction) = all.get_mut(&record.id) else { continue };
         match &record.event {
-            Event::Ask { .. } | Event::Unlock | Event::SessionEnded(_) => {}
+            Event::Request { .. } | Event::Unlock | Event::SessionEnded(_) => {}
             Event::Token(token) | Event::Adopted(token) => {
                 transaction.token.get_or_insert((*token, at));
             }
@@ -105,8 +105,8 @@ pub fn all(history: &History) -> HashMap<i64, Transaction> {
                 }
             }
             Event::Finish { .. } => {
-                let (asked, ended, outcome) = (at, i64::MAX, None);
-                transaction.attempts.push(Attempt { worker, era, asked, ended, outcome });
+                let (requested, ended, outcome) = (at, i64::MAX, None);
+                transaction.attempts.push(Attempt { worker, era, requested, ended, outcome });
             }
             Event::Finished(outcome) => {
                 let mut attempts = transaction.attempts.iter_mut().rev();

@@ -112,10 +112,10 @@ fn the_audit_calls_fences_that_a_subscription_brought_no_bypass(harness: &Harnes
         let rows = downstream
             .rows(&format!("SELECT severity, finding, remedy FROM fence_audit({what}) {OTHERS}"))?;
         let [row] = &rows[..] else { bail!("not one row: {rows:?}") };
-        let told = format!(
+        let finding = format!(
             "{above} (the publisher's: all is well, until this server takes over; then call fence_new_epoch())"
         );
-        ensure!(*row == [Some("notice".into()), Some(told), None], "{rows:?}");
+        ensure!(*row == [Some("notice".into()), Some(finding), None], "{rows:?}");
     }
     // Without the subscription no other server draws tokens.
     downstream.run("DROP SUBSCRIPTION s")?;

@@ -229,16 +229,16 @@ fn history(
         }
     }
     let mut open = [Open::default(), Open::default()];
-    let mut told = Vec::new();
+    let mut log = Vec::new();
     for _ in 0..STEPS {
         let request = request(rng, &leases, players[0].tokens.len());
         let (full, new) = players[0].play(request.who, &request.sql);
         let (lite, lites) = players[1].play(request.who, &request.sql);
-        told.push(format!("{}: {} -> {full} | {lite}", request.who, request.sql));
+        log.push(format!("{}: {} -> {full} | {lite}", request.who, request.sql));
         if full != lite {
             return match reason(&request, &open, [&full, &lite]) {
                 Some(reason) => Ok(Some(reason)),
-                None => bail!("history {number}\n{}", told.join("\n")),
+                None => bail!("history {number}\n{}", log.join("\n")),
             };
         }
         let has_drawn = !new.is_empty();

@@ -7,8 +7,8 @@ use std::net::TcpListener;
 
 /// Checks that the server runs, and that connections to its port reach it.
 fn is_itself(server: &Cluster) -> Result<()> {
-    let told = server.connect("postgres")?.text("SHOW data_directory")?.context("nothing")?;
-    ensure!(told == server.data().to_string_lossy(), "that is the server of {told}");
+    let directory = server.connect("postgres")?.text("SHOW data_directory")?.context("nothing")?;
+    ensure!(directory == server.data().to_string_lossy(), "that is the server of {directory}");
     Ok(())
 }
 

@@ -158,8 +158,11 @@ fn an_update_changes_nothing_of_what_is_held_fenced_and_granted(harness: &Harnes
         let mut owner = db.connect()?;
         versions(&mut owner, &earlier.version)?;
         owner.run("SELECT lease_acquire('first')")?;
-        let told = owner.notices();
-        ensure!(told.iter().any(|n| n.message.contains(VERSION)), "nobody is told: {told:?}");
+        let notices = owner.notices();
+        ensure!(
+            notices.iter().any(|n| n.message.contains(VERSION)),
+            "no notice names the version: {notices:?}"
+        );
         let shown = "SELECT name, mode, state, holder, role, token, first_token, expires_at, renewals FROM fence.leases ORDER BY 1, 4";
         let tables = "SELECT tgrelid::regclass, tgname, tgenabled, pg_get_triggerdef(oid) FROM pg_trigger WHERE tgfoid = 'fenced'::regproc ORDER BY 1, 2";
         let mut facts = || -> Result<_> { Ok((session.rows(shown)?, session.rows(tables)?)) };

@@ -60,10 +60,10 @@ fn a_dump_loads_where_its_roles_are_missing(harness: &Harness) -> Result<()> {
     );
     let mut owner = server.connect("other")?;
     ensure!(owner.rows(ROWS)?.len() == 2);
-    let told = owner.rows(
+    let found = owner.rows(
         "SELECT finding, remedy FROM fence_audit() WHERE finding LIKE 'names that begin with%'",
     )?;
-    ensure!(told.len() == 1, "{told:?}");
+    ensure!(found.len() == 1, "{found:?}");
     // A role of that name is created: it has no privileges, and then those granted now, and its team's.
     owner.run(&format!("CREATE ROLE {role} LOGIN"))?;
     let mut tenant = server.conninfo("other").user(&role).connect()?;

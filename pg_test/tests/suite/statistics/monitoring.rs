@@ -36,13 +36,13 @@ fn words(text: &str) -> impl Iterator<Item = &str> {
 }
 
 /// Returns the queries of the dashboard's panels, with variables replaced as Grafana does.
-fn asked_by_the_dashboard() -> Result<Vec<String>> {
+fn queries_of_the_dashboard() -> Result<Vec<String>> {
     let dashboard: Value = serde_json::from_str(&text("dashboard.json")?)?;
     let panels = dashboard["panels"].as_array().context("no panels")?;
     let targets = panels.iter().filter_map(|panel| panel["targets"].as_array()).flatten();
-    let asked = targets.filter_map(|target| target["expr"].as_str());
-    Ok(asked
-        .map(|asked| asked.replace("$datname", ".+").replace("$__rate_interval", "1m"))
+    let queries = targets.filter_map(|target| target["expr"].as_str());
+    Ok(queries
+        .map(|query| query.replace("$datname", ".+").replace("$__rate_interval", "1m"))
         .collect())
 }
 
@@ -238,8 +238,8 @@ fn every_series_is_exported_that_the_alerts_and_the_page_name(harness: &Harness)
     for name in expressions.flat_map(words).filter(|w| w.contains("fence_") || w.contains("pg_")) {
         ensure!(exported.contains(name), "an alert asks for {name}: {exported:?}");
     }
-    for asked in asked_by_the_dashboard()? {
-        for name in words(&asked).filter(|word| word.starts_with("fence_")) {
+    for query in queries_of_the_dashboard()? {
+        for name in words(&query).filter(|word| word.starts_with("fence_")) {
             ensure!(exported.contains(name), "the dashboard asks for {name}: {exported:?}");
         }
     }
@@ -289,7 +289,7 @@ fn every_series_is_exported_that_the_alerts_and_the_page_name(harness: &Harness)
 fn a_frozen_worker_that_writes_too_late_raises_the_alert(harness: &Harness) -> Result<()> {
     let (cluster, exporter) = monitored(harness)?;
     let prometheus = Service::prometheus(harness, &exporter)?;
-    let told = || format!("{}\n{}", exporter.log(), prometheus.log());
+    let logs = || format!("{}\n{}", exporter.log(), prometheus.log());
     let mut admin = cluster.connect("postgres")?;
     admin.run(
         "CREATE TABLE orders (id bigint PRIMARY KEY, status text); INSERT INTO orders VALUES (7, 'new');
@@ -297,7 +297,7 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(harness: &Harness) -> R
     )?;
     // An increase is visible only after an earlier value.
     wait_until("Prometheus looks", PATIENCE, || prometheus.samples("PF001").is_ok_and(|n| n >= 2))
-        .with_context(told)?;
+        .with_context(logs)?;
     ensure!(prometheus.firing("FenceWriteRefused")?.is_none(), "it fires before anything happens");
 
     let mut frozen = harness.worker("worker A", &cluster.conninfo("postgres"))?;
@@ -320,20 +320,20 @@ fn a_frozen_worker_that_writes_too_late_raises_the_alert(harness: &Harness) -> R
         alert = prometheus.firing("FenceWriteRefused").ok().flatten();
         alert.is_some()
     })
-    .with_context(told)?;
+    .with_context(logs)?;
     let alert = alert.context("no alert")?;
     ensure!(alert["labels"]["sqlstate"] == "PF001", "{alert}");
     ensure!(alert["labels"]["datname"] == "postgres", "{alert}");
     let description = alert["annotations"]["description"].as_str().unwrap_or_default();
     ensure!(description.contains("public.orders by worker A;"), "{alert}");
 
-    for asked in asked_by_the_dashboard()? {
-        let query: String = asked.bytes().map(|byte| format!("%{byte:02X}")).collect();
+    for query in queries_of_the_dashboard()? {
+        let encoded: String = query.bytes().map(|byte| format!("%{byte:02X}")).collect();
         let answer =
-            prometheus.api(&format!("query?query={query}")).with_context(|| asked.clone())?;
+            prometheus.api(&format!("query?query={encoded}")).with_context(|| query.clone())?;
         let is_empty = answer["result"].as_array().is_none_or(Vec::is_empty);
         // No session blocks another one here.
-        ensure!(!is_empty || asked.starts_with("fence_held_up"), "{asked}: {answer}");
+        ensure!(!is_empty || query.starts_with("fence_held_up"), "{query}: {answer}");
     }
 
     ensure!(admin.text("SELECT status FROM orders")?.as_deref() == Some("sent"));

@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 /// Returns the number of rounds: `PG_FENCE_RACE_ROUNDS`, or else `few`, which is small enough for every test run.
 pub fn rounds<N: FromStr>(few: N) -> N {
-    let asked = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
-    asked.and_then(|text| text.parse().ok()).unwrap_or(few)
+    let setting = std::env::var("PG_FENCE_RACE_ROUNDS").ok();
+    setting.and_then(|text| text.parse().ok()).unwrap_or(few)
 }
 
 /// A call that waits in the queue for `job`, for ten minutes at most.

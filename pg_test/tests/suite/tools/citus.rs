@@ -78,10 +78,10 @@ fn a_fence_requires_the_setting_and_reaches_every_shard_and_the_audit_looks_ther
     let findings = |session: &mut Session, table: &str| {
         session.rows(&format!("SELECT severity, finding, remedy FROM fence_audit({table}) WHERE finding LIKE 'on % of %'"))
     };
-    let told = findings(&mut session, "'docs'")?;
-    ensure!(told.is_empty(), "all is well, but: {told:?}");
-    let told = findings(&mut session, "NULL")?;
-    ensure!(told.is_empty(), "all is well, but: {told:?}");
+    let found = findings(&mut session, "'docs'")?;
+    ensure!(found.is_empty(), "all is well, but: {found:?}");
+    let found = findings(&mut session, "NULL")?;
+    ensure!(found.is_empty(), "all is well, but: {found:?}");
     // A role on the node itself drops the fence of one shard.
     let home = citus.home_of("docs", "a")?;
     let mut there = citus.worker(home).connect("postgres")?;
@@ -92,9 +92,9 @@ fn a_fence_requires_the_setting_and_reaches_every_shard_and_the_audit_looks_ther
     there.run("SET citus.enable_manual_changes_to_shards = on")?;
     there.run(&format!("ALTER TABLE {shard} DISABLE TRIGGER ALL"))?;
     for table in ["'docs'", "NULL"] {
-        let told = findings(&mut session, table)?;
-        let bypasses = told.iter().filter(|row| row[0].as_deref() == Some("hole")).count();
-        let text = format!("{told:?}");
+        let found = findings(&mut session, table)?;
+        let bypasses = found.iter().filter(|row| row[0].as_deref() == Some("hole")).count();
+        let text = format!("{found:?}");
         ensure!(bypasses > 0 && text.contains("on 1 of 4 shards"), "{text}");
         ensure!(text.contains(&citus.worker(home).port().to_string()), "{text}");
     }
@@ -111,8 +111,8 @@ fn a_fence_requires_the_setting_and_reaches_every_shard_and_the_audit_looks_ther
     drop(there);
     // The coordinator reports that a node does not answer.
     citus.worker(home).kill9()?;
-    let told = format!("{:?}", findings(&mut citus.connect()?, "'docs'")?);
-    ensure!(told.contains("on 2 of 4 shards: not looked at"), "{told}");
+    let found = format!("{:?}", findings(&mut citus.connect()?, "'docs'")?);
+    ensure!(found.contains("on 2 of 4 shards: not looked at"), "{found}");
     citus.worker(home).start()?;
     session = citus.connect()?;
     session.run("SELECT fence_unprotect('docs')")?;
@@ -257,8 +257,8 @@ fn a_shard_that_moves_leaves_its_leases_behind_and_no_stale_write_lands(
 
     // The other shards move to where there is room.
     session.run("SELECT rebalance_table_shards('docs', shard_transfer_mode => 'block_writes')")?;
-    let told = session.rows("SELECT finding FROM fence_audit('docs') WHERE severity = 'hole'")?;
-    ensure!(told.is_empty(), "{told:?}");
+    let found = session.rows("SELECT finding FROM fence_audit('docs') WHERE severity = 'hole'")?;
+    ensure!(found.is_empty(), "{found:?}");
     Ok(())
 }
 
@@ -446,8 +446,8 @@ fn leases_of_the_coordinator_are_adopted_on_every_node(harness: &Harness) -> Res
     for sql in write(new, "7") {
         b.run(&sql)?;
     }
-    let told = b.rows("SELECT relation, finding FROM fence_audit() WHERE severity = 'hole'")?;
-    ensure!(told.is_empty(), "{told:?}");
+    let found = b.rows("SELECT relation, finding FROM fence_audit() WHERE severity = 'hole'")?;
+    ensure!(found.is_empty(), "{found:?}");
     Ok(())
 }
 
@@ -459,8 +459,8 @@ fn a_row_that_is_a_lease_is_claimed_on_its_own_node(harness: &Harness) -> Result
     session.run("SELECT create_distributed_table('runs', 'id')")?;
     session.run("INSERT INTO runs SELECT 'key' || n, 'ready' FROM generate_series(0, 99) AS n")?;
     session.run("SELECT fence_protect('runs', deadline => 'held_until')")?;
-    let told = session.rows("SELECT finding FROM fence_audit('runs') WHERE severity = 'hole'")?;
-    ensure!(told.is_empty(), "{told:?}");
+    let found = session.rows("SELECT finding FROM fence_audit('runs') WHERE severity = 'hole'")?;
+    ensure!(found.is_empty(), "{found:?}");
 
     // Citus sends no volatile function to a node, and no subquery that locks rows of several nodes.
     session.refused(
@@ -524,8 +524,8 @@ fn a_row_that_is_a_lease_is_claimed_on_its_own_node(harness: &Harness) -> Result
     let give_up = "state = 'ready', held_until = NULL";
     session.run(&format!("UPDATE runs SET {give_up}, fence = {token} WHERE id = '{key}'"))?;
     let fault = session.refused(&claim(&key, "1 h"), "PF003")?;
-    let told = session.rows("SELECT finding FROM fence_audit('runs') WHERE finding LIKE 'on 1 of % shards: rows hold fences up to%'")?;
-    ensure!(told.len() == 1, "{told:?}");
+    let found = session.rows("SELECT finding FROM fence_audit('runs') WHERE finding LIKE 'on 1 of % shards: rows hold fences up to%'")?;
+    ensure!(found.len() == 1, "{found:?}");
     ensure!(fault.hint.as_deref().unwrap_or_default().contains("fence_new_epoch"), "{fault:?}");
     on(&citus, new, "SELECT fence_new_epoch()")?;
     let next: i64 = session.one(&claim(&key, "1 h"), &[])?;

@@ -107,9 +107,9 @@ fn functions_go_to_the_primary_and_the_view_to_a_standby(harness: &Harness) -> R
     let view = state("SELECT state FROM fence.leases WHERE name = 'through pgpool'")?;
     ensure!(view.is_none(), "the view: {view:?}");
     // Unless the client asks for the primary: by a comment, or in a transaction that has written.
-    let told =
+    let shown =
         state("/*NO LOAD BALANCE*/ SELECT state FROM fence.leases WHERE name = 'through pgpool'")?;
-    ensure!(told.as_deref() == Some("held"), "told where: {told:?}");
+    ensure!(shown.as_deref() == Some("held"), "shown instead: {shown:?}");
 
     client.run(&format!("UPDATE orders SET total = 1, fence = {token}"))?;
     client.refused("UPDATE orders SET total = 2, fence = 1", "PF001")?;

@@ -184,8 +184,8 @@ fn the_run_is(db: &Database, wanted: &str) -> Result<()> {
 
 fn the_runs_are_done(db: &Database) -> Result<()> {
     let runs = "SELECT string_agg(concat_ws(' ', input, state, result, attempts, error IS NULL), ', ' ORDER BY id) FROM runs";
-    let told = db.connect()?.text(runs)?;
-    ensure!(told.as_deref() == Some("a done A 1 t, b failed 3 f, c done C 1 t"), "{told:?}");
+    let got = db.connect()?.text(runs)?;
+    ensure!(got.as_deref() == Some("a done A 1 t, b failed 3 f, c done C 1 t"), "{got:?}");
     Ok(())
 }
 

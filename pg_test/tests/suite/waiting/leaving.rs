@@ -155,8 +155,8 @@ fn a_wait_leaves_another_extension_s_handler_of_cancels_as_it_was(harness: &Harn
         wait_until("it waits", PATIENCE, || waiter.waits_for().is_some())?;
         admin.run(&format!("SELECT pg_cancel_backend({})", waiter.pid()))?;
         is_cancelled(&mut waiter, BY_USER)?;
-        let told = sender(&mut waiter)?;
-        ensure!(told == Some(admin.pid().to_string()), "{statement}: {told:?}");
+        let got = sender(&mut waiter)?;
+        ensure!(got == Some(admin.pid().to_string()), "{statement}: {got:?}");
     }
     Ok(())
 }

@@ -157,9 +157,9 @@ fn cargo_pgrx_makes_the_same_files(harness: &Harness) -> Result<()> {
         let mut in_comment = false;
         let mut is_statement = |line: &str| {
             in_comment |= line.starts_with("/*");
-            let told = in_comment || line.starts_with("--") || line.starts_with("\\echo");
+            let is_comment = in_comment || line.starts_with("--") || line.starts_with("\\echo");
             in_comment &= !line.trim_end().ends_with("*/");
-            !told && !line.trim().is_empty()
+            !is_comment && !line.trim().is_empty()
         };
         text.lines().filter(|line| is_statement(line)).collect::<Vec<_>>().join("\n")
     };

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 
 /// Returns the rows of `code.md`: a page, the language of some of its blocks, their number, and how they are tested.
-fn told() -> Result<Vec<[Cell; 4]>> {
+fn listed() -> Result<Vec<[Cell; 4]>> {
     let table = page("pg_test/tests/suite/project/pages/code.md")?;
     let cells = |row: Vec<Cell>| row.try_into().ok().context("a row has four cells");
     rows(&table).into_iter().map(cells).collect()
@@ -36,7 +36,7 @@ fn every_block_of_every_page_is_run_or_says_why_not(_: &Harness) -> Result<()> {
     }
     ensure!(understood > 40, "only {understood} commands were found");
     let (mut expected, tests): (BTreeMap<_, usize>, _) = (BTreeMap::new(), test_case::names()?);
-    for [path, mark, count, held] in told()? {
+    for [path, mark, count, held] in listed()? {
         *expected.entry((path.text, mark.text)).or_default() += count.text.parse::<usize>()?;
         match held.codes.first().filter(|name| **name == held.text) {
             Some(name) => ensure!(is_there(name, &tests), "there is no test {name}"),
@@ -44,8 +44,8 @@ fn every_block_of_every_page_is_run_or_says_why_not(_: &Harness) -> Result<()> {
         }
     }
     for (block, count) in &there {
-        let told = expected.remove(block).unwrap_or_default();
-        ensure!(told == *count, "{block:?}: {count} blocks, and something is known of {told}");
+        let listed = expected.remove(block).unwrap_or_default();
+        ensure!(listed == *count, "{block:?}: {count} blocks, and {listed} are listed");
     }
     ensure!(expected.is_empty(), "there are no such blocks: {expected:?}");
     Ok(())
@@ -127,7 +127,7 @@ fn a_client_s_page_lets_the_role_of_its_workers_work(harness: &Harness) -> Resul
     let cluster = harness.builder().start()?;
     cluster.connect("postgres")?.run("CREATE ROLE app LOGIN")?;
     let lets = |held: &Cell| held.text.contains("lets_the_role");
-    let paths: Vec<_> = told()?.into_iter().filter(|row| lets(&row[3])).collect();
+    let paths: Vec<_> = listed()?.into_iter().filter(|row| lets(&row[3])).collect();
     ensure!(paths.len() > 4, "only {} pages", paths.len());
     for (database, [path, ..]) in (1..).map(|n| format!("shop{n}")).zip(paths) {
         cluster.connect("postgres")?.run(&format!("CREATE DATABASE {database}"))?;

@@ -17,7 +17,7 @@ fn the_picture_shows_the_demonstration(harness: &Harness) -> Result<()> {
     // Other tests keep the machine busy.
     run.ttl = Duration::from_secs(3);
     let end = run.play(scenario)?;
-    let drawn = picture::draw(scenario.title, &timeline.told(), &end);
+    let drawn = picture::draw(scenario.title, &timeline.events(), &end);
     // Events before a restart on a slow machine are no part of the picture.
     ensure!(
         without_numbers(&page(PICTURE)?) == without_numbers(&drawn) || drawn.contains("too slow"),

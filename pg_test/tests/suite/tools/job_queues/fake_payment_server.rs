@@ -23,7 +23,7 @@ impl FakePaymentServer {
         let (sender, requests) = mpsc::channel();
         std::thread::Builder::new().name("payments".to_owned()).spawn(move || {
             for stream in listener.incoming().flatten() {
-                if is_asked(&stream) && sender.send(Request(stream)).is_err() {
+                if is_request(&stream) && sender.send(Request(stream)).is_err() {
                     return;
                 }
             }
@@ -56,7 +56,7 @@ impl Request {
 }
 
 /// Reads a request up to its empty line. Returns false for a connection without a request.
-fn is_asked(stream: &TcpStream) -> bool {
+fn is_request(stream: &TcpStream) -> bool {
     let lines = BufReader::new(stream).lines();
     lines.map_while(|line| line.ok()).any(|line| line.is_empty())
 }
