@@ -2,7 +2,7 @@
 
 use pg_fence_rules::fence::{Landing, Order, Verdict, Write, check};
 use pg_fence_rules::grant::{
-    self, Acquire, Ask, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
+    self, Acquire, AcquireRequest, ExistingGrant, Grant, Mode, Phase, Release, Tokens,
 };
 use pg_fence_rules::template::{self, Piece};
 use pg_fence_rules::{Epoch, Instant, Span, Token};
@@ -72,10 +72,10 @@ fn check_company(rows: &[Row], now: Instant) -> Result<(), TestCaseError> {
 }
 
 /// Returns the verdict on an acquire among these rows.
-fn decide(rows: &[Row], who: usize, ask: &Ask, now: Instant) -> Acquire {
+fn decide(rows: &[Row], who: usize, request: &AcquireRequest, now: Instant) -> Acquire {
     let existing =
         |row: &Row| ExistingGrant { grant: row.grant, mine: row.who == who, guarded: row.guarded };
-    grant::admit(&rows.iter().map(existing).collect::<Vec<_>>(), ask, now)
+    grant::admit(&rows.iter().map(existing).collect::<Vec<_>>(), request, now)
 }
 
 fn token(number: Range<i64>) -> impl Strategy<Value = Token> {
@@ -140,8 +140,8 @@ proptest! {
         for event in events {
             match event {
                 Event::Acquire { mode, who, ttl, reclaim } => {
-                    let ask = Ask { mode, reclaim };
-                    let Acquire::Grant { slot } = decide(&rows, who, &ask, now) else { continue };
+                    let request = AcquireRequest { mode, reclaim };
+                    let Acquire::Grant { slot } = decide(&rows, who, &request, now) else { continue };
                     prop_assert!(slot >= 0 && (mode != Mode::Exclusive || slot == 0));
                     if reclaim {
                         // As the rule's caller does: what a reclaim takes back elsewhere is ended.

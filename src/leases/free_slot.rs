@@ -71,7 +71,7 @@ pub fn lock_one<'a>(
     request: &'a Request,
 ) -> Result<LockedSlot<'a>, NotGranted> {
     let mut locks = Locks::of(&request.name);
-    let chosen = match request.ask.mode {
+    let chosen = match request.acquire.mode {
         Mode::Exclusive => alone(table, request, &mut locks)?,
         _ => beside_others(table, request, &mut locks)?,
     };
@@ -84,7 +84,7 @@ fn existing(
     rows: &[Row],
     guarded: impl Fn(&ExistingGrant) -> bool,
 ) -> Vec<ExistingGrant> {
-    let role = request.ask.reclaim.then(role::current);
+    let role = request.acquire.reclaim.then(role::current);
     let is_mine = |row: &Row| {
         role.as_deref()
             .is_some_and(|role| request.holder.as_deref() == row.holder() && row.role() == role)
@@ -98,7 +98,7 @@ fn existing(
 
 /// Returns the slot that the rules give to the request, in view of the existing grants. Errors: 22023, 55000.
 fn admit(request: &Request, existing: &[ExistingGrant], now: Instant) -> Result<i32, NotGranted> {
-    match grant::admit(existing, &request.ask, now) {
+    match grant::admit(existing, &request.acquire, now) {
         Acquire::Grant { slot } => Ok(slot),
         Acquire::Taken { until } => Err(NotGranted::Taken { until }),
         Acquire::SlotsDiffer { live } => Err(request.slots_differ(live).into()),
@@ -116,7 +116,7 @@ fn decide<'a>(
 ) -> Result<FreeSlot<'a>, NotGranted> {
     let slot = admit(request, existing, now)?;
     let is_ended = |row: &Row, seen: &ExistingGrant| {
-        row.grant.slot != slot && grant::ends(&request.ask, seen, now)
+        row.grant.slot != slot && grant::ends(&request.acquire, seen, now)
     };
     let both = rows.iter().zip(existing);
     let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row).collect();
@@ -206,11 +206,11 @@ fn existing_beside_others(
         guard::guards_slot(name, slot)
             || asks && LockTag::new(TAKE_SLOT.lock, name, slot).has_conflicts(TAKE_SLOT.mode)
     });
-    grant::add_under_way(&mut existing, &under_way, request.ask.mode, now);
+    grant::add_under_way(&mut existing, &under_way, request.acquire.mode, now);
     for slot in busy {
         match existing.iter_mut().find(|seen| seen.grant.slot == *slot) {
             Some(seen) => seen.guarded = true,
-            None => existing.push(ExistingGrant::in_the_making(*slot, request.ask.mode)),
+            None => existing.push(ExistingGrant::in_the_making(*slot, request.acquire.mode)),
         }
     }
     (rows, existing, now)

@@ -1,7 +1,7 @@
 //! The request of an acquire, and its outcome.
 
 use crate::errors::{self, Report};
-use pg_fence_rules::grant::{Ask, Mode};
+use pg_fence_rules::grant::{AcquireRequest, Mode};
 use pg_fence_rules::{Instant, Span};
 
 /// The request for one lease.
@@ -18,7 +18,7 @@ pub struct Request {
     /// True if the grant is also to end with this session.
     pub session: bool,
     /// The mode, and whether the caller reclaims its own grant.
-    pub ask: Ask,
+    pub acquire: AcquireRequest,
 }
 
 /// Why an attempt was granted nothing.
@@ -55,7 +55,7 @@ pub fn unless_refused<T>(
 impl Request {
     /// The error for a number of slots that differs from the one in force.
     pub fn slots_differ(&self, live: i32) -> Report {
-        let requested = match self.ask.mode {
+        let requested = match self.acquire.mode {
             Mode::Slots(n) => n,
             _ => 1,
         };

@@ -50,7 +50,7 @@ pub fn try_acquire(
 
 /// Returns true if the grant would only replace one of the caller's own. Errors: 22023, 55000.
 pub fn takes_back_its_own(request: &Request) -> Result<bool, Report> {
-    if !request.ask.reclaim {
+    if !request.acquire.reclaim {
         return Ok(false);
     }
     let Some(table) = LeaseTable::try_open(Access::Read, IfLocked::GiveUp)? else {
@@ -120,7 +120,7 @@ fn write(
     let new = NewGrant {
         name: &request.name,
         slot: *slot,
-        mode: request.ask.mode,
+        mode: request.acquire.mode,
         holder: request.holder.as_deref(),
         token,
         now,

@@ -260,7 +260,7 @@ pub fn add_under_way(
 
 /// The request of an acquire.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ask {
+pub struct AcquireRequest {
     /// The requested mode.
     pub mode: Mode,
     /// True if the grant may replace the caller's own.
@@ -344,12 +344,12 @@ pub enum Acquire {
 
 /// Decides whether another grant can be made beside the existing ones. `now` must have been read after the locks were
 /// taken; otherwise a caller that waited for them could take an expired grant for a held one.
-pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
+pub fn admit(existing: &[ExistingGrant], request: &AcquireRequest, now: Instant) -> Acquire {
     if existing.iter().any(|s| s.grant.adopted.is_some()) {
         return Acquire::Adopted;
     }
     let live = |s: &ExistingGrant| s.grant.phase(now) == Phase::Held;
-    let yields = |s: &ExistingGrant| ask.reclaim && s.mine && live(s) && !s.guarded;
+    let yields = |s: &ExistingGrant| request.reclaim && s.mine && live(s) && !s.guarded;
     // A guarded grant occupies its slot even if it is over.
     let occupied = |s: &&ExistingGrant| (live(s) || s.guarded) && !yields(s);
     let taken = |by: &dyn Fn(&ExistingGrant) -> bool, all: bool| {
@@ -361,22 +361,23 @@ pub fn admit(existing: &[ExistingGrant], ask: &Ask, now: Instant) -> Acquire {
         let until = if all { ends.max() } else { ends.min() };
         Acquire::Taken { until: until.filter(|at| *at < Instant::LATEST) }
     };
-    if ask.reclaim && existing.iter().any(|s| s.mine && live(s) && s.guarded) {
+    if request.reclaim && existing.iter().any(|s| s.mine && live(s) && s.guarded) {
         // Reclaiming must not add a second grant beside the caller's first.
         return Acquire::Taken { until: None };
     }
-    if let Some(requested) = number(ask.mode) {
+    if let Some(requested) = number(request.mode) {
         let in_force = |s: &ExistingGrant| number(s.grant.mode).filter(|_| live(s) && !yields(s));
         if let Some(live) = existing.iter().filter_map(in_force).find(|n| *n != requested) {
             return Acquire::SlotsDiffer { live };
         }
     }
     // A shared request conflicts with other modes only. So does a request for slots, up to their number.
-    let excludes = |s: &ExistingGrant| ask.mode == Mode::Exclusive || s.grant.mode != ask.mode;
+    let excludes =
+        |s: &ExistingGrant| request.mode == Mode::Exclusive || s.grant.mode != request.mode;
     if existing.iter().filter(occupied).any(excludes) {
         return taken(&excludes, true);
     }
-    match ask.mode {
+    match request.mode {
         Mode::Slots(n)
             if existing.iter().filter(occupied).count() >= usize::try_from(n).unwrap_or(0) =>
         {
@@ -399,11 +400,11 @@ fn number(mode: Mode) -> Option<i32> {
 /// Returns true if the new grant, made in another slot, ends this one. The caller's own grant ends if it is reclaimed.
 /// A grant that is over only by its deadline or its session ends if it excludes the new one: it must not come back if
 /// the clock is set back.
-pub fn ends(ask: &Ask, other: &ExistingGrant, now: Instant) -> bool {
-    let excludes = ask.mode == Mode::Exclusive || other.grant.mode != ask.mode;
+pub fn ends(request: &AcquireRequest, other: &ExistingGrant, now: Instant) -> bool {
+    let excludes = request.mode == Mode::Exclusive || other.grant.mode != request.mode;
     match other.grant.phase(now) {
         _ if other.guarded => false,
-        Phase::Held => ask.reclaim && other.mine,
+        Phase::Held => request.reclaim && other.mine,
         Phase::Expired | Phase::Abandoned => excludes,
         Phase::Free => false,
     }
@@ -632,7 +633,11 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(admit(&existing, &Ask { mode, reclaim }, at(now)), expected, "line {line}");
+            assert_eq!(
+                admit(&existing, &AcquireRequest { mode, reclaim }, at(now)),
+                expected,
+                "line {line}"
+            );
         }
     }
 
@@ -676,9 +681,9 @@ mod tests {
         {
             let mut existing = committed;
             add_under_way(&mut existing, &under_way, mode, at(50));
-            let ask = Ask { mode, reclaim: false };
-            assert_eq!(admit(&existing, &ask, at(50)), expected, "line {line}");
-            assert!(!existing.iter().any(|one| ends(&ask, one, at(50))), "line {line}");
+            let request = AcquireRequest { mode, reclaim: false };
+            assert_eq!(admit(&existing, &request, at(50)), expected, "line {line}");
+            assert!(!existing.iter().any(|one| ends(&request, one, at(50))), "line {line}");
         }
     }
 
@@ -702,7 +707,11 @@ mod tests {
         .into_iter()
         .enumerate()
         {
-            assert_eq!(ends(&Ask { mode, reclaim }, &other, at(now)), ended, "line {line}");
+            assert_eq!(
+                ends(&AcquireRequest { mode, reclaim }, &other, at(now)),
+                ended,
+                "line {line}"
+            );
         }
     }
 }

@@ -10,7 +10,7 @@ use crate::pg::session::settings;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::role_prefix;
 use crate::pg::state::row::Row;
-use pg_fence_rules::grant::{Ask, Mode};
+use pg_fence_rules::grant::{AcquireRequest, Mode};
 use pg_fence_rules::{NAME_MAX, Span, TTL_MAX, Token};
 use std::time::Duration;
 
@@ -122,7 +122,7 @@ pub fn acquire_all(args: &Args) -> Result<Vec<Request>, Report> {
         ttl: first_ttl(args, 2, session)?,
         metadata: metadata(args, 3)?,
         session,
-        ask: Ask { mode: Mode::Exclusive, reclaim: false },
+        acquire: AcquireRequest { mode: Mode::Exclusive, reclaim: false },
     };
     Ok(names.into_iter().map(|name| Request { name, ..one.clone() }).collect())
 }
@@ -279,8 +279,8 @@ pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Report> {
         (false, n) => Mode::Slots(n),
     };
     let metadata = metadata(args, 4)?;
-    let ask = Ask { mode, reclaim };
-    Ok((Request { name, holder, ttl, metadata, session, ask }, wait))
+    let acquire = AcquireRequest { mode, reclaim };
+    Ok((Request { name, holder, ttl, metadata, session, acquire }, wait))
 }
 
 /// The arguments of `lease_adopt(name, token, holder, wait, metadata)`: the adoption, and the longest time to wait.

@@ -42,7 +42,7 @@ pub fn acquire_all(args: Args) -> Result<Answer, Report> {
 /// find the leases taken by its own grant. If that token is over by then, it acquires again.
 fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Answer, Report> {
     let names = || requests.iter().map(|request| request.name.as_slice());
-    let is_alone = requests.iter().all(|request| request.ask.mode == Mode::Exclusive);
+    let is_alone = requests.iter().all(|request| request.acquire.mode == Mode::Exclusive);
     let evaluation = is_alone.then(|| Evaluation::of(args, names()));
     if let Some(token) = evaluation.as_ref().and_then(Evaluation::earlier_answer) {
         let speaks = names().map(|name| known::speaks(name, token));

@@ -8,7 +8,7 @@ use crate::system::{
 };
 use pg_test::rules::epochs::Due;
 use pg_test::rules::fence::{self, Order, Verdict, Write};
-use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Mode, Release};
+use pg_test::rules::grant::{self, Acquire, AcquireRequest, ExistingGrant, Grant, Mode, Release};
 use pg_test::rules::locks::{ACQUIRE_ALONE, CHANGE, GUARD, LockMode};
 use pg_test::rules::{Epoch, Token};
 
@@ -69,8 +69,8 @@ impl System {
             mine: reclaim && row.owner == c,
             guarded: false,
         });
-        let ask = Ask { mode: Mode::Exclusive, reclaim };
-        let verdict = grant::admit(existing.as_slice(), &ask, micros(clock));
+        let request = AcquireRequest { mode: Mode::Exclusive, reclaim };
+        let verdict = grant::admit(existing.as_slice(), &request, micros(clock));
         if !matches!(verdict, Acquire::Grant { .. }) {
             return self.taken(state, &early);
         }

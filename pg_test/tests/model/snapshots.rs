@@ -10,7 +10,7 @@
 use crate::locking::Kind;
 use crate::search::{self, Held, holds, searches};
 use Kind::{Alone, Shared, Slots};
-use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant, Grant, Phase};
+use pg_test::rules::grant::{self, Acquire, AcquireRequest, ExistingGrant, Grant, Phase};
 use pg_test::rules::locks::*;
 use pg_test::rules::snapshot::{InSnapshot, in_snapshot};
 use pg_test::rules::{Epoch, Instant, Token};
@@ -242,9 +242,9 @@ impl Lease {
             let under_way: Vec<Grant> = under_way.map(SnapshotRow::as_grant).collect();
             grant::add_under_way(&mut existing, &under_way, kind.mode(), NOW);
         }
-        let ask = Ask { mode: kind.mode(), reclaim: false };
-        let Acquire::Grant { slot } = grant::admit(&existing, &ask, NOW) else { return None };
-        let ended = rows.iter().zip(&existing).filter(|(_, seen)| grant::ends(&ask, seen, NOW));
+        let request = AcquireRequest { mode: kind.mode(), reclaim: false };
+        let Acquire::Grant { slot } = grant::admit(&existing, &request, NOW) else { return None };
+        let ended = rows.iter().zip(&existing).filter(|(_, seen)| grant::ends(&request, seen, NOW));
         let ended: Vec<i32> = ended.map(|(row, _)| row.slot).filter(|at| *at != slot).collect();
         let steps: Vec<(LockStep, i32)> = match kind {
             Alone => {

@@ -5,7 +5,7 @@ use super::protections::{Bounds, Protections};
 use super::state::{Client, Kind, Next, Search, SlotRow, State, TTL, Write, at};
 use super::{APART, NOT_PRUNED};
 use pg_test::rules::Epoch;
-use pg_test::rules::grant::{self, Acquire, Ask, ExistingGrant};
+use pg_test::rules::grant::{self, Acquire, AcquireRequest, ExistingGrant};
 use pg_test::rules::locks::{
     ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, GUARD, PRUNE, TAKE_SLOT, TAKE_TURN,
 };
@@ -55,8 +55,8 @@ impl Step<'_> {
         self.state.give_up(self.client);
     }
 
-    fn ask(&self) -> Ask {
-        Ask { mode: self.kind().mode(), reclaim: false }
+    fn request(&self) -> AcquireRequest {
+        AcquireRequest { mode: self.kind().mode(), reclaim: false }
     }
 
     fn kind(&self) -> Kind {
@@ -66,12 +66,12 @@ impl Step<'_> {
     /// Returns the slot for a new grant, and the slots of the grants that it ends.
     fn decide(&self, rows: &[SlotRow], existing: &[ExistingGrant]) -> Option<(i32, Vec<i32>)> {
         let now = at(self.state.clock);
-        let Acquire::Grant { slot } = grant::admit(existing, &self.ask(), now) else {
+        let Acquire::Grant { slot } = grant::admit(existing, &self.request(), now) else {
             return None;
         };
         let both = rows.iter().zip(existing);
         let is_ended = |row: &SlotRow, seat: &ExistingGrant| {
-            self.p.end_others && row.slot != slot && grant::ends(&self.ask(), seat, now)
+            self.p.end_others && row.slot != slot && grant::ends(&self.request(), seat, now)
         };
         let ended = both.filter(|(row, seat)| is_ended(row, seat)).map(|(row, _)| row.slot);
         Some((slot, ended.collect()))
@@ -204,7 +204,7 @@ impl Step<'_> {
     }
 
     fn choose(&mut self, mut search: Search) {
-        let (mode, now) = (self.ask().mode, at(self.state.clock));
+        let (mode, now) = (self.request().mode, at(self.state.clock));
         let seat = |row: &SlotRow| ExistingGrant {
             grant: row.as_grant(),
             mine: false,
