@@ -38,16 +38,16 @@ fn breaks(bounds: Bounds, property: &'static str, take_away: fn(&mut Protections
     search::breaks(System { bounds, protections: Protections::without(take_away) }, property);
 }
 
-const CALM: Bounds = Bounds::CALM;
+const NO_FAULTS: Bounds = Bounds::NO_FAULTS;
 /// The server is killed before its log is written.
-const CRASHES: Bounds = Bounds { crashes: 1, kills: 1, seconds: 2, draws: 3, ..CALM };
+const CRASHES: Bounds = Bounds { crashes: 1, kills: 1, seconds: 2, draws: 3, ..NO_FAULTS };
 /// The server is killed, and commits do not wait for the disk.
 const LAZY: Bounds = Bounds { synchronous_commit: false, kills: 0, ..CRASHES };
 /// The server is killed again during its start, within a second.
 const CRASH_LOOP: Bounds = Bounds { crashes: 2, seconds: 0, draws: 4, ..LAZY };
 /// A lagging standby is promoted.
 const FAILOVER: Bounds =
-    Bounds { promotions: 1, standbys: 1, revocations: 1, seconds: 1, draws: 4, ..CALM };
+    Bounds { promotions: 1, standbys: 1, revocations: 1, seconds: 1, draws: 4, ..NO_FAULTS };
 /// A standby that lags more is promoted after the first.
 const TWO_FAILOVERS: Bounds = Bounds {
     promotions: 2,
@@ -57,7 +57,7 @@ const TWO_FAILOVERS: Bounds = Bounds {
     seconds: 0,
     draws: 3,
     ships: 2,
-    ..CALM
+    ..NO_FAULTS
 };
 /// A base backup is started as it is.
 const RESTORE: Bounds = Bounds { promotions: 0, restores: 1, ..FAILOVER };
@@ -69,10 +69,10 @@ const SESSIONS: Bounds = Bounds {
     rollbacks: 1,
     revocations: 1,
     seconds: 1,
-    ..CALM
+    ..NO_FAULTS
 };
 /// The clock steps back.
-const CLOCK: Bounds = Bounds { steps_back: 1, revocations: 1, seconds: 4, ..CALM };
+const CLOCK: Bounds = Bounds { steps_back: 1, revocations: 1, seconds: 4, ..NO_FAULTS };
 
 searches! {
     frozen_clients_and_a_clock_that_steps_back_break_nothing => holds(CLOCK);
@@ -83,7 +83,7 @@ searches! {
     sessions_that_end_with_the_server_break_nothing =>
         holds(Bounds { sessions: &[true, true], kills: 0, seconds: 1, ..CRASHES }),
         holds(Bounds { sessions: &[true, true], revocations: 0, draws: 3, ..FAILOVER });
-    reclaiming_breaks_nothing => holds(Bounds { reclaim: true, kills: 1, ..CALM });
+    reclaiming_breaks_nothing => holds(Bounds { reclaim: true, kills: 1, ..NO_FAULTS });
     crashes_with_an_unwritten_log_break_nothing => holds(CRASHES);
     a_crash_while_the_server_starts_breaks_nothing =>
         holds(CRASH_LOOP),
@@ -94,14 +94,14 @@ searches! {
         holds(Bounds { draws: 3, kills: 1, ..FAILOVER });
     an_older_standby_promoted_after_it_breaks_nothing => holds(TWO_FAILOVERS);
     a_base_backup_started_as_it_is_breaks_nothing => holds(RESTORE);
-    without_the_grant_s_lock_two_hold_it => breaks(CALM, ONE_HOLDER, |p| p.grant_lock = false);
-    without_a_second_look_under_the_lock_two_hold_it => breaks(CALM, ONE_HOLDER, |p| p.reread = false);
+    without_the_grant_s_lock_two_hold_it => breaks(NO_FAULTS, ONE_HOLDER, |p| p.grant_lock = false);
+    without_a_second_look_under_the_lock_two_hold_it => breaks(NO_FAULTS, ONE_HOLDER, |p| p.reread = false);
     a_renewal_without_a_lock_is_written_over_a_revocation =>
         breaks(CLOCK, NOT_REVIVED, |p| p.change_lock = false);
     a_token_drawn_before_the_lock_is_out_of_order =>
-        breaks(CALM, NEVER_REISSUED, |p| p.draw_under_lock = false);
+        breaks(NO_FAULTS, NEVER_REISSUED, |p| p.draw_under_lock = false);
     a_clock_read_before_the_wait_lets_the_dead_speak =>
-        breaks(CALM, NOT_EXPIRED, |p| p.clock_after_lock = false);
+        breaks(NO_FAULTS, NOT_EXPIRED, |p| p.clock_after_lock = false);
     a_session_looked_at_before_the_wait_lets_the_dead_speak =>
         breaks(SESSIONS, NOT_ABANDONED, |p| p.session_after_lock = false);
     a_session_lock_of_the_lease_keeps_the_next_grant_alive =>
@@ -113,12 +113,12 @@ searches! {
         breaks(SESSIONS, ONE_HOLDER, |p| p.session_lock_to_commit = false);
     // The second search continues past states in which a take-over is reported.
     a_guard_without_a_lock_is_taken_over_and_its_write_is_stale =>
-        breaks(CALM, GUARD_EXCLUDES, |p| p.guard_lock = false),
-        breaks(CALM, NO_STALE_BOUND, |p| (p.guard_lock, p.report_take_over) = (false, false));
+        breaks(NO_FAULTS, GUARD_EXCLUDES, |p| p.guard_lock = false),
+        breaks(NO_FAULTS, NO_STALE_BOUND, |p| (p.guard_lock, p.report_take_over) = (false, false));
     a_smaller_token_that_need_not_speak_lets_a_stale_write_land =>
-        breaks(CALM, NO_STALE_BOUND, |p| p.behind_must_speak = false);
+        breaks(NO_FAULTS, NO_STALE_BOUND, |p| p.behind_must_speak = false);
     a_bound_row_that_takes_a_smaller_token_forgets_what_it_has_seen =>
-        breaks(CALM, NEVER_BACK, |p| p.keep_greater = false);
+        breaks(NO_FAULTS, NEVER_BACK, |p| p.keep_greater = false);
     a_server_that_starts_without_an_advance_reissues_tokens =>
         breaks(CRASHES, NEVER_REISSUED, |p| p.start_advance = false),
         breaks(LAZY, NEVER_REISSUED, |p| p.start_advance = false);

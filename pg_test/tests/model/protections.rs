@@ -96,7 +96,7 @@ pub struct Bounds {
 
 impl Bounds {
     /// Two clients, and no faults but their own delays.
-    pub const CALM: Bounds = Bounds {
+    pub const NO_FAULTS: Bounds = Bounds {
         clients: 2,
         seconds: 3,
         draws: 4,

@@ -45,7 +45,7 @@ const TIMEOUT: Duration = Duration::from_secs(40);
 
 struct Client {
     stream: TcpStream,
-    asked: i32,
+    sent: i32,
 }
 
 const CREATE: i32 = 1;
@@ -59,17 +59,17 @@ impl Client {
         stream.set_nodelay(true)?;
         // A client that connects during startup may never get an answer, which must not use up the whole wait.
         stream.set_read_timeout(Some(Duration::from_secs(5)))?;
-        let mut client = Client { stream, asked: 0 };
+        let mut client = Client { stream, sent: 0 };
         // The fields are the version, the last zxid seen, the timeout in ms, no session yet, and no password.
         let timeout = int(TIMEOUT.as_millis() as i32);
         let hello = [int(0), vec![0; 8], timeout, vec![0; 8], text(&[0; 16])];
-        let answer = client.ask(&hello.concat())?;
+        let answer = client.exchange(&hello.concat())?;
         let timeout = answer.get(4..8).context("a short answer")?;
         ensure!(timeout != [0; 4], "it gave no session");
         Ok(client)
     }
 
-    fn ask(&mut self, message: &[u8]) -> Result<Vec<u8>> {
+    fn exchange(&mut self, message: &[u8]) -> Result<Vec<u8>> {
         self.stream.write_all(&text(message))?;
         let mut length = [0; 4];
         self.stream.read_exact(&mut length)?;
@@ -80,11 +80,11 @@ impl Client {
 
     /// Sends a request and returns the zxid and the error of the answer.
     fn call(&mut self, kind: i32, rest: &[Vec<u8>]) -> Result<(i64, i32)> {
-        self.asked += 1;
-        let answer = self.ask(&[int(self.asked), int(kind), rest.concat()].concat())?;
+        self.sent += 1;
+        let answer = self.exchange(&[int(self.sent), int(kind), rest.concat()].concat())?;
         let head = answer.first_chunk::<16>().context("a short answer")?;
         let (xid, zxid, error) = (&head[0..4], &head[4..12], &head[12..16]);
-        ensure!(xid == self.asked.to_be_bytes(), "an answer to another question");
+        ensure!(xid == self.sent.to_be_bytes(), "an answer to another question");
         Ok((i64::from_be_bytes(zxid.try_into()?), i32::from_be_bytes(error.try_into()?)))
     }
 }
