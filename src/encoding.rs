@@ -3,6 +3,7 @@
 
 use pgrx::pg_sys;
 use std::ffi::{CStr, c_char, c_int};
+use std::io::Write;
 
 /// A palloc'ed, NUL-terminated copy of the bytes, up to the first NUL among them.
 pub fn c_string(bytes: &[u8]) -> *const c_char {
@@ -18,17 +19,8 @@ pub fn c_string(bytes: &[u8]) -> *const c_char {
 
 /// Appends a number in decimal digits.
 pub fn push_number(to: &mut Vec<u8>, number: i64) {
-    let mut digits = [0; 20];
-    let (mut left, mut first) = (number.unsigned_abs(), digits.len());
-    while first == digits.len() || left > 0 {
-        first -= 1;
-        digits[first] = b'0' + (left % 10) as u8;
-        left /= 10;
-    }
-    if number < 0 {
-        to.push(b'-');
-    }
-    to.extend_from_slice(&digits[first..]);
+    // Writing into memory cannot fail.
+    let _ = write!(to, "{number}");
 }
 
 /// Returns true if the database stores UTF-8, or bytes of unknown encoding.

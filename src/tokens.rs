@@ -200,26 +200,11 @@ fn check_fit(oid: Oid) -> Result<(), Report> {
     if FIT.get() == (oid, relation::generation()) {
         return Ok(());
     }
-    check_definition(oid)?;
+    if let Some(what) = sequence::fault(oid) {
+        return Err(errors::sequence_altered(what));
+    }
     FIT.set((oid, relation::generation()));
     Ok(())
-}
-
-fn check_definition(oid: Oid) -> Result<(), Report> {
-    let Some(definition) = sequence::definition(oid) else {
-        return Err(errors::sequence_altered("is no sequence"));
-    };
-    let fault = [
-        (!definition.logged, "is not logged"),
-        (definition.increment < 1, "does not ascend"),
-        (definition.cache != 1, "has a CACHE above 1"),
-        (definition.cycle, "may CYCLE"),
-        (definition.rewritten_here, "was altered in this transaction"),
-    ];
-    match fault.iter().find(|(bad, _)| *bad) {
-        Some((_, what)) => Err(errors::sequence_altered(what)),
-        None => Ok(()),
-    }
 }
 
 /// What is known of the sequence, once the epoch is determined and no dump was loaded since. Checked before each draw

@@ -19,6 +19,11 @@ pub unsafe fn guarded<T>(f: impl FnOnce() -> T) -> T {
 // Functions that pgrx does not bind. The test `project::prototypes` compares the declarations with the headers of each
 // major version, by a C compiler.
 unsafe extern "C-unwind" {
+    /// access/heaptoast.h: a copy of the tuple without out-of-line values
+    pub fn toast_flatten_tuple(
+        tuple: pg_sys::HeapTuple,
+        columns: pg_sys::TupleDesc,
+    ) -> pg_sys::HeapTuple;
     /// access/twophase.h: the setting max_prepared_transactions
     pub static max_prepared_xacts: c_int;
 
@@ -245,11 +250,8 @@ pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int, session: bool) -> bool {
     result != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
 }
 
-/// True if waits can have names of extensions in `pg_stat_activity`.
-pub const NAMES_WAIT_EVENTS: bool = cfg!(not(any(feature = "pg15", feature = "pg16")));
-
 /// The number of an extension's wait in `pg_stat_activity`, which shows the name if the version supports that. Raises
-/// if the server has too many such names.
+/// if the server has more than a hundred such names.
 pub fn wait_event(name: &CStr) -> u32 {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let number = {

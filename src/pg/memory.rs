@@ -1,6 +1,6 @@
-//! Memory that is freed before the call ends.
+//! Memory that is freed before the call ends, and the owner of what the call opens.
 
-use pgrx::PgMemoryContexts;
+use pgrx::{PgMemoryContexts, pg_sys};
 
 /// Memory for work that is repeated within a call: a child of the current memory context.
 pub struct Scratch(PgMemoryContexts);
@@ -18,5 +18,22 @@ impl Scratch {
             self.0.reset();
             result
         }
+    }
+}
+
+/// While this value lives, what is opened or locked belongs to this resource owner. The value is the owner before.
+pub(in crate::pg) struct Owner(pg_sys::ResourceOwner);
+
+impl Owner {
+    pub(in crate::pg) fn is(owner: pg_sys::ResourceOwner) -> Self {
+        // SAFETY: a global of this thread; restored on drop.
+        unsafe { Owner((&raw mut pg_sys::CurrentResourceOwner).replace(owner)) }
+    }
+}
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        // SAFETY: as above.
+        unsafe { pg_sys::CurrentResourceOwner = self.0 };
     }
 }

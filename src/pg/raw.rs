@@ -119,10 +119,6 @@ without_guard! {
     pub fn FreeErrorData(error: *mut ErrorData);
     pub fn ThrowErrorData(error: *mut ErrorData);
 
-    // utils/syscache.h
-    pub fn SearchSysCache1(cache: c_int, key: Datum) -> HeapTuple;
-    pub fn ReleaseSysCache(tuple: HeapTuple);
-
     // storage/bufmgr.h
     pub fn ReadBuffer(relation: Relation, block: BlockNumber) -> Buffer;
     #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17", feature = "pg18"))]

@@ -5,6 +5,7 @@
 //! The callers decide about its content, and about how other sessions find it.
 
 use crate::pg::call::raise;
+use crate::pg::memory::Owner;
 use pgrx::PgTryBuilder;
 use pgrx::pg_sys;
 use std::ffi::CStr;
@@ -41,12 +42,13 @@ pub fn handle() -> Option<u32> {
 /// Attaches a segment until this session ends, if `is_ours` returns true for it. Returns false if there is no such
 /// segment, or it is another's. The error says why the segment cannot be mapped.
 pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Result<bool, String> {
-    let segment = without_owner(|| {
-        // SAFETY: returns NULL if there is no such segment; raises if it cannot be mapped.
-        let attach = AssertUnwindSafe(|| Ok(unsafe { pg_sys::dsm_attach(handle) }));
-        PgTryBuilder::new(attach).catch_others(|error| Err(raise::message_of(&error))).execute()
-    });
-    let segment = segment?;
+    // A segment without an owner belongs to the session instead of the current statement or savepoint.
+    let owner = Owner::is(std::ptr::null_mut());
+    // SAFETY: returns NULL if there is no such segment; raises if it cannot be mapped.
+    let attach = AssertUnwindSafe(|| Ok(unsafe { pg_sys::dsm_attach(handle) }));
+    let segment =
+        PgTryBuilder::new(attach).catch_others(|error| Err(raise::message_of(&error))).execute()?;
+    drop(owner);
     if segment.is_null() {
         return Ok(false);
     }
@@ -67,9 +69,10 @@ pub fn attach(handle: u32, is_ours: impl FnOnce(&[AtomicU64]) -> bool) -> Result
 /// ends. Returns `None` if the server has too many segments; raises if there is no memory left.
 pub fn create(length: usize, begin: impl FnOnce(&[AtomicU64])) -> Option<u32> {
     let flags = pg_sys::DSM_CREATE_NULL_IF_MAXSEGMENTS as i32;
+    let owner = Owner::is(std::ptr::null_mut());
     // SAFETY: returns NULL if there are too many.
-    let segment =
-        without_owner(|| unsafe { pg_sys::dsm_create(length * size_of::<AtomicU64>(), flags) });
+    let segment = unsafe { pg_sys::dsm_create(length * size_of::<AtomicU64>(), flags) };
+    drop(owner);
     if segment.is_null() {
         return None;
     }
@@ -115,23 +118,6 @@ pub fn named(name: &CStr, length: usize) -> &'static [AtomicU64] {
         let words = pg_sys::ShmemInitStruct(name.as_ptr(), size, &mut found).cast::<AtomicU64>();
         std::slice::from_raw_parts(words, length)
     }
-}
-
-/// Runs `work` so that its segment belongs to the session instead of the current statement or savepoint.
-fn without_owner<T>(work: impl FnOnce() -> T) -> T {
-    /// Restores the owner, even if the work fails.
-    struct Owner(pg_sys::ResourceOwner);
-    impl Drop for Owner {
-        fn drop(&mut self) {
-            // SAFETY: a global of this thread, as it was.
-            unsafe { pg_sys::CurrentResourceOwner = self.0 };
-        }
-    }
-    // SAFETY: a global of this thread.
-    let _owner = Owner(unsafe { pg_sys::CurrentResourceOwner });
-    // SAFETY: as above; a segment without an owner lives as long as the session.
-    unsafe { pg_sys::CurrentResourceOwner = std::ptr::null_mut() };
-    work()
 }
 
 /// # Safety

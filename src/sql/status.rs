@@ -165,9 +165,9 @@ pub fn visible_grants(args: Args) -> Result<Answer, Report> {
             let table = LeaseTable::open(Access::Read)?;
             let tuple = |row: &Row| match row.is_own() {
                 true => table.self_contained(row),
-                false => row.tuple(),
+                false => Some(row.tuple()),
             };
-            table.rows(&name, AsOf::Statement).iter().map(tuple).collect()
+            table.rows(&name, AsOf::Statement).iter().filter_map(tuple).collect()
         }
         None => Vec::new(),
     };
@@ -187,7 +187,7 @@ pub fn uncommitted_grants(args: Args) -> Result<Answer, Report> {
     let table = LeaseTable::open(Access::Read)?;
     let mut rows = table.uncommitted(name.as_deref());
     rows.retain(|row| role_prefix::may_see(row.name()));
-    Ok(composite::rows(args, rows.iter().map(|row| table.self_contained(row))))
+    Ok(composite::rows(args, rows.iter().filter_map(|row| table.self_contained(row))))
 }
 
 /// `fence.checked_lease_name(name, token) → text`: the name, after the usual checks of both arguments.

@@ -7,6 +7,7 @@
 use crate::errors::{self, Report};
 use crate::pg::compat;
 use crate::pg::locks::lock_count;
+use crate::pg::memory::Owner;
 use crate::pg::raw;
 use pg_fence_rules::locks::{ACQUIRE_ALONE, Lock, LockMode, TAKE_SLOT};
 use pgrx::pg_sys;
@@ -53,27 +54,30 @@ pub struct LockTag(pg_sys::LOCKTAG);
 /// Attempts before giving up on a lock that has no holder but is still not granted.
 const MAX_ATTEMPTS: usize = 100;
 
-/// While this value lives, locks belong to the transaction or its innermost savepoint, like the rows written under
-/// them. In a cursor, they would belong to the cursor: they would be released if it fails in a later savepoint, and
-/// stay if an earlier savepoint is rolled back.
-pub(in crate::pg) struct TransactionOwns(pg_sys::ResourceOwner);
-
-impl TransactionOwns {
-    pub(in crate::pg) fn now() -> Self {
-        // SAFETY: globals of this thread; restored on drop.
-        unsafe {
-            let before = pg_sys::CurrentResourceOwner;
-            pg_sys::CurrentResourceOwner = pg_sys::CurTransactionResourceOwner;
-            TransactionOwns(before)
-        }
-    }
+/// While the value lives, locks belong to the transaction or its innermost savepoint, like the rows written under them.
+/// In a cursor, they would belong to the cursor: they would be released if it fails in a later savepoint, and stay if an
+/// earlier savepoint is rolled back.
+pub(in crate::pg) fn owned_by_transaction() -> Owner {
+    // SAFETY: reads a global of this thread.
+    Owner::is(unsafe { pg_sys::CurTransactionResourceOwner })
 }
 
-impl Drop for TransactionOwns {
-    fn drop(&mut self) {
-        // SAFETY: as above.
-        unsafe { pg_sys::CurrentResourceOwner = self.0 };
+/// The transactions that hold conflicting locks, except for this backend's. Those that only wait for one do not count.
+/// Takes no lock.
+pub(in crate::pg) fn holders(
+    tag: &pg_sys::LOCKTAG,
+    mode: c_int,
+) -> Vec<pg_sys::VirtualTransactionId> {
+    let (mut all, mut count) = (Vec::new(), 0);
+    // SAFETY: returns `count` entries, with room for every session of the server.
+    unsafe {
+        compat::guarded(|| {
+            let found = raw::GetLockConflicts(tag, mode, &mut count);
+            all.extend_from_slice(std::slice::from_raw_parts(found, count as usize));
+            raw::pfree(found.cast());
+        });
     }
+    all
 }
 
 impl LockTag {
@@ -101,7 +105,7 @@ impl LockTag {
     pub fn take(&self, mode: LockMode, wait: bool) -> Result<bool, Report> {
         if wait {
             return lock_count::take(self.entry(), || {
-                let _owner = TransactionOwns::now();
+                let _owner = owned_by_transaction();
                 // SAFETY: the tag is complete; the lock manager cleans up at the end of the transaction.
                 unsafe { pg_sys::LockAcquire(&self.0, mode.number(), false, false) };
                 true
@@ -130,13 +134,13 @@ impl LockTag {
     /// Takes the lock for a short time, if it is free. Returns false, without an error, also if the lock table is full.
     /// For work that can be skipped.
     pub fn try_take(&self, mode: LockMode) -> bool {
-        let _owner = TransactionOwns::now();
+        let _owner = owned_by_transaction();
         compat::try_lock(&self.0, mode.number(), false)
     }
 
     /// Releases a lock taken with `try_take`.
     pub fn release_quietly(&self, mode: LockMode) {
-        let _owner = TransactionOwns::now();
+        let _owner = owned_by_transaction();
         // SAFETY: only called for a lock that this transaction holds.
         unsafe { pg_sys::LockRelease(&self.0, mode.number(), false) };
     }
@@ -175,19 +179,8 @@ impl LockTag {
         }
     }
 
-    /// The holders of conflicting locks, except for this backend. Takes no lock.
     fn conflicts(&self, mode: LockMode) -> Vec<pg_sys::VirtualTransactionId> {
-        let mut count: c_int = 0;
-        // SAFETY: returns `count` entries, with room for every session of the server.
-        unsafe {
-            let mut all = Vec::new();
-            compat::guarded(|| {
-                let found = raw::GetLockConflicts(&self.0, mode.number(), &mut count);
-                all.extend_from_slice(std::slice::from_raw_parts(found, count as usize));
-                raw::pfree(found.cast());
-            });
-            all
-        }
+        holders(&self.0, mode.number())
     }
 
     /// The process ids of the holders from `conflicts`; 0 for a prepared transaction.

@@ -4,43 +4,16 @@ use crate::errors::{self, Report};
 use crate::pg::compat;
 use crate::pg::locks::lock::LockTag;
 use crate::pg::locks::time_limit;
-use crate::pg::session::xact;
 use pg_fence_rules::Span;
 use pg_fence_rules::locks::LockMode;
 use pgrx::pg_sys;
 use std::ffi::CStr;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// The wait event that `pg_stat_activity` shows for a sleeping session.
-struct WaitEvent {
-    name: &'static CStr,
-    /// The number of the event; 0 before it is first used.
-    number: AtomicU32,
-}
-
-/// The wait of the head of a queue for its lease.
-static FOR_A_LEASE: WaitEvent = WaitEvent::named(c"PgFenceLease");
-/// The wait before an advance of the token sequence, for the server's clock.
-static FOR_THE_CLOCK: WaitEvent = WaitEvent::named(c"PgFenceClock");
-
-impl WaitEvent {
-    const fn named(name: &'static CStr) -> Self {
-        WaitEvent { name, number: AtomicU32::new(0) }
-    }
-
-    /// The number of the event. If the version has no named events, or no free ones, it is that of any extension's
-    /// wait.
-    fn number(&self) -> u32 {
-        if self.number.load(Ordering::Relaxed) == 0 {
-            let may_ask = compat::NAMES_WAIT_EVENTS && !xact::is_parallel();
-            let named = || xact::in_savepoint(|| compat::wait_event(self.name));
-            let number = may_ask.then(named).flatten().unwrap_or(pg_sys::PG_WAIT_EXTENSION);
-            self.number.store(number, Ordering::Relaxed);
-        }
-        self.number.load(Ordering::Relaxed)
-    }
-}
+/// The wait event of the head of a queue, which waits for its lease.
+const FOR_A_LEASE: &CStr = c"PgFenceLease";
+/// The wait event before an advance of the token sequence, which waits for the server's clock.
+const FOR_THE_CLOCK: &CStr = c"PgFenceClock";
 
 /// A wait with its begin and its longest time, measured by a monotonic clock.
 pub struct Waiting {
@@ -81,7 +54,7 @@ impl Waiting {
         self.check_lock_timeout()?;
         let until_timeout = lock_timeout().map(|t| t.saturating_sub(self.since.elapsed()));
         let span = span.min(self.left()).min(until_timeout.unwrap_or(Duration::MAX));
-        wait_for_latch(span, &FOR_A_LEASE);
+        wait_for_latch(span, FOR_A_LEASE);
         pgrx::check_for_interrupts!();
         Ok(true)
     }
@@ -92,15 +65,15 @@ pub fn pause(span: Span) {
     let span = Duration::from_micros(span.micros().max(0).unsigned_abs());
     let since = Instant::now();
     while let Some(left) = span.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) {
-        wait_for_latch(left, &FOR_THE_CLOCK);
+        wait_for_latch(left, FOR_THE_CLOCK);
         reset();
     }
 }
 
-/// Sleeps for `span`, or until woken.
-fn wait_for_latch(span: Duration, event: &WaitEvent) {
+/// Sleeps for `span`, or until woken. `pg_stat_activity` shows the event.
+fn wait_for_latch(span: Duration, event: &CStr) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-    let (ms, event) = (in_ms(span).into(), event.number());
+    let (ms, event) = (in_ms(span).into(), compat::wait_event(event));
     // SAFETY: this process's latch.
     unsafe { pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, ms, event) };
 }

@@ -4,16 +4,12 @@ use crate::errors::{self, Report};
 use pg_fence_rules::Instant;
 use pg_fence_rules::epochs::{self, Identity, Start};
 use pgrx::pg_sys;
-use std::ffi::{CStr, c_int};
+use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
-use std::mem::ManuallyDrop;
-use std::os::fd::FromRawFd;
 
-/// fcntl.h: O_RDONLY.
-const READ_ONLY: c_int = 0;
 /// The number of bytes to read of a backup label, which has a few hundred.
-const LABEL_MAX: usize = 8_192;
+const LABEL_MAX: u64 = 8_192;
 
 /// Returns true if this server is a standby, or replays WAL for another reason.
 pub fn in_recovery() -> bool {
@@ -81,36 +77,17 @@ pub fn identity(sequence: pg_sys::Oid) -> Result<Identity, Report> {
 /// The base backup from which this server was once started; `None` if there was none. A server that starts with a
 /// backup_label renames it to this file once all that depends on it is in the control file. Nothing else in the server
 /// creates, changes or removes the file. Only a regular file is opened, because opening a FIFO would wait for a writer.
+/// The data directory is the working directory of each backend.
 fn backup() -> io::Result<Option<u64>> {
-    if fs::metadata("backup_label.old").is_ok_and(|file| !file.is_file()) {
-        return Err(io::Error::other("it is not a regular file"));
-    }
-    // SAFETY: a NUL-terminated name in the data directory, which is each backend's working directory.
-    let fd = unsafe { pg_sys::OpenTransientFile(c"backup_label.old".as_ptr(), READ_ONLY) };
-    if fd < 0 {
-        let error = io::Error::last_os_error();
-        return if error.kind() == ErrorKind::NotFound { Ok(None) } else { Err(error) };
-    }
-    // SAFETY: the server opened the descriptor and closes it below; nothing raises until then.
-    let file = ManuallyDrop::new(unsafe { File::from_raw_fd(fd) });
-    let label = label_of(&file);
-    // SAFETY: a descriptor that the function above has opened, and that is closed once.
-    unsafe { pg_sys::CloseTransientFile(fd) };
-    label.map(Some)
-}
-
-fn label_of(mut file: &File) -> io::Result<u64> {
-    let mut content = [0; LABEL_MAX];
-    let mut length = 0;
-    while length < content.len() {
-        match file.read(&mut content[length..]) {
-            Ok(0) => break,
-            Ok(read) => length += read,
-            Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
-        }
-    }
-    Ok(epochs::backup_label(&content[..length]))
+    const FILE: &str = "backup_label.old";
+    match fs::metadata(FILE) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        Ok(file) if !file.is_file() => return Err(io::Error::other("it is not a regular file")),
+        other => other?,
+    };
+    let mut content = Vec::new();
+    File::open(FILE)?.take(LABEL_MAX).read_to_end(&mut content)?;
+    Ok(Some(epochs::backup_label(&content)))
 }
 
 /// The start of the server, given the token sequence and the file of the sequence that records the start.

@@ -1,6 +1,6 @@
 //! The settings `pg_fence.token`, `pg_fence.max_ttl`, `pg_fence.statistics` and `pg_fence.refusals_kept`.
 
-use crate::encoding::{c_string, push_number};
+use crate::encoding::c_string;
 use crate::errors::{self, Report};
 use crate::pg::compat;
 use pg_fence_rules::{Span, Token};
@@ -142,9 +142,7 @@ pub fn token() -> Option<Token> {
 
 /// Sets the token until the transaction ends, or the savepoint is rolled back.
 pub fn set_local(token: Token) {
-    let mut digits = Vec::with_capacity(20);
-    push_number(&mut digits, token.bigint());
-    let value = c_string(&digits);
+    let value = c_string(token.to_string().as_bytes());
     // SAFETY: both strings are NUL-terminated; the value passes the check.
     unsafe {
         pg_sys::set_config_option(
@@ -161,12 +159,11 @@ pub fn set_local(token: Token) {
 }
 
 fn parse(text: &[u8]) -> Option<Token> {
-    if text.is_empty() || text.len() > 19 || !text.iter().all(u8::is_ascii_digit) {
-        return None;
-    }
-    let value =
-        text.iter().try_fold(0i64, |n, d| n.checked_mul(10)?.checked_add(i64::from(d - b'0')))?;
-    (value > 0).then_some(Token::from_bigint(value))
+    // A sign is no part of a token.
+    let digits = std::str::from_utf8(text)
+        .ok()
+        .filter(|text| text.starts_with(|c: char| c.is_ascii_digit()))?;
+    digits.parse().ok().filter(|number| *number > 0).map(Token::from_bigint)
 }
 
 unsafe extern "C-unwind" fn check(

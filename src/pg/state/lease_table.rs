@@ -268,8 +268,9 @@ impl LeaseTable {
         }
     }
 
-    /// The tuple of a row of this table, which stays readable whether its writer commits or not.
-    pub fn self_contained(&self, row: &Row) -> pg_sys::HeapTuple {
+    /// The tuple of a row of this table, which stays readable whether its writer commits or not; `None` if the writer has
+    /// rolled back, and parts of it are gone.
+    pub fn self_contained(&self, row: &Row) -> Option<pg_sys::HeapTuple> {
         // SAFETY: the row type is this table's, which is open.
         unsafe { row.self_contained(self.row_type()) }
     }

@@ -11,6 +11,8 @@
 use crate::errors;
 use crate::pg::call::raise;
 use crate::pg::compat;
+use crate::pg::locks::lock;
+use crate::pg::memory::Owner;
 use crate::pg::raw;
 use crate::pg::state::relation;
 use pgrx::pg_sys;
@@ -97,13 +99,9 @@ impl Drop for Opened {
             return;
         }
         let mode = if self.keeps_lock.get() { pg_sys::NoLock as c_int } else { self.mode };
+        let _owner = Owner::is(self.owner);
         // SAFETY: opened within the same call, which the owner outlives.
-        unsafe {
-            let current = pg_sys::CurrentResourceOwner;
-            pg_sys::CurrentResourceOwner = self.owner;
-            compat::guarded(|| raw::relation_close(self.relation, mode));
-            pg_sys::CurrentResourceOwner = current;
-        }
+        unsafe { compat::guarded(|| raw::relation_close(self.relation, mode)) };
     }
 }
 
@@ -113,7 +111,7 @@ const QUICK_RETRIES: u32 = 5;
 
 /// Takes a relation's lock without queueing behind maintenance. Returns false if the lock is not free and `if_locked`
 /// forbids waiting.
-pub fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
+fn lock(relation: pg_sys::Oid, mode: c_int, if_locked: IfLocked) -> bool {
     let mut retries = 0;
     loop {
         pgrx::check_for_interrupts!();
@@ -149,12 +147,5 @@ fn first_holder(relation: pg_sys::Oid, mode: c_int) -> Option<pg_sys::VirtualTra
         locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
         ..Default::default()
     };
-    let mut count: c_int = 0;
-    // SAFETY: returns `count` entries.
-    unsafe {
-        let found = pg_sys::GetLockConflicts(&tag, mode, &mut count);
-        let first = (count > 0).then(|| *found);
-        pg_sys::pfree(found.cast());
-        first
-    }
+    lock::holders(&tag, mode).first().copied()
 }

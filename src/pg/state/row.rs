@@ -427,30 +427,24 @@ impl Row {
     }
 
     /// The tuple with all out-of-line values fetched into it, for an uncommitted row: after a rollback, VACUUM removes
-    /// these values even if an earlier snapshot is still in use. A value that is gone becomes NULL.
+    /// these values even if an earlier snapshot is still in use. `None` if one is gone, and the row with it. (A parallel
+    /// query can begin no savepoint in which to fail, so it raises then.)
     ///
     /// # Safety
     /// The row type must be that of the row's table, which must be open.
-    pub unsafe fn self_contained(&self, row_type: pg_sys::TupleDesc) -> pg_sys::HeapTuple {
-        let mut fields = self.fields;
-        let mut has_changed = false;
-        // SAFETY: the caller's promise; the fields are the table's columns, and the tuple to which they point is a
-        // copy.
-        unsafe {
-            for n in 0..(*row_type).natts as usize {
-                let varies = (*compat::attribute(row_type, n)).attlen == -1;
-                if !varies || fields.nulls[n] || !is_out_of_line(fields.values[n]) {
-                    continue;
-                }
-                let fetched = fetched(fields.values[n]);
-                fields.nulls[n] = fetched.is_none();
-                fields.values[n] = fetched.unwrap_or(pg_sys::Datum::from(0));
-                has_changed = true;
-            }
-            match has_changed {
-                true => compat::guarded(|| fields.tuple(row_type)),
-                false => self.tuple,
-            }
+    pub unsafe fn self_contained(&self, row_type: pg_sys::TupleDesc) -> Option<pg_sys::HeapTuple> {
+        let memory = PgMemoryContexts::CurrentMemoryContext.value();
+        // SAFETY: the caller's promise; the memory context is the call's, which outlives the savepoint.
+        let whole = || unsafe {
+            let flatten = || compat::toast_flatten_tuple(self.tuple, row_type);
+            PgMemoryContexts::For(memory).switch_to(|_| compat::guarded(flatten))
+        };
+        // SAFETY: a copied tuple.
+        let mask = unsafe { (*(*self.tuple).t_data).t_infomask };
+        match u32::from(mask) & pg_sys::HEAP_HASEXTERNAL {
+            0 => Some(self.tuple),
+            _ if xact::is_parallel() => Some(whole()),
+            _ => xact::in_savepoint(whole),
         }
     }
 
@@ -492,32 +486,6 @@ impl Row {
         };
         is(self) == is(other)
     }
-}
-
-/// # Safety
-/// The datum must be a value of variable length.
-unsafe fn is_out_of_line(value: pg_sys::Datum) -> bool {
-    // SAFETY: the caller's promise.
-    unsafe { pgrx::varlena::varatt_is_1b_e(value.cast_mut_ptr()) }
-}
-
-/// Fetches a value stored out of line; `None` if a part of it is gone. Always `None` in a parallel query, which can
-/// begin no savepoint in which to fail.
-///
-/// # Safety
-/// As for `is_out_of_line`, of an open table.
-unsafe fn fetched(value: pg_sys::Datum) -> Option<pg_sys::Datum> {
-    let memory = PgMemoryContexts::CurrentMemoryContext.value();
-    if xact::is_parallel() {
-        return None;
-    }
-    xact::in_savepoint(|| {
-        // SAFETY: the caller's promise; the memory context is the call's, which outlives the savepoint.
-        unsafe {
-            PgMemoryContexts::For(memory)
-                .switch_to(|_| pg_sys::detoast_external_attr(value.cast_mut_ptr()).into())
-        }
-    })
 }
 
 fn name_datum(name: &[u8]) -> pg_sys::Datum {

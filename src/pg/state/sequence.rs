@@ -49,21 +49,6 @@ struct SequenceForm {
     seqcycle: bool,
 }
 
-/// The definition of a sequence, which decides whether its values are fit to be tokens.
-#[derive(Clone, Copy, Debug)]
-pub struct Definition {
-    /// True if the sequence is in WAL, so that no crash empties it.
-    pub logged: bool,
-    /// The increment; negative for a descending sequence.
-    pub increment: i64,
-    /// The number of values that a session takes at once. Above 1, sessions draw out of order.
-    pub cache: i64,
-    /// True if the sequence starts over at its end, and so returns values twice.
-    pub cycle: bool,
-    /// True if this transaction has rewritten the sequence. A rollback would undo that, and its values with it.
-    pub rewritten_here: bool,
-}
-
 /// Reads the page of a sequence, without permission, transaction id or WAL. Waits only for a session that changes the
 /// sequence's definition. Raises XX001 if the page is damaged.
 pub fn read(oid: pg_sys::Oid) -> Page {
@@ -165,28 +150,32 @@ pub fn set(oid: pg_sys::Oid, value: i64) {
     }
 }
 
-/// The definition of the sequence, which is locked against changes until the transaction ends; `None` if the oid is no
-/// sequence.
-pub fn definition(oid: pg_sys::Oid) -> Option<Definition> {
+/// Returns what makes the values of the sequence unfit to be tokens; `None` if nothing does. Its definition is locked
+/// against changes until the transaction ends.
+pub fn fault(oid: pg_sys::Oid) -> Option<&'static str> {
     let sequence = Opened::queued(oid, pg_sys::RowExclusiveLock);
     sequence.keep_lock();
     // SAFETY: the relation is open while it is read; a catalog tuple is valid until released, and its fixed columns
     // have the layout declared above.
     unsafe {
-        compat::guarded(|| {
-            let rel = &*sequence.relation;
-            let logged = (*rel.rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT;
-            let rewritten_here = compat::is_rewritten(rel);
-            let cache = pg_sys::SysCacheIdentifier::SEQRELID as i32;
-            let tuple = raw::SearchSysCache1(cache, pg_sys::Datum::from(oid));
-            if tuple.is_null() {
-                return None;
-            }
-            let form = &*pg_sys::GETSTRUCT(tuple).cast::<SequenceForm>();
-            let (increment, cycle) = (form.seqincrement, form.seqcycle);
-            let cache = form.seqcache;
-            raw::ReleaseSysCache(tuple);
-            Some(Definition { logged, increment, cache, cycle, rewritten_here })
-        })
+        let rel = &*sequence.relation;
+        let cache = pg_sys::SysCacheIdentifier::SEQRELID as i32;
+        let tuple = pg_sys::SearchSysCache1(cache, pg_sys::Datum::from(oid));
+        if tuple.is_null() {
+            return Some("is no sequence");
+        }
+        let form = &*pg_sys::GETSTRUCT(tuple).cast::<SequenceForm>();
+        let is_permanent = (*rel.rd_rel).relpersistence as u8 == pg_sys::RELPERSISTENCE_PERMANENT;
+        let faults = [
+            (!is_permanent, "is not logged"),
+            (form.seqincrement < 1, "does not ascend"),
+            // A session takes all cached values at once, so several sessions would draw out of order.
+            (form.seqcache != 1, "has a CACHE above 1"),
+            (form.seqcycle, "may CYCLE"),
+            // A rollback would undo the change, and the values drawn since with it.
+            (compat::is_rewritten(rel), "was altered in this transaction"),
+        ];
+        pg_sys::ReleaseSysCache(tuple);
+        faults.into_iter().find_map(|(is_unfit, what)| is_unfit.then_some(what))
     }
 }
