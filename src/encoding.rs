@@ -32,10 +32,7 @@ pub fn keeps_utf8() -> bool {
 
 /// Converts UTF-8 to the database's encoding.
 pub fn in_server_encoding(text: String) -> Vec<u8> {
-    if text.is_ascii() {
-        return text.into_bytes();
-    }
-    if keeps_utf8() {
+    if text.is_ascii() || keeps_utf8() {
         return text.into_bytes();
     }
     // SAFETY: the conversion gets the length and a NUL-terminated copy, and returns that copy or another one.

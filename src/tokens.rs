@@ -9,7 +9,7 @@ use crate::pg::session::xact;
 use crate::pg::state::relation::{self, state_oid};
 use crate::pg::state::sequence::{self, PageState};
 use crate::statistics::{self, Counter};
-use pg_fence_rules::epochs::{self, Due, Identity, Recorded};
+use pg_fence_rules::epochs::{self, Due, Recorded};
 use pg_fence_rules::locks::ADVANCE;
 use pg_fence_rules::{Epoch, Token};
 use pgrx::pg_sys::Oid;
@@ -247,12 +247,7 @@ fn begin(oid: Oid) -> Result<(), Report> {
         Due::Nothing => seen,
         _ => under_advance_lock(|| match what_is_due(oid)? {
             (Due::Nothing, seen) => Ok(seen),
-            (Due::Advance, _) => {
-                let identity = server::identity(oid)?;
-                let target = advance(oid)?;
-                set_dumped(target)?;
-                record(oid, &identity, target)
-            }
+            (Due::Advance, _) => begin_with(oid, set_dumped),
             (Due::NewEpoch, _) => {
                 has_new_epoch = true;
                 begin_epoch(oid)
@@ -307,20 +302,16 @@ pub fn new_epoch() -> Result<Token, Report> {
 /// Called once, when the extension is created. No grant is older, so no token becomes invalid. But grants that a
 /// restore loads are older, and stay invalid until the restore has loaded the rest.
 pub fn record_creation() -> Result<(), Report> {
-    let oid = sequence()?;
-    let identity = server::identity(oid)?;
-    let target = advance(oid)?;
-    set_epoch(target)?;
-    record(oid, &identity, target).map(drop)
+    begin_with(sequence()?, set_epoch).map(drop)
 }
 
 fn begin_epoch(oid: Oid) -> Result<Incarnation, Report> {
-    let identity = server::identity(oid)?;
-    let target = advance(oid)?;
-    set_epoch(target)?;
-    // Set rather than drawn: nextval logs a value 32 ahead, which would appear after a crash.
-    sequence::set_durably(state_oid(c"jump_count_seq")?, epochs_begun()? + 1);
-    record(oid, &identity, target)
+    begin_with(oid, |target| {
+        set_epoch(target)?;
+        // Set rather than drawn: nextval logs a value 32 ahead, which would appear after a crash.
+        sequence::set_durably(state_oid(c"jump_count_seq")?, epochs_begun()? + 1);
+        Ok(())
+    })
 }
 
 /// Begins an epoch: no grant without a greater token speaks from now on. The number in dumps is set right after, which
@@ -340,10 +331,16 @@ fn advance(oid: Oid) -> Result<Token, Report> {
     Ok(target)
 }
 
-/// Records that the epoch began with this token, after everything else is on disk. After an earlier crash the sequence
-/// advances once more, never once too few. The hash of the start is set last, because with it the other values are
-/// believed.
-fn record(oid: Oid, identity: &Identity, began_at: Token) -> Result<Incarnation, Report> {
+/// Advances the sequence, calls `then` with the number that it has reached, and records the identity and the start, once
+/// everything else is on disk. After an earlier crash the sequence advances once more, never once too few. The hash of the
+/// start is set last, because with it the other values are believed.
+fn begin_with(
+    oid: Oid,
+    then: impl FnOnce(Token) -> Result<(), Report>,
+) -> Result<Incarnation, Report> {
+    let identity = server::identity(oid)?;
+    let began_at = advance(oid)?;
+    then(began_at)?;
     sequence::set_durably(state_oid(c"database_identity_seq")?, identity.fingerprint());
     let start = state_oid(c"server_start_seq")?;
     if let Some(found) = sequence::read_unlogged(start) {

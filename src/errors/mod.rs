@@ -185,15 +185,18 @@ pub fn long_template() -> Report {
     )
 }
 
-/// 22023: the ttl exceeds `pg_fence.max_ttl`.
-pub fn ttl_above_setting(longest: Span) -> Report {
-    let seconds = longest.micros() / 1_000_000;
-    Report::new(
-        SqlState::InvalidParameterValue,
-        format!("ttl must be at most {seconds} s here"),
+/// 22023: a ttl, or the time until a row's deadline, exceeds `pg_fence.max_ttl`.
+pub fn above_setting(argument: &'static str, longest: Span) -> Report {
+    let most = format!("at most {} s", longest.micros() / 1_000_000);
+    let message = match argument {
+        "deadline" => format!("a deadline may be {most} ahead here"),
+        _ => format!("{argument} must be {most} here"),
+    };
+    bad_argument(
+        argument,
+        &message,
         "pg_fence.max_ttl says so for this role or database: ask for less, and renew more often.",
     )
-    .detailed(|d| d.argument = Some("ttl"))
 }
 
 /// 42501: the client set pg_fence.max_ttl when it connected, which hides the value recorded for its role.
@@ -208,12 +211,11 @@ pub fn limit_was_named() -> Report {
 
 /// 22023: the value of pg_fence.max_ttl recorded for the role or the database is invalid.
 pub fn limit_is_invalid() -> Report {
-    Report::new(
-        SqlState::InvalidParameterValue,
-        "pg_fence.max_ttl has an invalid value for this role or database".into(),
+    bad_argument(
+        "ttl",
+        "pg_fence.max_ttl has an invalid value for this role or database",
         "ALTER ROLE or ALTER DATABASE has recorded it where the library was not loaded. Set it anew, as '10 min', and reconnect.",
     )
-    .detailed(|d| d.argument = Some("ttl"))
 }
 
 /// 22023: the number of slots differs from that of the grants.
@@ -611,59 +613,51 @@ pub fn of_row_lease(reason: Reason, row: RowLease) -> Report {
             return stale(row.presented, row.stored, hint.into())
                 .detailed(|d| d.expires_at = row.expires_at);
         }
-        Reason::Held => {
-            let until = row.expires_at.as_ref().map_or(String::new(), |at| format!(" until {at}"));
-            let hint = format!(
+        Reason::Held => (
+            SqlState::RowIsHeld,
+            format!(
+                "the row is held{}, and its token was not presented",
+                row.expires_at.as_ref().map_or(String::new(), |at| format!(" until {at}"))
+            ),
+            format!(
                 "Its holder shows the row's token in column {fence} (a DELETE by pg_fence.token). Others wait for the deadline, or evict the holder: SET {deadline} = NULL, {fence} = {fence}."
-            );
-            (
-                SqlState::RowIsHeld,
-                format!("the row is held{until}, and its token was not presented"),
-                hint,
-            )
-        }
-        Reason::GivenUp => {
-            let hint = format!(
+            ),
+        ),
+        Reason::GivenUp => (
+            SqlState::TokenDoesNotSpeak,
+            not_the_rows + ", which nobody holds",
+            format!(
                 "The row was given up, or its holder was evicted, or somebody has written it after its deadline: {claim}."
-            );
-            (SqlState::TokenDoesNotSpeak, not_the_rows + ", which nobody holds", hint)
-        }
-        Reason::LateRenewal => {
-            let hint = format!(
+            ),
+        ),
+        Reason::LateRenewal => (
+            SqlState::TokenDoesNotSpeak,
+            format!("fencing token{token} can no longer renew the row"),
+            format!(
                 "The deadline has passed: {claim}. Until somebody else writes the row, a write that leaves {deadline} alone still lands. To keep the work: claim it without {fence} in SET, WHERE {fence} = its token AND {deadline} IS NOT NULL."
-            );
-            (
-                SqlState::TokenDoesNotSpeak,
-                format!("fencing token{token} can no longer renew the row"),
-                hint,
-            )
-        }
-        Reason::OldCopy => {
-            let hint = format!(
+            ),
+        ),
+        Reason::OldCopy => (
+            SqlState::TokenDoesNotSpeak,
+            "the statement writes back an old copy of the row".into(),
+            format!(
                 "The statement writes an older value of column {fence} back, so somebody has claimed the row since it was read. Read the row again; who holds it sets pg_fence.token."
-            );
-            (
-                SqlState::TokenDoesNotSpeak,
-                "the statement writes back an old copy of the row".into(),
-                hint,
-            )
-        }
-        Reason::PastDeadline => {
-            let hint = format!(
+            ),
+        ),
+        Reason::PastDeadline => (
+            SqlState::InvalidParameterValue,
+            format!("the deadline in column {deadline} has passed"),
+            format!(
                 "Nothing was claimed. Compute the deadline from clock_timestamp() in the statement itself, or try again; to give a row up, SET {deadline} = NULL."
-            );
-            (
-                SqlState::InvalidParameterValue,
-                format!("the deadline in column {deadline} has passed"),
-                hint,
-            )
-        }
-        Reason::OtherClaim | Reason::NoToken | Reason::NeverIssued => {
-            let hint = format!(
+            ),
+        ),
+        Reason::OtherClaim | Reason::NoToken | Reason::NeverIssued => (
+            SqlState::TokenDoesNotSpeak,
+            not_the_rows,
+            format!(
                 "The token is of another row's claim, or of a lease: show the one that the claim of this row has returned, or {claim}."
-            );
-            (SqlState::TokenDoesNotSpeak, not_the_rows, hint)
-        }
+            ),
+        ),
     };
     Report::new(sqlstate, message, hint).detailed(|d| {
         d.presented = row.presented;
@@ -681,17 +675,6 @@ pub fn row_is_ahead(stored: Option<Token>) -> Report {
         "fence_new_epoch() makes the sequence outrun tokens issued elsewhere. Where the number is near the end of bigint, no token is greater: DELETE the row and INSERT it again.",
     )
     .detailed(|d| d.stored = stored)
-}
-
-/// 22023: the deadline is further ahead than `pg_fence.max_ttl`.
-pub fn deadline_above_setting(longest: Span) -> Report {
-    let seconds = longest.micros() / 1_000_000;
-    Report::new(
-        SqlState::InvalidParameterValue,
-        format!("a deadline may be at most {seconds} s ahead here"),
-        "pg_fence.max_ttl says so for this role or database: ask for less, and renew more often.",
-    )
-    .detailed(|d| d.argument = Some("deadline"))
 }
 
 /// PF002 or PF001: a later BEFORE trigger has changed the fence.

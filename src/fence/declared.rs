@@ -10,7 +10,7 @@ use crate::pg::call::json;
 use crate::pg::call::state_function::{self, StateFunction};
 use crate::pg::fenced_table::column;
 use crate::pg::fenced_table::trigger::PLACEHOLDER_TYPES;
-use crate::pg::fenced_table::trigger_catalog::{self, Trigger};
+use crate::pg::fenced_table::trigger_catalog::{Trigger, triggers_calling};
 use crate::pg::session::clock;
 use crate::pg::state::role_prefix;
 use crate::tokens;
@@ -36,20 +36,20 @@ pub fn protect(args: Args) -> Result<Answer, Report> {
     check_table(args, "fence_protect", fenced)?;
     let rule_for = StateFunction::find(c"rule_for", 13)?;
     let own: Vec<_> = (0..8).map(|n| args.datum(n)).collect();
-    let rule = |declared: &Declared, is_locked: bool| {
-        let triggers = declared.triggers(rule_for.argument_type(9));
-        let leases = declared.leases(rule_for.argument_type(10));
+    let rule = |all: &[Trigger], is_locked: bool| {
+        let triggers = arguments_of(all, rule_for.argument_type(9));
+        let leases = templates_of(all, lease.as_deref(), rule_for.argument_type(10));
         let types = type_array(&PLACEHOLDER_TYPES);
         let known = [fenced.into(), triggers, leases, types, is_locked.into()].map(Some);
         rule_for.call(args, &[&own[..], &known].concat())
     };
-    rule(&Declared::of(fenced, args.oid(0), lease.clone()), false);
+    rule(&triggers_calling(fenced, args.oid(0)), false);
     // The table is locked now. The triggers of all tables are read, to find those that share its leases.
-    let declared = Declared::of(fenced, None, lease);
-    let rule = rule(&declared, true);
+    let all = triggers_calling(fenced, None);
+    let rule = rule(&all, true);
     let attach = StateFunction::find(c"attach_fence", 7)?;
-    let triggers = declared.triggers(attach.argument_type(3));
-    let leases = declared.leases(attach.argument_type(4));
+    let triggers = arguments_of(&all, attach.argument_type(3));
+    let leases = templates_of(&all, lease.as_deref(), attach.argument_type(4));
     let comments = [FENCE_COLUMN_COMMENT, DEADLINE_COLUMN_COMMENT];
     let [comment, deadline_comment] = comments.map(|comment| text_datum(comment.as_bytes()));
     let known = [fenced.into(), triggers, leases, comment, deadline_comment].map(Some);
@@ -82,10 +82,10 @@ pub fn audit(args: Args) -> Result<Answer, Report> {
         check_table(args, "fence_audit", fenced)?;
     }
     // The table's parents and children are audited, too.
-    let declared = Declared::of(fenced, None, None);
+    let all = triggers_calling(fenced, None);
     let places = StateFunction::find(c"audit_places", 3)?;
-    let triggers = declared.triggers(places.argument_type(1));
-    let leases = declared.leases(places.argument_type(2));
+    let triggers = arguments_of(&all, places.argument_type(1));
+    let leases = templates_of(&all, None, places.argument_type(2));
     let about = json::datum(&json!({
         "relation": args.oid(0).map(Oid::to_u32),
         "ours": fenced.to_u32(),
@@ -150,63 +150,49 @@ fn heights(about: Datum) -> BTreeMap<String, i64> {
     columns.into_iter().filter_map(highest).collect()
 }
 
-/// The arguments of the triggers of one table, or of all.
-struct Declared {
-    triggers: Vec<Trigger>,
-    /// The template of leases in the arguments of the call.
-    requested: Option<Vec<u8>>,
+/// The arguments of the triggers, as an array of `fence.trigger_arguments`.
+fn arguments_of(triggers: &[Trigger], array_type: Oid) -> Datum {
+    let rows = triggers.iter().map(|trigger| {
+        let arguments = read(trigger);
+        [
+            Some(trigger.oid.into()),
+            Some(text_datum(arguments.fence_column)),
+            Some(text_datum(arguments.mode)),
+            arguments.lease.map(text_datum),
+            arguments.events.map(text_datum),
+            Some(arguments.has_unfenced_insert().into()),
+            arguments.deadline.map(text_datum),
+        ]
+    });
+    row_array(array_type, rows)
 }
 
-impl Declared {
-    /// Reads the triggers of one table, or of all. `requested` is the template in the arguments of the call.
-    fn of(fenced: Oid, table: Option<Oid>, requested: Option<Vec<u8>>) -> Declared {
-        Declared { triggers: trigger_catalog::triggers_calling(fenced, table), requested }
-    }
-
-    /// The triggers as an array of `fence.trigger_arguments`.
-    fn triggers(&self, array_type: Oid) -> Datum {
-        let rows = self.triggers.iter().map(|trigger| {
-            let arguments = read(trigger);
-            [
-                Some(trigger.oid.into()),
-                Some(text_datum(arguments.fence_column)),
-                Some(text_datum(arguments.mode)),
-                arguments.lease.map(text_datum),
-                arguments.events.map(text_datum),
-                Some(arguments.has_unfenced_insert().into()),
-                arguments.deadline.map(text_datum),
-            ]
-        });
-        row_array(array_type, rows)
-    }
-
-    /// The templates without duplicates, as an array of `fence.lease_template`.
-    fn leases(&self, array_type: Oid) -> Datum {
-        let leases = self.triggers.iter().filter_map(|trigger| read(trigger).lease);
-        let leases: BTreeSet<&[u8]> = leases.chain(self.requested.as_deref()).collect();
-        let rows = leases.into_iter().map(|lease| {
-            let pieces = template::parse(lease);
-            let (mut columns, mut literal_bytes) = (Vec::new(), 0);
-            for piece in pieces.iter().flatten() {
-                match piece {
-                    Piece::Column(column) => columns.push(column.clone()),
-                    Piece::Literal(text) => literal_bytes += text.len(),
-                }
+/// The templates of leases in the triggers and in the call, without duplicates, as an array of `fence.lease_template`.
+fn templates_of(triggers: &[Trigger], requested: Option<&[u8]>, array_type: Oid) -> Datum {
+    let leases = triggers.iter().filter_map(|trigger| read(trigger).lease);
+    let leases: BTreeSet<&[u8]> = leases.chain(requested).collect();
+    let rows = leases.into_iter().map(|lease| {
+        let pieces = template::parse(lease);
+        let (mut columns, mut literal_bytes) = (Vec::new(), 0);
+        for piece in pieces.iter().flatten() {
+            match piece {
+                Piece::Column(column) => columns.push(column.clone()),
+                Piece::Literal(text) => literal_bytes += text.len(),
             }
-            let beginning = match pieces.as_deref() {
-                Ok([Piece::Literal(text), ..]) => text.as_slice(),
-                _ => &[],
-            };
-            [
-                Some(text_datum(lease)),
-                Some(text_array(&columns)),
-                Some(pieces.is_err().into()),
-                Some((literal_bytes > NAME_MAX).into()),
-                Some(text_datum(beginning)),
-            ]
-        });
-        row_array(array_type, rows)
-    }
+        }
+        let beginning = match pieces.as_deref() {
+            Ok([Piece::Literal(text), ..]) => text.as_slice(),
+            _ => &[],
+        };
+        [
+            Some(text_datum(lease)),
+            Some(text_array(&columns)),
+            Some(pieces.is_err().into()),
+            Some((literal_bytes > NAME_MAX).into()),
+            Some(text_datum(beginning)),
+        ]
+    });
+    row_array(array_type, rows)
 }
 
 fn read(trigger: &Trigger) -> TriggerArguments<'_> {

@@ -4,19 +4,17 @@
 //! fence.refusals.
 
 use super::binding::WriteLeases;
-use super::hint::{self, TriedWrite, Wrote};
 use super::plan::Plan;
-use super::trigger::{ambient, names_fence};
 use crate::errors::{self, Report, SqlState};
 use crate::leases::guard;
 use crate::leases::known::{self, Caller, MaySee};
 use crate::pg::fenced_table::describe;
-use crate::pg::fenced_table::trigger::{Attribute, Event, TriggerCall, Tuple};
+use crate::pg::fenced_table::trigger::{Attribute, TriggerCall, Tuple};
 use crate::pg::state::role_prefix;
 use crate::statistics::Known;
 use crate::tokens;
 use pg_fence_rules::Token;
-use pg_fence_rules::fence::{Order, Verdict, Write};
+use pg_fence_rules::fence::{Verdict, Write};
 
 /// A write that is refused.
 pub struct RefusedWrite<'a> {
@@ -60,29 +58,30 @@ impl RefusedWrite<'_> {
     #[cold]
     pub fn error(&self, verdict: Verdict) -> Report {
         let RefusedWrite { call, plan, ref write } = *self;
-        let stored = visible(call, plan, write.old.flatten());
+        let (stored, leases) = (visible(call, plan, write.old.flatten()), self.leases());
+        let lease = leases.iter().next();
         match verdict {
-            Verdict::NeverIssued { presented } => match leases(call, plan).iter().next() {
-                // To a writer that may not see the lease, an unissued token is answered like any other that does not
-                // speak.
-                Some(name) if !role_prefix::is_visible(name) => {
-                    known::not_speaking(name, presented, Caller::Trigger(&|| self.may_see()))
+            // To a writer that may not see the lease, an unissued token is answered like any other that does not speak.
+            Verdict::NeverIssued { presented } => {
+                match lease.filter(|name| !role_prefix::is_visible(name)) {
+                    Some(name) => {
+                        known::not_speaking(name, presented, Caller::Trigger(&|| self.may_see()))
+                    }
+                    None => {
+                        let hint = self.hint_of_never_issued(presented, stored);
+                        errors::never_issued(presented, hint)
+                    }
                 }
-                _ => {
-                    let hint = hint::of_never_issued(presented, stored, &self.tried());
-                    errors::never_issued(presented, hint)
-                }
-            },
+            }
             Verdict::Stale { presented, .. } => {
                 // If the statement only names the column, the writer may not know the value that it presents.
                 let is_known = self.presents() || stored.is_some();
                 let presented = is_known.then_some(presented);
-                errors::stale(presented, stored, hint::of_stale(presented, stored, &self.tried()))
+                errors::stale(presented, stored, self.hint_of_stale(presented, stored))
             }
             _ => {
-                let leases = leases(call, plan);
-                let lease = leases.iter().next().filter(|_| may_see_lease(call, plan));
-                errors::unfenced(stored, lease, hint::of_unfenced(&self.tried(), lease))
+                let lease = lease.filter(|_| may_see_lease(call, plan));
+                errors::unfenced(stored, lease, self.hint_of_unfenced(lease))
             }
         }
     }
@@ -102,50 +101,10 @@ impl RefusedWrite<'_> {
         !tokens::issued(self.plan.tokens, token) && !leases.iter().any(known::is_adopted)
     }
 
-    /// What the hint needs to know of the write.
-    fn tried(&self) -> TriedWrite {
-        let RefusedWrite { call, plan, ref write } = *self;
-        let presents = write.column_presents();
-        let wrote = match (call.event, write.new.flatten()) {
-            (Event::Delete, _) => Wrote::Deletes,
-            (Event::Update, _) if !presents && !names_fence(call, plan) => Wrote::Nothing,
-            // An INSERT that omits the column looks like one that writes NULL.
-            (Event::Insert, None) => Wrote::Nothing,
-            (_, None) => Wrote::Null,
-            (Event::Insert, Some(_)) if plan.inserts_freely() && write.brings_fence() => {
-                Wrote::Loads
-            }
-            (_, Some(_)) => Wrote::Value,
-        };
-        let leases = leases(call, plan);
-        let guarded = presents && leases.iter().any(|name| guard::token_for(name).is_some());
-        TriedWrite { ambient: ambient(&leases), guarded, ..tried(call, plan, wrote) }
+    /// The leases of the write; none if their names cannot be made.
+    pub fn leases(&self) -> WriteLeases<'_> {
+        leases(self.call, self.plan)
     }
-}
-
-/// What the hint needs to know of a write, if the transaction's own token does not matter.
-pub fn tried(call: &TriggerCall, plan: &Plan, wrote: Wrote) -> TriedWrite {
-    TriedWrite {
-        column: describe::column_name(call, plan.column.number),
-        managed: plan.is_managed(),
-        strict: plan.order == Order::Strict,
-        bound: plan.lease.is_some(),
-        wrote,
-        ambient: None,
-        guarded: false,
-    }
-}
-
-/// The error PF001 for a row that another trigger has given an older fence.
-#[cold]
-pub fn stale_after_triggers(
-    call: &TriggerCall,
-    plan: &Plan,
-    found: Token,
-    stored: Option<Token>,
-) -> Report {
-    let (found, stored) = (Some(found), visible(call, plan, stored));
-    errors::stale(found, stored, hint::of_stale(found, stored, &tried(call, plan, Wrote::Value)))
 }
 
 /// The facts about a refused write for administrators, whatever its writer may know.

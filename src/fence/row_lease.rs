@@ -1,9 +1,9 @@
 //! The fence of a table with row leases: finds the token that a statement presents to a row, applies the rule, and
 //! draws the token of a claim.
 
-use super::hint::{self, Wrote};
 use super::plan::Plan;
-use super::{refusal, row_moves, trigger};
+use super::refusal::{self, RefusedWrite};
+use super::{row_moves, trigger};
 use crate::errors::{self, Report, RowLease};
 use crate::leases::guard;
 use crate::pg::fenced_table::describe;
@@ -95,8 +95,7 @@ impl RowWrite<'_> {
     fn insert(&self, new: Tuple) -> Result<pg_sys::Datum, Report> {
         let brought = self.columns(new);
         if brought.fence.is_some_and(|fence| fence > Token::BEFORE_ALL) {
-            let tried = refusal::tried(self.call, self.plan, Wrote::Loads);
-            return Err(errors::unfenced(None, None, hint::of_unfenced(&tried, None)));
+            return Err(self.as_refused().error(fence::Verdict::Unfenced));
         }
         match row_lease::check_insert(brought.deadline, self.now) {
             Verdict::Claim(deadline) => {
@@ -200,10 +199,7 @@ impl RowWrite<'_> {
                 "A deadline of three to ten times the heartbeat's interval is usual, as clock_timestamp() + '30 s'.",
             ));
         }
-        match settings::max_ttl()? {
-            Some(longest) if ttl > longest => Err(errors::deadline_above_setting(longest)),
-            _ => Ok(()),
-        }
+        settings::check_ttl("deadline", ttl)
     }
 
     /// Returns the row with the columns `lands`; `brought` are those that the statement gave it.
@@ -222,12 +218,6 @@ impl RowWrite<'_> {
         let visible = refusal::visible(self.call, self.plan, fence);
         // A statement that copies the column may present a token that its writer cannot read.
         let presented = presented.filter(|_| presented != fence || visible.is_some());
-        let wrote = match (self.call.event, reason) {
-            (Event::Delete, _) => Wrote::Deletes,
-            (_, Reason::NoToken) => Wrote::Null,
-            _ => Wrote::Value,
-        };
-        let tried = refusal::tried(self.call, self.plan, wrote);
         let readable = describe::readable(self.call, self.deadline.number);
         let row = RowLease {
             presented,
@@ -240,13 +230,17 @@ impl RowWrite<'_> {
             fence: describe::column_name(self.call, self.plan.column.number),
         };
         match (reason, presented) {
-            (Reason::NeverIssued, Some(token)) => {
-                errors::never_issued(token, hint::of_never_issued(token, visible, &tried))
+            (Reason::NeverIssued, Some(presented)) => {
+                self.as_refused().error(fence::Verdict::NeverIssued { presented })
             }
-            (Reason::NoToken, _) => {
-                errors::unfenced(visible, None, hint::of_unfenced(&tried, None))
-            }
+            (Reason::NoToken, _) => self.as_refused().error(fence::Verdict::Unfenced),
             _ => errors::of_row_lease(reason, row),
         }
+    }
+
+    /// The refused write in the terms of the other fences, whose errors PF002 and PF003 it shares.
+    fn as_refused(&self) -> RefusedWrite<'_> {
+        let RowWrite { call, plan, .. } = *self;
+        RefusedWrite { call, plan, write: order_of(call, plan) }
     }
 }

@@ -268,9 +268,8 @@ fn verify(
     let Some(now) = found.filter(|now| written::under(call.table, *now, |_| true).is_some()) else {
         return Err(errors::changed_behind(found));
     };
-    let stored = call.old.and_then(fence);
-    if !plan.order.accepts(now, stored) {
-        return Err(refusal::stale_after_triggers(call, plan, now, stored));
+    if !plan.order.accepts(now, call.old.and_then(fence)) {
+        return Err(errors::changed_behind(found));
     }
     if let Some(binding) = &plan.lease {
         let name = binding.lease(&columns, new)?;

@@ -185,21 +185,15 @@ pub fn process_of(vxid: &pg_sys::VirtualTransactionId) -> Option<*mut pg_sys::PG
         unsafe { (vxid.procNumber >= 0).then(|| pg_sys::ProcNumberGetProc(vxid.procNumber)) };
     // A prepared transaction keeps the id of its former session, which has other transactions since.
     process.filter(|p| {
-        // SAFETY: a PGPROC is shared memory that is never freed.
-        !p.is_null() && unsafe { local_transaction(*p) } == vxid.localTransactionId
+        // SAFETY: a PGPROC is shared memory that is never freed; a stale value only means that the transaction is over.
+        let transaction = (!p.is_null()).then(|| unsafe {
+            #[cfg(any(feature = "pg15", feature = "pg16"))]
+            return (**p).lxid;
+            #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+            return (**p).vxid.lxid;
+        });
+        transaction == Some(vxid.localTransactionId)
     })
-}
-
-/// # Safety
-/// The process must be in shared memory.
-unsafe fn local_transaction(process: *mut pg_sys::PGPROC) -> pg_sys::LocalTransactionId {
-    // SAFETY: the caller's promise; a stale value only means that the transaction is over.
-    unsafe {
-        #[cfg(any(feature = "pg15", feature = "pg16"))]
-        return (*process).lxid;
-        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
-        return (*process).vxid.lxid;
-    }
 }
 
 /// InvalidSubTransactionId of c.h, which pgrx does not bind.

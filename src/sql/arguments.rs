@@ -217,10 +217,7 @@ fn check_ttl(ttl: Span, session: bool) -> Result<(), Report> {
     if ttl <= Span::ZERO || ttl > longest {
         return Err(errors::bad_argument("ttl", message, hint));
     }
-    match settings::max_ttl()? {
-        Some(longest) if ttl > longest => Err(errors::ttl_above_setting(longest)),
-        _ => Ok(()),
-    }
+    settings::check_ttl("ttl", ttl)
 }
 
 /// The longest time to wait.

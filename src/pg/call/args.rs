@@ -52,15 +52,9 @@ impl From<Token> for Answer {
     }
 }
 
-impl From<Option<Token>> for Answer {
-    fn from(token: Option<Token>) -> Self {
-        token.map_or(Answer::Null, Answer::from)
-    }
-}
-
-impl From<Option<i64>> for Answer {
-    fn from(value: Option<i64>) -> Self {
-        value.map_or(Answer::Null, Answer::from)
+impl<T: Into<Answer>> From<Option<T>> for Answer {
+    fn from(value: Option<T>) -> Self {
+        value.map_or(Answer::Null, T::into)
     }
 }
 

@@ -24,16 +24,12 @@ use std::ptr::NonNull;
 #[derive(Clone, Copy)]
 pub struct RawError(Option<NonNull<pg_sys::ErrorData>>);
 
-/// The number of copies to keep, for the latest errors of a call. Usually there is one. A wait that met an error may serve
-/// a cancel while it is undone, and then raise the first error again, which does not call `copy_error`.
-const MAX_COPIES: usize = 4;
-
 /// The errors raised during a piece of work.
 struct MetErrors {
-    /// The memory context of the copies.
+    /// The memory context of the copy.
     memory: pg_sys::MemoryContext,
-    /// The copies, the latest first; NULL if there are fewer.
-    copies: Cell<[*mut pg_sys::ErrorData; MAX_COPIES]>,
+    /// The copy of the latest error; NULL if there was none.
+    latest: Cell<*mut pg_sys::ErrorData>,
 }
 
 /// Runs `work`. One of our errors, a Postgres error or a panic is returned as an error to be thrown when all Rust work
@@ -46,7 +42,7 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, RawError
     reserve::keep();
     // SAFETY: reads a global of this thread.
     let memory = unsafe { pg_sys::CurrentMemoryContext };
-    let met = MetErrors { memory, copies: Cell::new([std::ptr::null_mut(); MAX_COPIES]) };
+    let met = MetErrors { memory, latest: Cell::new(std::ptr::null_mut()) };
     // Converting an error may raise another one: not every character exists in every encoding.
     match met.during(|| work().map_err(RawError::of)) {
         Ok(done) => done,
@@ -55,7 +51,7 @@ pub fn caught<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, RawError
 }
 
 impl MetErrors {
-    /// Runs `work`, and copies each error that is raised meanwhile.
+    /// Runs `work`, and copies the latest error that is raised meanwhile.
     fn during<T>(&self, work: impl FnOnce() -> T) -> Result<T, Box<dyn Any + Send>> {
         // SAFETY: the callback is removed before it is dropped; if pgrx catches an error, it removes the callbacks
         // added later.
@@ -88,19 +84,16 @@ impl MetErrors {
         converted.unwrap_or(RawError(None))
     }
 
-    /// The copy of the error of which pgrx made this report.
+    /// The copy of the error of which pgrx made this report, unless another error was met (and served) since.
     fn copy_of(&self, report: &ErrorReportWithLevel) -> Option<RawError> {
-        let is_it = |copy: &&pg_sys::ErrorData| {
-            // SAFETY: a message is NUL-terminated, or NULL.
-            let message =
-                (!copy.message.is_null()).then(|| unsafe { CStr::from_ptr(copy.message) });
-            message.is_some_and(|message| message.to_string_lossy() == report.message())
-                && PgSqlErrorCode::from(copy.sqlerrcode) == report.sql_error_code()
-                && i64::from(copy.lineno) == i64::from(report.line_number())
+        // SAFETY: NULL or a copy, whose message is NUL-terminated, or NULL.
+        let (copy, message) = unsafe {
+            let copy = self.latest.get().as_ref()?;
+            (copy, (!copy.message.is_null()).then(|| CStr::from_ptr(copy.message))?)
         };
-        // SAFETY: each is NULL or a copy.
-        let mut copies = self.copies.get().into_iter().filter_map(|copy| unsafe { copy.as_ref() });
-        copies.find(is_it).map(|copy| RawError(Some(NonNull::from(copy))))
+        let is_it = message.to_string_lossy() == report.message()
+            && PgSqlErrorCode::from(copy.sqlerrcode) == report.sql_error_code();
+        is_it.then(|| RawError(Some(NonNull::from(copy))))
     }
 }
 
@@ -116,13 +109,8 @@ unsafe extern "C-unwind" fn copy_error(met: *mut c_void) {
         pg_sys::CurrentMemoryContext = met.memory;
         let copy = raw::CopyErrorData();
         pg_sys::CurrentMemoryContext = before;
-        let mut unwanted = copy;
-        if (*copy).elevel >= PgLogLevel::ERROR as c_int {
-            let mut copies = met.copies.get();
-            copies.rotate_right(1);
-            unwanted = std::mem::replace(&mut copies[0], copy);
-            met.copies.set(copies);
-        }
+        let is_error = (*copy).elevel >= PgLogLevel::ERROR as c_int;
+        let unwanted = if is_error { met.latest.replace(copy) } else { copy };
         if !unwanted.is_null() {
             raw::FreeErrorData(unwanted);
         }
@@ -148,17 +136,7 @@ impl RawError {
 
     /// Converts a Rust panic, or an error without a copy.
     fn of_panic(panic: Box<dyn Any + Send>) -> Self {
-        let panic = match panic.downcast::<CaughtError>() {
-            Ok(caught) => match *caught {
-                CaughtError::PostgresError(report)
-                | CaughtError::ErrorReport(report)
-                | CaughtError::RustPanic { ereport: report, .. } => {
-                    return Self::of_report(&report);
-                }
-            },
-            Err(panic) => panic,
-        };
-        if let Some(report) = panic.downcast_ref() {
+        if let Some(report) = panic.downcast_ref().map(report_of).or(panic.downcast_ref()) {
             return Self::of_report(report);
         }
         let text = panic.downcast_ref::<String>().map(String::as_str);
@@ -265,10 +243,14 @@ fn report(what: Report, level: PgLogLevel) {
 
 /// The message of a caught error.
 pub fn message_of(error: &CaughtError) -> String {
+    report_of(error).message().to_owned()
+}
+
+fn report_of(error: &CaughtError) -> &ErrorReportWithLevel {
     match error {
         CaughtError::PostgresError(report)
         | CaughtError::ErrorReport(report)
-        | CaughtError::RustPanic { ereport: report, .. } => report.message().to_owned(),
+        | CaughtError::RustPanic { ereport: report, .. } => report,
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::encoding::{to_utf8, within};
 use crate::errors::{Location, Report};
 use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
+use crate::pg::session::role;
 use crate::pg::state::relation::quoted_name;
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
@@ -50,7 +51,7 @@ pub fn readable(call: &TriggerCall, number: i32) -> bool {
         [pg_sys::GetUserId(), pg_sys::GetOuterUserId()].into_iter().all(|user| {
             pg_sys::check_enable_rls(table, user, true)
                 != pg_sys::CheckEnableRlsResult::RLS_ENABLED as i32
-                && (pg_sys::pg_class_aclcheck(table, user, select) == ok
+                && (role::may_select(user, table)
                     || pg_sys::pg_attribute_aclcheck(table, number as i16, user, select) == ok)
         })
     }

@@ -21,22 +21,27 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst};
 /// Runs `wait`, which waits in the lock manager, for at most `ms` milliseconds of the server's clock. If only the time
 /// limit ends the wait, undoes it and returns `None`.
 pub fn at_most<T>(ms: c_int, wait: impl FnOnce() -> T) -> Option<T> {
-    let savepoint = Savepoint::begin();
-    let limit = Limit::begin(ms);
+    let (savepoint, timeout) = (Savepoint::begin(), timeout());
+    REACHED.store(false, SeqCst);
+    let _noted = SigintNoted::begin();
+    // SAFETY: a registered timeout; it is stopped before the signal is no longer noted.
+    unsafe { compat::enable_timeout_after(timeout, ms) };
+    // SAFETY: as above.
+    let stop = || unsafe { compat::disable_timeout(timeout, false) };
     PgTryBuilder::new(AssertUnwindSafe(|| {
         // Handles a cancel that came before signals were noted.
         pgrx::check_for_interrupts!();
         let done = wait();
-        limit.stop();
+        stop();
         // The limit may have been reached just after the wait; its cancel must not hit a later statement.
         pgrx::check_for_interrupts!();
         savepoint.release();
         Some(done)
     }))
     .catch_others(|error| {
-        limit.stop();
+        stop();
         savepoint.undo();
-        if limit.is_what_ended(&error) {
+        if is_of_limit(&error) {
             return None;
         }
         error.rethrow()
@@ -47,44 +52,22 @@ pub fn at_most<T>(ms: c_int, wait: impl FnOnce() -> T) -> Option<T> {
 /// True if the limit was reached and has requested a cancel.
 static REACHED: AtomicBool = AtomicBool::new(false);
 
-struct Limit {
-    sigint: SigintNoted,
-}
-
-impl Limit {
-    fn begin(ms: c_int) -> Self {
-        REACHED.store(false, SeqCst);
-        let limit = Limit { sigint: SigintNoted::begin() };
-        // SAFETY: a registered timeout; it is stopped before the signal is no longer noted.
-        unsafe { compat::enable_timeout_after(timeout(), ms) };
-        limit
+/// Returns true if only the limit can have raised this error. Also handles a cancel that the limit has requested, so that
+/// no later statement is cancelled.
+fn is_of_limit(error: &CaughtError) -> bool {
+    if !REACHED.load(SeqCst) {
+        return false;
     }
-
-    /// Stops the timeout.
-    fn stop(&self) {
-        // SAFETY: a registered timeout.
-        unsafe { compat::disable_timeout(timeout(), false) };
-    }
-
-    /// Returns true if only the limit can have raised this error. Call it after `stop`. It also handles a cancel that
-    /// the limit has requested, so that no later statement is cancelled.
-    fn is_what_ended(&self, error: &CaughtError) -> bool {
-        if !REACHED.load(SeqCst) {
-            return false;
-        }
-        let pending = PgTryBuilder::new(|| {
-            pgrx::check_for_interrupts!();
-            None
-        })
-        .catch_others(Some)
-        .execute();
-        if !self.sigint.any() {
-            return is_cancel(error);
-        }
-        match pending {
-            Some(pending) => pending.rethrow(),
-            None => false,
-        }
+    let pending = PgTryBuilder::new(|| {
+        pgrx::check_for_interrupts!();
+        None
+    })
+    .catch_others(Some)
+    .execute();
+    match pending {
+        _ if !signal::has_come() => is_cancel(error),
+        Some(pending) => pending.rethrow(),
+        None => false,
     }
 }
 

@@ -71,3 +71,10 @@ pub fn acts_for(role: &[u8], in_trigger: bool) -> bool {
         acts(current) || (in_trigger && acts(outer))
     }
 }
+
+/// Returns true if this user may read all columns of the relation.
+pub fn may_select(user: pg_sys::Oid, relation: pg_sys::Oid) -> bool {
+    let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
+    // SAFETY: a catalog look-up.
+    unsafe { pg_sys::pg_class_aclcheck(relation, user, select) == pg_sys::AclResult::ACLCHECK_OK }
+}

@@ -113,18 +113,18 @@ pub fn is_replica() -> bool {
     unsafe { pg_sys::SessionReplicationRole as u32 == pg_sys::SESSION_REPLICATION_ROLE_REPLICA }
 }
 
-/// The longest ttl that a call may ask for; `None` if there is no limit. Errors: 42501 if the client has set it and may
-/// not, 22023 if the recorded value is invalid.
-pub fn max_ttl() -> Result<Option<Span>, Report> {
+/// Checks a ttl, or the time until a deadline, against the longest that may be asked for. Errors: 22023 if it is longer or
+/// the recorded value is invalid, 42501 if the client has set the limit and may not.
+pub fn check_ttl(argument: &'static str, ttl: Span) -> Result<(), Report> {
     // The present value does not matter here: a reload may have set that of the configuration file, but the one
     // recorded for the role is still unknown.
-    match UNKNOWN.get() {
-        Some(Unknown::Named) => Err(errors::limit_was_named()),
-        Some(Unknown::Invalid) => Err(errors::limit_is_invalid()),
-        None => {
-            let seconds = MAX_TTL.get();
-            Ok((seconds > 0).then(|| Span::from_secs(seconds.into())))
+    match (UNKNOWN.get(), Span::from_secs(MAX_TTL.get().into())) {
+        (Some(Unknown::Named), _) => Err(errors::limit_was_named()),
+        (Some(Unknown::Invalid), _) => Err(errors::limit_is_invalid()),
+        (None, most) if most > Span::ZERO && ttl > most => {
+            Err(errors::above_setting(argument, most))
         }
+        (None, _) => Ok(()),
     }
 }
 

@@ -79,12 +79,7 @@ pub fn is_visible(name: &[u8]) -> bool {
     let Ok(view) = state_oid(c"leases") else { return false };
     // SAFETY: catalog look-ups.
     let users = unsafe { [pg_sys::GetUserId(), pg_sys::GetOuterUserId()] };
-    users.into_iter().all(|user| {
-        let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
-        // SAFETY: a catalog look-up.
-        let reads = unsafe { pg_sys::pg_class_aclcheck(view, user, select) };
-        reads == pg_sys::AclResult::ACLCHECK_OK && user_may_see(user, name)
-    })
+    users.into_iter().all(|user| role::may_select(user, view) && user_may_see(user, name))
 }
 
 fn user_may_see(user: Oid, name: &[u8]) -> bool {
@@ -200,13 +195,8 @@ fn roles_in_acl(relation: Oid) -> Vec<Oid> {
 
 /// Returns true if the current user may read the table itself. Errors: 55000.
 pub fn may_be_read() -> Result<bool, Report> {
-    let table = state_oid(TABLE)?;
-    // SAFETY: catalog look-ups.
-    unsafe {
-        let select = pg_sys::ACL_SELECT as pg_sys::AclMode;
-        let reads = pg_sys::pg_class_aclcheck(table, pg_sys::GetUserId(), select);
-        Ok(reads == pg_sys::AclResult::ACLCHECK_OK)
-    }
+    // SAFETY: reads the oid of the current user.
+    Ok(role::may_select(unsafe { raw::GetUserId() }, state_oid(TABLE)?))
 }
 
 /// Tells every session at commit that the table's rows have changed. Errors: 55000.
