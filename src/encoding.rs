@@ -3,7 +3,6 @@
 
 use pgrx::pg_sys;
 use std::ffi::{CStr, c_char, c_int};
-use std::io::Write;
 
 /// A palloc'ed, NUL-terminated copy of the bytes, up to the first NUL among them.
 pub fn c_string(bytes: &[u8]) -> *const c_char {
@@ -15,12 +14,6 @@ pub fn c_string(bytes: &[u8]) -> *const c_char {
         *copy.add(end) = 0;
         copy.cast()
     }
-}
-
-/// Appends a number in decimal digits.
-pub fn push_number(to: &mut Vec<u8>, number: i64) {
-    // Writing into memory cannot fail.
-    let _ = write!(to, "{number}");
 }
 
 /// Returns true if the database stores UTF-8, or bytes of unknown encoding.

@@ -33,7 +33,12 @@ mod transaction_end;
 
 ::pgrx::pg_module_magic!(name, version);
 
-pg::load::on_load!(transaction_end::LISTENER);
+/// Postgres calls this in each backend when it loads the library.
+#[unsafe(no_mangle)]
+#[allow(unsafe_code)] // for its name
+extern "C-unwind" fn _PG_init() {
+    pg::load::load(transaction_end::LISTENER);
+}
 
 // The parts of the install script, for `cargo pgrx`.
 ::pgrx::extension_sql_file!("../sql/1_schema.sql", name = "schema");

@@ -101,7 +101,10 @@ fn admit(request: &Request, existing: &[ExistingGrant], now: Instant) -> Result<
     match grant::admit(existing, &request.acquire, now) {
         Acquire::Grant { slot } => Ok(slot),
         Acquire::Taken { until } => Err(NotGranted::Taken { until }),
-        Acquire::SlotsDiffer { live } => Err(request.slots_differ(live).into()),
+        Acquire::SlotsDiffer { live } => {
+            let requested = if let Mode::Slots(n) = request.acquire.mode { n } else { 1 };
+            Err(errors::slots_differ(&request.name, live, requested).into())
+        }
         Acquire::Adopted => Err(errors::adopted_name(&request.name).into()),
     }
 }

@@ -1,7 +1,7 @@
 //! The request of an acquire, and its outcome.
 
-use crate::errors::{self, Report};
-use pg_fence_rules::grant::{AcquireRequest, Mode};
+use crate::errors::Report;
+use pg_fence_rules::grant::AcquireRequest;
 use pg_fence_rules::{Instant, Span};
 
 /// The request for one lease.
@@ -49,16 +49,5 @@ pub fn unless_refused<T>(
         Ok(got) => Ok(Ok(got)),
         Err(NotGranted::Taken { until }) => Ok(Err(until)),
         Err(NotGranted::Refused(report)) => Err(report),
-    }
-}
-
-impl Request {
-    /// The error for a number of slots that differs from the one in force.
-    pub fn slots_differ(&self, live: i32) -> Report {
-        let requested = match self.acquire.mode {
-            Mode::Slots(n) => n,
-            _ => 1,
-        };
-        errors::slots_differ(&self.name, live, requested)
     }
 }

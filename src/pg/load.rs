@@ -18,19 +18,3 @@ pub fn load(listener: Listener) {
     role::register();
     scope::register(listener);
 }
-
-/// Defines the function that Postgres calls when it loads the library.
-macro_rules! on_load {
-    ($listener:expr) => {
-        /// # Safety
-        /// For Postgres to call, once for each backend.
-        #[unsafe(no_mangle)]
-        #[doc(hidden)]
-        #[allow(unsafe_code)]
-        pub unsafe extern "C-unwind" fn _PG_init() {
-            $crate::pg::load::load($listener);
-        }
-    };
-}
-
-pub(crate) use on_load;

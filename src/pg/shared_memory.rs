@@ -17,14 +17,7 @@ static WORDS: AtomicPtr<AtomicU64> = AtomicPtr::new(std::ptr::null_mut());
 static LENGTH: AtomicUsize = AtomicUsize::new(0);
 static HANDLE: AtomicU32 = AtomicU32::new(0);
 
-/// Returns true if a segment is attached.
-#[inline]
-pub fn is_attached() -> bool {
-    !WORDS.load(Ordering::Relaxed).is_null()
-}
-
 /// Runs `work` on the words of the attached segment; `None` if there is none.
-#[inline]
 pub fn with<T>(work: impl FnOnce(&[AtomicU64]) -> T) -> Option<T> {
     let words = WORDS.load(Ordering::Relaxed);
     if words.is_null() {
@@ -36,7 +29,7 @@ pub fn with<T>(work: impl FnOnce(&[AtomicU64]) -> T) -> Option<T> {
 
 /// The handle of the attached segment.
 pub fn handle() -> Option<u32> {
-    is_attached().then(|| HANDLE.load(Ordering::Relaxed))
+    with(|_| HANDLE.load(Ordering::Relaxed))
 }
 
 /// Attaches a segment until this session ends, if `is_ours` returns true for it. Returns false if there is no such

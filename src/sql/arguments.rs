@@ -222,20 +222,13 @@ fn check_ttl(ttl: Span, session: bool) -> Result<(), Report> {
 
 /// The longest time to wait.
 fn wait(args: &Args, n: usize) -> Result<Duration, Report> {
-    match args.interval_us(n) {
-        None => Ok(Duration::ZERO),
-        Some(i64::MAX) => Err(bad_wait("wait must be finite")),
-        Some(us) if us >= 0 => Ok(Duration::from_micros(us.unsigned_abs())),
-        Some(_) => Err(bad_wait("wait must not be negative")),
-    }
-}
-
-fn bad_wait(message: &str) -> Report {
-    errors::bad_argument(
-        "wait",
-        message,
-        "Zero tries once and never blocks; '10 s' waits in the queue.",
-    )
+    let message = match args.interval_us(n).unwrap_or(0) {
+        i64::MAX => "wait must be finite",
+        us @ 0.. => return Ok(Duration::from_micros(us.unsigned_abs())),
+        _ => "wait must not be negative",
+    };
+    let hint = "Zero tries once and never blocks; '10 s' waits in the queue.";
+    Err(errors::bad_argument("wait", message, hint))
 }
 
 /// The arguments of `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session)`: the request,
@@ -289,14 +282,6 @@ pub fn adopt(args: &Args) -> Result<(Adoption, Duration), Report> {
     }?;
     let (holder, wait) = (holder(args, 2)?, wait(args, 3)?);
     Ok((Adoption { name, token, holder, metadata: metadata(args, 4)? }, wait))
-}
-
-/// The age above which grants are deleted; NULL is an error.
-pub fn age(args: &Args, n: usize) -> Result<Span, Report> {
-    match args.interval_us(n) {
-        None => Err(errors::null_argument("than")),
-        Some(_) => older_than(args, n),
-    }
 }
 
 /// The age above which grants are deleted; NULL means the default.

@@ -29,32 +29,27 @@ thread_local! {
 }
 
 /// Counts one event. The count reaches the segment at the end of the transaction.
-#[inline]
 pub fn count(counter: Counter) {
     add(counter, 1);
 }
 
 /// Counts `number` events.
-#[inline]
 pub fn add(counter: Counter, number: usize) {
     pend(counter, number as u64);
     prepare();
 }
 
 /// Counts a row that the fence checks. Its statement has called `prepare`.
-#[inline(always)]
 pub fn checked_row() {
     pend(Counter::WritesChecked, 1);
 }
 
-#[inline(always)]
 fn pend(counter: Counter, number: u64) {
     let pending = &PENDING[counter as usize];
     pending.store(pending.load(Ordering::Relaxed).wrapping_add(number), Ordering::Relaxed);
 }
 
 /// Attaches or creates the segment, if possible: at the end of a transaction it is too late for that.
-#[inline]
 pub fn prepare() {
     if !segment::is_ready() {
         segment::open_to_count();

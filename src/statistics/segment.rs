@@ -66,13 +66,11 @@ pub enum IfMissing {
 }
 
 /// Returns true if a segment is attached and no name in the catalog has changed since it was validated.
-#[inline]
 pub fn is_ready() -> bool {
     FOUND_AT.load(Ordering::Relaxed) == relation::name_changes()
 }
 
 /// Attaches or creates the segment, if statistics are switched on.
-#[cold]
 pub fn open_to_count() {
     if settings::statistics() {
         open(IfMissing::Create);
@@ -86,7 +84,6 @@ fn detach() {
 }
 
 /// Runs `work` on the attached segment; `None` if there is none.
-#[inline]
 pub fn with<T>(work: impl FnOnce(Segment) -> T) -> Option<T> {
     shared_memory::with(|words| work(Segment(words)))
 }
@@ -119,7 +116,6 @@ impl<'a> Segment<'a> {
     }
 
     /// The counters, in the order of `Counter`.
-    #[inline]
     pub fn counters(&self) -> &'a [AtomicU64; COUNTERS] {
         // This cannot fail: `create` has given the segment this length.
         self.0[FIRST_COUNTER..].first_chunk().expect("a segment has its counters")
@@ -154,7 +150,6 @@ impl<'a> Segment<'a> {
 
 /// Attaches or creates the segment of this database, and releases those of dropped databases. If that fails, the
 /// session continues without statistics.
-#[cold]
 pub fn open(if_missing: IfMissing) {
     // On a standby nothing is counted. In a parallel query no savepoint can be begun.
     if server::in_recovery() || !server::has_dynamic_memory() || xact::is_parallel() {

@@ -2,7 +2,7 @@
 
 use pg_fence_rules::{Instant, Span, Token};
 use pgrx::pg_sys;
-use std::ffi::{c_char, c_int};
+use std::ffi::{CStr, c_char, c_int};
 
 /// The call that Postgres made, valid until it returns.
 #[derive(Clone, Copy)]
@@ -249,6 +249,15 @@ pub unsafe fn bytes_of<'a>(datum: pg_sys::Datum) -> &'a [u8] {
         let packed = if is_plain(value) { value } else { pg_sys::pg_detoast_datum_packed(value) };
         pgrx::varlena::varlena_to_byte_slice(packed)
     }
+}
+
+/// A copy of the bytes of a C string; empty for NULL.
+///
+/// # Safety
+/// The text must be NUL-terminated, or NULL.
+pub(in crate::pg) unsafe fn c_bytes(text: *const c_char) -> Vec<u8> {
+    // SAFETY: the caller's promise.
+    if text.is_null() { Vec::new() } else { unsafe { CStr::from_ptr(text).to_bytes().to_vec() } }
 }
 
 /// The bytes as from `bytes_of`; `None` if there are more than `most`. Nothing is copied to find that out.

@@ -20,13 +20,10 @@ pub fn row(args: Args, columns: &[Option<pg_sys::Datum>]) -> Answer {
 
 /// Returns rows of the table whose type the function returns a set of.
 pub fn rows(args: Args, tuples: impl Iterator<Item = pg_sys::HeapTuple>) -> Answer {
-    // SAFETY: the SQL declares a set of that type; the tuples are copied.
-    unsafe {
-        pg_sys::InitMaterializedSRF(args.raw(), 0);
-        let result = (*args.raw()).resultinfo.cast::<pg_sys::ReturnSetInfo>();
-        for tuple in tuples {
-            pg_sys::tuplestore_puttuple((*result).setResult, tuple);
-        }
+    let answer = RowAnswer::begin(args);
+    for tuple in tuples {
+        // SAFETY: the SQL declares a set of that type; the tuple is copied.
+        unsafe { pg_sys::tuplestore_puttuple((*answer.0).setResult, tuple) };
     }
     Answer::Null
 }

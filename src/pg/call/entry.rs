@@ -12,7 +12,6 @@ use pgrx::pg_sys;
 ///
 /// # Safety
 /// Called by Postgres with the call to be served.
-#[inline(always)]
 pub unsafe fn enter(
     fcinfo: pg_sys::FunctionCallInfo,
     work: impl FnOnce(Args) -> Result<Answer, Report>,

@@ -37,7 +37,6 @@ struct MetErrors {
 ///
 /// pgrx's own guard throws a Postgres error itself, but with a copy of its text domain that is never freed: a session
 /// that catches errors in a loop would grow by 32 bytes with each.
-#[inline]
 pub fn caught<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, RawError> {
     reserve::keep();
     // SAFETY: reads a global of this thread.
@@ -69,7 +68,6 @@ impl MetErrors {
     }
 
     /// The error that caused a panic.
-    #[cold]
     fn error_of(&self, panic: Box<dyn Any + Send>) -> RawError {
         // SAFETY: the memory was the caller's when the call began.
         unsafe { pg_sys::CurrentMemoryContext = self.memory };
@@ -129,7 +127,6 @@ impl RawError {
     }
 
     /// Converts one of our errors.
-    #[cold]
     fn of(report: Report) -> Self {
         RawError::allocated(error_data_of(report))
     }
@@ -214,7 +211,6 @@ pub fn now(error: Report) -> ! {
 }
 
 /// Ends the session because memory is exhausted and its work cannot continue.
-#[cold]
 #[cfg_attr(test, allow(dead_code))]
 pub fn end_without_memory() -> ! {
     let mut no_memory = error_data(SqlState::OutOfMemory, c"out of memory".as_ptr());

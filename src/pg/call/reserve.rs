@@ -20,7 +20,6 @@ const RESERVED: Layout = match Layout::from_size_align(9 << 18, 16) {
 };
 
 /// Allocates the reserve, if there is none. Called at the begin of each call.
-#[inline]
 pub fn keep() {
     if RESERVE.load(Relaxed).is_null() {
         // SAFETY: not of size zero.
@@ -30,7 +29,6 @@ pub fn keep() {
 
 /// Frees the reserve for an out-of-memory error, before the error is copied. Returns false if an earlier error has used
 /// the reserve, and it cannot be allocated again.
-#[cold]
 pub fn use_up() -> bool {
     let mut reserve = RESERVE.swap(null_mut(), Relaxed);
     // SAFETY: not of size zero; no other code has the swapped pointer.

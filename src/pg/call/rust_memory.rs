@@ -38,7 +38,6 @@ unsafe impl GlobalAlloc for RustMemory {
     }
 }
 
-#[inline]
 fn or_end_session(memory: *mut u8) -> *mut u8 {
     if memory.is_null() {
         raise::end_without_memory();

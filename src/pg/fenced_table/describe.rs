@@ -2,12 +2,13 @@
 
 use crate::encoding::{to_utf8, within};
 use crate::errors::{Location, Report};
+use crate::pg::call::args::c_bytes;
 use crate::pg::fenced_table::trigger::{Attribute, TriggerCall};
 use crate::pg::session::role;
 use crate::pg::state::relation::quoted_name;
 use pgrx::pg_sys;
 use serde_json::{Map, Value};
-use std::ffi::{CStr, c_char};
+use std::ffi::CStr;
 
 /// The number of bytes to read of a key's column: more than is shown of the whole key.
 const KEY_TEXT_MAX: usize = 2048;
@@ -118,14 +119,4 @@ fn key_columns(call: &TriggerCall) -> Vec<Attribute> {
 pub fn column_name(call: &TriggerCall, number: i32) -> Vec<u8> {
     // SAFETY: a column of the table.
     unsafe { c_bytes(pg_sys::get_attname(call.table, number as i16, false)) }
-}
-
-/// # Safety
-/// The text must be NUL-terminated, or NULL.
-unsafe fn c_bytes(text: *const c_char) -> Vec<u8> {
-    if text.is_null() {
-        return Vec::new();
-    }
-    // SAFETY: the caller's promise.
-    unsafe { CStr::from_ptr(text).to_bytes().to_vec() }
 }

@@ -1,6 +1,5 @@
 //! A call of the trigger: its table, its arguments and its rows.
 
-use crate::encoding::push_number;
 use crate::pg::call::args::{Args, bytes_within};
 use crate::pg::compat;
 use crate::pg::raw;
@@ -9,6 +8,7 @@ use crate::pg::state::row::RowVersion;
 use pg_fence_rules::{Instant, NAME_MAX, Token};
 use pgrx::pg_sys;
 use std::ffi::{CStr, c_int};
+use std::io::Write;
 
 /// From catalog/pg_trigger.h, in the type of `tgtype`.
 const BEFORE_BIT: i16 = pg_sys::TRIGGER_TYPE_BEFORE as i16;
@@ -277,12 +277,12 @@ impl Columns {
 
     /// Appends the text of a column that may be part of a lease's name. Returns false if the column is NULL.
     pub fn append_text(&self, to: &mut Vec<u8>, row: Tuple, attribute: &Attribute) -> bool {
-        use std::io::Write;
         let Some(value) = self.value(row, attribute) else { return false };
         match attribute.type_oid {
-            pg_sys::INT2OID => push_number(to, i64::from(value.value() as i16)),
-            pg_sys::INT4OID => push_number(to, i64::from(value.value() as i32)),
-            pg_sys::INT8OID => push_number(to, value.value() as i64),
+            // Writing into memory cannot fail.
+            pg_sys::INT2OID => drop(write!(to, "{}", value.value() as i16)),
+            pg_sys::INT4OID => drop(write!(to, "{}", value.value() as i32)),
+            pg_sys::INT8OID => drop(write!(to, "{}", value.value() as i64)),
             pg_sys::BOOLOID => {
                 to.extend_from_slice(if value.value() & 0xff != 0 { b"true" } else { b"false" });
             }

@@ -154,7 +154,7 @@ impl LockTag {
     /// Returns true if another transaction holds a conflicting lock. Takes no lock to find out, so that nobody is
     /// blocked meanwhile. Ignores sessions that only wait for a lock.
     pub fn has_conflicts(&self, mode: LockMode) -> bool {
-        !self.conflicts(mode).is_empty()
+        !holders(&self.0, mode.number()).is_empty()
     }
 
     /// The lock's entry in the lock table.
@@ -179,13 +179,9 @@ impl LockTag {
         }
     }
 
-    fn conflicts(&self, mode: LockMode) -> Vec<pg_sys::VirtualTransactionId> {
-        holders(&self.0, mode.number())
-    }
-
-    /// The process ids of the holders from `conflicts`; 0 for a prepared transaction.
+    /// The process ids of the holders of conflicting locks; 0 for a prepared transaction.
     pub fn conflicting_pids(&self, mode: LockMode) -> Vec<i32> {
-        self.conflicts(mode)
+        holders(&self.0, mode.number())
             .iter()
             // SAFETY: a PGPROC is shared memory that is never freed.
             .map(|vxid| compat::process_of(vxid).map_or(0, |p| unsafe { (*p).pid }))
@@ -194,7 +190,7 @@ impl LockTag {
 
     /// Wakes the session that holds a conflicting lock.
     pub fn wake(&self, mode: LockMode) {
-        for vxid in self.conflicts(mode) {
+        for vxid in holders(&self.0, mode.number()) {
             if let Some(process) = compat::process_of(&vxid) {
                 // SAFETY: as above; setting the latch of a process that has continued does no harm.
                 unsafe { pg_sys::SetLatch(&mut (*process).procLatch) };

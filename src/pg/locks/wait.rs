@@ -125,10 +125,6 @@ pub fn reset() {
 /// because nobody would use the lease.
 pub fn begin_look() {
     reset();
-    check_client();
-}
-
-fn check_client() {
     // SAFETY: asks the socket; Postgres's own check sets the same flags.
     unsafe {
         if !pg_sys::MyProcPort.is_null() && !compat::guarded(|| compat::pq_check_connection()) {

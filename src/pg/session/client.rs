@@ -1,8 +1,9 @@
 //! The client of this session.
 
-use crate::encoding::push_number;
+use crate::pg::call::args::c_bytes;
 use pgrx::pg_sys;
 use std::ffi::CStr;
+use std::io::Write;
 
 /// The client that sends this session's statements.
 pub struct Client {
@@ -23,20 +24,18 @@ pub fn client() -> Client {
     // SAFETY: returns a NUL-terminated copy, or NULL for a dropped role.
     let (role_oid, role) = unsafe {
         let oid = pg_sys::GetOuterUserId();
-        let name = pg_sys::GetUserNameFromId(oid, true);
-        (oid, if name.is_null() { Vec::new() } else { CStr::from_ptr(name).to_bytes().to_vec() })
+        (oid, c_bytes(pg_sys::GetUserNameFromId(oid, true)))
     };
-    let application_name = with_application_name(<[u8]>::to_vec);
+    let application_name = application_name().to_vec();
     Client { pid: pid(), role_oid, role, application_name, address: address() }
 }
 
-fn with_application_name<T>(show: impl FnOnce(&[u8]) -> T) -> T {
-    // SAFETY: NUL-terminated, or NULL; the setting does not change while `show` runs.
+/// `application_name`, which may change after the call from SQL.
+fn application_name<'a>() -> &'a [u8] {
+    // SAFETY: NUL-terminated, or NULL.
     unsafe {
-        if pg_sys::application_name.is_null() {
-            return show(&[]);
-        }
-        show(CStr::from_ptr(pg_sys::application_name).to_bytes())
+        let name = pg_sys::application_name;
+        if name.is_null() { &[] } else { CStr::from_ptr(name).to_bytes() }
     }
 }
 
@@ -56,15 +55,14 @@ fn address() -> Option<Vec<u8>> {
 
 /// `application[pid]`, which stands for the holder of sessions that name none.
 pub fn label() -> Vec<u8> {
-    let mut session = with_application_name(|name| {
-        let name = if name.is_empty() { b"session" } else { name };
-        // The capacity includes the pid, so that one allocation is enough.
-        let mut session = Vec::with_capacity(name.len() + 16);
-        session.extend_from_slice(name);
-        session
-    });
-    session.push(b'[');
-    push_number(&mut session, pid().into());
-    session.push(b']');
+    let name = match application_name() {
+        [] => b"session",
+        name => name,
+    };
+    // The capacity includes the pid, so that one allocation is enough.
+    let mut session = Vec::with_capacity(name.len() + 16);
+    session.extend_from_slice(name);
+    // Writing into memory cannot fail.
+    let _ = write!(session, "[{}]", pid());
     session
 }

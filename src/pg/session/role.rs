@@ -1,11 +1,11 @@
 //! The calling role, by name, since the extension's rows have the names of roles.
 
 use crate::encoding;
+use crate::pg::call::args::c_bytes;
 use crate::pg::compat;
 use crate::pg::raw;
 use pgrx::pg_sys;
 use std::cell::{Cell, RefCell};
-use std::ffi::CStr;
 
 thread_local! {
     /// The role that called last, with its name. Kept until a role of the server changes.
@@ -46,8 +46,7 @@ pub fn current() -> Vec<u8> {
     };
     CALLER.with_borrow(known).unwrap_or_else(|| {
         // SAFETY: returns a NUL-terminated copy.
-        let name = unsafe { CStr::from_ptr(pg_sys::GetUserNameFromId(user, false)) };
-        let name = name.to_bytes().to_vec();
+        let name = unsafe { c_bytes(pg_sys::GetUserNameFromId(user, false)) };
         CALLER.set(Some((user, name.clone())));
         name
     })

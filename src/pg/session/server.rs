@@ -1,10 +1,10 @@
 //! The identity of this server and this database, and when the server started.
 
 use crate::errors::{self, Report};
+use crate::pg::call::args::c_bytes;
 use pg_fence_rules::Instant;
 use pg_fence_rules::epochs::{self, Identity, Start};
 use pgrx::pg_sys;
-use std::ffi::CStr;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read};
 
@@ -26,13 +26,7 @@ pub fn has_dynamic_memory() -> bool {
 /// The name of this database.
 pub fn database_name() -> Vec<u8> {
     // SAFETY: returns a NUL-terminated copy, or NULL.
-    unsafe {
-        let name = pg_sys::get_database_name(pg_sys::MyDatabaseId);
-        if name.is_null() {
-            return Vec::new();
-        }
-        CStr::from_ptr(name).to_bytes().to_vec()
-    }
+    unsafe { c_bytes(pg_sys::get_database_name(pg_sys::MyDatabaseId)) }
 }
 
 /// Returns true if there is a database with this oid.

@@ -102,7 +102,6 @@ fn declare_max_ttl() {
 }
 
 /// Returns true if statistics are switched on.
-#[inline]
 pub fn statistics() -> bool {
     STATISTICS.get()
 }

@@ -174,7 +174,6 @@ pub fn database_changes() -> u64 {
 }
 
 /// The number of times that a stored oid may have become outdated, or a database may have been dropped.
-#[inline]
 pub fn name_changes() -> u64 {
     NAME_CHANGES.load(Ordering::Relaxed)
 }

@@ -99,7 +99,6 @@ impl RowVersion {
     ///
     /// # Safety
     /// The tuple must be valid.
-    #[inline]
     pub unsafe fn of(tuple: pg_sys::HeapTuple) -> Self {
         // SAFETY: the caller's promise.
         unsafe {
