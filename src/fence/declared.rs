@@ -43,7 +43,7 @@ pub fn protect(args: Args) -> Result<Answer, Report> {
         let known = [fenced.into(), triggers, leases, types, is_locked.into()].map(Some);
         rule_for.call(args, &[&own[..], &known].concat())
     };
-    rule(&triggers_calling(fenced, args.oid(0)), false);
+    rule(&triggers_calling(fenced, args.value::<Oid>(0)), false);
     // The table is locked now. The triggers of all tables are read, to find those that share its leases.
     let all = triggers_calling(fenced, None);
     let rule = rule(&all, true);
@@ -78,7 +78,7 @@ fn check_table(args: Args, function: &str, fenced: Oid) -> Result<(), Report> {
 /// lists the parts and their input.)
 pub fn audit(args: Args) -> Result<Answer, Report> {
     let fenced = state_function::fenced()?;
-    if args.oid(0).is_some() {
+    if args.value::<Oid>(0).is_some() {
         check_table(args, "fence_audit", fenced)?;
     }
     // The table's parents and children are audited, too.
@@ -87,7 +87,7 @@ pub fn audit(args: Args) -> Result<Answer, Report> {
     let triggers = arguments_of(&all, places.argument_type(1));
     let leases = templates_of(&all, None, places.argument_type(2));
     let about = json::datum(&json!({
-        "relation": args.oid(0).map(Oid::to_u32),
+        "relation": args.value::<Oid>(0).map(Oid::to_u32),
         "ours": fenced.to_u32(),
         "placeholder_types": PLACEHOLDER_TYPES.map(Oid::to_u32),
         "column_comment": FENCE_COLUMN_COMMENT,
@@ -112,7 +112,7 @@ fn findings(args: Args, about: Datum, triggers: Datum, leases: Datum) -> Result<
         Ok(())
     };
     add(c"audit_findings", &[about])?;
-    if args.oid(0).is_none() {
+    if args.value::<Oid>(0).is_none() {
         add(c"state_findings", &[about])?;
         if json::field(about, "drawn").is_some() && json::is_true(about, "reads_leases") {
             add(c"lease_findings", &[])?;

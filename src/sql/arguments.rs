@@ -115,7 +115,7 @@ fn unfit_names(unfit: Unfit, most: usize) -> Report {
 /// The arguments of `lease_acquire_all(names, holder, ttl, metadata, session)`: a request for each name.
 pub fn acquire_all(args: &Args) -> Result<Vec<Request>, Report> {
     let names = names(args, 0)?;
-    let session = args.boolean(4).unwrap_or(false);
+    let session = args.value(4).unwrap_or(false);
     let one = Request {
         name: Vec::new(),
         holder: holder(args, 1)?,
@@ -236,12 +236,12 @@ fn wait(args: &Args, n: usize) -> Result<Duration, Report> {
 pub fn acquire_request(args: &Args) -> Result<(Request, Duration), Report> {
     let name = name(args, 0)?;
     let holder = holder(args, 1)?;
-    let session = args.boolean(8).unwrap_or(false);
+    let session = args.value(8).unwrap_or(false);
     let ttl = first_ttl(args, 2, session)?;
     let wait = wait(args, 3)?;
-    let shared = args.boolean(5).unwrap_or(false);
-    let slots = args.int4(6).unwrap_or(1);
-    let reclaim = args.boolean(7).unwrap_or(false);
+    let shared = args.value(5).unwrap_or(false);
+    let slots = args.value(6).unwrap_or(1);
+    let reclaim = args.value(7).unwrap_or(false);
     if slots < 1 {
         return Err(errors::bad_argument(
             "slots",

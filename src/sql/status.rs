@@ -51,7 +51,7 @@ pub fn status(args: Args) -> Result<Answer, Report> {
 /// stands for a prepared transaction. NULL if the caller may not see the lease.
 pub fn blocking_pids(args: Args) -> Result<Answer, Report> {
     let name = name(&args).filter(|name| role_prefix::may_see(name));
-    let (Some(name), Some(slot)) = (name, args.int4(1)) else { return Ok(Answer::Null) };
+    let (Some(name), Some(slot)) = (name, args.value(1)) else { return Ok(Answer::Null) };
     // Only guards block for long. Renewals and uncommitted grants are over soon.
     Ok(composite::int4_array(
         &LockTag::new(Lock::Grant, &name, slot).conflicting_pids(TAKE_SLOT.mode),
@@ -68,7 +68,8 @@ pub fn queue_key(args: Args) -> Result<Answer, Report> {
 /// `fence.grant_state(name, mode, first_token, renewal_tokens, closing_token, expires_at, session_bound)`: the columns of
 /// fence.leases that are not in the table. A standby cannot see sessions of the primary and assumes that they live.
 pub fn grant_state(args: Args) -> Result<Answer, Report> {
-    let (Some(name), Some(mode), Some(first)) = (name(&args), args.char(1), args.token(2)) else {
+    let (Some(name), Some(mode), Some(first)) = (name(&args), args.value::<i8>(1), args.token(2))
+    else {
         return Ok(Answer::Null);
     };
     let Some(expires_at) = args.instant(5) else { return Ok(Answer::Null) };
@@ -76,7 +77,7 @@ pub fn grant_state(args: Args) -> Result<Answer, Report> {
     let renewals = (args.count(3) <= RENEWALS_KEPT).then(|| args.bigints(3)).flatten();
     let renewals: Vec<Token> =
         renewals.into_iter().flatten().flatten().map(Token::from_bigint).collect();
-    let mode = row::mode(mode, 0);
+    let mode = row::mode(mode as u8, 0);
     let mut grant = Grant {
         slot: 0,
         mode,
@@ -88,7 +89,7 @@ pub fn grant_state(args: Args) -> Result<Answer, Report> {
         adopted: None,
     };
     let now = clock::now();
-    if grant.phase(now) == Phase::Held && args.boolean(6) == Some(true) {
+    if grant.phase(now) == Phase::Held && args.value(6) == Some(true) {
         grant.abandoned = !session_lives(&name, first)?;
     }
     let phase = grant.phase(now);

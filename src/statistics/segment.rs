@@ -177,52 +177,39 @@ fn attach_or_create(if_missing: IfMissing) {
     // A rollback would drop an extension that this transaction has created, and the older one would count on.
     let may_create = || settings::statistics() && !sequence::is_created_here(sequence);
     let found = match attach(sequence) {
-        Found::Missing if if_missing == IfMissing::Create && may_create() => create_once(sequence),
+        Ok(false) if if_missing == IfMissing::Create && may_create() => create_once(sequence),
         found => found,
     };
     match found {
-        Found::Attached => FOUND_AT.store(changes, Ordering::Relaxed),
-        Found::Impossible(why) => {
+        Ok(true) => FOUND_AT.store(changes, Ordering::Relaxed),
+        Ok(false) => {}
+        Err(why) => {
             RETRY_AT.store(clock::now().micros() + RETRY_AFTER_US, Ordering::Relaxed);
             if under_lock(known_segments::is_first_to_report) == Some(true) {
                 raise::log(errors::not_counted(&server::database_name(), &why));
             }
         }
-        Found::Missing => {}
     }
 }
 
-/// The outcome of the search for the segment.
-enum Found {
-    Attached,
-    /// There is no segment yet.
-    Missing,
-    /// The segment cannot be attached or created, for this reason.
-    Impossible(String),
-}
-
-/// Attaches the segment of this database.
-fn attach(sequence: Oid) -> Found {
+/// Attaches the segment of this database. Returns false if there is none yet; the error says why it cannot be attached.
+fn attach(sequence: Oid) -> Result<bool, String> {
     if !known_segments::find_list() {
-        return Found::Impossible("no shared memory for the list of segments".into());
+        return Err("no shared memory for the list of segments".into());
     }
-    let Some(handle) = known_segments::own() else { return Found::Missing };
-    match shared_memory::attach(handle, |words| Segment(words).is_of(sequence)) {
-        Ok(true) => Found::Attached,
-        Ok(false) => Found::Missing,
-        Err(why) => Found::Impossible(why),
-    }
+    let Some(handle) = known_segments::own() else { return Ok(false) };
+    shared_memory::attach(handle, |words| Segment(words).is_of(sequence))
 }
 
 /// Creates the segment, in one session at a time. Waits for other sessions for at most a tenth of a second.
-fn create_once(sequence: Oid) -> Found {
+fn create_once(sequence: Oid) -> Result<bool, String> {
     for attempt in 0..ATTEMPTS {
         if attempt > 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         // Another session may have created the segment first.
         let found = under_lock(|| match attach(sequence) {
-            Found::Missing => create(sequence),
+            Ok(false) => create(sequence),
             found => found,
         });
         if let Some(found) = found {
@@ -232,12 +219,12 @@ fn create_once(sequence: Oid) -> Found {
     attach(sequence)
 }
 
-fn create(sequence: Oid) -> Found {
+fn create(sequence: Oid) -> Result<bool, String> {
     let kept = settings::refusals_kept();
     known_segments::release_dropped();
     known_segments::release_own();
     if !known_segments::has_room() {
-        return Found::Impossible("too many databases count already".into());
+        return Err("too many databases count already".into());
     }
     // The server raises an error if memory is short, which must not end the statement that is counted.
     let created = xact::try_in_savepoint(|| {
@@ -248,14 +235,9 @@ fn create(sequence: Oid) -> Found {
             segment.reset();
         })
     });
-    match created {
-        Ok(Some(handle)) => {
-            known_segments::add(handle);
-            Found::Attached
-        }
-        Ok(None) => Found::Impossible("too many dynamic shared memory segments".into()),
-        Err(why) => Found::Impossible(why),
-    }
+    let handle = created?.ok_or("too many dynamic shared memory segments")?;
+    known_segments::add(handle);
+    Ok(true)
 }
 
 /// Runs `work` under the lock of the server's segments; `None` if another session holds it.

@@ -1,7 +1,7 @@
 //! The arguments of an SQL call, and values as Postgres passes them.
 
 use pg_fence_rules::{Instant, Span, Token};
-use pgrx::pg_sys;
+use pgrx::{FromDatum, pg_sys};
 use std::ffi::{CStr, c_char, c_int};
 
 /// The call that Postgres made, valid until it returns.
@@ -82,9 +82,10 @@ impl Args {
         }
     }
 
-    /// An argument of type oid or regclass; `None` for NULL, as in all functions below.
-    pub fn oid(&self, n: usize) -> Option<pg_sys::Oid> {
-        self.datum(n).map(|d| pg_sys::Oid::from(d.value() as u32))
+    /// An argument that the SQL declares as integer, boolean, "char" or oid; `None` for NULL, as in all functions below.
+    pub fn value<T: FromDatum>(&self, n: usize) -> Option<T> {
+        // SAFETY: a value of that type.
+        self.datum(n).and_then(|datum| unsafe { T::from_datum(datum, false) })
     }
 
     /// The bytes of a text argument, in the database's encoding. A text of more than `most` bytes is refused without
@@ -109,21 +110,6 @@ impl Args {
     /// An argument that the SQL declares as timestamptz.
     pub fn instant(&self, n: usize) -> Option<Instant> {
         self.datum(n).map(|d| Instant::from_micros(d.value() as i64))
-    }
-
-    /// An argument that the SQL declares as "char".
-    pub fn char(&self, n: usize) -> Option<u8> {
-        self.datum(n).map(|d| d.value() as u8)
-    }
-
-    /// An argument that the SQL declares as integer.
-    pub fn int4(&self, n: usize) -> Option<i32> {
-        self.datum(n).map(|d| d.value() as i32)
-    }
-
-    /// An argument that the SQL declares as boolean.
-    pub fn boolean(&self, n: usize) -> Option<bool> {
-        self.datum(n).map(|d| d.value() & 0xff != 0)
     }
 
     /// An interval argument in microseconds. A day has 24 hours and a month 30 days. Infinite and overflowing intervals
