@@ -179,8 +179,9 @@ BEGIN
       LEFT JOIN unnest(leases) AS template ON template.lease = rule.lease
       LEFT JOIN pg_class c ON c.oid = relation
       LEFT JOIN pg_namespace n ON n.oid = c.relnamespace
-      LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = rule.fence_column
-      LEFT JOIN pg_attribute d ON d.attrelid = c.oid AND d.attname = rule.deadline
+     CROSS JOIN LATERAL (VALUES  -- the two columns of the fence
+           ('fence column', rule.fence_column, 'bigint'), ('deadline', rule.deadline, 'timestamptz')) AS own (role, name, type)
+      LEFT JOIN pg_attribute f ON f.attrelid = c.oid AND f.attname = own.name
       LEFT JOIN LATERAL (  -- the first placeholder that is not fit
            SELECT p.name, a.attnum, a.attgenerated
              FROM unnest(template.columns) AS p (name)
@@ -254,37 +255,23 @@ BEGIN
              '42710', 'another trigger bears the name fenced, fenced_truncate or fenced_verify',
              'Rename that trigger.', NULL),
             -- the columns (fence_audit reports later changes of the fence column: column_amiss)
-            (f.attnum IS NULL AND c.reloftype <> 0, '42809',
-             format('its type has no attribute "%s"', rule.fence_column),
-             format('ALTER TYPE %s ADD ATTRIBUTE %I bigint CASCADE;', c.reloftype::regtype, rule.fence_column),
-             rule.fence_column),
-            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', rule.fence_column),
-             'Give the fence column another name.', rule.fence_column),
-            (f.atttypid <> 'int8'::regtype, '42804', format('column "%s" is of type %s, not bigint', rule.fence_column,
-             format_type(f.atttypid, f.atttypmod)), 'Make it bigint, or name another fence_column.', rule.fence_column),
-            (f.attgenerated <> '', '42611', format('column "%s" is generated', rule.fence_column),
-             'Name a plain bigint column as fence_column.', rule.fence_column),
-            (f.atthasdef OR f.attidentity <> '', '42611',
-             format('column "%s" has a default, which would pass for a token', rule.fence_column),
-             format('ALTER TABLE %s ALTER COLUMN %I DROP %s;', table_name, rule.fence_column,
-             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), rule.fence_column),
-            (f.attnotnull AND rule.deadline IS NOT NULL, '42611',
-             format('column "%s" is NOT NULL, and a row that nobody has claimed yet has no token', rule.fence_column),
-             format('ALTER TABLE %s ALTER COLUMN %I DROP NOT NULL;', table_name, rule.fence_column), rule.fence_column),
-            (rule.deadline IS NOT NULL AND d.attnum IS NULL AND c.reloftype <> 0, '42809',
-             format('its type has no attribute "%s"', rule.deadline),
-             format('ALTER TYPE %s ADD ATTRIBUTE %s timestamptz CASCADE;', c.reloftype::regtype, quote_ident(rule.deadline)), rule.deadline),
-            (d.attnum < 0, '42701', format('"%s" is a column of Postgres itself', rule.deadline),
-             'Give the deadline column another name.', rule.deadline),
-            (d.atttypid <> 'timestamptz'::regtype OR d.atttypmod <> -1, '42804',
-             format('column "%s" is of type %s, not timestamptz', rule.deadline, format_type(d.atttypid, d.atttypmod)),
-             'Make it timestamptz, or name another deadline.', rule.deadline),
-            (d.attgenerated <> '', '42611', format('column "%s" is generated', rule.deadline),
-             'Name a plain timestamptz column as deadline.', rule.deadline),
-            (d.atthasdef, '42611', format('column "%s" has a default, so a new row would be born held', rule.deadline),
-             format('ALTER TABLE %s ALTER COLUMN %s DROP DEFAULT;', table_name, quote_ident(rule.deadline)), rule.deadline),
-            (d.attnotnull, '42611', format('column "%s" is NOT NULL, and a row that nobody holds has no deadline', rule.deadline),
-             format('ALTER TABLE %s ALTER COLUMN %s DROP NOT NULL;', table_name, quote_ident(rule.deadline)), rule.deadline),
+            (own.name IS NOT NULL AND f.attnum IS NULL AND c.reloftype <> 0, '42809',
+             format('its type has no attribute "%s"', own.name),
+             format('ALTER TYPE %s ADD ATTRIBUTE %s %s CASCADE;', c.reloftype::regtype, quote_ident(own.name), own.type), own.name),
+            (f.attnum < 0, '42701', format('"%s" is a column of Postgres itself', own.name),
+             format('Give the %s another name.', own.role), own.name),
+            (f.atttypid <> own.type::regtype OR own.role = 'deadline' AND f.atttypmod <> -1, '42804',
+             format('column "%s" is of type %s, not %s', own.name, format_type(f.atttypid, f.atttypmod), own.type),
+             format('Make it %s, or name another %s.', own.type, own.role), own.name),
+            (f.attgenerated <> '', '42611', format('column "%s" is generated', own.name),
+             format('Name a plain %s column as the %s.', own.type, own.role), own.name),
+            (f.atthasdef OR f.attidentity <> '', '42611', format('column "%s" has a default, %s', own.name,
+             CASE own.role WHEN 'deadline' THEN 'so a new row would be born held' ELSE 'which would pass for a token' END),
+             format('ALTER TABLE %s ALTER COLUMN %s DROP %s;', table_name, quote_ident(own.name),
+             CASE f.attidentity WHEN '' THEN 'DEFAULT' ELSE 'IDENTITY' END), own.name),
+            (f.attnotnull AND rule.deadline IS NOT NULL, '42611', format('column "%s" is NOT NULL, and a row that nobody %s',
+             own.name, CASE own.role WHEN 'deadline' THEN 'holds has no deadline' ELSE 'has claimed yet has no token' END),
+             format('ALTER TABLE %s ALTER COLUMN %s DROP NOT NULL;', table_name, quote_ident(own.name)), own.name),
             (unfit.name IS NOT NULL AND unfit.attnum IS NULL, '42703',
              format('the lease names {%s}, no column of it', unfit.name),
              'Write a column exactly as it is stored, capitals included.', unfit.name),
