@@ -3,8 +3,8 @@
 use pg_test::{Context, Harness, Result, ensure, harness_test, majors};
 use std::process::Command;
 
-/// The headers, and what `src/pg/compat.rs` says in Rust, said in C: a compiler refuses a second declaration that differs
-/// from the first.
+/// The headers, and what `src/pg/compat.rs` and `src/pg/session/signal.rs` say in Rust, said in C: a
+/// compiler refuses a second declaration that differs from the first.
 const DECLARED: &str = r#"
 #include "postgres.h"
 /* Their headers need not be here. */
@@ -17,6 +17,7 @@ const DECLARED: &str = r#"
 #include "storage/sinvaladt.h"
 #include "utils/datum.h"
 #include "utils/timeout.h"
+#include <signal.h>
 
 extern HeapTuple toast_flatten_tuple(HeapTuple tup, TupleDesc tupleDesc);
 extern int max_prepared_xacts;
@@ -32,6 +33,16 @@ extern struct PGPROC *BackendIdGetProc(int id);
 #else
 StaticAssertDecl(USER_TIMEOUT == 13, "USER_TIMEOUT");
 #endif
+
+extern int sigaction(int number, const struct sigaction *new, struct sigaction *old);
+StaticAssertDecl(SIGINT == 2 && SA_SIGINFO == 4, "numbers of signals");
+StaticAssertDecl(sizeof(sigset_t) == 128, "mask");
+StaticAssertDecl(offsetof(struct sigaction, sa_handler) == 0, "handler");
+StaticAssertDecl(offsetof(struct sigaction, sa_sigaction) == 0, "handler with three arguments");
+StaticAssertDecl(offsetof(struct sigaction, sa_mask) == sizeof(void *), "mask");
+StaticAssertDecl(offsetof(struct sigaction, sa_flags) == sizeof(void *) + 128, "flags");
+StaticAssertDecl(offsetof(struct sigaction, sa_restorer) == 2 * sizeof(void *) + 128, "restorer");
+StaticAssertDecl(sizeof(struct sigaction) == 3 * sizeof(void *) + 128, "size");
 "#;
 
 #[harness_test]
