@@ -11,7 +11,7 @@ use crate::pg::locks::lock_count;
 use crate::pg::locks::session_lock::{self, SessionLock};
 use crate::pg::session::clock;
 use crate::pg::session::scope::{Ending, SavepointId, XactEvent};
-use crate::pg::session::xact::{self, Outcome, TransactionId};
+use crate::pg::session::xact::{self, TransactionId};
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use pg_fence_rules::Token;
 use pg_fence_rules::grant::Phase;
@@ -151,10 +151,10 @@ impl SessionLeases {
     /// Releases the locks of grants whose end was prepared and has been committed meanwhile.
     fn settle_prepared(&mut self) {
         for (transaction, key) in std::mem::take(&mut self.ended_by_prepared) {
-            match transaction.outcome() {
-                Outcome::Committed => self.give_back(&key),
-                Outcome::Open => self.ended_by_prepared.push((transaction, key)),
-                Outcome::Other => {}
+            match transaction.has_committed() {
+                Some(true) => self.give_back(&key),
+                Some(false) => {}
+                None => self.ended_by_prepared.push((transaction, key)),
             }
         }
     }

@@ -58,17 +58,6 @@ pub fn has_written() -> bool {
 #[derive(Clone, Copy)]
 pub struct TransactionId(u64);
 
-/// The outcome of a transaction.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
-    /// The transaction is open or prepared.
-    Open,
-    /// The transaction was committed.
-    Committed,
-    /// The transaction was rolled back, or is too old to be known.
-    Other,
-}
-
 /// The id of this transaction; `None` while it has written nothing.
 pub fn id() -> Option<TransactionId> {
     // SAFETY: reads transaction state.
@@ -77,19 +66,16 @@ pub fn id() -> Option<TransactionId> {
 }
 
 impl TransactionId {
-    /// The outcome of the transaction.
-    pub fn outcome(self) -> Outcome {
+    /// Returns true if the transaction committed, false if it was rolled back or is too old to be known; `None` while it
+    /// is open or prepared.
+    pub fn has_committed(self) -> Option<bool> {
         let id = Some(pg_sys::Datum::from(self.0));
         // SAFETY: a function of the server, with an argument of its declared type; it returns a text or NULL.
         let status = unsafe {
             let status = pgrx::direct_function_call_as_datum(pg_sys::pg_xact_status, &[id]);
-            status.map(|text| bytes_of(text).to_vec())
+            status.map_or(&b""[..], |text| bytes_of(text))
         };
-        match status.as_deref() {
-            Some(b"in progress") => Outcome::Open,
-            Some(b"committed") => Outcome::Committed,
-            _ => Outcome::Other,
-        }
+        (status != b"in progress").then_some(status == b"committed")
     }
 }
 
