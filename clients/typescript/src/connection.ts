@@ -79,11 +79,14 @@ export async function within<T>(ms: number, work: PromiseLike<T>, late: () => vo
   let timer: NodeJS.Timeout | undefined;
   const ends = new Promise<never>((_, reject) => {
     const error = new FenceError(`the server has not answered within ${(ms / 1000).toFixed(1)} s`);
-    timer = setTimeout(() => (late(), reject(error)), ms);
+    timer = setTimeout(() => {
+      late();
+      reject(error);
+    }, ms);
   });
   return Promise.race([work, ends]).finally(() => clearTimeout(timer));
 }
 
 /** Whether it is an object of settings, and nothing that a library has made. */
-export const isSettings = (one: any) =>
-  Object(one) === one && ["Object", undefined].includes(one.constructor?.name);
+export const isSettings = (one: unknown) =>
+  Object(one) === one && ["Object", undefined].includes(Object(one).constructor?.name);

@@ -123,7 +123,7 @@ function* chain(error: unknown, ours = false, seen = new Set<unknown>()): Genera
   seen.add(one);
   yield one;
   const wrapped = ours && !("query" in one || "sql" in one) ? [] : WRAPPED.map((key) => one[key]);
-  for (const inner of wrapped.concat(one["errors"]).flat()) yield* chain(inner, ours, seen);
+  for (const inner of wrapped.concat(one.errors).flat()) yield* chain(inner, ours, seen);
 }
 
 function stateOf({ code, originalCode }: Link): string | undefined {

@@ -15,12 +15,12 @@ import {
   type Under,
 } from "./transaction.js";
 
-/** A driver: `On` is what its transactions begin on, in words `takes`; `Tx` what the work in them is
- * done with. There is no transaction on what is none of its connections. */
-export interface Driver<On, Tx> {
+/** A driver: `takes` names what its transactions begin on; `Tx` is what the work in them is done
+ * with. There is no transaction on what is none of its connections. */
+export interface Driver<Tx> {
   readonly open: Opener;
   readonly takes: string;
-  transaction(on: On): (() => Transaction<Tx>) | undefined;
+  transaction(on: unknown): (() => Transaction<Tx>) | undefined;
 }
 
 export interface FenceOptions {
@@ -135,7 +135,7 @@ export type Adopted<On, Tx> = Readonly<{
   guard: Guard<On, Tx>;
 }>;
 
-let holdingOf: (lease: Lease<any, any>) => Holding;
+let holdingOf: <On, Tx>(lease: Lease<On, Tx>) => Holding;
 
 /** A lease that is held until it is released or lost. `await using` releases it at the end of a
  * block, and throws LeaseLost there if nothing has told it before. */
@@ -152,7 +152,7 @@ export class Lease<On, Tx> {
   readonly guard: Guard<On, Tx>;
 
   /** @internal */
-  constructor(driver: Driver<On, Tx>, heartbeat: Heartbeat, holding: Holding) {
+  constructor(driver: Driver<Tx>, heartbeat: Heartbeat, holding: Holding) {
     [this.#heartbeat, this.#holding] = [heartbeat, holding];
     [this.names, this.token] = [holding.names, holding.token];
     this.guard = guardOf(driver, heartbeat, [this], [holding]);
@@ -198,11 +198,11 @@ const FORGOTTEN = new FinalizationRegistry<[Heartbeat, Holding]>(([heartbeat, ho
 
 /** Where leases come from: one for a process. `await using` closes it at the end of a block. */
 export class Fence<On, Tx> {
-  readonly #driver: Driver<On, Tx>;
+  readonly #driver: Driver<Tx>;
   readonly #heartbeat: Heartbeat;
 
   /** @internal */
-  constructor(driver: Driver<On, Tx>, { schema, onEvent }: FenceOptions = {}) {
+  constructor(driver: Driver<Tx>, { schema, onEvent }: FenceOptions = {}) {
     const statements = new Statements(schema && checked("schema", schema, "string"));
     [this.#driver, this.#heartbeat] = [driver, new Heartbeat(driver.open, statements, onEvent)];
   }
@@ -269,7 +269,7 @@ export class Fence<On, Tx> {
     options?: GuardOptions,
   ): Promise<T>;
   guard<T>(
-    on: any,
+    on: On & Query,
     leases: readonly Lease<On, Tx>[],
     work: (tx: Tx) => PromiseLike<T>,
     options?: GuardOptions,
@@ -366,18 +366,20 @@ function interrupted(name: string): LeaseEvent {
 }
 
 function guardOf<On, Tx>(
-  driver: Driver<On, Tx>,
+  driver: Driver<Tx>,
   heartbeat: Heartbeat,
   leases: readonly unknown[],
   holdings: readonly Holding[],
   adopted?: Pair,
 ): Guard<On, Tx> {
-  return async <T>(on: any, work: (tx: any) => PromiseLike<T>, options: GuardOptions = {}) => {
+  type Work<T> = (tx: Tx | undefined) => PromiseLike<T>;
+  return async <T>(on: unknown, work: (tx: Tx) => PromiseLike<T>, options: GuardOptions = {}) => {
     const isQuery = typeof on === "function" && !("unsafe" in on);
-    const begins = driver.transaction(on) ?? (isQuery ? () => new OpenTransaction(on) : undefined);
+    const begins =
+      driver.transaction(on) ?? (isQuery ? () => new OpenTransaction(on as Query) : undefined);
     const { release = false } = options;
     const under: Under = { heartbeat, leases, holdings, adopted, release };
-    if (begins) return guarded(under, begins, work);
+    if (begins) return guarded<Tx | undefined, T>(under, begins, work as Work<T>);
     const takes = `${driver.takes}, or a function that runs a query in an open transaction`;
     throw new TypeError(`a guard takes ${takes}: not ${String(on)}`);
   };

@@ -4,7 +4,13 @@ import type { Left, Reason } from "./errors.js";
 import { LeaseStates, NEVER } from "./lease_state.js";
 import type { Ask, CallEffect, Effect, EventEffect, Reply, Rows, Taken } from "./lease_state.js";
 import { now } from "./span.js";
-import { RowTable, Statements, type Asked, type Column, type Statement } from "./statements.js";
+import {
+  RowTable,
+  type Statements,
+  type Asked,
+  type Column,
+  type Statement,
+} from "./statements.js";
 
 /** In milliseconds: the shortest time for a connection to open, and the longest for a statement. */
 const [OPENING, LONGEST] = [2_000, 10_000];
@@ -164,11 +170,13 @@ export class Heartbeat {
       holding.over = kind === "lost" ? reason : "released";
       [holding.advice, holding.lease] = [advice, undefined];
     }
-    if (kind !== "acquired") holding.waiting.splice(0).forEach((go) => go());
+    if (kind !== "acquired") for (const go of holding.waiting.splice(0)) go();
     if (kind === "lost") {
       const loss = new LeaseLost(reason ?? "gone", holding.names, undefined, advice);
       this.#toTell.push(() => holding.aborts.abort(loss));
-      this.#toTell.push(() => [...holding.cuts.keys()].forEach((cut) => cut()));
+      this.#toTell.push(() => {
+        for (const cut of [...holding.cuts.keys()]) cut();
+      });
     }
     const left = { milliseconds: remaining };
     this.tell({ kind, names: holding.names, token, remaining: left, reason }, true);

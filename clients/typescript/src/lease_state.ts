@@ -480,7 +480,8 @@ export class LeaseStates implements Place {
     undo?: Undo,
   ): void {
     const open = !place.link;
-    const link = (place.link ??= this.#newLink(place));
+    place.link ??= this.#newLink(place);
+    const { link } = place;
     const sent = open ? undefined : this.#now;
     const until = this.#now + (open ? Math.max(limit, SHORTEST_OPENING) : limit);
     const number = ++this.#lastCall;
@@ -614,7 +615,9 @@ export class LeaseStates implements Place {
   #keepAnswered(call: Call, outcomes: readonly Outcome[]): void {
     let at = 0;
     const all = call.leases.map((lease) => {
-      return [lease, outcomes.slice(at, (at += lease.names.length))] as const;
+      const from = at;
+      at += lease.names.length;
+      return [lease, outcomes.slice(from, at)] as const;
     });
     const gotOn = all.some(([, of]) => of.every(([outcome]) => outcome === "kept"));
     for (const [lease, of] of all) this.#renewal(lease, of, call, gotOn);
@@ -883,7 +886,9 @@ export class LeaseStates implements Place {
   #releaseAnswered(call: Call, closing: readonly Rows["release"][]): void {
     let at = 0;
     for (const lease of call.leases) {
-      const isGone = closing.slice(at, (at += owed(lease).length)).includes(null);
+      const from = at;
+      at += owed(lease).length;
+      const isGone = closing.slice(from, at).includes(null);
       const isKnown = !lease.giving?.isInDoubt && lease.ask.table === undefined;
       const isLoss = isGone && isKnown && this.#now < lease.deadline;
       lease.giving = undefined;
@@ -966,7 +971,10 @@ const byPair = <R extends Rows["keep_row"] | Rows["look_row"]>(rows: readonly R[
 /** As many as have no more names than that together, and one in any case. */
 function within(most: number, leases: readonly LeaseState[]): readonly LeaseState[] {
   let count = 0;
-  const isOver = (lease: LeaseState, i: number) => (count += owed(lease).length) > most && i > 0;
+  const isOver = (lease: LeaseState, i: number) => {
+    count += owed(lease).length;
+    return count > most && i > 0;
+  };
   const end = leases.findIndex(isOver);
   return end < 0 ? leases : leases.slice(0, end);
 }

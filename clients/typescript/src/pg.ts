@@ -18,8 +18,8 @@ export type Adopted = fence.Adopted<On, pg.ClientBase>;
 
 export class Fence extends fence.Fence<On, pg.ClientBase> {
   constructor(source: Source, options?: fence.FenceOptions) {
-    const isOfPg = (on: On) => isPool(on) || "getTransactionStatus" in Object(on);
-    const transaction = (on: On) => (isOfPg(on) ? () => new PgTransaction(on) : undefined);
+    const isOfPg = (on: unknown): on is On => isPool(on) || "getTransactionStatus" in Object(on);
+    const transaction = (on: unknown) => (isOfPg(on) ? () => new PgTransaction(on) : undefined);
     const takes = "a pg.Pool or a connected client of pg";
     super({ open: opener(source), transaction, takes }, options);
   }
@@ -91,7 +91,8 @@ class PgTransaction extends Transaction<pg.ClientBase> {
   }
 
   async begin(): Promise<pg.ClientBase> {
-    const client = (this.#client = await this.until(() => this.#connected()));
+    const client = await this.until(() => this.#connected());
+    this.#client = client;
     const status = client.getTransactionStatus();
     if (status === null) {
       const takes = "a connected client of pg 8.21 or newer, and not its native bindings";

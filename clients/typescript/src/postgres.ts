@@ -8,19 +8,21 @@ import { Transaction } from "./transaction.js";
 
 export * from "./index.js";
 
-type Sql = postgres.Sql<any>;
-type TransactionSql = postgres.TransactionSql<any>;
+// biome-ignore lint/suspicious/noExplicitAny: the program chooses the types of its own columns
+type Types = any;
+type Sql = postgres.Sql<Types>;
+type TransactionSql = postgres.TransactionSql<Types>;
 
 /** Where connections come from: a connection string or URL, options, what `postgres()` returned, for
  * its options, or a function that returns such with `max: 1`. */
-export type Source = string | URL | postgres.Options<any> | Sql | (() => Sql | PromiseLike<Sql>);
+export type Source = string | URL | postgres.Options<Types> | Sql | (() => Sql | PromiseLike<Sql>);
 export type On = Sql | TransactionSql;
 export type Lease = fence.Lease<On, TransactionSql>;
 export type Adopted = fence.Adopted<On, TransactionSql>;
 
 export class Fence extends fence.Fence<On, TransactionSql> {
   constructor(source: Source, options?: fence.FenceOptions) {
-    const transaction = (on: On) =>
+    const transaction = (on: unknown) =>
       isOfPostgres(on) ? () => new PostgresTransaction(on) : undefined;
     const takes = "what postgres() or sql.begin gave (and not Bun's SQL)";
     super({ open: opener(source), transaction, takes }, options);
@@ -28,7 +30,7 @@ export class Fence extends fence.Fence<On, TransactionSql> {
 }
 
 /** Bun's own SQL has most of its methods, but shows no connection that could be broken off. */
-function isOfPostgres(one: unknown): boolean {
+function isOfPostgres(one: unknown): one is On {
   return "typed" in Object(one);
 }
 
@@ -89,7 +91,10 @@ function watch(
 ): PromiseLike<unknown> {
   const onexecute = (inner: Inner) => {
     const before = inner.onclose;
-    inner.onclose = (error) => (before?.(error), ended(error));
+    inner.onclose = (error) => {
+      before?.(error);
+      ended(error);
+    };
     begun(inner);
     return true;
   };
@@ -123,7 +128,7 @@ class PostgresConnection extends Connection {
     // The driver would connect once more.
     if (this.isEnded) throw new Error("Connection terminated");
     const rows: (Buffer | null)[][] = await this.sql.unsafe(text, values).raw();
-    return rows.map((row) => row.map((column) => column && column.toString()));
+    return rows.map((row) => row.map((column) => column?.toString() ?? null));
   }
 
   protected destroy(): void {
@@ -161,9 +166,13 @@ class PostgresTransaction extends Transaction<TransactionSql> {
         });
       this.#whole = "savepoint" in this.on ? this.on.savepoint(scope) : this.on.begin(scope);
       // No rollback may follow an end: the driver would lose the connection, and others would wait for it.
-      this.#whole.catch((error) => (failed(error), this.#sql && this.breaks(error)));
+      this.#whole.catch((error) => {
+        failed(error);
+        if (this.#sql) this.breaks(error);
+      });
     });
-    const tx = (this.#sql = await this.until(() => begun));
+    const tx = await this.until(() => begun);
+    this.#sql = tx;
     const ended = (error: Error) => {
       this.#inner = undefined;
       this.breaks(error);

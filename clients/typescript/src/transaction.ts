@@ -208,7 +208,8 @@ class Guard<Tx> {
     const { heartbeat, holdings, release } = this.of;
     const tx = await this.transaction.begin();
     await this.#touch(false);
-    if (this.#rows.length > 0) heartbeat.touches(this.#rows, (this.#isTouching = true));
+    this.#isTouching = this.#rows.length > 0;
+    if (this.#isTouching) heartbeat.touches(this.#rows, true);
     if (this.#pairs.length > 0)
       await this.transaction.count(heartbeat.statements.guard(this.#pairs));
     this.#check();

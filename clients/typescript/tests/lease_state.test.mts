@@ -88,8 +88,10 @@ function play({ spread = 0, steps }: { spread?: number; steps: Step[] }): void {
     const [[what, raw]] = Object.entries(step.in) as [[string, Fields]];
     const of = renamed(raw, camel);
     let out: readonly object[] = [];
-    if (what === "lead") out = lead((leader ??= new LeadState(raw["ttl"], spread)), at, raw);
-    else if (what !== "nothing") out = states.step(at, () => input(states, what, of), raw["call"]);
+    if (what === "lead") {
+      leader ??= new LeadState(raw.ttl, spread);
+      out = lead(leader, at, raw);
+    } else if (what !== "nothing") out = states.step(at, () => input(states, what, of), raw.call);
     const told = out.map((effect) => renamed(effect, snake));
     const is = `step ${i} at ${at}: ${JSON.stringify(told)}`;
     assert.ok(

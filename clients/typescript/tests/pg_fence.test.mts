@@ -23,12 +23,12 @@ import postgres from "postgres";
 import { DataTypes, Sequelize } from "sequelize";
 import { DataSource, EntitySchema } from "typeorm";
 
-import * as pgFence from "../dist/index.js";
+import type * as pgFence from "../dist/index.js";
 import { LeaseLost, LeaseTaken, NotGranted, NotInstalled, TransactionLost } from "../dist/index.js";
 import * as onPg from "../dist/pg.js";
 import * as onPostgres from "../dist/postgres.js";
 
-const URL = process.env["DATABASE_URL"] ?? "";
+const URL = process.env.DATABASE_URL ?? "";
 const ON_PG = (process.argv[2] ?? "pg") === "pg";
 const LONG = { ttl: { minutes: 5 } };
 const PAY = "UPDATE orders SET status = 'paid' WHERE id = 7";

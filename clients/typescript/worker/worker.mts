@@ -202,7 +202,7 @@ class Worker {
   }
 
   async hold({ names, ttl_ms }: Order): Promise<void> {
-    names.forEach((name: string) => this.crowd.add(name));
+    for (const name of names) this.crowd.add(name);
     // A hundred at a time: an acquire that waits for its turn for 20 s is given up.
     for (let from = 0; from < names.length; from += 100) {
       const some: string[] = names.slice(from, from + 100);
@@ -311,24 +311,24 @@ class Worker {
 
   async steps(tx: any): Promise<void> {
     for (let step = await next(); step !== undefined; step = await next()) {
-      if (step["do"] === "commit") return;
-      if (step["do"] === "rollback") throw ROLLBACK;
-      if (step["do"] === "update") {
-        await this.side.run(tx, UPDATE, [step["value"]]);
+      if (step.do === "commit") return;
+      if (step.do === "rollback") throw ROLLBACK;
+      if (step.do === "update") {
+        await this.side.run(tx, UPDATE, [step.value]);
         say("updated");
-      } else if (step["do"] === "sleep") {
-        await within(step["within_ms"], this.side.run(tx, `SELECT pg_sleep(${step["ms"] / 1000})`));
+      } else if (step.do === "sleep") {
+        await within(step.within_ms, this.side.run(tx, `SELECT pg_sleep(${step.ms / 1000})`));
         say("slept");
-      } else if (step["do"] === "guard") {
+      } else if (step.do === "guard") {
         await this.transaction("guarded", (work) => this.held().guard(tx, work));
-      } else if (step["do"] === "commit-itself") {
+      } else if (step.do === "commit-itself") {
         await this.side.run(tx, "COMMIT");
         say("done");
-      } else if (step["do"] === "fail-and-go-on") {
+      } else if (step.do === "fail-and-go-on") {
         await this.side.run(tx, "SELECT 1 / 0").catch(() => {});
         say("done");
       } else {
-        throw new Error(`unknown order: ${step["do"]}`);
+        throw new Error(`unknown order: ${step.do}`);
       }
     }
   }
@@ -339,7 +339,8 @@ class Worker {
   }
 
   lead({ name, ttl_ms }: Order): void {
-    const { signal: stop } = (this.stopping = new AbortController());
+    this.stopping = new AbortController();
+    const { signal: stop } = this.stopping;
     const work = async (lease: any) => {
       this.lease = lease;
       say("leading", { token: lease.token, deadline: deadlineOf(lease) });

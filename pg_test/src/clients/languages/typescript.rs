@@ -49,12 +49,16 @@ const LIBRARIES: Runtime = Runtime::Node(&[
     "typeorm@1.1.1",
 ]);
 
-/// Tools that check the package as npm would receive it, and the format of its source.
-const CHECKERS: Runtime =
-    Runtime::Node(&["@arethetypeswrong/cli@0.18.5", "prettier@3.10.1", "publint@0.3.25"]);
+/// Tools that check the package as npm would receive it, and that lint its source and check its format.
+const CHECKERS: Runtime = Runtime::Node(&[
+    "@arethetypeswrong/cli@0.18.5",
+    "@biomejs/biome@2.6.8",
+    "prettier@3.10.1",
+    "publint@0.3.25",
+]);
 
-/// Checks the packed package: whether ES modules and CommonJS find its types like its code, and what its registry
-/// requires.
+/// Checks the source by a linter and a formatter, and the packed package: whether ES modules and CommonJS find its
+/// types like its code, and what its registry requires.
 fn checks() -> Result<Vec<Check>> {
     let home = build()?;
     let mut npm = Command::new("npm");
@@ -66,9 +70,12 @@ fn checks() -> Result<Vec<Check>> {
         command.arg(&packed).args(arguments).current_dir(&home);
         Check { name, command }
     };
+    let source = source_root().join("clients/typescript");
     let mut format = Command::new(bin.join("prettier"));
     let sources = ["src/*.ts", "tests/*.mts", "worker/*.mts", "examples/*.mjs"];
-    format.arg("--check").args(sources).current_dir(source_root().join("clients/typescript"));
+    format.arg("--check").args(sources).current_dir(&source);
+    let mut lint = Command::new(bin.join("biome"));
+    lint.args(["lint", "--error-on-warnings"]).current_dir(source);
     let mut page = Command::new("node");
     page.arg(home.join("node_modules/typescript/bin/tsc"));
     page.arg("--project").arg(examples_of_the_page(&home)?);
@@ -76,6 +83,7 @@ fn checks() -> Result<Vec<Check>> {
         Check { name: "the page", command: page },
         check("attw", "attw", &["--profile", "node16"]),
         check("publint", "publint", &["--strict"]),
+        Check { name: "biome", command: lint },
         Check { name: "prettier", command: format },
     ])
 }
