@@ -184,7 +184,7 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 		for _, e := range effects {
 			switch {
 			case e.Log != "":
-				slog.Warn("pgfence: "+name+" "+e.Log, "reason", err)
+				slog.Warn("pgfence: "+name+" "+e.Log+", and it is tried again", "reason", err)
 			case e.Event != "":
 				f.h.mu.Lock()
 				f.h.tells(Event{Kind: e.Event, Names: []string{name}})

@@ -160,11 +160,21 @@ func (h *heartbeat) carryOut(e effect) {
 			h.toTell = append(h.toTell, func() { a.answer <- e })
 		}
 	case e.Log != "":
-		args := []any{"reason", cmp.Or(e.Code, string(e.Reason))}
+		line, reason := "leases are "+e.Log, any(cmp.Or(e.Code, string(e.Reason)))
+		if a := h.acquires[e.Key]; a != nil {
+			line = "no lease could be acquired"
+			if a.cause != nil && e.Code != "no answer" {
+				reason = a.cause
+			}
+		}
+		if e.Code != "" {
+			line += ", and it is tried again"
+		}
+		args := []any{"reason", reason}
 		if e.Count > 0 {
 			args = append(args, "count", e.Count)
 		}
-		slog.Warn("pgfence: leases are "+e.Log, args...)
+		slog.Warn("pgfence: "+line, args...)
 	case e.Closed:
 		close(h.closed)
 	}

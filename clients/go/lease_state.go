@@ -139,10 +139,12 @@ type request struct {
 	begun, until, at int64
 	on, series       int
 	isAsking, isOver bool
-	tries            int
-	doubt            *doubt
-	undoing          *undo
-	leases           []*leaseState
+	// isOut: it waits for the end of an outage.
+	isOut   bool
+	tries   int
+	doubt   *doubt
+	undoing *undo
+	leases  []*leaseState
 }
 
 // doubt is of a call that was sent, and has had no answer: until then it may still be carried out.
@@ -1096,6 +1098,7 @@ func (s *leaseStates) asked(r *request) {
 
 func (s *leaseStates) acquireAnswered(c *call, a answer) {
 	r := c.request
+	r.isOut = false
 	for _, g := range a.grants {
 		s.granted(r, g.names, g.token, c.sent)
 	}
@@ -1234,20 +1237,34 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string, isOpening 
 	}
 	pause := min(s.spreads(growing(r.tries, longest)), max(1, until-s.now))
 	isStuck := r.doubt != nil && r.Named && !r.Reclaim
-	switch {
-	case r.doubt != nil && r.reclaims() && r.tries == 1 && isOfConnection(code):
+	if r.doubt != nil && r.reclaims() && r.tries == 1 && isOfConnection(code) {
 		r.at = s.now
-	case !mayPass || isStuck || s.now >= until:
+		return
+	}
+	if !mayPass || isStuck || s.now >= until {
 		s.finish(r, notGranted(code, isOpening && r.doubt == nil))
-	case r.doubt != nil && !r.reclaims():
+		return
+	}
+	if !isConflict(code) {
+		s.waitsForOutage(r, code)
+	}
+	if r.doubt != nil && !r.reclaims() {
 		// Undone before the next try, which has another holder: an undo that comes late does not
 		// meet its grant.
 		r.at = s.now
 		r.undoing = s.undoDoubt(r)
 		r.series++
-	default:
+	} else {
 		r.at = s.now + pause
 	}
+}
+
+// waitsForOutage tells an outage once, however many wait for its end.
+func (s *leaseStates) waitsForOutage(r *request, code string) {
+	if !slices.ContainsFunc(s.requests, func(r *request) bool { return r.isOut }) {
+		s.effects = append(s.effects, effect{Log: "not acquired", Key: r.ID, Code: code})
+	}
+	r.isOut = true
 }
 
 func notGranted(code string, isOpening bool) effect {

@@ -9,7 +9,7 @@ use crate::connection::{Connected, Cut, Opener};
 use crate::errors::{Error, Reason, is_broken};
 use crate::lease_state::{
     Answer, Ask, Call, Effect, EventKind, Id, Input, LONGEST_CALL, LOOK_AGAIN, LeaseStates, NEVER,
-    Outcome, SHORTEST_OPENING, Stage, Verb, is_conflict,
+    Outcome, SHORTEST_OPENING, Stage, Verb,
 };
 use crate::statements::{self, Options, Place, RowTable, Statement, millis, span};
 use std::collections::{HashMap, VecDeque};
@@ -384,6 +384,12 @@ impl Heartbeat {
             Effect::NotRenewed(code) => {
                 log::warn!("leases are not renewed, and it is tried again: {code}");
             }
+            Effect::NotAcquired(id, code) => {
+                let cause = inner.acquires.get(&id).and_then(|acquire| acquire.cause.as_ref());
+                let cause = cause.filter(|_| code != "no answer").map(ToString::to_string);
+                let cause = cause.unwrap_or(code);
+                log::warn!("no lease could be acquired, and it is tried again: {cause}");
+            }
             Effect::Lost(reason, count) => {
                 let first = inner.lost.iter().find(|(of, _)| *of == reason);
                 let first = first.map(|(_, names)| names.as_str()).unwrap_or_default();
@@ -551,17 +557,11 @@ impl Heartbeat {
             }
             Err(failure) => failure,
         };
-        let mut first = None;
         let asking = acquire.and_then(|id| inner.acquires.get_mut(&id));
         if let (Some(asking), Some(error)) = (asking, error) {
-            first = asking.cause.is_none().then(|| error.clone()).filter(|_| !is_conflict(&code));
             (asking.cause, asking.role) = (Some(error), role.unwrap_or_default());
         }
         self.locked_input(inner, failed(call, &code, is_broken));
-        let goes_on = acquire.is_some_and(|id| lock(&self.inner).acquires.contains_key(&id));
-        if let Some(error) = first.filter(|_| goes_on) {
-            log::warn!("no lease could be acquired, and it is tried again: {error}");
-        }
     }
 
     // What a program asks for

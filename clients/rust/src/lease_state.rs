@@ -200,6 +200,8 @@ pub enum Effect {
     /// The reason why a lease is not held, and whether it is another role's.
     Checked(Option<(Reason, bool)>),
     NotRenewed(String),
+    /// An outage has begun for which acquires wait: one of them, and the code of its error.
+    NotAcquired(Id, String),
     Lost(Reason, usize),
     NotReleased(usize),
     Closed,
@@ -307,6 +309,8 @@ struct Request {
     series: u32,
     tries: u32,
     is_asking: bool,
+    /// It waits for the end of an outage.
+    is_out: bool,
     is_over: bool,
     is_granted: bool,
     doubt: Option<Doubt>,
@@ -608,6 +612,9 @@ impl LeaseStates {
                 self.connections.remove(&call.on);
                 self.effects.push(Effect::HangUp(call.on));
             }
+        }
+        if let About::Acquire(id) = call.about {
+            each(&mut self.requests, [id], |r| r.is_out = false);
         }
         let sent = call.sent.unwrap_or(self.now);
         match (call.about, answer) {
@@ -1216,22 +1223,36 @@ impl LeaseStates {
         let may_pass = is_conflict(code) || is_of_connection(code);
         let (is_doubt, reclaims) = (r.doubt.is_some(), r.reclaims());
         let is_stuck = is_doubt && r.ask.is_named && !r.ask.reclaims;
+        let pause = spread(growing(r.tries, longest), self.spread).min((until - now).max(1));
+        r.at = now;
         if is_doubt && reclaims && r.tries == 1 && is_of_connection(code) {
-            r.at = now;
-        } else if !may_pass || is_stuck || now >= until {
+            return;
+        }
+        if !may_pass || is_stuck || now >= until {
             let is_state = code.len() == 5 && code.to_uppercase() == code;
             let sqlstate = is_state.then(|| code.to_owned());
             self.finish(id, Some(denial(code, call.sent.is_none() && !is_doubt)), sqlstate);
-        } else if is_doubt && !reclaims {
+            return;
+        }
+        if !is_conflict(code) {
+            self.waits_for_outage(id, code);
+        }
+        if is_doubt && !reclaims {
             // The next try has another holder, so that an undo that comes late does not meet its
             // grant.
-            r.at = now;
             let undo = self.undo_doubt(id);
             each(&mut self.requests, [id], |r| (r.undoing, r.series) = (undo, r.series + 1));
         } else {
-            let pause = spread(growing(r.tries, longest), self.spread);
-            r.at = now + pause.min((until - now).max(1));
+            each(&mut self.requests, [id], |r| r.at = now + pause);
         }
+    }
+
+    /// Tells an outage once, however many wait for its end.
+    fn waits_for_outage(&mut self, id: Id, code: &str) {
+        if !self.requests.values().any(|r| r.is_out && !r.is_over) {
+            self.effects.push(Effect::NotAcquired(id, code.to_owned()));
+        }
+        each(&mut self.requests, [id], |r| r.is_out = true);
     }
 
     /// Has released what may have been granted, if the holder is nobody else's.
@@ -1508,7 +1529,7 @@ fn is_doubtful(code: &str) -> bool {
     is_unread || is_of_connection(code) && !matches!(code, "unsent" | "25006" | "53300")
 }
 
-pub fn is_conflict(code: &str) -> bool {
+fn is_conflict(code: &str) -> bool {
     matches!(code, "40001" | "40P01")
 }
 

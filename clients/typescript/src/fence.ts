@@ -304,7 +304,7 @@ export class Fence<On, Tx> {
     let [effects, failure]: [LeadEffect[], unknown] = [leader.start(), undefined];
     for (;;) {
       for (const effect of effects) {
-        if ("log" in effect) warn(`${name} ${effect.log}, and it goes on: ${failure}`);
+        if ("log" in effect) warn(`${name} ${effect.log}, and it is tried again: ${failure}`);
         else if ("event" in effect) this.#heartbeat.tell(interrupted(name));
         else if (effect.lead === "end") throw failure;
         else if (effect.lead === "pause") {

@@ -2,7 +2,16 @@ import { HeartbeatConnection, within, type Opener, type Row } from "./connection
 import { LeaseLost, sessionEnded, sqlstateOf, toldOfAcquire, toldOfCall } from "./errors.js";
 import type { Left, Reason } from "./errors.js";
 import { LeaseStates, NEVER } from "./lease_state.js";
-import type { Ask, CallEffect, Effect, EventEffect, Reply, Rows, Taken } from "./lease_state.js";
+import type {
+  Ask,
+  CallEffect,
+  Effect,
+  EventEffect,
+  LogEffect,
+  Reply,
+  Rows,
+  Taken,
+} from "./lease_state.js";
 import { now } from "./span.js";
 import {
   RowTable,
@@ -142,7 +151,7 @@ export class Heartbeat {
     else if ("event" in effect) this.#event(effect);
     else if ("reply" in effect) this.#reply(effect);
     else if ("closed" in effect) this.#done();
-    else this.#log(effect.log, effect.reason);
+    else this.#log(effect);
   }
 
   #forget(number: number): HeartbeatConnection | undefined {
@@ -202,9 +211,13 @@ export class Heartbeat {
     if (acquire) this.#toTell.push(() => acquire.settle(reply, holding));
   }
 
-  #log(log: string, reason: Reason | undefined): void {
+  #log({ log, key = "", code, reason }: LogEffect): void {
     if (log === "not renewed") {
       return warn(`leases are not renewed, and it is tried again: ${this.#lastError}`);
+    }
+    if (log === "not acquired") {
+      const cause = code === "no answer" ? code : this.#acquires.get(key)?.cause;
+      return warn(`no lease could be acquired, and it is tried again: ${cause ?? code}`);
     }
     const why = log === "lost" ? reason : "unconfirmed";
     const names = this.#ended.flatMap(([reason, names]) => (reason === why ? names : []));

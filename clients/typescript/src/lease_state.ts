@@ -49,7 +49,14 @@ export interface Told extends Taken {
   waitsFor?: "ttl" | "commit" | "guard" | undefined;
 }
 export type Reply = Told & { reply: string; leases?: readonly string[] };
-type LogEffect = { log: string; code?: string; reason?: Reason | undefined; count?: number };
+export interface LogEffect {
+  log: string;
+  /** The acquire that it is about. */
+  key?: string;
+  code?: string;
+  reason?: Reason | undefined;
+  count?: number;
+}
 /** Connections end at once, whatever hangs in them (`cut`), or as they should (`hangUp`). */
 type End = { cut: number } | { hangUp: number } | { closed: true };
 export type Effect = CallEffect | EventEffect | Reply | LogEffect | End;
@@ -133,6 +140,8 @@ class LeaseState implements Place {
   isAnswered = false;
   tries = 0;
   series = 1;
+  /** It waits for the end of an outage. */
+  isOut = false;
   /** A call was sent, and may be carried out without an answer `until` then. */
   doubt: Doubt | undefined;
   undoing: Undo | undefined;
@@ -314,8 +323,9 @@ export class LeaseStates implements Place {
     else this.#releaseAnswered(call, rows as Rows["release"][]);
   }
 
-  /** The code is an SQLSTATE; or `connect`: it could not be opened; `unsent`: it had ended before;
-   * `ended`, `no answer`, `unreadable`, `panicked`. Broken: the session is of no use any more. */
+  /** The code is an SQLSTATE; or `connect`: it could not be opened; `misconfigured`: it never can;
+   * `unsent`: it had ended before; `ended`, `no answer`, `unreadable`, `panicked`. Broken: the
+   * session is of no use any more. */
   failed(number: number, code: string, isBroken = false): void {
     const call = this.#calls.get(number);
     if (call) this.#callFailed(call, code, isBroken);
@@ -730,6 +740,7 @@ export class LeaseStates implements Place {
 
   #acquireAnswered(call: Call, grant: Rows["acquire"] | undefined, taken: Taken = {}): void {
     const [lease] = call.leases as [LeaseState];
+    lease.isOut = false;
     if (grant) {
       lease.doubt = undefined;
       this.#granted(lease, grant[1], call.sent as number);
@@ -809,7 +820,10 @@ export class LeaseStates implements Place {
     if (doubt && reclaims(lease) && tries === 1 && isOfConnection(code)) return;
     if (!mayPass || isStuck || this.#now >= end) {
       this.#finish(lease, notGranted(code, isOpening && !doubt));
-    } else if (doubt && !reclaims(lease)) {
+      return;
+    }
+    if (!isConflict(code)) this.#waitsForOutage(lease, code);
+    if (doubt && !reclaims(lease)) {
       // The next try has another holder: an undo that comes late does not meet its grant.
       lease.undoing = this.#undoDoubt(lease);
       lease.series++;
@@ -817,6 +831,13 @@ export class LeaseStates implements Place {
       const pause = spreads(growing(FIRST_RETRY, tries - 1, longest), this.spread);
       lease.at = this.#now + Math.min(pause, Math.max(1, end - this.#now));
     }
+  }
+
+  /** Tells an outage once, however many wait for its end. */
+  #waitsForOutage(lease: LeaseState, code: string): void {
+    const isKnown = this.#all().some(({ isOut }) => isOut);
+    if (!isKnown) this.#effects.push({ log: "not acquired", key: lease.key, code });
+    lease.isOut = true;
   }
 
   /** Has what may have been granted be released, if the holder is nobody else's. */

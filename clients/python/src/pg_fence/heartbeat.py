@@ -242,7 +242,7 @@ class Heartbeat:
         if line is None:
             self._tell(Event("interrupted", (name,), 0, timedelta(0), None))
         else:
-            _log.warning("%s: it %s: %s", name, line, error)
+            _log.warning("%s %s, and it is tried again: %s", name, line, error)
 
     def _describe(self, table: RowTable) -> RowStatements:
         """Asks once for what a table is, on a connection of its own."""
@@ -344,8 +344,13 @@ class Heartbeat:
                     acquire.future.set_exception(_refusal(acquire, effect))
                 else:
                     acquire.future.set_result(self._holdings[id])
+            case {"log": "not acquired", "key": id, "code": code}:
+                error = self._acquires[id].cause if code != "no answer" else None
+                _log.warning("no lease could be acquired, and it is tried again: %s", error or code)
+            case {"log": "not renewed", "code": code}:
+                _log.warning("leases are not renewed, and it is tried again: %s", code)
             case {"log": line}:
-                count, reason = effect.get("count", 0), effect.get("code") or effect["reason"]
+                count, reason = effect["count"], effect["reason"]
                 more = f" ({reason})" if reason else ""
                 _log.warning("leases are %s%s%s", line, more, f": {count}" if count else "")
             case {"closed": _}:

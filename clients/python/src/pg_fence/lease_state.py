@@ -58,6 +58,8 @@ class Request:
     undoing: "Undo | None" = None
     tries: int = 0
     series: int = 1
+    #: It waits for the end of an outage.
+    is_out: bool = False
     is_over: bool = False
 
     @property
@@ -714,6 +716,7 @@ class LeaseStates:
     def _acquire_answered(
         self, call: Call, request: Request, rows: Sequence[Any], taken: Mapping[str, Any] | None
     ) -> None:
+        request.is_out = False
         if taken is None:
             self._granted(request, rows[0][1], call.sent)
             request.doubt = None
@@ -802,9 +805,13 @@ class LeaseStates:
         may_pass = _is_conflict(code) or _is_of_connection(code)
         if is_in_doubt and request.reclaims and request.tries == 1 and _is_of_connection(code):
             request.at = self.now
-        elif not may_pass or is_stuck or self.now >= until:
+            return
+        if not may_pass or is_stuck or self.now >= until:
             self._finish(request, **_not_granted(code, call.open and not is_in_doubt))
-        elif is_in_doubt and not request.reclaims:
+            return
+        if not _is_conflict(code):
+            self._waits_for_outage(request, code)
+        if is_in_doubt and not request.reclaims:
             # Undone before the next try, which has another holder: an undo that comes late does not
             # meet its grant.
             request.at, request.undoing = self.now, self._undo_doubt(request)
@@ -812,6 +819,12 @@ class LeaseStates:
         else:
             pause = self._spread(_growing(request.tries, longest))
             request.at = self.now + min(pause, max(1, until - self.now))
+
+    def _waits_for_outage(self, request: Request, code: str) -> None:
+        """Tells an outage once, however many wait for its end."""
+        if not any(one.is_out for one in self.requests.values()):
+            self.effects.append({"log": "not acquired", "key": request.id, "code": code})
+        request.is_out = True
 
     def _undo_doubt(self, request: Request) -> Undo | None:
         """Has what may have been granted be released, if the holder is nobody else's."""

@@ -263,6 +263,9 @@ impl Player {
                 "advice": why.and_then(|(_, is)| is.then_some("other role")),
             }),
             Effect::NotRenewed(code) => json!({ "log": "not renewed", "code": code }),
+            Effect::NotAcquired(id, code) => {
+                json!({ "log": "not acquired", "key": self.key(*id), "code": code })
+            }
             Effect::Lost(reason, count) => {
                 json!({ "log": "lost", "reason": reason.to_string(), "count": count })
             }

@@ -188,7 +188,7 @@ public final class Fence implements AutoCloseable {
                 if (effect instanceof Log) {
                     Heartbeat.LOG.log(
                             Level.WARNING,
-                            "{0} is led no more, and goes on: {1}",
+                            "{0} leads no more, and it is tried again: {1}",
                             name,
                             failed.getMessage());
                 } else if (effect instanceof Lead next) {

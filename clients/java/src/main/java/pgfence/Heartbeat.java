@@ -222,19 +222,23 @@ final class Heartbeat {
     }
 
     private void log(Log line) {
+        if (line.code() != null) {
+            LOG.log(
+                    Level.WARNING,
+                    "{0}, and it is tried again: {1}",
+                    line.key() == null ? "leases are not renewed" : "no lease could be acquired",
+                    line.code().equals("no answer") || lastError == null ? line.code() : lastError);
+            return;
+        }
         String names =
                 lost.isEmpty() || !line.log().equals("lost")
                         ? ""
                         : ": "
                                 + String.join(", ", lost.subList(0, Math.min(5, lost.size())))
                                 + (lost.size() > 5 ? ", …" : "");
-        String why =
-                line.code() == null
-                        ? ""
-                        : " (" + Objects.requireNonNullElse(lastError, line.code()) + ")";
         String reason = line.reason() == null ? "" : " (" + line.reason() + ")";
         String count = line.count() > 1 ? line.count() + " leases are " : "leases are ";
-        LOG.log(Level.WARNING, "{0}", count + line.log() + reason + why + names);
+        LOG.log(Level.WARNING, "{0}", count + line.log() + reason + names);
     }
 
     private void event(LeaseState.Event event) {

@@ -45,7 +45,8 @@ final class LeaseState {
             String code)
             implements Effect {}
 
-    record Log(String log, String code, Reason reason, int count) implements Effect {}
+    /** A line of the log, of the acquire that is the key. */
+    record Log(String log, String key, String code, Reason reason, int count) implements Effect {}
 
     /** Everything is given back, or the time for that is over. */
     record Closed(boolean closed) implements Effect {}
@@ -248,6 +249,10 @@ final class LeaseState {
         final Row row;
         final long begun, until;
         boolean isOver;
+
+        /** It waits for the end of an outage. */
+        boolean isOut;
+
         int series = 1;
         Doubt doubt;
         Undo undoing;
@@ -544,7 +549,7 @@ final class LeaseState {
                     // An outage is one line of the log, and so are the losses by it.
                     boolean isOfOutage = isOut && reason == DEADLINE;
                     if (!isOfOutage || !isLossLogged) {
-                        effects.add(new Log((String) line.get(0), null, reason, count));
+                        effects.add(new Log((String) line.get(0), null, null, reason, count));
                     }
                     isLossLogged |= isOfOutage;
                 });
@@ -978,7 +983,7 @@ final class LeaseState {
                 && c.grants.stream().anyMatch(Grant::isAlive)) {
             isOut = true;
             isAtOnce = isOfConnection(code);
-            effects.add(new Log("not renewed", code, null, 0));
+            effects.add(new Log("not renewed", null, code, null, 0));
         }
         for (Grant g : c.grants) {
             if (!g.isAlive()) {
@@ -1013,6 +1018,7 @@ final class LeaseState {
 
     private void acquireAnswered(Call c, Request r, Answer answer) {
         Taken taken = answer.taken;
+        r.isOut = false;
         if (taken == null) {
             granted(r, answer.token, c.sent);
             return;
@@ -1120,9 +1126,16 @@ final class LeaseState {
         boolean isStuck = r.doubt != null && r.ask.named && !r.ask.reclaim;
         if (r.doubt != null && r.reclaims() && r.tries == 1 && isOfConnection(code)) {
             r.at = now;
-        } else if (!mayPass || isStuck || now >= until) {
+            return;
+        }
+        if (!mayPass || isStuck || now >= until) {
             finish(r, notGranted(code, isOpening && r.doubt == null));
-        } else if (r.doubt != null && !r.reclaims()) {
+            return;
+        }
+        if (!isConflict) {
+            waitsForOutage(r, code);
+        }
+        if (r.doubt != null && !r.reclaims()) {
             // It is undone before the next try, by another holder, whose grant a late undo does not
             // meet.
             r.at = now;
@@ -1131,6 +1144,14 @@ final class LeaseState {
         } else {
             r.at = now + min(pause, max(1, until - now));
         }
+    }
+
+    /** Tells an outage once, however many wait for its end. */
+    private void waitsForOutage(Request r, String code) {
+        if (requests.stream().noneMatch(one -> one.isOut)) {
+            effects.add(new Log("not acquired", r.ask.id, code, null, 0));
+        }
+        r.isOut = true;
     }
 
     private static Reply notGranted(String code, boolean isOpening) {
@@ -1376,7 +1397,7 @@ final class LeaseState {
         private List<Effect> again(long now, String cause) {
             List<Effect> effects = new ArrayList<>();
             if (failures == 0) {
-                effects.add(new Log("leads no more", cause, null, 0));
+                effects.add(new Log("leads no more", null, cause, null, 0));
             }
             if (failures == 0 && isLeading) {
                 effects.add(new Event("interrupted", null, 0, 0, null, null, cause));
