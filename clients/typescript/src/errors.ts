@@ -147,6 +147,16 @@ export function sessionEnded(error: unknown): boolean {
   return state === "" ? [...chain(error, true)].some(says) : ENDED.test(state);
 }
 
+/** The code of a connection that could not be opened: an SQLSTATE; `connect`, if it may open later;
+ * or `misconfigured`: the server speaks no TLS, its certificate or a password is wrong, or what opens
+ * connections has failed by itself. */
+export function codeOfOpening(error: unknown): string {
+  const mayPass = ({ code, name, message }: Link) =>
+    /^E(?!RR_(?!SSL_))/.test(String(code)) || /time(d |-| )?out/i.test(`${name} ${message}`);
+  const passes = sessionEnded(error) || [...chain(error)].some(mayPass);
+  return sqlstateOf(error) || (passes ? "connect" : "misconfigured");
+}
+
 /** Timers and streams wrap the reason for which their signal was aborted. */
 export function ofSignal(error: unknown): unknown {
   const { name, cause } = Object(error) as Error;

@@ -388,13 +388,12 @@ function guardOf<On, Tx>(
 /** What one who leads goes on after, or not. */
 function causeOf(error: unknown, isOfAcquire: boolean): string {
   const state = errors.sqlstateOf(error);
-  const passing = [
-    errors.LeaseLost,
-    errors.LeaseTaken,
-    errors.TransactionLost,
-    errors.NoConnection,
-  ];
+  const passing = [errors.LeaseLost, errors.LeaseTaken, errors.TransactionLost, errors.NoAnswer];
   if (passing.some((type) => error instanceof type)) return (error as Error).name;
+  if (error instanceof errors.NoConnection && state === "") {
+    const mayPass = !error.cause || errors.codeOfOpening(error.cause) === "connect";
+    return mayPass ? "NoConnection" : "own";
+  }
   // The next renewal tells.
   if (state === "PF001" || state === "PF004") return "LeaseLost";
   if (errors.sessionEnded(error) || state === "53300") return "ConnectionLost";

@@ -1,5 +1,6 @@
 import { HeartbeatConnection, within, type Opener, type Row } from "./connection.js";
-import { LeaseLost, sessionEnded, sqlstateOf, toldOfAcquire, toldOfCall } from "./errors.js";
+import { codeOfOpening, LeaseLost, sessionEnded, sqlstateOf } from "./errors.js";
+import { toldOfAcquire, toldOfCall } from "./errors.js";
 import type { Left, Reason } from "./errors.js";
 import { LeaseStates, NEVER } from "./lease_state.js";
 import type {
@@ -251,8 +252,9 @@ export class Heartbeat {
       answer = read(call, (await on?.rows(statement)) ?? []);
     } catch (error) {
       const isEnded = on?.isEnded !== false || sessionEnded(error);
-      const word = isOpen ? (isEnded ? "ended" : "unreadable") : "connect";
-      const code = error instanceof Error ? sqlstateOf(error) || word : "panicked";
+      const word = sqlstateOf(error) || (isEnded ? "ended" : "unreadable");
+      const isThrown = error instanceof Error;
+      const code = isThrown ? (isOpen ? word : codeOfOpening(error)) : "panicked";
       this.#lastError = error;
       if (acquire) [acquire.cause, acquire.role] = [error, on?.role];
       return this.#input((states) => states.failed(number, code, on?.isEnded), number);

@@ -2,6 +2,7 @@
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
 import { Connection, isSettings, type Opener, type Row } from "./connection.js";
+import { codeOfOpening } from "./errors.js";
 import * as fence from "./fence.js";
 import type { Counted, Statement } from "./statements.js";
 import { Transaction } from "./transaction.js";
@@ -51,10 +52,12 @@ function opener(source: Source): Opener {
     const each = limit / places.length;
     let failure: unknown;
     for (const [host, port] of places) {
-      const connection = await opened(options, host, port, each).catch(
-        (error) => (failure = error),
-      );
-      if (connection instanceof Connection) return connection;
+      try {
+        return await opened(options, host, port, each);
+      } catch (error) {
+        // If one of them may be there later, so may the others.
+        if (codeOfOpening(failure) !== "connect") failure = error;
+      }
     }
     throw failure;
   };

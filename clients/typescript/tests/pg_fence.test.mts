@@ -23,7 +23,7 @@ import postgres from "postgres";
 import { DataTypes, Sequelize } from "sequelize";
 import { DataSource, EntitySchema } from "typeorm";
 
-import type * as pgFence from "../dist/index.js";
+import * as pgFence from "../dist/index.js";
 import { LeaseLost, LeaseTaken, NotGranted, NotInstalled, TransactionLost } from "../dist/index.js";
 import * as onPg from "../dist/pg.js";
 import * as onPostgres from "../dist/postgres.js";
@@ -383,6 +383,31 @@ test("events, a leader that goes on, and what its stop and its errors end", asyn
   await fence.lead("chief", async () => {
     assert.equal(await fence.lead("chief", () => assert.fail("it leads"), { stop }), undefined);
   });
+});
+
+test("what can never be opened is told at once, and an outage is waited for, with one warning", async () => {
+  const wrong: [RegExp, unknown][] = [
+    [/does not exist/, { ...as(user ?? ""), database: "nowhere" }],
+    [/no secret/, () => Promise.reject(new Error("no secret"))],
+  ];
+  if (ON_PG) wrong.push([/does not support SSL/, { ...as(user ?? ""), ssl: true }]);
+  for (const [message, source] of wrong) {
+    await using never = new Fence(source);
+    const signal = AbortSignal.timeout(5_000);
+    const waited = await errorOf(() => never.lease("job", { wait: { minutes: 1 }, signal }));
+    const led = await errorOf(() => never.lead("job", async () => {}, { stop: signal }));
+    for (const error of [waited, led]) {
+      assert.ok(error instanceof pgFence.NoConnection && message.test(error.message), error);
+    }
+  }
+  const warnings: string[] = [];
+  const warned = ({ message }: Error) => void warnings.push(message);
+  process.on("warning", warned);
+  await using away = new Fence({ ...as(user ?? ""), port: 1 });
+  await errorOf(() => away.lease("job", { wait: { seconds: 1 } }));
+  process.off("warning", warned);
+  const line = /^no lease could be acquired, and it is tried again: Error: connect ECONNREFUSED/;
+  assert.equal(warnings.filter((message) => line.test(message)).length, 1, warnings.join());
 });
 
 /** A process of its own with that module as its program, and what it prints. */
