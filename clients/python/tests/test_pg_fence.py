@@ -30,6 +30,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncSession, create_async_e
 from sqlalchemy.orm import Session
 
 import pg_fence
+from pg_fence.errors import never_opens
 
 URL = os.environ["DATABASE_URL"]
 PARTS = psycopg.conninfo.conninfo_to_dict(URL)
@@ -619,6 +620,60 @@ class Shape(OnOrders):
             threading.Timer(0.3, stop.set).start()
             with fence.lease("job"):
                 self.assertIsNone(fence.lead("job", lambda _: 7, stop=stop))
+
+    def test_what_can_never_be_opened_is_told_at_once_and_an_outage_is_one_line(self) -> None:
+        def fails() -> Any:
+            raise RuntimeError("no secret")
+
+        wrong: dict[str, Any] = {
+            "does not support SSL": f"{URL}&sslmode=require",
+            "does not exist": URL.replace("?", "_nowhere?"),
+            "no secret": fails,
+        }
+        for words, source in wrong.items():
+            with self.subTest(words), pg_fence.Fence(source) as fence:
+                begun = time.monotonic()
+                with self.assertRaisesRegex(Exception, words):
+                    fence.lease("job", wait=5 * SECOND).__enter__()
+                self.assertLess(time.monotonic() - begun, 4)
+                stop = threading.Event()
+                threading.Timer(5, stop.set).start()
+                with self.assertRaisesRegex(Exception, words):
+                    fence.lead("job", lambda _: None, stop=stop)
+        away = URL.replace(f":{PARTS['port']}/", ":1/")
+        with pg_fence.Fence(away) as fence, self.assertLogs("pg_fence") as logs:
+            with self.assertRaises(psycopg.OperationalError):
+                fence.lease("job", wait=SECOND).__enter__()
+            line = "WARNING:pg_fence:no lease could be acquired, and it is tried again: connection"
+            self.assertEqual([one[: len(line)] for one in logs.output], [line])
+
+    def test_what_psycopg_says_of_a_connection_that_never_opens(self) -> None:
+        at = 'connection failed: connection to server at "127.0.0.1", port 5432 failed: '
+        never = (
+            'FATAL:  password authentication failed for user "app"',
+            "fe_sendauth: no password supplied",
+            'FATAL:  role "app" is not permitted to log in',
+            'FATAL:  permission denied for database "shop"',
+            'FATAL:  no pg_hba.conf entry for host "10.0.0.1", user "app", database "shop", SSL off',
+            "SSL error: certificate verify failed",
+            'server certificate for "db" does not match host name "127.0.0.1"',
+            'root certificate file "/root/.postgresql/root.crt" does not exist',
+        )
+        passes = (
+            "Connection refused",
+            "FATAL:  the database system is starting up",
+            "FATAL:  the database system is not accepting connections",
+            "FATAL:  sorry, too many clients already",
+            'FATAL:  too many connections for role "app"',
+            "server closed the connection unexpectedly",
+            "session is read-only",
+        )
+        for words, is_never in [(one, True) for one in never] + [(one, False) for one in passes]:
+            error = psycopg.OperationalError(at + words)
+            self.assertEqual(never_opens(error), is_never, words)
+        tries = [f"- host: 'a', port: 1: {at}{one}" for one in (never[0], passes[0])]
+        several = "\n".join([at + never[0], "Multiple connection attempts failed.", *tries])
+        self.assertFalse(never_opens(psycopg.OperationalError(several)))
 
     def test_blocks_that_lose_at_most_and_events(self) -> None:
         events: list[tuple[str, str | None]] = []

@@ -1,6 +1,7 @@
 """Refusals and losses, as types, and how they are found in an error of a driver or an ORM."""
 
 import json
+import re
 import traceback
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -86,6 +87,16 @@ _ANOTHER_ROLE = (
 _ENDED = ("08", "25P03", "25P04", "57P01", "57P02", "57P03", "57P05")
 
 
+#: What psycopg says, without an SQLSTATE, of a connection that no try can open: the server's words, if
+#: it speaks English, and those of libpq.
+_NEVER_OPENS = re.compile(
+    r'authentication failed for user|no password supplied|role "[^"]*" (does not exist|is not perm)'
+    r'|database "[^"]*" (does not exist|is not currently)|permission denied for database'
+    r"|pg_hba\.conf|unrecognized configuration parameter|does not support SSL,"
+    r"|(bad|client|root|server) certificate|certificate (authority|file|verify failed)"
+)
+
+
 def unanswered(message: str, cause: BaseException | None, in_doubt: bool = False) -> FenceError:
     error = FenceError(message if cause is None else f"{message}: {cause}")
     error.in_doubt, error.__cause__ = in_doubt, cause
@@ -116,6 +127,13 @@ def session_ended(error: BaseException) -> bool:
     return state.startswith(_ENDED) if state else any(map(_is_broken, _chain(error)))
 
 
+def never_opens(error: BaseException) -> bool:
+    """Whether psycopg says of all its tries that no other one will open the connection."""
+    first, *tries = str(error).split("\n- host: ")
+    is_psycopgs = type(error).__module__.startswith("psycopg")
+    return is_psycopgs and all(map(_NEVER_OPENS.search, tries or [first]))
+
+
 def _is_broken(error: BaseException) -> bool:
     """Whether a driver says so without an SQLSTATE. asyncpg lets the system's errors through as they
     are: one that has not come through it is no database's."""
@@ -125,7 +143,8 @@ def _is_broken(error: BaseException) -> bool:
     # InternalError and InternalClientError: the connection's end has come at an unexpected moment.
     broken = {"OperationalError", "InterfaceError", "InternalError", "InternalClientError"}
     is_drivers = type(error).__module__.startswith(("psycopg", "asyncpg"))
-    return is_drivers and type(error).__name__ in {*broken, "ConnectionTimeout"}
+    is_broken = is_drivers and type(error).__name__ in {*broken, "ConnectionTimeout"}
+    return is_broken and not never_opens(error)
 
 
 def told(error: Exception, role: str | None, is_ours: bool = True) -> Exception:

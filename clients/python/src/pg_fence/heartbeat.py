@@ -21,7 +21,16 @@ import psycopg
 
 from . import statements
 from .connection import Connection, Opener, cut, in_thread, outcome, run
-from .errors import FenceError, LeaseLost, LeaseTaken, NotGranted, sqlstate_of, told, unanswered
+from .errors import (
+    FenceError,
+    LeaseLost,
+    LeaseTaken,
+    NotGranted,
+    never_opens,
+    sqlstate_of,
+    told,
+    unanswered,
+)
 from .lease_state import (
     LONGEST_CALL,
     LOOK_AGAIN,
@@ -499,11 +508,12 @@ def _code_of(error: BaseException, stage: str) -> str:
     is_driver_broken = isinstance(
         error, (psycopg.OperationalError, psycopg.InterfaceError, OSError)
     )
-    if stage == "connect" and not is_driver_broken:
-        # The function that opens connections has failed in a way that may not pass.
-        return "not opened"
+    state = sqlstate_of(error)
+    if stage == "connect" and not state and (not is_driver_broken or never_opens(error)):
+        # Or the function that opens connections has failed by itself.
+        return "misconfigured"
     # What psycopg itself refuses to send is an error of the statement.
-    return sqlstate_of(error) or stage or ("ended" if is_driver_broken else "22000")
+    return state or stage or ("ended" if is_driver_broken else "22000")
 
 
 def _read_acquire(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
