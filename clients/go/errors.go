@@ -3,6 +3,7 @@ package pgfence
 import (
 	"cmp"
 	"context"
+	"crypto/tls"
 	"database/sql"
 	"database/sql/driver"
 	"encoding/json"
@@ -159,6 +160,36 @@ func stateOf(err error) string {
 	return ""
 }
 
+// codeOfOpening is the SQLSTATE of what has failed to open a connection; "connect", if another try
+// may open it; else "misconfigured".
+func codeOfOpening(err error) string {
+	var network net.Error
+	state, mayPass := stateOf(err), sessionEnded(err) || errors.As(err, &network) || errors.Is(err, context.Canceled)
+	switch {
+	case state != "":
+		return state
+	case mayPass && !neverOpens(err):
+		return "connect"
+	}
+	return "misconfigured"
+}
+
+// neverOpens tells that the driver says of all its tries that no other one will open the connection.
+func neverOpens(err error) bool {
+	switch err := err.(type) {
+	case nil:
+		return false
+	case *tls.CertificateVerificationError, *pgconn.ParseConfigError:
+		return true
+	case interface{ Unwrap() []error }:
+		return !slices.ContainsFunc(err.Unwrap(), func(err error) bool { return !neverOpens(err) })
+	case interface{ Unwrap() error }:
+		return neverOpens(err.Unwrap())
+	}
+	// It has no type.
+	return err.Error() == "server refused TLS connection"
+}
+
 // sessionEnded tells whether the error says that a session has ended, or that there was none.
 func sessionEnded(err error) bool {
 	if state := stateOf(err); state != "" {
@@ -169,7 +200,8 @@ func sessionEnded(err error) bool {
 	var network *net.OpError
 	var connecting *pgconn.ConnectError
 	var ofHTTP *url.Error
-	return !isAnyOf(err, context.Canceled, context.DeadlineExceeded) && !errors.As(err, &ofHTTP) && (pgconn.SafeToRetry(err) ||
+	isOurs := !isAnyOf(err, context.Canceled, context.DeadlineExceeded) && !errors.As(err, &ofHTTP) && !neverOpens(err)
+	return isOurs && (pgconn.SafeToRetry(err) ||
 		pgconn.Timeout(err) || errors.As(err, &network) || errors.As(err, &connecting) ||
 		isAnyOf(err, io.ErrUnexpectedEOF, driver.ErrBadConn, sql.ErrConnDone))
 }

@@ -218,9 +218,13 @@ func (f *Fence) Lead(ctx context.Context, name string, ttl time.Duration, work W
 // causeOf is what a leader goes on after, or not.
 func causeOf(err error) string {
 	state := stateOf(err)
+	var told *Error
+	isTold := errors.As(err, &told)
 	switch {
-	case isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer, NoConnection):
+	case isAnyOf(err, LeaseLost, LeaseTaken, TransactionLost, NoAnswer):
 		return "LeaseLost"
+	case isTold && told.Kind == NoConnection && (told.cause == nil || codeOfOpening(told.cause) == "connect"):
+		return "NoConnection"
 	case state == "PF001", state == "PF004":
 		// The next renewal tells.
 		return "LeaseLost"

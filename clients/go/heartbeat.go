@@ -280,7 +280,7 @@ func (h *heartbeat) run(
 		}()
 		if e.Open {
 			if err := c.opens(h.open); err != nil {
-				code = cmp.Or(stateOf(err), "connect")
+				code = codeOfOpening(err)
 				return err
 			}
 			h.input(e.Call, func() { h.states.sent(e.Call) })

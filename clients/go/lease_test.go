@@ -2,8 +2,10 @@ package pgfence_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -206,6 +208,32 @@ func TestALeaderTellsWhatItGoesOnAfter(t *testing.T) {
 	}
 	equal(t, interrupted, 1)
 	equal(t, time.Since(begun) > 900*time.Millisecond, true)
+}
+
+func TestWhatCanNeverBeOpenedIsToldAtOnceAndAnOutageIsOneLineOfTheLog(t *testing.T) {
+	table(t)
+	for words, fence := range map[string]*pgfence.Fence{
+		"refused TLS":    pgfence.New(url + "&sslmode=require"),
+		"does not exist": pgfence.New(strings.Replace(url, "?", "_nowhere?", 1)),
+		"no secret":      pgfence.New(func(context.Context) (pgfence.Conn, error) { return nil, errors.New("no secret") }),
+	} {
+		ctx, cancel := context.WithTimeout(background, 5*time.Second)
+		for _, err := range []error{
+			fence.Lease(ctx, "job", pgfence.Options{TTL: time.Second, Wait: time.Minute}, nil),
+			fence.Lead(ctx, "job", time.Second, nil),
+		} {
+			equal(t, strings.Contains(is(t, err, pgfence.NoConnection).Error(), words), true)
+			equal(t, ctx.Err(), nil)
+		}
+		cancel()
+	}
+	var log strings.Builder
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	away := pgfence.New("postgresql://127.0.0.1:1/shop")
+	is(t, away.Lease(background, "job", pgfence.Options{TTL: time.Second, Wait: time.Second}, nil), pgfence.NoConnection)
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	equal(t, strings.Count(log.String(), "level=WARN"), 1)
+	equal(t, strings.Contains(log.String(), `"pgfence: no lease could be acquired, and it is tried again" reason="failed to connect`), true)
 }
 
 // loses is a connection that ends after an acquire, whose answer nobody reads.
