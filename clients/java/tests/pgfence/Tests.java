@@ -16,6 +16,7 @@ import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
 import java.util.concurrent.atomic.AtomicBoolean;
+import java.util.logging.*;
 import java.util.stream.*;
 
 /**
@@ -495,6 +496,59 @@ final class Tests {
                         Event.Kind.RELEASED,
                         Event.Kind.RENEWED,
                         Event.Kind.LOST));
+    }
+
+    @Test
+    void whatCanNeverBeOpenedIsToldAtOnceAndAnOutageIsOneLineOfTheLog() throws Exception {
+        Options waits = new Options().ttl(Duration.ofSeconds(1)).waitUpTo(Duration.ofMinutes(1));
+        Map<String, Fence> wrong =
+                Map.of(
+                        "SSL", new Fence(URL + "&sslmode=require"),
+                        "does not exist", new Fence(URL.replace("?", "_nowhere?")),
+                        "no secret",
+                                new Fence(
+                                        (Callable<Connection>)
+                                                () -> {
+                                                    throw new IllegalStateException("no secret");
+                                                }));
+        for (var one : wrong.entrySet()) {
+            Body lease = () -> one.getValue().lease("job", waits);
+            CountDownLatch stop = new CountDownLatch(1);
+            Body lead = () -> one.getValue().lead("job", Duration.ofSeconds(1), stop, leads -> {});
+            for (Body body : List.of(lease, lead)) {
+                String told =
+                        assertTimeoutPreemptively(
+                                Duration.ofSeconds(5),
+                                () -> assertThrows(NoConnection.class, body::run).getMessage());
+                equal(told.contains(one.getKey()), true);
+            }
+        }
+        List<String> lines = new CopyOnWriteArrayList<>();
+        Handler handler =
+                new Handler() {
+                    @Override
+                    public void publish(LogRecord line) {
+                        lines.add(new SimpleFormatter().formatMessage(line));
+                    }
+
+                    @Override
+                    public void flush() {}
+
+                    @Override
+                    public void close() {}
+                };
+        Logger.getLogger("pgfence").addHandler(handler);
+        try (Fence away = new Fence("postgresql://127.0.0.1:1/x")) {
+            Options wait = new Options().ttl(Duration.ofSeconds(1)).waitUpTo(Duration.ofSeconds(1));
+            assertThrows(NoConnection.class, () -> away.lease("job", wait));
+        } finally {
+            Logger.getLogger("pgfence").removeHandler(handler);
+        }
+        equal(lines.size(), 1);
+        equal(
+                lines.get(0)
+                        .startsWith("no lease could be acquired, and it is tried again: 08001: "),
+                true);
     }
 
     @Test

@@ -2,9 +2,12 @@ package pgfence;
 
 import org.postgresql.util.*;
 
+import java.io.*;
+import java.security.GeneralSecurityException;
 import java.sql.*;
 import java.time.Duration;
 import java.util.*;
+import java.util.concurrent.TimeoutException;
 import java.util.regex.*;
 import java.util.stream.Stream;
 
@@ -294,20 +297,68 @@ public sealed class FenceException extends RuntimeException {
         return stateOf(error).matches("08...|25P0[34]|57P0[1235]|53300");
     }
 
+    private static boolean isBy(Throwable error, Class<?>... types) {
+        return Stream.iterate(error, Objects::nonNull, Throwable::getCause)
+                .limit(50)
+                .anyMatch(one -> Stream.of(types).anyMatch(type -> type.isInstance(one)));
+    }
+
+    /**
+     * Whether the driver will not open the connection, however often it tries: the server has no
+     * TLS or asks for a password that is not there (08004), its certificate is refused, or the file
+     * of one is missing.
+     */
+    private static boolean neverOpens(Throwable error) {
+        return chain(error)
+                .anyMatch(
+                        one ->
+                                "08004".equals(one.getSQLState())
+                                        || "08006".equals(one.getSQLState())
+                                                && (one.getCause() == null
+                                                        || isBy(
+                                                                one,
+                                                                GeneralSecurityException.class,
+                                                                FileNotFoundException.class))
+                                        || String.valueOf(one.getMessage())
+                                                .startsWith("No suitable driver"));
+    }
+
+    /**
+     * The SQLSTATE of what has failed to open a connection; "connect", if another try may open it;
+     * else "misconfigured".
+     */
+    static String codeOfOpening(Throwable error) {
+        String state = stateOf(error);
+        boolean mayPass =
+                error == null
+                        || isBy(
+                                error,
+                                SQLException.class,
+                                IOException.class,
+                                TimeoutException.class);
+        return !mayPass || neverOpens(error)
+                ? "misconfigured"
+                : state.isEmpty() ? "connect" : state;
+    }
+
     /** What a leader may go on after, by the specification's words. */
     static String causeOf(Throwable error) {
         String state = stateOf(error);
-        if (error instanceof NotInstalled || error instanceof NotGranted) {
+        boolean isOpening = error instanceof NoConnection;
+        if (error instanceof NotInstalled
+                || error instanceof NotGranted
+                || isOpening && codeOfOpening(error.getCause()).equals("misconfigured")) {
             return "own";
         }
         // The next renewal tells.
         if (state.matches("PF00[14]")) {
             return "LeaseLost";
         }
-        if (error instanceof FenceException && !(error instanceof Refused)) {
+        if (error instanceof FenceException
+                && !(error instanceof Refused || isOpening && !state.isEmpty())) {
             return error.getClass().getSimpleName();
         }
-        return isEnd(error)
+        return isEnd(error) && !neverOpens(error)
                 ? "ConnectionLost"
                 : state.matches("(25|40|53|57|58)...|55P03") ? "passing" : "own";
     }

@@ -362,7 +362,10 @@ final class Heartbeat {
         if (error instanceof Error || error instanceof IllegalArgumentException) {
             return "panicked";
         }
-        return !state.isEmpty() ? state : !isOpen ? "connect" : isBroken ? "ended" : "unreadable";
+        if (!isOpen) {
+            return FenceException.codeOfOpening(error);
+        }
+        return !state.isEmpty() ? state : isBroken ? "ended" : "unreadable";
     }
 
     // What the rows say
