@@ -2,7 +2,7 @@
 //! each of its addresses, has a time of its own.
 
 use crate::clock;
-use crate::errors::{Error, innermost};
+use crate::errors::{Error, innermost, refused_by_driver};
 use crate::statements::Statement;
 use std::hash::{BuildHasher, RandomState};
 use std::ops::{Deref, DerefMut};
@@ -14,7 +14,6 @@ use tokio::net::lookup_host;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio_postgres::config::{Host, LoadBalanceHosts};
-use tokio_postgres::error::SqlState;
 use tokio_postgres::tls::{MakeTlsConnect, TlsConnect};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Client, Config, Connection, Row, Socket};
@@ -155,12 +154,9 @@ pub async fn open(configs: &[Config], tls: impl Tls, limit: Duration) -> Result<
         let said = match clock::within(limit, config.connect(tls.clone())).await {
             Some(Ok((client, connection))) => return Ok(Connected::new(client, connection)),
             Some(Err(error)) => {
-                let said = innermost(&error);
-                // A server that asks for a password will ask again. The driver has no code for it.
-                let known = (said == "password missing").then_some("28P01");
-                let code = error.code().map(SqlState::code).or(known);
-                state = state.and(code.map(str::to_owned));
-                said
+                let code = error.code().map(|code| code.code().to_owned());
+                state = state.and(code.or_else(|| refused_by_driver(&error)));
+                innermost(&error)
             }
             None => {
                 state = None;

@@ -38,7 +38,8 @@ pub enum Error {
     /// The role may not use the lease (42501): the server's words.
     NotGranted { role: String, message: String },
     /// No server could be connected to in time, and nothing was sent: which ones, and what came of
-    /// each try. The SQLSTATE is there if a server has refused each of them.
+    /// each try. The SQLSTATE is there if each of them was refused: by a server, or by the driver,
+    /// which has no code for a password that is missing (28P01) or for TLS (28000).
     NoConnection(String, Option<String>),
     /// The server has not answered in time. `in_doubt`: a grant may be there. It is released in the
     /// background unless the caller has named the holder, and ends at its ttl at the latest.
@@ -131,6 +132,24 @@ impl Error {
         self.sqlstate().as_deref() == Some(state)
     }
 
+    /// The code of a failed opening: the SQLSTATE; `connect`, if another try may open it; or
+    /// `misconfigured`: what opens connections has failed by itself.
+    pub(crate) fn code_of_opening(&self) -> String {
+        let code = self.sqlstate().or_else(|| chain(self).find_map(refused_by_driver));
+        code.unwrap_or_else(|| if self.is_own() { "misconfigured" } else { "connect" }.to_owned())
+    }
+
+    /// True if it is no error of a server, a driver or the network.
+    fn is_own(&self) -> bool {
+        let is_known = |one: &(dyn StdError + 'static)| {
+            let said = one.to_string();
+            let is_late =
+                ["timed out", "timeout", "elapsed"].iter().any(|late| said.contains(late));
+            one.is::<tokio_postgres::Error>() || one.is::<std::io::Error>() || is_late
+        };
+        matches!(self, Error::Other(_)) && !chain(self).any(is_known)
+    }
+
     /// The meaning of an error of one of our own statements, which that role has sent.
     pub(crate) fn of_call(self, role: &str) -> Error {
         let Some(told) = told_in(&self) else { return self };
@@ -171,6 +190,7 @@ impl Error {
             Denial::GivenUp => Error::Invalid("nobody waits for the lease any more"),
             Denial::NoConnection => match cause {
                 Some(told @ Error::NoConnection(..)) => told,
+                Some(own) if own.is_own() => own,
                 _ => Error::NoConnection(message("no connection to the server in time"), sqlstate),
             },
             Denial::NoAnswer => {
@@ -200,7 +220,12 @@ impl Error {
             // The next renewal tells.
             _ if state == "PF001" || state == "PF004" => "LeaseLost",
             _ if is_of_acquire && (may_pass || state == "55P03") => "passing",
-            Some(Error::NoConnection(..)) => "NoConnection",
+            // Any other SQLSTATE of an opening is there to stay.
+            Some(Error::NoConnection(..))
+                if matches!(state.get(..2), None | Some("08" | "53" | "57")) =>
+            {
+                "NoConnection"
+            }
             _ => "own",
         }
     }
@@ -235,6 +260,20 @@ pub(crate) fn is_broken(error: &(dyn StdError + 'static)) -> bool {
     error.downcast_ref::<tokio_postgres::Error>().is_some_and(|error| {
         error.is_closed() || error.source().is_some_and(|cause| cause.is::<std::io::Error>())
     })
+}
+
+/// The SQLSTATE that a server would give, of an error by which the driver never opens the
+/// connection. The driver has no code for these.
+pub(crate) fn refused_by_driver(error: &(dyn StdError + 'static)) -> Option<String> {
+    let said = innermost(error.downcast_ref::<tokio_postgres::Error>()?);
+    let is_of_tls = error.to_string() == "error performing TLS handshake";
+    let code = match &*said {
+        // A server that asks for a password will ask again.
+        "password missing" => "28P01",
+        said if is_of_tls && (said.contains(" TLS") || said.contains("certificate")) => "28000",
+        _ => return None,
+    };
+    Some(code.to_owned())
 }
 
 /// The server's error, in whichever driver's words.

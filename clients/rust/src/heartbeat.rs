@@ -497,8 +497,7 @@ impl Heartbeat {
             match (self.setup.open)(limit).await {
                 Ok(opened) => cut.0 = Some(opened),
                 Err(error) => {
-                    let code = error.sqlstate().unwrap_or_else(|| "connect".to_owned());
-                    return (cut, Err((code, Some(error))));
+                    return (cut, Err((error.code_of_opening(), Some(error))));
                 }
             }
             self.input(Input::Sent(call.number));

@@ -12,6 +12,7 @@ use std::error::Error as StdError;
 use std::future::pending;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio_postgres::config::SslMode;
 use tokio_postgres::{Config, NoTls};
 use tokio_util::sync::CancellationToken;
 
@@ -287,6 +288,53 @@ async fn leading_waits_for_the_work_that_was_stopped() {
         stop.cancel();
     };
     assert!(tokio::join!(waits, stops).0.unwrap().is_none());
+}
+
+/// The lines of the log.
+struct Lines(Mutex<Vec<String>>);
+
+impl log::Log for Lines {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, line: &log::Record<'_>) {
+        self.0.lock().unwrap_or_else(|error| error.into_inner()).push(line.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+#[tokio::test]
+async fn what_never_opens_is_told_at_once_and_an_outage_is_one_line_of_the_log() {
+    let at = |change: fn(&mut Config) -> &mut Config| {
+        let mut config: Config = url().parse().unwrap();
+        Fence::at([change(&mut config).clone()], NoTls)
+    };
+    let own = Fence::with_opener(|| async { Err(Error::other("no secret")) });
+    for (words, fence) in [
+        ("TLS", at(|config| config.ssl_mode(SslMode::Require))),
+        ("does not exist", at(|config| config.dbname("nowhere"))),
+        ("no secret", own),
+    ] {
+        let wait = fence.lease("x").wait(LONG).acquire();
+        let wait = tokio::time::timeout(SHORT * 5, wait).await.expect("at once").unwrap_err();
+        let stop = CancellationToken::new();
+        let lead = fence.lead("x", SHORT, &stop, async |_| Ok(()));
+        let lead = tokio::time::timeout(SHORT * 5, lead).await.expect("at once").unwrap_err();
+        assert!(wait.to_string().contains(words), "{wait}");
+        assert!(lead.to_string().contains(words), "{lead}");
+    }
+    static LINES: Lines = Lines(Mutex::new(Vec::new()));
+    log::set_logger(&LINES).unwrap();
+    log::set_max_level(log::LevelFilter::Warn);
+    let nobody = Fence::new("host=127.0.0.1 port=1 user=nobody").unwrap();
+    let waits = nobody.lease("x").wait(SHORT).acquire().await;
+    assert!(matches!(waits, Err(Error::NoConnection(..))), "{waits:?}");
+    let lines = LINES.0.lock().unwrap_or_else(|error| error.into_inner());
+    let line = "no lease could be acquired, and it is tried again: cannot connect to a server: \
+                \"127.0.0.1\", port 1, as user \"nobody\"";
+    assert_eq!(lines.iter().filter(|one| one.starts_with(line)).count(), 1, "{lines:?}");
 }
 
 /// Of both modes, with a key of two columns.
