@@ -60,14 +60,9 @@ impl SigintNoted {
         unsafe { sigaction(SIGINT, &Action { handler, flags, ..before }, null_mut()) };
         SigintNoted { before: Some(before) }
     }
-
-    /// Returns true if a SIGINT has come since `begin`.
-    pub fn any(&self) -> bool {
-        has_come()
-    }
 }
 
-/// Returns true if a SIGINT has come; for the handler of another signal.
+/// Returns true if a SIGINT has come since `SigintNoted::begin`; also for the handler of another signal.
 pub fn has_come() -> bool {
     NOTED.load(SeqCst)
 }
