@@ -15,14 +15,14 @@ use pg_fence_rules::{Epoch, Token};
 use pgrx::pg_sys::Oid;
 use std::cell::Cell;
 
-/// What this backend knows of its database's epoch.
+/// What this backend has read of the token sequence and its epoch.
 ///
 /// It determines the epoch once, because no backend survives a recovery: the start of the server and the identity of
 /// the database stay the same. A dump may still be loaded, which changes `dumped`.
 #[derive(Clone, Copy)]
-struct Incarnation {
-    /// The sequence whose advance in this epoch is done; invalid if that is not known yet.
-    begun: Oid,
+struct SequenceCache {
+    /// The sequence that has advanced since the server started, as far as is known; INVALID if that is not known yet.
+    advanced_for: Oid,
     /// The sequence to which the two numbers belong: a restore may replace it.
     sequence: Oid,
     /// The greatest token that the sequence is known to have reached.
@@ -36,16 +36,16 @@ struct Incarnation {
 }
 
 thread_local! {
-    static INCARNATION: Cell<Incarnation> = const {
-        Cell::new(Incarnation::unknown(Oid::INVALID))
+    static CACHE: Cell<SequenceCache> = const {
+        Cell::new(SequenceCache::unknown(Oid::INVALID))
     };
 }
 
-impl Incarnation {
+impl SequenceCache {
     /// What is known of a sequence at first: nothing.
-    const fn unknown(sequence: Oid) -> Incarnation {
-        Incarnation {
-            begun: Oid::INVALID,
+    const fn unknown(sequence: Oid) -> SequenceCache {
+        SequenceCache {
+            advanced_for: Oid::INVALID,
             sequence,
             high_water: Token::BEFORE_ALL,
             dumped: Token::BEFORE_ALL,
@@ -54,16 +54,16 @@ impl Incarnation {
     }
 
     /// What is known of this sequence.
-    fn of(sequence: Oid) -> Incarnation {
-        let known = INCARNATION.get();
+    fn of(sequence: Oid) -> SequenceCache {
+        let known = CACHE.get();
         if known.sequence == sequence {
             return known;
         }
-        Incarnation::unknown(sequence)
+        SequenceCache::unknown(sequence)
     }
 
-    fn has_begun(&self) -> bool {
-        self.begun == self.sequence
+    fn has_advanced(&self) -> bool {
+        self.advanced_for == self.sequence
     }
 }
 
@@ -85,13 +85,13 @@ pub fn draw(above: Token) -> Result<Token, Report> {
         // Drawing locks the sequence, so earlier changes of it are visible now, and none can follow.
         check_fit(oid)?;
         if token > above {
-            INCARNATION.set(Incarnation { high_water: token, ..known });
+            CACHE.set(SequenceCache { high_water: token, ..known });
             if epochs::dump_lags(known.dumped, token) {
                 set_dumped(token)?;
             }
             return Ok(token);
         }
-        INCARNATION.set(Incarnation { begun: Oid::INVALID, high_water: above, ..known });
+        CACHE.set(SequenceCache { advanced_for: Oid::INVALID, high_water: above, ..known });
     }
 }
 
@@ -121,7 +121,7 @@ pub fn sequence() -> Result<Oid, Report> {
 /// must have advanced since.
 #[inline]
 pub fn issued(oid: Oid, token: Token) -> bool {
-    let known = INCARNATION.get();
+    let known = CACHE.get();
     token > Token::BEFORE_ALL
         && ((known.sequence == oid && token <= known.high_water) || issued_by_now(oid, token))
 }
@@ -131,7 +131,7 @@ fn issued_by_now(oid: Oid, token: Token) -> bool {
     // A sequence that was altered has issued nothing.
     let Ok(known) = settled(oid) else { return false };
     let last = last_of(oid);
-    INCARNATION.set(Incarnation { high_water: known.high_water.max(last), ..known });
+    CACHE.set(SequenceCache { high_water: known.high_water.max(last), ..known });
     token <= last
 }
 
@@ -159,7 +159,7 @@ pub fn epoch_seen() -> Result<Epoch, Report> {
     match what_is_due(oid)? {
         (Due::NewEpoch, _) => return Ok(Epoch::TO_BEGIN),
         // Remembered, so that a session that only checks tokens need not find it out each time.
-        (Due::Nothing, seen) => INCARNATION.set(Incarnation { begun: oid, ..seen }),
+        (Due::Nothing, seen) => CACHE.set(SequenceCache { advanced_for: oid, ..seen }),
         (Due::Advance, _) => (),
     }
     recorded_epoch()
@@ -167,18 +167,18 @@ pub fn epoch_seen() -> Result<Epoch, Report> {
 
 /// The epoch, if it has been determined and no dump was loaded since; otherwise `None`.
 fn settled_epoch(oid: Oid) -> Result<Option<Epoch>, Report> {
-    let known = Incarnation::of(oid);
+    let known = SequenceCache::of(oid);
     // The page is read before the epoch. A new epoch is written before the page, so a stored epoch cannot be older than
     // the stored page state.
     let page = sequence::read(state_oid(c"dumped_token_seq")?);
-    if !known.has_begun() || known.dumped != token_of(&page) {
+    if !known.has_advanced() || known.dumped != token_of(&page) {
         return Ok(None);
     }
     if let Some((_, epoch)) = known.epoch.filter(|(state, _)| page.state == Some(*state)) {
         return Ok(Some(epoch));
     }
     let epoch = recorded_epoch()?;
-    INCARNATION.set(Incarnation { epoch: page.state.map(|state| (state, epoch)), ..known });
+    CACHE.set(SequenceCache { epoch: page.state.map(|state| (state, epoch)), ..known });
     Ok(Some(epoch))
 }
 
@@ -209,12 +209,12 @@ fn check_fit(oid: Oid) -> Result<(), Report> {
 
 /// What is known of the sequence, once the epoch is determined and no dump was loaded since. Checked before each draw
 /// and decision, so that sessions older than a dump are as safe as newer ones.
-fn settled(oid: Oid) -> Result<Incarnation, Report> {
-    let known = Incarnation::of(oid);
-    if !known.has_begun() || known.dumped != dumped()? {
+fn settled(oid: Oid) -> Result<SequenceCache, Report> {
+    let known = SequenceCache::of(oid);
+    if !known.has_advanced() || known.dumped != dumped()? {
         begin(oid)?;
     }
-    Ok(Incarnation::of(oid))
+    Ok(SequenceCache::of(oid))
 }
 
 /// The number that a dump contains, which is not far behind the last token. Dumps do not contain the sequence itself,
@@ -225,7 +225,7 @@ fn dumped() -> Result<Token, Report> {
 
 fn set_dumped(token: Token) -> Result<(), Report> {
     sequence::set(state_oid(c"dumped_token_seq")?, token.bigint());
-    INCARNATION.set(Incarnation { dumped: token, ..INCARNATION.get() });
+    CACHE.set(SequenceCache { dumped: token, ..CACHE.get() });
     Ok(())
 }
 
@@ -233,7 +233,7 @@ fn set_dumped(token: Token) -> Result<(), Report> {
 /// restore or a copy. The advance is durable before any token is drawn or checked; concurrent sessions make it once.
 #[inline]
 pub fn ensure_begun(oid: Oid) -> Result<(), Report> {
-    if INCARNATION.get().begun == oid {
+    if CACHE.get().advanced_for == oid {
         return Ok(());
     }
     begin(oid)
@@ -254,7 +254,7 @@ fn begin(oid: Oid) -> Result<(), Report> {
             }
         })?,
     };
-    INCARNATION.set(Incarnation { begun: oid, ..known });
+    CACHE.set(SequenceCache { advanced_for: oid, ..known });
     if has_new_epoch {
         statistics::count(Counter::Jumps);
     }
@@ -272,8 +272,8 @@ fn under_advance_lock<T>(work: impl FnOnce() -> Result<T, Report>) -> Result<T, 
 }
 
 /// The advance that is due, and the state of the sequence when that was decided.
-fn what_is_due(oid: Oid) -> Result<(Due, Incarnation), Report> {
-    let known = Incarnation::of(oid);
+fn what_is_due(oid: Oid) -> Result<(Due, SequenceCache), Report> {
+    let known = SequenceCache::of(oid);
     // Read before the sequence. Every advance sets the sequence first, so it is behind this number only if a dump was
     // loaded.
     let dumped = dumped()?;
@@ -287,14 +287,14 @@ fn what_is_due(oid: Oid) -> Result<(Due, Incarnation), Report> {
     let expected = start.map(|s| server::start(oid, s.file));
     let due =
         epochs::due(&recorded, || server::identity(oid), expected.as_ref(), known.high_water)?;
-    Ok((due, Incarnation { high_water: recorded.last.max(known.high_water), dumped, ..known }))
+    Ok((due, SequenceCache { high_water: recorded.last.max(known.high_water), dumped, ..known }))
 }
 
 /// Begins a new epoch on request, and returns the number to which the sequence advanced. Errors: 55000.
 pub fn new_epoch() -> Result<Token, Report> {
     let oid = sequence()?;
     let known = under_advance_lock(|| begin_epoch(oid))?;
-    INCARNATION.set(Incarnation { begun: oid, ..known });
+    CACHE.set(SequenceCache { advanced_for: oid, ..known });
     statistics::count(Counter::Jumps);
     Ok(known.high_water)
 }
@@ -305,7 +305,7 @@ pub fn record_creation() -> Result<(), Report> {
     begin_with(sequence()?, set_epoch).map(drop)
 }
 
-fn begin_epoch(oid: Oid) -> Result<Incarnation, Report> {
+fn begin_epoch(oid: Oid) -> Result<SequenceCache, Report> {
     begin_with(oid, |target| {
         set_epoch(target)?;
         // Set rather than drawn: nextval logs a value 32 ahead, which would appear after a crash.
@@ -323,7 +323,7 @@ fn set_epoch(target: Token) -> Result<(), Report> {
 
 fn advance(oid: Oid) -> Result<Token, Report> {
     check_fit(oid)?;
-    let last = last_of(oid).max(Incarnation::of(oid).high_water).max(dumped()?);
+    let last = last_of(oid).max(SequenceCache::of(oid).high_water).max(dumped()?);
     // Waits once only: if the clock does not advance, the last value decides.
     wait::pause(epochs::wait_for_clock(last, clock::now()));
     let target = epochs::target(last, clock::now()).ok_or_else(errors::tokens_exhausted)?;
@@ -337,7 +337,7 @@ fn advance(oid: Oid) -> Result<Token, Report> {
 fn begin_with(
     oid: Oid,
     then: impl FnOnce(Token) -> Result<(), Report>,
-) -> Result<Incarnation, Report> {
+) -> Result<SequenceCache, Report> {
     let identity = server::identity(oid)?;
     let began_at = advance(oid)?;
     then(began_at)?;
@@ -346,5 +346,10 @@ fn begin_with(
     if let Some(found) = sequence::read_unlogged(start) {
         sequence::set(start, server::start(oid, found.file).fingerprint(identity.fingerprint()));
     }
-    Ok(Incarnation { high_water: began_at, dumped: began_at, epoch: None, ..Incarnation::of(oid) })
+    Ok(SequenceCache {
+        high_water: began_at,
+        dumped: began_at,
+        epoch: None,
+        ..SequenceCache::of(oid)
+    })
 }

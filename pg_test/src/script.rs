@@ -1,7 +1,7 @@
 //! SQL scenarios: tests in text files (`.script`), each a list of SQL statements with their expected results. They are
 //! read when the test program starts.
 //!
-//! `suite/fence/bound.script` has the tests `fence::bound::…`, beside those of `bound.rs`, if there is one:
+//! `suite/guards/locks.script` has the tests `guards::locks::…`, beside those of `locks.rs`, if there is one:
 //!
 //! ```text
 //! # A comment says why. Each test has a fresh database. The tests below a setup begin with its steps, up to the next setup.

@@ -139,7 +139,7 @@ impl RefusedWrite<'_> {
             // An INSERT that omits the column looks like one that writes NULL.
             (Event::Insert, None) => Wrote::Nothing,
             (_, None) => Wrote::Null,
-            (Event::Insert, Some(_)) if plan.inserts_freely() && write.brings_fence() => {
+            (Event::Insert, Some(_)) if plan.insert_allows_no_token() && write.brings_fence() => {
                 Wrote::Loads
             }
             (_, Some(_)) => Wrote::Value,
@@ -150,7 +150,7 @@ impl RefusedWrite<'_> {
     /// of a row lease.
     fn ambient(&self) -> Option<Token> {
         match self.plan.duty {
-            Duty::Hold { .. } => None,
+            Duty::RowLease { .. } => None,
             _ => ambient(&self.leases()),
         }
     }

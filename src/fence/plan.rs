@@ -37,10 +37,10 @@ pub enum Duty {
     Check,
     /// Check the token presented to a row lease, with its deadline in this column. In managed mode only the setting
     /// presents a token.
-    Hold { deadline: Attribute, managed: bool },
+    RowLease { deadline: Attribute, managed: bool },
     /// Fill the column, and check the token of the guard or the setting. With `unfenced_insert`, a new row needs no
     /// lease.
-    Manage { unfenced_insert: bool },
+    Managed { unfenced_insert: bool },
     /// Check the row again after all BEFORE triggers. With `null_insert`, a new row may have no token.
     Verify { null_insert: NullInsert },
 }
@@ -65,22 +65,22 @@ impl Drop for Plan {
 
 impl Plan {
     /// Returns true if a row is created without its lease, even if the session has a token.
-    pub fn creates_freely(&self) -> bool {
-        self.duty == Duty::Manage { unfenced_insert: true }
+    pub fn insert_ignores_token(&self) -> bool {
+        self.duty == Duty::Managed { unfenced_insert: true }
     }
 
     /// Returns true if rows may be inserted without a token, and then get no fence.
-    pub fn inserts_freely(&self) -> bool {
+    pub fn insert_allows_no_token(&self) -> bool {
         match self.duty {
-            Duty::Manage { .. } => self.creates_freely() || self.lease.is_none(),
-            Duty::Hold { .. } => true,
+            Duty::Managed { .. } => self.insert_ignores_token() || self.lease.is_none(),
+            Duty::RowLease { .. } => true,
             _ => false,
         }
     }
 
     /// Returns true if values that a statement writes into the fence column are ignored.
     pub fn is_managed(&self) -> bool {
-        matches!(self.duty, Duty::Manage { .. } | Duty::Hold { managed: true, .. })
+        matches!(self.duty, Duty::Managed { .. } | Duty::RowLease { managed: true, .. })
     }
 
     /// Parses the trigger's arguments. Errors: 22023, 42703, 42804, 55000.
@@ -97,7 +97,9 @@ impl Plan {
         let (order, managed) = order(arguments.mode)?;
         let lease = arguments.lease.map(|text| Binding::new(text, &columns)).transpose()?;
         let duty = match arguments.deadline {
-            Some(name) => Duty::Hold { deadline: deadline(&columns, name, &arguments)?, managed },
+            Some(name) => {
+                Duty::RowLease { deadline: deadline(&columns, name, &arguments)?, managed }
+            }
             None => Duty::new(&arguments, managed)?,
         };
         statistics::prepare();
@@ -175,7 +177,7 @@ impl Duty {
             _ => NullInsert::Never,
         };
         match arguments.verify {
-            None if managed => Ok(Duty::Manage { unfenced_insert }),
+            None if managed => Ok(Duty::Managed { unfenced_insert }),
             None => Ok(Duty::Check),
             Some(b"verify") => Ok(Duty::Verify { null_insert }),
             Some(_) => Err(errors::bad_trigger_argument(

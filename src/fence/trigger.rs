@@ -1,7 +1,7 @@
 //! The trigger function `fenced(fence_column, mode, lease, deadline, 'verify', events)`.
 //!
-//! For each row it reads two columns and decides. The trigger's arguments are parsed once per statement, and a token is
-//! checked against a lease once per transaction.
+//! For each row it reads the fence column, and those of the lease or the deadline, and decides. The trigger's arguments
+//! are parsed once per statement, and a token is checked against a lease once per transaction.
 
 use super::binding::WriteLeases;
 use super::plan::{Duty, NullInsert, Plan};
@@ -39,8 +39,8 @@ pub fn fenced(args: Args) -> Result<Answer, Report> {
             return Err(errors::misplaced("fenced() must fire BEFORE the write"));
         }
         Duty::Check => before::<false>(&call, plan),
-        Duty::Hold { deadline, managed } => row_lease::before(&call, plan, &deadline, managed),
-        Duty::Manage { .. } => before::<true>(&call, plan),
+        Duty::RowLease { deadline, managed } => row_lease::before(&call, plan, &deadline, managed),
+        Duty::Managed { .. } => before::<true>(&call, plan),
     };
     row.map(Answer::Value).map_err(|report| {
         let report = describe::at_row(report, &call, &plan.column);
@@ -81,7 +81,7 @@ fn before<const MANAGED: bool>(call: &TriggerCall, plan: &Plan) -> Result<pg_sys
     };
     if arriving.is_none() {
         statistics::checked_row();
-        let is_free = MANAGED && old.is_none() && plan.creates_freely();
+        let is_free = MANAGED && old.is_none() && plan.insert_ignores_token();
         if is_free && write.brings_fence() {
             return Err(RefusedWrite { call, plan, write }.error(Verdict::Unfenced));
         }
@@ -265,7 +265,9 @@ fn verify(
     if found.is_none() && may_be_null && call.event == Event::Insert {
         return Ok(passed);
     }
-    let Some(now) = found.filter(|now| written::under(call.table, *now, |_| true).is_some()) else {
+    let Some(now) =
+        found.filter(|now| written::token_that_wrote(call.table, *now, |_| true).is_some())
+    else {
         return Err(errors::changed_behind(found));
     };
     if !plan.order.accepts(now, call.old.and_then(fence)) {
@@ -273,7 +275,9 @@ fn verify(
     }
     if let Some(binding) = &plan.lease {
         let name = binding.lease(&columns, new)?;
-        let token = written::under(call.table, now, |token| guard::is_guarded_here(&name, token));
+        let token = written::token_that_wrote(call.table, now, |token| {
+            guard::is_guarded_here(&name, token)
+        });
         let may_see = || refusal::may_see(call, plan, true);
         guard::require(&name, token.unwrap_or(now), Caller::Trigger(&may_see))?;
     }

@@ -28,13 +28,13 @@ pub fn note(table: Oid, landing: Landing) {
     WRITTEN.with_borrow_mut(|all| all.insert((table.to_u32(), landing.fence, landing.token)));
 }
 
-/// A token under which a row of the table was left with this fence; one for which `asked_for` holds, if there is one.
-pub fn under(table: Oid, fence: Token, asked_for: impl Fn(Token) -> bool) -> Option<Token> {
+/// A token whose write left this fence in a row of the table, preferably one for which `prefer` returns true.
+pub fn token_that_wrote(table: Oid, fence: Token, prefer: impl Fn(Token) -> bool) -> Option<Token> {
     WRITTEN.with_borrow(|all| {
         let least = Token::from_bigint(i64::MIN);
         let of_fence = (table.to_u32(), fence, least)..=(table.to_u32(), fence, fence);
         let tokens = all.range(of_fence).map(|(_, _, token)| *token);
         // The fence itself comes first, if it is among the tokens.
-        tokens.clone().rev().find(|token| asked_for(*token)).or_else(|| tokens.clone().next())
+        tokens.clone().rev().find(|token| prefer(*token)).or_else(|| tokens.clone().next())
     })
 }

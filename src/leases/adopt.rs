@@ -26,7 +26,7 @@ use pg_fence_rules::{Epoch, Token};
 use std::time::Duration;
 
 /// Time until the next attempt while an open transaction deletes or loads the row.
-const LOOK_AFTER: Duration = Duration::from_millis(20);
+const ADOPT_RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A lease that another service has granted.
 pub struct Adoption {
@@ -82,7 +82,7 @@ pub fn adopt(adoption: &Adoption, wait: Duration) -> Result<bool, Report> {
             return Ok(answered);
         }
         wait::reset();
-        if !waiting.sleep(LOOK_AFTER)? {
+        if !waiting.sleep(ADOPT_RETRY_INTERVAL)? {
             return Ok(false);
         }
     }

@@ -16,7 +16,7 @@ use crate::pg::session::xact;
 use crate::pg::state::lease_table::{AsOf, LeaseTable};
 use crate::pg::state::row::{Deleter, Row};
 use pg_fence_rules::grant::{self, Acquire, ExistingGrant, Grant, Mode, Phase};
-use pg_fence_rules::locks::{ACQUIRE_ALONE, EXCLUDE_ALONE, TAKE_SLOT, TAKE_TURN};
+use pg_fence_rules::locks::{ACQUIRE_EXCLUSIVE, BLOCK_EXCLUSIVE, TAKE_SLOT, TAKE_TURN};
 use pg_fence_rules::{Instant, Token};
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ const LONGEST_TURN: Duration = Duration::from_secs(5);
 pub struct FreeSlot<'a> {
     /// The number of the slot to write.
     pub slot: i32,
-    /// The row in the slot, of a grant that is over.
-    pub over: Option<Row>,
+    /// The row now in the slot: of a grant that is over, or of the caller's own that it reclaims.
+    pub existing: Option<Row>,
     /// Grants in other slots that this one ends.
     pub ended: Vec<Row>,
     /// The turn among shared and slot acquires, which ends when this value is dropped.
@@ -45,7 +45,7 @@ pub struct LockedSlot<'a> {
 impl<'a> LockedSlot<'a> {
     /// The greatest token known of the slot's previous grant.
     pub fn above(&self) -> Token {
-        self.chosen.over.map_or(Token::BEFORE_ALL, |row| row.grant.greatest())
+        self.chosen.existing.map_or(Token::BEFORE_ALL, |row| row.grant.greatest())
     }
 
     /// Holds the locks until the transaction ends. Call this before any write: an uncommitted row alone protects
@@ -123,7 +123,7 @@ fn decide<'a>(
     };
     let both = rows.iter().zip(existing);
     let ended = both.filter(|(row, seen)| is_ended(row, seen)).map(|(row, _)| *row).collect();
-    Ok(FreeSlot { slot, over: in_slot(rows, slot).copied(), ended, _turn: None })
+    Ok(FreeSlot { slot, existing: in_slot(rows, slot).copied(), ended, _turn: None })
 }
 
 fn in_slot(rows: &[Row], slot: i32) -> Option<&Row> {
@@ -137,7 +137,7 @@ fn alone<'a>(
     locks: &mut Locks,
 ) -> Result<FreeSlot<'a>, NotGranted> {
     let name = &request.name;
-    if !locks.take(ACQUIRE_ALONE, 0)? {
+    if !locks.take(ACQUIRE_EXCLUSIVE, 0)? {
         return Err(BY_ANOTHER);
     }
     let mut rows = settled_rows(table, name).ok_or(BY_ANOTHER)?;
@@ -145,7 +145,7 @@ fn alone<'a>(
     if !others.is_empty() {
         // No slot can be added meanwhile: adding one takes the lock of slot 0, which is held here.
         for slot in others {
-            if !locks.take(ACQUIRE_ALONE, slot)? {
+            if !locks.take(ACQUIRE_EXCLUSIVE, slot)? {
                 return Err(BY_ANOTHER);
             }
         }
@@ -155,7 +155,7 @@ fn alone<'a>(
     // All locks are held here, so only this transaction itself can still guard a grant.
     let existing = existing(request, &rows, |seen| guard::guards_slot(name, seen.grant.slot));
     let chosen = decide(request, &rows, &existing, clock::now())?;
-    if chosen.over.is_none() && is_being_loaded(table, name) {
+    if chosen.existing.is_none() && is_being_loaded(table, name) {
         return Err(BY_ANOTHER);
     }
     Ok(chosen)
@@ -231,7 +231,7 @@ fn beside_others<'a>(
     let name = &request.name;
     let mut turn = Locks::of(name);
     if !turn.take_within(TAKE_TURN, 0, &Waiting::without_lock_timeout(LONGEST_TURN))?
-        || !locks.take(EXCLUDE_ALONE, 0)?
+        || !locks.take(BLOCK_EXCLUSIVE, 0)?
     {
         return Err(BY_ANOTHER);
     }

@@ -18,7 +18,7 @@ use pg_fence_rules::names::Level;
 use pg_fence_rules::{Span, Token};
 
 /// Time until the next attempt while maintenance holds the table's lock, or waits for it.
-const LOOK_AFTER_MAINTENANCE: Span = Span::from_micros(100_000);
+const MAINTENANCE_RETRY_INTERVAL: Span = Span::from_micros(100_000);
 
 /// Makes one attempt to acquire all the leases under one token; all are granted, or none. The requests are sorted by
 /// name, so that two such calls never block each other. With `behind_the_queue`, waiting sessions come first.
@@ -29,7 +29,7 @@ pub fn try_acquire(
     if_locked: IfLocked,
 ) -> Result<Token, NotGranted> {
     let in_maintenance =
-        || NotGranted::Taken { until: Some(clock::now() + LOOK_AFTER_MAINTENANCE) };
+        || NotGranted::Taken { until: Some(clock::now() + MAINTENANCE_RETRY_INTERVAL) };
     let table = LeaseTable::try_open(Access::Write, if_locked)?.ok_or_else(in_maintenance)?;
     // Checked at each attempt, because a prefix may be revoked while its role waits.
     let names = requests.iter().map(|request| request.name.as_slice());
@@ -99,7 +99,7 @@ fn write(
     chosen: &FreeSlot,
     token: Token,
 ) -> Result<(), Report> {
-    let FreeSlot { slot, over, ended, .. } = chosen;
+    let FreeSlot { slot, existing, ended, .. } = chosen;
     if request.session {
         session_leases::bind(table, &request.name, token)?;
         if some_may_come_back(table, &request.name) {
@@ -108,13 +108,13 @@ fn write(
     }
     let now = clock::now();
     let is_over = |row: &Row| matches!(row.grant.phase(now), Phase::Expired | Phase::Abandoned);
-    let takes_over = ended.iter().chain(over).any(is_over);
+    let takes_over = ended.iter().chain(existing).any(is_over);
     for row in ended {
         // The new grant ends this one, so there is no closing token.
         let (latest, at) = (row.grant.tokens.latest(), now.min(row.grant.expires_at));
         table.replace(row, &row.closed(latest, at))?;
     }
-    for row in ended.iter().chain(over) {
+    for row in ended.iter().chain(existing) {
         session_leases::grant_ended(&request.name, row.grant.tokens.first());
     }
     let new = NewGrant {
@@ -127,7 +127,7 @@ fn write(
         lifetime: Lifetime::Ttl { ttl: request.ttl, session_bound: request.session },
         metadata: request.metadata,
     };
-    table.grant(&new, over.as_ref())?;
+    table.grant(&new, existing.as_ref())?;
     queue::changed(&request.name);
     statistics::count(Counter::Grants);
     if takes_over {

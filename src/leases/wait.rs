@@ -15,11 +15,11 @@ use std::time::Duration;
 
 /// The longest sleep of the head of a queue: nobody wakes it when a prepared transaction is finished elsewhere, or the
 /// server's clock is set.
-const LOOK_AT_LEAST: Duration = Duration::from_secs(1);
+const MAX_HEAD_SLEEP: Duration = Duration::from_secs(1);
 
 /// Time between attempts of a caller that reclaims its own grant while it is guarded. The caller is in no queue, so
 /// nobody wakes it.
-const LOOK_FOR_ONE_S_OWN: Duration = Duration::from_millis(50);
+const RECLAIM_RETRY_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Tries to acquire; for a single lease, waits in the queue for up to `wait`. Returns `None` if the time is up.
 ///
@@ -45,7 +45,7 @@ pub fn until_granted(requests: &[Request], wait: Duration) -> Result<Option<Toke
         if let Ok(token) = unless_refused(tried)? {
             return Ok(Some(token));
         }
-        if !waiting.sleep(LOOK_FOR_ONE_S_OWN)? {
+        if !waiting.sleep(RECLAIM_RETRY_INTERVAL)? {
             return Ok(None);
         }
     }
@@ -69,7 +69,7 @@ fn as_head(request: &Request, waiting: &Waiting) -> Result<Option<Token>, Report
             Ok(token) => return Ok(Some(token)),
             Err(until) => until,
         };
-        if !waiting.sleep(clock::span_until(until).min(LOOK_AT_LEAST))? {
+        if !waiting.sleep(clock::span_until(until).min(MAX_HEAD_SLEEP))? {
             return Ok(None);
         }
     }

@@ -70,7 +70,7 @@ pub struct LockStep {
     pub lock: Lock,
     /// The mode, which decides what the lock excludes.
     pub mode: LockMode,
-    /// True if the step waits for a lock that is held; otherwise it fails.
+    /// True if the step always waits for a lock that is held. Otherwise it fails, except for an adoption with `wait`.
     pub waits: bool,
 }
 
@@ -87,11 +87,11 @@ pub const HEAD_OF_QUEUE: LockStep = waiting(Lock::Queue, LockMode::AccessExclusi
 /// A try checks whether any session waits, which its head shows by a conflicting lock. Never taken.
 pub const SOMEBODY_WAITS: LockStep = at_once(Lock::Queue, LockMode::Share);
 /// An exclusive acquire takes slot 0, then every other slot with a row, until the transaction ends.
-pub const ACQUIRE_ALONE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
+pub const ACQUIRE_EXCLUSIVE: LockStep = at_once(Lock::Grant, LockMode::AccessExclusive);
 /// Shared and slot acquires of one lease take turns, so that each sees the rows of the ones before it.
 pub const TAKE_TURN: LockStep = waiting(Lock::Turn, LockMode::AccessExclusive);
 /// A shared or slot acquire first excludes exclusive ones by a lock of slot 0.
-pub const EXCLUDE_ALONE: LockStep = at_once(Lock::Grant, LockMode::AccessShare);
+pub const BLOCK_EXCLUSIVE: LockStep = at_once(Lock::Grant, LockMode::AccessShare);
 /// A shared or slot acquire takes the chosen slot, and the slots of the grants that it ends. Before it chooses, it asks
 /// whether another session has a conflicting lock on a slot whose grant is over: that one guards or changes the grant.
 pub const TAKE_SLOT: LockStep = at_once(Lock::Grant, LockMode::Exclusive);
@@ -134,14 +134,14 @@ mod tests {
     fn who_excludes_whom() {
         for (line, (one, others, excludes)) in [
             // A take-over conflicts with guards and changes, which do not conflict with each other.
-            (ACQUIRE_ALONE, &[GUARD, CHANGE][..], true),
+            (ACQUIRE_EXCLUSIVE, &[GUARD, CHANGE][..], true),
             (TAKE_SLOT, &[GUARD, CHANGE, TAKE_SLOT], true),
             (PRUNE, &[GUARD, CHANGE], true),
             (CHANGE, &[CHANGE], true),
             (GUARD, &[GUARD, CHANGE], false),
             // Grants of different kinds exclude each other while they are made.
-            (EXCLUDE_ALONE, &[ACQUIRE_ALONE], true),
-            (EXCLUDE_ALONE, &[TAKE_SLOT, CHANGE], false),
+            (BLOCK_EXCLUSIVE, &[ACQUIRE_EXCLUSIVE], true),
+            (BLOCK_EXCLUSIVE, &[TAKE_SLOT, CHANGE], false),
             (TAKE_TURN, &[TAKE_TURN], true),
             // A check conflicts with what it checks for, but not with another check.
             (SOMEBODY_WAITS, &[HEAD_OF_QUEUE], true),
@@ -164,7 +164,7 @@ mod tests {
         assert!(wait.windows(2).all(|two| two[0].lock < two[1].lock));
         assert!(HEAD_OF_QUEUE.lock < CHANGE.lock && CHANGE.lock < ADVANCE.lock);
         // An acquire waits in the queue and for its turn only; a prune waits for nothing.
-        let at_once = [SOMEBODY_WAITS, ACQUIRE_ALONE, EXCLUDE_ALONE, TAKE_SLOT, PRUNE];
+        let at_once = [SOMEBODY_WAITS, ACQUIRE_EXCLUSIVE, BLOCK_EXCLUSIVE, TAKE_SLOT, PRUNE];
         assert!(at_once.iter().all(|w| !w.waits));
     }
 }

@@ -6,7 +6,7 @@ use crate::errors::Report;
 use crate::leases::keep;
 use crate::pg::call::args::{Answer, Args, interval_datum, text_datum};
 use crate::pg::call::composite::RowAnswer;
-use crate::pg::session::commit::Part;
+use crate::pg::session::commit::WalSpan;
 use crate::pg::session::xact;
 
 /// `lease_keep(names, tokens) → rows`: renews the leases whose locks are free. Returns for each pair the outcome, and
@@ -16,10 +16,10 @@ pub fn keep(args: Args) -> Result<Answer, Report> {
     xact::writable(c"lease_keep()");
     let rows = RowAnswer::begin(args);
     let pairs: Vec<keep::Pair> = given.iter().map(arguments::fit_pair).collect();
-    let part = Part::begin();
+    let span = WalSpan::begin();
     let (answers, end_with_session) = keep::keep(&pairs)?;
     if may_lose_grants(end_with_session) {
-        part.may_be_lost();
+        span.may_be_lost();
     }
     for ((name, token), answer) in given.into_iter().zip(answers) {
         let (outcome, renewed, remaining, code) = match answer {

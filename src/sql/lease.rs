@@ -9,7 +9,7 @@ use crate::leases::{adopt, change, guard, known, renew, wait};
 use crate::pg::call::args::{Answer, Args};
 use crate::pg::call::evaluation::{self, Evaluation};
 use crate::pg::session::clock;
-use crate::pg::session::commit::{self, Part};
+use crate::pg::session::commit::{self, WalSpan};
 use crate::pg::session::settings;
 use crate::pg::session::xact;
 use crate::pg::state::lease_table::{Access, AsOf, LeaseTable};
@@ -50,10 +50,10 @@ fn acquire_each(args: &Args, requests: &[Request], wait: Duration) -> Result<Ans
             return Ok(token.into());
         }
     }
-    let part = Part::begin();
+    let span = WalSpan::begin();
     let token = wait::until_granted(requests, wait)?;
     if may_lose_grants(requests.iter().all(|request| request.session)) {
-        part.may_be_lost();
+        span.may_be_lost();
     }
     if let Some(evaluation) = evaluation {
         evaluation.answers(token);
@@ -99,7 +99,7 @@ fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Rep
     let token = arguments::token(args, 1)?;
     let ttl = arguments::ttl(args, 2)?;
     xact::writable(call);
-    let part = Part::begin();
+    let span = WalSpan::begin();
     let table = LeaseTable::open(Access::Write)?;
     let Some((found, now)) = renew::all_renewable(&table, names, token)? else {
         names.iter().try_for_each(|name| arguments::check_lost_ttl(ttl, &table, name))?;
@@ -110,7 +110,7 @@ fn renew_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Rep
     found.iter().try_for_each(of_grant)?;
     let renewed = renew::renew(&table, found, now, ttl)?;
     if may_lose_grants(renewed.iter().all(|one| one.ends_with_session)) {
-        part.may_be_lost();
+        span.may_be_lost();
     }
     Ok(renewed.first().map(|one| one.token).into())
 }
@@ -130,10 +130,10 @@ pub fn release_all(args: Args) -> Result<Answer, Report> {
 fn release_each(args: &Args, names: &[Vec<u8>], call: &CStr) -> Result<Answer, Report> {
     let token = arguments::token(args, 1)?;
     xact::writable(call);
-    let part = Part::begin();
+    let span = WalSpan::begin();
     let closing = change::release(names, token)?;
     // A release that is lost in a crash leaves the lease taken until its deadline.
-    part.may_be_lost();
+    span.may_be_lost();
     Ok(closing.into())
 }
 

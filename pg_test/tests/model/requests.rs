@@ -9,7 +9,7 @@ use crate::system::{
 use pg_test::rules::epochs::Due;
 use pg_test::rules::fence::{self, Order, Verdict, Write};
 use pg_test::rules::grant::{self, Acquire, AcquireRequest, ExistingGrant, Grant, Mode, Release};
-use pg_test::rules::locks::{ACQUIRE_ALONE, CHANGE, GUARD, LockMode};
+use pg_test::rules::locks::{ACQUIRE_EXCLUSIVE, CHANGE, GUARD, LockMode};
 use pg_test::rules::{Epoch, Token};
 
 impl System {
@@ -61,7 +61,7 @@ impl System {
     fn acquire(&self, state: &mut State, c: usize, early: Early) -> Option<()> {
         let seen = early.row.clone().unwrap_or_else(|| state.server.data.lease.clone());
         let clock = early.clock.unwrap_or(state.clock);
-        let lock = self.lock(state, c, self.protections.grant_lock, ACQUIRE_ALONE.mode)?;
+        let lock = self.lock(state, c, self.protections.grant_lock, ACQUIRE_EXCLUSIVE.mode)?;
         let reclaim = self.bounds.reclaim;
         // Under this lock no other transaction guards anything.
         let existing = seen.as_ref().map(|row| ExistingGrant {

@@ -249,11 +249,11 @@ impl Lease {
         let steps: Vec<(LockStep, i32)> = match kind {
             Alone => {
                 let others = rows.iter().map(|row| row.slot).filter(|slot| *slot != 0);
-                [0].into_iter().chain(others).map(|slot| (ACQUIRE_ALONE, slot)).collect()
+                [0].into_iter().chain(others).map(|slot| (ACQUIRE_EXCLUSIVE, slot)).collect()
             }
             _ => {
                 let taken = ended.iter().chain([&slot]).map(|slot| (TAKE_SLOT, *slot));
-                [(EXCLUDE_ALONE, 0)].into_iter().chain(taken).collect()
+                [(BLOCK_EXCLUSIVE, 0)].into_iter().chain(taken).collect()
             }
         };
         state.lock(session, &steps)?;

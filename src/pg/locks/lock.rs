@@ -9,7 +9,7 @@ use crate::pg::compat;
 use crate::pg::locks::lock_count;
 use crate::pg::memory::Owner;
 use crate::pg::raw;
-use pg_fence_rules::locks::{ACQUIRE_ALONE, Lock, LockMode, TAKE_SLOT};
+use pg_fence_rules::locks::{ACQUIRE_EXCLUSIVE, Lock, LockMode, TAKE_SLOT};
 use pgrx::pg_sys;
 use std::ffi::c_int;
 
@@ -165,7 +165,7 @@ impl LockTag {
 
     /// Returns true if another session, or a prepared transaction, holds a lock under which new grants are written.
     pub fn others_write_grants() -> bool {
-        let modes = 1 << TAKE_SLOT.mode.number() | 1 << ACQUIRE_ALONE.mode.number();
+        let modes = 1 << TAKE_SLOT.mode.number() | 1 << ACQUIRE_EXCLUSIVE.mode.number();
         // SAFETY: a copy of the lock table, with the number of entries that it says.
         unsafe {
             let all = &*pg_sys::GetLockStatusData();

@@ -26,22 +26,22 @@ thread_local! {
 /// What one call writes. The commit may skip the wait for the disk only if everything that the transaction writes may
 /// be lost in a crash: this part, what came before it and what follows. (No token is drawn twice all the same: the start
 /// after a crash advances the sequence.)
-pub struct Part {
+pub struct WalSpan {
     /// True if all that the transaction wrote before may be lost.
-    may_rest_be_lost: bool,
+    may_earlier_be_lost: bool,
 }
 
-impl Part {
+impl WalSpan {
     /// The part that begins now.
     pub fn begin() -> Self {
         // A commit never waits for records without a transaction id, such as that of pruning a page during a read.
         let may_be_lost_up_to = COMMIT.get().may_be_lost_up_to;
-        Part { may_rest_be_lost: !xact::has_written() || wal_end() == may_be_lost_up_to }
+        WalSpan { may_earlier_be_lost: !xact::has_written() || wal_end() == may_be_lost_up_to }
     }
 
     /// Notes that a crash may lose this part, which ends now.
     pub fn may_be_lost(self) {
-        if self.may_rest_be_lost {
+        if self.may_earlier_be_lost {
             COMMIT.set(Commit { may_be_lost_up_to: wal_end(), ..COMMIT.get() });
         }
     }

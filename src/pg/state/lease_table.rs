@@ -304,9 +304,9 @@ impl LeaseTable {
     }
 
     /// Writes a new grant, into the slot's existing row if there is one. Errors: 55000.
-    pub fn grant(&self, new: &NewGrant, over: Option<&Row>) -> Result<(), Report> {
-        let fields = Fields::of_grant(new, over);
-        if let Some(row) = over {
+    pub fn grant(&self, new: &NewGrant, existing: Option<&Row>) -> Result<(), Report> {
+        let fields = Fields::of_grant(new, existing);
+        if let Some(row) = existing {
             return self.replace(row, &fields);
         }
         // SAFETY: `write` passes an open table, whose row type the fields have.

@@ -193,7 +193,7 @@ impl Fields {
 
     /// The columns of a new grant. If it is written over the row of an earlier grant, columns unknown to the library
     /// keep their values.
-    pub fn of_grant(new: &NewGrant, over: Option<&Row>) -> Self {
+    pub fn of_grant(new: &NewGrant, existing: Option<&Row>) -> Self {
         let (mode, slots) = match new.mode {
             Mode::Exclusive => (b'x', 0),
             Mode::Shared => (b's', 0),
@@ -205,7 +205,7 @@ impl Fields {
         };
         let mut fields = Fields::empty();
         fields
-            .set(Column::Name, over.map_or_else(|| text_datum(new.name), Row::name_as_stored))
+            .set(Column::Name, existing.map_or_else(|| text_datum(new.name), Row::name_as_stored))
             .set(Column::Slot, new.slot)
             .set(Column::Mode, mode as i8)
             .set(Column::Slots, slots)
@@ -228,7 +228,7 @@ impl Fields {
         if let Some(metadata) = new.metadata {
             fields.set(Column::Metadata, metadata);
         }
-        over.map_or(fields, |row| fields.with_rest_of(&row.fields, LEASE.len()))
+        existing.map_or(fields, |row| fields.with_rest_of(&row.fields, LEASE.len()))
     }
 
     /// Replaces the columns from position `own` on by those of another row.

@@ -44,7 +44,7 @@ class Request:
     named: bool = False
     reclaim: bool = False
     session: bool = False
-    #: Or of slots.
+    #: True for a shared lease, and for one of slots.
     shared: bool = False
     at_most: int = 0
     begun: int = 0

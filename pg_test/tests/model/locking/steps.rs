@@ -7,7 +7,7 @@ use super::{APART, NOT_PRUNED};
 use pg_test::rules::Epoch;
 use pg_test::rules::grant::{self, Acquire, AcquireRequest, ExistingGrant};
 use pg_test::rules::locks::{
-    ACQUIRE_ALONE, CHANGE, EXCLUDE_ALONE, GUARD, PRUNE, TAKE_SLOT, TAKE_TURN,
+    ACQUIRE_EXCLUSIVE, BLOCK_EXCLUSIVE, CHANGE, GUARD, PRUNE, TAKE_SLOT, TAKE_TURN,
 };
 
 /// One client's next step.
@@ -99,7 +99,7 @@ impl Step<'_> {
     // Exclusive --------------------------------------------------------------------------------------------------
 
     fn lock_slot_0(&mut self) {
-        if self.state.take(self.client, ACQUIRE_ALONE, 0) {
+        if self.state.take(self.client, ACQUIRE_EXCLUSIVE, 0) {
             self.go_on(Next::Look);
         } else {
             self.lose();
@@ -126,7 +126,7 @@ impl Step<'_> {
 
     fn lock_others(&mut self, rows: Vec<SlotRow>, mut left: Vec<i32>) {
         let slot = left.remove(0);
-        if !self.state.take(self.client, ACQUIRE_ALONE, slot) {
+        if !self.state.take(self.client, ACQUIRE_EXCLUSIVE, slot) {
             self.lose();
         } else if left.is_empty() {
             self.decide_alone(&rows);
@@ -164,7 +164,7 @@ impl Step<'_> {
     }
 
     fn exclude_alone(&mut self) {
-        if !self.p.exclude_alone || self.state.take(self.client, EXCLUDE_ALONE, 0) {
+        if !self.p.exclude_alone || self.state.take(self.client, BLOCK_EXCLUSIVE, 0) {
             self.go_on(Next::ReadUnderWay { busy: Vec::new() });
         } else {
             self.lose();
