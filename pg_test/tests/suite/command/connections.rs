@@ -101,8 +101,10 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(harness: &Harnes
         ensure!(fits, "{target}, {root}: {output:?}");
     }
     // Waiting cannot help here, so the command ends at once, without a prompt.
-    let output = run("service=shop passfile=/dev/null", "ca.crt", &["--wait", "1h"])?;
-    ensure!(output.status.code() == Some(78), "{output:?}");
+    for (target, root) in [("passfile=/dev/null", "ca.crt"), ("sslmode=verify-full", "other.crt")] {
+        let output = run(&format!("service=shop {target}"), root, &["--wait", "1h"])?;
+        ensure!(output.status.code() == Some(78), "{output:?}");
+    }
     Ok(())
 }
 
