@@ -12,8 +12,8 @@ import java.util.*;
 import java.util.concurrent.*;
 
 /**
- * The worker of the scenarios in Java: does what it reads, a JSON object a line, and says what became
- * of it.
+ * The worker of the scenarios in Java: does what it reads, a JSON object a line, and says what
+ * became of it.
  *
  * <p>What it is told and what it says is the same for the clients of all languages, and written
  * down in clients/new-language.md.
