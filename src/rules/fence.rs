@@ -80,7 +80,7 @@ pub enum Presented {
     Token(Token),
     /// NULL, or no token at all: PF002.
     Nothing,
-    /// The statement names the column but gives it the stored value: PF001.
+    /// In strict mode, the statement names the column but gives it the stored value: PF001.
     Same(Token),
 }
 

@@ -191,7 +191,7 @@ pub enum Release {
     Close,
     /// This transaction has closed the grant already, with this token.
     Again(Token),
-    /// The token does not speak for the lease.
+    /// The token is not one of a current grant.
     Lost,
 }
 

@@ -21,7 +21,7 @@ use std::ffi::CStr;
 use std::time::Duration;
 
 /// `lease_acquire(name, holder, ttl, wait, metadata, shared, slots, reclaim, session) → bigint`: the token, or NULL if
-/// the lease stays taken for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
+/// the lease stays taken for `wait`. Errors: 22004, 22023, 25006, 40001, 42501, 53200, 55000.
 pub fn acquire(args: Args) -> Result<Answer, Report> {
     let (request, longest) = arguments::acquire_request(&args)?;
     xact::writable(c"lease_acquire()");
@@ -29,7 +29,7 @@ pub fn acquire(args: Args) -> Result<Answer, Report> {
 }
 
 /// `lease_acquire_all(names, holder, ttl, metadata, session) → bigint`: one token that speaks for all the leases, or
-/// NULL and none is taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 55000.
+/// NULL and none is taken. Never waits. Errors: 22004, 22023, 25006, 40001, 42501, 53200, 55000.
 pub fn acquire_all(args: Args) -> Result<Answer, Report> {
     let requests = arguments::acquire_all(&args)?;
     xact::writable(c"lease_acquire_all()");
@@ -157,12 +157,12 @@ pub fn evict(args: Args) -> Result<Answer, Report> {
 }
 
 /// `lease_guard(name, token) → bigint`: the token. Until the transaction ends nobody else is granted the lease, and
-/// `pg_fence.token` has the token. Errors: PF004, 22004, 22023, 25006, 40001, 42501, 55000.
+/// `pg_fence.token` has the token. Errors: PF004, 22004, 22023, 25006, 40001, 42501, 53200, 55000.
 pub fn guard(args: Args) -> Result<Answer, Report> {
     guard_each(&args, vec![arguments::name(&args, 0)?], c"lease_guard()")
 }
 
-/// `lease_guard_all(names, token) → bigint`: guards all the leases. Errors: as `guard`, and 53200.
+/// `lease_guard_all(names, token) → bigint`: guards all the leases. Errors: as `guard`.
 pub fn guard_all(args: Args) -> Result<Answer, Report> {
     guard_each(&args, arguments::names(&args, 0)?, c"lease_guard_all()")
 }
