@@ -9,7 +9,7 @@
 //! | `leases`, `fence` | granting, changing, guarding and waiting; the trigger |
 //! | `tokens` | drawing tokens, and when the sequence advances |
 //! | `statistics` | counters, and the shared memory in which all sessions see them |
-//! | `pg` | PostgreSQL: tables, locks, transactions, settings; the only one with `unsafe`, but for `encoding` |
+//! | `pg` | PostgreSQL: tables, locks, transactions, settings; the only one with `unsafe` blocks, but for `encoding` |
 //! | `errors` | every error in words: SQLSTATE, message, detail, hint |
 //! | `encoding` | conversions between the database's encoding and UTF-8 |
 //! | `rules` | the rules that decide, and the table of locks: a crate of its own that knows no server |

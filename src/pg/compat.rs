@@ -245,7 +245,7 @@ pub fn try_lock(tag: &pg_sys::LOCKTAG, mode: c_int, session: bool) -> bool {
 }
 
 /// The number of an extension's wait in `pg_stat_activity`, which shows the name if the version supports that. Raises
-/// if the server has more than a hundred such names.
+/// if the server has no room for another name: it has 128 (`WAIT_EVENT_CUSTOM_HASH_MAX_SIZE` of `wait_event.c`).
 pub fn wait_event(name: &CStr) -> u32 {
     #[cfg(any(feature = "pg15", feature = "pg16"))]
     let number = {

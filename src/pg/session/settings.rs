@@ -158,10 +158,9 @@ pub fn set_local(token: Token) {
 }
 
 fn parse(text: &[u8]) -> Option<Token> {
-    // A sign is no part of a token.
-    let digits = std::str::from_utf8(text)
-        .ok()
-        .filter(|text| text.starts_with(|c: char| c.is_ascii_digit()))?;
+    // A token has at most 19 digits and no sign, which `parse` would take.
+    let digits = std::str::from_utf8(text).ok().filter(|_| text.len() <= 19);
+    let digits = digits.filter(|digits| !digits.starts_with('+'))?;
     digits.parse().ok().filter(|number| *number > 0).map(Token::from_bigint)
 }
 
