@@ -69,8 +69,11 @@ def now() -> int:
     return ns // 1_000_000
 
 
+_LONGEST_SPAN = timedelta.max // timedelta(milliseconds=1)
+
+
 def span(ms: float) -> timedelta:
-    return timedelta(milliseconds=min(ms, timedelta.max // timedelta(milliseconds=1)))
+    return timedelta(milliseconds=min(ms, _LONGEST_SPAN))
 
 
 class Holding:
@@ -338,6 +341,8 @@ class Heartbeat:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
+            case {"event": event}:
+                self._event(event, effect)
             case {"call": call}:
                 self._send(call)
             case {"cut": number}:
@@ -346,8 +351,6 @@ class Heartbeat:
             case {"hang_up": number}:
                 if connection := self._connections.pop(number, None):
                     connection.hang_up()
-            case {"event": event}:
-                self._event(event, effect)
             case {"reply": id} if acquire := self._acquires.pop(id, None):
                 if effect["error"]:
                     acquire.future.set_exception(_refusal(acquire, effect))
@@ -374,7 +377,7 @@ class Heartbeat:
             rows = self._tables[state.table][1] if state.table else None
             self._holdings[key] = Holding(state, self._acquires[key].names, rows)
         holding = self._holdings[key]
-        if event == "renewed":
+        if event == "renewed" and not holding.renewed.is_set():
             holding.renewed.set()
         if event == "lost":
             for one in list(holding.sockets):

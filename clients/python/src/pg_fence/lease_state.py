@@ -629,7 +629,8 @@ class LeaseStates:
     def _renewal(self, lease: LeaseState, rows: Sequence[Any], call: Call, got_on: bool) -> None:
         """Takes the outcomes of the names of a lease."""
         outcomes = {row[0] for row in rows}
-        again = min((row[2] for row in rows if row[2] is not None), default=None)
+        spans = [row[2] for row in rows if row[2] is not None]
+        again = min(spans) if spans else None
         is_over = "lost" in outcomes or "refused" in outcomes
         lease.is_answered = True
         if not lease.lives or (is_over and lease.resting):
@@ -643,7 +644,7 @@ class LeaseStates:
                 lease.advice = "other role"
             self._lose(lease, "gone" if "lost" in outcomes else "refused", rest)
         elif outcomes == {"kept"}:
-            self._renewed(lease, call.sent, min(row[1] for row in rows), again)
+            self._renewed(lease, call.sent, min([row[1] for row in rows]), again)
         else:
             self._shake(lease)
             least = lease.least(lease.deadline - self.now)
@@ -954,9 +955,16 @@ class LeaseStates:
     def _tell(self, event: str, lease: LeaseState) -> None:
         if event == "acquired":
             lease.is_told, lease.at_most = True, self.now + (lease.request.at_most or NEVER)
-        told: Effect = {"event": event, "key": lease.key, "token": lease.token}
-        told["remaining"] = lease.deadline - self.now if lease.holds else 0
-        self.effects.append(told | {"reason": lease.reason, "advice": lease.advice})
+        self.effects.append(
+            {
+                "event": event,
+                "key": lease.key,
+                "token": lease.token,
+                "remaining": lease.deadline - self.now if lease.holds else 0,
+                "reason": lease.reason,
+                "advice": lease.advice,
+            }
+        )
 
     def _log(self, what: str, reason: str = "") -> None:
         """One line for all of an input that are alike."""
