@@ -122,7 +122,7 @@ func (a *acquire) refusal(e effect) error {
 	case "Closed":
 		return &Error{Kind: Closed}
 	case "NoConnection":
-		return a.unanswered(NoConnection, e, "no connection to the server in time")
+		return a.unanswered(NoConnection, e, "no connection to the server")
 	case "NoAnswer":
 		return a.unanswered(NoAnswer, e, "the server has not answered in time")
 	}

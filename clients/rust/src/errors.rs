@@ -191,7 +191,7 @@ impl Error {
             Denial::NoConnection => match cause {
                 Some(told @ Error::NoConnection(..)) => told,
                 Some(own) if own.is_own() => own,
-                _ => Error::NoConnection(message("no connection to the server in time"), sqlstate),
+                _ => Error::NoConnection(message("no connection to the server"), sqlstate),
             },
             Denial::NoAnswer => {
                 let message = message("the server did not answer in time");

@@ -79,7 +79,7 @@ export class TransactionLost extends FenceError {
 export class NotInstalled extends FenceError {}
 /** The role may not use this lease. */
 export class NotGranted extends FenceError {}
-/** There was no connection to the server in time: nothing was sent. */
+/** There was no connection to the server: nothing was sent. */
 export class NoConnection extends FenceError {
   sqlstate: string | undefined;
   /** A grant may be there, until its ttl. */
@@ -221,7 +221,7 @@ export function toldOfAcquire(
   const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
   const { inDoubt = false, sqlstate } = reply;
   if (error === "NoConnection") {
-    const message = `no connection to the server in time${why}`;
+    const message = `no connection to the server${why}`;
     return Object.assign(new NoConnection(message, cause), { inDoubt, sqlstate });
   }
   if (error === "NoAnswer") {

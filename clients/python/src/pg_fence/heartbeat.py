@@ -546,7 +546,7 @@ def _refusal(acquire: Acquire, reply: Effect) -> BaseException:
         case "LeaseLost" if reply["reason"] != "refused" or not cause:
             return LeaseLost(reply["reason"], names, advice=reply["advice"])
         case "NoConnection":
-            message = "no connection to the server in time"
+            message = "no connection to the server"
             return cause or unanswered(message, acquire.cause, in_doubt)
         case "NoAnswer":
             return unanswered("the server has not answered in time", acquire.cause, in_doubt)

@@ -21,7 +21,7 @@ public final class Fence implements AutoCloseable {
 
     /** On connections that it opens by a URL, {@code jdbc:postgresql:…} or {@code postgresql:…}. */
     public Fence(String url) {
-        this(Connections.opener(url), "no connection to the server in time");
+        this(Connections.opener(url), "no connection to the server");
     }
 
     /**

@@ -128,7 +128,7 @@ public sealed class FenceException extends RuntimeException {
         }
     }
 
-    /** There was no connection to the server in time, so that nothing was sent. */
+    /** There was no connection to the server, so that nothing was sent. */
     public static final class NoConnection extends FenceException {
         NoConnection(String message, Throwable cause) {
             super(message, false, cause);
