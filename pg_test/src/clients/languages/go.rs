@@ -82,9 +82,6 @@ import (
 	"context"
 	"database/sql"
 	"errors"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
