@@ -159,7 +159,8 @@ impl Session {
 
     /// As [`Session::rows`], but returns the server's error unchanged.
     pub fn try_rows(&mut self, sql: &str) -> Result<Rows, Fault> {
-        let messages = self.client.simple_query(&edition::statements(sql))?;
+        let answer = self.client.simple_query(&edition::statements(sql));
+        let messages = answer.map_err(|error| self.refused_by(error))?;
         Ok(messages.iter().filter_map(row_of).map(texts).collect())
     }
 
@@ -184,7 +185,17 @@ impl Session {
     where
         T: for<'a> FromSql<'a>,
     {
-        Ok(self.client.query_one(sql, params)?.try_get(0)?)
+        let answer = self.client.query_one(sql, params);
+        Ok(answer.map_err(|error| self.refused_by(error))?.try_get(0)?)
+    }
+
+    /// The fault of an error, once the server has rolled back: the driver returns an error as soon as it comes, while
+    /// its transaction still has its locks.
+    fn refused_by(&mut self, error: postgres::Error) -> Fault {
+        if error.as_db_error().is_some() {
+            let _ = self.client.simple_query("");
+        }
+        Fault::from(error)
     }
 
     /// Runs statements that must fail with that SQLSTATE, and returns the error.

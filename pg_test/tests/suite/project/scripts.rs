@@ -282,6 +282,22 @@ fn is_played(
 }
 
 /// The example in the documentation of the format passes, too.
+/// An error that a session was told is that of a transaction whose locks are free: what another session does next finds
+/// none of them, however long the roll-back takes.
+#[harness_test]
+fn a_refused_step_leaves_no_lock_to_the_next_one(harness: &Harness) -> Result<()> {
+    let database = harness.bare_database()?;
+    let (mut refused, mut next) = (database.connect()?, database.connect()?);
+    refused.run("CREATE TABLE t AS SELECT 1 AS id")?;
+    // Many subtransactions take the server a while to roll back.
+    let many = "DO $$ BEGIN FOR i IN 1 .. 20000 LOOP
+        BEGIN UPDATE t SET id = i; EXCEPTION WHEN division_by_zero THEN NULL; END; END LOOP; END $$";
+    refused.refused(&format!("{many}; SELECT 1 / 0"), "22012")?;
+    let free = next.text("SELECT count(*) FROM (SELECT FROM t FOR UPDATE SKIP LOCKED) AS free")?;
+    ensure!(free.as_deref() == Some("1"), "the row is locked");
+    Ok(())
+}
+
 #[harness_test]
 fn the_example_is_as_it_says(harness: &Harness) -> Result<()> {
     let source = fs::read_to_string(source_root().join("pg_test/src/script.rs"))?;
