@@ -27,8 +27,11 @@ fn the_debian_package_and_the_tarball_have_it_all(harness: &Harness) -> Result<(
     let dir = harness.install_dir().new_dir("packages")?;
     // The packages' date is that of the commit, which a source tree without git does not have.
     let release = Release { version: extension::VERSION.to_owned(), epoch: 1_700_000_000 };
-    // Building the packaged program takes minutes, so this test packs the one of the other tests.
-    let built = command::write(&program()?, &release, &dir)?;
+    // Building the packaged program takes minutes, so this test packs the one of the other tests; and so does
+    // compressing what debuggers read of that.
+    let packed = dir.join("pg_fence");
+    output_of(Command::new("strip").arg("-o").arg(&packed).arg(program()?))?;
+    let built = command::write(&packed, &release, &dir)?;
     let [deb, tar] = built.as_slice() else { pg_test::bail!("{built:?}") };
     let ending = |path: &PathBuf| path.file_name().map(|name| name.to_string_lossy().into_owned());
     ensure!(ending(deb).is_some_and(|name| name.starts_with("pg-fence_")), "{built:?}");
