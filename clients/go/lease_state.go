@@ -18,7 +18,8 @@ const (
 	portion, tryAgain, afterPortion           = 2_000, 250, 50
 	firstRetry, leastPatience, longestQueue   = 20, 1_000, 20_000
 	lookAgain, closing                        = 1_000, 5_000
-	mostPairs, mostReleased, mostBeats        = 10_000, 200, 2
+	mostPairs, mostReleased                   = 10_000, 200
+	beatsPerTTL, mostBeats                    = 3, 2
 	never                                     = int64(1) << 60
 )
 
@@ -116,7 +117,7 @@ func (l *leaseState) own() int {
 
 // least is the shortest time until the next renewal, where that much is left.
 func (l *leaseState) least(left int64) int64 {
-	return max(1, min(max(shortestPause, l.ttl/60), left/4))
+	return min(max(shortestPause, l.ttl/60), left/4)
 }
 
 // ask is what an acquire asks for.
@@ -597,7 +598,7 @@ func (s *leaseStates) send() {
 	}
 	for _, u := range s.undos {
 		if u.call == 0 && u.at <= s.now {
-			c := &call{do: "undo", undo: u, limit: min(longestCall, max(leastPatience, u.ttl/3))}
+			c := &call{do: "undo", undo: u, limit: ownLimit(u.ttl)}
 			s.start(c, &u.on, effect{Names: u.names, Holder: u.holder})
 			u.call = c.number
 		}
@@ -716,14 +717,16 @@ func (s *leaseStates) start(c *call, on *int, e effect) {
 
 // limit is a third of the smallest ttl of all that are held, and of what is asked for.
 func (s *leaseStates) limit(ttl int64) int64 {
-	limit := min(longestCall, ttl/3)
 	for _, l := range s.leases {
 		if l.lives() {
-			limit = min(limit, l.ttl/3)
+			ttl = min(ttl, l.ttl)
 		}
 	}
-	return limit
+	return min(longestCall, ttl/3)
 }
+
+// ownLimit is that of an acquire, a release or an undo that has no shorter lease beside it.
+func ownLimit(ttl int64) int64 { return min(max(ttl/3, leastPatience), longestCall) }
 
 // patience is how long conflicts and releases are tried again.
 func (s *leaseStates) patience(ttl int64) int64 { return max(leastPatience, s.limit(ttl)) }
@@ -919,8 +922,7 @@ func (s *leaseStates) keepRowAnswered(c *call, rows []rowAnswer) {
 		switch {
 		case i >= 0:
 			l.isAlone = false
-			left := rows[i].remaining
-			s.renewal(l, []outcome{{"kept", left, left / 3, ""}}, c.sent, true)
+			s.renewal(l, []outcome{{"kept", rows[i].remaining, -1, ""}}, c.sent, true)
 		case l.lives():
 			missing = append(missing, l)
 		}
@@ -1009,7 +1011,7 @@ func (l *leaseState) shaken() state {
 
 func (s *leaseStates) renewed(l *leaseState, sent, remaining, again int64) {
 	deadline, was, least := sent+window(remaining), l.state, l.least(remaining)
-	l.beatAt = sent + min(max(again, least), max(remaining/3, least))
+	l.beatAt = sent + min(max(again, least), remaining/beatsPerTTL)
 	if deadline <= s.now {
 		return
 	}
@@ -1080,14 +1082,12 @@ func (s *leaseStates) try(r *request) {
 }
 
 func (s *leaseStates) asked(r *request) {
-	on, limit := &s.shared, min(s.limit(never), max(leastPatience, min(longestCall, r.TTL/3)))
-	wait := int64(0)
-	if r.own() {
-		on, limit = &r.on, min(longestCall, max(leastPatience, r.TTL/3))
-		if r.isOne() {
-			// A longer one would hold back vacuum.
-			wait = max(0, min(r.until-s.now, portion))
-		}
+	on, limit, wait := &r.on, ownLimit(r.TTL), int64(0)
+	if !r.own() {
+		on, limit = &s.shared, min(limit, s.limit(never))
+	} else if r.isOne() {
+		// A longer one would hold back vacuum.
+		wait = max(0, min(r.until-s.now, portion))
 	}
 	c := &call{do: "acquire", request: r, limit: limit + wait}
 	c.isReclaim = r.Reclaim || r.doubt != nil && r.reclaims()
@@ -1160,8 +1160,8 @@ func (s *leaseStates) granted(r *request, names []string, token, sent int64) {
 		return
 	}
 	r.leases = append(r.leases, l)
-	if s.now < sent+r.TTL/3 {
-		l.state, l.deadline, l.beatAt = held, sent+window(r.TTL), sent+r.TTL/3
+	if firstBeat := sent + r.TTL/beatsPerTTL; s.now < firstBeat {
+		l.state, l.deadline, l.beatAt = held, sent+window(r.TTL), firstBeat
 		s.event("acquired", l)
 	} else if r.on > 0 {
 		// The server counts from a later moment: a renewal confirms it, over the same connection.
@@ -1376,7 +1376,7 @@ func (s *leaseStates) sendRelease(g *giveBack) {
 	for _, l := range g.leases {
 		smallest = min(smallest, l.ttl)
 	}
-	limit := min(s.limit(never), max(leastPatience, smallest/3))
+	limit := min(s.limit(never), ownLimit(smallest))
 	c := &call{do: "release", giveBack: g, leases: g.leases, limit: limit}
 	s.start(c, s.releasesOn(g), effect{Table: g.leases[0].table})
 	g.call = c.number

@@ -25,6 +25,8 @@ const CLOSING: i64 = 5_000;
 const MOST_PAIRS: usize = 10_000;
 const MOST_RELEASED: usize = 200;
 const MOST_BEATS: u32 = 2;
+/// A lease is renewed when its ttl, divided by this, has passed.
+pub const BEATS_PER_TTL: u32 = 3;
 
 /// The number of an acquire, and of the lease that comes of it. The heartbeat uses each once.
 pub type Id = u64;
@@ -264,7 +266,7 @@ impl Lease {
 
     /// The shortest time until the next renewal, if that much is left.
     fn least(&self, left: i64) -> i64 {
-        SHORTEST_PAUSE.max(self.ttl / 60).min(left / 4).max(1)
+        SHORTEST_PAUSE.max(self.ttl / 60).min(left / 4)
     }
 
     fn remaining(&self, now: i64) -> i64 {
@@ -771,10 +773,8 @@ impl LeaseStates {
     }
 
     fn keep(&mut self, ids: Vec<Id>, place: Place) {
-        let verb = match self.leases[&ids[0]].table {
-            Some(_) => Verb::KeepRow,
-            None => Verb::Keep,
-        };
+        let is_of_rows = self.leases[&ids[0]].table.is_some();
+        let verb = if is_of_rows { Verb::KeepRow } else { Verb::Keep };
         self.call_of_leases(verb, ids, place);
     }
 
@@ -951,9 +951,8 @@ impl LeaseStates {
                 continue;
             };
             l.is_alone = false;
-            let again_in = Some(remaining / 3);
             let is = "kept".to_owned();
-            let kept = Outcome { is, remaining: Some(remaining), again_in, ..Outcome::default() };
+            let kept = Outcome { is, remaining: Some(remaining), ..Outcome::default() };
             self.renewal(*id, &[kept], sent, true);
         }
         if !missing.is_empty() {
@@ -1012,7 +1011,7 @@ impl LeaseStates {
         let now = self.now;
         let Some(l) = self.leases.get_mut(&id) else { return };
         let (deadline, least) = (sent + window(remaining), l.least(remaining));
-        l.beat_at = sent + again.max(least).min((remaining / 3).max(least));
+        l.beat_at = sent + again.max(least).min(remaining / i64::from(BEATS_PER_TTL));
         if deadline <= now {
             return;
         }
@@ -1025,8 +1024,7 @@ impl LeaseStates {
             self.acquired(id);
             self.settle(id);
         } else {
-            let event = l.event(now, EventKind::Renewed);
-            self.effects.push(event);
+            self.effects.push(l.event(now, EventKind::Renewed));
         }
     }
 
@@ -1076,10 +1074,10 @@ impl LeaseStates {
         let (of_all, now) = (self.limit(NEVER), self.now);
         let Some(r) = self.requests.get_mut(&id) else { return };
         r.is_asking = true;
-        let own = (r.ask.ttl / 3).clamp(LEAST_PATIENCE, LONGEST_CALL);
         // A longer portion would hold back vacuum.
         let is_waiting = r.is_own() && r.is_one();
         let wait = if is_waiting { (r.until - now).clamp(0, PORTION) } else { 0 };
+        let own = own_limit(r.ask.ttl);
         let limit = wait + if r.is_own() { own } else { own.min(of_all) };
         let place = if r.is_own() { Place::Request(id) } else { Place::Shared };
         let call = Call {
@@ -1117,7 +1115,8 @@ impl LeaseStates {
             ..Lease::default()
         };
         self.leases.insert(id, lease);
-        let is_believed = now < sent + ttl / 3;
+        let first_beat = sent + ttl / i64::from(BEATS_PER_TTL);
+        let is_believed = now < first_beat;
         if is_session || !is_over && !is_believed {
             // The server counts from a later moment: a renewal confirms the lease, over the same
             // connection.
@@ -1126,7 +1125,7 @@ impl LeaseStates {
         if is_over {
             self.give_back(id, false);
         } else if is_believed && let Some(l) = self.leases.get_mut(&id) {
-            (l.state, l.deadline, l.beat_at) = (State::Held, sent + window(ttl), sent + ttl / 3);
+            (l.state, l.deadline, l.beat_at) = (State::Held, sent + window(ttl), first_beat);
             self.acquired(id);
         }
     }
@@ -1136,8 +1135,7 @@ impl LeaseStates {
         let Some(l) = self.leases.get_mut(&id) else { return };
         l.is_told = true;
         l.at_most = l.longest.map_or(NEVER, |longest| self.now + longest);
-        let event = l.event(self.now, EventKind::Acquired);
-        self.effects.push(event);
+        self.effects.push(l.event(self.now, EventKind::Acquired));
     }
 
     /// Answers an acquire when it is known whether its lease is held.
@@ -1280,13 +1278,9 @@ impl LeaseStates {
     fn send_undo(&mut self, number: u64) {
         let Some(undo) = self.undos.get_mut(&number) else { return };
         undo.is_calling = true;
-        let call = Call {
-            verb: Verb::Undo,
-            names: undo.names.clone(),
-            holder: undo.holder.clone(),
-            limit: (undo.ttl / 3).clamp(LEAST_PATIENCE, LONGEST_CALL),
-            ..Call::default()
-        };
+        let (names, holder) = (undo.names.clone(), undo.holder.clone());
+        let limit = own_limit(undo.ttl);
+        let call = Call { verb: Verb::Undo, names, holder, limit, ..Call::default() };
         self.start(Place::Undo(number), About::Undo(number), call);
     }
 
@@ -1366,7 +1360,7 @@ impl LeaseStates {
         let Some(release) = self.releases.get_mut(&number) else { return };
         release.is_calling = true;
         let smallest = release.leases.iter().map(|l| l.ttl).min().unwrap_or(NEVER);
-        let limit = of_all.min((smallest / 3).max(LEAST_PATIENCE));
+        let limit = of_all.min(own_limit(smallest));
         let table = release.leases[0].table.clone();
         let mut call = Call { verb: Verb::Release, limit, table, ..Call::default() };
         for l in &release.leases {
@@ -1502,6 +1496,11 @@ fn fitting(most: usize, sizes: impl Iterator<Item = usize>) -> usize {
 /// What is believed of a span that the server counts from a later moment, by another clock.
 fn window(span: i64) -> i64 {
     span - (span + 49) / 50
+}
+
+/// The limit of an acquire, a release or an undo that has no shorter lease beside it.
+fn own_limit(ttl: i64) -> i64 {
+    (ttl / 3).clamp(LEAST_PATIENCE, LONGEST_CALL)
 }
 
 fn spread(pause: i64, spread: i64) -> i64 {

@@ -40,6 +40,6 @@ pub use connection::{Connected, Tls, connect, open};
 pub use errors::{Error, Reason, Refused, WaitsFor, classify};
 pub use fence::{Adopted, BoxError, Fence, Lease, LeaseRequest, options};
 pub use heartbeat::Event;
-pub use lease_state::EventKind;
+pub use lease_state::{BEATS_PER_TTL, EventKind};
 pub use statements::Names;
 pub use transaction::{Guard, Guardable, Guarded, Guards};

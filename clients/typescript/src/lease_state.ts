@@ -9,7 +9,8 @@ const [SHORTEST_PAUSE, SHORTEST_WAIT, LONGEST_PAUSE] = [10, 250, 10_000];
 const [PORTION, TRY_AGAIN, AFTER_PORTION] = [2_000, 250, 50];
 const [FIRST_RETRY, LEAST_PATIENCE, LONGEST_QUEUE] = [20, 1_000, 20_000];
 const [LOOK_AGAIN, CLOSING] = [1_000, 5_000];
-const [MOST_PAIRS, MOST_RELEASED, MOST_BEATS] = [10_000, 200, 2];
+const [MOST_PAIRS, MOST_RELEASED] = [10_000, 200];
+const [BEATS_PER_TTL, MOST_BEATS] = [3, 2];
 export const NEVER = Infinity;
 
 /** Why a lease has ended. */
@@ -195,7 +196,7 @@ const owed = ({ rest, names }: LeaseState) => (rest.length > 0 ? rest : names);
 /** The shortest time until the next renewal, of what is left. */
 function leastOf({ ttl }: LeaseState, left: number): number {
   const least = Math.max(SHORTEST_PAUSE, Math.floor(ttl / 60));
-  return Math.max(1, Math.min(least, Math.floor(left / 4)));
+  return Math.min(least, Math.floor(left / 4));
 }
 
 /** After an answer that was none, or neither yes nor no. */
@@ -529,17 +530,17 @@ export class LeaseStates implements Place {
   }
 
   /** A third of the smallest ttl of all that are held, and of what is asked for. */
-  #limit(least = NEVER): number {
-    let limit = Math.min(LONGEST_CALL, least);
+  #limit(ttl = NEVER): number {
+    let smallest = ttl;
     for (const lease of this.#leases.values()) {
-      if (lives(lease)) limit = Math.min(limit, Math.floor(lease.ttl / 3));
+      if (lives(lease)) smallest = Math.min(smallest, lease.ttl);
     }
-    return limit;
+    return Math.min(LONGEST_CALL, Math.floor(smallest / 3));
   }
 
   /** How long conflicts and releases are tried again. */
   #patience(ttl: number): number {
-    return Math.max(LEAST_PATIENCE, this.#limit(Math.floor(ttl / 3)));
+    return Math.max(LEAST_PATIENCE, this.#limit(ttl));
   }
 
   #pause(ttl: number): number {
@@ -640,7 +641,7 @@ export class LeaseStates implements Place {
       const row = found.get(pairOf(lease));
       if (row) {
         lease.isAlone = false;
-        this.#renewal(lease, [["kept", row[2], Math.floor(row[2] / 3)]], call, true);
+        this.#renewal(lease, [["kept", row[2]]], call, true);
       } else if (lives(lease)) missing.push(lease);
     }
     if (missing.length > 0) this.#start("look_row", missing, this, this.#limit());
@@ -685,8 +686,7 @@ export class LeaseStates implements Place {
 
   #renewed(lease: LeaseState, sent: number, remaining: number, again: number): void {
     const [deadline, least] = [sent + trusted(remaining), leastOf(lease, remaining)];
-    const longest = Math.max(Math.floor(remaining / 3), least);
-    lease.beatAt = sent + Math.min(Math.max(again, least), longest);
+    lease.beatAt = sent + Math.min(Math.max(again, least), Math.floor(remaining / BEATS_PER_TTL));
     if (deadline <= this.#now) return;
     const wasHeld = holds(lease);
     [lease.deadline, lease.state, lease.isEnding] = [deadline, "held", false];
@@ -727,11 +727,11 @@ export class LeaseStates implements Place {
   // Acquires.
 
   #ask(lease: LeaseState): void {
-    const least = bounded(lease.ttl);
+    const own = ownLimit(lease.ttl);
     // A longer one would hold back vacuum.
     const left = Math.max(0, Math.min(lease.until - this.#now, PORTION));
     const wait = waits(lease) && isOne(lease) ? left : 0;
-    const limit = waits(lease) ? least : this.#limit(least);
+    const limit = waits(lease) ? own : Math.min(own, this.#limit());
     const [holder, key] = [holderOf(lease), lease.key];
     const reclaim = !!lease.ask.reclaim || (lease.doubt !== undefined && reclaims(lease));
     const place = waits(lease) ? lease : this;
@@ -771,9 +771,9 @@ export class LeaseStates implements Place {
     this.#leases.set(lease.key, lease);
     if (lease.isAnswered) return this.#giveBack(lease);
     // The server counts from a later moment: if that was long ago, a renewal confirms it.
-    const third = sent + Math.floor(lease.ttl / 3);
-    if (this.#now >= third) return;
-    [lease.state, lease.deadline, lease.beatAt] = ["held", sent + trusted(lease.ttl), third];
+    const firstBeat = sent + Math.floor(lease.ttl / BEATS_PER_TTL);
+    if (this.#now >= firstBeat) return;
+    [lease.state, lease.deadline, lease.beatAt] = ["held", sent + trusted(lease.ttl), firstBeat];
     this.#event("acquired", lease);
   }
 
@@ -852,7 +852,7 @@ export class LeaseStates implements Place {
 
   #sendUndo(undo: Undo): void {
     const { names, holder } = undo;
-    this.#start("undo", [], undo, bounded(undo.ttl), { names, holder }, undo);
+    this.#start("undo", [], undo, ownLimit(undo.ttl), { names, holder }, undo);
   }
 
   #undoAnswered(undo: Undo, released: number): void {
@@ -897,7 +897,7 @@ export class LeaseStates implements Place {
     // The connection of a session lease serves if there is no shared one.
     const isIdle = [...this.#calls.values()].every(({ link }) => link !== first.link);
     const isOwn = first.ask.session && first.link && isIdle && !this.link && all.length === 1;
-    this.#start("release", all, isOwn ? first : this, this.#limit(bounded(smallest)));
+    this.#start("release", all, isOwn ? first : this, Math.min(this.#limit(), ownLimit(smallest)));
   }
 
   #isReleaseDue({ giving, call }: LeaseState): boolean {
@@ -1002,9 +1002,9 @@ function within(most: number, leases: readonly LeaseState[]): readonly LeaseStat
 
 /** The part of a span that is believed: the server counts from a later moment, by another clock. */
 const trusted = (span: number) => span - Math.ceil(span / 50);
-/** How long a call may take that has no shorter lease beside it. */
-const bounded = (ttl: number) =>
-  Math.min(LONGEST_CALL, Math.max(LEAST_PATIENCE, Math.floor(ttl / 3)));
+/** The limit of an acquire, a release or an undo that has no shorter lease beside it. */
+const ownLimit = (ttl: number) =>
+  Math.min(Math.max(Math.floor(ttl / 3), LEAST_PATIENCE), LONGEST_CALL);
 const growing = (first: number, tries: number, longest: number) =>
   Math.min(first * 2 ** tries, longest);
 const longestWait = (ttl: number) =>

@@ -13,7 +13,8 @@ SHORTEST_PAUSE, SHORTEST_WAIT, LONGEST_PAUSE = 10, 250, 10_000
 PORTION, TRY_AGAIN, AFTER_PORTION = 2_000, 250, 50
 FIRST_RETRY, LEAST_PATIENCE, LONGEST_QUEUE = 20, 1_000, 20_000
 LOOK_AGAIN, CLOSING = 1_000, 5_000
-MOST_PAIRS, MOST_RELEASED, MOST_BEATS = 10_000, 200, 2
+MOST_PAIRS, MOST_RELEASED = 10_000, 200
+BEATS_PER_TTL, MOST_BEATS = 3, 2
 
 #: A dict with the fields of clients/spec/README.md; that of a call has the Call.
 Effect: TypeAlias = dict[str, Any]
@@ -149,7 +150,7 @@ class LeaseState:
 
     def least(self, left: int) -> int:
         """The shortest time until the next renewal, if that much is left."""
-        return max(1, min(max(SHORTEST_PAUSE, self.ttl // 60), left // 4))
+        return min(max(SHORTEST_PAUSE, self.ttl // 60), left // 4)
 
 
 @dataclass(slots=True, eq=False)
@@ -424,8 +425,7 @@ class LeaseStates:
         self.undos = [undo for undo in self.undos if not undo.is_over]
         for undo in self.undos:
             if not undo.call and undo.at <= self.now:
-                limit = min(LONGEST_CALL, max(LEAST_PATIENCE, undo.ttl // 3))
-                names, holder = list(undo.names), undo.holder
+                limit, names, holder = _own_limit(undo.ttl), list(undo.names), undo.holder
                 self._start(Call("undo", limit, of=undo, names=names, holder=holder), undo)
         for lease in self.leases.values():
             if lease.beat_at <= self.now and lease.is_own and not lease.call:
@@ -507,7 +507,7 @@ class LeaseStates:
     def _limit(self, ttl: int = NEVER) -> int:
         """A third of the smallest ttl of all that are held, and of what is asked for."""
         ttls = (lease.ttl for lease in self.leases.values() if lease.lives)
-        return min(LONGEST_CALL, min(ttls, default=NEVER) // 3, ttl // 3)
+        return min(LONGEST_CALL, min([ttl, *ttls]) // 3)
 
     def _patience(self, ttl: int) -> int:
         """How long conflicts and releases are tried again."""
@@ -559,14 +559,10 @@ class LeaseStates:
     def _leave(self, on: int) -> None:
         """Forgets a connection, which has ended. Session leases end with theirs."""
         link = self.links.pop(on, None)
-        if link and link.owner.link is link:
-            link.owner.link = None
-            if (
-                isinstance(link.owner, LeaseState)
-                and link.owner.lives
-                and link.owner.request.session
-            ):
-                self._lose(link.owner, "session")
+        if link and (owner := link.owner).link is link:
+            owner.link = None
+            if isinstance(owner, LeaseState) and owner.lives and owner.request.session:
+                self._lose(owner, "session")
 
     def _end_links(self) -> None:
         """Ends the connections that nobody needs any more."""
@@ -611,7 +607,7 @@ class LeaseStates:
             left = remaining.get((lease.names[0], lease.token))
             if left is not None:
                 lease.is_alone = False
-                self._renewal(lease, [("kept", left, left // 3, None)], call, True)
+                self._renewal(lease, [("kept", left, None, None)], call, True)
             elif lease.lives:
                 missing.append(lease)
         if missing:
@@ -629,8 +625,7 @@ class LeaseStates:
     def _renewal(self, lease: LeaseState, rows: Sequence[Any], call: Call, got_on: bool) -> None:
         """Takes the outcomes of the names of a lease."""
         outcomes = {row[0] for row in rows}
-        spans = [row[2] for row in rows if row[2] is not None]
-        again = min(spans) if spans else None
+        again = min((row[2] for row in rows if row[2] is not None), default=None)
         is_over = "lost" in outcomes or "refused" in outcomes
         lease.is_answered = True
         if not lease.lives or (is_over and lease.resting):
@@ -660,7 +655,7 @@ class LeaseStates:
     def _renewed(self, lease: LeaseState, sent: int, left: int, again: int | None) -> None:
         deadline, was, least = sent + _window(left), lease.state, lease.least(left)
         again = NEVER if again is None else again
-        lease.beat_at = sent + min(max(again, least), max(left // 3, least))
+        lease.beat_at = sent + min(max(again, least), left // BEATS_PER_TTL)
         if deadline <= self.now:
             return
         lease.deadline, lease.state, lease.is_ending = deadline, HELD, False
@@ -704,8 +699,8 @@ class LeaseStates:
     # Acquires.
 
     def _try(self, request: Request) -> None:
-        wait, least = 0, max(LEAST_PATIENCE, min(LONGEST_CALL, request.ttl // 3))
-        limit = least if request.is_own else min(self._limit(), least)
+        wait, own = 0, _own_limit(request.ttl)
+        limit = own if request.is_own else min(own, self._limit())
         if request.is_own and request.is_one:
             # A longer one would hold back vacuum.
             wait = max(0, min(request.until - self.now, PORTION))
@@ -748,12 +743,11 @@ class LeaseStates:
     def _granted(
         self, request: Request, token: int, sent: int, table: str = "", is_managed: bool = False
     ) -> None:
-        id, ttl, now = request.id, request.ttl, self.now
-        lease = LeaseState(
-            id, request.names, token, ttl, request, now + ttl, now, table, is_managed
-        )
+        id, names, ttl, now = request.id, request.names, request.ttl, self.now
+        lease = LeaseState(id, names, token, ttl, request, now + ttl, now, table, is_managed)
         self.leases[id] = lease
-        is_in_time = now < sent + ttl // 3
+        first_beat = sent + ttl // BEATS_PER_TTL
+        is_in_time = now < first_beat
         if request.link and (request.session or not (request.is_over or is_in_time)):
             # The server counts from a later moment: a renewal confirms it, over the same connection.
             lease.link, request.link.owner, request.link = request.link, lease, None
@@ -762,8 +756,7 @@ class LeaseStates:
             return
         request.lease = lease
         if is_in_time:
-            lease.state, lease.deadline = HELD, sent + _window(ttl)
-            lease.beat_at = sent + ttl // 3
+            lease.state, lease.deadline, lease.beat_at = HELD, sent + _window(ttl), first_beat
             self._tell("acquired", lease)
 
     def _settle(self, request: Request) -> None:
@@ -878,7 +871,7 @@ class LeaseStates:
 
     def _send_release(self, release: Release) -> None:
         smallest = min(lease.ttl for lease in release.leases)
-        limit = min(self._limit(), max(LEAST_PATIENCE, smallest // 3))
+        limit = min(self._limit(), _own_limit(smallest))
         first, busy = release.leases[0], {call.on for call in self.calls.values()}
         is_idle = first.request.session and first.link and first.link.number not in busy
         # The connection of a session lease serves if there is no shared one.
@@ -1038,6 +1031,11 @@ _PASSING = {
 def _window(span: int) -> int:
     """What is believed of a span that the server counts from a later moment, by another clock."""
     return span - (span + 49) // 50
+
+
+def _own_limit(ttl: int) -> int:
+    """The limit of an acquire, a release or an undo that has no shorter lease beside it."""
+    return min(max(ttl // 3, LEAST_PATIENCE), LONGEST_CALL)
 
 
 def _growing(tries: int, longest: int) -> int:

@@ -21,7 +21,8 @@ final class LeaseState {
     private static final long SHORTEST_PAUSE = 10, SHORTEST_WAIT = 250, LONGEST_PAUSE = 10_000;
     private static final long FIRST_RETRY = 20, TRY_AGAIN = 250, AFTER_PORTION = 50;
     private static final long LEAST_PATIENCE = 1_000, LONGEST_QUEUE = 20_000, CLOSING = 5_000;
-    private static final int MOST_PAIRS = 10_000, MOST_RELEASED = 200, MOST_BEATS = 2;
+    private static final int MOST_PAIRS = 10_000, MOST_RELEASED = 200;
+    private static final int BEATS_PER_TTL = 3, MOST_BEATS = 2;
 
     // Effects, inputs, and what there is
 
@@ -233,7 +234,7 @@ final class LeaseState {
 
         /** The shortest time until the next renewal, if that much is left. */
         private long least(long left) {
-            return max(1, min(max(SHORTEST_PAUSE, ttl / 60), left / 4));
+            return min(max(SHORTEST_PAUSE, ttl / 60), left / 4);
         }
 
         private List<String> namesToRelease() {
@@ -596,7 +597,7 @@ final class LeaseState {
             if (u.call != null || u.at > now) {
                 continue;
             }
-            Call c = new Call("undo", u, List.of(), limitAside(u.request.ask.ttl));
+            Call c = new Call("undo", u, List.of(), ownLimit(u.request.ask.ttl));
             c.names = u.request.ask.names;
             c.holder = u.holder;
             start(c, u);
@@ -692,8 +693,9 @@ final class LeaseState {
         return min(LONGEST_CALL, min(ttl, ttls.min().orElse(NEVER)) / 3);
     }
 
-    private static long limitAside(long ttl) {
-        return min(LONGEST_CALL, max(LEAST_PATIENCE, ttl / 3));
+    /** The limit of an acquire, a release or an undo that has no shorter lease beside it. */
+    private static long ownLimit(long ttl) {
+        return min(max(ttl / 3, LEAST_PATIENCE), LONGEST_CALL);
     }
 
     private static long smallestTtl(Call c) {
@@ -855,12 +857,7 @@ final class LeaseState {
                                 g.isAlone = g.request.row.isManaged;
                                 renewal(
                                         g,
-                                        List.of(
-                                                new Outcome(
-                                                        "kept",
-                                                        row.remaining,
-                                                        row.remaining / 3,
-                                                        null)),
+                                        List.of(new Outcome("kept", row.remaining, -1, null)),
                                         c.sent,
                                         true);
                             });
@@ -938,7 +935,7 @@ final class LeaseState {
 
     private void renewed(Grant g, long sent, long remaining, long again) {
         long least = g.least(remaining), deadline = sent + window(remaining);
-        g.at = sent + min(max(again, least), max(remaining / 3, least));
+        g.at = sent + min(max(again, least), remaining / BEATS_PER_TTL);
         if (deadline <= now) {
             return;
         }
@@ -1001,7 +998,7 @@ final class LeaseState {
     private void ask(Request r) {
         // A longer wait would hold back vacuum.
         long wait = r.isAside() && r.isOne() ? max(0, min(r.until - now, PORTION)) : 0;
-        long limit = limitAside(r.ask.ttl);
+        long limit = ownLimit(r.ask.ttl);
         Call c =
                 new Call(
                         "acquire",
@@ -1052,9 +1049,10 @@ final class LeaseState {
 
     private void granted(Request r, long token, long sent) {
         Grant g = new Grant(r, token);
-        boolean isInTime = now < sent + g.ttl / 3;
+        long firstBeat = sent + g.ttl / BEATS_PER_TTL;
+        boolean isInTime = now < firstBeat;
         g.deadline = isInTime ? sent + window(g.ttl) : now + g.ttl;
-        g.at = isInTime ? sent + g.ttl / 3 : now;
+        g.at = isInTime ? firstBeat : now;
         grants.put(g.key, g);
         r.doubt = null;
         if (g.isSession || !isInTime && !r.isOver) {
@@ -1247,7 +1245,7 @@ final class LeaseState {
                         && isOpen(first.link)
                         && calls.stream().noneMatch(c -> c.link == first.link);
         start(
-                new Call("release", first, some, min(limit(NEVER), limitAside(smallest))),
+                new Call("release", first, some, min(limit(NEVER), ownLimit(smallest))),
                 isOwn ? first : shared);
     }
 
