@@ -1,11 +1,12 @@
 //! When a command is ended whose lease is not renewed.
 //!
 //! ```text
-//! renewed ── ttl/3 ── next renewal ── attempt ── once more ── attempt ── TERM ── grace ── KILL ── reserve ── deadline
+//! renewed ── beat ── next renewal ── attempt ── once more ── attempt ── TERM ── grace ── KILL ── reserve ── deadline
 //! ```
 
 use crate::clock::Moment;
 use crate::failure::{Failure, Result};
+use pg_fence_client::BEATS_PER_TTL;
 use std::time::Duration;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,7 +42,8 @@ impl Times {
     /// How long a renewal may take before another connection is tried, so that the second attempt has as much before TERM.
     /// The client's deadline is a fiftieth of the ttl earlier.
     pub fn attempt(&self) -> Duration {
-        (self.ttl * 49 / 50 - self.reserve - self.grace - self.ttl / 3) / 2
+        let beat = self.ttl / BEATS_PER_TTL;
+        (self.ttl * 49 / 50 - self.reserve - self.grace - beat) / 2
     }
 
     /// When to send TERM, where nothing has been renewed.
@@ -81,7 +83,8 @@ mod tests {
             assert!(times.kill_at(deadline) < deadline);
             assert!(times.term_at(deadline) <= times.kill_at(deadline));
             assert!(times.term_at(deadline) >= deadline - ttl / 3, "{ttl:?}");
-            assert!(ttl / 3 + times.attempt() * 2 <= ttl - times.grace - times.reserve, "{ttl:?}");
+            let second = ttl / BEATS_PER_TTL + times.attempt() * 2;
+            assert!(second <= ttl - times.grace - times.reserve, "{ttl:?}");
             assert!(times.attempt() >= ttl / 8, "{ttl:?}");
         }
     }
