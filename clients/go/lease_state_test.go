@@ -186,6 +186,9 @@ func input(
 		if err := json.Unmarshal(raw, target); err != nil {
 			t.Fatal(what, err)
 		}
+		if o.Call > s.lastCall {
+			t.Fatalf("at %d: call %d was never sent", now, o.Call)
+		}
 		decide := map[string]func(){
 			"acquire":      func() { s.acquire(a) },
 			"keep_row":     func() { s.keepRow(r) },

@@ -28,6 +28,7 @@ class Vectors(unittest.TestCase):
             now, where = step["at"], f"step {n} at {step['at']}"
             ((what, given),) = step["in"].items()
             given = {key: written_out(value) for key, value in given.items()}
+            self.assertLessEqual(given.get("call", 0), states.last_call, f"{where}: never sent")
             effects = decided(states, leader, now, what, given)
             self.assertEqual(len(effects), len(step["out"]), f"{where}: {effects}")
             for effect, expected in zip(effects, step["out"], strict=True):

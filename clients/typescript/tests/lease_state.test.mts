@@ -83,15 +83,18 @@ function input(states: LeaseStates, what: string, of: any): void {
 function play({ spread = 0, steps }: { spread?: number; steps: Step[] }): void {
   const states = new LeaseStates(spread);
   let leader: LeadState | undefined;
+  let calls = 0;
   for (const [i, step] of steps.entries()) {
     const { at } = step;
     const [[what, raw]] = Object.entries(step.in) as [[string, Fields]];
+    assert.ok((raw.call ?? 0) <= calls, `step ${i} at ${at}: never sent`);
     const of = renamed(raw, camel);
     let out: readonly object[] = [];
     if (what === "lead") {
       leader ??= new LeadState(raw.ttl, spread);
       out = lead(leader, at, raw);
     } else if (what !== "nothing") out = states.step(at, () => input(states, what, of), raw.call);
+    calls += out.filter((effect) => "call" in effect).length;
     const told = out.map((effect) => renamed(effect, snake));
     const is = `step ${i} at ${at}: ${JSON.stringify(told)}`;
     assert.ok(

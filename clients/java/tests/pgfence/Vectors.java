@@ -2,25 +2,28 @@ package pgfence;
 
 import com.google.gson.*;
 
+import org.junit.jupiter.api.Test;
+
 import pgfence.LeaseState.*;
 
 import java.io.IOException;
 import java.lang.reflect.Field;
 import java.nio.file.*;
 import java.util.*;
+import java.util.function.*;
 import java.util.stream.*;
 
 /** Plays clients/spec/vectors, whose format is in clients/spec/README.md. */
 final class Vectors {
     private static final JsonElement NOTHING = JsonNull.INSTANCE;
 
-    private final LeaseState states;
-    private final long spread;
+    private LeaseState states;
     private Leader leader;
+    private long spread, calls;
 
-    private Vectors(long spread) {
-        this.spread = spread;
-        states = new LeaseState(spread);
+    @Test
+    void theyHold() throws IOException {
+        play(Path.of(System.getenv().getOrDefault("VECTORS", "../spec/vectors")));
     }
 
     static int play(Path directory) throws IOException {
@@ -32,7 +35,7 @@ final class Vectors {
                         JsonParser.parseString(Files.readString(file)).getAsJsonArray()) {
                     JsonObject of = vector.getAsJsonObject();
                     try {
-                        new Vectors(number(of, "spread", 0)).play(of.getAsJsonArray("steps"));
+                        new Vectors().play(of);
                     } catch (RuntimeException | AssertionError error) {
                         wrong.add(file.getFileName() + ": " + of.get("name") + ": " + error);
                     }
@@ -45,8 +48,10 @@ final class Vectors {
         return count;
     }
 
-    private void play(JsonArray steps) {
-        for (JsonElement one : steps) {
+    private void play(JsonObject vector) {
+        spread = number(vector, "spread", 0);
+        states = new LeaseState(spread);
+        for (JsonElement one : vector.getAsJsonArray("steps")) {
             JsonObject step = one.getAsJsonObject();
             long at = number(step, "at", 0);
             Map.Entry<String, JsonElement> in =
@@ -54,17 +59,18 @@ final class Vectors {
             List<Effect> effects = input(at, in.getKey(), in.getValue().getAsJsonObject());
             JsonArray out = step.has("out") ? step.getAsJsonArray("out") : new JsonArray();
             List<JsonObject> are = effects.stream().map(Vectors::fields).toList();
+            calls += are.stream().filter(effect -> effect.has("call")).count();
             boolean isLike =
                     are.size() == out.size()
                             && IntStream.range(0, are.size())
                                     .allMatch(
                                             i -> isLike(are.get(i), out.get(i).getAsJsonObject()));
             check(isLike, () -> "at " + at + " " + are + " instead of " + out);
-            each(step, "held", (key, is) -> is.getAsBoolean() == states.remaining(at, key) > 0);
-            each(step, "deadline", (key, time) -> time.getAsLong() == states.grant(key).deadline);
-            each(step, "next_beat", (key, time) -> time.getAsLong() == states.grant(key).at);
-            long wake = Math.min(states.wake(at), 1L << 53);
-            check(wake == number(step, "wake", wake), () -> "at " + at + " wake is " + wake);
+            each(step, "held", key -> new JsonPrimitive(states.remaining(at, key) > 0));
+            each(step, "deadline", key -> new JsonPrimitive(states.grant(key).deadline));
+            each(step, "next_beat", key -> new JsonPrimitive(states.grant(key).at));
+            long wake = Math.min(states.wake(at), 1L << 53), should = number(step, "wake", wake);
+            check(wake == should, () -> "at " + at + " wake is " + wake + ", not " + should);
         }
     }
 
@@ -76,6 +82,7 @@ final class Vectors {
             return leads(at, with);
         }
         int call = (int) number(with, "call", 0);
+        check(call <= calls, () -> "at " + at + " call " + call + " was never sent");
         return states.step(
                 at,
                 what.matches("answer|failed|sent") ? call : 0,
@@ -302,31 +309,18 @@ final class Vectors {
                 .toList();
     }
 
-    private interface Holds {
-        boolean test(String key, JsonElement value);
-    }
-
-    private static void each(JsonObject step, String what, Holds holds) {
+    private static void each(JsonObject step, String what, Function<String, JsonElement> of) {
         if (!step.has(what)) {
             return;
         }
-        step.getAsJsonObject(what)
-                .entrySet()
-                .forEach(
-                        entry ->
-                                check(
-                                        holds.test(entry.getKey(), entry.getValue()),
-                                        () ->
-                                                "at "
-                                                        + step.get("at")
-                                                        + " "
-                                                        + what
-                                                        + " of "
-                                                        + entry
-                                                        + " is not so"));
+        for (Map.Entry<String, JsonElement> one : step.getAsJsonObject(what).entrySet()) {
+            JsonElement is = of.apply(one.getKey());
+            String where = "at " + step.get("at") + " " + what + " of " + one.getKey();
+            check(is.equals(one.getValue()), () -> where + " is " + is + ", not " + one.getValue());
+        }
     }
 
-    private static void check(boolean holds, java.util.function.Supplier<String> otherwise) {
+    private static void check(boolean holds, Supplier<String> otherwise) {
         if (!holds) {
             throw new AssertionError(otherwise.get());
         }

@@ -183,6 +183,8 @@ fn prepare() -> Result<Programs> {
         "--disable-banner",
         "--fail-if-no-tests",
         "--select-class",
+        "pgfence.Vectors",
+        "--select-class",
         "pgfence.Tests",
     ];
     tests.arguments.extend(options.map(OsString::from));
