@@ -13,7 +13,6 @@ import (
 	"reflect"
 	"runtime"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -25,9 +24,9 @@ import (
 	"pgfence.example/pgfence"
 )
 
-// The part that the scenarios of all clients do not show: the shape of the API, the kinds of connections, and what is
-// Go's own. DATABASE_URL names a database with the extension that is otherwise of no use: a table is made and dropped
-// in it.
+// The part that the vectors and the scenarios of all clients do not show: the shape of the API, the
+// kinds of connections, and what is Go's own. DATABASE_URL names a database with the extension that
+// is otherwise of no use: tables are made and dropped in it.
 
 var (
 	url        = os.Getenv("DATABASE_URL")
@@ -38,50 +37,95 @@ var (
 
 const (
 	pay  = "UPDATE orders SET status = 'paid'"
-	held = "SELECT count(*)::text FROM fence.leases WHERE state IN ('held', 'uncommitted')"
+	undo = "UPDATE orders SET status = 'undone'"
+	held = "SELECT count(*) FROM fence.leases WHERE state IN ('held', 'uncommitted')"
 )
 
-// table makes the table, and at the end sees to it that nothing is left: no lease, no goroutine.
-func table(t *testing.T) (*pgfence.Fence, *pgx.Conn) {
+// place is what a test has: a table, a fence, and a connection beside it.
+type place struct {
+	*testing.T
+	admin  *pgx.Conn
+	fence  *pgfence.Fence
+	events chan pgfence.Event
+}
+
+// in makes it, and at the end sees to it that nothing is left: no lease, no goroutine.
+func in(t *testing.T) *place {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	before := runtime.NumGoroutine()
+	p, before := &place{T: t, events: make(chan pgfence.Event, 1000)}, runtime.NumGoroutine()
 	hangs := time.AfterFunc(2*time.Minute, func() { panic(t.Name() + " hangs") })
-	admin := connect(t)
-	run(t, admin, `DROP TABLE IF EXISTS orders; CREATE TABLE orders (id bigint PRIMARY KEY, status text);
+	p.admin = have(pgx.Connect(background, url))
+	p.sql(`DROP TABLE IF EXISTS orders; CREATE TABLE orders (id bigint PRIMARY KEY, status text);
 		INSERT INTO orders VALUES (7, 'new'); SELECT fence_protect('orders', lease => 'order:{id}')`)
-	fence := pgfence.New(url)
+	p.fence = pgfence.New(url, pgfence.OnEvent(func(event pgfence.Event) {
+		p.events <- event
+		panic("which takes nothing from the lease")
+	}))
 	t.Cleanup(func() {
 		hangs.Stop()
-		fence.Close()
-		comesTrue(t, "no lease is held", func() bool { return text(t, admin, held) == "0" })
-		must(t, admin.Close(background))
-		comesTrue(t, "no goroutine is left", func() bool { return runtime.NumGoroutine() <= before })
+		p.fence.Close()
+		p.is(try(p.fence, long, "late"), pgfence.Closed)
+		p.comesTrue(func() bool { return p.sql(held) == "0" })
+		_ = p.admin.Close(background)
+		p.comesTrue(func() bool { return runtime.NumGoroutine() <= before })
 	})
-	return fence, admin
+	return p
 }
 
-func connect(t *testing.T) *pgx.Conn {
-	conn := have(pgx.Connect(background, url))
-	t.Cleanup(func() { _ = conn.Close(background) })
-	return conn
+func (p *place) database(driver string) *sql.DB {
+	db := have(sql.Open(driver, strings.Replace(url, "?", "?sslmode=disable&", 1)))
+	p.Cleanup(func() { _ = db.Close() })
+	return db
 }
 
-func run(_ *testing.T, conn *pgx.Conn, query string) { have(conn.Exec(background, query)) }
-
-func text(t *testing.T, conn *pgx.Conn, query string) (value string) {
-	t.Helper()
-	must(t, conn.QueryRow(background, query).Scan(&value))
-	return value
+// sql runs statements, and returns the first value of the last one.
+func (p *place) sql(statements string) string {
+	results := have(p.admin.PgConn().Exec(background, statements).ReadAll())
+	if rows := results[len(results)-1].Rows; len(rows) > 0 {
+		return string(rows[0][0])
+	}
+	return ""
 }
 
-func must(t *testing.T, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
+func (p *place) acquire(options pgfence.Options, names ...string) *pgfence.Lease {
+	return have(p.fence.Acquire(background, names, options))
+}
+
+// try is the error of an acquire.
+func try(fence *pgfence.Fence, options pgfence.Options, names ...string) error {
+	return second(fence.Acquire(background, names, options))
+}
+
+func (p *place) equal(is, should any) {
+	p.Helper()
+	if !reflect.DeepEqual(is, should) {
+		p.Fatalf("it is %v and should be %v", is, should)
 	}
 }
 
-func second[T any](_ T, err error) error { return err }
+// is looks for a kind, another error or none, and for words of its text.
+func (p *place) is(err, target error, words ...string) *pgfence.Error {
+	p.Helper()
+	for _, word := range append(words, "") {
+		if !errors.Is(err, target) || !strings.Contains(fmt.Sprint(err), word) {
+			p.Fatalf("it is %v and should be %v: %s", err, target, word)
+		}
+	}
+	var told *pgfence.Error
+	errors.As(err, &told)
+	return told
+}
+
+func (p *place) comesTrue(check func() bool) {
+	p.Helper()
+	for range 600 {
+		if check() {
+			return
+		}
+		time.Sleep(50 * time.Millisecond)
+	}
+	p.Fatal("it does not come true")
+}
 
 // have is what there is without an error.
 func have[T any](value T, err error) T {
@@ -91,544 +135,435 @@ func have[T any](value T, err error) T {
 	return value
 }
 
-func equal(t *testing.T, is, should any) {
-	t.Helper()
-	if !reflect.DeepEqual(is, should) {
-		t.Fatalf("it is %v and should be %v", is, should)
-	}
-}
+func must(err error) { have(0, err) }
 
-func is(t *testing.T, err, target error) *pgfence.Error {
-	t.Helper()
-	if !errors.Is(err, target) {
-		t.Fatalf("it is %v and should be %v", err, target)
-	}
-	var told *pgfence.Error
-	errors.As(err, &told)
-	return told
-}
+func second[T any](_ T, err error) error { return err }
 
-func comesTrue(t *testing.T, what string, check func() bool) {
-	t.Helper()
-	for range 600 {
-		if check() {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	t.Fatalf("it does not come true that %s", what)
-}
-
-func acquire(t *testing.T, fence *pgfence.Fence, options pgfence.Options, names ...string) *pgfence.Lease {
-	lease := have(fence.Acquire(background, names, options))
-	t.Cleanup(func() { _ = lease.Release() })
-	return lease
-}
-
-func database(t *testing.T, driver string) *sql.DB {
-	db := have(sql.Open(driver, strings.Replace(url, "?", "?sslmode=disable&", 1)))
-	t.Cleanup(func() { _ = db.Close() })
-	return db
-}
-
-func pool(t *testing.T, more string) *pgxpool.Pool {
-	made := have(pgxpool.New(background, url+more))
-	t.Cleanup(made.Close)
-	return made
-}
-
-type txn struct {
-	exec         func(context.Context, string) error
-	commit       func() error
-	guardsWithin func(*pgfence.Lease, work) error
-}
-
-type work = func(context.Context, txn) error
-type guard = func(context.Context, *pgfence.Lease, work, ...pgfence.Last) error
-
-func does(statements ...string) work {
-	return func(ctx context.Context, tx txn) error {
-		for _, statement := range statements {
-			if err := tx.exec(ctx, statement); err != nil {
-				return err
+// does statements, and other work.
+func does(steps ...any) pgfence.SQLWork {
+	return func(ctx context.Context, tx *sql.Tx) (err error) {
+		for _, step := range steps {
+			if statement, is := step.(string); is && err == nil {
+				_, err = tx.ExecContext(ctx, statement)
+			} else if err == nil {
+				err = step.(pgfence.SQLWork)(ctx, tx)
 			}
 		}
+		return err
+	}
+}
+
+func nothing(context.Context, pgx.Tx) error { return nil }
+
+// Those of pgx are the scenarios'.
+func TestATransactionOfEachKindOfDB(t *testing.T) {
+	for name, open := range map[string]func(*place) pgfence.SQL{
+		"pgx":         func(p *place) pgfence.SQL { return p.database("pgx") },
+		"lib/pq":      func(p *place) pgfence.SQL { return p.database("postgres") },
+		"Conn of pgx": func(p *place) pgfence.SQL { return have(p.database("pgx").Conn(background)) },
+	} {
+		t.Run(name, func(t *testing.T) { in(t).endsAsItsWorkDoes(open) })
+	}
+}
+
+func (p *place) endsAsItsWorkDoes(open func(*place) pgfence.SQL) {
+	db, lease, other := open(p), p.acquire(short, "order:7"), p.acquire(long, "other")
+	fails := func(context.Context, *sql.Tx) error { return io.EOF }
+	commits := func(_ context.Context, tx *sql.Tx) error { return tx.Commit() }
+	swallows := func(ctx context.Context, tx *sql.Tx) error {
+		_, _ = tx.ExecContext(ctx, "SELECT 1 / 0")
 		return nil
 	}
-}
-
-func swallows(ctx context.Context, tx txn) error {
-	_ = tx.exec(ctx, "SELECT 1 / 0")
-	return nil
-}
-
-func ofPgx(do work) pgfence.PgxWork {
-	return func(ctx context.Context, inner pgx.Tx) error {
-		return do(ctx, txn{
-			func(ctx context.Context, sql string) error { return second(inner.Exec(ctx, sql)) },
-			func() error { return inner.Commit(background) },
-			func(lease *pgfence.Lease, do work) error { return lease.Guard(ctx, inner, ofPgx(do)) },
-		})
-	}
-}
-
-func ofSQL(do work) pgfence.SQLWork {
-	return func(ctx context.Context, inner *sql.Tx) error {
-		return do(ctx, txn{
-			func(ctx context.Context, sql string) error { return second(inner.ExecContext(ctx, sql)) },
-			inner.Commit,
-			func(lease *pgfence.Lease, do work) error { return lease.GuardSQL(ctx, inner, ofSQL(do)) },
-		})
-	}
-}
-
-// onEach runs a test with each kind of connection.
-func onEach(t *testing.T, test func(*testing.T, *pgfence.Fence, *pgx.Conn, guard)) {
-	for name, open := range map[string]func(*testing.T) any{
-		"Conn":         func(t *testing.T) any { return connect(t) },
-		"Pool":         func(t *testing.T) any { return pool(t, "&pool_max_conns=1") },
-		"DB on pgx":    func(t *testing.T) any { return database(t, "pgx") },
-		"DB on lib/pq": func(t *testing.T) any { return database(t, "postgres") },
-		"Conn of a DB": func(t *testing.T) any { return have(database(t, "pgx").Conn(background)) },
-	} {
-		t.Run(name, func(t *testing.T) {
-			fence, admin := table(t)
-			conn := open(t)
-			test(t, fence, admin, func(ctx context.Context, lease *pgfence.Lease, do work, last ...pgfence.Last) error {
-				if conn, is := conn.(pgfence.Pgx); is {
-					return lease.Guard(ctx, conn, ofPgx(do), last...)
-				}
-				return lease.GuardSQL(ctx, conn.(pgfence.SQL), ofSQL(do), last...)
-			})
-		})
-	}
-}
-
-func TestATransactionEndsAsItsWorkDoes(t *testing.T) {
-	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
-		const now = "SELECT status FROM orders"
-		lease := acquire(t, fence, long, "order:7")
-		must(t, guard(background, lease, does(pay)))
-		equal(t, text(t, admin, now), "paid")
-		undone := func(end func() error) work {
-			return func(ctx context.Context, tx txn) error {
-				return cmp.Or(tx.exec(ctx, "UPDATE orders SET status = 'undone'"), end())
-			}
-		}
-		equal(t, guard(background, lease, undone(func() error { return io.EOF })), io.EOF)
-		func() {
-			defer func() { equal(t, recover(), "panic") }()
-			_ = guard(background, lease, undone(func() error { panic("panic") }))
-		}()
-		equal(t, text(t, admin, now), "paid")
-		equal(t, is(t, guard(background, lease, swallows), pgfence.TransactionLost).InDoubt, false)
-		for _, commits := range []func(context.Context, txn) error{
-			does("UPDATE orders SET status = 'landed'", "COMMIT"),
-			func(_ context.Context, tx txn) error { return tx.commit() },
-		} {
-			equal(t, is(t, guard(background, lease, commits), pgfence.TransactionLost).InDoubt, true)
-		}
-		equal(t, text(t, admin, now), "landed")
-		must(t, guard(background, lease, does(pay), pgfence.Releasing))
-		is(t, guard(background, lease, does(pay)), pgfence.LeaseLost)
-		equal(t, lease.Check().(*pgfence.Error).Reason, pgfence.ReasonReleased)
-		must(t, lease.Release())
-	})
-}
-
-func TestAGuardWithinAnotherTransactionIsASavepoint(t *testing.T) {
-	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
-		lease, other := acquire(t, fence, long, "order:7"), acquire(t, fence, long, "other")
-		must(t, guard(background, other, func(_ context.Context, tx txn) error {
-			equal(t, tx.guardsWithin(lease, func(ctx context.Context, tx txn) error {
-				must(t, tx.exec(ctx, "UPDATE orders SET status = 'undone'"))
-				return io.EOF
-			}), io.EOF)
-			is(t, tx.guardsWithin(lease, swallows), pgfence.TransactionLost)
-			return tx.guardsWithin(lease, does(pay))
-		}))
-		equal(t, text(t, admin, "SELECT status FROM orders"), "paid")
-	})
-}
-
-func TestWhatHangsEndsByALossAndIsTheLoss(t *testing.T) {
-	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
-		lease := acquire(t, fence, short, "order:7")
-		caller, cancel := context.WithCancel(background)
-		defer cancel()
-		err := guard(caller, lease, func(ctx context.Context, tx txn) error {
-			if !strings.Contains(t.Name(), "pq") {
-				// It hangs on after the end of its caller, too.
-				ctx = background
-				go func() {
-					defer cancel()
-					for text(t, admin, "SELECT count(*)::text FROM pg_stat_activity WHERE wait_event = 'PgSleep'") == "0" && lease.Held() {
-					}
-				}()
-			}
-			// A release of its own that is not committed keeps the heartbeat off: so it is the deadline that tells.
-			return tx.exec(ctx, fmt.Sprintf("SELECT lease_release('order:7', %d), pg_sleep(300)", lease.Token()))
-		})
-		equal(t, is(t, err, pgfence.LeaseLost).Reason, pgfence.ReasonDeadline)
-		is(t, lease.Release(), pgfence.LeaseLost)
-		<-lease.Lost()
-	})
-}
-
-func TestAGuardOfSeveralIsBrokenOffByEachOfItsOwnAndByNoOther(t *testing.T) {
-	fence, admin := table(t)
-	leases := pgfence.Leases{acquire(t, fence, long, "a"), acquire(t, fence, short, "b"), acquire(t, fence, long, "order:7")}
-	stranger := acquire(t, fence, short, "stranger")
-	must(t, fence.Guard(background, connect(t), leases, func(ctx context.Context, tx pgx.Tx) error {
-		run(t, admin, "SELECT lease_revoke('stranger')")
-		<-stranger.Lost()
-		return cmp.Or(leases[1].Check(), second(tx.Exec(ctx, pay)))
-	}))
-	caller, cancel := context.WithCancel(background)
-	err := fence.Guard(caller, connect(t), leases, func(_ context.Context, tx pgx.Tx) error {
-		cancel()
-		run(t, admin, "SELECT lease_revoke('b')")
-		return second(tx.Exec(background, "SELECT pg_sleep(300)"))
-	})
-	equal(t, is(t, err, pgfence.LeaseLost).Names, []string{"b"})
-	leases = pgfence.Leases{acquire(t, fence, long, `a "quoted\" name, and {another}`, "c"), leases[2]}
-	must(t, fence.Guard(background, admin, leases, ofPgx(does(pay))))
-	must(t, fence.GuardSQL(background, database(t, "postgres"), leases, ofSQL(does(pay)), pgfence.Releasing))
-	equal(t, text(t, admin, held), "1")
-	is(t, fence.Guard(background, admin, leases, ofPgx(does(pay))), pgfence.LeaseLost)
-	equal(t, fence.Guard(background, admin, nil, ofPgx(does(pay))) != nil, true)
-	run(t, admin, "BEGIN") // in which it is refused before the work
-	equal(t, strings.Contains(acquire(t, fence, long, "d").Guard(background, admin, nil).Error(), "savepoint"), true)
-	run(t, admin, "ROLLBACK")
-}
-
-func TestADeadlineOfTheCallersIsItsOwn(t *testing.T) {
-	forgets := func(ctx context.Context, _ txn) error {
+	forgets := func(ctx context.Context, _ *sql.Tx) error {
 		<-ctx.Done()
 		return nil
 	}
-	for _, work := range []work{does("SELECT pg_sleep(300)"), forgets} {
-		onEach(t, func(t *testing.T, fence *pgfence.Fence, _ *pgx.Conn, guard guard) {
-			lease := acquire(t, fence, long, "order:7")
-			ctx, cancel := context.WithTimeout(background, 200*time.Millisecond)
-			defer cancel()
-			is(t, guard(ctx, lease, work), context.DeadlineExceeded)
-			is(t, guard(ctx, lease, does(pay)), context.DeadlineExceeded)
-			must(t, lease.Check())
-		})
+	within := func(ctx context.Context, tx *sql.Tx) error {
+		p.is(lease.GuardSQL(ctx, tx, does(undo, fails)), io.EOF)
+		p.is(lease.GuardSQL(ctx, tx, does(undo, swallows)), pgfence.TransactionLost)
+		return lease.GuardSQL(ctx, tx, does(pay))
 	}
+	releases := func(ctx context.Context, tx *sql.Tx) error {
+		must(lease.GuardSQL(ctx, tx, does(pay), pgfence.Releasing))
+		return lease.Check() // until that transaction has committed
+	}
+	for _, one := range []struct {
+		under   *pgfence.Lease
+		do      pgfence.SQLWork
+		err     error
+		status  string
+		inDoubt bool
+	}{
+		{other, does(releases, fails), io.EOF, "new", false},
+		{lease, does(undo, fails), io.EOF, "new", false},
+		{lease, does(undo, swallows), pgfence.TransactionLost, "new", false},
+		{other, within, nil, "paid", false},
+		{lease, does(undo, "COMMIT"), pgfence.TransactionLost, "undone", true},
+		{lease, does(pay, commits), pgfence.TransactionLost, "paid", true},
+		{lease, does(undo, forgets), context.DeadlineExceeded, "paid", false},
+		{lease, does(undo, "SELECT pg_sleep(300)"), context.DeadlineExceeded, "paid", false},
+	} {
+		ctx, cancel := context.WithTimeout(background, time.Second)
+		told := p.is(one.under.GuardSQL(ctx, open(p), one.do), one.err)
+		p.equal(told != nil && told.InDoubt, one.inDoubt)
+		p.equal(p.sql("SELECT status FROM orders"), one.status)
+		cancel()
+	}
+	func() {
+		defer func() { p.equal(recover(), "panic") }()
+		panics := func(context.Context, *sql.Tx) error { panic("panic") }
+		_ = lease.GuardSQL(background, db, does(undo, panics))
+	}()
+	p.equal(p.sql("SELECT status FROM orders"), "paid")
+	told := p.is(other.GuardSQL(background, db, does(undo)), pgfence.Refused, "(The lease")
+	p.equal(fmt.Sprint(told.SQLState, told.Detail["lease"], told.Detail["presented"]),
+		fmt.Sprint("PF004", "order:7", other.Token()))
+	divided := lease.GuardSQL(background, db, does("SELECT 1 / 0"))
+	p.equal(errors.Unwrap(told) == nil || errors.As(divided, &told), false)
+	must(other.GuardSQL(background, db, releases))
+	p.comesTrue(func() bool { return !lease.Held() })
+	must(lease.Release())
+	p.sql("SELECT lease_revoke('other')")
+	p.is(other.GuardSQL(background, db, does()), pgfence.LeaseLost)
+	// A loss ends what hangs, after the end of its caller, too.
+	lease = p.acquire(pgfence.Options{TTL: time.Second, AtMost: 1500 * time.Millisecond}, "order:7")
+	caller, cancel := context.WithCancel(background)
+	defer cancel()
+	err := lease.GuardSQL(caller, db, func(ctx context.Context, tx *sql.Tx) error {
+		if !strings.Contains(p.Name(), "pq") {
+			ctx = background
+			time.AfterFunc(500*time.Millisecond, cancel)
+		}
+		return second(tx.ExecContext(ctx, "SELECT pg_sleep(300)"))
+	})
+	p.equal(p.is(err, pgfence.LeaseLost).Reason, pgfence.ReasonAtMost)
+	p.is(lease.Release(), pgfence.LeaseLost)
+	<-lease.Lost()
+}
+
+func TestAGuardOfSeveralIsBrokenOffByEachOfItsOwnAndByNoOther(t *testing.T) {
+	p := in(t)
+	stranger := p.acquire(short, "stranger")
+	leases := pgfence.Leases{p.acquire(long, "order:7"), p.acquire(short, "b")}
+	db := p.database("pgx")
+	err := p.fence.GuardSQL(background, db, leases, func(_ context.Context, tx *sql.Tx) error {
+		p.sql("SELECT lease_revoke('stranger')")
+		<-stranger.Lost()
+		must(leases[1].Check())
+		p.sql("SELECT lease_revoke('b')")
+		return second(tx.Exec("UPDATE orders SET status = pg_sleep(300)::text"))
+	})
+	p.equal(p.is(err, pgfence.LeaseLost).Names, []string{"b"})
+	leases[1] = p.acquire(long, `a "quoted\" name, and {another}`, "c")
+	db = p.database("postgres")
+	must(p.fence.GuardSQL(background, db, leases, does(pay), pgfence.Releasing))
+	p.equal(p.sql(held), "0")
+	p.is(p.fence.Guard(background, p.admin, leases, nothing), pgfence.LeaseLost)
+	err = p.fence.Guard(background, p.admin, nil, nothing)
+	p.is(err, err, "under no lease")
+	p.sql("BEGIN") // in which it is refused before the work
+	err = p.acquire(long, "d").Guard(background, p.admin, nil)
+	p.is(err, err, "by a savepoint")
+	p.sql("ROLLBACK")
 }
 
 func TestAPoolOfOneConnectionGetsItBack(t *testing.T) {
-	fence, admin := table(t)
-	one, lease := pool(t, "&pool_max_conns=1"), acquire(t, fence, short, "order:7")
-	for range 3 {
-		for _, work := range []work{does("SELECT pg_terminate_backend(pg_backend_pid())"), does("SELECT 1 / 0"), does("COMMIT")} {
-			equal(t, lease.Guard(background, one, ofPgx(work)) != nil, true)
-		}
-		// Longer than the ttl: the heartbeat does not need the pool.
-		must(t, lease.Guard(background, one, ofPgx(does("SELECT pg_sleep(1.5)"))))
+	p := in(t)
+	pool, lease := have(pgxpool.New(background, url+"&pool_max_conns=1")), p.acquire(short, "order:7")
+	defer pool.Close()
+	for statement, kind := range map[string]error{
+		"SELECT pg_terminate_backend(pg_backend_pid())": pgfence.TransactionLost,
+		"SELECT 1 / 0": pgfence.TransactionLost, "COMMIT": pgfence.TransactionLost,
+		"SELECT pg_sleep(1.5)": nil, // longer than the ttl: the heartbeat does not need the pool
+	} {
+		p.is(lease.Guard(background, pool, func(ctx context.Context, tx pgx.Tx) error {
+			_, _ = tx.Exec(ctx, statement)
+			return nil
+		}), kind)
 	}
-	pooled := have(one.Acquire(background))
-	must(t, lease.Guard(background, pooled, ofPgx(does("SELECT 1"))))
+	pooled := have(pool.Acquire(background))
+	must(lease.Guard(background, pooled, nothing))
 	pooled.Release()
-	equal(t, text(t, admin, held), "1")
-	run(t, admin, "SELECT fence_new_epoch()") // no token speaks until its holder has renewed
-	must(t, lease.Guard(background, one, func(context.Context, pgx.Tx) error {
-		equal(t, one.Stat().AcquiredConns(), int32(1))
+	p.sql("SELECT fence_new_epoch()") // no token speaks until its holder has renewed
+	must(lease.Guard(background, pool, func(context.Context, pgx.Tx) error {
+		p.equal(pool.Stat().AcquiredConns(), int32(1))
 		return nil
 	}))
 }
 
-func TestErrorsHaveTheirKindTheirCauseAndTheirDetail(t *testing.T) {
-	onEach(t, func(t *testing.T, fence *pgfence.Fence, admin *pgx.Conn, guard guard) {
-		lease, other := acquire(t, fence, long, "order:7"), acquire(t, fence, long, "other")
-		told := is(t, guard(background, other, does(pay)), pgfence.Refused)
-		equal(t, fmt.Sprintln(told.SQLState, told.Detail["lease"], told.Detail["presented"]), fmt.Sprintln("PF004", "order:7", other.Token()))
-		equal(t, told.Hint != "" && strings.Contains(told.Error(), told.Hint) && errors.Unwrap(told) != nil, true)
-		equal(t, errors.As(guard(background, lease, does("SELECT 1 / 0")), new(*pgfence.Error)), false)
-		run(t, admin, "SELECT lease_revoke('other')")
-		is(t, guard(background, other, does(pay)), pgfence.LeaseLost)
-	})
-}
-
-func TestAnAdoptedLeasesNumberIsChecked(t *testing.T) {
-	fence, admin := table(t)
-	run(t, admin, "SELECT lease_prune('0 s')")
-	const older = int64(1) << 60
-	first, second := fence.Adopted("order:7", older), fence.Adopted("order:7", older+1)
-	t.Cleanup(func() { run(t, connect(t), "SELECT lease_revoke('order:7'), lease_forget('order:7')") })
-	must(t, first.Guard(background, admin, ofPgx(func(context.Context, txn) error {
-		is(t, second.Guard(background, connect(t), ofPgx(does(pay))), pgfence.LeaseTaken)
-		return nil
-	})))
-	must(t, second.GuardSQL(background, database(t, "postgres"), ofSQL(does(pay))))
-	told := is(t, first.Guard(background, admin, ofPgx(does(pay))), pgfence.Refused)
-	equal(t, fmt.Sprintln(told.SQLState, told.Detail["presented"]), fmt.Sprintln("PF001", older))
-	must(t, second.Guard(background, admin, ofPgx(does(pay)), pgfence.Releasing))
-	equal(t, is(t, second.Guard(background, admin, ofPgx(does(pay))), pgfence.Refused).SQLState, "PF001")
-}
-
 func TestANumberThatAnotherHolderHasAdoptedIsTaken(t *testing.T) {
-	fence, admin := table(t)
-	t.Cleanup(func() { run(t, connect(t), "SELECT lease_revoke('elsewhere'), lease_forget('elsewhere')") })
-	for _, fence := range []*pgfence.Fence{fence, pgfence.New(url)} {
-		must(t, fence.Adopted("elsewhere", 7).Guard(background, admin, ofPgx(does("SELECT 1"))))
+	p := in(t)
+	defer p.sql("SELECT lease_revoke('elsewhere'), lease_forget('elsewhere')")
+	for _, fence := range []*pgfence.Fence{p.fence, pgfence.New(url)} {
+		must(fence.Adopted("elsewhere", 7).Guard(background, p.admin, nothing))
 	}
-	holder := text(t, admin, "SELECT holder FROM lease_info('elsewhere')")
-	equal(t, strings.Contains(holder, fmt.Sprintf("/%d/", os.Getpid())), true)
-	another := fence.Adopted("elsewhere", 7, "another")
-	for _, err := range []error{
-		another.Guard(background, admin, ofPgx(does("SELECT 1"))),
-		another.GuardSQL(background, database(t, "postgres"), ofSQL(does("SELECT 1"))),
-	} {
-		taken := is(t, err, pgfence.LeaseTaken)
-		equal(t, errors.Unwrap(taken).(interface{ SQLState() string }).SQLState(), "PF004")
-		equal(t, strings.Contains(taken.Error(), "at the most"), false)
-	}
+	another, db := p.fence.Adopted("elsewhere", 7, "another"), p.database("postgres")
+	holder := fmt.Sprintf("/%d/", os.Getpid())
+	p.is(another.Guard(background, p.admin, nothing), pgfence.LeaseTaken, holder)
+	p.is(another.GuardSQL(background, db, does()), pgfence.LeaseTaken, holder)
 }
 
-func TestALostTrySaysByWhom(t *testing.T) {
-	fence, _ := table(t)
-	acquire(t, fence, pgfence.Options{Holder: "it's me", Metadata: map[string]int{"run": 7}}, "a", "b")
-	for _, names := range [][]string{{"b"}, {"a", "c"}} {
-		taken := is(t, second(fence.Acquire(background, names, long)), pgfence.LeaseTaken)
-		equal(t, taken.Holder, "it's me")
-		equal(t, taken.Remaining > 20*time.Second && taken.Remaining <= 30*time.Second, true)
+// A lease to which nobody refers is not given back by the collector.
+func TestALeaseThatIsTakenSaysByWhomAndForWhatItWaits(t *testing.T) {
+	p := in(t)
+	p.acquire(pgfence.Options{Holder: "it's me", Metadata: map[string]int{"run": 7}}, "a", "b")
+	for range 5 {
+		runtime.GC()
+		time.Sleep(100 * time.Millisecond)
 	}
+	taken := p.is(try(p.fence, long, "b", "c"), pgfence.LeaseTaken, "by it's me", "at the most")
+	p.equal([]any{taken.WaitsFor, taken.Holder}, []any{"ttl", "it's me"})
+	p.equal(taken.Remaining.Round(10*time.Second), 30*time.Second)
+	p.sql("BEGIN; SELECT lease_acquire('job', 'it', '1 s')")
+	p.is(try(p.fence, short, "job"), pgfence.LeaseTaken, "by it, whose acquire is not committed")
+	p.sql("COMMIT; BEGIN; SELECT lease_guard('job', first_token) FROM lease_info('job')")
+	time.Sleep(1100 * time.Millisecond)
+	p.is(try(p.fence, short, "job"), pgfence.LeaseTaken, "by it, until a transaction ends")
+	p.sql("COMMIT")
 }
 
 func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
-	fence, admin := table(t)
-	for wrong, options := range map[string]pgfence.Options{
-		"30ns":     {TTL: 30},
-		"5ns":      {Wait: 5},
-		"Holder":   {Reclaim: true},
-		"Metadata": {Metadata: func() {}},
-	} {
-		err := fence.Lease(background, "job", options, nil)
-		equal(t, err != nil && strings.Contains(err.Error(), wrong), true)
+	p := in(t)
+	keep := func(table string, options pgfence.Options) error {
+		return second(p.fence.KeepRow(background, table, 7, 1, options))
 	}
-	for _, err := range []error{
-		second(fence.Acquire(background, nil, long)),
-		second(fence.Acquire(background, []string{"a", "b"}, pgfence.Options{Slots: 2})),
-		fence.Lead(background, "a", 30, nil),
-		pgfence.New("postgresql://nobody@?port=none").Lease(background, "a", long, nil),
-	} {
-		equal(t, err != nil, true)
-	}
-	equal(t, is(t, fence.Lease(background, "", long, nil), pgfence.Refused).SQLState, "22023")
 	silent := have(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
 	at := silent.Addr().String()
-	told := is(t, pgfence.New("postgresql://"+at+"/shop").Lease(background, "job", short, nil), pgfence.NoConnection)
-	equal(t, strings.Contains(told.Error(), at), true)
-	equal(t, text(t, admin, held), "0")
+	for words, err := range map[string]error{
+		"30ns is below":  try(p.fence, pgfence.Options{TTL: 30}, "job"),
+		"5ns":            try(p.fence, pgfence.Options{Wait: 5}, "job"),
+		"takes a Holder": try(p.fence, pgfence.Options{Reclaim: true}, "job"),
+		"Metadata":       try(p.fence, pgfence.Options{Metadata: func() {}}, "job"),
+		"several":        try(p.fence, pgfence.Options{Slots: 2}, "a", "b"),
+		"names must not": try(p.fence, long),
+		"needs a name":   try(p.fence, long, ""),
+		"orders":         keep("orders", short),
+		"nowhere":        keep("nowhere", short),
+		"but TTL":        keep("orders", pgfence.Options{Wait: time.Hour}),
+		"30ns":           p.fence.Lead(background, "a", 30, nil),
+		"port=none":      try(pgfence.New("postgresql://me@?port=none"), long, "a"),
+		at:               try(pgfence.New("postgresql://"+at), short, "a"),
+		"not installed":  try(pgfence.New(url, pgfence.InSchema(`no"where`)), long, "a"),
+	} {
+		p.is(err, err, words)
+	}
 }
 
 func TestAFenceIsMadeFromWhatOpensConnections(t *testing.T) {
-	_, admin := table(t)
+	p := in(t)
 	pooled := have(pgxpool.ParseConfig(url))
 	pooled.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
 		config.RuntimeParams["application_name"] = "before"
 		return nil
 	}
 	pooled.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		return second(conn.Exec(ctx, "SELECT set_config('application_name', current_setting('application_name') || ' after', false)"))
+		return second(conn.Exec(ctx, `SELECT set_config('application_name',
+			current_setting('application_name') || ' after', false)`))
 	}
 	made := have(pgxpool.NewWithConfig(background, pooled))
 	defer made.Close()
-	drivers := url + "&pool_max_conns=3&binary_parameters=yes&default_query_exec_mode=simple_protocol"
-	for _, fence := range []*pgfence.Fence{
-		pgfence.New(func(ctx context.Context) (pgfence.Conn, error) { return pgx.Connect(ctx, url) }),
-		pgfence.New(drivers), pgfence.New(url, pgfence.InSchema("public")),
-	} {
-		must(t, fence.Lease(background, "job", long, func(context.Context, *pgfence.Lease) error { return nil }))
-	}
-	lease := acquire(t, pgfence.New(made), long, "job")
-	equal(t, text(t, admin, "SELECT count(*)::text FROM pg_stat_activity WHERE application_name = 'before after'"), "1")
-	must(t, lease.Release())
-	is(t, pgfence.New(url, pgfence.InSchema(`no"where`)).Lease(background, "job", long, nil), pgfence.NotInstalled)
-	run(t, admin, "CREATE ROLE nobody LOGIN")
-	defer run(t, connect(t), "DROP ROLE nobody")
-	err := pgfence.New(strings.Replace(url, "user=postgres", "user=nobody", 1)).Lease(background, "job", long, nil)
-	equal(t, strings.Contains(is(t, err, pgfence.NotGranted).Error(), "fence_grant('nobody')"), true)
+	drivers := "&pool_max_conns=3&binary_parameters=yes&default_query_exec_mode=simple_protocol"
+	other := pgfence.New(url+drivers, pgfence.InSchema("public"))
+	defer other.Close()
+	must(try(other, long, "other"))
+	fence := pgfence.New(made)
+	defer fence.Close()
+	must(try(fence, long, "job"))
+	named := "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'before after'"
+	p.equal(p.sql(named), "1")
 }
 
 func TestALeaseOfAnotherRoleSaysHowItIsKeptWhileLoginRolesChange(t *testing.T) {
-	_, admin := table(t)
-	run(t, admin, "CREATE ROLE team; CREATE ROLE monday LOGIN IN ROLE team; CREATE ROLE tuesday LOGIN IN ROLE team")
-	run(t, admin, "SELECT fence_grant('team')")
-	t.Cleanup(func() { run(t, connect(t), "SELECT fence_revoke('team'); DROP ROLE team, monday, tuesday") })
-	for _, acts := range []string{"", "&options=-c%20role%3Dteam"} {
-		as := func(role string) string { return strings.Replace(url, "user=postgres", "user="+role, 1) + acts }
-		lease := acquire(t, pgfence.New(as("monday")), long, "job")
-		conn := have(pgx.Connect(background, as("tuesday")))
-		err := lease.Guard(background, conn, ofPgx(does("SELECT 1")))
-		if acts == "" {
-			told := is(t, err, pgfence.NotGranted).Error()
-			equal(t, strings.Contains(told, "tuesday") && strings.Contains(told, "act as one role"), true)
-			equal(t, strings.Contains(told, "fence_grant"), false)
-		} else {
-			must(t, err)
-		}
-		must(t, cmp.Or(conn.Close(background), lease.Release()))
-	}
+	p := in(t)
+	p.sql("CREATE ROLE monday LOGIN; CREATE ROLE tuesday LOGIN")
+	as := func(role string) string { return strings.Replace(url, "user=postgres", "user="+role, 1) }
+	monday := pgfence.New(as("monday"))
+	p.is(try(monday, long, "job"), pgfence.NotGranted, "fence_grant('monday')")
+	p.sql("SELECT fence_grant('monday'), fence_grant('tuesday')")
+	lease := have(monday.Acquire(background, []string{"job"}, long))
+	conn := have(pgx.Connect(background, as("tuesday")))
+	err := lease.Guard(background, conn, nothing)
+	p.is(err, pgfence.NotGranted, "tuesday", "act as one role")
+	p.equal(strings.Contains(err.Error(), "fence_grant"), false)
+	must(cmp.Or(conn.Close(background), lease.Release()))
+	p.sql("SELECT fence_revoke('monday'), fence_revoke('tuesday'); DROP ROLE monday, tuesday")
 }
 
-func TestWhatNobodyRefersToIsHeldAllTheSame(t *testing.T) {
-	fence, admin := table(t)
-	have(fence.Acquire(background, []string{"b"}, long))
-	for range 5 {
-		runtime.GC()
-		time.Sleep(100 * time.Millisecond)
+func TestTheWorksContextSaysTheLossAndALeaderGoesOn(t *testing.T) {
+	p, terms := in(t), 0
+	isLost := func(ctx context.Context, lease *pgfence.Lease) error {
+		p.sql("SELECT lease_revoke('job')")
+		<-ctx.Done()
+		p.equal(context.Cause(ctx).(*pgfence.Error).Reason, pgfence.ReasonGone)
+		p.equal([]any{lease.Held(), lease.Remaining()}, []any{false, time.Duration(0)})
+		return nil
 	}
-	equal(t, text(t, admin, held), "1")
-}
-
-func TestTheWorksContextSaysTheLoss(t *testing.T) {
-	fence, admin := table(t)
-	for _, ends := range []struct{ work, lease error }{
-		{context.Canceled, pgfence.LeaseLost}, {nil, pgfence.LeaseLost}, {io.EOF, io.EOF},
-	} {
-		is(t, fence.Lease(background, "job", short, func(ctx context.Context, lease *pgfence.Lease) error {
-			run(t, admin, "SELECT lease_revoke('job')")
-			<-ctx.Done()
-			equal(t, context.Cause(ctx).(*pgfence.Error).Reason, pgfence.ReasonGone)
-			equal(t, []any{lease.Held(), lease.Remaining()}, []any{false, time.Duration(0)})
-			return ends.work
-		}), ends.lease)
-	}
-}
-
-func TestLeadingEndsWithItsWork(t *testing.T) {
-	_, admin := table(t)
-	opened, terms := atomic.Int64{}, 0
-	fence := pgfence.New(func(ctx context.Context) (pgfence.Conn, error) {
-		conn := have(pgx.Connect(ctx, url))
-		if opened.Add(1) == 1 { // as a standby's
-			have(conn.Exec(ctx, "SET default_transaction_read_only = on"))
-		}
-		return conn, nil
-	})
-	for _, ends := range []error{nil, io.EOF} {
-		equal(t, fence.Lead(background, "chief", short.TTL, func(ctx context.Context, _ *pgfence.Lease) error {
-			if terms++; terms == 1 {
-				run(t, admin, "SELECT lease_revoke('chief')")
-				<-ctx.Done()
-				return ctx.Err()
-			}
-			return ends
-		}), ends)
-	}
-	equal(t, terms, 3)
 	ctx, cancel := context.WithCancel(background)
-	equal(t, fence.Lead(ctx, "chief", short.TTL, func(ctx context.Context, lease *pgfence.Lease) error {
+	must(p.fence.Lead(ctx, "job", short.TTL, func(ctx context.Context, lease *pgfence.Lease) error {
+		if terms++; terms < 3 {
+			return isLost(ctx, lease)
+		}
 		cancel()
 		<-ctx.Done()
-		must(t, lease.Guard(background, admin, ofPgx(does("SELECT 1"))))
-		return nil
-	}), nil)
-	equal(t, fence.Lead(ctx, "chief", short.TTL, nil), context.Canceled)
-}
-
-func TestAClosedFenceHasGivenEverythingBack(t *testing.T) {
-	_, admin := table(t)
-	events := make(chan pgfence.Event, 100)
-	fence := pgfence.New(url, pgfence.OnEvent(func(event pgfence.Event) {
-		events <- event
-		panic("a panic of the program's")
+		return lease.Guard(background, p.admin, nothing)
 	}))
-	lease := acquire(t, fence, pgfence.Options{TTL: time.Second, Session: true}, "a", "b")
-	equal(t, (<-events).Kind, "acquired")
-	renewed := <-events
-	equal(t, []any{renewed.Kind, renewed.Names, renewed.Token}, []any{"renewed", []string{"a", "b"}, lease.Token()})
-	waits := make(chan error, 1)
-	go func() { waits <- fence.Lease(background, "a", pgfence.Options{Wait: time.Hour}, nil) }()
-	time.Sleep(300 * time.Millisecond)
-	fence.Close()
-	is(t, <-waits, pgfence.Closed)
-	equal(t, text(t, admin, held), "0")
-	must(t, lease.Release())
-	is(t, fence.Lease(background, "a", long, nil), pgfence.Closed)
-}
-
-// Nobody who acquires holds up a release, however many they are, and whatever hangs.
-func TestAFenceThatReachesNobodyIsClosedAllTheSame(t *testing.T) {
-	_, admin := table(t)
-	isDead := atomic.Bool{}
-	fence := pgfence.New(func(ctx context.Context) (pgfence.Conn, error) {
-		if isDead.Load() {
-			<-ctx.Done()
-		}
-		return pgx.Connect(ctx, url)
-	})
-	acquire(t, fence, short, "job")
-	isDead.Store(true)
-	run(t, admin, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query ~ 'acquire' AND pid <> pg_backend_pid()")
-	var all sync.WaitGroup
-	for range 100 {
-		all.Go(func() { equal(t, fence.Lease(background, "other", short, nil) != nil, true) })
+	p.is(p.fence.Lead(ctx, "job", short.TTL, nil), context.Canceled)
+	kinds := map[string]int{}
+	for len(p.events) > 0 {
+		kinds[(<-p.events).Kind]++
 	}
-	time.Sleep(300 * time.Millisecond)
-	fence.Close()
-	all.Wait()
+	p.equal([]int{kinds["acquired"], kinds["lost"], kinds["interrupted"]}, []int{3, 2, 1})
+	for ends, told := range map[error]error{
+		context.Canceled: pgfence.LeaseLost, nil: pgfence.LeaseLost, io.EOF: io.EOF,
+	} {
+		work := func(ctx context.Context, l *pgfence.Lease) error { return cmp.Or(isLost(ctx, l), ends) }
+		p.is(p.fence.Lease(background, "job", short, work), told)
+	}
 }
 
-// panics is a connection that is broken in another way than drivers know.
-type panics struct {
+func TestWhatCanNeverBeOpenedIsToldAtOnceAndAnOutageIsOneLineOfTheLog(t *testing.T) {
+	p := in(t)
+	opens := func(context.Context) (pgfence.Conn, error) { return nil, errors.New("no secret") }
+	for words, fence := range map[string]*pgfence.Fence{
+		"refused TLS":    pgfence.New(url + "&sslmode=require"),
+		"does not exist": pgfence.New(strings.Replace(url, "?", "_nowhere?", 1)),
+		"no secret":      pgfence.New(opens),
+	} {
+		ctx, cancel := context.WithTimeout(background, 5*time.Second)
+		waits := pgfence.Options{TTL: time.Second, Wait: time.Minute}
+		p.is(fence.Lease(ctx, "job", waits, nil), pgfence.NoConnection, words)
+		p.is(fence.Lead(ctx, "job", time.Second, nil), pgfence.NoConnection, words)
+		must(ctx.Err())
+		cancel()
+	}
+	var log strings.Builder
+	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
+	away, waits := pgfence.New("postgresql://127.0.0.1:1/shop"), pgfence.Options{Wait: time.Second}
+	p.is(try(away, waits, "job"), pgfence.NoConnection)
+	slog.SetDefault(slog.New(slog.DiscardHandler))
+	p.equal(strings.Count(log.String(), "level=WARN"), 1)
+	line := `"pgfence: no lease could be acquired, and it is tried again" reason="failed to connect`
+	p.equal(strings.Contains(log.String(), line), true)
+}
+
+// loses is a connection that ends after an acquire, whose answer nobody reads.
+type loses struct {
 	*pgx.Conn
-	does *atomic.Bool
+	next *atomic.Bool
 }
 
-func (p panics) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
-	if p.does.Load() {
-		panic("no error")
+func (l loses) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
+	rows, err := l.Conn.Query(ctx, sql, args...)
+	if err == nil && strings.Contains(sql, "lease_acquire") && l.next.CompareAndSwap(true, false) {
+		rows.Close()
+		_ = l.Conn.Close(ctx)
+		return nil, io.ErrUnexpectedEOF
 	}
-	return p.Conn.Query(ctx, sql, args...)
+	return rows, err
 }
 
-func TestACallThatPanicsIsAnErrorAndNoHang(t *testing.T) {
-	table(t)
-	does := &atomic.Bool{}
+func TestAGrantWhoseAnswerWasLostIsTakenOverOrUndone(t *testing.T) {
+	p, next := in(t), &atomic.Bool{}
 	fence := pgfence.New(func(ctx context.Context) (pgfence.Conn, error) {
 		conn, err := pgx.Connect(ctx, url)
-		return panics{conn, does}, err
+		return loses{conn, next}, err
 	})
-	does.Store(true)
-	for range 2 {
-		equal(t, strings.Contains(fence.Lease(background, "job", long, nil).Error(), "no error"), true)
-	}
-	does.Store(false)
-	lease := acquire(t, fence, short, "job")
-	does.Store(true)
-	<-lease.Lost()
-	equal(t, lease.Check().(*pgfence.Error).Reason, pgfence.ReasonKeeper)
-	comesTrue(t, "the lease has ended", func() bool { return text(t, connect(t), held) == "0" })
+	defer fence.Close()
+	next.Store(true)
+	must(have(fence.Acquire(background, []string{"job"}, long)).Release())
+	p.equal(next.Load(), false)
+	next.Store(true)
+	p.equal(p.is(try(fence, long, "a", "b"), pgfence.NoAnswer).InDoubt, true)
+	p.comesTrue(func() bool { return p.sql(held) == "0" })
+	next.Store(true)
+	must(try(fence, pgfence.Options{TTL: time.Minute, Wait: time.Minute}, "a", "b"))
+	p.equal(p.sql(held), "2")
+	p.equal(p.sql("SELECT right(max(holder), 2) FROM fence.leases WHERE state = 'held'"), "/2")
 }
 
 func TestWhatDriversSendForArguments(t *testing.T) {
-	_, admin := table(t)
+	p := in(t)
 	for _, one := range []struct {
 		query   string
 		arg     any
 		pgx, pq bool
 	}{
-		{"SELECT lease_acquire('job', ttl => $1)::text", 30 * time.Second, true, false},
-		{"SELECT lease_acquire('job', ttl => $1::text::interval)::text", "1500 milliseconds", true, true},
-		{"SELECT lease_acquire('job', metadata => $1)::text", `{"run": 7}`, true, true},
-		{"SELECT lease_acquire('job', metadata => $1)::text", map[string]int{"run": 7}, true, false},
-		{"SELECT set_config('pg_fence.token', $1, true)", "1", true, true},
-		{"SELECT set_config('pg_fence.token', $1, true)", int64(1), false, true},
-		{"SELECT set_config('pg_fence.token', $1::bigint::text, true)", int64(1), true, true},
+		{"lease_acquire('job', ttl => $1)::text", 30 * time.Second, true, false},
+		{"lease_acquire('job', ttl => $1::text::interval)::text", "1500 milliseconds", true, true},
+		{"lease_acquire('job', metadata => $1)::text", `{"run": 7}`, true, true},
+		{"lease_acquire('job', metadata => $1)::text", map[string]int{"run": 7}, true, false},
+		{"set_config('pg_fence.token', $1, true)", "1", true, true},
+		{"set_config('pg_fence.token', $1, true)", int64(1), false, true},
+		{"set_config('pg_fence.token', $1::bigint::text, true)", int64(1), true, true},
 	} {
 		for driver, takes := range map[string]bool{"pgx": one.pgx, "postgres": one.pq} {
-			tx := have(database(t, driver).Begin())
-			if err := tx.QueryRow(one.query, one.arg).Scan(new(string)); (err == nil) != takes {
-				t.Errorf("%s: %s with %T: %v", driver, one.query, one.arg, err)
+			tx := have(p.database(driver).Begin())
+			if err := tx.QueryRow("SELECT "+one.query, one.arg).Scan(new(string)); (err == nil) != takes {
+				p.Errorf("%s: %s with %T: %v", driver, one.query, one.arg, err)
 			}
-			must(t, tx.Rollback())
+			must(tx.Rollback())
 		}
 	}
-	equal(t, admin.QueryRow(background, "SELECT NULL::bigint").Scan(new(int64)) != nil, true)
+	p.equal(p.admin.QueryRow(background, "SELECT NULL::bigint").Scan(new(int64)) != nil, true)
+}
+
+func TestARowIsALease(t *testing.T) {
+	for _, mode := range []string{"monotonic", "managed"} {
+		t.Run(mode, func(t *testing.T) { in(t).keepsARow(mode) })
+	}
+}
+
+func (p *place) keepsARow(mode string) {
+	p.sql(`CREATE TABLE runs (part text, id bigint, state text, PRIMARY KEY (id, part));
+		INSERT INTO runs VALUES ('a', 1);
+		SELECT fence_protect('runs', mode => '` + mode + `', deadline => 'held_until')`)
+	defer p.sql("DROP TABLE runs")
+	is := func(format string, token int64) {
+		row := p.sql("SELECT concat_ws(' ', state, fence, held_until > clock_timestamp()) FROM runs")
+		p.equal(row, fmt.Sprintf(format, token))
+	}
+	claim := func() (token int64) {
+		must(p.admin.QueryRow(background, `UPDATE runs SET state = 'claimed',
+			held_until = clock_timestamp() + '1 s' RETURNING fence`).Scan(&token))
+		return token
+	}
+	keep := func(token int64, options pgfence.Options) (*pgfence.Lease, error) {
+		return p.fence.KeepRow(background, "runs", []any{1, "a"}, token, options)
+	}
+	// The work's own statements name no token.
+	half, done := does("UPDATE runs SET state = 'half'"), does("UPDATE runs SET state = 'done'")
+	db, timed := p.database("postgres"), pgfence.Options{TTL: time.Second, Claimed: time.Now()}
+	token := claim()
+	lease := have(keep(token, timed))
+	left := lease.Remaining()
+	p.equal(left > 500*time.Millisecond && left <= 980*time.Millisecond, true)
+	time.Sleep(1200 * time.Millisecond)
+	must(lease.Check())
+	must(lease.GuardSQL(background, db, half))
+	is("half %d t", token)
+	must(lease.Guard(background, p.admin, nothing, pgfence.Releasing))
+	p.equal(p.is(lease.Check(), pgfence.LeaseLost).Reason, pgfence.ReasonReleased)
+	is("half %d", token)
+	token = claim()
+	must(have(keep(token, short)).Release())
+	is("claimed %d", token)
+	// Its own worker's transaction keeps it, also for a last write.
+	token = claim()
+	lease = have(keep(token, short))
+	must(lease.GuardSQL(background, db, does("SELECT pg_sleep(1.5)", half)))
+	p.is(lease.Check(), pgfence.LeaseLost)
+	must(lease.GuardSQL(background, db, done, pgfence.Releasing))
+	is("done %d", token)
+	// It is taken away, and another's by the time of the first look.
+	token = claim()
+	lease = have(keep(token, short))
+	p.sql(fmt.Sprintf(`BEGIN; SET LOCAL pg_fence.token = '%d';
+		UPDATE runs SET held_until = NULL, fence = fence; COMMIT`, token))
+	<-lease.Lost()
+	is("claimed %d t", claim())
+	p.is(lease.Guard(background, p.admin, nothing), pgfence.LeaseLost)
+	p.is(second(keep(token, short)), pgfence.LeaseLost)
+	err := second(p.fence.KeepRow(background, "runs", 7, 1, short))
+	p.is(err, err, "2 columns")
 }
