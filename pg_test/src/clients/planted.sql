@@ -1,5 +1,5 @@
 -- lease_keep with a known fault, in the place of the server's: what a client with that fault would see, whatever its language.
--- FAULT and WORKER stand for the fault, and the worker that it befalls ('' is all).
+-- FAULT stands for the fault.
 ALTER FUNCTION lease_keep(text[], bigint[]) RENAME TO lease_keep_as_it_is;
 
 CREATE FUNCTION lease_keep(names text[], tokens bigint[])
@@ -7,13 +7,11 @@ CREATE FUNCTION lease_keep(names text[], tokens bigint[])
     LANGUAGE plpgsql AS $$
 #variable_conflict use_column
 DECLARE
-    fault text := CASE WHEN 'WORKER' IN ('', current_setting('application_name')) THEN 'FAULT' END;
+    fault text := 'FAULT';
     -- Of a client whose renewals have failed since the last third of the ttl began.
     is_late boolean;
 BEGIN
-    IF fault = 'starve' THEN
-        RAISE 'starved' USING ERRCODE = 'query_canceled';
-    ELSIF fault = 'renew-in-work' AND EXISTS (SELECT FROM pg_stat_activity
+    IF fault = 'renew-in-work' AND EXISTS (SELECT FROM pg_stat_activity
             WHERE application_name = current_setting('application_name') AND state = 'idle in transaction') THEN
         -- A part of the transaction that is open: nobody else sees it.
         RETURN QUERY SELECT i.name, t, 'kept', t, i.remaining, i.remaining / 3, NULL

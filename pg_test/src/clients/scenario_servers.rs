@@ -24,10 +24,6 @@ pub const TABLES: &str = "
     CREATE TRIGGER write_down AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION write_down();
 ";
 
-fn planted(fault: &str, worker: &str) -> String {
-    PLANTED.replace("FAULT", fault).replace("WORKER", worker)
-}
-
 /// All values that landed in [`TABLES`], in order; tokens must never decrease.
 pub fn written(admin: &mut Session) -> Result<Vec<String>> {
     let rows = admin.rows("SELECT value, token FROM written ORDER BY n")?;
@@ -112,7 +108,7 @@ impl<'a> ScenarioServers<'a> {
         admin.run(&format!(
             "SELECT fence_grant('{role}'{level}); GRANT SELECT, UPDATE, TRUNCATE ON work TO {role}"
         ))?;
-        plant.map_or(Ok(()), |fault| admin.run(&planted(fault, "")))?;
+        plant.map_or(Ok(()), |fault| admin.run(&PLANTED.replace("FAULT", fault)))?;
         for (name, value) in &needs.role_settings {
             let time = duration(&value.split(' ').collect::<Vec<_>>());
             let slower = time.map(|time| format!("{} ms", (time * pace).as_millis()));
@@ -289,14 +285,6 @@ pub fn event(words: &[&'static str]) -> Result<(bool, ServerAction)> {
             let ended: i64 = servers.admin()?.one(sql, &[&worker])?;
             ensure!(ended > 0, "{worker} has no session");
             Ok(())
-        }),
-        // Every `lease_keep` of a worker fails.
-        ["starves", worker] => {
-            Box::new(move |servers| servers.admin()?.run(&planted("starve", worker)))
-        }
-        // The workers' role loses the right to use leases.
-        ["denies", "leases"] => Box::new(|servers| {
-            servers.admin()?.run(&format!("SELECT fence_revoke('{}')", servers.role))
         }),
         // Another session keeps a transaction open that has renewed the lease.
         ["locks", name] => Box::new(move |servers| {
