@@ -343,12 +343,3 @@ pub fn the_server_s_clock_is_set_back(scene: &Scene) -> Result<()> {
     ensure!(fixture.is_held()?);
     fixture.has_written(&["A1"])
 }
-
-/// An administrator revokes the right to use leases: the lease expires, and the program is ended before that.
-pub fn denied(scene: &Scene) -> Result<()> {
-    let fixture = &scene.fixture()?;
-    let run = fixture.stubborn("job --ttl 6s")?;
-    fixture.admin()?.run(&format!("SELECT fence_revoke('{}')", fixture.role()))?;
-    fixture.is_outlived()?;
-    run.ends_with(70)?.says("refused")
-}

@@ -1,11 +1,9 @@
 //! Scenarios without disturbances. `command/scenarios.script` has more.
 
 use super::fixture::{CommandFixture, Scene, has_ended, is_gone};
-use crate::Calls;
 use crate::process::{PATIENCE, output_of, wait_until};
 use anyhow::{Context, Result, ensure};
 use std::process::Command;
-use std::time::Duration;
 
 pub fn presented_by_psql(scene: &Scene) -> Result<()> {
     let fixture = &scene.fixture()?;
@@ -17,23 +15,6 @@ pub fn presented_by_psql(scene: &Scene) -> Result<()> {
     ensure!(ended.stderr.is_empty(), "{ended:?}");
     ensure!(!fixture.is_held()?);
     fixture.has_written(&["A1"])
-}
-
-/// The server counts from the grant, and the client from before its call, so a client that has waited long renews at
-/// once.
-pub fn a_wait_in_the_queue_uses_up_the_deadline(scene: &Scene) -> Result<()> {
-    let fixture = &scene.fixture()?;
-    let mut admin = fixture.admin()?;
-    let token = admin.acquire("job", "1 h")?;
-    let script = "write A1; ready; await go; write A2";
-    let run = fixture.run("job --ttl 3s --wait 10m", script)?;
-    std::thread::sleep(scene.time(Duration::from_secs(4)));
-    admin.run(&format!("SELECT lease_release('job', {token})"))?;
-    fixture.pid("pid")?;
-    fixture.wait_for_renewal()?;
-    fixture.touch("go")?;
-    run.ends_with(0)?;
-    fixture.has_written(&["A1", "A2"])
 }
 
 pub fn left_behind(scene: &Scene) -> Result<()> {

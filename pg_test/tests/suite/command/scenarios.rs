@@ -34,11 +34,9 @@ cases![
     all_of_it_is_killed_and_its_session_lease_passes_on => plays(lost::killed_with_a_session_lease),
     answers_are_slow_and_the_command_ends_before_the_lease => plays(lost::slow_answers),
     the_server_s_clock_is_set_back_and_the_command_ends_by_its_own => plays(lost::the_server_s_clock_is_set_back),
-    leases_are_denied_and_the_command_ends_before_its_own => plays(lost::denied),
     a_process_that_hides_from_the_keeper_is_ended_by_its_cgroup => plays(lost::hidden_from_the_keeper),
     an_unchanged_psql_presents_the_token => plays(plain::presented_by_psql),
     what_the_command_leaves_behind_ends_before_the_lease_does => plays(plain::left_behind),
     a_program_that_makes_itself_a_daemon_does_not_outlive_its_lease => plays(plain::daemons),
     the_terminal_is_gone_and_the_command_with_it => plays(plain::the_terminal_is_gone),
-    a_wait_in_the_queue_uses_up_the_deadline => plays(plain::a_wait_in_the_queue_uses_up_the_deadline),
 ];
