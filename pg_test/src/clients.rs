@@ -30,10 +30,11 @@ use crate::process::output_of;
 use crate::skipped::is_left_out;
 use crate::surface::Surface;
 use anyhow::{Context, Result, ensure};
-use languages::{Check, Language, Program, Programs};
+use languages::{Client, Language};
 use scenario::Scenario;
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::process::Command;
 use std::time::Instant;
 
 /// The arguments of the command.
@@ -86,9 +87,8 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
     });
     let mut outcomes = Vec::new();
     for client in &clients {
-        let programs =
-            (client.prepare)().with_context(|| format!("{} cannot be had", client.name))?;
-        outcomes.extend(played_by(&harness, client, &programs, &scenarios, options));
+        let client = client.prepare().with_context(|| format!("{} cannot be had", client.name))?;
+        outcomes.extend(played_by(&harness, &client, &scenarios, options));
     }
     let names: Vec<&str> = clients.iter().map(|client| client.name).collect();
     harness.close();
@@ -102,57 +102,48 @@ pub fn run(program: &Path, options: &Options) -> Result<()> {
 /// Plays everything with one client.
 fn played_by(
     harness: &Harness,
-    client: &Language,
-    programs: &Programs,
+    client: &Client,
     scenarios: &[Scenario],
     options: &Options,
 ) -> Vec<Outcome> {
     let mut outcomes = Vec::new();
+    let name = client.language.name;
     if options.plant.is_none() {
         if options.ask_for("the-first-worker") {
             let runs = || {
-                first_worker::is_shown(client)?;
-                first_worker::runs(harness, &programs.first_worker)?.tells_them_apart()
+                first_worker::is_shown(&client.language)?;
+                first_worker::runs(harness, client, &harness.database()?)
             };
-            outcomes.push(outcome(client.name, "The first worker", runs));
+            outcomes.push(outcome(name, "The first worker", runs));
         }
-        // The checks look at the client's source, whichever edition is under test.
-        if options.ask_for("its-checks") && !edition::is_lite() {
-            match (client.checks)() {
-                Ok(checks) if checks.is_empty() => {}
-                checks => outcomes.push(outcome(client.name, "Its checks", || pass(checks?))),
-            }
+        // The checks look at the client's source, and its tests need everything that the extension has.
+        let Language { checks, tests, .. } = client.language;
+        let is_full = !edition::is_lite();
+        if is_full && !checks.is_empty() && options.ask_for("its-checks") {
+            outcomes.push(outcome(name, "Its checks", || pass(client.checks()?)));
         }
-        // The client's tests need everything that the extension has.
-        let is_requested = options.ask_for("its-own-tests") && !edition::is_lite();
-        if let Some(tests) = programs.tests.as_ref().filter(|_| is_requested) {
-            outcomes.push(outcome(client.name, "Its own tests", || {
-                first_worker::tests_pass(harness, tests)
-            }));
+        if is_full && !tests.is_empty() && options.ask_for("its-own-tests") {
+            outcomes
+                .push(outcome(name, "Its own tests", || first_worker::tests_pass(harness, client)));
         }
         outcomes.extend(scenarios.iter().map(|scenario| {
-            outcome(client.name, &scenario.name, || {
-                run::play(harness, scenario, &programs.worker, None)
-            })
+            outcome(name, &scenario.name, || run::play(harness, scenario, client, None))
         }));
     }
     if !options.no_plants {
         let plants = plants_of(scenarios, options.plant.as_deref());
-        let planted = |plant: &&str| planted(harness, client, scenarios, &programs.worker, plant);
+        let planted = |plant: &&str| planted(harness, client, scenarios, plant);
         outcomes.extend(plants.iter().map(planted));
     }
     outcomes
 }
 
 /// Runs all checks, and returns the output of those that find something.
-fn pass(checks: Vec<Check>) -> Result<()> {
-    let found: Vec<String> = checks
-        .into_iter()
-        .filter_map(|mut check| {
-            let error = output_of(&mut check.command).err()?;
-            Some(format!("{}: {error:#}", check.name))
-        })
-        .collect();
+fn pass(checks: Vec<(&str, Command)>) -> Result<()> {
+    let run = |(name, mut check): (_, Command)| {
+        Some(format!("{name}: {:#}", output_of(&mut check).err()?))
+    };
+    let found: Vec<String> = checks.into_iter().filter_map(run).collect();
     ensure!(found.is_empty(), "{}", found.join("\n"));
     Ok(())
 }
@@ -190,31 +181,33 @@ fn outcome(client: &'static str, what: &str, run: impl FnOnce() -> Result<()>) -
 }
 
 /// Each scenario that catches the fault must fail with it.
-fn planted(
-    harness: &Harness,
-    client: &Language,
-    scenarios: &[Scenario],
-    program: &Program,
-    plant: &str,
-) -> Outcome {
+fn planted(harness: &Harness, client: &Client, scenarios: &[Scenario], plant: &str) -> Outcome {
     let catches = |scenario: &&Scenario| scenario.catches.contains(&plant);
     let mut fault = None;
     for scenario in scenarios.iter().filter(catches) {
-        match run::play(harness, scenario, program, Some(plant)) {
+        match run::play(harness, scenario, client, Some(plant)) {
             Err(error) if error.is::<fixture::NotReady>() => {
-                eprintln!("{}: {plant}: {error:#}", client.name);
+                eprintln!("{}: {plant}: {error:#}", client.language.name);
                 fault = Some(format!("{error:#}"));
             }
             Err(caught) => {
-                eprintln!("{}: {plant}: caught by \"{}\": {caught:#}", client.name, scenario.name);
+                eprintln!(
+                    "{}: {plant}: caught by \"{}\": {caught:#}",
+                    client.language.name, scenario.name
+                );
             }
             Ok(()) => {
-                eprintln!("{}: {plant}: NOT caught by \"{}\"", client.name, scenario.name);
+                eprintln!("{}: {plant}: NOT caught by \"{}\"", client.language.name, scenario.name);
                 fault = Some(format!("not caught by {}", scenario.name));
             }
         }
     }
-    Outcome { what: format!("planted: {plant}"), client: client.name, fault, left_out: None }
+    Outcome {
+        what: format!("planted: {plant}"),
+        client: client.language.name,
+        fault,
+        left_out: None,
+    }
 }
 
 fn print_table(names: &[&str], outcomes: &[Outcome]) {

@@ -1,7 +1,7 @@
 //! The programs of `orm/`, which use object-relational mappers.
 
 use crate::client::Conninfo;
-use crate::clients::languages::{java, typescript};
+use crate::clients::languages::{java, out, typescript};
 use crate::debian_binary;
 use crate::process::output_of;
 use crate::rundir::RunDir;
@@ -62,7 +62,8 @@ pub fn command(rundir: &RunDir, runtime: Runtime, source: &str) -> Result<Comman
 
 /// Puts our client in TypeScript among the libraries of a program.
 pub fn link_client(home: &Path) -> Result<()> {
-    match symlink(typescript::build()?, home.join("node_modules/pg_fence")) {
+    typescript::ON_PG.prepare()?;
+    match symlink(out("typescript"), home.join("node_modules/pg_fence")) {
         Err(error) if error.kind() != ErrorKind::AlreadyExists => Err(error.into()),
         _ => Ok(()),
     }
@@ -91,7 +92,8 @@ pub fn run_hibernate(program: &str, database: &Conninfo) -> Result<String> {
     ])?;
     let classes = target_dir().join("orm/hibernate");
     fs::create_dir_all(&classes)?;
-    let mut path = format!("{}:{}", classes.display(), java::class_path()?.to_string_lossy());
+    java::LANGUAGE.prepare()?;
+    let mut path = format!("{}:{}", classes.display(), java::class_path());
     for name in HIBERNATE {
         path += &format!(":{}", jar(name));
     }

@@ -22,10 +22,15 @@ pub fn target_dir() -> PathBuf {
     }
 }
 
-/// Returns a cargo command in the source tree. The environment variables that an outer cargo has set for this crate are
-/// removed.
+/// Returns a cargo command in the source tree.
 pub fn cargo() -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    without_package(&mut command).current_dir(source_root());
+    command
+}
+
+/// Removes the environment variables that an outer cargo has set for this crate.
+pub fn without_package(command: &mut Command) -> &mut Command {
     let of_package = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_"];
     for (name, _) in std::env::vars_os() {
         let name = name.to_string_lossy().into_owned();
@@ -33,7 +38,6 @@ pub fn cargo() -> Command {
             command.env_remove(name);
         }
     }
-    command.current_dir(source_root());
     command
 }
 

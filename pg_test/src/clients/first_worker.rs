@@ -1,66 +1,49 @@
 //! The first worker in each client's README, which has at most twenty-five lines and runs. Also the client's own tests.
 
-use super::languages::{Language, Program};
+use super::languages::{Client, Language};
 use crate::database::Database;
 use crate::harness::Harness;
+use crate::markdown;
 use crate::process::output_of;
-use crate::source_tree::source_root;
 use anyhow::{Context, Result, ensure};
 use std::fs;
 
 /// The most lines that a newcomer should have to read.
 const LINES: usize = 25;
 
-/// Its output while another client had the lease, and when it had the lease itself.
-pub struct Printed {
-    refused: String,
-    done: String,
-}
-
-impl Printed {
-    /// Checks that the two outputs differ.
-    pub fn tells_them_apart(&self) -> Result<()> {
-        for said in [&self.refused, &self.done] {
-            ensure!(!said.trim().is_empty(), "it says nothing of what it did");
-        }
-        ensure!(self.refused != self.done, "it says the same in both cases: {}", self.done);
-        Ok(())
-    }
-}
-
-/// Runs it against a table as in the README: twice concurrently, and alone.
-pub fn runs(harness: &Harness, first_worker: &Program) -> Result<Printed> {
-    runs_in(&harness.database()?, harness, first_worker)
-}
-
-/// Runs it in this database, of either edition.
-pub fn runs_in(database: &Database, harness: &Harness, first_worker: &Program) -> Result<Printed> {
+/// Runs it against a table as in the README: beside another holder of its lease, and alone. It must tell these apart.
+pub fn runs(harness: &Harness, client: &Client, database: &Database) -> Result<()> {
     let mut admin = database.connect()?;
     admin.run(
         "CREATE TABLE orders (id bigint PRIMARY KEY, status text);
          INSERT INTO orders VALUES (7, 'new');
          SELECT fence_protect('orders', lease => 'order:{id}')",
     )?;
+    let (_, program) = client.language.first_worker;
+    let run = || output_of(client.program(harness, program).arg(url(database)));
     // Another client has the lease.
     admin.run("SELECT lease_acquire('order:7', ttl => '1 hour')")?;
-    let refused = output_of(first_worker.command(harness).arg(url(database)))?;
+    let refused = run()?;
     let left_alone: bool = admin.one("SELECT status = 'new' FROM orders", &[])?;
     ensure!(left_alone, "it has paid the order beside another worker: {refused}");
     admin.run("SELECT lease_revoke('order:7')")?;
-    let done = output_of(first_worker.command(harness).arg(url(database)))?;
+    let done = run()?;
     let is_paid: bool = admin.one(
         "SELECT status = 'paid' AND fence > 0 AND NOT EXISTS (SELECT FROM lease_info('order:7') \
          WHERE state = 'held') FROM orders",
         &[],
     )?;
     ensure!(is_paid, "the order is not paid, or its lease is still held: {done}");
-    Ok(Printed { refused, done })
+    let are_words = [&refused, &done].iter().all(|said| !said.trim().is_empty());
+    ensure!(are_words && refused != done, "it does not tell them apart: {refused}{done}");
+    Ok(())
 }
 
 /// Runs the client's own tests.
-pub fn tests_pass(harness: &Harness, tests: &Program) -> Result<()> {
+pub fn tests_pass(harness: &Harness, client: &Client) -> Result<()> {
     let database = harness.database()?;
-    output_of(tests.command(harness).env("DATABASE_URL", url(&database))).map(drop)
+    let mut tests = client.program(harness, client.language.tests);
+    output_of(tests.env("DATABASE_URL", url(&database))).map(drop)
 }
 
 /// A URL that every driver understands.
@@ -72,15 +55,14 @@ fn url(database: &Database) -> String {
 
 /// Checks that the README shows what runs: its first block of code is a file of the examples.
 pub fn is_shown(client: &Language) -> Result<()> {
-    let dir = source_root().join("clients").join(client.directory);
-    let readme = fs::read_to_string(dir.join("README.md"))?;
-    let (_, below) = readme.split_once("## The first worker\n").context("no first worker")?;
-    let (_, code) = below.split_once("```").context("no code")?;
-    let (_, code) = code.split_once('\n').context("no code")?;
-    let (code, _) = code.split_once("\n```").context("the code has no end")?;
-    ensure!(code.lines().count() <= LINES, "it has {} lines", code.lines().count());
-    let path = dir.join(client.first_worker);
-    let file = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-    ensure!(file.trim_end() == code, "README.md shows something else than {}", client.first_worker);
+    let readme = fs::read_to_string(client.source().join("README.md"))?;
+    let section = markdown::section(&readme, "## The first worker")?;
+    let block = markdown::blocks(section).into_iter().next().context("no code")?;
+    let lines = block.code.lines().count();
+    ensure!(lines <= LINES, "it has {lines} lines");
+    let (file, _) = client.first_worker;
+    let path = client.source().join(file);
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    ensure!(text == block.code, "README.md shows something else than {file}");
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! A running scenario: its servers and workers, and what each line does with them.
 
-use super::languages::Program;
+use super::languages::Client;
 use super::scenario_servers::{self, ScenarioServers, ServerAction};
 use super::tcp_proxy::{LinkState, TcpProxy};
 use super::worker::{ClientWorker, Said, unix_ms};
@@ -42,7 +42,7 @@ pub enum Fate {
 /// A running scenario, and the actions of its lines.
 pub struct Fixture<'a> {
     servers: ScenarioServers<'a>,
-    program: &'a Program,
+    client: &'a Client,
     /// The factor by which all durations of the scenario are multiplied.
     pace: u32,
     workers: BTreeMap<String, ClientWorker>,
@@ -51,9 +51,9 @@ pub struct Fixture<'a> {
 }
 
 impl<'a> Fixture<'a> {
-    pub fn new(servers: ScenarioServers<'a>, program: &'a Program, pace: u32) -> Fixture<'a> {
+    pub fn new(servers: ScenarioServers<'a>, client: &'a Client, pace: u32) -> Fixture<'a> {
         let (workers, disturbed_at) = (BTreeMap::new(), unix_ms());
-        Fixture { servers, program, pace, workers, disturbed_at }
+        Fixture { servers, client, pace, workers, disturbed_at }
     }
     fn slack_ms(&self) -> i64 {
         SLACK_MS * i64::from(self.pace)
@@ -93,7 +93,7 @@ impl<'a> Fixture<'a> {
                 "dbname": self.servers.dbname(), "application": name,
             });
             let harness = self.servers.harness();
-            let worker = ClientWorker::start(harness, self.program, name, link, &place)
+            let worker = ClientWorker::start(harness, self.client, name, link, &place)
                 .with_context(|| format!("{name} does not start"))
                 .context(NotReady)?;
             self.workers.insert(name.to_owned(), worker);

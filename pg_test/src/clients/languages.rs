@@ -1,4 +1,4 @@
-//! The clients by language: how each worker is built and started. A new language is a file beside `python.rs` and a
+//! The clients by language: how each is built, checked and started. A new language is a file beside `python.rs` and a
 //! line in [`ALL`].
 
 mod go;
@@ -8,77 +8,61 @@ pub mod rust;
 pub mod typescript;
 
 use crate::harness::Harness;
-use crate::source_tree::source_root;
+use crate::markdown;
+use crate::process::output_of;
+use crate::runtime::{self, Runtime};
+use crate::source_tree::{source_root, target_dir, without_package};
 use anyhow::{Result, ensure};
 use std::ffi::OsString;
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
-
-/// The programs of a client.
-#[derive(Debug, Clone)]
-pub struct Programs {
-    pub worker: Program,
-    /// The example in its README, started with the URL to connect to.
-    pub first_worker: Program,
-    /// The client's own tests, started with `DATABASE_URL` for a database with the extension, as its superuser.
-    pub tests: Option<Program>,
-}
-
-/// How to start a program.
-#[derive(Debug, Clone, Default)]
-pub struct Program {
-    pub program: OsString,
-    pub arguments: Vec<OsString>,
-    pub environment: Vec<(OsString, OsString)>,
-}
-
-impl Program {
-    /// A command for the program, which ends with the tests at the latest.
-    pub fn command(&self, harness: &Harness) -> Command {
-        let mut command = harness.rundir().command(&self.program);
-        command.args(&self.arguments).envs(self.environment.iter().cloned());
-        command
-    }
-}
-
-/// A check of a client by a linter or a tool of its registry.
-pub struct Check {
-    pub name: &'static str,
-    /// The command, which prints its findings and ends with a status other than 0.
-    pub command: Command,
-}
-
-/// The checks of a client that another variant has already.
-pub fn no_checks() -> Result<Vec<Check>> {
-    Ok(Vec::new())
-}
-
-/// The examples in a client's README, in its language, without the first `but`.
-fn examples(directory: &str, language: &str, but: usize) -> Result<Vec<String>> {
-    let page = fs::read_to_string(source_root().join("clients").join(directory).join("README.md"))?;
-    let fence = format!("```{language}\n");
-    let blocks = page.split(&fence).skip(1 + but);
-    let code = blocks.filter_map(|block| Some(block.split_once("```")?.0.to_owned()));
-    let code: Vec<String> = code.collect();
-    ensure!(code.len() + but > 5, "only {} examples were found", code.len());
-    Ok(code)
-}
+use std::sync::Mutex;
 
 /// A client or a variant of it: on another driver, or asynchronous.
+///
+/// Its commands are run by the shell in its directory, which they find in `$CLIENT`. They write only into its target
+/// directory, `$OUT`.
+#[derive(Debug, Clone, Copy)]
 pub struct Language {
     /// The name on the command line.
     pub name: &'static str,
     /// The directory in `clients`.
     pub directory: &'static str,
-    /// Fetches and builds what is missing, in the target directory.
-    pub prepare: fn() -> Result<Programs>,
-    /// Its linters, and the checks of its registry; called after `prepare`. Fetches these tools, in pinned versions,
-    /// into the target directory.
-    pub checks: fn() -> Result<Vec<Check>>,
-    /// The file with the example of its README.
-    pub first_worker: &'static str,
-    /// Returns true if `prepare` would fetch nothing.
+    /// Returns true if nothing would be fetched.
     pub is_there: fn() -> bool,
+    /// Fetches tools and libraries into the target directory, and returns variables for the commands.
+    pub bring: fn() -> Result<Variables>,
+    /// Builds the programs. It is run if a source is another than at the last time.
+    pub build: &'static str,
+    /// Starts the worker.
+    pub worker: &'static str,
+    /// The file with the example of its README, and the command that starts it. The URL to connect to is added.
+    pub first_worker: (&'static str, &'static str),
+    /// Starts the client's own tests, with `DATABASE_URL` for a database with the extension, as its superuser. Empty if
+    /// another variant has them.
+    pub tests: &'static str,
+    /// The tools of the checks, in pinned versions.
+    pub tools: &'static [Runtime],
+    /// Its linters, and the checks of its registry. Each prints what it finds, and fails.
+    pub checks: &'static [(&'static str, &'static str)],
+    /// The program made of the examples in its README, which is checked as well.
+    pub page: Option<Page>,
+}
+
+/// Environment variables.
+pub type Variables = Vec<(&'static str, OsString)>;
+
+/// How the examples in a README become a program.
+#[derive(Debug, Clone, Copy)]
+pub struct Page {
+    /// The mark of their blocks, and the number of the first ones that are files of their own.
+    pub mark: &'static str,
+    pub but: usize,
+    /// The program, in `$OUT/page`, and what it has before and after all examples, and each.
+    pub file: &'static str,
+    pub program: [&'static str; 2],
+    pub example: [&'static str; 2],
 }
 
 /// All clients.
@@ -93,3 +77,86 @@ pub const ALL: &[Language] = &[
     go::LANGUAGE,
     rust::LANGUAGE,
 ];
+
+/// The directory of a client in the target directory.
+pub fn out(directory: &str) -> PathBuf {
+    target_dir().join("clients").join(directory)
+}
+
+impl Language {
+    pub fn source(&self) -> PathBuf {
+        source_root().join("clients").join(self.directory)
+    }
+
+    /// Brings what is missing, and builds the programs.
+    pub fn prepare(&self) -> Result<Client> {
+        // Tests run concurrently.
+        static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+        let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
+        let out = out(self.directory);
+        fs::create_dir_all(&out)?;
+        let mut variables = vec![("CLIENT", self.source().into()), ("OUT", out.into())];
+        variables.extend((self.bring)()?);
+        let client = Client { language: *self, variables };
+        if !self.build.is_empty() {
+            // The vectors that tests play are beside the client.
+            let build = format!(
+                "sources=$(find . ../spec -type f | sort | xargs -d '\\n' sha256sum)
+                 test \"$sources\" = \"$(cat $OUT/built)\" && exit
+                 {}
+                 echo $sources > $OUT/built",
+                self.build
+            );
+            output_of(&mut client.shell(Command::new("sh"), &build))?;
+        }
+        Ok(client)
+    }
+}
+
+/// A client that is ready to be run.
+pub struct Client {
+    pub language: Language,
+    variables: Variables,
+}
+
+impl Client {
+    fn shell(&self, mut shell: Command, commands: &str) -> Command {
+        without_package(&mut shell).current_dir(self.language.source());
+        // The shell does not split the values of variables into words.
+        shell.args(["-ec", &format!("IFS=\n{commands}"), "sh"]);
+        shell.envs(self.variables.iter().cloned());
+        shell
+    }
+
+    /// A command for one of its programs, which ends with the run at the latest. Its arguments may be added.
+    pub fn program(&self, harness: &Harness, program: &str) -> Command {
+        self.shell(harness.rundir().command("sh"), &format!("exec {program} \"$@\""))
+    }
+
+    /// The checks of its source and its package, which are run in this order. They find their tools in `$PATH`, the first
+    /// of which are in `$TOOLS`.
+    pub fn checks(&self) -> Result<Vec<(&'static str, Command)>> {
+        let Language { tools, checks, page, directory, .. } = &self.language;
+        let homes = tools.iter().map(|tools| runtime::fetch(*tools)).collect::<Result<Vec<_>>>()?;
+        let bin = |home: &PathBuf| format!("{0}/bin:{0}/node_modules/.bin:", home.display());
+        let path: String = homes.iter().map(bin).collect();
+        if let Some(page) = page {
+            let readme = fs::read_to_string(self.language.source().join("README.md"))?;
+            let blocks = markdown::blocks(&readme).into_iter();
+            let blocks = blocks.filter(|block| block.mark == page.mark).skip(page.but);
+            let ([before, after], [begin, end]) = (page.example, page.program);
+            let code: Vec<_> = blocks.map(|one| format!("{before}{}{after}", one.code)).collect();
+            ensure!(code.len() + page.but > 5, "only {} examples were found", code.len());
+            let dir = out(directory).join("page");
+            fs::create_dir_all(&dir)?;
+            fs::write(dir.join(page.file), format!("{begin}{}{end}", code.concat()))?;
+        }
+        let check = |(name, commands): &(&'static str, &str)| {
+            let commands = format!("PATH=\"{path}$PATH\"\n{commands}");
+            let mut shell = self.shell(Command::new("sh"), &commands);
+            shell.envs(homes.first().map(|home| ("TOOLS", home)));
+            (*name, shell)
+        };
+        Ok(checks.iter().map(check).collect())
+    }
+}

@@ -1,7 +1,7 @@
 //! A run of one scenario with one client.
 
 use super::fixture::{Fixture, NotReady};
-use super::languages::Program;
+use super::languages::Client;
 use super::scenario::Scenario;
 use super::scenario_servers::ScenarioServers;
 use crate::harness::Harness;
@@ -15,11 +15,11 @@ use anyhow::{Context, Result};
 pub fn play(
     harness: &Harness,
     scenario: &Scenario,
-    program: &Program,
+    client: &Client,
     plant: Option<&str>,
 ) -> Result<()> {
     stall_detector::at_some_pace(harness.rundir().path(), &scenario.name, |pace| {
-        play_at(pace, harness, scenario, program, plant)
+        play_at(pace, harness, scenario, client, plant)
     })
 }
 
@@ -27,12 +27,12 @@ fn play_at(
     pace: u32,
     harness: &Harness,
     scenario: &Scenario,
-    program: &Program,
+    client: &Client,
     plant: Option<&str>,
 ) -> Result<()> {
     let servers =
         ScenarioServers::start(harness, &scenario.needs, plant, pace).context(NotReady)?;
-    let mut fixture = Fixture::new(servers, program, pace);
+    let mut fixture = Fixture::new(servers, client, pace);
     for line in &scenario.lines {
         (line.play)(&mut fixture).with_context(|| format!("at \"{}\"", line.text))?;
     }

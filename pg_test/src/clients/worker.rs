@@ -1,7 +1,7 @@
 //! A worker process in some language, which executes commands and reports events. clients/new-language.md describes the
 //! messages.
 
-use super::languages::Program;
+use super::languages::Client;
 use super::tcp_proxy::{LinkState, TcpProxy};
 use crate::harness::Harness;
 use crate::process::{self, PATIENCE, wait_until};
@@ -91,12 +91,12 @@ impl ClientWorker {
     /// Starts a worker, which connects through the link.
     pub fn start(
         harness: &Harness,
-        program: &Program,
+        client: &Client,
         name: &str,
         link: TcpProxy,
         place: &Value,
     ) -> Result<ClientWorker> {
-        let mut command = program.command(harness);
+        let mut command = client.program(harness, client.language.worker);
         let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

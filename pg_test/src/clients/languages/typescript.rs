@@ -1,37 +1,36 @@
 //! The client in TypeScript, on `pg` and on `postgres`.
 
-use super::{Check, Language, Program, Programs};
-use crate::process::output_of;
+use super::{Language, Page};
 use crate::runtime::{self, Runtime};
-use crate::source_tree::{source_root, target_dir};
-use anyhow::{Context, Result};
-use serde_json::json;
-use std::fs;
-use std::io::ErrorKind;
-use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::sync::Mutex;
 
 pub const ON_PG: Language = Language {
     name: "typescript",
     directory: "typescript",
-    prepare: || prepare("pg", FIRST_WORKER),
-    checks,
-    first_worker: FIRST_WORKER,
     is_there: || runtime::is_there(LIBRARIES),
+    bring: || Ok(vec![("LIBRARIES", runtime::fetch(LIBRARIES)?.join("node_modules").into())]),
+    build: BUILD,
+    worker: "node $OUT/worker/worker.mjs --driver pg",
+    first_worker: ("examples/first_worker.mjs", "node $OUT/examples/first_worker.mjs"),
+    tests: "node $OUT/tests/pg_fence.test.mjs pg",
+    tools: &[CHECKERS],
+    checks: CHECKS,
+    page: Some(Page {
+        mark: "ts",
+        but: 0,
+        file: "page.mts",
+        program: [PRELUDE, ""],
+        example: ["async () => {\n", "};\n"],
+    }),
 };
 
 pub const ON_POSTGRES: Language = Language {
     name: "typescript-postgres",
-    directory: "typescript",
-    prepare: || prepare("postgres", "examples/first_worker_postgres.mjs"),
-    checks: super::no_checks,
-    first_worker: FIRST_WORKER,
-    is_there: || runtime::is_there(LIBRARIES),
+    worker: "node $OUT/worker/worker.mjs --driver postgres",
+    first_worker: (ON_PG.first_worker.0, "node $OUT/examples/first_worker_postgres.mjs"),
+    tests: "node $OUT/tests/pg_fence.test.mjs postgres",
+    checks: &[],
+    ..ON_PG
 };
-
-const FIRST_WORKER: &str = "examples/first_worker.mjs";
 
 /// Its dependencies, its compiler, and the ORMs of its tests.
 const LIBRARIES: Runtime = Runtime::Node(&[
@@ -57,55 +56,40 @@ const CHECKERS: Runtime = Runtime::Node(&[
     "publint@0.3.25",
 ]);
 
-/// Checks the source by a linter and a formatter, and the packed package: whether ES modules and CommonJS find its
-/// types like its code, and what its registry requires.
-fn checks() -> Result<Vec<Check>> {
-    let home = build()?;
-    let mut npm = Command::new("npm");
-    output_of(npm.args(["pack", "--silent", "--ignore-scripts"]).current_dir(&home))?;
-    let packed = format!("pg_fence-{}.tgz", env!("CARGO_PKG_VERSION"));
-    let bin = runtime::fetch(CHECKERS)?.join("node_modules/.bin");
-    let check = |name, tool: &str, arguments: &[&str]| {
-        let mut command = Command::new(bin.join(tool));
-        command.arg(&packed).args(arguments).current_dir(&home);
-        Check { name, command }
-    };
-    let source = source_root().join("clients/typescript");
-    let mut format = Command::new(bin.join("prettier"));
-    let sources = ["src/*.ts", "tests/*.mts", "worker/*.mts", "examples/*.mjs"];
-    format.arg("--check").args(sources).current_dir(&source);
-    let mut lint = Command::new(bin.join("biome"));
-    lint.args(["lint", "--error-on-warnings"]).current_dir(source);
-    let mut page = Command::new("node");
-    page.arg(home.join("node_modules/typescript/bin/tsc"));
-    page.arg("--project").arg(examples_of_the_page(&home)?);
-    Ok(vec![
-        Check { name: "the page", command: page },
-        check("attw", "attw", &["--profile", "node16"]),
-        check("publint", "publint", &["--strict"]),
-        Check { name: "biome", command: lint },
-        Check { name: "prettier", command: format },
-    ])
-}
+/// The compiled package, its examples and the worker. The package is built first, because the others import it. Prisma
+/// asks for an engine that is not needed here, and would download it.
+const BUILD: &str = "
+    rm -rf $OUT $OUT/../spec
+    cp -r . $OUT
+    cp -r ../spec $OUT/..
+    ln -s $LIBRARIES $OUT/node_modules
+    cd $OUT
+    PRISMA_SCHEMA_ENGINE_BINARY=/bin/true CHECKPOINT_DISABLE=1 \
+        node $LIBRARIES/prisma/build/index.js generate --schema tests/schema.prisma
+    node $LIBRARIES/typescript/bin/tsc --project .
+    node $LIBRARIES/typescript/bin/tsc --project worker";
 
-/// The code in its README, and the first workers, as programs under strict types.
-fn examples_of_the_page(home: &Path) -> Result<PathBuf> {
-    let code = super::examples("typescript", "ts", 0)?;
-    let code: String = code.iter().map(|code| format!("async () => {{\n{code}}};\n")).collect();
-    let dir = home.join("page");
-    fs::create_dir_all(&dir)?;
-    fs::write(dir.join("page.mts"), format!("{PRELUDE}{code}"))?;
-    let rules = json!({
-        "extends": "../tsconfig.json",
-        "compilerOptions": {
-            "noEmit": true, "allowJs": true, "checkJs": true, "skipLibCheck": true,
-            "noUnusedLocals": false, "stripInternal": false, "rootDir": "..",
-        },
-        "include": ["page.mts", "../examples/*.mjs"],
-    });
-    fs::write(dir.join("tsconfig.json"), rules.to_string())?;
-    Ok(dir)
-}
+/// A linter and a formatter, and for the packed package whether ES modules and CommonJS find its types like its code,
+/// and what its registry requires.
+const CHECKS: &[(&str, &str)] = &[
+    (
+        "the page",
+        r#"echo '{
+            "extends": "../tsconfig.json",
+            "compilerOptions": {
+                "noEmit": true, "allowJs": true, "checkJs": true, "skipLibCheck": true,
+                "noUnusedLocals": false, "stripInternal": false, "rootDir": ".."
+            },
+            "include": ["page.mts", "../examples/*.mjs"]
+        }' > $OUT/page/tsconfig.json
+        node $LIBRARIES/typescript/bin/tsc --project $OUT/page"#,
+    ),
+    ("npm pack", "cd $OUT; npm pack --silent --ignore-scripts"),
+    ("attw", "cd $OUT; attw pg_fence-*.tgz --profile node16"),
+    ("publint", "cd $OUT; publint pg_fence-*.tgz --strict"),
+    ("biome", "biome lint --error-on-warnings"),
+    ("prettier", "prettier --check src/*.ts tests/*.mts worker/*.mts examples/*.mjs"),
+];
 
 /// The names that the examples use without defining them.
 const PRELUDE: &str = r#"
@@ -128,78 +112,3 @@ declare const [id, token, stop]: [string, string, AbortController];
 const { raw } = raws;
 const orders = pgTable("orders", { id: bigint({ mode: "number" }), status: text() });
 "#;
-
-fn prepare(driver: &str, first_worker: &str) -> Result<Programs> {
-    let home = build().context("the client in TypeScript cannot be built")?;
-    let program = |script: &str, arguments: &[&str]| Program {
-        program: "node".into(),
-        arguments: std::iter::once(home.join(script).into_os_string())
-            .chain(arguments.iter().map(Into::into))
-            .collect(),
-        environment: Vec::new(),
-    };
-    Ok(Programs {
-        worker: program("worker/worker.mjs", &["--driver", driver]),
-        first_worker: program(first_worker, &[]),
-        tests: Some(program("tests/pg_fence.test.mjs", &[driver])),
-    })
-}
-
-/// The compiled package, its examples and the worker, in their own directory in the target directory.
-pub fn build() -> Result<PathBuf> {
-    static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(|e| e.into_inner());
-    let libraries = runtime::fetch(LIBRARIES)?.join("node_modules");
-    let home = target_dir().join("clients/typescript");
-    let (client, built) = (source_root().join("clients/typescript"), home.join("built"));
-    // The vectors that its tests play are beside it.
-    copy(&source_root().join("clients/spec"), &target_dir().join("clients/spec"))?;
-    if !copy(&client, &home)? && built.exists() {
-        return Ok(home);
-    }
-    // Files that the client no longer has would be compiled, too.
-    fs::remove_dir_all(&home)?;
-    copy(&client, &home)?;
-    let link = home.join("node_modules");
-    match fs::remove_file(&link) {
-        Err(error) if error.kind() != ErrorKind::NotFound => return Err(error.into()),
-        _ => symlink(&libraries, &link)?,
-    }
-    // Prisma asks for an engine that is not needed here, and would download it.
-    let mut prisma = Command::new("node");
-    prisma.arg(libraries.join("prisma/build/index.js")).args([
-        "generate",
-        "--schema",
-        "tests/schema.prisma",
-    ]);
-    prisma.env("PRISMA_SCHEMA_ENGINE_BINARY", "/bin/true").env("CHECKPOINT_DISABLE", "1");
-    output_of(prisma.current_dir(&home))?;
-    // The package is built first, because the others import the built package.
-    for project in [".", "worker"] {
-        let mut tsc = Command::new("node");
-        tsc.arg(libraries.join("typescript/bin/tsc")).args(["--project", project]);
-        output_of(tsc.current_dir(&home))?;
-    }
-    fs::write(built, "")?;
-    Ok(home)
-}
-
-/// Copies new and changed files, and returns true if there were any.
-fn copy(from: &Path, to: &Path) -> Result<bool> {
-    fs::create_dir_all(to)?;
-    let mut copied = false;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let (source, target) = (entry.path(), to.join(entry.file_name()));
-        if entry.file_type()?.is_dir() {
-            copied |= copy(&source, &target)?;
-            continue;
-        }
-        let text = fs::read(&source)?;
-        if fs::read(&target).ok().as_ref() != Some(&text) {
-            fs::write(&target, text)?;
-            copied = true;
-        }
-    }
-    Ok(copied)
-}

@@ -1,7 +1,7 @@
 //! The clients in other languages, in short: `cargo run -- clients` runs everything. A client whose libraries have
 //! never been fetched on this machine is left out. The command fetches them.
 
-use pg_test::clients::languages::{ALL, Language};
+use pg_test::clients::languages::{ALL, Client};
 use pg_test::clients::{first_worker, run, scenario};
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
@@ -11,10 +11,10 @@ use pg_test::{Context, Database, Harness, Result, ensure, harness_test};
 const SHORT: &[&str] =
     &["a-day-without-trouble", "frozen-in-the-middle-of-a-write", "the-link-is-cut"];
 
-fn of_those_there(run: impl Fn(&Language) -> Result<()>) -> Result<()> {
+fn of_those_there(run: impl Fn(&Client) -> Result<()>) -> Result<()> {
     for client in ALL {
         if (client.is_there)() {
-            run(client).context(client.name)?;
+            client.prepare().and_then(|client| run(&client)).context(client.name)?;
         } else {
             eprintln!("left out: cargo run -- clients {} brings what it needs", client.name);
         }
@@ -46,9 +46,7 @@ fn the_clients_have_the_version_of_the_extension(_: &Harness) -> Result<()> {
 
 #[harness_test]
 fn the_first_workers_do_their_work(harness: &Harness) -> Result<()> {
-    of_those_there(|client| {
-        first_worker::runs(harness, &(client.prepare)()?.first_worker).map(drop)
-    })
+    of_those_there(|client| first_worker::runs(harness, client, &harness.database()?))
 }
 
 #[harness_test]
@@ -57,18 +55,17 @@ fn the_clients_go_through_the_short_scenarios(harness: &Harness) -> Result<()> {
     let short: Vec<_> = scenarios.iter().filter(|s| SHORT.contains(&s.key().as_str())).collect();
     ensure!(short.len() == SHORT.len(), "a scenario has another name now");
     of_those_there(|client| {
-        let worker = (client.prepare)()?.worker;
         short.iter().try_for_each(|one| {
-            run::play(harness, one, &worker, None).with_context(|| one.name.clone())
+            run::play(harness, one, client, None).with_context(|| one.name.clone())
         })
     })
 }
 
 #[harness_test(slow)]
 fn the_clients_pass_their_own_tests(harness: &Harness) -> Result<()> {
-    of_those_there(|client| match (client.prepare)()?.tests {
-        Some(tests) => first_worker::tests_pass(harness, &tests),
-        None => Ok(()),
+    of_those_there(|client| match client.language.tests {
+        "" => Ok(()),
+        _ => first_worker::tests_pass(harness, client),
     })
 }
 
@@ -100,8 +97,7 @@ fn a_planted_fault_is_caught(harness: &Harness) -> Result<()> {
     let scenarios = scenario::all()?;
     let slow_answers = scenarios.iter().find(|s| s.key() == "slow-answers").context("renamed")?;
     of_those_there(|client| {
-        let worker = (client.prepare)()?.worker;
-        let caught = run::play(harness, slow_answers, &worker, Some("deadline-from-answer"));
+        let caught = run::play(harness, slow_answers, client, Some("deadline-from-answer"));
         let text = caught.err().map(|error| format!("{error:#}")).unwrap_or_default();
         ensure!(text.contains("longer than the server does"), "not caught, but: {text}");
         Ok(())
@@ -113,7 +109,7 @@ fn a_planted_fault_is_caught(harness: &Harness) -> Result<()> {
 fn the_first_workers_do_their_work_without_a_library(harness: &Harness) -> Result<()> {
     of_those_there(|client| {
         let database = Database::with_lite(harness.cluster().conninfo("postgres"))?;
-        first_worker::runs_in(&database, harness, &(client.prepare)()?.first_worker).map(drop)
+        first_worker::runs(harness, client, &database)
     })
 }
 
@@ -122,7 +118,7 @@ fn the_first_workers_do_their_work_without_a_library(harness: &Harness) -> Resul
 fn the_clients_go_through_the_scenarios_without_a_library(harness: &Harness) -> Result<()> {
     of_those_there(|client| {
         let mut program = harness.rundir().command(harness.rundir().program());
-        program.args(["clients", client.name, "--edition", "lite", "--no-plants"]);
+        program.args(["clients", client.language.name, "--edition", "lite", "--no-plants"]);
         output_of(&mut program).map(drop)
     })
 }
