@@ -18,12 +18,12 @@ use super::languages::rust;
 use crate::harness::Harness;
 use crate::skipped::is_left_out;
 use anyhow::{Result, bail};
-use fixture::Scene;
+use fixture::CommandFixture;
 
-type Form = fn(&Scene) -> Result<()>;
+type Scenario = fn(&mut CommandFixture) -> Result<()>;
 
 /// The planted faults (`clients/rust/cli/src/planted.rs`), each with the scenario that must fail with it.
-const FAULTS: &[(&str, Form)] = &[
+const FAULTS: &[(&str, Scenario)] = &[
     ("no-deadline", lost::frozen_keeper),
     ("term-only", lost::frozen_keeper),
     ("no-token", plain::presented_by_psql),
@@ -36,8 +36,8 @@ const FAULTS: &[(&str, Form)] = &[
 
 /// Plants each fault and checks that its scenario fails.
 pub fn catch_all(harness: &Harness) -> Result<()> {
-    for (fault, form) in FAULTS {
-        match fixture::play(harness, &rust::command_with(fault)?, form) {
+    for (fault, scenario) in FAULTS {
+        match fixture::play(harness, &rust::command_with(fault)?, None, "", scenario) {
             Err(error) if error.is::<NotReady>() || is_left_out(&error) => return Err(error),
             Err(caught) => eprintln!("{fault}: caught: {caught:#}"),
             Ok(()) => bail!("{fault} is not caught"),

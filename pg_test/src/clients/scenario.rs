@@ -1,253 +1,147 @@
-//! The scenarios of `clients/scenarios.md`, read into what a [`Fixture`] does for each line.
+//! The scenarios of `clients/scenarios.md`, and the commands that their lines send to workers.
 
-use super::duration::duration;
-use super::fixture::{Fate, Fixture};
-use super::scenario_servers::{Needs, event};
-use super::tcp_proxy::{Direction, LinkState};
 use crate::surface::Surface;
 use anyhow::{Context, Result, bail, ensure};
-use serde_json::{Map, Value, json};
-
-type Action = Box<dyn Fn(&mut Fixture) -> Result<()>>;
-
-/// One scenario line: an action of the test and the command sent to the worker.
-pub struct Line {
-    pub text: &'static str,
-    /// The command sent to a worker.
-    order: Option<Value>,
-    pub play: Action,
-}
-
-/// A scenario.
-pub struct Scenario {
-    pub name: String,
-    pub needs: Needs,
-    /// The planted faults with which the scenario fails.
-    pub catches: Vec<&'static str>,
-    pub lines: Vec<Line>,
-}
+use serde_json::{Value, json};
+use std::time::Duration;
 
 const PAGE: &str = include_str!("../../../clients/scenarios.md");
 
-/// All scenarios, in the order of the page.
-pub fn all() -> Result<Vec<Scenario>> {
-    let sections = PAGE.split("\n## ").skip(1);
-    sections.map(|section| scenario(section).with_context(|| first_line(section))).collect()
+/// A scenario: its name, and its lines.
+pub struct Scenario {
+    pub name: &'static str,
+    lines: Vec<&'static str>,
 }
 
-fn first_line(section: &str) -> String {
-    section.lines().next().unwrap_or("").trim().to_owned()
+/// All scenarios, in the order of the page.
+pub fn all() -> Result<Vec<Scenario>> {
+    PAGE.split("\n## ").skip(1).map(scenario).collect()
 }
 
 fn scenario(section: &'static str) -> Result<Scenario> {
-    let (_, code) = section.split_once("\n```\n").context("no steps")?;
-    let (code, _) = code.split_once("\n```").context("the steps have no end")?;
-    let mut scenario = Scenario {
-        name: first_line(section),
-        needs: Needs::default(),
-        catches: Vec::new(),
-        lines: Vec::new(),
-    };
-    for line in code.lines().map(str::trim).filter(|line| !line.is_empty()) {
-        scenario.read(line).with_context(|| line.to_owned())?;
-    }
+    let (name, text) = section.split_once('\n').context("a heading alone")?;
+    let code = text.split_once("```\n").and_then(|(_, code)| code.split_once("```"));
+    let lines: Vec<_> = code.with_context(|| format!("{name}: no steps"))?.0.lines().collect();
     ensure!(
-        code.lines().last().is_some_and(|line| line.starts_with("writes")),
-        "it does not end with what was written"
+        lines.last().is_some_and(|line| line.starts_with("writes")),
+        "{name}: it does not end with what was written"
     );
-    Ok(scenario)
+    Ok(Scenario { name, lines })
 }
 
 impl Scenario {
-    /// What this edition lacks for the scenario; `None` if it can be played.
-    pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
-        let asks = |wanted: &dyn Fn(&Value) -> bool| {
-            self.lines.iter().filter_map(|line| line.order.as_ref()).any(wanted)
-        };
-        let several = |order: &Value| {
-            order["do"] == "acquire" && order["names"].as_array().is_some_and(|all| all.len() > 1)
-        };
-        let keeps_snapshot = self
-            .needs
-            .role_settings
-            .iter()
-            .any(|(name, _)| *name == "default_transaction_isolation");
-        let waits = asks(&|order| order["wait_ms"].is_u64());
-        [
-            (surface.sessions, asks(&|order| order["session"] == true), "session => true"),
-            (surface.multi_holder, asks(&|order| order["shared"] == true), "shared grants"),
-            (surface.multi_holder, asks(&|order| order["slots"].is_u64()), "slots"),
-            (surface.several, asks(&several), "several leases at once"),
-            (surface.several, keeps_snapshot && waits, "wait at REPEATABLE READ"),
-            (surface.adoption, asks(&|order| order["do"] == "adopted"), "adoption"),
-            (
-                surface.several,
-                asks(&|order| order["do"] == "guard-all"),
-                "tokens of several guards",
-            ),
-        ]
-        .into_iter()
-        .find_map(|(is_there, is_used, what)| (is_used && !is_there).then_some(what))
-    }
-
     /// The scenario's name on the command line.
     pub fn key(&self) -> String {
         let plain = self.name.to_lowercase().replace(' ', "-");
         plain.chars().filter(|c| c.is_ascii_alphanumeric() || *c == '-').collect()
     }
 
-    fn read(&mut self, line: &'static str) -> Result<()> {
-        let words: Vec<&str> = line.split_whitespace().collect();
-        match words.as_slice() {
-            ["with", "a", need @ ("server" | "standby" | "clock" | "pooler")] => {
-                self.needs.server = Some(need)
-            }
-            ["with", ..] => bail!("with a what?"),
-            ["catches", plants @ ..] => self.catches.extend(plants),
-            ["role", setting, value @ ..] => {
-                self.needs.role_settings.push((setting, value.join(" ")))
-            }
-            _ => {
-                let (order, play) = action(line)?;
-                self.lines.push(Line { text: line, order, play });
-            }
-        }
-        Ok(())
+    /// What follows this word in the lines that begin with it.
+    fn settings(&self, word: &str) -> impl Iterator<Item = &'static str> {
+        self.lines.iter().filter_map(move |line| line.strip_prefix(word))
+    }
+
+    /// What it needs besides a database: see [`ScenarioServers::start`](super::scenario_servers::ScenarioServers::start).
+    pub fn need(&self) -> Option<&'static str> {
+        self.settings("with a ").next()
+    }
+
+    /// The planted faults with which the scenario fails.
+    pub fn catches(&self) -> impl Iterator<Item = &'static str> {
+        self.settings("catches ").flat_map(str::split_whitespace)
+    }
+
+    /// The settings of the role with which workers log in.
+    pub fn role_settings(&self) -> impl Iterator<Item = (&'static str, &'static str)> {
+        self.settings("role ").filter_map(|setting| setting.split_once(' '))
+    }
+
+    /// The lines that are played.
+    pub fn steps(&self) -> impl Iterator<Item = &'static str> {
+        let is_step =
+            |line: &&str| !["with ", "catches ", "role "].iter().any(|word| line.starts_with(word));
+        self.lines.iter().copied().filter(is_step)
+    }
+
+    /// What this edition lacks for the scenario; `None` if it can be played.
+    pub fn lacks(&self, surface: &Surface) -> Option<&'static str> {
+        let asks = |order: &str, option: &str| {
+            let is_such = |line: &&str| line.split_whitespace().nth(1) == Some(order);
+            self.lines.iter().copied().filter(is_such).any(|line| line.contains(option))
+        };
+        let keeps_snapshot =
+            self.role_settings().any(|(name, _)| name == "default_transaction_isolation");
+        let keeps_snapshot = keeps_snapshot && asks("acquire", " wait ");
+        [
+            (surface.sessions, asks("acquire", " session "), "session => true"),
+            (surface.multi_holder, asks("acquire", " shared "), "shared grants"),
+            (surface.multi_holder, asks("acquire", " slots "), "slots"),
+            (surface.several, asks("acquire", ","), "several leases at once"),
+            (surface.several, keeps_snapshot, "wait at REPEATABLE READ"),
+            (surface.adoption, asks("adopted", ""), "adoption"),
+            (surface.several, asks("guard-all", ""), "tokens of several guards"),
+        ]
+        .into_iter()
+        .find_map(|(is_there, is_used, what)| (is_used && !is_there).then_some(what))
     }
 }
 
-/// Parses a scenario line into an action of the test and the command sent to the worker.
-fn action(line: &'static str) -> Result<(Option<Value>, Action)> {
-    let (what, answer) = match line.split_once("->") {
-        Some((what, answer)) => (what, Some(answer.trim())),
-        None => (line, None),
-    };
-    let words: Vec<&str> = what.split_whitespace().collect();
-    let play: Action = match *words.as_slice() {
-        ["pause", ref time @ ..] => {
-            let time = duration(time)?;
-            Box::new(move |fixture| fixture.pause(time))
-        }
-        ["writes", ref values @ ..] => {
-            let values = values.to_vec();
-            Box::new(move |fixture| fixture.writes(&values))
-        }
-        ["server", ref words @ ..] => {
-            let (disturbs, act) = event(words)?;
-            Box::new(move |fixture| fixture.server(disturbs, &act))
-        }
-        ["link", worker, ref state @ ..] => {
-            let state = link_state(state)?;
-            Box::new(move |fixture| fixture.link(worker, state))
-        }
-        ["freeze", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Frozen)),
-        ["thaw", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Thawed)),
-        ["kill", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Killed)),
-        ["end", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Ended)),
-        ["term", worker] => Box::new(move |fixture| fixture.befall(worker, Fate::Terminated)),
-        [worker, "says", count, "lost", ref how @ ..] => loses(worker, count.parse()?, how)?,
-        [worker, "says", "lost", ref how @ ..] => loses(worker, 1, how)?,
-        [worker, "logs", "at", "most", lines, "lines" | "line"] => {
-            let at_most = lines.parse()?;
-            Box::new(move |fixture| fixture.logs(worker, at_most))
-        }
-        [worker, "is", "measured", "for", ref time @ ..] => {
-            let time = duration(time)?;
-            Box::new(move |fixture| fixture.measure(worker, time))
-        }
-        [worker, "says", event, ref how @ ..] => {
-            let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
-            Box::new(move |fixture| fixture.says(worker, event, &any_of))
-        }
-        [worker, ref order @ ..] => {
-            let command = if order.is_empty() { None } else { Some(order_of(order)?) };
-            let (order, any_of) = (command.clone(), answer.map(answers).transpose()?);
-            let play: Action = Box::new(move |fixture| {
-                order.iter().try_for_each(|order| fixture.tell(worker, order))?;
-                any_of.iter().try_for_each(|any_of| fixture.answer(worker, any_of))
-            });
-            return Ok((command, play));
-        }
-        [] => bail!("an answer to what?"),
-    };
-    Ok((None, play))
-}
-
-/// The losses of this number of leases: `deadline|gone`, `gone w7` for one that was taken by `hold`, or `session at
-/// once` (right after the last event, rather than at a deadline).
-fn loses(worker: &'static str, count: usize, how: &[&'static str]) -> Result<Action> {
-    let any_of = how.first().map(|how| alternatives(how)).unwrap_or_default();
-    let (name, at_once) = match *how {
-        [] | [_] => (None, false),
-        [_, "at", "once"] => (None, true),
-        [_, name] => (Some(name), false),
-        _ => bail!("what is {how:?}?"),
-    };
-    if (count, name, at_once) == (1, None, false) {
-        return Ok(Box::new(move |fixture| fixture.says_lost(worker, &any_of)));
-    }
-    Ok(Box::new(move |fixture| {
-        (0..count).try_for_each(|_| fixture.says_one_lost(worker, &any_of, name, at_once))
-    }))
-}
-
-fn alternatives(words: &str) -> Vec<String> {
-    words.split('|').map(str::to_owned).collect()
-}
-
-/// Expands alternatives: `committed|refused lost|stale` means `committed`, `refused lost` or `refused stale`.
-fn answers(text: &str) -> Result<Vec<String>> {
-    let words: Vec<&str> = text.split_whitespace().collect();
-    Ok(match words.as_slice() {
-        [event] => alternatives(event),
-        [events, how] => {
-            let mut all = alternatives(events);
-            let event = all.pop().unwrap_or_default();
-            all.extend(alternatives(how).iter().map(|how| format!("{event} {how}")));
-            all
-        }
-        _ => bail!("an answer is one word or two"),
+/// A duration in the lines of scenarios: `300 ms`, `2 s`.
+pub fn duration(words: &[&str]) -> Result<Duration> {
+    let [number, unit] = words else { bail!("a time is a number and a unit") };
+    let number: u64 = number.parse()?;
+    Ok(match *unit {
+        "ms" => Duration::from_millis(number),
+        "s" => Duration::from_secs(number),
+        "min" => Duration::from_secs(60 * number),
+        _ => bail!("{unit} is no unit of time"),
     })
 }
 
-fn link_state(words: &[&str]) -> Result<LinkState> {
-    Ok(match words {
-        ["swallows", "both"] => LinkState::Swallows(Direction::Both),
-        ["swallows", "requests"] => LinkState::Swallows(Direction::Requests),
-        ["swallows", "answers"] => LinkState::Swallows(Direction::Answers),
-        ["delays", "answers", time @ ..] => LinkState::DelaysAnswers(duration(time)?),
-        ["restored"] => LinkState::Restored,
-        _ => bail!("the link does what?"),
-    })
-}
-
-/// The command to the worker: see clients/new-language.md.
-fn order_of(words: &[&str]) -> Result<Value> {
+/// The command to a worker (see clients/new-language.md), with all durations multiplied.
+pub fn order(words: &[&str], pace: u32) -> Result<Value> {
     let (what, mut rest) = words.split_first().context("no order")?;
-    let mut order = Map::new();
-    order.insert("do".to_owned(), json!(what));
+    let mut order = json!({ "do": what });
     let first = match *what {
-        "acquire" | "hold" => Some("names"),
-        "lead" | "adopted" => Some("name"),
-        "update" | "write" | "unfenced" => Some("value"),
-        "wrong" => Some("what"),
-        "work" => Some("how"),
-        _ => None,
+        "acquire" | "hold" => "names",
+        "lead" | "adopted" => "name",
+        "update" | "write" | "unfenced" => "value",
+        "wrong" => "what",
+        "work" => "how",
+        _ => "",
     };
-    if let Some(first) = first {
+    if !first.is_empty() {
         let (value, others) = rest.split_first().context("of what?")?;
+        order[first] = if first == "names" { names(value)? } else { json!(value) };
         rest = others;
-        let value = if first == "names" { json!(names(value)?) } else { json!(value) };
-        order.insert(first.to_owned(), value);
     }
+    let ms = |number, unit| -> Result<Value> {
+        Ok(json!((duration(&[number, unit])? * pace).as_millis() as u64))
+    };
     while !rest.is_empty() {
-        rest = option(&mut order, rest)?;
+        let (key, value, others) = match *rest {
+            ["ttl", number, unit, ref rest @ ..] => ("ttl_ms", ms(number, unit)?, rest),
+            ["wait", number, unit, ref rest @ ..] => ("wait_ms", ms(number, unit)?, rest),
+            ["within", number, unit, ref rest @ ..] => ("within_ms", ms(number, unit)?, rest),
+            [key @ ("token" | "slots"), number, ref rest @ ..] => {
+                (key, json!(number.parse::<i64>()?), rest)
+            }
+            ["holder", holder, ref rest @ ..] => ("holder", json!(holder), rest),
+            [flag @ ("session" | "shared" | "reclaim"), ref rest @ ..] => (flag, json!(true), rest),
+            ["after-reading", ref rest @ ..] => ("read_first", json!(true), rest),
+            ["releasing", ref rest @ ..] => ("release", json!(true), rest),
+            // The duration of a `sleep`.
+            [number, unit, ref rest @ ..] => ("ms", ms(number, unit)?, rest),
+            _ => bail!("what is {rest:?}?"),
+        };
+        order[key] = value;
+        rest = others;
     }
-    Ok(Value::Object(order))
+    Ok(order)
 }
 
 /// Expands `a,b`, and `w1..50` to `w1` to `w50`.
-fn names(list: &str) -> Result<Vec<String>> {
+fn names(list: &str) -> Result<Value> {
     let mut names = Vec::new();
     for one in list.split(',') {
         let Some((first, last)) = one.split_once("..") else {
@@ -258,28 +152,5 @@ fn names(list: &str) -> Result<Vec<String>> {
         let range = first[word.len()..].parse::<u32>()?..=last.parse::<u32>()?;
         names.extend(range.map(|number| format!("{word}{number}")));
     }
-    Ok(names)
-}
-
-fn option<'a>(order: &mut Map<String, Value>, words: &'a [&'a str]) -> Result<&'a [&'a str]> {
-    let (key, value, rest) = match words {
-        ["ttl", number, unit, rest @ ..] => ("ttl_ms", ms(number, unit)?, rest),
-        ["wait", number, unit, rest @ ..] => ("wait_ms", ms(number, unit)?, rest),
-        ["token", number, rest @ ..] => ("token", json!(number.parse::<i64>()?), rest),
-        ["slots", number, rest @ ..] => ("slots", json!(number.parse::<i32>()?), rest),
-        ["within", number, unit, rest @ ..] => ("within_ms", ms(number, unit)?, rest),
-        ["holder", holder, rest @ ..] => ("holder", json!(holder), rest),
-        [flag @ ("session" | "shared" | "reclaim"), rest @ ..] => (*flag, json!(true), rest),
-        ["after-reading", rest @ ..] => ("read_first", json!(true), rest),
-        ["releasing", rest @ ..] => ("release", json!(true), rest),
-        // The duration of a `sleep`.
-        [number, unit, rest @ ..] => ("ms", ms(number, unit)?, rest),
-        _ => bail!("what is {words:?}?"),
-    };
-    order.insert(key.to_owned(), value);
-    Ok(rest)
-}
-
-fn ms(number: &str, unit: &str) -> Result<Value> {
-    Ok(json!(duration(&[number, unit])?.as_millis() as u64))
+    Ok(json!(names))
 }

@@ -3,7 +3,7 @@
 use crate::process::PATIENCE;
 use anyhow::Result;
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,16 +13,11 @@ use std::time::Duration;
 pub enum Direction {
     Requests,
     Answers,
-    Both,
 }
 
-/// A state of a worker's network link.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LinkState {
-    Swallows(Direction),
-    DelaysAnswers(Duration),
-    Restored,
-}
+use Direction::{Answers, Requests};
+
+pub const BOTH: &[Direction] = &[Requests, Answers];
 
 /// The link of one worker, for all its connections.
 pub struct TcpProxy {
@@ -34,11 +29,10 @@ pub struct TcpProxy {
 struct Shared {
     /// The port of the server or the pooler.
     target: AtomicU16,
-    swallows_requests: AtomicBool,
-    swallows_answers: AtomicBool,
+    /// Whether requests are swallowed, and answers.
+    swallows: [AtomicBool; 2],
     delay_ms: AtomicU64,
     holds: AtomicBool,
-    is_holding: AtomicBool,
     gone: AtomicBool,
     /// The number of connections, and of answers that followed a request.
     opened: AtomicU64,
@@ -61,24 +55,23 @@ impl TcpProxy {
     pub fn start(target: u16) -> Result<TcpProxy> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
         let port = listener.local_addr()?.port();
-        let shared = Arc::new(Shared::default());
-        shared.target.store(target, SeqCst);
-        let behind = shared.clone();
+        let link = TcpProxy { port, shared: Arc::default() };
+        link.redirect(target);
+        let shared = link.shared.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().map_while(Result::ok) {
-                while behind.holds.load(SeqCst) && !behind.gone.load(SeqCst) {
-                    behind.is_holding.store(true, SeqCst);
+                shared.opened.fetch_add(1, SeqCst);
+                while shared.holds.load(SeqCst) && !shared.gone.load(SeqCst) {
                     std::thread::sleep(Duration::from_millis(5));
                 }
-                behind.is_holding.store(false, SeqCst);
-                if behind.gone.load(SeqCst) {
+                if shared.gone.load(SeqCst) {
                     return;
                 }
                 // If no server listens, the client's connection is closed.
-                let _ = connect(&behind, client);
+                let _ = connect(&shared, client);
             }
         });
-        Ok(TcpProxy { port, shared })
+        Ok(link)
     }
 
     /// The port to which the worker connects.
@@ -101,38 +94,23 @@ impl TcpProxy {
         self.shared.target.store(target, SeqCst);
     }
 
-    pub fn set(&self, state: LinkState) {
-        match state {
-            LinkState::Swallows(direction) => {
-                self.shared.swallows_requests.store(direction != Direction::Answers, SeqCst);
-                self.shared.swallows_answers.store(direction != Direction::Requests, SeqCst);
-            }
-            LinkState::DelaysAnswers(delay) => {
-                self.shared.delay_ms.store(delay.as_millis() as u64, SeqCst);
-            }
-            LinkState::Restored => self.restore(),
+    /// Swallows what goes in these directions, and nothing else.
+    pub fn swallow(&self, directions: &[Direction]) {
+        for direction in BOTH {
+            let swallows = &self.shared.swallows[*direction as usize];
+            swallows.store(directions.contains(direction), SeqCst);
         }
     }
 
-    /// Holds new connections: the client waits for the server's first message.
-    pub fn hold(&self) {
-        self.shared.holds.store(true, SeqCst);
+    /// Delays each answer.
+    pub fn delay_answers(&self, delay: Duration) {
+        self.shared.delay_ms.store(delay.as_millis() as u64, SeqCst);
     }
 
-    /// Returns true if a connection is being held.
-    pub fn is_holding(&self) -> bool {
-        self.shared.is_holding.load(SeqCst)
-    }
-
-    /// Lets held and new connections through.
-    pub fn let_through(&self) {
-        self.shared.holds.store(false, SeqCst);
-    }
-
-    fn restore(&self) {
-        self.shared.swallows_requests.store(false, SeqCst);
-        self.shared.swallows_answers.store(false, SeqCst);
-        self.shared.delay_ms.store(0, SeqCst);
+    /// Swallows and delays nothing more. Connections that have lost something end.
+    pub fn restore(&self) {
+        self.swallow(&[]);
+        self.delay_answers(Duration::ZERO);
         self.shared.connections().retain(|connection| {
             let is_broken = connection.is_broken.load(SeqCst);
             if is_broken {
@@ -140,6 +118,11 @@ impl TcpProxy {
             }
             !is_broken
         });
+    }
+
+    /// Holds new connections, whose clients wait for the server's first message, or lets them through.
+    pub fn hold(&self, holds: bool) {
+        self.shared.holds.store(holds, SeqCst);
     }
 }
 
@@ -158,16 +141,6 @@ impl Shared {
     }
 }
 
-impl Shared {
-    fn count(&self, direction: Direction) {
-        let was_after_request =
-            self.is_after_request.swap(direction == Direction::Requests, SeqCst);
-        if was_after_request && direction == Direction::Answers {
-            self.round_trips.fetch_add(1, SeqCst);
-        }
-    }
-}
-
 impl Connection {
     fn end(&self) {
         let _ = self.client.shutdown(Shutdown::Both);
@@ -176,14 +149,13 @@ impl Connection {
 }
 
 fn connect(shared: &Arc<Shared>, client: TcpStream) -> Result<()> {
-    let target = SocketAddr::from((Ipv4Addr::LOCALHOST, shared.target.load(SeqCst)));
+    let target = (Ipv4Addr::LOCALHOST, shared.target.load(SeqCst)).into();
     let server = TcpStream::connect_timeout(&target, PATIENCE)?;
     client.set_nodelay(true)?;
     server.set_nodelay(true)?;
     let connection = Arc::new(Connection { client, server, is_broken: AtomicBool::new(false) });
-    shared.opened.fetch_add(1, SeqCst);
     shared.connections().push(connection.clone());
-    for direction in [Direction::Requests, Direction::Answers] {
+    for &direction in BOTH {
         let (shared, connection) = (shared.clone(), connection.clone());
         std::thread::spawn(move || carry(&shared, &connection, direction));
     }
@@ -192,20 +164,21 @@ fn connect(shared: &Arc<Shared>, client: TcpStream) -> Result<()> {
 
 /// Copies bytes in one direction until the connection ends.
 fn carry(shared: &Shared, connection: &Connection, direction: Direction) {
-    let (mut from, mut to, swallows) = match direction {
-        Direction::Requests => (&connection.client, &connection.server, &shared.swallows_requests),
-        _ => (&connection.server, &connection.client, &shared.swallows_answers),
+    let (mut from, mut to) = match direction {
+        Requests => (&connection.client, &connection.server),
+        Answers => (&connection.server, &connection.client),
     };
     let mut bytes = [0; 16 * 1024];
     loop {
         let count = from.read(&mut bytes).unwrap_or(0);
-        if count > 0 {
-            shared.count(direction);
+        let is_answer = direction == Answers;
+        if count > 0 && shared.is_after_request.swap(!is_answer, SeqCst) && is_answer {
+            shared.round_trips.fetch_add(1, SeqCst);
         }
-        if direction == Direction::Answers {
+        if is_answer {
             std::thread::sleep(Duration::from_millis(shared.delay_ms.load(SeqCst)));
         }
-        if swallows.load(SeqCst) {
+        if shared.swallows[direction as usize].load(SeqCst) {
             connection.is_broken.store(true, SeqCst);
         } else if count == 0 || to.write_all(&bytes[..count]).is_err() {
             return connection.end();

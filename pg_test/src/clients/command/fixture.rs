@@ -2,12 +2,11 @@
 
 use crate::clients::fixture::NotReady;
 use crate::clients::languages::rust;
-use crate::clients::scenario_servers::{self, TABLES};
+use crate::clients::scenario_servers::ScenarioServers;
 use crate::clients::tcp_proxy::TcpProxy;
-use crate::process::{self, PATIENCE, wait_until};
+use crate::process::{self, PATIENCE, output_of, wait_until};
 use crate::skipped::left_out;
-use crate::stall_detector;
-use crate::{Calls, Cluster, Conninfo, Database, Harness, Session};
+use crate::{Calls, Harness, Session, stall_detector};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::io::Read;
@@ -16,6 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
+pub use crate::process::{freeze_living as freeze, resume as thaw};
+
 /// Shell functions for all scripts.
 const WORDS: &str = "write() { psql -qXc \"UPDATE work SET value = '$1'\"; }; \
                      ready() { echo $$ > $DIR/pid; }; \
@@ -23,7 +24,7 @@ const WORDS: &str = "write() { psql -qXc \"UPDATE work SET value = '$1'\"; }; \
                      for_ever() { while :; do sleep 0.1; done; };";
 
 /// Writes once, reports its pid, and runs forever; so does a child in a session of its own. Both ignore TERM.
-pub const STUBBORN: &str = "trap '' TERM HUP INT; \
+const STUBBORN: &str = "trap '' TERM HUP INT; \
     setsid sh -c 'echo $$ > $DIR/escaped; while :; do sleep 0.1; done' & write A1; ready; for_ever";
 
 /// The program, which a fresh machine has not built.
@@ -34,177 +35,98 @@ pub fn program() -> Result<PathBuf> {
     }
 }
 
-/// The settings of a scenario.
-pub struct Scene<'a> {
-    harness: &'a Harness,
-    program: PathBuf,
-    /// The factor by which all durations in the options are multiplied.
-    pace: u32,
-    /// Further options of all runs.
-    options: &'static str,
-}
-
-impl<'a> Scene<'a> {
-    pub fn harness(&self) -> &'a Harness {
-        self.harness
-    }
-
-    /// A fixture on the shared server.
-    pub fn fixture(&self) -> Result<CommandFixture<'a>> {
-        self.fixture_on(self.harness.cluster())
-    }
-
-    pub fn fixture_on(&self, cluster: &Cluster) -> Result<CommandFixture<'a>> {
-        let fixture =
-            CommandFixture::with(self.harness, cluster, self.program.clone()).context(NotReady)?;
-        Ok(CommandFixture { pace: self.pace, options: self.options, ..fixture })
-    }
-
-    /// A duration at this pace.
-    pub fn time(&self, time: Duration) -> Duration {
-        time * self.pace
-    }
-}
-
-/// Plays a scenario with this build of the command. If it fails on a machine that stalled, it is played again more
-/// slowly: what should have ended may not even have been scheduled.
+/// Plays a scenario with this build of the command, [this need](ScenarioServers::start) and further options of all
+/// runs. If it fails on a machine that stalled, it is played again more slowly: what should have ended may not even
+/// have been scheduled.
 pub fn play(
     harness: &Harness,
     program: &Path,
-    scenario: impl Fn(&Scene) -> Result<()>,
-) -> Result<()> {
-    play_with("", harness, program, scenario)
-}
-
-/// Plays a scenario with further options for all runs.
-pub fn play_with(
+    need: Option<&str>,
     options: &'static str,
-    harness: &Harness,
-    program: &Path,
-    scenario: impl Fn(&Scene) -> Result<()>,
+    scenario: impl Fn(&mut CommandFixture) -> Result<()>,
 ) -> Result<()> {
-    let scene = |pace| Scene { harness, program: program.to_owned(), pace, options };
     stall_detector::at_some_pace(harness.rundir().path(), "the command", |pace| {
-        scenario(&scene(pace))
+        let servers = ScenarioServers::start(harness, need).context(NotReady)?;
+        let fixture = CommandFixture::with(servers, program.to_owned()).context(NotReady)?;
+        scenario(&mut CommandFixture { pace, options, ..fixture })
     })
 }
 
+/// The servers, and what is needed for runs of the command.
 pub struct CommandFixture<'a> {
-    harness: &'a Harness,
+    pub servers: ScenarioServers<'a>,
+    /// The network link by which runs reach the server.
+    pub link: TcpProxy,
     /// The factor by which all durations in the options are multiplied.
     pace: u32,
     /// Further options of all runs.
     options: &'static str,
     program: PathBuf,
-    database: Database,
-    role: String,
-    dir: PathBuf,
+    /// A directory for the test's files.
+    pub dir: PathBuf,
 }
 
 impl<'a> CommandFixture<'a> {
     /// A fixture on the shared server.
     pub fn new(harness: &'a Harness) -> Result<CommandFixture<'a>> {
-        CommandFixture::on(harness, harness.cluster())
+        CommandFixture::with(ScenarioServers::on(harness, None)?, program()?)
     }
 
-    pub fn on(harness: &'a Harness, cluster: &Cluster) -> Result<CommandFixture<'a>> {
-        CommandFixture::with(harness, cluster, program()?)
-    }
-
-    /// A fixture with another build of the command.
-    pub fn with(
-        harness: &'a Harness,
-        cluster: &Cluster,
-        program: PathBuf,
-    ) -> Result<CommandFixture<'a>> {
-        let database = Database::with_extension(cluster.conninfo("postgres"))?;
-        let role = database.role("runner")?;
-        let mut admin = database.connect()?;
-        admin.run(TABLES)?;
-        admin.run(&format!(
-            "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE ON work TO {role}"
-        ))?;
-        let dir = harness.install_dir().new_dir("command")?;
-        Ok(CommandFixture { harness, pace: 1, options: "", program, database, role, dir })
-    }
-
-    pub fn role(&self) -> &str {
-        &self.role
-    }
-
-    pub fn database(&self) -> &Database {
-        &self.database
-    }
-
-    /// The connection of the role that runs commands.
-    pub fn conninfo(&self) -> Conninfo {
-        self.database.conninfo().user(&self.role)
+    /// A fixture with these servers and this build of the command.
+    pub fn with(servers: ScenarioServers<'a>, program: PathBuf) -> Result<CommandFixture<'a>> {
+        let link = TcpProxy::start(servers.port())?;
+        let dir = servers.harness.install_dir().new_dir("command")?;
+        Ok(CommandFixture { servers, link, pace: 1, options: "", program, dir })
     }
 
     pub fn admin(&self) -> Result<Session> {
-        self.database.connect()
+        self.servers.admin()
     }
 
-    /// A directory for the test's files.
-    pub fn dir(&self) -> &Path {
-        &self.dir
-    }
-
-    /// `pg_fence` with this connection. Its child processes find psql and the same server in their environment.
-    pub fn command_to(&self, conninfo: &Conninfo) -> Command {
-        let mut command = self.harness.rundir().command(&self.program);
-        let path = std::env::var("PATH").unwrap_or_default();
-        let place = self.database.conninfo();
-        let (port, dbname) = place.place();
+    /// `pg_fence`, connected by the network link.
+    pub fn command(&self) -> Command {
+        let mut command = self.servers.harness.rundir().command(&self.program);
+        let conninfo = self.servers.database.conninfo().user(&self.servers.role);
+        self.surround(&mut command).arg("--dbname");
+        command.arg(conninfo.port(self.link.port()).to_string());
         command
-            .arg("--dbname")
-            .arg(conninfo.to_string())
-            .env("PATH", format!("{}:{path}", self.harness.install_dir().bin_dir().display()))
-            .envs([("PGHOST", "127.0.0.1"), ("PGUSER", &self.role), ("PGDATABASE", dbname)])
-            .env("PGPORT", port.to_string())
+    }
+
+    /// Child processes find the command, psql and the server in their environment.
+    pub fn surround<'c>(&self, command: &'c mut Command) -> &'c mut Command {
+        let servers = &self.servers;
+        let own = self.program.parent().into_iter().map(Path::to_owned);
+        let others = std::env::var_os("PATH").unwrap_or_default();
+        let path = own.chain([servers.harness.install_dir().bin_dir()]);
+        let path = std::env::join_paths(path.chain(std::env::split_paths(&others)));
+        command
+            .envs([("PGHOST", "127.0.0.1"), ("PGPORT", &servers.cluster().port().to_string())])
+            .envs([("PGUSER", &*servers.role), ("PGDATABASE", servers.database.name())])
+            .env("PATH", path.unwrap_or(others))
             .env("DIR", &self.dir)
             .env_remove("PGOPTIONS")
-            .stdin(Stdio::null());
-        command
-    }
-
-    pub fn command(&self) -> Command {
-        self.command_to(&self.conninfo())
+            .stdin(Stdio::null())
     }
 
     /// Starts `pg_fence run OPTIONS -- sh -c SCRIPT`.
     pub fn run(&self, options: &str, script: &str) -> Result<Run> {
-        self.run_to(&self.conninfo(), options, script)
-    }
-
-    /// Starts a run through a network link.
-    pub fn run_by(&self, link: &TcpProxy, options: &str, script: &str) -> Result<Run> {
-        self.run_to(&self.conninfo().port(link.port()), options, script)
-    }
-
-    pub fn run_to(&self, conninfo: &Conninfo, options: &str, script: &str) -> Result<Run> {
-        let mut command = self.command_to(conninfo);
-        command
-            .arg("run")
-            .args(self.options.split_whitespace())
-            .args(options.split_whitespace().map(|word| slowed_down(word, self.pace)));
+        let mut command = self.command();
+        let slower = options.split_whitespace().map(|word| slowed_down(word, self.pace));
+        command.arg("run").args(self.options.split_whitespace()).args(slower);
         command.args(["--", "sh", "-c", &format!("{WORDS}{script}")]);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
         Run::start(command)
     }
 
+    /// Starts a run, and waits until its script is ready.
+    pub fn run_ready(&self, options: &str, script: &str) -> Result<Run> {
+        let run = self.run(options, script)?;
+        self.pid("pid").map(|_| run)
+    }
+
     /// Starts [`STUBBORN`], and waits until it has written.
     pub fn stubborn(&self, options: &str) -> Result<Run> {
-        self.are_there(self.run(options, STUBBORN)?)
-    }
-
-    /// Starts [`STUBBORN`] through a network link.
-    pub fn stubborn_by(&self, link: &TcpProxy, options: &str) -> Result<Run> {
-        self.are_there(self.run_by(link, options, STUBBORN)?)
-    }
-
-    fn are_there(&self, run: Run) -> Result<Run> {
-        self.pid("pid")?;
+        let run = self.run_ready(options, STUBBORN)?;
         self.pid("escaped").map(|_| run)
     }
 
@@ -220,12 +142,16 @@ impl<'a> CommandFixture<'a> {
         self.has_ended()
     }
 
+    /// A duration at this pace.
+    pub fn time(&self, time: Duration) -> Duration {
+        time * self.pace
+    }
+
     /// Waits until a script has made a file of that name, and returns its content.
     pub fn file(&self, name: &str) -> Result<String> {
-        let path = self.dir.join(name);
         let mut text = String::new();
         wait_until(&format!("{name} is there"), PATIENCE, || {
-            text = fs::read_to_string(&path).unwrap_or_default();
+            text = fs::read_to_string(self.dir.join(name)).unwrap_or_default();
             text.ends_with('\n')
         })?;
         Ok(text.trim().to_owned())
@@ -239,11 +165,6 @@ impl<'a> CommandFixture<'a> {
     /// Creates the file for which a script waits.
     pub fn touch(&self, name: &str) -> Result<()> {
         Ok(fs::write(self.dir.join(name), "\n")?)
-    }
-
-    /// All values that landed, in order; tokens must never decrease.
-    pub fn written(&self) -> Result<Vec<String>> {
-        scenario_servers::written(&mut self.admin()?)
     }
 
     /// Acquires the lease in another session, waiting as long as necessary.
@@ -267,10 +188,6 @@ impl<'a> CommandFixture<'a> {
         self.admin()?.one("SELECT coalesce(max(renewals), 0)::bigint FROM lease_info('job')", &[])
     }
 
-    pub fn wait_for_renewal(&self) -> Result<()> {
-        self.wait_for_renewals(1)
-    }
-
     pub fn wait_for_renewals(&self, more: i64) -> Result<()> {
         let wanted = self.renewals()? + more;
         wait_until("it is renewed", PATIENCE, || self.renewals().is_ok_and(|now| now >= wanted))
@@ -280,13 +197,6 @@ impl<'a> CommandFixture<'a> {
     pub fn is_written_by_another(&self) -> Result<()> {
         let (mut other, token) = self.taken_over()?;
         other.run(&format!("UPDATE work SET value = 'B1', fence = {token}"))
-    }
-
-    /// Checks that exactly these values have landed.
-    pub fn has_written(&self, values: &[&str]) -> Result<()> {
-        let written = self.written()?;
-        ensure!(written == values, "what landed: {written:?}");
-        Ok(())
     }
 
     pub fn revoke(&self) -> Result<()> {
@@ -317,10 +227,6 @@ pub struct Ended {
 }
 
 impl Ended {
-    pub fn code(&self) -> Option<i32> {
-        self.status.code()
-    }
-
     /// Checks that these words are in its standard error.
     pub fn says(&self, words: &str) -> Result<()> {
         ensure!(self.stderr.contains(words), "not {words:?}, but {self:?}");
@@ -349,19 +255,13 @@ impl Run {
         found.context("no keeper")
     }
 
-    pub fn has_ended(&mut self) -> bool {
-        !matches!(self.child.try_wait(), Ok(None))
-    }
-
     /// Waits for the end of the run.
     pub fn ended(mut self) -> Result<Ended> {
         let status = process::ended(&mut self.child)?;
         let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
         // A process left behind in violation of the requirements would keep these open.
-        if let Some(mut stdout) = self.child.stdout.take() {
+        if let (Some(stdout), Some(stderr)) = (&mut self.child.stdout, &mut self.child.stderr) {
             stdout.read_to_string(&mut ended.stdout)?;
-        }
-        if let Some(mut stderr) = self.child.stderr.take() {
             stderr.read_to_string(&mut ended.stderr)?;
         }
         Ok(ended)
@@ -369,7 +269,7 @@ impl Run {
 
     pub fn ends_with(self, code: i32) -> Result<Ended> {
         let ended = self.ended()?;
-        ensure!(ended.code() == Some(code), "not {code}, but {ended:?}");
+        ensure!(ended.status.code() == Some(code), "not {code}, but {ended:?}");
         Ok(ended)
     }
 
@@ -387,20 +287,6 @@ impl Drop for Run {
     }
 }
 
-/// Stops a process, and waits until it is stopped.
-pub fn freeze(pid: i32) -> Result<()> {
-    process::freeze_living(pid)
-}
-
-/// Stops several processes, one after the other.
-pub fn freeze_all<const N: usize>(pids: [i32; N]) -> Result<()> {
-    pids.into_iter().try_for_each(freeze)
-}
-
-pub fn thaw(pid: i32) -> Result<()> {
-    process::resume(pid)
-}
-
 pub fn kill(pid: i32) -> Result<()> {
     process::signal(pid, nix::sys::signal::Signal::SIGKILL)
 }
@@ -415,25 +301,10 @@ pub fn has_ended(pid: i32) -> Result<()> {
     Ok(())
 }
 
-/// Waits to see whether something forbidden happens.
-pub fn pause(seconds: u64) {
-    std::thread::sleep(Duration::from_secs(seconds));
-}
-
 /// Returns true if processes may create cgroups here, with which the kernel can kill.
 pub fn cgroups_are_at_hand() -> bool {
-    let (Ok(mounts), Ok(own)) =
-        (fs::read_to_string("/proc/self/mounts"), fs::read_to_string("/proc/self/cgroup"))
-    else {
-        return false;
-    };
-    let mount = mounts.lines().find(|line| line.split(' ').nth(2) == Some("cgroup2"));
-    let mount = mount.and_then(|line| line.split(' ').nth(1));
-    let own = own.lines().find_map(|line| line.strip_prefix("0::/"));
-    let (Some(mount), Some(own)) = (mount, own) else { return false };
-    let probe = Path::new(mount).join(own).join(format!("probe-{}", std::process::id()));
-    let made = fs::create_dir(&probe).is_ok();
-    let kills = made && probe.join("cgroup.kill").exists();
-    let _ = fs::remove_dir(&probe);
-    kills
+    let probe = r#"mount=$(awk '$3 == "cgroup2" { print $2; exit }' /proc/self/mounts)
+        probe=$mount$(sed -n s/^0:://p /proc/self/cgroup)/probe-$$
+        mkdir "$probe"; found=$(ls "$probe/cgroup.kill") || :; rmdir "$probe"; test "$found""#;
+    output_of(Command::new("sh").args(["-ec", probe])).is_ok()
 }

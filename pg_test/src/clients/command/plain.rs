@@ -1,12 +1,11 @@
 //! Scenarios without disturbances. `command/scenarios.script` has more.
 
-use super::fixture::{CommandFixture, Scene, has_ended, is_gone};
+use super::fixture::{CommandFixture, has_ended, is_gone};
 use crate::process::{PATIENCE, output_of, wait_until};
 use anyhow::{Context, Result, ensure};
 use std::process::Command;
 
-pub fn presented_by_psql(scene: &Scene) -> Result<()> {
-    let fixture = &scene.fixture()?;
+pub fn presented_by_psql(fixture: &mut CommandFixture) -> Result<()> {
     let script = "write A1; echo $PG_FENCE_TOKEN $PG_FENCE_LEASE; \
                   psql -qAtXc \"SELECT state, holder FROM lease_info('job')\"; exit 3";
     let ended = fixture.run("job --holder me", script)?.ends_with(3)?;
@@ -14,11 +13,10 @@ pub fn presented_by_psql(scene: &Scene) -> Result<()> {
     ensure!(ended.stdout == format!("{token} job\nheld|me\n"), "{ended:?}");
     ensure!(ended.stderr.is_empty(), "{ended:?}");
     ensure!(!fixture.is_held()?);
-    fixture.has_written(&["A1"])
+    fixture.servers.has_written(&["A1"])
 }
 
-pub fn left_behind(scene: &Scene) -> Result<()> {
-    let fixture = &scene.fixture()?;
+pub fn left_behind(fixture: &mut CommandFixture) -> Result<()> {
     // Runs in the background, in a session of its own, ignoring signals.
     let script = "sh -c \"trap '' TERM HUP; echo \\$\\$ > $DIR/one; while :; do sleep 0.1; done\" & \
                   setsid sh -c 'echo $$ > $DIR/two; exec sleep 600' & \
@@ -41,8 +39,7 @@ const LOCKS: &str = "exec 9> $DIR/alive; flock -s 9; exec > /dev/null 2>&1;";
 const FORKS: &str =
     "perl -MPOSIX=setsid -e '$until = time + 60; while (time < $until) { exit if fork; setsid }' &";
 
-pub fn daemons(scene: &Scene) -> Result<()> {
-    let fixture = &scene.fixture()?;
+pub fn daemons(fixture: &mut CommandFixture) -> Result<()> {
     for number in 0..DAEMONS {
         let script = format!("{LOCKS} setsid sh -c 'sleep 60 & exit 0' & exit 0");
         fixture.run("job --no-cgroup --grace 1s", &script)?.ends_with(0)?;
@@ -67,12 +64,11 @@ pub fn daemons(scene: &Scene) -> Result<()> {
 
 fn nothing_is_alive(fixture: &CommandFixture) -> Result<()> {
     let mut lock = Command::new("flock");
-    output_of(lock.args(["-n", "-x"]).arg(fixture.dir().join("alive")).arg("true")).map(drop)
+    output_of(lock.args(["-n", "-x"]).arg(fixture.dir.join("alive")).arg("true")).map(drop)
 }
 
 /// The command gets HUP, as without `pg_fence run`.
-pub fn the_terminal_is_gone(scene: &Scene) -> Result<()> {
-    let fixture = &scene.fixture()?;
+pub fn terminal_gone(fixture: &mut CommandFixture) -> Result<()> {
     let line = "exec $RUN job --ttl 10m -- sh -c 'echo $$ > $DIR/pid; exec sleep 600'";
     let terminal = super::terminal::Terminal::start(fixture, line)?;
     let pid = fixture.pid("pid")?;

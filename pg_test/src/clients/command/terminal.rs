@@ -4,7 +4,7 @@ use super::fixture::{CommandFixture, kill};
 use crate::process;
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 
 /// The file, in a test's directory, with everything that terminals have shown.
 pub const SHOWN: &str = "shown";
@@ -15,30 +15,13 @@ pub struct Terminal {
 }
 
 impl Terminal {
-    /// Runs a shell command in a terminal of its own, where `$RUN` is `pg_fence … run`.
+    /// Runs a shell command in a terminal of its own, where `$RUN` is `pg_fence run`.
     pub fn start(fixture: &CommandFixture, line: &str) -> Result<Terminal> {
-        let mut given = fixture.command();
-        given.arg("run");
-        let words: Vec<String> = std::iter::once(given.get_program())
-            .chain(given.get_args())
-            .map(|word| format!("'{}'", word.to_string_lossy().replace('\'', "'\\''")))
-            .collect();
-        let path = fixture.dir().join("run");
-        std::fs::write(&path, format!("exec {} \"$@\"\n", words.join(" ")))?;
         // Tests under nohup, or in the background of a script, would pass on that these signals are ignored.
-        let mut command = Command::new("env");
-        command.arg("--default-signal=HUP,INT,QUIT");
-        command
-            .args(["script", "-qfec", line])
-            .arg(fixture.dir().join(SHOWN))
-            .env("SHELL", "/bin/bash");
-        for (name, value) in given.get_envs() {
-            match value {
-                Some(value) => command.env(name, value),
-                None => command.env_remove(name),
-            };
-        }
-        command.env("RUN", format!("sh {}", path.display()));
+        let mut command = fixture.servers.harness.rundir().command("env");
+        command.args(["--default-signal=HUP,INT,QUIT", "script", "-qfec", line]);
+        fixture.surround(&mut command).arg(fixture.dir.join(SHOWN));
+        command.env("SHELL", "/bin/bash").env("RUN", "pg_fence run");
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
         Ok(Terminal { script: command.spawn().context("cannot start script")? })
     }

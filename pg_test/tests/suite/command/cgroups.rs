@@ -1,7 +1,7 @@
 //! The command's cgroups after a run, and runs without any.
 
 use pg_test::clients::command::fixture::{
-    CommandFixture, cgroups_are_at_hand, kill, play_with, program,
+    CommandFixture, cgroups_are_at_hand, kill, play, program,
 };
 use pg_test::clients::command::{lost, plain};
 use pg_test::process::{PATIENCE, output_of, wait_until};
@@ -12,7 +12,7 @@ use pg_test::{Harness, Result, ensure, harness_test};
 #[harness_test]
 fn without_a_cgroup_descendants_and_marks_are_found(harness: &Harness) -> Result<()> {
     for scenario in [lost::frozen_keeper, lost::killed_supervisor, plain::left_behind] {
-        play_with("--no-cgroup", harness, &program()?, scenario)?;
+        play(harness, &program()?, None, "--no-cgroup", scenario)?;
     }
     Ok(())
 }
@@ -42,7 +42,7 @@ fn no_cgroup_is_left_behind(harness: &Harness) -> Result<()> {
         }
         wait_until("it is gone", PATIENCE, || !directory.exists())?;
         for file in ["pid", "cgroup", "go"] {
-            let _ = std::fs::remove_file(fixture.dir().join(file));
+            let _ = std::fs::remove_file(fixture.dir.join(file));
         }
     }
     Ok(())

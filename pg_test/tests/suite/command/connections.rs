@@ -2,8 +2,8 @@
 //! connections.script.
 
 use pg_test::clients::command::fixture::{CommandFixture, Run, program};
-use pg_test::clients::tcp_proxy::TcpProxy;
-use pg_test::clients::tcp_proxy::{Direction, LinkState};
+use pg_test::clients::scenario_servers::ScenarioServers;
+use pg_test::clients::tcp_proxy::BOTH;
 use pg_test::process::{PATIENCE, as_server_user, output_of, wait_until};
 use pg_test::runtime;
 use pg_test::setup::{self, Package};
@@ -56,14 +56,16 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(harness: &Harnes
         return left_out("this server was built without TLS");
     }
     let (cluster, certificates) = guarded_server(harness)?;
-    let fixture = CommandFixture::on(harness, &cluster)?;
-    let role = fixture.role();
+    let port = cluster.port();
+    let servers = ScenarioServers::on(harness, Some(cluster))?;
+    let fixture = CommandFixture::with(servers, program()?)?;
+    let role = &fixture.servers.role;
     fixture.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'it''s : a \\secret'"))?;
-    let (port, dbname) = (cluster.port(), fixture.database().name());
-    let passwords = fixture.dir().join("pgpass");
+    let dbname = fixture.servers.database.name();
+    let passwords = fixture.dir.join("pgpass");
     fs::write(&passwords, format!("*:{port}:{dbname}:{role}:it's \\: a \\\\secret\n"))?;
     fs::set_permissions(&passwords, fs::Permissions::from_mode(0o600))?;
-    let services = fixture.dir().join("services");
+    let services = fixture.dir.join("services");
     fs::write(
         &services,
         format!("[shop]\nhost=localhost\nport={port}\ndbname={dbname}\nuser={role}\n"),
@@ -73,7 +75,7 @@ fn a_service_a_password_file_and_a_certificate_that_is_verified(harness: &Harnes
         let mut command = harness.rundir().command(program()?);
         command.args(["-d", target, "run", "job"]).args(options).args(["--", "echo", "ran"]);
         command.env("PGSERVICEFILE", &services).env("PGPASSFILE", &passwords);
-        command.env("PGSSLROOTCERT", certificates.join(root)).env("HOME", fixture.dir());
+        command.env("PGSSLROOTCERT", certificates.join(root)).env("HOME", &fixture.dir);
         Ok(command.output()?)
     };
     let url = format!("postgresql://{role}@127.0.0.1:{port}/{dbname}?sslmode");
@@ -134,11 +136,11 @@ fn every_parameter_of_libpq_has_its_meaning_here(_: &Harness) -> Result<()> {
 fn a_silent_server_leaves_time_for_the_next_one(harness: &Harness) -> Result<()> {
     let fixture = CommandFixture::new(harness)?;
     let silent = TcpListener::bind("127.0.0.1:0")?;
-    let (port, dbname) = (harness.cluster().port(), fixture.database().name());
+    let (port, dbname) = (harness.cluster().port(), fixture.servers.database.name());
     let both = format!(
         "host=127.0.0.1,127.0.0.1 port={},{port} user={} dbname={dbname}",
         silent.local_addr()?.port(),
-        fixture.role()
+        fixture.servers.role
     );
     for (options, given) in
         [(" connect_timeout=2", "--ttl 30s"), ("", "--ttl 9s"), (" connect_timeout=60", "--ttl 9s")]
@@ -155,13 +157,12 @@ fn a_silent_server_leaves_time_for_the_next_one(harness: &Harness) -> Result<()>
 #[harness_test]
 fn a_renewal_finds_the_next_server_in_time(harness: &Harness) -> Result<()> {
     let fixture = CommandFixture::new(harness)?;
-    let cluster = harness.cluster();
-    let link = TcpProxy::start(cluster.port())?;
-    let (port, dbname) = (cluster.port(), fixture.database().name());
+    let link = &fixture.link;
+    let (port, dbname) = (harness.cluster().port(), fixture.servers.database.name());
     let both = format!(
         "host=127.0.0.1,127.0.0.1 port={},{port} user={} dbname={dbname}",
         link.port(),
-        fixture.role()
+        fixture.servers.role
     );
     for options in ["", " connect_timeout=2"] {
         let mut command = harness.rundir().command(program()?);
@@ -171,10 +172,10 @@ fn a_renewal_finds_the_next_server_in_time(harness: &Harness) -> Result<()> {
             "-c",
             "echo $$ > $DIR/pid; until [ -e $DIR/go ]; do sleep 0.05; done; exit 6",
         ]);
-        command.env("DIR", fixture.dir()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.env("DIR", &fixture.dir).stdout(Stdio::piped()).stderr(Stdio::piped());
         let run = Run::start(command)?;
         fixture.pid("pid")?;
-        link.set(LinkState::Swallows(Direction::Both));
+        link.swallow(BOTH);
         let before = fixture.renewals()?;
         // The second renewal goes to the second server.
         wait_until("it is renewed twice", PATIENCE, || {
@@ -182,9 +183,9 @@ fn a_renewal_finds_the_next_server_in_time(harness: &Harness) -> Result<()> {
         })?;
         fixture.touch("go")?;
         run.ends_with(6)?;
-        link.set(LinkState::Restored);
+        link.restore();
         for file in ["pid", "go"] {
-            fs::remove_file(fixture.dir().join(file))?;
+            fs::remove_file(fixture.dir.join(file))?;
         }
     }
     Ok(())
@@ -196,8 +197,10 @@ pub fn in_an_empty_root(harness: &Harness, program: &Path) -> Result<()> {
         return left_out("chroot takes root");
     }
     let (cluster, certificates) = guarded_server(harness)?;
-    let fixture = CommandFixture::with(harness, &cluster, program.to_owned())?;
-    let (role, port) = (fixture.role(), cluster.port());
+    let port = cluster.port();
+    let servers = ScenarioServers::on(harness, Some(cluster))?;
+    let fixture = CommandFixture::with(servers, program.to_owned())?;
+    let role = &fixture.servers.role;
     fixture.admin()?.run(&format!("ALTER ROLE {role} PASSWORD 'secret'"))?;
     let root = harness.install_dir().new_dir("root")?;
     for directory in ["etc", "home", "proc", "dev"] {
@@ -209,7 +212,7 @@ pub fn in_an_empty_root(harness: &Harness, program: &Path) -> Result<()> {
     write("etc/hosts", "127.0.0.1 localhost db.internal\n")?;
     write("home/pgpass", &format!("*:*:*:{role}:secret\n"))?;
     fs::set_permissions(root.join("home/pgpass"), fs::Permissions::from_mode(0o600))?;
-    let dbname = fixture.database().name();
+    let dbname = fixture.servers.database.name();
     write(
         "home/services",
         &format!("[shop]\nhost=localhost\nport={port}\ndbname={dbname}\nuser={role}\n"),

@@ -1,7 +1,6 @@
 //! The cost of a run in addition to connecting.
 
 use pg_test::clients::command::fixture::CommandFixture;
-use pg_test::clients::tcp_proxy::TcpProxy;
 use pg_test::{Harness, Result, ensure, harness_test};
 
 /// A request and its answers are one round trip, however many messages they are.
@@ -10,10 +9,10 @@ fn a_run_takes_one_connection_and_two_round_trips_beside_connecting(
     harness: &Harness,
 ) -> Result<()> {
     let fixture = CommandFixture::new(harness)?;
-    let link = TcpProxy::start(harness.cluster().port())?;
+    let link = &fixture.link;
     let counted = |arguments: &[&str]| -> Result<(u64, u64)> {
         let before = (link.connections(), link.round_trips());
-        let mut command = fixture.command_to(&fixture.conninfo().port(link.port()));
+        let mut command = fixture.command();
         // A request for encryption would add a round trip.
         let output = command.env("PGSSLMODE", "disable").args(arguments).output()?;
         ensure!(output.status.success(), "{output:?}");

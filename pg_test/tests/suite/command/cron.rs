@@ -62,7 +62,7 @@ struct Machine {
 
 impl Machine {
     fn start(fixture: &CommandFixture, name: &str) -> Result<Machine> {
-        let home = fixture.dir().join(name);
+        let home = fixture.dir.join(name);
         for directory in ["spool/crontabs", "cron.d", "run"] {
             fs::create_dir_all(home.join(directory))?;
         }
@@ -102,7 +102,7 @@ fn crontab_of(fixture: &CommandFixture, machine: &str) -> Result<String> {
     text += &format!("PG_FENCE={program}\nMACHINE={machine}\nPGCONNECT_TIMEOUT=10\n");
     for job in 0..JOBS {
         text +=
-            &format!("* * * * * JOB=job-{job} sh {}\n", fixture.dir().join("cron.sh").display());
+            &format!("* * * * * JOB=job-{job} sh {}\n", fixture.dir.join("cron.sh").display());
     }
     Ok(text)
 }
@@ -126,7 +126,7 @@ fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(
     let minutes: u64 = minutes.unwrap_or(2);
     let fixture = CommandFixture::new(harness)?;
     let mut admin = fixture.admin()?;
-    let role = fixture.role();
+    let role = &fixture.servers.role;
     admin.run(TABLES)?;
     admin.run(&format!(
         "GRANT SELECT, INSERT, UPDATE ON counters, runs TO {role};
@@ -138,7 +138,7 @@ fn the_jobs_of_two_crons_under_random_freezes_happen_once_a_minute(
              SELECT lease_revoke('job-{job}')"
         ))?;
     }
-    let dir: PathBuf = fixture.dir().to_owned();
+    let dir: PathBuf = fixture.dir.to_owned();
     fs::create_dir(dir.join("pids"))?;
     fs::write(dir.join("cron.sh"), CRONTAB_SCRIPT)?;
     fs::write(dir.join("job.sh"), JOB)?;

@@ -65,7 +65,7 @@ fn one_migrates(harness: &Harness, tool: &Tool) -> Result<()> {
     let libraries = runtime::fetch(tool.libraries)?;
     let fixture = CommandFixture::new(harness)?;
     let mut admin = fixture.admin()?;
-    admin.run(&format!("GRANT ALL ON SCHEMA public TO {}", fixture.role()))?;
+    admin.run(&format!("GRANT ALL ON SCHEMA public TO {}", fixture.servers.role))?;
     let orm = source_root().join("pg_test/orm");
     let script = |variables: &str, revision: &str| {
         format!(
@@ -81,7 +81,7 @@ fn one_migrates(harness: &Harness, tool: &Tool) -> Result<()> {
     // Without the command the tool cannot record its work, so nothing is done.
     let bare = format!("unset PGOPTIONS; {}", script("COLUMN=bare", "second"));
     let ended = fixture.run("other", &bare)?.ended()?;
-    ensure!(ended.code() != Some(0) && ended.stderr.contains("fence"), "{ended:?}");
+    ensure!(ended.status.code() != Some(0) && ended.stderr.contains("fence"), "{ended:?}");
 
     let frozen =
         fixture.run("migrations --ttl 3s", &script("STANDS=stands COLUMN=late", "second"))?;
@@ -104,7 +104,7 @@ fn one_migrates(harness: &Harness, tool: &Tool) -> Result<()> {
     thaw(keeper)?;
     thaw(frozen.supervisor())?;
     let ended = frozen.ended()?;
-    ensure!(ended.code() != Some(0), "{ended:?}");
+    ensure!(ended.status.code() != Some(0), "{ended:?}");
     let said = ["does not speak for", "stale", tool.finds_itself_late];
     ensure!(said.iter().any(|words| ended.stderr.contains(words)), "{ended:?}");
     let columns = "SELECT string_agg(attname, ' ' ORDER BY attnum) FROM pg_attribute \

@@ -1,6 +1,6 @@
 //! The command at a terminal: Ctrl-C, Ctrl-Z, a pager at the end of a pipeline, and the terminal's end.
 
-use pg_test::clients::command::fixture::{CommandFixture, is_gone, pause};
+use pg_test::clients::command::fixture::{CommandFixture, is_gone};
 use pg_test::clients::command::terminal::{SHOWN, Terminal};
 use pg_test::process::{self, PATIENCE, wait_until};
 use pg_test::{Calls, Context, Harness, Result, ensure, harness_test};
@@ -26,7 +26,7 @@ fn ctrl_c_reaches_the_command(harness: &Harness) -> Result<()> {
         is_gone(pid)?;
         fixture.wait_until_free()?;
         terminal.ends_with(code).context(line)?;
-        std::fs::remove_file(fixture.dir().join("pid"))?;
+        std::fs::remove_file(fixture.dir.join("pid"))?;
     }
     Ok(())
 }
@@ -46,7 +46,7 @@ fn the_command_reads_from_the_terminal(harness: &Harness) -> Result<()> {
         ensure!(fixture.file("word")? == "spoken");
         terminal.ends_with(0).context(line)?;
         for file in ["pid", "word"] {
-            std::fs::remove_file(fixture.dir().join(file))?;
+            std::fs::remove_file(fixture.dir.join(file))?;
         }
     }
     Ok(())
@@ -60,14 +60,14 @@ fn ctrl_z_stops_the_command_and_keeps_the_lease(harness: &Harness) -> Result<()>
         "$RUN job --ttl 6s -- sh -c 'echo $PPID > $DIR/run; echo $$ > $DIR/pid; read word; echo $word > $DIR/word'\n",
     )?;
     let (pid, supervisor) = (fixture.pid("pid")?, fixture.pid("run")?);
-    pause(1);
+    std::thread::sleep(std::time::Duration::from_secs(1));
     terminal.types("\x1a")?;
     wait_until("both stop", PATIENCE, || {
         process::is_stopped(pid) && process::is_stopped(supervisor)
     })?;
     // The wait is longer than the ttl, so that the deadline that the supervisor knew has passed long ago.
     for _ in 0..4 {
-        fixture.wait_for_renewal()?;
+        fixture.wait_for_renewals(1)?;
     }
     ensure!(fixture.admin()?.token("SELECT lease_acquire('job')")?.is_none());
     terminal.types("fg\n")?;
@@ -106,13 +106,12 @@ fn the_terminal_is_gone_and_a_command_that_does_not_mind_goes_on(harness: &Harne
     let terminal = Terminal::start(&fixture, line)?;
     let pid = fixture.pid("pid")?;
     terminal.is_torn_away()?;
-    fixture.wait_for_renewal()?;
-    fixture.wait_for_renewal()?;
+    fixture.wait_for_renewals(1)?;
+    fixture.wait_for_renewals(1)?;
     fixture.touch("go")?;
     is_gone(pid)?;
     fixture.wait_until_free()?;
-    ensure!(fixture.written()? == ["1"]);
-    Ok(())
+    fixture.servers.has_written(&["1"])
 }
 
 #[harness_test]
@@ -122,7 +121,7 @@ fn a_wait_shows_the_holder(harness: &Harness) -> Result<()> {
     let token = admin.granted("SELECT lease_acquire('job', 'web-3', '1 h')")?;
     let terminal = Terminal::start(&fixture, "exec $RUN job --wait 1h -- sh -c 'exit 3'")?;
     let shows = |words: &str| -> Result<()> {
-        let shown = || std::fs::read(fixture.dir().join(SHOWN)).unwrap_or_default();
+        let shown = || std::fs::read(fixture.dir.join(SHOWN)).unwrap_or_default();
         wait_until(words, PATIENCE, || String::from_utf8_lossy(&shown()).contains(words))
             .with_context(|| String::from_utf8_lossy(&shown()).into_owned())
     };

@@ -2,7 +2,7 @@
 //! never been fetched on this machine is left out. The command fetches them.
 
 use pg_test::clients::languages::{ALL, Client};
-use pg_test::clients::{first_worker, run, scenario};
+use pg_test::clients::{first_worker, fixture, scenario};
 use pg_test::process::output_of;
 use pg_test::source_tree::source_root;
 use pg_test::{Context, Database, Harness, Result, ensure, harness_test};
@@ -56,7 +56,7 @@ fn the_clients_go_through_the_short_scenarios(harness: &Harness) -> Result<()> {
     ensure!(short.len() == SHORT.len(), "a scenario has another name now");
     of_those_there(|client| {
         short.iter().try_for_each(|one| {
-            run::play(harness, one, client, None).with_context(|| one.name.clone())
+            fixture::play(harness, one, client, None).context(one.name)
         })
     })
 }
@@ -97,7 +97,7 @@ fn a_planted_fault_is_caught(harness: &Harness) -> Result<()> {
     let scenarios = scenario::all()?;
     let slow_answers = scenarios.iter().find(|s| s.key() == "slow-answers").context("renamed")?;
     of_those_there(|client| {
-        let caught = run::play(harness, slow_answers, client, Some("deadline-from-answer"));
+        let caught = fixture::play(harness, slow_answers, client, Some("deadline-from-answer"));
         let text = caught.err().map(|error| format!("{error:#}")).unwrap_or_default();
         ensure!(text.contains("longer than the server does"), "not caught, but: {text}");
         Ok(())

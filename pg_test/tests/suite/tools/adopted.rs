@@ -82,14 +82,14 @@ impl<'a> Scene<'a> {
         let mut databases = self.conninfos();
         let (port, _) = databases[number].place();
         let link = TcpProxy::start(port)?;
-        link.hold();
+        link.hold(true);
         databases[number] = databases[number].clone().port(link.port());
         let mut holder = Holder::start(self.harness, |work| (self.command)(&databases, work))?;
         wait_until("it has the lock, and connects", PATIENCE, || {
-            link.is_holding() || holder.program.has_ended()
+            link.connections() > 0 || holder.program.has_ended()
         })
         .with_context(|| holder.program.said())?;
-        ensure!(link.is_holding(), "it has ended: {}", holder.program.said());
+        ensure!(link.connections() > 0, "it has ended: {}", holder.program.said());
         Ok((holder, link))
     }
 
@@ -163,7 +163,7 @@ fn a_holder_frozen_before_it_adopts_writes_nothing(scene: &Scene) -> Result<()> 
     let (mut old, link) = scene.kept_from(scene.databases.len() - 1)?;
     old.program.freeze()?;
     let mut new = scene.at_work()?;
-    link.let_through();
+    link.hold(false);
     old.program.thaw()?;
     scene.comes_late(&mut old, "has had")?;
     scene.ends(&mut new, "by the next")
@@ -174,12 +174,12 @@ fn until_the_next_holder_adopts_the_older_one_writes(scene: &Scene) -> Result<()
     let (mut old, to_adopt) = scene.kept_from(0)?;
     old.program.freeze()?;
     let (mut new, next_to_adopt) = scene.kept_from(0)?;
-    to_adopt.let_through();
+    to_adopt.hold(false);
     old.program.thaw()?;
     old.is_at_work()?;
     scene.ends(&mut old, "by the frozen one")?;
     // It has read nothing yet.
-    next_to_adopt.let_through();
+    next_to_adopt.hold(false);
     new.is_at_work()?;
     scene.ends(&mut new, "by the next")
 }
@@ -466,7 +466,7 @@ fn a_lost_grant_with_a_greater_number_ends_the_present_one(harness: &Harness) ->
     counts(&redis, 40)?;
     let mut present = scene.at_work()?;
     ensure!(scene.number()? == 41);
-    link.let_through();
+    link.hold(false);
     lost.program.thaw()?;
     lost.is_at_work()?;
     ensure!(scene.number()? == 45);
