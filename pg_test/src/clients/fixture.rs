@@ -79,7 +79,8 @@ fn servers<'a>(
         admin.run(&format!("ALTER ROLE {role} SET {name} = '{value}'"))?;
     }
     if let Some(fault) = plant {
-        admin.run(&include_str!("planted.sql").replace("FAULT", fault))?;
+        let planted = include_str!("planted.sql").replace("FAULT", fault);
+        admin.run(&planted.replace("PACE", &pace.to_string()))?;
     }
     Ok(servers)
 }

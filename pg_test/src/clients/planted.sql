@@ -1,5 +1,5 @@
 -- lease_keep with a known fault, in the place of the server's: what a client with that fault would see, whatever its language.
--- FAULT stands for the fault.
+-- FAULT stands for the fault, and PACE for how many times more slowly the scenario is played than it is written.
 ALTER FUNCTION lease_keep(text[], bigint[]) RENAME TO lease_keep_as_it_is;
 
 CREATE FUNCTION lease_keep(names text[], tokens bigint[])
@@ -28,6 +28,6 @@ BEGIN
             WHEN 'one-lock-stops-all' THEN (SELECT max(outcome) FROM answered WHERE outcome = 'later') END)
     SELECT a.name, a.token, COALESCE(s.outcome, a.outcome), a.renewed,
         -- As long as a call takes whose two answers are slow, as a driver has that describes a statement first.
-        a.remaining + CASE fault WHEN 'deadline-from-answer' THEN '1.4 s' ELSE '0' END::interval, a.again_in, a.code
+        a.remaining + CASE fault WHEN 'deadline-from-answer' THEN PACE * interval '1.4 s' ELSE '0' END, a.again_in, a.code
       FROM answered AS a, spread AS s;
 END $$;
