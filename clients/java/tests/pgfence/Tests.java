@@ -13,7 +13,6 @@ import org.postgresql.ds.PGSimpleDataSource;
 import pgfence.FenceException.*;
 
 import java.lang.reflect.*;
-import java.nio.file.Path;
 import java.sql.*;
 import java.util.*;
 import java.util.concurrent.*;
@@ -66,11 +65,6 @@ final class Tests {
         admin.close();
         // A thread that has done its work ends a second later.
         comesTrue(() -> Thread.activeCount() <= threads);
-    }
-
-    @Test
-    void theVectorsHold() throws Exception {
-        Vectors.play(Path.of(System.getenv().getOrDefault("VECTORS", "../spec/vectors")));
     }
 
     /** Until the program commits the server keeps the lease, and if it rolls back it lives on. */
