@@ -203,7 +203,7 @@ func (p *place) endsAsItsWorkDoes(open func(*place) pgfence.SQL) {
 		{lease, does(undo, forgets), context.DeadlineExceeded, "paid", false},
 		{lease, does(undo, "SELECT pg_sleep(300)"), context.DeadlineExceeded, "paid", false},
 	} {
-		ctx, cancel := context.WithTimeout(background, time.Second)
+		ctx, cancel := context.WithTimeout(background, 2*time.Second)
 		told := p.is(one.under.GuardSQL(ctx, open(p), one.do), one.err)
 		p.equal(told != nil && told.InDoubt, one.inDoubt)
 		p.equal(p.sql("SELECT status FROM orders"), one.status)

@@ -82,7 +82,7 @@ impl Shop {
 
     /// It is lost after a while.
     async fn ending(&self) -> Lease {
-        let request = self.fence.lease("order:7").at_most(SHORT / 2).wait(LONG);
+        let request = self.fence.lease("order:7").at_most(SHORT).wait(LONG);
         request.acquire().await.unwrap()
     }
 }
@@ -194,19 +194,19 @@ async fn another_role_has_leases_and_statements_of_its_own() {
     let shop = Shop::new().await;
     shop.sql("CREATE ROLE rust_1 LOGIN; CREATE ROLE rust_2 LOGIN").await;
     shop.sql("SELECT fence_grant('rust_1'), fence_grant('rust_2')").await;
-    let fence = Fence::at([config(|config| config.user("rust_1"))], NoTls);
-    let lease = fence.lease("order:7").at_most(SHORT).acquire().await.unwrap();
+    let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
+    tokio::spawn(connection);
     let other = [config(|config| config.user("rust_2"))];
     let mut other = open(&other, NoTls, LONG).await.unwrap();
+    let fence = Fence::at([config(|config| config.user("rust_1"))], NoTls);
+    let lease = fence.lease("order:7").at_most(SHORT * 2).acquire().await.unwrap();
     let told = lease.guard(&mut other).await.err().unwrap().to_string();
     assert!(told.contains("act as one role (options=-c role="), "{told}");
     assert!(!told.contains("fence_grant"), "{told}");
     drop(other);
     // The fence cannot cancel what hangs.
-    let (mut client, connection) = tokio_postgres::connect(&url(), NoTls).await.unwrap();
-    tokio::spawn(connection);
     let guard = lease.guard(&mut client).await.unwrap();
-    assert_eq!(lost(guard.batch_execute("SELECT pg_sleep(3)").await), Reason::AtMost);
+    assert_eq!(lost(guard.batch_execute("SELECT pg_sleep(4)").await), Reason::AtMost);
     drop(guard);
     client.batch_execute("SELECT 1").await.unwrap();
     assert_eq!(LINES.count("only its own role may cancel it"), 1);
@@ -258,8 +258,9 @@ async fn what_a_loss_has_ended_hangs_no_more() {
     outer.batch_execute("SELECT pg_sleep(1)").await.unwrap();
     outer.rollback().await.unwrap();
     // What has not begun is broken off, where not even BEGIN comes through.
-    let (lease, mut client) = (shop.ending().await, self::client().await);
+    let mut client = self::client().await;
     assert!(timeout(SHORT / 5, client.batch_execute(HANG)).await.is_err());
+    let lease = shop.ending().await;
     assert_eq!(lost(lease.guard(&mut client).await.map(drop)), Reason::AtMost);
     let broken = timeout(SHORT * 10, client.batch_execute("SELECT 1")).await;
     broken.expect("it is broken off").unwrap_err();
