@@ -3,18 +3,18 @@
 //! other end is gone.)
 
 use crate::client::Conninfo;
-use crate::process::output_of;
+use crate::process::{ChildProcess, output_of};
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
 use crate::worker::Worker;
 use anyhow::{Context, Result, ensure};
 use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
 /// A network namespace, which ends with its last process.
 pub struct NetworkLink {
     /// A process that only keeps the namespace alive.
-    keeper: Child,
+    keeper: ChildProcess,
 }
 
 /// The name of the link's end in the namespace.
@@ -27,14 +27,10 @@ impl NetworkLink {
             Package::new("iproute2", "/usr/sbin/ip"),
             Package::new("util-linux", "/usr/bin/nsenter"),
         ])?;
-        let mut keeper = rundir
-            .command("unshare")
-            .args(["--net", "sh", "-c", "echo ready; exec cat"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("cannot start unshare")?;
+        let mut unshare = rundir.command("unshare");
+        unshare.args(["--net", "sh", "-c", "echo ready; exec cat"]);
+        unshare.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut keeper = ChildProcess::start(&mut unshare)?;
         let mut said = String::new();
         BufReader::new(keeper.stdout.take().context("no pipe")?).read_line(&mut said)?;
         let link = NetworkLink { keeper };
@@ -92,12 +88,5 @@ impl NetworkLink {
     /// Cuts the link at the client's end.
     pub fn cut(&self) -> Result<()> {
         self.there(&format!("link set {FAR} down")).map(drop)
-    }
-}
-
-impl Drop for NetworkLink {
-    fn drop(&mut self) {
-        let _ = self.keeper.kill();
-        let _ = self.keeper.wait();
     }
 }

@@ -5,6 +5,7 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, User, geteuid};
 use std::fs;
+use std::ops::{Deref, DerefMut};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -185,14 +186,54 @@ pub fn kill_all_of(rundir: &Path) {
     }
 }
 
-/// Waits until a child process has ended.
-pub fn ended(child: &mut Child) -> Result<ExitStatus> {
-    let mut status = None;
-    wait_until(&format!("the process {} ends", child.id()), PATIENCE, || {
-        status = child.try_wait().ok().flatten();
-        status.is_some()
-    })?;
-    status.context("it runs on")
+/// A child process, which is killed with this value.
+pub struct ChildProcess(Child);
+
+impl ChildProcess {
+    pub fn start(command: &mut Command) -> Result<ChildProcess> {
+        let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
+        Ok(ChildProcess(child))
+    }
+
+    pub fn pid(&self) -> i32 {
+        self.0.id() as i32
+    }
+
+    /// Waits until it has ended.
+    pub fn ended(&mut self) -> Result<ExitStatus> {
+        let mut status = None;
+        wait_until(&format!("the process {} ends", self.pid()), PATIENCE, || {
+            status = self.try_wait().ok().flatten();
+            status.is_some()
+        })?;
+        status.context("it runs on")
+    }
+
+    /// Kills it and waits for its end.
+    pub fn kill(&mut self) -> Result<()> {
+        self.0.kill()?;
+        self.0.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for ChildProcess {
+    fn drop(&mut self) {
+        let _ = self.kill();
+    }
+}
+
+impl Deref for ChildProcess {
+    type Target = Child;
+    fn deref(&self) -> &Child {
+        &self.0
+    }
+}
+
+impl DerefMut for ChildProcess {
+    fn deref_mut(&mut self) -> &mut Child {
+        &mut self.0
+    }
 }
 
 /// Calls `answer` repeatedly until it returns true. After `limit` it fails with an error that names `what`.

@@ -2,7 +2,7 @@
 //! moto, which emulates cloud services.
 
 use crate::cluster::free_port;
-use crate::process::{PATIENCE, output_of, wait_until};
+use crate::process::{ChildProcess, PATIENCE, output_of, wait_until};
 use crate::rundir::RunDir;
 use crate::setup::{self, Package};
 use anyhow::{Context, Result};
@@ -10,13 +10,13 @@ use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::Path;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 /// A server of another kind, with its files in the run directory. It is stopped when this value is dropped, at the
 /// latest when the run ends.
 pub struct Service {
-    child: Child,
+    _child: ChildProcess,
     port: u16,
 }
 
@@ -180,16 +180,10 @@ impl Service {
         let dir = rundir.path().join(format!("service-{port}"));
         fs::create_dir(&dir)?;
         let log = File::create(dir.join("log"))?;
-        let child = rundir
-            .command(program)
-            .args(arguments(&dir, port)?)
-            .current_dir(&dir)
-            .stdin(Stdio::null())
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("cannot start {program}"))?;
-        let service = Service { child, port };
+        let mut command = rundir.command(program);
+        command.args(arguments(&dir, port)?).current_dir(&dir);
+        command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
+        let service = Service { _child: ChildProcess::start(&mut command)?, port };
         wait_until(&format!("{program} listens"), PATIENCE, || {
             TcpStream::connect(("127.0.0.1", port)).is_ok()
         })
@@ -212,12 +206,5 @@ impl Service {
         let mut said = String::new();
         stream.read_to_string(&mut said)?;
         Ok(said)
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }

@@ -5,14 +5,14 @@
 
 use crate::client::{Conninfo, Rows, Session};
 use crate::fault::Fault;
-use crate::process::{self, PATIENCE};
+use crate::process::{self, ChildProcess, PATIENCE};
 use crate::rundir::RunDir;
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde::{Deserialize, Serialize};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Duration;
 
@@ -30,7 +30,7 @@ enum Reply {
 pub struct Worker {
     /// Its name in a timeline.
     pub name: String,
-    child: Child,
+    child: ChildProcess,
     stdin: ChildStdin,
     replies: Receiver<Reply>,
     backend: i32,
@@ -44,14 +44,9 @@ impl Worker {
 
     /// Starts a worker that connects by `conninfo`. `command` runs this crate's program.
     pub fn start_by(mut command: Command, name: &str, conninfo: &Conninfo) -> Result<Worker> {
-        let mut child = command
-            .arg("worker")
-            .arg(conninfo.clone().application(name).to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .context("cannot start a worker")?;
+        command.arg("worker").arg(conninfo.clone().application(name).to_string());
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        let mut child = ChildProcess::start(&mut command)?;
         let stdin = child.stdin.take().context("no pipe")?;
         let stdout = child.stdout.take().context("no pipe")?;
         let (reply_to, replies) = mpsc::channel();
@@ -74,7 +69,7 @@ impl Worker {
 
     /// Returns the pid of the process.
     pub fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.child.pid()
     }
 
     /// Returns the pid of its backend.
@@ -137,9 +132,7 @@ impl Worker {
 
     /// Kills the process (SIGKILL) and waits for its end.
     pub fn kill(&mut self) -> Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
+        self.child.kill()
     }
 
     fn reply(&mut self, limit: Duration) -> Result<Reply> {
@@ -147,12 +140,6 @@ impl Worker {
         self.replies
             .recv_timeout(limit)
             .with_context(|| format!("the worker {name} did not answer within {limit:?}"))
-    }
-}
-
-impl Drop for Worker {
-    fn drop(&mut self) {
-        let _ = self.kill();
     }
 }
 

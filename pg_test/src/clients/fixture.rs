@@ -128,7 +128,7 @@ impl Fixture<'_> {
                 let mut worker = self.workers.remove(worker).context("who?")?;
                 worker.has_said_all()?;
                 match fate {
-                    "kill" => worker.kill()?,
+                    "kill" => worker.child.kill()?,
                     // Its input ends, and it exits as programs in its language do.
                     "end" => worker.leave()?,
                     _ => worker.terminate()?,
@@ -141,7 +141,7 @@ impl Fixture<'_> {
             [worker, "is", "measured", "for", ref time @ ..] => {
                 let tasks = self.worker(worker)?.tasks()?;
                 ensure!(tasks <= FEW_TASKS, "{worker} has {tasks} more threads or tasks");
-                let process = self.worker(worker)?.pid();
+                let process = self.worker(worker)?.child.pid();
                 self.servers.measure(worker, process, duration(time)? * self.pace)?;
             }
             [worker, "says", "renewed"] => {

@@ -4,7 +4,7 @@
 use super::languages::Client;
 use super::tcp_proxy::TcpProxy;
 use crate::harness::Harness;
-use crate::process::{self, PATIENCE, wait_until};
+use crate::process::{self, ChildProcess, PATIENCE, wait_until};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -13,7 +13,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::{Child, ChildStdin, ExitStatus, Stdio};
+use std::process::{ChildStdin, ExitStatus, Stdio};
 use std::sync::mpsc::{self, Receiver};
 use std::time::Instant;
 
@@ -48,7 +48,7 @@ pub fn in_words(said: &Value) -> String {
 /// The worker, its link, and what is known of it.
 pub struct ClientWorker {
     name: String,
-    child: Child,
+    pub child: ChildProcess,
     stdin: Option<ChildStdin>,
     pub link: TcpProxy,
     stdout: Receiver<Value>,
@@ -80,8 +80,7 @@ impl ClientWorker {
         let complaints = harness.rundir().path().join(format!("{name}-{}", link.port()));
         let mut command = client.program(harness, client.language.worker);
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(File::create(&complaints)?);
-        let child = command.process_group(0).spawn();
-        let mut child = child.with_context(|| format!("cannot start {command:?}"))?;
+        let mut child = ChildProcess::start(command.process_group(0))?;
         let lines = BufReader::new(child.stdout.take().context("no pipe")?).lines();
         let (to, stdout) = mpsc::channel();
         std::thread::spawn(move || {
@@ -195,22 +194,16 @@ impl ClientWorker {
     }
 
     pub fn freeze(&self) -> Result<()> {
-        process::freeze_living(self.pid())
+        process::freeze_living(self.child.pid())
     }
 
     pub fn thaw(&self) -> Result<()> {
-        process::resume(self.pid())
-    }
-
-    pub fn kill(&mut self) -> Result<()> {
-        self.child.kill()?;
-        self.child.wait()?;
-        Ok(())
+        process::resume(self.child.pid())
     }
 
     /// Sends SIGTERM and waits for the end of the worker.
     pub fn terminate(&mut self) -> Result<()> {
-        process::signal(self.pid(), Signal::SIGTERM)?;
+        process::signal(self.child.pid(), Signal::SIGTERM)?;
         self.ends().map(drop)
     }
 
@@ -237,22 +230,12 @@ impl ClientWorker {
     }
 
     fn ends(&mut self) -> Result<ExitStatus> {
-        process::ended(&mut self.child).with_context(|| self.name.clone())
-    }
-
-    pub fn pid(&self) -> i32 {
-        self.child.id() as i32
+        self.child.ended().with_context(|| self.name.clone())
     }
 
     /// The number of threads and tasks beyond those right after its start.
     pub fn tasks(&mut self) -> Result<i64> {
         let said = self.ask(&json!({ "do": "census" }), "census")?;
         Ok(said["tasks"].as_i64().context("a census without a number")? - self.tasks)
-    }
-}
-
-impl Drop for ClientWorker {
-    fn drop(&mut self) {
-        let _ = self.kill();
     }
 }

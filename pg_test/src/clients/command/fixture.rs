@@ -4,7 +4,7 @@ use crate::clients::fixture::NotReady;
 use crate::clients::languages::rust;
 use crate::clients::scenario_servers::ScenarioServers;
 use crate::clients::tcp_proxy::TcpProxy;
-use crate::process::{self, PATIENCE, output_of, wait_until};
+use crate::process::{self, ChildProcess, PATIENCE, output_of, wait_until};
 use crate::skipped::left_out;
 use crate::{Calls, Harness, Session, stall_detector};
 use anyhow::{Context, Result, ensure};
@@ -12,7 +12,7 @@ use std::fs;
 use std::io::Read;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 pub use crate::process::{freeze_living as freeze, resume as thaw};
@@ -215,7 +215,7 @@ fn slowed_down(word: &str, times: u32) -> String {
 
 /// A run of the command.
 pub struct Run {
-    child: Child,
+    child: ChildProcess,
 }
 
 /// The result of a run.
@@ -236,12 +236,11 @@ impl Ended {
 
 impl Run {
     pub fn start(mut command: Command) -> Result<Run> {
-        let child = command.spawn().with_context(|| format!("cannot start {command:?}"))?;
-        Ok(Run { child })
+        Ok(Run { child: ChildProcess::start(&mut command)? })
     }
 
     pub fn supervisor(&self) -> i32 {
-        self.child.id() as i32
+        self.child.pid()
     }
 
     /// The pid of the heartbeat process.
@@ -257,13 +256,12 @@ impl Run {
 
     /// Waits for the end of the run.
     pub fn ended(mut self) -> Result<Ended> {
-        let status = process::ended(&mut self.child)?;
+        let status = self.child.ended()?;
         let mut ended = Ended { status, stdout: String::new(), stderr: String::new() };
         // A process left behind in violation of the requirements would keep these open.
-        if let (Some(stdout), Some(stderr)) = (&mut self.child.stdout, &mut self.child.stderr) {
-            stdout.read_to_string(&mut ended.stdout)?;
-            stderr.read_to_string(&mut ended.stderr)?;
-        }
+        let (stdout, stderr) = (self.child.stdout.take(), self.child.stderr.take());
+        stdout.context("no pipe")?.read_to_string(&mut ended.stdout)?;
+        stderr.context("no pipe")?.read_to_string(&mut ended.stderr)?;
         Ok(ended)
     }
 
@@ -277,13 +275,6 @@ impl Run {
         let ended = self.ended()?;
         ensure!(ended.status.signal() == Some(9), "{ended:?}");
         Ok(())
-    }
-}
-
-impl Drop for Run {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 

@@ -1,17 +1,17 @@
 //! A terminal for a test, provided by `script`.
 
 use super::fixture::{CommandFixture, kill};
-use crate::process;
+use crate::process::ChildProcess;
 use anyhow::{Context, Result, ensure};
 use std::io::Write;
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 
 /// The file, in a test's directory, with everything that terminals have shown.
 pub const SHOWN: &str = "shown";
 
 /// A terminal, which is closed on drop.
 pub struct Terminal {
-    script: Child,
+    script: ChildProcess,
 }
 
 impl Terminal {
@@ -23,7 +23,7 @@ impl Terminal {
         fixture.surround(&mut command).arg(fixture.dir.join(SHOWN));
         command.env("SHELL", "/bin/bash").env("RUN", "pg_fence run");
         command.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null());
-        Ok(Terminal { script: command.spawn().context("cannot start script")? })
+        Ok(Terminal { script: ChildProcess::start(&mut command)? })
     }
 
     pub fn types(&mut self, keys: &str) -> Result<()> {
@@ -33,20 +33,13 @@ impl Terminal {
     }
 
     pub fn ends_with(mut self, code: i32) -> Result<()> {
-        let status = process::ended(&mut self.script)?;
+        let status = self.script.ended()?;
         ensure!(status.code() == Some(code), "not {code}, but {status:?}");
         Ok(())
     }
 
     /// Closes the terminal, as when a window is closed or a network connection ends.
     pub fn is_torn_away(&self) -> Result<()> {
-        kill(self.script.id() as i32)
-    }
-}
-
-impl Drop for Terminal {
-    fn drop(&mut self) {
-        let _ = self.script.kill();
-        let _ = self.script.wait();
+        kill(self.script.pid())
     }
 }
