@@ -101,8 +101,7 @@ fn crontab_of(fixture: &CommandFixture, machine: &str) -> Result<String> {
     let program = command.get_program().to_string_lossy().into_owned();
     text += &format!("PG_FENCE={program}\nMACHINE={machine}\nPGCONNECT_TIMEOUT=10\n");
     for job in 0..JOBS {
-        text +=
-            &format!("* * * * * JOB=job-{job} sh {}\n", fixture.dir.join("cron.sh").display());
+        text += &format!("* * * * * JOB=job-{job} sh {}\n", fixture.dir.join("cron.sh").display());
     }
     Ok(text)
 }

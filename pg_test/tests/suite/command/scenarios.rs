@@ -6,10 +6,7 @@ use pg_test::clients::command::{lost, plain};
 use pg_test::clients::tcp_proxy::{BOTH, Direction};
 use pg_test::{Harness, Result};
 
-fn plays(
-    harness: &Harness,
-    scenario: impl Fn(&mut CommandFixture) -> Result<()>,
-) -> Result<()> {
+fn plays(harness: &Harness, scenario: impl Fn(&mut CommandFixture) -> Result<()>) -> Result<()> {
     play(harness, &program()?, None, "", scenario)
 }
 

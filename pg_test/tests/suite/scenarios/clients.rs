@@ -55,9 +55,7 @@ fn the_clients_go_through_the_short_scenarios(harness: &Harness) -> Result<()> {
     let short: Vec<_> = scenarios.iter().filter(|s| SHORT.contains(&s.key().as_str())).collect();
     ensure!(short.len() == SHORT.len(), "a scenario has another name now");
     of_those_there(|client| {
-        short.iter().try_for_each(|one| {
-            fixture::play(harness, one, client, None).context(one.name)
-        })
+        short.iter().try_for_each(|one| fixture::play(harness, one, client, None).context(one.name))
     })
 }
 
