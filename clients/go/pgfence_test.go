@@ -167,7 +167,9 @@ func TestATransactionOfEachKindOfDB(t *testing.T) {
 }
 
 func (p *place) endsAsItsWorkDoes(open func(*place) pgfence.SQL) {
-	db, lease, other := open(p), p.acquire(short, "order:7"), p.acquire(long, "other")
+	// The two that hang are longer than its ttl.
+	lease := p.acquire(pgfence.Options{TTL: 3 * time.Second}, "order:7")
+	db, other := open(p), p.acquire(long, "other")
 	fails := func(context.Context, *sql.Tx) error { return io.EOF }
 	commits := func(_ context.Context, tx *sql.Tx) error { return tx.Commit() }
 	swallows := func(ctx context.Context, tx *sql.Tx) error {
@@ -226,7 +228,7 @@ func (p *place) endsAsItsWorkDoes(open func(*place) pgfence.SQL) {
 	p.sql("SELECT lease_revoke('other')")
 	p.is(other.GuardSQL(background, db, does()), pgfence.LeaseLost)
 	// A loss ends what hangs, after the end of its caller, too.
-	lease = p.acquire(pgfence.Options{TTL: time.Second, AtMost: 1500 * time.Millisecond}, "order:7")
+	lease = p.acquire(pgfence.Options{TTL: 3 * time.Second, AtMost: 2 * time.Second}, "order:7")
 	caller, cancel := context.WithCancel(background)
 	defer cancel()
 	err := lease.GuardSQL(caller, db, func(ctx context.Context, tx *sql.Tx) error {

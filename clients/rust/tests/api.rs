@@ -77,7 +77,7 @@ impl Shop {
     }
 
     async fn lease(&self) -> Lease {
-        self.fence.lease("order:7").ttl(SHORT).wait(LONG).acquire().await.unwrap()
+        self.fence.lease("order:7").ttl(SHORT * 2).wait(LONG).acquire().await.unwrap()
     }
 
     /// It is lost after a while.
@@ -145,7 +145,7 @@ async fn a_guard_in_the_transaction_of_others_is_a_savepoint() {
         let mut outer = client.transaction().await?;
         lease.guard(&mut outer).await?.commit_and_release().await?;
         outer.rollback().await?;
-        sleep(SHORT * 2).await;
+        sleep(SHORT * 3).await;
         lease.check()?;
         let mut guard = lease.guard(&mut client).await?;
         let inner = lease.guard(&mut guard).await?;
@@ -375,7 +375,7 @@ async fn a_row_is_a_lease() {
         sleep(SHORT * 3).await;
         // No token of the name speaks until both are renewed, and the row is renewed only once the
         // guard that found that out has let go of it.
-        let name = shop.lease().await;
+        let name = shop.fence.lease("order:7").acquire().await.unwrap();
         shop.sql("SELECT fence_new_epoch()").await;
         let guard = timeout(SHORT * 5, shop.fence.guard(&mut client, [&name, &row])).await;
         let guard = guard.expect("no renewal is waited for in vain").unwrap();

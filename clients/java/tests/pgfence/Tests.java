@@ -117,7 +117,7 @@ final class Tests {
                 instead(BaseConnection.class, fails, "close", () -> closed.complete(true));
         Connection wrapped = instead(Connection.class, on, "unwrap", () -> closes);
         sql(on, "SET client_connection_check_interval = 100");
-        Lease lease = fence.lease("order:7", SHORT.atMost(ofSeconds(2)));
+        Lease lease = fence.lease("order:7", LONG.atMost(ofSeconds(2)));
         Executable hangs = () -> lease.guard(wrapped, () -> sql(on, "SELECT pg_sleep(60)"));
         assertEquals(Reason.AT_MOST, assertThrows(LeaseLost.class, hangs).reason());
         assertEquals(List.of("order:7"), lease.lost().get(10, SECONDS).names());
