@@ -336,6 +336,8 @@ final class Tests {
                     lease.check();
                 };
         assertTrue(fence.lead("job", ofSeconds(3), stop, work));
+        // The last event is told while `lead` returns.
+        comesTrue(() -> kinds.contains(Fence.Event.Kind.RELEASED));
         kinds.remove(Fence.Event.Kind.RENEWED);
         assertEquals("[ACQUIRED, LOST, INTERRUPTED, ACQUIRED, RELEASED]", kinds.toString());
         Lease held = fence.lease("job", LONG.atMost(ofMillis(500)));
@@ -354,6 +356,8 @@ final class Tests {
                 };
         comesTrue(() -> Connections.THREADS.getPoolSize() == 0);
         try {
+            // No thread that has worked just before takes the next work.
+            Connections.THREADS.setKeepAliveTime(1, MILLISECONDS);
             Connections.THREADS.setThreadFactory(none);
             told(FenceException.class, "thread", () -> fence.lease("job"));
             Connections.THREADS.setThreadFactory(starts);
@@ -367,6 +371,7 @@ final class Tests {
             assertEquals(Reason.DEADLINE, lease.lost().get(20, SECONDS).reason());
         } finally {
             Connections.THREADS.setThreadFactory(starts);
+            Connections.THREADS.setKeepAliveTime(1, SECONDS);
         }
         sql("SELECT lease_revoke('job')");
     }
