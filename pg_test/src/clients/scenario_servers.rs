@@ -95,7 +95,7 @@ impl<'a> ScenarioServers<'a> {
         self.cluster().connect(self.database.name())
     }
 
-    /// Checks that exactly these values have landed in [`TABLES`], in this order, and that no token went back.
+    /// Checks that exactly these values have landed in `TABLES`, in this order, and that no token went back.
     pub fn has_written(&self, values: &[&str]) -> Result<()> {
         let rows = self.admin()?.rows("SELECT value, token FROM written ORDER BY n")?;
         let token = |row: &Vec<Option<String>>| row[1].as_deref()?.parse::<i64>().ok();

@@ -124,19 +124,19 @@ impl<'a> CommandFixture<'a> {
         self.pid("pid").map(|_| run)
     }
 
-    /// Starts [`STUBBORN`], and waits until it has written.
+    /// Starts `STUBBORN`, and waits until it has written.
     pub fn stubborn(&self, options: &str) -> Result<Run> {
         let run = self.run_ready(options, STUBBORN)?;
         self.pid("escaped").map(|_| run)
     }
 
-    /// Checks that [`STUBBORN`] has ended.
+    /// Checks that `STUBBORN` has ended.
     pub fn has_ended(&self) -> Result<()> {
         has_ended(self.pid("pid")?)?;
         has_ended(self.pid("escaped")?)
     }
 
-    /// Checks that another session gets the lease, and that [`STUBBORN`] has ended by then.
+    /// Checks that another session gets the lease, and that `STUBBORN` has ended by then.
     pub fn is_outlived(&self) -> Result<()> {
         self.taken_over()?;
         self.has_ended()
