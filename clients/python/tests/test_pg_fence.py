@@ -249,7 +249,7 @@ class Tests(unittest.TestCase):
                     on.commit()
             with self.assertRaisesRegex(LeaseLost, "id=5"):
                 async with entered(self.keep(fence, 5, self.claim(5, "1 h"), LONG)) as row:
-                    self.claim(5, "1 ms")
+                    self.claim(5)
                     async with entered(row.guard(on)):
                         self.fail("the row is another's")
 
@@ -385,7 +385,7 @@ class Tests(unittest.TestCase):
 
         self.admin.execute("DROP ROLE IF EXISTS no_one; CREATE ROLE no_one LOGIN")
         self.addCleanup(self.admin.execute, "DROP ROLE no_one")
-        stale, over = self.claim(1, "50 ms"), self.claim(2, "50 ms")
+        stale, over = self.claim(1, "0.5 s"), self.claim(2, "0.5 s")
         other = psycopg.connect(URL)
         self.addCleanup(other.close)
         guarded = self.value("SELECT lease_acquire('guarded', ttl => '1 s')")
