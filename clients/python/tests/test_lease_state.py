@@ -92,13 +92,11 @@ def decided(
         case "keep_row":
             given["names"] = [given.pop("key")]
             table, token = given.pop("table"), given.pop("token")
-            sent, is_managed = given.pop("sent", None), given.pop("managed", False)
-            row = request(given | {"named": True})
-            return states.step(now, states.keep_row, row, table, token, sent, is_managed)
+            return states.step(now, states.keep_row, request(given | {"named": True}), table, token)
         case "answer":
             call, taken = states.calls.get(given["call"]), given.get("taken")
             rows = given.get("rows", [])
-            if call and call.do == "keep":
+            if call and call.do.startswith("keep"):
                 rows = [(row + [None] * 3)[:4] for row in rows]
             return states.step(
                 now, states.answered, given["call"], rows, taken, answer_to=given["call"]

@@ -93,7 +93,6 @@ class LeaseState:
     deadline: int
     beat_at: int
     table: str = ""
-    is_managed: bool = False
     state: int = CONFIRMING
     reason: str = ""
     advice: str = ""
@@ -106,8 +105,6 @@ class LeaseState:
     touched: int = 0
     #: It was released in a transaction that the program goes on with.
     is_ending: bool = False
-    #: Of rows: renewed by a statement of its own, after an error of one with several.
-    is_alone: bool = False
     is_told: bool = False
     #: Whether the last renewal that was sent has had an answer.
     is_answered: bool = True
@@ -206,6 +203,10 @@ class Call:
     def table(self) -> str:
         return self.leases[0].table if self.leases else ""
 
+    @property
+    def confirms_row(self) -> bool:
+        return bool(self.table) and self.leases[0].state == CONFIRMING
+
 
 class LeaseStates:
     """All leases of a fence. `spread` (0 to 1000) makes the pauses of clients differ."""
@@ -238,15 +239,11 @@ class LeaseStates:
         if self.closed_at < NEVER:
             self._finish(request, error="Closed")
 
-    def keep_row(
-        self, request: Request, table: str, token: int, sent: int | None, is_managed: bool
-    ) -> None:
-        """A row that the worker's own statement has claimed, which was `sent` then if that is known."""
+    def keep_row(self, request: Request, table: str, token: int) -> None:
+        """A row that the worker's own statement has claimed, at a time that is not known here."""
         self.acquire(request)
         if not request.is_over:
-            sent = self.now - request.ttl if sent is None else sent
-            self._granted(request, token, sent, table, is_managed)
-            self._settle(request)
+            self._granted(request, token, self.now - request.ttl, table)
 
     def give_up(self, id: str) -> None:
         if id in self.requests:
@@ -332,11 +329,7 @@ class LeaseStates:
             case Release():
                 self._release_answered(call.of, rows)
             case None:
-                {
-                    "keep": self._keep_answered,
-                    "keep_row": self._keep_row_answered,
-                    "look_row": self._look_row_answered,
-                }[call.do](call, rows)
+                self._keep_answered(call, rows)
 
     def failed(self, number: int, code: str, broken: bool = False) -> None:
         """The code is an SQLSTATE; or `connect`: it could not be opened; `unsent`: the connection had
@@ -462,12 +455,13 @@ class LeaseStates:
         return lease.beat_at <= by and lease.lives and not is_waiting and not lease.is_own
 
     def _go_along(self, first: LeaseState) -> list[LeaseState]:
-        """The leases that are due soon, the due ones first."""
-        if first.is_alone or first.is_managed:
+        """The leases that are due soon, the due ones first. A row is confirmed by itself: its error
+        is its caller's."""
+        if first.table and first.state == CONFIRMING:
             return [first]
         of_table = [lease for lease in self.leases.values() if lease.table == first.table]
         due = [lease for lease in of_table if self._is_beat_due(lease, self.now + lease.ttl // 6)]
-        due = [lease for lease in due if not (lease.is_alone or lease.is_managed)]
+        due = [lease for lease in due if not (lease.table and lease.state == CONFIRMING)]
         due.sort(key=lambda lease: lease.beat_at)
         return due[: _how_many(MOST_PAIRS, (len(lease.names) for lease in due))]
 
@@ -539,7 +533,7 @@ class LeaseStates:
             code = "connect"
         if call.on in self.links:
             link = self.links[call.on]
-            if not _is_locked(code) and call.do != "keep_row":
+            if not _is_locked(code):
                 link.errors += 1
             is_useless = call.open or is_broken or _is_of_connection(code) or code == "panicked"
             # A second error in a row: another connection.
@@ -600,28 +594,6 @@ class LeaseStates:
         for lease, part in zip(call.leases, parts, strict=True):
             self._renewal(lease, part, call, got_on)
 
-    def _keep_row_answered(self, call: Call, rows: Sequence[Any]) -> None:
-        remaining = {(key, token): left for key, token, left in rows}
-        missing: list[LeaseState] = []
-        for lease in call.leases:
-            left = remaining.get((lease.names[0], lease.token))
-            if left is not None:
-                lease.is_alone = False
-                self._renewal(lease, [("kept", left, None, None)], call, True)
-            elif lease.lives:
-                missing.append(lease)
-        if missing:
-            self._start(Call("look_row", self._limit(), missing), self)
-
-    def _look_row_answered(self, call: Call, rows: Sequence[Any]) -> None:
-        held = {(key, token) for key, token, is_now in rows if is_now == "held"}
-        for lease in call.leases:
-            # A transaction holds it; or it is not ours, or was given up under our token.
-            again = max(SHORTEST_PAUSE, (lease.deadline - self.now) // 10)
-            is_held = (lease.names[0], lease.token) in held
-            outcome = ("later", None, again, "55P03") if is_held else ("lost", None, None, None)
-            self._renewal(lease, [outcome], call, True)
-
     def _renewal(self, lease: LeaseState, rows: Sequence[Any], call: Call, got_on: bool) -> None:
         """Takes the outcomes of the names of a lease."""
         outcomes = {row[0] for row in rows}
@@ -635,7 +607,7 @@ class LeaseStates:
         elif is_over:
             named = zip(lease.names, rows, strict=True)
             rest = tuple(name for name, row in named if row[0] in {"kept", "later"})
-            if "lost" not in outcomes and any(row[3] == "42501" for row in rows):
+            if "lost" not in outcomes and not lease.table and any(row[3] == "42501" for row in rows):
                 lease.advice = "other role"
             self._lose(lease, "gone" if "lost" in outcomes else "refused", rest)
         elif outcomes == {"kept"}:
@@ -670,16 +642,10 @@ class LeaseStates:
 
     def _keep_failed(self, call: Call, code: str) -> None:
         is_of_connection = call.open or _is_of_connection(code) or code == "panicked"
-        is_of_rows, reason = bool(call.table) and not is_of_connection, ""
-        if is_of_rows and len(call.leases) > 1:
-            # It may be of one row: each is asked by itself.
-            for lease in call.leases:
-                lease.is_alone, lease.beat_at = True, self.now
-            return
-        if is_of_rows and code.startswith("PF"):
-            reason = "gone"
-        elif not is_of_connection and code in {"42501", "42883", "3F000"}:
-            reason = "refused"
+        is_refused = code in {"42501", "42883", "3F000"}
+        # What confirms a row may be wrong in itself: a name, or a value of the key.
+        is_wrong = call.confirms_row and not passes(code)
+        reason = "refused" if is_wrong or (is_refused and not is_of_connection) else ""
         pause = self._pause(min(lease.ttl for lease in call.leases))
         if code == "unsent":
             pause = 0
@@ -740,11 +706,9 @@ class LeaseStates:
             more = {"holder": holder, "remaining": remaining, "waits_for": waits_for}
             self._finish(request, error="LeaseTaken", **more)
 
-    def _granted(
-        self, request: Request, token: int, sent: int, table: str = "", is_managed: bool = False
-    ) -> None:
+    def _granted(self, request: Request, token: int, sent: int, table: str = "") -> None:
         id, names, ttl, now = request.id, request.names, request.ttl, self.now
-        lease = LeaseState(id, names, token, ttl, request, now + ttl, now, table, is_managed)
+        lease = LeaseState(id, names, token, ttl, request, now + ttl, now, table)
         self.leases[id] = lease
         first_beat = sent + ttl // BEATS_PER_TTL
         is_in_time = now < first_beat
@@ -1070,6 +1034,11 @@ def _is_doubtful(code: str) -> bool:
 
 def _is_conflict(code: str) -> bool:
     return code in {"40001", "40P01"}
+
+
+def passes(code: str) -> bool:
+    """Whether a statement of an acquire fails for no longer than a while, as on a standby."""
+    return code.startswith(("25", "40", "53", "55P03", "57", "58")) or _is_of_connection(code)
 
 
 def _is_locked(code: str) -> bool:
