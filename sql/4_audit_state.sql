@@ -200,7 +200,7 @@ AS $state_findings$
           FROM state s
          WHERE s.relname = 'token_seq' AND about->>'far_ahead' IS NOT NULL),
 
-    -- PUBLIC may call the functions that take a table and require its owner as the caller, and the trigger function.
+    -- PUBLIC may call the trigger function, and the functions that take a table and have no rights but their caller's.
     object (kind, name, rel, is_for_all, owner, acl) AS (
         SELECT CASE c.relkind WHEN 'S' THEN 'SEQUENCE' WHEN 'v' THEN 'VIEW' ELSE 'TABLE' END,
                c.oid::regclass::text, c.oid::regclass, false, c.relowner, c.relacl

@@ -1,5 +1,5 @@
--- The rights of roles. PUBLIC may call the trigger function and the three functions that require the owner of the
--- table. Everything else is granted role by role: by plain GRANTs, and by the names that the role may see and take.
+-- The rights of roles. PUBLIC may call the trigger function, the three functions that require the owner of the table, and
+-- the three that write its rows with their caller's rights. Everything else is granted role by role: by plain GRANTs, and by the names that the role may see and take.
 
 CREATE FUNCTION fence_grant(role regrole, level text DEFAULT 'worker', prefix text DEFAULT NULL) RETURNS void
 LANGUAGE plpgsql
@@ -169,7 +169,7 @@ COMMENT ON FUNCTION fence_revoke(regrole, text) IS
 
 
 -- Postgres lets PUBLIC execute every new function, and default privileges of the installer may have granted more, even
--- on the extension's tables. So all rights but the owner's are revoked; then PUBLIC gets the four functions below.
+-- on the extension's tables. So all rights but the owner's are revoked; then PUBLIC gets the functions below.
 DO $closed$
 DECLARE
     script_path CONSTANT text := pg_catalog.current_setting('search_path');
@@ -210,10 +210,14 @@ BEGIN
 END
 $closed$;
 
--- fence_audit recognizes the three by their argument, a table whose owner they require.
+-- fence_audit recognizes them by their first argument, a table: its owner calls three of them, and whoever may write it
+-- the other three.
 GRANT EXECUTE ON FUNCTION
     fenced(),
     fence_protect(regclass, name, text, text, text, boolean, boolean, name),
     fence_unprotect(regclass),
-    fence_audit(regclass)
+    fence_audit(regclass),
+    lease_keep_rows(regclass, name[], jsonb[], bigint[], interval[], name, name),
+    lease_guard_row(regclass, name[], jsonb, bigint, name, name),
+    lease_release_rows(regclass, name[], jsonb[], bigint[], name, name)
 TO PUBLIC;
