@@ -121,11 +121,14 @@ pub fn has(call: &str) -> bool {
 /// The variable that plants a bug in the script for this process and its children.
 pub const BUG_VARIABLE: &str = "PG_FENCE_LITE_BUG";
 
-/// The text of `sql/pg_fence_lite.sql` or, with `PG_FENCE_LITE_BUG`, of a copy with that bug.
+/// The text of `sql/pg_fence_lite.sql`, with the calls for rows, or with `PG_FENCE_LITE_BUG`, of a copy with that bug.
 pub fn lite_script() -> Result<String> {
-    let path = source_root().join("sql/pg_fence_lite.sql");
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("cannot read {}", path.display()))?;
+    let mut text = String::new();
+    for name in ["pg_fence_lite.sql", "row_leases.sql"] {
+        let path = source_root().join("sql").join(name);
+        text += &std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?;
+    }
     match std::env::var(BUG_VARIABLE) {
         Ok(bug) => with_bug(&text, &bug),
         Err(_) => Ok(text),

@@ -24,6 +24,10 @@ import pg_fence
 
 IS_ASYNC = "--asyncio" in sys.argv
 _says = threading.Lock()
+CLAIM = """UPDATE run SET held_until = clock_timestamp() + %s WHERE id = (
+        SELECT id FROM run WHERE held_until IS NULL OR held_until < clock_timestamp()
+        FOR UPDATE SKIP LOCKED)
+    RETURNING fence"""
 
 
 def say(event: str, **more: Any) -> None:
@@ -100,6 +104,8 @@ async def within(ms: int | None) -> AsyncIterator[None]:
 class Worker:
     def __init__(self) -> None:
         self.lease: Any = None
+        #: The token of a row that it keeps.
+        self.row_token: int | None = None
         #: The block that is to be left: of `lease`, unless it is the leader's or an adopted one.
         self.block: Any = None
         self.many: list[Any] = []
@@ -185,7 +191,7 @@ class Worker:
 
     async def acquire(self, names: list[str], within_ms: int | None = None, **options: Any) -> None:
         await self.end_block()
-        self.lease = None
+        self.lease = self.row_token = None
         spans = {
             key.removesuffix("_ms"): span(ms) for key, ms in options.items() if key.endswith("_ms")
         }
@@ -199,6 +205,19 @@ class Worker:
         else:
             self.block = block
             say("acquired", token=self.lease.token, deadline=deadline(self.lease))
+
+    async def claim(self, ttl_ms: int) -> None:
+        await self.end_block()
+        self.lease = self.row_token = None
+        async with self.connected() as connection:
+            claimed = await settled(connection.execute(CLAIM, [span(ttl_ms)]))
+            row = await settled(claimed.fetchone())
+        if row is None:
+            say("taken")
+            return
+        block = self.fence.keep_row("run", {"id": 1}, row[0], span(ttl_ms))
+        self.lease, self.block, self.row_token = await enter(block), block, row[0]
+        say("acquired", token=self.lease.token, deadline=deadline(self.lease))
 
     async def hold(self, names: list[str], ttl_ms: int) -> None:
         self.crowd.update(names)
@@ -222,6 +241,7 @@ class Worker:
         say("released")
 
     async def adopted(self, name: str, token: int) -> None:
+        self.row_token = None
         self.lease = self.fence.adopted(name, token)
         say("adopted", token=token)
 
@@ -254,7 +274,9 @@ class Worker:
         async with self.connected(autocommit=not read_first) as connection:
             if read_first:
                 await settled(connection.execute("SELECT 1"))
-            await self.under(lease.guard(connection, release=release), update(connection, value))
+            await self.under(
+                lease.guard(connection, release=release), self.update(connection, value)
+            )
         say("wrote")
 
     async def under(self, block: Any, work: Any) -> None:
@@ -268,8 +290,17 @@ class Worker:
 
     async def unfenced(self, value: str) -> None:
         async with self.connected() as connection:
-            await update(connection, value)
+            await self.update(connection, value)
         say("wrote")
+
+    async def update(self, connection: Any, value: str) -> None:
+        sql, arguments = "UPDATE work SET value = %s WHERE id = 1", [value]
+        if self.row_token is not None:
+            sql, arguments = (
+                "UPDATE run SET value = %s, fence = %s WHERE id = 1",
+                [value, self.row_token],
+            )
+        await settled(connection.execute(sql, arguments))
 
     async def truncate(self) -> None:
         async with self.connected() as connection:
@@ -314,7 +345,7 @@ class Worker:
                 case "rollback":
                     raise RollBack()
                 case "update":
-                    await update(connection, order["value"])
+                    await self.update(connection, order["value"])
                     say("updated")
                 case "sleep":
                     async with within(order.get("within_ms")):
@@ -408,10 +439,6 @@ class Worker:
 
 
 setattr(Worker, "break", Worker.break_)
-
-
-async def update(connection: Any, value: str) -> None:
-    await settled(connection.execute("UPDATE work SET value = %s WHERE id = 1", [value]))
 
 
 def deadline(lease: Any) -> int:

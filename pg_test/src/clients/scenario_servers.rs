@@ -9,15 +9,20 @@ use anyhow::{Context, Result, bail, ensure};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// The table that workers write, and the trigger that logs the writes.
+/// The tables that workers write, one bound to a lease and one whose row is a lease, and the trigger that logs the writes.
 const TABLES: &str = "
     CREATE TABLE work (id int PRIMARY KEY, value text);
     INSERT INTO work VALUES (1, 'nothing');
     SELECT fence_protect('work', lease => 'job');
+    CREATE TABLE run (id int PRIMARY KEY, value text);
+    INSERT INTO run VALUES (1, 'nothing');
+    SELECT fence_protect('run', deadline => 'held_until');
     CREATE TABLE written (n bigint GENERATED ALWAYS AS IDENTITY, value text, token bigint);
     CREATE FUNCTION write_down() RETURNS trigger LANGUAGE plpgsql SECURITY DEFINER AS $$
         BEGIN INSERT INTO public.written (value, token) VALUES (NEW.value, NEW.fence); RETURN NULL; END $$;
     CREATE TRIGGER write_down AFTER UPDATE ON work FOR EACH ROW EXECUTE FUNCTION write_down();
+    CREATE TRIGGER write_down AFTER UPDATE ON run FOR EACH ROW WHEN (NEW.value <> OLD.value)
+        EXECUTE FUNCTION write_down();
 ";
 
 /// The servers, which are stopped on drop.
@@ -72,7 +77,7 @@ impl<'a> ScenarioServers<'a> {
         let mut admin = database.connect()?;
         admin.run(TABLES)?;
         admin.run(&format!(
-            "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE, TRUNCATE ON work TO {role}"
+            "SELECT fence_grant('{role}'); GRANT SELECT, UPDATE, TRUNCATE ON work, run TO {role}"
         ))?;
         let (standby, clock, pooler, locker) = (None, None, None, None);
         Ok(ScenarioServers { harness, database, role, own, standby, clock, pooler, locker })
@@ -163,11 +168,12 @@ impl<'a> ScenarioServers<'a> {
         Ok(())
     }
 
-    /// The deadline of a grant on the server, in milliseconds since 1970; `None` if the server does not know it, or
-    /// its clock is not right.
+    /// The deadline of a grant or a claim on the server, in milliseconds since 1970; `None` if the server does not know
+    /// it, or its clock is not right.
     pub fn holds_until(&self, token: i64) -> Result<Option<i64>> {
-        let sql = "SELECT max(ceil(extract(epoch FROM expires_at) * 1000))::bigint \
-                   FROM fence.leases WHERE first_token = $1";
+        let sql = "SELECT max(ceil(extract(epoch FROM expires_at) * 1000))::bigint FROM ( \
+                   SELECT expires_at FROM fence.leases WHERE first_token = $1 \
+                   UNION ALL SELECT held_until FROM run WHERE fence = $1) AS known (expires_at)";
         if self.clock.is_some() { Ok(None) } else { self.admin()?.one(sql, &[&token]) }
     }
 
@@ -182,7 +188,8 @@ impl<'a> ScenarioServers<'a> {
             self.role
         );
         let leases =
-            "name || ' ' || holder FROM fence.leases WHERE state IN ('held', 'uncommitted')";
+            "name || ' ' || holder FROM fence.leases WHERE state IN ('held', 'uncommitted')
+             UNION ALL SELECT 'run' FROM run WHERE held_until > clock_timestamp()";
         // A forgotten lease must be noticed before it expires.
         for (what, limit) in [(&*sessions, PATIENCE), (leases, Duration::from_secs(20))] {
             let mut left = Ok(Vec::new());

@@ -4,7 +4,6 @@
 automod::dir!(pub "tests/suite/lite");
 
 use pg_test::edition::BUG_VARIABLE;
-use pg_test::source_tree::source_root;
 use pg_test::{Background, Calls, Database, Harness, Result, ensure, harness_test};
 use std::process::Command;
 
@@ -26,19 +25,6 @@ fn a_cancelled_try_leaves_no_lock_behind(harness: &Harness) -> Result<()> {
     ensure!(cancelled > 100, "{cancelled} were cancelled");
     let left = format!("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND pid = {pid}");
     ensure!(open.granted(&left)? == 0, "a lock is left");
-    Ok(())
-}
-
-#[harness_test]
-fn the_calls_for_row_leases_have_the_bodies_of_the_extension_s(_: &Harness) -> Result<()> {
-    let sql = source_root().join("sql");
-    let extension = std::fs::read_to_string(sql.join("3_row_leases.sql"))?;
-    let lite = std::fs::read_to_string(sql.join("pg_fence_lite.sql"))?;
-    for call in ["lease_keep_rows", "lease_guard_row", "lease_release_rows"] {
-        let body = |script: &str| script.split(&format!("${call}$")).nth(1).map(str::to_owned);
-        ensure!(body(&extension).is_some(), "{call} has no body");
-        ensure!(body(&extension) == body(&lite), "{call} differs");
-    }
     Ok(())
 }
 

@@ -3,9 +3,10 @@
 --
 -- They run with the rights of their caller, and write with its search_path: the triggers of the table expect that path,
 -- and the values of a key are compared by the operator that the caller's own UPDATE would find. Everything else is looked
--- up among Postgres's own objects, and no body calls a function of the extension (3_fence.sql says why).
+-- up among Postgres's own objects, and no body calls a function of the extension (3_fence.sql says why). pg_fence_lite has
+-- them from this file, too, which may be run again.
 
-CREATE FUNCTION lease_keep_rows(
+CREATE OR REPLACE FUNCTION lease_keep_rows(
     relation     regclass,
     key_columns  name[],
     keys         jsonb[],
@@ -125,7 +126,7 @@ COMMENT ON FUNCTION lease_keep_rows(regclass, name[], jsonb[], bigint[], interva
 'the heartbeat of a process whose leases are rows: renews each row that can be renewed at once, says what became of each, and when to send it again';
 
 
-CREATE FUNCTION lease_guard_row(
+CREATE OR REPLACE FUNCTION lease_guard_row(
     relation     regclass,
     key_columns  name[],
     key          jsonb,
@@ -171,7 +172,7 @@ COMMENT ON FUNCTION lease_guard_row(regclass, name[], jsonb, bigint, name, name)
 'writes a row under its token, so that nobody else gets it before this transaction ends; the token, which this transaction presents from then on, or NULL when it is not the row''s any more';
 
 
-CREATE FUNCTION lease_release_rows(
+CREATE OR REPLACE FUNCTION lease_release_rows(
     relation     regclass,
     key_columns  name[],
     keys         jsonb[],
