@@ -646,7 +646,7 @@ CREATE OR REPLACE FUNCTION calls(OUT call regprocedure, OUT is_given bool) RETUR
 LANGUAGE sql STABLE ROWS 30 AS $$
  SELECT p.oid, p.proname !~ '^(fence(d|_protect|_unprotect|_audit|_grant|_revoke)|lease_.+_rows?)$'
  FROM pg_proc p JOIN pg_namespace n ON n.nspname = 'fence' AND n.nspowner = p.proowner
- WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)' OR p.proname ~ '^lease_.+_rows?$'  -- of row_leases.sql
+ WHERE obj_description(p.oid, 'pg_proc') LIKE '%(pg_fence_lite)' OR p.proname ~ '^lease_.+_rows?$'  -- of 3_row_leases.sql
  UNION ALL
  SELECT 'relies'::regproc, true
 $$;

@@ -45,7 +45,7 @@ extern "C-unwind" fn _PG_init() {
 ::pgrx::extension_sql_file!("../sql/2_leases.sql", name = "leases", requires = ["schema"]);
 ::pgrx::extension_sql_file!("../sql/2_statistics.sql", name = "statistics", requires = ["leases"]);
 ::pgrx::extension_sql_file!("../sql/3_fence.sql", name = "fence", requires = ["statistics"]);
-::pgrx::extension_sql_file!("../sql/row_leases.sql", name = "row_leases", requires = ["fence"]);
+::pgrx::extension_sql_file!("../sql/3_row_leases.sql", name = "row_leases", requires = ["fence"]);
 ::pgrx::extension_sql_file!("../sql/4_audit.sql", name = "audit", requires = ["row_leases"]);
 ::pgrx::extension_sql_file!("../sql/4_audit_state.sql", name = "audit_state", requires = ["audit"]);
 ::pgrx::extension_sql_file!("../sql/5_grants.sql", name = "grants", requires = ["audit_state"]);

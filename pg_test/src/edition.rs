@@ -124,7 +124,7 @@ pub const BUG_VARIABLE: &str = "PG_FENCE_LITE_BUG";
 /// The text of `sql/pg_fence_lite.sql`, with the calls for rows, or with `PG_FENCE_LITE_BUG`, of a copy with that bug.
 pub fn lite_script() -> Result<String> {
     let mut text = String::new();
-    for name in ["pg_fence_lite.sql", "row_leases.sql"] {
+    for name in ["pg_fence_lite.sql", "3_row_leases.sql"] {
         let path = source_root().join("sql").join(name);
         text += &std::fs::read_to_string(&path)
             .with_context(|| format!("cannot read {}", path.display()))?;

@@ -22,7 +22,7 @@ fn packages_are_offered_once_a_version_is_released(_: &Harness) -> Result<()> {
 fn every_function_that_the_edition_without_a_library_lacks_is_named(_: &Harness) -> Result<()> {
     let (reference, lite) = (page("docs/reference/sql.md")?, page("docs/reference/lite.md")?);
     let differs = section(&lite, "## Which edition")?;
-    let sql = page("sql/pg_fence_lite.sql")? + &page("sql/row_leases.sql")?;
+    let sql = page("sql/pg_fence_lite.sql")? + &page("sql/3_row_leases.sql")?;
     let names = reference.lines().filter_map(|line| line.strip_prefix("### "));
     let lacks: Vec<&str> = names
         .filter(|name| !name.contains('.') && !sql.contains(&format!("FUNCTION {name}(")))
