@@ -118,13 +118,25 @@ func (a *acquire) refusal(e effect) error {
 	case "LeaseTaken":
 		return takenBy(e.Holder, span(e.Remaining), e.WaitsFor, nil, a.names...)
 	case "LeaseLost":
-		return lostBy(e.Reason, "", a.names...)
+		if e.Reason != ReasonRefused || a.cause == nil {
+			return lostBy(e.Reason, e.Advice, a.names...)
+		}
 	case "Closed":
 		return &Error{Kind: Closed}
 	case "NoConnection":
 		return a.unanswered(NoConnection, e, "no connection to the server")
 	case "NoAnswer":
 		return a.unanswered(NoAnswer, e, "the server has not answered in time")
+	}
+	switch state := stateOf(a.cause); {
+	case e.Error == "LeaseLost" && a.isOpening:
+		return a.unanswered(NoConnection, effect{SQLState: state}, "no connection to the server")
+	case a.isRow && state == "42501":
+		const message = "the role %s may not keep rows of %s, for which it needs SELECT and UPDATE: %v"
+		return tell(NotGranted, a.cause, message, a.role, a.names[0], a.cause)
+	case a.isRow && state == "3F000":
+		// The table's schema is not there.
+		return a.cause
 	}
 	return typed(a.cause, false, a.role)
 }

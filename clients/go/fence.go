@@ -14,9 +14,10 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math"
 	"os"
-	"strings"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -67,8 +68,6 @@ type Options struct {
 	Slots    int           // how many may have it at the same time; 0 is 1
 	Metadata any           // is shown in the view, too, as JSON
 	AtMost   time.Duration // then it is lost, whatever its heartbeat does: for work that hangs
-	// Claimed is the time before the statement that has claimed a row, for [Fence.KeepRow].
-	Claimed time.Time
 	// isOwnHolder: nobody else has the holder's name.
 	isOwnHolder bool
 }
@@ -148,21 +147,40 @@ func first(leases Leases, err error) (*Lease, error) {
 	return leases[0], nil
 }
 
+// RowOptions are how a row is kept.
+type RowOptions struct {
+	TTL, AtMost time.Duration // as in [Options]
+	Fence       string        // the column of the token: fence, unless it is given
+	Deadline    string        // that of the deadline: held_until, unless it is given
+}
+
 // KeepRow keeps a row of a table whose rows are leases of their own, which a statement of yours has
-// claimed: under the token that it returned, with its ttl, by the value of its primary key ([]any
-// of several columns). It takes a TTL, AtMost and Claimed, the time before that statement; without
-// it the claim is confirmed first. Finish the row in a [Holding.Guard] with [Releasing].
+// claimed: by the columns of its key and their values, under the token that the statement returned.
+// It is renewed at once, for its TTL, and is [LeaseLost] if somebody else has it by now. Finish the
+// row in a [Holding.Guard] with [Releasing].
+//
+// The table is named as in SQL, with its schema where the fence's connections, or those of guards,
+// have another search_path.
 func (f *Fence) KeepRow(
-	ctx context.Context, table string, key any, token int64, options Options,
+	ctx context.Context, table string, key map[string]any, token int64, options RowOptions,
 ) (*Lease, error) {
-	if options != (Options{TTL: options.TTL, AtMost: options.AtMost, Claimed: options.Claimed}) {
-		return nil, errors.New("pgfence: KeepRow takes no options but TTL, AtMost and Claimed")
-	}
-	options, err := options.complete(nil)
+	o, err := Options{TTL: options.TTL, AtMost: options.AtMost}.complete(nil)
 	if err != nil {
 		return nil, err
 	}
-	return first(f.h.keepRow(ctx, table, key, token, options))
+	of := rowTable{
+		table, slices.Sorted(maps.Keys(key)), cmp.Or(options.Fence, "fence"),
+		cmp.Or(options.Deadline, "held_until"),
+	}
+	values := []string{}
+	for _, column := range of.Columns {
+		values = append(values, fmt.Sprint(key[column]))
+	}
+	text, err := json.Marshal(values)
+	if err != nil {
+		return nil, err
+	}
+	return first(f.h.keepRow(ctx, of, string(text), token, o))
 }
 
 // Lead runs the work whenever this process leads, and again after each loss: of the lease, the
@@ -230,7 +248,7 @@ func causeOf(err error) string {
 		return "LeaseLost"
 	case sessionEnded(err):
 		return "ConnectionLost"
-	case state == "55P03", state != "" && strings.Contains("25 40 53 57 58", state[:2]):
+	case passes(state):
 		return "passing"
 	}
 	return "own"
@@ -254,7 +272,7 @@ func (f *Fence) Close() { f.h.endAll() }
 type Lease struct {
 	Holding
 	key   string
-	table *rowTable
+	table string // of a row lease, the JSON of its rowTable
 	// over is why it is: lost, or released. At a loss, loss ends; at either, ended is closed.
 	over  atomic.Pointer[Error]
 	loss  context.Context
@@ -268,11 +286,8 @@ type Lease struct {
 // newLease is called at "acquired".
 func (h *heartbeat) newLease(s *leaseState) *Lease {
 	l := &Lease{
-		Holding: Holding{h: h, names: s.names, token: s.token}, key: s.key, table: h.tables[s.table],
-		ended: make(chan struct{}),
-	}
-	if l.table != nil {
-		l.names = []string{l.table.name, s.names[0]}
+		Holding: Holding{h: h, names: h.acquires[s.key].names, token: s.token},
+		key:     s.key, table: s.table, ended: make(chan struct{}),
 	}
 	l.leases = Leases{l}
 	l.loss, l.lose = context.WithCancelCause(context.Background())
@@ -379,7 +394,7 @@ func (l Leases) keys() (keys []string) {
 // split tells the leases of names from those of rows.
 func (l Leases) split() (named, rows Leases) {
 	for _, lease := range l {
-		if lease.table == nil {
+		if lease.table == "" {
 			named = append(named, lease)
 		} else {
 			rows = append(rows, lease)

@@ -3,6 +3,7 @@ package pgfence
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -36,7 +37,6 @@ type heartbeat struct {
 	leases      map[string]*Lease
 	acquires    map[string]*acquire
 	connections map[int]*connection
-	tables      map[string]*rowTable
 	timer       *time.Timer
 	lookedAt    time.Duration
 	lastID      int
@@ -50,18 +50,20 @@ type heartbeat struct {
 type acquire struct {
 	names   []string
 	options Options
+	isRow   bool
 	answer  chan effect
-	// cause is the error of its last call, and failed is closed with the first.
-	cause  error
-	role   string
-	failed chan struct{}
+	// cause is the error of its last call, for which failed waits.
+	cause     error
+	role      string
+	isOpening bool
+	failed    chan struct{}
 }
 
 func newHeartbeat(open func(context.Context) (Conn, error)) *heartbeat {
 	h := &heartbeat{
 		open: open, onEvent: func(Event) {}, states: newLeaseStates(rand.Int64N(1001)),
 		leases: map[string]*Lease{}, acquires: map[string]*acquire{},
-		connections: map[int]*connection{}, tables: map[string]*rowTable{}, closed: make(chan struct{}),
+		connections: map[int]*connection{}, closed: make(chan struct{}),
 	}
 	h.timer = time.AfterFunc(time.Hour, h.look)
 	h.timer.Stop()
@@ -219,8 +221,12 @@ func (h *heartbeat) send(e effect) {
 		h.connections[e.On] = c
 	}
 	a := h.acquires[e.For]
+	if of := h.states.call(e.Call).leases; a == nil && len(of) > 0 {
+		// It may be confirmed.
+		a = h.acquires[of[0].key]
+	}
 	if a == nil {
-		a = &acquire{failed: make(chan struct{})}
+		a = &acquire{failed: make(chan struct{}, 1)}
 	}
 	s, read := h.statement(e, a)
 	go h.run(e, c, a, s, read)
@@ -228,39 +234,24 @@ func (h *heartbeat) send(e effect) {
 
 // statement is that of a call, and what reads its rows.
 func (h *heartbeat) statement(e effect, a *acquire) (statement, func([][]any) (answer, error)) {
-	table, ttls := (*rowTable)(nil), []int64(nil)
-	for _, l := range h.states.call(e.Call).leases {
-		if e.Table != "" {
-			table, ttls = h.tables[e.Table], append(ttls, l.ttl)
-		}
-	}
+	keeps := func(rows [][]any) (answer, error) { return readKeep(rows, len(e.Names)) }
 	switch {
 	case e.Do == "acquire":
 		return h.schema.acquire(e, a.options), func(rows [][]any) (answer, error) {
 			return readAcquire(rows, e.Names)
 		}
 	case e.Do == "keep":
-		return h.schema.keep(e), func(rows [][]any) (answer, error) {
-			return readKeep(rows, len(e.Names))
-		}
+		return h.schema.keep(e), keeps
 	case e.Do == "keep_row":
-		return table.keep(e.Names, e.Tokens, ttls), func(rows [][]any) (answer, error) {
-			return readRows(rows, e, func(row []any, of *rowAnswer) (err error) {
-				of.remaining, err = milliseconds(row, 1)
-				return err
-			})
+		ttls := []string{}
+		for _, l := range h.states.call(e.Call).leases {
+			ttls = append(ttls, interval(l.ttl))
 		}
-	case e.Do == "look_row":
-		return table.look(e.Names, e.Tokens), func(rows [][]any) (answer, error) {
-			return readRows(rows, e, func(row []any, of *rowAnswer) (err error) {
-				of.isEnded, err = column[bool](row, 1, false)
-				return err
-			})
-		}
+		return h.schema.keepRows(e, ttls), keeps
 	case e.Do == "undo":
 		return h.schema.undo(e), readUndo
-	case table != nil:
-		return table.release(e), readRelease
+	case e.Table != "":
+		return h.schema.releaseRows(e), readRelease
 	}
 	return h.schema.release(e), readRelease
 }
@@ -300,21 +291,20 @@ func (h *heartbeat) run(
 		}
 		return err
 	}()
-	isBroken, role := c.isBroken(), c.role()
+	isOpening, isBroken, role := c.opened() == nil, c.isBroken(), c.role()
 	c.use.Unlock()
-	if code != "" {
-		h.input(e.Call, func() {
-			if err != nil {
-				if a.cause == nil {
-					close(a.failed)
-				}
-				a.cause, a.role = err, role
-			}
-			h.states.failed(e.Call, code, isBroken)
-		})
-		return
-	}
-	h.input(e.Call, func() { h.states.answered(e.Call, result) })
+	h.input(e.Call, func() {
+		a.cause, a.role, a.isOpening = err, role, isOpening
+		if code == "" {
+			h.states.answered(e.Call, result)
+			return
+		}
+		select {
+		case a.failed <- struct{}{}:
+		default:
+		}
+		h.states.failed(e.Call, code, isBroken)
+	})
 }
 
 // What the rows say
@@ -344,20 +334,6 @@ func readKeep(rows [][]any, count int) (a answer, err error) {
 		code, wrongAtLast := column[string](row, 3, true)
 		err = cmp.Or(err, wrong, wrongToo, wrongThen, wrongAtLast)
 		a.outcomes = append(a.outcomes, outcome{is, remaining, again, code})
-	}
-	return a, err
-}
-
-// readRows takes numbers of pairs, from 1, and what else is told of them.
-func readRows(rows [][]any, e effect, more func([]any, *rowAnswer) error) (a answer, err error) {
-	for _, row := range rows {
-		at, wrong := column[int64](row, 0, false)
-		if wrong != nil || at < 1 || int(at) > len(e.Names) {
-			return a, errUnreadable
-		}
-		of := rowAnswer{key: e.Names[at-1], token: e.Tokens[at-1]}
-		err = cmp.Or(err, more(row, &of))
-		a.rows = append(a.rows, of)
 	}
 	return a, err
 }
@@ -399,7 +375,7 @@ func (h *heartbeat) await(
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
-	a.answer, a.failed = make(chan effect, 1), make(chan struct{})
+	a.answer, a.failed = make(chan effect, 1), make(chan struct{}, 1)
 	id := ""
 	h.input(0, func() {
 		h.lastID++
@@ -440,57 +416,19 @@ func (h *heartbeat) await(
 
 // keepRow keeps a row that a statement of the program has claimed.
 func (h *heartbeat) keepRow(
-	ctx context.Context, table string, key any, token int64, o Options,
+	ctx context.Context, t rowTable, key string, token int64, o Options,
 ) (Leases, error) {
-	h.mu.Lock()
-	t := h.tables[table]
-	h.mu.Unlock()
-	if t == nil {
-		var err error
-		if t, err = h.describe(ctx, table); err != nil {
-			return nil, err
-		}
-	}
-	text, err := t.key(key)
+	of, err := json.Marshal(t)
 	if err != nil {
 		return nil, err
 	}
-	a := &acquire{names: []string{t.name, text}, options: o}
+	a := &acquire{names: []string{t.Relation, key}, options: o, isRow: true}
 	return h.await(ctx, a, func(id string) {
-		h.tables[table] = t
-		r := row{
-			ID: id, Table: table, Key: text, Token: token, TTL: o.TTL.Milliseconds(),
-			IsManaged: t.isManaged, AtMost: o.AtMost.Milliseconds(),
-		}
-		if !o.Claimed.IsZero() {
-			// By the clock that stands still in a sleep, or by the one that can be set.
-			ago := max(time.Since(o.Claimed), time.Since(o.Claimed.Round(0)), 0)
-			sent := h.states.now - ago.Milliseconds() - 1
-			r.Sent = &sent
-		}
-		h.states.keepRow(r)
+		h.states.keepRow(row{
+			ID: id, Table: string(of), Key: key, Token: token, TTL: o.TTL.Milliseconds(),
+			AtMost: o.AtMost.Milliseconds(),
+		})
 	})
-}
-
-// describe asks once for what a table is, on a connection that is opened for it.
-func (h *heartbeat) describe(ctx context.Context, table string) (*rowTable, error) {
-	c := newConnection(0)
-	defer context.AfterFunc(ctx, c.cut)()
-	defer time.AfterFunc(longestCall*time.Millisecond, c.cut).Stop()
-	defer func() { go c.hangUp() }()
-	err := c.opens(h.open)
-	var rows [][]any
-	if err == nil {
-		rows, err = c.query(describe(table))
-	}
-	if err != nil {
-		return nil, cmp.Or(ctx.Err(), typed(err, false, c.role()))
-	}
-	t, err := described(rows)
-	if err != nil {
-		return nil, fmt.Errorf("pgfence: %s: %w", table, err)
-	}
-	return t, nil
 }
 
 // renew waits for the next renewal of these, or their loss.

@@ -83,7 +83,6 @@ type leaseState struct {
 	names       []string
 	token, ttl  int64
 	table       string
-	isManaged   bool
 	request     *request
 	state       state
 	reason      Reason
@@ -97,7 +96,6 @@ type leaseState struct {
 	resting     int // last transactions under way
 	touched     int // transactions of a row lease's own worker that hold the row
 	isEnding    bool
-	isAlone     bool
 	isTold      bool
 	isAnswered  bool // whether the last renewal that was sent has had an answer
 	rest        []string
@@ -106,6 +104,9 @@ type leaseState struct {
 func (l *leaseState) holds() bool { return l.state == held || l.state == unsure }
 func (l *leaseState) lives() bool { return l.state == confirming || l.holds() }
 func (l *leaseState) rests() bool { return l.resting > 0 || l.touched > 0 }
+
+// confirmsRow tells that its next call does.
+func (l *leaseState) confirmsRow() bool { return l.table != "" && l.state == confirming }
 
 // own is the connection over which it is confirmed, where that is its own.
 func (l *leaseState) own() int {
@@ -136,7 +137,7 @@ type ask struct {
 
 type request struct {
 	ask
-	row              *row
+	table            string
 	begun, until, at int64
 	on, series       int
 	isAsking, isOver bool
@@ -239,31 +240,22 @@ func (s *leaseStates) acquire(a ask) *request {
 	return r
 }
 
-// row is the claim of a row lease, by the worker's own statement, which was Sent then; or never,
-// where nobody has read the clock before.
+// row is the claim of a row lease by the worker's own statement, whose time is not known.
 type row struct {
-	ID        string `json:"id"`
-	Table     string `json:"table"`
-	Key       string `json:"key"`
-	Token     int64  `json:"token"`
-	TTL       int64  `json:"ttl"`
-	Sent      *int64 `json:"sent"`
-	IsManaged bool   `json:"managed"`
-	AtMost    int64  `json:"at_most"`
+	ID     string `json:"id"`
+	Table  string `json:"table"`
+	Key    string `json:"key"`
+	Token  int64  `json:"token"`
+	TTL    int64  `json:"ttl"`
+	AtMost int64  `json:"at_most"`
 }
 
 func (s *leaseStates) keepRow(c row) {
 	r := s.acquire(ask{ID: c.ID, Names: []string{c.Key}, TTL: c.TTL, AtMost: c.AtMost, Named: true})
-	if r.isOver {
-		return
+	if !r.isOver {
+		r.table = c.Table
+		s.granted(r, r.Names, c.Token, s.now-c.TTL)
 	}
-	r.row = &c
-	sent := s.now - c.TTL
-	if c.Sent != nil {
-		sent = *c.Sent
-	}
-	s.granted(r, r.Names, c.Token, sent)
-	s.settle(r)
 }
 
 func (s *leaseStates) giveUp(id string) {
@@ -387,16 +379,10 @@ type (
 		remaining, againIn int64 // below 0: none is told
 		code               string
 	}
-	rowAnswer struct {
-		key              string
-		token, remaining int64
-		isEnded          bool
-	}
 	answer struct {
 		grants   []grant
 		taken    *taken
 		outcomes []outcome
-		rows     []rowAnswer
 		released []bool
 		undone   int64
 	}
@@ -417,12 +403,8 @@ func (s *leaseStates) answered(number int, a answer) {
 	switch c.do {
 	case "acquire":
 		s.acquireAnswered(c, a)
-	case "keep":
+	case "keep", "keep_row":
 		s.keepAnswered(c, a.outcomes)
-	case "keep_row":
-		s.keepRowAnswered(c, a.rows)
-	case "look_row":
-		s.lookRowAnswered(c, a.rows)
 	case "release":
 		s.releaseAnswered(c, a.released)
 	case "undo":
@@ -650,15 +632,15 @@ func (s *leaseStates) isBeatDue(l *leaseState, by int64) bool {
 	return l.lives() && !l.rests() && l.call == 0 && l.own() == 0 && l.beatAt <= by
 }
 
-// goAlong are the leases that are due soon, the due ones first, in whole leases.
+// goAlong are the leases that are due soon, the due ones first, in whole leases. A row is confirmed
+// by itself: its error is its caller's.
 func (s *leaseStates) goAlong(first *leaseState) []*leaseState {
-	if first.isAlone || first.isManaged {
+	if first.confirmsRow() {
 		return []*leaseState{first}
 	}
 	var due []*leaseState
 	for _, l := range s.leases {
-		isLike := l.table == first.table && !l.isAlone && !l.isManaged
-		if isLike && s.isBeatDue(l, s.now+l.ttl/6) {
+		if l.table == first.table && !l.confirmsRow() && s.isBeatDue(l, s.now+l.ttl/6) {
 			due = append(due, l)
 		}
 	}
@@ -806,6 +788,12 @@ func isDoubtful(code string) bool {
 		isOfConnection(code) && code != "unsent" && code != "25006" && code != "53300"
 }
 
+// passes tells whether a statement fails for no longer than a while, as on a standby.
+func passes(code string) bool {
+	isOfClass := len(code) == 5 && slices.Contains([]string{"25", "40", "53", "57", "58"}, code[:2])
+	return isOfClass || code == "55P03" || isOfConnection(code)
+}
+
 func isConflict(code string) bool { return code == "40001" || code == "40P01" }
 
 // isSQLState tells it from our own words.
@@ -820,7 +808,7 @@ func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
 		code = "connect"
 	}
 	if link := s.links[c.on]; link != nil {
-		if !isConflict(code) && code != "55P03" && c.do != "keep_row" {
+		if !isConflict(code) && code != "55P03" {
 			link.errors++
 		}
 		// A second error in a row: another connection.
@@ -915,40 +903,6 @@ func (s *leaseStates) keepAnswered(c *call, outcomes []outcome) {
 	}
 }
 
-func (s *leaseStates) keepRowAnswered(c *call, rows []rowAnswer) {
-	var missing []*leaseState
-	for _, l := range c.leases {
-		i := slices.IndexFunc(rows, l.isRow)
-		switch {
-		case i >= 0:
-			l.isAlone = false
-			s.renewal(l, []outcome{{"kept", rows[i].remaining, -1, ""}}, c.sent, true)
-		case l.lives():
-			missing = append(missing, l)
-		}
-	}
-	if len(missing) > 0 {
-		look := &call{do: "look_row", leases: missing, limit: s.limit(never)}
-		s.start(look, &s.shared, effect{Table: missing[0].table})
-	}
-}
-
-func (l *leaseState) isRow(row rowAnswer) bool {
-	return row.key == l.names[0] && row.token == l.token
-}
-
-func (s *leaseStates) lookRowAnswered(c *call, rows []rowAnswer) {
-	for _, l := range c.leases {
-		// Its own worker's transaction holds it; or it is not ours, or was given up under our
-		// token.
-		is := outcome{"later", -1, max(shortestPause, (l.deadline-s.now)/10), "55P03"}
-		if i := slices.IndexFunc(rows, l.isRow); i < 0 || rows[i].isEnded {
-			is = outcome{"lost", -1, -1, ""}
-		}
-		s.renewal(l, []outcome{is}, c.sent, true)
-	}
-}
-
 // renewal takes the outcomes of the names of a lease.
 func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn bool) {
 	remaining, again, isAgainTold := never, never, false
@@ -966,7 +920,7 @@ func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn boo
 		case "lost":
 			gone++
 		case "refused":
-			if refused++; o.code == "42501" {
+			if refused++; o.code == "42501" && l.table == "" {
 				advice = "other role"
 			}
 		}
@@ -1030,20 +984,10 @@ func (s *leaseStates) renewed(l *leaseState, sent, remaining, again int64) {
 func window(span int64) int64 { return span - (span+49)/50 }
 
 func (s *leaseStates) keepFailed(c *call, code string, isOpening bool) {
-	isConnection := isOpening || isOfConnection(code) || code == "panicked"
-	isOfRows, isOne := c.leases[0].table != "" && !isConnection, len(c.leases) == 1
 	reason := Reason("")
-	switch {
-	case isConnection:
-	case isOfRows && !isOne:
-		// It may be of one row: each is asked by itself.
-		for _, l := range c.leases {
-			l.isAlone, l.beatAt = true, s.now
-		}
-		return
-	case isOfRows && strings.HasPrefix(code, "PF"):
-		reason = ReasonGone
-	case slices.Contains([]string{"42501", "42883", "3F000"}, code):
+	isOfStatement := !isOpening && slices.Contains([]string{"42501", "42883", "3F000"}, code)
+	// What confirms a row may be wrong in itself: a name, or a value of the key.
+	if isOfStatement || c.leases[0].confirmsRow() && !passes(code) {
 		reason = ReasonRefused
 	}
 	smallest := never
@@ -1144,11 +1088,8 @@ func (s *leaseStates) acquireAnswered(c *call, a answer) {
 
 func (s *leaseStates) granted(r *request, names []string, token, sent int64) {
 	l := &leaseState{
-		key: r.ID, names: names, token: token, ttl: r.TTL, request: r, state: confirming,
+		key: r.ID, names: names, token: token, ttl: r.TTL, table: r.table, request: r, state: confirming,
 		atMost: never, isAnswered: true, isSession: r.Session,
-	}
-	if r.row != nil {
-		l.table, l.isManaged = r.row.Table, r.row.IsManaged
 	}
 	l.deadline, l.beatAt = s.now+r.TTL, s.now
 	s.leases = append(s.leases, l)
@@ -1516,7 +1457,7 @@ func (d *leadState) workDone() []effect { return d.end("") }
 
 // workFailed has the kind of the error; isLost: the lease is lost, whatever the error says.
 func (d *leadState) workFailed(now int64, cause string, isLost bool) []effect {
-	if !isLost && !passes(cause) {
+	if !isLost && !goesOn(cause) {
 		return d.end("work failed")
 	}
 	if now-d.since >= min(d.ttl, 60_000) {
@@ -1526,13 +1467,14 @@ func (d *leadState) workFailed(now int64, cause string, isLost bool) []effect {
 }
 
 func (d *leadState) notGranted(now int64, cause string) []effect {
-	if !passes(cause) {
+	if !goesOn(cause) {
 		return d.end(cause)
 	}
 	return d.again(now, cause, false)
 }
 
-func passes(cause string) bool {
+// goesOn tells what a leader goes on after.
+func goesOn(cause string) bool {
 	return slices.Contains([]string{
 		"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost", "NoAnswer", "NoConnection", "passing",
 	}, cause)

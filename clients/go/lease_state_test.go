@@ -269,12 +269,9 @@ func answerOf(c *call, o said) (a answer) {
 				names = append(names, name.(string))
 			}
 			a.grants = append(a.grants, grant{names, number(at(1))})
-		case "keep":
+		case "keep", "keep_row":
 			code, _ := at(3).(string)
 			a.outcomes = append(a.outcomes, outcome{words, number(at(1)), number(at(2)), code})
-		case "keep_row", "look_row":
-			isEnded := at(2) == "ended"
-			a.rows = append(a.rows, rowAnswer{words, number(at(1)), number(at(2)), isEnded})
 		case "release":
 			a.released = append(a.released, one != nil)
 		case "undo":

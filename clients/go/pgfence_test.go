@@ -326,8 +326,8 @@ func TestALeaseThatIsTakenSaysByWhomAndForWhatItWaits(t *testing.T) {
 
 func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 	p := in(t)
-	keep := func(table string, options pgfence.Options) error {
-		return second(p.fence.KeepRow(background, table, 7, 1, options))
+	keep := func(table string, options pgfence.RowOptions) error {
+		return second(p.fence.KeepRow(background, table, map[string]any{"id": 7}, 1, options))
 	}
 	silent := have(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
@@ -340,10 +340,9 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 		"several":        try(p.fence, pgfence.Options{Slots: 2}, "a", "b"),
 		"names must not": try(p.fence, long),
 		"needs a name":   try(p.fence, long, ""),
-		"orders":         keep("orders", short),
-		"nowhere":        keep("nowhere", short),
-		"but TTL":        keep("orders", pgfence.Options{Wait: time.Hour}),
-		"30ns":           p.fence.Lead(background, "a", 30, nil),
+		`"no_fence"`:     keep("orders", pgfence.RowOptions{Fence: "no_fence"}),
+		`"nowhere"`:      keep("nowhere", pgfence.RowOptions{}),
+		"30ns":           keep("orders", pgfence.RowOptions{TTL: 30}),
 		"port=none":      try(pgfence.New("postgresql://me@?port=none"), long, "a"),
 		at:               try(pgfence.New("postgresql://"+at), short, "a"),
 		"not installed":  try(pgfence.New(url, pgfence.InSchema(`no"where`)), long, "a"),
@@ -530,14 +529,14 @@ func (p *place) keepsARow(mode string) {
 			held_until = clock_timestamp() + '1 s' RETURNING fence`).Scan(&token))
 		return token
 	}
-	keep := func(token int64, options pgfence.Options) (*pgfence.Lease, error) {
-		return p.fence.KeepRow(background, "runs", []any{1, "a"}, token, options)
+	keep := func(token int64) (*pgfence.Lease, error) {
+		key := map[string]any{"id": 1, "part": "a"}
+		return p.fence.KeepRow(background, "runs", key, token, pgfence.RowOptions{TTL: time.Second})
 	}
 	// The work's own statements name no token.
 	half, done := does("UPDATE runs SET state = 'half'"), does("UPDATE runs SET state = 'done'")
-	db, timed := p.database("postgres"), pgfence.Options{TTL: time.Second, Claimed: time.Now()}
-	token := claim()
-	lease := have(keep(token, timed))
+	db, token := p.database("postgres"), claim()
+	lease := have(keep(token))
 	left := lease.Remaining()
 	p.equal(left > 500*time.Millisecond && left <= 980*time.Millisecond, true)
 	time.Sleep(1200 * time.Millisecond)
@@ -548,24 +547,22 @@ func (p *place) keepsARow(mode string) {
 	p.equal(p.is(lease.Check(), pgfence.LeaseLost).Reason, pgfence.ReasonReleased)
 	is("half %d", token)
 	token = claim()
-	must(have(keep(token, short)).Release())
+	must(have(keep(token)).Release())
 	is("claimed %d", token)
 	// Its own worker's transaction keeps it, also for a last write.
 	token = claim()
-	lease = have(keep(token, short))
+	lease = have(keep(token))
 	must(lease.GuardSQL(background, db, does("SELECT pg_sleep(1.5)", half)))
 	p.is(lease.Check(), pgfence.LeaseLost)
 	must(lease.GuardSQL(background, db, done, pgfence.Releasing))
 	is("done %d", token)
 	// It is taken away, and another's by the time of the first look.
 	token = claim()
-	lease = have(keep(token, short))
+	lease = have(keep(token))
 	p.sql(fmt.Sprintf(`BEGIN; SET LOCAL pg_fence.token = '%d';
 		UPDATE runs SET held_until = NULL, fence = fence; COMMIT`, token))
 	<-lease.Lost()
 	is("claimed %d t", claim())
 	p.is(lease.Guard(background, p.admin, nothing), pgfence.LeaseLost)
-	p.is(second(keep(token, short)), pgfence.LeaseLost)
-	err := second(p.fence.KeepRow(background, "runs", 7, 1, short))
-	p.is(err, err, "2 columns")
+	p.is(second(keep(token)), pgfence.LeaseLost)
 }

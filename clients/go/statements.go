@@ -1,14 +1,8 @@
 package pgfence
 
 import (
-	"bytes"
-	"encoding/json"
-	"errors"
-	"fmt"
 	"strconv"
 	"strings"
-
-	"github.com/jackc/pgx/v5"
 )
 
 // statement is one that is sent in autocommit, or in a transaction of the work.
@@ -49,10 +43,11 @@ func (s schema) acquire(e effect, o Options) statement {
 		e.Names, e.Holder, ttl, interval(e.Wait), o.Metadata, o.Shared, o.Slots, e.Reclaim, o.Session)
 }
 
+const outcomes = `SELECT outcome, extract(epoch FROM remaining)::float8,
+		extract(epoch FROM again_in)::float8, code`
+
 func (s schema) keep(e effect) statement {
-	return s.of(`SELECT outcome, extract(epoch FROM remaining)::float8,
-			extract(epoch FROM again_in)::float8, code
-		FROM lease_keep($1::text[], $2::bigint[])`, e.Names, e.Tokens)
+	return s.of(outcomes+` FROM lease_keep($1::text[], $2::bigint[])`, e.Names, e.Tokens)
 }
 
 // lockTimeout is how long a release waits for the lock of somebody's open transaction.
@@ -91,142 +86,40 @@ func (s schema) last(pairs string) statement {
 		FROM `+recordset, pairs)
 }
 
-// rowTable is a table whose rows are leases of their own; the names are quoted.
+// rowTable is a table whose rows are leases of their own. Its JSON is what the heartbeat and the
+// statements know it by.
 type rowTable struct {
-	name, fence, deadline string
-	keys, types           []string
-	isManaged             bool
+	Relation string   `json:"relation"` // as SQL reads it
+	Columns  []string `json:"columns"`  // of the key
+	Fence    string   `json:"fence"`
+	Deadline string   `json:"deadline"`
 }
 
-// describe asks for what is known of such a table.
-func describe(table string) statement {
-	const columns = ` FROM pg_index AS i, unnest(i.indkey) WITH ORDINALITY AS k(attnum, at), pg_attribute AS a
-		WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid AND a.attnum = k.attnum
-		ORDER BY k.at)`
-	return statement{`SELECT DISTINCT format('%I.%I', n.nspname, c.relname), t.tgargs,
-			ARRAY(SELECT a.attname::text` + columns + `,
-			ARRAY(SELECT format_type(a.atttypid, a.atttypmod)` + columns + `
-		FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-		JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgnargs > 3
-		JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proname = 'fenced'
-		WHERE c.oid = $1::text::regclass`, []any{table}}
+// table has every driver send a list of columns as a text.
+const table = `jsonb_to_record($1::text::jsonb)
+		AS t(relation regclass, columns name[], fence name, deadline name)`
+
+func (s schema) keepRows(e effect, ttls []string) statement {
+	return s.of(outcomes+` FROM `+table+`, lease_keep_rows(t.relation, t.columns, $2::text[]::jsonb[],
+			$3::bigint[], $4::text[]::interval[], t.fence, t.deadline)`, e.Table, e.Names, e.Tokens, ttls)
 }
 
-var errNoRowTable = errors.New("its rows are no leases of their own, or it has no primary key: " +
-	"fence_protect(…, deadline => …)")
-
-// described reads what describe has found.
-func described(rows [][]any) (*rowTable, error) {
-	quoted := func(name string) string { return pgx.Identifier{name}.Sanitize() }
-	for _, row := range rows {
-		arguments, is := row[1].([]byte)
-		parts := bytes.Split(arguments, []byte{0})
-		if !is || len(parts) < 4 || len(parts[3]) == 0 {
-			continue
-		}
-		t := &rowTable{
-			name: row[0].(string), fence: quoted(string(parts[0])), deadline: quoted(string(parts[3])),
-			isManaged: string(parts[1]) == "managed",
-		}
-		for _, key := range row[2].([]any) {
-			t.keys = append(t.keys, quoted(key.(string)))
-		}
-		for _, of := range row[3].([]any) {
-			t.types = append(t.types, of.(string))
-		}
-		if len(t.keys) > 0 {
-			return t, nil
-		}
-	}
-	return nil, errNoRowTable
+func (s schema) releaseRows(e effect) statement {
+	return s.of(`SELECT lease_release_rows(t.relation, t.columns, $2::text[]::jsonb[], $3::bigint[],
+			t.fence, t.deadline) IS NOT NULL
+		FROM `+table+`, set_config('lock_timeout', $4, true)`, e.Table, e.Names, e.Tokens, lockTimeout(e))
 }
 
-// key is the text of a key, for the primary key's columns in their order.
-func (t *rowTable) key(value any) (string, error) {
-	columns, is := value.([]any)
-	if !is {
-		columns = []any{value}
-	}
-	if len(columns) != len(t.keys) {
-		return "", fmt.Errorf("pgfence: the key of %s has %d columns", t.name, len(t.keys))
-	}
-	texts := make([]string, len(columns))
-	for i, column := range columns {
-		texts[i] = fmt.Sprint(column)
-	}
-	key, err := json.Marshal(texts)
-	return string(key), err
+// guardRow returns NULL where the row is not there under the token.
+func (s schema) guardRow(l *Lease) statement {
+	return s.of(`SELECT lease_guard_row(t.relation, t.columns, $2::text::jsonb, $3::bigint,
+			t.fence, t.deadline)::text
+		FROM `+table, l.table, l.names[1], l.token)
 }
 
-// asked are the rows of a call, as the query that all its statements begin with. The setting is
-// what a managed table is presented, and what tells a guard its own transaction.
-func (t *rowTable) asked(
-	keys []string, tokens, ttls []int64, setsToken bool,
-) (query, rows string) {
-	all := make([]map[string]any, len(keys))
-	for i, key := range keys {
-		all[i] = map[string]any{"key": json.RawMessage(key), "token": tokens[i], "ttl": ttls[i]}
-	}
-	columns := ""
-	for i, of := range t.types {
-		columns += fmt.Sprintf(", (x->'key'->>%d)::%s AS k%d", i, of, i)
-	}
-	if setsToken {
-		columns += ", set_config('pg_fence.token', x->>'token', true)"
-	}
-	text, _ := json.Marshal(all)
-	return `WITH asked AS MATERIALIZED (SELECT n, (x->>'token')::bigint AS token,
-			(x->>'ttl')::bigint * interval '1 millisecond' AS ttl` + columns + `
-		FROM jsonb_array_elements($1::text::jsonb) WITH ORDINALITY AS all_rows(x, n))`, string(text)
-}
-
-// is compares a row with what is asked for.
-func (t *rowTable) is(asked string) string {
-	all := "r." + t.fence + " = " + asked + ".token"
-	for i, key := range t.keys {
-		all += fmt.Sprintf(" AND r.%s = %s.k%d", key, asked, i)
-	}
-	return all
-}
-
-// keep waits for no lock, and renews what is not over.
-func (t *rowTable) keep(keys []string, tokens, ttls []int64) statement {
-	query, rows := t.asked(keys, tokens, ttls, t.isManaged)
-	return statement{query + `, free AS MATERIALIZED (SELECT asked.* FROM asked
-			JOIN ` + t.name + ` AS r ON ` + t.is("asked") + `
-			WHERE r.` + t.deadline + ` > clock_timestamp() FOR UPDATE OF r SKIP LOCKED)
-		UPDATE ` + t.name + ` AS r
-		SET ` + t.deadline + ` = clock_timestamp() + free.ttl, ` + t.fence + ` = free.token
-		FROM free WHERE ` + t.is("free") + `
-		RETURNING free.n, extract(epoch FROM r.` + t.deadline + ` - clock_timestamp())::float8`, []any{rows}}
-}
-
-// look tells, without a lock, which rows have their token still, and whether they were given up.
-func (t *rowTable) look(keys []string, tokens []int64) statement {
-	query, rows := t.asked(keys, tokens, make([]int64, len(keys)), false)
-	return statement{query + ` SELECT asked.n, r.` + t.deadline + ` IS NULL FROM asked
-		JOIN ` + t.name + ` AS r ON ` + t.is("asked"), []any{rows}}
-}
-
-// touch is the guard of a row, or with gives up its last write. It returns how many rows it was.
-func (t *rowTable) touch(key string, token int64, givesUp bool) statement {
-	query, rows := t.asked([]string{key}, []int64{token}, []int64{0}, true)
-	set := t.fence + " = asked.token"
-	if givesUp {
-		set += ", " + t.deadline + " = NULL"
-	}
-	return statement{query + `, touched AS (UPDATE ` + t.name + ` AS r SET ` + set + ` FROM asked
-		WHERE ` + t.is("asked") + ` AND r.` + t.deadline + ` IS NOT NULL RETURNING 1)
-		SELECT count(*)::text FROM touched`, []any{rows}}
-}
-
-// release gives rows up.
-func (t *rowTable) release(e effect) statement {
-	query, rows := t.asked(e.Names, e.Tokens, make([]int64, len(e.Names)), t.isManaged)
-	return statement{query + `, given_up AS (UPDATE ` + t.name + ` AS r
-			SET ` + t.fence + ` = asked.token, ` + t.deadline + ` = NULL
-			FROM asked, set_config('lock_timeout', $2, true)
-			WHERE ` + t.is("asked") + ` AND r.` + t.deadline + ` IS NOT NULL RETURNING asked.n)
-		SELECT EXISTS (SELECT FROM given_up WHERE given_up.n = asked.n) FROM asked ORDER BY asked.n`,
-		[]any{rows, lockTimeout(e)}}
+// lastOfRow is a guard's release of a row.
+func (s schema) lastOfRow(l *Lease) statement {
+	return s.of(`SELECT lease_release_rows(t.relation, t.columns, ARRAY[$2::text::jsonb],
+			ARRAY[$3::bigint], t.fence, t.deadline)::text
+		FROM `+table, l.table, l.names[1], l.token)
 }

@@ -272,7 +272,7 @@ func (g *guard) run(last []Last) error {
 func (g *guard) held() (held Leases) {
 	for _, l := range g.leases {
 		over := l.over.Load()
-		isLate := l.table != nil && g.releases && over != nil && over.Reason == ReasonDeadline
+		isLate := l.table != "" && g.releases && over != nil && over.Reason == ReasonDeadline
 		if !isLate {
 			held = append(held, l)
 		}
@@ -351,11 +351,11 @@ func (g *guard) touches(begins bool) {
 func (g *guard) does(t *transaction, held Leases) error {
 	named, rows := g.leases.split()
 	for _, l := range rows {
-		count, err := t.text(g.until, l.table.touch(l.names[1], l.token, false))
+		token, err := t.text(g.until, g.h.schema.guardRow(l))
 		if err != nil {
 			return err
 		}
-		if *count == "0" {
+		if token == nil {
 			g.h.suspect(Leases{l})
 			return lostBy(ReasonGone, "", l.names...)
 		}
@@ -392,7 +392,7 @@ func (g *guard) does(t *transaction, held Leases) error {
 
 func (g *guard) release(t *transaction, named, rows Leases) error {
 	for _, l := range rows {
-		if _, err := t.text(g.until, l.table.touch(l.names[1], l.token, true)); err != nil {
+		if _, err := t.text(g.until, g.h.schema.lastOfRow(l)); err != nil {
 			return err
 		}
 	}
