@@ -237,9 +237,7 @@ func (h *heartbeat) statement(e effect, a *acquire) (statement, func([][]any) (a
 	keeps := func(rows [][]any) (answer, error) { return readKeep(rows, len(e.Names)) }
 	switch {
 	case e.Do == "acquire":
-		return h.schema.acquire(e, a.options), func(rows [][]any) (answer, error) {
-			return readAcquire(rows, e.Names)
-		}
+		return h.schema.acquire(e, a.options), readAcquire
 	case e.Do == "keep":
 		return h.schema.keep(e), keeps
 	case e.Do == "keep_row":
@@ -309,13 +307,13 @@ func (h *heartbeat) run(
 
 // What the rows say
 
-func readAcquire(rows [][]any, names []string) (a answer, err error) {
+func readAcquire(rows [][]any) (a answer, err error) {
 	if len(rows) != 1 {
 		return a, errUnreadable
 	}
 	token, err := column[int64](rows[0], 0, true)
 	if err == nil && rows[0][0] != nil {
-		return answer{grants: []grant{{names, token}}}, nil
+		return answer{token: token}, nil
 	}
 	holder, wrong := column[string](rows[0], 1, true)
 	remaining, wrongToo := milliseconds(rows[0], 2)
@@ -424,10 +422,10 @@ func (h *heartbeat) keepRow(
 	}
 	a := &acquire{names: []string{t.Relation, key}, options: o, isRow: true}
 	return h.await(ctx, a, func(id string) {
-		h.states.keepRow(row{
-			ID: id, Table: string(of), Key: key, Token: token, TTL: o.TTL.Milliseconds(),
+		h.states.keepRow(ask{
+			ID: id, Names: []string{key}, TTL: o.TTL.Milliseconds(), Named: true,
 			AtMost: o.AtMost.Milliseconds(),
-		})
+		}, string(of), token)
 	})
 }
 

@@ -2,7 +2,6 @@ package pgfence
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -26,44 +25,33 @@ const (
 // effect is what the shell carries out. The fields that are set say of which kind it is.
 type effect struct {
 	// Call is the number of a statement to be sent On a connection, which is to be opened before.
-	Call    int      `json:"call,omitempty"`
-	Do      string   `json:"do,omitempty"`
-	On      int      `json:"on,omitempty"`
-	Open    bool     `json:"open,omitempty"`
-	For     string   `json:"for,omitempty"`
-	Names   []string `json:"names,omitempty"`
-	Tokens  []int64  `json:"tokens,omitempty"`
-	Wait    int64    `json:"wait,omitempty"`
-	Limit   int64    `json:"limit,omitempty"`
-	Reclaim bool     `json:"reclaim,omitempty"`
-	Table   string   `json:"table,omitempty"`
+	Call, On       int
+	Open           bool
+	Do, For, Table string
+	Names          []string
+	Tokens         []int64
+	Wait, Limit    int64
+	Reclaim        bool
 	// Cut and HangUp end a connection: at once, whatever hangs in it; or as it should be.
-	Cut    int `json:"cut,omitempty"`
-	HangUp int `json:"hang_up,omitempty"`
+	Cut, HangUp int
 	// Event is acquired, renewed, lost or released, of the lease Key.
-	Event     string `json:"event,omitempty"`
-	Key       string `json:"key,omitempty"`
-	Token     int64  `json:"token,omitempty"`
-	Remaining int64  `json:"remaining,omitempty"`
-	Reason    Reason `json:"reason,omitempty"`
-	Advice    string `json:"advice,omitempty"`
+	Event, Key       string
+	Token, Remaining int64
+	Reason           Reason
+	Advice           string
 	// Reply answers an acquire, or a check, with Leases or an Error.
-	Reply    string   `json:"reply,omitempty"`
-	Leases   []string `json:"leases,omitempty"`
-	Error    string   `json:"error,omitempty"`
-	SQLState string   `json:"sqlstate,omitempty"`
-	Holder   string   `json:"holder,omitempty"`
-	WaitsFor string   `json:"waits_for,omitempty"`
-	InDoubt  bool     `json:"in_doubt,omitempty"`
+	Reply                             string
+	Leases                            []string
+	Error, SQLState, Holder, WaitsFor string
+	InDoubt                           bool
 	// Log is a line of the log.
-	Log   string `json:"log,omitempty"`
-	Code  string `json:"code,omitempty"`
-	Count int    `json:"count,omitempty"`
+	Log, Code string
+	Count     int
 	// Closed: everything is given back, or its time is over.
-	Closed bool `json:"closed,omitempty"`
-	// Of a leader: acquire, work, pause, or end.
-	Lead  string `json:"lead,omitempty"`
-	Pause int64  `json:"pause,omitempty"`
+	Closed bool
+	// Lead is what a leader does: acquire, work, pause, or end.
+	Lead  string
+	Pause int64
 }
 
 type state string
@@ -77,44 +65,53 @@ const (
 	released   state = "released"
 )
 
-// leaseState is one lease.
+// link is a connection, and its errors in a row.
+type link struct {
+	number, errors int
+	owner          *owner
+	isBusy         bool
+}
+
+// owner is whose a connection is: an acquire's, a lease's, an undo's, or all leases'.
+type owner struct {
+	link   *link
+	isOver bool
+}
+
+// leaseState is one lease. The connection that it owns is the one over which it is confirmed; of a
+// session lease, the one that it ends with.
 type leaseState struct {
-	key         string
-	names       []string
-	token, ttl  int64
-	table       string
-	request     *request
-	state       state
-	reason      Reason
-	advice      string
-	deadline    int64
-	beatAt      int64
-	atMost      int64
-	isSession   bool
-	session, on int // the connection that it ends with; that over which it is confirmed
-	call        int
-	resting     int // last transactions under way
-	touched     int // transactions of a row lease's own worker that hold the row
-	isEnding    bool
-	isTold      bool
-	isAnswered  bool // whether the last renewal that was sent has had an answer
-	rest        []string
+	owner
+	key              string
+	names            []string
+	token, ttl       int64
+	table            string
+	request          *request
+	state            state
+	reason           Reason
+	advice           string
+	deadline, beatAt int64
+	atMost           int64
+	isCalling        bool
+	resting          int // last transactions under way
+	touched          int // transactions of a row lease's own worker that hold the row
+	isEnding         bool
+	isTold           bool
+	isAnswered       bool // whether the last renewal that was sent has had an answer
+	rest             []string
 }
 
 func (l *leaseState) holds() bool { return l.state == held || l.state == unsure }
 func (l *leaseState) lives() bool { return l.state == confirming || l.holds() }
-func (l *leaseState) rests() bool { return l.resting > 0 || l.touched > 0 }
+
+// waits tells that it is not to be renewed now.
+func (l *leaseState) waits() bool { return l.isCalling || l.resting > 0 || l.touched > 0 }
+
+// isOwn tells that it is confirmed over a connection of its own.
+func (l *leaseState) isOwn() bool { return l.state == confirming && l.link != nil }
 
 // confirmsRow tells that its next call does.
 func (l *leaseState) confirmsRow() bool { return l.table != "" && l.state == confirming }
-
-// own is the connection over which it is confirmed, where that is its own.
-func (l *leaseState) own() int {
-	if l.state != confirming {
-		return 0
-	}
-	return max(l.on, l.session)
-}
 
 // least is the shortest time until the next renewal, where that much is left.
 func (l *leaseState) least(left int64) int64 {
@@ -123,37 +120,32 @@ func (l *leaseState) least(left int64) int64 {
 
 // ask is what an acquire asks for.
 type ask struct {
-	ID      string   `json:"id"`
-	Names   []string `json:"names"`
-	TTL     int64    `json:"ttl"`
-	Wait    int64    `json:"wait"`
-	Holder  string   `json:"holder"` // unique for this acquire, unless it is Named by the caller
-	Named   bool     `json:"named"`
-	Reclaim bool     `json:"reclaim"`
-	Session bool     `json:"session"`
-	Shared  bool     `json:"shared"` // or of slots
-	AtMost  int64    `json:"at_most"`
+	ID                      string
+	Names                   []string
+	TTL, Wait               int64
+	Holder                  string // unique for this acquire, unless it is Named by the caller
+	Named, Reclaim, Session bool
+	Shared                  bool // or of slots
+	AtMost                  int64
 }
 
 type request struct {
+	owner
 	ask
-	table            string
 	begun, until, at int64
-	on, series       int
-	isAsking, isOver bool
-	// isOut: it waits for the end of an outage.
-	isOut   bool
-	tries   int
-	doubt   *doubt
-	undoing *undo
-	leases  []*leaseState
+	series, tries    int
+	isAsking         bool
+	isOut            bool // it waits for the end of an outage
+	doubt            *doubt
+	undoing          *undo
+	lease            *leaseState
 }
 
 // doubt is of a call that was sent, and has had no answer: until then it may still be carried out.
 type doubt struct{ sent, until int64 }
 
 func (r *request) isOne() bool    { return len(r.Names) == 1 }
-func (r *request) own() bool      { return r.Session || r.Wait > 0 && r.isOne() }
+func (r *request) isOwn() bool    { return r.Session || r.Wait > 0 && r.isOne() }
 func (r *request) reclaims() bool { return r.Reclaim || r.isOne() && !r.Shared && !r.Named }
 
 func (r *request) holder() string {
@@ -165,67 +157,59 @@ func (r *request) holder() string {
 
 // undo releases what an acquire in doubt may have been granted.
 type undo struct {
+	owner
 	names               []string
 	holder              string
 	ttl                 int64
 	at, until, gaveUpAt int64
-	tries, on, call     int
+	tries               int
+	isCalling           bool
 }
 
 // giveBack is a release: of leases, until it is over.
 type giveBack struct {
 	leases             []*leaseState
 	at, until          int64
-	tries, call        int
+	tries              int
+	isCalling          bool
 	isInDoubt, isAlone bool
 }
 
+// call is one that is under way: Open until its connection is there.
 type call struct {
-	number, on  int
-	do          string
+	effect
+	link        *link
 	sent, until int64
-	limit       int64
 	request     *request
 	undo        *undo
 	giveBack    *giveBack
 	leases      []*leaseState
-	isReclaim   bool
 }
 
-// link is a connection: where its number is kept, and its errors in a row. One that isLeaving ends
-// after the call on it.
-type link struct {
-	place     *int
-	errors    int
-	isLeaving bool
-}
-
-// leaseStates are all leases of a fence.
+// leaseStates are all leases of a fence. The connection that they own is the one that all share.
 type leaseStates struct {
+	owner
 	// spread is between 0 and 1000, and makes the pauses of clients differ.
-	spread         int64
-	now            int64
-	effects        []effect
-	logs           []effect
-	leases         []*leaseState
-	requests       []*request
-	undos          []*undo
-	giveBacks      []*giveBack
-	calls          []*call
-	links          map[int]*link
-	shared         int
-	calling        *call // on the connection that all share
-	lastCall       int
-	lastConnection int
-	beats          int // in a row
-	isOut          bool
-	isLossLogged   bool
-	closedAt       int64
-	isDone         bool
+	spread, now   int64
+	effects, logs []effect
+	leases        []*leaseState
+	requests      []*request
+	undos         []*undo
+	giveBacks     []*giveBack
+	calls         []*call
+	links         []*link
+	calling       *call // on the connection that all share
+	lastCall      int
+	lastLink      int
+	beats         int // in a row
+	isOut         bool
+	isLossLogged  bool
+	closedAt      int64
+	isDone        bool
 }
 
 func newLeaseStates(spread int64) *leaseStates {
-	return &leaseStates{spread: spread, closedAt: never, links: map[int]*link{}}
+	return &leaseStates{spread: spread, closedAt: never}
 }
 
 // What the program asks. Each of these is an input, within a step
@@ -240,21 +224,11 @@ func (s *leaseStates) acquire(a ask) *request {
 	return r
 }
 
-// row is the claim of a row lease by the worker's own statement, whose time is not known.
-type row struct {
-	ID     string `json:"id"`
-	Table  string `json:"table"`
-	Key    string `json:"key"`
-	Token  int64  `json:"token"`
-	TTL    int64  `json:"ttl"`
-	AtMost int64  `json:"at_most"`
-}
-
-func (s *leaseStates) keepRow(c row) {
-	r := s.acquire(ask{ID: c.ID, Names: []string{c.Key}, TTL: c.TTL, AtMost: c.AtMost, Named: true})
-	if !r.isOver {
-		r.table = c.Table
-		s.granted(r, r.Names, c.Token, s.now-c.TTL)
+// keepRow keeps the row whose key is the name that is asked for: the worker's own statement has
+// claimed it, at a time that is not known.
+func (s *leaseStates) keepRow(a ask, table string, token int64) {
+	if r := s.acquire(a); !r.isOver {
+		s.granted(r, token, s.now-r.TTL, table)
 	}
 }
 
@@ -272,12 +246,11 @@ func (s *leaseStates) release(key string) {
 	case l == nil:
 	case l.holds():
 		s.giveBack(l, false)
-	case l.state == lost && len(l.rest) > 0 && !s.isDone:
-		s.remove(l)
-		s.giveBack(l, false)
 	case l.state == lost:
 		s.remove(l)
-		s.hangUp(&l.session)
+		if l.isOver = len(l.rest) == 0; !l.isOver && !s.isDone {
+			s.giveBack(l, false)
+		}
 	}
 }
 
@@ -338,7 +311,7 @@ func (s *leaseStates) close() {
 	for _, r := range slices.Clone(s.requests) {
 		s.finish(r, effect{Error: "Closed"})
 	}
-	for _, l := range slices.Clone(s.leases) {
+	for _, l := range s.leases {
 		if l.holds() {
 			s.giveBack(l, false)
 		}
@@ -349,44 +322,42 @@ func (s *leaseStates) close() {
 
 // sent tells that the connection of a call with Open is there, and that it is sent next.
 func (s *leaseStates) sent(number int) {
-	if c := s.call(number); c != nil && c.sent < 0 {
-		c.sent, c.until = s.now, s.now+c.limit
+	if c := s.call(number); c != nil && c.Open {
 		s.isSent(c)
 	}
 }
 
 func (s *leaseStates) isSent(c *call) {
-	for _, l := range c.leases {
-		if strings.HasPrefix(c.do, "keep") {
+	c.Open, c.sent, c.until = false, s.now, s.now+c.Limit
+	if c.giveBack == nil {
+		for _, l := range c.leases {
 			l.isAnswered = false
 		}
 	}
 }
 
-// grant, outcome, and so on are what a call is answered with, each the rows of its statement.
-type (
-	grant struct {
-		names []string
-		token int64
-	}
-	taken struct {
-		Holder    string `json:"holder"`
-		Remaining int64  `json:"remaining"`
-		State     string `json:"state"`
-	}
-	outcome struct {
-		is                 string
-		remaining, againIn int64 // below 0: none is told
-		code               string
-	}
-	answer struct {
-		grants   []grant
-		taken    *taken
-		outcomes []outcome
-		released []bool
-		undone   int64
-	}
-)
+// outcome is a row of a renewal. Below 0 nothing is told of a time.
+type outcome struct {
+	is                 string
+	remaining, againIn int64
+	code               string
+}
+
+// taken is of whoever has the lease that was asked for.
+type taken struct {
+	Holder    string
+	Remaining int64
+	State     string
+}
+
+// answer is what a call is answered with: an acquire with a token, or taken.
+type answer struct {
+	token    int64
+	taken    *taken
+	outcomes []outcome
+	released []bool
+	undone   int64
+}
 
 func (s *leaseStates) answered(number int, a answer) {
 	c := s.call(number)
@@ -394,21 +365,16 @@ func (s *leaseStates) answered(number int, a answer) {
 		return
 	}
 	s.over(c)
-	s.isOut, s.isLossLogged = false, false
-	if link := s.links[c.on]; link != nil {
-		if link.errors = 0; link.isLeaving {
-			s.hangUp(&c.on)
-		}
-	}
-	switch c.do {
-	case "acquire":
-		s.acquireAnswered(c, a)
-	case "keep", "keep_row":
+	s.isOut, s.isLossLogged, c.link.errors = false, false, 0
+	switch {
+	case c.request != nil:
+		s.acquireAnswered(c, c.request, a)
+	case c.undo != nil:
+		s.undoAnswered(c.undo, a.undone)
+	case c.giveBack != nil:
+		s.releaseAnswered(c.giveBack, a.released)
+	default:
 		s.keepAnswered(c, a.outcomes)
-	case "release":
-		s.releaseAnswered(c, a.released)
-	case "undo":
-		s.undoAnswered(c, a.undone)
 	}
 }
 
@@ -422,12 +388,17 @@ func (s *leaseStates) failed(number int, code string, broken bool) {
 
 func (s *leaseStates) disconnected(on int) {
 	for _, c := range s.calls {
-		if c.on == on {
+		if c.On == on {
 			s.callFailed(c, "ended", true)
 			return
 		}
 	}
-	s.leave(on)
+	for _, one := range s.links {
+		if one.number == on {
+			s.leave(one)
+			return
+		}
+	}
 }
 
 func (s *leaseStates) died() {
@@ -457,43 +428,33 @@ func (s *leaseStates) remaining(now int64, key string) int64 {
 // wake is when to tick, at the latest; never where there is nothing to do.
 func (s *leaseStates) wake(now int64) int64 {
 	next := never
-	at := func(times ...int64) { next = min(next, slices.Min(times)) }
+	at := func(time int64, isSo bool) {
+		if isSo {
+			next = min(next, time)
+		}
+	}
+	isFree := s.calling == nil
 	for _, c := range s.calls {
-		at(c.until)
+		at(c.until, true)
 	}
 	for _, g := range s.giveBacks {
-		at(g.until)
-		if s.calling == nil && g.call == 0 {
-			at(g.at)
-		}
+		at(g.until, true)
+		at(g.at, isFree && !g.isCalling)
 	}
 	for _, u := range s.undos {
-		if u.call == 0 {
-			at(u.at)
-		}
+		at(u.at, !u.isCalling)
 	}
 	for _, r := range s.requests {
-		if !r.isAsking && len(r.leases) == 0 {
-			at(r.until + longestQueue)
-			if r.undoing == nil && (r.own() || s.calling == nil) {
-				at(r.at)
-			}
-		}
+		isAtRest := !r.isAsking && r.lease == nil
+		at(r.until+longestQueue, isAtRest)
+		at(r.at, isAtRest && r.undoing == nil && (r.isOwn() || isFree))
 	}
 	for _, l := range s.leases {
-		if l.lives() {
-			at(l.atMost, now+lookAgain)
-			if l.touched == 0 {
-				at(l.deadline)
-			}
-			if !l.rests() && l.call == 0 && (l.own() > 0 || s.calling == nil) {
-				at(l.beatAt)
-			}
-		}
+		at(min(l.atMost, now+lookAgain), l.lives())
+		at(l.deadline, l.lives() && l.touched == 0)
+		at(l.beatAt, l.lives() && !l.waits() && (l.isOwn() || isFree))
 	}
-	if s.closedAt < never && !s.isDone {
-		at(s.closedAt + closing)
-	}
+	at(s.closedAt+closing, s.closedAt < never && !s.isDone)
 	if next == never {
 		return never
 	}
@@ -508,6 +469,7 @@ func (s *leaseStates) step(now int64, answered int, decide func()) []effect {
 	s.now, s.effects, s.logs = now, s.effects[:0], nil
 	s.endByClock(answered)
 	decide()
+	s.endLinks()
 	s.send()
 	for _, l := range s.logs {
 		// An outage is one line of the log, and so are the losses by it.
@@ -546,25 +508,24 @@ func (s *leaseStates) endByClock(answered int) {
 	}
 	isLate := !s.isDone && s.now >= s.closedAt+closing
 	for _, c := range slices.Clone(s.calls) {
-		if isLate || c.number != answered && c.until <= s.now {
+		if isLate || c.Call != answered && c.until <= s.now {
 			s.callFailed(c, "no answer", true)
 		}
 	}
-	if isLate {
-		s.undos = nil
+	for _, u := range s.undos {
+		u.isOver = u.isOver || isLate
 	}
 	for _, g := range slices.Clone(s.giveBacks) {
-		if g.call == 0 && (isLate || g.until <= s.now) {
-			s.givenBack(g, "unconfirmed")
+		if !g.isCalling && (isLate || g.until <= s.now) {
+			s.givenBack(g)
 		}
 	}
 	for _, r := range slices.Clone(s.requests) {
-		isStuck := r.undoing != nil && s.now >= r.until || s.now >= r.until+longestQueue
 		switch {
-		case r.isAsking || len(r.leases) > 0 || !isStuck:
-		case r.undoing != nil:
+		case r.isAsking || r.lease != nil:
+		case r.undoing != nil && s.now >= r.until:
 			s.finish(r, effect{Error: "NoAnswer", InDoubt: true})
-		default:
+		case s.now >= r.until+longestQueue:
 			s.finish(r, effect{Error: "NoConnection"})
 		}
 	}
@@ -574,24 +535,22 @@ func (s *leaseStates) endByClock(answered int) {
 
 func (s *leaseStates) send() {
 	for _, r := range slices.Clone(s.requests) {
-		if r.own() && s.isDue(r) {
+		if r.isOwn() && s.isDue(r) {
 			s.try(r)
 		}
 	}
+	s.undos = slices.DeleteFunc(s.undos, func(u *undo) bool { return u.isOver })
 	for _, u := range s.undos {
-		if u.call == 0 && u.at <= s.now {
-			c := &call{do: "undo", undo: u, limit: ownLimit(u.ttl)}
-			s.start(c, &u.on, effect{Names: u.names, Holder: u.holder})
-			u.call = c.number
+		if !u.isCalling && u.at <= s.now {
+			u.isCalling = true
+			s.start(&call{undo: u, effect: effect{
+				Do: "undo", Names: u.names, Holder: u.holder, Limit: ownLimit(u.ttl),
+			}}, &u.owner)
 		}
 	}
 	for _, l := range s.leases {
-		if l.own() > 0 && l.call == 0 && l.beatAt <= s.now {
-			on := &l.on
-			if l.isSession {
-				on = &l.session
-			}
-			s.keep([]*leaseState{l}, on)
+		if l.isOwn() && !l.isCalling && l.beatAt <= s.now {
+			s.keep([]*leaseState{l}, &l.owner)
 		}
 	}
 	if s.calling == nil {
@@ -601,7 +560,7 @@ func (s *leaseStates) send() {
 }
 
 func (s *leaseStates) isDue(r *request) bool {
-	return !r.isAsking && r.undoing == nil && len(r.leases) == 0 && r.at <= s.now
+	return !r.isAsking && r.undoing == nil && r.lease == nil && r.at <= s.now
 }
 
 func (s *leaseStates) sendShared() {
@@ -611,14 +570,13 @@ func (s *leaseStates) sendShared() {
 			beat = l
 		}
 	}
-	isDue := func(g *giveBack) bool { return g.at <= s.now && g.call == 0 }
-	gives := slices.IndexFunc(s.giveBacks, isDue)
-	asks := slices.IndexFunc(s.requests, func(r *request) bool { return !r.own() && s.isDue(r) })
+	gives := slices.IndexFunc(s.giveBacks, s.isReleaseDue)
+	asks := slices.IndexFunc(s.requests, func(r *request) bool { return !r.isOwn() && s.isDue(r) })
 	// Heartbeats go first; after two of them something else has its turn.
 	switch isOthersTurn := s.beats >= mostBeats && (gives >= 0 || asks >= 0); {
 	case beat != nil && !isOthersTurn:
 		s.beats++
-		s.keep(s.goAlong(beat), &s.shared)
+		s.keep(s.goAlong(beat), &s.owner)
 		return
 	case gives >= 0:
 		s.sendRelease(s.together(s.giveBacks[gives]))
@@ -629,7 +587,7 @@ func (s *leaseStates) sendShared() {
 }
 
 func (s *leaseStates) isBeatDue(l *leaseState, by int64) bool {
-	return l.lives() && !l.rests() && l.call == 0 && l.own() == 0 && l.beatAt <= by
+	return l.lives() && !l.waits() && !l.isOwn() && l.beatAt <= by
 }
 
 // goAlong are the leases that are due soon, the due ones first, in whole leases. A row is confirmed
@@ -659,42 +617,40 @@ func within[T any](most int, some []T, of func(T) int) []T {
 	return some
 }
 
-func (s *leaseStates) keep(leases []*leaseState, on *int) {
-	c := &call{do: "keep", leases: leases, limit: s.limit(never)}
+func (s *leaseStates) keep(leases []*leaseState, by *owner) {
+	do := "keep"
 	if leases[0].table != "" {
-		c.do = "keep_row"
+		do = "keep_row"
 	}
-	s.start(c, on, effect{Table: leases[0].table})
+	s.start(&call{leases: leases, effect: effect{Do: do, Limit: s.limit(never)}}, by)
 }
 
-// start sends a call, on the connection whose number is kept there.
-func (s *leaseStates) start(c *call, on *int, e effect) {
+// start sends a call, on the connection of its owner.
+func (s *leaseStates) start(c *call, by *owner) {
 	s.lastCall++
-	c.number, c.sent, c.until = s.lastCall, s.now, s.now+c.limit
-	if *on == 0 {
-		s.lastConnection++
-		*on, e.Open = s.lastConnection, true
-		s.links[*on] = &link{place: on}
-		c.sent, c.until = -1, s.now+max(c.limit, shortestOpening)
-	} else {
-		s.isSent(c)
-	}
-	if c.on = *on; on == &s.shared {
-		s.calling = c
-	}
-	s.calls = append(s.calls, c)
-	e.Call, e.Do, e.On, e.Limit = c.number, c.do, c.on, c.limit
+	c.Call = s.lastCall
 	for _, l := range c.leases {
-		l.call = c.number
 		names := l.names
-		if c.do == "release" && len(l.rest) > 0 {
+		if c.giveBack != nil && len(l.rest) > 0 {
 			names = l.rest
 		}
-		for _, name := range names {
-			e.Names, e.Tokens = append(e.Names, name), append(e.Tokens, l.token)
-		}
+		c.Names, c.Table, l.isCalling = append(c.Names, names...), l.table, true
+		c.Tokens = append(c.Tokens, slices.Repeat([]int64{l.token}, len(names))...)
 	}
-	s.effects = append(s.effects, e)
+	if by == &s.owner {
+		s.calling = c
+	}
+	if by.link != nil {
+		s.isSent(c)
+	} else {
+		s.lastLink++
+		by.link = &link{number: s.lastLink, owner: by}
+		s.links = append(s.links, by.link)
+		c.Open, c.until = true, s.now+max(c.Limit, shortestOpening)
+	}
+	c.link, c.On, by.link.isBusy = by.link, by.link.number, true
+	s.calls = append(s.calls, c)
+	s.effects = append(s.effects, c.effect)
 }
 
 // limit is a third of the smallest ttl of all that are held, and of what is asked for.
@@ -723,9 +679,17 @@ func growing(tries int, longest int64) int64 { return min(firstRetry<<min(tries-
 
 func longestWait(ttl int64) int64 { return min(max(ttl/3, shortestWait), longestPause) }
 
+func smallestTTL(leases []*leaseState) int64 {
+	smallest := never
+	for _, l := range leases {
+		smallest = min(smallest, l.ttl)
+	}
+	return smallest
+}
+
 func (s *leaseStates) call(number int) *call {
 	for _, c := range s.calls {
-		if c.number == number {
+		if c.Call == number {
 			return c
 		}
 	}
@@ -757,20 +721,20 @@ func without[T comparable](some []T, one T) []T {
 func (s *leaseStates) remove(l *leaseState) { s.leases = without(s.leases, l) }
 
 func (s *leaseStates) over(c *call) {
-	if s.calls = without(s.calls, c); s.calling == c {
+	s.calls, c.link.isBusy = without(s.calls, c), false
+	if s.calling == c {
 		s.calling = nil
 	}
 	for _, l := range c.leases {
-		l.call = 0
+		l.isCalling = false
 	}
-	if c.request != nil {
+	switch {
+	case c.request != nil:
 		c.request.isAsking = false
-	}
-	if c.undo != nil {
-		c.undo.call = 0
-	}
-	if c.giveBack != nil {
-		c.giveBack.call = 0
+	case c.undo != nil:
+		c.undo.isCalling = false
+	case c.giveBack != nil:
+		c.giveBack.isCalling = false
 	}
 }
 
@@ -795,6 +759,7 @@ func passes(code string) bool {
 }
 
 func isConflict(code string) bool { return code == "40001" || code == "40P01" }
+func isLocked(code string) bool   { return code == "55P03" || isConflict(code) }
 
 // isSQLState tells it from our own words.
 func isSQLState(code string) bool {
@@ -803,204 +768,181 @@ func isSQLState(code string) bool {
 
 func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
 	s.over(c)
-	isOpening := c.sent < 0
-	if isOpening && code == "no answer" {
+	if c.Open && code == "no answer" {
 		code = "connect"
 	}
-	if link := s.links[c.on]; link != nil {
-		if !isConflict(code) && code != "55P03" {
-			link.errors++
-		}
-		// A second error in a row: another connection.
-		if isOpening || isBroken || isOfConnection(code) || code == "panicked" ||
-			link.errors > 1 || link.isLeaving {
-			s.effects = append(s.effects, effect{Cut: c.on})
-			s.leave(c.on)
-		}
+	if !isLocked(code) {
+		c.link.errors++
+	}
+	// A second error in a row: another connection.
+	isUseless := c.Open || isBroken || isOfConnection(code) || code == "panicked" || c.link.errors > 1
+	if isUseless || c.link.owner.link != c.link {
+		s.effects = append(s.effects, effect{Cut: c.On})
+		s.leave(c.link)
 	}
 	switch {
 	case c.request != nil:
-		s.acquireFailed(c, c.request, code, isOpening)
+		s.acquireFailed(c, c.request, code)
 	case c.undo != nil:
 		s.undoFailed(c.undo, code)
 	case c.giveBack != nil:
-		s.releaseFailed(c.giveBack, code, isOpening)
+		s.releaseFailed(c.giveBack, code, c.Open)
 	default:
-		s.keepFailed(c, code, isOpening)
+		s.keepFailed(c, code)
 	}
 }
 
 // leave forgets a connection, which has ended. Session leases end with theirs.
-func (s *leaseStates) leave(on int) {
-	link := s.links[on]
-	if link == nil {
+func (s *leaseStates) leave(of *link) {
+	if s.links = without(s.links, of); of.owner.link != of {
 		return
 	}
-	*link.place = 0
-	delete(s.links, on)
-	for _, l := range slices.Clone(s.leases) {
-		if l.isSession && l.session == 0 && l.lives() {
+	of.owner.link = nil
+	for _, l := range s.leases {
+		if &l.owner == of.owner && l.request.Session && l.lives() {
 			s.lose(l, ReasonSession, nil)
+			return
 		}
 	}
 }
 
-// hangUp ends a connection that nobody needs any more.
-func (s *leaseStates) hangUp(on *int) {
-	isBusy := slices.ContainsFunc(s.calls, func(c *call) bool { return c.on == *on })
-	switch {
-	case *on == 0:
-	case isBusy:
-		s.links[*on] = &link{place: new(int), isLeaving: true}
-	default:
-		s.effects = append(s.effects, effect{HangUp: *on})
-		delete(s.links, *on)
-	}
-	*on = 0
-}
-
-// move has another place keep the number.
-func (s *leaseStates) move(from, to *int) {
-	if *to, *from = *from, 0; *to > 0 {
-		s.links[*to].place = to
+// endLinks ends the connections that nobody needs any more.
+func (s *leaseStates) endLinks() {
+	for _, one := range slices.Clone(s.links) {
+		if !one.isBusy && (one.owner.link != one || one.owner.isOver) {
+			s.effects = append(s.effects, effect{HangUp: one.number})
+			s.leave(one)
+		}
 	}
 }
 
 // rest ends the shared connection with the last lease, and tells when a closed fence is done.
 func (s *leaseStates) rest() {
-	isIdle := len(s.calls)+len(s.giveBacks)+len(s.requests) == 0 &&
-		!slices.ContainsFunc(s.leases, (*leaseState).lives)
-	switch {
-	case isIdle && s.closedAt < never && !s.isDone:
-		s.isDone, s.undos = true, nil
-		for _, on := range slices.Sorted(maps.Keys(s.links)) {
-			s.hangUp(s.links[on].place)
+	if len(s.calls)+len(s.giveBacks)+len(s.requests) > 0 ||
+		slices.ContainsFunc(s.leases, (*leaseState).lives) {
+		return
+	}
+	isDone := s.closedAt < never && !s.isDone
+	if isDone {
+		s.undos = nil
+		for _, one := range s.links {
+			one.owner.isOver = true
 		}
+	} else if len(s.undos) == 0 {
+		s.link = nil
+	}
+	s.endLinks()
+	if isDone {
+		s.isDone = true
 		s.effects = append(s.effects, effect{Closed: true})
-	case isIdle && len(s.undos) == 0:
-		s.hangUp(&s.shared)
 	}
 }
 
 // Renewals
 
 func (s *leaseStates) keepAnswered(c *call, outcomes []outcome) {
-	kept := 0 // whole leases
-	isKept := func(of []outcome) bool {
-		return !slices.ContainsFunc(of, func(o outcome) bool { return o.is != "kept" })
+	isKept := func(o outcome) bool { return o.is == "kept" }
+	parts, gotOn := make([][]outcome, len(c.leases)), false
+	for i, l := range c.leases {
+		parts[i], outcomes = outcomes[:len(l.names)], outcomes[len(l.names):]
+		gotOn = gotOn || all(parts[i], isKept)
 	}
-	for at, i := 0, 0; i < len(c.leases); i++ {
-		count := len(c.leases[i].names)
-		if isKept(outcomes[at : at+count]) {
-			kept++
-		}
-		at += count
+	for i, l := range c.leases {
+		s.renewal(l, parts[i], c.sent, gotOn)
 	}
-	for _, l := range c.leases {
-		mine := outcomes[:len(l.names)]
-		outcomes = outcomes[len(l.names):]
-		s.renewal(l, mine, c.sent, kept > 0)
-	}
+}
+
+func all[T any](some []T, is func(T) bool) bool {
+	return !slices.ContainsFunc(some, func(one T) bool { return !is(one) })
 }
 
 // renewal takes the outcomes of the names of a lease.
 func (s *leaseStates) renewal(l *leaseState, of []outcome, sent int64, gotOn bool) {
-	remaining, again, isAgainTold := never, never, false
-	kept, gone, refused := 0, 0, 0
-	var rest []string
-	advice, isMixed := "", len(of) > 1
+	remaining, again, advice := never, int64(-1), ""
+	count, rest := map[string]int{}, []string(nil)
 	for i, o := range of {
+		count[o.is]++
 		remaining = min(remaining, o.remaining)
-		if o.againIn >= 0 {
-			again, isAgainTold = min(again, o.againIn), true
+		if o.againIn >= 0 && (again < 0 || o.againIn < again) {
+			again = o.againIn
 		}
-		switch o.is {
-		case "kept":
-			kept++
-		case "lost":
-			gone++
-		case "refused":
-			if refused++; o.code == "42501" && l.table == "" {
-				advice = "other role"
-			}
-		}
-		if isMixed && (o.is == "kept" || o.is == "later") {
+		if o.is == "kept" || o.is == "later" {
 			rest = append(rest, l.names[i])
 		}
+		if o.code == "42501" && l.table == "" {
+			advice = "other role"
+		}
 	}
-	isKept, isOver := kept == len(of), gone+refused > 0
+	isOver := count["lost"]+count["refused"] > 0
 	l.isAnswered = true
 	switch {
 	case !l.lives(), isOver && l.resting > 0:
-	case l.isEnding && gone == len(of):
+	case l.isEnding && count["lost"] == len(of):
 		s.end(l, "")
+	case count["lost"] > 0:
+		s.lose(l, ReasonGone, rest)
 	case isOver:
-		reason := ReasonGone
-		if gone == 0 {
-			reason, l.advice = ReasonRefused, advice
-		}
-		s.lose(l, reason, rest)
-	case isKept:
+		l.advice = advice
+		s.lose(l, ReasonRefused, rest)
+	case count["kept"] == len(of):
 		s.renewed(l, sent, remaining, again)
+	case again == 0 && gotOn:
+		// Out of locks: at once, in another transaction, as long as that helps.
+		l.beatAt = s.now
+		l.shake()
 	default:
-		l.state = l.shaken()
-		switch least := l.least(l.deadline - s.now); {
-		case !isAgainTold, again == 0 && !gotOn:
-			l.beatAt = s.now + max(s.pause(l.ttl), least)
-		case again == 0:
-			l.beatAt = s.now
-		default:
-			l.beatAt = s.now + max(again, least)
+		if again <= 0 {
+			again = s.pause(l.ttl)
 		}
+		l.beatAt = s.now + max(again, l.least(l.deadline-s.now))
+		l.shake()
 	}
 }
 
-// shaken is the state after an answer that was none, or neither yes nor no.
-func (l *leaseState) shaken() state {
+// shake is after an answer that was none, or neither yes nor no.
+func (l *leaseState) shake() {
 	if l.holds() {
-		return unsure
+		l.state = unsure
 	}
-	return l.state
 }
 
 func (s *leaseStates) renewed(l *leaseState, sent, remaining, again int64) {
-	deadline, was, least := sent+window(remaining), l.state, l.least(remaining)
-	l.beatAt = sent + min(max(again, least), remaining/beatsPerTTL)
+	if again < 0 {
+		again = never
+	}
+	l.beatAt = sent + min(max(again, l.least(remaining)), remaining/beatsPerTTL)
+	was, deadline := l.state, sent+window(remaining)
 	if deadline <= s.now {
 		return
 	}
 	l.deadline, l.state, l.isEnding = deadline, held, false
-	if was == confirming {
-		s.hangUp(&l.on)
-		s.event("acquired", l)
-		s.settle(l.request)
-	} else {
+	if was != confirming {
 		s.event("renewed", l)
+		return
 	}
+	if !l.request.Session {
+		l.link = nil
+	}
+	s.endLinks()
+	s.event("acquired", l)
+	s.settle(l.request)
 }
 
 // window is what is believed of a span that the server counts from a later moment, by another
 // clock.
 func window(span int64) int64 { return span - (span+49)/50 }
 
-func (s *leaseStates) keepFailed(c *call, code string, isOpening bool) {
-	reason := Reason("")
-	isOfStatement := !isOpening && slices.Contains([]string{"42501", "42883", "3F000"}, code)
+func (s *leaseStates) keepFailed(c *call, code string) {
+	isNeverKept := !c.Open && slices.Contains([]string{"42501", "42883", "3F000"}, code)
 	// What confirms a row may be wrong in itself: a name, or a value of the key.
-	if isOfStatement || c.leases[0].confirmsRow() && !passes(code) {
-		reason = ReasonRefused
-	}
-	smallest := never
-	for _, l := range c.leases {
-		smallest = min(smallest, l.ttl)
-	}
-	again := s.now + s.pause(smallest)
+	isRefused := isNeverKept || c.leases[0].confirmsRow() && !passes(code)
+	again := s.now + s.pause(smallestTTL(c.leases))
 	switch {
 	case code == "unsent":
 		again = s.now
 	case code == "panicked":
 		s.died()
-	case reason == "" && !s.isOut && slices.ContainsFunc(c.leases, (*leaseState).lives):
+	case !isRefused && !s.isOut && slices.ContainsFunc(c.leases, (*leaseState).lives):
 		s.effects = append(s.effects, effect{Log: "not renewed", Code: code})
 		if s.isOut = true; isOfConnection(code) {
 			again = s.now
@@ -1008,9 +950,10 @@ func (s *leaseStates) keepFailed(c *call, code string, isOpening bool) {
 	}
 	for _, l := range c.leases {
 		if l.lives() {
-			l.beatAt, l.state = again, l.shaken()
-			if reason != "" && l.resting == 0 {
-				s.lose(l, reason, nil)
+			l.beatAt = again
+			l.shake()
+			if isRefused && l.resting == 0 {
+				s.lose(l, ReasonRefused, nil)
 			}
 		}
 	}
@@ -1019,53 +962,40 @@ func (s *leaseStates) keepFailed(c *call, code string, isOpening bool) {
 // Acquires
 
 func (s *leaseStates) try(r *request) {
-	if !r.isAsking {
-		r.isAsking = true
-		s.asked(r)
-	}
-}
-
-func (s *leaseStates) asked(r *request) {
-	on, limit, wait := &r.on, ownLimit(r.TTL), int64(0)
-	if !r.own() {
-		on, limit = &s.shared, min(limit, s.limit(never))
+	by, limit, wait := &r.owner, ownLimit(r.TTL), int64(0)
+	if !r.isOwn() {
+		by, limit = &s.owner, min(limit, s.limit(never))
 	} else if r.isOne() {
 		// A longer one would hold back vacuum.
 		wait = max(0, min(r.until-s.now, portion))
 	}
-	c := &call{do: "acquire", request: r, limit: limit + wait}
-	c.isReclaim = r.Reclaim || r.doubt != nil && r.reclaims()
-	s.start(c, on, effect{
-		For: r.ID, Names: r.Names, Wait: wait, Holder: r.holder(), Reclaim: c.isReclaim,
-	})
+	r.isAsking = true
+	s.start(&call{request: r, effect: effect{
+		Do: "acquire", For: r.ID, Names: r.Names, Wait: wait, Holder: r.holder(), Limit: limit + wait,
+		Reclaim: r.Reclaim || r.doubt != nil && r.reclaims(),
+	}}, by)
 }
 
-func (s *leaseStates) acquireAnswered(c *call, a answer) {
-	r := c.request
+func (s *leaseStates) acquireAnswered(c *call, r *request, a answer) {
 	r.isOut = false
-	for _, g := range a.grants {
-		s.granted(r, g.names, g.token, c.sent)
-	}
 	if a.taken == nil {
+		s.granted(r, a.token, c.sent, "")
 		r.doubt = nil
 		s.settle(r)
-		s.leaveRequest(r)
 		return
 	}
-	isOwn := r.doubt != nil && a.taken.Holder == r.holder()
-	if r.doubt != nil && !isOwn && s.now >= r.doubt.until {
-		r.doubt = nil
-	}
 	until := r.until
+	// By its own first call, whose answer was lost.
+	isOwn := r.doubt != nil && a.taken.Holder == r.holder()
 	if isOwn {
-		// By its own first call, whose answer was lost.
 		until = max(until, r.doubt.until)
+	} else if r.doubt != nil && s.now >= r.doubt.until {
+		r.doubt = nil
 	}
 	switch {
 	case r.isOver:
 		s.undoDoubt(r)
-		s.leaveRequest(r)
-	case s.now < until && r.own() && r.isOne() && !isOwn:
+	case s.now < until && r.isOwn() && r.isOne() && !isOwn:
 		r.at = min(max(c.sent+afterPortion, s.now), until)
 	case s.now < until:
 		r.at = min(s.now+tryAgain, until)
@@ -1086,47 +1016,37 @@ func (s *leaseStates) acquireAnswered(c *call, a answer) {
 	}
 }
 
-func (s *leaseStates) granted(r *request, names []string, token, sent int64) {
+func (s *leaseStates) granted(r *request, token, sent int64, table string) {
 	l := &leaseState{
-		key: r.ID, names: names, token: token, ttl: r.TTL, table: r.table, request: r, state: confirming,
-		atMost: never, isAnswered: true, isSession: r.Session,
+		key: r.ID, names: r.Names, token: token, ttl: r.TTL, table: table, request: r, state: confirming,
+		atMost: never, isAnswered: true, deadline: s.now + r.TTL, beatAt: s.now,
 	}
-	l.deadline, l.beatAt = s.now+r.TTL, s.now
 	s.leases = append(s.leases, l)
-	if r.Session {
-		s.move(&r.on, &l.session)
+	firstBeat := sent + r.TTL/beatsPerTTL
+	isInTime := s.now < firstBeat
+	if r.link != nil && (r.Session || !r.isOver && !isInTime) {
+		// The server counts from a later moment: a renewal confirms it, over the same connection.
+		l.link, r.link = r.link, nil
+		l.link.owner = &l.owner
 	}
 	if r.isOver {
 		s.giveBack(l, false)
 		return
 	}
-	r.leases = append(r.leases, l)
-	if firstBeat := sent + r.TTL/beatsPerTTL; s.now < firstBeat {
+	if r.lease = l; isInTime {
 		l.state, l.deadline, l.beatAt = held, sent+window(r.TTL), firstBeat
 		s.event("acquired", l)
-	} else if r.on > 0 {
-		// The server counts from a later moment: a renewal confirms it, over the same connection.
-		s.move(&r.on, &l.on)
 	}
 }
 
-// settle answers an acquire when it is known of each lease whether it is held.
+// settle answers an acquire when it is known whether its lease is held.
 func (s *leaseStates) settle(r *request) {
-	isOpen := func(l *leaseState) bool { return l.state == confirming }
-	if r.isOver || r.isAsking || slices.ContainsFunc(r.leases, isOpen) {
-		return
-	}
-	keys := []string{}
-	for _, l := range r.leases {
-		if l.holds() {
-			keys = append(keys, l.key)
-		}
-	}
-	switch {
-	case len(keys) > 0:
-		s.finish(r, effect{Leases: keys})
-	case len(r.leases) > 0:
-		s.finish(r, effect{Error: "LeaseLost", Reason: r.leases[0].reason})
+	switch l := r.lease; {
+	case r.isOver || l == nil || l.state == confirming:
+	case l.holds():
+		s.finish(r, effect{Leases: []string{l.key}})
+	default:
+		s.finish(r, effect{Error: "LeaseLost", Reason: l.reason, Advice: l.advice})
 	}
 }
 
@@ -1137,57 +1057,47 @@ func (s *leaseStates) finish(r *request, reply effect) {
 	reply.Reply = r.ID
 	reply.InDoubt = reply.InDoubt || r.doubt != nil && isFailed && reply.Error != "LeaseTaken"
 	s.effects = append(s.effects, reply)
-	for _, l := range slices.Clone(r.leases) {
-		if isFailed && l.lives() {
-			s.giveBack(l, false)
-		}
+	if isFailed && r.lease != nil && r.lease.lives() {
+		s.giveBack(r.lease, false)
 	}
 	if !r.isAsking {
 		s.undoDoubt(r)
-		s.leaveRequest(r)
 	}
 }
 
-func (s *leaseStates) leaveRequest(r *request) {
-	if r.isOver && !r.isAsking {
-		s.hangUp(&r.on)
-	}
-}
-
-func (s *leaseStates) acquireFailed(c *call, r *request, code string, isOpening bool) {
+func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 	if code == "unsent" {
 		r.at = s.now
-		if r.isOver {
-			s.leaveRequest(r)
-		}
 		return
 	}
-	if !isOpening && !r.Session && isDoubtful(code) && r.doubt == nil {
-		r.doubt = &doubt{c.sent, c.sent + c.limit}
+	if !c.Open && !r.Session && isDoubtful(code) && r.doubt == nil {
+		r.doubt = &doubt{c.sent, c.sent + c.Limit}
 	}
 	if r.isOver {
 		s.undoDoubt(r)
-		s.leaveRequest(r)
 		return
 	}
 	r.tries++
-	mayPass := isConflict(code) || isOfConnection(code)
 	until, longest := r.until, longestWait(r.TTL)
 	if isConflict(code) {
 		until, longest = max(until, r.begun+s.patience(r.TTL)), tryAgain
 	}
-	pause := min(s.spreads(growing(r.tries, longest)), max(1, until-s.now))
+	mayPass := isConflict(code) || isOfConnection(code)
 	isStuck := r.doubt != nil && r.Named && !r.Reclaim
 	if r.doubt != nil && r.reclaims() && r.tries == 1 && isOfConnection(code) {
 		r.at = s.now
 		return
 	}
 	if !mayPass || isStuck || s.now >= until {
-		s.finish(r, notGranted(code, isOpening && r.doubt == nil))
+		s.finish(r, notGranted(code, c.Open && r.doubt == nil))
 		return
 	}
+	// An outage is told once, however many wait for its end.
 	if !isConflict(code) {
-		s.waitsForOutage(r, code)
+		if !slices.ContainsFunc(s.requests, func(r *request) bool { return r.isOut }) {
+			s.effects = append(s.effects, effect{Log: "not acquired", Key: r.ID, Code: code})
+		}
+		r.isOut = true
 	}
 	if r.doubt != nil && !r.reclaims() {
 		// Undone before the next try, which has another holder: an undo that comes late does not
@@ -1196,16 +1106,8 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string, isOpening 
 		r.undoing = s.undoDoubt(r)
 		r.series++
 	} else {
-		r.at = s.now + pause
+		r.at = s.now + min(s.spreads(growing(r.tries, longest)), max(1, until-s.now))
 	}
-}
-
-// waitsForOutage tells an outage once, however many wait for its end.
-func (s *leaseStates) waitsForOutage(r *request, code string) {
-	if !slices.ContainsFunc(s.requests, func(r *request) bool { return r.isOut }) {
-		s.effects = append(s.effects, effect{Log: "not acquired", Key: r.ID, Code: code})
-	}
-	r.isOut = true
 }
 
 func notGranted(code string, isOpening bool) effect {
@@ -1239,14 +1141,10 @@ func (s *leaseStates) undoDoubt(r *request) *undo {
 	return u
 }
 
-func (s *leaseStates) undoAnswered(c *call, released int64) {
-	u := c.undo
-	if u.tries++; released > 0 || s.now >= u.until {
-		s.forget(u)
-	} else {
-		// The call that it is about may still come.
-		u.at = min(s.now+tryAgain, u.until)
-	}
+func (s *leaseStates) undoAnswered(u *undo, released int64) {
+	u.tries++
+	// The call that it is about may still come.
+	u.isOver, u.at = released > 0 || s.now >= u.until, min(s.now+tryAgain, u.until)
 	for _, r := range s.requests {
 		if r.undoing == u {
 			r.undoing, r.at = nil, s.now
@@ -1255,20 +1153,12 @@ func (s *leaseStates) undoAnswered(c *call, released int64) {
 }
 
 func (s *leaseStates) undoFailed(u *undo, code string) {
-	if u.tries++; code == "unsent" {
-		u.at = s.now
-	} else {
-		u.at = s.now + s.spreads(growing(u.tries, longestPause))
+	u.tries++
+	if u.at = s.now; code != "unsent" {
+		u.at += s.spreads(growing(u.tries, longestPause))
 	}
-	mayPass := isOfConnection(code) || isConflict(code) || code == "55P03" || code == "panicked"
-	if !mayPass || u.at >= u.gaveUpAt {
-		s.forget(u)
-	}
-}
-
-func (s *leaseStates) forget(u *undo) {
-	s.undos = without(s.undos, u)
-	s.hangUp(&u.on)
+	mayPass := isOfConnection(code) || isLocked(code) || code == "panicked"
+	u.isOver = !mayPass || u.at >= u.gaveUpAt
 }
 
 // What is given back
@@ -1276,24 +1166,28 @@ func (s *leaseStates) forget(u *undo) {
 func (s *leaseStates) giveBack(l *leaseState, isInDoubt bool) {
 	g := &giveBack{
 		leases: []*leaseState{l}, at: s.now, until: s.now + s.patience(l.ttl),
-		isInDoubt: isInDoubt || l.isEnding || l.rests(),
+		isInDoubt: isInDoubt || l.isEnding || l.resting > 0 || l.touched > 0,
 	}
 	g.isAlone = g.isInDoubt || l.table != ""
-	s.hangUp(&l.on)
+	if !l.request.Session {
+		l.link = nil
+	}
 	if l.state != lost {
 		l.state = releasing
 	}
 	s.giveBacks = append(s.giveBacks, g)
 }
 
+func (s *leaseStates) isReleaseDue(g *giveBack) bool { return g.at <= s.now && !g.isCalling }
+
 // together are the releases that go in one call.
 func (s *leaseStates) together(first *giveBack) *giveBack {
 	if first.isAlone {
 		return first
 	}
-	some := []*giveBack{}
+	var some []*giveBack
 	for _, g := range s.giveBacks {
-		if !g.isAlone && g.at <= s.now && g.call == 0 {
+		if !g.isAlone && s.isReleaseDue(g) {
 			some = append(some, g)
 		}
 	}
@@ -1313,85 +1207,71 @@ func (s *leaseStates) together(first *giveBack) *giveBack {
 }
 
 func (s *leaseStates) sendRelease(g *giveBack) {
-	smallest := never
+	// The connection of a session lease serves where there is no shared one.
+	by, first := &s.owner, g.leases[0]
+	isOwn := first.request.Session && first.link != nil && !first.link.isBusy
+	if isOwn && s.link == nil && len(g.leases) == 1 {
+		by = &first.owner
+	}
+	g.isCalling = true
+	limit := min(s.limit(never), ownLimit(smallestTTL(g.leases)))
+	s.start(&call{giveBack: g, leases: g.leases, effect: effect{Do: "release", Limit: limit}}, by)
+}
+
+func (s *leaseStates) releaseAnswered(g *giveBack, is []bool) {
+	s.giveBacks = without(s.giveBacks, g)
 	for _, l := range g.leases {
-		smallest = min(smallest, l.ttl)
-	}
-	limit := min(s.limit(never), ownLimit(smallest))
-	c := &call{do: "release", giveBack: g, leases: g.leases, limit: limit}
-	s.start(c, s.releasesOn(g), effect{Table: g.leases[0].table})
-	g.call = c.number
-}
-
-// releasesOn is the connection of a session lease where there is no shared one.
-func (s *leaseStates) releasesOn(g *giveBack) *int {
-	own := &g.leases[0].session
-	isBusy := func(c *call) bool { return c.on == *own }
-	if s.shared > 0 || *own == 0 || len(g.leases) > 1 || slices.ContainsFunc(s.calls, isBusy) {
-		return &s.shared
-	}
-	return own
-}
-
-func (s *leaseStates) releaseAnswered(c *call, is []bool) {
-	s.giveBacks = without(s.giveBacks, c.giveBack)
-	for _, l := range c.leases {
-		count := len(l.names)
-		if len(l.rest) > 0 {
-			count = len(l.rest)
-		}
+		count := cmp.Or(len(l.rest), len(l.names))
 		isGone := slices.Contains(is[:count], false)
 		is = is[count:]
-		hasSession := !l.isSession || l.session > 0
-		isKnown := !c.giveBack.isInDoubt && l.table == "" && s.now < l.deadline && hasSession
-		switch {
-		case l.state == lost:
-		case isGone && isKnown:
+		hasSession := !l.request.Session || l.link != nil
+		isKnown := !g.isInDoubt && l.table == "" && s.now < l.deadline && hasSession
+		if l.state == lost {
+			l.isOver = true
+		} else if isGone && isKnown {
 			s.lose(l, ReasonGone, nil)
 			s.remove(l)
-		default:
+			l.isOver = true
+		} else {
 			s.end(l, "")
 		}
-		s.hangUp(&l.session)
 	}
 }
 
 // givenBack ends it without an answer: the server keeps the leases until their ttl.
-func (s *leaseStates) givenBack(g *giveBack, reason Reason) {
+func (s *leaseStates) givenBack(g *giveBack) {
 	s.giveBacks = without(s.giveBacks, g)
 	for _, l := range g.leases {
-		if l.state != lost {
+		if l.state == lost {
+			l.isOver = true
+		} else {
 			s.log("not released", "")
-			s.end(l, reason)
+			s.end(l, "unconfirmed")
 		}
-		s.hangUp(&l.session)
 	}
 }
 
 func (s *leaseStates) releaseFailed(g *giveBack, code string, isOpening bool) {
-	isLocked := code == "55P03" || isConflict(code)
-	mayPass := isLocked || isOfConnection(code)
 	g.isInDoubt = g.isInDoubt || !isOpening && isDoubtful(code)
-	if !mayPass || s.now >= g.until {
-		s.givenBack(g, "unconfirmed")
+	if !isLocked(code) && !isOfConnection(code) || s.now >= g.until {
+		s.givenBack(g)
 		return
 	}
 	pause := max(shortestPause, (g.until-s.now)/4)
 	// At once where the connection had only ended before, and one by one where a lock is in the
 	// way.
-	if g.tries++; g.tries == 1 && (!isLocked || len(g.leases) > 1) || code == "unsent" {
+	if g.tries++; g.tries == 1 && (!isLocked(code) || len(g.leases) > 1) || code == "unsent" {
 		pause = 0
 	}
-	if isLocked {
+	g.at = s.now + pause
+	if isLocked(code) {
 		s.giveBacks = without(s.giveBacks, g)
 		for _, l := range g.leases {
 			one := *g
-			one.leases, one.at, one.isAlone = []*leaseState{l}, s.now+pause, true
+			one.leases, one.isAlone = []*leaseState{l}, true
 			s.giveBacks = append(s.giveBacks, &one)
 		}
-		return
 	}
-	g.at = s.now + pause
 }
 
 // Ends
@@ -1404,19 +1284,17 @@ func (s *leaseStates) lose(l *leaseState, reason Reason, rest []string) {
 		return
 	}
 	s.remove(l)
-	s.hangUp(&l.on)
-	if len(rest) > 0 {
+	if l.isOver = len(rest) == 0; !l.isOver {
 		s.giveBack(l, false)
-	} else {
-		s.hangUp(&l.session)
 	}
+	s.endLinks()
 	s.settle(l.request)
 }
 
 func (s *leaseStates) end(l *leaseState, reason Reason) {
-	l.state, l.reason = released, reason
+	l.state, l.reason, l.isOver = released, reason, true
 	s.remove(l)
-	s.hangUp(&l.session)
+	s.endLinks()
 	if l.isTold {
 		s.event("released", l)
 	}

@@ -7,8 +7,8 @@ import (
 	"path/filepath"
 	"reflect"
 	"runtime"
-	"slices"
 	"strconv"
+	"strings"
 	"testing"
 )
 
@@ -22,8 +22,8 @@ type vector struct {
 
 type step struct {
 	At       int64
-	In       map[string]json.RawMessage
-	Out      []map[string]any
+	In       map[string]any
+	Out      []any
 	Held     map[string]bool
 	Deadline map[string]int64
 	NextBeat map[string]int64 `json:"next_beat"`
@@ -55,11 +55,15 @@ func (v vector) play(t *testing.T) {
 	s, d := newLeaseStates(v.Spread), &leadState{spread: v.Spread}
 	for i, step := range v.Steps {
 		where := fmt.Sprintf("step %d at %d", i, step.At)
-		effects := input(t, s, d, step.At, step.In)
+		var effects []effect
+		for what, in := range step.In {
+			effects = input(t, s, d, step.At, what, in)
+		}
 		if len(effects) != len(step.Out) {
 			t.Fatalf("%s: %s instead of %s", where, text(effects), text(step.Out))
 		}
 		for i, expected := range step.Out {
+			expected := spread(expected).(map[string]any)
 			if is := fields(effects[i]); !isLike(is, expected) {
 				t.Fatalf("%s: %s instead of %s", where, text(is), text(expected))
 			}
@@ -88,18 +92,18 @@ func (v vector) play(t *testing.T) {
 // isLike tells whether all that is expected is there, in full; what is missing is 0, false or empty.
 func isLike(is, expected map[string]any) bool {
 	for key, value := range expected {
-		switch value := spread(value).(type) {
+		some, _ := is[key].([]any)
+		switch value := value.(type) {
 		case map[string]any: // so many of them
-			some, _ := is[key].([]any)
 			if float64(len(some)) != value["length"] {
 				return false
 			}
-		default:
-			missing := is[key] == nil && slices.Contains([]any{0.0, false, ""}, value)
-			if some, isList := value.([]any); isList {
-				missing = is[key] == nil && len(some) == 0
+		case []any:
+			if len(some)+len(value) > 0 && !reflect.DeepEqual(some, value) {
+				return false
 			}
-			if !missing && !reflect.DeepEqual(is[key], value) {
+		default:
+			if is[key] != value {
 				return false
 			}
 		}
@@ -108,29 +112,35 @@ func isLike(is, expected map[string]any) bool {
 }
 
 // spread writes out the shorthands: {"prefix": p, "count": n} in a list of names, and {"each": row,
-// "count": n} in a list of rows.
+// "count": n} in a list of rows. The keys of objects become those of Go's fields in lower case.
 func spread(value any) any {
-	some, isList := value.([]any)
-	if !isList {
-		return value
-	}
-	all := []any{}
-	for _, one := range some {
-		of, _ := one.(map[string]any)
-		count, isShort := of["count"].(float64)
-		if !isShort {
-			all = append(all, spread(one))
-			continue
+	switch value := value.(type) {
+	case map[string]any:
+		object := map[string]any{}
+		for key, one := range value {
+			object[strings.ReplaceAll(key, "_", "")] = spread(one)
 		}
-		for i := range int(count) {
-			if prefix, is := of["prefix"].(string); is {
-				all = append(all, prefix+strconv.Itoa(i))
-			} else {
-				all = append(all, of["each"])
+		return object
+	case []any:
+		all := []any{}
+		for _, one := range value {
+			of, _ := one.(map[string]any)
+			count, isShort := of["count"].(float64)
+			prefix, isName := of["prefix"].(string)
+			for i := range int(max(count, 1)) {
+				switch {
+				case isName:
+					all = append(all, prefix+strconv.Itoa(i))
+				case isShort:
+					all = append(all, of["each"])
+				default:
+					all = append(all, spread(one))
+				}
 			}
 		}
+		return all
 	}
-	return all
+	return value
 }
 
 func text(value any) string {
@@ -141,105 +151,77 @@ func text(value any) string {
 	return string(text)
 }
 
-func fields(value any) (fields map[string]any) {
-	_ = json.Unmarshal([]byte(text(value)), &fields)
+// fields are those of an effect.
+func fields(e effect) map[string]any {
+	var all any
+	_ = json.Unmarshal([]byte(text(e)), &all)
+	fields := map[string]any{}
+	for key, value := range all.(map[string]any) {
+		fields[strings.ToLower(key)] = value
+	}
 	return fields
 }
 
 // said is what an input may have.
 type said struct {
-	Call, On       int
-	ID, Key, Stage string
-	Keys           []string
-	Code           string
-	Broken         bool
-	Rows           []any
-	Taken          *taken
-	What, Cause    string
-	TTL            int64
-	Lost           bool
+	ask
+	Call, On          int
+	Key, Stage, Table string
+	Token             int64
+	Keys              []string
+	Code              string
+	Broken            bool
+	Rows              []any
+	Taken             *taken
+	What, Cause       string
+	Lost              bool
 }
 
-func input(
-	t *testing.T, s *leaseStates, d *leadState, now int64, in map[string]json.RawMessage,
-) []effect {
-	for what, raw := range in {
-		var all any
-		if err := json.Unmarshal(raw, &all); err != nil {
-			t.Fatal(err)
-		}
-		if object, is := all.(map[string]any); is {
-			for key, value := range object {
-				object[key] = spread(value)
-			}
-		}
-		raw, o := []byte(text(all)), said{}
-		var a ask
-		var r row
-		target := any(&o)
-		switch what {
-		case "acquire":
-			target = &a
-		case "keep_row":
-			target = &r
-		}
-		if err := json.Unmarshal(raw, target); err != nil {
-			t.Fatal(what, err)
-		}
-		if o.Call > s.lastCall {
-			t.Fatalf("at %d: call %d was never sent", now, o.Call)
-		}
-		decide := map[string]func(){
-			"acquire":      func() { s.acquire(a) },
-			"keep_row":     func() { s.keepRow(r) },
-			"give_up":      func() { s.giveUp(o.ID) },
-			"release":      func() { s.release(o.Key) },
-			"last":         func() { s.last(o.Keys, o.Stage) },
-			"touches":      func() { s.touches(o.Key, true) },
-			"ended":        func() { s.touches(o.Key, false) },
-			"suspect":      func() { s.suspect(o.Keys) },
-			"check":        func() { s.check(o.Key) },
-			"close":        s.close,
-			"sent":         func() { s.sent(o.Call) },
-			"answer":       func() { s.answered(o.Call, answerOf(s.call(o.Call), o)) },
-			"failed":       func() { s.failed(o.Call, o.Code, o.Broken) },
-			"disconnected": func() { s.disconnected(o.On) },
-			"died":         s.died,
-			"tick":         func() {},
-		}[what]
-		switch {
-		case what == "nothing":
-			return nil
-		case what == "lead":
-			return leads(t, d, now, o)
-		case decide == nil:
-			t.Fatal("there is no input ", what)
-		}
-		return s.step(now, o.Call, decide)
+func input(t *testing.T, s *leaseStates, d *leadState, now int64, what string, in any) []effect {
+	var o said
+	if err := json.Unmarshal([]byte(text(spread(in))), &o); err != nil {
+		t.Fatal(what, err)
 	}
-	return nil
-}
-
-func leads(t *testing.T, d *leadState, now int64, o said) []effect {
-	switch o.What {
-	case "start":
-		d.ttl = o.TTL
-		return d.start()
-	case "granted":
-		return d.granted(now)
-	case "work done":
-		return d.workDone()
-	case "work failed":
-		return d.workFailed(now, o.Cause, o.Lost)
-	case "not granted":
-		return d.notGranted(now, o.Cause)
-	case "stop":
-		return d.stop()
-	case "tick":
-		return d.tick(now)
+	if o.Call > s.lastCall {
+		t.Fatalf("at %d: call %d was never sent", now, o.Call)
 	}
-	t.Fatal("there is no such step of a leader: ", o.What)
-	return nil
+	decide := map[string]func(){
+		"acquire": func() { s.acquire(o.ask) },
+		"keep_row": func() {
+			o.Names, o.Named = []string{o.Key}, true
+			s.keepRow(o.ask, o.Table, o.Token)
+		},
+		"give_up":      func() { s.giveUp(o.ID) },
+		"release":      func() { s.release(o.Key) },
+		"last":         func() { s.last(o.Keys, o.Stage) },
+		"touches":      func() { s.touches(o.Key, true) },
+		"ended":        func() { s.touches(o.Key, false) },
+		"suspect":      func() { s.suspect(o.Keys) },
+		"check":        func() { s.check(o.Key) },
+		"close":        s.close,
+		"sent":         func() { s.sent(o.Call) },
+		"answer":       func() { s.answered(o.Call, answerOf(s.call(o.Call), o)) },
+		"failed":       func() { s.failed(o.Call, o.Code, o.Broken) },
+		"disconnected": func() { s.disconnected(o.On) },
+		"died":         s.died,
+		"tick":         func() {},
+	}[what]
+	leads := map[string]func() []effect{
+		"start":       func() []effect { d.ttl = o.TTL; return d.start() },
+		"granted":     func() []effect { return d.granted(now) },
+		"work done":   d.workDone,
+		"work failed": func() []effect { return d.workFailed(now, o.Cause, o.Lost) },
+		"not granted": func() []effect { return d.notGranted(now, o.Cause) },
+		"stop":        d.stop,
+		"tick":        func() []effect { return d.tick(now) },
+	}[o.What]
+	switch {
+	case what == "nothing":
+		return nil
+	case what == "lead":
+		return leads()
+	}
+	return s.step(now, o.Call, decide)
 }
 
 // answerOf reads the rows as those of the statement that the call has sent.
@@ -247,35 +229,27 @@ func answerOf(c *call, o said) (a answer) {
 	if a.taken = o.Taken; c == nil {
 		return a
 	}
-	number := func(value any) int64 {
-		if number, is := value.(float64); is {
-			return int64(number)
-		}
-		return -1
-	}
 	for _, one := range o.Rows {
-		columns, _ := one.([]any)
-		at := func(i int) any {
-			if i < len(columns) {
-				return columns[i]
+		row, _ := one.([]any)
+		number := func(at int) int64 {
+			if at < len(row) && row[at] != nil {
+				return int64(row[at].(float64))
 			}
-			return nil
+			return -1
 		}
-		words, _ := at(0).(string)
-		switch c.do {
+		switch c.Do {
 		case "acquire":
-			names := []string{}
-			for _, name := range at(0).([]any) {
-				names = append(names, name.(string))
-			}
-			a.grants = append(a.grants, grant{names, number(at(1))})
+			a.token = number(1)
 		case "keep", "keep_row":
-			code, _ := at(3).(string)
-			a.outcomes = append(a.outcomes, outcome{words, number(at(1)), number(at(2)), code})
+			is := outcome{is: row[0].(string), remaining: number(1), againIn: number(2)}
+			if len(row) > 3 {
+				is.code, _ = row[3].(string)
+			}
+			a.outcomes = append(a.outcomes, is)
 		case "release":
 			a.released = append(a.released, one != nil)
 		case "undo":
-			a.undone = number(one)
+			a.undone = int64(one.(float64))
 		}
 	}
 	return a
