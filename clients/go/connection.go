@@ -2,7 +2,6 @@ package pgfence
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -61,19 +60,17 @@ func (c *connection) opens(open func(context.Context) (Conn, error)) error {
 	return nil
 }
 
-// query runs a statement in autocommit.
-func (c *connection) query(s statement) (rows [][]any, err error) {
+// query runs the statement of a call in autocommit.
+func (c *connection) query(e effect, s statement) (a answer, err error) {
 	// Nothing is prepared under a name: behind a pooler the next transaction may be in another
 	// session.
 	args := append([]any{pgx.QueryExecModeExec}, s.args...)
-	found, err := c.opened().Query(c.open, s.sql, args...)
+	rows, err := c.opened().Query(c.open, s.sql, args...)
 	if err == nil {
-		rows, err = pgx.CollectRows(found, func(row pgx.CollectableRow) ([]any, error) {
-			return row.Values()
-		})
+		a, err = read(e, rows)
 	}
 	c.usedAt = now()
-	return rows, err
+	return a, err
 }
 
 // hasEnded looks whether the server has closed it, where it was idle for a while.
@@ -180,28 +177,37 @@ func opener(source any) func(context.Context) (Conn, error) {
 	}
 }
 
-var errUnreadable = errors.New("pgfence: the server's answer has another form than is known")
-
-// column reads a value of a row, which may be NULL if it is allowed to be.
-func column[T any](row []any, at int, mayBeNull bool) (value T, err error) {
-	if at >= len(row) || row[at] == nil && !mayBeNull {
-		return value, errUnreadable
+// read takes the rows of a call, none of whose columns is NULL.
+func read(e effect, rows pgx.Rows) (a answer, err error) {
+	var first, second string
+	var remaining, again float64
+	var is bool
+	into := map[string][]any{
+		"acquire": {&a.token, &first, &remaining, &second},
+		"keep":    {&first, &remaining, &again, &second}, "keep_row": {&first, &remaining, &again, &second},
+		"release": {&is}, "undo": {&a.undone},
+	}[e.Do]
+	count := len(e.Names)
+	tag, err := pgx.ForEachRow(rows, into, func() error {
+		switch e.Do {
+		case "acquire":
+			if count = 1; a.token == 0 {
+				a.taken = &taken{first, milliseconds(remaining), second}
+			}
+		case "release":
+			a.released = append(a.released, is)
+		case "undo":
+			count = 1
+		default:
+			o := outcome{first, milliseconds(remaining), milliseconds(again), second}
+			a.outcomes = append(a.outcomes, o)
+		}
+		return nil
+	})
+	if err == nil && tag.RowsAffected() != int64(count) {
+		err = fmt.Errorf("pgfence: %d rows instead of %d", tag.RowsAffected(), count)
 	}
-	value, is := row[at].(T)
-	if !is && row[at] != nil {
-		return value, fmt.Errorf("%w: %T", errUnreadable, row[at])
-	}
-	return value, nil
+	return a, err
 }
 
-// milliseconds are those of a column with seconds, rounded down, or -1 for NULL.
-func milliseconds(row []any, at int) (int64, error) {
-	seconds, err := column[float64](row, at, true)
-	switch {
-	case err != nil || row[at] == nil:
-		return -1, err
-	case seconds > float64(never)/1000:
-		return never, nil
-	}
-	return int64(max(0, seconds) * 1000), nil
-}
+func milliseconds(seconds float64) int64 { return int64(min(seconds*1000, float64(never))) }

@@ -131,10 +131,10 @@ func (a *acquire) refusal(e effect) error {
 	switch state := stateOf(a.cause); {
 	case e.Error == "LeaseLost" && a.isOpening:
 		return a.unanswered(NoConnection, effect{SQLState: state}, "no connection to the server")
-	case a.isRow && state == "42501":
+	case a.table != "" && state == "42501":
 		const message = "the role %s may not keep rows of %s, for which it needs SELECT and UPDATE: %v"
 		return tell(NotGranted, a.cause, message, a.role, a.names[0], a.cause)
-	case a.isRow && state == "3F000":
+	case a.table != "" && state == "3F000":
 		// The table's schema is not there.
 		return a.cause
 	}

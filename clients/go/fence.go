@@ -133,18 +133,7 @@ func (f *Fence) Acquire(ctx context.Context, names []string, options Options) (*
 	if err != nil {
 		return nil, err
 	}
-	return first(f.h.acquire(ctx, names, options))
-}
-
-func first(leases Leases, err error) (*Lease, error) {
-	if err == nil {
-		// It may have ended already.
-		err = leases[0].Check()
-	}
-	if err != nil {
-		return nil, err
-	}
-	return leases[0], nil
+	return f.h.acquire(ctx, &acquire{names: names, options: options})
 }
 
 // RowOptions are how a row is kept.
@@ -176,11 +165,10 @@ func (f *Fence) KeepRow(
 	for _, column := range of.Columns {
 		values = append(values, fmt.Sprint(key[column]))
 	}
-	text, err := json.Marshal(values)
-	if err != nil {
-		return nil, err
-	}
-	return first(f.h.keepRow(ctx, of, string(text), token, o))
+	row, _ := json.Marshal(values)
+	named, _ := json.Marshal(of)
+	names := []string{table, string(row)}
+	return f.h.acquire(ctx, &acquire{names: names, options: o, table: string(named), token: token})
 }
 
 // Lead runs the work whenever this process leads, and again after each loss: of the lease, the
@@ -284,11 +272,12 @@ type Lease struct {
 }
 
 // newLease is called at "acquired".
-func (h *heartbeat) newLease(s *leaseState) *Lease {
+func (h *heartbeat) newLease(of *acquire, e effect) *Lease {
 	l := &Lease{
-		Holding: Holding{h: h, names: h.acquires[s.key].names, token: s.token},
-		key:     s.key, table: s.table, ended: make(chan struct{}),
+		Holding: Holding{h: h, names: of.names, token: e.Token},
+		key:     e.Key, table: of.table, ended: make(chan struct{}),
 	}
+	of.lease = l
 	l.leases = Leases{l}
 	l.loss, l.lose = context.WithCancelCause(context.Background())
 	return l

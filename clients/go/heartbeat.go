@@ -3,8 +3,6 @@ package pgfence
 import (
 	"cmp"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
@@ -50,8 +48,11 @@ type heartbeat struct {
 type acquire struct {
 	names   []string
 	options Options
-	isRow   bool
-	answer  chan effect
+	// table and token are of a row, whose names are the table and the key.
+	table  string
+	token  int64
+	answer chan effect
+	lease  *Lease
 	// cause is the error of its last call, for which failed waits.
 	cause     error
 	role      string
@@ -186,7 +187,7 @@ func (h *heartbeat) event(e effect) {
 	l := h.leases[e.Key]
 	switch e.Event {
 	case "acquired":
-		l = h.newLease(h.states.lease(e.Key))
+		l = h.newLease(h.acquires[e.Key], e)
 		h.leases[e.Key] = l
 	case "renewed":
 		if l.renewed != nil {
@@ -228,36 +229,32 @@ func (h *heartbeat) send(e effect) {
 	if a == nil {
 		a = &acquire{failed: make(chan struct{}, 1)}
 	}
-	s, read := h.statement(e, a)
-	go h.run(e, c, a, s, read)
+	go h.run(e, c, a, h.statement(e, a))
 }
 
-// statement is that of a call, and what reads its rows.
-func (h *heartbeat) statement(e effect, a *acquire) (statement, func([][]any) (answer, error)) {
-	keeps := func(rows [][]any) (answer, error) { return readKeep(rows, len(e.Names)) }
+// statement is that of a call.
+func (h *heartbeat) statement(e effect, a *acquire) statement {
 	switch {
 	case e.Do == "acquire":
-		return h.schema.acquire(e, a.options), readAcquire
+		return h.schema.acquire(e, a.options)
 	case e.Do == "keep":
-		return h.schema.keep(e), keeps
+		return h.schema.keep(e)
 	case e.Do == "keep_row":
 		ttls := []string{}
 		for _, l := range h.states.call(e.Call).leases {
 			ttls = append(ttls, interval(l.ttl))
 		}
-		return h.schema.keepRows(e, ttls), keeps
+		return h.schema.keepRows(e, ttls)
 	case e.Do == "undo":
-		return h.schema.undo(e), readUndo
+		return h.schema.undo(e)
 	case e.Table != "":
-		return h.schema.releaseRows(e), readRelease
+		return h.schema.releaseRows(e)
 	}
-	return h.schema.release(e), readRelease
+	return h.schema.release(e)
 }
 
 // run sends a call, and gives its answer to the states.
-func (h *heartbeat) run(
-	e effect, c *connection, a *acquire, s statement, read func([][]any) (answer, error),
-) {
+func (h *heartbeat) run(e effect, c *connection, a *acquire, s statement) {
 	c.use.Lock()
 	code, result := "", answer{}
 	err := func() (err error) {
@@ -277,15 +274,13 @@ func (h *heartbeat) run(
 			code = "unsent"
 			return nil
 		}
-		rows, err := c.query(s)
-		if err == nil {
-			result, err = read(rows)
-		}
-		if err != nil {
+		result, err = c.query(e, s)
+		switch {
+		case err == nil:
+		case c.isBroken():
 			code = cmp.Or(stateOf(err), "ended")
-			if code == "ended" && !c.isBroken() || errors.Is(err, errUnreadable) {
-				code = "unreadable"
-			}
+		default:
+			code = cmp.Or(stateOf(err), "unreadable")
 		}
 		return err
 	}()
@@ -305,87 +300,37 @@ func (h *heartbeat) run(
 	})
 }
 
-// What the rows say
-
-func readAcquire(rows [][]any) (a answer, err error) {
-	if len(rows) != 1 {
-		return a, errUnreadable
-	}
-	token, err := column[int64](rows[0], 0, true)
-	if err == nil && rows[0][0] != nil {
-		return answer{token: token}, nil
-	}
-	holder, wrong := column[string](rows[0], 1, true)
-	remaining, wrongToo := milliseconds(rows[0], 2)
-	state, wrongThen := column[string](rows[0], 3, true)
-	return answer{taken: &taken{holder, max(0, remaining), state}}, cmp.Or(err, wrong, wrongToo, wrongThen)
-}
-
-func readKeep(rows [][]any, count int) (a answer, err error) {
-	if len(rows) != count {
-		return a, errUnreadable
-	}
-	for _, row := range rows {
-		is, wrong := column[string](row, 0, false)
-		remaining, wrongToo := milliseconds(row, 1)
-		again, wrongThen := milliseconds(row, 2)
-		code, wrongAtLast := column[string](row, 3, true)
-		err = cmp.Or(err, wrong, wrongToo, wrongThen, wrongAtLast)
-		a.outcomes = append(a.outcomes, outcome{is, remaining, again, code})
-	}
-	return a, err
-}
-
-func readRelease(rows [][]any) (a answer, err error) {
-	for _, row := range rows {
-		is, wrong := column[bool](row, 0, false)
-		err = cmp.Or(err, wrong)
-		a.released = append(a.released, is)
-	}
-	return a, err
-}
-
-func readUndo(rows [][]any) (a answer, err error) {
-	if len(rows) != 1 {
-		return a, errUnreadable
-	}
-	a.undone, err = column[int64](rows[0], 0, false)
-	return a, err
-}
-
 // What a program asks for
 
-// acquire returns the leases that are held, or why there are none.
-func (h *heartbeat) acquire(ctx context.Context, names []string, o Options) (Leases, error) {
-	return h.await(ctx, &acquire{names: names, options: o}, func(id string) {
-		h.states.acquire(ask{
-			ID: id, Names: names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(),
-			Holder: o.Holder, Named: !o.isOwnHolder, Reclaim: o.Reclaim, Session: o.Session,
-			Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
-		})
-	})
-}
-
-// await waits for the answer to an acquire. A caller who gives up does not wait for a call.
-func (h *heartbeat) await(
-	ctx context.Context, a *acquire, begin func(id string),
-) (leases Leases, err error) {
+// acquire waits for a lease, or for why there is none. A caller who gives up does not wait for a
+// call.
+func (h *heartbeat) acquire(ctx context.Context, a *acquire) (*Lease, error) {
 	if ctx.Err() != nil {
 		return nil, ctx.Err()
 	}
 	a.answer, a.failed = make(chan effect, 1), make(chan struct{}, 1)
-	id := ""
+	o := a.options
+	asked := ask{
+		Names: a.names, TTL: o.TTL.Milliseconds(), Wait: o.Wait.Milliseconds(),
+		Holder: o.Holder, Named: !o.isOwnHolder, Reclaim: o.Reclaim, Session: o.Session,
+		Shared: o.Shared || o.Slots > 1, AtMost: o.AtMost.Milliseconds(),
+	}
 	h.input(0, func() {
 		h.lastID++
-		id = strconv.Itoa(h.lastID)
-		h.acquires[id] = a
-		begin(id)
+		asked.ID = strconv.Itoa(h.lastID)
+		h.acquires[asked.ID] = a
+		if a.table == "" {
+			h.states.acquire(asked)
+		} else {
+			asked.Names = a.names[1:]
+			h.states.keepRow(asked, a.table, a.token)
+		}
 	})
 	var e effect
 	select {
 	case e = <-a.answer:
 	case <-ctx.Done():
-		h.input(0, func() { h.states.giveUp(id) })
+		h.input(0, func() { h.states.giveUp(asked.ID) })
 		e = <-a.answer
 	}
 	if e.Error == "NoConnection" || e.Error == "NoAnswer" {
@@ -395,38 +340,22 @@ func (h *heartbeat) await(
 		case <-time.After(tryAgain * time.Millisecond):
 		}
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	for _, key := range e.Leases {
-		leases = append(leases, h.leases[key])
-	}
 	switch {
 	case ctx.Err() != nil:
-		for _, l := range leases {
-			go func() { _ = l.Release() }()
+		if e.Error == "" {
+			go func() { _ = a.lease.Release() }()
 		}
 		return nil, ctx.Err()
 	case e.Error != "":
+		h.mu.Lock()
+		defer h.mu.Unlock()
 		return nil, a.refusal(e)
 	}
-	return leases, nil
-}
-
-// keepRow keeps a row that a statement of the program has claimed.
-func (h *heartbeat) keepRow(
-	ctx context.Context, t rowTable, key string, token int64, o Options,
-) (Leases, error) {
-	of, err := json.Marshal(t)
-	if err != nil {
+	// It may have ended already.
+	if err := a.lease.Check(); err != nil {
 		return nil, err
 	}
-	a := &acquire{names: []string{t.Relation, key}, options: o, isRow: true}
-	return h.await(ctx, a, func(id string) {
-		h.states.keepRow(ask{
-			ID: id, Names: []string{key}, TTL: o.TTL.Milliseconds(), Named: true,
-			AtMost: o.AtMost.Milliseconds(),
-		}, string(of), token)
-	})
+	return a.lease, nil
 }
 
 // renew waits for the next renewal of these, or their loss.

@@ -340,7 +340,7 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 		"several":        try(p.fence, pgfence.Options{Slots: 2}, "a", "b"),
 		"names must not": try(p.fence, long),
 		"needs a name":   try(p.fence, long, ""),
-		`"no_fence"`:     keep("orders", pgfence.RowOptions{Fence: "no_fence"}),
+		"r.no_fence":     keep("orders", pgfence.RowOptions{Fence: "no_fence"}),
 		`"nowhere"`:      keep("nowhere", pgfence.RowOptions{}),
 		"30ns":           keep("orders", pgfence.RowOptions{TTL: 30}),
 		"port=none":      try(pgfence.New("postgresql://me@?port=none"), long, "a"),

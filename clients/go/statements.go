@@ -24,18 +24,20 @@ func interval(ms int64) string { return strconv.FormatInt(ms, 10) + " millisecon
 // acquire is one try, or a portion of a wait, which is below the role's timeouts, whatever these
 // are.
 func (s schema) acquire(e effect, o Options) statement {
+	const token = `SELECT coalesce(granted, 0), coalesce(holder, ''), greatest(remaining, 0), coalesce(state, '')
+		FROM `
 	const taken = ` AS granted LEFT JOIN LATERAL (
-			SELECT i.holder, extract(epoch FROM i.remaining)::float8, i.state
+			SELECT i.holder, extract(epoch FROM i.remaining)::float8 AS remaining, i.state
 			FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
 			WHERE granted IS NULL AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
 			ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`
 	ttl := interval(o.TTL.Milliseconds())
 	if len(e.Names) != 1 {
-		return s.of(`SELECT granted, taken.* FROM lease_acquire_all(
+		return s.of(token+`lease_acquire_all(
 				$1::text[], $2::text, $3::interval, $4::jsonb, $5::boolean)`+taken,
 			e.Names, e.Holder, ttl, o.Metadata, o.Session)
 	}
-	return s.of(`SELECT granted, taken.* FROM lease_acquire(
+	return s.of(token+`lease_acquire(
 			($1::text[])[1], $2::text, $3::interval, least($4::interval,
 				nullif(current_setting('statement_timeout'), '0')::interval / 2,
 				nullif(current_setting('lock_timeout'), '0')::interval / 2),
@@ -43,8 +45,9 @@ func (s schema) acquire(e effect, o Options) statement {
 		e.Names, e.Holder, ttl, interval(e.Wait), o.Metadata, o.Shared, o.Slots, e.Reclaim, o.Session)
 }
 
-const outcomes = `SELECT outcome, extract(epoch FROM remaining)::float8,
-		extract(epoch FROM again_in)::float8, code`
+// outcomes have -1 for what is not told.
+const outcomes = `SELECT outcome, coalesce(extract(epoch FROM remaining), -1)::float8,
+		coalesce(extract(epoch FROM again_in), -1)::float8, coalesce(code, '')`
 
 func (s schema) keep(e effect) statement {
 	return s.of(outcomes+` FROM lease_keep($1::text[], $2::bigint[])`, e.Names, e.Tokens)
