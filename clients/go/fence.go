@@ -379,15 +379,3 @@ func (l Leases) keys() (keys []string) {
 	}
 	return keys
 }
-
-// split tells the leases of names from those of rows.
-func (l Leases) split() (named, rows Leases) {
-	for _, lease := range l {
-		if lease.table == "" {
-			named = append(named, lease)
-		} else {
-			rows = append(rows, lease)
-		}
-	}
-	return named, rows
-}

@@ -24,7 +24,8 @@ func interval(ms int64) string { return strconv.FormatInt(ms, 10) + " millisecon
 // acquire is one try, or a portion of a wait, which is below the role's timeouts, whatever these
 // are.
 func (s schema) acquire(e effect, o Options) statement {
-	const token = `SELECT coalesce(granted, 0), coalesce(holder, ''), greatest(remaining, 0), coalesce(state, '')
+	const token = `SELECT coalesce(granted, 0), coalesce(holder, ''), greatest(remaining, 0),
+			coalesce(state, '')
 		FROM `
 	const taken = ` AS granted LEFT JOIN LATERAL (
 			SELECT i.holder, extract(epoch FROM i.remaining)::float8 AS remaining, i.state
@@ -73,13 +74,15 @@ func (s schema) undo(e effect) statement {
 const recordset = `jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)`
 
 // guard is in the same order everywhere, so that no two transactions wait for each other.
-func (s schema) guard(pairs string, isAdopted bool) statement {
-	token := "x.token"
-	if isAdopted {
-		// Each transaction makes the number known, and whose it is.
-		token = "(SELECT lease_adopt(x.name, x.token, x.holder))"
-	}
-	return s.of(`SELECT count(lease_guard(x.name, `+token+`))::text
+func (s schema) guard(pairs string) statement { return s.guardBy("x.token", pairs) }
+
+// guardAdopted makes the number known in each transaction, and whose it is.
+func (s schema) guardAdopted(pairs string) statement {
+	return s.guardBy("(SELECT lease_adopt(x.name, x.token, x.holder))", pairs)
+}
+
+func (s schema) guardBy(token, pairs string) statement {
+	return s.of(`SELECT min(x.name) FILTER (WHERE lease_guard(x.name, `+token+`) IS NULL)
 		FROM (SELECT * FROM `+recordset+` ORDER BY name COLLATE "C") AS x`, pairs)
 }
 
@@ -113,16 +116,15 @@ func (s schema) releaseRows(e effect) statement {
 		FROM `+table+`, set_config('lock_timeout', $4, true)`, e.Table, e.Names, e.Tokens, lockTimeout(e))
 }
 
-// guardRow returns NULL where the row is not there under the token.
+// guardRow returns the key where the row is not there under the token.
 func (s schema) guardRow(l *Lease) statement {
-	return s.of(`SELECT lease_guard_row(t.relation, t.columns, $2::text::jsonb, $3::bigint,
-			t.fence, t.deadline)::text
+	return s.of(`SELECT CASE WHEN lease_guard_row(t.relation, t.columns, $2::text::jsonb, $3::bigint,
+			t.fence, t.deadline) IS NULL THEN $2::text END
 		FROM `+table, l.table, l.names[1], l.token)
 }
 
-// lastOfRow is a guard's release of a row.
+// lastOfRow is a guard's release of a row, which the work may have given up itself.
 func (s schema) lastOfRow(l *Lease) statement {
-	return s.of(`SELECT lease_release_rows(t.relation, t.columns, ARRAY[$2::text::jsonb],
-			ARRAY[$3::bigint], t.fence, t.deadline)::text
-		FROM `+table, l.table, l.names[1], l.token)
+	return s.of(`SELECT NULL::text FROM `+table+`, lease_release_rows(t.relation, t.columns,
+		ARRAY[$2::text::jsonb], ARRAY[$3::bigint], t.fence, t.deadline)`, l.table, l.names[1], l.token)
 }

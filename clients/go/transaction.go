@@ -235,7 +235,8 @@ type guard struct {
 	ctx, until context.Context
 	open       opening
 	releases   bool
-	isTouching bool
+	// touched are the row leases whose rows it has written.
+	touched Leases
 	// at is how far it has come.
 	at stage
 }
@@ -305,7 +306,10 @@ func (g *guard) once() (isInner bool, err error) {
 		if g.at >= ending && g.releases {
 			g.h.last(g.leases, last)
 		}
-		g.touches(false)
+		for _, l := range g.touched {
+			g.h.input(0, func() { g.h.states.touches(l.key, false) })
+		}
+		g.touched = nil
 	}()
 	// From here on a loss breaks the connection off, where it hangs, too, also after the end of the
 	// caller's context.
@@ -337,34 +341,13 @@ func (g *guard) once() (isInner bool, err error) {
 	return t.isInner, err
 }
 
-// touches tells the heartbeat that the transaction has written rows, or has ended.
-func (g *guard) touches(begins bool) {
-	_, rows := g.leases.split()
-	for _, l := range rows {
-		if g.isTouching != begins {
-			g.h.input(0, func() { g.h.states.touches(l.key, begins) })
-		}
-	}
-	g.isTouching = begins
-}
-
 func (g *guard) does(t *transaction, held Leases) error {
-	named, rows := g.leases.split()
-	for _, l := range rows {
-		token, err := t.text(g.until, g.h.schema.guardRow(l))
-		if err != nil {
-			return err
-		}
-		if token == nil {
-			g.h.suspect(Leases{l})
-			return lostBy(ReasonGone, "", l.names...)
-		}
+	guard := g.h.schema.guard
+	if len(g.leases) == 0 {
+		guard = g.h.schema.guardAdopted
 	}
-	g.touches(true)
-	if len(named) > 0 || len(rows) == 0 {
-		if _, err := t.text(g.until, g.h.schema.guard(g.pairs(named), len(g.leases) == 0)); err != nil {
-			return err
-		}
+	if err := g.asks(t, g.h.schema.guardRow, guard); err != nil {
+		return err
 	}
 	if err := g.check(held); err != nil {
 		return err
@@ -382,7 +365,7 @@ func (g *guard) does(t *transaction, held Leases) error {
 		return err
 	}
 	if g.releases {
-		if err := g.release(t, named, rows); err != nil {
+		if err := g.asks(t, g.h.schema.lastOfRow, g.h.schema.last); err != nil {
 			return err
 		}
 	}
@@ -390,21 +373,39 @@ func (g *guard) does(t *transaction, held Leases) error {
 	return t.commit(g.until)
 }
 
-func (g *guard) release(t *transaction, named, rows Leases) error {
-	for _, l := range rows {
-		if _, err := t.text(g.until, g.h.schema.lastOfRow(l)); err != nil {
+// asks sends the statement of each row, and that of all names. They return what is not there, or
+// NULL.
+func (g *guard) asks(
+	t *transaction, ofRow func(*Lease) statement, ofNames func(string) statement,
+) error {
+	var named Leases
+	for _, l := range g.leases {
+		if l.table == "" {
+			named = append(named, l)
+			continue
+		}
+		missing, err := t.text(g.until, ofRow(l))
+		if err != nil {
 			return err
 		}
+		if missing != nil {
+			g.h.suspect(Leases{l})
+			return lostBy(ReasonGone, "", l.names...)
+		}
+		if g.at == beginning {
+			g.touched = append(g.touched, l)
+			g.h.input(0, func() { g.h.states.touches(l.key, true) })
+		}
 	}
-	if len(named) == 0 && len(rows) > 0 {
+	if len(named) == 0 && len(g.leases) > 0 {
 		return nil
 	}
-	name, err := t.text(g.until, g.h.schema.last(g.pairs(named)))
-	if err != nil || name == nil {
+	missing, err := t.text(g.until, ofNames(g.pairs(named)))
+	if err != nil || missing == nil {
 		return err
 	}
 	g.h.suspect(named)
-	return lostBy(ReasonGone, "", *name)
+	return lostBy(ReasonGone, "", *missing)
 }
 
 // pairs are names and tokens in a form that every driver can send.
