@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -22,14 +23,13 @@ type Conn interface {
 // until it is cut.
 type connection struct {
 	number int
-	// use is held by the one who uses it, and guards conn and usedAt.
+	// use is held by the one who uses it, and guards usedAt.
 	use    sync.Mutex
 	usedAt time.Duration
 	// open ends when it is cut.
 	open context.Context
 	end  context.CancelFunc
-	mu   sync.Mutex
-	conn Conn
+	conn atomic.Pointer[Conn]
 }
 
 func newConnection(number int) *connection {
@@ -40,9 +40,10 @@ func newConnection(number int) *connection {
 
 // opened is the driver's connection, or nil.
 func (c *connection) opened() Conn {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	return c.conn
+	if conn := c.conn.Load(); conn != nil {
+		return *conn
+	}
+	return nil
 }
 
 func (c *connection) opens(open func(context.Context) (Conn, error)) error {
@@ -50,14 +51,12 @@ func (c *connection) opens(open func(context.Context) (Conn, error)) error {
 	if err != nil {
 		return err
 	}
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.open.Err() != nil {
+	c.usedAt = now()
+	if c.conn.Store(&conn); c.open.Err() != nil {
+		// Whoever cut it may have seen none.
 		go hangUp(conn)
-		return c.open.Err()
 	}
-	c.conn, c.usedAt = conn, now()
-	return nil
+	return c.open.Err()
 }
 
 // query runs the statement of a call in autocommit.

@@ -222,10 +222,6 @@ func (h *heartbeat) send(e effect) {
 		h.connections[e.On] = c
 	}
 	a := h.acquires[e.For]
-	if of := h.states.call(e.Call).leases; a == nil && len(of) > 0 {
-		// It may be confirmed.
-		a = h.acquires[of[0].key]
-	}
 	if a == nil {
 		a = &acquire{failed: make(chan struct{}, 1)}
 	}

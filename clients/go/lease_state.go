@@ -24,7 +24,8 @@ const (
 
 // effect is what the shell carries out. The fields that are set say of which kind it is.
 type effect struct {
-	// Call is the number of a statement to be sent On a connection, which is to be opened before.
+	// Call is the number of a statement to be sent On a connection, which is to be opened before; it
+	// may be For an acquire, or confirm what that has got.
 	Call, On       int
 	Open           bool
 	Do, For, Table string
@@ -54,15 +55,16 @@ type effect struct {
 	Pause int64
 }
 
-type state string
+// state is that of a lease, which lives in the first three.
+type state int
 
 const (
-	confirming state = "confirming"
-	held       state = "held"
-	unsure     state = "unsure"
-	releasing  state = "releasing"
-	lost       state = "lost"
-	released   state = "released"
+	confirming state = iota
+	held
+	unsure
+	releasing
+	lost
+	released
 )
 
 // link is a connection, and its errors in a row.
@@ -102,7 +104,7 @@ type leaseState struct {
 }
 
 func (l *leaseState) holds() bool { return l.state == held || l.state == unsure }
-func (l *leaseState) lives() bool { return l.state == confirming || l.holds() }
+func (l *leaseState) lives() bool { return l.state <= unsure }
 
 // waits tells that it is not to be renewed now.
 func (l *leaseState) waits() bool { return l.isCalling || l.resting > 0 || l.touched > 0 }
@@ -411,8 +413,6 @@ func (s *leaseStates) died() {
 
 // What can be asked at any time
 
-func (s *leaseStates) held(now int64, key string) bool { return s.remaining(now, key) > 0 }
-
 func (s *leaseStates) remaining(now int64, key string) int64 {
 	l := s.lease(key)
 	if l == nil || !l.holds() {
@@ -622,7 +622,9 @@ func (s *leaseStates) keep(leases []*leaseState, by *owner) {
 	if leases[0].table != "" {
 		do = "keep_row"
 	}
-	s.start(&call{leases: leases, effect: effect{Do: do, Limit: s.limit(never)}}, by)
+	s.start(&call{leases: leases, effect: effect{
+		Do: do, For: leases[0].key, Limit: s.limit(never),
+	}}, by)
 }
 
 // start sends a call, on the connection of its owner.
@@ -761,11 +763,6 @@ func passes(code string) bool {
 func isConflict(code string) bool { return code == "40001" || code == "40P01" }
 func isLocked(code string) bool   { return code == "55P03" || isConflict(code) }
 
-// isSQLState tells it from our own words.
-func isSQLState(code string) bool {
-	return len(code) == 5 && strings.ToUpper(code) == code
-}
-
 func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
 	s.over(c)
 	if c.Open && code == "no answer" {
@@ -841,19 +838,15 @@ func (s *leaseStates) rest() {
 // Renewals
 
 func (s *leaseStates) keepAnswered(c *call, outcomes []outcome) {
-	isKept := func(o outcome) bool { return o.is == "kept" }
+	isNotKept := func(o outcome) bool { return o.is != "kept" }
 	parts, gotOn := make([][]outcome, len(c.leases)), false
 	for i, l := range c.leases {
 		parts[i], outcomes = outcomes[:len(l.names)], outcomes[len(l.names):]
-		gotOn = gotOn || all(parts[i], isKept)
+		gotOn = gotOn || !slices.ContainsFunc(parts[i], isNotKept)
 	}
 	for i, l := range c.leases {
 		s.renewal(l, parts[i], c.sent, gotOn)
 	}
-}
-
-func all[T any](some []T, is func(T) bool) bool {
-	return !slices.ContainsFunc(some, func(one T) bool { return !is(one) })
 }
 
 // renewal takes the outcomes of the names of a lease.
@@ -1082,13 +1075,12 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 	if isConflict(code) {
 		until, longest = max(until, r.begun+s.patience(r.TTL)), tryAgain
 	}
-	mayPass := isConflict(code) || isOfConnection(code)
 	isStuck := r.doubt != nil && r.Named && !r.Reclaim
 	if r.doubt != nil && r.reclaims() && r.tries == 1 && isOfConnection(code) {
 		r.at = s.now
 		return
 	}
-	if !mayPass || isStuck || s.now >= until {
+	if !isConflict(code) && !isOfConnection(code) || isStuck || s.now >= until {
 		s.finish(r, notGranted(code, c.Open && r.doubt == nil))
 		return
 	}
@@ -1112,7 +1104,8 @@ func (s *leaseStates) acquireFailed(c *call, r *request, code string) {
 
 func notGranted(code string, isOpening bool) effect {
 	e := effect{Error: "Refused"}
-	if isSQLState(code) {
+	// Our own words are in lower case.
+	if len(code) == 5 && strings.ToUpper(code) == code {
 		e.SQLState = code
 	}
 	switch {
