@@ -25,8 +25,8 @@ import (
 )
 
 // The part that the vectors and the scenarios of all clients do not show: the shape of the API, the
-// kinds of connections, and what is Go's own. DATABASE_URL names a database with the extension that
-// is otherwise of no use: tables are made and dropped in it.
+// kinds of connections, rows, and what is Go's own. DATABASE_URL names a database with the extension
+// that is otherwise of no use: tables are made and dropped in it.
 
 var (
 	url        = os.Getenv("DATABASE_URL")
@@ -44,30 +44,32 @@ const (
 // place is what a test has: a table, a fence, and a connection beside it.
 type place struct {
 	*testing.T
-	admin  *pgx.Conn
-	fence  *pgfence.Fence
-	events chan pgfence.Event
+	admin *pgx.Conn
+	fence *pgfence.Fence
 }
 
 // in makes it, and at the end sees to it that nothing is left: no lease, no goroutine.
 func in(t *testing.T) *place {
 	slog.SetDefault(slog.New(slog.DiscardHandler))
-	p, before := &place{T: t, events: make(chan pgfence.Event, 1000)}, runtime.NumGoroutine()
-	hangs := time.AfterFunc(2*time.Minute, func() { panic(t.Name() + " hangs") })
+	p, before := &place{T: t}, runtime.NumGoroutine()
 	p.admin = have(pgx.Connect(background, url))
-	p.sql(`DROP TABLE IF EXISTS orders; CREATE TABLE orders (id bigint PRIMARY KEY, status text);
+	p.sql(`DROP TABLE IF EXISTS orders;
+		CREATE TABLE orders (id bigint PRIMARY KEY, status text, until timestamptz);
 		INSERT INTO orders VALUES (7, 'new'); SELECT fence_protect('orders', lease => 'order:{id}')`)
-	p.fence = pgfence.New(url, pgfence.OnEvent(func(event pgfence.Event) {
-		p.events <- event
+	p.fence = pgfence.New(url, pgfence.OnEvent(func(pgfence.Event) {
 		panic("which takes nothing from the lease")
 	}))
 	t.Cleanup(func() {
-		hangs.Stop()
 		p.fence.Close()
 		p.is(try(p.fence, long, "late"), pgfence.Closed)
-		p.comesTrue(func() bool { return p.sql(held) == "0" })
-		_ = p.admin.Close(background)
-		p.comesTrue(func() bool { return runtime.NumGoroutine() <= before })
+		for range 100 {
+			if p.sql(held) == "0" && runtime.NumGoroutine() <= before {
+				must(p.admin.Close(background))
+				return
+			}
+			time.Sleep(100 * time.Millisecond)
+		}
+		p.Fatalf("%s leases, and %d goroutines after %d", p.sql(held), runtime.NumGoroutine(), before)
 	})
 	return p
 }
@@ -116,17 +118,6 @@ func (p *place) is(err, target error, words ...string) *pgfence.Error {
 	return told
 }
 
-func (p *place) comesTrue(check func() bool) {
-	p.Helper()
-	for range 600 {
-		if check() {
-			return
-		}
-		time.Sleep(50 * time.Millisecond)
-	}
-	p.Fatal("it does not come true")
-}
-
 // have is what there is without an error.
 func have[T any](value T, err error) T {
 	if err != nil {
@@ -156,20 +147,16 @@ func does(steps ...any) pgfence.SQLWork {
 func nothing(context.Context, pgx.Tx) error { return nil }
 
 // Those of pgx are the scenarios'.
-func TestATransactionOfEachKindOfDB(t *testing.T) {
-	for name, open := range map[string]func(*place) pgfence.SQL{
-		"pgx":         func(p *place) pgfence.SQL { return p.database("pgx") },
-		"lib/pq":      func(p *place) pgfence.SQL { return p.database("postgres") },
-		"Conn of pgx": func(p *place) pgfence.SQL { return have(p.database("pgx").Conn(background)) },
-	} {
-		t.Run(name, func(t *testing.T) { in(t).endsAsItsWorkDoes(open) })
+func TestATransactionOfDatabaseSQLEndsAsItsWorkDoes(t *testing.T) {
+	for _, driver := range []string{"pgx", "postgres"} {
+		t.Run(driver, func(t *testing.T) { in(t).endsAsItsWorkDoes(driver) })
 	}
 }
 
-func (p *place) endsAsItsWorkDoes(open func(*place) pgfence.SQL) {
-	// The two that hang are longer than its ttl.
+func (p *place) endsAsItsWorkDoes(driver string) {
+	// Two of them hang for longer than the ttl.
 	lease := p.acquire(pgfence.Options{TTL: 3 * time.Second}, "order:7")
-	db, other := open(p), p.acquire(long, "other")
+	db, other := p.database(driver), p.acquire(long, "other")
 	fails := func(context.Context, *sql.Tx) error { return io.EOF }
 	commits := func(_ context.Context, tx *sql.Tx) error { return tx.Commit() }
 	swallows := func(ctx context.Context, tx *sql.Tx) error {
@@ -197,18 +184,20 @@ func (p *place) endsAsItsWorkDoes(open func(*place) pgfence.SQL) {
 		inDoubt bool
 	}{
 		{other, does(releases, fails), io.EOF, "new", false},
-		{lease, does(undo, fails), io.EOF, "new", false},
 		{lease, does(undo, swallows), pgfence.TransactionLost, "new", false},
 		{other, within, nil, "paid", false},
 		{lease, does(undo, "COMMIT"), pgfence.TransactionLost, "undone", true},
 		{lease, does(pay, commits), pgfence.TransactionLost, "paid", true},
 		{lease, does(undo, forgets), context.DeadlineExceeded, "paid", false},
 		{lease, does(undo, "SELECT pg_sleep(300)"), context.DeadlineExceeded, "paid", false},
+		{other, does(undo), pgfence.Refused, "paid", false},
 	} {
 		ctx, cancel := context.WithTimeout(background, 2*time.Second)
-		told := p.is(one.under.GuardSQL(ctx, open(p), one.do), one.err)
+		conn := have(db.Conn(background))
+		told := p.is(one.under.GuardSQL(ctx, conn, one.do), one.err)
 		p.equal(told != nil && told.InDoubt, one.inDoubt)
 		p.equal(p.sql("SELECT status FROM orders"), one.status)
+		_ = conn.Close()
 		cancel()
 	}
 	func() {
@@ -217,65 +206,50 @@ func (p *place) endsAsItsWorkDoes(open func(*place) pgfence.SQL) {
 		_ = lease.GuardSQL(background, db, does(undo, panics))
 	}()
 	p.equal(p.sql("SELECT status FROM orders"), "paid")
-	told := p.is(other.GuardSQL(background, db, does(undo)), pgfence.Refused, "(The lease")
-	p.equal(fmt.Sprint(told.SQLState, told.Detail["lease"], told.Detail["presented"]),
-		fmt.Sprint("PF004", "order:7", other.Token()))
-	divided := lease.GuardSQL(background, db, does("SELECT 1 / 0"))
-	p.equal(errors.Unwrap(told) == nil || errors.As(divided, &told), false)
 	must(other.GuardSQL(background, db, releases))
-	p.comesTrue(func() bool { return !lease.Held() })
 	must(lease.Release())
-	p.sql("SELECT lease_revoke('other')")
-	p.is(other.GuardSQL(background, db, does()), pgfence.LeaseLost)
-	// A loss ends what hangs, after the end of its caller, too.
-	lease = p.acquire(pgfence.Options{TTL: 3 * time.Second, AtMost: 2 * time.Second}, "order:7")
-	caller, cancel := context.WithCancel(background)
-	defer cancel()
-	err := lease.GuardSQL(caller, db, func(ctx context.Context, tx *sql.Tx) error {
-		if !strings.Contains(p.Name(), "pq") {
-			ctx = background
-			time.AfterFunc(500*time.Millisecond, cancel)
-		}
-		return second(tx.ExecContext(ctx, "SELECT pg_sleep(300)"))
-	})
-	p.equal(p.is(err, pgfence.LeaseLost).Reason, pgfence.ReasonAtMost)
-	p.is(lease.Release(), pgfence.LeaseLost)
-	<-lease.Lost()
 }
 
 func TestAGuardOfSeveralIsBrokenOffByEachOfItsOwnAndByNoOther(t *testing.T) {
 	p := in(t)
-	stranger := p.acquire(short, "stranger")
-	leases := pgfence.Leases{p.acquire(long, "order:7"), p.acquire(short, "b")}
-	db := p.database("pgx")
-	err := p.fence.GuardSQL(background, db, leases, func(_ context.Context, tx *sql.Tx) error {
-		p.sql("SELECT lease_revoke('stranger')")
-		<-stranger.Lost()
-		must(leases[1].Check())
-		p.sql("SELECT lease_revoke('b')")
-		return second(tx.Exec("UPDATE orders SET status = pg_sleep(300)::text"))
-	})
-	p.equal(p.is(err, pgfence.LeaseLost).Names, []string{"b"})
-	leases[1] = p.acquire(long, `a "quoted\" name, and {another}`, "c")
-	db = p.database("postgres")
-	must(p.fence.GuardSQL(background, db, leases, does(pay), pgfence.Releasing))
-	p.equal(p.sql(held), "0")
-	p.is(p.fence.Guard(background, p.admin, leases, nothing), pgfence.LeaseLost)
-	err = p.fence.Guard(background, p.admin, nil, nothing)
-	p.is(err, err, "under no lease")
-	p.sql("BEGIN") // in which it is refused before the work
-	err = p.acquire(long, "d").Guard(background, p.admin, nil)
-	p.is(err, err, "by a savepoint")
-	p.sql("ROLLBACK")
+	for _, driver := range []string{"pgx", "postgres"} {
+		db, stranger := p.database(driver), p.acquire(short, "stranger")
+		leases := pgfence.Leases{p.acquire(long, "order:7"), p.acquire(short, "b")}
+		err := p.fence.GuardSQL(background, db, leases, func(ctx context.Context, tx *sql.Tx) error {
+			p.sql("SELECT lease_revoke('stranger')")
+			<-stranger.Lost()
+			must(leases[1].Check())
+			p.sql("SELECT lease_revoke('b')")
+			if driver == "pgx" {
+				ctx = background // its socket is known
+			}
+			return second(tx.ExecContext(ctx, "UPDATE orders SET status = pg_sleep(300)::text"))
+		})
+		p.equal(p.is(err, pgfence.LeaseLost).Names, []string{"b"})
+		leases[1] = p.acquire(long, `a "quoted\" name, and {another}`, "c")
+		must(p.fence.GuardSQL(background, db, leases, does(pay), pgfence.Releasing))
+		p.equal(p.sql(held), "0")
+		adopted := p.fence.Adopted("elsewhere", 7)
+		must(adopted.GuardSQL(background, db, does()))
+		p.is(p.fence.Adopted("elsewhere", 7, "me").GuardSQL(background, db, does()), pgfence.LeaseTaken)
+		p.sql("SELECT lease_revoke('elsewhere'), lease_forget('elsewhere')")
+	}
 }
 
-func TestAPoolOfOneConnectionGetsItBack(t *testing.T) {
+func TestAPoolGetsItsConnectionBack(t *testing.T) {
 	p := in(t)
-	pool, lease := have(pgxpool.New(background, url+"&pool_max_conns=1")), p.acquire(short, "order:7")
+	config := have(pgxpool.ParseConfig(url + "&pool_max_conns=1"))
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		return second(conn.Exec(ctx, "SET application_name = 'like the pool''s'"))
+	}
+	pool := have(pgxpool.NewWithConfig(background, config))
 	defer pool.Close()
+	fence := pgfence.New(pool)
+	defer fence.Close()
+	lease := have(fence.Acquire(background, []string{"order:7"}, short))
 	for statement, kind := range map[string]error{
 		"SELECT pg_terminate_backend(pg_backend_pid())": pgfence.TransactionLost,
-		"SELECT 1 / 0": pgfence.TransactionLost, "COMMIT": pgfence.TransactionLost,
+		"COMMIT":               pgfence.TransactionLost,
 		"SELECT pg_sleep(1.5)": nil, // longer than the ttl: the heartbeat does not need the pool
 	} {
 		p.is(lease.Guard(background, pool, func(ctx context.Context, tx pgx.Tx) error {
@@ -285,43 +259,11 @@ func TestAPoolOfOneConnectionGetsItBack(t *testing.T) {
 	}
 	pooled := have(pool.Acquire(background))
 	must(lease.Guard(background, pooled, nothing))
+	const like = "SELECT count(*) FROM pg_stat_activity WHERE application_name LIKE 'like%'"
+	p.equal(p.sql(like), "2")
 	pooled.Release()
 	p.sql("SELECT fence_new_epoch()") // no token speaks until its holder has renewed
-	must(lease.Guard(background, pool, func(context.Context, pgx.Tx) error {
-		p.equal(pool.Stat().AcquiredConns(), int32(1))
-		return nil
-	}))
-}
-
-func TestANumberThatAnotherHolderHasAdoptedIsTaken(t *testing.T) {
-	p := in(t)
-	defer p.sql("SELECT lease_revoke('elsewhere'), lease_forget('elsewhere')")
-	for _, fence := range []*pgfence.Fence{p.fence, pgfence.New(url)} {
-		must(fence.Adopted("elsewhere", 7).Guard(background, p.admin, nothing))
-	}
-	another, db := p.fence.Adopted("elsewhere", 7, "another"), p.database("postgres")
-	holder := fmt.Sprintf("/%d/", os.Getpid())
-	p.is(another.Guard(background, p.admin, nothing), pgfence.LeaseTaken, holder)
-	p.is(another.GuardSQL(background, db, does()), pgfence.LeaseTaken, holder)
-}
-
-// A lease to which nobody refers is not given back by the collector.
-func TestALeaseThatIsTakenSaysByWhomAndForWhatItWaits(t *testing.T) {
-	p := in(t)
-	p.acquire(pgfence.Options{Holder: "it's me", Metadata: map[string]int{"run": 7}}, "a", "b")
-	for range 5 {
-		runtime.GC()
-		time.Sleep(100 * time.Millisecond)
-	}
-	taken := p.is(try(p.fence, long, "b", "c"), pgfence.LeaseTaken, "by it's me", "at the most")
-	p.equal([]any{taken.WaitsFor, taken.Holder}, []any{"ttl", "it's me"})
-	p.equal(taken.Remaining.Round(10*time.Second), 30*time.Second)
-	p.sql("BEGIN; SELECT lease_acquire('job', 'it', '1 s')")
-	p.is(try(p.fence, short, "job"), pgfence.LeaseTaken, "by it, whose acquire is not committed")
-	p.sql("COMMIT; BEGIN; SELECT lease_guard('job', first_token) FROM lease_info('job')")
-	time.Sleep(1100 * time.Millisecond)
-	p.is(try(p.fence, short, "job"), pgfence.LeaseTaken, "by it, until a transaction ends")
-	p.sql("COMMIT")
+	must(lease.Guard(background, pool, nothing))
 }
 
 func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
@@ -332,181 +274,97 @@ func TestWhatMeansNothingIsRefusedByName(t *testing.T) {
 	silent := have(net.Listen("tcp", "127.0.0.1:0"))
 	defer silent.Close()
 	at := silent.Addr().String()
+	p.sql("BEGIN") // in which a guard is refused before the work
+	opens := func(context.Context) (pgfence.Conn, error) { return nil, errors.New("no secret") }
 	for words, err := range map[string]error{
-		"30ns is below":  try(p.fence, pgfence.Options{TTL: 30}, "job"),
-		"5ns":            try(p.fence, pgfence.Options{Wait: 5}, "job"),
-		"takes a Holder": try(p.fence, pgfence.Options{Reclaim: true}, "job"),
-		"Metadata":       try(p.fence, pgfence.Options{Metadata: func() {}}, "job"),
-		"several":        try(p.fence, pgfence.Options{Slots: 2}, "a", "b"),
-		"names must not": try(p.fence, long),
-		"needs a name":   try(p.fence, long, ""),
-		"r.no_fence":     keep("orders", pgfence.RowOptions{Fence: "no_fence"}),
-		`"nowhere"`:      keep("nowhere", pgfence.RowOptions{}),
-		"30ns":           keep("orders", pgfence.RowOptions{TTL: 30}),
-		"port=none":      try(pgfence.New("postgresql://me@?port=none"), long, "a"),
-		at:               try(pgfence.New("postgresql://"+at), short, "a"),
-		"not installed":  try(pgfence.New(url, pgfence.InSchema(`no"where`)), long, "a"),
+		"30ns is below":       try(p.fence, pgfence.Options{TTL: 30}, "job"),
+		"takes a Holder":      try(p.fence, pgfence.Options{Reclaim: true}, "job"),
+		"Metadata":            try(p.fence, pgfence.Options{Metadata: func() {}}, "job"),
+		"several":             try(p.fence, pgfence.Options{Slots: 2}, "a", "b"),
+		"names must not":      try(p.fence, long),
+		"needs a name":        try(p.fence, long, ""),
+		"r.no_fence":          keep("orders", pgfence.RowOptions{Fence: "no_fence"}),
+		`"nowhere" does not`:  keep("nowhere.runs", pgfence.RowOptions{}),
+		"AtMost":              keep("orders", pgfence.RowOptions{AtMost: 30}),
+		"under no lease":      p.fence.Guard(background, p.admin, nil, nothing),
+		"by a savepoint":      p.acquire(long, "d").Guard(background, p.admin, nil),
+		"port=none":           try(pgfence.New("postgresql://me@?port=none"), long, "a"),
+		at:                    try(pgfence.New("postgresql://"+at), short, "a"),
+		"pg_fence is not":     try(pgfence.New(url, pgfence.InSchema(`no"where`)), long, "a"),
+		"no connection":       try(pgfence.New(opens), pgfence.Options{Wait: time.Hour}, "a"),
+		"refused TLS":         pgfence.New(url+"&sslmode=require").Lead(background, "a", 0, nil),
+		`_no" does not exist`: pgfence.New(strings.Replace(url, "?", "_no?", 1)).Lead(background, "a", 0, nil),
 	} {
 		p.is(err, err, words)
 	}
 }
 
-func TestAFenceIsMadeFromWhatOpensConnections(t *testing.T) {
+func TestALeaseSaysByWhomItIsTakenAndWhoMayUseIt(t *testing.T) {
 	p := in(t)
-	pooled := have(pgxpool.ParseConfig(url))
-	pooled.BeforeConnect = func(_ context.Context, config *pgx.ConnConfig) error {
-		config.RuntimeParams["application_name"] = "before"
-		return nil
-	}
-	pooled.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
-		return second(conn.Exec(ctx, `SELECT set_config('application_name',
-			current_setting('application_name') || ' after', false)`))
-	}
-	made := have(pgxpool.NewWithConfig(background, pooled))
-	defer made.Close()
-	drivers := "&pool_max_conns=3&binary_parameters=yes&default_query_exec_mode=simple_protocol"
-	other := pgfence.New(url+drivers, pgfence.InSchema("public"))
-	defer other.Close()
-	must(try(other, long, "other"))
-	fence := pgfence.New(made)
-	defer fence.Close()
-	must(try(fence, long, "job"))
-	named := "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'before after'"
-	p.equal(p.sql(named), "1")
-}
-
-func TestALeaseOfAnotherRoleSaysHowItIsKeptWhileLoginRolesChange(t *testing.T) {
-	p := in(t)
-	p.sql("CREATE ROLE monday LOGIN; CREATE ROLE tuesday LOGIN")
+	p.acquire(pgfence.Options{Holder: "it's me", Metadata: map[string]int{"run": 7}}, "a", "b")
+	runtime.GC() // takes nothing that nobody refers to
+	taken := p.is(try(p.fence, long, "b", "c"), pgfence.LeaseTaken, "by it's me", "at the most")
+	p.equal(taken.Remaining.Round(10*time.Second), 30*time.Second)
+	p.sql("SELECT lease_acquire('job', 'it', '1 s')")
+	p.sql("BEGIN; SELECT lease_guard('job', first_token) FROM lease_info('job')")
+	time.Sleep(1100 * time.Millisecond)
+	p.is(try(p.fence, short, "job"), pgfence.LeaseTaken, "by it, until a transaction ends")
+	p.sql("COMMIT; CREATE ROLE monday LOGIN; CREATE ROLE tuesday LOGIN")
 	as := func(role string) string { return strings.Replace(url, "user=postgres", "user="+role, 1) }
 	monday := pgfence.New(as("monday"))
 	p.is(try(monday, long, "job"), pgfence.NotGranted, "fence_grant('monday')")
+	key := map[string]any{"id": 7}
+	_, err := monday.KeepRow(background, "orders", key, 1, pgfence.RowOptions{Deadline: "until"})
+	p.is(err, pgfence.NotGranted, "monday may not keep rows of orders")
 	p.sql("SELECT fence_grant('monday'), fence_grant('tuesday')")
 	lease := have(monday.Acquire(background, []string{"job"}, long))
 	conn := have(pgx.Connect(background, as("tuesday")))
-	err := lease.Guard(background, conn, nothing)
+	err = lease.Guard(background, conn, nothing)
 	p.is(err, pgfence.NotGranted, "tuesday", "act as one role")
-	p.equal(strings.Contains(err.Error(), "fence_grant"), false)
 	must(cmp.Or(conn.Close(background), lease.Release()))
 	p.sql("SELECT fence_revoke('monday'), fence_revoke('tuesday'); DROP ROLE monday, tuesday")
 }
 
-func TestTheWorksContextSaysTheLossAndALeaderGoesOn(t *testing.T) {
-	p, terms := in(t), 0
-	isLost := func(ctx context.Context, lease *pgfence.Lease) error {
-		p.sql("SELECT lease_revoke('job')")
-		<-ctx.Done()
-		p.equal(context.Cause(ctx).(*pgfence.Error).Reason, pgfence.ReasonGone)
-		p.equal([]any{lease.Held(), lease.Remaining()}, []any{false, time.Duration(0)})
-		return nil
-	}
-	ctx, cancel := context.WithCancel(background)
-	must(p.fence.Lead(ctx, "job", short.TTL, func(ctx context.Context, lease *pgfence.Lease) error {
-		if terms++; terms < 3 {
-			return isLost(ctx, lease)
-		}
-		cancel()
-		<-ctx.Done()
-		return lease.Guard(background, p.admin, nothing)
-	}))
-	p.is(p.fence.Lead(ctx, "job", short.TTL, nil), context.Canceled)
-	kinds := map[string]int{}
-	for len(p.events) > 0 {
-		kinds[(<-p.events).Kind]++
-	}
-	p.equal([]int{kinds["acquired"], kinds["lost"], kinds["interrupted"]}, []int{3, 2, 1})
+func TestTheWorksContextSaysTheLoss(t *testing.T) {
+	p := in(t)
 	for ends, told := range map[error]error{
 		context.Canceled: pgfence.LeaseLost, nil: pgfence.LeaseLost, io.EOF: io.EOF,
 	} {
-		work := func(ctx context.Context, l *pgfence.Lease) error { return cmp.Or(isLost(ctx, l), ends) }
-		p.is(p.fence.Lease(background, "job", short, work), told)
+		err := p.fence.Lease(background, "job", short, func(ctx context.Context, l *pgfence.Lease) error {
+			p.sql("SELECT lease_revoke('job')")
+			<-ctx.Done()
+			p.equal(context.Cause(ctx).(*pgfence.Error).Reason, pgfence.ReasonGone)
+			p.equal([]any{l.Held(), l.Remaining()}, []any{false, time.Duration(0)})
+			return ends
+		})
+		p.is(err, told)
 	}
 }
 
-func TestWhatCanNeverBeOpenedIsToldAtOnceAndAnOutageIsOneLineOfTheLog(t *testing.T) {
-	p := in(t)
-	opens := func(context.Context) (pgfence.Conn, error) { return nil, errors.New("no secret") }
-	for words, fence := range map[string]*pgfence.Fence{
-		"refused TLS":    pgfence.New(url + "&sslmode=require"),
-		"does not exist": pgfence.New(strings.Replace(url, "?", "_nowhere?", 1)),
-		"no secret":      pgfence.New(opens),
-	} {
-		ctx, cancel := context.WithTimeout(background, 5*time.Second)
-		waits := pgfence.Options{TTL: time.Second, Wait: time.Minute}
-		p.is(fence.Lease(ctx, "job", waits, nil), pgfence.NoConnection, words)
-		p.is(fence.Lead(ctx, "job", time.Second, nil), pgfence.NoConnection, words)
-		must(ctx.Err())
-		cancel()
-	}
-	var log strings.Builder
-	slog.SetDefault(slog.New(slog.NewTextHandler(&log, nil)))
-	away, waits := pgfence.New("postgresql://127.0.0.1:1/shop"), pgfence.Options{Wait: time.Second}
-	p.is(try(away, waits, "job"), pgfence.NoConnection)
-	slog.SetDefault(slog.New(slog.DiscardHandler))
-	p.equal(strings.Count(log.String(), "level=WARN"), 1)
-	line := `"pgfence: no lease could be acquired, and it is tried again" reason="failed to connect`
-	p.equal(strings.Contains(log.String(), line), true)
-}
-
-// loses is a connection that ends after an acquire, whose answer nobody reads.
+// loses is a connection whose first acquire is answered to nobody.
 type loses struct {
 	*pgx.Conn
-	next *atomic.Bool
+	once *atomic.Bool
 }
 
 func (l loses) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error) {
 	rows, err := l.Conn.Query(ctx, sql, args...)
-	if err == nil && strings.Contains(sql, "lease_acquire") && l.next.CompareAndSwap(true, false) {
+	if strings.Contains(sql, "lease_acquire") && l.once.CompareAndSwap(false, true) {
 		rows.Close()
-		_ = l.Conn.Close(ctx)
-		return nil, io.ErrUnexpectedEOF
+		err = errors.Join(io.ErrUnexpectedEOF, l.Close(ctx))
 	}
 	return rows, err
 }
 
-func TestAGrantWhoseAnswerWasLostIsTakenOverOrUndone(t *testing.T) {
-	p, next := in(t), &atomic.Bool{}
+func TestAGrantWhoseAnswerWasLostIsUndone(t *testing.T) {
+	p, once := in(t), &atomic.Bool{}
 	fence := pgfence.New(func(ctx context.Context) (pgfence.Conn, error) {
 		conn, err := pgx.Connect(ctx, url)
-		return loses{conn, next}, err
+		return loses{conn, once}, err
 	})
 	defer fence.Close()
-	next.Store(true)
-	must(have(fence.Acquire(background, []string{"job"}, long)).Release())
-	p.equal(next.Load(), false)
-	next.Store(true)
-	p.equal(p.is(try(fence, long, "a", "b"), pgfence.NoAnswer).InDoubt, true)
-	p.comesTrue(func() bool { return p.sql(held) == "0" })
-	next.Store(true)
-	must(try(fence, pgfence.Options{TTL: time.Minute, Wait: time.Minute}, "a", "b"))
-	p.equal(p.sql(held), "2")
+	must(try(fence, pgfence.Options{Wait: time.Minute}, "a", "b"))
 	p.equal(p.sql("SELECT right(max(holder), 2) FROM fence.leases WHERE state = 'held'"), "/2")
-}
-
-func TestWhatDriversSendForArguments(t *testing.T) {
-	p := in(t)
-	for _, one := range []struct {
-		query   string
-		arg     any
-		pgx, pq bool
-	}{
-		{"lease_acquire('job', ttl => $1)::text", 30 * time.Second, true, false},
-		{"lease_acquire('job', ttl => $1::text::interval)::text", "1500 milliseconds", true, true},
-		{"lease_acquire('job', metadata => $1)::text", `{"run": 7}`, true, true},
-		{"lease_acquire('job', metadata => $1)::text", map[string]int{"run": 7}, true, false},
-		{"set_config('pg_fence.token', $1, true)", "1", true, true},
-		{"set_config('pg_fence.token', $1, true)", int64(1), false, true},
-		{"set_config('pg_fence.token', $1::bigint::text, true)", int64(1), true, true},
-	} {
-		for driver, takes := range map[string]bool{"pgx": one.pgx, "postgres": one.pq} {
-			tx := have(p.database(driver).Begin())
-			if err := tx.QueryRow("SELECT "+one.query, one.arg).Scan(new(string)); (err == nil) != takes {
-				p.Errorf("%s: %s with %T: %v", driver, one.query, one.arg, err)
-			}
-			must(tx.Rollback())
-		}
-	}
-	p.equal(p.admin.QueryRow(background, "SELECT NULL::bigint").Scan(new(int64)) != nil, true)
 }
 
 func TestARowIsALease(t *testing.T) {
@@ -516,10 +374,9 @@ func TestARowIsALease(t *testing.T) {
 }
 
 func (p *place) keepsARow(mode string) {
-	p.sql(`CREATE TABLE runs (part text, id bigint, state text, PRIMARY KEY (id, part));
+	p.sql(`DROP TABLE IF EXISTS runs; CREATE TABLE runs (part text, id bigint, state text, PRIMARY KEY (id, part));
 		INSERT INTO runs VALUES ('a', 1);
 		SELECT fence_protect('runs', mode => '` + mode + `', deadline => 'held_until')`)
-	defer p.sql("DROP TABLE runs")
 	is := func(format string, token int64) {
 		row := p.sql("SELECT concat_ws(' ', state, fence, held_until > clock_timestamp()) FROM runs")
 		p.equal(row, fmt.Sprintf(format, token))
@@ -537,10 +394,7 @@ func (p *place) keepsARow(mode string) {
 	half, done := does("UPDATE runs SET state = 'half'"), does("UPDATE runs SET state = 'done'")
 	db, token := p.database("postgres"), claim()
 	lease := have(keep(token))
-	left := lease.Remaining()
-	p.equal(left > 500*time.Millisecond && left <= 980*time.Millisecond, true)
 	time.Sleep(1200 * time.Millisecond)
-	must(lease.Check())
 	must(lease.GuardSQL(background, db, half))
 	is("half %d t", token)
 	must(lease.Guard(background, p.admin, nothing, pgfence.Releasing))
