@@ -67,23 +67,25 @@ const (
 	released
 )
 
-// link is a connection, and its errors in a row.
+// link is a connection, whose it is, and its errors in a row.
 type link struct {
 	number, errors int
-	owner          *owner
+	owner          *caller
 	isBusy         bool
 }
 
-// owner is whose a connection is: an acquire's, a lease's, an undo's, or all leases'.
-type owner struct {
-	link   *link
-	isOver bool
+// caller is who calls over a connection: an acquire, a lease, an undo, a release, or all of them.
+type caller struct {
+	link              *link
+	isCalling, isOver bool
 }
+
+func (c *caller) calls(is bool) { c.isCalling = is }
 
 // leaseState is one lease. The connection that it owns is the one over which it is confirmed; of a
 // session lease, the one that it ends with.
 type leaseState struct {
-	owner
+	caller
 	key              string
 	names            []string
 	token, ttl       int64
@@ -94,7 +96,6 @@ type leaseState struct {
 	advice           string
 	deadline, beatAt int64
 	atMost           int64
-	isCalling        bool
 	resting          int // last transactions under way
 	touched          int // transactions of a row lease's own worker that hold the row
 	isEnding         bool
@@ -132,11 +133,10 @@ type ask struct {
 }
 
 type request struct {
-	owner
+	caller
 	ask
 	begun, until, at int64
 	series, tries    int
-	isAsking         bool
 	isOut            bool // it waits for the end of an outage
 	doubt            *doubt
 	undoing          *undo
@@ -159,21 +159,20 @@ func (r *request) holder() string {
 
 // undo releases what an acquire in doubt may have been granted.
 type undo struct {
-	owner
+	caller
 	names               []string
 	holder              string
 	ttl                 int64
 	at, until, gaveUpAt int64
 	tries               int
-	isCalling           bool
 }
 
 // giveBack is a release: of leases, until it is over.
 type giveBack struct {
+	caller
 	leases             []*leaseState
 	at, until          int64
 	tries              int
-	isCalling          bool
 	isInDoubt, isAlone bool
 }
 
@@ -182,15 +181,13 @@ type call struct {
 	effect
 	link        *link
 	sent, until int64
-	request     *request
-	undo        *undo
-	giveBack    *giveBack
+	of          interface{ calls(bool) } // a request, an undo or a giveBack; nil of renewals
 	leases      []*leaseState
 }
 
 // leaseStates are all leases of a fence. The connection that they own is the one that all share.
 type leaseStates struct {
-	owner
+	caller
 	// spread is between 0 and 1000, and makes the pauses of clients differ.
 	spread, now   int64
 	effects, logs []effect
@@ -331,7 +328,7 @@ func (s *leaseStates) sent(number int) {
 
 func (s *leaseStates) isSent(c *call) {
 	c.Open, c.sent, c.until = false, s.now, s.now+c.Limit
-	if c.giveBack == nil {
+	if c.of == nil {
 		for _, l := range c.leases {
 			l.isAnswered = false
 		}
@@ -368,13 +365,13 @@ func (s *leaseStates) answered(number int, a answer) {
 	}
 	s.over(c)
 	s.isOut, s.isLossLogged, c.link.errors = false, false, 0
-	switch {
-	case c.request != nil:
-		s.acquireAnswered(c, c.request, a)
-	case c.undo != nil:
-		s.undoAnswered(c.undo, a.undone)
-	case c.giveBack != nil:
-		s.releaseAnswered(c.giveBack, a.released)
+	switch of := c.of.(type) {
+	case *request:
+		s.acquireAnswered(c, of, a)
+	case *undo:
+		s.undoAnswered(of, a.undone)
+	case *giveBack:
+		s.releaseAnswered(of, a.released)
 	default:
 		s.keepAnswered(c, a.outcomes)
 	}
@@ -445,7 +442,7 @@ func (s *leaseStates) wake(now int64) int64 {
 		at(u.at, !u.isCalling)
 	}
 	for _, r := range s.requests {
-		isAtRest := !r.isAsking && r.lease == nil
+		isAtRest := !r.isCalling && r.lease == nil
 		at(r.until+longestQueue, isAtRest)
 		at(r.at, isAtRest && r.undoing == nil && (r.isOwn() || isFree))
 	}
@@ -522,7 +519,7 @@ func (s *leaseStates) endByClock(answered int) {
 	}
 	for _, r := range slices.Clone(s.requests) {
 		switch {
-		case r.isAsking || r.lease != nil:
+		case r.isCalling || r.lease != nil:
 		case r.undoing != nil && s.now >= r.until:
 			s.finish(r, effect{Error: "NoAnswer", InDoubt: true})
 		case s.now >= r.until+longestQueue:
@@ -542,15 +539,14 @@ func (s *leaseStates) send() {
 	s.undos = slices.DeleteFunc(s.undos, func(u *undo) bool { return u.isOver })
 	for _, u := range s.undos {
 		if !u.isCalling && u.at <= s.now {
-			u.isCalling = true
-			s.start(&call{undo: u, effect: effect{
+			s.start(&call{of: u, effect: effect{
 				Do: "undo", Names: u.names, Holder: u.holder, Limit: ownLimit(u.ttl),
-			}}, &u.owner)
+			}}, &u.caller)
 		}
 	}
 	for _, l := range s.leases {
 		if l.isOwn() && !l.isCalling && l.beatAt <= s.now {
-			s.keep([]*leaseState{l}, &l.owner)
+			s.keep([]*leaseState{l}, &l.caller)
 		}
 	}
 	if s.calling == nil {
@@ -560,7 +556,7 @@ func (s *leaseStates) send() {
 }
 
 func (s *leaseStates) isDue(r *request) bool {
-	return !r.isAsking && r.undoing == nil && r.lease == nil && r.at <= s.now
+	return !r.isCalling && r.undoing == nil && r.lease == nil && r.at <= s.now
 }
 
 func (s *leaseStates) sendShared() {
@@ -576,7 +572,7 @@ func (s *leaseStates) sendShared() {
 	switch isOthersTurn := s.beats >= mostBeats && (gives >= 0 || asks >= 0); {
 	case beat != nil && !isOthersTurn:
 		s.beats++
-		s.keep(s.goAlong(beat), &s.owner)
+		s.keep(s.goAlong(beat), &s.caller)
 		return
 	case gives >= 0:
 		s.sendRelease(s.together(s.giveBacks[gives]))
@@ -617,7 +613,7 @@ func within[T any](most int, some []T, of func(T) int) []T {
 	return some
 }
 
-func (s *leaseStates) keep(leases []*leaseState, by *owner) {
+func (s *leaseStates) keep(leases []*leaseState, by *caller) {
 	do := "keep"
 	if leases[0].table != "" {
 		do = "keep_row"
@@ -628,18 +624,21 @@ func (s *leaseStates) keep(leases []*leaseState, by *owner) {
 }
 
 // start sends a call, on the connection of its owner.
-func (s *leaseStates) start(c *call, by *owner) {
+func (s *leaseStates) start(c *call, by *caller) {
 	s.lastCall++
 	c.Call = s.lastCall
 	for _, l := range c.leases {
 		names := l.names
-		if c.giveBack != nil && len(l.rest) > 0 {
+		if c.of != nil && len(l.rest) > 0 {
 			names = l.rest
 		}
 		c.Names, c.Table, l.isCalling = append(c.Names, names...), l.table, true
 		c.Tokens = append(c.Tokens, slices.Repeat([]int64{l.token}, len(names))...)
 	}
-	if by == &s.owner {
+	if c.of != nil {
+		c.of.calls(true)
+	}
+	if by == &s.caller {
 		s.calling = c
 	}
 	if by.link != nil {
@@ -730,13 +729,8 @@ func (s *leaseStates) over(c *call) {
 	for _, l := range c.leases {
 		l.isCalling = false
 	}
-	switch {
-	case c.request != nil:
-		c.request.isAsking = false
-	case c.undo != nil:
-		c.undo.isCalling = false
-	case c.giveBack != nil:
-		c.giveBack.isCalling = false
+	if c.of != nil {
+		c.of.calls(false)
 	}
 }
 
@@ -777,13 +771,13 @@ func (s *leaseStates) callFailed(c *call, code string, isBroken bool) {
 		s.effects = append(s.effects, effect{Cut: c.On})
 		s.leave(c.link)
 	}
-	switch {
-	case c.request != nil:
-		s.acquireFailed(c, c.request, code)
-	case c.undo != nil:
-		s.undoFailed(c.undo, code)
-	case c.giveBack != nil:
-		s.releaseFailed(c.giveBack, code, c.Open)
+	switch of := c.of.(type) {
+	case *request:
+		s.acquireFailed(c, of, code)
+	case *undo:
+		s.undoFailed(of, code)
+	case *giveBack:
+		s.releaseFailed(of, code, c.Open)
 	default:
 		s.keepFailed(c, code)
 	}
@@ -796,7 +790,7 @@ func (s *leaseStates) leave(of *link) {
 	}
 	of.owner.link = nil
 	for _, l := range s.leases {
-		if &l.owner == of.owner && l.request.Session && l.lives() {
+		if &l.caller == of.owner && l.request.Session && l.lives() {
 			s.lose(l, ReasonSession, nil)
 			return
 		}
@@ -955,15 +949,14 @@ func (s *leaseStates) keepFailed(c *call, code string) {
 // Acquires
 
 func (s *leaseStates) try(r *request) {
-	by, limit, wait := &r.owner, ownLimit(r.TTL), int64(0)
+	by, limit, wait := &r.caller, ownLimit(r.TTL), int64(0)
 	if !r.isOwn() {
-		by, limit = &s.owner, min(limit, s.limit(never))
+		by, limit = &s.caller, min(limit, s.limit(never))
 	} else if r.isOne() {
 		// A longer one would hold back vacuum.
 		wait = max(0, min(r.until-s.now, portion))
 	}
-	r.isAsking = true
-	s.start(&call{request: r, effect: effect{
+	s.start(&call{of: r, effect: effect{
 		Do: "acquire", For: r.ID, Names: r.Names, Wait: wait, Holder: r.holder(), Limit: limit + wait,
 		Reclaim: r.Reclaim || r.doubt != nil && r.reclaims(),
 	}}, by)
@@ -1020,7 +1013,7 @@ func (s *leaseStates) granted(r *request, token, sent int64, table string) {
 	if r.link != nil && (r.Session || !r.isOver && !isInTime) {
 		// The server counts from a later moment: a renewal confirms it, over the same connection.
 		l.link, r.link = r.link, nil
-		l.link.owner = &l.owner
+		l.link.owner = &l.caller
 	}
 	if r.isOver {
 		s.giveBack(l, false)
@@ -1053,7 +1046,7 @@ func (s *leaseStates) finish(r *request, reply effect) {
 	if isFailed && r.lease != nil && r.lease.lives() {
 		s.giveBack(r.lease, false)
 	}
-	if !r.isAsking {
+	if !r.isCalling {
 		s.undoDoubt(r)
 	}
 }
@@ -1201,14 +1194,13 @@ func (s *leaseStates) together(first *giveBack) *giveBack {
 
 func (s *leaseStates) sendRelease(g *giveBack) {
 	// The connection of a session lease serves where there is no shared one.
-	by, first := &s.owner, g.leases[0]
+	by, first := &s.caller, g.leases[0]
 	isOwn := first.request.Session && first.link != nil && !first.link.isBusy
 	if isOwn && s.link == nil && len(g.leases) == 1 {
-		by = &first.owner
+		by = &first.caller
 	}
-	g.isCalling = true
 	limit := min(s.limit(never), ownLimit(smallestTTL(g.leases)))
-	s.start(&call{giveBack: g, leases: g.leases, effect: effect{Do: "release", Limit: limit}}, by)
+	s.start(&call{of: g, leases: g.leases, effect: effect{Do: "release", Limit: limit}}, by)
 }
 
 func (s *leaseStates) releaseAnswered(g *giveBack, is []bool) {
@@ -1310,17 +1302,17 @@ func (s *leaseStates) event(kind string, l *leaseState) {
 type leadState struct {
 	ttl, spread int64
 	failures    int
-	state       string
+	isLeading   bool
 	at, since   int64
 }
 
 func (d *leadState) start() []effect {
-	d.state = "asking"
+	d.at = never
 	return []effect{{Lead: "acquire"}}
 }
 
 func (d *leadState) granted(now int64) []effect {
-	d.state, d.since = "leading", now
+	d.isLeading, d.since = true, now
 	return []effect{{Lead: "work"}}
 }
 
@@ -1334,44 +1326,43 @@ func (d *leadState) workFailed(now int64, cause string, isLost bool) []effect {
 	if now-d.since >= min(d.ttl, 60_000) {
 		d.failures = 0
 	}
-	return d.again(now, cause, true)
+	return d.again(now, cause)
 }
 
 func (d *leadState) notGranted(now int64, cause string) []effect {
 	if !goesOn(cause) {
 		return d.end(cause)
 	}
-	return d.again(now, cause, false)
+	return d.again(now, cause)
 }
 
 // goesOn tells what a leader goes on after.
 func goesOn(cause string) bool {
-	return slices.Contains([]string{
-		"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost", "NoAnswer", "NoConnection", "passing",
-	}, cause)
+	return slices.Contains([]string{"LeaseLost", "LeaseTaken", "TransactionLost", "ConnectionLost",
+		"NoAnswer", "NoConnection", "passing"}, cause)
 }
 
 // stop lets the work end by itself.
 func (d *leadState) stop() []effect {
-	if d.state == "leading" {
+	if d.isLeading {
 		return nil
 	}
 	return d.end("")
 }
 
 func (d *leadState) tick(now int64) []effect {
-	if d.state == "pausing" && now >= d.at {
-		return d.start()
+	if now < d.at {
+		return nil
 	}
-	return nil
+	return d.start()
 }
 
 // again is after a pause, which grows. An outage is one line of the log; a candidate that has not
 // led tells no event.
-func (d *leadState) again(now int64, cause string, hasLed bool) (effects []effect) {
+func (d *leadState) again(now int64, cause string) (effects []effect) {
 	if d.failures == 0 {
 		effects = append(effects, effect{Log: "leads no more", Code: cause})
-		if hasLed {
+		if d.isLeading {
 			effects = append(effects, effect{Event: "interrupted", Code: cause})
 		}
 	}
@@ -1379,11 +1370,11 @@ func (d *leadState) again(now int64, cause string, hasLed bool) (effects []effec
 	pause := min(shortest<<min(d.failures, 20), longestWait(d.ttl))
 	pause -= pause * d.spread / 4000
 	d.failures++
-	d.state, d.at = "pausing", now+pause
+	d.isLeading, d.at = false, now+pause
 	return append(effects, effect{Lead: "pause", Pause: pause})
 }
 
 func (d *leadState) end(why string) []effect {
-	d.state = "ended"
+	d.at = never
 	return []effect{{Lead: "end", Code: why}}
 }
