@@ -14,7 +14,7 @@ pub const LANGUAGE: Language = Language {
     build: "",
     worker: "$PYTHON -W error worker/worker.py",
     first_worker: ("examples/first_worker.py", "$PYTHON -W error examples/first_worker.py"),
-    tests: "$PYTHON -m unittest discover --start-directory tests",
+    tests: "$PYTHON -W error -m unittest discover --start-directory tests",
     tools: TOOLS,
     checks: CHECKS,
     page: Some(Page {
