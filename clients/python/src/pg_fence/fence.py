@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 import uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
@@ -95,7 +95,7 @@ class AsyncLease(Held[Awaitable[None]]):
 
 
 #: Begins an acquire of that id.
-Begin = Callable[[str], Coroutine[Any, Any, Future[Holding]]]
+Begin = Callable[[str], Future[Holding]]
 
 
 class Leased(Block[_T]):
@@ -118,7 +118,7 @@ class Leased(Block[_T]):
         id = uuid.uuid4().hex
         future: Future[Holding] | None = None
         try:
-            future = await self._begin(id)
+            future = self._begin(id)
             await self._until_stop(future)
             if self._stop and self._stop.is_set() and not future.done():
                 raise FenceError("nobody waits for the answer any more")
@@ -234,7 +234,7 @@ class Leases(Block[F], Generic[F, L, Done]):
         times = ttl_of(ttl), ms("wait", wait)
         most = 0 if at_most is None else max(1, ms("at_most", at_most))
 
-        async def begin(id: str) -> Future[Holding]:
+        def begin(id: str) -> Future[Holding]:
             # Whoever leads has one holder; for others it is unique for each acquire.
             request = Request(id, all_names, *times, of_holder, is_named, reclaim, session)
             request.shared, request.at_most = shared or slots > 1, most
@@ -273,9 +273,9 @@ class Leases(Block[F], Generic[F, L, Done]):
         span = ttl_of(ttl)
         most = 0 if at_most is None else max(1, ms("at_most", at_most))
 
-        async def begin(id: str) -> Future[Holding]:
+        def begin(id: str) -> Future[Holding]:
             request = Request(id, (of_row,), span, named=True, at_most=most)
-            return await self._heartbeat.keep_row(request, of_table, token, self._is_async)
+            return self._heartbeat.keep_row(request, of_table, token)
 
         return Leased(self._heartbeat, self._kind, begin)
 

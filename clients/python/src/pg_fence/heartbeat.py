@@ -42,7 +42,7 @@ from .lease_state import (
     LeaseStates,
     Request,
 )
-from .statements import RowStatements, RowTable, Statement
+from .statements import RowTable, Statement
 
 _log = logging.getLogger("pg_fence")
 
@@ -79,11 +79,8 @@ def span(ms: float) -> timedelta:
 class Holding:
     """A lease that is held, until it is released or lost."""
 
-    def __init__(
-        self, state: LeaseState, names: tuple[str, ...], rows: RowStatements | None = None
-    ):
-        """`rows`: the statements of its table, if it is a row."""
-        self.state, self.names, self.rows = state, names, rows
+    def __init__(self, state: LeaseState, names: tuple[str, ...]):
+        self.state, self.names = state, names
         #: Set at a loss; at a renewal or the end; and with its end.
         self.lost, self.renewed = threading.Event(), threading.Event()
         self.ended: Future[None] = Future()
@@ -147,9 +144,6 @@ class Heartbeat:
         self._holdings: dict[str, Holding] = {}
         self._acquires: dict[str, Acquire] = {}
         self._connections: dict[int, Connection] = {}
-        self._tables: dict[str, tuple[RowTable, RowStatements]] = {}
-        #: Of the last statement that kept rows: those that were locked, and over.
-        self._rows_over: set[tuple[str, int]] = set()
         self._looked_at = 0
         #: Inputs, each with the number of the call that it answers.
         self._inbox: queue.SimpleQueue[tuple[Callable[[], object], int, Future[None]]]
@@ -192,18 +186,10 @@ class Heartbeat:
         self._begin(acquire, lambda: self.states.acquire(request))
         return acquire.future
 
-    async def keep_row(
-        self, request: Request, table: RowTable, token: int, is_async: bool
-    ) -> Future[Holding]:
+    def keep_row(self, request: Request, table: RowTable, token: int) -> Future[Holding]:
         """The same for a row that the program's own statement has claimed."""
-        id = repr(table)
-        if id not in self._tables:
-            described = await outcome(in_thread(lambda: self._describe(table)), is_async)
-            self._tables[id] = table, described
-        is_managed = self._tables[id][1].is_managed
         acquire = Acquire(request, (table.named(request.names[0]),), _running(), table=table)
-        keep = self.states.keep_row
-        self._begin(acquire, lambda: keep(request, id, token, None, is_managed))
+        self._begin(acquire, lambda: self.states.keep_row(request, table, token))
         return acquire.future
 
     def _begin(self, acquire: Acquire, decide: Callable[[], object]) -> None:
@@ -255,20 +241,6 @@ class Heartbeat:
             self._tell(Event("interrupted", (name,), 0, timedelta(0), None))
         else:
             _log.warning("%s %s, and it is tried again: %s", name, line, error)
-
-    def _describe(self, table: RowTable) -> RowStatements:
-        """Asks once for what a table is, on a connection of its own."""
-        connection = Connection(0, self._open)
-        timer = threading.Timer(LONGEST_CALL / 1000, connection.cut)
-        timer.daemon = True
-        timer.start()
-        try:
-            connection.open(LONGEST_CALL / 1000)
-            ((columns, fences),) = connection.rows(table.describe())
-            return RowStatements(table, columns, fences)
-        finally:
-            timer.cancel()
-            connection.close()
 
     def end_of_process(self) -> None:
         if self._thread is not None and not self.is_closed:
@@ -373,9 +345,7 @@ class Heartbeat:
     def _event(self, event: Kind, effect: Effect) -> None:
         key, reason = effect["key"], effect["reason"]
         if event == "acquired":
-            state = self.states.leases[key]
-            rows = self._tables[state.table][1] if state.table else None
-            self._holdings[key] = Holding(state, self._acquires[key].names, rows)
+            self._holdings[key] = Holding(self.states.leases[key], self._acquires[key].names)
         holding = self._holdings[key]
         if event == "renewed" and not holding.renewed.is_set():
             holding.renewed.set()
@@ -421,35 +391,13 @@ class Heartbeat:
                 flags = of.shared, request.session
                 sent = statements.acquire(call, request.ttl, of.metadata, of.slots, flags)
                 return self.of_schema(sent), _read_acquire
-            case "keep":
+            case "keep" | "keep_row":
                 return self.of_schema(statements.keep(call)), _read_keep
-            case "keep_row" | "look_row":
-                of_rows = self._tables[call.table][1]
-                if call.do == "keep_row":
-                    return of_rows.keep(call), lambda rows: self._read_rows(call, rows)
-                return of_rows.look(call), lambda rows: self._read_look(call, rows)
             case "undo":
                 return self.of_schema(statements.undo(call)), lambda rows: ([rows[0][0]],)
             case _:
-                of_names = self.of_schema(statements.release(call)) if not call.table else None
-                sent = of_names or self._tables[call.table][1].release(call)
-                return sent, lambda rows: ([token for (token,) in rows],)
-
-    def _read_rows(self, call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-        over = {n - 1 for n, left in rows if left is None}
-        self._rows_over = {(call.names[n], call.tokens[n]) for n in over}
-        # One that is over since it was renewed comes twice.
-        kept = {n: left for n, left in rows if left is not None}
-        named = ((call.names[n - 1], call.tokens[n - 1], _ms(left)) for n, left in kept.items())
-        return (list(named),)
-
-    def _read_look(self, call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-        answers: list[tuple[str, int, str]] = []
-        for n, is_over in rows:
-            pair = call.names[n - 1], call.tokens[n - 1]
-            is_over = is_over or pair in self._rows_over
-            answers.append((*pair, "ended" if is_over else "held"))
-        return (answers,)
+                sent = statements.release(call)
+                return self.of_schema(sent), lambda rows: ([token for (token,) in rows],)
 
     def _ask(
         self,
@@ -487,8 +435,6 @@ class Heartbeat:
             if acquire is not None:
                 acquire.cause, acquire.role = error, connection.role
             self.states.failed(call.number, code, broken)
-            if acquire is not None and call.do == "keep_row" and _is_final(code):
-                self.states.give_up(id)
 
         self._put(decide, call.number)
 
@@ -530,12 +476,6 @@ def _read_keep(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
     return ([(outcome, _ms(left), _ms(again), code) for outcome, left, again, code in rows],)
 
 
-def _is_final(code: str) -> bool:
-    """Whether an error of the first statement that keeps a row is its caller's to see."""
-    passes = ("08", "25", "40", "53", "55", "57", "58", "PF")
-    return len(code) == 5 and code.upper() == code and not code.startswith(passes)
-
-
 def _refusal(acquire: Acquire, reply: Effect) -> BaseException:
     names, table, in_doubt = acquire.names, acquire.table, reply.get("in_doubt", False)
     cause = acquire.cause if isinstance(acquire.cause, Exception) else None
@@ -557,8 +497,8 @@ def _refusal(acquire: Acquire, reply: Effect) -> BaseException:
         case _ if table and sqlstate_of(cause) == "42501":
             needs = f"rows of {'.'.join(table.names)}, for which it needs SELECT and UPDATE"
             return _from(NotGranted(f"the role may not keep {needs}: {cause}"), cause)
-        case _ if table and sqlstate_of(cause) in {"42883", "3F000"}:
-            # Nothing of the extension's is called: it is the table's schema, or a type.
+        case _ if table and sqlstate_of(cause) == "3F000":
+            # It is the table's schema.
             return cause
         case _:
             return _from(told(cause, acquire.role), cause)

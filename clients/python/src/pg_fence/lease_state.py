@@ -92,7 +92,8 @@ class LeaseState:
     request: Request
     deadline: int
     beat_at: int
-    table: str = ""
+    #: The table of a row; a named lease has none.
+    table: Any = None
     state: int = CONFIRMING
     reason: str = ""
     advice: str = ""
@@ -200,8 +201,8 @@ class Call:
     until: int = 0
 
     @property
-    def table(self) -> str:
-        return self.leases[0].table if self.leases else ""
+    def table(self) -> Any:
+        return self.leases[0].table if self.leases else None
 
     @property
     def confirms_row(self) -> bool:
@@ -239,7 +240,7 @@ class LeaseStates:
         if self.closed_at < NEVER:
             self._finish(request, error="Closed")
 
-    def keep_row(self, request: Request, table: str, token: int) -> None:
+    def keep_row(self, request: Request, table: Any, token: int) -> None:
         """A row that the worker's own statement has claimed, at a time that is not known here."""
         self.acquire(request)
         if not request.is_over:
@@ -607,7 +608,11 @@ class LeaseStates:
         elif is_over:
             named = zip(lease.names, rows, strict=True)
             rest = tuple(name for name, row in named if row[0] in {"kept", "later"})
-            if "lost" not in outcomes and not lease.table and any(row[3] == "42501" for row in rows):
+            if (
+                "lost" not in outcomes
+                and not lease.table
+                and any(row[3] == "42501" for row in rows)
+            ):
                 lease.advice = "other role"
             self._lose(lease, "gone" if "lost" in outcomes else "refused", rest)
         elif outcomes == {"kept"}:
@@ -706,7 +711,7 @@ class LeaseStates:
             more = {"holder": holder, "remaining": remaining, "waits_for": waits_for}
             self._finish(request, error="LeaseTaken", **more)
 
-    def _granted(self, request: Request, token: int, sent: int, table: str = "") -> None:
+    def _granted(self, request: Request, token: int, sent: int, table: Any = None) -> None:
         id, names, ttl, now = request.id, request.names, request.ttl, self.now
         lease = LeaseState(id, names, token, ttl, request, now + ttl, now, table)
         self.leases[id] = lease

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.sql import Identifier
 
-from .lease_state import Call
+from .lease_state import Call, LeaseState
 
 Statement = tuple[str, list[Any]]
 
@@ -28,17 +28,18 @@ _ACQUIRE = f"""SELECT granted, taken.* FROM {{0}}lease_acquire(
         %s::text::jsonb, %s::boolean, %s::integer, %s::boolean, %s::boolean){_TAKEN}"""
 _ACQUIRE_ALL = f"""SELECT granted, taken.* FROM {{0}}lease_acquire_all(
         %s::text[], %s::text, %s::text::interval, %s::text::jsonb, %s::boolean){_TAKEN}"""
-_KEEP = """SELECT outcome, extract(epoch FROM remaining)::float8,
-        extract(epoch FROM again_in)::float8, code
-    FROM {0}lease_keep(%s::text[], %s::bigint[])"""
-_PAIRS = "unnest(%s::text[], %s::bigint[]) AS x(name, token)"
+_OUTCOMES = """SELECT outcome, extract(epoch FROM remaining)::float8,
+    extract(epoch FROM again_in)::float8, code FROM {0}"""
+_KEEP = f"{_OUTCOMES}lease_keep(%s::text[], %s::bigint[])"
+_KEEP_ROWS = f"""{_OUTCOMES}lease_keep_rows(%s::text::regclass, %s::text[]::name[],
+    %s::text[]::jsonb[], %s::bigint[], %s::text[]::interval[], %s::text, %s::text)"""
 #: For no longer than that does it wait for the lock of somebody's open transaction.
-_RELEASE = f"""SELECT {{0}}lease_release(x.name, x.token)
-    FROM set_config('lock_timeout', %s::text, true), {_PAIRS}"""
+_LOCK_TIMEOUT = "set_config('lock_timeout', %s::text, true)"
+_PAIRS = "unnest(%s::text[], %s::bigint[]) AS x(name, token)"
+_RELEASE = f"SELECT {{0}}lease_release(x.name, x.token) FROM {_LOCK_TIMEOUT}, {_PAIRS}"
 #: What a holder has of these names.
-_UNDO = """SELECT count({0}lease_release(n.name, i.first_token))
-    FROM set_config('lock_timeout', %s::text, true), unnest(%s::text[]) AS n(name),
-        {0}lease_info(n.name) AS i
+_UNDO = f"""SELECT count({{0}}lease_release(n.name, i.first_token))
+    FROM {_LOCK_TIMEOUT}, unnest(%s::text[]) AS n(name), {{0}}lease_info(n.name) AS i
     WHERE i.holder = %s::text AND i.state = 'held'"""
 #: In the same order everywhere, so that no two transactions wait for each other.
 _GUARD = f"""SELECT count({{0}}lease_guard(x.name, x.token))
@@ -69,11 +70,17 @@ def acquire(
 
 
 def keep(call: Call) -> Statement:
-    return _KEEP, [call.names, call.tokens]
+    if not call.table:
+        return _KEEP, [call.names, call.tokens]
+    ttls = [span(lease.ttl) for lease in call.leases]
+    return call.table.statement(_KEEP_ROWS, call.names, call.tokens, ttls)
 
 
 def release(call: Call) -> Statement:
-    return _RELEASE, [_lock_timeout(call), call.names, call.tokens]
+    if not call.table:
+        return _RELEASE, [_lock_timeout(call), call.names, call.tokens]
+    sql, arguments = call.table.statement(_RELEASE_ROWS, call.names, call.tokens)
+    return f"{sql} FROM {_LOCK_TIMEOUT}", [*arguments, _lock_timeout(call)]
 
 
 def undo(call: Call) -> Statement:
@@ -95,50 +102,10 @@ def last(names: Sequence[str], tokens: Sequence[int]) -> Statement:
 
 # Leases in rows.
 
-#: One that is locked is passed over: nothing waits, and no row holds up another. One that is ours no
-#: more is not touched, for the trigger would refuse it, and all others with it. (The planner expects
-#: one row of `mine` and of `kept`: a join of the two would compare each with each.) What was locked
-#: and not renewed was over. {present} is nothing, or the setting that shows a `managed` table the
-#: token.
-_KEEP_ROWS = """WITH given AS MATERIALIZED (
-        SELECT g.*{present} FROM unnest({types}, %s::bigint[], %s::float8[])
-            WITH ORDINALITY AS g({names}, token, ttl, n)),
-    mine AS MATERIALIZED (
-        SELECT g.*, r.{deadline} AS deadline FROM {table} AS r JOIN given AS g ON {key}
-        FOR NO KEY UPDATE OF r SKIP LOCKED),
-    kept AS (
-        UPDATE {table} AS r
-        SET {deadline} = clock_timestamp() + g.ttl * interval '1 millisecond', {fence} = g.token
-        FROM mine AS g WHERE {key} AND g.deadline > clock_timestamp()
-        RETURNING g.n, r.{deadline} AS deadline)
-    SELECT n, extract(epoch FROM deadline - clock_timestamp())::float8 FROM kept
-    UNION ALL SELECT n, NULL FROM mine WHERE (deadline > clock_timestamp()) IS NOT TRUE"""
-_PRESENT = ", set_config('pg_fence.token', g.token::text, true)"
-#: It asks for no lock.
-_LOOK_AT_ROWS = """SELECT g.n, r.{deadline} IS NULL
-    FROM unnest({types}, %s::bigint[], %s::float8[]) WITH ORDINALITY AS g({names}, token, ttl, n)
-    JOIN {table} AS r ON {key}"""
-#: Shows the token, so that what follows in the transaction is its holder's. {ends} is nothing, or what
-#: gives the row up.
-_TOUCH_ROW = f"""WITH given AS MATERIALIZED (
-        SELECT g.*{_PRESENT} FROM unnest({{types}}, %s::bigint[]) AS g({{names}}, token)),
-    touched AS (
-        UPDATE {{table}} AS r SET {{fence}} = g.token{{ends}} FROM given AS g
-        WHERE {{key}} AND r.{{deadline}} IS NOT NULL RETURNING 1)
-    SELECT count(*) FROM touched"""
-_RELEASE_ROWS = """WITH given AS MATERIALIZED (
-        SELECT g.*{present} FROM unnest({types}, %s::bigint[]) WITH ORDINALITY AS g({names}, token, n)),
-    given_up AS (
-        UPDATE {table} AS r SET {fence} = g.token, {deadline} = NULL
-        FROM given AS g, set_config('lock_timeout', %s::text, true)
-        WHERE {key} AND r.{deadline} IS NOT NULL RETURNING g.n)
-    SELECT (SELECT u.n FROM given_up AS u WHERE u.n = given.n) FROM given ORDER BY n"""
-_DESCRIBE = """SELECT
-    ARRAY(SELECT ARRAY[attname, format_type(atttypid, -1)] FROM pg_attribute
-        WHERE attrelid = c.oid AND attname = ANY (%s::text[]) AND attnum > 0 AND NOT attisdropped),
-    ARRAY(SELECT t.tgargs FROM pg_trigger AS t
-        JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proname = 'fenced' WHERE t.tgrelid = c.oid)
-    FROM pg_class AS c WHERE c.oid = %s::text::regclass"""
+_GUARD_ROW = """SELECT {0}lease_guard_row(%s::text::regclass, %s::text[]::name[], %s::text::jsonb,
+    %s::bigint, %s::text, %s::text)"""
+_RELEASE_ROWS = """SELECT {0}lease_release_rows(%s::text::regclass, %s::text[]::name[],
+    %s::text[]::jsonb[], %s::bigint[], %s::text, %s::text)"""
 
 
 class RowTable(NamedTuple):
@@ -154,54 +121,19 @@ class RowTable(NamedTuple):
         columns = zip(self.key, json.loads(key), strict=True)
         return f"{'.'.join(self.names)} " + ", ".join(f"{name}={value}" for name, value in columns)
 
-    def describe(self) -> Statement:
-        return _DESCRIBE, [list(self.key), Identifier(*self.names).as_string(None)]
+    def statement(self, sql: str, *arguments: Any) -> Statement:
+        relation = Identifier(*self.names).as_string(None)
+        return sql, [relation, list(self.key), *arguments, self.fence, self.deadline]
 
 
-class RowStatements:
-    """Those of one table, as it was found."""
-
-    def __init__(self, table: RowTable, columns: Sequence[Sequence[str]], fences: Sequence[bytes]):
-        arguments = [fence.split(b"\0") for fence in fences]
-        #: The token is shown by a setting, so a statement is for one row.
-        self.is_managed = [table.fence.encode(), b"managed"] in [some[:2] for some in arguments]
-        types = {str(name): type for name, type in columns}
-        equal = [f"r.{_quoted(column)} = g.k{n}" for n, column in enumerate(table.key)]
-        # A column that is not there is the statement's error.
-        of_type = [types.get(column, "text").replace("%", "%%") for column in table.key]
-        self._parts = {
-            "present": _PRESENT if self.is_managed else "",
-            "table": _quoted(*table.names),
-            "fence": _quoted(table.fence),
-            "deadline": _quoted(table.deadline),
-            "names": ", ".join(f"k{n}" for n in range(len(table.key))),
-            "types": ", ".join(f"%s::text[]::{type}[]" for type in of_type),
-            "key": " AND ".join([*equal, f"r.{_quoted(table.fence)} = g.token"]),
-        }
-
-    def keep(self, call: Call) -> Statement:
-        return _KEEP_ROWS.format(**self._parts), self._rows(call)
-
-    def look(self, call: Call) -> Statement:
-        return _LOOK_AT_ROWS.format(**self._parts), self._rows(call)
-
-    def touch(self, key: str, token: int, gives_up: bool) -> Statement:
-        """The guard of a row, or its last write: the number of rows that it has written."""
-        ends = f", {self._parts['deadline']} = NULL" if gives_up else ""
-        return _TOUCH_ROW.format(ends=ends, **self._parts), _pairs([key], [token])
-
-    def release(self, call: Call) -> Statement:
-        rows = _pairs(call.names, call.tokens)
-        return _RELEASE_ROWS.format(**self._parts), [*rows, _lock_timeout(call)]
-
-    def _rows(self, call: Call) -> list[Any]:
-        ttls = [float(lease.ttl) for lease in call.leases]
-        return [*_pairs(call.names, call.tokens), ttls]
+def guard_row(lease: LeaseState) -> Statement:
+    """Writes the row, so that nobody else gets it, and presents its token; NULL if it is not ours."""
+    return lease.table.statement(_GUARD_ROW, lease.names[0], lease.token)
 
 
-def _pairs(keys: Sequence[str], tokens: Sequence[int]) -> list[Any]:
-    columns = zip(*map(json.loads, keys), strict=True)
-    return [*map(list, columns), list(tokens)]
+def last_row(lease: LeaseState) -> Statement:
+    """NULL if the work has given it up by itself."""
+    return lease.table.statement(_RELEASE_ROWS, list(lease.names), [lease.token])
 
 
 def row_key(key: Mapping[str, Any]) -> str:
@@ -217,8 +149,3 @@ def _as_text(column: str, value: Any) -> str:
     except psycopg.Error as error:
         raise TypeError(f"the key's column {column}: {error}") from error
     return bytes(data or b"").decode()
-
-
-def _quoted(*names: str) -> str:
-    """In a statement with parameters, for psycopg."""
-    return Identifier(*names).as_string(None).replace("%", "%%")

@@ -26,6 +26,7 @@ from .errors import (
     told,
 )
 from .heartbeat import Heartbeat, Holding
+from .statements import Statement
 
 C = TypeVar("C")
 
@@ -235,18 +236,18 @@ class Guard(Block[C]):
         """`adopted`: a name, its number, and the holder of the number."""
         if not (holdings or adopted):
             raise ValueError("a guard takes a lease")
-        named = [one for one in holdings if one.rows is None]
+        named = [one for one in holdings if not one.state.table]
         pairs = [(name, one.state.token) for one in named for name in one.state.names]
         pairs, adopted_by = ([adopted[:2]], adopted[2]) if adopted else (pairs, None)
         names, tokens = [name for name, _ in pairs], [token for _, token in pairs]
         self._heartbeat, self._holdings, self._names = heartbeat, holdings, tuple(names)
-        self._rows = [one for one in holdings if one.rows is not None]
-        self._begin = heartbeat.of_schema(statements.guard(names, tokens, adopted_by))
-        self._last = heartbeat.of_schema(statements.last(names, tokens))
+        self._rows = [one for one in holdings if one.state.table]
+        self._begin = statements.guard(names, tokens, adopted_by)
+        self._last = statements.last(names, tokens)
         self._releases, self._is_touching = release, False
         #: The leases that can be lost under it. Not a row lease whose window is over: its last write is
         #: checked by the table's trigger.
-        self._held = [one for one in holdings if not (release and one.rows and one.is_late)]
+        self._held = [one for one in holdings if not (release and one.state.table and one.is_late)]
         self._connection, self._driver = connection, driver_of(connection)
         self._is_async = self._driver.is_async
         self._socket: socket | None = None
@@ -309,30 +310,27 @@ class Guard(Block[C]):
 
     async def _begin_once(self) -> None:
         await self._driver.begin(self._register)
-        await self._touch(gives_up=False)
+        for holding in self._rows:
+            if await self._value(statements.guard_row(holding.state)) is None:
+                self._heartbeat.suspect([holding])
+                raise LeaseLost("gone", holding.names)
         self._is_touching = True
         await self._heartbeat.touches(self._rows, True, self._is_async)
         if self._names:
-            await self._driver.value(*self._begin)
+            await self._value(self._begin)
+
+    async def _value(self, statement: Statement) -> Any:
+        return await self._driver.value(*self._heartbeat.of_schema(statement))
 
     async def _touched_no_more(self) -> None:
         if self._is_touching:
             self._is_touching = False
             await self._heartbeat.touches(self._rows, False, self._is_async)
 
-    async def _touch(self, gives_up: bool) -> None:
-        """Writes the rows, so that nobody else gets them, or gives them up."""
-        for holding in self._rows:
-            assert holding.rows is not None
-            statement = holding.rows.touch(holding.state.names[0], holding.state.token, gives_up)
-            # The work may have given it up by itself.
-            if not await self._driver.value(*statement) and not gives_up:
-                self._heartbeat.suspect([holding])
-                raise LeaseLost("gone", holding.names)
-
     async def _release(self) -> None:
-        await self._touch(gives_up=True)
-        gone = await self._driver.value(*self._last) if self._names else None
+        for holding in self._rows:
+            await self._value(statements.last_row(holding.state))
+        gone = await self._value(self._last) if self._names else None
         if gone is not None:
             raise LeaseLost("gone", (gone,))
 
