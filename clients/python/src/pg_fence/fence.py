@@ -25,7 +25,7 @@ from .errors import (
     sqlstate_of,
 )
 from .heartbeat import Event, Heartbeat, Holding, now
-from .lease_state import TRY_AGAIN, Leader, Request
+from .lease_state import TRY_AGAIN, Leader, Request, passes
 from .statements import RowTable, row_key
 from .transaction import C, Guard
 
@@ -348,8 +348,7 @@ class Leases(Block[F], Generic[F, L, Done]):
 def cause_of(error: Exception, is_of_acquire: bool) -> str:
     """What a leader is told of an error. One of the work's own is `own`."""
     state = sqlstate_of(error)
-    if is_of_acquire and state.startswith(("25", "40", "53", "55P03", "57", "58")):
-        # It has no time or place now, or is a standby still.
+    if is_of_acquire and passes(state):
         return "passing"
     if isinstance(error, (LeaseLost, LeaseTaken, TransactionLost)):
         return type(error).__name__

@@ -122,6 +122,11 @@ class LeaseState:
         return self.state <= UNSURE
 
     @property
+    def is_confirmed_alone(self) -> bool:
+        """A row is, for the error is its caller's: a name, or a value of the key, may be wrong."""
+        return bool(self.table) and self.state == CONFIRMING
+
+    @property
     def is_own(self) -> bool:
         """Whether it is confirmed over a connection of its own."""
         return self.state == CONFIRMING and self.link is not None
@@ -203,10 +208,6 @@ class Call:
     @property
     def table(self) -> Any:
         return self.leases[0].table if self.leases else None
-
-    @property
-    def confirms_row(self) -> bool:
-        return bool(self.table) and self.leases[0].state == CONFIRMING
 
 
 class LeaseStates:
@@ -456,13 +457,12 @@ class LeaseStates:
         return lease.beat_at <= by and lease.lives and not is_waiting and not lease.is_own
 
     def _go_along(self, first: LeaseState) -> list[LeaseState]:
-        """The leases that are due soon, the due ones first. A row is confirmed by itself: its error
-        is its caller's."""
-        if first.table and first.state == CONFIRMING:
+        """The leases that are due soon, the due ones first."""
+        if first.is_confirmed_alone:
             return [first]
         of_table = [lease for lease in self.leases.values() if lease.table == first.table]
+        of_table = [lease for lease in of_table if not lease.is_confirmed_alone]
         due = [lease for lease in of_table if self._is_beat_due(lease, self.now + lease.ttl // 6)]
-        due = [lease for lease in due if not (lease.table and lease.state == CONFIRMING)]
         due.sort(key=lambda lease: lease.beat_at)
         return due[: _how_many(MOST_PAIRS, (len(lease.names) for lease in due))]
 
@@ -646,11 +646,9 @@ class LeaseStates:
             self._tell("renewed", lease)
 
     def _keep_failed(self, call: Call, code: str) -> None:
-        is_of_connection = call.open or _is_of_connection(code) or code == "panicked"
-        is_refused = code in {"42501", "42883", "3F000"}
-        # What confirms a row may be wrong in itself: a name, or a value of the key.
-        is_wrong = call.confirms_row and not passes(code)
-        reason = "refused" if is_wrong or (is_refused and not is_of_connection) else ""
+        is_refused = code in {"42501", "42883", "3F000"} and not call.open
+        is_wrong = call.leases[0].is_confirmed_alone and not passes(code)
+        reason = "refused" if is_refused or is_wrong else ""
         pause = self._pause(min(lease.ttl for lease in call.leases))
         if code == "unsent":
             pause = 0
