@@ -91,8 +91,8 @@ def decided(
             return states.step(now, states.acquire, request(given))
         case "keep_row":
             given["names"] = [given.pop("key")]
-            table, token = given.pop("table"), given.pop("token")
-            return states.step(now, states.keep_row, request(given | {"named": True}), table, token)
+            token = given.pop("token")
+            return states.step(now, states.keep_row, request(given | {"named": True}), token)
         case "answer":
             call, taken = states.calls.get(given["call"]), given.get("taken")
             rows = given.get("rows", [])

@@ -24,8 +24,8 @@ from .errors import (
     session_ended,
     sqlstate_of,
 )
-from .heartbeat import Event, Heartbeat, Holding, now
-from .lease_state import TRY_AGAIN, Leader, Request, passes
+from .heartbeat import Acquire, Event, Heartbeat, Holding, now
+from .lease_state import TRY_AGAIN, Leader, passes
 from .statements import RowTable, row_key
 from .transaction import C, Guard
 
@@ -236,9 +236,9 @@ class Leases(Block[F], Generic[F, L, Done]):
 
         def begin(id: str) -> Future[Holding]:
             # Whoever leads has one holder; for others it is unique for each acquire.
-            request = Request(id, all_names, *times, of_holder, is_named, reclaim, session)
-            request.shared, request.at_most = shared or slots > 1, most
-            return self._heartbeat.acquire(request, text, shared, slots)
+            flags = is_named, reclaim, session, shared, slots
+            acquire = Acquire(id, all_names, *times, of_holder, *flags, most, text)
+            return self._heartbeat.acquire(acquire)
 
         return Leased(self._heartbeat, self._kind, begin)
 
@@ -274,8 +274,8 @@ class Leases(Block[F], Generic[F, L, Done]):
         most = 0 if at_most is None else max(1, ms("at_most", at_most))
 
         def begin(id: str) -> Future[Holding]:
-            request = Request(id, (of_row,), span, named=True, at_most=most)
-            return self._heartbeat.keep_row(request, of_table, token)
+            acquire = Acquire(id, (of_row,), span, named=True, at_most=most, table=of_table)
+            return self._heartbeat.acquire(acquire, token)
 
         return Leased(self._heartbeat, self._kind, begin)
 

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from socket import socket
 from typing import Any, Literal
@@ -42,7 +42,7 @@ from .lease_state import (
     LeaseStates,
     Request,
 )
-from .statements import RowTable, Statement
+from .statements import Statement
 
 _log = logging.getLogger("pg_fence")
 
@@ -119,20 +119,25 @@ class Holding:
             self.ended.set_result(None)
 
 
-@dataclass(eq=False)
-class Acquire:
-    """An acquire that is under way."""
+def _running() -> Future[Any]:
+    """Nobody who gives up takes the outcome away."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+    return future
 
-    request: Request
-    names: tuple[str, ...]
-    future: Future[Holding]
-    metadata: str | None = None
-    shared: bool = False
-    slots: int = 1
-    table: RowTable | None = None
+
+@dataclass(eq=False)
+class Acquire(Request):
+    """An acquire that is under way, or a row that is to be confirmed."""
+
+    future: Future[Holding] = field(default_factory=_running)
     #: The error of its last call, and who logged in.
     cause: BaseException | None = None
     role: str = ""
+
+    @property
+    def told_names(self) -> tuple[str, ...]:
+        return (self.table.named(self.names[0]),) if self.table else self.names
 
 
 class Heartbeat:
@@ -178,23 +183,19 @@ class Heartbeat:
                 self._thread = thread
         return future
 
-    def acquire(
-        self, request: Request, metadata: str | None, shared: bool, slots: int
-    ) -> Future[Holding]:
-        """The result is the lease, or an error."""
-        acquire = Acquire(request, request.names, _running(), metadata, shared, slots)
-        self._begin(acquire, lambda: self.states.acquire(request))
-        return acquire.future
+    def acquire(self, acquire: Acquire, token: int = 0) -> Future[Holding]:
+        """The result is the lease, or an error. The token is that of a row, which the program's own
+        statement has claimed."""
 
-    def keep_row(self, request: Request, table: RowTable, token: int) -> Future[Holding]:
-        """The same for a row that the program's own statement has claimed."""
-        acquire = Acquire(request, (table.named(request.names[0]),), _running(), table=table)
-        self._begin(acquire, lambda: self.states.keep_row(request, table, token))
-        return acquire.future
+        def decide() -> None:
+            self._acquires[acquire.id] = acquire
+            if acquire.table:
+                self.states.keep_row(acquire, token)
+            else:
+                self.states.acquire(acquire)
 
-    def _begin(self, acquire: Acquire, decide: Callable[[], object]) -> None:
-        self._acquires[acquire.request.id] = acquire
         self.input(decide)
+        return acquire.future
 
     def give_up(self, id: str) -> None:
         """Nobody waits for an acquire any more: what was granted all the same is given back."""
@@ -286,7 +287,7 @@ class Heartbeat:
             for effect in self.states.step(now(), self.states.died):
                 self._carry_out(effect)
             for acquire in list(self._acquires.values()):
-                self.states.give_up(acquire.request.id)
+                self.states.give_up(acquire.id)
                 acquire.future.set_exception(FenceError("what keeps the leases has died"))
             self._acquires.clear()
         if future is not None:
@@ -345,7 +346,7 @@ class Heartbeat:
     def _event(self, event: Kind, effect: Effect) -> None:
         key, reason = effect["key"], effect["reason"]
         if event == "acquired":
-            self._holdings[key] = Holding(self.states.leases[key], self._acquires[key].names)
+            self._holdings[key] = Holding(self.states.leases[key], self._acquires[key].told_names)
         holding = self._holdings[key]
         if event == "renewed" and not holding.renewed.is_set():
             holding.renewed.set()
@@ -377,35 +378,10 @@ class Heartbeat:
     def _send(self, call: Call) -> None:
         if call.open:
             self._connections[call.on] = Connection(call.on, self._open)
-        connection, asked = self._connections[call.on], self._statement(call)
-        connection.does(lambda: self._ask(call, connection, *asked))
+        connection = self._connections[call.on]
+        connection.does(lambda: self._ask(call, connection))
 
-    def _statement(
-        self, call: Call
-    ) -> tuple[Statement, Callable[[list[tuple[Any, ...]]], tuple[Any, ...]]]:
-        """The statement of a call, and what reads its rows."""
-        match call.do:
-            case "acquire":
-                assert isinstance(call.of, Request)
-                request, of = call.of, self._acquires[call.of.id]
-                flags = of.shared, request.session
-                sent = statements.acquire(call, request.ttl, of.metadata, of.slots, flags)
-                return self.of_schema(sent), _read_acquire
-            case "keep" | "keep_row":
-                return self.of_schema(statements.keep(call)), _read_keep
-            case "undo":
-                return self.of_schema(statements.undo(call)), lambda rows: ([rows[0][0]],)
-            case _:
-                sent = statements.release(call)
-                return self.of_schema(sent), lambda rows: ([token for (token,) in rows],)
-
-    def _ask(
-        self,
-        call: Call,
-        connection: Connection,
-        statement: Statement,
-        read: Callable[[list[tuple[Any, ...]]], tuple[Any, ...]],
-    ) -> None:
+    def _ask(self, call: Call, connection: Connection) -> None:
         """Sends a call, and gives its answer to the states."""
         number, code = call.number, ""
         try:
@@ -417,9 +393,9 @@ class Heartbeat:
             elif connection.has_ended():
                 self._put(lambda: self.states.failed(number, "unsent"), number)
                 return
-            rows = connection.rows(statement)
+            rows = connection.rows(self.of_schema(statements.of_call(call)))
             code = "unreadable"
-            answer = read(rows)
+            answer = statements.answer(call, rows)
         except BaseException as error:  # noqa: BLE001
             self._failed(call, connection, _code_of(error, code), error)
         else:
@@ -429,25 +405,12 @@ class Heartbeat:
         broken = connection.is_broken()
 
         def decide() -> None:
-            of_row = call.leases[0].key if call.leases else ""
-            id = call.of.id if isinstance(call.of, Request) else of_row
-            acquire = self._acquires.get(id)
-            if acquire is not None:
+            ids = [call.of.id] if isinstance(call.of, Acquire) else [one.key for one in call.leases]
+            for acquire in (self._acquires[id] for id in ids if id in self._acquires):
                 acquire.cause, acquire.role = error, connection.role
             self.states.failed(call.number, code, broken)
 
         self._put(decide, call.number)
-
-
-def _running() -> Future[Any]:
-    """Nobody who gives up takes the outcome away."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def _ms(seconds: float | None) -> int | None:
-    return None if seconds is None else int(max(0.0, seconds) * 1000)
 
 
 def _code_of(error: BaseException, stage: str) -> str:
@@ -465,19 +428,8 @@ def _code_of(error: BaseException, stage: str) -> str:
     return state or stage or ("ended" if is_driver_broken else "22000")
 
 
-def _read_acquire(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    ((token, holder, left, state),) = rows
-    if token is not None:
-        return ([((), token)],)
-    return [], {"holder": holder, "remaining": _ms(left) or 0, "state": state}
-
-
-def _read_keep(rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-    return ([(outcome, _ms(left), _ms(again), code) for outcome, left, again, code in rows],)
-
-
 def _refusal(acquire: Acquire, reply: Effect) -> BaseException:
-    names, table, in_doubt = acquire.names, acquire.table, reply.get("in_doubt", False)
+    names, table, in_doubt = acquire.told_names, acquire.table, reply.get("in_doubt", False)
     cause = acquire.cause if isinstance(acquire.cause, Exception) else None
     match reply["error"]:
         case "LeaseTaken":

@@ -45,9 +45,13 @@ class Request:
     named: bool = False
     reclaim: bool = False
     session: bool = False
-    #: True for a shared lease, and for one of slots.
     shared: bool = False
+    slots: int = 1
     at_most: int = 0
+    #: Sent along, and not looked at.
+    metadata: str | None = None
+    #: The table of a row; a named lease has none.
+    table: Any = None
     begun: int = 0
     until: int = 0
     at: int = 0
@@ -74,7 +78,8 @@ class Request:
 
     @property
     def reclaims(self) -> bool:
-        return self.reclaim or (self.is_one and not self.shared and not self.named)
+        is_exclusive = not self.shared and self.slots == 1
+        return self.reclaim or (self.is_one and is_exclusive and not self.named)
 
     @property
     def holder(self) -> str:
@@ -92,8 +97,7 @@ class LeaseState:
     request: Request
     deadline: int
     beat_at: int
-    #: The table of a row; a named lease has none.
-    table: Any = None
+    table: Any
     state: int = CONFIRMING
     reason: str = ""
     advice: str = ""
@@ -241,11 +245,11 @@ class LeaseStates:
         if self.closed_at < NEVER:
             self._finish(request, error="Closed")
 
-    def keep_row(self, request: Request, table: Any, token: int) -> None:
+    def keep_row(self, request: Request, token: int) -> None:
         """A row that the worker's own statement has claimed, at a time that is not known here."""
         self.acquire(request)
         if not request.is_over:
-            self._granted(request, token, self.now - request.ttl, table)
+            self._granted(request, token, self.now - request.ttl)
 
     def give_up(self, id: str) -> None:
         if id in self.requests:
@@ -709,9 +713,9 @@ class LeaseStates:
             more = {"holder": holder, "remaining": remaining, "waits_for": waits_for}
             self._finish(request, error="LeaseTaken", **more)
 
-    def _granted(self, request: Request, token: int, sent: int, table: Any = None) -> None:
+    def _granted(self, request: Request, token: int, sent: int) -> None:
         id, names, ttl, now = request.id, request.names, request.ttl, self.now
-        lease = LeaseState(id, names, token, ttl, request, now + ttl, now, table)
+        lease = LeaseState(id, names, token, ttl, request, now + ttl, now, request.table)
         self.leases[id] = lease
         first_beat = sent + ttl // BEATS_PER_TTL
         is_in_time = now < first_beat

@@ -9,7 +9,7 @@ import psycopg
 from psycopg.adapt import PyFormat, Transformer
 from psycopg.sql import Identifier
 
-from .lease_state import Call, LeaseState
+from .lease_state import Call, LeaseState, Release, Request, Undo
 
 Statement = tuple[str, list[Any]]
 
@@ -57,38 +57,49 @@ def span(ms: int) -> str:
     return f"{ms} milliseconds"
 
 
-def acquire(
-    call: Call, ttl: int, metadata: str | None, slots: int, flags: Sequence[bool]
-) -> Statement:
-    """One try, or a portion of a wait. The flags are `shared` and `session`."""
-    shared, session = flags
-    if len(call.names) != 1:
-        asked = [call.names, call.holder, span(ttl), metadata, session]
-        return _ACQUIRE_ALL, [*asked, call.names]
-    first = [call.names[0], call.holder, span(ttl), span(call.wait), metadata]
-    return _ACQUIRE, [*first, shared, slots, call.reclaim, session, call.names]
+def of_call(call: Call) -> Statement:
+    """An acquire is one try, or a portion of a wait."""
+    pairs, timeout = [call.names, call.tokens], str(max(10, call.limit // 4))
+    match call.of:
+        case Request() as of if len(call.names) == 1:
+            first = [call.names[0], call.holder, span(of.ttl), span(call.wait), of.metadata]
+            flags = [of.shared, of.slots, call.reclaim, of.session]
+            return _ACQUIRE, [*first, *flags, call.names]
+        case Request() as of:
+            asked = [call.names, call.holder, span(of.ttl), of.metadata, of.session]
+            return _ACQUIRE_ALL, [*asked, call.names]
+        case Undo():
+            return _UNDO, [timeout, call.names, call.holder]
+        case Release() if call.table:
+            sql, arguments = call.table.statement(_RELEASE_ROWS, *pairs)
+            return f"{sql} FROM {_LOCK_TIMEOUT}", [*arguments, timeout]
+        case Release():
+            return _RELEASE, [timeout, *pairs]
+        case None if call.table:
+            ttls = [span(lease.ttl) for lease in call.leases]
+            return call.table.statement(_KEEP_ROWS, *pairs, ttls)
+        case None:
+            return _KEEP, pairs
 
 
-def keep(call: Call) -> Statement:
-    if not call.table:
-        return _KEEP, [call.names, call.tokens]
-    ttls = [span(lease.ttl) for lease in call.leases]
-    return call.table.statement(_KEEP_ROWS, call.names, call.tokens, ttls)
+def answer(call: Call, rows: list[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What its rows say, as the machine takes it."""
+    match call.of:
+        case Request():
+            ((token, holder, left, state),) = rows
+            if token is not None:
+                return ([((), token)],)
+            return [], {"holder": holder, "remaining": _ms(left) or 0, "state": state}
+        case None:
+            return (
+                [(outcome, _ms(left), _ms(again), code) for outcome, left, again, code in rows],
+            )
+        case _:
+            return ([first for (first,) in rows],)
 
 
-def release(call: Call) -> Statement:
-    if not call.table:
-        return _RELEASE, [_lock_timeout(call), call.names, call.tokens]
-    sql, arguments = call.table.statement(_RELEASE_ROWS, call.names, call.tokens)
-    return f"{sql} FROM {_LOCK_TIMEOUT}", [*arguments, _lock_timeout(call)]
-
-
-def undo(call: Call) -> Statement:
-    return _UNDO, [_lock_timeout(call), call.names, call.holder]
-
-
-def _lock_timeout(call: Call) -> str:
-    return str(max(10, call.limit // 4))
+def _ms(seconds: float | None) -> int | None:
+    return None if seconds is None else int(max(0.0, seconds) * 1000)
 
 
 def guard(names: Sequence[str], tokens: Sequence[int], adopted_by: str | None = None) -> Statement:
