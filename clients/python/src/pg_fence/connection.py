@@ -101,10 +101,6 @@ class Connection:
         if self._is_cut:
             cut(self._handle)
 
-    @property
-    def is_open(self) -> bool:
-        return self._connection is not None
-
     def rows(self, statement: Statement) -> list[tuple[Any, ...]]:
         """What a statement in autocommit returns."""
         assert self._connection

@@ -147,11 +147,14 @@ def _is_broken(error: BaseException) -> bool:
     return is_broken and not never_opens(error)
 
 
-def told(error: Exception, role: str | None, is_ours: bool = True) -> Exception:
+def told(
+    error: Exception, role: str | None, is_ours: bool = True, of_table: bool = False
+) -> Exception:
     """The meaning of an error: of our own statements, or of the work's, of which only the fence's
-    refusals are ours to tell. It is the error itself if that is no type of this package."""
+    refusals are ours to tell. It is the error itself if that is no type of this package. `of_table`:
+    of the rows of a table, whose schema may not be there."""
     state = sqlstate_of(error)
-    if is_ours and state in {"42883", "3F000"}:
+    if is_ours and (state == "42883" or (state == "3F000" and not of_table)):
         where = "CREATE EXTENSION pg_fence, or name the schema that it is in, Fence(…, schema=…)"
         missing = "pg_fence is not installed in this database, or not on the search_path"
         return NotInstalled(f"{missing}: {where} ({error})")
@@ -160,6 +163,7 @@ def told(error: Exception, role: str | None, is_ours: bool = True) -> Exception:
         level = ", 'adopter'" if "lease_adopt" in str(error) else ""
         remedy = f"an administrator grants it: SELECT fence_grant('{role}'{level})"
         remedy = _ANOTHER_ROLE if "was granted to another role" in str(error) else remedy
+        remedy = "for rows of a table it needs SELECT and UPDATE" if of_table else remedy
         return NotGranted(f"the role {role} may not use the lease: {error}; {remedy}")
     if (
         not state.startswith(("PF", "22", "55", "0A", "53") if is_ours else "PF")

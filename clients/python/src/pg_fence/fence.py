@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, wait
 from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Generic, TypeVar
 
 from .connection import Block, opener, outcome, run, settled
@@ -24,7 +24,7 @@ from .errors import (
     session_ended,
     sqlstate_of,
 )
-from .heartbeat import Acquire, Event, Heartbeat, Holding, now
+from .heartbeat import Event, Heartbeat, Holding, now
 from .lease_state import TRY_AGAIN, Leader, passes
 from .statements import RowTable, row_key
 from .transaction import C, Guard
@@ -47,7 +47,7 @@ class Held(Generic[Done]):
     _is_async = False
 
     def __init__(self, heartbeat: Heartbeat, holding: Holding):
-        self._heartbeat, self._holding, self.names = heartbeat, holding, holding.names
+        self._heartbeat, self._holding, self.names = heartbeat, holding, holding.told_names
         #: The acquire's: it serves for as long as the lease is held.
         self.token = holding.state.token
 
@@ -94,15 +94,11 @@ class AsyncLease(Held[Awaitable[None]]):
     _is_async = True
 
 
-#: Begins an acquire of that id.
-Begin = Callable[[str], Future[Holding]]
-
-
 class Leased(Block[_T]):
-    """A lease for as long as it runs."""
+    """A lease for as long as it runs. `asks` makes an acquire of that id."""
 
-    def __init__(self, heartbeat: Heartbeat, kind: type[Held[Any]], begin: Begin):
-        self._heartbeat, self._kind, self._begin = heartbeat, kind, begin
+    def __init__(self, heartbeat: Heartbeat, kind: type[Held[Any]], asks: Callable[[str], Holding]):
+        self._heartbeat, self._kind, self._asks = heartbeat, kind, asks
         self._is_async = kind._is_async
         #: None before it is acquired.
         self._holding: Holding | None = None
@@ -115,24 +111,26 @@ class Leased(Block[_T]):
         if self._is_async:
             # Before anything is acquired, for it raises outside of a task.
             self._timeout = await asyncio.timeout(None).__aenter__()
-        id = uuid.uuid4().hex
-        future: Future[Holding] | None = None
+        holding = self._asks(uuid.uuid4().hex)
         try:
-            future = self._begin(id)
-            await self._until_stop(future)
-            if self._stop and self._stop.is_set() and not future.done():
+            self._heartbeat.acquire(holding)
+            await self._until_stop(holding.granted)
+            if self._stop and self._stop.is_set() and not holding.granted.done():
                 raise FenceError("nobody waits for the answer any more")
-            holding = self._holding = await outcome(future, self._is_async)
+            self._holding = await outcome(holding.granted, self._is_async)
         except BaseException as error:
-            if future is None or not future.done() or future.exception() is not error:
+            if not holding.granted.done() or holding.granted.exception() is not error:
                 # After a signal's exception, or a cancellation, what comes all the same is given
                 # back.
-                self._heartbeat.give_up(id)
+                self._heartbeat.give_up(holding.id)
             raise
         if self._is_async:
             loop = asyncio.get_running_loop()
             later = loop.call_soon_threadsafe
-            holding.on_loss = lambda: later(loop.call_later, self._patience(holding), self._cancel)
+            # A guard may see first that its connection was shut down: psycopg answers a cancellation
+            # by a cancel request, which never returns on a cut cable if libpq is older than 17.
+            patience = lambda: TO_SEE_THE_END if holding.sockets else 0.0
+            holding.on_loss = lambda: later(loop.call_later, patience(), self._cancel)
             # It may have been before.
             if holding.lost.is_set():
                 self._cancel()
@@ -146,12 +144,6 @@ class Leased(Block[_T]):
                 await asyncio.wait([waits], timeout=TRY_AGAIN / 1000)
             else:
                 wait([waits], TRY_AGAIN / 1000)
-
-    def _patience(self, holding: Holding) -> float:
-        """How long a guard of it may take to see that its connection was shut down, before its task
-        is cancelled: psycopg answers that by a cancel request, which never returns on a cut cable if
-        libpq is older than 17."""
-        return TO_SEE_THE_END if holding.sockets else 0.0
 
     def _cancel(self) -> None:
         # Only once, and not after the end.
@@ -229,18 +221,22 @@ class Leases(Block[F], Generic[F, L, Done]):
         checked("slots", slots, int)
         if len(all_names) > 1 and (shared or reclaim or slots != 1):
             raise ValueError("several names at once are exclusive: no shared, slots or reclaim")
-        is_named, of_holder = holder is not None, holder_of(holder)
-        text = None if metadata is None else json.dumps(metadata)
-        times = ttl_of(ttl), ms("wait", wait)
-        most = 0 if at_most is None else max(1, ms("at_most", at_most))
-
-        def begin(id: str) -> Future[Holding]:
+        asks = partial(
+            Holding,
+            names=all_names,
+            ttl=ttl_of(ttl),
+            wait=ms("wait", wait),
             # Whoever leads has one holder; for others it is unique for each acquire.
-            flags = is_named, reclaim, session, shared, slots
-            acquire = Acquire(id, all_names, *times, of_holder, *flags, most, text)
-            return self._heartbeat.acquire(acquire)
-
-        return Leased(self._heartbeat, self._kind, begin)
+            own_holder=holder_of(holder),
+            named=holder is not None,
+            reclaim=reclaim,
+            session=session,
+            shared=shared,
+            slots=slots,
+            at_most=most_of(at_most),
+            metadata=None if metadata is None else json.dumps(metadata),
+        )
+        return Leased(self._heartbeat, self._kind, asks)
 
     def keep_row(
         self,
@@ -268,16 +264,16 @@ class Leases(Block[F], Generic[F, L, Done]):
         for what, name in [("a table", "".join(names)), *columns]:
             if not checked(what, name, str):
                 raise ValueError(f"{what} has a name")
-        of_table, of_row = RowTable(names, tuple(key), fence, deadline), row_key(key)
-        checked("a token", token, int)
-        span = ttl_of(ttl)
-        most = 0 if at_most is None else max(1, ms("at_most", at_most))
-
-        def begin(id: str) -> Future[Holding]:
-            acquire = Acquire(id, (of_row,), span, named=True, at_most=most, table=of_table)
-            return self._heartbeat.acquire(acquire, token)
-
-        return Leased(self._heartbeat, self._kind, begin)
+        asks = partial(
+            Holding,
+            names=(row_key(key),),
+            ttl=ttl_of(ttl),
+            named=True,
+            at_most=most_of(at_most),
+            table=RowTable(names, tuple(key), fence, deadline),
+            claim=checked("a token", token, int),
+        )
+        return Leased(self._heartbeat, self._kind, asks)
 
     def guard(self, connection: C, leases: Iterable[L], *, release: bool = False) -> Guard[C]:
         """A transaction that is guarded by several leases at once."""
@@ -442,3 +438,7 @@ def ttl_of(ttl: timedelta) -> int:
         least = SHORTEST_TTL.total_seconds()
         raise ValueError(f"ttl is {least} s or more, for it is renewed meanwhile: not {ttl!r}")
     return ms("ttl", ttl)
+
+
+def most_of(at_most: timedelta | None) -> int:
+    return 0 if at_most is None else max(1, ms("at_most", at_most))

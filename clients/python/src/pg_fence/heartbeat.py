@@ -25,7 +25,6 @@ from .errors import (
     FenceError,
     LeaseLost,
     LeaseTaken,
-    NotGranted,
     never_opens,
     sqlstate_of,
     told,
@@ -76,49 +75,6 @@ def span(ms: float) -> timedelta:
     return timedelta(milliseconds=min(ms, _LONGEST_SPAN))
 
 
-class Holding:
-    """A lease that is held, until it is released or lost."""
-
-    def __init__(self, state: LeaseState, names: tuple[str, ...]):
-        self.state, self.names = state, names
-        #: Set at a loss; at a renewal or the end; and with its end.
-        self.lost, self.renewed = threading.Event(), threading.Event()
-        self.ended: Future[None] = Future()
-        #: The connections that are in a guard of it.
-        self.sockets = set[socket]()
-        #: A commit was on its way when a task was cancelled.
-        self.in_doubt = False
-        #: Called at its loss, and must not block.
-        self.on_loss: Callable[[], object] = lambda: None
-
-    @property
-    def remaining(self) -> timedelta:
-        return span(self.state.remaining(now()))
-
-    @property
-    def is_lost(self) -> bool:
-        return self.state.over(now()) not in {"", "released"}
-
-    @property
-    def is_late(self) -> bool:
-        """Whether its window is over, by the clock alone."""
-        return self.state.over(now()) == "deadline"
-
-    def loss(self) -> LeaseLost:
-        reason = self.state.over(now()) or "gone"
-        return LeaseLost(reason, self.names, self.in_doubt, self.state.advice)
-
-    def check(self) -> None:
-        """Raises LeaseLost if it is over, whatever the threads do."""
-        if self.state.over(now()):
-            raise self.loss()
-
-    def end(self) -> None:
-        self.renewed.set()
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-
 def _running() -> Future[Any]:
     """Nobody who gives up takes the outcome away."""
     future: Future[Any] = Future()
@@ -127,17 +83,61 @@ def _running() -> Future[Any]:
 
 
 @dataclass(eq=False)
-class Acquire(Request):
-    """An acquire that is under way, or a row that is to be confirmed."""
+class Holding(Request):
+    """An acquire, and the lease that it becomes, until that is released or lost."""
 
-    future: Future[Holding] = field(default_factory=_running)
+    #: Of a row: the token that its claim has drawn.
+    claim: int = 0
+    #: The answer to the acquire.
+    granted: "Future[Holding]" = field(default_factory=_running)
     #: The error of its last call, and who logged in.
     cause: BaseException | None = None
     role: str = ""
+    #: Set at a loss; at a renewal or the end; and with its end.
+    lost: threading.Event = field(default_factory=threading.Event)
+    renewed: threading.Event = field(default_factory=threading.Event)
+    ended: Future[None] = field(default_factory=Future)
+    #: The connections that are in a guard of it.
+    sockets: set[socket] = field(default_factory=set)
+    #: A commit was on its way when a task was cancelled.
+    in_doubt: bool = False
+    #: Called at its loss, and must not block.
+    on_loss: Callable[[], object] = lambda: None
+
+    @property
+    def state(self) -> LeaseState:
+        assert self.lease is not None
+        return self.lease
 
     @property
     def told_names(self) -> tuple[str, ...]:
         return (self.table.named(self.names[0]),) if self.table else self.names
+
+    @property
+    def remaining(self) -> timedelta:
+        return span(self.state.remaining(now()))
+
+    @property
+    def over(self) -> str:
+        """Why it is held no more; nothing if it is held."""
+        return self.state.over(now())
+
+    @property
+    def is_lost(self) -> bool:
+        return self.over not in {"", "released"}
+
+    def loss(self) -> LeaseLost:
+        return LeaseLost(self.over or "gone", self.told_names, self.in_doubt, self.state.advice)
+
+    def check(self) -> None:
+        """Raises LeaseLost if it is over, whatever the threads do."""
+        if self.over:
+            raise self.loss()
+
+    def end(self) -> None:
+        self.renewed.set()
+        if not self.ended.done():
+            self.ended.set_result(None)
 
 
 class Heartbeat:
@@ -147,7 +147,6 @@ class Heartbeat:
         self._open, self._prefix, self._on_event = open, prefix, on_event
         self.states = LeaseStates(random.randrange(1001))
         self._holdings: dict[str, Holding] = {}
-        self._acquires: dict[str, Acquire] = {}
         self._connections: dict[int, Connection] = {}
         self._looked_at = 0
         #: Inputs, each with the number of the call that it answers.
@@ -183,19 +182,17 @@ class Heartbeat:
                 self._thread = thread
         return future
 
-    def acquire(self, acquire: Acquire, token: int = 0) -> Future[Holding]:
-        """The result is the lease, or an error. The token is that of a row, which the program's own
-        statement has claimed."""
+    def acquire(self, holding: Holding) -> None:
+        """`granted` is the lease, or an error."""
 
         def decide() -> None:
-            self._acquires[acquire.id] = acquire
-            if acquire.table:
-                self.states.keep_row(acquire, token)
+            self._holdings[holding.id] = holding
+            if holding.table:
+                self.states.keep_row(holding, holding.claim)
             else:
-                self.states.acquire(acquire)
+                self.states.acquire(holding)
 
         self.input(decide)
-        return acquire.future
 
     def give_up(self, id: str) -> None:
         """Nobody waits for an acquire any more: what was granted all the same is given back."""
@@ -203,7 +200,7 @@ class Heartbeat:
 
     async def release(self, holding: Holding, is_async: bool) -> None:
         """No error if that fails: then it ends at its ttl."""
-        self.input(lambda: self.states.release(holding.state.key))
+        self.input(lambda: self.states.release(holding.id))
         await outcome(holding.ended, is_async)
 
     async def renew(self, holdings: Sequence[Holding], is_async: bool) -> None:
@@ -216,17 +213,17 @@ class Heartbeat:
             await outcome(waits, is_async)
 
     def suspect(self, holdings: Sequence[Holding]) -> None:
-        self.input(lambda: self.states.suspect([one.state.key for one in holdings]))
+        self.input(lambda: self.states.suspect([one.id for one in holdings]))
 
     async def last(self, holdings: Sequence[Holding], stage: str, is_async: bool) -> None:
         """Says how far the transaction has come that releases them."""
-        keys = [holding.state.key for holding in holdings]
+        keys = [holding.id for holding in holdings]
         if keys:
             await outcome(self.input(lambda: self.states.last(keys, stage)), is_async)
 
     async def touches(self, holdings: Sequence[Holding], begins: bool, is_async: bool) -> None:
         """Says that a transaction has written their rows, or has ended."""
-        keys = [holding.state.key for holding in holdings]
+        keys = [holding.id for holding in holdings]
         decide = self.states.touches if begins else self.states.ended
         if keys:
             await outcome(self.input(lambda: [decide(key) for key in keys]), is_async)
@@ -250,7 +247,8 @@ class Heartbeat:
     def forked(self) -> None:
         """In the child there are no threads. The leases, and their sessions, are its parent's."""
         for holding in self._holdings.values():
-            holding.state.state, holding.state.reason = LOST, "keeper"
+            if holding.lease:
+                holding.lease.state, holding.lease.reason = LOST, "keeper"
             holding.end()
         # They are kept, so that nobody closes them.
         _of_the_parent.append(self._connections)
@@ -286,10 +284,11 @@ class Heartbeat:
             _log.exception("what keeps the leases has died")
             for effect in self.states.step(now(), self.states.died):
                 self._carry_out(effect)
-            for acquire in list(self._acquires.values()):
-                self.states.give_up(acquire.id)
-                acquire.future.set_exception(FenceError("what keeps the leases has died"))
-            self._acquires.clear()
+            for id, holding in list(self._holdings.items()):
+                if not holding.granted.done():
+                    self.states.give_up(id)
+                    del self._holdings[id]
+                    holding.granted.set_exception(FenceError("what keeps the leases has died"))
         if future is not None:
             future.set_result(None)
         return True
@@ -324,13 +323,13 @@ class Heartbeat:
             case {"hang_up": number}:
                 if connection := self._connections.pop(number, None):
                     connection.hang_up()
-            case {"reply": id} if acquire := self._acquires.pop(id, None):
-                if effect["error"]:
-                    acquire.future.set_exception(_refusal(acquire, effect))
-                else:
-                    acquire.future.set_result(self._holdings[id])
+            case {"reply": id, "error": ""}:
+                self._holdings[id].granted.set_result(self._holdings[id])
+            case {"reply": id}:
+                holding = self._holdings.pop(id)
+                holding.granted.set_exception(_refusal(holding, effect))
             case {"log": "not acquired", "key": id, "code": code}:
-                error = self._acquires[id].cause if code != "no answer" else None
+                error = self._holdings[id].cause if code != "no answer" else None
                 _log.warning("no lease could be acquired, and it is tried again: %s", error or code)
             case {"log": "not renewed", "code": code}:
                 _log.warning("leases are not renewed, and it is tried again: %s", code)
@@ -345,10 +344,8 @@ class Heartbeat:
 
     def _event(self, event: Kind, effect: Effect) -> None:
         key, reason = effect["key"], effect["reason"]
-        if event == "acquired":
-            self._holdings[key] = Holding(self.states.leases[key], self._acquires[key].told_names)
         holding = self._holdings[key]
-        if event == "renewed" and not holding.renewed.is_set():
+        if event == "renewed":
             holding.renewed.set()
         if event == "lost":
             for one in list(holding.sockets):
@@ -360,11 +357,8 @@ class Heartbeat:
         if event in {"lost", "released"}:
             del self._holdings[key]
             holding.end()
-        if self._on_event is None:
-            return
-        self._tell(
-            Event(event, holding.names, effect["token"], span(effect["remaining"]), reason or None)
-        )
+        names, remaining = holding.told_names, span(effect["remaining"])
+        self._tell(Event(event, names, effect["token"], remaining, reason or None))
 
     def _tell(self, event: Event) -> None:
         if self._on_event is not None:
@@ -385,7 +379,7 @@ class Heartbeat:
         """Sends a call, and gives its answer to the states."""
         number, code = call.number, ""
         try:
-            if not connection.is_open:
+            if call.open:
                 code = "connect"
                 connection.open((call.until - now()) / 1000)
                 code = ""
@@ -405,9 +399,9 @@ class Heartbeat:
         broken = connection.is_broken()
 
         def decide() -> None:
-            ids = [call.of.id] if isinstance(call.of, Acquire) else [one.key for one in call.leases]
-            for acquire in (self._acquires[id] for id in ids if id in self._acquires):
-                acquire.cause, acquire.role = error, connection.role
+            ids = [call.of.id] if isinstance(call.of, Holding) else [one.key for one in call.leases]
+            for holding in (self._holdings[id] for id in ids if id in self._holdings):
+                holding.cause, holding.role = error, connection.role
             self.states.failed(call.number, code, broken)
 
         self._put(decide, call.number)
@@ -428,9 +422,9 @@ def _code_of(error: BaseException, stage: str) -> str:
     return state or stage or ("ended" if is_driver_broken else "22000")
 
 
-def _refusal(acquire: Acquire, reply: Effect) -> BaseException:
-    names, table, in_doubt = acquire.told_names, acquire.table, reply.get("in_doubt", False)
-    cause = acquire.cause if isinstance(acquire.cause, Exception) else None
+def _refusal(of: Holding, reply: Effect) -> BaseException:
+    names, in_doubt = of.told_names, reply.get("in_doubt", False)
+    cause = of.cause if isinstance(of.cause, Exception) else None
     match reply["error"]:
         case "LeaseTaken":
             left = span(reply["remaining"]) if reply["holder"] else None
@@ -438,28 +432,18 @@ def _refusal(acquire: Acquire, reply: Effect) -> BaseException:
         case "LeaseLost" if reply["reason"] != "refused" or not cause:
             return LeaseLost(reply["reason"], names, advice=reply["advice"])
         case "NoConnection":
-            message = "no connection to the server"
-            return cause or unanswered(message, acquire.cause, in_doubt)
+            return cause or unanswered("no connection to the server", of.cause, in_doubt)
         case "NoAnswer":
-            return unanswered("the server has not answered in time", acquire.cause, in_doubt)
+            return unanswered("the server has not answered in time", of.cause, in_doubt)
         case "Closed":
             return FenceError("the fence is closed")
         case _ if not cause:
             return FenceError("nobody waits for the answer any more")
-        case _ if table and sqlstate_of(cause) == "42501":
-            needs = f"rows of {'.'.join(table.names)}, for which it needs SELECT and UPDATE"
-            return _from(NotGranted(f"the role may not keep {needs}: {cause}"), cause)
-        case _ if table and sqlstate_of(cause) == "3F000":
-            # It is the table's schema.
-            return cause
         case _:
-            return _from(told(cause, acquire.role), cause)
-
-
-def _from(error: Exception, cause: Exception) -> Exception:
-    if error is not cause:
-        error.__cause__ = cause
-    return error
+            error = told(cause, of.role, of_table=bool(of.table))
+            if error is not cause:
+                error.__cause__ = cause
+            return error
 
 
 _all: weakref.WeakSet[Heartbeat] = weakref.WeakSet()

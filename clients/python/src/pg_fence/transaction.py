@@ -236,18 +236,20 @@ class Guard(Block[C]):
         """`adopted`: a name, its number, and the holder of the number."""
         if not (holdings or adopted):
             raise ValueError("a guard takes a lease")
-        named = [one for one in holdings if not one.state.table]
-        pairs = [(name, one.state.token) for one in named for name in one.state.names]
+        named = [one for one in holdings if not one.table]
+        pairs = [(name, one.state.token) for one in named for name in one.names]
         pairs, adopted_by = ([adopted[:2]], adopted[2]) if adopted else (pairs, None)
         names, tokens = [name for name, _ in pairs], [token for _, token in pairs]
         self._heartbeat, self._holdings, self._names = heartbeat, holdings, tuple(names)
-        self._rows = [one for one in holdings if one.state.table]
+        self._rows = [one for one in holdings if one.table]
         self._begin = statements.guard(names, tokens, adopted_by)
         self._last = statements.last(names, tokens)
         self._releases, self._is_touching = release, False
         #: The leases that can be lost under it. Not a row lease whose window is over: its last write is
         #: checked by the table's trigger.
-        self._held = [one for one in holdings if not (release and one.state.table and one.is_late)]
+        self._held = [
+            one for one in holdings if not (release and one.table and one.over == "deadline")
+        ]
         self._connection, self._driver = connection, driver_of(connection)
         self._is_async = self._driver.is_async
         self._socket: socket | None = None
@@ -313,7 +315,7 @@ class Guard(Block[C]):
         for holding in self._rows:
             if await self._value(statements.guard_row(holding.state)) is None:
                 self._heartbeat.suspect([holding])
-                raise LeaseLost("gone", holding.names)
+                raise LeaseLost("gone", holding.told_names)
         self._is_touching = True
         await self._heartbeat.touches(self._rows, True, self._is_async)
         if self._names:
@@ -385,7 +387,7 @@ class Guard(Block[C]):
         if stage == "release" and state == "25P02":
             return TransactionLost(_FAILED)
         role = getattr(getattr(self._driver.raw, "info", None), "user", None)
-        meant = told(error, role, is_ours)
+        meant = told(error, role, is_ours, of_table=not self._names)
         is_of_number = stage == "begin" and not self._holdings and state in {"22004", "PF004"}
         if is_of_number and isinstance(meant, Refused):
             # NULL from lease_adopt: an older number is guarded. PF004 from it: another holder has
