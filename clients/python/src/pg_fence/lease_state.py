@@ -20,8 +20,8 @@ BEATS_PER_TTL, MOST_BEATS = 3, 2
 Effect: TypeAlias = dict[str, Any]
 
 
-#: The states of a lease: it lives in the first three.
-CONFIRMING, HELD, UNSURE, RELEASING, LOST, RELEASED = range(6)
+#: The states of a lease: it lives in the first two. What is unsure is held.
+CONFIRMING, HELD, RELEASING, LOST, RELEASED = range(5)
 
 
 @dataclass(slots=True, eq=False)
@@ -119,11 +119,11 @@ class LeaseState:
 
     @property
     def holds(self) -> bool:
-        return HELD <= self.state <= UNSURE
+        return self.state == HELD
 
     @property
     def lives(self) -> bool:
-        return self.state <= UNSURE
+        return self.state <= HELD
 
     @property
     def is_confirmed_alone(self) -> bool:
@@ -622,16 +622,10 @@ class LeaseStates:
         elif outcomes == {"kept"}:
             self._renewed(lease, call.sent, min([row[1] for row in rows]), again)
         else:
-            self._shake(lease)
             least = lease.least(lease.deadline - self.now)
             pause = max(again or self._pause(lease.ttl), least)
             # Out of locks: at once, in another transaction, as long as that helps.
             lease.beat_at = self.now + (0 if again == 0 and got_on else pause)
-
-    def _shake(self, lease: LeaseState) -> None:
-        """After an answer that was none, or neither yes nor no."""
-        if lease.holds:
-            lease.state = UNSURE
 
     def _renewed(self, lease: LeaseState, sent: int, left: int, again: int | None) -> None:
         deadline, was, least = sent + _window(left), lease.state, lease.least(left)
@@ -665,7 +659,6 @@ class LeaseStates:
         for lease in call.leases:
             if lease.lives:
                 lease.beat_at = self.now + pause
-                self._shake(lease)
                 if reason and not lease.resting:
                     self._lose(lease, reason)
 
@@ -775,7 +768,10 @@ class LeaseStates:
             self._finish(request, **_not_granted(code, call.open and not is_in_doubt))
             return
         if not _is_conflict(code):
-            self._waits_for_outage(request, code)
+            # An outage is told once, however many wait for its end.
+            if not any(one.is_out for one in self.requests.values()):
+                self.effects.append({"log": "not acquired", "key": request.id, "code": code})
+            request.is_out = True
         if is_in_doubt and not request.reclaims:
             # Undone before the next try, which has another holder: an undo that comes late does not
             # meet its grant.
@@ -784,12 +780,6 @@ class LeaseStates:
         else:
             pause = self._spread(_growing(request.tries, longest))
             request.at = self.now + min(pause, max(1, until - self.now))
-
-    def _waits_for_outage(self, request: Request, code: str) -> None:
-        """Tells an outage once, however many wait for its end."""
-        if not any(one.is_out for one in self.requests.values()):
-            self.effects.append({"log": "not acquired", "key": request.id, "code": code})
-        request.is_out = True
 
     def _undo_doubt(self, request: Request) -> Undo | None:
         """Has what may have been granted be released, if the holder is nobody else's."""
