@@ -167,10 +167,11 @@ export function ofSignal(error: unknown): unknown {
 export const toldOfWork = (error: unknown) =>
   sqlstateOf(error).startsWith("PF") ? refusal(error) : ofSignal(error);
 
-/** The meaning of an error of one of our own statements. */
-export function toldOfCall(error: unknown, role = "…"): unknown {
+/** The meaning of an error of one of our own statements, or of one that keeps the rows of a table. */
+export function toldOfCall(error: unknown, role = "…", table?: string): unknown {
   const [state, { message }] = [sqlstateOf(error), Object(error) as Error];
   if (error instanceof FenceError) return error;
+  if (state === "3F000" && table !== undefined) return error;
   if (state === "42883" || state === "3F000") {
     const where =
       "CREATE EXTENSION pg_fence, or name the schema that it is in: new Fence(…, { schema })";
@@ -178,6 +179,10 @@ export function toldOfCall(error: unknown, role = "…"): unknown {
       `pg_fence is not in this database, or not on the search_path: ${where} (${message})`,
       error,
     );
+  }
+  if (state === "42501" && table !== undefined) {
+    const needs = `rows of ${table}, for which it needs SELECT and UPDATE`;
+    return new NotGranted(`the role ${role} may not keep ${needs}: ${message}`, error);
   }
   if (state === "42501") {
     const level = message.includes("lease_adopt") ? ", 'adopter'" : "";
@@ -210,13 +215,16 @@ export function toldOfAcquire(
   names: readonly string[],
   cause: unknown,
   role?: string,
+  table?: string,
 ) {
   const { error, holder, remaining, waitsFor, reason = "gone" } = reply;
   if (error === "LeaseTaken") {
     const left = waitsFor && { milliseconds: remaining ?? 0 };
     return new LeaseTaken(names, holder ?? undefined, left, waitsFor);
   }
-  if (error === "LeaseLost") return new LeaseLost(reason, names);
+  // The call that confirms a row can never succeed: its error says why.
+  const isRefused = reason === "refused" && cause !== undefined;
+  if (error === "LeaseLost" && !isRefused) return new LeaseLost(reason, names);
   if (error === "Closed") return new Closed("the fence is closed");
   const why = cause instanceof Error ? `: ${cause.message || sqlstateOf(cause)}` : "";
   const { inDoubt = false, sqlstate } = reply;
@@ -228,5 +236,5 @@ export function toldOfAcquire(
     const message = `the server has not answered in time${why}`;
     return Object.assign(new NoAnswer(message, cause), { inDoubt, sqlstate });
   }
-  return toldOfCall(cause, role);
+  return toldOfCall(cause, role, table);
 }

@@ -1,12 +1,12 @@
 import { hostname } from "node:os";
 import { randomUUID } from "node:crypto";
 import { setTimeout as sleep } from "node:timers/promises";
-import type { Opener } from "./connection.js";
+import { isSettings, type Opener } from "./connection.js";
 import * as errors from "./errors.js";
 import { Heartbeat, numberOf, warn, type Holding, type LeaseEvent } from "./heartbeat.js";
-import { LeadState, type LeadEffect } from "./lease_state.js";
+import { LeadState, passes, type LeadEffect } from "./lease_state.js";
 import { msOf, now, type Span } from "./span.js";
-import { Statements, type Asked, type Column, type Pair } from "./statements.js";
+import { Statements, tableOf, type Column, type Pair } from "./statements.js";
 import {
   guarded,
   OpenTransaction,
@@ -30,8 +30,7 @@ export interface FenceOptions {
   readonly onEvent?: ((event: LeaseEvent) => void) | undefined;
 }
 
-/** How a row lease is kept. */
-export interface RowOptions {
+interface HeldOptions {
   /** How long it is ours without a renewal: 30 s. */
   readonly ttl?: Span | undefined;
   /** So long after its acquire it is lost, whatever its heartbeat does: for work that hangs. */
@@ -40,8 +39,15 @@ export interface RowOptions {
   readonly signal?: AbortSignal | undefined;
 }
 
+/** How a row lease is kept. */
+export interface RowOptions extends HeldOptions {
+  /** The columns of the token and the deadline: fence and held_until. */
+  readonly fence?: string | undefined;
+  readonly deadline?: string | undefined;
+}
+
 /** How a lease is acquired. */
-export interface LeaseOptions extends RowOptions {
+export interface LeaseOptions extends HeldOptions {
   /** How long to wait for it, when it is taken. */
   readonly wait?: Span | undefined;
   /** The holder, as others see it; by default a text that is unique for each call. */
@@ -110,11 +116,9 @@ function askedFor(names: string | readonly string[], options: LeaseOptions) {
     throw new TypeError("several names at once are exclusive: no shared, slots or reclaim");
   }
   const named = options.holder !== undefined;
-  const kind = { named, reclaim, session, shared: shared || slots !== 1, atMost };
-  const ask = { names: all, ttl, wait, holder, ...kind };
+  const kind = { named, reclaim, session, shared, slots, atMost };
   const json = options.metadata == null ? null : metadata;
-  const asked: Asked = { ttl, metadata: json, shared, slots, session };
-  return [ask, asked] as const;
+  return { names: all, ttl, wait, holder, ...kind, metadata: json };
 }
 
 /** Does the work in a transaction, during which nobody else is granted the lease, and returns what
@@ -222,37 +226,44 @@ export class Fence<On, Tx> {
     options: LeaseOptions = {},
     work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
   ): Promise<unknown> {
-    const [ask, asked] = askedFor(names, options);
-    return this.#during(await this.#heartbeat.acquire(ask, asked, options.signal), work);
+    const ask = askedFor(names, options);
+    return this.#during(await this.#heartbeat.acquire(ask, options.signal), work);
   }
 
   /** Keeps a row of a table whose rows are leases of their own, which a statement of yours has
-   * claimed: by the value of its primary key (several columns: a list), under the token that the
-   * claim returned. Throws LeaseLost if the row is another's by then. Finish the row in a `guard`;
-   * the end of the lease gives up a row that is not. */
+   * claimed: by the columns of its key, `{ id: 7 }`, under the token that the claim returned. Throws
+   * LeaseLost if the row is another's by then. Finish the row in a `guard`; the end of the lease
+   * gives up a row that is not. */
   keepRow(
     table: string,
-    key: Column | readonly Column[],
+    key: Readonly<Record<string, Column>>,
     token: number | bigint | string,
     options?: RowOptions,
   ): Promise<Lease<On, Tx>>;
   keepRow<T>(
     table: string,
-    key: Column | readonly Column[],
+    key: Readonly<Record<string, Column>>,
     token: number | bigint | string,
     options: RowOptions,
     work: (lease: Lease<On, Tx>) => PromiseLike<T>,
   ): Promise<T>;
   async keepRow(
     table: string,
-    key: Column | readonly Column[],
+    key: Readonly<Record<string, Column>>,
     token: number | bigint | string,
     options: RowOptions = {},
     work?: (lease: Lease<On, Tx>) => PromiseLike<unknown>,
   ): Promise<unknown> {
-    const [{ ttl, atMost }] = askedFor(table, options);
-    const of = [table, key, numberOf(token), { ttl, atMost }, options.signal] as const;
-    return this.#during(await this.#heartbeat.keepRow(...of), work);
+    const { ttl, atMost } = askedFor(table, options);
+    if (!isSettings(key) || Object.keys(key).length === 0) {
+      throw new TypeError(`a key is columns and their values, as { id: 7 }: not ${String(key)}`);
+    }
+    const row = JSON.stringify(Object.values(key).map(String));
+    const of = tableOf(table, key, options.fence, options.deadline);
+    const ask = { names: [row], ttl, atMost, table: of };
+    const { signal } = options;
+    const holding = await this.#heartbeat.acquire(ask, signal, [table, row], numberOf(token));
+    return this.#during(holding, work);
   }
 
   /** A transaction that is guarded by several leases at once. */
@@ -299,7 +310,7 @@ export class Fence<On, Tx> {
     { stop, ttl }: LeadOptions = {},
   ): Promise<T | undefined> {
     // If the answer to an acquire was lost, its own holder takes the grant over.
-    const [ask, asked] = askedFor(name, { ttl, holder: holderOf(), reclaim: true });
+    const ask = askedFor(name, { ttl, holder: holderOf(), reclaim: true });
     const leader = new LeadState(ask.ttl, this.#heartbeat.spread);
     let [effects, failure]: [LeadEffect[], unknown] = [leader.start(), undefined];
     for (;;) {
@@ -314,7 +325,7 @@ export class Fence<On, Tx> {
       if (stop?.aborted) return undefined;
       let holding: Holding | undefined;
       try {
-        holding = await this.#heartbeat.acquire({ ...ask, wait: Infinity }, asked, stop);
+        holding = await this.#heartbeat.acquire({ ...ask, wait: Infinity }, stop);
         leader.granted(now());
         return await this.#during(holding, work);
       } catch (error) {
@@ -397,7 +408,7 @@ function causeOf(error: unknown, isOfAcquire: boolean): string {
   // The next renewal tells.
   if (state === "PF001" || state === "PF004") return "LeaseLost";
   if (errors.sessionEnded(error) || state === "53300") return "ConnectionLost";
-  return isOfAcquire && /^(25|40|53|57|58|55P03)/.test(state) ? "passing" : "own";
+  return isOfAcquire && passes(state) ? "passing" : "own";
 }
 
 /** For code that knows nothing of fences: a connection opened with these (`options` of pg,

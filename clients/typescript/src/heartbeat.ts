@@ -14,13 +14,7 @@ import type {
   Taken,
 } from "./lease_state.js";
 import { now } from "./span.js";
-import {
-  RowTable,
-  type Statements,
-  type Asked,
-  type Column,
-  type Statement,
-} from "./statements.js";
+import type { LeaseRow, Statement, Statements } from "./statements.js";
 
 /** In milliseconds: the shortest time for a connection to open, and the longest for a statement. */
 const [OPENING, LONGEST] = [2_000, 10_000];
@@ -54,12 +48,17 @@ export class Holding {
   /** Those who wait for its next renewal, or its end. */
   readonly waiting: (() => void)[] = [];
 
+  /** Of a row lease. */
+  readonly row: LeaseRow | undefined;
+
   constructor(
     readonly key: string,
     readonly names: readonly string[],
     readonly token: number,
-    readonly row: { readonly table: RowTable; readonly key: string } | undefined,
-  ) {}
+    { table, names: [row = ""] }: Ask,
+  ) {
+    this.row = table === undefined ? undefined : { table, key: row, token };
+  }
 
   get isLost(): boolean {
     return this.over !== undefined && this.over !== "released";
@@ -78,9 +77,9 @@ export class Holding {
 
 /** An acquire that is under way, and the error of its last call. */
 interface Acquire {
+  readonly ask: Ask;
+  /** Of a row lease, the table and the key. */
   readonly names: readonly string[];
-  readonly asked: Asked;
-  readonly row: Holding["row"];
   settle(reply: Reply, holding: Holding | undefined): void;
   cause?: unknown;
   role?: string | undefined;
@@ -99,7 +98,6 @@ export class Heartbeat {
   readonly #heard = new Set<Holding>();
   readonly #acquires = new Map<string, Acquire>();
   readonly #connections = new Map<number, HeartbeatConnection>();
-  readonly #tables = new Map<string, RowTable>();
   readonly #ending = new Set<Promise<void>>();
   #lastId = 0;
   #lastError: unknown;
@@ -169,8 +167,8 @@ export class Heartbeat {
 
   #event({ event: kind, key, token, remaining, reason, advice }: EventEffect): void {
     if (kind === "acquired") {
-      const { names, row } = this.#acquires.get(key) as Acquire;
-      this.#holdings.set(key, new Holding(key, names, token, row));
+      const { names, ask } = this.#acquires.get(key) as Acquire;
+      this.#holdings.set(key, new Holding(key, names, token, ask));
     }
     const holding = this.#holdings.get(key) as Holding;
     if (kind === "lost" || kind === "released") {
@@ -217,8 +215,8 @@ export class Heartbeat {
       return warn(`leases are not renewed, and it is tried again: ${this.#lastError}`);
     }
     if (log === "not acquired") {
-      const cause = code === "no answer" ? code : this.#acquires.get(key)?.cause;
-      return warn(`no lease could be acquired, and it is tried again: ${cause ?? code}`);
+      const cause = this.#acquires.get(key)?.cause ?? code;
+      return warn(`no lease could be acquired, and it is tried again: ${cause}`);
     }
     const why = log === "lost" ? reason : "unconfirmed";
     const names = this.#ended.flatMap(([reason, names]) => (reason === why ? names : []));
@@ -232,6 +230,7 @@ export class Heartbeat {
   async #run(call: CallEffect): Promise<void> {
     const { call: number, open } = call;
     const acquire = this.#acquires.get(call.for ?? "");
+    if (acquire) acquire.cause = undefined;
     const statement = this.#statement(call, acquire);
     const on = open ? this.#connection(call.on) : this.#connections.get(call.on);
     let [isOpen, answer]: [boolean, ReturnType<typeof read>?] = [!open];
@@ -276,12 +275,9 @@ export class Heartbeat {
   }
 
   #statement(call: CallEffect, acquire: Acquire | undefined): Statement {
-    const table = this.#tables.get(call.table ?? "");
-    if (call.do === "acquire") return this.statements.acquire(call, (acquire as Acquire).asked);
+    if (call.do === "acquire") return this.statements.acquire(call, (acquire as Acquire).ask);
     if (call.do === "undo") return this.statements.undo(call);
-    if (call.do === "look_row") return (table as RowTable).look(call);
-    if (call.do === "release") return (table ?? this.statements).release(call);
-    return (table ?? this.statements).keep(call);
+    return call.do === "release" ? this.statements.release(call) : this.statements.keep(call);
   }
 
   /** Runs a statement on a connection of its own, which is opened for it. */
@@ -300,52 +296,35 @@ export class Heartbeat {
   // What the program asks for.
 
   /** Throws LeaseTaken; and the reason of the signal as soon as that is aborted: a grant that comes
-   * all the same is given back. */
+   * all the same is given back. Under a token, keeps a row that a statement of the program has
+   * claimed. */
   async acquire(
-    ask: Omit<Ask, "id">,
-    asked: Asked,
+    asked: Omit<Ask, "id">,
     signal?: AbortSignal,
-    row?: Holding["row"] & { readonly token: number },
+    names = asked.names,
+    token?: number,
   ): Promise<Holding> {
     signal?.throwIfAborted();
-    const id = String(++this.#lastId);
-    const names = row ? [row.table.name, row.key] : ask.names;
+    const ask = { ...asked, id: String(++this.#lastId) };
     return new Promise((resolve, reject) => {
-      const giveUp = () => this.#input((states) => states.giveUp(id));
+      const giveUp = () => this.#input((states) => states.giveUp(ask.id));
       const settle = (reply: Reply, holding: Holding | undefined) => {
         signal?.removeEventListener("abort", giveUp);
         if (holding) resolve(holding);
         else if (reply.error === "GivenUp") reject(signal?.reason);
-        else reject(toldOfAcquire(reply, names, acquire.cause, acquire.role));
+        else {
+          const table = token === undefined ? undefined : names[0];
+          reject(toldOfAcquire(reply, names, acquire.cause, acquire.role, table));
+        }
       };
-      const acquire: Acquire = { names, asked, row, settle };
-      this.#acquires.set(id, acquire);
+      const acquire: Acquire = { ask, names, settle };
+      this.#acquires.set(ask.id, acquire);
       signal?.addEventListener("abort", giveUp);
       this.#input((states) => {
-        if (row) states.keepRow({ ...ask, id }, row.token);
-        else states.acquire({ ...ask, id });
+        if (token === undefined) states.acquire(ask);
+        else states.keepRow(ask, token);
       });
     });
-  }
-
-  /** Keeps a row that a statement of the program has claimed. */
-  async keepRow(
-    name: string,
-    key: Column | readonly Column[],
-    token: number,
-    of: Pick<Ask, "ttl" | "atMost">,
-    signal?: AbortSignal,
-  ): Promise<Holding> {
-    signal?.throwIfAborted();
-    let table = this.#tables.get(name);
-    if (!table) {
-      table = new RowTable(name, await this.#once(RowTable.describe(name)));
-      this.#tables.set(name, table).set(table.name, table);
-    }
-    const text = table.key(key);
-    const ask = { ...of, names: [text], table: table.name, managed: table.isManaged };
-    const asked = { ttl: of.ttl, metadata: null, shared: false, slots: 1, session: false };
-    return this.acquire(ask, asked, signal, { table, key: text, token });
   }
 
   remaining(holding: Holding): Left {
@@ -429,9 +408,8 @@ export function numberOf(token: unknown): number {
 
 /** What the rows of an answer say. */
 function read(call: CallEffect, rows: readonly Row[]): [rows: Rows[keyof Rows][], taken?: Taken] {
-  const { do: verb, names, tokens } = call;
-  const known = { keep: names.length, release: names.length, acquire: 1, undo: 1 } as const;
-  if (rows.length !== (known[verb as keyof typeof known] ?? rows.length)) {
+  const { do: verb, names } = call;
+  if (rows.length !== (verb === "acquire" || verb === "undo" ? 1 : names.length)) {
     throw new Error(`the server's answer has ${rows.length} rows`);
   }
   const ms = (seconds: string | null = null) =>
@@ -442,12 +420,9 @@ function read(call: CallEffect, rows: readonly Row[]): [rows: Rows[keyof Rows][]
   return [
     rows.map(([first = null, second = null, third, code]) => {
       if (verb === "acquire") return [names, numberOf(first)];
-      if (verb === "keep") return [`${first}`, ms(second), ms(third), code];
       if (verb === "undo") return Number(first);
       if (verb === "release") return first === null ? null : Number(first);
-      const [key = "", token = 0] = [names[Number(first) - 1], tokens[Number(first) - 1]];
-      if (verb === "look_row") return [key, token, second === "held" ? "held" : "ended"];
-      return [key, token, ms(second) ?? 0];
+      return [`${first}`, ms(second), ms(third), code];
     }),
   ];
 }

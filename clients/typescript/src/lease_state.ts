@@ -16,7 +16,7 @@ export const NEVER = Infinity;
 /** Why a lease has ended. */
 export type Reason =
   "deadline" | "gone" | "refused" | "session" | "at_most" | "keeper" | "released" | "unconfirmed";
-type Verb = "acquire" | "keep" | "keep_row" | "look_row" | "release" | "undo";
+type Verb = "acquire" | "keep" | "keep_row" | "release" | "undo";
 type Stage = "begins" | "committed" | "rolled back" | "in doubt" | "inner";
 
 /** A statement that is to be sent `on` a connection, which is to be opened before. */
@@ -30,8 +30,8 @@ export interface CallEffect {
   ttls: readonly number[];
   limit: number;
   table: string | undefined;
-  /** The acquire that it is for, and how that is asked for. */
-  for?: string;
+  /** The lease that it is for, or the first one; and how that is acquired. */
+  for: string | undefined;
   wait?: number;
   holder?: string;
   reclaim?: boolean;
@@ -74,19 +74,19 @@ export interface Ask {
   readonly named?: boolean;
   readonly reclaim?: boolean;
   readonly session?: boolean;
-  /** Or of slots. */
   readonly shared?: boolean;
+  readonly slots?: number;
+  /** A JSON, which the states of leases do not know. */
+  readonly metadata?: string | null;
   /** Of a row lease, whose name is the key of the row. */
   readonly table?: string;
-  readonly managed?: boolean;
 }
 
 /** The rows of an answer, by what the call does; an acquire that is `taken` has none. */
 export interface Rows {
   acquire: readonly [names: readonly string[], token: number];
   keep: Outcome;
-  keep_row: readonly [key: string, token: number, remaining: number];
-  look_row: readonly [key: string, token: number, is: "held" | "ended"];
+  keep_row: Outcome;
   release: number | null;
   undo: number;
 }
@@ -157,8 +157,6 @@ class LeaseState implements Place {
   resting = 0;
   touched = 0;
   isEnding = false;
-  /** It is renewed by a statement of its own, after an error of one for several. */
-  isAlone = false;
   isTold = false;
   /** The last renewal that was sent has had an answer. */
   isBeatAnswered = true;
@@ -181,14 +179,17 @@ const rests = ({ resting, touched }: LeaseState) => resting > 0 || touched > 0;
 const isOne = ({ names }: LeaseState) => names.length === 1;
 /** It is confirmed over the connection that has answered its acquire. */
 const isApart = ({ state, link }: LeaseState) => state === "confirming" && link !== undefined;
+/** An error of the call that confirms a row is its caller's, so that goes by itself. */
+const confirmsRow = ({ state, ask }: LeaseState) => state === "confirming" && !!ask.table;
 /** Its acquire may wait, so it has a connection of its own. */
 const waits = (lease: LeaseState) =>
   !!lease.ask.session || (lease.until > lease.begun && isOne(lease));
 const isAsking = ({ state, call, isAnswered }: LeaseState) =>
   state === "asking" && !call && !isAnswered;
 const isRenewable = (lease: LeaseState) => lives(lease) && !rests(lease) && !lease.call;
+const isExclusive = ({ shared, slots = 1 }: Ask) => !shared && slots === 1;
 const reclaims = (lease: LeaseState) =>
-  !!lease.ask.reclaim || (isOne(lease) && !lease.ask.shared && !lease.ask.named);
+  !!lease.ask.reclaim || (isOne(lease) && isExclusive(lease.ask) && !lease.ask.named);
 const holderOf = ({ ask, series }: LeaseState) => ask.holder + (series > 1 ? `/${series}` : "");
 /** The names that a release gives back. */
 const owed = ({ rest, names }: LeaseState) => (rest.length > 0 ? rest : names);
@@ -237,12 +238,10 @@ export class LeaseStates implements Place {
     return lease;
   }
 
-  /** A row that was claimed by a statement of the worker's, sent then; unless it is confirmed first. */
-  keepRow(ask: Ask, token: number, sent = this.#now - ask.ttl): void {
+  /** A row that a statement of the worker's has claimed, at a time that is not known here. */
+  keepRow(ask: Ask, token: number): void {
     const lease = this.acquire({ ...ask, named: true });
-    if (lease.isAnswered) return;
-    this.#granted(lease, token, sent);
-    this.#settle(lease);
+    if (!lease.isAnswered) this.#granted(lease, token, this.#now - ask.ttl);
   }
 
   giveUp(id: string): void {
@@ -318,10 +317,8 @@ export class LeaseStates implements Place {
     if (call.link.isLeaving) this.#hangUp({ link: call.link });
     if (call.undo) this.#undoAnswered(call.undo, rows[0] as Rows["undo"]);
     else if (call.do === "acquire") this.#acquireAnswered(call, rows[0] as Rows["acquire"], taken);
-    else if (call.do === "keep") this.#keepAnswered(call, rows as Rows["keep"][]);
-    else if (call.do === "keep_row") this.#keepRowAnswered(call, rows as Rows["keep_row"][]);
-    else if (call.do === "look_row") this.#lookRowAnswered(call, rows as Rows["look_row"][]);
-    else this.#releaseAnswered(call, rows as Rows["release"][]);
+    else if (call.do === "release") this.#releaseAnswered(call, rows as Rows["release"][]);
+    else this.#keepAnswered(call, rows as Rows["keep"][]);
   }
 
   /** The code is an SQLSTATE; or `connect`: it could not be opened; `misconfigured`: it never can;
@@ -463,12 +460,12 @@ export class LeaseStates implements Place {
     if (beats.length > 0 && (this.#beats < MOST_BEATS || !(gives || asks))) {
       this.#beats++;
       const first = beats.reduce((first, lease) => (lease.beatAt < first.beatAt ? lease : first));
-      const isLike = (lease: LeaseState) =>
-        lease.ask.table === first.ask.table && !lease.isAlone && !lease.ask.managed;
-      const isDue = (lease: LeaseState) => isBeat(lease, this.#now + Math.floor(lease.ttl / 6));
-      const along = leases.filter((lease) => isLike(lease) && isDue(lease));
-      along.sort((one, other) => one.beatAt - other.beatAt);
-      this.#keep(isLike(first) ? within(MOST_PAIRS, along) : [first], this);
+      const goesAlong = (lease: LeaseState) =>
+        lease.ask.table === first.ask.table &&
+        !confirmsRow(lease) &&
+        isBeat(lease, this.#now + Math.floor(lease.ttl / 6));
+      const along = leases.filter(goesAlong).sort((one, other) => one.beatAt - other.beatAt);
+      this.#keep(confirmsRow(first) ? [first] : within(MOST_PAIRS, along), this);
       return;
     }
     this.#beats = 0;
@@ -515,6 +512,7 @@ export class LeaseStates implements Place {
       ttls: each(({ ttl }) => ttl),
       limit,
       table: leases[0]?.ask.table,
+      for: leases[0]?.key,
       ...more,
     });
   }
@@ -570,7 +568,7 @@ export class LeaseStates implements Place {
     const isOpening = call.sent === undefined;
     if (isOpening && code === "no answer") code = "connect";
     const { link } = call;
-    if (!isConflict(code) && code !== "55P03" && call.do !== "keep_row") link.errors++;
+    if (!isConflict(code) && code !== "55P03") link.errors++;
     const isOfUse = !isOpening && !isBroken && !isOfConnection(code) && code !== "panicked";
     // After a second error in a row, another connection.
     if (this.#links.has(link.number) && (!isOfUse || link.errors > 1 || link.isLeaving)) {
@@ -634,29 +632,6 @@ export class LeaseStates implements Place {
     for (const [lease, of] of all) this.#renewal(lease, of, call, gotOn);
   }
 
-  #keepRowAnswered(call: Call, rows: readonly Rows["keep_row"][]): void {
-    const missing: LeaseState[] = [];
-    const found = byPair(rows);
-    for (const lease of call.leases) {
-      const row = found.get(pairOf(lease));
-      if (row) {
-        lease.isAlone = false;
-        this.#renewal(lease, [["kept", row[2]]], call, true);
-      } else if (lives(lease)) missing.push(lease);
-    }
-    if (missing.length > 0) this.#start("look_row", missing, this, this.#limit());
-  }
-
-  #lookRowAnswered(call: Call, rows: readonly Rows["look_row"][]): void {
-    const found = byPair(rows);
-    for (const lease of call.leases) {
-      // Its own worker's transaction holds it; or it is not ours, or was given up by our token.
-      const isOurs = found.get(pairOf(lease))?.[2] === "held";
-      const soon = Math.max(SHORTEST_PAUSE, Math.floor((lease.deadline - this.#now) / 10));
-      this.#renewal(lease, [isOurs ? ["later", undefined, soon] : ["lost"]], call, true);
-    }
-  }
-
   /** Takes the outcomes of the names of a lease. */
   #renewal(lease: LeaseState, of: readonly Outcome[], { sent }: Call, gotOn: boolean): void {
     let [kept, gone, refused, remaining, again] = [0, 0, 0, NEVER, NEVER];
@@ -673,7 +648,7 @@ export class LeaseStates implements Place {
     if (lease.isEnding && gone === of.length) return this.#end(lease);
     if (gone + refused > 0) {
       const isOthers = ([outcome, , , code]: Outcome) => outcome === "refused" && code === "42501";
-      if (gone === 0 && of.some(isOthers)) lease.advice = "other role";
+      if (gone === 0 && !lease.ask.table && of.some(isOthers)) lease.advice = "other role";
       const isRest = (_: string, i: number) => ["kept", "later"].includes(of[i]?.[0] ?? "");
       return this.#lose(lease, gone > 0 ? "gone" : "refused", lease.names.filter(isRest));
     }
@@ -698,19 +673,14 @@ export class LeaseStates implements Place {
 
   #keepFailed({ leases }: Call, code: string, isOpening: boolean): void {
     const isConnection = isOpening || isOfConnection(code) || code === "panicked";
-    const isOfRows = leases[0]?.ask.table !== undefined && !isConnection;
-    if (isOfRows && leases.length > 1) {
-      // It may be of one row: each is asked by itself.
-      for (const lease of leases) [lease.isAlone, lease.beatAt] = [true, this.#now];
-      return;
-    }
-    const isGone = isOfRows && code.startsWith("PF");
-    const isRefused = !isConnection && ["42501", "42883", "3F000"].includes(code);
+    // What confirms a row may be wrong in itself: a name, or a value of the key.
+    const isWrong = leases.some(confirmsRow) && !passes(code);
+    const isRefused = isWrong || (!isConnection && ["42501", "42883", "3F000"].includes(code));
     const smallest = leases.reduce((least, { ttl }) => Math.min(least, ttl), NEVER);
     let again = this.#now + this.#pause(smallest);
     if (code === "unsent") again = this.#now;
     else if (code === "panicked") this.died();
-    else if (!isGone && !isRefused && !this.#isOut && leases.some(lives)) {
+    else if (!isRefused && !this.#isOut && leases.some(lives)) {
       this.#effects.push({ log: "not renewed", code });
       this.#isOut = true;
       if (isOfConnection(code)) again = this.#now;
@@ -718,9 +688,7 @@ export class LeaseStates implements Place {
     for (const lease of leases.filter(lives)) {
       lease.beatAt = again;
       shake(lease);
-      if ((isGone || isRefused) && lease.resting === 0) {
-        this.#lose(lease, isGone ? "gone" : "refused");
-      }
+      if (isRefused && lease.resting === 0) this.#lose(lease, "refused");
     }
   }
 
@@ -732,10 +700,10 @@ export class LeaseStates implements Place {
     const left = Math.max(0, Math.min(lease.until - this.#now, PORTION));
     const wait = waits(lease) && isOne(lease) ? left : 0;
     const limit = waits(lease) ? own : Math.min(own, this.#limit());
-    const [holder, key] = [holderOf(lease), lease.key];
+    const holder = holderOf(lease);
     const reclaim = !!lease.ask.reclaim || (lease.doubt !== undefined && reclaims(lease));
     const place = waits(lease) ? lease : this;
-    this.#start("acquire", [lease], place, limit + wait, { for: key, wait, holder, reclaim });
+    this.#start("acquire", [lease], place, limit + wait, { wait, holder, reclaim });
   }
 
   #acquireAnswered(call: Call, grant: Rows["acquire"] | undefined, taken: Taken = {}): void {
@@ -985,10 +953,6 @@ export class LeaseStates implements Place {
 
 const NOWHERE = { link: undefined, call: undefined };
 
-const pairOf = ({ token, names }: LeaseState) => `${token} ${names[0]}`;
-const byPair = <R extends Rows["keep_row"] | Rows["look_row"]>(rows: readonly R[]) =>
-  new Map(rows.map((row) => [`${row[1]} ${row[0]}`, row]));
-
 /** As many as have no more names than that together, and one in any case. */
 function within(most: number, leases: readonly LeaseState[]): readonly LeaseState[] {
   let count = 0;
@@ -1018,6 +982,9 @@ const isOfConnection = (code: string) =>
 const isDoubtful = (code: string) =>
   /^(unreadable|panicked)$/.test(code) ||
   (isOfConnection(code) && !/^(unsent|25006|53300)$/.test(code));
+/** A statement fails for no longer than a while, as on a standby. */
+export const passes = (code: string) =>
+  /^(25|40|53|55P03|57|58)/.test(code) || isOfConnection(code);
 const isConflict = (code: string) => code === "40001" || code === "40P01";
 
 function notGranted(code: string, isOpening: boolean): Told {

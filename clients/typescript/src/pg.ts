@@ -140,8 +140,8 @@ class PgTransaction extends Transaction<pg.ClientBase> {
     );
   }
 
-  async count({ before, from, values }: Counted): Promise<number> {
-    const text = `${before} SELECT ${from}`;
+  async count({ from, values }: Counted): Promise<number> {
+    const text = `SELECT ${from}`;
     const answer = await this.until(async () => this.#client?.query({ text, values: [...values] }));
     return answer?.rowCount ?? 0;
   }

@@ -200,8 +200,8 @@ class PostgresTransaction extends Transaction<TransactionSql> {
     });
   }
 
-  async count({ before, from, values }: Counted): Promise<number> {
-    const text = `${before} SELECT ${from}`;
+  async count({ from, values }: Counted): Promise<number> {
+    const text = `SELECT ${from}`;
     const answer = await this.until(async () => this.#sql?.unsafe(text, [...values]).raw());
     this.session = (answer?.state as { pid?: number } | undefined)?.pid;
     return answer?.count ?? 0;

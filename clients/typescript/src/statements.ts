@@ -1,21 +1,12 @@
-import type { CallEffect } from "./lease_state.js";
+import type { Ask, CallEffect } from "./lease_state.js";
 
 /** A statement in autocommit, and its parameters: as text, with a cast beside each, whatever a
  * driver makes of numbers and lists. */
 export type Statement = readonly [text: string, ...values: (string | null)[]];
 
-/** A statement of a transaction, `WITH … SELECT FROM …`: its answer is the number of its rows, for
- * a driver may be set to make anything of a row. */
-export type Counted = Readonly<{ before: string; from: string; values: readonly string[] }>;
-
-/** How a lease is asked for, beside what the states of leases know. */
-export type Asked = Readonly<{
-  ttl: number;
-  metadata: string | null;
-  shared: boolean;
-  slots: number;
-  session: boolean;
-}>;
+/** A statement of a transaction, `SELECT FROM …`: its answer is the number of its rows, for a driver
+ * may be set to make anything of a row. */
+export type Counted = Readonly<{ from: string; values: readonly string[] }>;
 
 /** A name and its token, and the holder of one that is adopted. */
 export type Pair = Readonly<{ name: string; token: number | bigint; holder?: string }>;
@@ -36,7 +27,23 @@ const TAKEN = `AS granted LEFT JOIN LATERAL (
   FROM unnest($1::text[]) AS n(name), lease_info(n.name) AS i
   WHERE granted IS NULL AND (i.state IN ('held', 'uncommitted') OR cardinality(i.blocking_pids) > 0)
   ORDER BY i.remaining DESC NULLS LAST LIMIT 1) AS taken ON true`;
+const OUTCOMES = `outcome, extract(epoch FROM remaining)::float8,
+  extract(epoch FROM again_in)::float8, code`;
 const PAIRS = "jsonb_to_recordset($1::text::jsonb) AS x(name text, token bigint, holder text)";
+const ROW_TABLE = "$1::text::regclass, $2::text[]::name[]";
+const ROW_COLUMNS = "$3::text::name, $4::text::name";
+const RELEASE_ROWS = `lease_release_rows(${ROW_TABLE}, $5::text[]::jsonb[], $6::bigint[],
+  ${ROW_COLUMNS})`;
+
+/** A column of a row's key. */
+export type Column = string | number | bigint;
+/** A row that is a lease of its own. */
+export type LeaseRow = { readonly table: string; readonly key: string; readonly token: number };
+
+/** A table whose rows are leases, as the first four parameters of its statements. */
+export const tableOf = (table: string, key: object, fence = "fence", deadline = "held_until") =>
+  JSON.stringify([table, list(Object.keys(key)), fence, deadline]);
+const parametersOf = (table: string) => JSON.parse(table) as string[];
 
 /** Statements that call the extension's functions, in its schema if that is named. */
 export class Statements {
@@ -51,9 +58,9 @@ export class Statements {
   }
 
   /** One try, or a portion of a wait. */
-  acquire({ names, holder, wait, reclaim }: CallEffect, asked: Asked): Statement {
-    const { metadata, shared, slots, session } = asked;
-    const [all, ttl] = [[list(names), String(holder)] as const, interval(asked.ttl)];
+  acquire({ names, holder, wait, reclaim }: CallEffect, ask: Ask): Statement {
+    const { metadata = null, shared = false, slots = 1, session = false } = ask;
+    const [all, ttl] = [[list(names), String(holder)] as const, interval(ask.ttl)];
     if (names.length !== 1) {
       const text = `SELECT granted, taken.* FROM lease_acquire_all($1::text[], $2::text,
         $3::text::interval, $4::text::jsonb, $5::text::boolean) ${TAKEN}`;
@@ -66,16 +73,26 @@ export class Statements {
     return [this.#of(text), ...all, ttl, interval(wait ?? 0), metadata, ...kind];
   }
 
-  keep({ names, tokens }: CallEffect): Statement {
-    const text = `SELECT outcome, extract(epoch FROM remaining)::float8,
-      extract(epoch FROM again_in)::float8, code FROM lease_keep($1::text[], $2::bigint[])`;
-    return [this.#of(text), list(names), list(tokens)];
+  keep({ names, tokens, ttls, table }: CallEffect): Statement {
+    const pairs = [list(names), list(tokens)];
+    if (table === undefined) {
+      const text = `SELECT ${OUTCOMES} FROM lease_keep($1::text[], $2::bigint[])`;
+      return [this.#of(text), ...pairs];
+    }
+    const text = `SELECT ${OUTCOMES} FROM lease_keep_rows(${ROW_TABLE}, $5::text[]::jsonb[],
+      $6::bigint[], $7::text[]::interval[], ${ROW_COLUMNS})`;
+    return [this.#of(text), ...parametersOf(table), ...pairs, list(ttls.map(interval))];
   }
 
   release(call: CallEffect): Statement {
-    const text = `SELECT lease_release(x.name, x.token) FROM set_config('lock_timeout', $1::text, true),
-      unnest($2::text[], $3::bigint[]) AS x(name, token)`;
-    return [this.#of(text), lockTimeout(call), list(call.names), list(call.tokens)];
+    const values = [list(call.names), list(call.tokens), lockTimeout(call)];
+    if (call.table === undefined) {
+      const text = `SELECT lease_release(x.name, x.token)
+        FROM set_config('lock_timeout', $3::text, true), unnest($1::text[], $2::bigint[]) AS x(name, token)`;
+      return [this.#of(text), ...values];
+    }
+    const text = `SELECT ${RELEASE_ROWS} FROM set_config('lock_timeout', $7::text, true)`;
+    return [this.#of(text), ...parametersOf(call.table), ...values];
   }
 
   /** Releases what a holder has of these names. */
@@ -94,7 +111,20 @@ export class Statements {
     const token = isAdopted ? "(SELECT lease_adopt(x.name, x.token, x.holder))" : "x.token";
     const from = `FROM (SELECT count(lease_guard(x.name, ${token})) AS n
       FROM (SELECT * FROM ${PAIRS} ORDER BY name COLLATE "C") AS x) AS guarded WHERE n > 0`;
-    return { before: "", from: this.#of(from), values: [jsonOf(pairs)] };
+    return { from: this.#of(from), values: [jsonOf(pairs)] };
+  }
+
+  /** Writes a row under its token. One row, unless there is none under that any more. */
+  guardRow({ table, key, token }: LeaseRow): Counted {
+    const row = `lease_guard_row(${ROW_TABLE}, $5::text::jsonb, $6::text::bigint, ${ROW_COLUMNS})`;
+    const values = [...parametersOf(table), key, String(token)];
+    return { from: this.#of(`FROM ${row} AS token WHERE token IS NOT NULL`), values };
+  }
+
+  /** Gives a row up, unless the work has. */
+  lastOfRow({ table, key, token }: LeaseRow): Counted {
+    const values = [...parametersOf(table), list([key]), list([token])];
+    return { from: this.#of(`FROM ${RELEASE_ROWS}`), values };
   }
 
   /** As many rows as the number of the first pair under which there is nothing to be released. */
@@ -102,7 +132,7 @@ export class Statements {
     const ended = "min(x.at) FILTER (WHERE lease_release(x.name, x.token) IS NULL)";
     const from = `FROM generate_series(1, (SELECT ${ended}
       FROM (SELECT *, row_number() OVER () AS at FROM ${PAIRS}) AS x))`;
-    return { before: "", from: this.#of(from), values: [jsonOf(pairs)] };
+    return { from: this.#of(from), values: [jsonOf(pairs)] };
   }
 }
 
@@ -113,128 +143,6 @@ function jsonOf(pairs: readonly Pair[]): string {
 
 /** The end of a transaction ends the setting, too, that its guard has made. */
 export const isOpen: Counted = {
-  before: "",
   from: "WHERE current_setting('pg_fence.token', true) <> ''",
   values: [],
 };
-
-/** A column of a row's key. */
-export type Column = string | number | bigint;
-
-const COLUMNS = `FROM pg_index AS i, unnest(i.indkey) WITH ORDINALITY AS k(attnum, at), pg_attribute AS a
-  WHERE i.indrelid = c.oid AND i.indisprimary AND a.attrelid = c.oid AND a.attnum = k.attnum`;
-
-/** A table whose rows are leases of their own. */
-export class RowTable {
-  readonly name: string;
-  readonly isManaged: boolean;
-  readonly #fence: string;
-  readonly #deadline: string;
-  readonly #keys: readonly string[];
-  readonly #types: readonly string[];
-
-  /** Asks what is known of such a table. */
-  static describe(table: string): Statement {
-    const text = `SELECT format('%I.%I', n.nspname, c.relname), encode(t.tgargs, 'hex'),
-        (SELECT json_agg(quote_ident(a.attname) ORDER BY k.at) ${COLUMNS})::text,
-        (SELECT json_agg(format_type(a.atttypid, a.atttypmod) ORDER BY k.at) ${COLUMNS})::text
-      FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
-      JOIN pg_trigger AS t ON t.tgrelid = c.oid AND t.tgnargs > 3
-      JOIN pg_proc AS p ON p.oid = t.tgfoid AND p.proname = 'fenced'
-      WHERE c.oid = $1::text::regclass`;
-    return [text, table];
-  }
-
-  /** Reads what was found. */
-  constructor(table: string, rows: readonly (readonly (string | null)[])[]) {
-    const argumentsOf = (hex = "") => Buffer.from(hex, "hex").toString().split("\0");
-    const isRowTable = ([, hex, keys]: readonly (string | null)[]) =>
-      keys && argumentsOf(hex ?? "")[3];
-    const [name, hex, keys, types] = rows.find(isRowTable) ?? [];
-    if (!name || !hex || !keys || !types) {
-      const how = "fence_protect(…, deadline => …)";
-      throw new TypeError(`the rows of ${table} are no leases, or have no primary key: ${how}`);
-    }
-    const [fence = "", mode, , deadline = ""] = argumentsOf(hex);
-    [this.name, this.isManaged] = [name, mode === "managed"];
-    [this.#fence, this.#deadline] = [quoted(fence), quoted(deadline)];
-    [this.#keys, this.#types] = [JSON.parse(keys), JSON.parse(types)];
-  }
-
-  /** The text of a key, by the primary key's columns in their order. */
-  key(key: Column | readonly Column[]): string {
-    const columns = [key].flat().map(String);
-    if (columns.length === this.#keys.length) return JSON.stringify(columns);
-    throw new TypeError(`the key of ${this.name} has the columns ${this.#keys.join()}`);
-  }
-
-  /** The rows of a call, as the query that all its statements begin with. The setting is what a
-   * managed table is presented, and what tells a guard its own transaction. */
-  #asked(
-    {
-      names,
-      tokens,
-      ttls = [],
-    }: Pick<CallEffect, "names" | "tokens"> & { ttls?: readonly number[] },
-    setsToken: boolean,
-  ) {
-    const rows = names.map((key, i) => ({
-      key: JSON.parse(key),
-      token: tokens[i],
-      ttl: ttls[i] ?? 0,
-    }));
-    const keys = this.#types.map((type, i) => `, (x->'key'->>${i})::${type} AS k${i}`).join("");
-    const setting = setsToken ? ", set_config('pg_fence.token', x->>'token', true)" : "";
-    const query = `WITH asked AS MATERIALIZED (SELECT n, (x->>'token')::bigint AS token,
-        (x->>'ttl')::bigint * interval '1 millisecond' AS ttl${keys}${setting}
-      FROM jsonb_array_elements($1::text::jsonb) WITH ORDINALITY AS all_rows(x, n))`;
-    return [query, JSON.stringify(rows)] as const;
-  }
-
-  #is(asked: string): string {
-    const keys = this.#keys.map((key, i) => ` AND r.${key} = ${asked}.k${i}`);
-    return `r.${this.#fence} = ${asked}.token${keys.join("")}`;
-  }
-
-  /** Waits for no lock, and renews what is not over. */
-  keep(call: CallEffect): Statement {
-    const [query, rows] = this.#asked(call, this.isManaged);
-    const [name, fence, deadline] = [this.name, this.#fence, this.#deadline];
-    const text = `${query}, free AS MATERIALIZED (SELECT asked.* FROM asked
-        JOIN ${name} AS r ON ${this.#is("asked")}
-        WHERE r.${deadline} > clock_timestamp() FOR NO KEY UPDATE OF r SKIP LOCKED)
-      UPDATE ${name} AS r SET ${deadline} = clock_timestamp() + free.ttl, ${fence} = free.token
-      FROM free WHERE ${this.#is("free")}
-      RETURNING free.n, extract(epoch FROM r.${deadline} - clock_timestamp())::float8`;
-    return [text, rows];
-  }
-
-  /** Tells, without a lock, which rows have their token still, and whether they were given up. */
-  look(call: CallEffect): Statement {
-    const [query, rows] = this.#asked(call, false);
-    const is = `CASE WHEN r.${this.#deadline} IS NULL THEN 'ended' ELSE 'held' END`;
-    return [
-      `${query} SELECT n, ${is} FROM asked JOIN ${this.name} AS r ON ${this.#is("asked")}`,
-      rows,
-    ];
-  }
-
-  /** The guard of a row, or its last write, which gives it up: of so many rows. */
-  touch(key: string, token: number, givesUp: boolean): Counted {
-    const [query, rows] = this.#asked({ names: [key], tokens: [token] }, true);
-    const set = `${this.#fence} = asked.token${givesUp ? `, ${this.#deadline} = NULL` : ""}`;
-    const before = `${query}, touched AS (UPDATE ${this.name} AS r SET ${set} FROM asked
-      WHERE ${this.#is("asked")} AND r.${this.#deadline} IS NOT NULL RETURNING 1)`;
-    return { before, from: "FROM touched", values: [rows] };
-  }
-
-  release(call: CallEffect): Statement {
-    const [query, rows] = this.#asked(call, this.isManaged);
-    const text = `${query}, given_up AS (UPDATE ${this.name} AS r
-        SET ${this.#fence} = asked.token, ${this.#deadline} = NULL
-        FROM asked, set_config('lock_timeout', $2::text, true)
-        WHERE ${this.#is("asked")} AND r.${this.#deadline} IS NOT NULL RETURNING asked.n)
-      SELECT (SELECT g.n FROM given_up AS g WHERE g.n = asked.n) FROM asked ORDER BY n`;
-    return [text, rows, lockTimeout(call)];
-  }
-}

@@ -90,10 +90,10 @@ export class OpenTransaction extends Transaction<undefined> {
     await this.#run("SAVEPOINT pg_fence");
   }
 
-  async count({ before, from, values }: Counted): Promise<number> {
+  async count({ from, values }: Counted): Promise<number> {
     const digits = (value = "") =>
       `convert_from(decode('${Buffer.from(value).toString("hex")}', 'hex'), 'UTF8')`;
-    const text = `${before} SELECT count(*)::int AS n, pg_backend_pid() AS pid ${from}`;
+    const text = `SELECT count(*)::int AS n, pg_backend_pid() AS pid ${from}`;
     const result = await this.#run(text.replace(/\$(\d+)/g, (_, at) => digits(values[at - 1])));
     // Sequelize returns the rows and something beside.
     const { rows } = Object(result) as { rows?: unknown };
@@ -207,7 +207,7 @@ class Guard<Tx> {
   async #does<T>(work: (tx: Tx) => PromiseLike<T>): Promise<T> {
     const { heartbeat, holdings, release } = this.of;
     const tx = await this.transaction.begin();
-    await this.#touch(false);
+    await this.#guardRows();
     this.#isTouching = this.#rows.length > 0;
     if (this.#isTouching) heartbeat.touches(this.#rows, true);
     if (this.#pairs.length > 0)
@@ -226,24 +226,23 @@ class Guard<Tx> {
     return result;
   }
 
-  /** Writes the rows first, so that nobody else gets them, or gives them up. */
-  async #touch(givesUp: boolean): Promise<void> {
+  /** Writes the rows first, so that nobody else gets them. */
+  async #guardRows(): Promise<void> {
+    const { statements } = this.of.heartbeat;
     for (const holding of this.#rows) {
-      const { row, token, names } = holding;
-      if (!row) continue;
-      const count = await this.transaction.count(row.table.touch(row.key, token, givesUp));
-      // The work may have given it up by itself.
-      if (count > 0 || givesUp) continue;
-      throw this.#gone(names, holding);
+      const { row, names } = holding;
+      const count = row ? await this.transaction.count(statements.guardRow(row)) : 1;
+      if (count === 0) throw this.#gone(names, holding);
     }
   }
 
   async #release(): Promise<void> {
-    await this.#touch(true);
+    const { statements } = this.of.heartbeat;
+    for (const { row } of this.#rows) {
+      if (row) await this.transaction.count(statements.lastOfRow(row));
+    }
     if (this.#pairs.length === 0) return;
-    const { heartbeat } = this.of;
-    const ended =
-      this.#pairs[(await this.transaction.count(heartbeat.statements.last(this.#pairs))) - 1];
+    const ended = this.#pairs[(await this.transaction.count(statements.last(this.#pairs))) - 1];
     const isOf = ({ names, token }: Holding) =>
       names.includes(ended?.name ?? "") && token === ended?.token;
     if (ended) throw this.#gone([ended.name], this.#named.find(isOf));
